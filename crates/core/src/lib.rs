@@ -1,0 +1,9 @@
+//! The torch-free core of kvbraid: pure functions and plain structures.
+//!
+//! It holds what is large or hot: engine hashing, wire decoding, the resume rule and the fleet
+//! index. It never does I/O, never reads a clock, holds no global state and knows no Python.
+
+pub mod error;
+pub mod spec;
+
+pub use error::{Error, Result};

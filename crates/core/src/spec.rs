@@ -1,0 +1,181 @@
+//! What one pod's cache consists of: groups, their kinds, and how its engine departs from the rule.
+//!
+//! Everything here is plain data. `Topology::validate` is the only place that refuses a topology.
+
+use crate::error::{Error, Result};
+
+/// The attention kind of a group, spelled on the wire as in `SpecKind::NAMES`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SpecKind {
+    /// Every earlier token is attended.
+    FullAttention,
+    /// Multi-head latent attention: cached like full attention.
+    MlaAttention,
+    /// Full attention with sink tokens: cached like full attention.
+    SinkFullAttention,
+    /// Only the last `window` tokens are attended.
+    SlidingWindow,
+    /// Sliding window over latent attention.
+    SlidingWindowMla,
+    /// Only tokens of the same chunk are attended.
+    ChunkedLocalAttention,
+    /// One state per checkpoint: any linear attention or state-space model.
+    Mamba,
+    /// Never reusable as a prefix.
+    EncoderOnlyAttention,
+    /// Never reusable as a prefix.
+    CrossAttention,
+    /// The producer did not say, or named a kind that this version does not know.
+    Unknown,
+}
+
+impl SpecKind {
+    /// Wire name of each kind, in the order of the enum.
+    pub const NAMES: [(&'static str, SpecKind); 10] = [
+        ("full_attention", SpecKind::FullAttention),
+        ("mla_attention", SpecKind::MlaAttention),
+        ("sink_full_attention", SpecKind::SinkFullAttention),
+        ("sliding_window", SpecKind::SlidingWindow),
+        ("sliding_window_mla", SpecKind::SlidingWindowMla),
+        ("chunked_local_attention", SpecKind::ChunkedLocalAttention),
+        ("mamba", SpecKind::Mamba),
+        ("encoder_only_attention", SpecKind::EncoderOnlyAttention),
+        ("cross_attention", SpecKind::CrossAttention),
+        ("unknown", SpecKind::Unknown),
+    ];
+
+    /// The kind with this wire name, or `None` when the name is not known.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::NAMES.iter().find(|(n, _)| *n == name).map(|(_, k)| *k)
+    }
+
+    /// The wire name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize].0
+    }
+
+    /// Full, MLA and sink attention: every block of the prefix is needed.
+    #[must_use]
+    pub fn is_full(self) -> bool {
+        matches!(self, Self::FullAttention | Self::MlaAttention | Self::SinkFullAttention)
+    }
+
+    /// Sliding-window kinds.
+    #[must_use]
+    pub fn is_window(self) -> bool {
+        matches!(self, Self::SlidingWindow | Self::SlidingWindowMla)
+    }
+
+    /// Kinds that never restrict a prefix because no engine reuses them as one.
+    #[must_use]
+    pub fn is_never_reused(self) -> bool {
+        matches!(self, Self::EncoderOnlyAttention | Self::CrossAttention)
+    }
+}
+
+/// One group: layers that share a kind and a block table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct GroupSpec {
+    /// Attention kind.
+    pub kind: SpecKind,
+    /// Tokens per block (context parallelism already multiplied in).
+    pub block_size: u32,
+    /// Window in tokens; set for window kinds only.
+    pub window: Option<u32>,
+    /// Chunk in tokens; chunked local attention only, `None` when nobody configured it.
+    pub chunk: Option<u32>,
+    /// A draft head reads hidden states right before the resume point.
+    pub eagle: bool,
+    /// False for groups the engine marks as not prefix-cacheable: they never restrict a prefix.
+    pub prefix_cacheable: bool,
+}
+
+/// Where a real engine differs from the rule; each flag is described in `docs/resume-rule.md`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "a table of named, independent flags")]
+pub struct EngineDialect {
+    /// W = 1 still demands one cached block at the right edge.
+    pub window_of_one_needs_a_block: bool,
+    /// The chunk start is taken at the candidate length, not at the returned one.
+    pub chunk_start_of_the_candidate: bool,
+    /// With exactly one group the extra EAGLE unit must end at or before `num_tokens - 1`.
+    pub eagle_single_group_within_prompt: bool,
+    /// EAGLE, unequal block sizes, prefix shorter than the window: aligned before and after the drop.
+    pub eagle_unequal_blocks_realign: bool,
+    /// EAGLE with three or more specs: a drop that shrinks the length does not re-verify the others.
+    pub eagle_three_specs_unverified: bool,
+}
+
+impl EngineDialect {
+    /// The rule itself.
+    pub const PURE: Self = Self {
+        window_of_one_needs_a_block: false,
+        chunk_start_of_the_candidate: false,
+        eagle_single_group_within_prompt: false,
+        eagle_unequal_blocks_realign: false,
+        eagle_three_specs_unverified: false,
+    };
+    /// vLLM 0.32 and 0.33.
+    pub const VLLM: Self = Self {
+        window_of_one_needs_a_block: true,
+        chunk_start_of_the_candidate: true,
+        eagle_single_group_within_prompt: true,
+        eagle_unequal_blocks_realign: true,
+        eagle_three_specs_unverified: true,
+    };
+}
+
+/// Everything the resume rule needs to know of one pod's cache.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Topology {
+    /// Groups in the engine's own order; the index is the wire's `group_idx`.
+    pub groups: Vec<GroupSpec>,
+    /// A hit is a multiple of this many tokens.
+    pub alignment: u32,
+    /// Tokens per hash of the engine's chain; divides every block size.
+    pub hash_block_size: u32,
+    /// Interior boundaries (multiples of `hash_block_size`) may be hits.
+    pub partial_hits: bool,
+    /// Bounded replay: the engine recomputes this many tokens of a hit (0 = off).
+    pub replay_tokens: u32,
+    /// Tokens after its block that a hash also covers (0 = off).
+    pub hash_lookahead: u32,
+    /// The engine's departures from the rule.
+    pub dialect: EngineDialect,
+}
+
+impl Topology {
+    /// Refuses what no engine can have.
+    ///
+    /// # Errors
+    /// `InvalidValue` that names the group, the rule and the value.
+    pub fn validate(&self) -> Result<()> {
+        let bad = |text: String| Err(Error::InvalidValue(text));
+        if self.hash_block_size == 0 || self.alignment == 0 {
+            return bad(format!(
+                "hash_block_size {} and alignment {} must be at least 1 token",
+                self.hash_block_size, self.alignment
+            ));
+        }
+        for (index, group) in self.groups.iter().enumerate() {
+            if group.block_size == 0 || group.block_size % self.hash_block_size != 0 {
+                return bad(format!(
+                    "group {index}: block_size {} is not a multiple of hash_block_size {}",
+                    group.block_size, self.hash_block_size
+                ));
+            }
+            if group.kind.is_window() && group.window.is_none_or(|w| w == 0) {
+                return bad(format!(
+                    "group {index}: a {} group needs a window of at least 1 token",
+                    group.kind.name()
+                ));
+            }
+            if group.chunk == Some(0) {
+                return bad(format!("group {index}: chunk 0; give tokens, or leave it out"));
+            }
+        }
+        Ok(())
+    }
+}

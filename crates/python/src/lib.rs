@@ -1,0 +1,8 @@
+//! `kvbraid._native`: converts, releases the GIL, calls the core, maps errors. Nothing else.
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))
+}
