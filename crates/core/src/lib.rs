@@ -4,6 +4,8 @@
 //! index. It never does I/O, never reads a clock, holds no global state and knows no Python.
 
 pub mod error;
+pub mod fleet;
+pub mod prefix;
 pub mod spec;
 
 pub use error::{Error, Result};

@@ -1,0 +1,357 @@
+//! What is known of one pod's groups: configured, or learned from its events.
+//!
+//! Configuration wins; what events say is checked against it. Without configuration the largest
+//! block size seen of a group is its block size, and its first kind and window are its own.
+
+use crate::error::{Error, Result};
+use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
+
+/// What an operator says of a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PodConfig {
+    /// Groups and alignment, where given.
+    pub topology: Option<Topology>,
+    /// The engine publishes its full-attention component only (SGLang): other groups are silent.
+    pub only_full_is_published: bool,
+    /// Reused blocks are announced again without a copy: counts drift, so that lower is 0.
+    pub full_reports: bool,
+}
+
+/// What one store says of its group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupNews {
+    /// `group_idx`; `None` from producers that do not send it.
+    pub group: Option<u32>,
+    /// The kind, where sent.
+    pub kind: Option<SpecKind>,
+    /// The window in tokens, where sent.
+    pub window: Option<u32>,
+    /// Tokens per block of this store; 0 = a placeholder that does not say.
+    pub block_size: u32,
+}
+
+/// Why a store contradicts what is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Contradiction {
+    /// Another kind than configured or learned.
+    Kind,
+    /// Another window.
+    Window,
+    /// A larger block than the configured one.
+    BlockSize,
+    /// A group that the configuration does not have.
+    Group,
+}
+
+impl Contradiction {
+    /// The name under which it is counted.
+    #[must_use]
+    pub const fn reason(self) -> &'static str {
+        match self {
+            Self::Kind => "contradicts_kind",
+            Self::Window => "contradicts_window",
+            Self::BlockSize => "contradicts_block_size",
+            Self::Group => "contradicts_group_count",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Known {
+    kind: Option<SpecKind>,
+    window: Option<u32>,
+    block_size: u32,
+}
+
+/// The index of the group that ungrouped events of an unconfigured pod belong to.
+pub const UNGROUPED: u16 = u16::MAX;
+/// No engine has more groups than this.
+pub const MAX_GROUPS: u32 = 256;
+
+/// What the rule is evaluated with for one pod.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct View {
+    /// Groups, alignment and dialect; group `i` of it has its presence under `groups[i]`.
+    pub topology: Topology,
+    /// Wire group index of each group of the topology.
+    pub groups: Vec<u16>,
+    /// Nothing can be promised: lower bounds are 0.
+    pub lower_is_zero: bool,
+    /// Nothing can be excluded: upper bounds are the whole aligned prompt.
+    pub upper_is_everything: bool,
+    /// Some kind or chunk is unknown, so that the rule differs between lower and upper.
+    pub has_unknown: bool,
+}
+
+/// The groups of one pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Catalog {
+    config: PodConfig,
+    learned: Vec<Option<Known>>,
+    ungrouped: Option<Known>,
+}
+
+fn lcm(values: impl Iterator<Item = u32>) -> u32 {
+    values.fold(1, |a, b| a / gcd(a, b) * b)
+}
+
+/// Greatest common divisor; `gcd(0, b) = b`.
+#[must_use]
+pub const fn gcd(mut a: u32, mut b: u32) -> u32 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+impl Catalog {
+    /// Starts from what the operator configured.
+    ///
+    /// # Errors
+    /// Whatever `Topology::validate` refuses.
+    pub fn new(config: PodConfig) -> Result<Self> {
+        if let Some(topology) = &config.topology {
+            topology.validate()?;
+            if topology.groups.len() > MAX_GROUPS as usize {
+                let text = format!("{} groups; at most {MAX_GROUPS}", topology.groups.len());
+                return Err(Error::InvalidValue(text));
+            }
+        }
+        Ok(Self { config, learned: Vec::new(), ungrouped: None })
+    }
+
+    /// The operator's configuration.
+    #[must_use]
+    pub fn config(&self) -> &PodConfig {
+        &self.config
+    }
+
+    fn configured_groups(&self) -> Option<&[GroupSpec]> {
+        let groups = self.config.topology.as_ref().map(|t| t.groups.as_slice())?;
+        (!groups.is_empty()).then_some(groups)
+    }
+
+    /// Which group an event speaks of. Events without an index belong to the only group there is,
+    /// or to the only full-attention group (SGLang publishes that component alone).
+    #[must_use]
+    pub fn resolve(&self, group: Option<u32>) -> u16 {
+        if let Some(index) = group {
+            return u16::try_from(index).unwrap_or(UNGROUPED);
+        }
+        let Some(groups) = self.configured_groups() else { return UNGROUPED };
+        let mut full = (0u16..).zip(groups).filter(|(_, g)| g.kind.is_full());
+        match (full.next(), full.next()) {
+            (Some((index, _)), None) => index,
+            _ if groups.len() == 1 => 0,
+            _ => UNGROUPED,
+        }
+    }
+
+    fn known(&self, group: u16) -> Option<Known> {
+        if let Some(groups) = self.configured_groups() {
+            let g = groups.get(usize::from(group))?;
+            return Some(Known { kind: Some(g.kind), window: g.window, block_size: g.block_size });
+        }
+        if group == UNGROUPED { self.ungrouped } else { *self.learned.get(usize::from(group))? }
+    }
+
+    /// The block size of a group, 0 while unknown.
+    #[must_use]
+    pub fn block_size(&self, group: u16) -> u32 {
+        self.known(group).map_or(0, |k| k.block_size)
+    }
+
+    /// Takes in what a store says; mutates what is learned. True when the view changed.
+    ///
+    /// # Errors
+    /// The first contradiction; what is known stays as it was.
+    pub fn learn(&mut self, news: GroupNews) -> std::result::Result<bool, Contradiction> {
+        let group = self.resolve(news.group);
+        let configured = self.configured_groups().is_some();
+        let known = self.known(group);
+        if configured && known.is_none() {
+            return Err(Contradiction::Group);
+        }
+        let Some(known) = known else {
+            self.set_learned(group, Known {
+                kind: news.kind,
+                window: news.window,
+                block_size: news.block_size,
+            });
+            return Ok(true);
+        };
+        let merged = merge(known, news, configured)?;
+        if merged == known || configured {
+            return Ok(false);
+        }
+        self.set_learned(group, merged);
+        Ok(true)
+    }
+
+    fn set_learned(&mut self, group: u16, known: Known) {
+        if group == UNGROUPED {
+            self.ungrouped = Some(known);
+            return;
+        }
+        let index = usize::from(group);
+        if self.learned.len() <= index {
+            self.learned.resize(index + 1, None);
+        }
+        self.learned[index] = Some(known);
+    }
+
+    /// Tokens per hash of the engine's chain: configured, or the greatest common divisor of what
+    /// was seen; 0 while nothing is known.
+    #[must_use]
+    pub fn hash_block_size(&self) -> u32 {
+        if let Some(topology) = &self.config.topology
+            && !topology.groups.is_empty()
+        {
+            return topology.hash_block_size;
+        }
+        self.learned
+            .iter()
+            .flatten()
+            .chain(&self.ungrouped)
+            .map(|k| k.block_size)
+            .fold(0, gcd)
+    }
+
+    /// What the rule is evaluated with; `None` while no group is known, which means that the pod
+    /// holds nothing.
+    #[must_use]
+    pub fn view(&self) -> Option<View> {
+        let mut view = match self.configured_groups() {
+            Some(groups) => self.configured_view(groups),
+            None => self.learned_view()?,
+        };
+        view.lower_is_zero |= self.config.full_reports;
+        let groups = &view.topology.groups;
+        view.has_unknown = groups.iter().any(|g| {
+            g.prefix_cacheable
+                && (g.kind == SpecKind::Unknown
+                    || (g.kind == SpecKind::ChunkedLocalAttention && g.chunk.is_none()))
+        });
+        Some(view)
+    }
+
+    fn configured_view(&self, groups: &[GroupSpec]) -> View {
+        let mut topology =
+            self.config.topology.clone().unwrap_or_else(|| bare_topology(groups.to_vec()));
+        let mut indices: Vec<u16> = (0u16..).take(groups.len()).collect();
+        let mut lower_is_zero = false;
+        if self.config.only_full_is_published {
+            let keep: Vec<bool> = groups.iter().map(|g| g.kind.is_full()).collect();
+            lower_is_zero = keep.contains(&false);
+            topology.groups = retain_by(&topology.groups, &keep);
+            indices = retain_by(&indices, &keep);
+        }
+        View {
+            topology,
+            groups: indices,
+            lower_is_zero,
+            upper_is_everything: false,
+            has_unknown: false,
+        }
+    }
+
+    fn learned_view(&self) -> Option<View> {
+        let mut groups = Vec::new();
+        let mut indices = Vec::new();
+        for (index, known) in (0u16..).zip(&self.learned) {
+            if let Some(known) = known {
+                groups.push(learned_group(*known));
+                indices.push(index);
+            }
+        }
+        // A gap means groups of which nothing is known yet: they may hold or lack anything.
+        let has_gap = groups.len() < self.learned.len();
+        let mut upper_is_everything = false;
+        let mut lower_is_zero = has_gap;
+        if let Some(known) = self.ungrouped {
+            let kind = known.kind.filter(|k| *k != SpecKind::Unknown);
+            lower_is_zero |= kind.is_none() || !groups.is_empty();
+            upper_is_everything =
+                (kind.is_none() && !self.config.only_full_is_published) || !groups.is_empty();
+            let assumed = Known { kind: kind.or(Some(SpecKind::FullAttention)), ..known };
+            groups.push(learned_group(assumed));
+            indices.push(UNGROUPED);
+        }
+        if groups.is_empty() {
+            return None;
+        }
+        let template = self.config.topology.as_ref();
+        let mut topology = bare_topology(groups);
+        if let Some(template) = template {
+            topology.partial_hits = template.partial_hits;
+            topology.replay_tokens = template.replay_tokens;
+            topology.hash_lookahead = template.hash_lookahead;
+            topology.dialect = template.dialect;
+        }
+        Some(View {
+            topology,
+            groups: indices,
+            lower_is_zero,
+            upper_is_everything,
+            has_unknown: false,
+        })
+    }
+}
+
+fn retain_by<T: Clone>(items: &[T], keep: &[bool]) -> Vec<T> {
+    items.iter().zip(keep).filter(|(_, k)| **k).map(|(item, _)| item.clone()).collect()
+}
+
+fn merge(
+    known: Known,
+    news: GroupNews,
+    configured: bool,
+) -> std::result::Result<Known, Contradiction> {
+    let kind = match (known.kind, news.kind) {
+        (Some(a), Some(b)) if a != b && b != SpecKind::Unknown && a != SpecKind::Unknown => {
+            return Err(Contradiction::Kind);
+        }
+        (None | Some(SpecKind::Unknown), Some(b)) => Some(b),
+        (a, _) => a,
+    };
+    let window = match (known.window, news.window) {
+        (Some(a), Some(b)) if a != b => return Err(Contradiction::Window),
+        (None, Some(b)) => Some(b),
+        (a, _) => a,
+    };
+    if configured && news.block_size > known.block_size {
+        return Err(Contradiction::BlockSize);
+    }
+    Ok(Known { kind, window, block_size: known.block_size.max(news.block_size) })
+}
+
+fn learned_group(known: Known) -> GroupSpec {
+    let kind = known.kind.unwrap_or(SpecKind::Unknown);
+    // A window kind whose window nobody sent is as unknown as its kind.
+    let kind = if kind.is_window() && known.window.is_none() { SpecKind::Unknown } else { kind };
+    GroupSpec {
+        kind,
+        block_size: known.block_size.max(1),
+        window: known.window.filter(|_| kind.is_window()),
+        chunk: None,
+        eagle: false,
+        prefix_cacheable: true,
+    }
+}
+
+fn bare_topology(groups: Vec<GroupSpec>) -> Topology {
+    let cacheable = || {
+        groups.iter().filter(|g| g.prefix_cacheable && !g.kind.is_never_reused())
+    };
+    let alignment = lcm(cacheable().map(|g| g.block_size));
+    let hash_block_size = cacheable().map(|g| g.block_size).fold(0, gcd).max(1);
+    Topology {
+        alignment,
+        hash_block_size,
+        groups,
+        partial_hits: false,
+        replay_tokens: 0,
+        hash_lookahead: 0,
+        dialect: EngineDialect::VLLM,
+    }
+}

@@ -1,0 +1,158 @@
+//! Where along one request undecided hashes may stand: the substance of upper bounds.
+
+use super::{At, EntryId, Frame, Limbo, SpanId, TrieId, World};
+use crate::fleet::nodes::SaltId;
+use crate::fleet::slots::SlotId;
+use crate::prefix::{PrefixKey, Step, Unit};
+
+/// One request as positions see it.
+pub struct Walk<'a> {
+    /// Steps between the keys.
+    pub unit: &'a Unit,
+    /// Key of the empty prefix.
+    pub seed: PrefixKey,
+    /// Key at `(i + 1) * unit` tokens.
+    pub keys: &'a [PrefixKey],
+    /// The request's salt.
+    pub salt: SaltId,
+}
+
+impl Walk<'_> {
+    fn key_at(&self, tokens: u32) -> Option<PrefixKey> {
+        if tokens == 0 {
+            return Some(self.seed);
+        }
+        if !tokens.is_multiple_of(self.unit.tokens) {
+            return None;
+        }
+        self.keys.get((tokens / self.unit.tokens - 1) as usize).copied()
+    }
+
+    /// Whether the request reaches this position.
+    fn reaches(&self, step: Step) -> bool {
+        self.key_at(step.tokens) == Some(step.local)
+    }
+
+    /// Every position of the request, the start included.
+    fn steps(&self) -> impl Iterator<Item = Step> + '_ {
+        let start = std::iter::once(&self.seed).chain(self.keys);
+        (0u32..).zip(start).map(|(i, &local)| Step { tokens: i * self.unit.tokens, local })
+    }
+}
+
+/// Boundaries of a request where undecided hashes may stand.
+#[derive(Debug, Default)]
+pub struct Possible {
+    /// (hash, boundary in tokens).
+    pub at: Vec<(SlotId, u32)>,
+    /// Hashes of which nothing is known: they may stand at any boundary.
+    pub anywhere: Vec<SlotId>,
+}
+
+impl Limbo {
+    /// Finds where the hashes may stand along a request; narrows spans on the way.
+    pub fn possible(&mut self, walk: &Walk<'_>, world: &mut World<'_>) -> Possible {
+        self.narrow_along(walk, world);
+        let mut found = Possible::default();
+        for (_, entry) in self.entries.iter() {
+            if entry.at.is_none() && entry.spans.is_empty() && self.admits(entry.class, walk.salt) {
+                found.anywhere.push(entry.slot);
+            }
+        }
+        for step in walk.steps() {
+            for id in self.by_prefix.get(&step.local).into_iter().flatten() {
+                let entry = &self.entries[id.0];
+                if self.admits(entry.class, walk.salt) {
+                    found.at.push((entry.slot, step.tokens));
+                }
+            }
+            for &span in self.by_start.get(&step.local).into_iter().flatten() {
+                self.span_possible(span, step, walk, world, &mut found);
+            }
+        }
+        self.tries_possible(walk, world, &mut found);
+        found
+    }
+
+    /// Rechecks the spans that start on the request until nothing narrows any more: boundaries
+    /// may have been taken since they were last looked at.
+    fn narrow_along(&mut self, walk: &Walk<'_>, world: &mut World<'_>) {
+        let starts = walk.steps().filter_map(|step| self.by_start.get(&step.local)).flatten();
+        let spans: Vec<SpanId> = starts.copied().collect();
+        self.facts.extend(spans.into_iter().map(super::Fact::Recheck));
+        self.solve(world);
+    }
+
+    fn admits(&self, class: super::ClassId, salt: SaltId) -> bool {
+        self.label(class).is_none_or(|label| label == salt)
+    }
+
+    fn span_possible(
+        &self,
+        id: SpanId,
+        start: Step,
+        walk: &Walk<'_>,
+        world: &World<'_>,
+        found: &mut Possible,
+    ) {
+        let span = &self.spans[id.0];
+        if !self.admits(span.class, walk.salt) {
+            return;
+        }
+        for (slot, low, high) in span.open() {
+            for block in low..=high {
+                let end = start.then(span.end_from_start(block));
+                if walk.reaches(end) && !self.is_taken(span, slot, block, world) {
+                    found.at.push((slot, end.tokens));
+                }
+            }
+        }
+    }
+
+    /// Floating tries, wherever their first chunk stands in the request.
+    fn tries_possible(&self, walk: &Walk<'_>, world: &World<'_>, found: &mut Possible) {
+        if self.by_first_chunk.is_empty() {
+            return;
+        }
+        let steps: Vec<Step> = walk.steps().collect();
+        for pair in steps.windows(2) {
+            let chunk = walk.unit.local_between(pair[0].local, pair[1].local);
+            for &trie in self.by_first_chunk.get(&chunk).into_iter().flatten() {
+                self.trie_possible(trie, pair[0], walk, world, found);
+            }
+        }
+    }
+
+    fn trie_possible(
+        &self,
+        id: TrieId,
+        base: Step,
+        walk: &Walk<'_>,
+        world: &World<'_>,
+        found: &mut Possible,
+    ) {
+        let trie = &self.tries[id.0];
+        for member in &trie.members {
+            if let Some((slot, step)) = self.member(*member, id)
+                && walk.reaches(base.then(step))
+                && self.admits(self.entries[member.0].class, walk.salt)
+            {
+                found.at.push((slot, base.tokens + step.tokens));
+            }
+        }
+        for &span in &trie.spans {
+            let start = base.then(self.spans[span.0].start_step());
+            if walk.reaches(start) {
+                self.span_possible(span, start, walk, world, found);
+            }
+        }
+    }
+
+    fn member(&self, id: EntryId, trie: TrieId) -> Option<(SlotId, Step)> {
+        let entry = self.entries.get(id.0)?;
+        match entry.at {
+            Some(At { frame: Frame::Trie(t), step }) if t == trie => Some((entry.slot, step)),
+            Some(_) | None => None,
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! x
+pub mod catalog;
+pub mod engine_chain;
+pub mod limbo;
+pub mod nodes;
+pub mod planes;
+pub mod rank;
+pub mod slots;
+pub mod texts;
+pub mod tier;

@@ -1,0 +1,206 @@
+//! The boundaries that somebody holds or names: one node per (prefix, salt), shared by all pods.
+//!
+//! A node exists as long as a slot of some pod points to it. Nodes of one store are made in order,
+//! so that the next boundary of a prefix is mostly the next node: lookups try that one first.
+
+use hashbrown::HashTable;
+
+use crate::prefix::{PrefixKey, minus, plus, scatter};
+
+/// Index of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct NodeId(pub u32);
+
+/// An interned cache salt (or another text that separates whole caches); 0 = none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SaltId(pub u32);
+
+impl SaltId {
+    /// No salt.
+    pub const NONE: Self = Self(0);
+
+    /// What the salt adds to a prefix key.
+    #[must_use]
+    pub fn term(self) -> PrefixKey {
+        if self == Self::NONE { 0 } else { scatter(0x5A17_0000_0000_0000 | u64::from(self.0)) }
+    }
+}
+
+/// Where a hash stands: how many tokens it covers, their key, and whose cache it is in.
+///
+/// With hash lookahead a block's identity covers `ahead` more tokens than its boundary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Tokens before the boundary.
+    pub boundary: u32,
+    /// Key of those tokens (LoRA and media mixed in, salt apart).
+    pub prefix: PrefixKey,
+    /// What the lookahead tokens add to the identity; 0 = no lookahead.
+    pub ahead: u64,
+    /// The salt.
+    pub salt: SaltId,
+}
+
+impl Place {
+    /// The key under which the node is found.
+    #[must_use]
+    pub fn key(self) -> PrefixKey {
+        plus(plus(self.prefix, self.ahead), self.salt.term())
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Meta {
+    boundary: u32,
+    salt: SaltId,
+    refs: u32,
+    matched_at: u32,
+}
+
+/// All nodes of one model.
+#[derive(Debug, Default)]
+pub struct Nodes {
+    keys: Vec<PrefixKey>,
+    meta: Vec<Meta>,
+    /// Lookahead part of the identity, for the few nodes that have one.
+    ahead: hashbrown::HashMap<u32, u64>,
+    by_key: HashTable<u32>,
+    free: Vec<u32>,
+}
+
+const fn spread(key: PrefixKey) -> u64 {
+    key.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+impl Nodes {
+    /// The node of a key, trying the one after `hint` first.
+    #[must_use]
+    pub fn find(&self, key: PrefixKey, hint: Option<NodeId>) -> Option<NodeId> {
+        if let Some(NodeId(previous)) = hint
+            && self.keys.get(previous as usize + 1) == Some(&key)
+        {
+            return Some(NodeId(previous + 1));
+        }
+        self.by_key.find(spread(key), |&id| self.keys[id as usize] == key).map(|&id| NodeId(id))
+    }
+
+    /// The node of a place, made if there is none. The caller must `acquire` a new node.
+    pub fn find_or_create(&mut self, place: Place, hint: Option<NodeId>) -> NodeId {
+        let key = place.key();
+        if let Some(node) = self.find(key, hint) {
+            return node;
+        }
+        let meta = Meta { boundary: place.boundary, salt: place.salt, refs: 0, matched_at: 0 };
+        let id = if let Some(id) = self.free.pop() {
+            self.keys[id as usize] = key;
+            self.meta[id as usize] = meta;
+            id
+        } else {
+            self.keys.push(key);
+            self.meta.push(meta);
+            u32::try_from(self.keys.len() - 1).expect("fewer than 2^32 boundaries")
+        };
+        if place.ahead != 0 {
+            self.ahead.insert(id, place.ahead);
+        }
+        let keys = &self.keys;
+        self.by_key.insert_unique(spread(key), id, |&other| spread(keys[other as usize]));
+        NodeId(id)
+    }
+
+    /// Where a node stands.
+    #[must_use]
+    pub fn place(&self, node: NodeId) -> Place {
+        let meta = self.meta[node.0 as usize];
+        let ahead = if self.ahead.is_empty() {
+            0
+        } else {
+            self.ahead.get(&node.0).copied().unwrap_or(0)
+        };
+        let prefix = minus(minus(self.keys[node.0 as usize], meta.salt.term()), ahead);
+        Place { boundary: meta.boundary, prefix, ahead, salt: meta.salt }
+    }
+
+    /// One more slot points to the node.
+    pub fn acquire(&mut self, node: NodeId) {
+        self.meta[node.0 as usize].refs += 1;
+    }
+
+    /// One slot fewer points to the node; with none left it is forgotten. Its presence bits must
+    /// be clear by then.
+    pub fn release(&mut self, node: NodeId) {
+        let id = node.0;
+        let meta = &mut self.meta[id as usize];
+        meta.refs -= 1;
+        if meta.refs > 0 {
+            return;
+        }
+        let key = self.keys[id as usize];
+        if let Ok(entry) = self.by_key.find_entry(spread(key), |&other| other == id) {
+            entry.remove();
+        }
+        if !self.ahead.is_empty() {
+            self.ahead.remove(&id);
+        }
+        // No prefix has this key, so that the free node is never found as somebody's successor.
+        self.keys[id as usize] = u64::MAX;
+        self.free.push(id);
+    }
+
+    /// Notes that a request matched the node at this tick.
+    pub fn touch(&mut self, node: NodeId, tick: u32) {
+        self.meta[node.0 as usize].matched_at = tick;
+    }
+
+    /// When a request last matched the node; 0 = never.
+    #[must_use]
+    pub fn matched_at(&self, node: NodeId) -> u32 {
+        self.meta[node.0 as usize].matched_at
+    }
+
+    /// How many slots point to the node.
+    #[must_use]
+    pub fn refs(&self, node: NodeId) -> u32 {
+        self.meta[node.0 as usize].refs
+    }
+
+    /// Live nodes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.keys.len() - self.free.len()
+    }
+
+    /// Whether there is no node.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// One more than the largest node index.
+    #[must_use]
+    pub fn span(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Bytes held, by capacity.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.keys.capacity() * size_of::<PrefixKey>()
+            + self.meta.capacity() * size_of::<Meta>()
+            + self.free.capacity() * 4
+            + self.by_key.allocation_size()
+            + self.ahead.allocation_size()
+    }
+
+    /// Panics unless every live node is found by its key and no free one is.
+    pub fn check_integrity(&self) {
+        assert_eq!(self.by_key.len(), self.len(), "nodes by key against live nodes");
+        for &id in &self.free {
+            assert_eq!(self.keys[id as usize], u64::MAX, "free node {id} still has a key");
+        }
+        for &id in &self.by_key {
+            assert!(self.meta[id as usize].refs > 0, "node {id} is live without a slot");
+            assert_eq!(self.find(self.keys[id as usize], None), Some(NodeId(id)));
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! One data-parallel rank of one pod: its table of hashes, its groups, its state, its counters.
+
+use std::collections::BTreeMap;
+
+use super::catalog::{Catalog, UNGROUPED};
+use super::engine_chain::EngineChain;
+use super::limbo::{Limbo, Means, World};
+use super::nodes::{NodeId, Nodes};
+use super::planes::{PlaneId, PlaneKey, Planes};
+use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
+use super::tier::Tier;
+
+/// How far the history of a rank is known; in all but `Exact` an answer is a bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum State {
+    /// Complete since sequence number 0, a clear or a restart.
+    Exact,
+    /// Replay is under way.
+    Rebuilding,
+    /// History is missing, or configuration was contradicted.
+    Degraded,
+    /// No connection.
+    Stale,
+}
+
+impl State {
+    /// Name of each state, in the order of the enum.
+    pub const NAMES: [(&'static str, State); 4] = [
+        ("exact", State::Exact),
+        ("rebuilding", State::Rebuilding),
+        ("degraded", State::Degraded),
+        ("stale", State::Stale),
+    ];
+
+    /// The name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize].0
+    }
+
+    /// The state with this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::NAMES.iter().find(|(n, _)| *n == name).map(|(_, s)| *s)
+    }
+}
+
+/// How many listed hashes were placed by which means, since the rank began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Placed {
+    /// The store carried the tokens.
+    pub tokens: u64,
+    /// The hash was known, before or later.
+    pub join: u64,
+    /// A request's engine chain named it.
+    pub query: u64,
+}
+
+/// One rank.
+#[derive(Debug)]
+pub struct Rank {
+    /// The pod's index.
+    pub pod: u32,
+    /// The rank's number.
+    pub dp_rank: u32,
+    /// Which word of the planes, and which bit of it.
+    pub column: (u16, u64),
+    /// Hashes and copies.
+    pub slots: Slots,
+    /// What is undecided.
+    pub limbo: Limbo,
+    /// Groups.
+    pub catalog: Catalog,
+    /// Hash function.
+    pub chain: EngineChain,
+    /// Paths of LoRA adapters by name: part of the engine's hash.
+    pub loras: BTreeMap<String, String>,
+    /// As the feed says.
+    pub feed_state: State,
+    /// Why, in words.
+    pub feed_reason: String,
+    /// The first contradiction of the configuration since the last restart.
+    pub contradicted: Option<&'static str>,
+    /// Something was forgotten for want of memory: nothing can be excluded until a clear.
+    pub forgot: bool,
+    /// Presence is a flag, not a count (a shortcut that `replay --model set` shows).
+    pub counts_copies: bool,
+    /// Some store carried multimodal keys or embeddings: the tokens of a sparse store do not tell
+    /// its prefix, because keys of blocks that are not listed are not on the wire.
+    pub saw_media: bool,
+    /// Published batches taken in.
+    pub messages: u64,
+    /// Means of placing.
+    pub placed: Placed,
+    /// Refusals and notes by reason.
+    pub refused: BTreeMap<&'static str, u64>,
+    /// Refusals that the feed counted, by its own names.
+    pub refused_outside: BTreeMap<String, u64>,
+}
+
+/// The model's shared part, lent to a rank for one operation.
+pub struct Shared<'a> {
+    /// Boundaries.
+    pub nodes: &'a mut Nodes,
+    /// Presence bits.
+    pub planes: &'a mut Planes,
+}
+
+impl Rank {
+    /// The state that users see: a contradiction degrades whatever the feed says.
+    #[must_use]
+    pub fn state(&self) -> State {
+        match self.feed_state {
+            State::Exact if self.contradicted.is_some() => State::Degraded,
+            state => state,
+        }
+    }
+
+    /// Why the state is not exact, in words; empty when it is.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        match self.contradicted {
+            Some(reason) if self.feed_reason.is_empty() => reason.to_owned(),
+            Some(reason) => format!("{}; {reason}", self.feed_reason),
+            None => self.feed_reason.clone(),
+        }
+    }
+
+    /// Counts a refusal.
+    pub fn refuse(&mut self, reason: &'static str, count: u64) {
+        if count > 0 {
+            *self.refused.entry(reason).or_insert(0) += count;
+        }
+    }
+
+    /// Counts a contradiction, which degrades the rank.
+    pub fn contradict(&mut self, reason: &'static str) {
+        self.refuse(reason, 1);
+        self.contradicted.get_or_insert(reason);
+    }
+
+    /// Lends everything that limbo needs.
+    pub fn world<'a>(
+        slots: &'a mut Slots,
+        shared: &'a mut Shared<'_>,
+        bit: u64,
+        unit: u32,
+        means: Means,
+    ) -> World<'a> {
+        World { nodes: shared.nodes, planes: shared.planes, slots, bit, unit, means }
+    }
+
+    /// Draws the consequences of what limbo was told.
+    pub fn solve(&mut self, shared: &mut Shared<'_>, means: Means) {
+        let unit = self.catalog.hash_block_size();
+        let mut world = Self::world(&mut self.slots, shared, self.column.1, unit, means);
+        self.limbo.solve(&mut world);
+        self.settle_accounts();
+    }
+
+    /// Moves limbo's counters into the rank's.
+    pub fn settle_accounts(&mut self) {
+        self.placed.join += std::mem::take(&mut self.limbo.placed_by_join);
+        self.placed.query += std::mem::take(&mut self.limbo.placed_by_query);
+        if std::mem::take(&mut self.limbo.contradictions) > 0 {
+            self.contradict("contradicts_earlier_place");
+        }
+    }
+
+    /// The channel of a key, made when it is new.
+    pub fn channel(&mut self, key: ChannelKey, planes: &mut Planes) -> ChannelId {
+        if let Some(channel) = self.slots.find_channel(key) {
+            return channel;
+        }
+        let plane = planes.find_or_create(PlaneKey {
+            group: key.group,
+            partial: key.partial,
+            tier: key.tier,
+            doubted: key.doubted,
+            word: self.column.0,
+        });
+        self.slots.add_channel(Channel { key, plane })
+    }
+
+    /// Adds a copy and shows it.
+    pub fn add_copy(&mut self, slot: SlotId, channel: ChannelId, planes: &mut Planes) {
+        if !self.counts_copies && self.slots.holds(slot, channel) {
+            return;
+        }
+        let is_first = self.slots.add_copy(slot, channel);
+        if !is_first {
+            return;
+        }
+        let Channel { key, plane } = self.slots.channel(channel);
+        if let Whereabouts::Placed(node) = self.slots.whereabouts(slot)
+            && !planes.set(plane, node, self.column.1)
+        {
+            let mut twins = self.slots.held_channels(slot);
+            if !twins.any(|c| c != channel && self.slots.channel(c).plane == plane) {
+                drop(twins);
+                self.contradict("two_hashes_at_one_boundary");
+            }
+        }
+        self.drop_doubt(slot, key, planes);
+    }
+
+    /// An event spoke of a copy that was in doubt.
+    fn drop_doubt(&mut self, slot: SlotId, key: ChannelKey, planes: &mut Planes) -> bool {
+        let Some(twin) = self.slots.find_channel(ChannelKey { doubted: true, ..key }) else {
+            return false;
+        };
+        let dropped = self.slots.drop_copies(slot, twin);
+        if dropped {
+            self.hide(slot, self.slots.channel(twin).plane, planes);
+        }
+        dropped
+    }
+
+    /// Clears the bit of a plane in which the slot has no copy any more.
+    fn hide(&mut self, slot: SlotId, plane: PlaneId, planes: &mut Planes) {
+        if let Whereabouts::Placed(node) = self.slots.whereabouts(slot)
+            && !self.slots.plane_is_held(slot, plane)
+        {
+            planes.clear(plane, node, self.column.1);
+        }
+    }
+
+    /// Takes a copy away; false when there was none.
+    pub fn remove_copy(&mut self, slot: SlotId, key: ChannelKey, planes: &mut Planes) -> bool {
+        // A removal does not say whether the block was whole.
+        for partial in [false, true] {
+            let key = ChannelKey { partial, ..key };
+            let Some(channel) = self.slots.find_channel(key) else { continue };
+            match self.slots.remove_copy(slot, channel) {
+                None => {}
+                Some(false) => return true,
+                Some(true) => {
+                    self.hide(slot, self.slots.channel(channel).plane, planes);
+                    self.retire_if_bare(slot);
+                    return true;
+                }
+            }
+        }
+        let was_doubted = [false, true]
+            .map(|partial| self.drop_doubt(slot, ChannelKey { partial, ..key }, planes))
+            .contains(&true);
+        if was_doubted {
+            self.retire_if_bare(slot);
+        }
+        was_doubted
+    }
+
+    fn retire_if_bare(&mut self, slot: SlotId) {
+        if !self.slots.is_held(slot) && matches!(self.slots.whereabouts(slot), Whereabouts::Placed(_))
+        {
+            self.slots.retire(slot);
+        }
+    }
+
+    /// Forgets names that nobody holds, beyond the allowance.
+    pub fn trim(&mut self, shared: &mut Shared<'_>) {
+        while let Some(slot) = self.slots.next_to_forget() {
+            if let Whereabouts::Placed(node) = self.slots.whereabouts(slot) {
+                shared.nodes.release(node);
+                self.slots.forget(slot);
+            }
+        }
+        self.limbo.sweep_if_grown(&mut self.slots);
+    }
+
+    /// The engine dropped its GPU tier. Copies on other tiers are in doubt from now on.
+    pub fn clear(&mut self, shared: &mut Shared<'_>) {
+        let doubts: Vec<(ChannelId, ChannelKey)> = self
+            .slots
+            .channels()
+            .filter(|(_, c)| c.key.tier != Tier::Gpu && !c.key.doubted)
+            .map(|(id, c)| (id, c.key))
+            .collect();
+        let twins: Vec<(ChannelId, ChannelId)> = doubts
+            .into_iter()
+            .map(|(id, key)| {
+                (id, self.channel(ChannelKey { doubted: true, ..key }, shared.planes))
+            })
+            .collect();
+        let slots: Vec<SlotId> = self.slots.iter().collect();
+        for slot in slots {
+            self.clear_slot(slot, &twins, shared);
+        }
+        self.limbo.sweep(&mut self.slots);
+        self.forgot = false;
+        self.saw_media = false;
+    }
+
+    fn clear_slot(
+        &mut self,
+        slot: SlotId,
+        twins: &[(ChannelId, ChannelId)],
+        shared: &mut Shared<'_>,
+    ) {
+        for &(channel, twin) in twins {
+            if self.slots.holds(slot, channel) && !self.slots.holds(slot, twin) {
+                self.slots.add_copy(slot, twin);
+                if let Whereabouts::Placed(node) = self.slots.whereabouts(slot) {
+                    shared.planes.set(self.slots.channel(twin).plane, node, self.column.1);
+                }
+            }
+        }
+        self.drop_channels(slot, |key| !key.doubted, shared);
+    }
+
+    /// Drops all copies of some channels at a slot, and a placed slot without copies with them.
+    fn drop_channels(
+        &mut self,
+        slot: SlotId,
+        drops: impl Fn(ChannelKey) -> bool,
+        shared: &mut Shared<'_>,
+    ) {
+        let held: Vec<ChannelId> = self.slots.held_channels(slot).collect();
+        for channel in held {
+            let Channel { key, plane } = self.slots.channel(channel);
+            if drops(key) {
+                self.slots.drop_copies(slot, channel);
+                self.hide(slot, plane, shared.planes);
+            }
+        }
+        if let Whereabouts::Placed(node) = self.slots.whereabouts(slot)
+            && !self.slots.is_held(slot)
+        {
+            shared.nodes.release(node);
+            self.slots.forget(slot);
+        }
+    }
+
+    /// Drops everything that is held on any tier: it is no longer known to be there.
+    pub fn lose(&mut self, shared: &mut Shared<'_>) {
+        let slots: Vec<SlotId> = self.slots.iter().collect();
+        for slot in slots {
+            self.drop_channels(slot, |_| true, shared);
+        }
+        self.limbo.sweep(&mut self.slots);
+    }
+
+    /// Drops what stands at nodes that must go.
+    pub fn evict(&mut self, is_doomed: impl Fn(NodeId) -> bool, shared: &mut Shared<'_>) {
+        let doomed: Vec<SlotId> = self
+            .slots
+            .iter()
+            .filter(|&slot| match self.slots.whereabouts(slot) {
+                Whereabouts::Placed(node) => is_doomed(node),
+                Whereabouts::Limbo(_) => false,
+            })
+            .collect();
+        for slot in doomed {
+            self.forgot |= self.slots.is_held(slot);
+            self.drop_channels(slot, |_| true, shared);
+        }
+    }
+
+    /// Drops everything undecided.
+    pub fn evict_limbo(&mut self, shared: &mut Shared<'_>) {
+        let undecided: Vec<SlotId> = self.limbo.slots().collect();
+        for slot in undecided {
+            self.drop_channels(slot, |_| true, shared);
+        }
+        self.limbo.sweep(&mut self.slots);
+        self.forgot = true;
+    }
+
+    /// A group's block turned out larger: what was taken for whole blocks were parts of one.
+    pub fn regrade(&mut self, group: u16, shared: &mut Shared<'_>) {
+        let whole: Vec<(ChannelId, ChannelKey)> = self
+            .slots
+            .channels()
+            .filter(|(_, c)| c.key.group == group && !c.key.partial)
+            .map(|(id, c)| (id, c.key))
+            .collect();
+        for (from, key) in whole {
+            let to = self.channel(ChannelKey { partial: true, ..key }, shared.planes);
+            let slots: Vec<SlotId> = self.slots.iter().collect();
+            for slot in slots {
+                let copies = self.slots.copies(slot, from);
+                if copies == 0 {
+                    continue;
+                }
+                self.slots.drop_copies(slot, from);
+                self.hide(slot, self.slots.channel(from).plane, shared.planes);
+                for _ in 0..copies {
+                    self.add_copy(slot, to, shared.planes);
+                }
+            }
+        }
+    }
+
+    /// The wire's name of a group index.
+    #[must_use]
+    pub fn group_name(group: u16) -> Option<u16> {
+        (group != UNGROUPED).then_some(group)
+    }
+
+    /// Bytes held, by capacity and estimate.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        size_of::<Self>() + self.slots.bytes() + self.limbo.bytes()
+    }
+
+    /// Panics unless slots, bits, nodes and limbo agree.
+    pub fn check_integrity(&self, nodes: &Nodes, planes: &Planes) {
+        self.slots.check_integrity();
+        self.limbo.check_integrity(&self.slots);
+        for slot in self.slots.iter() {
+            let Whereabouts::Placed(node) = self.slots.whereabouts(slot) else { continue };
+            assert!(nodes.refs(node) > 0, "slot {slot:?} points to a node that is gone");
+            for channel in self.slots.held_channels(slot) {
+                let plane = self.slots.channel(channel).plane;
+                let shown = planes.word(plane, node) & self.column.1 != 0;
+                assert!(
+                    shown || self.contradicted.is_some(),
+                    "slot {slot:?} channel {channel:?} is held but not shown"
+                );
+            }
+        }
+    }
+}

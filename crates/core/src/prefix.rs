@@ -1,0 +1,233 @@
+//! Our own key of a token prefix: a polynomial in a prime field.
+//!
+//! `key(L) = seed * R^L + sum((t_i + 1) * R^(L-1-i))  mod 2^61 - 1`
+//!
+//! Unlike a hash chained block by block it depends on the prefix alone, never on how the prefix
+//! was cut: pods with different block sizes share one key space. And it is a field: a span whose
+//! start is unknown has a [`Step`] that maps any start to its end, steps compose, and they invert,
+//! so a whole subtree moves to its place without its tokens (`fleet::limbo` rests on this).
+//!
+//! It is not a cryptographic hash. A collision (about 2^-61 per pair for text nobody crafted)
+//! would mislead a prediction, never an engine.
+
+const P: u64 = (1 << 61) - 1;
+/// The base: any large constant of the field with no structure (digits of the golden ratio).
+const R: u64 = 0x1E37_79B9_7F4A_7C15 % P;
+
+const fn add(a: u64, b: u64) -> u64 {
+    let s = a + b;
+    if s >= P { s - P } else { s }
+}
+
+const fn sub(a: u64, b: u64) -> u64 {
+    if a >= b { a - b } else { a + P - b }
+}
+
+/// Folds a 128-bit value below 2^122 into the field.
+#[expect(clippy::cast_possible_truncation, reason = "the low 61 bits are what is wanted")]
+const fn fold(x: u128) -> u64 {
+    let low = (x as u64) & P;
+    let high = (x >> 61) as u64;
+    let s = low + (high & P) + (high >> 61);
+    if s >= P { s - P } else { s }
+}
+
+const fn mul(a: u64, b: u64) -> u64 {
+    fold(a as u128 * b as u128)
+}
+
+const fn pow(mut base: u64, mut exponent: u64) -> u64 {
+    let mut result = 1;
+    while exponent > 0 {
+        if exponent & 1 == 1 {
+            result = mul(result, base);
+        }
+        base = mul(base, base);
+        exponent >>= 1;
+    }
+    result
+}
+
+const R_INVERSE: u64 = pow(R, P - 2);
+
+/// Maps any 64-bit value into the field, well mixed (the finaliser of splitmix64).
+#[must_use]
+pub const fn scatter(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^= x >> 31;
+    x % P
+}
+
+/// The key of a prefix, below 2^61.
+pub type PrefixKey = u64;
+
+/// What a span of tokens does to the key of the prefix before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Step {
+    /// Tokens in the span.
+    pub tokens: u32,
+    /// The key that the span would have from an all-zero start.
+    pub local: u64,
+}
+
+impl Step {
+    /// The span of no tokens.
+    pub const NONE: Self = Self { tokens: 0, local: 0 };
+
+    /// The key at the end of the span, given the key at its start.
+    #[must_use]
+    pub const fn apply(self, start: PrefixKey) -> PrefixKey {
+        add(mul(start, pow(R, self.tokens as u64)), self.local)
+    }
+
+    /// The key at the start of the span, given the key at its end.
+    #[must_use]
+    pub const fn undo(self, end: PrefixKey) -> PrefixKey {
+        mul(sub(end, self.local), pow(R_INVERSE, self.tokens as u64))
+    }
+
+    /// This span, then `next`.
+    #[must_use]
+    pub const fn then(self, next: Self) -> Self {
+        Self { tokens: self.tokens + next.tokens, local: next.apply(self.local) }
+    }
+
+    /// What must follow `self` to make `whole`; `whole` must not be shorter.
+    #[must_use]
+    pub const fn rest_of(self, whole: Self) -> Self {
+        let tokens = whole.tokens - self.tokens;
+        let local = sub(whole.local, mul(self.local, pow(R, tokens as u64)));
+        Self { tokens, local }
+    }
+}
+
+/// Powers of the base for spans of up to one unit, made once per unit.
+#[derive(Debug, Clone)]
+pub struct Unit {
+    /// Tokens per unit.
+    pub tokens: u32,
+    powers: Vec<u64>,
+    whole: u64,
+}
+
+impl Unit {
+    /// Prepares steps of `tokens` tokens (at least 1).
+    #[must_use]
+    pub fn new(tokens: u32) -> Self {
+        let mut powers: Vec<u64> = Vec::with_capacity(tokens as usize);
+        let mut power = 1;
+        for _ in 0..tokens {
+            powers.push(power);
+            power = mul(power, R);
+        }
+        powers.reverse();
+        Self { tokens, powers, whole: power }
+    }
+
+    /// The local part of a chunk of at most one unit.
+    #[must_use]
+    pub fn local(&self, chunk: &[u32]) -> u64 {
+        // Products are below 2^94, so that 2^28 of them fit one accumulator.
+        let powers = &self.powers[self.powers.len() - chunk.len()..];
+        let sum: u128 =
+            chunk.iter().zip(powers).map(|(&t, &p)| (u128::from(t) + 1) * u128::from(p)).sum();
+        fold(sum)
+    }
+
+    /// The key one whole unit further on.
+    #[must_use]
+    pub fn advance(&self, start: PrefixKey, local: u64) -> PrefixKey {
+        add(mul(start, self.whole), local)
+    }
+
+    /// The local part of the unit between two keys that are one unit apart.
+    #[must_use]
+    pub fn local_between(&self, start: PrefixKey, end: PrefixKey) -> u64 {
+        sub(end, mul(start, self.whole))
+    }
+
+    /// Appends the key at every whole unit of `tokens` (not the start).
+    pub fn keys(&self, seed: PrefixKey, tokens: &[u32], out: &mut Vec<PrefixKey>) {
+        let mut key = seed;
+        for chunk in tokens.chunks_exact(self.tokens as usize) {
+            key = self.advance(key, self.local(chunk));
+            out.push(key);
+        }
+    }
+}
+
+/// The step of any span of tokens.
+#[must_use]
+pub fn step_of(tokens: &[u32]) -> Step {
+    let mut local = 0;
+    for &token in tokens {
+        local = add(mul(local, R), add(u64::from(token), 1));
+    }
+    Step { tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX), local }
+}
+
+/// What an extra key at `token`, `tokens_after` tokens before the end of a span, adds to the
+/// span's local part.
+#[must_use]
+pub const fn mark(extra: u64, tokens_after: u32) -> u64 {
+    mul(extra, pow(R, tokens_after as u64))
+}
+
+/// The sum of two keys: adds marks to a local part, or a salt to a key.
+#[must_use]
+pub const fn plus(a: u64, b: u64) -> u64 {
+    add(a, b)
+}
+
+/// The inverse of [`plus`].
+#[must_use]
+pub const fn minus(a: u64, b: u64) -> u64 {
+    sub(a, b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_has_one_key_however_it_is_cut() {
+        let tokens: Vec<u32> = (0..96).map(|i| i * 7919 % 50_000).collect();
+        let mut fine = Vec::new();
+        Unit::new(16).keys(5, &tokens, &mut fine);
+        let mut coarse = Vec::new();
+        Unit::new(48).keys(5, &tokens, &mut coarse);
+        assert_eq!(fine[2], coarse[0]);
+        assert_eq!(fine[5], coarse[1]);
+        assert_eq!(step_of(&tokens).apply(5), fine[5]);
+    }
+
+    #[test]
+    fn steps_compose_invert_and_split() {
+        let (a, b) = (step_of(&[1, 2, 3]), step_of(&[4, 0, 9, u32::MAX]));
+        let whole = step_of(&[1, 2, 3, 4, 0, 9, u32::MAX]);
+        assert_eq!(a.then(b), whole);
+        assert_eq!(a.rest_of(whole), b);
+        assert_eq!(whole.undo(whole.apply(77)), 77);
+        assert_eq!(Step::NONE.apply(77), 77);
+    }
+
+    #[test]
+    fn a_mark_changes_the_key_at_its_token_and_every_later_one() {
+        let tokens = [1, 2, 3, 4];
+        let plain = step_of(&tokens);
+        // The mark on token 1 has two tokens after it.
+        let marked = Step { local: plus(plain.local, mark(99, 2)), ..plain };
+        let split = Step { local: plus(step_of(&[1, 2]).local, 99), tokens: 2 };
+        assert_eq!(split.then(step_of(&[3, 4])), marked);
+    }
+
+    #[test]
+    fn golden_keys() {
+        // Any change of these constants would orphan whatever was stored under them.
+        let mut keys = Vec::new();
+        Unit::new(4).keys(0, &[0, 1, 2, 3, 4, 5, 6, 7], &mut keys);
+        assert_eq!(keys, GOLDEN);
+    }
+    const GOLDEN: [u64; 2] = [1_646_065_056_146_220_836, 1_835_511_744_839_152_427];
+}
