@@ -5,5 +5,6 @@
 
 pub mod error;
 pub mod spec;
+pub mod wire;
 
 pub use error::{Error, Result};
