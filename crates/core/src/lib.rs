@@ -7,5 +7,6 @@ pub mod error;
 pub mod fleet;
 pub mod prefix;
 pub mod spec;
+pub mod wire;
 
 pub use error::{Error, Result};

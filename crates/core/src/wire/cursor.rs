@@ -1,0 +1,382 @@
+//! A position in MessagePack bytes: heads, typed values, and skipping.
+//!
+//! Law: a length is believed only when that many bytes are left, so nobody reserves more than the
+//! input could fill. Skipping keeps a count instead of a stack: nesting costs nothing and has no
+//! limit. Everything returns the reason of refusal. Where the bytes end too early a reader may name
+//! another reason than `MalformedBatch`: the caller's skip of the whole value settles it.
+
+use rmp::Marker;
+
+use crate::wire::RefusalReason;
+
+/// The value, or why it is refused.
+pub(super) type Read<T> = Result<T, RefusalReason>;
+
+const TRUNCATED: RefusalReason = RefusalReason::MalformedBatch;
+const WRONG_TYPE: RefusalReason = RefusalReason::MalformedEvent;
+const NIL: u8 = 0xc0;
+
+/// What a value is; for texts, bytes and containers: how long.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Head {
+    Nil,
+    Bool,
+    /// 64 bits, with or without sign.
+    Int(i128),
+    Float(f64),
+    Str(usize),
+    Bin(usize),
+    Array(u32),
+    Map(u32),
+    /// The length includes the byte of the type.
+    Ext(usize),
+}
+
+/// A position in bytes that lives as long as they do.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cursor<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0 }
+    }
+
+    pub(super) fn is_at_end(&self) -> bool {
+        self.at == self.bytes.len()
+    }
+
+    pub(super) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// The bytes from an earlier position to here.
+    pub(super) fn since(&self, start: usize) -> &'a [u8] {
+        &self.bytes[start..self.at]
+    }
+
+    /// Steps over `expected` if it stands here; never over nothing.
+    pub(super) fn take_same(&mut self, expected: &[u8]) -> bool {
+        let is_same = !expected.is_empty() && self.bytes[self.at..].starts_with(expected);
+        if is_same {
+            self.at += expected.len();
+        }
+        is_same
+    }
+
+    pub(super) fn peek(&self) -> Option<u8> {
+        self.bytes.get(self.at).copied()
+    }
+
+    fn remaining(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
+    fn fixed<const N: usize>(&mut self) -> Read<[u8; N]> {
+        let bytes = self.bytes[self.at..].first_chunk::<N>().ok_or(TRUNCATED)?;
+        self.at += N;
+        Ok(*bytes)
+    }
+
+    /// The next `len` bytes; a head has checked that they are there.
+    fn body(&mut self, len: usize) -> &'a [u8] {
+        let start = self.at;
+        self.at += len;
+        &self.bytes[start..self.at]
+    }
+
+    /// Reads the head of a value and stops before its body.
+    pub(super) fn head(&mut self) -> Read<Head> {
+        let [marker] = self.fixed()?;
+        let head = match Marker::from_u8(marker) {
+            Marker::Null => Head::Nil,
+            Marker::True | Marker::False => Head::Bool,
+            Marker::Reserved => return Err(TRUNCATED),
+            Marker::FixPos(value) => Head::Int(i128::from(value)),
+            Marker::FixNeg(value) => Head::Int(i128::from(value)),
+            Marker::U8 => Head::Int(i128::from(u8::from_be_bytes(self.fixed()?))),
+            Marker::U16 => Head::Int(i128::from(u16::from_be_bytes(self.fixed()?))),
+            Marker::U32 => Head::Int(i128::from(u32::from_be_bytes(self.fixed()?))),
+            Marker::U64 => Head::Int(i128::from(u64::from_be_bytes(self.fixed()?))),
+            Marker::I8 => Head::Int(i128::from(i8::from_be_bytes(self.fixed()?))),
+            Marker::I16 => Head::Int(i128::from(i16::from_be_bytes(self.fixed()?))),
+            Marker::I32 => Head::Int(i128::from(i32::from_be_bytes(self.fixed()?))),
+            Marker::I64 => Head::Int(i128::from(i64::from_be_bytes(self.fixed()?))),
+            Marker::F32 => Head::Float(f64::from(f32::from_be_bytes(self.fixed()?))),
+            Marker::F64 => Head::Float(f64::from_be_bytes(self.fixed()?)),
+            Marker::FixStr(len) => Head::Str(usize::from(len)),
+            Marker::Str8 => Head::Str(self.len8()?),
+            Marker::Str16 => Head::Str(self.len16()?),
+            Marker::Str32 => Head::Str(self.len32()?),
+            Marker::Bin8 => Head::Bin(self.len8()?),
+            Marker::Bin16 => Head::Bin(self.len16()?),
+            Marker::Bin32 => Head::Bin(self.len32()?),
+            Marker::FixArray(len) => Head::Array(u32::from(len)),
+            Marker::Array16 => Head::Array(u32::from(u16::from_be_bytes(self.fixed()?))),
+            Marker::Array32 => Head::Array(u32::from_be_bytes(self.fixed()?)),
+            Marker::FixMap(len) => Head::Map(u32::from(len)),
+            Marker::Map16 => Head::Map(u32::from(u16::from_be_bytes(self.fixed()?))),
+            Marker::Map32 => Head::Map(u32::from_be_bytes(self.fixed()?)),
+            Marker::FixExt1 => Head::Ext(2),
+            Marker::FixExt2 => Head::Ext(3),
+            Marker::FixExt4 => Head::Ext(5),
+            Marker::FixExt8 => Head::Ext(9),
+            Marker::FixExt16 => Head::Ext(17),
+            Marker::Ext8 => Head::Ext(self.len8()? + 1),
+            Marker::Ext16 => Head::Ext(self.len16()? + 1),
+            Marker::Ext32 => Head::Ext(self.len32()? + 1),
+        };
+        let at_least = match head {
+            Head::Str(len) | Head::Bin(len) | Head::Ext(len) => len,
+            Head::Array(len) => len as usize,
+            Head::Map(len) => 2 * len as usize,
+            Head::Nil | Head::Bool | Head::Int(_) | Head::Float(_) => 0,
+        };
+        if at_least > self.remaining() {
+            Err(TRUNCATED)
+        } else {
+            Ok(head)
+        }
+    }
+
+    fn len8(&mut self) -> Read<usize> {
+        Ok(usize::from(u8::from_be_bytes(self.fixed()?)))
+    }
+
+    fn len16(&mut self) -> Read<usize> {
+        Ok(usize::from(u16::from_be_bytes(self.fixed()?)))
+    }
+
+    fn len32(&mut self) -> Read<usize> {
+        Ok(u32::from_be_bytes(self.fixed()?) as usize)
+    }
+
+    /// Steps over one value, however deeply nested.
+    pub(super) fn skip(&mut self) -> Read<()> {
+        let mut values = 1_u64;
+        while values > 0 {
+            values -= 1;
+            match self.head()? {
+                Head::Str(len) | Head::Bin(len) | Head::Ext(len) => self.at += len,
+                Head::Array(len) => values += u64::from(len),
+                Head::Map(len) => values += 2 * u64::from(len),
+                Head::Nil | Head::Bool | Head::Int(_) | Head::Float(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Steps over a null if one stands here.
+    pub(super) fn take_null(&mut self) -> bool {
+        self.take_same(&[NIL])
+    }
+
+    /// Steps over `count` nulls if that is what stands here.
+    pub(super) fn take_nulls(&mut self, count: usize) -> bool {
+        let nulls = self.bytes.get(self.at..self.at + count);
+        let are_nulls = nulls.is_some_and(|bytes| bytes.iter().all(|byte| *byte == NIL));
+        if are_nulls {
+            self.at += count;
+        }
+        are_nulls
+    }
+
+    /// Reads a value, or null as `None`.
+    pub(super) fn optional<T>(
+        &mut self,
+        read: impl FnOnce(&mut Self) -> Read<T>,
+    ) -> Read<Option<T>> {
+        if self.take_null() {
+            Ok(None)
+        } else {
+            read(self).map(Some)
+        }
+    }
+
+    /// The number of elements of the array that starts here.
+    pub(super) fn array(&mut self) -> Read<u32> {
+        if let Head::Array(len) = self.head()? {
+            Ok(len)
+        } else {
+            Err(WRONG_TYPE)
+        }
+    }
+
+    /// Any integer.
+    pub(super) fn int(&mut self) -> Read<i128> {
+        if let Head::Int(value) = self.head()? {
+            Ok(value)
+        } else {
+            Err(WRONG_TYPE)
+        }
+    }
+
+    /// An integer of 0..=4294967295.
+    pub(super) fn u32(&mut self) -> Read<u32> {
+        u32::try_from(self.int()?).map_err(|_| WRONG_TYPE)
+    }
+
+    /// An integer of 64 bits with a sign.
+    pub(super) fn i64(&mut self) -> Read<i64> {
+        i64::try_from(self.int()?).map_err(|_| WRONG_TYPE)
+    }
+
+    /// A floating-point number, or an integer as the nearest one.
+    #[expect(clippy::cast_precision_loss, reason = "a time in seconds")]
+    pub(super) fn number(&mut self) -> Read<f64> {
+        let mut ahead = *self;
+        if let Head::Float(value) = ahead.head()? {
+            *self = ahead;
+            return Ok(value);
+        }
+        self.int().map(|value| value as f64)
+    }
+
+    /// The bytes of a text; UTF-8 is not checked.
+    pub(super) fn str_bytes(&mut self) -> Read<&'a [u8]> {
+        // Names of fields and events are short: the head of most is one byte.
+        if let Some(marker @ 0xa0..=0xbf) = self.peek() {
+            let len = usize::from(marker & 0x1f);
+            let text = self.bytes[self.at + 1..].get(..len).ok_or(TRUNCATED)?;
+            self.at += 1 + len;
+            return Ok(text);
+        }
+        let Head::Str(len) = self.head()? else {
+            return Err(WRONG_TYPE);
+        };
+        Ok(self.body(len))
+    }
+
+    /// A text of at most `limit` bytes.
+    pub(super) fn text(&mut self, limit: usize) -> Read<&'a str> {
+        let bytes = self.str_bytes()?;
+        if bytes.len() > limit {
+            return Err(RefusalReason::TooLarge);
+        }
+        std::str::from_utf8(bytes).map_err(|_| RefusalReason::BadText)
+    }
+
+    /// The bytes of a byte string of at most `limit` bytes.
+    pub(super) fn bin(&mut self, limit: usize) -> Read<&'a [u8]> {
+        let Head::Bin(len) = self.head()? else {
+            return Err(WRONG_TYPE);
+        };
+        if len > limit {
+            Err(RefusalReason::TooLarge)
+        } else {
+            Ok(self.body(len))
+        }
+    }
+
+    /// A block hash: an integer as its 64 bits, or the last 8 bytes of a byte string, big-endian.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "64 bits, kept"
+    )]
+    pub(super) fn hash(&mut self) -> Read<u64> {
+        if let Some(&[0xcf, bits @ ..]) = self.bytes[self.at..].first_chunk::<9>() {
+            self.at += 9;
+            return Ok(u64::from_be_bytes(bits));
+        }
+        let mut ahead = *self;
+        if let Head::Bin(len @ 1..) = ahead.head()? {
+            let last = &ahead.body(len)[len.saturating_sub(8)..];
+            *self = ahead;
+            return Ok(last
+                .iter()
+                .fold(0, |bits, byte| bits << 8 | u64::from(*byte)));
+        }
+        self.int()
+            .map(|value| value as u64)
+            .map_err(|_| RefusalReason::BadHash)
+    }
+
+    /// Reads `count` token ids.
+    pub(super) fn tokens(&mut self, count: u32, tokens: &mut Vec<u32>) -> Read<()> {
+        tokens.reserve(count as usize);
+        for _ in 0..count {
+            let token = match self.bytes[self.at..].first_chunk::<5>() {
+                Some(&[value @ 0..=0x7f, ..]) => {
+                    self.at += 1;
+                    u32::from(value)
+                }
+                Some(&[0xcc, value, ..]) => {
+                    self.at += 2;
+                    u32::from(value)
+                }
+                Some(&[0xcd, a, b, ..]) => {
+                    self.at += 3;
+                    u32::from(u16::from_be_bytes([a, b]))
+                }
+                Some(&[0xce, a, b, c, d]) => {
+                    self.at += 5;
+                    u32::from_be_bytes([a, b, c, d])
+                }
+                _ => self.token()?,
+            };
+            tokens.push(token);
+        }
+        Ok(())
+    }
+
+    /// Reads one token id, however wide its integer.
+    pub(super) fn token(&mut self) -> Read<u32> {
+        self.u32().map_err(|_| RefusalReason::BadTokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_marker_is_read_or_refused() {
+        for marker in 0..=u8::MAX {
+            let mut bytes = vec![0_u8; 64];
+            bytes[0] = marker;
+            let skipped = Cursor::new(&bytes).skip();
+            assert_eq!(skipped.is_err(), marker == 0xc1, "marker {marker:#x}");
+        }
+    }
+
+    #[test]
+    fn a_length_beyond_the_input_is_refused_before_anything_is_read() {
+        for head in [
+            &[0xdd, 0xff, 0xff, 0xff, 0xff][..],
+            &[0xdf, 0x7f, 0xff, 0xff, 0xff],
+            &[0xdb, 0xff, 0xff, 0xff, 0xff],
+            &[0xc6, 0, 0, 0, 1],
+            &[0xc9, 0xff, 0xff, 0xff, 0xff],
+        ] {
+            assert_eq!(Cursor::new(head).head(), Err(RefusalReason::MalformedBatch));
+        }
+    }
+
+    #[test]
+    fn skipping_ten_million_nested_arrays_needs_no_stack() {
+        let mut bytes = vec![0x91_u8; 10_000_000];
+        bytes.push(0x90);
+        let mut cursor = Cursor::new(&bytes);
+        assert_eq!(cursor.skip(), Ok(()));
+        assert!(cursor.is_at_end());
+    }
+
+    #[test]
+    fn hashes_of_all_spellings_agree() {
+        let spellings: [&[u8]; 5] = [
+            &[0xcf, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xfe],
+            &[0xd3, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xfe],
+            &[0xfe],
+            &[0xd0, 0xfe],
+            &[0xc4, 9, 7, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xfe],
+        ];
+        for bytes in spellings {
+            assert_eq!(Cursor::new(bytes).hash(), Ok(u64::MAX - 1));
+        }
+        assert_eq!(Cursor::new(&[0xc4, 2, 1, 2]).hash(), Ok(0x0102));
+        assert_eq!(Cursor::new(&[0xc4, 0]).hash(), Err(RefusalReason::BadHash));
+    }
+}

@@ -1,0 +1,348 @@
+//! One event: either spelling into a draft, the draft into an event of the batch.
+//!
+//! A refused event leaves nothing behind in the arenas. Lists whose bytes equal those of the
+//! previous store are not decoded again: groups of one model often repeat the same span.
+
+use crate::spec::SpecKind;
+use crate::wire::cursor::{Cursor, Head, Read};
+use crate::wire::fields::{Field, Fields, Tag};
+use crate::wire::{Batch, Event, Limits, Medium, RefusalReason, Removed, Span, Stored, keys};
+
+/// Reads the events of one batch from `cursor` into the arenas of the batch.
+pub(super) struct EventReader<'a, 'p> {
+    pub(super) cursor: Cursor<'p>,
+    limits: &'a Limits,
+    batch: &'a mut Batch,
+    /// Second tokens of the pairs of the event at hand; memory only.
+    seconds: &'a mut Vec<u32>,
+    draft: Draft<'p>,
+    previous: Option<Draft<'p>>,
+}
+
+/// A store while its fields arrive, in any order. A remove has some of its fields.
+#[derive(Debug, Clone, Copy, Default)]
+struct Draft<'p> {
+    seen: Fields,
+    stored: Stored,
+    hashes: &'p [u8],
+    /// Empty for pairs, which imply lookaheads besides the tokens.
+    tokens: &'p [u8],
+    /// Decoded last: it takes the number of hashes and the LoRA name. Empty when null.
+    extra_keys: &'p [u8],
+    /// Decoded last: it takes the number of hashes. Empty when null.
+    lookahead: &'p [u8],
+    has_unknown_kind: bool,
+}
+
+impl<'a, 'p> EventReader<'a, 'p> {
+    pub(super) fn new(
+        cursor: Cursor<'p>,
+        limits: &'a Limits,
+        batch: &'a mut Batch,
+        seconds: &'a mut Vec<u32>,
+    ) -> Self {
+        Self {
+            cursor,
+            limits,
+            batch,
+            seconds,
+            draft: Draft::default(),
+            previous: None,
+        }
+    }
+
+    /// Reads event number `index` into the batch, or refuses it there.
+    ///
+    /// # Errors
+    /// There is no whole value here, so nothing behind it can be read either.
+    pub(super) fn read(&mut self, index: u32) -> Read<()> {
+        let (start, marks) = (self.cursor, self.batch.marks());
+        match self.event() {
+            Ok(event) => self.batch.events.push(event),
+            Err(reason) => {
+                self.cursor = start;
+                self.batch.truncate(marks);
+                self.cursor.skip()?;
+                self.batch.refuse(reason, Some(index));
+                return Ok(());
+            }
+        }
+        if self.draft.has_unknown_kind {
+            self.batch.refuse(RefusalReason::UnknownKind, Some(index));
+        }
+        Ok(())
+    }
+
+    fn event(&mut self) -> Read<Event> {
+        self.draft = Draft::default();
+        let tag = match self.cursor.head()? {
+            Head::Array(len) => self.positional_fields(len)?,
+            Head::Map(len) => {
+                let tag = find_tag(self.cursor, len)?;
+                self.named_fields(tag, len)?;
+                tag
+            }
+            Head::Nil
+            | Head::Bool
+            | Head::Int(_)
+            | Head::Float(_)
+            | Head::Str(_)
+            | Head::Bin(_)
+            | Head::Ext(_) => return Err(RefusalReason::MalformedEvent),
+        };
+        if !self.draft.seen.has_all(tag.required()) {
+            return Err(RefusalReason::MalformedEvent);
+        }
+        match tag {
+            Tag::Stored => self.finish().map(Event::Stored),
+            Tag::Removed => Ok(Event::Removed(removed(&self.draft.stored))),
+            Tag::Cleared => Ok(Event::Cleared),
+        }
+    }
+
+    /// Reads an array of `len` elements: the tag, then fields by position.
+    fn positional_fields(&mut self, len: u32) -> Read<Tag> {
+        if len == 0 {
+            return Err(RefusalReason::MalformedEvent);
+        }
+        let tag = Tag::named(self.cursor.str_bytes()?).ok_or(RefusalReason::UnknownEvent)?;
+        let mut positions = tag.positions().iter();
+        for _ in 1..len {
+            match positions.next() {
+                Some(field) => self.field(tag, *field)?,
+                None => self.cursor.skip()?,
+            }
+        }
+        Ok(tag)
+    }
+
+    /// Reads a map of `len` entries: fields by name, in any order.
+    fn named_fields(&mut self, tag: Tag, len: u32) -> Read<()> {
+        for _ in 0..len {
+            match key(&mut self.cursor)?.and_then(Field::named) {
+                Some(field) if tag.has(field) => self.field(tag, field)?,
+                _ => self.cursor.skip()?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the value of one field into the draft.
+    fn field(&mut self, tag: Tag, field: Field) -> Read<()> {
+        if !self.draft.seen.insert(field) {
+            return Err(RefusalReason::MalformedEvent);
+        }
+        let stored = &mut self.draft.stored;
+        let cursor = &mut self.cursor;
+        match field {
+            Field::Type => cursor.skip()?,
+            Field::BlockHashes => self.hashes()?,
+            Field::Parent => stored.parent = cursor.optional(Cursor::hash)?,
+            Field::Tokens => self.tokens()?,
+            Field::BlockSize => stored.block_size = cursor.u32()?,
+            Field::LoraId => stored.lora_id = cursor.optional(Cursor::i64)?,
+            Field::Medium => self.draft.stored.medium = self.medium()?,
+            Field::LoraName => self.draft.stored.lora_name = self.text()?,
+            Field::LoraNameOrMetadata => self.lora_name_or_metadata(tag)?,
+            Field::ExtraKeys => self.draft.extra_keys = self.raw_list()?,
+            Field::Group => stored.group = cursor.optional(group)?,
+            Field::Kind => self.draft.stored.kind = self.kind()?,
+            Field::Window => stored.window = cursor.optional(Cursor::u32)?,
+            Field::Locality => stored.remote = cursor.optional(is_remote)?.unwrap_or(false),
+            Field::Ownership => self.draft.stored.owner = self.text()?,
+            Field::Lookahead => self.draft.lookahead = self.raw_list()?,
+            Field::CacheSalt => self.draft.stored.salt = self.text()?,
+        }
+        Ok(())
+    }
+
+    fn hashes(&mut self) -> Read<()> {
+        if let Some(previous) = &self.previous
+            && self.cursor.take_same(previous.hashes)
+        {
+            self.draft.hashes = previous.hashes;
+            self.draft.stored.hashes = previous.stored.hashes;
+            return Ok(());
+        }
+        let start = self.cursor.at();
+        self.draft.stored.hashes = keys::hashes(&mut self.cursor, self.batch, self.limits)?;
+        self.draft.hashes = self.cursor.since(start);
+        Ok(())
+    }
+
+    fn tokens(&mut self) -> Read<()> {
+        self.seconds.clear();
+        if let Some(previous) = &self.previous
+            && self.cursor.take_same(previous.tokens)
+        {
+            self.draft.tokens = previous.tokens;
+            self.draft.stored.tokens = previous.stored.tokens;
+            return Ok(());
+        }
+        let start = self.cursor.at();
+        self.draft.stored.tokens =
+            keys::tokens(&mut self.cursor, self.batch, self.limits, self.seconds)?;
+        if self.seconds.is_empty() {
+            self.draft.tokens = self.cursor.since(start);
+        }
+        Ok(())
+    }
+
+    /// Steps over a list that is read when the event is complete. Empty when null.
+    fn raw_list(&mut self) -> Read<&'p [u8]> {
+        let start = self.cursor.at();
+        if self.cursor.take_null() {
+            return Ok(&[]);
+        }
+        self.cursor.skip()?;
+        Ok(self.cursor.since(start))
+    }
+
+    /// A text, `None` when null or empty.
+    fn text(&mut self) -> Read<Option<Span>> {
+        if self.cursor.take_null() {
+            return Ok(None);
+        }
+        let text = keys::text(&mut self.cursor, self.batch, self.limits)?;
+        Ok(Some(text).filter(|text| !text.is_empty()))
+    }
+
+    fn medium(&mut self) -> Read<Medium> {
+        let Some(text) = self.text()? else {
+            return Ok(Medium::default());
+        };
+        let known = Medium::from_name(self.batch.text(text));
+        if known.is_some() {
+            self.batch.texts.truncate(text.start as usize);
+        } else {
+            self.batch.texts[text.range()].make_ascii_lowercase();
+        }
+        Ok(known.unwrap_or(Medium::Other(text)))
+    }
+
+    fn lora_name_or_metadata(&mut self, tag: Tag) -> Read<()> {
+        let mut ahead = self.cursor;
+        if let Head::Map(len) = ahead.head()? {
+            self.cursor = ahead;
+            self.named_fields(tag, len)
+        } else {
+            self.draft.stored.lora_name = self.text()?;
+            Ok(())
+        }
+    }
+
+    fn kind(&mut self) -> Read<Option<SpecKind>> {
+        let Some(name) = self
+            .cursor
+            .optional(|cursor| cursor.text(self.limits.max_text_bytes))?
+        else {
+            return Ok(None);
+        };
+        let kind = SpecKind::from_name(name);
+        self.draft.has_unknown_kind = kind.is_none();
+        Ok(Some(kind.unwrap_or(SpecKind::Unknown)))
+    }
+
+    /// Reads what depends on other fields, and compares with the previous store.
+    fn finish(&mut self) -> Read<Stored> {
+        let same = self.previous.filter(|previous| self.repeats(previous));
+        if let Some(previous) = same {
+            self.draft.stored.extra_keys = previous.stored.extra_keys;
+            self.draft.stored.lookahead = previous.stored.lookahead;
+        } else {
+            self.draft.stored.extra_keys = self.extra_keys()?;
+            self.draft.stored.lookahead = self.lookahead()?;
+        }
+        self.draft.stored.same_as_previous = same.is_some();
+        self.previous = Some(self.draft);
+        Ok(self.draft.stored)
+    }
+
+    /// Whether the draft names the same blocks as the previous store. Pairs are not compared.
+    fn repeats(&self, previous: &Draft<'p>) -> bool {
+        let text = |span: Option<Span>| span.map(|span| self.batch.text(span));
+        let (new, old) = (&self.draft, previous);
+        !new.tokens.is_empty()
+            && new.tokens == old.tokens
+            && new.hashes == old.hashes
+            && new.extra_keys == old.extra_keys
+            && new.lookahead == old.lookahead
+            && new.stored.parent == old.stored.parent
+            && new.stored.block_size == old.stored.block_size
+            && new.stored.lora_id == old.stored.lora_id
+            && text(new.stored.lora_name) == text(old.stored.lora_name)
+            && text(new.stored.salt) == text(old.stored.salt)
+    }
+
+    fn extra_keys(&mut self) -> Read<Option<Span>> {
+        if self.draft.extra_keys.is_empty() {
+            return Ok(None);
+        }
+        let of = (self.draft.stored.hashes.len, self.draft.stored.lora_name);
+        let mut cursor = Cursor::new(self.draft.extra_keys);
+        keys::extra_keys(&mut cursor, self.batch, self.limits, of).map(Some)
+    }
+
+    fn lookahead(&mut self) -> Read<Span> {
+        let blocks = self.draft.stored.hashes.len;
+        if !self.draft.lookahead.is_empty() {
+            let mut cursor = Cursor::new(self.draft.lookahead);
+            return keys::lookahead(&mut cursor, self.batch, blocks);
+        }
+        if self.seconds.is_empty() {
+            return Ok(Span::default());
+        }
+        let of = (blocks, self.draft.stored.block_size);
+        keys::lookahead_of_pairs(self.batch, self.seconds, of)
+    }
+}
+
+/// Looks through a map of `len` entries for its tag, which engines put first.
+fn find_tag(mut cursor: Cursor<'_>, len: u32) -> Read<Tag> {
+    for _ in 0..len {
+        if key(&mut cursor)?.and_then(Field::named) == Some(Field::Type) {
+            return Tag::named(cursor.str_bytes()?).ok_or(RefusalReason::UnknownEvent);
+        }
+        cursor.skip()?;
+    }
+    Err(RefusalReason::MalformedEvent)
+}
+
+/// The key of a map entry; `None` when it is no text, which no field has.
+fn key<'p>(cursor: &mut Cursor<'p>) -> Read<Option<&'p [u8]>> {
+    let mut ahead = *cursor;
+    if let Ok(name) = ahead.str_bytes() {
+        *cursor = ahead;
+        return Ok(Some(name));
+    }
+    cursor.skip().map(|()| None)
+}
+
+fn group(cursor: &mut Cursor<'_>) -> Read<u32> {
+    let index = cursor.int()?;
+    if index < 0 {
+        return Err(RefusalReason::NegativeGroup);
+    }
+    u32::try_from(index).map_err(|_| RefusalReason::MalformedEvent)
+}
+
+fn is_remote(cursor: &mut Cursor<'_>) -> Read<bool> {
+    let locality = cursor.str_bytes()?;
+    match [&b"LOCAL"[..], b"REMOTE"]
+        .iter()
+        .position(|word| locality.eq_ignore_ascii_case(word))
+    {
+        Some(position) => Ok(position == 1),
+        None => Err(RefusalReason::MalformedEvent),
+    }
+}
+
+fn removed(stored: &Stored) -> Removed {
+    Removed {
+        hashes: stored.hashes,
+        medium: stored.medium,
+        group: stored.group,
+        remote: stored.remote,
+        owner: stored.owner,
+    }
+}

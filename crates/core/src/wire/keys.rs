@@ -1,0 +1,196 @@
+//! The lists inside a store: tokens, pairs of tokens, extra keys, lookaheads.
+//!
+//! Each function reads one value into the arenas of the batch and returns the span. What a failed
+//! read leaves behind is taken back by the caller, who truncates the arenas.
+
+use crate::wire::cursor::{Cursor, Head, Read};
+use crate::wire::{Batch, ExtraKey, Limits, RefusalReason, Span};
+
+/// Reads block hashes.
+pub(super) fn hashes(cursor: &mut Cursor<'_>, batch: &mut Batch, limits: &Limits) -> Read<Span> {
+    let count = cursor.array()?;
+    within(count, limits.max_hashes)?;
+    let start = batch.hashes.len();
+    batch.hashes.reserve(count as usize);
+    for _ in 0..count {
+        batch.hashes.push(cursor.hash()?);
+    }
+    Ok(Span::between(start, batch.hashes.len()))
+}
+
+/// Reads token ids. For pairs `[t, next]` the first ones are the tokens; the second ones go to
+/// `seconds`, which is left empty otherwise.
+pub(super) fn tokens(
+    cursor: &mut Cursor<'_>,
+    batch: &mut Batch,
+    limits: &Limits,
+    seconds: &mut Vec<u32>,
+) -> Read<Span> {
+    seconds.clear();
+    if cursor.take_null() {
+        return Ok(Span::default());
+    }
+    let count = cursor.array()?;
+    within(count, limits.max_tokens)?;
+    let start = batch.tokens.len();
+    if count > 0 && is_array(*cursor) {
+        batch.tokens.reserve(count as usize);
+        seconds.reserve(count as usize);
+        for _ in 0..count {
+            if cursor.array().map_err(|_| RefusalReason::BadTokens)? != 2 {
+                return Err(RefusalReason::BadTokens);
+            }
+            batch.tokens.push(cursor.token()?);
+            seconds.push(cursor.token()?);
+        }
+    } else {
+        cursor.tokens(count, &mut batch.tokens)?;
+    }
+    Ok(Span::between(start, batch.tokens.len()))
+}
+
+/// Reads the extra keys of `blocks` blocks. `lora`, where it leads a block's list, is left out.
+pub(super) fn extra_keys(
+    cursor: &mut Cursor<'_>,
+    batch: &mut Batch,
+    limits: &Limits,
+    (blocks, lora): (u32, Option<Span>),
+) -> Read<Span> {
+    let start = batch.extra_blocks.len();
+    let count = cursor.array().map_err(as_bad_extra_keys)?;
+    if count != blocks {
+        return Err(RefusalReason::BadExtraKeys);
+    }
+    if cursor.take_nulls(count as usize) {
+        return Ok(Span::between(start, start));
+    }
+    batch.extra_blocks.reserve(count as usize);
+    for _ in 0..count {
+        let first = batch.extras.len();
+        let keys = match cursor.peek() {
+            Some(0xc0) => u32::from(!cursor.take_null()),
+            _ if is_array(*cursor) => cursor.array()?,
+            _ => 1, // Older engines write a lone identifier without its list.
+        };
+        for position in 0..keys {
+            if position == 0 && lora.is_some_and(|name| take_text(cursor, batch.text(name))) {
+                continue;
+            }
+            let key = extra_key(cursor, batch, limits).map_err(as_bad_extra_keys)?;
+            batch.extras.push(key);
+        }
+        batch
+            .extra_blocks
+            .push(Span::between(first, batch.extras.len()));
+    }
+    Ok(Span::between(start, batch.extra_blocks.len()))
+}
+
+fn extra_key(cursor: &mut Cursor<'_>, batch: &mut Batch, limits: &Limits) -> Read<ExtraKey> {
+    let mut ahead = *cursor;
+    match ahead.head()? {
+        Head::Str(_) => Ok(ExtraKey::Text(text(cursor, batch, limits)?)),
+        Head::Bin(_) => {
+            let start = batch.digests.len();
+            batch
+                .digests
+                .extend_from_slice(cursor.bin(limits.max_text_bytes)?);
+            Ok(ExtraKey::Digest(Span::between(start, batch.digests.len())))
+        }
+        Head::Array(2) => {
+            *cursor = ahead;
+            let id = text(cursor, batch, limits)?;
+            Ok(ExtraKey::Item {
+                id,
+                offset: cursor.i64()?,
+            })
+        }
+        Head::Array(_)
+        | Head::Nil
+        | Head::Bool
+        | Head::Int(_)
+        | Head::Float(_)
+        | Head::Map(_)
+        | Head::Ext(_) => Err(RefusalReason::BadExtraKeys),
+    }
+}
+
+/// Reads the lookahead tokens of `blocks` blocks.
+pub(super) fn lookahead(cursor: &mut Cursor<'_>, batch: &mut Batch, blocks: u32) -> Read<Span> {
+    let start = batch.lookahead_blocks.len();
+    if cursor.array().map_err(|_| RefusalReason::BadLookahead)? != blocks {
+        return Err(RefusalReason::BadLookahead);
+    }
+    batch.lookahead_blocks.reserve(blocks as usize);
+    for _ in 0..blocks {
+        let count = cursor.array().map_err(|_| RefusalReason::BadLookahead)?;
+        let first = batch.tokens.len();
+        cursor.tokens(count, &mut batch.tokens)?;
+        batch
+            .lookahead_blocks
+            .push(Span::between(first, batch.tokens.len()));
+    }
+    Ok(Span::between(start, batch.lookahead_blocks.len()))
+}
+
+/// The lookahead that pairs imply: the second token of the last pair of each block.
+pub(super) fn lookahead_of_pairs(
+    batch: &mut Batch,
+    seconds: &[u32],
+    (blocks, block_size): (u32, u32),
+) -> Read<Span> {
+    let start = batch.lookahead_blocks.len();
+    if block_size == 0 || seconds.len() != blocks as usize * block_size as usize {
+        return Err(RefusalReason::BadLookahead);
+    }
+    for last in seconds
+        .chunks(block_size as usize)
+        .filter_map(<[u32]>::last)
+    {
+        let first = batch.tokens.len();
+        batch.tokens.push(*last);
+        batch.lookahead_blocks.push(Span::between(first, first + 1));
+    }
+    Ok(Span::between(start, batch.lookahead_blocks.len()))
+}
+
+/// Reads a text.
+pub(super) fn text(cursor: &mut Cursor<'_>, batch: &mut Batch, limits: &Limits) -> Read<Span> {
+    let text = cursor.text(limits.max_text_bytes)?;
+    let start = batch.texts.len();
+    batch.texts.push_str(text);
+    Ok(Span::between(start, batch.texts.len()))
+}
+
+fn within(count: u32, limit: usize) -> Read<()> {
+    if count as usize > limit {
+        Err(RefusalReason::TooLarge)
+    } else {
+        Ok(())
+    }
+}
+
+fn is_array(mut cursor: Cursor<'_>) -> bool {
+    matches!(cursor.head(), Ok(Head::Array(_)))
+}
+
+/// Steps over this text if it stands here.
+fn take_text(cursor: &mut Cursor<'_>, text: &str) -> bool {
+    let mut ahead = *cursor;
+    let is_same = ahead
+        .str_bytes()
+        .is_ok_and(|bytes| bytes == text.as_bytes());
+    if is_same {
+        *cursor = ahead;
+    }
+    is_same
+}
+
+/// A wrong type among the keys is refused as such; more telling reasons (size, UTF-8) stay.
+fn as_bad_extra_keys(reason: RefusalReason) -> RefusalReason {
+    if reason == RefusalReason::MalformedEvent {
+        RefusalReason::BadExtraKeys
+    } else {
+        reason
+    }
+}

@@ -1,0 +1,78 @@
+//! Why something was not read: a closed table of reasons with stable names.
+
+/// Why an event, a batch or a detail of it was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RefusalReason {
+    /// The bytes end, or are no MessagePack, inside the batch: the rest of it is lost.
+    MalformedBatch,
+    /// The payload, or a list or text of an event, exceeds its limit.
+    TooLarge,
+    /// An event with a tag that this version does not know.
+    UnknownEvent,
+    /// A required field is missing or repeated, or a field has the wrong type or range.
+    MalformedEvent,
+    /// A block hash or parent that is neither a 64-bit integer nor a non-empty byte string.
+    BadHash,
+    /// A token id outside 0..=4294967295, or a token list that mixes ids and pairs.
+    BadTokens,
+    /// Extra keys that are not one list per listed block, or hold an unknown kind of key.
+    BadExtraKeys,
+    /// Lookahead tokens that are not one list per listed block.
+    BadLookahead,
+    /// A group index below zero.
+    NegativeGroup,
+    /// A text that is not UTF-8.
+    BadText,
+    /// A spec kind that this version does not know; the event is delivered with kind `unknown`.
+    UnknownKind,
+    /// A timestamp that is no number; the batch is delivered without one.
+    BadTimestamp,
+    /// A data-parallel rank that is no small integer; the batch is delivered without one.
+    BadRank,
+    /// Bytes after the end of the batch; the batch is delivered.
+    TrailingBytes,
+}
+
+impl RefusalReason {
+    /// Name of each reason, in the order of the enum.
+    pub const NAMES: [(&'static str, RefusalReason); 14] = [
+        ("malformed_batch", RefusalReason::MalformedBatch),
+        ("too_large", RefusalReason::TooLarge),
+        ("unknown_event", RefusalReason::UnknownEvent),
+        ("malformed_event", RefusalReason::MalformedEvent),
+        ("bad_hash", RefusalReason::BadHash),
+        ("bad_tokens", RefusalReason::BadTokens),
+        ("bad_extra_keys", RefusalReason::BadExtraKeys),
+        ("bad_lookahead", RefusalReason::BadLookahead),
+        ("negative_group", RefusalReason::NegativeGroup),
+        ("bad_text", RefusalReason::BadText),
+        ("unknown_kind", RefusalReason::UnknownKind),
+        ("bad_timestamp", RefusalReason::BadTimestamp),
+        ("bad_rank", RefusalReason::BadRank),
+        ("trailing_bytes", RefusalReason::TrailingBytes),
+    ];
+
+    /// The stable name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize].0
+    }
+
+    /// Whether only a detail was set aside: what it belongs to is delivered all the same.
+    #[must_use]
+    pub fn is_note(self) -> bool {
+        matches!(
+            self,
+            Self::UnknownKind | Self::BadTimestamp | Self::BadRank | Self::TrailingBytes
+        )
+    }
+}
+
+/// One thing that was not read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refusal {
+    /// Why.
+    pub reason: RefusalReason,
+    /// Position in the batch's list of events as published; `None` outside the events.
+    pub event_index: Option<u32>,
+}
