@@ -4,6 +4,7 @@
 //! index. It never does I/O, never reads a clock, holds no global state and knows no Python.
 
 pub mod error;
+pub mod hash;
 pub mod spec;
 
 pub use error::{Error, Result};
