@@ -2,7 +2,9 @@
 
 use crate::errors::{InvalidValueError, to_python};
 use crate::tokens::TokenArg;
-use kvbraid_core::hash::{self, Chain, ChainSpec, Digest, EmbedsDigest, ExtraKeys, HashAlgo, MediaItem};
+use kvbraid_core::hash::{
+    self, Chain, ChainSpec, Digest, EmbedsDigest, ExtraKeys, HashAlgo, MediaItem,
+};
 use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::PyBytes;
@@ -35,7 +37,10 @@ fn engine_none_hash<'py>(
 }
 
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "extracted arguments are owned")]
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "extracted arguments are owned"
+)]
 fn engine_chain(
     py: Python<'_>,
     engine: EngineArg,
@@ -50,7 +55,10 @@ fn engine_chain(
 }
 
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "extracted arguments are owned")]
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "extracted arguments are owned"
+)]
 fn engine_chain_keys(
     py: Python<'_>,
     engine: EngineArg,
@@ -58,7 +66,9 @@ fn engine_chain_keys(
     extra: ExtraArg,
 ) -> PyResult<Vec<u64>> {
     let mut keys = Vec::new();
-    hash_all(py, &engine, &tokens, &extra, |digest| keys.push(digest.key()))?;
+    hash_all(py, &engine, &tokens, &extra, |digest| {
+        keys.push(digest.key());
+    })?;
     Ok(keys)
 }
 
@@ -77,8 +87,14 @@ fn hash_all(
     sink: impl FnMut(Digest) + Send,
 ) -> PyResult<()> {
     let none_hash = Digest::from_bytes(none_hash).map_err(to_python)?;
-    let media: Vec<_> =
-        media.iter().map(|(id, offset, length)| MediaItem { id, offset: *offset, length: *length }).collect();
+    let media: Vec<_> = media
+        .iter()
+        .map(|(id, offset, length)| MediaItem {
+            id,
+            offset: *offset,
+            length: *length,
+        })
+        .collect();
     let embeds = embeds.as_deref().map(embeds_digests).transpose()?;
     let extra = ExtraKeys {
         lora: lora.as_ref().map(|(name, path)| (&**name, &**path)),

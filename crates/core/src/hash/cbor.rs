@@ -19,7 +19,9 @@ pub(super) struct Cbor {
 
 impl Cbor {
     pub(super) fn new() -> Self {
-        Self { out: Vec::with_capacity(256) }
+        Self {
+            out: Vec::with_capacity(256),
+        }
     }
 
     /// A major type with its argument in the shortest form.

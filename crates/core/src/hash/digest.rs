@@ -46,6 +46,8 @@ impl Digest {
     #[must_use]
     pub fn key(&self) -> u64 {
         let end = usize::from(self.len);
-        self.bytes[end - 8..end].iter().fold(0, |key, byte| key << 8 | u64::from(*byte))
+        self.bytes[end - 8..end]
+            .iter()
+            .fold(0, |key, byte| key << 8 | u64::from(*byte))
     }
 }

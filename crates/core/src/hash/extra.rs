@@ -136,7 +136,9 @@ fn write_keys<E: Encode>(
     ahead: usize,
 ) {
     let media = cursor.advance(extra.media, block, ahead);
-    let salt = extra.cache_salt.filter(|salt| block.start == 0 && !salt.is_empty());
+    let salt = extra
+        .cache_salt
+        .filter(|salt| block.start == 0 && !salt.is_empty());
     let embeds = extra.prompt_embeds.map(|digests| embeds_of(digests, block));
     let count = usize::from(extra.lora.is_some())
         + media.len()
@@ -167,7 +169,10 @@ fn write_keys<E: Encode>(
     encoder.close(count);
 }
 
-#[expect(clippy::cast_possible_wrap, reason = "a position in a slice of tokens is below 2^61")]
+#[expect(
+    clippy::cast_possible_wrap,
+    reason = "a position in a slice of tokens is below 2^61"
+)]
 fn relative(offset: u32, block_start: usize) -> i64 {
     i64::from(offset) - block_start as i64
 }
@@ -181,5 +186,8 @@ fn key<E: Encode>(encoder: &mut E, tag: Tag, len: usize, values: impl FnOnce(&mu
 
 fn embeds_of(digests: &[EmbedsDigest], block: &Range<usize>) -> EmbedsDigest {
     let index = block.start / block.len();
-    digests.get(index).copied().unwrap_or_else(|| sha2::Sha256::digest([]).into())
+    digests
+        .get(index)
+        .copied()
+        .unwrap_or_else(|| sha2::Sha256::digest([]).into())
 }

@@ -55,7 +55,10 @@ impl HashAlgo {
     /// The algorithm with this name, or `None` when the name is not known.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::NAMES.iter().find(|(n, _)| *n == name).map(|(_, algo)| *algo)
+        Self::NAMES
+            .iter()
+            .find(|(n, _)| *n == name)
+            .map(|(_, algo)| *algo)
     }
 
     /// The engine's name.
@@ -109,7 +112,9 @@ fn text_message<'e, E: Encode>(encoder: &'e mut E, text: &str) -> &'e [u8] {
 pub fn none_hash(algo: HashAlgo, seed: Option<&str>) -> Option<Digest> {
     match seed {
         Some(seed) => Some(algo.hash_text(seed)),
-        None => algo.is_cryptographic().then(|| algo.hash_text(DEFAULT_SEED)),
+        None => algo
+            .is_cryptographic()
+            .then(|| algo.hash_text(DEFAULT_SEED)),
     }
 }
 
@@ -145,13 +150,22 @@ impl<'a> ChainSpec<'a> {
             )));
         }
         let extra = ExtraKeys::default();
-        Ok(Self { algo, none_hash, block_size: block_size as usize, lookahead: 0, extra })
+        Ok(Self {
+            algo,
+            none_hash,
+            block_size: block_size as usize,
+            lookahead: 0,
+            extra,
+        })
     }
 
     /// Lets each hash also cover this many tokens after its block; it exists once they do.
     #[must_use]
     pub fn with_lookahead(self, lookahead: u32) -> Self {
-        Self { lookahead: lookahead as usize, ..self }
+        Self {
+            lookahead: lookahead as usize,
+            ..self
+        }
     }
 
     /// Adds what else separates this request's cache.
@@ -182,7 +196,11 @@ impl Chain {
     /// An empty chain.
     #[must_use]
     pub fn new(spec: &ChainSpec<'_>) -> Self {
-        Self { parent: spec.none_hash, num_blocks: 0, media: MediaCursor::default() }
+        Self {
+            parent: spec.none_hash,
+            num_blocks: 0,
+            media: MediaCursor::default(),
+        }
     }
 
     /// Blocks hashed so far.

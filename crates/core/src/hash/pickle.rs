@@ -78,12 +78,15 @@ impl Pickle {
     }
 
     fn frame_len(&self) -> usize {
-        self.frame.map_or(0, |start| self.out.len() - start - FRAME_HEADER)
+        self.frame
+            .map_or(0, |start| self.out.len() - start - FRAME_HEADER)
     }
 
     fn close_frame(&mut self) {
         let len = self.frame_len();
-        let Some(start) = self.frame.take() else { return };
+        let Some(start) = self.frame.take() else {
+            return;
+        };
         if len < FRAME_MIN {
             self.out.drain(start..start + FRAME_HEADER);
         } else {
@@ -125,7 +128,11 @@ impl Pickle {
     }
 
     fn shared_text(&mut self, shared: Shared, text: &str) {
-        let known = self.shared.iter().find(|(s, _)| *s == shared).map(|(_, index)| *index);
+        let known = self
+            .shared
+            .iter()
+            .find(|(s, _)| *s == shared)
+            .map(|(_, index)| *index);
         if let Some(index) = known {
             return self.get(index);
         }
