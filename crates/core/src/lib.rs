@@ -5,6 +5,7 @@
 
 pub mod error;
 pub mod fleet;
+pub mod hash;
 pub mod prefix;
 pub mod spec;
 pub mod wire;

@@ -1,8 +1,13 @@
 //! `kvbraid._native`: converts, releases the GIL, calls the core, maps errors. Nothing else.
 
+mod errors;
+mod hash;
+mod tokens;
+
 use pyo3::prelude::*;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add("__version__", env!("CARGO_PKG_VERSION"))
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    hash::register(module)
 }

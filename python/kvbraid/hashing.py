@@ -1,0 +1,129 @@
+"""The engines' chained block hashes: a request's tokens and extra keys in, one hash a block out.
+
+The law: a block's hash is the engine's algorithm applied to (the hash before it, the tokens of
+the block, its extra keys), starting from a seed hash. The bytes are those of the engine, so a
+hash computed here equals the one in its events. Where an engine draws its seed at random nothing
+is guessed: the computation is refused.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from kvbraid import _native
+from kvbraid.errors import InvalidValueError
+from kvbraid.ids import BlockHash
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+Tokens: TypeAlias = "Buffer | Sequence[int]"
+"""Token ids: a contiguous buffer of uint32 (array('I'), numpy.uint32: fastest), or integers."""
+
+
+class HashAlgo(Enum):
+    """How an engine serialises and hashes a block; the value is the engine's name of it."""
+
+    SHA256 = "sha256"
+    SHA256_CBOR = "sha256_cbor"
+    XXHASH = "xxhash"
+    XXHASH_CBOR = "xxhash_cbor"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHash:
+    """One engine's hash function, as its operator configured it.
+
+    `seed` is the engine's PYTHONHASHSEED (None: not set), `block_size` its hash block in tokens,
+    `lookahead` how many tokens after its block a hash also covers.
+    """
+
+    algo: HashAlgo = HashAlgo.SHA256
+    seed: str | None = None
+    block_size: int = 16
+    lookahead: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("block_size", self.block_size, 1),
+            ("lookahead", self.lookahead, 0),
+        ):
+            if not least <= value < 1 << 32:
+                raise InvalidValueError(f"{name} is {value} tokens; expected at least {least}")
+
+
+class Lora(NamedTuple):
+    """An adapter: both its name and its path separate caches."""
+
+    name: str
+    path: str
+
+
+class MediaItem(NamedTuple):
+    """One multimodal input: the engine's content identifier and its placeholder's tokens."""
+
+    identifier: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraKeys:
+    """What separates a request's cache from that of the same tokens.
+
+    `media` is in the order of its offsets (tokens from the request's start). `prompt_embeds` is,
+    per block, the SHA-256 of the embeddings that the block's hash covers.
+    """
+
+    lora: Lora | None = None
+    cache_salt: str | None = None
+    media: tuple[MediaItem, ...] = ()
+    prompt_embeds: tuple[bytes, ...] | None = None
+
+
+NO_EXTRA_KEYS = ExtraKeys()
+
+
+@lru_cache(maxsize=64)
+def none_hash(algo: HashAlgo, seed: str | None) -> BlockHash | None:
+    """Return the parent of every first block, or None where the engine draws its seed at random.
+
+    `seed` is PYTHONHASHSEED as the engine's environment has it; None means that it is not set.
+    """
+    digest = _native.engine_none_hash(algo.value, seed)
+    return None if digest is None else BlockHash(digest)
+
+
+def block_hashes(
+    tokens: Tokens, engine: EngineHash, extra: ExtraKeys = NO_EXTRA_KEYS
+) -> list[BlockHash]:
+    """Hash every whole block of a request; hash n covers the tokens before (n + 1) * block_size.
+
+    Raises InvalidValueError for a random seed, a value that is not a token id, unsorted media.
+    """
+    digests = _native.engine_chain(_engine(engine), tokens, _extra(extra))
+    width = 32 if engine.algo in (HashAlgo.SHA256, HashAlgo.SHA256_CBOR) else 16
+    return [BlockHash(digests[at : at + width]) for at in range(0, len(digests), width)]
+
+
+def block_keys(tokens: Tokens, engine: EngineHash, extra: ExtraKeys = NO_EXTRA_KEYS) -> list[int]:
+    """Return the integer form of `block_hashes`: the last 8 bytes of each, read big-endian."""
+    return _native.engine_chain_keys(_engine(engine), tokens, _extra(extra))
+
+
+def _engine(engine: EngineHash) -> tuple[str, bytes, int, int]:
+    root = none_hash(engine.algo, engine.seed)
+    if root is None:
+        raise InvalidValueError(
+            f"an engine with {engine.algo.value} and no seed draws one at random; set the "
+            "engine's PYTHONHASHSEED and give the same value as seed"
+        )
+    return engine.algo.value, root, engine.block_size, engine.lookahead
+
+
+def _extra(
+    extra: ExtraKeys,
+) -> tuple[Lora | None, str | None, tuple[MediaItem, ...], tuple[bytes, ...] | None]:
+    return extra.lora, extra.cache_salt, extra.media, extra.prompt_embeds
