@@ -1,7 +1,9 @@
 //! x
+mod apply;
 pub mod catalog;
 pub mod engine_chain;
 pub mod limbo;
+pub mod naming;
 pub mod nodes;
 pub mod planes;
 pub mod rank;

@@ -121,6 +121,12 @@ impl Nodes {
         Place { boundary: meta.boundary, prefix, ahead, salt: meta.salt }
     }
 
+    /// Whether the node is the one of this place.
+    #[must_use]
+    pub fn is_at(&self, node: NodeId, place: Place) -> bool {
+        self.keys[node.0 as usize] == place.key()
+    }
+
     /// One more slot points to the node.
     pub fn acquire(&mut self, node: NodeId) {
         self.meta[node.0 as usize].refs += 1;

@@ -272,6 +272,24 @@ impl Limbo {
         self.classes[self.root(class).0 as usize].label
     }
 
+    /// The slot of an undecided hash.
+    #[must_use]
+    pub fn slot_of(&self, entry: EntryId) -> SlotId {
+        self.entries[entry.0].slot
+    }
+
+    /// The salt class of a hash.
+    #[must_use]
+    pub fn class_of(&self, entry: EntryId) -> ClassId {
+        self.root(self.entries[entry.0].class)
+    }
+
+    /// Whether facts wait to be solved.
+    #[must_use]
+    pub fn is_unsettled(&self) -> bool {
+        !self.facts.is_empty()
+    }
+
     /// Notes under which first chunk of tokens a trie is found by requests.
     pub fn index_first_chunk(&mut self, trie: TrieId, local: u64) {
         let known = &mut self.tries[trie.0].first_chunks;

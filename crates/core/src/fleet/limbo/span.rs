@@ -37,7 +37,7 @@ struct Listed {
 
 /// An undecided sparse store.
 #[derive(Debug)]
-pub struct Span {
+pub(super) struct Span {
     start: At,
     pub(super) class: ClassId,
     ends: Vec<Step>,
@@ -187,7 +187,7 @@ impl Limbo {
     }
 
     /// A placed hash stands at `inner` in a floating trie: the trie has its place.
-    fn pin_trie(&mut self, inner: At, place: Place) {
+    pub fn pin_trie(&mut self, inner: At, place: Place) {
         let Frame::Trie(trie) = inner.frame else { return };
         let Some(tokens) = place.boundary.checked_sub(inner.step.tokens) else {
             self.contradictions += 1;

@@ -1,0 +1,364 @@
+//! From a store's tokens and parent to the places of its hashes: the first two means.
+//!
+//! A dense store (a hash for every block) names all its boundaries; naming is timeless, so that it
+//! runs over a whole batch before any copy is counted, whatever order groups come in. A sparse
+//! store is looked up by its hashes; what stays unknown waits in limbo with all that is known.
+
+use hashbrown::HashMap;
+
+use super::engine_chain::RootStore;
+use super::limbo::{At, Fact, Frame, Means, Salt, SparseStore};
+use super::nodes::{NodeId, Place, SaltId};
+use super::rank::{Rank, Shared};
+use super::slots::{EngineKey, SlotId, Whereabouts};
+use super::texts::{Texts, digest_mark, lookahead_mark, lora_seed, media_mark};
+use crate::prefix::{Step, Unit, mark, plus};
+use crate::wire::{Batch, ExtraKey, Stored};
+
+/// Prepared steps by block size.
+#[derive(Debug, Default)]
+pub struct Units(HashMap<u32, Unit>);
+
+impl Units {
+    /// The steps of one block size.
+    pub fn get(&mut self, tokens: u32) -> &Unit {
+        self.0.entry(tokens).or_insert_with(|| Unit::new(tokens))
+    }
+}
+
+/// Whether a store lists the hash of every block of its tokens.
+#[must_use]
+pub fn is_dense(stored: &Stored) -> bool {
+    !stored.hashes.is_empty()
+        && stored.block_size > 0
+        && u64::from(stored.tokens.len)
+            == u64::from(stored.hashes.len) * u64::from(stored.block_size)
+}
+
+/// One store being named.
+pub struct Naming<'a, 'b> {
+    /// Whose store it is.
+    pub rank: &'a mut Rank,
+    /// The model's boundaries and bits.
+    pub shared: &'a mut Shared<'b>,
+    /// The model's texts.
+    pub texts: &'a mut Texts,
+    /// Prepared steps.
+    pub units: &'a mut Units,
+    /// The batch that the store is in.
+    pub batch: &'a Batch,
+}
+
+struct Anchor {
+    at: At,
+    salt: Salt,
+}
+
+fn lora<'a>(batch: &'a Batch, stored: &Stored) -> Option<&'a str> {
+    stored.lora_name.map(|name| batch.text(name)).filter(|name| !name.is_empty())
+}
+
+impl Naming<'_, '_> {
+    /// The salt text of a root store, if its first block shows one.
+    fn root_salt(&self, stored: &Stored) -> Option<String> {
+        if let Some(salt) = stored.salt {
+            return Some(self.batch.text(salt).to_owned()).filter(|s| !s.is_empty());
+        }
+        let mut texts = Vec::new();
+        for key in self.batch.extra_keys_of(stored, 0) {
+            match key {
+                ExtraKey::Text(text) => texts.push(self.batch.text(*text)),
+                ExtraKey::Item { .. } | ExtraKey::Digest(_) => {}
+            }
+        }
+        (!texts.is_empty()).then(|| texts.join("\0"))
+    }
+
+    /// Where the tokens of a store start.
+    fn anchor(&mut self, stored: &Stored, first_block_is_listed: bool) -> Anchor {
+        let Some(parent) = stored.parent else {
+            let step = Step { tokens: 0, local: lora_seed(lora(self.batch, stored)) };
+            let text = self.root_salt(stored);
+            let salt = if first_block_is_listed || text.is_some() {
+                Salt::Known(self.texts.salt(text.as_deref()))
+            } else {
+                Salt::Of(self.rank.limbo.new_class(None))
+            };
+            return Anchor { at: At { frame: Frame::Absolute, step }, salt };
+        };
+        if let Some(slot) = self.rank.slots.find(parent)
+            && let Whereabouts::Placed(node) = self.rank.slots.whereabouts(slot)
+        {
+            let place = self.shared.nodes.place(node);
+            let step = Step { tokens: place.boundary, local: place.prefix };
+            return Anchor { at: At { frame: Frame::Absolute, step }, salt: Salt::Known(place.salt) };
+        }
+        let entry = self.rank.limbo.entry(parent, None, &mut self.rank.slots);
+        let (at, class) = self.rank.limbo.anchor(entry);
+        if let Some(salt) = stored.salt {
+            let salt = self.texts.salt(Some(self.batch.text(salt)));
+            self.rank.limbo.tell(Fact::HasSalt(class, salt));
+        }
+        Anchor { at, salt: Salt::Of(class) }
+    }
+
+    /// Names every boundary of a dense store; appends the slots of its hashes.
+    pub fn dense(&mut self, stored: &Stored, out: &mut Vec<SlotId>) {
+        let anchor = self.anchor(stored, true);
+        if stored.parent.is_none() {
+            self.check_chain(stored);
+        }
+        self.index_first_chunk(stored, anchor.at, true);
+        let (mut step, block_size) = (anchor.at.step, stored.block_size);
+        let mut hint = None;
+        let tokens = self.batch.tokens_of(stored.tokens);
+        let hashes = self.batch.hashes_of(stored.hashes);
+        for (j, (chunk, &hash)) in
+            tokens.chunks_exact(block_size as usize).zip(hashes).enumerate()
+        {
+            let mut local = self.units.get(block_size).local(chunk);
+            if stored.extra_keys.is_some_and(|keys| !keys.is_empty()) {
+                local = plus(local, self.marks(stored, j, block_size));
+            }
+            let key = self.units.get(block_size).advance(step.local, local);
+            step = Step { tokens: step.tokens + block_size, local: key };
+            let ahead = lookahead_mark(self.batch.lookahead_of(stored, j));
+            let at = At { frame: anchor.at.frame, step };
+            out.push(match (at.frame, anchor.salt) {
+                (Frame::Absolute, Salt::Known(salt)) => {
+                    let place =
+                        Place { boundary: step.tokens, prefix: step.local, ahead, salt };
+                    self.name_placed(hash, place, &mut hint)
+                }
+                (Frame::Absolute | Frame::Trie(_), salt) => {
+                    self.name_floating(hash, at, salt, ahead)
+                }
+            });
+        }
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        if self.rank.limbo.is_unsettled() {
+            self.rank.solve(self.shared, Means::Join);
+        }
+    }
+
+    /// What the extra keys of a block, salts apart, add to its local part.
+    fn marks(&mut self, stored: &Stored, block: usize, block_size: u32) -> u64 {
+        let is_root = stored.parent.is_none() && block == 0;
+        let mut sum = 0;
+        for key in self.batch.extra_keys_of(stored, block) {
+            let (extra, offset) = match *key {
+                // The salt of a root's first block is not part of its position.
+                ExtraKey::Text(_) if is_root => continue,
+                ExtraKey::Text(text) => (media_mark(self.batch.text(text)), 0),
+                ExtraKey::Item { id, offset } => match u32::try_from(offset) {
+                    Ok(offset) => (media_mark(self.batch.text(id)), offset),
+                    // It began in an earlier block, whose key carries it.
+                    Err(_) => continue,
+                },
+                ExtraKey::Digest(digest) => (digest_mark(self.batch.digest(digest)), 0),
+            };
+            self.rank.saw_media = true;
+            let after = (block_size - 1).saturating_sub(offset);
+            sum = plus(sum, mark(extra, after));
+        }
+        sum
+    }
+
+    fn name_placed(
+        &mut self,
+        hash: EngineKey,
+        place: Place,
+        hint: &mut Option<NodeId>,
+    ) -> SlotId {
+        let Some(slot) = self.rank.slots.find(hash) else {
+            let node = self.shared.nodes.find_or_create(place, *hint);
+            self.shared.nodes.acquire(node);
+            *hint = Some(node);
+            return self.rank.slots.insert(hash, Whereabouts::Placed(node));
+        };
+        match self.rank.slots.whereabouts(slot) {
+            Whereabouts::Placed(node) => {
+                *hint = Some(node);
+                if !self.shared.nodes.is_at(node, place) {
+                    self.rank.contradict("contradicts_earlier_place");
+                }
+            }
+            Whereabouts::Limbo(entry) => {
+                let step = Step { tokens: place.boundary, local: place.prefix };
+                let at = At { frame: Frame::Absolute, step };
+                let class = self.rank.limbo.class_of(entry);
+                self.rank.limbo.tell(Fact::HasSalt(class, place.salt));
+                self.rank.limbo.tell(Fact::Stands(entry, at, place.ahead));
+            }
+        }
+        slot
+    }
+
+    fn name_floating(&mut self, hash: EngineKey, at: At, salt: Salt, ahead: u64) -> SlotId {
+        let limbo = &mut self.rank.limbo;
+        if let Some(slot) = self.rank.slots.find(hash)
+            && let Whereabouts::Placed(node) = self.rank.slots.whereabouts(slot)
+        {
+            let place = self.shared.nodes.place(node);
+            if let Salt::Of(class) = salt {
+                limbo.tell(Fact::HasSalt(class, place.salt));
+            }
+            let is_elsewhere = at.frame == Frame::Absolute
+                && at.step != Step { tokens: place.boundary, local: place.prefix };
+            limbo.pin_trie(at, place);
+            if is_elsewhere {
+                self.rank.contradict("contradicts_earlier_place");
+            }
+            return slot;
+        }
+        let entry = limbo.entry(hash, Some(salt), &mut self.rank.slots);
+        let own = limbo.class_of(entry);
+        limbo.tell(match salt {
+            Salt::Of(class) => Fact::SameSalt(own, class),
+            Salt::Known(label) => Fact::HasSalt(own, label),
+        });
+        limbo.tell(Fact::Stands(entry, at, ahead));
+        limbo.slot_of(entry)
+    }
+
+    /// Finds the slots of a sparse or token-less store; what is unknown goes to limbo.
+    pub fn sparse(&mut self, stored: &Stored, out: &mut Vec<SlotId>) {
+        let hashes = self.batch.hashes_of(stored.hashes);
+        let first = out.len();
+        let is_placed = |rank: &Rank, slot| {
+            matches!(rank.slots.whereabouts(slot), Whereabouts::Placed(_))
+        };
+        out.extend(hashes.iter().filter_map(|&hash| self.rank.slots.find(hash)));
+        if out.len() - first == hashes.len()
+            && out[first..].iter().all(|&slot| is_placed(self.rank, slot))
+        {
+            return;
+        }
+        out.truncate(first);
+        let block_size = stored.block_size;
+        let tells_blocks = block_size > 0
+            && stored.tokens.len.is_multiple_of(block_size)
+            && u64::from(stored.hashes.len) * u64::from(block_size)
+                <= u64::from(stored.tokens.len)
+            && !self.rank.saw_media
+            && !self.has_media(stored);
+        let anchor = tells_blocks.then(|| self.anchor(stored, false));
+        let salt = anchor.as_ref().map(|a| a.salt);
+        for &hash in hashes {
+            let slot = self.rank.slots.find(hash);
+            out.push(match slot {
+                Some(slot) if is_placed(self.rank, slot) => slot,
+                Some(_) | None => {
+                    let entry = self.rank.limbo.entry(hash, salt, &mut self.rank.slots);
+                    self.rank.limbo.slot_of(entry)
+                }
+            });
+        }
+        if let Some(anchor) = anchor {
+            self.add_span(stored, anchor, &out[first..]);
+        }
+        self.settle();
+    }
+
+    fn has_media(&mut self, stored: &Stored) -> bool {
+        let has = (0..stored.hashes.len as usize).any(|block| {
+            let keys = self.batch.extra_keys_of(stored, block);
+            keys.iter().any(|key| match key {
+                ExtraKey::Item { .. } | ExtraKey::Digest(_) => true,
+                ExtraKey::Text(_) => stored.parent.is_some() || block > 0,
+            })
+        });
+        self.rank.saw_media |= has;
+        has
+    }
+
+    fn add_span(&mut self, stored: &Stored, anchor: Anchor, slots: &[SlotId]) {
+        self.index_first_chunk(stored, anchor.at, false);
+        let unit = self.units.get(stored.block_size);
+        let mut ends = Vec::with_capacity((stored.tokens.len / stored.block_size) as usize);
+        let mut end = Step::NONE;
+        let tokens = self.batch.tokens_of(stored.tokens);
+        for chunk in tokens.chunks_exact(stored.block_size as usize) {
+            let local = unit.advance(end.local, unit.local(chunk));
+            end = Step { tokens: end.tokens + stored.block_size, local };
+            ends.push(end);
+        }
+        let listed: Vec<(SlotId, u64)> = slots
+            .iter()
+            .enumerate()
+            .map(|(j, &slot)| (slot, lookahead_mark(self.batch.lookahead_of(stored, j))))
+            .collect();
+        let store =
+            SparseStore { start: anchor.at, salt: anchor.salt, ends, listed: &listed };
+        let bit = self.rank.column.1;
+        let unit = self.rank.catalog.hash_block_size();
+        let Rank { slots, limbo, .. } = &mut *self.rank;
+        let mut world = Rank::world(slots, self.shared, bit, unit, Means::Join);
+        limbo.add_span(store, &mut world);
+    }
+
+    /// A store right below a hash of unknown place is found by requests through its first chunk.
+    fn index_first_chunk(&mut self, stored: &Stored, at: At, listed: bool) {
+        let Frame::Trie(trie) = at.frame else { return };
+        let unit = self.rank.catalog.hash_block_size();
+        if at.step != Step::NONE || unit == 0 || stored.tokens.len < unit {
+            return;
+        }
+        let tokens = &self.batch.tokens_of(stored.tokens)[..unit as usize];
+        let mut local = self.units.get(unit).local(tokens);
+        if listed {
+            for key in self.batch.extra_keys_of(stored, 0) {
+                if let ExtraKey::Item { id, offset } = *key
+                    && let Ok(offset) = u32::try_from(offset)
+                    && offset < unit
+                {
+                    let extra = media_mark(self.batch.text(id));
+                    local = plus(local, mark(extra, unit - 1 - offset));
+                }
+            }
+        }
+        self.rank.limbo.index_first_chunk(trie, local);
+    }
+
+    /// Compares a root store with what is known of the engine's hash function.
+    fn check_chain(&mut self, stored: &Stored) {
+        let unit = self.rank.catalog.hash_block_size();
+        if unit == 0 || !stored.block_size.is_multiple_of(unit) || !stored.lookahead.is_empty() {
+            return;
+        }
+        let keys = self.batch.extra_keys_of(stored, 0);
+        if keys.iter().any(|key| !matches!(key, ExtraKey::Text(_))) {
+            return;
+        }
+        let name = lora(self.batch, stored);
+        let salt = self.root_salt(stored);
+        let Rank { chain, loras, .. } = &mut *self.rank;
+        let path = name.and_then(|name| loras.get(name)).map(String::as_str);
+        if name.is_some() && path.is_none() {
+            return;
+        }
+        let root = RootStore {
+            tokens: &self.batch.tokens_of(stored.tokens)[..stored.block_size as usize],
+            unit,
+            lora: name.zip(path),
+            salt: salt.as_deref(),
+            key: self.batch.hashes_of(stored.hashes)[0],
+        };
+        if !chain.check(&root) {
+            self.rank.contradict("contradicts_hash_function");
+        }
+    }
+
+    /// Used by queries: the hash stands here for good.
+    pub fn place(rank: &mut Rank, hash: EngineKey, at: Step, salt: SaltId, ahead: u64) {
+        let Some(slot) = rank.slots.find(hash) else { return };
+        if let Whereabouts::Limbo(entry) = rank.slots.whereabouts(slot) {
+            let class = rank.limbo.class_of(entry);
+            rank.limbo.tell(Fact::HasSalt(class, salt));
+            rank.limbo.tell(Fact::Stands(entry, At { frame: Frame::Absolute, step: at }, ahead));
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! One request along one unit of tokens: its keys, and the nodes that stand at them.
+
+use super::limbo::Walk;
+use super::nodes::{NodeId, Nodes, Place, SaltId};
+use super::texts::{lookahead_mark, lora_seed, media_mark};
+use crate::hash::MediaItem;
+use crate::prefix::{PrefixKey, Unit, mark, plus};
+
+/// A request as the index sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Prompt<'a> {
+    /// All tokens.
+    pub tokens: &'a [u32],
+    /// LoRA adapter.
+    pub lora: Option<&'a str>,
+    /// Cache salt.
+    pub salt: Option<&'a str>,
+    /// Multimodal items in the order of their offsets.
+    pub media: &'a [MediaItem<'a>],
+}
+
+/// The keys and nodes of a request at multiples of one unit.
+#[derive(Debug)]
+pub struct Ladder {
+    unit: Unit,
+    lookahead: u32,
+    seed: PrefixKey,
+    prefixes: Vec<PrefixKey>,
+    /// The node at `(i + 1) * unit` tokens, where somebody named one; filled by `look_up`.
+    pub nodes: Vec<Option<NodeId>>,
+}
+
+impl Ladder {
+    /// The keys of a prompt at every `unit` tokens.
+    #[must_use]
+    pub fn new(prompt: &Prompt<'_>, unit: u32, lookahead: u32) -> Self {
+        let unit = Unit::new(unit);
+        let seed = lora_seed(prompt.lora);
+        let mut prefixes = Vec::with_capacity(prompt.tokens.len() / unit.tokens as usize);
+        if prompt.media.is_empty() {
+            unit.keys(seed, prompt.tokens, &mut prefixes);
+        } else {
+            keys_with_media(&unit, seed, prompt, &mut prefixes);
+        }
+        Self { unit, lookahead, seed, prefixes, nodes: Vec::new() }
+    }
+
+    /// Whether it has this unit and lookahead.
+    #[must_use]
+    pub fn is(&self, unit: u32, lookahead: u32) -> bool {
+        self.unit.tokens == unit && self.lookahead == lookahead
+    }
+
+    /// Tokens per step.
+    #[must_use]
+    pub fn unit(&self) -> u32 {
+        self.unit.tokens
+    }
+
+    /// The key of each boundary, salt and lookahead apart.
+    #[must_use]
+    pub fn prefixes(&self) -> &[PrefixKey] {
+        &self.prefixes
+    }
+
+    /// The request as limbo sees it.
+    #[must_use]
+    pub fn walk(&self, salt: SaltId) -> Walk<'_> {
+        Walk { unit: &self.unit, seed: self.seed, keys: &self.prefixes, salt }
+    }
+
+    /// What the lookahead tokens behind boundary `i` add to its identity; `None` where the request
+    /// ends before them, so that no hash of that boundary exists.
+    #[must_use]
+    pub fn ahead(&self, prompt: &Prompt<'_>, i: usize) -> Option<u64> {
+        if self.lookahead == 0 {
+            return Some(0);
+        }
+        let end = (i + 1) * self.unit.tokens as usize;
+        prompt.tokens.get(end..end + self.lookahead as usize).map(lookahead_mark)
+    }
+
+    /// Finds the nodes; what lies behind the last one is cut off.
+    pub fn look_up(&mut self, prompt: &Prompt<'_>, salt: SaltId, nodes: &Nodes) {
+        let mut hint = None;
+        self.nodes.clear();
+        self.nodes.reserve(self.prefixes.len());
+        for (i, &prefix) in self.prefixes.iter().enumerate() {
+            let node = self.ahead(prompt, i).and_then(|ahead| {
+                let place = Place { boundary: 0, prefix, ahead, salt };
+                nodes.find(place.key(), hint)
+            });
+            hint = node.or(hint);
+            self.nodes.push(node);
+        }
+        let end = self.nodes.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+        self.nodes.truncate(end);
+    }
+}
+
+fn keys_with_media(unit: &Unit, seed: PrefixKey, prompt: &Prompt<'_>, out: &mut Vec<PrefixKey>) {
+    let mut items = prompt.media.iter().peekable();
+    let mut key = seed;
+    for (i, chunk) in prompt.tokens.chunks_exact(unit.tokens as usize).enumerate() {
+        let mut local = unit.local(chunk);
+        let start = u32::try_from(i).unwrap_or(u32::MAX).saturating_mul(unit.tokens);
+        while let Some(item) = items.next_if(|item| item.offset < start + unit.tokens) {
+            let after = unit.tokens - 1 - item.offset.saturating_sub(start);
+            local = plus(local, mark(media_mark(item.id), after));
+        }
+        key = unit.advance(key, local);
+        out.push(key);
+    }
+}
