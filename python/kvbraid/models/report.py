@@ -60,7 +60,7 @@ def _table(model: ModelLayers) -> str:
         cells = ("-" if size is None else f"{size:,}" for size in sizes)
         table.add_row(spec.kind.value, str(len(kind.layers)), *cells, runs(kind.layers))
     out = StringIO()
-    console = Console(file=out, width=118, force_terminal=False)
+    console = Console(file=out, width=118, force_terminal=False, color_system=None)
     console.print(table)
     console.print("Windows and chunks in tokens; bytes per layer, before tensor parallelism.")
     for name, value in model.assumed.items():
