@@ -1,0 +1,161 @@
+"""One model's config, read field by field: a value, else a listed default, else a refusal.
+
+Law: nothing is guessed. A field is present (not null, not "auto"), or the architecture's table
+of defaults has it and it is recorded in `assumed`, or it is refused by name. Reads no file.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias, cast
+
+from kvbraid.errors import InvalidValueError
+
+Names: TypeAlias = tuple[str, ...]
+Default: TypeAlias = "int | str | Callable[[ConfigReader], int]"
+
+MAX_LAYERS: Final = 4096
+TEXT_KEYS: Final = ("text_config", "llm_config", "language_config", "thinker_config")
+DTYPE_BYTES: Final[Mapping[str, int]] = {
+    "float32": 4,
+    "float": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "half": 2,
+    "fp8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+# What engines do for every architecture when the config is silent.
+COMMON_DEFAULTS: Final[Mapping[str, Default]] = {
+    "dtype": "bfloat16",
+    "mamba_ssm_dtype": "float32",
+}
+
+
+def text_model(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the text model's part of a config, with the outer type and dtype where it has none.
+
+    Multimodal configs nest it under one of `TEXT_KEYS`, some twice.
+    """
+    for key in TEXT_KEYS:
+        inner = config.get(key)
+        if isinstance(inner, Mapping):
+            outer = {
+                name: config[name]
+                for name in ("model_type", "dtype", "torch_dtype")
+                if config.get(name) is not None
+            }
+            own = {name: value for name, value in inner.items() if value is not None}
+            return text_model(outer | own)
+    return config
+
+
+class ConfigReader:
+    """Reads named fields of one config; a dot in a name goes into a nested object.
+
+    Mutates nothing but `assumed`, which collects the defaults used so far.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, object],
+        *,
+        model_type: str,
+        defaults: Mapping[str, Default],
+        cache_dtype: str | None = None,
+    ) -> None:
+        if cache_dtype is not None and cache_dtype not in DTYPE_BYTES:
+            msg = f"cache_dtype = {cache_dtype!r}; expected one of {', '.join(DTYPE_BYTES)}"
+            raise InvalidValueError(msg)
+        self.model_type = model_type
+        self.assumed: dict[str, object] = {}
+        self._values = values
+        self._cache_dtype = cache_dtype
+        self._defaults = {**COMMON_DEFAULTS, **defaults}
+
+    def find(self, *names: str) -> object | None:
+        """Return the first of these fields that is present, else a listed default, else None."""
+        for name in names:
+            value: object = self._values
+            for part in name.split("."):
+                value = value.get(part) if isinstance(value, Mapping) else None
+            if value is not None and value != "auto":
+                return value
+        for name in names:
+            if name in self._defaults:
+                default = self._defaults[name]
+                self.assumed[name] = default(self) if callable(default) else default
+                return self.assumed[name]
+        return None
+
+    def optional_size(self, *names: str) -> int | None:
+        """Return a whole number of at least 1, or None where the field is absent or null.
+
+        Raises:
+            InvalidValueError: The field holds anything else.
+        """
+        value = self.find(*names)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.wrong(names[0], value, "a whole number of at least 1")
+        return value
+
+    def size(self, *names: str) -> int:
+        """Return a whole number of at least 1.
+
+        Raises:
+            InvalidValueError: The field is missing, or holds anything else.
+        """
+        value = self.optional_size(*names)
+        if value is None:
+            raise self.missing(*names)
+        return value
+
+    def num_layers(self) -> int:
+        """Return the number of layers, at most `MAX_LAYERS`."""
+        value = self.size("num_hidden_layers", "num_layers", "n_layer")
+        if value > MAX_LAYERS:
+            raise self.wrong("num_hidden_layers", value, f"at most {MAX_LAYERS}")
+        return value
+
+    def items(self, name: str) -> list[object] | None:
+        """Return a list field, or None where it is absent or null."""
+        value = self.find(name)
+        if value is not None and not isinstance(value, list):
+            raise self.wrong(name, value, "a list")
+        return cast("list[object] | None", value)
+
+    def element_bytes(self, *names: str) -> int:
+        """Return the bytes of one element of the type that the field names."""
+        value = self.find(*names)
+        assert value is not None  # COMMON_DEFAULTS has every type field.
+        known = DTYPE_BYTES.get(str(value).removeprefix("torch."))
+        if known is None:
+            raise self.wrong(names[0], value, f"one of {', '.join(DTYPE_BYTES)}")
+        return known
+
+    def kv_element_bytes(self) -> int:
+        """Return the bytes of one cached key or value element."""
+        if self._cache_dtype is not None:
+            return DTYPE_BYTES[self._cache_dtype]
+        return self.state_element_bytes()
+
+    def state_element_bytes(self) -> int:
+        """Return the bytes of one element of the model's own type."""
+        return self.element_bytes("dtype", "torch_dtype")
+
+    def missing(self, *names: str) -> InvalidValueError:
+        """Name a field that must be there, and the remedy."""
+        wanted = " or ".join(f"`{name}`" for name in names)
+        return InvalidValueError(
+            f"the {self.model_type} config has no {wanted}, and its sizes are not guessed; "
+            "add the field as the model's publisher states it"
+        )
+
+    def wrong(self, name: str, value: object, expected: str) -> InvalidValueError:
+        """Show a value that cannot be right, and what was expected."""
+        shown = repr(value)
+        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+        return InvalidValueError(
+            f"the {self.model_type} config has `{name}` = {shown}; expected {expected}"
+        )

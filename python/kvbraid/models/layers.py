@@ -1,0 +1,84 @@
+"""The answer of this package: which layers of a model need which cache, and how much of it.
+
+Frozen data with sizes by arithmetic. Kind names are those of the wire. Sizes are of one whole
+layer (not divided among tensor-parallel ranks). Nothing here says which layers form a group.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvbraid.errors import InvalidValueError
+from kvbraid.spec import SpecKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """What one layer keeps: bytes per token, or one state of fixed size.
+
+    `window` and `chunk` are in tokens and None where the kind has none. Exactly one of
+    `kv_bytes_per_token` and `state_bytes` is set.
+    """
+
+    kind: SpecKind
+    window: int | None = None
+    chunk: int | None = None
+    kv_bytes_per_token: int | None = None
+    state_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        """Hold the one-of rule."""
+        assert (self.kv_bytes_per_token is None) != (self.state_bytes is None)
+
+    def page_bytes(self, block_size: int) -> int:
+        """Bytes of one block of this layer; a recurrent state fills one block of any size."""
+        if block_size < 1:
+            msg = f"block_size = {block_size} tokens; it must be at least 1"
+            raise InvalidValueError(msg)
+        if self.kv_bytes_per_token is not None:
+            return self.kv_bytes_per_token * block_size
+        assert self.state_bytes is not None
+        return self.state_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindLayers:
+    """The layers (0-based, ascending) that share one `LayerSpec`."""
+
+    spec: LayerSpec
+    layers: tuple[int, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Flatten to the shape that `kvbraid model --json` prints."""
+        return {
+            "kind": self.spec.kind.value,
+            "layers": list(self.layers),
+            "window": self.spec.window,
+            "chunk": self.spec.chunk,
+            "kv_bytes_per_token": self.spec.kv_bytes_per_token,
+            "state_bytes": self.spec.state_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLayers:
+    """A model's layers by kind.
+
+    `model_type` is the type that decided the layers (of the nested text model where there is
+    one). A layer may stand under two kinds (attention and state side by side) or under none
+    (feed-forward only, or reading another layer's cache). `assumed` holds what the config does
+    not say and was taken from the table of defaults.
+    """
+
+    model_type: str
+    num_layers: int
+    kinds: tuple[KindLayers, ...]
+    assumed: Mapping[str, object] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the object that `kvbraid model --json` prints."""
+        return {
+            "model_type": self.model_type,
+            "num_layers": self.num_layers,
+            "kinds": [kind.to_json() for kind in self.kinds],
+            "assumed": dict(self.assumed),
+        }

@@ -1,0 +1,222 @@
+"""Layer patterns: which caches each layer of a model owns, layer by layer.
+
+A pattern is a function from a config to one set of roles per layer, or None where the fields it
+reads are absent; `first_of` tries several. A pattern never looks at sizes: what a role needs is
+sizes.py's job.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Final, TypeAlias
+
+from kvbraid.models.config import ConfigReader
+
+
+class Role(Enum):
+    """A cache that a layer may own."""
+
+    FULL = "full"
+    SPARSE = "sparse"  # All tokens and their index keys.
+    WINDOW = "window"
+    CHUNK = "chunk"
+    STATE = "state"
+    COMPRESSED_4 = "compressed_4"
+    COMPRESSED_128 = "compressed_128"
+
+
+Roles: TypeAlias = tuple[Role, ...]
+Layers: TypeAlias = tuple[Roles, ...]
+Pattern: TypeAlias = Callable[[ConfigReader], Layers | None]
+
+NO_CACHE: Final[Roles] = ()
+FULL: Final[Roles] = (Role.FULL,)
+WINDOW: Final[Roles] = (Role.WINDOW,)
+STATE: Final[Roles] = (Role.STATE,)
+BOTH: Final[Roles] = (Role.STATE, Role.FULL)  # Side by side in one layer.
+
+LAYER_NAMES: Final[Mapping[object, Roles]] = {
+    "full_attention": FULL,
+    "attention": FULL,
+    "sliding_attention": WINDOW,
+    "chunked_attention": (Role.CHUNK,),
+    "linear_attention": STATE,
+    "mamba": STATE,
+    "conv": STATE,
+    "hybrid": BOTH,
+    "mlp": NO_CACHE,
+    "moe": NO_CACHE,
+}
+
+
+def every(roles: Roles) -> Pattern:
+    """All layers alike."""
+    return lambda config: (roles,) * config.num_layers()
+
+
+def first_of(*patterns: Pattern) -> Pattern:
+    """The first pattern whose fields the config has."""
+
+    def choose(config: ConfigReader) -> Layers | None:
+        return next((found for each in patterns if (found := each(config)) is not None), None)
+
+    return choose
+
+
+def listed(name: str, meaning: Mapping[object, Roles] = LAYER_NAMES) -> Pattern:
+    """One entry per layer; entries past the last layer (prediction heads) are left out."""
+
+    def read(config: ConfigReader) -> Layers | None:
+        entries = config.items(name)
+        if entries is None:
+            return None
+        count = config.num_layers()
+        if len(entries) < count:
+            raise config.wrong(name, entries, f"{count} entries, one per layer")
+        return tuple(_meaning(config, name, meaning, entry) for entry in entries[:count])
+
+    return read
+
+
+def spelled(name: str, meaning: Mapping[object, Roles]) -> Pattern:
+    """One letter per layer."""
+
+    def read(config: ConfigReader) -> Layers | None:
+        letters = config.find(name)
+        if letters is None:
+            return None
+        if not isinstance(letters, (str, list)):
+            raise config.wrong(name, letters, "letters, one per layer")
+        count = config.num_layers()
+        if len(letters) != count:
+            raise config.wrong(name, letters, f"{count} letters, one per layer")
+        return tuple(_meaning(config, name, meaning, letter) for letter in letters)
+
+    return read
+
+
+def every_nth(name: str, *, nth: Roles, others: Roles) -> Pattern:
+    """Every n-th layer differs: i where (i + 1) % n == 0."""
+
+    def read(config: ConfigReader) -> Layers | None:
+        step = config.optional_size(name)
+        if step is None:
+            return None
+        count = config.num_layers()
+        return tuple(nth if (i + 1) % step == 0 else others for i in range(count))
+
+    return read
+
+
+def period(step_name: str, offset_name: str, *, nth: Roles, others: Roles) -> Pattern:
+    """One layer of each period differs: i where i % period == offset (which may be 0)."""
+
+    def read(config: ConfigReader) -> Layers | None:
+        step = config.size(step_name)
+        offset = config.find(offset_name)
+        if offset is None:
+            raise config.missing(offset_name)
+        if not isinstance(offset, int) or not 0 <= offset < step:
+            raise config.wrong(offset_name, offset, f"0 to {step - 1}")
+        return tuple(nth if i % step == offset else others for i in range(config.num_layers()))
+
+    return read
+
+
+def repeated(name: str, meaning: Mapping[object, Roles]) -> Pattern:
+    """A word whose letters repeat over the layers (EXAONE's "LLLG")."""
+
+    def read(config: ConfigReader) -> Layers | None:
+        word = config.find(name)
+        if not isinstance(word, str) or not word:
+            return None
+        roles = [_meaning(config, name, meaning, letter) for letter in word]
+        return tuple(roles[i % len(roles)] for i in range(config.num_layers()))
+
+    return read
+
+
+def at(name: str, *, inside: Roles, outside: Roles, first: int = 0) -> Pattern:
+    """A list of layer numbers, counted from `first`."""
+
+    def read(config: ConfigReader) -> Layers | None:
+        numbers = config.items(name)
+        if numbers is None:
+            return None
+        count = config.num_layers()
+        for number in numbers:
+            if not isinstance(number, int) or not first <= number < first + count:
+                raise config.wrong(name, number, f"layer numbers {first} to {first + count - 1}")
+        return tuple(inside if i + first in numbers else outside for i in range(count))
+
+    return read
+
+
+def window_from_layer(config: ConfigReader) -> Layers:
+    """Windows from layer `max_window_layers` on, and only where `use_sliding_window` is true."""
+    count = config.num_layers()
+    on = config.find("use_sliding_window") is True and config.find("sliding_window") is not None
+    if not on:
+        return (FULL,) * count
+    first = config.find("max_window_layers")
+    if not isinstance(first, int):
+        raise config.missing("max_window_layers")
+    return tuple(WINDOW if i >= first else FULL for i in range(count))
+
+
+def full_unless(name: str, pattern: Pattern) -> Pattern:
+    """`pattern` where the config has this size; all layers full where it is absent or null."""
+
+    def read(config: ConfigReader) -> Layers | None:
+        if config.optional_size(name) is None:
+            return (FULL,) * config.num_layers()
+        return pattern(config)
+
+    return read
+
+
+def owners(pattern: Pattern) -> Pattern:
+    """The last `num_kv_shared_layers` layers read an earlier layer's cache and own none."""
+
+    def read(config: ConfigReader) -> Layers | None:
+        layers = pattern(config)
+        shared = config.find("num_kv_shared_layers")
+        if layers is None or shared in (None, 0):
+            return layers
+        if not isinstance(shared, int) or not 0 < shared < len(layers):
+            raise config.wrong("num_kv_shared_layers", shared, f"fewer than {len(layers)} layers")
+        kept = len(layers) - shared
+        return layers[:kept] + (NO_CACHE,) * shared
+
+    return read
+
+
+def shared_by_factor(config: ConfigReader) -> Layers:
+    """Cross-layer attention: of each `cla_share_factor` layers the first owns the cache."""
+    count = config.num_layers()
+    factor = config.size("cla_share_factor") if config.find("use_cla") is True else 1
+    return tuple(FULL if i % factor == 0 else NO_CACHE for i in range(count))
+
+
+def decoder_decoder(config: ConfigReader) -> Layers:
+    """Phi-4-flash: Mamba on even layers, windows on odd ones, until one full layer closes it.
+
+    layer   0 1 2 3 ... n/2-1 | n/2   n/2+1 | the rest reads the full layer's cache
+    role    S W S W ... W     | S     F     | -
+    """
+    count = config.num_layers()
+    half = count // 2
+    if config.size("mb_per_layer") != 2 or count % 4:
+        raise config.wrong("mb_per_layer", config.find("mb_per_layer"), "2, in 4n layers")
+    return ((STATE, WINDOW) * (half // 2) + (STATE, FULL) + (NO_CACHE,) * half)[:count]
+
+
+def _meaning(
+    config: ConfigReader, name: str, meaning: Mapping[object, Roles], entry: object
+) -> Roles:
+    if isinstance(entry, (str, int)) and entry in meaning:
+        return meaning[entry]
+    raise config.wrong(name, entry, f"only {_words(list(meaning))}")
+
+
+def _words(entries: Sequence[object]) -> str:
+    return ", ".join(str(entry) for entry in entries)

@@ -1,0 +1,111 @@
+"""From a config to layers by kind, and from layers to a completed topology.
+
+Pure: dictionaries in, frozen data out. What a config does not say is refused by name or reported
+as assumed; an architecture that the table does not have is refused.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from kvbraid.errors import InvalidValueError, TopologyError
+from kvbraid.models.config import ConfigReader, text_model
+from kvbraid.models.family import Family
+from kvbraid.models.layers import KindLayers, LayerSpec, ModelLayers
+from kvbraid.models.patterns import Layers, Role
+from kvbraid.models.registry import FAMILIES
+from kvbraid.spec import GroupSpec, Topology
+
+MODEL_TYPES: Final = frozenset(FAMILIES)
+
+
+def kinds_of(config: Mapping[str, object], *, cache_dtype: str | None = None) -> ModelLayers:
+    """Read a model's `config.json`, already parsed, into its layers by kind.
+
+    `cache_dtype` replaces the model's own type for keys and values (a quantized cache).
+
+    Raises:
+        InvalidValueError: An unknown architecture, a missing size, or a value that cannot be.
+    """
+    values = text_model(config)
+    model_type = values.get("model_type")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        msg = (
+            f"model_type = {model_type!r} is not known; expected one of "
+            f"{', '.join(sorted(FAMILIES))}; to add it, see kvbraid/models/registry.py"
+        )
+        raise InvalidValueError(msg)
+    reader = ConfigReader(
+        values, model_type=str(model_type), defaults=family.defaults, cache_dtype=cache_dtype
+    )
+    layers = _layers(family, reader)
+    kinds = tuple(
+        KindLayers(spec=_sized(family, role, reader), layers=numbers)
+        for role, numbers in _by_role(layers).items()
+    )
+    return ModelLayers(
+        model_type=reader.model_type,
+        num_layers=len(layers),
+        kinds=kinds,
+        assumed=reader.assumed,
+    )
+
+
+def complete(topology: Topology, model: ModelLayers) -> Topology:
+    """Fill in what events never carry (the chunk size), and check the rest against the model.
+
+    Raises:
+        TopologyError: A group of a kind, window or chunk that the model does not have.
+    """
+    return replace(topology, groups=tuple(_completed(each, model) for each in topology.groups))
+
+
+def _completed(group: GroupSpec, model: ModelLayers) -> GroupSpec:
+    """Match one group against the model's layers; an engine may keep any attention in full."""
+    specs = [each.spec for each in model.kinds]
+    if group.kind.is_full:
+        found = any(spec.state_bytes is None for spec in specs)
+        return group if found else _refuse(group, model)
+    for spec in specs:
+        same_window = group.window in (None, spec.window)
+        same_chunk = group.chunk in (None, spec.chunk)
+        if spec.kind is group.kind and same_window and same_chunk:
+            return replace(group, chunk=spec.chunk)
+    return _refuse(group, model)
+
+
+def _refuse(group: GroupSpec, model: ModelLayers) -> GroupSpec:
+    has = "; ".join(
+        f"{each.spec.kind.value} (window {each.spec.window}, chunk {each.spec.chunk})"
+        for each in model.kinds
+    )
+    msg = (
+        f"a {group.kind.value} group with window {group.window} and chunk {group.chunk} does not "
+        f"fit {model.model_type}, which has {has}; correct the group or the model's config"
+    )
+    raise TopologyError(msg)
+
+
+def _layers(family: Family, reader: ConfigReader) -> Layers:
+    layers = family.pattern(reader)
+    if layers is None:
+        raise reader.missing(*family.fields.split(", "))
+    return layers
+
+
+def _sized(family: Family, role: Role, reader: ConfigReader) -> LayerSpec:
+    sizer = family.sizes.get(role)
+    if sizer is None:
+        known = " and ".join(each.value for each in family.sizes)
+        raise reader.wrong(family.fields, role.value, f"{known} layers only")
+    return sizer(reader)
+
+
+def _by_role(layers: Layers) -> dict[Role, tuple[int, ...]]:
+    """Turn roles per layer into layers per role, in order of first appearance."""
+    numbers: dict[Role, list[int]] = {}
+    for number, roles in enumerate(layers):
+        for role in roles:
+            numbers.setdefault(role, []).append(number)
+    return {role: tuple(each) for role, each in numbers.items()}

@@ -1,0 +1,178 @@
+"""Sizes: what one layer of each role keeps, by arithmetic on the config's fields.
+
+Each record names the fields that an architecture uses and, called with a config, returns the
+layer's needs. KV counts one key and one value vector per head and token (or one latent, for
+MLA). A recurrent state is its convolution's last inputs plus its state matrices:
+
+    mamba1       conv  inner x (kernel - 1)                 state  inner x state_size
+    mamba2       conv  (heads*dim + 2*groups*state) x (k-1) state  heads x dim x state_size
+    gated delta  conv  (2*key + value) x (kernel - 1)       state  heads x key_dim x value_dim
+    KDA          conv  3*heads*dim x (kernel - 1)           state  heads x dim x dim
+    lightning    none                                       state  heads x dim x dim
+    short conv   conv  dim x (kernel - 1)                   none
+
+Convolutions keep the model's type. State matrices keep `mamba_ssm_dtype`, except Mamba-1's,
+which keep the model's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from kvbraid.models.config import ConfigReader, Names
+from kvbraid.models.layers import LayerSpec
+from kvbraid.spec import SpecKind
+
+Sizer: TypeAlias = Callable[[ConfigReader], LayerSpec]
+
+KV_HEADS: Final[Names] = ("num_key_value_heads",)
+HEAD_DIM: Final[Names] = ("head_dim",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Keys and values per head; `value_dim` defaults to the key's; `index` adds index keys."""
+
+    kind: SpecKind = SpecKind.FULL_ATTENTION
+    kv_heads: Names = KV_HEADS
+    key_dim: Names = HEAD_DIM
+    value_dim: Names | None = None
+    window: Names | None = None
+    chunk: Names | None = None
+    index: tuple[Names, Names] | None = None  # Index heads and their size, where there are some.
+
+    def __call__(self, config: ConfigReader) -> LayerSpec:
+        """Return bytes per token, and the window or chunk of the kind."""
+        key_dim = config.size(*self.key_dim)
+        value_dim = key_dim if self.value_dim is None else config.size(*self.value_dim)
+        elements = config.size(*self.kv_heads) * (key_dim + value_dim)
+        if self.index is not None:
+            heads, dim = self.index
+            elements += config.size(*heads) * config.size(*dim)
+        return LayerSpec(
+            kind=self.kind,
+            window=None if self.window is None else config.size(*self.window),
+            chunk=None if self.chunk is None else config.size(*self.chunk),
+            kv_bytes_per_token=elements * config.kv_element_bytes(),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """MLA: one compressed vector and one rotary key for all heads; `index` adds an index key."""
+
+    index: Names | None = None
+
+    def __call__(self, config: ConfigReader) -> LayerSpec:
+        """Return bytes per token."""
+        elements = config.size("kv_lora_rank") + config.size("qk_rope_head_dim")
+        if self.index is not None:
+            elements += config.size(*self.index)
+        return LayerSpec(
+            kind=SpecKind.MLA_ATTENTION,
+            kv_bytes_per_token=elements * config.kv_element_bytes(),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedKeyValue:
+    """One vector that serves as key and value, kept once per `ratio` tokens (DeepSeek-V4)."""
+
+    kind: SpecKind
+    ratio: int = 1
+    window: Names | None = None
+    index: Names | None = None
+
+    def __call__(self, config: ConfigReader) -> LayerSpec:
+        """Return bytes per token, rounded up, and the window of the kind."""
+        elements = config.size(*HEAD_DIM)
+        if self.index is not None:
+            elements += config.size(*self.index)
+        return LayerSpec(
+            kind=self.kind,
+            window=None if self.window is None else config.size(*self.window),
+            kv_bytes_per_token=-(-elements * config.kv_element_bytes() // self.ratio),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2:
+    """Mamba-2: the names that an architecture gives to its heads, groups, state and kernel."""
+
+    heads: str
+    head_dim: str
+    groups: str
+    state: str
+    kernel: str
+
+    def __call__(self, config: ConfigReader) -> LayerSpec:
+        """Return the bytes of one state."""
+        heads, dim = config.size(self.heads), config.size(self.head_dim)
+        state = config.size(self.state)
+        channels = heads * dim + 2 * config.size(self.groups) * state
+        return _recurrent(
+            config,
+            conv=channels * (config.size(self.kernel) - 1),
+            state=heads * dim * state,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba1:
+    """Mamba-1: the names of its expansion, state and kernel; `inner` where the width is stated."""
+
+    expand: str
+    state: str
+    kernel: str
+    inner: Names = ()
+
+    def __call__(self, config: ConfigReader) -> LayerSpec:
+        """Return the bytes of one state; all of it keeps the model's type."""
+        inner = config.optional_size(*self.inner)
+        if inner is None:
+            inner = config.size(self.expand) * config.size("hidden_size")
+        rows = config.size(self.kernel) - 1 + config.size(self.state)
+        return LayerSpec(
+            kind=SpecKind.MAMBA,
+            state_bytes=inner * rows * config.state_element_bytes(),
+        )
+
+
+def gated_delta(config: ConfigReader) -> LayerSpec:
+    """Return the bytes of one gated delta net state (Qwen3-Next, Qwen3.5)."""
+    value_heads = config.size("linear_num_value_heads")
+    key_dim = config.size("linear_key_head_dim")
+    value_dim = config.size("linear_value_head_dim")
+    channels = 2 * config.size("linear_num_key_heads") * key_dim + value_heads * value_dim
+    return _recurrent(
+        config,
+        conv=channels * (config.size("linear_conv_kernel_dim") - 1),
+        state=value_heads * key_dim * value_dim,
+    )
+
+
+def kimi_delta(config: ConfigReader) -> LayerSpec:
+    """Return the bytes of one Kimi delta attention state."""
+    heads = config.size("linear_attn_config.num_heads")
+    dim = config.size("linear_attn_config.head_dim")
+    kernel = config.size("linear_attn_config.short_conv_kernel_size")
+    return _recurrent(config, conv=3 * heads * dim * (kernel - 1), state=heads * dim * dim)
+
+
+def lightning(config: ConfigReader) -> LayerSpec:
+    """Return the bytes of one lightning attention state (MiniMax-Text-01 and M1)."""
+    dim = config.size(*HEAD_DIM)
+    return _recurrent(config, conv=0, state=config.size("num_attention_heads") * dim * dim)
+
+
+def short_conv(config: ConfigReader) -> LayerSpec:
+    """Return the bytes of one short convolution's state (LFM2)."""
+    elements = config.size("conv_dim") * (config.size("conv_L_cache") - 1)
+    return LayerSpec(kind=SpecKind.MAMBA, state_bytes=elements * config.state_element_bytes())
+
+
+def _recurrent(config: ConfigReader, *, conv: int, state: int) -> LayerSpec:
+    size = state * config.element_bytes("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
+    if conv:
+        size += conv * config.state_element_bytes()
+    return LayerSpec(kind=SpecKind.MAMBA, state_bytes=size)
