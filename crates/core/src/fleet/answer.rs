@@ -1,0 +1,93 @@
+//! What a request gets back: bounds per rank and set of tiers.
+
+use super::rank::State;
+use super::tier::Tier;
+
+/// A set of tiers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct TierSet(u8);
+
+impl TierSet {
+    /// The accelerator alone.
+    pub const GPU: Self = Self(1);
+
+    /// Whether it has the tier.
+    #[must_use]
+    pub fn contains(self, tier: Tier) -> bool {
+        self.0 & (1 << tier as u8) != 0
+    }
+
+    /// Whether it has no tier.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Its tiers, nearest first.
+    pub fn iter(self) -> impl Iterator<Item = Tier> {
+        Tier::ALL.into_iter().filter(move |t| self.contains(*t))
+    }
+
+    /// GPU, then each further tier of `present` added in turn.
+    #[must_use]
+    pub fn cumulative(present: Self) -> Vec<Self> {
+        let mut sets = vec![Self::GPU];
+        let mut set = Self::GPU;
+        for tier in present.iter().filter(|t| *t != Tier::Gpu) {
+            set.0 |= 1 << tier as u8;
+            sets.push(set);
+        }
+        sets
+    }
+
+    /// The name in answers: `gpu`, `gpu+cpu`, …
+    #[must_use]
+    pub fn name(self) -> String {
+        self.iter().map(Tier::name).collect::<Vec<_>>().join("+")
+    }
+}
+
+impl FromIterator<Tier> for TierSet {
+    fn from_iter<I: IntoIterator<Item = Tier>>(tiers: I) -> Self {
+        Self(tiers.into_iter().fold(0, |bits, tier| bits | 1 << tier as u8))
+    }
+}
+
+/// Reusable tokens: at least and at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Bounds {
+    /// At least this many.
+    pub lower: u32,
+    /// At most this many.
+    pub upper: u32,
+}
+
+/// What a token is worth on each tier, in the order of `Tier::ALL`.
+pub type Weights = [f64; 3];
+
+/// The answer for one rank.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// The rank's column.
+    pub column: usize,
+    /// How far its history is known.
+    pub state: State,
+    /// For the tiers asked for.
+    pub bounds: Bounds,
+    /// Tokens that its full-attention groups hold, whatever the others lack.
+    pub present: u32,
+    /// Per set of tiers.
+    pub tiers: Vec<(TierSet, Bounds)>,
+    /// Wire index of the group that ends the prefix, and the boundary in tokens that it refuses.
+    pub limiting: Option<(u16, u32)>,
+    /// Tokens of the best lower bound, each times the weight of its tier.
+    pub score: f64,
+}
+
+impl Row {
+    /// Whether the answer is exact rather than a bound.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.state == State::Exact && self.bounds.lower == self.bounds.upper
+    }
+}

@@ -1,0 +1,213 @@
+//! One model's pods: shared boundaries and bits, the ranks, and which of them the rule can be
+//! evaluated for together.
+
+use hashbrown::HashMap;
+
+use super::apply::{Applied, Intake, Scratch};
+use super::catalog::{View, gcd};
+use super::naming::Units;
+use super::nodes::Nodes;
+use super::planes::Planes;
+use super::rank::{Rank, Shared};
+use super::slots::Whereabouts;
+use super::texts::Texts;
+use crate::wire::Batch;
+
+/// Ranks with the same view in the same word of the planes: one evaluation answers for all.
+#[derive(Debug, Clone)]
+pub struct Class {
+    /// What the rule is evaluated with.
+    pub view: View,
+    /// Which word of the planes.
+    pub word: u16,
+    /// Their bits.
+    pub mask: u64,
+}
+
+impl Class {
+    /// The largest step at which everything the rule asks for is visible.
+    #[must_use]
+    pub fn unit(&self) -> u32 {
+        let topology = &self.view.topology;
+        let hash = if topology.partial_hits { topology.hash_block_size } else { 0 };
+        let groups = topology.groups.iter().filter(|g| g.prefix_cacheable);
+        let blocks = groups.map(|g| g.block_size).fold(0, gcd);
+        gcd(gcd(blocks, topology.alignment), hash).max(1)
+    }
+}
+
+/// All pods of one model.
+#[derive(Debug, Default)]
+pub struct Model {
+    /// Boundaries.
+    pub nodes: Nodes,
+    /// Presence bits.
+    pub planes: Planes,
+    /// Salts, owners.
+    pub texts: Texts,
+    /// Ranks by column; `None` = free.
+    pub ranks: Vec<Option<Rank>>,
+    /// Increases with every request, for forgetting the least recently matched.
+    pub tick: u32,
+    units: Units,
+    scratch: Scratch,
+    classes: Option<Vec<Class>>,
+}
+
+impl Model {
+    /// The column that a new rank gets.
+    pub fn free_column(&mut self) -> (usize, (u16, u64)) {
+        let index = self.ranks.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.ranks.push(None);
+            self.ranks.len() - 1
+        });
+        let word = u16::try_from(index / 64).expect("fewer than 2^22 ranks");
+        (index, (word, 1 << (index % 64)))
+    }
+
+    /// What is known of a rank's groups changed.
+    pub fn invalidate(&mut self) {
+        self.classes = None;
+    }
+
+    /// Takes in a batch of one rank.
+    pub fn apply(&mut self, index: usize, batch: &Batch) -> Applied {
+        let Some(rank) = self.ranks[index].as_mut() else { return Applied::default() };
+        let shared = Shared { nodes: &mut self.nodes, planes: &mut self.planes };
+        let mut intake = Intake {
+            rank,
+            shared,
+            texts: &mut self.texts,
+            units: &mut self.units,
+            batch,
+            scratch: &mut self.scratch,
+        };
+        let (applied, learned) = intake.run();
+        if learned {
+            self.invalidate();
+        }
+        applied
+    }
+
+    /// Runs an operation on one rank with the shared part at hand.
+    pub fn with_rank<T>(
+        &mut self,
+        index: usize,
+        operation: impl FnOnce(&mut Rank, &mut Shared<'_>) -> T,
+    ) -> Option<T> {
+        let rank = self.ranks[index].as_mut()?;
+        let mut shared = Shared { nodes: &mut self.nodes, planes: &mut self.planes };
+        Some(operation(rank, &mut shared))
+    }
+
+    /// Removes a rank and everything it holds.
+    pub fn remove(&mut self, index: usize) {
+        self.with_rank(index, |rank, shared| {
+            rank.lose(shared);
+            let bare: Vec<_> = rank.slots.iter().collect();
+            for slot in bare {
+                if let Whereabouts::Placed(node) = rank.slots.whereabouts(slot) {
+                    shared.nodes.release(node);
+                    rank.slots.forget(slot);
+                }
+            }
+        });
+        self.ranks[index] = None;
+        self.invalidate();
+    }
+
+    /// Ranks that can be evaluated together.
+    pub fn classes(&mut self) -> Vec<Class> {
+        if self.classes.is_none() {
+            self.classes = Some(self.group_ranks());
+        }
+        self.classes.clone().unwrap_or_default()
+    }
+
+    fn group_ranks(&self) -> Vec<Class> {
+        let mut classes: Vec<Class> = Vec::new();
+        let mut known: HashMap<(View, u16), usize> = HashMap::new();
+        for rank in self.ranks.iter().flatten() {
+            let Some(view) = rank.catalog.view() else { continue };
+            let (word, bit) = rank.column;
+            let at = *known.entry((view, word)).or_insert_with_key(|(view, word)| {
+                classes.push(Class { view: view.clone(), word: *word, mask: 0 });
+                classes.len() - 1
+            });
+            classes[at].mask |= bit;
+        }
+        classes
+    }
+
+    /// Bytes held, by capacity and estimate.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let ranks: usize = self.ranks.iter().flatten().map(Rank::bytes).sum();
+        self.nodes.bytes() + self.planes.bytes() + self.texts.bytes() + ranks
+    }
+
+    /// Forgets the least recently matched tenth of the boundaries, and what is undecided of the
+    /// ranks that have more of it than `limbo_limit` bytes.
+    pub fn forget_oldest(&mut self) {
+        let span = u32::try_from(self.nodes.span()).unwrap_or(u32::MAX);
+        let mut ticks: Vec<u32> = (0..span)
+            .map(super::nodes::NodeId)
+            .filter(|&node| self.nodes.refs(node) > 0)
+            .map(|node| self.nodes.matched_at(node))
+            .collect();
+        if ticks.is_empty() {
+            return;
+        }
+        let tenth = ticks.len() / 10;
+        let (_, &mut newest_to_go, _) = ticks.select_nth_unstable(tenth);
+        let mut left = tenth + 1;
+        let doomed: Vec<bool> = (0..span)
+            .map(|id| {
+                let node = super::nodes::NodeId(id);
+                let goes = self.nodes.refs(node) > 0
+                    && self.nodes.matched_at(node) <= newest_to_go
+                    && left > 0;
+                left -= usize::from(goes);
+                goes
+            })
+            .collect();
+        for index in 0..self.ranks.len() {
+            self.with_rank(index, |rank, shared| {
+                rank.evict(|node| doomed[node.0 as usize], shared);
+            });
+        }
+    }
+
+    /// Panics unless nodes, bits and ranks agree.
+    pub fn check_integrity(&self) {
+        self.nodes.check_integrity();
+        let mut refs: HashMap<u32, u32> = HashMap::new();
+        let mut bits: HashMap<(super::planes::PlaneKey, u32), u64> = HashMap::new();
+        for rank in self.ranks.iter().flatten() {
+            rank.check_integrity(&self.nodes, &self.planes);
+            for slot in rank.slots.iter() {
+                let Whereabouts::Placed(node) = rank.slots.whereabouts(slot) else { continue };
+                *refs.entry(node.0).or_insert(0) += 1;
+                for channel in rank.slots.held_channels(slot) {
+                    let key = rank.slots.channel(channel).key;
+                    let plane = super::planes::PlaneKey {
+                        group: key.group,
+                        partial: key.partial,
+                        tier: key.tier,
+                        doubted: key.doubted,
+                        word: rank.column.0,
+                    };
+                    *bits.entry((plane, node.0)).or_insert(0) |= rank.column.1;
+                }
+            }
+        }
+        assert_eq!(refs.len(), self.nodes.len(), "nodes without a slot");
+        for (&node, &count) in &refs {
+            assert_eq!(self.nodes.refs(super::nodes::NodeId(node)), count, "node {node}");
+        }
+        for (key, node, word) in self.planes.set_words() {
+            let held = bits.get(&(key, node.0)).copied().unwrap_or(0);
+            assert_eq!(word & !held, 0, "{key:?} node {node:?} shows what nobody holds");
+        }
+    }
+}

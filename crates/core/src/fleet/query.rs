@@ -1,0 +1,501 @@
+//! From a request to what every rank can reuse.
+//!
+//! The life of a request: our own keys at every unit, once; the engine's chain, only where some
+//! rank has undecided hashes and a known function; the nodes at the keys; then one evaluation of
+//! the rule per class of ranks and set of tiers, 64 ranks at a time. Ranks whose answer is not
+//! certain get an upper bound of their own.
+
+use hashbrown::HashMap;
+
+use super::answer::{Bounds, Row, TierSet, Weights};
+use super::catalog::View;
+use super::engine_chain::HashFunction;
+use super::limbo::{Means, Possible};
+use super::model::{Class, Model};
+use super::naming::Naming;
+use super::nodes::SaltId;
+use super::planes::PlaneKey;
+use super::rank::{Rank, Shared, State};
+use super::slots::EngineKey;
+use super::walk::{Ladder, Prompt};
+use super::weight::score;
+use crate::hash::{ChainSpec, ExtraKeys, chain_keys};
+use crate::prefix::Step;
+use crate::rule::{self, Held, Query, Unknown};
+
+/// What a request asks for.
+#[derive(Debug, Clone)]
+pub struct Ask<'a> {
+    /// The request.
+    pub prompt: Prompt<'a>,
+    /// Columns to answer for, in the order of the answer.
+    pub columns: Vec<usize>,
+    /// Tiers whose copies count for the main bounds.
+    pub tiers: TierSet,
+    /// Only full-attention groups are evaluated (a shortcut that `replay --model full-only` shows).
+    pub only_full: bool,
+    /// Keep what was matched when memory is short.
+    pub touch: bool,
+    /// What a token is worth on each tier.
+    pub weights: Weights,
+}
+
+/// Words of one class and one set of tiers, per group of the topology.
+#[derive(Debug, Default)]
+pub struct Words {
+    whole: Vec<Vec<u64>>,
+    partial: Vec<Vec<u64>>,
+}
+
+impl Words {
+    /// Evaluates something of the rule on these words.
+    pub fn with_held<T>(&self, unit: u32, evaluate: impl FnOnce(&Held<'_>) -> T) -> T {
+        let whole: Vec<&[u64]> = self.whole.iter().map(Vec::as_slice).collect();
+        let partial: Vec<&[u64]> = self.partial.iter().map(Vec::as_slice).collect();
+        evaluate(&Held { unit, whole: &whole, partial: &partial })
+    }
+
+    /// The words of one group: whole blocks, and entries within blocks.
+    #[must_use]
+    pub fn of(&self, group: usize) -> (&[u64], &[u64]) {
+        (&self.whole[group], self.partial.get(group).map_or(&[], Vec::as_slice))
+    }
+}
+
+/// One request being answered.
+pub struct Search<'a, 'p> {
+    /// The model.
+    pub model: &'a mut Model,
+    /// The request.
+    pub ask: &'a Ask<'p>,
+    ladders: Vec<Ladder>,
+    salt: SaltId,
+    /// Ranks whose undecided hashes were all compared with the request's own engine chain.
+    probed: Vec<usize>,
+}
+
+/// Stands for a salt that no event ever showed.
+const UNSEEN_SALT: SaltId = SaltId(u32::MAX);
+
+impl<'a, 'p> Search<'a, 'p> {
+    /// Prepares an answer: keys, the engines' chains where needed, nodes.
+    pub fn new(model: &'a mut Model, ask: &'a Ask<'p>) -> Self {
+        let salt = model.texts.known_salt(ask.prompt.salt).unwrap_or(UNSEEN_SALT);
+        let mut search = Self { model, ask, ladders: Vec::new(), salt, probed: Vec::new() };
+        search.probe();
+        search
+    }
+
+    /// The ladder of one unit, made once per request.
+    fn ladder(&mut self, unit: u32, lookahead: u32) -> usize {
+        if let Some(at) = self.ladders.iter().position(|l| l.is(unit, lookahead)) {
+            return at;
+        }
+        self.ladders.push(Ladder::new(&self.ask.prompt, unit, lookahead));
+        self.ladders.len() - 1
+    }
+
+    /// The third means: compares undecided hashes with the request's own engine chains.
+    fn probe(&mut self) {
+        let mut wanted: Vec<(Function, Vec<usize>)> = Vec::new();
+        for &column in &self.ask.columns {
+            let Some(function) = self.function_of(column) else { continue };
+            match wanted.iter_mut().find(|(f, _)| *f == function) {
+                Some((_, columns)) => columns.push(column),
+                None => wanted.push((function, vec![column])),
+            }
+        }
+        for (function, columns) in wanted {
+            self.probe_with(&function, &columns);
+        }
+    }
+
+    fn function_of(&self, column: usize) -> Option<Function> {
+        let rank = self.model.ranks[column].as_ref()?;
+        if rank.limbo.is_empty() {
+            return None;
+        }
+        let path = match self.ask.prompt.lora.filter(|l| !l.is_empty()) {
+            Some(name) => Some(rank.loras.get(name)?.clone()),
+            None => None,
+        };
+        let unit = rank.catalog.hash_block_size();
+        let lookahead = rank.catalog.config().topology.as_ref().map_or(0, |t| t.hash_lookahead);
+        let function = rank.chain.usable()?;
+        (unit > 0).then_some(Function { function, unit, lookahead, path })
+    }
+
+    fn probe_with(&mut self, function: &Function, columns: &[usize]) {
+        let Some(keys) = function.chain(&self.ask.prompt) else { return };
+        let by_key: HashMap<EngineKey, usize> =
+            keys.iter().enumerate().map(|(i, &key)| (key, i)).collect();
+        let at = self.ladder(function.unit, function.lookahead);
+        for &column in columns {
+            self.probed.push(column);
+            let Some(rank) = self.model.ranks[column].as_ref() else { continue };
+            let matches: Vec<(EngineKey, usize)> = rank
+                .limbo
+                .slots()
+                .map(|slot| rank.slots.key(slot))
+                .filter_map(|key| by_key.get(&key).map(|&i| (key, i)))
+                .collect();
+            if matches.is_empty() {
+                continue;
+            }
+            self.salt = self.model.texts.salt(self.ask.prompt.salt);
+            let (salt, prompt) = (self.salt, &self.ask.prompt);
+            let ladder = &self.ladders[at];
+            self.model.with_rank(column, |rank, shared| {
+                for (key, i) in matches {
+                    let tokens = u32::try_from(i + 1).unwrap_or(u32::MAX) * ladder.unit();
+                    let step = Step { tokens, local: ladder.prefixes()[i] };
+                    let ahead = ladder.ahead(prompt, i).unwrap_or(0);
+                    Naming::place(rank, key, step, salt, ahead);
+                }
+                rank.solve(shared, Means::Query);
+            });
+        }
+    }
+
+    /// The ladder of a class with its nodes looked up.
+    pub fn climb(&mut self, class: &Class) -> usize {
+        let at = self.ladder(class.unit(), class.view.topology.hash_lookahead);
+        let ladder = &mut self.ladders[at];
+        if ladder.nodes.is_empty() {
+            ladder.look_up(&self.ask.prompt, self.salt, &self.model.nodes);
+            if self.ask.touch {
+                self.model.tick += 1;
+                for node in ladder.nodes.iter().flatten() {
+                    self.model.nodes.touch(*node, self.model.tick);
+                }
+            }
+        }
+        at
+    }
+
+    /// The bits of a class along the request.
+    pub fn words(&self, class: &Class, ladder: usize, tiers: TierSet, doubted: bool) -> Words {
+        let nodes = &self.ladders[ladder].nodes;
+        let mut words = Words::default();
+        let has_partial = class.view.topology.partial_hits;
+        for &group in &class.view.groups {
+            words.whole.push(self.gather(class, (group, false), nodes, tiers, doubted));
+            if has_partial {
+                words.partial.push(self.gather(class, (group, true), nodes, tiers, doubted));
+            }
+        }
+        words
+    }
+
+    fn gather(
+        &self,
+        class: &Class,
+        (group, partial): (u16, bool),
+        nodes: &[Option<super::nodes::NodeId>],
+        tiers: TierSet,
+        doubted: bool,
+    ) -> Vec<u64> {
+        let mut out = vec![0; nodes.len()];
+        for tier in tiers.iter() {
+            for doubted in [false, true].into_iter().take(1 + usize::from(doubted)) {
+                let key = PlaneKey { group, partial, tier, doubted, word: class.word };
+                if let Some(plane) = self.model.planes.find(key) {
+                    self.model.planes.gather(plane, nodes, &mut out);
+                }
+            }
+        }
+        out
+    }
+
+    /// Whether one rank holds a block of a group that ends at step `i`, on one tier.
+    #[must_use]
+    pub fn holds(
+        &self,
+        class: &Class,
+        at: usize,
+        (group, bit): (u16, u32),
+        tier: super::tier::Tier,
+        i: usize,
+    ) -> bool {
+        let Some(&Some(node)) = self.ladders[at].nodes.get(i) else { return false };
+        [false, true].into_iter().any(|partial| {
+            let key = PlaneKey { group, partial, tier, doubted: false, word: class.word };
+            let plane = self.model.planes.find(key);
+            plane.is_some_and(|p| self.model.planes.word(p, node) & (1 << bit) != 0)
+        })
+    }
+
+    /// Tokens per step of a ladder.
+    #[must_use]
+    pub fn unit(&self, ladder: usize) -> u32 {
+        self.ladders[ladder].unit()
+    }
+
+    /// Answers for every column asked for.
+    pub fn rows(&mut self, scratch: &mut rule::Scratch) -> Vec<Row> {
+        let mut rows: HashMap<usize, Row> = HashMap::with_capacity(self.ask.columns.len());
+        let asked = self.asked_masks();
+        let tier_sets = self.tier_sets();
+        for class in self.model.classes() {
+            let mask = class.mask & asked.get(&class.word).copied().unwrap_or(0);
+            if mask == 0 {
+                continue;
+            }
+            let class = Class { mask, ..restrict(class, self.ask.only_full) };
+            self.answer_class(&class, &tier_sets, scratch, &mut rows);
+        }
+        let columns = self.ask.columns.clone();
+        columns
+            .into_iter()
+            .filter_map(|column| {
+                let row = rows.remove(&column);
+                Some(row.unwrap_or_else(|| self.empty_row(column, &tier_sets)))
+                    .filter(|_| self.model.ranks[column].is_some())
+            })
+            .collect()
+    }
+
+    fn asked_masks(&self) -> HashMap<u16, u64> {
+        let mut masks = HashMap::new();
+        for &column in &self.ask.columns {
+            if let Some(rank) = &self.model.ranks[column] {
+                *masks.entry(rank.column.0).or_insert(0) |= rank.column.1;
+            }
+        }
+        masks
+    }
+
+    /// The sets of tiers to answer for: the one asked for, GPU, and each further tier that holds
+    /// anything added in turn.
+    fn tier_sets(&self) -> Vec<TierSet> {
+        let present: TierSet = self.model.planes.keys().map(|key| key.tier).collect();
+        let mut sets = vec![self.ask.tiers];
+        for set in TierSet::cumulative(present) {
+            if !sets.contains(&set) {
+                sets.push(set);
+            }
+        }
+        sets
+    }
+
+    /// A rank of which no group is known holds nothing; unless its history is incomplete.
+    fn empty_row(&self, column: usize, tier_sets: &[TierSet]) -> Row {
+        let state = self.model.ranks[column].as_ref().map_or(State::Stale, Rank::state);
+        let upper = if state == State::Exact { 0 } else { self.last_token() };
+        let bounds = Bounds { lower: 0, upper };
+        Row {
+            column,
+            state,
+            bounds,
+            present: 0,
+            tiers: tier_sets.iter().map(|&set| (set, bounds)).collect(),
+            limiting: None,
+            score: 0.0,
+        }
+    }
+
+    fn last_token(&self) -> u32 {
+        u32::try_from(self.ask.prompt.tokens.len().saturating_sub(1)).unwrap_or(u32::MAX)
+    }
+
+    fn answer_class(
+        &mut self,
+        class: &Class,
+        tier_sets: &[TierSet],
+        scratch: &mut rule::Scratch,
+        rows: &mut HashMap<usize, Row>,
+    ) {
+        let at = self.climb(class);
+        let query = self.query(class.mask, Unknown::Strict);
+        let topology = &class.view.topology;
+        let mut columns: Vec<(usize, u32)> = Vec::new();
+        for bit in (0..64).filter(|bit| class.mask & (1 << bit) != 0) {
+            columns.push((usize::from(class.word) * 64 + bit as usize, bit));
+        }
+        for (index, &set) in tier_sets.iter().enumerate() {
+            let words = self.words(class, at, set, false);
+            let lower = words.with_held(self.unit(at), |h| rule::resume(topology, h, query, scratch));
+            if index == 0 {
+                let (present, limits) = words.with_held(self.unit(at), |held| {
+                    let present = rule::present(topology, held, query, scratch);
+                    (present, rule::limiting(topology, held, query, &lower, scratch))
+                });
+                for &(column, bit) in &columns {
+                    let limit = limits[bit as usize];
+                    rows.insert(column, Row {
+                        column,
+                        state: self.model.ranks[column].as_ref().map_or(State::Stale, Rank::state),
+                        bounds: Bounds::default(),
+                        present: present[bit as usize],
+                        tiers: Vec::with_capacity(tier_sets.len()),
+                        limiting: limit.map(|l| (class.view.groups[l.group], l.boundary)),
+                        score: 0.0,
+                    });
+                }
+            }
+            for &(column, bit) in &columns {
+                let bounds = self.bounds(class, at, (column, bit), set, lower[bit as usize], scratch);
+                if let Some(row) = rows.get_mut(&column) {
+                    row.tiers.push((set, bounds));
+                    if index == 0 {
+                        row.bounds = bounds;
+                    }
+                }
+            }
+        }
+        for &(column, bit) in &columns {
+            if let Some(row) = rows.get_mut(&column) {
+                row.score = score(self, class, at, bit, row);
+            }
+        }
+    }
+
+    fn query(&self, mask: u64, unknown: Unknown) -> Query {
+        let num_tokens = u32::try_from(self.ask.prompt.tokens.len()).unwrap_or(u32::MAX);
+        Query { num_tokens, mask, unknown }
+    }
+
+    /// The bounds of one rank, given what is certainly there.
+    fn bounds(
+        &mut self,
+        class: &Class,
+        at: usize,
+        (column, bit): (usize, u32),
+        set: TierSet,
+        lower: u32,
+        scratch: &mut rule::Scratch,
+    ) -> Bounds {
+        let Some(rank) = &self.model.ranks[column] else { return Bounds::default() };
+        let certain = if class.view.lower_is_zero { 0 } else { lower };
+        let everything =
+            rank.state() != State::Exact || class.view.upper_is_everything || rank.forgot;
+        if everything {
+            let topology = &class.view.topology;
+            let whole = self.last_token() / topology.alignment * topology.alignment;
+            let upper = whole.saturating_sub(topology.replay_tokens).max(certain);
+            return Bounds { lower: certain, upper };
+        }
+        let has_doubt = rank.slots.channels().any(|(_, c)| c.key.doubted);
+        let is_undecided = !rank.limbo.is_empty() && !self.probed.contains(&column);
+        if !class.view.has_unknown && !has_doubt && !is_undecided {
+            return Bounds { lower: certain, upper: lower };
+        }
+        let upper = self.upper(class, at, (column, bit), set, scratch);
+        Bounds { lower: certain, upper: upper.max(certain) }
+    }
+
+    /// The largest boundary that cannot be excluded for one rank.
+    fn upper(
+        &mut self,
+        class: &Class,
+        at: usize,
+        (column, bit): (usize, u32),
+        set: TierSet,
+        scratch: &mut rule::Scratch,
+    ) -> u32 {
+        let possible = if self.probed.contains(&column) {
+            Possible::default()
+        } else {
+            self.possible(column, at)
+        };
+        let mut words = self.words(class, at, set, true);
+        let length = self.ladders[at].prefixes().len();
+        for list in words.whole.iter_mut().chain(&mut words.partial) {
+            list.resize(length, 0);
+        }
+        if let Some(rank) = &self.model.ranks[column] {
+            let unit = self.ladders[at].unit();
+            for &(slot, boundary) in &possible.at {
+                let i = (boundary / unit - 1) as usize;
+                show(rank, slot, &class.view, set, bit, &mut words, i..i + 1);
+            }
+            for &slot in &possible.anywhere {
+                show(rank, slot, &class.view, set, bit, &mut words, 0..length);
+            }
+        }
+        let query = self.query(1 << bit, Unknown::Lax);
+        let topology = &class.view.topology;
+        let answers =
+            words.with_held(self.unit(at), |held| rule::resume(topology, held, query, scratch));
+        answers[bit as usize]
+    }
+
+    fn possible(&mut self, column: usize, at: usize) -> Possible {
+        let walk = self.ladders[at].walk(self.salt);
+        let Some(rank) = self.model.ranks[column].as_mut() else { return Possible::default() };
+        let mut shared = Shared { nodes: &mut self.model.nodes, planes: &mut self.model.planes };
+        let unit = rank.catalog.hash_block_size();
+        let bit = rank.column.1;
+        let Rank { slots, limbo, .. } = rank;
+        let mut world = Rank::world(slots, &mut shared, bit, unit, Means::Join);
+        let found = limbo.possible(&walk, &mut world);
+        rank.settle_accounts();
+        found
+    }
+}
+
+/// Shows the copies of an undecided hash at some boundaries.
+fn show(
+    rank: &Rank,
+    slot: super::slots::SlotId,
+    view: &View,
+    set: TierSet,
+    bit: u32,
+    words: &mut Words,
+    range: std::ops::Range<usize>,
+) {
+    for channel in rank.slots.held_channels(slot) {
+        let key = rank.slots.channel(channel).key;
+        if !set.contains(key.tier) {
+            continue;
+        }
+        for (group, _) in view.groups.iter().enumerate().filter(|(_, g)| **g == key.group) {
+            let lists = if key.partial { &mut words.partial } else { &mut words.whole };
+            let Some(list) = lists.get_mut(group) else { continue };
+            for word in list.get_mut(range.clone()).into_iter().flatten() {
+                *word |= 1 << bit;
+            }
+        }
+    }
+}
+
+/// Leaves only the full-attention groups.
+fn restrict(class: Class, only_full: bool) -> Class {
+    if !only_full {
+        return class;
+    }
+    let mut view = class.view;
+    let keep: Vec<bool> = view.topology.groups.iter().map(|g| g.kind.is_full()).collect();
+    let mut kept = keep.iter();
+    view.topology.groups.retain(|_| *kept.next().unwrap_or(&false));
+    let mut kept = keep.iter();
+    view.groups.retain(|_| *kept.next().unwrap_or(&false));
+    view.lower_is_zero |= view.groups.is_empty();
+    Class { view, ..class }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Function {
+    function: HashFunction,
+    unit: u32,
+    lookahead: u32,
+    /// Path of the request's LoRA adapter: part of the engine's hash.
+    path: Option<String>,
+}
+
+impl Function {
+    fn chain(&self, prompt: &Prompt<'_>) -> Option<Vec<EngineKey>> {
+        let extra = ExtraKeys {
+            lora: prompt.lora.zip(self.path.as_deref()),
+            cache_salt: prompt.salt,
+            media: prompt.media,
+            ..ExtraKeys::default()
+        };
+        let spec = ChainSpec::new(self.function.algo, self.function.none_hash, self.unit)
+            .and_then(|spec| spec.with_lookahead(self.lookahead).with_extra(extra))
+            .ok()?;
+        let mut keys = Vec::new();
+        chain_keys(&spec, prompt.tokens, &mut keys);
+        Some(keys)
+    }
+}

@@ -1,0 +1,64 @@
+//! The weighted score: what the reusable tokens of a rank are worth, tier by tier.
+
+use super::answer::{Row, TierSet};
+use super::model::Class;
+use super::query::Search;
+use super::tier::Tier;
+use crate::spec::GroupSpec;
+
+/// The tokens that a group must hold to resume at `boundary`: `[start, boundary)`.
+fn first_needed(group: &GroupSpec, boundary: u32) -> u32 {
+    if !group.prefix_cacheable || group.kind.is_never_reused() {
+        return boundary;
+    }
+    match (group.window, group.chunk) {
+        (Some(window), _) => boundary.saturating_sub(window - 1),
+        (None, Some(chunk)) => boundary / chunk * chunk,
+        (None, None) if group.kind == crate::spec::SpecKind::Mamba => {
+            boundary.saturating_sub(group.block_size)
+        }
+        (None, None) => 0,
+    }
+}
+
+/// The tokens of the longest certain prefix over all tiers, each times the weight of the nearest
+/// tiers that hold it in all groups that need it.
+pub fn score(search: &Search<'_, '_>, class: &Class, at: usize, bit: u32, row: &Row) -> f64 {
+    let weights = search.ask.weights;
+    let reusable = row.tiers.iter().map(|(_, b)| b.lower).max().unwrap_or(0);
+    let on_gpu = row.tiers.iter().find(|(set, _)| *set == TierSet::GPU).map_or(0, |(_, b)| b.lower);
+    if on_gpu == reusable {
+        return f64::from(reusable) * weights[0];
+    }
+    let unit = search.unit(at);
+    let boundary = reusable + class.view.topology.replay_tokens;
+    let mut worth = vec![weights[0]; (boundary / unit) as usize];
+    let mut nearest = vec![Tier::Gpu; worth.len()];
+    for (index, group) in class.view.topology.groups.iter().enumerate() {
+        let start = first_needed(group, boundary) / group.block_size;
+        for block in start..boundary.div_ceil(group.block_size) {
+            let end = ((block + 1) * group.block_size / unit) as usize;
+            let from = (block * group.block_size / unit) as usize;
+            let tier = tier_of(search, class, (at, bit), index, end - 1);
+            for i in from..end.min(nearest.len()) {
+                nearest[i] = nearest[i].max(tier);
+            }
+        }
+    }
+    for (value, tier) in worth.iter_mut().zip(&nearest) {
+        *value = weights[*tier as usize];
+    }
+    let value: f64 = worth.iter().sum::<f64>() * f64::from(unit);
+    if boundary == reusable { value } else { value * f64::from(reusable) / f64::from(boundary) }
+}
+
+fn tier_of(
+    search: &Search<'_, '_>,
+    class: &Class,
+    (at, bit): (usize, u32),
+    group: usize,
+    i: usize,
+) -> Tier {
+    let holds = |tier: &Tier| search.holds(class, at, (class.view.groups[group], bit), *tier, i);
+    Tier::ALL.into_iter().find(holds).unwrap_or(Tier::Storage)
+}
