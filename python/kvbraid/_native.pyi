@@ -5,7 +5,16 @@ from typing import TypeAlias
 
 from typing_extensions import Buffer
 
-__all__ = ["__version__", "engine_chain", "engine_chain_keys", "engine_none_hash"]
+__all__ = [
+    "__version__",
+    "engine_chain",
+    "engine_chain_keys",
+    "engine_none_hash",
+    "resume",
+    "resume_accepted",
+    "resume_limiting",
+    "resume_present",
+]
 
 __version__: str
 
@@ -24,3 +33,21 @@ def engine_chain(
 def engine_chain_keys(
     engine: _EngineArg, tokens: Buffer | Sequence[int], extra: _ExtraArg
 ) -> list[int]: ...
+
+# kind, block_size, window, chunk, eagle, prefix_cacheable
+_GroupTuple: TypeAlias = tuple[str, int, int | None, int | None, bool, bool]
+# groups, alignment, hash_block_size, partial_hits, replay_tokens, hash_lookahead, dialect names
+_TopologyTuple: TypeAlias = tuple[Sequence[_GroupTuple], int, int, bool, int, int, Sequence[str]]
+# unit in tokens, words of whole blocks per group, words of interior entries per group
+_HeldTuple: TypeAlias = tuple[int, Sequence[Sequence[int]], Sequence[Sequence[int]]]
+# num_tokens, mask of holders, whether unknown groups need everything (else nothing)
+_QueryTuple: TypeAlias = tuple[int, int, bool]
+
+def resume(topology: _TopologyTuple, held: _HeldTuple, query: _QueryTuple) -> list[int]: ...
+def resume_present(topology: _TopologyTuple, held: _HeldTuple, query: _QueryTuple) -> list[int]: ...
+def resume_accepted(
+    topology: _TopologyTuple, held: _HeldTuple, query: _QueryTuple, group: int
+) -> list[int] | None: ...
+def resume_limiting(
+    topology: _TopologyTuple, held: _HeldTuple, query: _QueryTuple, answers: Sequence[int]
+) -> list[tuple[int, int] | None]: ...

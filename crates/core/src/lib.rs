@@ -7,6 +7,7 @@ pub mod error;
 pub mod fleet;
 pub mod hash;
 pub mod prefix;
+pub mod rule;
 pub mod spec;
 pub mod wire;
 

@@ -47,7 +47,10 @@ impl SpecKind {
     /// The kind with this wire name, or `None` when the name is not known.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::NAMES.iter().find(|(n, _)| *n == name).map(|(_, k)| *k)
+        Self::NAMES
+            .iter()
+            .find(|(n, _)| *n == name)
+            .map(|(_, k)| *k)
     }
 
     /// The wire name.
@@ -59,7 +62,10 @@ impl SpecKind {
     /// Full, MLA and sink attention: every block of the prefix is needed.
     #[must_use]
     pub fn is_full(self) -> bool {
-        matches!(self, Self::FullAttention | Self::MlaAttention | Self::SinkFullAttention)
+        matches!(
+            self,
+            Self::FullAttention | Self::MlaAttention | Self::SinkFullAttention
+        )
     }
 
     /// Sliding-window kinds.
@@ -94,7 +100,10 @@ pub struct GroupSpec {
 
 /// Where a real engine differs from the rule; each flag is described in `docs/resume-rule.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "a table of named, independent flags")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "a table of named, independent flags"
+)]
 pub struct EngineDialect {
     /// W = 1 still demands one cached block at the right edge.
     pub window_of_one_needs_a_block: bool,
@@ -106,6 +115,11 @@ pub struct EngineDialect {
     pub eagle_unequal_blocks_realign: bool,
     /// EAGLE with three or more specs: a drop that shrinks the length does not re-verify the others.
     pub eagle_three_specs_unverified: bool,
+    /// One EAGLE group makes every group of the same spec one: they are looked up jointly.
+    pub eagle_shared_by_equal_specs: bool,
+    /// Interior boundaries are probed one by one below the candidate, jointly for equal specs: an
+    /// entry beyond the candidate, or of one group only, extends nothing.
+    pub partial_hits_are_probed: bool,
 }
 
 impl EngineDialect {
@@ -116,6 +130,8 @@ impl EngineDialect {
         eagle_single_group_within_prompt: false,
         eagle_unequal_blocks_realign: false,
         eagle_three_specs_unverified: false,
+        eagle_shared_by_equal_specs: false,
+        partial_hits_are_probed: false,
     };
     /// vLLM 0.32 and 0.33.
     pub const VLLM: Self = Self {
@@ -124,7 +140,93 @@ impl EngineDialect {
         eagle_single_group_within_prompt: true,
         eagle_unequal_blocks_realign: true,
         eagle_three_specs_unverified: true,
+        eagle_shared_by_equal_specs: true,
+        partial_hits_are_probed: true,
     };
+
+    /// Dialects and single flags by name; several names are joined with [`EngineDialect::with`].
+    pub const NAMES: [(&'static str, EngineDialect); 9] = [
+        ("pure", Self::PURE),
+        ("vllm", Self::VLLM),
+        (
+            "window_of_one_needs_a_block",
+            Self {
+                window_of_one_needs_a_block: true,
+                ..Self::PURE
+            },
+        ),
+        (
+            "chunk_start_of_the_candidate",
+            Self {
+                chunk_start_of_the_candidate: true,
+                ..Self::PURE
+            },
+        ),
+        (
+            "eagle_single_group_within_prompt",
+            Self {
+                eagle_single_group_within_prompt: true,
+                ..Self::PURE
+            },
+        ),
+        (
+            "eagle_unequal_blocks_realign",
+            Self {
+                eagle_unequal_blocks_realign: true,
+                ..Self::PURE
+            },
+        ),
+        (
+            "eagle_three_specs_unverified",
+            Self {
+                eagle_three_specs_unverified: true,
+                ..Self::PURE
+            },
+        ),
+        (
+            "eagle_shared_by_equal_specs",
+            Self {
+                eagle_shared_by_equal_specs: true,
+                ..Self::PURE
+            },
+        ),
+        (
+            "partial_hits_are_probed",
+            Self {
+                partial_hits_are_probed: true,
+                ..Self::PURE
+            },
+        ),
+    ];
+
+    /// The dialect or flag with this name, or `None` when the name is not known.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::NAMES
+            .iter()
+            .find(|(n, _)| *n == name)
+            .map(|(_, dialect)| *dialect)
+    }
+
+    /// The flags of both.
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        Self {
+            window_of_one_needs_a_block: self.window_of_one_needs_a_block
+                || other.window_of_one_needs_a_block,
+            chunk_start_of_the_candidate: self.chunk_start_of_the_candidate
+                || other.chunk_start_of_the_candidate,
+            eagle_single_group_within_prompt: self.eagle_single_group_within_prompt
+                || other.eagle_single_group_within_prompt,
+            eagle_unequal_blocks_realign: self.eagle_unequal_blocks_realign
+                || other.eagle_unequal_blocks_realign,
+            eagle_three_specs_unverified: self.eagle_three_specs_unverified
+                || other.eagle_three_specs_unverified,
+            eagle_shared_by_equal_specs: self.eagle_shared_by_equal_specs
+                || other.eagle_shared_by_equal_specs,
+            partial_hits_are_probed: self.partial_hits_are_probed || other.partial_hits_are_probed,
+        }
+    }
 }
 
 /// Everything the resume rule needs to know of one pod's cache.
@@ -134,7 +236,7 @@ pub struct Topology {
     pub groups: Vec<GroupSpec>,
     /// A hit is a multiple of this many tokens.
     pub alignment: u32,
-    /// Tokens per hash of the engine's chain; divides every block size.
+    /// Tokens per hash of the engine's chain; divides the block size of every cacheable group.
     pub hash_block_size: u32,
     /// Interior boundaries (multiples of `hash_block_size`) may be hits.
     pub partial_hits: bool,
@@ -160,7 +262,9 @@ impl Topology {
             ));
         }
         for (index, group) in self.groups.iter().enumerate() {
-            if group.block_size == 0 || group.block_size % self.hash_block_size != 0 {
+            // Scratch that no prefix is looked up in need not follow the hash chain.
+            let is_chained = group.block_size % self.hash_block_size == 0;
+            if group.block_size == 0 || (group.prefix_cacheable && !is_chained) {
                 return bad(format!(
                     "group {index}: block_size {} is not a multiple of hash_block_size {}",
                     group.block_size, self.hash_block_size
@@ -173,7 +277,9 @@ impl Topology {
                 ));
             }
             if group.chunk == Some(0) {
-                return bad(format!("group {index}: chunk 0; give tokens, or leave it out"));
+                return bad(format!(
+                    "group {index}: chunk 0; give tokens, or leave it out"
+                ));
             }
         }
         Ok(())

@@ -2,12 +2,15 @@
 
 mod errors;
 mod hash;
+mod rule;
 mod tokens;
+mod topology;
 
 use pyo3::prelude::*;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    hash::register(module)
+    hash::register(module)?;
+    rule::register(module)
 }

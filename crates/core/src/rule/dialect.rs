@@ -1,0 +1,300 @@
+//! Engines that depart from the rule in ways that depend on their own search.
+//!
+//! vLLM 0.32 and 0.33 lower a candidate length spec by spec until nobody lowers it further. This
+//! follows that search for one holder at a time, each departure behind its flag; a plan comes here
+//! only where a flag can change the answer. Lengths are in tokens, since a candidate need not be a
+//! boundary.
+
+use smallvec::SmallVec;
+
+use super::plan::{Demand, Plan, Spec, alignment, lcm};
+use super::sweep::{Buffers, gather};
+use super::{HOLDERS, Held, sweep};
+use crate::spec::{EngineDialect, Topology};
+
+/// What the search looks at, all specs one after the other.
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    words: Vec<u64>,
+    /// Of one holder: how many grains in a row it holds, up to and with this one.
+    runs: Vec<usize>,
+    /// Where each spec starts in `words` and `runs`.
+    starts: Vec<usize>,
+}
+
+/// The answers of an engine that searches, per holder, before replay.
+pub(super) fn emulate(
+    topology: &Topology,
+    plan: &Plan,
+    held: &Held,
+    buffers: &mut Buffers,
+) -> [u32; HOLDERS] {
+    let mut answers = [0; HOLDERS];
+    let lines = &mut buffers.lines;
+    lines.fill(plan, held);
+    for bit in (0..HOLDERS).filter(|bit| plan.mask >> bit & 1 == 1) {
+        lines.count_runs(bit);
+        answers[bit] = Search {
+            topology,
+            plan,
+            lines,
+            dialect: topology.dialect,
+        }
+        .settle();
+    }
+    answers
+}
+
+impl Lines {
+    fn fill(&mut self, plan: &Plan, held: &Held) {
+        self.words.clear();
+        self.starts.clear();
+        for (index, spec) in plan.specs.iter().enumerate() {
+            let start = self.words.len();
+            self.starts.push(start);
+            self.words
+                .resize(start + plan.units / spec.grain, plan.mask);
+            let words = &mut self.words[start..];
+            if spec.demand == Demand::Prefix && spec.is_fine() && !plan.probes_jointly {
+                sweep::fine_reach(plan, held, index, words);
+            } else {
+                gather(plan, held, index, words);
+            }
+        }
+        self.starts.push(self.words.len());
+        self.runs.resize(self.words.len(), 0);
+    }
+
+    fn count_runs(&mut self, bit: usize) {
+        for bounds in self.starts.windows(2) {
+            let mut run = 0;
+            for at in bounds[0]..bounds[1] {
+                run = if self.words[at] >> bit & 1 == 1 {
+                    run + 1
+                } else {
+                    0
+                };
+                self.runs[at] = run;
+            }
+        }
+    }
+
+    fn of(&self, index: usize) -> &[usize] {
+        &self.runs[self.starts[index]..self.starts[index + 1]]
+    }
+}
+
+/// One holder's search.
+struct Search<'a> {
+    topology: &'a Topology,
+    plan: &'a Plan,
+    lines: &'a Lines,
+    dialect: EngineDialect,
+}
+
+impl Search<'_> {
+    /// Lowers the candidate until no spec lowers it further.
+    fn settle(&self) -> u32 {
+        let specs = &self.plan.specs;
+        let mut hit = self.plan.num_tokens.saturating_sub(1);
+        if self.topology.groups.len() == 1 {
+            return self.look_up_alone(hit);
+        }
+        let order: SmallVec<[(usize, &Spec); 8]> = self.plan.full_first().collect();
+        let is_simple = specs.len() == 2 && order[0].1.demand == Demand::Prefix;
+        let mut verified: SmallVec<[bool; 8]> = SmallVec::from_elem(false, specs.len());
+        let mut full: SmallVec<[Option<u32>; 8]> = SmallVec::from_elem(None, specs.len());
+        loop {
+            let mut candidate = hit;
+            for &(index, spec) in &order {
+                if let Some(known) = full[index] {
+                    candidate = candidate.min(known);
+                    continue;
+                }
+                let drops = spec.group.eagle && !verified[index];
+                let found = self.look_up(index, self.with_margin(spec, candidate, drops), drops);
+                let unverified = self.dialect.eagle_three_specs_unverified && drops;
+                if found < candidate && !unverified {
+                    verified.fill(false);
+                }
+                verified[index] |= drops;
+                candidate = found;
+                if spec.demand == Demand::Prefix {
+                    full[index] = Some(found);
+                }
+            }
+            if candidate >= hit {
+                return hit;
+            }
+            hit = candidate;
+            if is_simple {
+                return hit;
+            }
+        }
+    }
+
+    fn look_up_alone(&self, candidate: u32) -> u32 {
+        let spec = &self.plan.specs[0];
+        let drops = spec.group.eagle;
+        if self.dialect.eagle_single_group_within_prompt {
+            self.look_up(0, candidate, drops)
+        } else {
+            self.look_up(0, self.with_margin(spec, candidate, drops), drops)
+        }
+    }
+
+    /// How far a look-up may read: one unit beyond the candidate where it drops one.
+    fn with_margin(&self, spec: &Spec, candidate: u32, drops: bool) -> u32 {
+        let hash = self.topology.hash_block_size;
+        let hashed = self.plan.num_tokens / hash * hash;
+        if drops && spec.extra() == 1 {
+            candidate
+                .saturating_add(self.plan.tokens(spec.grain))
+                .min(hashed)
+        } else {
+            candidate
+        }
+    }
+
+    /// The longest length up to `max` that a spec accepts, after its drop.
+    fn look_up(&self, index: usize, max: u32, drops: bool) -> u32 {
+        let spec = &self.plan.specs[index];
+        let alignment = (alignment(self.topology) / self.plan.unit).max(1) as usize;
+        let line = Line {
+            spec,
+            runs: self.lines.of(index),
+            grain: self.plan.tokens(spec.grain),
+            step: lcm(alignment, spec.grain) / spec.grain,
+            drops: drops && spec.extra() == 1,
+            dialect: self.dialect,
+        };
+        match spec.demand {
+            Demand::Prefix if spec.is_fine() && self.plan.probes_jointly => line.probe(max),
+            Demand::Prefix => line.prefix(max),
+            Demand::Window { .. } => line.window(max),
+            Demand::Chunk { tokens } => line.chunk(max, tokens),
+            Demand::Checkpoint => line.checkpoint(max),
+        }
+    }
+}
+
+/// One spec in front of one holder; counts are in grains, lengths in tokens.
+struct Line<'a> {
+    spec: &'a Spec,
+    runs: &'a [usize],
+    /// Tokens per grain.
+    grain: u32,
+    /// Grains between two aligned boundaries.
+    step: usize,
+    drops: bool,
+    dialect: EngineDialect,
+}
+
+impl Line<'_> {
+    /// Whether the grain that ends at boundary `end` is held.
+    fn holds(&self, end: usize) -> bool {
+        self.run(end) > 0
+    }
+
+    /// Grains held in a row that end at boundary `end`.
+    fn run(&self, end: usize) -> usize {
+        end.checked_sub(1)
+            .and_then(|at| self.runs.get(at))
+            .copied()
+            .unwrap_or(0)
+    }
+
+    /// Boundaries up to `max` tokens.
+    fn boundaries(&self, max: u32) -> usize {
+        ((max / self.grain) as usize).min(self.runs.len())
+    }
+
+    fn aligned_tokens(&self, boundary: usize) -> u32 {
+        let aligned = boundary - boundary % self.step;
+        u32::try_from(aligned).map_or(u32::MAX, |grains| grains.saturating_mul(self.grain))
+    }
+
+    fn prefix(&self, max: u32) -> u32 {
+        let most = self.boundaries(max);
+        let reach = (1..=most).take_while(|&end| self.run(end) == end).count();
+        self.aligned_tokens(reach.saturating_sub(usize::from(self.drops)))
+    }
+
+    /// Whole blocks, then the interior boundaries of the next one, furthest first.
+    fn probe(&self, max: u32) -> u32 {
+        let most = self.boundaries(max);
+        let block = self.spec.block / self.spec.grain;
+        let whole = (1..=most / block)
+            .take_while(|&end| self.holds(end * block))
+            .count()
+            * block;
+        let interior = whole + 1..=(whole + block - 1).min(most);
+        let reach = interior.rev().find(|&end| self.holds(end)).unwrap_or(whole);
+        self.aligned_tokens(reach.saturating_sub(usize::from(self.drops)))
+    }
+
+    /// From the right, the first run that is long enough and whose right edge is aligned.
+    fn window(&self, max: u32) -> u32 {
+        let extra = usize::from(self.drops);
+        let tokens = self.spec.group.window.unwrap_or(1).saturating_sub(1);
+        let needed = tokens.div_ceil(self.grain) as usize + extra;
+        let mut end = self.boundaries(max);
+        if needed == 0 && !self.dialect.window_of_one_needs_a_block {
+            return self.aligned_tokens(end);
+        }
+        while end > 0 {
+            let run = self.run(end);
+            if run == 0 || !(end - extra).is_multiple_of(self.step) {
+                end -= 1;
+            } else if run >= needed {
+                return self.aligned_tokens(end - extra);
+            } else if run == end {
+                return self.shorter_than_window(end);
+            } else {
+                end -= run;
+            }
+        }
+        0
+    }
+
+    /// All blocks from the first on, fewer than the window needs.
+    fn shorter_than_window(&self, end: usize) -> u32 {
+        let extra = usize::from(self.drops);
+        if self.dialect.eagle_unequal_blocks_realign {
+            let aligned = end - end % self.step;
+            self.aligned_tokens(aligned.saturating_sub(extra))
+        } else {
+            self.aligned_tokens(end - extra)
+        }
+    }
+
+    fn chunk(&self, max: u32, chunk: u32) -> u32 {
+        let most = self.boundaries(max);
+        let block_of = |tokens: u32| (tokens / chunk * chunk / self.grain) as usize;
+        if self.dialect.chunk_start_of_the_candidate && !self.drops && self.step == 1 {
+            let first = block_of(max);
+            let held = (first + 1..=most)
+                .take_while(|&end| self.holds(end))
+                .count();
+            return self.aligned_tokens(first + held);
+        }
+        let accepts = |end: usize| {
+            let needed = end.saturating_sub(block_of(self.aligned_tokens(end)));
+            end.is_multiple_of(self.step)
+                && (!self.drops || self.holds(end + 1))
+                && (needed == 0 || self.run(end) >= needed)
+        };
+        (1..=most)
+            .rev()
+            .find(|&end| accepts(end))
+            .map_or(0, |end| self.aligned_tokens(end))
+    }
+
+    fn checkpoint(&self, max: u32) -> u32 {
+        let held = |end: &usize| end.is_multiple_of(self.step) && self.holds(*end);
+        (1..=self.boundaries(max))
+            .rev()
+            .find(held)
+            .map_or(0, |end| self.aligned_tokens(end))
+    }
+}

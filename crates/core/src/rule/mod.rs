@@ -1,0 +1,148 @@
+//! The resume rule: the longest prefix that every group of a cache can resume, for 64 pods at once.
+//!
+//! Holders are bits: bit `p` of a word says that pod `p` holds the block which ends at that
+//! boundary. The rule is "the largest element of an intersection", so the order of groups never
+//! changes an answer; only an engine's dialect can make it differ from that. Pure functions: no
+//! allocation beyond the caller's [`Scratch`], no state, no clock, and no notion of where the bits
+//! come from (a block pool, a fleet's events, a pool minus the blocks that failed to load).
+//!
+//! `plan` says what each group demands, `sweep` evaluates it on words, `dialect` follows the engines
+//! that depart from it, `why` answers for one boundary at a time.
+
+mod dialect;
+mod plan;
+mod sweep;
+mod why;
+
+pub use why::{Limiting, accepted, limiting};
+
+use crate::error::{Error, Result};
+use crate::spec::Topology;
+use plan::Plan;
+use sweep::Buffers;
+
+/// One answer per bit of a word.
+pub const HOLDERS: usize = 64;
+
+/// Which pods hold what along one request, at a fixed unit of tokens; bit `p` of a word is pod `p`.
+///
+/// ```text
+/// unit 16      | 0..16 | 16..32 | 32..48 | 48..64 |
+/// block 16     |  w[0] |  w[1]  |  w[2]  |  w[3]  |      a block that ends at (i + 1) * unit
+/// block 32     |   0   |  w[1]  |   0    |  w[3]  |
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct Held<'a> {
+    /// Tokens between two boundaries; divides every block size, the alignment and (where partial
+    /// hits are on) the hash block of the topology.
+    pub unit: u32,
+    /// `[group][i]`: holders of a whole block of the group that ends at token `(i + 1) * unit`.
+    /// What lies beyond the end of a slice is not held.
+    pub whole: &'a [&'a [u64]],
+    /// `[group][i]`: holders of an entry registered at an interior boundary of the group's block.
+    /// An empty or absent slice holds nothing.
+    pub partial: &'a [&'a [u64]],
+}
+
+/// How to judge a group whose kind or chunk nobody has said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Unknown {
+    /// It needs every block from the first on: a lower bound.
+    #[default]
+    Strict,
+    /// It needs nothing: an upper bound.
+    Lax,
+}
+
+/// The request side of one evaluation.
+#[derive(Debug, Clone, Copy)]
+pub struct Query {
+    /// Tokens of the request; an answer is at most one less.
+    pub num_tokens: u32,
+    /// Holders to answer for; the others get 0.
+    pub mask: u64,
+    /// How unknown groups are judged.
+    pub unknown: Unknown,
+}
+
+/// Buffers that a caller keeps from one evaluation to the next.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    plan: Plan,
+    buffers: Buffers,
+}
+
+/// Refuses a unit that some boundary of the topology is no multiple of.
+///
+/// # Errors
+/// `InvalidValue` that names the unit and what it does not divide.
+pub fn check_unit(topology: &Topology, unit: u32) -> Result<()> {
+    let restricting = topology
+        .groups
+        .iter()
+        .filter(|group| group.prefix_cacheable);
+    let blocks = restricting.map(|group| ("block_size", group.block_size));
+    let hash = topology
+        .partial_hits
+        .then_some(("hash_block_size", topology.hash_block_size));
+    let aligned = (!topology.partial_hits).then_some(("alignment", topology.alignment));
+    for (name, tokens) in blocks.chain(hash).chain(aligned) {
+        if unit == 0 || !tokens.is_multiple_of(unit) {
+            return Err(Error::InvalidValue(format!(
+                "unit {unit} does not divide {name} {tokens}; take the greatest common divisor"
+            )));
+        }
+    }
+    if unit == 0 {
+        return Err(Error::InvalidValue(
+            "unit 0; it is at least 1 token".to_owned(),
+        ));
+    }
+    Ok(())
+}
+
+/// How many tokens each holder can reuse: aligned, at most `num_tokens - 1`, replay subtracted.
+///
+/// The unit must pass [`check_unit`]. 0 where nothing can be reused. A topology of which no group restricts a prefix accepts all of
+/// it: whether such an engine caches at all is the caller's to know.
+pub fn resume(
+    topology: &Topology,
+    held: &Held,
+    query: Query,
+    scratch: &mut Scratch,
+) -> [u32; HOLDERS] {
+    let Scratch { plan, buffers } = scratch;
+    plan.draw(topology, held.unit, query);
+    let mut answers = if plan.needs_emulation(topology) {
+        dialect::emulate(topology, plan, held, buffers)
+    } else {
+        sweep::resume(plan, held, buffers)
+    };
+    if topology.replay_tokens > 0 {
+        for answer in &mut answers {
+            *answer = answer.saturating_sub(topology.replay_tokens);
+        }
+    }
+    answers
+}
+
+/// The longest prefix in tokens that each holder has at least potentially: held by all of its
+/// full-attention groups or, in a topology without one, covered by the blocks of any group.
+pub fn present(
+    topology: &Topology,
+    held: &Held,
+    query: Query,
+    scratch: &mut Scratch,
+) -> [u32; HOLDERS] {
+    let Scratch { plan, buffers } = scratch;
+    plan.draw(topology, held.unit, query);
+    if plan.specs.iter().any(|spec| spec.group.kind.is_full()) {
+        plan.stop_probing();
+        sweep::full_reach(plan, held, buffers)
+    } else {
+        sweep::coverage(plan, held)
+    }
+}
+
+#[cfg(test)]
+mod tests;

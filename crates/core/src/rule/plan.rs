@@ -1,0 +1,278 @@
+//! What each group demands of a boundary, with groups of equal spec merged.
+//!
+//! A plan is drawn once per evaluation and holds sizes in units. It sees the request's length but
+//! never what is held.
+
+use super::{Query, Unknown};
+use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
+
+/// What a group must hold for a boundary L. Every kind of cache is one of these, or asks nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Demand {
+    /// Every block that ends at or before L.
+    Prefix,
+    /// The last `blocks` blocks that end at L, or all of them when the prefix is shorter.
+    Window { blocks: usize },
+    /// Every block that overlaps `[floor(L / tokens) * tokens, L)`.
+    Chunk { tokens: u32 },
+    /// The one state taken exactly at L.
+    Checkpoint,
+}
+
+/// A chunk that nobody configured, judged strictly: one chunk from the first token on.
+const ENDLESS_CHUNK: u32 = u32::MAX;
+
+/// One demand and the groups that share it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Spec {
+    /// The first group with this spec; `eagle` is the whole spec's.
+    pub(super) group: GroupSpec,
+    pub(super) demand: Demand,
+    /// Units per block.
+    pub(super) block: usize,
+    /// Units between two boundaries this spec may accept: a block, or a hash block.
+    pub(super) grain: usize,
+}
+
+impl Spec {
+    /// Whether interior boundaries of a block can be accepted.
+    pub(super) fn is_fine(&self) -> bool {
+        self.grain < self.block
+    }
+
+    /// Grains that must be held beyond L. A state cannot be rewound: never for checkpoints.
+    pub(super) fn extra(&self) -> usize {
+        usize::from(self.group.eagle && self.demand != Demand::Checkpoint)
+    }
+}
+
+/// The demands of one topology on one request. Sizes are in units.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    /// In the order of their first groups.
+    pub(super) specs: Vec<Spec>,
+    /// Index into `specs` of each group, `None` where a group restricts nothing.
+    pub(super) spec_of: Vec<Option<usize>>,
+    /// Holders that count.
+    pub(super) mask: u64,
+    /// Tokens per unit.
+    pub(super) unit: u32,
+    pub(super) num_tokens: u32,
+    /// Whole units of the request.
+    pub(super) units: usize,
+    /// An answer is a multiple of this many units.
+    pub(super) step: usize,
+    /// An answer is at most this many units.
+    pub(super) limit: usize,
+    /// Interior boundaries of a full group are probed at most this far.
+    pub(super) probe_limit: usize,
+    /// Interior boundaries must be shared by all groups of a spec.
+    pub(super) probes_jointly: bool,
+}
+
+/// The demand of one group, or `None` where it never restricts a prefix.
+pub(super) fn demand(group: &GroupSpec, topology: &Topology, unknown: Unknown) -> Option<Demand> {
+    if !group.prefix_cacheable {
+        return None;
+    }
+    let strict = unknown == Unknown::Strict;
+    match group.kind {
+        SpecKind::FullAttention | SpecKind::MlaAttention | SpecKind::SinkFullAttention => {
+            Some(Demand::Prefix)
+        }
+        SpecKind::SlidingWindow | SpecKind::SlidingWindowMla => {
+            let blocks = group
+                .window
+                .unwrap_or(1)
+                .saturating_sub(1)
+                .div_ceil(group.block_size);
+            // Bounded replay recomputes the window instead of demanding it.
+            (topology.replay_tokens == 0).then_some(Demand::Window {
+                blocks: blocks as usize,
+            })
+        }
+        SpecKind::ChunkedLocalAttention => match group.chunk {
+            Some(tokens) => Some(Demand::Chunk { tokens }),
+            None => strict.then_some(Demand::Chunk {
+                tokens: ENDLESS_CHUNK,
+            }),
+        },
+        SpecKind::Mamba => Some(Demand::Checkpoint),
+        SpecKind::EncoderOnlyAttention | SpecKind::CrossAttention => None,
+        SpecKind::Unknown => strict.then_some(Demand::Prefix),
+    }
+}
+
+impl Plan {
+    /// Draws the plan anew, keeping the buffers.
+    pub(super) fn draw(&mut self, topology: &Topology, unit: u32, query: Query) {
+        self.specs.clear();
+        self.spec_of.clear();
+        self.mask = query.mask;
+        self.unit = unit;
+        self.num_tokens = query.num_tokens;
+        self.units = (query.num_tokens / unit) as usize;
+        self.probes_jointly = topology.dialect.partial_hits_are_probed;
+        self.merge(topology, query.unknown);
+        self.step = (alignment(topology) / unit).max(1) as usize;
+        for spec in &self.specs {
+            self.step = lcm(self.step, spec.grain);
+        }
+        self.limit = (query.num_tokens.saturating_sub(1) / unit) as usize;
+        self.apply_static_flags(topology);
+    }
+
+    fn merge(&mut self, topology: &Topology, unknown: Unknown) {
+        let shared = topology.dialect.eagle_shared_by_equal_specs;
+        for group in &topology.groups {
+            let Some(demand) = demand(group, topology, unknown) else {
+                self.spec_of.push(None);
+                continue;
+            };
+            let same = |spec: &Spec| {
+                GroupSpec {
+                    eagle: group.eagle,
+                    ..spec.group
+                } == *group
+                    && (shared || spec.group.eagle == group.eagle)
+            };
+            let index = self.specs.iter().position(same).unwrap_or_else(|| {
+                self.specs.push(self.spec(topology, *group, demand));
+                self.specs.len() - 1
+            });
+            self.specs[index].group.eagle |= group.eagle;
+            self.spec_of.push(Some(index));
+        }
+    }
+
+    fn spec(&self, topology: &Topology, group: GroupSpec, demand: Demand) -> Spec {
+        let is_fine = topology.partial_hits
+            && group.block_size > topology.hash_block_size
+            && matches!(demand, Demand::Prefix | Demand::Checkpoint);
+        let grain = if is_fine {
+            topology.hash_block_size
+        } else {
+            group.block_size
+        };
+        Spec {
+            group,
+            demand,
+            block: (group.block_size / self.unit) as usize,
+            grain: (grain / self.unit) as usize,
+        }
+    }
+
+    /// Judges interior boundaries by what is held, whatever the engine would probe.
+    pub(super) fn stop_probing(&mut self) {
+        self.probe_limit = self.units;
+        self.probes_jointly = false;
+    }
+
+    /// Specs by index, full attention first and otherwise in the engine's order.
+    pub(super) fn full_first(&self) -> impl Iterator<Item = (usize, &Spec)> {
+        let is_full = |spec: &Spec| spec.demand == Demand::Prefix;
+        let indexed = || self.specs.iter().enumerate();
+        indexed()
+            .filter(move |(_, s)| is_full(s))
+            .chain(indexed().filter(move |(_, s)| !is_full(s)))
+    }
+
+    /// The groups that share spec `index`.
+    pub(super) fn members(&self, index: usize) -> impl Iterator<Item = usize> + Clone {
+        let shares = move |spec: &Option<usize>| *spec == Some(index);
+        self.spec_of
+            .iter()
+            .enumerate()
+            .filter(move |(_, s)| shares(s))
+            .map(|(group, _)| group)
+    }
+
+    /// Units to tokens; an answer never exceeds `num_tokens`, so it fits.
+    pub(super) fn tokens(&self, units: usize) -> u32 {
+        u32::try_from(units).map_or(u32::MAX, |units| units * self.unit)
+    }
+
+    /// The flags that change a demand or a limit once and for all.
+    fn apply_static_flags(&mut self, topology: &Topology) {
+        let EngineDialect {
+            window_of_one_needs_a_block,
+            eagle_single_group_within_prompt,
+            partial_hits_are_probed,
+            ..
+        } = topology.dialect;
+        if window_of_one_needs_a_block {
+            for spec in self.specs.iter_mut().filter(|spec| spec.extra() == 0) {
+                if let Demand::Window { blocks } = &mut spec.demand {
+                    *blocks = (*blocks).max(1);
+                }
+            }
+        }
+        let within_prompt = self.limit;
+        if eagle_single_group_within_prompt && topology.groups.len() == 1 {
+            for spec in &self.specs {
+                self.limit = within_prompt.saturating_sub(spec.extra() * spec.grain);
+            }
+        }
+        self.probe_limit = self.units;
+        if partial_hits_are_probed {
+            let first = self.full_first().map(|(_, spec)| spec).next();
+            let margin = first.map_or(0, |spec| spec.extra() * spec.grain);
+            self.probe_limit = self.units.min(within_prompt + margin);
+        }
+    }
+
+    /// Whether a flag can change the answer in a way that depends on the engine's own search.
+    pub(super) fn needs_emulation(&self, topology: &Topology) -> bool {
+        let dialect = topology.dialect;
+        let is_eagle_window = |s: &Spec| s.group.kind.is_window() && s.group.eagle;
+        let mut specs = self.specs.iter();
+        let several = topology.groups.len() > 1;
+        (dialect.window_of_one_needs_a_block
+            && several
+            && specs
+                .clone()
+                .any(|s| is_eagle_window(s) && s.group.window == Some(1)))
+            || (dialect.chunk_start_of_the_candidate
+                && specs.clone().any(|s| {
+                    matches!(s.demand, Demand::Chunk { tokens } if tokens != ENDLESS_CHUNK
+                        && tokens % s.group.block_size != 0)
+                }))
+            || (dialect.eagle_unequal_blocks_realign
+                && several
+                && specs
+                    .clone()
+                    .any(|s| is_eagle_window(s) && s.block != self.step))
+            || (dialect.eagle_three_specs_unverified
+                && specs
+                    .clone()
+                    .filter(|s| s.group.eagle && s.demand != Demand::Prefix)
+                    .count()
+                    > 1)
+            || (dialect.partial_hits_are_probed
+                && specs.any(Spec::is_fine)
+                && self
+                    .specs
+                    .iter()
+                    .filter(|s| s.demand == Demand::Prefix)
+                    .count()
+                    > 1)
+    }
+}
+
+/// What every answer is a multiple of, in tokens, before the groups' own blocks.
+pub(super) fn alignment(topology: &Topology) -> u32 {
+    if topology.partial_hits {
+        topology.hash_block_size
+    } else {
+        topology.alignment
+    }
+}
+
+/// Least common multiple; saturates, which no request is long enough to notice.
+pub(super) fn lcm(a: usize, b: usize) -> usize {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x.max(1)).saturating_mul(b)
+}

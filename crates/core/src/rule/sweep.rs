@@ -1,0 +1,360 @@
+//! The rule on words: one forward pass per spec, one backward pass for the answers.
+//!
+//! ```text
+//! boundary          1  2  3  4  5  6      (of 64 holders at once, one word each)
+//! full              F1 F2 F3 F4 .  .      running AND; its death bounds all later work
+//! window of 2       w1 w12 w23 w34        sliding AND, prefixes shorter than the window included
+//! accepted          & of all specs
+//! answer of a bit   the last word that has it
+//! ```
+//! Never looks beyond the reach of the full groups, never orders groups in a way that matters.
+
+use super::plan::{Demand, Plan, Spec};
+use super::{HOLDERS, Held};
+use crate::spec::GroupSpec;
+
+/// Words that a sweep reuses.
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    /// Holders that accept each step, after the specs seen so far.
+    accept: Vec<u64>,
+    /// Acceptance of one spec at each of its grains.
+    pub(super) words: Vec<u64>,
+    suffix: Vec<u64>,
+    /// What `dialect` needs of all specs at once, one after the other.
+    pub(super) lines: super::dialect::Lines,
+}
+
+/// Tokens that each holder of `mask` can resume.
+pub(super) fn resume(plan: &Plan, held: &Held, buffers: &mut Buffers) -> [u32; HOLDERS] {
+    let mut top = plan.limit / plan.step;
+    buffers.accept.clear();
+    buffers.accept.resize(top, plan.mask);
+    for (index, spec) in plan.full_first() {
+        if top == 0 {
+            break;
+        }
+        accept(
+            plan,
+            held,
+            (index, spec),
+            top * plan.step / spec.grain,
+            buffers,
+        );
+        top = narrow(
+            &mut buffers.accept[..top],
+            &buffers.words,
+            plan.step / spec.grain,
+            spec.extra(),
+        );
+    }
+    last_set(&buffers.accept[..top], plan.mask, |step| {
+        plan.tokens((step + 1) * plan.step)
+    })
+}
+
+/// ANDs one spec's grains into the steps; returns how many steps are still alive.
+fn narrow(steps: &mut [u64], grains: &[u64], grains_per_step: usize, extra: usize) -> usize {
+    let known = grains.len().saturating_sub(extra) / grains_per_step;
+    let top = known.min(steps.len());
+    if grains_per_step == 1 {
+        for (step, grain) in steps.iter_mut().zip(&grains[extra.min(grains.len())..]) {
+            *step &= grain;
+        }
+    } else {
+        for (step, chunk) in steps.iter_mut().zip(1..=top) {
+            *step &= grains[chunk * grains_per_step + extra - 1];
+        }
+    }
+    let alive = steps[..top].iter().rposition(|word| *word != 0);
+    alive.map_or(0, |last| last + 1)
+}
+
+/// For each bit of `mask`, `value` of the last word that has it; 0 where none does.
+fn last_set(words: &[u64], mask: u64, value: impl Fn(usize) -> u32) -> [u32; HOLDERS] {
+    let mut answers = [0; HOLDERS];
+    let mut pending = mask;
+    for (index, word) in words.iter().enumerate().rev() {
+        let mut found = word & pending;
+        pending &= !found;
+        while found != 0 {
+            answers[found.trailing_zeros() as usize] = value(index);
+            found &= found - 1;
+        }
+        if pending == 0 {
+            break;
+        }
+    }
+    answers
+}
+
+/// Fills `buffers.words` with the holders for which spec `index` accepts each of its first `count`
+/// grains. Missing words at the end are 0. A spec with an extra unit is shifted by that unit: what
+/// it says of a boundary lies where the extra unit ends.
+fn accept(
+    plan: &Plan,
+    held: &Held,
+    (index, spec): (usize, &Spec),
+    count: usize,
+    buffers: &mut Buffers,
+) {
+    let mask = plan.mask;
+    let count = (count + spec.extra()).min(plan.units / spec.grain);
+    let words = &mut buffers.words;
+    words.clear();
+    words.resize(count, mask);
+    match spec.demand {
+        Demand::Prefix if spec.is_fine() => {
+            words.truncate(plan.probe_limit / spec.grain);
+            fine_reach(plan, held, index, words);
+        }
+        Demand::Prefix => {
+            gather(plan, held, index, words);
+            run(words);
+        }
+        Demand::Window { blocks } => {
+            gather(plan, held, index, words);
+            let needed = blocks + spec.extra();
+            if needed == 0 {
+                words.fill(mask);
+            } else {
+                slide(words, needed, &mut buffers.suffix);
+            }
+        }
+        Demand::Chunk { tokens } => {
+            gather(plan, held, index, words);
+            restart(words, tokens, spec, mask);
+        }
+        Demand::Checkpoint => gather(plan, held, index, words),
+    }
+}
+
+/// ANDs what the groups of a spec hold at each grain into `words`.
+pub(super) fn gather(plan: &Plan, held: &Held, index: usize, words: &mut [u64]) {
+    let spec = &plan.specs[index];
+    for group in plan.members(index) {
+        let whole = slice(held.whole, group);
+        if spec.is_fine() {
+            let partial = slice(held.partial, group);
+            for (word, end) in words.iter_mut().zip(1..) {
+                *word &= entry(whole, partial, spec, end);
+            }
+            continue;
+        }
+        let known = (whole.len() / spec.block).min(words.len());
+        if spec.block == 1 {
+            for (word, here) in words.iter_mut().zip(whole) {
+                *word &= here;
+            }
+        } else {
+            for (word, block) in words.iter_mut().zip(whole.chunks_exact(spec.block)) {
+                *word &= block[spec.block - 1];
+            }
+        }
+        words[known..].fill(0);
+    }
+}
+
+/// Holders of the entry that ends at grain `end`: a whole block there, or an interior boundary.
+fn entry(whole: &[u64], partial: &[u64], spec: &Spec, end: usize) -> u64 {
+    let unit = end * spec.grain;
+    let from = if unit.is_multiple_of(spec.block) {
+        whole
+    } else {
+        partial
+    };
+    from.get(unit - 1).copied().unwrap_or(0)
+}
+
+/// The words of one group; what was not given is not held.
+pub(super) fn slice<'a>(groups: &[&'a [u64]], group: usize) -> &'a [u64] {
+    groups.get(group).copied().unwrap_or(&[])
+}
+
+/// Running AND; ends the words where nobody is left.
+fn run(words: &mut Vec<u64>) {
+    let mut alive = u64::MAX;
+    for at in 0..words.len() {
+        alive &= words[at];
+        if alive == 0 {
+            words.truncate(at);
+            return;
+        }
+        words[at] = alive;
+    }
+}
+
+/// AND over the last `needed` words, or over all of them near the start.
+///
+/// Two running ANDs per chunk of `needed` words: one forward from the chunk's start, one backward
+/// from its end; every window is a suffix of one chunk and a prefix of the next.
+fn slide(words: &mut [u64], needed: usize, suffix: &mut Vec<u64>) {
+    suffix.clear();
+    suffix.extend_from_slice(words);
+    for chunk in suffix.chunks_mut(needed) {
+        let mut back = u64::MAX;
+        for word in chunk.iter_mut().rev() {
+            back &= *word;
+            *word = back;
+        }
+    }
+    for chunk in words.chunks_mut(needed) {
+        let mut forward = u64::MAX;
+        for word in chunk {
+            forward &= *word;
+            *word = forward;
+        }
+    }
+    for (word, before) in words
+        .iter_mut()
+        .skip(needed)
+        .zip(&suffix[1.min(suffix.len())..])
+    {
+        *word &= before;
+    }
+}
+
+/// AND restarted where a chunk starts; a chunk that starts inside a block needs that block.
+fn restart(words: &mut [u64], chunk: u32, spec: &Spec, mask: u64) {
+    let size = u64::from(spec.group.block_size);
+    let mut first = 0; // The first block that the current chunk needs.
+    let mut accepted = mask; // At the end of the previous block.
+    for (word, block) in words.iter_mut().zip(0_u64..) {
+        let here = *word;
+        if spec.extra() == 1 {
+            *word = accepted & here;
+        }
+        let needed_from = (block + 1) * size / u64::from(chunk) * u64::from(chunk) / size;
+        if needed_from > block {
+            accepted = mask;
+        } else if needed_from == first {
+            accepted &= here;
+        } else {
+            accepted = here;
+        }
+        first = needed_from;
+        if spec.extra() == 0 {
+            *word = accepted;
+        }
+    }
+}
+
+/// ANDs a full spec's reach into `words`, at the grain of a hash block.
+///
+/// ```text
+/// block         |-------- 0 --------|-------- 1 --------|
+/// held           whole               .   .  partial  .
+/// accepted       x    x    x    x    x   x   x          .
+/// ```
+/// Whole blocks from the first on, extended into the next one up to its furthest registered
+/// boundary. Downward closed, so a boundary is accepted when anything at or beyond it is held.
+pub(super) fn fine_reach(plan: &Plan, held: &Held, index: usize, words: &mut [u64]) {
+    if plan.probes_jointly {
+        // An entry that only some of the groups hold is no entry.
+        reach_of(plan, index, words, |end| {
+            let mut all = u64::MAX;
+            for group in plan.members(index) {
+                all &= member_entry(plan, held, index, group, end);
+            }
+            all
+        });
+    } else {
+        for group in plan.members(index) {
+            reach_of(plan, index, words, |end| {
+                member_entry(plan, held, index, group, end)
+            });
+        }
+    }
+}
+
+/// Holders of one group's entry that ends at grain `end` of its spec.
+pub(super) fn member_entry(
+    plan: &Plan,
+    held: &Held,
+    index: usize,
+    group: usize,
+    end: usize,
+) -> u64 {
+    entry(
+        slice(held.whole, group),
+        slice(held.partial, group),
+        &plan.specs[index],
+        end,
+    )
+}
+
+fn reach_of(plan: &Plan, index: usize, words: &mut [u64], entry_at: impl Fn(usize) -> u64) {
+    let spec = &plan.specs[index];
+    // Entries beyond the words still extend the reach to them.
+    let beyond = plan.probe_limit / spec.grain;
+    let per_block = spec.block / spec.grain;
+    let mut alive = u64::MAX; // All earlier blocks are whole.
+    for (block, chunk) in words.chunks_mut(per_block).enumerate() {
+        let start = block * per_block;
+        let mut further = 0;
+        for end in (start + chunk.len() + 1..=(start + per_block).min(beyond)).rev() {
+            further |= entry_at(end);
+        }
+        for (offset, word) in chunk.iter_mut().enumerate().rev() {
+            further |= entry_at(start + offset + 1);
+            *word &= alive & further;
+        }
+        if chunk.len() == per_block {
+            alive &= entry_at(start + per_block);
+        }
+    }
+}
+
+/// How far all full groups are held, per holder, in tokens. The plan must not be a probing one.
+pub(super) fn full_reach(plan: &Plan, held: &Held, buffers: &mut Buffers) -> [u32; HOLDERS] {
+    let mut reach = [u32::MAX; HOLDERS];
+    for (index, spec) in plan.specs.iter().enumerate() {
+        if spec.group.kind.is_full() {
+            let bare = Spec {
+                group: GroupSpec {
+                    eagle: false,
+                    ..spec.group
+                },
+                ..*spec
+            };
+            accept(plan, held, (index, &bare), plan.units / spec.grain, buffers);
+            let own = last_set(&buffers.words, plan.mask, |at| {
+                plan.tokens((at + 1) * spec.grain)
+            });
+            for (all, own) in reach.iter_mut().zip(own) {
+                *all = own.min(*all);
+            }
+        }
+    }
+    reach
+}
+
+/// How far the blocks of any group cover the request without a gap, per holder, in tokens.
+pub(super) fn coverage(plan: &Plan, held: &Held) -> [u32; HOLDERS] {
+    let mut reach = [0; HOLDERS];
+    let mut alive = plan.mask;
+    for unit in 0..plan.units {
+        let mut covered = 0;
+        for (group, spec) in plan.spec_of.iter().enumerate() {
+            let Some(spec) = spec.map(|index| &plan.specs[index]) else {
+                continue;
+            };
+            let end = (unit / spec.block + 1) * spec.block;
+            covered |= slice(held.whole, group).get(end - 1).copied().unwrap_or(0);
+        }
+        let mut lost = alive & !covered;
+        alive &= covered;
+        while lost != 0 {
+            reach[lost.trailing_zeros() as usize] = plan.tokens(unit);
+            lost &= lost - 1;
+        }
+        if alive == 0 {
+            break;
+        }
+    }
+    while alive != 0 {
+        reach[alive.trailing_zeros() as usize] = plan.tokens(plan.units);
+        alive &= alive - 1;
+    }
+    reach
+}

@@ -1,0 +1,156 @@
+//! The rule one boundary at a time: what `explain` shows and which group ends a prefix.
+//!
+//! This is the definition read aloud: for a boundary, AND the blocks that the group needs there.
+//! It costs a window per boundary, so the hot path never comes here except for one boundary per
+//! answer.
+
+use super::plan::{Demand, Plan};
+use super::sweep::member_entry;
+use super::{HOLDERS, Held, Query, Scratch};
+use crate::spec::Topology;
+
+/// The group that ends a prefix, and the boundary in tokens that it refuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limiting {
+    /// Index into the topology's groups.
+    pub group: usize,
+    /// The first aligned boundary beyond the answer that not all groups accept.
+    pub boundary: u32,
+}
+
+/// The boundaries in tokens, at most `num_tokens - 1`, that one group accepts for holder `bit`.
+///
+/// Boundary 0, which every group accepts, is left out. `None` for a group that restricts nothing.
+pub fn accepted(
+    topology: &Topology,
+    held: &Held,
+    query: Query,
+    (group, bit): (usize, u32),
+    scratch: &mut Scratch,
+) -> Option<Vec<u32>> {
+    let plan = &mut scratch.plan;
+    plan.draw(
+        topology,
+        held.unit,
+        Query {
+            mask: 1 << bit,
+            ..query
+        },
+    );
+    let grain = plan
+        .spec_of
+        .get(group)
+        .copied()
+        .flatten()
+        .map(|index| plan.specs[index].grain)?;
+    let ends = (grain..=plan.limit).step_by(grain);
+    Some(
+        ends.filter(|&end| accepts(plan, held, group, end, 0) != 0)
+            .map(|e| plan.tokens(e))
+            .collect(),
+    )
+}
+
+/// For each holder, which group refuses the first boundary beyond its answer that is refused.
+///
+/// `answers` are those of [`super::resume`] for the same arguments. `None` where only the length of
+/// the request (or a departure of the engine from the rule) ends the prefix.
+pub fn limiting(
+    topology: &Topology,
+    held: &Held,
+    query: Query,
+    answers: &[u32; HOLDERS],
+    scratch: &mut Scratch,
+) -> [Option<Limiting>; HOLDERS] {
+    let plan = &mut scratch.plan;
+    plan.draw(topology, held.unit, query);
+    let mut limits = [None; HOLDERS];
+    let mut pending = query.mask;
+    while pending != 0 {
+        let answer = answers[pending.trailing_zeros() as usize];
+        let same = (0..HOLDERS).filter(|&bit| answers[bit] == answer);
+        let mut left = same.fold(0, |bits, bit| bits | 1 << bit) & pending;
+        pending &= !left;
+        let hit = if answer == 0 {
+            0
+        } else {
+            answer + topology.replay_tokens
+        };
+        let hit = (hit / plan.unit) as usize;
+        let mut end = hit / plan.step * plan.step + plan.step;
+        while left != 0 && end <= plan.limit {
+            left = refuse(plan, held, (hit, end), left, &mut limits);
+            end += plan.step;
+        }
+    }
+    limits
+}
+
+/// Notes which holders are refused at `end`; returns those that no group refuses.
+fn refuse(
+    plan: &Plan,
+    held: &Held,
+    (hit, end): (usize, usize),
+    holders: u64,
+    limits: &mut [Option<Limiting>; HOLDERS],
+) -> u64 {
+    let mut left = holders;
+    for group in (0..plan.spec_of.len()).filter(|&group| plan.spec_of[group].is_some()) {
+        let mut refused = left & !accepts(plan, held, group, end, hit);
+        left &= !refused;
+        while refused != 0 {
+            let bit = refused.trailing_zeros() as usize;
+            limits[bit] = Some(Limiting {
+                group,
+                boundary: plan.tokens(end),
+            });
+            refused &= refused - 1;
+        }
+    }
+    left
+}
+
+/// Holders for which a restricting group accepts boundary `end` (in units).
+///
+/// `known` is a boundary that the holders are known to reach in full attention: nothing before its
+/// block is looked at again.
+fn accepts(plan: &Plan, held: &Held, group: usize, end: usize, known: usize) -> u64 {
+    let Some(index) = plan.spec_of[group] else {
+        return plan.mask;
+    };
+    let spec = &plan.specs[index];
+    if !end.is_multiple_of(spec.grain) {
+        return 0;
+    }
+    let last = end / spec.grain + spec.extra();
+    let last_block = end / spec.block;
+    let first = match spec.demand {
+        Demand::Prefix if spec.is_fine() => {
+            return reaches(plan, held, (index, group), last);
+        }
+        Demand::Prefix => known / spec.block,
+        Demand::Window { blocks } => last_block.saturating_sub(blocks),
+        Demand::Chunk { tokens } => {
+            (plan.tokens(end) / tokens * tokens / spec.group.block_size) as usize
+        }
+        Demand::Checkpoint => end / spec.grain - 1,
+    };
+    if last > plan.units / spec.grain {
+        return 0;
+    }
+    let needed = first.min(last_block)..last;
+    needed.fold(plan.mask, |all, at| {
+        all & member_entry(plan, held, index, group, at + 1)
+    })
+}
+
+/// Holders whose whole blocks, extended by interior entries of the next one, reach grain `end`.
+fn reaches(plan: &Plan, held: &Held, (index, group): (usize, usize), end: usize) -> u64 {
+    let spec = &plan.specs[index];
+    let per_block = spec.block / spec.grain;
+    let at = |end: usize| member_entry(plan, held, index, group, end);
+    let block = (end - 1) / per_block;
+    let beyond = (plan.probe_limit / spec.grain).min((block + 1) * per_block);
+    let whole = (1..=block).fold(plan.mask, |all, block| all & at(block * per_block));
+    whole & (end..=beyond).fold(0, |any, end| any | at(end))
+}

@@ -1,0 +1,96 @@
+"""The resume rule for one holder: how much of a request one cache can reuse.
+
+Native inside: one bit of the words that serve a whole fleet. A holder is described by the
+boundaries, in tokens, at which each of its groups holds an entry: a block that ends there, or a
+state taken there. Nothing here keeps state or knows where the entries come from.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from math import gcd, lcm
+from typing import Final, TypeAlias
+
+from kvbraid import _native
+from kvbraid.errors import InvalidValueError
+from kvbraid.spec import Topology
+
+Entries: TypeAlias = Mapping[int, Collection[int]] | Sequence[Collection[int]]
+"""Per group (by index) the boundaries in tokens where it holds an entry."""
+
+GroupTuple: TypeAlias = tuple[str, int, int | None, int | None, bool, bool]
+TopologyTuple: TypeAlias = tuple[Sequence[GroupTuple], int, int, bool, int, int, Sequence[str]]
+"""A topology as the native core takes it: `GroupSpec` and `Topology` field by field."""
+
+HeldTuple: TypeAlias = tuple[int, Sequence[Sequence[int]], Sequence[Sequence[int]]]
+"""Unit in tokens; per group, words of whole blocks; per group, words of interior entries."""
+
+_ONE_HOLDER: Final = 1
+
+
+def resume(topology: Topology, num_tokens: int, held: Entries, *, strict: bool = True) -> int:
+    """Return how many leading tokens of a request need no computing.
+
+    Args:
+        topology: The holder's groups, alignment and engine dialect.
+        num_tokens: Tokens of the request; at least one of them is always left to compute.
+        held: Entries along this request, per group; a group without entries may be missing.
+        strict: Groups of unknown kind or chunk need every block; with False they need nothing,
+            and the answer is an upper bound.
+
+    Raises:
+        InvalidValueError: An entry at a boundary where the group cannot have one.
+    """
+    query = (num_tokens, _ONE_HOLDER, strict)
+    return _native.resume(encode(topology), _words(topology, num_tokens, held), query)[0]
+
+
+def accepted(
+    topology: Topology, num_tokens: int, held: Entries, group: int, *, strict: bool = True
+) -> list[int] | None:
+    """Return the boundaries above 0 that one group accepts, or None if it never restricts.
+
+    Boundaries are in tokens, ascending, at most `num_tokens - 1`. Arguments as in `resume`.
+    """
+    query = (num_tokens, _ONE_HOLDER, strict)
+    words = _words(topology, num_tokens, held)
+    return _native.resume_accepted(encode(topology), words, query, group)
+
+
+def encode(topology: Topology) -> TopologyTuple:
+    """Return the topology as the native core takes it, with its defaults filled in."""
+    groups = [
+        (g.kind.value, g.block_size, g.window, g.chunk, g.eagle, g.prefix_cacheable)
+        for g in topology.groups
+    ]
+    return (
+        groups,
+        topology.alignment or lcm(*(g.block_size for g in topology.groups)),
+        hash_block_size(topology),
+        topology.partial_hits,
+        topology.replay_tokens,
+        topology.hash_lookahead,
+        [topology.dialect.value],
+    )
+
+
+def hash_block_size(topology: Topology) -> int:
+    """Return the tokens per hash of the engine's chain: configured, or the engine's default."""
+    cacheable = [g.block_size for g in topology.groups if g.prefix_cacheable]
+    return topology.hash_block_size or gcd(*cacheable) or 1
+
+
+def _words(topology: Topology, num_tokens: int, held: Entries) -> HeldTuple:
+    """Bit 0 of one word per boundary, whole blocks and interior entries apart."""
+    unit = gcd(hash_block_size(topology), topology.alignment or 0)
+    num_units = max(num_tokens, 0) // unit
+    whole = [[0] * num_units for _ in topology.groups]
+    partial = [[0] * num_units for _ in topology.groups]
+    for index, boundaries in held.items() if isinstance(held, Mapping) else enumerate(held):
+        block_size = topology.groups[index].block_size
+        for boundary in boundaries:
+            if boundary < 1 or boundary % unit:
+                msg = f"group {index}: no entry ends at token {boundary}; entries end every {unit}"
+                raise InvalidValueError(msg)
+            if boundary <= num_tokens:
+                words = whole if boundary % block_size == 0 else partial
+                words[index][boundary // unit - 1] = 1
+    return unit, whole, partial

@@ -1,0 +1,149 @@
+"""The native resume rule against brute force, several holders in one word at a time."""
+
+from dataclasses import replace
+from math import gcd
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+from kvbraid import _native
+from kvbraid.resume import HeldTuple, encode
+from kvbraid.spec import Topology
+
+from tests.reference import resume as reference
+from tests.reference.topologies import Case, cases
+
+MANY_GROUPS = st.sampled_from((32, 64))
+
+
+def bits_of(case: Case, seed: int) -> list[int]:
+    """One bit of a word for each holder, in no particular order."""
+    return Random(seed).sample(range(64), len(case.holders))
+
+
+def words_of(case: Case, bits: list[int]) -> HeldTuple:
+    unit = gcd(reference.hash_block(case.topology), case.topology.alignment or 0)
+    units = case.num_tokens // unit
+    whole = [[0] * units for _ in case.topology.groups]
+    partial = [[0] * units for _ in case.topology.groups]
+    for bit, holder in zip(bits, case.holders, strict=True):
+        for index, entries in enumerate(holder):
+            for end in entries:
+                if end <= case.num_tokens:
+                    is_whole = end % case.topology.groups[index].block_size == 0
+                    words = whole if is_whole else partial
+                    words[index][end // unit - 1] |= 1 << bit
+    return unit, whole, partial
+
+
+def native(case: Case, seed: int = 0, *, strict: bool = True) -> list[int]:
+    """The answers in the order of the holders; every other bit must answer 0."""
+    bits = bits_of(case, seed)
+    query = (case.num_tokens, sum(1 << bit for bit in bits), strict)
+    answers = _native.resume(encode(case.topology), words_of(case, bits), query)
+    assert all(answer == 0 for bit, answer in enumerate(answers) if bit not in bits)
+    return [answers[bit] for bit in bits]
+
+
+def brute_force(case: Case, *, strict: bool = True) -> list[int]:
+    return [
+        reference.resume(case.topology, case.num_tokens, holder, strict=strict)
+        for holder in case.holders
+    ]
+
+
+@given(case=cases(), seed=st.integers(0, 9), strict=st.booleans())
+def test_native_answers_equal_brute_force(case: Case, seed: int, strict: bool) -> None:
+    assert native(case, seed, strict=strict) == brute_force(case, strict=strict)
+
+
+@given(case=cases(MANY_GROUPS, max_tokens=24))
+def test_thirty_two_and_sixty_four_groups_work(case: Case) -> None:
+    assert native(case) == brute_force(case)
+
+
+@given(case=cases(), seed=st.integers(0, 99))
+def test_the_order_of_groups_never_changes_an_answer(case: Case, seed: int) -> None:
+    order = list(range(len(case.topology.groups)))
+    Random(seed).shuffle(order)
+    shuffled = Case(
+        replace(case.topology, groups=tuple(case.topology.groups[i] for i in order)),
+        case.num_tokens,
+        tuple(tuple(holder[i] for i in order) for holder in case.holders),
+    )
+    assert native(shuffled) == native(case)
+
+
+@given(case=cases(), seed=st.integers(0, 99))
+def test_holding_more_never_shortens_an_answer(case: Case, seed: int) -> None:
+    random = Random(seed)
+    fewer = Case(
+        case.topology,
+        case.num_tokens,
+        tuple(
+            tuple(frozenset(e for e in sorted(group) if random.random() < 0.9) for group in holder)
+            for holder in case.holders
+        ),
+    )
+    assert all(a <= b for a, b in zip(native(fewer), native(case), strict=True))
+
+
+@given(case=cases())
+def test_a_strict_answer_never_exceeds_a_lax_one(case: Case) -> None:
+    strict, lax = native(case, strict=True), native(case, strict=False)
+    assert all(a <= b for a, b in zip(strict, lax, strict=True))
+
+
+@given(case=cases(), seed=st.integers(0, 9))
+def test_present_equals_brute_force(case: Case, seed: int) -> None:
+    bits = bits_of(case, seed)
+    query = (case.num_tokens, sum(1 << bit for bit in bits), True)
+    answers = _native.resume_present(encode(case.topology), words_of(case, bits), query)
+    assert [answers[bit] for bit in bits] == [
+        reference.present(case.topology, case.num_tokens, holder) for holder in case.holders
+    ]
+
+
+def accepted_by_brute_force(
+    topology: Topology, num_tokens: int, holder: tuple[frozenset[int], ...], group: int
+) -> list[int] | None:
+    if not reference.restricts(topology, topology.groups[group], strict=True):
+        return None
+    return [
+        length
+        for length in range(1, num_tokens)
+        if reference.accepts(topology, group, holder[group], length, num_tokens, strict=True)
+    ]
+
+
+@given(case=cases(), seed=st.integers(0, 9))
+def test_accepted_boundaries_equal_brute_force(case: Case, seed: int) -> None:
+    bits = bits_of(case, seed)
+    words = words_of(case, bits)
+    for bit, holder in zip(bits, case.holders, strict=True):
+        for group in range(len(case.topology.groups)):
+            query = (case.num_tokens, 1 << bit, True)
+            found = _native.resume_accepted(encode(case.topology), words, query, group)
+            expected = accepted_by_brute_force(case.topology, case.num_tokens, holder, group)
+            assert found == expected
+
+
+@given(case=cases(), seed=st.integers(0, 9))
+def test_the_limiting_group_refuses_the_next_boundary(case: Case, seed: int) -> None:
+    case = replace(case, topology=replace(case.topology, replay_tokens=0))
+    bits = bits_of(case, seed)
+    words, mask = words_of(case, bits), sum(1 << bit for bit in bits)
+    query = (case.num_tokens, mask, True)
+    answers = _native.resume(encode(case.topology), words, query)
+    limits = _native.resume_limiting(encode(case.topology), words, query, answers)
+    for bit, holder in zip(bits, case.holders, strict=True):
+        refused = [
+            (group, length)
+            for length in range(answers[bit] + 1, case.num_tokens)
+            if reference.is_boundary(case.topology, length)
+            for group in range(len(case.topology.groups))
+            if not reference.accepts(
+                case.topology, group, holder[group], length, case.num_tokens, strict=True
+            )
+        ]
+        assert limits[bit] == (refused[0] if refused else None)
