@@ -25,6 +25,12 @@ pub struct Class {
 }
 
 impl Class {
+    /// The columns of its ranks.
+    pub fn columns(&self) -> impl Iterator<Item = usize> + use<> {
+        let (first, mask) = (usize::from(self.word) * 64, self.mask);
+        (0..64).filter(move |bit| mask & (1u64 << bit) != 0).map(move |bit| first + bit)
+    }
+
     /// The largest step at which everything the rule asks for is visible.
     #[must_use]
     pub fn unit(&self) -> u32 {

@@ -72,6 +72,8 @@ pub struct Search<'a, 'p> {
     salt: SaltId,
     /// Ranks whose undecided hashes were all compared with the request's own engine chain.
     probed: Vec<usize>,
+    /// Where the undecided hashes of the other ranks may stand.
+    possible: HashMap<usize, Possible>,
 }
 
 /// Stands for a salt that no event ever showed.
@@ -81,8 +83,16 @@ impl<'a, 'p> Search<'a, 'p> {
     /// Prepares an answer: keys, the engines' chains where needed, nodes.
     pub fn new(model: &'a mut Model, ask: &'a Ask<'p>) -> Self {
         let salt = model.texts.known_salt(ask.prompt.salt).unwrap_or(UNSEEN_SALT);
-        let mut search = Self { model, ask, ladders: Vec::new(), salt, probed: Vec::new() };
+        let mut search = Self {
+            model,
+            ask,
+            ladders: Vec::new(),
+            salt,
+            probed: Vec::new(),
+            possible: HashMap::new(),
+        };
         search.probe();
+        search.find_possible();
         search
     }
 
@@ -154,6 +164,23 @@ impl<'a, 'p> Search<'a, 'p> {
                 }
                 rank.solve(shared, Means::Query);
             });
+        }
+    }
+
+    /// Finds where undecided hashes may stand. This can decide some of them, so that it comes
+    /// before any node is looked up.
+    fn find_possible(&mut self) {
+        for class in self.model.classes() {
+            for column in class.columns() {
+                let rank = self.model.ranks[column].as_ref();
+                let is_undecided = rank.is_some_and(|r| !r.limbo.is_empty());
+                if is_undecided && self.ask.columns.contains(&column) && !self.probed.contains(&column)
+                {
+                    let at = self.ladder(class.unit(), class.view.topology.hash_lookahead);
+                    let possible = self.possible(column, at);
+                    self.possible.insert(column, possible);
+                }
+            }
         }
     }
 
@@ -308,10 +335,8 @@ impl<'a, 'p> Search<'a, 'p> {
         let at = self.climb(class);
         let query = self.query(class.mask, Unknown::Strict);
         let topology = &class.view.topology;
-        let mut columns: Vec<(usize, u32)> = Vec::new();
-        for bit in (0..64).filter(|bit| class.mask & (1 << bit) != 0) {
-            columns.push((usize::from(class.word) * 64 + bit as usize, bit));
-        }
+        let columns: Vec<(usize, u32)> =
+            class.columns().map(|c| (c, u32::try_from(c % 64).unwrap_or(0))).collect();
         for (index, &set) in tier_sets.iter().enumerate() {
             let words = self.words(class, at, set, false);
             let lower = words.with_held(self.unit(at), |h| rule::resume(topology, h, query, scratch));
@@ -357,7 +382,7 @@ impl<'a, 'p> Search<'a, 'p> {
 
     /// The bounds of one rank, given what is certainly there.
     fn bounds(
-        &mut self,
+        &self,
         class: &Class,
         at: usize,
         (column, bit): (usize, u32),
@@ -376,7 +401,8 @@ impl<'a, 'p> Search<'a, 'p> {
             return Bounds { lower: certain, upper };
         }
         let has_doubt = rank.slots.channels().any(|(_, c)| c.key.doubted);
-        let is_undecided = !rank.limbo.is_empty() && !self.probed.contains(&column);
+        let may_stand = self.possible.get(&column);
+        let is_undecided = may_stand.is_some_and(|p| !p.at.is_empty() || !p.anywhere.is_empty());
         if !class.view.has_unknown && !has_doubt && !is_undecided {
             return Bounds { lower: certain, upper: lower };
         }
@@ -386,24 +412,21 @@ impl<'a, 'p> Search<'a, 'p> {
 
     /// The largest boundary that cannot be excluded for one rank.
     fn upper(
-        &mut self,
+        &self,
         class: &Class,
         at: usize,
         (column, bit): (usize, u32),
         set: TierSet,
         scratch: &mut rule::Scratch,
     ) -> u32 {
-        let possible = if self.probed.contains(&column) {
-            Possible::default()
-        } else {
-            self.possible(column, at)
-        };
         let mut words = self.words(class, at, set, true);
         let length = self.ladders[at].prefixes().len();
         for list in words.whole.iter_mut().chain(&mut words.partial) {
             list.resize(length, 0);
         }
-        if let Some(rank) = &self.model.ranks[column] {
+        if let (Some(rank), Some(possible)) =
+            (&self.model.ranks[column], self.possible.get(&column))
+        {
             let unit = self.ladders[at].unit();
             for &(slot, boundary) in &possible.at {
                 let i = (boundary / unit - 1) as usize;
