@@ -4,7 +4,6 @@ from array import array
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-
 from kvbraid.hashing import (
     EngineHash,
     ExtraKeys,
@@ -15,6 +14,7 @@ from kvbraid.hashing import (
     block_keys,
     none_hash,
 )
+
 from tests.reference import engine_hash as model
 
 # The serialisations change form at 1, 2, 4 and 5 bytes; so do the tokens.

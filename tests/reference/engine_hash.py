@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import cbor2
 import xxhash
-
 from kvbraid.hashing import EngineHash, ExtraKeys, HashAlgo
 
 
@@ -43,7 +42,9 @@ def _new(text: str) -> str:
     return text.encode().decode()
 
 
-def _extra_keys(extra: ExtraKeys, start: int, end: int, block: int) -> Iterator[tuple[object, ...]]:
+def _extra_keys(
+    extra: ExtraKeys, start: int, end: int, block: int
+) -> Iterator[tuple[object, ...]]:
     if extra.lora is not None:
         yield ("lora", _new(extra.lora.name), _new(extra.lora.path))
     for item in extra.media:

@@ -6,7 +6,6 @@ from typing import SupportsIndex, cast
 
 import numpy as np
 import pytest
-
 from kvbraid.errors import InvalidValueError
 from kvbraid.hashing import (
     EngineHash,
@@ -104,7 +103,7 @@ def test_any_carrier_of_the_same_tokens_gives_the_same_hashes(tokens: Tokens) ->
 )
 def test_what_is_no_token_is_refused_with_its_place(tokens: object, message: str) -> None:
     with pytest.raises(InvalidValueError, match=message):
-        block_hashes(cast(Tokens, tokens), ENGINE)
+        block_hashes(cast("Tokens", tokens), ENGINE)
 
 
 class _Shrinks:
@@ -122,7 +121,7 @@ def test_a_list_that_shrinks_while_it_is_read_is_refused() -> None:
     tokens: list[SupportsIndex] = [1, 2]
     tokens += [_Shrinks(tokens), *range(1000, 1100)]
     with pytest.raises(IndexError):
-        block_hashes(cast(Sequence[int], tokens), ENGINE)
+        block_hashes(cast("Sequence[int]", tokens), ENGINE)
 
 
 def test_a_random_seed_is_not_guessed() -> None:
