@@ -5,17 +5,6 @@ from typing import TypeAlias
 
 from typing_extensions import Buffer
 
-__all__ = [
-    "__version__",
-    "engine_chain",
-    "engine_chain_keys",
-    "engine_none_hash",
-    "resume",
-    "resume_accepted",
-    "resume_limiting",
-    "resume_present",
-]
-
 __version__: str
 
 _EngineArg: TypeAlias = tuple[str, bytes, int, int]

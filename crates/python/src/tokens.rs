@@ -116,6 +116,14 @@ fn from_buffer(py: Python<'_>, buffer: PyUntypedBuffer) -> PyResult<Vec<u32>> {
             buffer.strides()
         )));
     }
-    let typed: PyBuffer<u32> = buffer.into_typed()?;
+    // Nothing is read of an empty buffer, whose address may be anything.
+    if buffer.item_count() == 0 {
+        return Ok(Vec::new());
+    }
+    let typed: PyBuffer<u32> = buffer.into_typed().map_err(|_| {
+        InvalidValueError::new_err(
+            "token ids are a buffer of uint32 at an odd address; expected an aligned one: copy it",
+        )
+    })?;
     typed.to_vec(py)
 }

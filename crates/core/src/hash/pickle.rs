@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 const PROTO: [u8; 2] = [0x80, 5];
 const FRAME: u8 = 0x95;
 const FRAME_HEADER: usize = 9;
-/// A frame that reached this many bytes ends with the object; a payload of this size has no frame.
+/// A frame that reached this many bytes ends before the next object; a payload that large has none.
 const FRAME_TARGET: usize = 64 * 1024;
 /// Fewer bytes than this are not worth a frame.
 const FRAME_MIN: usize = 4;
@@ -95,8 +95,8 @@ impl Pickle {
         }
     }
 
-    /// Follows every object.
-    fn end_object(&mut self) {
+    /// Precedes every object.
+    fn begin_object(&mut self) {
         if self.frame_len() >= FRAME_TARGET {
             self.close_frame();
         }
@@ -108,6 +108,7 @@ impl Pickle {
     }
 
     fn counted(&mut self, opcodes: Counted, payload: &[u8]) {
+        self.begin_object();
         let unframed = payload.len() >= FRAME_TARGET;
         if unframed {
             self.close_frame();
@@ -124,7 +125,6 @@ impl Pickle {
         self.out.extend_from_slice(&len[..width]);
         self.out.extend_from_slice(payload);
         self.memoize();
-        self.end_object();
     }
 
     fn shared_text(&mut self, shared: Shared, text: &str) {
@@ -141,13 +141,13 @@ impl Pickle {
     }
 
     fn get(&mut self, index: u32) {
+        self.begin_object();
         if let Ok(index) = u8::try_from(index) {
             self.push(&[BINGET, index]);
         } else {
             self.push(&[LONG_BINGET]);
             self.push(&index.to_le_bytes());
         }
-        self.end_object();
     }
 }
 
@@ -161,6 +161,7 @@ impl Encode for Pickle {
     }
 
     fn open(&mut self, len: usize) {
+        self.begin_object();
         if len >= TUPLE_OF.len() {
             self.push(&[MARK]);
         }
@@ -169,7 +170,6 @@ impl Encode for Pickle {
     fn close(&mut self, len: usize) {
         self.push(&[TUPLE_OF.get(len).copied().unwrap_or(TUPLE)]);
         self.memoize();
-        self.end_object();
     }
 
     fn bytes(&mut self, value: &[u8]) {
@@ -192,6 +192,7 @@ impl Encode for Pickle {
     }
 
     fn int(&mut self, value: i64) {
+        self.begin_object();
         let bytes = value.to_le_bytes();
         match value {
             0..0x100 => self.push(&[BININT1, bytes[0]]),
@@ -208,12 +209,11 @@ impl Encode for Pickle {
                 self.push(&bytes[..width]);
             }
         }
-        self.end_object();
     }
 
     fn none(&mut self) {
+        self.begin_object();
         self.push(&[NONE]);
-        self.end_object();
     }
 
     fn tokens(&mut self, tokens: &[u32]) {
