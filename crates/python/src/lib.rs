@@ -1,6 +1,7 @@
 //! `kvbraid._native`: converts, releases the GIL, calls the core, maps errors. Nothing else.
 
 mod errors;
+mod fleet;
 mod hash;
 mod rule;
 mod tokens;
@@ -12,5 +13,6 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     hash::register(module)?;
-    rule::register(module)
+    rule::register(module)?;
+    fleet::register(module)
 }

@@ -294,9 +294,8 @@ impl Naming<'_, '_> {
         let store =
             SparseStore { start: anchor.at, salt: anchor.salt, ends, listed: &listed };
         let bit = self.rank.column.1;
-        let unit = self.rank.catalog.hash_block_size();
         let Rank { slots, limbo, .. } = &mut *self.rank;
-        let mut world = Rank::world(slots, self.shared, bit, unit, Means::Join);
+        let mut world = Rank::world(slots, self.shared, bit, Means::Join);
         limbo.add_span(store, &mut world);
     }
 

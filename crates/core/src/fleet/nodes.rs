@@ -176,12 +176,6 @@ impl Nodes {
         self.keys.len() - self.free.len()
     }
 
-    /// Whether there is no node.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// One more than the largest node index.
     #[must_use]
     pub fn span(&self) -> usize {

@@ -447,10 +447,9 @@ impl<'a, 'p> Search<'a, 'p> {
         let walk = self.ladders[at].walk(self.salt);
         let Some(rank) = self.model.ranks[column].as_mut() else { return Possible::default() };
         let mut shared = Shared { nodes: &mut self.model.nodes, planes: &mut self.model.planes };
-        let unit = rank.catalog.hash_block_size();
         let bit = rank.column.1;
         let Rank { slots, limbo, .. } = rank;
-        let mut world = Rank::world(slots, &mut shared, bit, unit, Means::Join);
+        let mut world = Rank::world(slots, &mut shared, bit, Means::Join);
         let found = limbo.possible(&walk, &mut world);
         rank.settle_accounts();
         found

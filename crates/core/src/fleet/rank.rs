@@ -59,8 +59,6 @@ pub struct Placed {
 /// One rank.
 #[derive(Debug)]
 pub struct Rank {
-    /// The pod's index.
-    pub pod: u32,
     /// The rank's number.
     pub dp_rank: u32,
     /// Which word of the planes, and which bit of it.
@@ -107,6 +105,36 @@ pub struct Shared<'a> {
 }
 
 impl Rank {
+    /// A rank of which nothing is known yet. Its history is complete until the feed says otherwise.
+    #[must_use]
+    pub fn new(
+        dp_rank: u32,
+        column: (u16, u64),
+        catalog: Catalog,
+        chain: EngineChain,
+        counts_copies: bool,
+    ) -> Self {
+        Self {
+            dp_rank,
+            column,
+            slots: Slots::default(),
+            limbo: Limbo::default(),
+            catalog,
+            chain,
+            loras: BTreeMap::new(),
+            feed_state: State::Exact,
+            feed_reason: String::new(),
+            contradicted: None,
+            forgot: false,
+            counts_copies,
+            saw_media: false,
+            messages: 0,
+            placed: Placed::default(),
+            refused: BTreeMap::new(),
+            refused_outside: BTreeMap::new(),
+        }
+    }
+
     /// The state that users see: a contradiction degrades whatever the feed says.
     #[must_use]
     pub fn state(&self) -> State {
@@ -144,16 +172,14 @@ impl Rank {
         slots: &'a mut Slots,
         shared: &'a mut Shared<'_>,
         bit: u64,
-        unit: u32,
         means: Means,
     ) -> World<'a> {
-        World { nodes: shared.nodes, planes: shared.planes, slots, bit, unit, means }
+        World { nodes: shared.nodes, planes: shared.planes, slots, bit, means }
     }
 
     /// Draws the consequences of what limbo was told.
     pub fn solve(&mut self, shared: &mut Shared<'_>, means: Means) {
-        let unit = self.catalog.hash_block_size();
-        let mut world = Self::world(&mut self.slots, shared, self.column.1, unit, means);
+        let mut world = Self::world(&mut self.slots, shared, self.column.1, means);
         self.limbo.solve(&mut world);
         self.settle_accounts();
     }

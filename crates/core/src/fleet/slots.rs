@@ -284,12 +284,6 @@ impl Slots {
         self.by_key.len()
     }
 
-    /// Whether nothing is named.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.by_key.is_empty()
-    }
-
     /// All slots.
     pub fn iter(&self) -> impl Iterator<Item = SlotId> + '_ {
         self.by_key.iter().map(|&id| SlotId(id))

@@ -148,8 +148,6 @@ pub struct World<'a> {
     pub slots: &'a mut Slots,
     /// The rank's bit in its planes.
     pub bit: u64,
-    /// Tokens per hash of the engine's chain (0 = not known).
-    pub unit: u32,
     /// Who gets the credit for what is placed.
     pub means: Means,
 }
@@ -174,12 +172,6 @@ impl Limbo {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.len() == 0
-    }
-
-    /// Undecided hashes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.entries.len()
     }
 
     /// The hashes that wait here, with their slots.

@@ -1,0 +1,336 @@
+//! The fleet index as a Python class. Every call that does work releases the interpreter first.
+
+use std::collections::BTreeMap;
+
+use kvbraid_core::Error;
+use kvbraid_core::fleet::{
+    Answer, GroupStrip, Index, Options, PodConfig, PodSpec, Prompt, RankInfo, Request, State, Tier,
+    TierSet,
+};
+use kvbraid_core::hash::{HashAlgo, MediaItem};
+use kvbraid_core::spec::GroupSpec;
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::errors::to_python;
+use crate::tokens::TokenArg;
+use crate::topology::TopologyTuple;
+
+/// `use_hash_functions`, `counts_copies`, `all_groups`, `memory_limit_bytes`,
+/// `limbo_limit_bytes`, weights of gpu, cpu and storage.
+#[derive(FromPyObject)]
+struct OptionsTuple(bool, bool, bool, usize, usize, [f64; 3]);
+
+/// model, `dp_size`, topology, `only_full_is_published`, `full_reports`, hash algorithm, hash
+/// seed, LoRA paths by name.
+#[derive(FromPyObject)]
+struct PodTuple(
+    String,
+    u32,
+    Option<TopologyTuple>,
+    bool,
+    bool,
+    Option<String>,
+    Option<String>,
+    BTreeMap<String, String>,
+);
+
+/// model, LoRA name, salt, media (identifier, offset, length), pods, tiers.
+#[derive(FromPyObject)]
+struct RequestTuple(
+    String,
+    Option<String>,
+    Option<String>,
+    Vec<(String, u32, u32)>,
+    Option<Vec<String>>,
+    Vec<String>,
+);
+
+type LimitingTuple = (Option<u16>, u32);
+/// pod, `dp_rank`, state, lower, upper, exact, present, tiers, limiting, score.
+type RowTuple = (
+    String,
+    u32,
+    &'static str,
+    u32,
+    u32,
+    bool,
+    u32,
+    Vec<(String, u32, u32)>,
+    Option<LimitingTuple>,
+    f64,
+);
+/// index, kind, block size, window, chunk, eagle.
+type GroupTuple = (Option<u16>, &'static str, u32, Option<u32>, Option<u32>, bool);
+type StripTuple = (GroupTuple, Vec<bool>, Option<Vec<u32>>);
+/// pod, rank, model, (state, reason), messages, groups, (tokens, join, query, unplaced), refused,
+/// (hash function, blocks).
+type InfoTuple = (
+    String,
+    u32,
+    String,
+    (&'static str, String),
+    u64,
+    Vec<GroupTuple>,
+    (u64, u64, u64, u64),
+    BTreeMap<String, u64>,
+    (&'static str, usize),
+);
+
+/// What every pod of a fleet holds, and what a request can reuse.
+#[pyclass(frozen, module = "kvbraid._native")]
+pub(crate) struct FleetCore {
+    index: Mutex<Index>,
+}
+
+/// One answer: rows as tuples, or the whole as JSON.
+#[pyclass(frozen, module = "kvbraid._native")]
+pub(crate) struct FleetAnswer {
+    model: String,
+    num_tokens: usize,
+    answer: Answer,
+}
+
+#[pymethods]
+impl FleetAnswer {
+    /// Every rank's row.
+    fn rows(&self) -> Vec<RowTuple> {
+        self.answer.rows.iter().map(|row| row_tuple(&self.answer, row)).collect()
+    }
+
+    /// The body of the HTTP answer.
+    fn to_json<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let body = py.detach(|| self.answer.to_json(&self.model, self.num_tokens));
+        PyBytes::new(py, &body)
+    }
+
+    fn __len__(&self) -> usize {
+        self.answer.rows.len()
+    }
+}
+
+fn row_tuple(answer: &Answer, row: &kvbraid_core::fleet::PodRow) -> RowTuple {
+    let value = &row.row;
+    let tiers = value.tiers.iter().map(|(set, b)| (set.name(), b.lower, b.upper)).collect();
+    (
+        answer.pods[row.pod as usize].clone(),
+        row.dp_rank,
+        value.state.name(),
+        value.bounds.lower,
+        value.bounds.upper,
+        value.is_exact(),
+        value.present,
+        tiers,
+        value.limiting.map(|(group, boundary)| ((group != u16::MAX).then_some(group), boundary)),
+        value.score,
+    )
+}
+
+fn group_tuple(group: Option<u16>, spec: GroupSpec) -> GroupTuple {
+    (group, spec.kind.name(), spec.block_size, spec.window, spec.chunk, spec.eagle)
+}
+
+fn strip_tuple(strip: GroupStrip) -> StripTuple {
+    (group_tuple(strip.group, strip.spec), strip.held, strip.accepted)
+}
+
+fn info_tuple(info: RankInfo) -> InfoTuple {
+    let placed = info.placed;
+    (
+        info.pod,
+        info.dp_rank,
+        info.model,
+        (info.state.name(), info.reason),
+        info.messages,
+        info.groups.iter().map(|g| group_tuple(g.group, g.spec)).collect(),
+        (placed.tokens, placed.join, placed.query, info.unplaced),
+        info.refused,
+        (info.hash_function, info.blocks),
+    )
+}
+
+impl PodTuple {
+    fn decode(self) -> Result<PodSpec, Error> {
+        let Self(model, dp_size, topology, only_full, full_reports, algo, seed, loras) = self;
+        let algo = algo.map(|name| {
+            HashAlgo::from_name(&name).ok_or_else(|| {
+                let names = HashAlgo::NAMES.map(|(name, _)| name).join(", ");
+                Error::InvalidValue(format!("hash_algo {name:?} is not one of: {names}"))
+            })
+        });
+        let config = PodConfig {
+            topology: topology.map(TopologyTuple::decode).transpose()?,
+            only_full_is_published: only_full,
+            full_reports,
+        };
+        Ok(PodSpec { model, dp_size, config, algo: algo.transpose()?, seed, loras })
+    }
+}
+
+fn decode_tiers(names: &[String]) -> Result<TierSet, Error> {
+    let find = |name: &String| {
+        Tier::ALL.into_iter().find(|tier| tier.name() == name).ok_or_else(|| {
+            let names = Tier::ALL.map(Tier::name).join(", ");
+            Error::InvalidValue(format!("tier {name:?} is not one of: {names}"))
+        })
+    };
+    let set: TierSet = names.iter().map(find).collect::<Result<_, _>>()?;
+    Ok(if set.is_empty() { TierSet::GPU } else { set })
+}
+
+impl RequestTuple {
+    fn with<T>(
+        &self,
+        tokens: &TokenArg,
+        run: impl FnOnce(&Request<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let Self(model, lora, salt, media, pods, tiers) = self;
+        let mut media: Vec<MediaItem<'_>> = media
+            .iter()
+            .map(|(id, offset, length)| MediaItem { id, offset: *offset, length: *length })
+            .collect();
+        media.sort_by_key(|item| item.offset);
+        let prompt = Prompt {
+            tokens: tokens.as_slice(),
+            lora: lora.as_deref(),
+            salt: salt.as_deref(),
+            media: &media,
+        };
+        let tiers = decode_tiers(tiers)?;
+        run(&Request { model, prompt, pods: pods.as_deref(), tiers })
+    }
+}
+
+#[pymethods]
+impl FleetCore {
+    #[new]
+    fn new(options: OptionsTuple) -> Self {
+        let OptionsTuple(hash, counts, all_groups, memory, limbo, weights) = options;
+        let options = Options {
+            use_hash_functions: hash,
+            counts_copies: counts,
+            all_groups,
+            memory_limit_bytes: memory,
+            limbo_limit_bytes: limbo,
+            weights,
+        };
+        Self { index: Mutex::new(Index::new(options)) }
+    }
+
+    fn register(&self, py: Python<'_>, name: &str, pod: PodTuple) -> PyResult<bool> {
+        let spec = pod.decode().map_err(to_python)?;
+        py.detach(|| self.index.lock().register(name, spec)).map_err(to_python)
+    }
+
+    fn remove(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        py.detach(|| self.index.lock().remove(name)).map_err(to_python)
+    }
+
+    /// (stored, removed, cleared, refused)
+    fn apply(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        dp_rank: u32,
+        payload: &[u8],
+    ) -> PyResult<(u64, u64, u64, u64)> {
+        let applied = py
+            .detach(|| self.index.lock().apply(name, dp_rank, payload))
+            .map_err(to_python)?;
+        Ok((applied.stored, applied.removed, applied.cleared, applied.refused))
+    }
+
+    fn reset(&self, py: Python<'_>, name: &str, dp_rank: u32) -> PyResult<()> {
+        py.detach(|| self.index.lock().reset(name, dp_rank)).map_err(to_python)
+    }
+
+    fn lose(&self, py: Python<'_>, name: &str, dp_rank: u32) -> PyResult<()> {
+        py.detach(|| self.index.lock().lose(name, dp_rank)).map_err(to_python)
+    }
+
+    fn set_state(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        dp_rank: u32,
+        state: &str,
+        reason: String,
+    ) -> PyResult<()> {
+        let state = State::from_name(state).ok_or_else(|| {
+            to_python(Error::InvalidValue(format!("state {state:?} is not a pod state")))
+        })?;
+        py.detach(|| self.index.lock().set_state(name, dp_rank, state, reason))
+            .map_err(to_python)
+    }
+
+    fn note_refused(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        dp_rank: u32,
+        reason: &str,
+    ) -> PyResult<()> {
+        py.detach(|| self.index.lock().note_refused(name, dp_rank, reason)).map_err(to_python)
+    }
+
+    fn score(
+        &self,
+        py: Python<'_>,
+        request: RequestTuple,
+        tokens: TokenArg,
+    ) -> PyResult<FleetAnswer> {
+        let answer = py
+            .detach(|| request.with(&tokens, |request| self.index.lock().score(request)))
+            .map_err(to_python)?;
+        let num_tokens = tokens.as_slice().len();
+        Ok(FleetAnswer { model: request.0, num_tokens, answer })
+    }
+
+    /// The answer, and per row the strips of its groups.
+    fn explain(
+        &self,
+        py: Python<'_>,
+        request: RequestTuple,
+        tokens: TokenArg,
+    ) -> PyResult<(FleetAnswer, Vec<Vec<StripTuple>>)> {
+        let (answer, strips) = py
+            .detach(|| request.with(&tokens, |request| self.index.lock().explain(request)))
+            .map_err(to_python)?;
+        let strips = strips
+            .into_iter()
+            .map(|strip| strip.groups.into_iter().map(strip_tuple).collect())
+            .collect();
+        let num_tokens = tokens.as_slice().len();
+        Ok((FleetAnswer { model: request.0, num_tokens, answer }, strips))
+    }
+
+    fn pods(&self, py: Python<'_>) -> Vec<InfoTuple> {
+        let infos = py.detach(|| self.index.lock().pods());
+        infos.into_iter().map(info_tuple).collect()
+    }
+
+    fn models(&self, py: Python<'_>) -> Vec<String> {
+        py.detach(|| self.index.lock().models())
+    }
+
+    /// Bytes held, by capacity and estimate.
+    fn memory_bytes(&self, py: Python<'_>) -> usize {
+        py.detach(|| self.index.lock().bytes())
+    }
+
+    fn enforce_limits(&self, py: Python<'_>) {
+        py.detach(|| self.index.lock().enforce_limits());
+    }
+
+    /// Panics unless every structure agrees with every other.
+    fn check_integrity(&self, py: Python<'_>) {
+        py.detach(|| self.index.lock().check_integrity());
+    }
+}
+
+/// Adds the classes to the module.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<FleetCore>()?;
+    module.add_class::<FleetAnswer>()
+}
