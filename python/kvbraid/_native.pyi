@@ -7,6 +7,7 @@ from typing_extensions import Buffer
 
 __all__ = [
     "__version__",
+    "decode_batch",
     "engine_chain",
     "engine_chain_keys",
     "engine_none_hash",
@@ -51,3 +52,15 @@ def resume_accepted(
 def resume_limiting(
     topology: _TopologyTuple, held: _HeldTuple, query: _QueryTuple, answers: Sequence[int]
 ) -> list[tuple[int, int] | None]: ...
+
+def decode_batch(
+    payload: bytes,
+) -> tuple[float | None, int | None, list[tuple[object, ...]], list[tuple[str, int | None]]]:
+    """Decode one published payload into `(ts, dp_rank, events, refused)`.
+
+    Events in the order of `events.model` fields, after their tag: `("BlockStored", hashes, parent,
+    tokens, block_size, lora_id, medium, lora_name, extra_keys, group, kind, window, remote, owner,
+    lookahead, salt)`, `("BlockRemoved", hashes, medium, group, remote, owner)` and
+    `("AllBlocksCleared",)`. A refusal is `(reason, index of the event or None)`. Never raises for
+    bad bytes.
+    """

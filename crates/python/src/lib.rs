@@ -5,6 +5,7 @@ mod hash;
 mod rule;
 mod tokens;
 mod topology;
+mod wire;
 
 use pyo3::prelude::*;
 
@@ -12,5 +13,6 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     hash::register(module)?;
-    rule::register(module)
+    rule::register(module)?;
+    wire::register(module)
 }
