@@ -32,7 +32,7 @@ VLLM_MAP = (
     "a76c6f72615f6964 c0"  # "lora_id": nil
     "a66d656469756d a3475055"  # "medium": "GPU"
     "a96c6f72615f6e616d65 a161"  # "lora_name": "a"
-    "aa65787472615f6b657973 92 93 a161 92 a2696d fd a173 92 a161 c40109"  # "extra_keys", two entries
+    "aa65787472615f6b657973 92 93 a161 92 a2696d fd a173 92 a161 c40109"  # "extra_keys"
     "a967726f75705f696478 03"  # "group_idx": 3
     "b26b765f63616368655f737065635f6b696e64 ae66756c6c5f617474656e74696f6e"  # "full_attention"
     "84 a474797065 ac426c6f636b52656d6f766564"  # map(4) "type": "BlockRemoved"
