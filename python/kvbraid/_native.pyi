@@ -1,9 +1,23 @@
 """Types of the native core; checked against the built module by stubtest."""
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from typing_extensions import Buffer
+
+__all__ = [
+    "FleetAnswer",
+    "FleetCore",
+    "__version__",
+    "decode_batch",
+    "engine_chain",
+    "engine_chain_keys",
+    "engine_none_hash",
+    "resume",
+    "resume_accepted",
+    "resume_limiting",
+    "resume_present",
+]
 
 __version__: str
 
@@ -40,3 +54,86 @@ def resume_accepted(
 def resume_limiting(
     topology: _TopologyTuple, held: _HeldTuple, query: _QueryTuple, answers: Sequence[int]
 ) -> list[tuple[int, int] | None]: ...
+
+def decode_batch(
+    payload: bytes,
+) -> tuple[float | None, int | None, list[tuple[object, ...]], list[tuple[str, int | None]]]:
+    """Decode one published payload into `(ts, dp_rank, events, refused)`.
+
+    Events in the order of `events.model` fields, after their tag: `("BlockStored", hashes, parent,
+    tokens, block_size, lora_id, medium, lora_name, extra_keys, group, kind, window, remote, owner,
+    lookahead, salt)`, `("BlockRemoved", hashes, medium, group, remote, owner)` and
+    `("AllBlocksCleared",)`. A refusal is `(reason, index of the event or None)`. Never raises for
+    bad bytes.
+    """
+
+# use_hash_functions, counts_copies, all_groups, memory_limit_bytes, limbo_limit_bytes, weights
+_OptionsTuple: TypeAlias = tuple[bool, bool, bool, int, int, Sequence[float]]
+# model, dp_size, topology, only_full_is_published, full_reports, hash algorithm, seed, LoRA paths
+_PodTuple: TypeAlias = tuple[
+    str, int, _TopologyTuple | None, bool, bool, str | None, str | None, dict[str, str]
+]
+# model, LoRA, salt, media (identifier, offset, length), pods, tiers
+_RequestTuple: TypeAlias = tuple[
+    str,
+    str | None,
+    str | None,
+    Sequence[tuple[str, int, int]],
+    Sequence[str] | None,
+    Sequence[str],
+]
+# pod, dp_rank, state, lower, upper, exact, present, tiers, limiting, score
+_RowTuple: TypeAlias = tuple[
+    str,
+    int,
+    str,
+    int,
+    int,
+    bool,
+    int,
+    list[tuple[str, int, int]],
+    tuple[int | None, int] | None,
+    float,
+]
+# index, kind, block size, window, chunk, eagle
+_KnownGroup: TypeAlias = tuple[int | None, str, int, int | None, int | None, bool]
+_Strip: TypeAlias = tuple[_KnownGroup, list[bool], list[int] | None]
+# pod, rank, model, (state, reason), messages, groups, (tokens, join, query, unplaced), refused,
+# (hash function, blocks)
+_InfoTuple: TypeAlias = tuple[
+    str,
+    int,
+    str,
+    tuple[str, str],
+    int,
+    list[_KnownGroup],
+    tuple[int, int, int, int],
+    dict[str, int],
+    tuple[str, int],
+]
+
+@final
+class FleetAnswer:
+    def rows(self) -> list[_RowTuple]: ...
+    def to_json(self) -> bytes: ...
+    def __len__(self) -> int: ...
+
+@final
+class FleetCore:
+    def __new__(cls, options: _OptionsTuple) -> FleetCore: ...
+    def register(self, name: str, pod: _PodTuple) -> bool: ...
+    def remove(self, name: str) -> None: ...
+    def apply(self, name: str, dp_rank: int, payload: bytes) -> tuple[int, int, int, int]: ...
+    def reset(self, name: str, dp_rank: int) -> None: ...
+    def lose(self, name: str, dp_rank: int) -> None: ...
+    def set_state(self, name: str, dp_rank: int, state: str, reason: str) -> None: ...
+    def note_refused(self, name: str, dp_rank: int, reason: str) -> None: ...
+    def score(self, request: _RequestTuple, tokens: Buffer | Sequence[int]) -> FleetAnswer: ...
+    def explain(
+        self, request: _RequestTuple, tokens: Buffer | Sequence[int]
+    ) -> tuple[FleetAnswer, list[list[_Strip]]]: ...
+    def pods(self) -> list[_InfoTuple]: ...
+    def models(self) -> list[str]: ...
+    def memory_bytes(self) -> int: ...
+    def enforce_limits(self) -> None: ...
+    def check_integrity(self) -> None: ...

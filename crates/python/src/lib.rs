@@ -6,6 +6,7 @@ mod hash;
 mod rule;
 mod tokens;
 mod topology;
+mod wire;
 
 use pyo3::prelude::*;
 
@@ -14,5 +15,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     hash::register(module)?;
     rule::register(module)?;
-    fleet::register(module)
+    fleet::register(module)?;
+    wire::register(module)
 }

@@ -87,10 +87,26 @@ impl<'a> Cursor<'a> {
         &self.bytes[start..self.at]
     }
 
-    /// Reads the head of a value and stops before its body.
+    /// Reads the head of a value and stops before its body, which fits what is left.
     pub(super) fn head(&mut self) -> Read<Head> {
+        let head = self.promise()?;
+        let at_least = match head {
+            Head::Str(len) | Head::Bin(len) | Head::Ext(len) => len,
+            Head::Array(len) => len as usize,
+            Head::Map(len) => 2 * len as usize,
+            Head::Nil | Head::Bool | Head::Int(_) | Head::Float(_) => 0,
+        };
+        if at_least > self.remaining() {
+            Err(TRUNCATED)
+        } else {
+            Ok(head)
+        }
+    }
+
+    /// Reads the head of a value and believes its length.
+    fn promise(&mut self) -> Read<Head> {
         let [marker] = self.fixed()?;
-        let head = match Marker::from_u8(marker) {
+        Ok(match Marker::from_u8(marker) {
             Marker::Null => Head::Nil,
             Marker::True | Marker::False => Head::Bool,
             Marker::Reserved => return Err(TRUNCATED),
@@ -127,18 +143,7 @@ impl<'a> Cursor<'a> {
             Marker::Ext8 => Head::Ext(self.len8()? + 1),
             Marker::Ext16 => Head::Ext(self.len16()? + 1),
             Marker::Ext32 => Head::Ext(self.len32()? + 1),
-        };
-        let at_least = match head {
-            Head::Str(len) | Head::Bin(len) | Head::Ext(len) => len,
-            Head::Array(len) => len as usize,
-            Head::Map(len) => 2 * len as usize,
-            Head::Nil | Head::Bool | Head::Int(_) | Head::Float(_) => 0,
-        };
-        if at_least > self.remaining() {
-            Err(TRUNCATED)
-        } else {
-            Ok(head)
-        }
+        })
     }
 
     fn len8(&mut self) -> Read<usize> {
@@ -198,6 +203,15 @@ impl<'a> Cursor<'a> {
     /// The number of elements of the array that starts here.
     pub(super) fn array(&mut self) -> Read<u32> {
         if let Head::Array(len) = self.head()? {
+            Ok(len)
+        } else {
+            Err(WRONG_TYPE)
+        }
+    }
+
+    /// As `array`, but the number is only a promise: read until it is kept or the bytes end.
+    pub(super) fn promised_array(&mut self) -> Read<u32> {
+        if let Head::Array(len) = self.promise()? {
             Ok(len)
         } else {
             Err(WRONG_TYPE)

@@ -102,7 +102,7 @@ impl Decoder {
     /// Reads `[ts, events, dp_rank?, …]`; the error is the index of the event where the bytes stop
     /// making sense, `None` outside the events. What was read before stays in the batch.
     fn read_batch(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Option<u32>> {
-        let fields = cursor.array().map_err(|_| None)?;
+        let fields = cursor.promised_array().map_err(|_| None)?;
         if fields < 2 {
             return Err(None);
         }
@@ -110,7 +110,7 @@ impl Decoder {
             Ok(ts) => self.batch.ts = ts,
             Err(_) => self.batch.refuse(RefusalReason::BadTimestamp, None),
         }
-        let events = cursor.array().map_err(|_| None)?;
+        let events = cursor.promised_array().map_err(|_| None)?;
         let mut reader =
             EventReader::new(*cursor, &self.limits, &mut self.batch, &mut self.seconds);
         for index in 0..events {

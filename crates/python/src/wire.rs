@@ -1,0 +1,140 @@
+//! The decoder for people and tests: one payload in, plain tuples out.
+
+use kvbraid_core::spec::SpecKind;
+use kvbraid_core::wire::{Batch, Decoder, Event, ExtraKey, Medium, Removed, Span, Stored};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyTuple};
+
+/// Adds the functions of this file.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(decode_batch, module)?)
+}
+
+/// Decodes one payload into `(ts, dp_rank, events, refused)`; see the stub for the shapes.
+#[pyfunction]
+fn decode_batch<'py>(py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyTuple>> {
+    let mut decoder = Decoder::default();
+    let batch = py.detach(|| decoder.decode(payload));
+    let events: Vec<_> = batch
+        .events
+        .iter()
+        .map(|event| event_tuple(py, batch, event))
+        .collect::<PyResult<_>>()?;
+    let refused: Vec<_> = batch
+        .refused
+        .iter()
+        .map(|refusal| (refusal.reason.name(), refusal.event_index))
+        .collect();
+    (batch.ts, batch.dp_rank, events, refused).into_pyobject(py)
+}
+
+fn event_tuple<'py>(
+    py: Python<'py>,
+    batch: &Batch,
+    event: &Event,
+) -> PyResult<Bound<'py, PyTuple>> {
+    match event {
+        Event::Stored(stored) => stored_tuple(py, batch, stored),
+        Event::Removed(removed) => removed_tuple(py, batch, removed),
+        Event::Cleared => ("AllBlocksCleared",).into_pyobject(py),
+    }
+}
+
+fn stored_tuple<'py>(
+    py: Python<'py>,
+    batch: &Batch,
+    stored: &Stored,
+) -> PyResult<Bound<'py, PyTuple>> {
+    let text = |span: Option<Span>| span.map(|span| batch.text(span));
+    let blocks = stored.hashes.len as usize;
+    let extra_keys = match stored.extra_keys {
+        None => None,
+        Some(_) => Some(
+            (0..blocks)
+                .map(|block| block_keys(py, batch, batch.extra_keys_of(stored, block)))
+                .collect::<PyResult<Vec<_>>>()?,
+        ),
+    };
+    let lookahead: Option<Vec<&[u32]>> = (!stored.lookahead.is_empty()).then(|| {
+        (0..blocks)
+            .map(|block| batch.lookahead_of(stored, block))
+            .collect()
+    });
+    let what = (
+        "BlockStored",
+        batch.hashes_of(stored.hashes),
+        stored.parent,
+        batch.tokens_of(stored.tokens),
+        stored.block_size,
+        stored.lora_id,
+        medium_name(batch, stored.medium),
+        text(stored.lora_name),
+        extra_keys,
+    );
+    let whose = (
+        stored.group,
+        stored.kind.map(SpecKind::name),
+        stored.window,
+        stored.remote,
+        text(stored.owner),
+        lookahead,
+        text(stored.salt),
+    );
+    join(&what.into_pyobject(py)?, &whose.into_pyobject(py)?)
+}
+
+/// The fields of two tuples in one: `PyO3` makes tuples of at most twelve.
+fn join<'py>(
+    first: &Bound<'py, PyTuple>,
+    second: &Bound<'py, PyTuple>,
+) -> PyResult<Bound<'py, PyTuple>> {
+    Ok(first
+        .as_sequence()
+        .concat(second.as_sequence())?
+        .cast_into()?)
+}
+
+fn removed_tuple<'py>(
+    py: Python<'py>,
+    batch: &Batch,
+    removed: &Removed,
+) -> PyResult<Bound<'py, PyTuple>> {
+    (
+        "BlockRemoved",
+        batch.hashes_of(removed.hashes),
+        medium_name(batch, removed.medium),
+        removed.group,
+        removed.remote,
+        removed.owner.map(|owner| batch.text(owner)),
+    )
+        .into_pyobject(py)
+}
+
+/// `None` for a block without keys, else texts, `(id, offset)` pairs and bytes in their order.
+fn block_keys<'py>(
+    py: Python<'py>,
+    batch: &Batch,
+    keys: &[ExtraKey],
+) -> PyResult<Option<Bound<'py, PyList>>> {
+    if keys.is_empty() {
+        return Ok(None);
+    }
+    let list = PyList::empty(py);
+    for key in keys {
+        match key {
+            ExtraKey::Text(span) => list.append(batch.text(*span))?,
+            ExtraKey::Item { id, offset } => list.append((batch.text(*id), *offset))?,
+            ExtraKey::Digest(span) => list.append(PyBytes::new(py, batch.digest(*span)))?,
+        }
+    }
+    Ok(Some(list))
+}
+
+fn medium_name(batch: &Batch, medium: Medium) -> &str {
+    match medium {
+        Medium::Gpu => "GPU",
+        Medium::Cpu => "CPU",
+        Medium::Storage => "STORAGE",
+        Medium::Other(name) => batch.text(name),
+    }
+}
