@@ -1,0 +1,161 @@
+"""The ASGI application, built from the route table.
+
+One `Endpoint` per route reads the body within its limit, runs the handler inline or on a thread,
+and answers; every error leaves here in one JSON shape. POST /v1/score reaches its endpoint before
+routing and before any middleware.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kvbraid.errors import KvbraidError
+from kvbraid.service.access import Access
+from kvbraid.service.errors import RefusalError, as_refusal
+from kvbraid.service.metrics import Metrics
+from kvbraid.service.openapi import document
+from kvbraid.service.registry import Service
+from kvbraid.service.routes import ROUTES, Answer, Call, Context, Route
+
+_HOT: Final = next(route for route in ROUTES if route.path == "/v1/score")
+_HTTP_CODES: Final = {404: "not_found", 405: "method_not_allowed"}
+
+
+class ClientGoneError(KvbraidError):
+    """The client closed the connection before its body was complete; nobody is answered."""
+
+
+class Endpoint:
+    """One route as an ASGI application."""
+
+    def __init__(self, route: Route, context: Context) -> None:
+        self._route = route
+        self._context = context
+        self._limit = context.service.limits.body_bytes
+        self._observe = context.metrics.score_latency.observe if route is _HOT else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request; unexpected errors are answered with 500 and re-raised."""
+        close = False
+        try:
+            answer = await self._handle(scope, receive)
+        except ClientGoneError:
+            return
+        except KvbraidError as error:
+            refusal = as_refusal(error)
+            close = refusal.code == "body_too_large"
+            answer = Answer(refusal.body(), refusal.status)
+        except Exception as error:
+            refusal = RefusalError("internal", f"unexpected {type(error).__name__}")
+            await _send(send, Answer(refusal.body(), refusal.status), close=True)
+            raise
+        await _send(send, answer, close=close)
+
+    async def _handle(self, scope: Scope, receive: Receive) -> Answer:
+        call = await self._read(scope, receive)
+        start_s = time.perf_counter()
+        if self._route.inline(self._context.service, call):
+            answer = self._route.handler(self._context, call)
+        else:
+            answer = await run_in_threadpool(self._route.handler, self._context, call)
+        if self._observe is not None:
+            self._observe(time.perf_counter() - start_s)
+        return answer
+
+    async def _read(self, scope: Scope, receive: Receive) -> Call:
+        content_type = authorization = b""
+        length = 0
+        for name, value in scope["headers"]:
+            if name == b"content-type":
+                content_type = value
+            elif name == b"content-length":
+                length = int(value)
+            elif name == b"authorization":
+                authorization = value
+        body = b"" if self._route.body is None else await self._read_body(length, receive)
+        pod = scope.get("path_params", {}).get("id", "")
+        return Call(body, content_type, scope["query_string"], authorization, pod)
+
+    async def _read_body(self, length: int, receive: Receive) -> bytes:
+        """Read the whole body, and no more than the limit of it."""
+        self._check_length(length)
+        chunks, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            self._check_length(size)
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _check_length(self, length: int) -> None:
+        if length > self._limit:
+            raise RefusalError("body_too_large", f"{length} bytes; limit {self._limit}")
+
+
+async def _send(send: Send, answer: Answer, *, close: bool = False) -> None:
+    headers = [
+        (b"content-type", answer.content_type.encode()),
+        (b"content-length", str(len(answer.body)).encode()),
+    ]
+    if close:  # The rest of a refused body is not worth reading.
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+def build_app(service: Service, *, access: Access | None = None) -> ASGIApp:
+    """Build the application; its lifespan starts and closes the service's feed."""
+    context = Context(service, access or Access(), Metrics(service), document(ROUTES))
+    endpoints = [(route, Endpoint(route, context)) for route in ROUTES]
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        del app
+        await run_in_threadpool(service.feed.start)
+        try:
+            yield
+        finally:
+            await run_in_threadpool(service.feed.close)
+
+    starlette = Starlette(
+        routes=[
+            StarletteRoute(
+                route.path.replace("{id}", "{id:path}"), endpoint, methods=[route.method]
+            )
+            for route, endpoint in endpoints
+        ],
+        lifespan=lifespan,
+        exception_handlers={HTTPException: _routing_error},
+    )
+    starlette.router.redirect_slashes = False
+    hot = next(endpoint for route, endpoint in endpoints if route is _HOT)
+    hot_path, hot_method = _HOT.path, _HOT.method
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == hot_path and scope["method"] == hot_method:
+            await hot(scope, receive, send)
+        else:
+            await starlette(scope, receive, send)
+
+    return app
+
+
+async def _routing_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = _HTTP_CODES.get(error.status_code, "internal")
+    refusal = RefusalError(code, f"{request.method} {request.url.path}")
+    headers = {"content-type": "application/json", **(error.headers or {})}
+    return Response(refusal.body(), refusal.status, headers)
