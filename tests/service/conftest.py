@@ -12,6 +12,7 @@ with warnings.catch_warnings():  # It would rather see httpx's successor, which 
 from kvbraid.service.app import build_app
 from kvbraid.service.config import Limits
 from kvbraid.service.registry import Service
+
 from tests.service.fakes import FakeFeed, FakeIndex
 
 

@@ -10,8 +10,9 @@ from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
 from kvbraid.service.config import FleetConfig, PodConfig, ServerOptions
 from kvbraid.service.registry import Service
-from kvbraid.service.server import run_server
-from tests.service.fakes import FakeFeed, FakeIndex, FakeScores
+from kvbraid.service.server import end_process, run_server
+
+from tests.service.fakes import FakeExplanation, FakeFeed, FakeIndex, FakeScores
 
 
 class SlowIndex(FakeIndex):
@@ -19,7 +20,7 @@ class SlowIndex(FakeIndex):
 
     seconds = 0.0
 
-    def explain(self, request: Request) -> object:  # type: ignore[override]
+    def explain(self, request: Request) -> FakeExplanation:
         sys.stdout.write("explaining\n")
         sys.stdout.flush()
         threading.Event().wait(self.seconds)
@@ -44,6 +45,7 @@ def main() -> None:
         sys.stdout.flush()
 
     run_server(config, Service(index, FakeFeed()), announce=announce)
+    end_process()
 
 
 if __name__ == "__main__":

@@ -33,6 +33,11 @@ class FakeScores:
 
 
 @dataclass
+class FakeExplanation:
+    rows: list[SimpleNamespace]
+
+
+@dataclass
 class FakeIndex:
     """Holds nothing; answers a row per rank. `hold` makes score wait, `fail` makes it raise."""
 
@@ -81,7 +86,7 @@ class FakeIndex:
             self.hold.wait(timeout=30)
         return FakeScores(request, self._ranks(request))
 
-    def explain(self, request: Request) -> SimpleNamespace:
+    def explain(self, request: Request) -> FakeExplanation:
         group = SimpleNamespace(
             kind=SpecKind.SLIDING_WINDOW, block_size=16, window=32,
             held=[True, False], accepted=[16],
@@ -94,7 +99,7 @@ class FakeIndex:
             )
             for pod, rank in self._ranks(request)
         ]  # fmt: skip
-        return SimpleNamespace(rows=rows)
+        return FakeExplanation(rows)
 
     def pods(self) -> Sequence[SimpleNamespace]:
         return [

@@ -4,10 +4,8 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-from starlette.testclient import TestClient
-
 import kvbraid
+import pytest
 from kvbraid.errors import (
     CaptureError,
     InvalidValueError,
@@ -19,6 +17,8 @@ from kvbraid.errors import (
 from kvbraid.service.errors import ERRORS, RefusalError, as_refusal
 from kvbraid.service.openapi import document
 from kvbraid.service.routes import ROUTES, Route
+from starlette.testclient import TestClient
+
 from tests.service.fakes import FakeFeed
 from tests.service.test_score import refusal
 

@@ -5,8 +5,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from starlette.testclient import TestClient
-
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import PodState
 from kvbraid.service.access import Access
@@ -14,6 +12,8 @@ from kvbraid.service.answers import PodsAnswer
 from kvbraid.service.app import build_app
 from kvbraid.service.registry import Service
 from kvbraid.spec import EngineDialect, SpecKind
+from starlette.testclient import TestClient
+
 from tests.service.fakes import FakeFeed, FakeIndex
 from tests.service.test_score import refusal
 
@@ -82,7 +82,11 @@ def test_put_hands_on_what_the_operator_said(
         ({"endpoint": "tcp://h:65534", "dp_size": 3}, "invalid_endpoint", "65536"),
         ({"replay_endpoint": "ipc://x"}, "invalid_endpoint", "replay_endpoint"),
         ({"replay_endpoint": "tcp://*:1"}, "invalid_endpoint", "names no host"),
-        ({"topology": {"groups": [{"kind": "mamba"}]}}, "invalid_topology", "groups[0].block_size"),
+        (
+            {"topology": {"groups": [{"kind": "mamba"}]}},
+            "invalid_topology",
+            "groups[0].block_size",
+        ),
         ({"topology": {"groups": [{"kind": "x", "block_size": 1}]}}, "invalid_topology", "'x'"),
         ({"topology": {"alignment": "64"}}, "invalid_topology", "alignment"),
     ],
@@ -184,29 +188,36 @@ def test_registrations_at_the_same_time_keep_the_three_in_step(service: Service)
     assert service.num_ranks == 3
 
 
-PUBLIC = Access.of(host="0.0.0.0", token=None, allow_registration=False)
+OFF, DENIED = (403, "registration_off"), (401, "unauthorized")
 
 
 @pytest.mark.parametrize(
-    ("access", "header", "expected"),
+    ("host", "token", "allowed", "header", "expected"),
     [
-        (PUBLIC, None, (403, "registration_off")),
-        (PUBLIC, "Bearer t", (403, "registration_off")),
-        (Access.of(host="0.0.0.0", token=None, allow_registration=True), None, None),
-        (Access.of(host="127.0.0.1", token=None, allow_registration=False), None, None),
-        (Access.of(host="::1", token=None, allow_registration=False), None, None),
-        (Access.of(host="localhost", token=None, allow_registration=False), None, None),
-        (Access.of(host="box", token=None, allow_registration=False), None, (403, "registration_off")),
-        (Access.of(host="0.0.0.0", token="t", allow_registration=False), None, (401, "unauthorized")),
-        (Access.of(host="0.0.0.0", token="t", allow_registration=False), "Bearer x", (401, "unauthorized")),
-        (Access.of(host="0.0.0.0", token="t", allow_registration=False), "Basic t", (401, "unauthorized")),
-        (Access.of(host="0.0.0.0", token="t", allow_registration=False), "Bearer t", None),
-        (Access.of(host="127.0.0.1", token="t", allow_registration=False), None, (401, "unauthorized")),
+        ("127.0.0.1", None, False, None, None),
+        ("::1", None, False, None, None),
+        ("localhost", None, False, None, None),
+        ("0.0.0.0", None, False, None, OFF),
+        ("0.0.0.0", None, False, "Bearer t", OFF),
+        ("box", None, False, None, OFF),
+        ("0.0.0.0", None, True, None, None),
+        ("0.0.0.0", "t", False, None, DENIED),
+        ("0.0.0.0", "t", False, "Bearer x", DENIED),
+        ("0.0.0.0", "t", False, "Basic t", DENIED),
+        ("0.0.0.0", "t", True, None, DENIED),
+        ("0.0.0.0", "t", False, "Bearer t", None),
+        ("127.0.0.1", "t", False, None, DENIED),
     ],
-)  # fmt: skip
+)
 def test_who_may_change_the_fleet(
-    service: Service, access: Access, header: str | None, expected: tuple[int, str] | None
+    service: Service,
+    host: str,
+    token: str | None,
+    allowed: bool,
+    header: str | None,
+    expected: tuple[int, str] | None,
 ) -> None:
+    access = Access.of(host=host, token=token, allow_registration=allowed)
     headers = {} if header is None else {"authorization": header}
     with TestClient(build_app(service, access=access)) as client:
         put = client.put("/v1/pods/a", json=POD, headers=headers)

@@ -9,12 +9,12 @@ from urllib.parse import urlencode
 import msgspec
 import pytest
 from httpx import Response
-from starlette.testclient import TestClient
-
 from kvbraid.fleet.request import MediaItem
 from kvbraid.service.answers import ExplainAnswer, ScoreAnswer
-from kvbraid.service.routes import Call, up_to_a_millisecond
 from kvbraid.service.registry import Service
+from kvbraid.service.routes import Call, up_to_a_millisecond
+from starlette.testclient import TestClient
+
 from tests.service.fakes import FakeIndex
 
 POD = {"model": "m", "endpoint": "tcp://h:5557", "dp_size": 2}

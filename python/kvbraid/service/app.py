@@ -6,12 +6,13 @@ routing and before any middleware.
 """
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final
+from functools import partial
+from typing import Final, ParamSpec, TypeVar
 
+from anyio.to_thread import run_sync
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -66,7 +67,7 @@ class Endpoint:
         if self._route.inline(self._context.service, call):
             answer = self._route.handler(self._context, call)
         else:
-            answer = await run_in_threadpool(self._route.handler, self._context, call)
+            answer = await _on_thread(self._route.handler, self._context, call)
         if self._observe is not None:
             self._observe(time.perf_counter() - start_s)
         return answer
@@ -105,6 +106,15 @@ class Endpoint:
             raise RefusalError("body_too_large", f"{length} bytes; limit {self._limit}")
 
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+async def _on_thread(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Run on a worker thread; a cancelled request does not wait for it."""
+    return await run_sync(partial(call, *args, **kwargs), abandon_on_cancel=True)
+
+
 async def _send(send: Send, answer: Answer, *, close: bool = False) -> None:
     headers = [
         (b"content-type", answer.content_type.encode()),
@@ -124,11 +134,11 @@ def build_app(service: Service, *, access: Access | None = None) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         del app
-        await run_in_threadpool(service.feed.start)
+        await _on_thread(service.feed.start)
         try:
             yield
         finally:
-            await run_in_threadpool(service.feed.close)
+            await _on_thread(service.feed.close)
 
     starlette = Starlette(
         routes=[

@@ -1,13 +1,14 @@
 """Run the application: a socket, uvicorn on uvloop and httptools, and an orderly end.
 
 SIGTERM and SIGINT stop accepting, let requests in flight finish, close idle connections and
-return; nothing outlives END_S, and the process can exit with 0.
+return. What is still in flight after END_S is cancelled, so that the process can exit with 0.
 """
 
-import asyncio
 import contextlib
+import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -15,21 +16,19 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
-from kvbraid.errors import InvalidValueError
+from kvbraid.errors import InvalidValueError, ServiceError
 from kvbraid.service.access import Access
 from kvbraid.service.app import build_app
 from kvbraid.service.config import FleetConfig, ServerOptions
 from kvbraid.service.registry import Service
 
-END_S: Final = 4
+END_S: Final = 3
 """Seconds that requests in flight have after a signal."""
 
 _BACKLOG: Final = 2048
 
 
-def run_server(
-    config: FleetConfig, service: Service, *, announce: Callable[[str], None]
-) -> None:
+def run_server(config: FleetConfig, service: Service, *, announce: Callable[[str], None]) -> None:
     """Register the configured pods and serve until a signal; must run in the main thread.
 
     Args:
@@ -40,6 +39,7 @@ def run_server(
     Raises:
         InvalidValueError: The address cannot be listened on.
         KvbraidError: A configured pod was refused.
+        ServiceError: The subscriber could not be started.
     """
     for pod, pod_config in config.pods.items():
         service.put(pod, pod_config)
@@ -48,14 +48,40 @@ def run_server(
         host=options.host, token=options.token, allow_registration=options.allow_registration
     )
     with _listen(options) as listener:
-        announce(_url(listener))
-        server = _Server(_uvicorn_config(build_app(service, access=access)))
-        with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(server.serve(sockets=[listener]))
+        url = _url(listener)
+        app = build_app(service, access=access)
+        server = _Server(_uvicorn_config(app), announce=lambda: announce(url))
+        server.run(sockets=[listener])
+    if not server.started:
+        msg = "the subscriber did not start; the log above says why"
+        raise ServiceError(msg)
+
+
+def end_process() -> None:
+    """End with 0 even when a cancelled call still runs on its thread; else simply return.
+
+    Python would join such a thread before it exits. Nothing is left to save by then: the
+    sockets are closed, and the index lives in memory only.
+    """
+    main = threading.main_thread()
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not main):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 class _Server(uvicorn.Server):
     """Ends on a signal without raising it again: an asked-for end is not a failure."""
+
+    def __init__(self, config: uvicorn.Config, *, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Say that requests are answered, once they are and a signal ends in order."""
+        await super().startup(sockets)
+        if self.started:
+            self._announce()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
