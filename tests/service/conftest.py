@@ -9,7 +9,7 @@ with warnings.catch_warnings():  # It would rather see httpx's successor, which 
     warnings.simplefilter("ignore")
     from starlette.testclient import TestClient
 
-from kvbraid.service.app import build_app
+from kvbraid.service.app import Application
 from kvbraid.service.config import Limits
 from kvbraid.service.registry import Service
 
@@ -33,5 +33,5 @@ def service(index: FakeIndex, feed: FakeFeed) -> Service:
 
 @pytest.fixture
 def client(service: Service) -> Iterator[TestClient]:
-    with TestClient(build_app(service), raise_server_exceptions=False) as client:
+    with TestClient(Application(service), raise_server_exceptions=False) as client:
         yield client

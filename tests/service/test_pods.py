@@ -9,7 +9,7 @@ from kvbraid.errors import InvalidValueError
 from kvbraid.ids import PodState
 from kvbraid.service.access import Access
 from kvbraid.service.answers import PodsAnswer
-from kvbraid.service.app import build_app
+from kvbraid.service.app import Application
 from kvbraid.service.registry import Service
 from kvbraid.spec import EngineDialect, SpecKind
 from starlette.testclient import TestClient
@@ -166,7 +166,7 @@ def test_ready_means_no_pod_is_in_its_first_rebuild(client: TestClient, index: F
 
 
 def test_registrations_at_the_same_time_keep_the_three_in_step(service: Service) -> None:
-    with TestClient(build_app(service)) as client:
+    with TestClient(Application(service)) as client:
         start = threading.Barrier(4)
 
         def register(pod: str) -> None:
@@ -219,7 +219,7 @@ def test_who_may_change_the_fleet(
 ) -> None:
     access = Access.of(host=host, token=token, allow_registration=allowed)
     headers = {} if header is None else {"authorization": header}
-    with TestClient(build_app(service, access=access)) as client:
+    with TestClient(Application(service, access=access)) as client:
         put = client.put("/v1/pods/a", json=POD, headers=headers)
         delete = client.delete("/v1/pods/a", headers=headers)
         assert client.get("/v1/pods").status_code == 200

@@ -5,6 +5,7 @@ and answers; every error leaves here in one JSON shape. POST /v1/score reaches i
 routing and before any middleware.
 """
 
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from kvbraid.errors import KvbraidError
 from kvbraid.service.access import Access
@@ -27,7 +28,9 @@ from kvbraid.service.openapi import document
 from kvbraid.service.registry import Service
 from kvbraid.service.routes import ROUTES, Answer, Call, Context, Route
 
-_HOT: Final = next(route for route in ROUTES if route.path == "/v1/score")
+SCORE_PATH: Final = "/v1/score"
+_SCORE: Final = next(route for route in ROUTES if route.path == SCORE_PATH)
+_logger: Final = logging.getLogger(__name__)
 _HTTP_CODES: Final = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -41,33 +44,36 @@ class Endpoint:
     def __init__(self, route: Route, context: Context) -> None:
         self._route = route
         self._context = context
-        self._limit = context.service.limits.body_bytes
-        self._observe = context.metrics.score_latency.observe if route is _HOT else None
+        self.body_limit = context.service.limits.body_bytes
+        self._observe = context.metrics.score_latency.observe if route is _SCORE else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request; unexpected errors are answered with 500 and re-raised."""
-        close = False
+        """Answer one HTTP request."""
         try:
-            answer = await self._handle(scope, receive)
+            call = await self._read(scope, receive)
         except ClientGoneError:
             return
-        except KvbraidError as error:
-            refusal = as_refusal(error)
-            close = refusal.code == "body_too_large"
-            answer = Answer(refusal.body(), refusal.status)
-        except Exception as error:
-            refusal = RefusalError("internal", f"unexpected {type(error).__name__}")
-            await _send(send, Answer(refusal.body(), refusal.status), close=True)
-            raise
-        await _send(send, answer, close=close)
-
-    async def _handle(self, scope: Scope, receive: Receive) -> Answer:
-        call = await self._read(scope, receive)
-        start_s = time.perf_counter()
-        if self._route.inline(self._context.service, call):
-            answer = self._route.handler(self._context, call)
+        except RefusalError as error:
+            answer = _refused(error)
         else:
-            answer = await _on_thread(self._route.handler, self._context, call)
+            short = self.is_short(call)
+            answer = self.answer(call) if short else await _on_thread(self.answer, call)
+        await _send(send, answer)
+
+    def is_short(self, call: Call) -> bool:
+        """Whether the call may run on the event loop's own thread."""
+        return self._route.inline(self._context.service, call)
+
+    def answer(self, call: Call) -> Answer:
+        """Run the handler; every error becomes an answer, an unexpected one is logged too."""
+        start_s = time.perf_counter()
+        try:
+            answer = self._route.handler(self._context, call)
+        except KvbraidError as error:
+            return _refused(as_refusal(error))
+        except Exception as error:
+            _logger.exception("%s %s failed", self._route.method, self._route.path)
+            return _refused(RefusalError("internal", f"unexpected {type(error).__name__}"))
         if self._observe is not None:
             self._observe(time.perf_counter() - start_s)
         return answer
@@ -102,8 +108,8 @@ class Endpoint:
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _check_length(self, length: int) -> None:
-        if length > self._limit:
-            raise RefusalError("body_too_large", f"{length} bytes; limit {self._limit}")
+        if length > self.body_limit:
+            raise RefusalError("body_too_large", f"{length} bytes; limit {self.body_limit}")
 
 
 _P = ParamSpec("_P")
@@ -115,52 +121,60 @@ async def _on_thread(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
     return await run_sync(partial(call, *args, **kwargs), abandon_on_cancel=True)
 
 
-async def _send(send: Send, answer: Answer, *, close: bool = False) -> None:
+def _refused(error: RefusalError) -> Answer:
+    # The rest of a body that is too large is not worth reading.
+    return Answer(error.body(), error.status, close=error.code == "body_too_large")
+
+
+async def _send(send: Send, answer: Answer) -> None:
     headers = [
         (b"content-type", answer.content_type.encode()),
         (b"content-length", str(len(answer.body)).encode()),
     ]
-    if close:  # The rest of a refused body is not worth reading.
+    if answer.close:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})
 
 
-def build_app(service: Service, *, access: Access | None = None) -> ASGIApp:
-    """Build the application; its lifespan starts and closes the service's feed."""
-    context = Context(service, access or Access(), Metrics(service), document(ROUTES))
-    endpoints = [(route, Endpoint(route, context)) for route in ROUTES]
+class Application:
+    """The ASGI application; its lifespan starts and closes the service's feed.
+
+    `score` is the endpoint of SCORE_PATH, for a server that can reach it directly.
+    """
+
+    def __init__(self, service: Service, *, access: Access | None = None) -> None:
+        context = Context(service, access or Access(), Metrics(service), document(ROUTES))
+        endpoints = [(route, Endpoint(route, context)) for route in ROUTES]
+        self.score = next(endpoint for route, endpoint in endpoints if route is _SCORE)
+        self._feed = service.feed
+        self._starlette = Starlette(
+            routes=[
+                StarletteRoute(
+                    route.path.replace("{id}", "{id:path}"), endpoint, methods=[route.method]
+                )
+                for route, endpoint in endpoints
+            ],
+            lifespan=self._lifespan,
+            exception_handlers={HTTPException: _routing_error},
+        )
+        self._starlette.router.redirect_slashes = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI scope."""
+        if scope.get("path") == SCORE_PATH and scope["method"] == _SCORE.method:
+            await self.score(scope, receive, send)
+        else:
+            await self._starlette(scope, receive, send)
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        del app
-        await _on_thread(service.feed.start)
+    async def _lifespan(self, starlette: Starlette) -> AsyncIterator[None]:
+        del starlette
+        await _on_thread(self._feed.start)
         try:
             yield
         finally:
-            await _on_thread(service.feed.close)
-
-    starlette = Starlette(
-        routes=[
-            StarletteRoute(
-                route.path.replace("{id}", "{id:path}"), endpoint, methods=[route.method]
-            )
-            for route, endpoint in endpoints
-        ],
-        lifespan=lifespan,
-        exception_handlers={HTTPException: _routing_error},
-    )
-    starlette.router.redirect_slashes = False
-    hot = next(endpoint for route, endpoint in endpoints if route is _HOT)
-    hot_path, hot_method = _HOT.path, _HOT.method
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == hot_path and scope["method"] == hot_method:
-            await hot(scope, receive, send)
-        else:
-            await starlette(scope, receive, send)
-
-    return app
+            await _on_thread(self._feed.close)
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:

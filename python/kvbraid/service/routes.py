@@ -47,6 +47,7 @@ class Answer(NamedTuple):
     body: bytes
     status: int = 200
     content_type: str = "application/json"
+    close: bool = False
 
 
 _encode: Final = msgspec.json.Encoder().encode

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from kvbraid.errors import InvalidValueError, ServiceError
 from kvbraid.service.access import Access
-from kvbraid.service.app import build_app
+from kvbraid.service.app import Application
 from kvbraid.service.config import FleetConfig, ServerOptions
+from kvbraid.service.protocol import ScoreProtocol
 from kvbraid.service.registry import Service
 
 END_S: Final = 3
@@ -49,7 +49,7 @@ def run_server(config: FleetConfig, service: Service, *, announce: Callable[[str
     )
     with _listen(options) as listener:
         url = _url(listener)
-        app = build_app(service, access=access)
+        app = Application(service, access=access)
         server = _Server(_uvicorn_config(app), announce=lambda: announce(url))
         server.run(sockets=[listener])
     if not server.started:
@@ -95,11 +95,11 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+def _uvicorn_config(app: Application) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=ScoreProtocol,
         ws="none",
         lifespan="on",
         interface="asgi3",
