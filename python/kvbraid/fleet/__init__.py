@@ -1,0 +1,1 @@
+"""Decoded events to index to score to explanation; pods and their states."""

@@ -1,0 +1,37 @@
+"""What a caller asks of the index: one request's tokens and how to answer.
+
+Frozen data; checking that a model or a pod exists is the index's job.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Strategy: TypeAlias = Literal["exact", "weighted_blocks"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaItem:
+    """One multimodal input: its identifier and the tokens that stand for it."""
+
+    identifier: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One lookup. `token_ids` is a uint32 buffer or a sequence of ints; None fields mean absent.
+
+    `pods` and `tiers` limit the answer; without them it covers every pod of the model and every
+    combination of tiers.
+    """
+
+    model: str
+    token_ids: Sequence[int] | memoryview
+    lora: str | None = None
+    cache_salt: str | None = None
+    extra_keys: Sequence[MediaItem] | None = None
+    pods: Sequence[str] | None = None
+    tiers: Sequence[str] | None = None
+    strategy: Strategy = "exact"

@@ -1,0 +1,150 @@
+"""The JSON bodies of every answer, as structs: the OpenAPI document is generated from them.
+
+`/v1/score` is written by the native core in the form of ScoreAnswer; the rest is converted
+from the index's own rows by attribute name.
+"""
+
+from typing import Any
+
+import msgspec
+
+from kvbraid.ids import PodState
+from kvbraid.spec import SpecKind
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """Reusable tokens: at least `lower`, at most `upper`."""
+
+    lower: int
+    upper: int
+
+
+class Limiting(msgspec.Struct, frozen=True):
+    """The group that ends the prefix, and the boundary in tokens at which it does."""
+
+    group: int
+    boundary: int
+
+
+class ScoreRow(msgspec.Struct, frozen=True):
+    """What one pod and rank could reuse of the request, in tokens."""
+
+    pod: str
+    dp_rank: int
+    state: PodState
+    lower: int
+    upper: int
+    exactness: str
+    present: int
+    tiers: dict[str, Bounds]
+    limiting: Limiting | None
+    score: float
+
+
+class ScoreAnswer(msgspec.Struct, frozen=True):
+    """Answer of POST /v1/score: a row for every registered rank of the model."""
+
+    model: str
+    num_tokens: int
+    pods: list[ScoreRow]
+
+
+class ExplainGroup(msgspec.Struct, frozen=True):
+    """One group: block j ends at token (j + 1) * block_size; `accepted` are boundaries."""
+
+    kind: SpecKind
+    block_size: int
+    window: int | None
+    held: list[bool]
+    accepted: list[int]
+
+
+class ExplainRow(msgspec.Struct, frozen=True):
+    """Why one pod and rank answers what it does."""
+
+    pod: str
+    dp_rank: int
+    state: PodState
+    lower: int
+    upper: int
+    limiting: Limiting | None
+    reason: str
+    groups: list[ExplainGroup]
+
+
+class ExplainAnswer(msgspec.Struct, frozen=True):
+    """Answer of POST /v1/explain."""
+
+    model: str
+    num_tokens: int
+    pods: list[ExplainRow]
+
+
+class IndexRow(msgspec.Struct, frozen=True):
+    """What the index knows of one pod and rank."""
+
+    pod: str
+    dp_rank: int
+    model: str
+    state: PodState
+    reason: str
+    messages: int
+    groups: list[dict[str, Any]]
+    placed: dict[str, int]
+    refused: dict[str, int]
+
+
+class FeedRow(msgspec.Struct, frozen=True):
+    """How far the subscriber has followed one pod and rank."""
+
+    pod: str
+    dp_rank: int
+    last_seq: int | None
+
+
+class PodRow(IndexRow, frozen=True):
+    """One pod and rank in GET /v1/pods; `last_seq` is null before the first message."""
+
+    last_seq: int | None
+    endpoint: str
+    replay_endpoint: str | None
+    bind: bool | None
+
+
+class PodsAnswer(msgspec.Struct, frozen=True):
+    """Answer of GET /v1/pods."""
+
+    pods: list[PodRow]
+
+
+class PodChange(msgspec.Struct, frozen=True):
+    """Answer of PUT and DELETE: created, unchanged, replaced or removed."""
+
+    pod: str
+    status: str
+
+
+class ModelsAnswer(msgspec.Struct, frozen=True):
+    """Answer of GET /v1/models: models with at least one registered pod, sorted."""
+
+    models: list[str]
+
+
+class StatusAnswer(msgspec.Struct, frozen=True):
+    """Answer of GET /healthz and GET /readyz."""
+
+    status: str
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """A code of the table in docs/api.md, what was wrong, and what to do about it."""
+
+    code: str
+    message: str
+    remedy: str
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    """Every refusal."""
+
+    error: ErrorBody

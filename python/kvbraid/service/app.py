@@ -1,0 +1,185 @@
+"""The ASGI application, built from the route table.
+
+One `Endpoint` per route reads the body within its limit, runs the handler inline or on a thread,
+and answers; every error leaves here in one JSON shape. POST /v1/score reaches its endpoint before
+routing and before any middleware.
+"""
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final, ParamSpec, TypeVar
+
+from anyio.to_thread import run_sync
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
+from starlette.types import Receive, Scope, Send
+
+from kvbraid.errors import KvbraidError
+from kvbraid.service.access import Access
+from kvbraid.service.errors import RefusalError, as_refusal
+from kvbraid.service.metrics import Metrics
+from kvbraid.service.openapi import document
+from kvbraid.service.registry import Service
+from kvbraid.service.routes import ROUTES, Answer, Call, Context, Route
+
+SCORE_PATH: Final = "/v1/score"
+_SCORE: Final = next(route for route in ROUTES if route.path == SCORE_PATH)
+_logger: Final = logging.getLogger(__name__)
+_HTTP_CODES: Final = {404: "not_found", 405: "method_not_allowed"}
+
+
+class ClientGoneError(KvbraidError):
+    """The client closed the connection before its body was complete; nobody is answered."""
+
+
+class Endpoint:
+    """One route as an ASGI application."""
+
+    def __init__(self, route: Route, context: Context) -> None:
+        self._route = route
+        self._context = context
+        self.body_limit = context.service.limits.body_bytes
+        self._observe = context.metrics.score_latency.observe if route is _SCORE else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request."""
+        try:
+            call = await self._read(scope, receive)
+        except ClientGoneError:
+            return
+        except RefusalError as error:
+            answer = _refused(error)
+        else:
+            short = self.is_short(call)
+            answer = self.answer(call) if short else await _on_thread(self.answer, call)
+        await _send(send, answer)
+
+    def is_short(self, call: Call) -> bool:
+        """Whether the call may run on the event loop's own thread."""
+        return self._route.inline(self._context.service, call)
+
+    def answer(self, call: Call) -> Answer:
+        """Run the handler; every error becomes an answer, an unexpected one is logged too."""
+        start_s = time.perf_counter()
+        try:
+            answer = self._route.handler(self._context, call)
+        except KvbraidError as error:
+            return _refused(as_refusal(error))
+        except Exception as error:
+            _logger.exception("%s %s failed", self._route.method, self._route.path)
+            return _refused(RefusalError("internal", f"unexpected {type(error).__name__}"))
+        if self._observe is not None:
+            self._observe(time.perf_counter() - start_s)
+        return answer
+
+    async def _read(self, scope: Scope, receive: Receive) -> Call:
+        content_type = authorization = b""
+        length = 0
+        for name, value in scope["headers"]:
+            if name == b"content-type":
+                content_type = value
+            elif name == b"content-length":
+                length = int(value)
+            elif name == b"authorization":
+                authorization = value
+        body = b"" if self._route.body is None else await self._read_body(length, receive)
+        pod = scope.get("path_params", {}).get("id", "")
+        return Call(body, content_type, scope["query_string"], authorization, pod)
+
+    async def _read_body(self, length: int, receive: Receive) -> bytes:
+        """Read the whole body, and no more than the limit of it."""
+        self._check_length(length)
+        chunks, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            self._check_length(size)
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _check_length(self, length: int) -> None:
+        if length > self.body_limit:
+            raise RefusalError("body_too_large", f"{length} bytes; limit {self.body_limit}")
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+async def _on_thread(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Run on a worker thread; a cancelled request does not wait for it."""
+    return await run_sync(partial(call, *args, **kwargs), abandon_on_cancel=True)
+
+
+def _refused(error: RefusalError) -> Answer:
+    # The rest of a body that is too large is not worth reading.
+    return Answer(error.body(), error.status, close=error.code == "body_too_large")
+
+
+async def _send(send: Send, answer: Answer) -> None:
+    headers = [
+        (b"content-type", answer.content_type.encode()),
+        (b"content-length", str(len(answer.body)).encode()),
+    ]
+    if answer.close:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+class Application:
+    """The ASGI application; its lifespan starts and closes the service's feed.
+
+    `score` is the endpoint of SCORE_PATH, for a server that can reach it directly.
+    """
+
+    def __init__(self, service: Service, *, access: Access | None = None) -> None:
+        context = Context(service, access or Access(), Metrics(service), document(ROUTES))
+        endpoints = [(route, Endpoint(route, context)) for route in ROUTES]
+        self.score = next(endpoint for route, endpoint in endpoints if route is _SCORE)
+        self._feed = service.feed
+        self._starlette = Starlette(
+            routes=[
+                StarletteRoute(
+                    route.path.replace("{id}", "{id:path}"), endpoint, methods=[route.method]
+                )
+                for route, endpoint in endpoints
+            ],
+            lifespan=self._lifespan,
+            exception_handlers={HTTPException: _routing_error},
+        )
+        self._starlette.router.redirect_slashes = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI scope."""
+        if scope.get("path") == SCORE_PATH and scope["method"] == _SCORE.method:
+            await self.score(scope, receive, send)
+        else:
+            await self._starlette(scope, receive, send)
+
+    @asynccontextmanager
+    async def _lifespan(self, starlette: Starlette) -> AsyncIterator[None]:
+        del starlette
+        await _on_thread(self._feed.start)
+        try:
+            yield
+        finally:
+            await _on_thread(self._feed.close)
+
+
+async def _routing_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = _HTTP_CODES.get(error.status_code, "internal")
+    refusal = RefusalError(code, f"{request.method} {request.url.path}")
+    headers = {"content-type": "application/json", **(error.headers or {})}
+    return Response(refusal.body(), refusal.status, headers)

@@ -1,0 +1,259 @@
+"""What an operator writes, `fleet.toml` or the body of PUT /v1/pods/{id}, as frozen values.
+
+Both are decoded by the same structs, and every refusal names the key and a remedy. Reading a
+file is the only I/O; nothing here knows whether a pod is registered.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from kvbraid.errors import InvalidValueError, KvbraidError
+from kvbraid.ids import PodId
+from kvbraid.service.errors import RefusalError
+from kvbraid.spec import Topology, topology_from_mapping
+
+_Positive = Annotated[int, Meta(ge=1)]
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Sizes above which the service refuses: bytes, tokens, registered pod ranks."""
+
+    body_bytes: _Positive = 16 << 20
+    tokens: _Positive = 1 << 20
+    pods: _Positive = 1024
+
+
+class ServerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where to listen, who may register pods, and when a silent pod is asked for news."""
+
+    host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8090
+    token: Annotated[str, Meta(min_length=1)] | None = None
+    allow_registration: bool = False
+    silence_s: Annotated[float, Meta(gt=0)] = 5.0
+
+
+class IndexOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How blocks are placed and how much memory the index may use."""
+
+    keys: Literal["auto", "join"] = "auto"
+    memory_limit_bytes: _Positive | None = None
+    limbo_limit_bytes: _Positive = 64 << 20
+
+
+class PodBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The body of PUT /v1/pods/{id}.
+
+    `endpoint` is where the engine publishes; rank r of `dp_size` uses the ports plus r. `bind`
+    says whether kvbraid binds it; by default it does when the host is `*`.
+    """
+
+    model: Annotated[str, Meta(min_length=1, max_length=512)]
+    endpoint: str
+    replay_endpoint: str | None = None
+    bind: bool | None = None
+    topology: dict[str, Any] | None = None
+    dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
+    loras: dict[str, str] = {}
+
+
+class PodEntry(PodBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One `[[pods]]` table of fleet.toml."""
+
+    id: str
+
+
+class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A whole fleet.toml."""
+
+    server: ServerOptions = ServerOptions()
+    limits: Limits = Limits()
+    index: IndexOptions = IndexOptions()
+    pods: list[PodEntry] = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodConfig:
+    """One pod as registered; equal configurations mean nothing to do."""
+
+    model: str
+    endpoint: str
+    replay_endpoint: str | None = None
+    bind: bool | None = None
+    topology: Topology | None = None
+    dp_size: int = 1
+    loras: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetConfig:
+    """Everything `kvbraid serve` needs."""
+
+    server: ServerOptions = field(default_factory=ServerOptions)
+    limits: Limits = field(default_factory=Limits)
+    index: IndexOptions = field(default_factory=IndexOptions)
+    pods: Mapping[PodId, PodConfig] = field(default_factory=dict)
+
+
+def read_fleet_file(path: Path) -> FleetConfig:
+    """Read a fleet.toml.
+
+    Raises:
+        InvalidValueError: One line with the file, the key and a remedy.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        parsed = msgspec.convert(table, FleetFile)
+    except OSError as error:
+        msg = f"{path}: {error.strerror}; give the path of a fleet.toml"
+        raise InvalidValueError(msg) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        msg = f"{path}: not TOML: {error}"
+        raise InvalidValueError(msg) from None
+    except msgspec.ValidationError as error:
+        msg = f"{path}: {describe(error, FleetFile)}"
+        raise InvalidValueError(msg) from None
+    return FleetConfig(
+        server=parsed.server, limits=parsed.limits, index=parsed.index, pods=_pods(path, parsed)
+    )
+
+
+def _pods(path: Path, parsed: FleetFile) -> dict[PodId, PodConfig]:
+    pods: dict[PodId, PodConfig] = {}
+    for number, entry in enumerate(parsed.pods):
+        where = f"{path}: pods[{number}]"
+        try:
+            pod = pod_id(entry.id)
+            if pod in pods:
+                msg = f"{where}.id = {entry.id!r} is a duplicate; give each pod an id of its own"
+                raise InvalidValueError(msg)
+            pods[pod] = pod_config(entry, schemes=FILE_SCHEMES)
+        except RefusalError as error:
+            msg = f"{where} ({entry.id}): {error}; {error.remedy}"
+            raise InvalidValueError(msg) from None
+        except KvbraidError as error:
+            msg = str(error) if str(error).startswith(where) else f"{where} ({entry.id}): {error}"
+            raise InvalidValueError(msg) from None
+    return pods
+
+
+_POD_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+_TCP: Final = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+HTTP_SCHEMES: Final = ("tcp",)
+FILE_SCHEMES: Final = ("tcp", "ipc", "inproc")
+
+
+def pod_id(text: str) -> PodId:
+    """Check an operator's name of a pod.
+
+    Raises:
+        RefusalError: `invalid_value`.
+    """
+    if not _POD_ID.fullmatch(text):
+        remedy = "use 1 to 128 letters, digits and . _ : / -, a letter or digit first"
+        raise RefusalError("invalid_value", f"pod id {text!r}", remedy=remedy)
+    return PodId(text)
+
+
+def pod_config(body: PodBody, *, schemes: tuple[str, ...]) -> PodConfig:
+    """Check what the struct's types cannot: endpoints and topology.
+
+    Raises:
+        RefusalError: `invalid_endpoint`.
+        TopologyError: A field of the topology.
+    """
+    _check_endpoint("endpoint", body.endpoint, body.dp_size, schemes)
+    if body.replay_endpoint is not None:
+        _check_endpoint("replay_endpoint", body.replay_endpoint, body.dp_size, schemes)
+        if body.replay_endpoint.startswith("tcp://*"):
+            message = f"replay_endpoint = {body.replay_endpoint!r} names no host"
+            remedy = "give the host that the engine's replay socket listens on"
+            raise RefusalError("invalid_endpoint", message, remedy=remedy)
+    return PodConfig(
+        model=body.model,
+        endpoint=body.endpoint,
+        replay_endpoint=body.replay_endpoint,
+        bind=body.bind,
+        topology=None if body.topology is None else topology_from_mapping(body.topology),
+        dp_size=body.dp_size,
+        loras=body.loras,
+    )
+
+
+def _check_endpoint(name: str, endpoint: str, dp_size: int, schemes: tuple[str, ...]) -> None:
+    scheme, separator, rest = endpoint.partition("://")
+    if not separator or not rest or scheme not in schemes:
+        raise RefusalError("invalid_endpoint", f"{name} = {endpoint!r}")
+    if scheme != "tcp":
+        return
+    match = _TCP.fullmatch(endpoint)
+    if match is None:
+        raise RefusalError("invalid_endpoint", f"{name} = {endpoint!r}")
+    last = int(match[2]) + dp_size - 1
+    if not 1 <= int(match[2]) <= last <= 65535:
+        message = f"{name} = {endpoint!r} with dp_size = {dp_size} ends at port {last}"
+        raise RefusalError(
+            "invalid_endpoint", message, remedy="every rank needs a port of 1 to 65535"
+        )
+
+
+_Body = TypeVar("_Body", bound=msgspec.Struct)
+
+
+def decode_body(body: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
+    """Decode a JSON body into the decoder's struct.
+
+    Raises:
+        RefusalError: `malformed_body`, with the key or the place.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise RefusalError("malformed_body", describe(error, decoder.type)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RefusalError("malformed_body", f"not JSON: {error}") from None
+
+
+_UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`")
+_AT: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+
+
+def describe(error: msgspec.ValidationError, root: type[msgspec.Struct]) -> str:
+    """Say in one line which key is wrong and what would be right.
+
+    Args:
+        error: What msgspec found while decoding into `root`.
+        root: The struct whose (nested) fields are the known keys.
+    """
+    text = str(error)
+    at = _AT.search(text)
+    path = at["path"] if at else ""
+    unknown = _UNKNOWN_FIELD.match(text)
+    if unknown is None:
+        problem = text[: at.start()] if at else text
+        return f"{path}: {problem}" if path else problem
+    known = _fields_at(root, path)
+    near = difflib.get_close_matches(unknown["key"], known, n=1)
+    key = f"{path}.{unknown['key']}" if path else unknown["key"]
+    remedy = f"did you mean {near[0]}?" if near else f"remove it; known: {', '.join(known)}"
+    return f"unknown key {key}; {remedy}"
+
+
+def _fields_at(root: type[msgspec.Struct], path: str) -> list[str]:
+    """Names of the keys that the struct at a path such as `pods[...]` knows."""
+    current: msgspec.inspect.Type = msgspec.inspect.type_info(root)
+    for step in re.split(r"\.|(?=\[)", path) if path else []:
+        if isinstance(current, msgspec.inspect.ListType):
+            current = current.item_type
+        elif isinstance(current, msgspec.inspect.StructType):
+            current = next(known.type for known in current.fields if known.encode_name == step)
+    assert isinstance(current, msgspec.inspect.StructType)
+    return [known.encode_name for known in current.fields]

@@ -1,0 +1,87 @@
+"""One table of error codes, one JSON shape.
+
+Every refusal over HTTP is `{"error": {"code", "message", "remedy"}}` with the status that ERRORS
+gives its code. Nothing here decides whether to refuse.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kvbraid.errors import (
+    InvalidValueError,
+    KvbraidError,
+    TooLargeError,
+    TopologyError,
+    UnknownError,
+)
+
+
+class ErrorKind(NamedTuple):
+    """HTTP status of a code, and what a caller can do about it."""
+
+    status: int
+    remedy: str
+
+
+ERRORS: Final[Mapping[str, ErrorKind]] = {
+    "malformed_body": ErrorKind(400, "send the fields that docs/api.md lists for this route"),
+    "invalid_value": ErrorKind(400, "correct the value that the message shows"),
+    "invalid_topology": ErrorKind(400, "use the field names of an engine's exported config.json"),
+    "invalid_endpoint": ErrorKind(400, "give tcp://HOST:PORT; other transports: fleet.toml"),
+    "unauthorized": ErrorKind(401, "send the header Authorization: Bearer TOKEN"),
+    "registration_off": ErrorKind(
+        403, "start the server with --token, --allow-registration, or on 127.0.0.1"
+    ),
+    "not_found": ErrorKind(404, "GET /openapi.json lists every route"),
+    "unknown_model": ErrorKind(404, "GET /v1/models lists the models; PUT /v1/pods/{id} adds one"),
+    "unknown_pod": ErrorKind(404, "GET /v1/pods lists the pods"),
+    "method_not_allowed": ErrorKind(405, "GET /openapi.json lists the methods of every route"),
+    "too_many_pods": ErrorKind(409, "remove a pod, or raise limits.pods in fleet.toml"),
+    "body_too_large": ErrorKind(413, "send fewer bytes, or raise limits.body_bytes in fleet.toml"),
+    "too_many_tokens": ErrorKind(413, "send fewer tokens, or raise limits.tokens in fleet.toml"),
+    "too_large": ErrorKind(413, "send less than the limit that the message shows"),
+    "internal": ErrorKind(500, "report it with the server's log"),
+    "not_ready": ErrorKind(503, "wait until the pods named in the message have been replayed"),
+}
+"""Every code that an answer can carry."""
+
+_CODES: Final[Mapping[type[KvbraidError], str]] = {
+    TopologyError: "invalid_topology",
+    InvalidValueError: "invalid_value",
+    UnknownError: "unknown_model",
+    TooLargeError: "too_large",
+}
+
+
+class RefusalError(KvbraidError):
+    """A refusal with a code of ERRORS.
+
+    Args:
+        code: Key of ERRORS; it decides the status and the usual remedy.
+        message: One line that shows the offending value.
+        remedy: Replaces the table's remedy where this case has a better one.
+    """
+
+    def __init__(self, code: str, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message)
+        kind = ERRORS[code]
+        self.code = code
+        self.status = kind.status
+        self.remedy = remedy or kind.remedy
+
+    def body(self) -> bytes:
+        """Return the JSON answer."""
+        error = {"code": self.code, "message": str(self), "remedy": self.remedy}
+        return msgspec.json.encode({"error": error})
+
+
+def as_refusal(error: KvbraidError) -> RefusalError:
+    """Give an error of the tree its code: that of the nearest class the table knows."""
+    if isinstance(error, RefusalError):
+        return error
+    for cls in type(error).__mro__:
+        if cls in _CODES:
+            return RefusalError(_CODES[cls], str(error))
+    return RefusalError("internal", f"{type(error).__name__}: {error}")

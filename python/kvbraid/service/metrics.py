@@ -1,0 +1,95 @@
+"""Prometheus metrics of one running service, collected when they are asked for.
+
+Nothing is counted twice: pods, messages, means and refusals are read from the index's own rows.
+Only the latency of score calls is kept here.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from kvbraid.ids import PodState
+from kvbraid.service.registry import Service
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+_BUCKETS_S: Final = (
+    25e-6, 50e-6, 100e-6, 200e-6, 400e-6, 800e-6, 1.6e-3, 3.2e-3, 6.4e-3, 12.8e-3, 0.1, 1.0,
+)  # fmt: skip
+
+
+class LatencyHistogram:
+    """Counts of durations per bucket; one writer, any number of readers."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(_BUCKETS_S) + 1)
+        self._sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration. Must be called by one thread only: the event loop's."""
+        self._counts[bisect_left(_BUCKETS_S, seconds)] += 1
+        self._sum_s += seconds
+
+    def family(self, name: str, text: str) -> HistogramMetricFamily:
+        """Return the cumulative form that Prometheus reads."""
+        bounds = [*map(str, _BUCKETS_S), "+Inf"]
+        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
+        return HistogramMetricFamily(name, text, buckets=buckets, sum_value=self._sum_s)
+
+
+class Metrics(Collector):
+    """Collects one service; `render` gives the text of GET /metrics."""
+
+    def __init__(self, service: Service) -> None:
+        self.score_latency = LatencyHistogram()
+        self._service = service
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def render(self) -> bytes:
+        """Return the exposition text."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> Iterable[Metric]:
+        """Promise nothing in advance, so that registering does not collect."""
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield every family, read from the service now."""
+        rank = ["pod", "dp_rank"]
+        state = GaugeMetricFamily("kvbraid_pod_state", "1 = current.", labels=[*rank, "state"])
+        messages = CounterMetricFamily("kvbraid_messages", "Batches applied.", labels=rank)
+        placed = GaugeMetricFamily(
+            "kvbraid_placed", "Entries placed, by means.", labels=[*rank, "means"]
+        )
+        refused = CounterMetricFamily(
+            "kvbraid_refused", "Refused, by reason.", labels=[*rank, "reason"]
+        )
+        for row in self._service.rows():
+            labels = [row.pod, str(row.dp_rank)]
+            for member in PodState:
+                state.add_metric([*labels, member.value], float(member is row.state))
+            messages.add_metric(labels, row.messages)
+            for means, count in row.placed.items():
+                placed.add_metric([*labels, means], count)
+            for reason, count in row.refused.items():
+                refused.add_metric([*labels, reason], count)
+        yield from (state, messages, placed, refused)
+        yield GaugeMetricFamily(
+            "kvbraid_memory_bytes",
+            "Bytes that the index accounts for.",
+            value=self._service.index.memory_bytes(),
+        )
+        yield self.score_latency.family(
+            "kvbraid_score_seconds", "Time from a read body to its answer."
+        )

@@ -1,0 +1,100 @@
+"""The OpenAPI document, generated from the route table and the structs it names."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from kvbraid import __version__
+from kvbraid.service.answers import ErrorAnswer
+from kvbraid.service.errors import ERRORS
+from kvbraid.service.requests import RequestFields
+from kvbraid.service.routes import Route
+
+_JSON: Final = "application/json"
+_EVERYWHERE: Final = ("internal",)
+
+
+def document(routes: Sequence[Route]) -> bytes:
+    """Return the document as JSON text with sorted keys."""
+    structs: set[type[msgspec.Struct]] = {ErrorAnswer, RequestFields, *_structs(routes)}
+    ordered = sorted(structs, key=lambda struct: struct.__name__)
+    refs, schemas = msgspec.json.schema_components(
+        ordered, ref_template="#/components/schemas/{name}"
+    )
+    ref = dict(zip(ordered, refs, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, ref, schemas)
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "kvbraid", "version": __version__},
+            "paths": paths,
+            "components": {"schemas": schemas},
+        },
+        order="sorted",
+    )
+
+
+def _structs(routes: Sequence[Route]) -> Iterable[type[msgspec.Struct]]:
+    for route in routes:
+        yield from (s for s in (route.body, *route.answers.values()) if s is not None)
+
+
+_Schemas = dict[str, Any]
+_Refs = dict[type[msgspec.Struct], dict[str, Any]]
+
+
+def _operation(route: Route, ref: _Refs, schemas: _Schemas) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": route.handler.__name__,
+        "summary": route.summary,
+        "responses": {**_successes(route, ref), **_refusals(route, ref)},
+    }
+    parameters = [_path_id()] if "{id}" in route.path else []
+    if route.body is not None:
+        content: dict[str, Any] = {_JSON: {"schema": ref[route.body]}}
+        if route.raw_tokens:
+            raw = {"type": "string", "format": "binary", "description": "Little-endian uint32."}
+            content["application/octet-stream"] = {"schema": raw}
+            parameters += _query_parameters(schemas[RequestFields.__name__])
+        operation["requestBody"] = {"required": True, "content": content}
+    if parameters:
+        operation["parameters"] = parameters
+    return operation
+
+
+def _successes(route: Route, ref: _Refs) -> dict[str, Any]:
+    return {
+        str(status): {
+            "description": "Success",
+            "content": {_JSON: {"schema": ref[answer]}} if answer is not None else {},
+        }
+        for status, answer in route.answers.items()
+    }
+
+
+def _refusals(route: Route, ref: _Refs) -> dict[str, Any]:
+    codes: dict[int, list[str]] = {}
+    for code in (*route.errors, *_EVERYWHERE):
+        codes.setdefault(ERRORS[code].status, []).append(code)
+    content = {_JSON: {"schema": ref[ErrorAnswer]}}
+    return {
+        str(status): {"description": ", ".join(listed), "content": content}
+        for status, listed in sorted(codes.items())
+    }
+
+
+def _path_id() -> dict[str, Any]:
+    return {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _query_parameters(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    text = "Only with application/octet-stream."
+    parameters: list[dict[str, Any]] = []
+    for name, schema in fields["properties"].items():
+        as_text = name == "extra_keys"  # Its items are objects: one JSON text in the query.
+        form = {"content": {_JSON: {"schema": schema}}} if as_text else {"schema": schema}
+        parameters.append({"name": name, "in": "query", "description": text, **form})
+    return parameters

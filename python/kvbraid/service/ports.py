@@ -1,0 +1,80 @@
+"""What the HTTP service needs of the index and of the subscriber, as protocols.
+
+`FleetIndex` and `Subscriber` satisfy them; so do the fakes of the tests. Rows are plain objects
+whose attributes are the fields of `answers.py`, which reads them. No code here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from kvbraid.fleet.request import Request
+from kvbraid.ids import PodId
+from kvbraid.service.config import PodConfig
+from kvbraid.spec import Topology
+
+
+class Scores(Protocol):
+    """One scored request."""
+
+    def to_json(self) -> bytes:
+        """Return the body of a /v1/score answer."""
+
+
+class Explanation(Protocol):
+    """One explained request."""
+
+    @property
+    def rows(self) -> Sequence[object]:
+        """One row per pod and rank, with the attributes of `answers.ExplainRow`."""
+
+
+class Index(Protocol):
+    """The part of `FleetIndex` that the service calls; thread-safe.
+
+    Every call may raise a KvbraidError; UnknownError for a model or pod that is not registered.
+    """
+
+    def register(
+        self,
+        pod: PodId,
+        *,
+        model: str,
+        dp_size: int = 1,
+        topology: Topology | None = None,
+        loras: Mapping[str, str] | None = None,
+    ) -> None:
+        """Make a pod known, or replace its configuration."""
+
+    def remove(self, pod: PodId) -> None:
+        """Forget a pod, all ranks."""
+
+    def score(self, request: Request) -> Scores:
+        """Say what each pod could reuse."""
+
+    def explain(self, request: Request) -> Explanation:
+        """Say why each pod answers what it does."""
+
+    def pods(self) -> Sequence[object]:
+        """Return one row per pod and rank, with the attributes of `answers.IndexRow`."""
+
+    def memory_bytes(self) -> int:
+        """Return the accounted memory."""
+
+
+class Feed(Protocol):
+    """The part of `Subscriber` that the service calls; thread-safe."""
+
+    def add(self, pod: PodId, config: PodConfig, /) -> None:
+        """Follow a pod, all ranks, with a replay from 0."""
+
+    def remove(self, pod: PodId, /) -> None:
+        """Stop following; once this returns no further batch of that pod is applied."""
+
+    def status(self) -> Sequence[object]:
+        """Return one row per pod and rank, with the attributes of `answers.FeedRow`."""
+
+    def start(self) -> None:
+        """Begin to receive."""
+
+    def close(self) -> None:
+        """Stop receiving and close every socket."""

@@ -1,0 +1,138 @@
+"""Which pods are registered, and the one place that changes it.
+
+A pod is in the registry, in the index and in the subscriber, or in none of the three: `put` and
+`delete` change all of them under one lock. They may block; the HTTP application calls them off
+the event loop.
+"""
+
+import threading
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from kvbraid.errors import KvbraidError
+from kvbraid.ids import PodId, PodState
+from kvbraid.service.answers import FeedRow, IndexRow, PodChange, PodRow
+from kvbraid.service.config import Limits, PodConfig
+from kvbraid.service.errors import RefusalError
+from kvbraid.service.ports import Feed, Index
+
+_SETTLED: Final = frozenset({PodState.EXACT, PodState.DEGRADED})
+
+
+class Service:
+    """The index, the subscriber that feeds it, and the pods registered with both."""
+
+    def __init__(self, index: Index, feed: Feed, *, limits: Limits | None = None) -> None:
+        self.index = index
+        self.feed = feed
+        self.limits = limits or Limits()
+        self._lock = threading.Lock()
+        self._pods: dict[PodId, PodConfig] = {}
+        self._models: frozenset[str] = frozenset()
+        self._num_ranks = 0
+        self._rebuilt: frozenset[tuple[str, int]] = frozenset()
+
+    @property
+    def models(self) -> frozenset[str]:
+        """Models with at least one registered pod."""
+        return self._models
+
+    @property
+    def pods(self) -> Mapping[PodId, PodConfig]:
+        """The registered pods; never changed in place."""
+        return self._pods
+
+    @property
+    def num_ranks(self) -> int:
+        """Rows of an answer that covers every pod."""
+        return self._num_ranks
+
+    def put(self, pod: PodId, config: PodConfig) -> PodChange:
+        """Register a pod, or replace it when the configuration differs.
+
+        A replaced pod is forgotten and rebuilt by replay: what was indexed under the old
+        configuration may mean something else under the new one.
+
+        Raises:
+            RefusalError: `too_many_pods`.
+            KvbraidError: The index or the subscriber refused; the pod is then not registered.
+        """
+        with self._lock:
+            old = self._pods.get(pod)
+            if old == config:
+                return PodChange(pod=pod, status="unchanged")
+            ranks = self._num_ranks + config.dp_size - (old.dp_size if old else 0)
+            if ranks > self.limits.pods:
+                message = f"{ranks} pod ranks would be registered; limit {self.limits.pods}"
+                raise RefusalError("too_many_pods", message)
+            if old is not None:
+                self._remove(pod)
+            self._add(pod, config)
+            return PodChange(pod=pod, status="created" if old is None else "replaced")
+
+    def delete(self, pod: PodId) -> PodChange:
+        """Stop following a pod and forget it.
+
+        Raises:
+            RefusalError: `unknown_pod`.
+        """
+        with self._lock:
+            if pod not in self._pods:
+                raise RefusalError("unknown_pod", f"pod {pod!r} is not registered")
+            self._remove(pod)
+            return PodChange(pod=pod, status="removed")
+
+    def rows(self) -> list[PodRow]:
+        """Return one row per registered rank: the index's knowledge and the feed's progress."""
+        feed = [msgspec.convert(row, FeedRow, from_attributes=True) for row in self.feed.status()]
+        last_seq = {(row.pod, row.dp_rank): row.last_seq for row in feed}
+        pods, rows = self._pods, []
+        for info in self.index.pods():
+            row = msgspec.convert(info, IndexRow, from_attributes=True)
+            config = pods.get(PodId(row.pod))
+            if config is not None:
+                rows.append(
+                    PodRow(
+                        **msgspec.structs.asdict(row),
+                        last_seq=last_seq.get((row.pod, row.dp_rank)),
+                        endpoint=config.endpoint,
+                        replay_endpoint=config.replay_endpoint,
+                        bind=config.bind,
+                    )
+                )
+        return rows
+
+    def pending(self) -> list[str]:
+        """Return the registered pods that are still in their first rebuild, sorted."""
+        rows = self.rows()
+        self._rebuilt |= {(r.pod, r.dp_rank) for r in rows if r.state in _SETTLED}
+        first = (r for r in rows if r.state is PodState.REBUILDING)
+        return sorted({r.pod for r in first if (r.pod, r.dp_rank) not in self._rebuilt})
+
+    def _add(self, pod: PodId, config: PodConfig) -> None:
+        self.index.register(
+            pod,
+            model=config.model,
+            dp_size=config.dp_size,
+            topology=config.topology,
+            loras=config.loras,
+        )
+        try:
+            self.feed.add(pod, config)
+        except KvbraidError:
+            self.index.remove(pod)
+            raise
+        self._set_pods({**self._pods, pod: config})
+
+    def _remove(self, pod: PodId) -> None:
+        self.feed.remove(pod)
+        self.index.remove(pod)
+        self._rebuilt = frozenset(key for key in self._rebuilt if key[0] != pod)
+        self._set_pods({name: config for name, config in self._pods.items() if name != pod})
+
+    def _set_pods(self, pods: dict[PodId, PodConfig]) -> None:
+        self._pods = pods
+        self._models = frozenset(config.model for config in pods.values())
+        self._num_ranks = sum(config.dp_size for config in pods.values())

@@ -1,0 +1,125 @@
+"""Bytes of a score or explain request to a `Request`: JSON, or raw token ids with a query.
+
+`parse_score_request` is the whole cost of reading a request, and the only function that does it.
+Whether the model exists is not checked here.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import Annotated, Final, TypeAlias
+from urllib.parse import parse_qs
+
+import msgspec
+from msgspec import Meta
+
+from kvbraid.fleet.request import MediaItem, Request, Strategy
+from kvbraid.ids import Tier
+from kvbraid.service.config import decode_body, describe
+from kvbraid.service.errors import RefusalError
+
+OCTET_STREAM: Final = b"application/octet-stream"
+_TOKEN_BYTES: Final = 4
+
+_Offset: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 32)]
+
+
+class MediaBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A multimodal input: its identifier, and where its tokens begin and how many they are."""
+
+    identifier: str
+    offset: _Offset
+    length: _Offset
+
+
+class RequestFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Everything of a request but its tokens; null and absent mean the same."""
+
+    model: str
+    lora: str | None = None
+    cache_salt: str | None = None
+    extra_keys: list[MediaBody] | None = None
+    pods: list[str] | None = None
+    tiers: list[Tier] | None = None
+    strategy: Strategy = "exact"
+
+
+class ScoreBody(RequestFields, kw_only=True):
+    """The JSON body of POST /v1/score and POST /v1/explain."""
+
+    token_ids: list[Annotated[int, Meta(ge=0, lt=1 << 32)]]
+
+
+_JSON: Final = msgspec.json.Decoder(ScoreBody)
+_MEDIA: Final = msgspec.json.Decoder(list[MediaBody])
+_LISTS: Final = frozenset({"pods", "tiers"})
+
+
+def parse_score_request(
+    body: bytes, content_type: bytes, query: bytes, *, max_tokens: int
+) -> Request:
+    """Read one request.
+
+    Args:
+        body: JSON, or little-endian uint32 token ids when the content type says octet-stream.
+        content_type: Value of the header; anything but octet-stream is read as JSON.
+        query: Query string; only read with raw token ids. `pods` and `tiers` are repeated or
+            separated by commas, `extra_keys` is JSON text.
+        max_tokens: More are refused.
+
+    Raises:
+        RefusalError: `malformed_body` or `too_many_tokens`.
+    """
+    if content_type.startswith(OCTET_STREAM):
+        fields, tokens = _query_fields(query), _raw_tokens(body)
+    else:
+        fields, tokens = _json_fields(body)
+    if len(tokens) > max_tokens:
+        raise RefusalError("too_many_tokens", f"{len(tokens)} tokens; limit {max_tokens}")
+    return Request(
+        model=fields.model,
+        token_ids=tokens,
+        lora=fields.lora,
+        cache_salt=fields.cache_salt,
+        extra_keys=_media(fields.extra_keys),
+        pods=fields.pods,
+        tiers=None if fields.tiers is None else [tier.value for tier in fields.tiers],
+        strategy=fields.strategy,
+    )
+
+
+def _json_fields(body: bytes) -> tuple[RequestFields, memoryview]:
+    parsed = decode_body(body, _JSON)
+    return parsed, memoryview(array("I", parsed.token_ids))
+
+
+def _raw_tokens(body: bytes) -> memoryview:
+    if len(body) % _TOKEN_BYTES:
+        message = f"{len(body)} bytes are not whole uint32 token ids"
+        raise RefusalError("malformed_body", message, remedy="send 4 bytes per token")
+    return memoryview(body).cast("I")
+
+
+def _query_fields(query: bytes) -> RequestFields:
+    try:
+        given = parse_qs(query.decode("ascii"), keep_blank_values=True, strict_parsing=bool(query))
+        values = {name: _query_value(name, texts) for name, texts in given.items()}
+        return msgspec.convert(values, RequestFields, strict=False)
+    except msgspec.ValidationError as error:
+        raise RefusalError("malformed_body", f"query: {describe(error, RequestFields)}") from None
+    except ValueError as error:
+        raise RefusalError("malformed_body", f"query: {error}") from None
+
+
+def _query_value(name: str, texts: list[str]) -> object:
+    if name in _LISTS:
+        return [part for text in texts for part in text.split(",")]
+    if len(texts) > 1:
+        msg = f"{name} is given {len(texts)} times"
+        raise ValueError(msg)
+    return _MEDIA.decode(texts[0]) if name == "extra_keys" else texts[0]
+
+
+def _media(items: Sequence[MediaBody] | None) -> list[MediaItem] | None:
+    if items is None:
+        return None
+    return [MediaItem(identifier=i.identifier, offset=i.offset, length=i.length) for i in items]

@@ -1,0 +1,234 @@
+"""The route table: what each route takes and answers, and the function behind it.
+
+Handlers are plain functions from a `Call` to an `Answer`; they raise RefusalError or any other
+KvbraidError. They know nothing of ASGI, and never touch the event loop.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kvbraid.fleet.request import Request
+from kvbraid.ids import PodId
+from kvbraid.service import answers
+from kvbraid.service.access import Access
+from kvbraid.service.config import HTTP_SCHEMES, PodBody, decode_body, pod_config, pod_id
+from kvbraid.service.errors import RefusalError
+from kvbraid.service.metrics import CONTENT_TYPE, Metrics
+from kvbraid.service.registry import Service
+from kvbraid.service.requests import OCTET_STREAM, ScoreBody, parse_score_request
+
+
+class Context(NamedTuple):
+    """What every handler may use."""
+
+    service: Service
+    access: Access
+    metrics: Metrics
+    openapi: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP request, read whole. Empty where the request did not say."""
+
+    body: bytes = b""
+    content_type: bytes = b""
+    query: bytes = b""
+    authorization: bytes = b""
+    pod: str = ""
+
+
+class Answer(NamedTuple):
+    """One HTTP answer."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = "application/json"
+    close: bool = False
+
+
+_encode: Final = msgspec.json.Encoder().encode
+_POD: Final = msgspec.json.Decoder(PodBody)
+
+
+def score(context: Context, call: Call) -> Answer:
+    """What each pod could reuse of the request."""
+    request = _known_request(context.service, call)
+    return Answer(context.service.index.score(request).to_json())
+
+
+def explain(context: Context, call: Call) -> Answer:
+    """Why: per pod and group, the blocks held and the boundaries accepted."""
+    request = _known_request(context.service, call)
+    explanation = context.service.index.explain(request).rows
+    rows = msgspec.convert(explanation, list[answers.ExplainRow], from_attributes=True)
+    body = answers.ExplainAnswer(model=request.model, num_tokens=len(request.token_ids), pods=rows)
+    return Answer(_encode(body))
+
+
+def list_pods(context: Context, call: Call) -> Answer:
+    """Every registered pod and rank: state, progress, what was placed and refused."""
+    del call
+    return Answer(_encode(answers.PodsAnswer(pods=context.service.rows())))
+
+
+def put_pod(context: Context, call: Call) -> Answer:
+    """Register a pod, or replace its configuration; the same body again changes nothing."""
+    context.access.check(call.authorization)
+    pod = pod_id(call.pod)
+    body = decode_body(call.body, _POD)
+    change = context.service.put(pod, pod_config(body, schemes=HTTP_SCHEMES))
+    return Answer(_encode(change), status=201 if change.status == "created" else 200)
+
+
+def delete_pod(context: Context, call: Call) -> Answer:
+    """Stop following a pod and forget it, all ranks."""
+    context.access.check(call.authorization)
+    return Answer(_encode(context.service.delete(PodId(call.pod))))
+
+
+def list_models(context: Context, call: Call) -> Answer:
+    """The models with at least one registered pod."""
+    del call
+    return Answer(_encode(answers.ModelsAnswer(models=sorted(context.service.models))))
+
+
+def healthz(context: Context, call: Call) -> Answer:
+    """The process answers."""
+    del context, call
+    return Answer(_encode(answers.StatusAnswer(status="ok")))
+
+
+def readyz(context: Context, call: Call) -> Answer:
+    """No registered pod is still in its first rebuild."""
+    del call
+    pending = context.service.pending()
+    if pending:
+        raise RefusalError("not_ready", f"still in the first rebuild: {', '.join(pending)}")
+    return Answer(_encode(answers.StatusAnswer(status="ready")))
+
+
+def metrics(context: Context, call: Call) -> Answer:
+    """Prometheus metrics."""
+    del call
+    return Answer(context.metrics.render(), content_type=CONTENT_TYPE)
+
+
+def openapi(context: Context, call: Call) -> Answer:
+    """This document."""
+    del call
+    return Answer(context.openapi)
+
+
+def _known_request(service: Service, call: Call) -> Request:
+    request = parse_score_request(
+        call.body, call.content_type, call.query, max_tokens=service.limits.tokens
+    )
+    if request.model not in service.models:
+        raise RefusalError("unknown_model", f"no registered pod serves model {request.model!r}")
+    for pod in request.pods or ():
+        if pod not in service.pods:
+            raise RefusalError("unknown_pod", f"pod {pod!r} is not registered")
+    return request
+
+
+def at_once(service: Service, call: Call) -> bool:
+    """For handlers that never wait and touch nothing large."""
+    del service, call
+    return True
+
+
+def never_inline(service: Service, call: Call) -> bool:
+    """For handlers that may wait for a lock or walk the whole index."""
+    del service, call
+    return False
+
+
+_INLINE_NS: Final = 1_000_000
+_NS_PER_JSON_BYTE: Final = 7
+_NS_PER_RAW_BYTE: Final = 1
+_NS_PER_RANK: Final = 1_000
+
+
+def up_to_a_millisecond(service: Service, call: Call) -> bool:
+    """Estimate a score call from its size: reading and hashing a byte, answering a rank."""
+    raw = call.content_type.startswith(OCTET_STREAM)
+    per_byte = _NS_PER_RAW_BYTE if raw else _NS_PER_JSON_BYTE
+    return len(call.body) * per_byte + service.num_ranks * _NS_PER_RANK <= _INLINE_NS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One route: how it is found, what it takes, what it answers, who handles it.
+
+    `answers` maps each status of success to its body; `errors` lists the codes it can refuse
+    with, beside those of every route.
+    """
+
+    method: str
+    path: str
+    handler: Callable[[Context, Call], Answer]
+    inline: Callable[[Service, Call], bool]
+    body: type[msgspec.Struct] | None = None
+    raw_tokens: bool = False
+    answers: Mapping[int, type[msgspec.Struct] | None]
+    errors: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """The handler's own sentence."""
+        return (self.handler.__doc__ or "").strip()
+
+
+_READ_ERRORS: Final = (
+    "malformed_body", "invalid_value", "unknown_model", "unknown_pod",
+    "body_too_large", "too_many_tokens", "too_large",
+)  # fmt: skip
+_CHANGE_ERRORS: Final = ("unauthorized", "registration_off")
+
+ROUTES: Final = (
+    Route(
+        method="POST", path="/v1/score", handler=score, inline=up_to_a_millisecond,
+        body=ScoreBody, raw_tokens=True, answers={200: answers.ScoreAnswer}, errors=_READ_ERRORS,
+    ),
+    Route(
+        method="POST", path="/v1/explain", handler=explain, inline=never_inline,
+        body=ScoreBody, raw_tokens=True, answers={200: answers.ExplainAnswer}, errors=_READ_ERRORS,
+    ),
+    Route(
+        method="GET", path="/v1/pods", handler=list_pods, inline=never_inline,
+        answers={200: answers.PodsAnswer},
+    ),
+    Route(
+        method="PUT", path="/v1/pods/{id}", handler=put_pod, inline=never_inline, body=PodBody,
+        answers={200: answers.PodChange, 201: answers.PodChange},
+        errors=(*_CHANGE_ERRORS, "malformed_body", "body_too_large", "invalid_value",
+                "invalid_topology", "invalid_endpoint", "too_many_pods"),
+    ),
+    Route(
+        method="DELETE", path="/v1/pods/{id}", handler=delete_pod, inline=never_inline,
+        answers={200: answers.PodChange}, errors=(*_CHANGE_ERRORS, "unknown_pod"),
+    ),
+    Route(
+        method="GET", path="/v1/models", handler=list_models, inline=at_once,
+        answers={200: answers.ModelsAnswer},
+    ),
+    Route(
+        method="GET", path="/healthz", handler=healthz, inline=at_once,
+        answers={200: answers.StatusAnswer},
+    ),
+    Route(
+        method="GET", path="/readyz", handler=readyz, inline=never_inline,
+        answers={200: answers.StatusAnswer}, errors=("not_ready",),
+    ),
+    Route(
+        method="GET", path="/metrics", handler=metrics, inline=never_inline, answers={200: None},
+    ),
+    Route(
+        method="GET", path="/openapi.json", handler=openapi, inline=at_once, answers={200: None},
+    ),
+)  # fmt: skip
+"""Every route; the application and the OpenAPI document are both built from it."""

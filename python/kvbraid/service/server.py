@@ -1,0 +1,127 @@
+"""Run the application: a socket, uvicorn on uvloop and httptools, and an orderly end.
+
+SIGTERM and SIGINT stop accepting, let requests in flight finish, close idle connections and
+return. What is still in flight after END_S is cancelled, so that the process can exit with 0.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import uvicorn
+
+from kvbraid.errors import InvalidValueError, ServiceError
+from kvbraid.service.access import Access
+from kvbraid.service.app import Application
+from kvbraid.service.config import FleetConfig, ServerOptions
+from kvbraid.service.protocol import ScoreProtocol
+from kvbraid.service.registry import Service
+
+END_S: Final = 3
+"""Seconds that requests in flight have after a signal."""
+
+_BACKLOG: Final = 2048
+
+
+def run_server(config: FleetConfig, service: Service, *, announce: Callable[[str], None]) -> None:
+    """Register the configured pods and serve until a signal; must run in the main thread.
+
+    Args:
+        config: Where to listen, who may register, and which pods to begin with.
+        service: Index and subscriber; the subscriber is started and closed here.
+        announce: Called once with the base URL when connections are accepted.
+
+    Raises:
+        InvalidValueError: The address cannot be listened on.
+        KvbraidError: A configured pod was refused.
+        ServiceError: The subscriber could not be started.
+    """
+    for pod, pod_config in config.pods.items():
+        service.put(pod, pod_config)
+    options = config.server
+    access = Access.of(
+        host=options.host, token=options.token, allow_registration=options.allow_registration
+    )
+    with _listen(options) as listener:
+        url = _url(listener)
+        app = Application(service, access=access)
+        server = _Server(_uvicorn_config(app), announce=lambda: announce(url))
+        server.run(sockets=[listener])
+    if not server.started:
+        msg = "the subscriber did not start; the log above says why"
+        raise ServiceError(msg)
+
+
+def end_process() -> None:
+    """End with 0 even when a cancelled call still runs on its thread; else simply return.
+
+    Python would join such a thread before it exits. Nothing is left to save by then: the
+    sockets are closed, and the index lives in memory only.
+    """
+    main = threading.main_thread()
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not main):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+class _Server(uvicorn.Server):
+    """Ends on a signal without raising it again: an asked-for end is not a failure."""
+
+    def __init__(self, config: uvicorn.Config, *, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Say that requests are answered, once they are and a signal ends in order."""
+        await super().startup(sockets)
+        if self.started:
+            self._announce()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        assert threading.current_thread() is threading.main_thread()
+        ends = (signal.SIGTERM, signal.SIGINT)
+        before = {number: signal.signal(number, self.handle_exit) for number in ends}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _uvicorn_config(app: Application) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=ScoreProtocol,
+        ws="none",
+        lifespan="on",
+        interface="asgi3",
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=END_S,
+    )
+
+
+def _listen(options: ServerOptions) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    address = (options.host, options.port)
+    try:
+        return socket.create_server(address, family=family, backlog=_BACKLOG)
+    except OSError as error:
+        msg = f"cannot listen on {options.host}:{options.port}: {error.strerror}; choose another"
+        raise InvalidValueError(msg) from None
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,52 @@
+"""A process that serves fakes: prints its address, counts, and ends by a signal.
+
+The first argument is how many seconds a score takes; it runs on the event loop's thread pool.
+"""
+
+import sys
+import threading
+
+from kvbraid.fleet.request import Request
+from kvbraid.ids import PodId
+from kvbraid.service.config import FleetConfig, PodConfig, ServerOptions
+from kvbraid.service.registry import Service
+from kvbraid.service.server import end_process, run_server
+
+from tests.service.fakes import FakeExplanation, FakeFeed, FakeIndex, FakeScores
+
+
+class SlowIndex(FakeIndex):
+    """Explains after `seconds`, and says on stdout that it has begun."""
+
+    seconds = 0.0
+
+    def explain(self, request: Request) -> FakeExplanation:
+        sys.stdout.write("explaining\n")
+        sys.stdout.flush()
+        threading.Event().wait(self.seconds)
+        return super().explain(request)
+
+    def score(self, request: Request) -> FakeScores:
+        return FakeScores(request, self._ranks(request))
+
+
+def main() -> None:
+    index = SlowIndex()
+    index.seconds = float(sys.argv[1])
+    num_pods = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    pods = {
+        PodId(f"pod-{n}"): PodConfig(model="m", endpoint=f"tcp://h:{n + 1}")
+        for n in range(num_pods)
+    }
+    config = FleetConfig(server=ServerOptions(port=0), pods=pods)
+
+    def announce(url: str) -> None:
+        sys.stdout.write(url + "\n")
+        sys.stdout.flush()
+
+    run_server(config, Service(index, FakeFeed()), announce=announce)
+    end_process()
+
+
+if __name__ == "__main__":
+    main()

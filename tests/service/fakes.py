@@ -1,0 +1,150 @@
+"""An index and a feed that keep what they are told: the obvious models behind `ports.py`."""
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+from kvbraid.errors import UnknownError
+from kvbraid.fleet.request import Request
+from kvbraid.ids import PodId, PodState
+from kvbraid.service.config import PodConfig
+from kvbraid.spec import SpecKind, Topology
+
+
+@dataclass
+class FakeScores:
+    request: Request
+    pods: list[tuple[str, int]]
+
+    def to_json(self) -> bytes:
+        num_tokens = len(self.request.token_ids)
+        rows = [
+            {
+                "pod": pod, "dp_rank": rank, "state": "exact", "lower": 0, "upper": 0,
+                "exactness": "exact", "present": 0, "tiers": {"gpu": {"lower": 0, "upper": 0}},
+                "limiting": None, "score": 0.0,
+            }
+            for pod, rank in self.pods
+        ]  # fmt: skip
+        answer = {"model": self.request.model, "num_tokens": num_tokens, "pods": rows}
+        return json.dumps(answer).encode()
+
+
+@dataclass
+class FakeExplanation:
+    rows: list[SimpleNamespace]
+
+
+@dataclass
+class FakeIndex:
+    """Holds nothing; answers a row per rank. `hold` makes score wait, `fail` makes it raise."""
+
+    registered: dict[str, tuple[str, int]] = field(default_factory=dict)
+    topologies: dict[str, Topology | None] = field(default_factory=dict)
+    states: dict[str, PodState] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+    hold: threading.Event | None = None
+    held: threading.Event = field(default_factory=threading.Event)
+    fail: Exception | None = None
+
+    def register(
+        self,
+        pod: PodId,
+        *,
+        model: str,
+        dp_size: int = 1,
+        topology: Topology | None = None,
+        loras: Mapping[str, str] | None = None,
+    ) -> None:
+        del loras
+        self.registered[pod] = (model, dp_size)
+        self.topologies[pod] = topology
+
+    def remove(self, pod: PodId) -> None:
+        if pod not in self.registered:
+            raise UnknownError(pod)
+        del self.registered[pod]
+
+    def _ranks(self, request: Request) -> list[tuple[str, int]]:
+        return [
+            (pod, rank)
+            for pod, (model, dp_size) in self.registered.items()
+            if model == request.model and (request.pods is None or pod in request.pods)
+            for rank in range(dp_size)
+        ]
+
+    def score(self, request: Request) -> FakeScores:
+        self.requests.append(request)
+        self.threads.append(threading.get_ident())
+        if self.fail is not None:
+            raise self.fail
+        if self.hold is not None:
+            self.held.set()
+            self.hold.wait(timeout=30)
+        return FakeScores(request, self._ranks(request))
+
+    def explain(self, request: Request) -> FakeExplanation:
+        group = SimpleNamespace(
+            kind=SpecKind.SLIDING_WINDOW, block_size=16, window=32,
+            held=[True, False], accepted=[16],
+        )  # fmt: skip
+        rows = [
+            SimpleNamespace(
+                pod=pod, dp_rank=rank, state=PodState.EXACT, lower=16, upper=16,
+                limiting=SimpleNamespace(group=0, boundary=16), reason="g0 lacks block 1",
+                groups=[group],
+            )
+            for pod, rank in self._ranks(request)
+        ]  # fmt: skip
+        return FakeExplanation(rows)
+
+    def pods(self) -> Sequence[SimpleNamespace]:
+        return [
+            SimpleNamespace(
+                pod=pod, dp_rank=rank, model=model, reason="", messages=3,
+                state=self.states.get(pod, PodState.EXACT),
+                groups=[{"kind": "full_attention", "block_size": 16}],
+                placed={"tokens": 5, "join": 2, "query": 0, "unplaced": 1},
+                refused={"topic_mismatch": 4},
+            )
+            for pod, (model, dp_size) in self.registered.items()
+            for rank in range(dp_size)
+        ]  # fmt: skip
+
+    def memory_bytes(self) -> int:
+        return 4096
+
+
+@dataclass
+class FakeFeed:
+    """Remembers which pods it follows; `refuse` is raised by the next `add`."""
+
+    following: dict[str, PodConfig] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+    refuse: Exception | None = None
+
+    def add(self, pod: PodId, config: PodConfig, /) -> None:
+        if self.refuse is not None:
+            raise self.refuse
+        self.log.append(f"add {pod}")
+        self.following[pod] = config
+
+    def remove(self, pod: PodId, /) -> None:
+        self.log.append(f"remove {pod}")
+        del self.following[pod]
+
+    def status(self) -> Sequence[SimpleNamespace]:
+        return [
+            SimpleNamespace(pod=pod, dp_rank=rank, last_seq=7, state=PodState.EXACT, messages=8)
+            for pod, config in self.following.items()
+            for rank in range(config.dp_size)
+        ]
+
+    def start(self) -> None:
+        self.log.append("start")
+
+    def close(self) -> None:
+        self.log.append("close")

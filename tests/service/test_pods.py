@@ -1,0 +1,230 @@
+"""Registration over HTTP: idempotent, limited, guarded, and seen in the rows."""
+
+import threading
+from typing import Any
+
+import msgspec
+import pytest
+from kvbraid.errors import InvalidValueError
+from kvbraid.ids import PodState
+from kvbraid.service.access import Access
+from kvbraid.service.answers import PodsAnswer
+from kvbraid.service.app import Application
+from kvbraid.service.registry import Service
+from kvbraid.spec import EngineDialect, SpecKind
+from starlette.testclient import TestClient
+
+from tests.service.fakes import FakeFeed, FakeIndex
+from tests.service.test_score import refusal
+
+POD: dict[str, Any] = {"model": "m", "endpoint": "tcp://10.0.0.1:5557"}
+TOPOLOGY = {
+    "alignment": 64,
+    "groups": [
+        {"idx": 0, "event_kind": "full_attention", "event_window": None, "block_size": 16},
+        {"idx": 1, "event_kind": "sliding_window", "event_window": 128, "block_size": 64},
+    ],
+    "hash_algo": "sha256",
+    "PYTHONHASHSEED": "0",
+    "vllm": "0.32.0",
+    "num_blocks": 220,
+}
+
+
+def test_put_creates_then_changes_nothing_then_replaces(
+    client: TestClient, feed: FakeFeed
+) -> None:
+    answers = [
+        client.put("/v1/pods/ns/a", json=body)
+        for body in (POD, POD, {**POD, "dp_size": 2}, {**POD, "dp_size": 2})
+    ]
+    assert [a.status_code for a in answers] == [201, 200, 200, 200]
+    assert [a.json()["status"] for a in answers] == [
+        "created", "unchanged", "replaced", "unchanged",
+    ]  # fmt: skip
+    assert answers[0].json()["pod"] == "ns/a"
+    assert feed.log == ["start", "add ns/a", "remove ns/a", "add ns/a"]
+
+
+def test_put_hands_on_what_the_operator_said(
+    client: TestClient, index: FakeIndex, feed: FakeFeed
+) -> None:
+    body = {
+        **POD, "replay_endpoint": "tcp://10.0.0.1:6557", "bind": True, "dp_size": 3,
+        "loras": {"sql": "/l/sql"}, "topology": TOPOLOGY,
+    }  # fmt: skip
+    assert client.put("/v1/pods/a", json=body).status_code == 201
+    config = feed.following["a"]
+    assert (config.endpoint, config.replay_endpoint) == (body["endpoint"], body["replay_endpoint"])
+    assert (config.bind, config.dp_size, config.loras) == (True, 3, {"sql": "/l/sql"})
+    topology = index.topologies["a"]
+    assert topology is not None
+    assert [(g.kind, g.window, g.block_size) for g in topology.groups] == [
+        (SpecKind.FULL_ATTENTION, None, 16),
+        (SpecKind.SLIDING_WINDOW, 128, 64),
+    ]
+    assert (topology.alignment, topology.hash_seed) == (64, "0")
+    assert topology.dialect is EngineDialect.VLLM
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "told"),
+    [
+        ({"endpoint": None}, "malformed_body", "endpoint"),
+        ({"model": ""}, "malformed_body", "model"),
+        ({"endpiont": "x"}, "malformed_body", "mean endpoint"),
+        ({"dp_size": 0}, "malformed_body", "dp_size"),
+        ({"endpoint": "ipc:///tmp/x"}, "invalid_endpoint", "ipc:///tmp/x"),
+        ({"endpoint": "inproc://x"}, "invalid_endpoint", "inproc://x"),
+        ({"endpoint": "10.0.0.1:5557"}, "invalid_endpoint", "10.0.0.1"),
+        ({"endpoint": "tcp://10.0.0.1"}, "invalid_endpoint", "10.0.0.1"),
+        ({"endpoint": "tcp://h:0"}, "invalid_endpoint", "tcp://h:0"),
+        ({"endpoint": "tcp://h:65534", "dp_size": 3}, "invalid_endpoint", "65536"),
+        ({"replay_endpoint": "ipc://x"}, "invalid_endpoint", "replay_endpoint"),
+        ({"replay_endpoint": "tcp://*:1"}, "invalid_endpoint", "names no host"),
+        (
+            {"topology": {"groups": [{"kind": "mamba"}]}},
+            "invalid_topology",
+            "groups[0].block_size",
+        ),
+        ({"topology": {"groups": [{"kind": "x", "block_size": 1}]}}, "invalid_topology", "'x'"),
+        ({"topology": {"alignment": "64"}}, "invalid_topology", "alignment"),
+    ],
+)
+def test_a_bad_registration_is_refused_with_its_field(
+    client: TestClient, index: FakeIndex, change: dict[str, Any], code: str, told: str
+) -> None:
+    status, actual, message = refusal(client.put("/v1/pods/a", json={**POD, **change}))
+    assert (status, actual) == (400, code)
+    assert told in message
+    assert index.registered == {}
+
+
+def test_a_deeply_nested_body_is_malformed_not_a_crash(client: TestClient) -> None:
+    nested = '{"model":"m","endpoint":"tcp://h:1","topology":{"a":%s}}' % ("[" * 2000 + "]" * 2000)
+    response = client.put("/v1/pods/a", content=nested)
+    assert refusal(response)[:2] == (400, "malformed_body")
+
+
+@pytest.mark.parametrize("pod", ["@x", "a@b", "-a", "a%20b", "x" * 129])
+def test_a_bad_pod_id_is_refused(client: TestClient, pod: str) -> None:
+    assert refusal(client.put(f"/v1/pods/{pod}", json=POD))[:2] == (400, "invalid_value")
+
+
+def test_more_ranks_than_the_limit_are_refused_and_a_replacement_counts_once(
+    client: TestClient,
+) -> None:
+    assert client.put("/v1/pods/a", json={**POD, "dp_size": 4}).status_code == 201
+    assert refusal(client.put("/v1/pods/b", json=POD))[:2] == (409, "too_many_pods")
+    assert client.put("/v1/pods/a", json={**POD, "dp_size": 3}).status_code == 200
+    assert client.put("/v1/pods/b", json=POD).status_code == 201
+
+
+def test_a_pod_that_the_feed_refuses_is_not_registered(
+    client: TestClient, index: FakeIndex, feed: FakeFeed
+) -> None:
+    feed.refuse = InvalidValueError("cannot bind")
+    assert refusal(client.put("/v1/pods/a", json=POD))[:2] == (400, "invalid_value")
+    assert index.registered == {}
+    assert client.get("/v1/pods").json() == {"pods": []}
+
+
+def test_delete_forgets_the_pod_and_its_model(client: TestClient, index: FakeIndex) -> None:
+    client.put("/v1/pods/a", json=POD)
+    assert client.get("/v1/models").json() == {"models": ["m"]}
+    assert client.delete("/v1/pods/a").json() == {"pod": "a", "status": "removed"}
+    assert client.get("/v1/models").json() == {"models": []}
+    assert index.registered == {}
+    assert refusal(client.delete("/v1/pods/a"))[:2] == (404, "unknown_pod")
+
+
+def test_pods_join_the_index_with_the_feed(client: TestClient) -> None:
+    client.put("/v1/pods/a", json={**POD, "dp_size": 2})
+    rows = msgspec.json.decode(client.get("/v1/pods").content, type=PodsAnswer).pods
+    assert [(row.pod, row.dp_rank, row.last_seq, row.messages) for row in rows] == [
+        ("a", 0, 7, 3),
+        ("a", 1, 7, 3),
+    ]
+    assert rows[0].endpoint == POD["endpoint"]
+    assert rows[0].refused == {"topic_mismatch": 4}
+
+
+def test_ready_means_no_pod_is_in_its_first_rebuild(client: TestClient, index: FakeIndex) -> None:
+    assert client.get("/readyz").json() == {"status": "ready"}
+    client.put("/v1/pods/a", json=POD)
+    index.states["a"] = PodState.REBUILDING
+    status, code, message = refusal(client.get("/readyz"))
+    assert (status, code) == (503, "not_ready")
+    assert message.endswith(": a")
+    index.states["a"] = PodState.EXACT
+    assert client.get("/readyz").status_code == 200
+    index.states["a"] = PodState.REBUILDING  # A restart later on: the answers say so.
+    assert client.get("/readyz").status_code == 200
+    client.delete("/v1/pods/a")
+    client.put("/v1/pods/a", json=POD)
+    assert client.get("/readyz").status_code == 503
+
+
+def test_registrations_at_the_same_time_keep_the_three_in_step(service: Service) -> None:
+    with TestClient(Application(service)) as client:
+        start = threading.Barrier(4)
+
+        def register(pod: str) -> None:
+            start.wait()
+            for _ in range(5):
+                client.put(f"/v1/pods/{pod}", json=POD)
+                client.delete(f"/v1/pods/{pod}")
+            client.put(f"/v1/pods/{pod}", json=POD)
+
+        threads = [threading.Thread(target=register, args=(name,)) for name in "aabc"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    index, feed = service.index, service.feed
+    assert isinstance(index, FakeIndex)
+    assert isinstance(feed, FakeFeed)
+    assert set(index.registered) == set(feed.following) == set(service.pods) == set("abc")
+    assert service.num_ranks == 3
+
+
+OFF, DENIED = (403, "registration_off"), (401, "unauthorized")
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "allowed", "header", "expected"),
+    [
+        ("127.0.0.1", None, False, None, None),
+        ("::1", None, False, None, None),
+        ("localhost", None, False, None, None),
+        ("0.0.0.0", None, False, None, OFF),
+        ("0.0.0.0", None, False, "Bearer t", OFF),
+        ("box", None, False, None, OFF),
+        ("0.0.0.0", None, True, None, None),
+        ("0.0.0.0", "t", False, None, DENIED),
+        ("0.0.0.0", "t", False, "Bearer x", DENIED),
+        ("0.0.0.0", "t", False, "Basic t", DENIED),
+        ("0.0.0.0", "t", True, None, DENIED),
+        ("0.0.0.0", "t", False, "Bearer t", None),
+        ("127.0.0.1", "t", False, None, DENIED),
+    ],
+)
+def test_who_may_change_the_fleet(
+    service: Service,
+    host: str,
+    token: str | None,
+    allowed: bool,
+    header: str | None,
+    expected: tuple[int, str] | None,
+) -> None:
+    access = Access.of(host=host, token=token, allow_registration=allowed)
+    headers = {} if header is None else {"authorization": header}
+    with TestClient(Application(service, access=access)) as client:
+        put = client.put("/v1/pods/a", json=POD, headers=headers)
+        delete = client.delete("/v1/pods/a", headers=headers)
+        assert client.get("/v1/pods").status_code == 200
+    for response, success in ((put, 201), (delete, 200)):
+        if expected is None:
+            assert response.status_code == success
+        else:
+            assert refusal(response)[:2] == expected

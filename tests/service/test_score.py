@@ -1,0 +1,186 @@
+"""POST /v1/score and /v1/explain: both bodies mean the same request; bad ones are refused."""
+
+import json
+import threading
+from array import array
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+import pytest
+from httpx import Response
+from kvbraid.fleet.request import MediaItem
+from kvbraid.service.answers import ExplainAnswer, ScoreAnswer
+from kvbraid.service.registry import Service
+from kvbraid.service.routes import Call, up_to_a_millisecond
+from starlette.testclient import TestClient
+
+from tests.service.fakes import FakeIndex
+
+POD = {"model": "m", "endpoint": "tcp://h:5557", "dp_size": 2}
+RAW = {"content-type": "application/octet-stream"}
+
+
+@pytest.fixture(autouse=True)
+def pod(client: TestClient) -> None:
+    assert client.put("/v1/pods/a", json=POD).status_code == 201
+
+
+def refusal(response: Response) -> tuple[int, str, str]:
+    error = response.json()["error"]
+    assert set(error) == {"code", "message", "remedy"}
+    assert all(error.values())
+    return response.status_code, error["code"], error["message"]
+
+
+def test_an_answer_has_a_row_per_rank_and_reads_as_documented(client: TestClient) -> None:
+    response = client.post("/v1/score", json={"model": "m", "token_ids": [1, 2, 3]})
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "application/json"
+    answer = msgspec.json.decode(response.content, type=ScoreAnswer)
+    assert (answer.model, answer.num_tokens) == ("m", 3)
+    assert [(row.pod, row.dp_rank) for row in answer.pods] == [("a", 0), ("a", 1)]
+
+
+FIELDS: dict[str, Any] = {
+    "model": "m",
+    "lora": "sql",
+    "cache_salt": "s&=t",
+    "extra_keys": [{"identifier": "img", "offset": 4, "length": 9}],
+    "pods": ["a"],
+    "tiers": ["gpu", "cpu"],
+    "strategy": "weighted_blocks",
+}
+
+
+def test_json_and_raw_tokens_give_the_index_the_same_request(
+    client: TestClient, index: FakeIndex
+) -> None:
+    tokens = [0, 7, 2**32 - 1]
+    client.post("/v1/score", json={**FIELDS, "token_ids": tokens}).raise_for_status()
+    query = urlencode({**FIELDS, "extra_keys": json.dumps(FIELDS["extra_keys"])}, doseq=True)
+    body = array("I", tokens).tobytes()
+    client.post(f"/v1/score?{query}", content=body, headers=RAW).raise_for_status()
+    first, second = index.requests
+    assert list(first.token_ids) == list(second.token_ids) == tokens
+    assert first == second
+    assert first.extra_keys == [MediaItem(identifier="img", offset=4, length=9)]
+    assert (first.lora, first.cache_salt, first.strategy) == ("sql", "s&=t", "weighted_blocks")
+    assert (first.pods, first.tiers) == (["a"], ["gpu", "cpu"])
+
+
+def test_lists_in_the_query_may_be_separated_by_commas(
+    client: TestClient, index: FakeIndex
+) -> None:
+    client.post("/v1/score?model=m&tiers=gpu,storage", content=b"", headers=RAW).raise_for_status()
+    assert index.requests[0].tiers == ["gpu", "storage"]
+
+
+def test_null_and_absent_optional_fields_mean_the_same(
+    client: TestClient, index: FakeIndex
+) -> None:
+    nulls = dict.fromkeys(["lora", "cache_salt", "extra_keys", "pods", "tiers"])
+    for fields in ({}, nulls):
+        body = {"model": "m", "token_ids": [1], **fields}
+        client.post("/v1/score", json=body).raise_for_status()
+    assert index.requests[0] == index.requests[1]
+
+
+@pytest.mark.parametrize("path", ["/v1/score", "/v1/explain"])
+@pytest.mark.parametrize(
+    ("body", "expected", "told"),
+    [
+        (b"", "malformed_body", "not JSON"),
+        (b"{", "malformed_body", "not JSON"),
+        (b"[]", "malformed_body", "object"),
+        (b'{"model":"m"}', "malformed_body", "token_ids"),
+        (b'{"model":"m","token_ids":null}', "malformed_body", "token_ids"),
+        (b'{"model":"m","token_ids":[1.5]}', "malformed_body", "token_ids"),
+        (b'{"model":"m","token_ids":[true]}', "malformed_body", "token_ids"),
+        (b'{"model":"m","token_ids":["1"]}', "malformed_body", "token_ids"),
+        (b'{"model":"m","token_ids":[-1]}', "malformed_body", "token_ids"),
+        (b'{"model":"m","token_ids":[4294967296]}', "malformed_body", "token_ids"),
+        (b'{"model":7,"token_ids":[]}', "malformed_body", "model"),
+        (b'{"model":"m","token_ids":[],"cache_sal":"x"}', "malformed_body", "mean cache_salt"),
+        (b'{"model":"m","token_ids":[],"tiers":["hbm"]}', "malformed_body", "hbm"),
+        (b'{"model":"m","token_ids":[],"strategy":"best"}', "malformed_body", "best"),
+        (b'{"model":"m","token_ids":[]} x', "malformed_body", "not JSON"),
+        (b'{"model":"\xff","token_ids":[]}', "malformed_body", "not JSON"),
+    ],
+)
+def test_a_malformed_body_is_refused_with_its_field(
+    client: TestClient, path: str, body: bytes, expected: str, told: str
+) -> None:
+    status, code, message = refusal(client.post(path, content=body))
+    assert (status, code) == (400, expected)
+    assert told in message
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "told"),
+    [
+        ("model=m", b"abc", "3 bytes"),
+        ("", b"", "model"),
+        ("model=m&model=n", b"", "2 times"),
+        ("model=m&lor=x", b"", "mean lora"),
+        ("model=m&extra_keys=[", b"", "query"),
+        ("model=m&tiers=", b"", "tiers"),
+        ("model=%C3%A9&&", b"", "query"),
+    ],
+)
+def test_a_malformed_query_is_refused(
+    client: TestClient, query: str, body: bytes, told: str
+) -> None:
+    response = client.post(f"/v1/score?{query}", content=body, headers=RAW)
+    status, code, message = refusal(response)
+    assert (status, code) == (400, "malformed_body")
+    assert told in message
+
+
+def test_an_unknown_model_and_an_unknown_pod_are_404(client: TestClient) -> None:
+    unknown = client.post("/v1/score", json={"model": "x", "token_ids": []})
+    assert refusal(unknown)[:2] == (404, "unknown_model")
+    absent = client.post("/v1/score", json={"model": "m", "token_ids": [], "pods": ["a", "b"]})
+    assert refusal(absent)[:2] == (404, "unknown_pod")
+
+
+def test_too_many_tokens_and_too_large_a_body_are_413(client: TestClient) -> None:
+    body = {"model": "m", "token_ids": [1] * 65}
+    assert refusal(client.post("/v1/score", json=body))[:2] == (413, "too_many_tokens")
+    raw = client.post("/v1/score?model=m", content=bytes(4097), headers=RAW)
+    assert refusal(raw)[:2] == (413, "body_too_large")
+    assert raw.headers["connection"] == "close"
+
+
+def test_a_body_without_a_length_is_cut_off_at_the_limit(client: TestClient) -> None:
+    chunks = (bytes(1000) for _ in range(100))
+    response = client.post("/v1/score?model=m", content=chunks, headers=RAW)
+    assert refusal(response)[:2] == (413, "body_too_large")
+
+
+def test_an_unexpected_failure_is_a_500_of_the_same_shape(
+    client: TestClient, index: FakeIndex
+) -> None:
+    index.fail = RuntimeError("secret detail")
+    response = client.post("/v1/score", json={"model": "m", "token_ids": [1]})
+    assert refusal(response) == (500, "internal", "unexpected RuntimeError")
+
+
+def test_short_calls_run_inline_and_long_ones_on_another_thread(
+    client: TestClient, index: FakeIndex, service: Service
+) -> None:
+    body = {"model": "m", "token_ids": [1]}
+    client.post("/v1/score", json=body).raise_for_status()
+    assert client.portal is not None
+    assert index.threads == [client.portal.call(threading.get_ident)]
+    assert up_to_a_millisecond(service, Call(body=bytes(16_000)))
+    assert not up_to_a_millisecond(service, Call(body=bytes(1_000_000)))
+
+
+def test_explain_reads_as_documented(client: TestClient) -> None:
+    response = client.post("/v1/explain", json={"model": "m", "token_ids": [1] * 33})
+    answer = msgspec.json.decode(response.content, type=ExplainAnswer)
+    assert answer.num_tokens == 33
+    assert answer.pods[1].dp_rank == 1
+    assert answer.pods[0].groups[0].held == [True, False]
+    assert answer.pods[0].groups[0].accepted == [16]

@@ -1,0 +1,131 @@
+"""The real server as a process: it answers over a socket and ends in order on a signal."""
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+END_S = 5.0
+BODY = json.dumps({"model": "m", "token_ids": [1, 2, 3]})
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen[str]
+    host: str
+    port: int
+    open: ExitStack
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def connect(self) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=20)
+        return self.open.enter_context(closing(connection))
+
+    def end(self, number: signal.Signals) -> tuple[int, float]:
+        """Signal, wait, and return the exit status and the seconds it took."""
+        start_s = time.monotonic()
+        self.process.send_signal(number)
+        status = self.process.wait(timeout=20)
+        return status, time.monotonic() - start_s
+
+
+@contextmanager
+def running(explain_s: float = 0.0) -> Iterator[Server]:
+    command = [sys.executable, "-m", "tests.service.fake_server", str(explain_s)]
+    with (
+        ExitStack() as connections,
+        subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            url = urlsplit(process.stdout.readline().strip())
+            assert url.hostname is not None
+            assert url.port is not None
+            yield Server(process, url.hostname, url.port, connections)
+        finally:
+            process.kill()
+
+
+def post(connection: http.client.HTTPConnection, path: str) -> None:
+    connection.request("POST", path, BODY, {"content-type": "application/json"})
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_server_with_0_also_with_open_connections(
+    number: signal.Signals,
+) -> None:
+    with running() as server:
+        used, unused = server.connect(), server.connect()
+        for _ in range(2):  # The second request shows that the connection was kept.
+            post(used, "/v1/score")
+            answer = used.getresponse()
+            assert answer.status == 200
+            assert json.loads(answer.read())["num_tokens"] == 3
+        unused.connect()
+        status, took_s = server.end(number)
+        assert server.process.stderr is not None
+        errors = server.process.stderr.read()
+    assert status == 0, errors
+    assert took_s < END_S
+
+
+def test_a_request_in_flight_is_answered_before_the_end() -> None:
+    with running(explain_s=0.5) as server:
+        connection = server.connect()
+        post(connection, "/v1/explain")
+        assert server.line() == "explaining"
+        server.process.send_signal(signal.SIGTERM)
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert json.loads(answer.read())["num_tokens"] == 3
+        assert server.process.wait(timeout=20) == 0
+
+
+def test_a_slow_call_and_half_a_request_do_not_hold_up_the_end() -> None:
+    with running(explain_s=30) as server:
+        halfway = server.connect()
+        halfway.connect()
+        halfway.sock.sendall(b"POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+        post(server.connect(), "/v1/explain")
+        assert server.line() == "explaining"
+        status, took_s = server.end(signal.SIGTERM)
+    assert status == 0
+    assert took_s < END_S
+
+
+def test_a_long_call_does_not_hold_the_event_loop() -> None:
+    with running(explain_s=10) as server:
+        post(server.connect(), "/v1/explain")
+        assert server.line() == "explaining"
+        other = server.connect()
+        other.request("GET", "/healthz")
+        with other.getresponse() as answer:
+            assert answer.status == 200
+
+
+def test_after_the_signal_nothing_is_accepted() -> None:
+    with running(explain_s=0.5) as server:
+        connection = server.connect()
+        post(connection, "/v1/explain")
+        assert server.line() == "explaining"
+        server.process.send_signal(signal.SIGTERM)
+        connection.getresponse().read()
+        server.process.wait(timeout=20)
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection((server.host, server.port), timeout=5)
