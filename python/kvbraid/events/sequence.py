@@ -71,7 +71,7 @@ class Counts:
 class Phase(Enum):
     """Rows of the table."""
 
-    DOWN = auto()  # No connection; what still arrives is held.
+    DOWN = auto()  # No connection; a batch proves that there is one.
     REPLAYING = auto()  # Something may be missing: asked for it, live batches are held.
     LIVE = auto()  # Every number up to `last` is settled.
     POLLING = auto()  # As LIVE, and a silent engine was asked whether it has more.
@@ -134,7 +134,7 @@ class SequenceTracker:
         return self._take_out()
 
     def disconnected(self) -> list[Output]:
-        """The connection is gone; the caller also drops a replay under way."""
+        """The connection is gone; the caller drops its replay, and what it had not read yet."""
         self._row.disconnected(self)
         return self._take_out()
 
@@ -175,7 +175,7 @@ class SequenceTracker:
         assert all(seq > self.last for seq in self._held), (self.last, sorted(self._held))
         assert len(self._digests) <= self._remembered
         assert (self._ask is not None) == (self._phase in {Phase.REPLAYING, Phase.POLLING})
-        if self._phase in {Phase.LIVE, Phase.POLLING}:
+        if self._phase is not Phase.REPLAYING:
             assert not self._held
             assert self._seen <= self.last
         assert not self._out
@@ -356,7 +356,18 @@ def _open(t: SequenceTracker) -> None:
     t._start_replay(t.last + 1)
 
 
+def _open_and_hold(t: SequenceTracker, seq: int, payload: bytes) -> None:
+    _open(t)
+    _hold_live(t, seq, payload)
+
+
 def _close(t: SequenceTracker) -> None:
+    """Keep nothing undelivered: behind the next connection there may be another engine."""
+    for seq in t._held:
+        t._digests.pop(seq, None)
+    t._held.clear()
+    t._held_bytes = 0
+    t._seen = t.last
     t._ask = None
     t._enter(Phase.DOWN)
 
@@ -462,7 +473,7 @@ TABLE: Final[Mapping[Phase, Row]] = {
     Phase.DOWN: Row(
         connected=_open,
         disconnected=_ignore,
-        message=_hold_live,
+        message=_open_and_hold,
         replayed=_ignore_batch,
         replay_ended=_ignore,
         replay_failed=_ignore,

@@ -242,13 +242,24 @@ def test_a_disconnection_during_replay_keeps_the_doubt() -> None:
     assert kinds(replay(tracker, 1, 2, life="b"))[0] == "Reset"
 
 
-def test_batches_that_arrive_without_a_connection_are_held() -> None:
+def test_a_batch_proves_that_there_is_a_connection() -> None:
     tracker = live_at(1)
     tracker.disconnected()
-    assert feed(tracker, 2) == []
-    tracker.connected()
-    assert delivered(replay(tracker)) == [2]
+    assert feed(tracker, 2)[0] == AskReplay(2)
+    assert tracker.connected() == []
+    assert delivered(replay(tracker, 2)) == [2]
     replay(tracker, 1, 2)
+    assert tracker.state is PodState.EXACT
+
+
+def test_batches_held_when_the_connection_breaks_are_forgotten() -> None:
+    tracker = SequenceTracker()
+    tracker.connected()
+    feed(tracker, 0, 1)
+    tracker.disconnected()
+    tracker.check_integrity()
+    tracker.connected()
+    assert delivered(replay(tracker, 0, life="b")) == [0]
     assert tracker.state is PodState.EXACT
 
 
