@@ -9,7 +9,6 @@ from collections import deque
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-
 from kvbraid.events.sequence import AskReplay, Deliver, Lose, Output, Reset, SequenceTracker
 from kvbraid.ids import PodState
 

@@ -1,0 +1,1 @@
+"""All of kvbraid's I/O: sockets, asyncio and clocks live here and in the layers above."""
