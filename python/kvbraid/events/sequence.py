@@ -1,0 +1,509 @@
+"""Sequence tracking for one publisher (a pod's data-parallel rank): what came, what is missing.
+
+A state table without sockets or clock. Each input returns the outputs that the caller must carry
+out in order. The law: while the last reported state is EXACT, the batches delivered since the
+last Reset are the engine's own, from number 0 (or from a clear) on, in order, each once, up to
+what has been heard of. Where that cannot be proven, the state says so.
+
+    connected ──► REPLAYING ──ended──► LIVE ──silence──► POLLING
+                      ▲  live is held    │ ▲                │ live goes on
+                      └──────gap─────────┘ └──ended/failed──┘
+
+An engine announces neither its restart nor its epoch. Two things prove a restart: a number that
+was already used comes with another payload, or the engine no longer knows the batch that was
+delivered last. So no replay is trusted until the engine has shown that batch too. It never
+decodes a payload.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final, NamedTuple, TypeAlias
+
+from kvbraid.ids import PodState
+
+
+class Deliver(NamedTuple):
+    """Apply this batch now."""
+
+    seq: int
+    payload: bytes
+
+
+class AskReplay(NamedTuple):
+    """Ask the engine for its buffered batches from `start` on; replaces a replay under way."""
+
+    start: int
+
+
+class Reset(NamedTuple):
+    """The engine restarted: forget what this rank held."""
+
+
+class Lose(NamedTuple):
+    """These numbers are gone for good; `last` None: nobody knows how many."""
+
+    first: int
+    last: int | None
+
+
+class SetState(NamedTuple):
+    """The state to show from now on."""
+
+    state: PodState
+    reason: str
+
+
+Output: TypeAlias = Deliver | AskReplay | Reset | Lose | SetState
+
+
+@dataclass(slots=True)
+class Counts:
+    """What one tracker saw that was not the next number; all but `lost` count messages."""
+
+    duplicates: int = 0
+    restarts: int = 0
+    lost: int = 0
+    overflowed: int = 0  # Not held back because the buffer was full; asked for again later.
+    replays: int = 0
+
+
+class Phase(Enum):
+    """Rows of the table."""
+
+    DOWN = auto()  # No connection; a batch proves that there is one.
+    REPLAYING = auto()  # Something may be missing: asked for it, live batches are held.
+    LIVE = auto()  # Every number up to `last` is settled.
+    POLLING = auto()  # As LIVE, and a silent engine was asked whether it has more.
+
+
+@dataclass(slots=True)
+class _Ask:
+    """A replay under way: from `start`, because of the hole below `until` (None: no hole yet)."""
+
+    start: int
+    until: int | None
+    lowest: int | None = None  # The lowest number answered so far.
+
+
+class _Proof(NamedTuple):
+    """The batch delivered last before a replay; who does not know it is another engine life."""
+
+    seq: int
+    digest: int
+
+
+class SequenceTracker:
+    """Numbers of one publisher; not thread-safe, one owner feeds it.
+
+    Args:
+        hold_limit_bytes: Payload bytes held back at most; beyond, live batches are counted as
+            overflowed and asked for again once the replay is through.
+        remembered: How many recent payload digests are kept to tell duplicates from restarts.
+
+    Attributes:
+        last: The highest settled number (delivered or lost), -1 before the first.
+    """
+
+    def __init__(self, *, hold_limit_bytes: int = 32 << 20, remembered: int = 1024) -> None:
+        self.counts = Counts()
+        self.last = -1
+        self._hold_limit_bytes = hold_limit_bytes
+        self._remembered = remembered
+        self._phase = Phase.DOWN
+        self._row = TABLE[Phase.DOWN]
+        self._said = SetState(PodState.STALE, "not connected")
+        self._out: list[Output] = []
+        self._forget()
+
+    @property
+    def state(self) -> PodState:
+        """The state last reported (STALE before the first connection)."""
+        return self._said.state
+
+    @property
+    def reason(self) -> str:
+        """Why the state is not EXACT; empty when it is."""
+        return self._said.reason
+
+    # Inputs. Each returns the outputs in the order in which they must be carried out.
+
+    def connected(self) -> list[Output]:
+        """The connection stands (again)."""
+        self._row.connected(self)
+        return self._take_out()
+
+    def disconnected(self) -> list[Output]:
+        """The connection is gone; the caller drops its replay, and what it had not read yet."""
+        self._row.disconnected(self)
+        return self._take_out()
+
+    def message(self, seq: int, payload: bytes) -> list[Output]:
+        """A live batch arrived."""
+        self._row.message(self, seq, payload)
+        return self._take_out()
+
+    def replayed(self, seq: int, payload: bytes) -> list[Output]:
+        """The replay under way answered with this batch."""
+        self._row.replayed(self, seq, payload)
+        return self._take_out()
+
+    def replay_ended(self) -> list[Output]:
+        """The replay under way sent its end marker."""
+        self._row.replay_ended(self)
+        return self._take_out()
+
+    def replay_failed(self) -> list[Output]:
+        """There is no replay endpoint, or it did not answer in time."""
+        self._row.replay_failed(self)
+        return self._take_out()
+
+    def silence(self) -> list[Output]:
+        """Nothing came for a while: a lost last batch would not show otherwise."""
+        self._row.silence(self)
+        return self._take_out()
+
+    def cleared(self, seq: int) -> list[Output]:
+        """The delivered batch `seq` cleared the cache: what was lost before no longer matters."""
+        if seq > self._lost_to:
+            self._mark_complete()
+        return self._take_out()
+
+    def check_integrity(self) -> None:
+        """Assert what must hold between any two inputs."""
+        assert self._held_bytes == sum(map(len, self._held.values()))
+        assert all(seq > self.last for seq in self._held), (self.last, sorted(self._held))
+        assert len(self._digests) <= self._remembered
+        assert (self._ask is not None) == (self._phase in {Phase.REPLAYING, Phase.POLLING})
+        if self._phase is not Phase.REPLAYING:
+            assert not self._held
+            assert self._seen <= self.last
+        assert not self._out
+
+    # What the actions are made of.
+
+    def _forget(self) -> None:
+        """Know nothing, as at the start of an engine's life."""
+        self.last = -1
+        self._seen = -1  # The highest live number, also when it is held or overflowed.
+        self._lost_to = -1
+        self._is_complete = False
+        self._why = "history before the connection is unknown"
+        self._held: dict[int, bytes] = {}
+        self._held_bytes = 0
+        self._digests: dict[int, int] = {}
+        self._last_digest: int | None = None  # None: `last` was lost, or nothing came yet.
+        self._ask: _Ask | None = None
+        self._proof: _Proof | None = None
+        self._is_changed = False
+
+    def _take_out(self) -> list[Output]:
+        if self._is_changed:
+            self._is_changed = False
+            said = self._now()
+            if said != self._said:
+                self._said = said
+                self._out.append(said)
+        out, self._out = self._out, []
+        return out
+
+    def _now(self) -> SetState:
+        if self._phase is Phase.DOWN:
+            return SetState(PodState.STALE, "not connected")
+        if self._phase is Phase.REPLAYING:
+            assert self._ask is not None
+            return SetState(PodState.REBUILDING, f"replay from {self._ask.start} is under way")
+        if self._is_complete:
+            return SetState(PodState.EXACT, "")
+        return SetState(PodState.DEGRADED, self._why)
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self._row = TABLE[phase]
+        self._is_changed = True
+
+    def _start_replay(self, start: int, until: int | None = None) -> None:
+        self._ask = _Ask(start, until)
+        self.counts.replays += 1
+        self._out.append(AskReplay(start))
+        self._enter(Phase.REPLAYING)
+
+    def _need_proof(self) -> None:
+        """From here on the answers may be another engine's; the earliest doubt counts."""
+        if self._proof is None and self._last_digest is not None:
+            self._proof = _Proof(self.last, self._last_digest)
+
+    def _mark_complete(self) -> None:
+        self._is_complete = True
+        self._is_changed = True
+
+    def _remember(self, seq: int, payload: bytes) -> None:
+        self._digests[seq] = hash(payload)
+        if len(self._digests) > self._remembered:
+            del self._digests[next(iter(self._digests))]
+
+    def _deliver(self, seq: int, payload: bytes) -> None:
+        self.last = seq
+        self._last_digest = hash(payload)
+        self._out.append(Deliver(seq, payload))
+        if seq == 0:
+            self._mark_complete()
+
+    def _lose(self, last: int | None, why: str) -> None:
+        self._out.append(Lose(self.last + 1, last))
+        if last is not None:
+            self.counts.lost += last - self.last
+            self.last = last
+            self._last_digest = None
+        self._lost_to = self.last
+        self._is_complete = False
+        self._why = why
+        self._is_changed = True
+        self._proof = None  # Degraded either way: a clear or a restart is what helps now.
+
+    def _hold(self, seq: int, payload: bytes) -> None:
+        self._held[seq] = payload
+        self._held_bytes += len(payload)
+
+    def _release(self) -> None:
+        """Deliver what is held and next."""
+        while (payload := self._held.pop(self.last + 1, None)) is not None:
+            self._held_bytes -= len(payload)
+            self._deliver(self.last + 1, payload)
+
+    def _restart(self) -> None:
+        """Another engine life: forget, and ask it for everything."""
+        self.counts.restarts += 1
+        self._out.append(Reset())
+        self._forget()
+        self._start_replay(0)
+
+    def _is_same(self, seq: int, payload: bytes) -> bool | None:
+        """Whether `seq` had this payload before; None when it is no longer remembered."""
+        digest = self._digests.get(seq)
+        return None if digest is None else digest == hash(payload)
+
+    def _repeat(self, seq: int, payload: bytes) -> None:
+        """A live number that is already used: a duplicate, or another engine life.
+
+        A live number that goes up, but that replay brought before, is the usual overlap of both
+        streams. One that goes back must be proven to be a duplicate.
+        """
+        same = self._is_same(seq, payload)
+        if same or (same is None and seq > self._seen):
+            self.counts.duplicates += 1
+            self._seen = max(self._seen, seq)
+        else:
+            self._restart()
+            self._seen = seq
+            self._remember(seq, payload)
+            self._hold(seq, payload)
+
+    def _settle(self, *, may_ask: bool) -> None:
+        """The replay is through: deliver what was held; ask for, or give up, what is missing."""
+        while self._held or self._seen > self.last:
+            self._release()
+            upto = min(self._held) if self._held else self._seen + 1
+            if upto <= self.last + 1:
+                continue
+            if may_ask and self._is_askable(upto):
+                self._start_replay(self.last + 1, upto)
+                return
+            self._lose(upto - 1, f"batches {self.last + 1} to {upto - 1} are lost")
+        self._confirm(may_ask=may_ask)
+
+    def _is_askable(self, upto: int) -> bool:
+        """Whether another replay could still bring what is missing below `upto`.
+
+        Not when this one was asked for just that hole, after its upper end had been seen, nor
+        when its answers begin above the hole: then the engine's buffer is too short.
+        """
+        assert self._ask is not None
+        start, until, lowest = self._ask.start, self._ask.until, self._ask.lowest
+        return start != self.last + 1 or upto not in {until, lowest}
+
+    def _confirm(self, *, may_ask: bool) -> None:
+        """Nothing is missing any more, if it is still the same engine: have it prove that."""
+        assert self._ask is not None
+        if self._proof is None:
+            if may_ask and self.last == -1:
+                self._mark_complete()  # Asked from 0, and it has sent nothing yet.
+            self._ask = None
+            self._enter(Phase.LIVE)
+        elif not may_ask:
+            self._lose(None, "reconnected, and no replay told what was missed")
+            self._confirm(may_ask=False)
+        elif self._ask.start != self._proof.seq:
+            self._start_replay(self._proof.seq)
+        else:
+            self._restart()
+
+
+# Actions: what one row does with one input.
+
+
+def _ignore(tracker: SequenceTracker) -> None:
+    """The input tells nothing new here."""
+
+
+def _ignore_batch(tracker: SequenceTracker, seq: int, payload: bytes) -> None:
+    """An answer that nobody waits for any more."""
+
+
+def _open(t: SequenceTracker) -> None:
+    """Ask for what was missed: everything at first, from last + 1 at a reconnection."""
+    t._need_proof()
+    t._start_replay(t.last + 1)
+
+
+def _open_and_hold(t: SequenceTracker, seq: int, payload: bytes) -> None:
+    _open(t)
+    _hold_live(t, seq, payload)
+
+
+def _close(t: SequenceTracker) -> None:
+    """Keep nothing undelivered: behind the next connection there may be another engine."""
+    for seq in t._held:
+        t._digests.pop(seq, None)
+    t._held.clear()
+    t._held_bytes = 0
+    t._seen = t.last
+    t._ask = None
+    t._enter(Phase.DOWN)
+
+
+def _hold_live(t: SequenceTracker, seq: int, payload: bytes) -> None:
+    """Keep a live batch until replay is through."""
+    if seq <= max(t._seen, t.last) or t._is_same(seq, payload) is not None:
+        t._repeat(seq, payload)
+        return
+    t._seen = seq
+    if t._held_bytes + len(payload) > t._hold_limit_bytes:
+        t.counts.overflowed += 1
+        return
+    t._remember(seq, payload)
+    t._hold(seq, payload)
+
+
+def _next(t: SequenceTracker, seq: int, payload: bytes) -> None:
+    """Deliver the next live batch; a gap is asked for, a used number examined."""
+    if seq == t.last + 1:
+        t._seen = seq
+        t._remember(seq, payload)
+        t._deliver(seq, payload)
+    elif seq <= t.last:
+        t._repeat(seq, payload)
+    else:
+        t._need_proof()
+        t._start_replay(t.last + 1, seq)
+        _hold_live(t, seq, payload)
+
+
+def _take(t: SequenceTracker, seq: int, payload: bytes) -> None:
+    """Take one answer of a replay: deliver it if it is next, hold it if it came too early."""
+    assert t._ask is not None
+    t._ask.lowest = seq if t._ask.lowest is None else min(t._ask.lowest, seq)
+    same = t._is_same(seq, payload)
+    if t._proof is not None and seq == t._proof.seq:
+        same = t._proof.digest == hash(payload)
+        t._proof = None
+    if same is False:
+        t._restart()
+    elif seq <= t.last or same:
+        t.counts.duplicates += 1
+    else:
+        t._remember(seq, payload)
+        t._hold(seq, payload)
+        if t._held_bytes > t._hold_limit_bytes and (first := min(t._held)) > t.last + 1:
+            t._lose(first - 1, f"batches {t.last + 1} to {first - 1} are lost")
+        t._release()
+
+
+def _take_polled(t: SequenceTracker, seq: int, payload: bytes) -> None:
+    """A silent engine had more: from here on it is a replay like any other."""
+    if seq > t.last:
+        t._need_proof()
+        t._enter(Phase.REPLAYING)
+    _take(t, seq, payload)
+
+
+def _finish(t: SequenceTracker) -> None:
+    t._settle(may_ask=True)
+
+
+def _give_up(t: SequenceTracker) -> None:
+    """Without an end marker: go on from where the replay stopped, if it got anywhere."""
+    assert t._ask is not None
+    if t.last >= t._ask.start and t._ask.lowest is not None:
+        t._start_replay(t.last + 1)
+    else:
+        t._settle(may_ask=False)
+
+
+def _poll(t: SequenceTracker) -> None:
+    t._start_replay(t.last + 1)
+    t._enter(Phase.POLLING)
+
+
+def _finish_poll(t: SequenceTracker) -> None:
+    t._confirm(may_ask=True)
+
+
+def _give_up_poll(t: SequenceTracker) -> None:
+    t._confirm(may_ask=False)
+
+
+_Action: TypeAlias = Callable[[SequenceTracker], None]
+_BatchAction: TypeAlias = Callable[[SequenceTracker, int, bytes], None]
+
+
+class Row(NamedTuple):
+    """What one phase does with each input."""
+
+    connected: _Action
+    disconnected: _Action
+    message: _BatchAction
+    replayed: _BatchAction
+    replay_ended: _Action
+    replay_failed: _Action
+    silence: _Action
+
+
+TABLE: Final[Mapping[Phase, Row]] = {
+    Phase.DOWN: Row(
+        connected=_open,
+        disconnected=_ignore,
+        message=_open_and_hold,
+        replayed=_ignore_batch,
+        replay_ended=_ignore,
+        replay_failed=_ignore,
+        silence=_ignore,
+    ),
+    Phase.REPLAYING: Row(
+        connected=_ignore,
+        disconnected=_close,
+        message=_hold_live,
+        replayed=_take,
+        replay_ended=_finish,
+        replay_failed=_give_up,
+        silence=_ignore,
+    ),
+    Phase.LIVE: Row(
+        connected=_ignore,
+        disconnected=_close,
+        message=_next,
+        replayed=_ignore_batch,
+        replay_ended=_ignore,
+        replay_failed=_ignore,
+        silence=_poll,
+    ),
+    Phase.POLLING: Row(
+        connected=_ignore,
+        disconnected=_close,
+        message=_next,
+        replayed=_take_polled,
+        replay_ended=_finish_poll,
+        replay_failed=_give_up_poll,
+        silence=_ignore,
+    ),
+}
