@@ -18,8 +18,8 @@ from hypothesis.stateful import (
     rule,
 )
 from kvbraid.errors import TooLargeError
-from kvbraid.events.model import BlockRemoved, BlockStored
-from kvbraid.sim.cache import Event, ReferenceCache, Request, wire_hash
+from kvbraid.events.model import BlockRemoved, BlockStored, Event
+from kvbraid.sim.cache import ReferenceCache, Request, wire_hash
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.unit.sim.chains import chain, chunked, full, mamba, window

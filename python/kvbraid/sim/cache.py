@@ -20,10 +20,9 @@ from itertools import pairwise
 from typing import Final, TypeAlias
 
 from kvbraid.errors import InvalidValueError, TooLargeError, TopologyError
-from kvbraid.events.model import AllBlocksCleared, BlockRemoved, BlockStored
+from kvbraid.events.model import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
-Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 HashChain: TypeAlias = Callable[[Sequence[int], str | None], Sequence[bytes]]
 """Tokens and cache salt -> one chained hash per whole hash block."""
 Key: TypeAlias = tuple[int, bytes]  # Group and prefix hash.
@@ -325,7 +324,7 @@ class ReferenceCache:
             table.append(block)
             if evicted is not None:
                 removed = (wire_hash(evicted[1]),)
-                self._events.append(BlockRemoved(removed, medium="GPU", group_idx=evicted[0]))
+                self._events.append(BlockRemoved(block_hashes=removed, group_idx=evicted[0]))
 
     def _commit(self, request: Request, g: int, end: int) -> None:
         """Make the blocks that end by `end` findable, and say so in one event.
@@ -341,7 +340,7 @@ class ReferenceCache:
             return
         kept = [j for j in range(first, last) if table[j] and self._is_kept(request, group, j)]
         request.num_committed[g] = last
-        salt = None if request.salt is None else [request.salt]
+        salt = None if request.salt is None else (request.salt,)
         keys = [self._key(g, j, hashes) for j in kept]
         for j, key in zip(kept, keys, strict=True):
             self.pool.register(table[j], key)
@@ -350,7 +349,6 @@ class ReferenceCache:
             parent_block_hash=wire_hash(self._key(g, first - 1, hashes)[1]) if first else None,
             token_ids=request.tokens[first * size : last * size],
             block_size=size,
-            medium="GPU",
             extra_keys=tuple(None if j else salt for j in kept) or None,
             group_idx=g,
             kv_cache_spec_kind=group.kind.value,

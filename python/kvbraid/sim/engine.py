@@ -5,6 +5,7 @@ output, then answers one JSON line per request line, and ends with its input: it
 whoever started it. It computes nothing; generated tokens come with the request.
 """
 
+import math
 import signal
 import sys
 import time
@@ -16,11 +17,11 @@ import click
 import msgspec
 
 from kvbraid.errors import KvbraidError
-from kvbraid.events.model import BlockRemoved
+from kvbraid.events.model import BlockRemoved, Event
 from kvbraid.events.wire import encode_batch
 from kvbraid.hashing import EngineHash, ExtraKeys, HashAlgo, block_hashes
 from kvbraid.service.publisher import Publisher
-from kvbraid.sim.cache import Event, HashChain, ReferenceCache
+from kvbraid.sim.cache import HashChain, ReferenceCache
 from kvbraid.sim.presets import PRESETS, Preset
 
 
@@ -28,7 +29,7 @@ class Ready(msgspec.Struct, frozen=True):
     """An engine's first line: where to subscribe."""
 
     endpoint: str
-    replay_endpoint: str
+    replay_endpoint: str | None
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
@@ -63,10 +64,8 @@ class EventSink(Protocol):
 def engine_chain(preset: Preset) -> HashChain:
     """The hash function of the engine that serves such a model."""
     topology = preset.topology
-    sizes = ReferenceCache(topology, 2, chain=lambda _tokens, _salt: ())
-    engine = EngineHash(
-        HashAlgo(topology.hash_algo), topology.hash_seed, block_size=sizes.hash_block_size
-    )
+    size = topology.hash_block_size or math.gcd(*(g.block_size for g in topology.groups))
+    engine = EngineHash(HashAlgo(topology.hash_algo), topology.hash_seed, block_size=size)
 
     def hashes(tokens: Sequence[int], salt: str | None) -> Sequence[bytes]:
         return block_hashes(tokens, engine, ExtraKeys(cache_salt=salt))
