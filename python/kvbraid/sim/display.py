@@ -1,0 +1,129 @@
+"""The demo on a screen: a live table on a terminal, a line now and then without one.
+
+It shows what the driver's tallies hold and changes none of it.
+"""
+
+from collections.abc import Collection
+from types import TracebackType
+from typing import Final, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kvbraid.sim.driver import Outcome, PodTally
+from kvbraid.spec import GroupSpec, Topology
+
+_NUM_PLAIN_LINES: Final = 10
+_COLUMNS: Final = (
+    "pod",
+    "groups",
+    "state",
+    "requests",
+    "predicted",
+    "true hit",
+    "exact",
+    "early",
+    "wrong",
+    "blocks",
+    "evicted",
+    "messages",
+)
+
+
+class Display:
+    """Shows progress while its context lasts; `console` decides whether there is a terminal."""
+
+    def __init__(
+        self, console: Console, tallies: Collection[PodTally], *, num_requests: int
+    ) -> None:
+        self.is_live = console.is_terminal
+        self._console = console
+        self._tallies = tallies
+        self._num_requests = num_requests
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    def show(self, number: int, outcome: Outcome) -> None:
+        """Show the state after the request of this number, counted from 1."""
+        if self.is_live:
+            self._live.update(self.table(number, outcome), refresh=True)
+        elif number % max(1, self._num_requests // _NUM_PLAIN_LINES) == 0:
+            exact, wrong, early, predicted, true = totals(self._tallies)
+            self._console.print(
+                f"{number}/{self._num_requests} requests: {exact} exact, {wrong} wrong, "
+                f"{early} early; predicted {predicted} and true {true} tokens",
+                soft_wrap=True,
+            )
+
+    def table(self, number: int, outcome: Outcome | None = None) -> Group:
+        """Lay out all pods, and the request just served."""
+        table = Table(title=f"{number} of {self._num_requests} requests", box=None)
+        for column in _COLUMNS:
+            table.add_column(column, justify="left" if column in _COLUMNS[:3] else "right")
+        for tally in self._tallies:
+            table.add_row(*_cells(tally))
+        last = "" if outcome is None else _sentence(outcome)
+        return Group(table, Text(last))
+
+    def __enter__(self) -> Self:
+        if self.is_live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.is_live:
+            self._live.stop()
+
+
+def totals(tallies: Collection[PodTally]) -> tuple[int, int, int, int, int]:
+    """Sum exact, wrong and early requests, and predicted and true tokens."""
+    return (
+        sum(tally.exact for tally in tallies),
+        sum(tally.wrong for tally in tallies),
+        sum(tally.early for tally in tallies),
+        sum(tally.predicted for tally in tallies),
+        sum(tally.true for tally in tallies),
+    )
+
+
+def describe_groups(topology: Topology) -> str:
+    """Say a topology in a few words: equal neighbours once, with their number."""
+    names = [_describe(group) for group in topology.groups]
+    runs = [name for at, name in enumerate(names) if at == 0 or names[at - 1] != name]
+    return " + ".join(
+        f"{names.count(name)} x {name}" if names.count(name) > 1 else name for name in runs
+    )
+
+
+def _describe(group: GroupSpec) -> str:
+    kind = group.kind.value.removesuffix("_attention").replace("sliding_window", "window")
+    return " ".join(str(part) for part in (kind, group.window or group.chunk) if part)
+
+
+def _cells(tally: PodTally) -> list[str]:
+    cached, pool = tally.answer.cached_blocks, tally.preset.num_blocks - 1
+    numbers = [tally.requests, tally.predicted, tally.true, tally.exact, tally.early, tally.wrong]
+    return [
+        tally.pod,
+        describe_groups(tally.preset.topology),
+        str(tally.row.get("state", "")),
+        *map(str, numbers),
+        f"{cached}/{pool}",
+        str(tally.answer.removed_blocks),
+        str(tally.messages),
+    ]
+
+
+def _sentence(outcome: Outcome) -> str:
+    bound = "" if outcome.lower == outcome.upper else f" to {outcome.upper}"
+    verdict = "exact" if outcome.is_exact else "early" if outcome.is_early else "WRONG"
+    return (
+        f"{outcome.num_tokens} tokens to {outcome.pod}: predicted {outcome.lower}{bound}, "
+        f"reused {outcome.true}: {verdict}"
+    )

@@ -1,0 +1,144 @@
+"""The demo's processes: one server, and engines that talk over their pipes.
+
+Each is started in a session of its own, so that Ctrl-C reaches only the driver, and is ended by
+its context manager whatever happened. What a process writes to standard error is shown when it
+fails, and dropped otherwise.
+"""
+
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import IO, Final, Self, TypeVar
+
+import httpx
+import msgspec
+
+from kvbraid.errors import ServiceError
+from kvbraid.sim.engine import EngineAnswer, EngineRequest, Ready
+from kvbraid.sim.presets import Preset
+
+_START_S: Final = 30.0
+_STOP_S: Final = 6.0
+_Line = TypeVar("_Line", bound=msgspec.Struct)
+
+
+class _Process:
+    """A child with its standard error in a file."""
+
+    def __init__(self, name: str, arguments: Sequence[str], *, pipes: bool) -> None:
+        self._name = name
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        pipe = subprocess.PIPE if pipes else None
+        self.child = subprocess.Popen(  # noqa: S603 - our own modules
+            [sys.executable, *arguments],
+            stdin=pipe or subprocess.DEVNULL,
+            stdout=pipe or self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+
+    def failure(self, what: str) -> ServiceError:
+        """Describe a failure, with the end of what the process said."""
+        self._log.seek(0)
+        said = self._log.read()[-2000:].decode(errors="replace").strip()
+        return ServiceError(f"{self._name} {what} (exit status {self.child.poll()}): {said}")
+
+    def close(self) -> None:
+        """End the process, by force if it does not go within some seconds."""
+        try:
+            if self.child.stdin:
+                self.child.stdin.close()  # An engine ends with its input.
+            else:
+                self.child.terminate()
+            self.child.wait(_STOP_S)
+        except (subprocess.TimeoutExpired, BrokenPipeError):
+            self.child.kill()
+            self.child.wait()
+        finally:
+            if self.child.stdout:
+                self.child.stdout.close()
+            self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class EngineProcess(_Process):
+    """One simulated engine. Starting does not wait for it; `ready` does."""
+
+    def __init__(self, pod: str, preset: Preset) -> None:
+        module = ["-m", "kvbraid.sim.engine", "--preset", preset.model, "--pod", pod]
+        super().__init__(f"engine {pod}", module, pipes=True)
+        self.pod = pod
+        self.preset = preset
+        self._ready: Ready | None = None
+
+    @property
+    def ready(self) -> Ready:
+        """Where it publishes; raises ServiceError when it failed to start."""
+        self._ready = self._ready or self._read(Ready)
+        return self._ready
+
+    def serve(self, request: EngineRequest) -> EngineAnswer:
+        """Run one request; raises ServiceError when the engine is gone or refuses it."""
+        assert self.ready
+        assert self.child.stdin is not None
+        try:
+            self.child.stdin.write(msgspec.json.encode(request) + b"\n")
+            self.child.stdin.flush()
+        except BrokenPipeError:
+            raise self.failure("ended") from None
+        answer = self._read(EngineAnswer)
+        if answer.error is not None:
+            raise ServiceError(f"engine {self.pod} refused a request: {answer.error}")
+        return answer
+
+    def _read(self, kind: type[_Line]) -> _Line:
+        assert self.child.stdout is not None
+        line = self.child.stdout.readline()
+        if not line:
+            self.child.wait(_STOP_S)
+            raise self.failure("ended")
+        return msgspec.json.decode(line, type=kind)
+
+
+class ServerProcess(_Process):
+    """`kvbraid serve` on a free port of this machine, without any pod."""
+
+    def __init__(self) -> None:
+        port = free_port()
+        main = "from kvbraid.cli import main; main()"
+        arguments = ["-c", main, "serve", "--host", "127.0.0.1", "--port", str(port)]
+        super().__init__("server", arguments, pipes=False)
+        self.url = f"http://127.0.0.1:{port}"
+
+    def wait_until_healthy(self) -> None:
+        """Return when it answers; raises ServiceError when it ends or takes too long."""
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline and self.child.poll() is None:
+            try:
+                if httpx.get(f"{self.url}/healthz", timeout=1.0).is_success:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.05)
+        raise self.failure("did not come up")
+
+
+def free_port() -> int:
+    """A TCP port that nothing on this machine listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
