@@ -70,5 +70,11 @@ def test_continuous_integration_runs_the_readme_commands() -> None:
 
 
 def test_make_help_lists_every_target() -> None:
-    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["make", "--no-print-directory", "help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert {line.split()[1] for line in listed.stdout.splitlines()} == make_targets()
