@@ -1,0 +1,121 @@
+# Every way to build, check and measure kvbraid. Each target sets up what it needs: no step is manual.
+#
+#   .venv        developer's install: editable, debug build, all checkers   (lint, docs, fmt)
+#   .venv-wheel  what a user gets: the release wheel, with the test extra    (test, soak)
+#   .venv-demo   `pip install .` and nothing else                            (demo)
+#   .venv-bench  the release wheel and the rivals                            (bench)
+#   .venv-vllm   the release wheel and a real vLLM for CPU                   (test-vllm)
+#
+# Stamp files inside the environments make a repeated call cheap.
+
+PYTHON ?= python3
+PIP := -m pip --disable-pip-version-check install --quiet
+PYTEST_ARGS ?=
+export CARGO_TERM_QUIET ?= true
+
+RUST_SOURCES := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -o -name Cargo.toml)
+PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.html' -o -name '*.json')
+SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test ci dev lint lint-format lint-types lint-layers lint-rust fmt wheel docs bench soak test-rust test-python clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# ---- what a newcomer runs ------------------------------------------------------------------
+
+demo: .venv-demo/installed ## Watch a simulated fleet and the exact prefixes kvbraid predicts for it
+	@.venv-demo/bin/kvbraid demo
+
+test: test-rust test-python ## Run every test: the Rust core, then Python against the built wheel
+
+ci: lint test ## Everything that must pass before a change lands
+
+# ---- environments --------------------------------------------------------------------------
+
+.venv/installed: pyproject.toml
+	@echo "setting up .venv (editable install and checkers)"
+	@$(PYTHON) -m venv .venv
+	@.venv/bin/python $(PIP) -e '.[test,dev]'
+	@touch $@
+
+.venv/built: .venv/installed $(RUST_SOURCES)
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python $(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+dist/built: $(SOURCES)
+	@echo "building the release wheel"
+	@rm -rf dist && $(PYTHON) -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .
+	@touch $@
+
+.venv-wheel/installed: dist/built
+	@echo "setting up .venv-wheel (the wheel and the test extra)"
+	@test -x .venv-wheel/bin/python || $(PYTHON) -m venv .venv-wheel
+	@.venv-wheel/bin/python $(PIP) "$$(ls dist/*.whl)[test]"
+	@.venv-wheel/bin/python $(PIP) --force-reinstall --no-deps dist/*.whl
+	@touch $@
+
+.venv-demo/installed: $(SOURCES)
+	@echo "installing kvbraid into .venv-demo (about half a minute the first time)"
+	@test -x .venv-demo/bin/python || $(PYTHON) -m venv .venv-demo
+	@.venv-demo/bin/python $(PIP) .
+	@touch $@
+
+.venv-bench/installed: dist/built
+	@echo "setting up .venv-bench (the wheel and the rival, 275 MB)"
+	@test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
+	@.venv-bench/bin/python $(PIP) "$$(ls dist/*.whl)[bench]"
+	@.venv-bench/bin/python $(PIP) --force-reinstall --no-deps dist/*.whl
+	@touch $@
+
+dev: .venv/built ## Set up .venv for development (editable, debug build)
+
+wheel: dist/built ## Build the release wheel into dist/
+	@ls dist/*.whl
+
+# ---- tests ---------------------------------------------------------------------------------
+
+test-rust: ## Run the tests of the Rust workspace
+	cargo test --workspace --locked
+
+test-python: .venv-wheel/installed ## Run the Python tests against the installed wheel
+	KVBRAID_TESTED=wheel .venv-wheel/bin/python -m pytest --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
+
+soak: .venv-wheel/installed ## Run the property tests long (2 000 examples each)
+	HYPOTHESIS_PROFILE=soak KVBRAID_TESTED=wheel .venv-wheel/bin/python -m pytest --timeout 3600 $(PYTEST_ARGS)
+
+# ---- checks --------------------------------------------------------------------------------
+
+lint: lint-format lint-types lint-layers lint-rust ## Run every check that executes no test
+
+lint-format: .venv/installed ## Check format and style of the Python files
+	.venv/bin/ruff format --check
+	.venv/bin/ruff check
+
+lint-types: .venv/built ## Check types, and the stub of the native core against the built module
+	.venv/bin/mypy python tests
+	.venv/bin/python -m mypy.stubtest kvbraid._native --allowlist tests/stubtest-allowed.txt
+
+lint-layers: .venv/built ## Check that imports go one way
+	.venv/bin/lint-imports --no-logo
+
+lint-rust: ## Check format and lints of the Rust files
+	cargo fmt --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+fmt: .venv/installed ## Format everything, and apply safe fixes
+	.venv/bin/ruff check --fix
+	.venv/bin/ruff format
+	cargo fmt
+
+docs: .venv/built ## Write docs/cli.md from the commands' own help
+	.venv/bin/python docs/write_cli.py
+
+# ---- numbers and the real engine -----------------------------------------------------------
+
+bench: .venv-bench/installed ## Measure ours against the rival; ONLY=fleet or ONLY=score_8k narrows it
+	@.venv-bench/bin/python bench/run.py $(if $(ONLY),--only $(ONLY))
+
+clean: ## Remove environments and builds
+	rm -rf .venv .venv-wheel .venv-demo .venv-bench .venv-vllm dist target

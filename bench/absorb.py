@@ -1,0 +1,37 @@
+"""A process that applies a stream from standard input to an index, and says how much it grew.
+
+Run by `bench_fleet_memory.py`, so that nothing else of the benchmark is in its memory. Frames:
+pod and length as little-endian uint32, then the payload.
+"""
+
+import json
+import os
+import struct
+import sys
+
+from bench.measure import rss_bytes_of_process
+from bench.ours import accounted_bytes, new_index, pod_name
+from bench.streams import Batch
+
+_HEAD = struct.Struct("<II")
+
+
+def frame(message: Batch) -> bytes:
+    """Encode one batch for this process."""
+    return _HEAD.pack(message.pod, len(message.payload)) + message.payload
+
+
+def main() -> None:
+    """Apply everything, then print the growth of resident memory."""
+    index = new_index()
+    begin = rss_bytes_of_process(os.getpid())
+    while head := sys.stdin.buffer.read(_HEAD.size):
+        pod, length = _HEAD.unpack(head)
+        applied = index.apply(pod_name(pod), sys.stdin.buffer.read(length))
+        assert not applied.refused, applied.refused
+    grown = rss_bytes_of_process(os.getpid()) - begin
+    print(json.dumps({"grown_bytes": grown, "accounted_bytes": accounted_bytes(index)}))
+
+
+if __name__ == "__main__":
+    main()

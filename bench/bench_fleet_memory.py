@@ -1,0 +1,185 @@
+"""How many bytes does a resident (pod, group, block) cost, and is it given back?
+
+Resident memory is read in a fresh process that does nothing but apply the stream (`absorb.py`),
+and in the rival's service. Streams are made while they are consumed, so 10 M blocks fit anywhere.
+`KVBRAID_BENCH_BLOCKS` scales the streams down for a quick look.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
+
+import numpy as np
+
+from bench.absorb import frame
+from bench.measure import Row, Sample, Side, Target, rss_bytes_of_process
+from bench.ours import accounted_bytes, apply_all, new_index
+from bench.publishers import Publishers, wait_applied
+from bench.rival import Indexer
+from bench.streams import (
+    NUM_PODS,
+    Batch,
+    Chain,
+    Mix,
+    batch,
+    prefill_events,
+    removed,
+    shared_chain,
+)
+
+NUM_BLOCKS = int(os.environ.get("KVBRAID_BENCH_BLOCKS", "10_000_000"))
+CHURN_BLOCKS = NUM_BLOCKS // 10
+CHURN_ROUNDS = 20
+NUM_LIVE = 16
+
+Stream: TypeAlias = Callable[[], Iterable[Batch]]
+
+
+def shared() -> Iterable[Batch]:
+    """Every pod holds the same chain."""
+    return shared_chain(NUM_BLOCKS // NUM_PODS)
+
+
+def mixed() -> Iterable[Batch]:
+    """Agents and chats over shared system prompts."""
+    return Mix(NUM_BLOCKS)
+
+
+def churn_round(number: int) -> Iterator[Batch]:
+    """Blocks never seen before, stored and all removed again."""
+    rng = np.random.default_rng((5, number))
+    for start in range(0, CHURN_BLOCKS, 512):
+        chain = Chain.random(rng, min(512, CHURN_BLOCKS - start))
+        pod = start // 512 % NUM_PODS
+        yield batch(pod, prefill_events(chain, 0, len(chain)))
+        yield batch(pod, removed(chain, 0, len(chain)))
+
+
+def live_blocks() -> Iterator[Batch]:
+    """The blocks that stay."""
+    yield batch(0, prefill_events(Chain.random(np.random.default_rng(6), NUM_LIVE), 0, NUM_LIVE))
+
+
+def bytes_per_entry(stream: Stream) -> Side:
+    """Resident bytes of a fresh process with our index, per stored block."""
+
+    @contextlib.contextmanager
+    def side() -> Iterator[Sample]:
+        def sample() -> float:
+            command = [sys.executable, "-m", "bench.absorb"]
+            with subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            ) as process:
+                assert process.stdin is not None  # Asked for above.
+                assert process.stdout is not None
+                num_stored = 0
+                for message in stream():
+                    num_stored += message.num_stored
+                    process.stdin.write(frame(message))
+                process.stdin.close()
+                grown: float = json.loads(process.stdout.read())["grown_bytes"]
+            return grown / num_stored
+
+        yield sample
+
+    return side
+
+
+def rival_bytes_per_entry(stream: Stream) -> Side:
+    """Resident bytes that the rival's service grows by, per stored block."""
+
+    @contextlib.contextmanager
+    def side() -> Iterator[Sample]:
+        def sample() -> float:
+            with Indexer.running() as running, Publishers.bound() as publishers:
+                publishers.connect(running)
+                begin = rss_bytes_of_process(running.pid)
+                num_stored = publish_slowly(publishers, running, stream())
+                return (rss_bytes_of_process(running.pid) - begin) / num_stored
+
+        yield sample
+
+    return side
+
+
+def publish_slowly(publishers: Publishers, service: Indexer, stream: Iterable[Batch]) -> int:
+    """Publish in parts, each applied before the next is made; return the blocks stored."""
+    base = service.num_applied()
+    num_stored = num_events = 0
+    batches = iter(stream)
+    while part := list(itertools.islice(batches, 4_096)):
+        publishers.publish(part)
+        num_stored += sum(message.num_stored for message in part)
+        num_events += sum(message.num_events for message in part)
+        wait_applied(service, base + num_events)
+    return num_stored
+
+
+@contextlib.contextmanager
+def churn() -> Iterator[Sample]:
+    """Accounted bytes after the last round, as a multiple of those after the first."""
+
+    def sample() -> float:
+        index = new_index()
+        apply_all(index, live_blocks())
+        sizes = []
+        for number in range(CHURN_ROUNDS):
+            apply_all(index, churn_round(number))
+            index.check_integrity()
+            sizes.append(accounted_bytes(index))
+        return sizes[-1] / sizes[0]
+
+    yield sample
+
+
+@contextlib.contextmanager
+def rival_churn() -> Iterator[Sample]:
+    """Resident bytes of the rival's service after the last round against the first."""
+
+    def sample() -> float:
+        with Indexer.running() as running, Publishers.bound() as publishers:
+            publishers.connect(running)
+            publish_slowly(publishers, running, live_blocks())
+            sizes = []
+            for number in range(CHURN_ROUNDS):
+                publish_slowly(publishers, running, churn_round(number))
+                sizes.append(rss_bytes_of_process(running.pid))
+            return sizes[-1] / sizes[0]
+
+    yield sample
+
+
+ROWS = (
+    Row(
+        name="memory_shared",
+        question="64 pods hold one chain",
+        unit="bytes RSS per (pod, group, block)",
+        ours=bytes_per_entry(shared),
+        rival=rival_bytes_per_entry(shared),
+        target=Target(ours=48),
+        samples=1,
+    ),
+    Row(
+        name="memory_mixed",
+        question="64 pods, agents and chats",
+        unit="bytes RSS per (pod, group, block)",
+        ours=bytes_per_entry(mixed),
+        rival=rival_bytes_per_entry(mixed),
+        target=Target(ours=107),
+        samples=1,
+    ),
+    Row(
+        name="memory_churn",
+        question="stored and removed 20 times, 16 live: bytes after round 20 / after round 1",
+        unit="x",
+        ours=churn,
+        rival=rival_churn,
+        target=Target(ours=1.05),
+        samples=1,
+    ),
+)

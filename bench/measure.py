@@ -1,0 +1,144 @@
+"""What a benchmark row is, and how both of its sides are sampled.
+
+Law: both sides of a row run in one process on one machine, their samples alternate, and the
+medians are compared. Smaller is better in every unit here. Nothing in this module knows what is
+measured.
+"""
+
+import contextlib
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeAlias
+
+TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+Sample: TypeAlias = Callable[[], float]
+Side: TypeAlias = Callable[[], AbstractContextManager[Sample]]
+"""Sets one side up, yields the function that takes one sample, and tears it down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the row must reach: `bound` on the ratio (at least) or on our own figure (at most)."""
+
+    ratio: float | None = None
+    ours: float | None = None
+
+    def is_met(self, ours: float, ratio: float | None) -> bool | None:
+        """Whether the figures reach the target; None when there is none."""
+        if self.ratio is not None:
+            return ratio is not None and ratio >= self.ratio
+        return None if self.ours is None else ours <= self.ours
+
+    def __str__(self) -> str:
+        if self.ratio is not None:
+            return f"ratio >= {self.ratio:g}"
+        return "stated" if self.ours is None else f"ours <= {self.ours:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the result: a name, two sides, and how many samples each gives.
+
+    `rival` may be a configuration of our own (a row that compares ours with ours says so in
+    `question`). `beside` are figures shown on stderr with the row, never compared.
+    """
+
+    name: str
+    question: str
+    unit: str
+    ours: Side
+    rival: Side | None = None
+    target: Target = field(default_factory=Target)
+    samples: int = 7
+    beside: dict[str, Side] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The samples of one side."""
+
+    samples: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle sample."""
+        return statistics.median(self.samples)
+
+    @property
+    def spread(self) -> str:
+        """The smallest and the largest sample, for people."""
+        return f"{min(self.samples):.4g} .. {max(self.samples):.4g}"
+
+
+def take_samples(row: Row, sides: Iterable[str]) -> dict[str, Figures]:
+    """Run the named sides (`ours`, `rival` or a key of `beside`), their samples alternating."""
+    chosen = {"ours": row.ours, "rival": row.rival, **row.beside}
+    with contextlib.ExitStack() as stack:
+        ready = {
+            name: stack.enter_context(side())
+            for name in sides
+            if (side := chosen[name]) is not None
+        }
+        taken: dict[str, list[float]] = {name: [] for name in ready}
+        for _ in range(row.samples):
+            for name, sample in ready.items():
+                gc.collect()
+                taken[name].append(sample())
+    return {name: Figures(tuple(values)) for name, values in taken.items()}
+
+
+def repeated_us(call: Callable[[], object], *, seconds: float = 0.15) -> Sample:
+    """Return a sample: the median wall time of `call` in microseconds over about `seconds`."""
+
+    def sample() -> float:
+        times = []
+        deadline = time.perf_counter() + seconds
+        while not times or time.perf_counter() < deadline:
+            begin = time.perf_counter_ns()
+            call()
+            times.append(time.perf_counter_ns() - begin)
+        return statistics.median(times) / 1_000
+
+    call()  # Not measured: first-use costs belong to neither side.
+    return sample
+
+
+def cpu_us_of(call: Callable[[], object]) -> float:
+    """Run `call`; return the CPU time this process (all threads) spent on it."""
+    begin = time.process_time_ns()
+    call()
+    return (time.process_time_ns() - begin) / 1_000
+
+
+def process_tree(pid: int) -> list[int]:
+    """Return `pid` and all of its descendants."""
+    found = [pid]
+    for parent in found:
+        for task in Path(f"/proc/{parent}/task").iterdir():
+            found.extend(int(child) for child in (task / "children").read_text().split())
+    return found
+
+
+def cpu_us_of_process(pid: int) -> float:
+    """CPU time that the process and its descendants have used so far, in steps of a clock tick."""
+    ticks = 0
+    for member in process_tree(pid):
+        fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])  # utime, stime
+    return ticks * 1_000_000 / TICKS_PER_SECOND
+
+
+def rss_bytes_of_process(pid: int) -> int:
+    """Resident memory of the process and its descendants."""
+    return sum(
+        int(Path(f"/proc/{member}/statm").read_text().split()[1]) * PAGE_BYTES
+        for member in process_tree(pid)
+    )

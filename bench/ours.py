@@ -1,0 +1,99 @@
+"""Ours, as a user has it: the `FleetIndex` in process, and a running `kvbraid serve`."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import httpx
+from kvbraid import FleetIndex, GroupSpec, PodId, SpecKind, Topology
+
+from bench.rival import answers, free_port, wait_until
+from bench.streams import NUM_PODS, Batch
+
+FULL = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16)
+
+
+def pod_name(pod: int) -> PodId:
+    """Return the name under which pod number `pod` is registered everywhere."""
+    return PodId(f"pod{pod}")
+
+
+def new_index(
+    *groups: GroupSpec, num_pods: int = NUM_PODS, hash_seed: str | None = None
+) -> FleetIndex:
+    """Return an index with pods registered for one model; one full group by default."""
+    topology = Topology(
+        groups=groups or (FULL,),
+        hash_algo="sha256" if hash_seed is not None else None,
+        hash_seed=hash_seed,
+    )
+    index = FleetIndex()
+    for pod in range(num_pods):
+        index.register(pod_name(pod), model="model", topology=topology)
+    return index
+
+
+def apply_all(index: FleetIndex, batches: Iterable[Batch]) -> None:
+    """Apply every batch; refuse to go on when the index refused anything."""
+    for message in batches:
+        applied = index.apply(pod_name(message.pod), message.payload)
+        assert not applied.refused, applied.refused
+
+
+class Server:
+    """A running `kvbraid serve`, with the face of `rival.Indexer`."""
+
+    query_path = "/v1/score"
+
+    def __init__(self, process: subprocess.Popen[bytes], client: httpx.Client) -> None:
+        self.pid = process.pid
+        self.client = client
+
+    @classmethod
+    @contextlib.contextmanager
+    def running(cls) -> Iterator["Server"]:
+        """Start the service on a free port; stop it at the end."""
+        port = free_port()
+        program = Path(sys.executable).with_name("kvbraid")
+        command = [str(program), "serve", "--host", "127.0.0.1", "--port", str(port)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+                wait_until(lambda: answers(client, "/healthz"), what="kvbraid serve")
+                yield cls(process, client)
+        finally:
+            process.terminate()
+            process.wait(timeout=10)
+
+    def register(self, pod: int, endpoint: str) -> None:
+        """Connect it to one publisher."""
+        body = {
+            "model": "model",
+            "endpoint": endpoint,
+            "bind": False,
+            "topology": {"groups": [{"event_kind": "full_attention", "block_size": 16}]},
+        }
+        self.client.put(f"/v1/pods/{pod_name(pod)}", json=body).raise_for_status()
+
+    def num_applied(self) -> int:
+        """Return how many messages it has taken so far."""
+        return sum(row["messages"] for row in self.client.get("/v1/pods").json()["pods"])
+
+    @staticmethod
+    def expected(batches: Iterable[Batch]) -> int:
+        """Return what `num_applied` reaches once the batches are in."""
+        return sum(1 for _ in batches)
+
+    @staticmethod
+    def query_body(tokens: list[int]) -> tuple[str, bytes]:
+        """Return the content type and body that ask for one prompt."""
+        body = {"model": "model", "token_ids": tokens}
+        return "application/json", json.dumps(body, separators=(",", ":")).encode()
+
+
+def accounted_bytes(index: FleetIndex) -> int:
+    """Return what the index itself says it occupies."""
+    return index.memory_bytes()

@@ -1,0 +1,74 @@
+"""Sixty-four engines' publishers in this process, for services that subscribe over ZeroMQ."""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import zmq
+
+from bench.rival import wait_until
+from bench.streams import NUM_PODS, Batch
+
+
+class Service(Protocol):
+    """A running indexer, ours or the rival's."""
+
+    pid: int
+
+    def register(self, pod: int, endpoint: str) -> None:
+        """Connect it to one publisher."""
+
+    def num_applied(self) -> int:
+        """Return how much it has taken so far."""
+
+
+class Publishers:
+    """One socket per pod. Knows when it is subscribed to, so that no first message is lost."""
+
+    def __init__(self, sockets: list[Any], endpoints: list[str]) -> None:
+        self._sockets = sockets
+        self._endpoints = endpoints
+        self._sequence = [0] * len(sockets)
+
+    @classmethod
+    @contextlib.contextmanager
+    def bound(cls, num_pods: int = NUM_PODS) -> Iterator["Publishers"]:
+        """Bind loopback ports; close them at the end."""
+        with zmq.Context() as context, contextlib.ExitStack() as stack:
+            sockets, endpoints = [], []
+            for _ in range(num_pods):
+                # XPUB shows subscriptions, which PUB hides; on the wire they are the same.
+                publisher = stack.enter_context(context.socket(zmq.XPUB))
+                publisher.set_hwm(0)
+                publisher.linger = 0
+                publisher.bind("tcp://127.0.0.1:*")
+                sockets.append(publisher)
+                endpoints.append(publisher.last_endpoint.decode())
+            yield cls(sockets, endpoints)
+
+    def connect(self, service: Service) -> None:
+        """Register every pod with the service and wait until it has subscribed to all."""
+        for pod, (publisher, endpoint) in enumerate(
+            zip(self._sockets, self._endpoints, strict=True)
+        ):
+            service.register(pod, endpoint)
+            if not publisher.poll(10_000):
+                raise TimeoutError(f"pod {pod}: no subscription at {endpoint} within 10 s")
+            publisher.recv()
+
+    def publish(self, batches: Iterable[Batch]) -> None:
+        """Send every batch with its pod's next sequence number."""
+        for message in batches:
+            sequence = self._sequence[message.pod]
+            self._sequence[message.pod] += 1
+            frames = (b"", sequence.to_bytes(8, "big"), message.payload)
+            self._sockets[message.pod].send_multipart(frames)
+
+
+def wait_applied(service: Service, expected: int, *, seconds: float = 300) -> None:
+    """Wait until the service has taken everything that was published."""
+    wait_until(
+        lambda: service.num_applied() >= expected,
+        what=f"{expected} applied (now {service.num_applied()})",
+        seconds=seconds,
+    )

@@ -1,0 +1,61 @@
+"""What every test shares: Hypothesis profiles, and the account of skipped tests.
+
+A skip is never silent: the run ends with the list of skips and their reasons, and a reason that
+is not in EXPECTED_SKIPS fails the run. Fixtures live beside the tests that use them, not here.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+EXPECTED_SKIPS: Final = frozenset({"needs ../shared/captures", "needs ../shared/models"})
+"""Reasons a test may skip for: material that a clone without `../shared` does not have."""
+
+# Shared machines make single examples slow, so no example has a deadline; the test has a timeout.
+settings.register_profile("ci", derandomize=True, max_examples=100, deadline=None)
+settings.register_profile(
+    "soak", max_examples=2_000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+_skips: Final[dict[str, str]] = {}
+
+
+def _skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    return str(report.longrepr)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _skips[report.nodeid] = _skip_reason(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.skipped:
+        _skips[report.nodeid] = _skip_reason(report)
+
+
+def _unexpected_skips() -> Iterator[str]:
+    for nodeid, reason in sorted(_skips.items()):
+        if reason not in EXPECTED_SKIPS:
+            yield f"{nodeid}: {reason}"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.exitstatus == pytest.ExitCode.OK and any(_unexpected_skips()):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not _skips:
+        return
+    terminalreporter.section("skipped")
+    for nodeid, reason in sorted(_skips.items()):
+        terminalreporter.line(f"{nodeid}: {reason}")
+    for line in _unexpected_skips():
+        terminalreporter.line(f"UNEXPECTED SKIP {line}", red=True)

@@ -1,0 +1,53 @@
+"""The parts of a Markdown file that tests look at: fenced blocks, links, plain words.
+
+It reads only the subset our own pages use: fences of three backticks and inline links.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block: its language tag (may be empty) and its text."""
+
+    language: str
+    text: str
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    for match in _FENCE.finditer(page.read_text()):
+        yield Block(match["language"], match["text"])
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Every `$ command` line of the page's console blocks, without the prompt."""
+    for block in blocks(page):
+        if block.language == "console":
+            for line in block.text.splitlines():
+                if line.startswith("$ "):
+                    yield line.removeprefix("$ ").strip()
+
+
+def local_links(page: Path) -> Iterator[str]:
+    """Link targets that name a file of the repository, without their anchors."""
+    for match in _LINK.finditer(_FENCE.sub("", page.read_text())):
+        target = match["target"].partition("#")[0]
+        if target and "://" not in target and not target.startswith("mailto:"):
+            yield target
+
+
+def words_before_first_block(page: Path) -> int:
+    return len(page.read_text().partition("```")[0].split())
+
+
+def pages() -> list[Path]:
+    """Every Markdown page of the repository that people read."""
+    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md")])

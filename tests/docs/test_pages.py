@@ -1,0 +1,80 @@
+"""What the pages promise holds: links lead somewhere, commands exist, Python blocks run."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.markdown import (
+    ROOT,
+    blocks,
+    commands,
+    local_links,
+    pages,
+    words_before_first_block,
+)
+
+README = ROOT / "README.md"
+
+
+def page_name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", pages(), ids=page_name)
+def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
+    missing = [link for link in local_links(page) if not (page.parent / link).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=page_name)
+def test_every_make_target_shown_exists(page: Path) -> None:
+    for command in commands(page):
+        program, *arguments = shlex.split(command)
+        if program == "make":
+            assert arguments[0] in make_targets(), command
+
+
+@pytest.mark.parametrize("page", pages(), ids=page_name)
+def test_python_blocks_run(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "python":
+            done = subprocess.run(
+                [sys.executable, "-W", "error", "-c", block.text],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=False,
+            )
+            assert done.returncode == 0, f"{block.text}\n{done.stderr}"
+
+
+def test_the_readme_opens_with_demo_and_test() -> None:
+    assert list(commands(README))[:2] == ["make demo", "make test"]
+    assert words_before_first_block(README) <= 60
+    assert len(README.read_text().splitlines()) <= 120
+
+
+def test_continuous_integration_runs_the_readme_commands() -> None:
+    """`make ci` depends on `make test`, the README's own test command."""
+    assert re.search(r"^ci:.*\btest\b", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert "make ci" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_make_help_lists_every_target() -> None:
+    listed = subprocess.run(
+        ["make", "--no-print-directory", "help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {line.split()[1] for line in listed.stdout.splitlines()} == make_targets()
