@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from kvbraid import _native
 from kvbraid.errors import InvalidValueError
-from kvbraid.spec import Topology
+from kvbraid.spec import EngineDialect, Topology
 
 Entries: TypeAlias = Mapping[int, Collection[int]] | Sequence[Collection[int]]
 """Per group (by index) the boundaries in tokens where it holds an entry."""
@@ -24,6 +24,9 @@ HeldTuple: TypeAlias = tuple[int, Sequence[Sequence[int]], Sequence[Sequence[int
 """Unit in tokens; per group, words of whole blocks; per group, words of interior entries."""
 
 _ONE_HOLDER: Final = 1
+
+_FLAGS_OF: Final = {EngineDialect.SGLANG: EngineDialect.PURE.value}
+"""SGLang departs from the rule in what it publishes, not in how it looks up."""
 
 
 def resume(topology: Topology, num_tokens: int, held: Entries, *, strict: bool = True) -> int:
@@ -68,7 +71,7 @@ def encode(topology: Topology) -> TopologyTuple:
         topology.partial_hits,
         topology.replay_tokens,
         topology.hash_lookahead,
-        [topology.dialect.value],
+        [_FLAGS_OF.get(topology.dialect, topology.dialect.value)],
     )
 
 

@@ -123,6 +123,7 @@ impl Slots {
         debug_assert!(!self.is_held(slot), "slot {slot:?} is forgotten while held");
         if let Ok(entry) = self.by_key.find_entry(spread(key), |&id| id == slot.0) {
             entry.remove();
+            self.slots[slot.0 as usize].retired = false;
             self.free.push(slot.0);
         }
     }

@@ -1,0 +1,180 @@
+"""What the index says: scores, explanations, and what it knows of each pod.
+
+Frozen data; every number is in tokens unless its name says otherwise.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from kvbraid._native import FleetAnswer
+from kvbraid.ids import GroupId, PodId, PodState
+from kvbraid.spec import SpecKind
+
+Exactness: TypeAlias = Literal["exact", "bound"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Reusable tokens: at least `lower`, at most `upper`."""
+
+    lower: int
+    upper: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limiting:
+    """The group that ends a prefix, and the first boundary that it refuses.
+
+    `group` is None for a pod whose events carry no group index.
+    """
+
+    group: GroupId | None
+    boundary: int
+
+
+@dataclass(frozen=True, slots=True)
+class PodScore:
+    """What one rank of one pod could reuse of a request."""
+
+    pod: PodId
+    dp_rank: int
+    state: PodState
+    lower: int
+    upper: int
+    exactness: Exactness
+    present: int
+    tiers: dict[str, Bounds]
+    limiting: Limiting | None
+    score: float
+
+
+class Scores:
+    """One scored request: a row for every rank asked for. Rows are made when they are read."""
+
+    def __init__(self, native: FleetAnswer) -> None:
+        self._native = native
+
+    @property
+    def rows(self) -> list[PodScore]:
+        """One row per rank, in the order of pod names."""
+        return [_score(*row) for row in self._native.rows()]
+
+    def to_json(self) -> bytes:
+        """Return the body of a `/v1/score` answer."""
+        return self._native.to_json()
+
+    def __len__(self) -> int:
+        return len(self._native)
+
+
+def _score(  # noqa: PLR0913 - the native row, field by field
+    pod: str,
+    dp_rank: int,
+    state: str,
+    lower: int,
+    upper: int,
+    exact: bool,
+    present: int,
+    tiers: list[tuple[str, int, int]],
+    limiting: tuple[int | None, int] | None,
+    score: float,
+) -> PodScore:
+    return PodScore(
+        pod=PodId(pod),
+        dp_rank=dp_rank,
+        state=PodState(state),
+        lower=lower,
+        upper=upper,
+        exactness="exact" if exact else "bound",
+        present=present,
+        tiers={name: Bounds(low, high) for name, low, high in tiers},
+        limiting=None if limiting is None else limiting_of(*limiting),
+        score=score,
+    )
+
+
+def limiting_of(group: int | None, boundary: int) -> Limiting:
+    """Return the group that ends a prefix."""
+    return Limiting(None if group is None else GroupId(group), boundary)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownGroup:
+    """One group as configured, or as learned from events."""
+
+    group: GroupId | None
+    kind: SpecKind
+    block_size: int
+    window: int | None
+    chunk: int | None
+    eagle: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStrip:
+    """What one group holds along a request, and what it accepts.
+
+    `held[j]` speaks of the block that ends at token `(j + 1) * block_size`; `accepted` are
+    boundaries above 0 and is None for a group that never restricts a prefix.
+    """
+
+    group: GroupId | None
+    kind: SpecKind
+    block_size: int
+    window: int | None
+    held: Sequence[bool]
+    accepted: Sequence[int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodExplanation:
+    """Why one rank answers what it does."""
+
+    pod: PodId
+    dp_rank: int
+    state: PodState
+    lower: int
+    upper: int
+    limiting: Limiting | None
+    reason: str
+    groups: Sequence[GroupStrip]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One explained request: a row for every rank asked for."""
+
+    rows: Sequence[PodExplanation]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodInfo:
+    """What the index knows of one rank.
+
+    `placed` counts listed hashes by the means that placed them (`tokens`, `join`, `query`) and
+    those that wait (`unplaced`); `refused` counts refusals and notes by reason. `hash_function`
+    says how far the engine's hash function is trusted.
+    """
+
+    pod: PodId
+    dp_rank: int
+    model: str
+    state: PodState
+    reason: str
+    messages: int
+    groups: Sequence[KnownGroup]
+    placed: dict[str, int]
+    refused: dict[str, int]
+    hash_function: str
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What one batch did: hashes stored, copies removed, clears, events refused."""
+
+    stored: int
+    removed: int
+    cleared: int
+    refused: int

@@ -1,0 +1,265 @@
+"""The index of a fleet: event bytes in, scores and explanations out.
+
+Law: an answer never guesses. What the events (and, where its hash function is known, the engine's
+own chain) do not decide widens the answer to a bound. Nothing here does I/O or reads a clock; a
+feed tells it how complete a pod's history is. Thread-safe; every call that does work releases the
+interpreter.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from kvbraid import _native
+from kvbraid.errors import InvalidValueError
+from kvbraid.fleet.answer import (
+    Applied,
+    Explanation,
+    GroupStrip,
+    KnownGroup,
+    PodExplanation,
+    PodInfo,
+    Scores,
+)
+from kvbraid.fleet.request import Request
+from kvbraid.ids import GroupId, PodId, PodState, Tier
+from kvbraid.resume import encode
+from kvbraid.spec import EngineDialect, SpecKind, Topology
+
+Keys: TypeAlias = Literal["auto", "join"]
+"""Whether engines' hash functions may be used, or placing rests on tokens and joins alone."""
+
+Presence: TypeAlias = Literal["count", "set", "full-only"]
+"""How copies count; all but `count` are shortcuts, there to show what they would cost."""
+
+TIER_WEIGHTS: Final[Mapping[Tier, float]] = {Tier.GPU: 1.0, Tier.CPU: 0.8, Tier.STORAGE: 0.5}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexOptions:
+    """How an index works, fixed for its life.
+
+    `memory_limit_bytes` None means no limit: above it the least recently matched boundaries are
+    forgotten, and the answers of the pods concerned become bounds. `limbo_limit_bytes` bounds what
+    is undecided of one rank.
+    """
+
+    keys: Keys = "auto"
+    presence: Presence = "count"
+    memory_limit_bytes: int | None = None
+    limbo_limit_bytes: int = 64 << 20
+    tier_weights: Mapping[Tier, float] | None = None
+
+
+class FleetIndex:
+    """What every pod holds, from its own events, and what a request can reuse of it."""
+
+    def __init__(self, options: IndexOptions | None = None) -> None:
+        options = options or IndexOptions()
+        weights = {**TIER_WEIGHTS, **(options.tier_weights or {})}
+        self._core = _native.FleetCore(
+            (
+                options.keys == "auto",
+                options.presence != "set",
+                options.presence != "full-only",
+                options.memory_limit_bytes or 0,
+                options.limbo_limit_bytes,
+                [weights[tier] for tier in Tier],
+            )
+        )
+
+    def register(
+        self,
+        pod: PodId,
+        *,
+        model: str,
+        dp_size: int = 1,
+        topology: Topology | None = None,
+        loras: Mapping[str, str] | None = None,
+    ) -> None:
+        """Make a pod known. The same call again changes nothing; another one starts it anew.
+
+        Raises:
+            InvalidValueError: A topology that no engine can have, or fewer than one rank.
+        """
+        if dp_size < 1:
+            msg = f"pod {pod!r}: dp_size = {dp_size}; a pod has at least one rank"
+            raise InvalidValueError(msg)
+        native = None if topology is None else encode(topology)
+        self._core.register(
+            pod,
+            (
+                model,
+                dp_size,
+                native,
+                topology is not None and topology.dialect is EngineDialect.SGLANG,
+                topology is not None and topology.report_mode == "full",
+                None if topology is None else topology.hash_algo,
+                None if topology is None else topology.hash_seed,
+                dict(loras or {}),
+            ),
+        )
+
+    def remove(self, pod: PodId) -> None:
+        """Forget a pod, all of its ranks, and all they hold.
+
+        Raises:
+            UnknownError: The pod is not registered.
+        """
+        self._core.remove(pod)
+
+    def apply(self, pod: PodId, payload: bytes, *, dp_rank: int = 0) -> Applied:
+        """Take in one published batch (the payload frame). Bad bytes are refused and counted.
+
+        Raises:
+            UnknownError: The pod is not registered.
+        """
+        return Applied(*self._core.apply(pod, dp_rank, payload))
+
+    def reset(self, pod: PodId, *, dp_rank: int = 0) -> None:
+        """Note that a rank's engine restarted: its GPU tier is empty, other tiers are in doubt."""
+        self._core.reset(pod, dp_rank)
+
+    def lose(self, pod: PodId, *, dp_rank: int = 0) -> None:
+        """Note that messages of a rank are lost for good: what it held is no longer known."""
+        self._core.lose(pod, dp_rank)
+
+    def set_state(
+        self, pod: PodId, state: PodState, *, dp_rank: int = 0, reason: str = ""
+    ) -> None:
+        """Note how far the feed knows a rank's history; in all but EXACT an answer is a bound."""
+        self._core.set_state(pod, dp_rank, state.value, reason)
+
+    def note_refused(self, pod: PodId, reason: str, *, dp_rank: int = 0) -> None:
+        """Count a refusal that the feed saw (a malformed frame, a topic of another pod)."""
+        self._core.note_refused(pod, dp_rank, reason)
+
+    def score(self, request: Request) -> Scores:
+        """Say what every rank of the model could reuse. May place undecided hashes for good.
+
+        Raises:
+            UnknownError: No pod serves the model, or a pod asked for does not.
+            InvalidValueError: A token id or tier that does not exist.
+        """
+        return Scores(self._core.score(_encode_request(request), request.token_ids))
+
+    def explain(self, request: Request) -> Explanation:
+        """Say why every rank answers what it does, group by group.
+
+        Raises as `score`.
+        """
+        answer, strips = self._core.explain(_encode_request(request), request.token_ids)
+        reasons = {(row.pod, row.dp_rank): row.reason for row in self.pods()}
+        rows = []
+        for score, groups in zip(Scores(answer).rows, strips, strict=True):
+            rows.append(
+                PodExplanation(
+                    pod=score.pod,
+                    dp_rank=score.dp_rank,
+                    state=score.state,
+                    lower=score.lower,
+                    upper=score.upper,
+                    limiting=score.limiting,
+                    reason=_reason(score.exactness, reasons[score.pod, score.dp_rank]),
+                    groups=[_strip(*strip) for strip in groups],
+                )
+            )
+        return Explanation(rows)
+
+    def pods(self) -> list[PodInfo]:
+        """Return what is known of every rank, in the order of pod names."""
+        return [_info(row) for row in self._core.pods()]
+
+    def models(self) -> list[str]:
+        """Return the models that have a pod, sorted."""
+        return self._core.models()
+
+    def memory_bytes(self) -> int:
+        """Return the bytes held, by capacity (limbo and texts by estimate)."""
+        return self._core.memory_bytes()
+
+    def enforce_limits(self) -> None:
+        """Bring memory under its limits now; it happens by itself from time to time."""
+        self._core.enforce_limits()
+
+    def check_integrity(self) -> None:
+        """Panic unless every structure agrees with every other. For tests: it walks everything."""
+        self._core.check_integrity()
+
+
+def _encode_request(
+    request: Request,
+) -> tuple[
+    str,
+    str | None,
+    str | None,
+    list[tuple[str, int, int]],
+    Sequence[str] | None,
+    Sequence[str],
+]:
+    media = [(item.identifier, item.offset, item.length) for item in request.extra_keys or ()]
+    return (
+        request.model,
+        request.lora,
+        request.cache_salt,
+        media,
+        request.pods,
+        request.tiers or (),
+    )
+
+
+def _reason(exactness: str, state_reason: str) -> str:
+    if exactness == "exact":
+        return ""
+    return state_reason or "some hashes have no certain place along this request"
+
+
+_Group: TypeAlias = tuple[int | None, str, int, int | None, int | None, bool]
+
+
+def _group_id(index: int | None) -> GroupId | None:
+    return None if index is None else GroupId(index)
+
+
+def _strip(group: _Group, held: list[bool], accepted: list[int] | None) -> GroupStrip:
+    index, kind, block_size, window, _, _ = group
+    return GroupStrip(
+        group=_group_id(index),
+        kind=SpecKind(kind),
+        block_size=block_size,
+        window=window,
+        held=held,
+        accepted=accepted,
+    )
+
+
+def _known_group(group: _Group) -> KnownGroup:
+    index, kind, block_size, window, chunk, eagle = group
+    return KnownGroup(
+        group=_group_id(index),
+        kind=SpecKind(kind),
+        block_size=block_size,
+        window=window,
+        chunk=chunk,
+        eagle=eagle,
+    )
+
+
+def _info(row: "_native._InfoTuple") -> PodInfo:
+    pod, dp_rank, model, (state, reason), messages, groups, placed, refused, rest = row
+    return PodInfo(
+        pod=PodId(pod),
+        dp_rank=dp_rank,
+        model=model,
+        state=PodState(state),
+        reason=reason,
+        messages=messages,
+        groups=[_known_group(group) for group in groups],
+        placed=dict(zip(("tokens", "join", "query", "unplaced"), placed, strict=True)),
+        refused=refused,
+        hash_function=rest[0],
+        num_blocks=rest[1],
+    )
+
+
+__all__ = ["FleetIndex", "IndexOptions", "Keys", "Presence"]
