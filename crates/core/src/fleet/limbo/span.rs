@@ -128,6 +128,7 @@ impl Limbo {
     /// Narrows where the hashes of a span may stand, and tells what follows.
     pub(super) fn narrow(&mut self, id: SpanId, world: &mut World<'_>) {
         let Some(mut span) = self.spans.get_mut(id.0).map(std::mem::take) else { return };
+        let before: Vec<(u32, u32)> = span.listed.iter().map(|l| (l.low, l.high)).collect();
         let consistent = self.fix_known(&mut span, world) && self.order(&mut span, world);
         if !consistent {
             self.contradictions += 1;
@@ -146,6 +147,15 @@ impl Limbo {
             }
         }
         let is_decided = span.listed.iter().all(|l| l.fixed);
+        for (listed, before) in span.listed.iter().zip(before) {
+            if (listed.low, listed.high) != before
+                && let Whereabouts::Limbo(entry) = world.slots.whereabouts(listed.slot)
+                && let Some(entry) = self.entries.get(entry.0)
+            {
+                let others = entry.spans.iter().filter(|other| **other != id);
+                self.facts.extend(others.map(|&other| Fact::Recheck(other)));
+            }
+        }
         self.spans[id.0] = span;
         if is_decided || !consistent {
             self.remove_span(id, world.slots);
@@ -206,7 +216,7 @@ impl Limbo {
             let mut low = span.listed[i].low.max(next);
             while !span.listed[i].fixed
                 && low <= span.listed[i].high
-                && self.is_taken(span, span.listed[i].slot, low, world)
+                && !self.may_end(span, i, low, world)
             {
                 low += 1;
             }
@@ -219,7 +229,7 @@ impl Limbo {
             let mut high = span.listed[i].high.min(last);
             while !span.listed[i].fixed
                 && high > span.listed[i].low
-                && self.is_taken(span, span.listed[i].slot, high, world)
+                && !self.may_end(span, i, high, world)
             {
                 high -= 1;
             }
@@ -230,6 +240,25 @@ impl Limbo {
             bound = high;
         }
         true
+    }
+
+    /// Whether a listed hash may stand at the end of a block: no other hash is known there, and
+    /// every other span that lists the hash has that boundary among its own candidates.
+    fn may_end(&self, span: &Span, index: usize, block: u32, world: &World<'_>) -> bool {
+        let slot = span.listed[index].slot;
+        if self.is_taken(span, slot, block, world) {
+            return false;
+        }
+        let Whereabouts::Limbo(entry) = world.slots.whereabouts(slot) else { return true };
+        let end = span.end(block);
+        self.entries[entry.0].spans.iter().filter_map(|id| self.spans.get(id.0)).all(|other| {
+            // The span at hand is lent out, so that it is not found among the others.
+            let listed = other.listed.iter().find(|l| !l.fixed && l.slot == slot);
+            other.start.frame != span.start.frame
+                || listed.is_none_or(|l| {
+                    other.block_at(end).is_some_and(|b| (l.low..=l.high).contains(&b))
+                })
+        })
     }
 
     /// Whether another hash of the same salt is known to stand at the end of a block.
