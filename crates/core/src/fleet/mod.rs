@@ -310,11 +310,7 @@ impl Index {
             Some(_) | None => EngineChain::off(),
         };
         let (model, column) = self.locate(name, dp_rank)?;
-        model.with_rank(column, |rank, shared| {
-            rank.clear(shared);
-            rank.chain = chain;
-            rank.contradicted = None;
-        });
+        model.with_rank(column, |rank, shared| rank.restart(shared, chain));
         Ok(())
     }
 
@@ -505,7 +501,7 @@ fn info(pod: &str, model: &str, rank: &Rank) -> RankInfo {
         messages: rank.messages,
         groups,
         placed: rank.placed,
-        unplaced: rank.limbo.unplaced(),
+        unplaced: rank.limbo.unplaced(&rank.slots),
         refused,
         hash_function: rank.chain.standing().name(),
         blocks: rank.slots.len(),

@@ -312,8 +312,22 @@ impl Rank {
         for slot in slots {
             self.clear_slot(slot, &twins, shared);
         }
-        self.limbo.sweep(&mut self.slots);
         self.forgot = false;
+    }
+
+    /// The engine restarted: hashes may mean other prefixes now.
+    pub fn restart(&mut self, shared: &mut Shared<'_>, chain: EngineChain) {
+        self.clear(shared);
+        let slots: Vec<SlotId> = self.slots.iter().filter(|&s| !self.slots.is_held(s)).collect();
+        for slot in slots {
+            if let Whereabouts::Placed(node) = self.slots.whereabouts(slot) {
+                shared.nodes.release(node);
+                self.slots.forget(slot);
+            }
+        }
+        self.limbo.sweep(&mut self.slots);
+        self.chain = chain;
+        self.contradicted = None;
         self.saw_media = false;
     }
 
@@ -334,7 +348,7 @@ impl Rank {
         self.drop_channels(slot, |key| !key.doubted, shared);
     }
 
-    /// Drops all copies of some channels at a slot, and a placed slot without copies with them.
+    /// Drops all copies of some channels at a slot.
     fn drop_channels(
         &mut self,
         slot: SlotId,
@@ -349,12 +363,7 @@ impl Rank {
                 self.hide(slot, plane, shared.planes);
             }
         }
-        if let Whereabouts::Placed(node) = self.slots.whereabouts(slot)
-            && !self.slots.is_held(slot)
-        {
-            shared.nodes.release(node);
-            self.slots.forget(slot);
-        }
+        self.retire_if_bare(slot);
     }
 
     /// Drops everything that is held on any tier: it is no longer known to be there.
@@ -363,7 +372,6 @@ impl Rank {
         for slot in slots {
             self.drop_channels(slot, |_| true, shared);
         }
-        self.limbo.sweep(&mut self.slots);
     }
 
     /// Drops what stands at nodes that must go.
@@ -379,6 +387,10 @@ impl Rank {
         for slot in doomed {
             self.forgot |= self.slots.is_held(slot);
             self.drop_channels(slot, |_| true, shared);
+            if let Whereabouts::Placed(node) = self.slots.whereabouts(slot) {
+                shared.nodes.release(node);
+                self.slots.forget(slot);
+            }
         }
     }
 

@@ -74,6 +74,9 @@ const LIMBO: u32 = 1 << 31;
 /// Channels from this one on are counted in the side table alone.
 const MASKED: u16 = 64;
 
+/// Names without a copy that a rank keeps at least: about half a megabyte.
+const NAMES_KEPT: usize = 8192;
+
 /// The table of one rank.
 #[derive(Debug, Default)]
 pub struct Slots {
@@ -261,8 +264,9 @@ impl Slots {
 
     /// The next retired slot that is still without copies, once more than the allowance wait.
     ///
-    /// A name outlives its last copy because children may still be stored under it; the allowance
-    /// bounds how many such names a rank keeps.
+    /// A name outlives its last copy, and a clear too: where a hash stands never changes, children
+    /// may still be stored under it, and it may come back in a store that does not tell its place.
+    /// The allowance bounds how many such names a rank keeps.
     pub fn next_to_forget(&mut self) -> Option<SlotId> {
         while self.retired.len() > self.retired_allowance() {
             let id = self.retired.pop_front()?;
@@ -276,7 +280,7 @@ impl Slots {
     }
 
     fn retired_allowance(&self) -> usize {
-        512 + self.len().saturating_sub(self.retired.len()) / 8
+        NAMES_KEPT + self.len().saturating_sub(self.retired.len()) / 8
     }
 
     /// Named hashes, held or not.

@@ -10,10 +10,14 @@ use super::{Class, ClassId, Limbo, Slab};
 use crate::fleet::nodes::SaltId;
 use crate::fleet::slots::{EntryId, SlotId, Slots, Whereabouts};
 
+/// Entries and spans that a rank may keep without a sweep: about a megabyte.
+const ALLOWANCE: usize = 4096;
+
 impl Limbo {
-    /// Sweeps when limbo has doubled since the last sweep.
+    /// Sweeps when limbo has doubled since the last sweep, beyond an allowance: what is known of a
+    /// hash stays true when its last copy goes, and names it again when it comes back.
     pub fn sweep_if_grown(&mut self, slots: &mut Slots) {
-        if self.entries.len() + self.spans.len() > 2 * self.swept_at + 256 {
+        if self.entries.len() + self.spans.len() > (2 * self.swept_at).max(ALLOWANCE) {
             self.sweep(slots);
         }
     }

@@ -215,10 +215,11 @@ impl Limbo {
         self.entries[entry.0].mentions += 1;
     }
 
-    /// Listings that wait for their place.
+    /// Listings that wait for their place, of hashes that are held.
     #[must_use]
-    pub fn unplaced(&self) -> u64 {
-        self.entries.iter().map(|(_, e)| u64::from(e.mentions)).sum()
+    pub fn unplaced(&self, slots: &Slots) -> u64 {
+        let held = self.entries.iter().filter(|(_, e)| slots.is_held(e.slot));
+        held.map(|(_, e)| u64::from(e.mentions)).sum()
     }
 
     /// Where a hash stands as far as known: its own position, or the origin of the trie that

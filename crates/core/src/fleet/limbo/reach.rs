@@ -78,7 +78,10 @@ impl Limbo {
     /// may have been taken since they were last looked at.
     fn narrow_along(&mut self, walk: &Walk<'_>, world: &mut World<'_>) {
         let starts = walk.steps().filter_map(|step| self.by_start.get(&step.local)).flatten();
-        let spans: Vec<SpanId> = starts.copied().collect();
+        let spans: Vec<SpanId> = starts
+            .copied()
+            .filter(|id| walk.reaches(self.spans[id.0].first_end()))
+            .collect();
         self.facts.extend(spans.into_iter().map(super::Fact::Recheck));
         self.solve(world);
     }
@@ -96,7 +99,9 @@ impl Limbo {
         found: &mut Possible,
     ) {
         let span = &self.spans[id.0];
-        if !self.admits(span.class, walk.salt) {
+        if !self.admits(span.class, walk.salt)
+            || !walk.reaches(start.then(span.end_from_start(0)))
+        {
             return;
         }
         for (slot, low, high) in span.open() {

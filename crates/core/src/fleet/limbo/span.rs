@@ -71,6 +71,10 @@ impl Span {
         self.ends[block as usize]
     }
 
+    pub(super) fn first_end(&self) -> Step {
+        self.end(0)
+    }
+
     pub(super) fn bytes(&self) -> usize {
         size_of::<Self>()
             + self.ends.capacity() * size_of::<Step>()
