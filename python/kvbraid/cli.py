@@ -151,6 +151,27 @@ def tail(pod: tuple[str, ...], endpoint: str | None, count: int | None, url: str
         return
 
 
+@cli.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def model(config: Path, *, as_json: bool) -> None:
+    """Read a Hugging Face config.json into layers and kinds, with their sizes."""
+    from kvbraid.models.report import report
+
+    click.echo(report(config, as_json=as_json))
+
+
+@cli.command()
+@click.option("--serve", "keep", is_flag=True, help="Keep server and engines up afterwards.")
+@click.option("--requests", type=click.IntRange(1), default=200, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True)
+def demo(*, keep: bool, requests: int, seed: int) -> None:
+    """Start a server and four simulated engines, and check every prediction; 1 if any is wrong."""
+    from kvbraid.sim.demo import run_demo
+
+    sys.exit(run_demo(serve=keep, requests=requests, seed=seed))
+
+
 def _print(answer: Any, as_json: Callable[[Any], str] | None, show: _Command) -> None:  # noqa: ANN401
     if as_json is not None:
         click.echo(as_json(answer))
