@@ -34,7 +34,7 @@ NATIVE_WRAPPERS: Final = frozenset(
         "events/wire.py",
         "fleet/index.py",
         "fleet/weighted.py",
-        "service/sequence.py",
+        "service/requests.py",
     }
 )
 """The only modules that may import `kvbraid._native`; callers of these cannot tell."""

@@ -13,6 +13,7 @@ __all__ = [
     "engine_chain",
     "engine_chain_keys",
     "engine_none_hash",
+    "find_token_ids",
     "resume",
     "resume_accepted",
     "resume_limiting",
@@ -137,3 +138,5 @@ class FleetCore:
     def memory_bytes(self) -> int: ...
     def enforce_limits(self) -> None: ...
     def check_integrity(self) -> None: ...
+
+def find_token_ids(body: bytes) -> tuple[bytes, int, int] | None: ...

@@ -88,7 +88,7 @@ class FakeIndex:
 
     def explain(self, request: Request) -> FakeExplanation:
         group = SimpleNamespace(
-            kind=SpecKind.SLIDING_WINDOW, block_size=16, window=32,
+            group=0, kind=SpecKind.SLIDING_WINDOW, block_size=16, window=32,
             held=[True, False], accepted=[16],
         )  # fmt: skip
         rows = [
@@ -106,7 +106,13 @@ class FakeIndex:
             SimpleNamespace(
                 pod=pod, dp_rank=rank, model=model, reason="", messages=3,
                 state=self.states.get(pod, PodState.EXACT),
-                groups=[{"kind": "full_attention", "block_size": 16}],
+                groups=[
+                    SimpleNamespace(
+                        group=0, kind=SpecKind.FULL_ATTENTION, block_size=16, window=None,
+                        chunk=None, eagle=False,
+                    )
+                ],
+                hash_function="unknown", num_blocks=8,
                 placed={"tokens": 5, "join": 2, "query": 0, "unplaced": 1},
                 refused={"topic_mismatch": 4},
             )

@@ -14,9 +14,13 @@ from kvbraid.errors import (
     TopologyError,
     UnknownError,
 )
+from kvbraid.ids import PodId
+from kvbraid.service.config import FleetConfig, PodConfig
 from kvbraid.service.errors import ERRORS, RefusalError, as_refusal
 from kvbraid.service.openapi import document
+from kvbraid.service.registry import Service
 from kvbraid.service.routes import ROUTES, Route
+from kvbraid.service.server import following
 from starlette.testclient import TestClient
 
 from tests.service.fakes import FakeFeed
@@ -77,11 +81,13 @@ def test_health_is_independent_of_the_fleet(client: TestClient) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
 
 
-def test_the_feed_runs_for_the_life_of_the_application(client: TestClient, feed: FakeFeed) -> None:
-    assert feed.log == ["start"]
-    client.__exit__()
-    assert feed.log == ["start", "close"]
-    client.__enter__()
+def test_the_feed_runs_before_pods_are_added_and_is_closed_also_after_an_error(
+    service: Service, feed: FakeFeed
+) -> None:
+    config = FleetConfig(pods={PodId("a"): PodConfig(model="m", endpoint="tcp://h:1")})
+    with pytest.raises(KeyError), following(service, config):
+        raise KeyError
+    assert feed.log == ["start", "add a", "close"]
 
 
 def test_the_document_is_the_golden_one(client: TestClient) -> None:

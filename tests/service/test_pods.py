@@ -43,7 +43,7 @@ def test_put_creates_then_changes_nothing_then_replaces(
         "created", "unchanged", "replaced", "unchanged",
     ]  # fmt: skip
     assert answers[0].json()["pod"] == "ns/a"
-    assert feed.log == ["start", "add ns/a", "remove ns/a", "add ns/a"]
+    assert feed.log == ["add ns/a", "remove ns/a", "add ns/a"]
 
 
 def test_put_hands_on_what_the_operator_said(

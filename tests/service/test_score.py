@@ -173,7 +173,7 @@ def test_short_calls_run_inline_and_long_ones_on_another_thread(
     client.post("/v1/score", json=body).raise_for_status()
     assert client.portal is not None
     assert index.threads == [client.portal.call(threading.get_ident)]
-    assert up_to_a_millisecond(service, Call(body=bytes(16_000)))
+    assert up_to_a_millisecond(service, Call(body=bytes(250_000)))
     assert not up_to_a_millisecond(service, Call(body=bytes(1_000_000)))
 
 

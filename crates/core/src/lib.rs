@@ -9,6 +9,7 @@ pub mod hash;
 pub mod prefix;
 pub mod rule;
 pub mod spec;
+pub mod token_json;
 pub mod wire;
 
 pub use error::{Error, Result};

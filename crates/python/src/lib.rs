@@ -4,6 +4,7 @@ mod errors;
 mod fleet;
 mod hash;
 mod rule;
+mod token_json;
 mod tokens;
 mod topology;
 mod wire;
@@ -16,5 +17,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     hash::register(module)?;
     rule::register(module)?;
     fleet::register(module)?;
+    token_json::register(module)?;
     wire::register(module)
 }

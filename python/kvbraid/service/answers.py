@@ -4,8 +4,6 @@
 from the index's own rows by attribute name.
 """
 
-from typing import Any
-
 import msgspec
 
 from kvbraid.ids import PodState
@@ -20,9 +18,12 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class Limiting(msgspec.Struct, frozen=True):
-    """The group that ends the prefix, and the boundary in tokens at which it does."""
+    """The group that ends the prefix, and the first boundary in tokens that it refuses.
 
-    group: int
+    `group` is null for a pod whose events carry no group index.
+    """
+
+    group: int | None
     boundary: int
 
 
@@ -50,13 +51,17 @@ class ScoreAnswer(msgspec.Struct, frozen=True):
 
 
 class ExplainGroup(msgspec.Struct, frozen=True):
-    """One group: block j ends at token (j + 1) * block_size; `accepted` are boundaries."""
+    """One group: block j ends at token (j + 1) * block_size; `accepted` are boundaries above 0.
 
+    `accepted` is null for a group that never restricts a prefix.
+    """
+
+    group: int | None
     kind: SpecKind
     block_size: int
     window: int | None
     held: list[bool]
-    accepted: list[int]
+    accepted: list[int] | None
 
 
 class ExplainRow(msgspec.Struct, frozen=True):
@@ -80,8 +85,23 @@ class ExplainAnswer(msgspec.Struct, frozen=True):
     pods: list[ExplainRow]
 
 
+class Group(msgspec.Struct, frozen=True):
+    """One group as configured, or as learned from events; sizes in tokens."""
+
+    group: int | None
+    kind: SpecKind
+    block_size: int
+    window: int | None
+    chunk: int | None
+    eagle: bool
+
+
 class IndexRow(msgspec.Struct, frozen=True):
-    """What the index knows of one pod and rank."""
+    """What the index knows of one pod and rank.
+
+    `placed` counts entries by the means that placed them, and those that wait; `hash_function`
+    says how far the engine's hash function is trusted.
+    """
 
     pod: str
     dp_rank: int
@@ -89,9 +109,11 @@ class IndexRow(msgspec.Struct, frozen=True):
     state: PodState
     reason: str
     messages: int
-    groups: list[dict[str, Any]]
+    groups: list[Group]
     placed: dict[str, int]
     refused: dict[str, int]
+    hash_function: str
+    num_blocks: int
 
 
 class FeedRow(msgspec.Struct, frozen=True):

@@ -7,8 +7,7 @@ routing and before any middleware.
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
@@ -138,7 +137,7 @@ async def _send(send: Send, answer: Answer) -> None:
 
 
 class Application:
-    """The ASGI application; its lifespan starts and closes the service's feed.
+    """The ASGI application of a service whose feed is started and closed elsewhere.
 
     `score` is the endpoint of SCORE_PATH, for a server that can reach it directly.
     """
@@ -147,7 +146,6 @@ class Application:
         context = Context(service, access or Access(), Metrics(service), document(ROUTES))
         endpoints = [(route, Endpoint(route, context)) for route in ROUTES]
         self.score = next(endpoint for route, endpoint in endpoints if route is _SCORE)
-        self._feed = service.feed
         self._starlette = Starlette(
             routes=[
                 StarletteRoute(
@@ -155,7 +153,6 @@ class Application:
                 )
                 for route, endpoint in endpoints
             ],
-            lifespan=self._lifespan,
             exception_handlers={HTTPException: _routing_error},
         )
         self._starlette.router.redirect_slashes = False
@@ -166,15 +163,6 @@ class Application:
             await self.score(scope, receive, send)
         else:
             await self._starlette(scope, receive, send)
-
-    @asynccontextmanager
-    async def _lifespan(self, starlette: Starlette) -> AsyncIterator[None]:
-        del starlette
-        await _on_thread(self._feed.start)
-        try:
-            yield
-        finally:
-            await _on_thread(self._feed.close)
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:

@@ -8,7 +8,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -124,6 +124,20 @@ def read_fleet_file(path: Path) -> FleetConfig:
     return FleetConfig(
         server=parsed.server, limits=parsed.limits, index=parsed.index, pods=_pods(path, parsed)
     )
+
+
+def override(config: FleetConfig, flags: Mapping[str, object]) -> FleetConfig:
+    """Replace server options by the command line's flags; None means not given.
+
+    Raises:
+        InvalidValueError: A flag's value is not what the option accepts.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    options = {**msgspec.structs.asdict(config.server), **given}
+    try:
+        return replace(config, server=msgspec.convert(options, ServerOptions))
+    except msgspec.ValidationError as error:
+        raise InvalidValueError(f"--{describe(error, ServerOptions)}") from None
 
 
 def _pods(path: Path, parsed: FleetFile) -> dict[PodId, PodConfig]:

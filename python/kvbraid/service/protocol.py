@@ -86,6 +86,7 @@ class ScoreProtocol(HttpToolsProtocol):
             and not self.expect_100_continue
             and not self.flow.write_paused
             and (self.cycle is None or self.cycle.response_complete)
+            and int(self._header(b"content-length", b"0")) <= self._endpoint.body_limit
         )
 
     def _hand_over(self) -> None:
@@ -97,8 +98,10 @@ class ScoreProtocol(HttpToolsProtocol):
                 super().on_body(chunk)
 
     def _call(self, body: bytes) -> Call:
-        content_type = next((v for name, v in self.headers if name == b"content-type"), b"")
-        return Call(body, content_type, self.url[len(_QUERY) :])
+        return Call(body, self._header(b"content-type", b""), self.url[len(_QUERY) :])
+
+    def _header(self, wanted: bytes, default: bytes) -> bytes:
+        return next((value for name, value in self.headers if name == wanted), default)
 
     def _write(self, answer: Answer) -> None:
         head = b"%scontent-type: %s\r\ncontent-length: %d\r\n\r\n" % (

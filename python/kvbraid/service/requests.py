@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 import msgspec
 from msgspec import Meta
 
+from kvbraid._native import find_token_ids
 from kvbraid.fleet.request import MediaItem, Request, Strategy
 from kvbraid.ids import Tier
 from kvbraid.service.config import decode_body, describe
@@ -88,8 +89,17 @@ def parse_score_request(
 
 
 def _json_fields(body: bytes) -> tuple[RequestFields, memoryview]:
-    parsed = decode_body(body, _JSON)
-    return parsed, memoryview(array("I", parsed.token_ids))
+    """Decode the fields with one placeholder for the tokens, which the core has read already.
+
+    Whatever the core does not find is decoded in full, which also tells what is wrong.
+    """
+    found = find_token_ids(body)
+    if found is None:
+        parsed = decode_body(body, _JSON)
+        return parsed, memoryview(array("I", parsed.token_ids))
+    tokens, start, end = found
+    fields = decode_body(b"%b[]%b" % (body[:start], body[end:]), _JSON)
+    return fields, memoryview(tokens).cast("I")
 
 
 def _raw_tokens(body: bytes) -> memoryview:

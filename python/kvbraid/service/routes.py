@@ -148,7 +148,7 @@ def never_inline(service: Service, call: Call) -> bool:
 
 
 _INLINE_NS: Final = 1_000_000
-_NS_PER_JSON_BYTE: Final = 7
+_NS_PER_JSON_BYTE: Final = 2
 _NS_PER_RAW_BYTE: Final = 1
 _NS_PER_RANK: Final = 1_000
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import uvicorn
 
-from kvbraid.errors import InvalidValueError, ServiceError
+from kvbraid.errors import InvalidValueError
 from kvbraid.service.access import Access
 from kvbraid.service.app import Application
 from kvbraid.service.config import FleetConfig, ServerOptions
@@ -39,10 +39,7 @@ def run_server(config: FleetConfig, service: Service, *, announce: Callable[[str
     Raises:
         InvalidValueError: The address cannot be listened on.
         KvbraidError: A configured pod was refused.
-        ServiceError: The subscriber could not be started.
     """
-    for pod, pod_config in config.pods.items():
-        service.put(pod, pod_config)
     options = config.server
     access = Access.of(
         host=options.host, token=options.token, allow_registration=options.allow_registration
@@ -51,10 +48,20 @@ def run_server(config: FleetConfig, service: Service, *, announce: Callable[[str
         url = _url(listener)
         app = Application(service, access=access)
         server = _Server(_uvicorn_config(app), announce=lambda: announce(url))
-        server.run(sockets=[listener])
-    if not server.started:
-        msg = "the subscriber did not start; the log above says why"
-        raise ServiceError(msg)
+        with following(service, config):
+            server.run(sockets=[listener])
+
+
+@contextlib.contextmanager
+def following(service: Service, config: FleetConfig) -> Iterator[None]:
+    """Start the subscriber, register the configured pods; close the subscriber at the end."""
+    service.feed.start()
+    try:
+        for pod, pod_config in config.pods.items():
+            service.put(pod, pod_config)
+        yield
+    finally:
+        service.feed.close()
 
 
 def end_process() -> None:
@@ -101,7 +108,7 @@ def _uvicorn_config(app: Application) -> uvicorn.Config:
         loop="uvloop",
         http=ScoreProtocol,
         ws="none",
-        lifespan="on",
+        lifespan="off",
         interface="asgi3",
         log_level="warning",
         access_log=False,

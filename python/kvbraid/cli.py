@@ -1,0 +1,181 @@
+"""The `kvbraid` command: each subcommand imports what it needs, calls one function, prints.
+
+Exit status: 0 done, 1 a check failed, 2 wrong usage, bad input or an unreachable server (one line
+on stderr that ends with the remedy).
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from kvbraid import __version__
+from kvbraid.errors import KvbraidError
+
+_USAGE: Final = 2
+_DEFAULT_URL: Final = "http://127.0.0.1:8090"
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        cli()
+    except KvbraidError as error:
+        remedy = getattr(error, "remedy", None)
+        click.echo(f"kvbraid: {error}" + (f"; {remedy}" if remedy else ""), err=True)
+        sys.exit(_USAGE)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kvbraid")
+def cli() -> None:
+    """Say exactly how many tokens of a request each engine of a fleet can reuse."""
+
+
+_Command = Callable[..., Any]
+
+_url = click.option(
+    "--url", envvar="KVBRAID_URL", default=_DEFAULT_URL, show_default=True,
+    help="Base URL of a running server.",
+)  # fmt: skip
+_json = click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON line.")
+
+
+def _request(command: _Command) -> _Command:
+    """Add the options that make a request."""
+    for option in (
+        click.argument("tokens", default="-"),
+        click.option("--model", required=True, help="Model name, as pods are registered with."),
+        click.option("--lora", help="LoRA adapter of the request."),
+        click.option("--cache-salt", help="Cache salt of the request."),
+        click.option("--pod", "pods", multiple=True, help="Only this pod; may be repeated."),
+        click.option(
+            "--tier", "tiers", multiple=True, type=click.Choice(["gpu", "cpu", "storage"]),
+            help="Only these tiers; may be repeated.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@cli.command()
+@click.option("--config", type=click.Path(path_type=Path), help="A fleet.toml.")
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 = any.  [default: 8090]")
+@click.option("--token", envvar="KVBRAID_TOKEN", help="Bearer token that PUT and DELETE need.")
+@click.option(
+    "--allow-registration", is_flag=True, default=None,
+    help="Allow PUT and DELETE without a token on an address other machines reach.",
+)  # fmt: skip
+def serve(config: Path | None, **flags: str | int | bool | None) -> None:
+    """Follow engines and answer over HTTP; ends on SIGTERM or Ctrl-C."""
+    from kvbraid.service.config import FleetConfig, override, read_fleet_file
+    from kvbraid.service.serve import serve
+
+    fleet = FleetConfig() if config is None else read_fleet_file(config)
+    serve(override(fleet, flags), announce=lambda url: click.echo(f"listening on {url}"))
+
+
+@cli.command()
+@_request
+@click.option(
+    "--strategy", type=click.Choice(["exact", "weighted_blocks"]), default="exact",
+    show_default=True, help="How `score` is computed.",
+)  # fmt: skip
+@_json
+@_url
+def score(tokens: str, url: str, *, as_json: bool, **query: Any) -> None:  # noqa: ANN401
+    """Show what each pod can reuse of TOKENS: a file (JSON list or raw uint32) or - for stdin."""
+    from kvbraid.service.client import Client, read_tokens, to_json
+    from kvbraid.service.render import show_scores
+
+    with Client(url) as client:
+        answer = client.score(read_tokens(tokens), query)
+    _print(answer, to_json if as_json else None, show_scores)
+
+
+@cli.command()
+@_request
+@_json
+@_url
+def explain(tokens: str, url: str, *, as_json: bool, **query: Any) -> None:  # noqa: ANN401
+    """Draw which blocks of TOKENS each pod and group holds, and which group ends the prefix."""
+    from kvbraid.service.client import Client, read_tokens, to_json
+    from kvbraid.service.render import show_explanation
+
+    with Client(url) as client:
+        answer = client.explain(read_tokens(tokens), query)
+    _print(answer, to_json if as_json else None, show_explanation)
+
+
+@cli.command()
+@_json
+@_url
+def pods(url: str, *, as_json: bool) -> None:
+    """List the registered pods: state, progress, what was placed and refused."""
+    from kvbraid.service.client import Client, to_json
+    from kvbraid.service.render import show_pods
+
+    with Client(url) as client:
+        answer = client.pods()
+    _print(answer, to_json if as_json else None, show_pods)
+
+
+@cli.command()
+@click.argument("pod", nargs=-1)
+@click.option("--endpoint", help="Listen to this ZeroMQ endpoint instead of a server's pods.")
+@click.option("--count", type=click.IntRange(1), help="End after this many messages.")
+@_url
+def tail(pod: tuple[str, ...], endpoint: str | None, count: int | None, url: str) -> None:
+    """Show live events, of a server's pods (all, or PODs) or of one endpoint; ends on Ctrl-C."""
+    from itertools import islice
+
+    from kvbraid.service.client import Client
+    from kvbraid.service.render import event_lines
+    from kvbraid.service.tail import source_of, sources_of
+    from kvbraid.service.tail import tail as listen
+
+    if endpoint is None:
+        with Client(url) as client:
+            sources = sources_of(client.pods(), pod)
+    else:
+        sources = [source_of(endpoint)]
+    click.echo(f"listening to {', '.join(s.endpoint for s in sources)}", err=True)
+    try:
+        for published in islice(listen(sources), count):
+            for line in event_lines(*published):
+                click.echo(line)
+    except KeyboardInterrupt:
+        return
+
+
+@cli.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def model(config: Path, *, as_json: bool) -> None:
+    """Read a Hugging Face config.json into layers and kinds, with their sizes."""
+    from kvbraid.models.report import report
+
+    click.echo(report(config, as_json=as_json))
+
+
+@cli.command()
+@click.option("--serve", "keep", is_flag=True, help="Keep server and engines up afterwards.")
+@click.option("--requests", type=click.IntRange(1), default=200, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True)
+def demo(*, keep: bool, requests: int, seed: int) -> None:
+    """Start a server and four simulated engines, and check every prediction; 1 if any is wrong."""
+    from kvbraid.sim.demo import run_demo
+
+    sys.exit(run_demo(serve=keep, requests=requests, seed=seed))
+
+
+def _print(answer: Any, as_json: Callable[[Any], str] | None, show: _Command) -> None:  # noqa: ANN401
+    if as_json is not None:
+        click.echo(as_json(answer))
+        return
+    from rich.console import Console
+
+    show(Console(highlight=False), answer)

@@ -1,0 +1,133 @@
+"""A client of a running server, for the command line and for scripts.
+
+Answers come back as the structs of `answers.py`; every failure is a ServiceError of one line.
+"""
+
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+import httpx
+import msgspec
+
+from kvbraid.errors import InvalidValueError, ServiceError
+from kvbraid.service.answers import ErrorAnswer, ExplainAnswer, PodsAnswer, ScoreAnswer
+from kvbraid.service.requests import OCTET_STREAM
+
+DEFAULT_URL: Final = "http://127.0.0.1:8090"
+
+_TOKEN_BYTES: Final = 4
+_Answer = TypeVar("_Answer", bound=msgspec.Struct)
+
+Query = Mapping[str, str | Sequence[str] | None]
+"""Fields of a request beside its tokens, under the names of the API; None is left out."""
+
+
+class Client:
+    """Calls one server; use it as a context manager.
+
+    Args:
+        url: Base URL of the server.
+        timeout_s: Seconds that one call may take.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
+        self._url = url
+        self._http = httpx.Client(base_url=url, timeout=timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._http.close()
+
+    def score(self, tokens: bytes, query: Query) -> ScoreAnswer:
+        """Ask what each pod could reuse of these little-endian uint32 token ids.
+
+        Raises:
+            ServiceError: The server refused or could not be reached; so for every method.
+        """
+        return self._read(self._post("/v1/score", tokens, query), ScoreAnswer)
+
+    def explain(self, tokens: bytes, query: Query) -> ExplainAnswer:
+        """Ask why each pod answers what it does."""
+        return self._read(self._post("/v1/explain", tokens, query), ExplainAnswer)
+
+    def pods(self) -> PodsAnswer:
+        """Ask for every registered pod and rank."""
+        return self._read(self._call("GET", "/v1/pods"), PodsAnswer)
+
+    def _post(self, path: str, tokens: bytes, query: Query) -> bytes:
+        given = {name: value for name, value in query.items() if value}
+        headers = {"content-type": OCTET_STREAM.decode()}
+        return self._call("POST", path, content=tokens, params=given, headers=headers)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes = b"",
+        params: Mapping[str, str | Sequence[str] | None] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bytes:
+        try:
+            response = self._http.request(
+                method, path, content=content, params=dict(params or {}), headers=headers
+            )
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            msg = f"no answer from {self._url} ({error}); start `kvbraid serve`, or give --url"
+            raise ServiceError(msg) from None
+        if response.is_success:
+            return response.content
+        refusal = self._read(response.content, ErrorAnswer).error
+        raise ServiceError(f"{refusal.code}: {refusal.message}; {refusal.remedy}")
+
+    def _read(self, body: bytes, kind: type[_Answer]) -> _Answer:
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            msg = f"{self._url} does not answer as a kvbraid server; check --url"
+            raise ServiceError(msg) from None
+
+
+def read_tokens(source: str) -> bytes:
+    """Read token ids from a file, or from stdin for `-`, as little-endian uint32.
+
+    A JSON list of integers is converted; anything else must be raw little-endian uint32.
+
+    Raises:
+        InvalidValueError: It cannot be read, or is neither.
+    """
+    try:
+        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+    except OSError as error:
+        msg = f"{source}: {error.strerror}; give a file of token ids, or - for stdin"
+        raise InvalidValueError(msg) from None
+    text = data.strip()
+    if text.startswith(b"[") and text.endswith(b"]"):
+        try:
+            tokens = array("I", msgspec.json.decode(text, type=list[int]))
+        except (msgspec.DecodeError, OverflowError) as error:
+            msg = f"{source}: not a JSON list of token ids ({error})"
+            raise InvalidValueError(msg) from None
+        if sys.byteorder == "big":
+            tokens.byteswap()
+        return tokens.tobytes()
+    if not data or len(data) % _TOKEN_BYTES:
+        msg = f"{source}: {len(data)} bytes are neither a JSON list nor whole uint32 token ids"
+        raise InvalidValueError(msg)
+    return data
+
+
+def to_json(answer: msgspec.Struct) -> str:
+    """Return an answer as one line of JSON."""
+    return msgspec.json.encode(answer).decode()

@@ -1,0 +1,252 @@
+"""Answers as text for people: tables, the strips of an explanation, lines of events.
+
+Rich decides whether there is a terminal: without one the same text comes plain. Nothing here
+reads or sends anything.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kvbraid.events.model import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    EventBatch,
+)
+from kvbraid.ids import PodState
+from kvbraid.service.answers import (
+    ExplainAnswer,
+    ExplainGroup,
+    ExplainRow,
+    Limiting,
+    PodsAnswer,
+    ScoreAnswer,
+)
+
+_STATE_STYLE: Final[Mapping[PodState, str]] = {
+    PodState.EXACT: "green",
+    PodState.REBUILDING: "yellow",
+    PodState.DEGRADED: "red",
+    PodState.STALE: "red",
+}
+_HELD, _PARTLY, _MISSING, _ACCEPTED = "█", "▒", "·", "^"
+_CELL_STYLE: Final = {_HELD: "green", _PARTLY: "yellow", _MISSING: "dim", _ACCEPTED: "cyan"}
+_LABEL_COLUMNS: Final = 30
+_NUMBERS: Final = frozenset({"rank", "last seq", "messages"})
+_NO_TIME: Final = "--:--:--.---"
+_MIN_CELLS: Final = 10
+
+
+def show_scores(console: Console, answer: ScoreAnswer) -> None:
+    """Print one line per pod and rank, best first."""
+    table = Table(title=f"{answer.model}: {answer.num_tokens} tokens", title_justify="left")
+    for name in ("pod", "rank", "state", "reusable", "present", "ended by", "score"):
+        table.add_column(name, justify="left" if name in {"pod", "state"} else "right")
+    for row in sorted(answer.pods, key=lambda row: (-row.score, -row.lower, row.pod)):
+        table.add_row(
+            row.pod,
+            str(row.dp_rank),
+            _state(row.state),
+            _bounds(row.lower, row.upper),
+            str(row.present),
+            _ended_by(row.limiting),
+            f"{row.score:g}",
+        )
+    console.print(table)
+
+
+def show_pods(console: Console, answer: PodsAnswer) -> None:
+    """Print one line per pod and rank."""
+    table = Table()
+    for name in ("pod", "rank", "model", "state", "last seq", "messages"):
+        table.add_column(name, justify="right" if name in _NUMBERS else "left")
+    for name in ("groups", "placed", "refused"):
+        table.add_column(name)
+    for row in answer.pods:
+        table.add_row(
+            row.pod,
+            str(row.dp_rank),
+            row.model,
+            _state(row.state) + Text(f" {row.reason}" if row.reason else ""),
+            "-" if row.last_seq is None else str(row.last_seq),
+            str(row.messages),
+            ", ".join(f"{_group(g.group)} {g.kind.value}/{g.block_size}" for g in row.groups),
+            _counts(row.placed),
+            _counts(row.refused),
+        )
+    console.print(table)
+
+
+def show_explanation(console: Console, answer: ExplainAnswer) -> None:
+    """Print, per pod and group, the strip of held blocks and the boundaries the group accepts.
+
+    One cell stands for the smallest block where the width allows it, else for several.
+    """
+    for row in answer.pods:
+        console.print(_headline(row, answer.num_tokens))
+        if not row.groups:
+            console.print("  no group is known yet")
+            continue
+        scale = _Scale.fitting(row, answer.num_tokens, console.width - _LABEL_COLUMNS)
+        for number, group in enumerate(row.groups):
+            console.print(_strip(scale, row, number, group), no_wrap=True, overflow="crop")
+            console.print(_marks(scale, group), no_wrap=True, overflow="crop")
+        console.print(_ruler(scale, row), no_wrap=True, overflow="crop")
+    console.print(
+        f"{_HELD} held  {_PARTLY} partly  {_MISSING} not held  "
+        f"{_ACCEPTED} a boundary that the group accepts  | the answer"
+    )
+
+
+class _Scale:
+    """Tokens to cells: cell c stands for the tokens from c * unit to (c + 1) * unit."""
+
+    def __init__(self, unit: int, num_tokens: int) -> None:
+        self.unit = unit
+        self.cells = max(1, -(-num_tokens // unit))
+
+    @classmethod
+    def fitting(cls, row: ExplainRow, num_tokens: int, width: int) -> "_Scale":
+        """Take the smallest block as the cell, or as many of them as the width demands."""
+        block = min(group.block_size for group in row.groups)
+        blocks = -(-num_tokens // block)
+        return cls(block * max(1, -(-blocks // max(width, _MIN_CELLS))), num_tokens)
+
+    def cell_of_end(self, boundary: int) -> int:
+        """The cell in which a boundary above 0 ends."""
+        return (boundary - 1) // self.unit
+
+
+def _headline(row: ExplainRow, num_tokens: int) -> Text:
+    text = Text.assemble((row.pod, "bold"), f" rank {row.dp_rank} ", _state(row.state))
+    text.append(f": {_bounds(row.lower, row.upper)} of {num_tokens} tokens")
+    if row.limiting is not None:
+        text.append(f", ended by {_ended_by(row.limiting)}")
+    if row.reason:
+        text.append(f" ({row.reason})")
+    return text
+
+
+def _strip(scale: _Scale, row: ExplainRow, number: int, group: ExplainGroup) -> Text:
+    """Draw one cell per unit: held when all blocks that overlap it are, missing when none is."""
+    name = group.kind.value + (f"/{group.window}" if group.window else "")
+    ends = row.limiting is not None and row.limiting.group == group.group
+    label = f"{'>' if ends else ' '} {_group(group.group, number)} {name}"
+    line = Text(f"{label:<{_LABEL_COLUMNS}.{_LABEL_COLUMNS}}", style="bold red" if ends else "")
+    for cell in range(scale.cells):
+        first = cell * scale.unit // group.block_size
+        last = -(-(cell + 1) * scale.unit // group.block_size)
+        held = group.held[first:last]
+        mark = _MISSING if not any(held) else _HELD if all(held) else _PARTLY
+        line.append(mark, style=_CELL_STYLE[mark])
+    return line
+
+
+def _marks(scale: _Scale, group: ExplainGroup) -> Text:
+    line = Text(f"{'    accepts':<{_LABEL_COLUMNS}}", style="dim")
+    if group.accepted is None:
+        return line.append("every boundary", style="dim")
+    cells = {scale.cell_of_end(boundary) for boundary in group.accepted if boundary > 0}
+    last = max(cells, default=-1)
+    marks = "".join(_ACCEPTED if cell in cells else " " for cell in range(last + 1))
+    return line.append(marks, style=_CELL_STYLE[_ACCEPTED])
+
+
+def _ruler(scale: _Scale, row: ExplainRow) -> Text:
+    """Point at the answer: `|` at lower, and a dash up to upper where that is larger."""
+    line = Text(f"{'  answer':<{_LABEL_COLUMNS}}", style="bold")
+    if row.upper == 0:
+        return line.append("0: nothing can be reused", style="bold")
+    low = scale.cell_of_end(row.lower) if row.lower else -1
+    high = scale.cell_of_end(row.upper)
+    text = "".join(
+        "|" if cell in {low, high} else "-" if low < cell < high else " "
+        for cell in range(high + 1)
+    )
+    return line.append(f"{text} {_bounds(row.lower, row.upper)}", style="bold")
+
+
+def event_lines(source: str, seq: int, batch: EventBatch) -> list[str]:
+    """Return one line per event and refusal of a batch."""
+    start = f"{_when(batch.ts)} {source} #{seq}"
+    lines = [f"{start} {_EVENT_TEXT[type(event)](event)}" for event in batch.events]
+    for refusal in batch.refused:
+        place = "" if refusal.event_index is None else f" (event {refusal.event_index})"
+        lines.append(f"{start} refused {refusal.reason}{place}")
+    return lines or [f"{start} empty"]
+
+
+def _when(ts: float | None) -> str:
+    """Return the time of day in UTC; dashes for a time that no clock shows."""
+    if ts is None:
+        return _NO_TIME
+    try:
+        return f"{datetime.fromtimestamp(ts, UTC):%H:%M:%S.%f}"[:12]
+    except (OverflowError, ValueError, OSError):
+        return _NO_TIME
+
+
+def _stored(event: BlockStored) -> str:
+    kind = event.kv_cache_spec_kind or "kind unknown"
+    window = event.kv_cache_spec_sliding_window
+    parent = event.parent_block_hash
+    parts = [
+        f"stored  {_group(event.group_idx)} {kind}{f'/{window}' if window else ''}",
+        f"{len(event.block_hashes)} blocks of {event.block_size}",
+        f"{len(event.token_ids)} tokens",
+        "root" if parent is None else f"after {parent:016x}",
+        event.medium,
+        _hashes(event.block_hashes),
+    ]
+    parts += [f"lora {event.lora_name}"] if event.lora_name else []
+    return "  ".join(parts)
+
+
+def _removed(event: BlockRemoved) -> str:
+    count = len(event.block_hashes)
+    where = f"{_group(event.group_idx)}  {count} blocks  {event.medium}"
+    return f"removed {where}  {_hashes(event.block_hashes)}"
+
+
+def _cleared(event: AllBlocksCleared) -> str:
+    del event
+    return "cleared all blocks"
+
+
+_EVENT_TEXT: Final[Mapping[type[Event], Callable[[Any], str]]] = {
+    BlockStored: _stored,
+    BlockRemoved: _removed,
+    AllBlocksCleared: _cleared,
+}
+
+
+def _hashes(hashes: tuple[int, ...]) -> str:
+    shown = " ".join(f"{value:016x}" for value in hashes[:2])
+    return shown + (f" +{len(hashes) - 2}" if len(hashes) > 2 else "")
+
+
+def _group(group: int | None, number: int | None = None) -> str:
+    shown = group if group is not None else number
+    return "g-" if shown is None else f"g{shown}"
+
+
+def _ended_by(limiting: Limiting | None) -> str:
+    return "" if limiting is None else f"{_group(limiting.group)} at {limiting.boundary}"
+
+
+def _bounds(lower: int, upper: int) -> str:
+    return str(lower) if lower == upper else f"{lower} to {upper}"
+
+
+def _state(state: PodState) -> Text:
+    return Text(state.value, style=_STATE_STYLE[state])
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items() if count) or "-"

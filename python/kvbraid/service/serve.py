@@ -1,0 +1,25 @@
+"""`kvbraid serve`: the real index and subscriber put together and run."""
+
+from collections.abc import Callable
+
+from kvbraid.fleet.index import FleetIndex, IndexOptions
+from kvbraid.service.config import FleetConfig
+from kvbraid.service.registry import Service
+from kvbraid.service.server import end_process, run_server
+from kvbraid.service.subscriber import Subscriber
+
+
+def serve(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; may end the process itself, with 0.
+
+    Raises as `run_server`.
+    """
+    options = IndexOptions(
+        keys=config.index.keys,
+        memory_limit_bytes=config.index.memory_limit_bytes,
+        limbo_limit_bytes=config.index.limbo_limit_bytes,
+    )
+    index = FleetIndex(options)
+    feed = Subscriber(index, silence_s=config.server.silence_s)
+    run_server(config, Service(index, feed, limits=config.limits), announce=announce)
+    end_process()

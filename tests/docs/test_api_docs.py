@@ -1,0 +1,71 @@
+"""docs/api.md against the code: routes, fields, error codes, limits, the example of fleet.toml."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from kvbraid.service.answers import ExplainGroup, ExplainRow, PodRow, ScoreAnswer
+from kvbraid.service.config import Limits, PodBody, read_fleet_file
+from kvbraid.service.errors import ERRORS
+from kvbraid.service.requests import ScoreBody
+from kvbraid.service.routes import ROUTES
+
+TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    return TEXT.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def test_the_route_table_is_the_applications() -> None:
+    listed = re.findall(r"^\| `([A-Z]+) (/\S*)` \|", TEXT, re.MULTILINE)
+    assert listed == [(route.method, route.path) for route in ROUTES]
+
+
+def test_the_error_table_is_the_codes() -> None:
+    listed = re.findall(r"^\| `(\w+)` \| (\d+) \|$", section("Errors"), re.MULTILINE)
+    assert {code: int(status) for code, status in listed} == {
+        code: kind.status for code, kind in ERRORS.items()
+    }
+
+
+def test_the_limits_are_the_defaults() -> None:
+    listed = re.findall(r"^\| `(\w+)` \| (\d+) \|", section("Limits"), re.MULTILINE)
+    defaults = msgspec.structs.asdict(Limits())
+    assert {name: int(value) for name, value in listed} == defaults
+
+
+@pytest.mark.parametrize(
+    ("title", "struct"),
+    [
+        ("Score and explain", ScoreBody),
+        ("Score and explain", ExplainGroup),
+        ("Pods", PodBody),
+        ("Pods", PodRow),
+    ],
+)
+def test_every_field_is_described(title: str, struct: type[msgspec.Struct]) -> None:
+    missing = [name for name in struct.__struct_fields__ if f"`{name}`" not in section(title)]
+    assert missing == []
+
+
+def test_explain_rows_are_described() -> None:
+    explained = section("Score and explain").split("`explain` answers")[1]
+    own = set(ExplainRow.__struct_fields__) - {"pod", "dp_rank", "state"}
+    assert [name for name in sorted(own) if f"`{name}`" not in explained] == []
+
+
+def test_the_example_answer_has_the_fields_of_the_answer() -> None:
+    (example,) = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
+    answer = msgspec.json.decode(example, type=ScoreAnswer)
+    assert msgspec.to_builtins(answer) == msgspec.json.decode(example)
+
+
+def test_the_example_fleet_file_is_accepted(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+    path = tmp_path / "fleet.toml"
+    path.write_text(example.replace("# token", "token").replace("# memory", "memory"))
+    config = read_fleet_file(path)
+    assert list(config.pods) == ["a"]
+    assert config.server.token == "…"

@@ -1,0 +1,150 @@
+"""The command line against a server of fakes and real feeds; exit statuses and one-line errors."""
+
+import json
+import subprocess
+import sys
+import threading
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from kvbraid.cli import cli
+from kvbraid.errors import InvalidValueError, ServiceError
+from kvbraid.events.model import AllBlocksCleared
+from kvbraid.events.wire import encode_batch
+from kvbraid.ids import PodState
+from kvbraid.service.answers import PodRow, PodsAnswer
+from kvbraid.service.client import Client, read_tokens
+from kvbraid.service.publisher import Publisher
+from kvbraid.service.tail import source_of, sources_of, tail
+
+from tests.service.test_server import Server, running
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with running() as server:
+        yield server
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    return f"http://{server.host}:{server.port}"
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> str:
+    path = tmp_path / "tokens.json"
+    path.write_text("[1, 2, 3]\n")
+    return str(path)
+
+
+def run(*arguments: str, stdin: bytes | None = None) -> str:
+    result = CliRunner().invoke(cli, arguments, input=stdin, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_score_prints_a_table_or_the_answer(url: str, tokens: str) -> None:
+    assert "pod-0" in run("score", tokens, "--model", "m", "--url", url)
+    answer = json.loads(run("score", tokens, "--model", "m", "--url", url, "--json"))
+    assert answer["num_tokens"] == 3
+    assert [row["pod"] for row in answer["pods"]] == ["pod-0"]
+
+
+def test_tokens_come_from_stdin_as_json_or_raw(url: str) -> None:
+    for data in (b"[5, 6]", array("I", [5, 6]).tobytes()):
+        answer = run("score", "-", "--model", "m", "--url", url, "--json", stdin=data)
+        assert json.loads(answer)["num_tokens"] == 2
+
+
+def test_explain_draws_and_pods_lists(url: str, tokens: str) -> None:
+    drawing = run("explain", tokens, "--model", "m", "--url", url)
+    assert "> g0 sliding_window/32" in drawing
+    assert "pod-0" in run("pods", "--url", url)
+    assert json.loads(run("pods", "--url", url, "--json"))["pods"][0]["last_seq"] == 7
+
+
+def failing(*arguments: str) -> str:
+    """Run the real command, and return its one line on stderr; the exit status is 2."""
+    main = "import sys; from kvbraid.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", main, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def test_a_refusal_is_one_line_with_its_remedy_and_exit_2(url: str, tokens: str) -> None:
+    line = failing("score", tokens, "--model", "x", "--url", url)
+    assert line.startswith("kvbraid: unknown_model: ")
+    assert "GET /v1/models" in line
+
+
+def test_an_unreachable_server_is_one_line_and_exit_2(tokens: str) -> None:
+    line = failing("score", tokens, "--model", "m", "--url", "http://127.0.0.1:1")
+    assert "start `kvbraid serve`" in line
+
+
+def test_a_bad_fleet_file_is_one_line_with_key_and_remedy_and_exit_2(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text('[[pods]]\nid = "a"\nmodel = "m"\nendpiont = "tcp://h:1"\n')
+    line = failing("serve", "--config", str(path))
+    assert line == f"kvbraid: {path}: unknown key pods[0].endpiont; did you mean endpoint?"
+
+
+@pytest.mark.parametrize("text", [b"", b"abc", b"[1.5]", b"[-1]", b"[4294967296]", b'["a"]'])
+def test_tokens_that_are_none_are_refused(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "tokens"
+    path.write_bytes(text)
+    with pytest.raises(InvalidValueError, match="tokens: "):
+        read_tokens(str(path))
+
+
+def test_a_server_that_is_not_kvbraid_is_said_so(url: str) -> None:
+    with Client(f"{url}/elsewhere") as client, pytest.raises(ServiceError, match="not_found"):
+        client.pods()
+
+
+def test_tail_shows_what_an_endpoint_publishes() -> None:
+    payload = encode_batch([AllBlocksCleared()], ts=1.0, dp_rank=0)
+    stop = threading.Event()
+    with Publisher("tcp://127.0.0.1:*", topic="kv@a@m", bind=True) as publisher:
+
+        def publish() -> None:
+            while not stop.wait(0.02):  # A new subscriber misses what came before it.
+                publisher.publish(payload)
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        try:
+            published = next(tail([source_of(publisher.endpoint)]))
+            shown = run("tail", "--endpoint", publisher.endpoint, "--count", "2")
+        finally:
+            stop.set()
+            thread.join()
+    assert published.batch.events == (AllBlocksCleared(),)
+    assert published.seq >= 0
+    assert shown.count("cleared all blocks") == 2
+
+
+def row(pod: str, rank: int, *, bind: bool | None = None, endpoint: str = "tcp://h:5") -> PodRow:
+    return PodRow(
+        pod=pod, dp_rank=rank, model="m", state=PodState.EXACT, reason="", messages=0, groups=[],
+        placed={}, refused={}, hash_function="", num_blocks=0, last_seq=None, endpoint=endpoint,
+        replay_endpoint=None, bind=bind,
+    )  # fmt: skip
+
+
+def test_tail_follows_the_pods_of_a_server_rank_by_rank_except_those_it_binds() -> None:
+    pods = PodsAnswer(pods=[row("a", 0), row("a", 1), row("b", 0, bind=True)])
+    assert [(s.name, s.endpoint) for s in sources_of(pods)] == [
+        ("a/0", "tcp://h:5"),
+        ("a/1", "tcp://h:6"),
+    ]
+    with pytest.raises(InvalidValueError, match="unknown pods c"):
+        sources_of(pods, ["c"])
+    with pytest.raises(InvalidValueError, match="--endpoint"):
+        sources_of(pods, ["b"])

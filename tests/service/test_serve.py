@@ -1,0 +1,126 @@
+"""`kvbraid serve` with the real index and subscriber, over real sockets."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import pytest
+from kvbraid.events.model import BlockStored
+from kvbraid.events.wire import encode_batch
+from kvbraid.service.answers import PodsAnswer, ScoreAnswer
+from kvbraid.service.client import Client
+from kvbraid.service.publisher import Publisher
+
+MAIN = "from kvbraid.cli import main; main()"
+TOKENS = list(range(40))
+_T = TypeVar("_T")
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-c", MAIN, "serve", "--port", "0", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline().split()[-1]
+        finally:
+            process.kill()
+
+
+def until(ask: Callable[[], _T], wanted: Callable[[_T], bool]) -> _T:
+    """Ask again until the answer is the one wanted; the last answer after ten seconds."""
+    end = time.monotonic() + 10
+    answer = ask()
+    while not wanted(answer) and time.monotonic() < end:
+        time.sleep(0.02)
+        answer = ask()
+    return answer
+
+
+def score(url: str) -> ScoreAnswer:
+    with Client(url) as client:
+        return client.score(b"".join(t.to_bytes(4, "little") for t in TOKENS), {"model": "m"})
+
+
+def stored() -> bytes:
+    event = BlockStored(
+        block_hashes=(11, 12), parent_block_hash=None, token_ids=tuple(TOKENS[:32]), block_size=16,
+        group_idx=0, kv_cache_spec_kind="full_attention",
+    )  # fmt: skip
+    return encode_batch([event], ts=1.0, dp_rank=0)
+
+
+def test_what_an_engine_published_before_and_after_is_in_the_answers(tmp_path: Path) -> None:
+    with Publisher(
+        "tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*", topic="kv@a@m", bind=True
+    ) as publisher:
+        publisher.publish(stored())
+        config = tmp_path / "fleet.toml"
+        config.write_text(
+            f'[[pods]]\nid = "a"\nmodel = "m"\nendpoint = "{publisher.endpoint}"\n'
+            f'replay_endpoint = "{publisher.replay_endpoint}"\n'
+        )
+        with serving("--config", str(config)) as (process, url):
+            answer = until(lambda: score(url), lambda a: a.pods[0].exactness == "exact")
+            assert [(row.pod, row.lower, row.upper) for row in answer.pods] == [("a", 32, 32)]
+            assert httpx.get(f"{url}/readyz").status_code == 200
+            with Client(url) as client:
+                pods: PodsAnswer = client.pods()
+            assert (pods.pods[0].last_seq, pods.pods[0].messages) == (0, 1)
+            assert "kvbraid_memory_bytes" in httpx.get(f"{url}/metrics").text
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=20) == 0
+
+
+def test_it_starts_empty_and_pods_come_and_go_over_http() -> None:
+    with (
+        serving() as (process, url),
+        Publisher(
+            "tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*", bind=True
+        ) as publisher,
+    ):
+        assert httpx.get(f"{url}/v1/pods").json() == {"pods": []}
+        body = {
+            "model": "m",
+            "endpoint": publisher.endpoint,
+            "replay_endpoint": publisher.replay_endpoint,
+        }
+        assert httpx.put(f"{url}/v1/pods/a", json=body).status_code == 201
+        assert [row.lower for row in score(url).pods] == [0]
+        publisher.publish(stored())
+        answer = until(lambda: score(url), lambda a: a.pods[0].lower == 32)
+        assert answer.pods[0].lower == 32
+        tokens = json.dumps({"model": "m", "token_ids": TOKENS})
+        explained = httpx.post(f"{url}/v1/explain", content=tokens).json()["pods"][0]
+        assert explained["groups"][0]["held"] == [True, True]
+        assert httpx.delete(f"{url}/v1/pods/a").status_code == 200
+        assert httpx.post(f"{url}/v1/score", content=tokens).status_code == 404
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 0
+
+
+def test_an_address_in_use_is_one_line_and_exit_2() -> None:
+    with serving() as (_, url):
+        port = url.rsplit(":", 1)[1]
+        command = [sys.executable, "-c", MAIN, "serve", "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"kvbraid: cannot listen on 127.0.0.1:{port}: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["score", "explain", "pods", "tail", "serve", "model", "demo"])
+def test_every_command_explains_itself(command: str) -> None:
+    from click.testing import CliRunner
+    from kvbraid.cli import cli
+
+    result = CliRunner().invoke(cli, [command, "--help"])
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Usage: ")

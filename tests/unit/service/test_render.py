@@ -1,0 +1,118 @@
+"""What people see: strips, tables and event lines, plain and within the width."""
+
+from io import StringIO
+
+import pytest
+from kvbraid.events.model import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Refusal
+from kvbraid.ids import PodState
+from kvbraid.service.answers import (
+    ExplainAnswer,
+    ExplainGroup,
+    ExplainRow,
+    Limiting,
+    ScoreAnswer,
+    ScoreRow,
+)
+from kvbraid.service.render import event_lines, show_explanation, show_scores
+from kvbraid.spec import SpecKind
+from rich.console import Console
+
+
+def group(index: int, kind: SpecKind, held: str, accepted: list[int] | None) -> ExplainGroup:
+    window = 32 if kind is SpecKind.SLIDING_WINDOW else None
+    return ExplainGroup(
+        group=index, kind=kind, block_size=16, window=window,
+        held=[mark == "x" for mark in held], accepted=accepted,
+    )  # fmt: skip
+
+
+def explained(num_tokens: int, *groups: ExplainGroup) -> ExplainAnswer:
+    row = ExplainRow(
+        pod="a", dp_rank=0, state=PodState.EXACT, lower=32, upper=32,
+        limiting=Limiting(group=1, boundary=48), reason="", groups=list(groups),
+    )  # fmt: skip
+    return ExplainAnswer(model="m", num_tokens=num_tokens, pods=[row])
+
+
+def plain(answer: ExplainAnswer, *, width: int = 80) -> list[str]:
+    file = StringIO()
+    show_explanation(Console(file=file, width=width), answer)
+    return file.getvalue().splitlines()
+
+
+def test_the_strip_shows_at_a_glance_which_group_ends_the_prefix_and_where() -> None:
+    full = group(0, SpecKind.FULL_ATTENTION, "xxxx", [16, 32, 48, 64])
+    window = group(1, SpecKind.SLIDING_WINDOW, "xx.x", [16, 32])
+    assert plain(explained(70, full, window)) == [
+        "a rank 0 exact: 32 of 70 tokens, ended by g1 at 48",
+        "  g0 full_attention           ████·",
+        "    accepts                   ^^^^",
+        "> g1 sliding_window/32        ██·█·",
+        "    accepts                   ^^",
+        "  answer                       | 32",
+        "█ held  ▒ partly  · not held  ^ a boundary that the group accepts  | the answer",
+    ]
+
+
+def test_a_group_that_never_restricts_and_a_bound_are_said_in_words() -> None:
+    other = group(0, SpecKind.CROSS_ATTENTION, "....", None)
+    answer = explained(64, other)
+    row = answer.pods[0]
+    bound = ExplainRow(
+        pod=row.pod, dp_rank=1, state=PodState.DEGRADED, lower=16, upper=48,
+        limiting=None, reason="3 messages lost", groups=row.groups,
+    )  # fmt: skip
+    lines = plain(ExplainAnswer(model="m", num_tokens=64, pods=[bound]))
+    assert lines[0] == "a rank 1 degraded: 16 to 48 of 64 tokens (3 messages lost)"
+    assert lines[2].endswith("every boundary")
+    assert lines[3].endswith("|-| 16 to 48")
+
+
+@pytest.mark.parametrize("width", [30, 60, 200])
+@pytest.mark.parametrize("num_blocks", [1, 5, 8192])
+def test_wide_requests_are_scaled_down_to_the_width(width: int, num_blocks: int) -> None:
+    held = "x" * (num_blocks // 2 + 1)
+    full = group(0, SpecKind.FULL_ATTENTION, held.ljust(num_blocks, "."), [16])
+    lines = plain(explained(num_blocks * 16, full), width=max(width, 90))
+    assert all(len(line) <= max(width, 90) for line in lines[1:4])
+    assert "█" in lines[1] or "▒" in lines[1]
+
+
+def test_scores_are_listed_best_first() -> None:
+    rows = [
+        ScoreRow(
+            pod=pod, dp_rank=0, state=PodState.EXACT, lower=lower, upper=lower, exactness="exact",
+            present=64, tiers={}, limiting=None, score=float(lower),
+        )
+        for pod, lower in (("low", 16), ("high", 32))
+    ]  # fmt: skip
+    file = StringIO()
+    show_scores(Console(file=file, width=100), ScoreAnswer(model="m", num_tokens=70, pods=rows))
+    text = file.getvalue()
+    assert text.index("high") < text.index("low")
+    assert "m: 70 tokens" in text
+
+
+def test_every_event_and_refusal_is_a_line() -> None:
+    stored = BlockStored(
+        block_hashes=(1, 2, 3), parent_block_hash=None, token_ids=tuple(range(64)), block_size=16,
+        group_idx=1, kv_cache_spec_kind="sliding_window", kv_cache_spec_sliding_window=128,
+    )  # fmt: skip
+    batch = EventBatch(
+        ts=0.5,
+        events=(stored, BlockRemoved(block_hashes=(255,), group_idx=1), AllBlocksCleared()),
+        refused=(Refusal(reason="unknown_tag", event_index=3),),
+    )
+    assert event_lines("a/0", 7, batch) == [
+        "00:00:00.500 a/0 #7 stored  g1 sliding_window/128  3 blocks of 16  64 tokens  root  GPU"
+        "  0000000000000001 0000000000000002 +1",
+        "00:00:00.500 a/0 #7 removed g1  1 blocks  GPU  00000000000000ff",
+        "00:00:00.500 a/0 #7 cleared all blocks",
+        "00:00:00.500 a/0 #7 refused unknown_tag (event 3)",
+    ]
+
+
+@pytest.mark.parametrize("ts", [None, 1e300, float("nan"), float("inf"), -1e18])
+def test_a_time_that_no_clock_shows_is_dashes(ts: float | None) -> None:
+    (line,) = event_lines("a", -1, EventBatch(ts=ts, events=()))
+    assert line == "--:--:--.--- a #-1 empty"

@@ -1,0 +1,85 @@
+"""A topology from the field names of an engine's config.json: read, defaulted, refused by name."""
+
+from typing import Any
+
+import pytest
+from kvbraid.errors import TopologyError
+from kvbraid.spec import (
+    EngineDialect,
+    GroupSpec,
+    SpecKind,
+    Topology,
+    topology_from_mapping,
+)
+
+FULL = {"kind": "full_attention", "block_size": 16}
+
+
+def test_nothing_given_is_learned_from_events() -> None:
+    assert topology_from_mapping({"model": "m", "num_blocks": 9}) == Topology(groups=())
+
+
+def test_either_spelling_of_kind_and_window_is_read() -> None:
+    groups = topology_from_mapping(
+        {
+            "groups": [
+                {"event_kind": "sliding_window", "event_window": 128, "block_size": 32},
+                {"kind": "sliding_window", "window": 128, "block_size": 32, "use_eagle": False},
+            ]
+        }
+    ).groups
+    assert (
+        groups[0]
+        == groups[1]
+        == GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=32, window=128)
+    )
+
+
+def test_every_field_arrives() -> None:
+    group = {"kind": "chunked_local_attention", "block_size": 16, "chunk": 256, "use_eagle": True}
+    topology = topology_from_mapping(
+        {
+            "groups": [{**group, "prefix_cacheable": False, "manager": "X"}],
+            "alignment": 64, "hash_block_size": 8, "partial_hits": True, "replay_tokens": 4,
+            "hash_lookahead": 2, "engine": "sglang", "hash_algo": "xxhash", "PYTHONHASHSEED": 0,
+            "report_mode": "full",
+        }
+    )  # fmt: skip
+    assert topology == Topology(
+        groups=(
+            GroupSpec(
+                kind=SpecKind.CHUNKED_LOCAL_ATTENTION, block_size=16, chunk=256, eagle=True,
+                prefix_cacheable=False,
+            ),
+        ),
+        alignment=64, hash_block_size=8, partial_hits=True, replay_tokens=4, hash_lookahead=2,
+        dialect=EngineDialect.SGLANG, hash_algo="xxhash", hash_seed="0", report_mode="full",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mapping", "told"),
+    [
+        ({"groups": {}}, "topology.groups = {}; expected a list"),
+        ({"groups": [1]}, "topology.groups[0] = 1; expected a table"),
+        ({"groups": [FULL, {"kind": "mamba"}]}, "topology.groups[1].block_size is missing"),
+        ({"groups": [{"block_size": 16}]}, "topology.groups[0].kind is missing"),
+        ({"groups": [{**FULL, "kind": "rnn"}]}, "topology.groups[0].kind = 'rnn'"),
+        ({"groups": [{**FULL, "block_size": 0}]}, "block_size = 0; expected a whole number"),
+        ({"groups": [{**FULL, "block_size": True}]}, "block_size = True"),
+        ({"groups": [{**FULL, "block_size": 2**32}]}, "block_size = 4294967296"),
+        ({"groups": [{**FULL, "use_eagle": 1}]}, "topology.groups[0].use_eagle = 1"),
+        ({"groups": [{**FULL, "kind": "sliding_window"}]}, "topology.groups[0]: a sliding_window"),
+        ({"groups": [{**FULL, "idx": 1}]}, "topology.groups[0].idx = 1; expected 0"),
+        ({"alignment": "64"}, "topology.alignment = '64'"),
+        ({"hash_algo": "md5"}, "topology.hash_algo = 'md5'; expected one of sha256"),
+        ({"PYTHONHASHSEED": 1.5}, "topology.PYTHONHASHSEED = 1.5"),
+        ({"report_mode": "all"}, "topology.report_mode = 'all'"),
+        ({"engine": "tgi"}, "topology.engine = 'tgi'"),
+        ({"replay_tokens": -1}, "topology.replay_tokens = -1; expected a whole number"),
+    ],
+)
+def test_a_wrong_field_is_refused_by_name(mapping: dict[str, Any], told: str) -> None:
+    with pytest.raises(TopologyError) as refused:
+        topology_from_mapping(mapping)
+    assert told in str(refused.value)
