@@ -5,15 +5,13 @@ Ctrl-C and on errors. The last line of output is the verdict as JSON.
 """
 
 import json
-import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 import httpx
@@ -21,6 +19,7 @@ from rich.console import Console
 
 from kvbraid.sim.display import Display, totals
 from kvbraid.sim.driver import Driver, PodTally
+from kvbraid.sim.interrupts import Interrupts, handled_interrupts
 from kvbraid.sim.presets import PRESETS
 from kvbraid.sim.processes import EngineProcess, ServerProcess
 from kvbraid.sim.workload import WorkRequest, shared_prefix_workload
@@ -47,8 +46,11 @@ def run_demo(*, serve: bool, requests: int, seed: int) -> int:
     models = sorted({model for _, model in FLEET})
     workload = list(shared_prefix_workload(models, requests=requests, seed=seed))
     console = Console(highlight=False)
-    with _interrupted_by_sigterm(), ExitStack() as stack:
-        driver, url = _start_fleet(stack)
+    with handled_interrupts() as interrupts, ExitStack() as stack:
+        try:
+            driver, url = _start_fleet(stack, interrupts)
+        except KeyboardInterrupt:
+            return _INTERRUPTED
         tallies = list(driver.tallies.values())
         is_complete = _play(console, driver, workload)
         if serve and is_complete:
@@ -56,10 +58,11 @@ def run_demo(*, serve: bool, requests: int, seed: int) -> int:
     return _verdict(tallies, is_complete=is_complete)
 
 
-def _start_fleet(stack: ExitStack) -> tuple[Driver, str]:
+def _start_fleet(stack: ExitStack, interrupts: Interrupts) -> tuple[Driver, str]:
     """Start all processes at once, wait for each, and register the engines."""
-    server = stack.enter_context(ServerProcess())
-    engines = [stack.enter_context(EngineProcess(pod, PRESETS[model])) for pod, model in FLEET]
+    with interrupts.held():
+        server = stack.enter_context(ServerProcess())
+        engines = [stack.enter_context(EngineProcess(pod, PRESETS[model])) for pod, model in FLEET]
     server.wait_until_healthy()
     client = stack.enter_context(httpx.Client(base_url=server.url, timeout=10.0))
     driver = Driver(client, engines)
@@ -78,10 +81,9 @@ def _play(console: Console, driver: Driver, workload: Sequence[WorkRequest]) -> 
                 display.show(number, outcome)
                 if display.is_live:
                     time.sleep(_PAUSE_S)
+        driver.settle()
     except KeyboardInterrupt:
         console.print("interrupted")
-    else:
-        driver.settle()
     console.print(display.table(number))
     return number == len(workload)
 
@@ -123,20 +125,3 @@ def _verdict(tallies: Sequence[PodTally], *, is_complete: bool) -> int:
     if not is_complete:
         return _INTERRUPTED
     return int(wrong > 0 or exact + wrong < _MIN_SETTLED_SHARE * num_requests)
-
-
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C, so that the processes are ended; only a main thread can."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
