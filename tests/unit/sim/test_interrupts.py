@@ -16,7 +16,7 @@ def test_the_first_signal_interrupts_and_later_ones_do_not(number: signal.Signal
 
 
 def test_a_held_signal_interrupts_when_the_hold_ends() -> None:
-    done = []
+    done: list[str] = []
 
     def start() -> None:
         with interrupts.held():
