@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -46,16 +46,14 @@ def run_demo(*, serve: bool, requests: int, seed: int) -> int:
     models = sorted({model for _, model in FLEET})
     workload = list(shared_prefix_workload(models, requests=requests, seed=seed))
     console = Console(highlight=False)
-    with handled_interrupts() as interrupts, ExitStack() as stack:
-        try:
-            driver, url = _start_fleet(stack, interrupts)
-        except KeyboardInterrupt:
-            return _INTERRUPTED
-        tallies = list(driver.tallies.values())
-        is_complete = _play(console, driver, workload)
-        if serve and is_complete:
+    tallies: list[PodTally] = []
+    with handled_interrupts() as interrupts, ExitStack() as stack, suppress(KeyboardInterrupt):
+        driver, url = _start_fleet(stack, interrupts)
+        tallies.extend(driver.tallies.values())
+        _play(console, driver, workload)
+        if serve:
             _keep_serving(console, url, workload[-1])
-    return _verdict(tallies, is_complete=is_complete)
+    return _verdict(tallies, num_expected=requests)
 
 
 def _start_fleet(stack: ExitStack, interrupts: Interrupts) -> tuple[Driver, str]:
@@ -70,10 +68,9 @@ def _start_fleet(stack: ExitStack, interrupts: Interrupts) -> tuple[Driver, str]
     return driver, server.url
 
 
-def _play(console: Console, driver: Driver, workload: Sequence[WorkRequest]) -> bool:
-    """Play the workload on the screen; return whether it came to its end."""
-    tallies = list(driver.tallies.values())
-    display = Display(console, tallies, num_requests=len(workload))
+def _play(console: Console, driver: Driver, workload: Sequence[WorkRequest]) -> None:
+    """Play the workload on the screen, and leave the last table there, also when interrupted."""
+    display = Display(console, list(driver.tallies.values()), num_requests=len(workload))
     number = 0
     try:
         with display:
@@ -82,14 +79,12 @@ def _play(console: Console, driver: Driver, workload: Sequence[WorkRequest]) -> 
                 if display.is_live:
                     time.sleep(_PAUSE_S)
         driver.settle()
-    except KeyboardInterrupt:
-        console.print("interrupted")
-    console.print(display.table(number))
-    return number == len(workload)
+    finally:
+        console.print(display.table(number))
 
 
 def _keep_serving(console: Console, url: str, request: WorkRequest) -> None:
-    """Say how to ask the server, and wait for Ctrl-C."""
+    """Say how to ask the server, and wait to be interrupted."""
     body = {"model": request.model, "token_ids": request.prompt}
     with tempfile.TemporaryDirectory(prefix="kvbraid-demo-") as folder:
         path = Path(folder, "request.json")
@@ -100,13 +95,10 @@ def _keep_serving(console: Console, url: str, request: WorkRequest) -> None:
         )
         for line in lines:
             console.print(line, soft_wrap=True)
-        try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            console.print("stopping")
+        threading.Event().wait()
 
 
-def _verdict(tallies: Sequence[PodTally], *, is_complete: bool) -> int:
+def _verdict(tallies: Sequence[PodTally], *, num_expected: int) -> int:
     """Write the verdict as the last line; return the exit status."""
     exact, wrong, early, predicted, true = totals(tallies)
     num_requests = exact + wrong + early
@@ -122,6 +114,6 @@ def _verdict(tallies: Sequence[PodTally], *, is_complete: bool) -> int:
         f"early; predicted {predicted} tokens, reused {true}\n{json.dumps(verdict)}\n"
     )
     sys.stdout.flush()
-    if not is_complete:
+    if num_requests < num_expected:
         return _INTERRUPTED
     return int(wrong > 0 or exact + wrong < _MIN_SETTLED_SHARE * num_requests)
