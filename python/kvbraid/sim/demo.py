@@ -5,15 +5,13 @@ Ctrl-C and on errors. The last line of output is the verdict as JSON.
 """
 
 import json
-import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 import httpx
@@ -21,6 +19,7 @@ from rich.console import Console
 
 from kvbraid.sim.display import Display, totals
 from kvbraid.sim.driver import Driver, PodTally
+from kvbraid.sim.interrupts import Interrupts, handled_interrupts
 from kvbraid.sim.presets import PRESETS
 from kvbraid.sim.processes import EngineProcess, ServerProcess
 from kvbraid.sim.workload import WorkRequest, shared_prefix_workload
@@ -47,19 +46,21 @@ def run_demo(*, serve: bool, requests: int, seed: int) -> int:
     models = sorted({model for _, model in FLEET})
     workload = list(shared_prefix_workload(models, requests=requests, seed=seed))
     console = Console(highlight=False)
-    with _interrupted_by_sigterm(), ExitStack() as stack:
-        driver, url = _start_fleet(stack)
-        tallies = list(driver.tallies.values())
-        is_complete = _play(console, driver, workload)
-        if serve and is_complete:
+    tallies: list[PodTally] = []
+    with handled_interrupts() as interrupts, ExitStack() as stack, suppress(KeyboardInterrupt):
+        driver, url = _start_fleet(stack, interrupts)
+        tallies.extend(driver.tallies.values())
+        _play(console, driver, workload)
+        if serve:
             _keep_serving(console, url, workload[-1])
-    return _verdict(tallies, is_complete=is_complete)
+    return _verdict(tallies, num_expected=requests)
 
 
-def _start_fleet(stack: ExitStack) -> tuple[Driver, str]:
+def _start_fleet(stack: ExitStack, interrupts: Interrupts) -> tuple[Driver, str]:
     """Start all processes at once, wait for each, and register the engines."""
-    server = stack.enter_context(ServerProcess())
-    engines = [stack.enter_context(EngineProcess(pod, PRESETS[model])) for pod, model in FLEET]
+    with interrupts.held():
+        server = stack.enter_context(ServerProcess())
+        engines = [stack.enter_context(EngineProcess(pod, PRESETS[model])) for pod, model in FLEET]
     server.wait_until_healthy()
     client = stack.enter_context(httpx.Client(base_url=server.url, timeout=10.0))
     driver = Driver(client, engines)
@@ -67,10 +68,9 @@ def _start_fleet(stack: ExitStack) -> tuple[Driver, str]:
     return driver, server.url
 
 
-def _play(console: Console, driver: Driver, workload: Sequence[WorkRequest]) -> bool:
-    """Play the workload on the screen; return whether it came to its end."""
-    tallies = list(driver.tallies.values())
-    display = Display(console, tallies, num_requests=len(workload))
+def _play(console: Console, driver: Driver, workload: Sequence[WorkRequest]) -> None:
+    """Play the workload on the screen, and leave the last table there, also when interrupted."""
+    display = Display(console, list(driver.tallies.values()), num_requests=len(workload))
     number = 0
     try:
         with display:
@@ -78,16 +78,13 @@ def _play(console: Console, driver: Driver, workload: Sequence[WorkRequest]) -> 
                 display.show(number, outcome)
                 if display.is_live:
                     time.sleep(_PAUSE_S)
-    except KeyboardInterrupt:
-        console.print("interrupted")
-    else:
         driver.settle()
-    console.print(display.table(number))
-    return number == len(workload)
+    finally:
+        console.print(display.table(number))
 
 
 def _keep_serving(console: Console, url: str, request: WorkRequest) -> None:
-    """Say how to ask the server, and wait for Ctrl-C."""
+    """Say how to ask the server, and wait to be interrupted."""
     body = {"model": request.model, "token_ids": request.prompt}
     with tempfile.TemporaryDirectory(prefix="kvbraid-demo-") as folder:
         path = Path(folder, "request.json")
@@ -98,13 +95,10 @@ def _keep_serving(console: Console, url: str, request: WorkRequest) -> None:
         )
         for line in lines:
             console.print(line, soft_wrap=True)
-        try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            console.print("stopping")
+        threading.Event().wait()
 
 
-def _verdict(tallies: Sequence[PodTally], *, is_complete: bool) -> int:
+def _verdict(tallies: Sequence[PodTally], *, num_expected: int) -> int:
     """Write the verdict as the last line; return the exit status."""
     exact, wrong, early, predicted, true = totals(tallies)
     num_requests = exact + wrong + early
@@ -120,23 +114,6 @@ def _verdict(tallies: Sequence[PodTally], *, is_complete: bool) -> int:
         f"early; predicted {predicted} tokens, reused {true}\n{json.dumps(verdict)}\n"
     )
     sys.stdout.flush()
-    if not is_complete:
+    if num_requests < num_expected:
         return _INTERRUPTED
     return int(wrong > 0 or exact + wrong < _MIN_SETTLED_SHARE * num_requests)
-
-
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C, so that the processes are ended; only a main thread can."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

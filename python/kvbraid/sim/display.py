@@ -18,17 +18,14 @@ from kvbraid.spec import GroupSpec, Topology
 _NUM_PLAIN_LINES: Final = 10
 _COLUMNS: Final = (
     "pod",
-    "groups",
     "state",
-    "requests",
+    "served",
     "predicted",
     "true hit",
     "exact",
-    "early",
     "wrong",
     "blocks",
     "evicted",
-    "messages",
 )
 
 
@@ -57,14 +54,18 @@ class Display:
             )
 
     def table(self, number: int, outcome: Outcome | None = None) -> Group:
-        """Lay out all pods, and the request just served."""
-        table = Table(title=f"{number} of {self._num_requests} requests", box=None)
+        """Lay out all pods, and the request just served; 80 columns are enough."""
+        messages = sum(tally.messages for tally in self._tallies)
+        title = f"{number} of {self._num_requests} requests, {messages} messages"
+        table = Table(title=title, box=None, padding=(0, 1, 0, 0))
         for column in _COLUMNS:
-            table.add_column(column, justify="left" if column in _COLUMNS[:3] else "right")
+            table.add_column(column, justify="left" if column in _COLUMNS[:2] else "right")
         for tally in self._tallies:
             table.add_row(*_cells(tally))
-        last = "" if outcome is None else _sentence(outcome)
-        return Group(table, Text(last))
+        presets = {tally.preset.model: tally.preset for tally in self._tallies}
+        legend = [f"{m}: {describe_groups(p.topology)}" for m, p in presets.items()]
+        last = [] if outcome is None else [_sentence(outcome)]
+        return Group(table, *map(Text, [*legend, *last]))
 
     def __enter__(self) -> Self:
         if self.is_live:
@@ -107,16 +108,16 @@ def _describe(group: GroupSpec) -> str:
 
 
 def _cells(tally: PodTally) -> list[str]:
-    cached, pool = tally.answer.cached_blocks, tally.preset.num_blocks - 1
-    numbers = [tally.requests, tally.predicted, tally.true, tally.exact, tally.early, tally.wrong]
     return [
         tally.pod,
-        describe_groups(tally.preset.topology),
         str(tally.row.get("state", "")),
-        *map(str, numbers),
-        f"{cached}/{pool}",
+        str(tally.requests),
+        str(tally.predicted),
+        str(tally.true),
+        f"{tally.exact}/{tally.exact + tally.wrong}",
+        str(tally.wrong),
+        f"{tally.answer.cached_blocks}/{tally.preset.num_blocks - 1}",
         str(tally.answer.removed_blocks),
-        str(tally.messages),
     ]
 
 

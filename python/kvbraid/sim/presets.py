@@ -44,7 +44,7 @@ PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
     {
         preset.model: preset
         for preset in (
-            Preset(model="gpt-oss-sim", topology=_topology(_window(128), _FULL), num_blocks=800),
+            Preset(model="gpt-oss-sim", topology=_topology(_window(128), _FULL), num_blocks=500),
             Preset(
                 model="gemma-3-sim",
                 topology=_topology(*[_window(256)] * 5, _FULL),
@@ -56,7 +56,7 @@ PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
             Preset(
                 model="qwen3-next-sim",
                 topology=_topology(*[_STATE_64] * 3, _FULL_64),
-                num_blocks=200,
+                num_blocks=160,
             ),
         )
     }
