@@ -99,7 +99,8 @@ class SequenceTracker:
     Args:
         hold_limit_bytes: Payload bytes held back at most; beyond, live batches are counted as
             overflowed and asked for again once the replay is through.
-        remembered: How many recent payload digests are kept to tell duplicates from restarts.
+        remembered: For how many numbers back a payload's digest is kept, to tell duplicates from
+            restarts.
 
     Attributes:
         last: The highest settled number (delivered or lost), -1 before the first.
@@ -173,7 +174,6 @@ class SequenceTracker:
         """Assert what must hold between any two inputs."""
         assert self._held_bytes == sum(map(len, self._held.values()))
         assert all(seq > self.last for seq in self._held), (self.last, sorted(self._held))
-        assert len(self._digests) <= self._remembered
         assert (self._ask is not None) == (self._phase in {Phase.REPLAYING, Phase.POLLING})
         if self._phase is not Phase.REPLAYING:
             assert not self._held
@@ -191,7 +191,9 @@ class SequenceTracker:
         self._why = "history before the connection is unknown"
         self._held: dict[int, bytes] = {}
         self._held_bytes = 0
-        self._digests: dict[int, int] = {}
+        # A ring by number: a dict that forgets its oldest entry costs many times as much.
+        self._ring_seqs = [-1] * self._remembered
+        self._ring_digests = [0] * self._remembered
         self._last_digest: int | None = None  # None: `last` was lost, or nothing came yet.
         self._ask: _Ask | None = None
         self._proof: _Proof | None = None
@@ -238,9 +240,9 @@ class SequenceTracker:
         self._is_changed = True
 
     def _remember(self, seq: int, payload: bytes) -> None:
-        self._digests[seq] = hash(payload)
-        if len(self._digests) > self._remembered:
-            del self._digests[next(iter(self._digests))]
+        slot = seq % self._remembered
+        self._ring_seqs[slot] = seq
+        self._ring_digests[slot] = hash(payload)
 
     def _deliver(self, seq: int, payload: bytes) -> None:
         self.last = seq
@@ -280,8 +282,12 @@ class SequenceTracker:
 
     def _is_same(self, seq: int, payload: bytes) -> bool | None:
         """Whether `seq` had this payload before; None when it is no longer remembered."""
-        digest = self._digests.get(seq)
-        return None if digest is None else digest == hash(payload)
+        if seq in self._held:
+            return self._held[seq] == payload
+        slot = seq % self._remembered
+        if self._ring_seqs[slot] != seq:
+            return None
+        return self._ring_digests[slot] == hash(payload)
 
     def _repeat(self, seq: int, payload: bytes) -> None:
         """A live number that is already used: a duplicate, or another engine life.
@@ -364,7 +370,7 @@ def _open_and_hold(t: SequenceTracker, seq: int, payload: bytes) -> None:
 def _close(t: SequenceTracker) -> None:
     """Keep nothing undelivered: behind the next connection there may be another engine."""
     for seq in t._held:
-        t._digests.pop(seq, None)
+        t._ring_seqs[seq % t._remembered] = -1  # Its number may come again with other bytes.
     t._held.clear()
     t._held_bytes = 0
     t._seen = t.last

@@ -73,11 +73,12 @@ class Link(RuleBasedStateMachine):
             self.carry_out(self.tracker.cleared(cleared))
         self.tracker.check_integrity()
 
-    @rule(clear=st.integers(0, 9).map(lambda n: n == 0), copies=st.sampled_from([1, 1, 1, 0, 2]))
-    def publish(self, *, clear: bool, copies: int) -> None:
-        batch = self.engine.publish(clear=clear)
-        if self.is_up:
-            self.live.extend([batch] * copies)
+    @rule(fates=st.lists(st.sampled_from(["sent"] * 4 + ["lost", "twice", "clear"]), max_size=4))
+    def publish(self, *, fates: list[str]) -> None:
+        for fate in fates:
+            batch = self.engine.publish(clear=fate == "clear")
+            if self.is_up:
+                self.live.extend([batch] * {"lost": 0, "twice": 2}.get(fate, 1))
 
     @rule(num=st.integers(1, 4))
     def receive(self, num: int) -> None:
@@ -138,10 +139,11 @@ class Link(RuleBasedStateMachine):
         self.live.clear()
         self.carry_out(self.tracker.disconnected())
 
-    @rule(reconnects=st.booleans())
-    def restart_engine(self, *, reconnects: bool) -> None:
+    @rule(num=st.integers(0, 5), reconnects=st.booleans())
+    def restart_engine(self, *, num: int, reconnects: bool) -> None:
         self.disconnect()
         self.engine.restart()
+        self.publish(fates=["sent"] * num)
         if reconnects:
             self.connect()
 
@@ -164,6 +166,11 @@ class Link(RuleBasedStateMachine):
         if self.is_ample and not self.has_lost:
             assert self.tracker.state is PodState.EXACT
 
+    def teardown(self) -> None:
+        if hasattr(self, "tracker"):
+            self.come_to_rest()
+            self.exact_is_the_log()
+
     @invariant()
     def exact_is_the_log(self) -> None:
         if not hasattr(self, "tracker") or self.tracker.state is not PodState.EXACT:
@@ -175,4 +182,4 @@ class Link(RuleBasedStateMachine):
 
 
 TestLink = Link.TestCase
-TestLink.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLink.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)

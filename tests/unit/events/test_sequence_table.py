@@ -1,5 +1,6 @@
 """Each rule of sequence tracking, one by one."""
 
+import pytest
 from kvbraid.events.sequence import (
     TABLE,
     AskReplay,
@@ -214,8 +215,9 @@ def test_a_reconnected_engine_that_does_not_know_the_last_batch_is_another_life(
     assert state(tracker) is PodState.EXACT
 
 
-def test_another_life_that_is_already_longer_is_told_by_the_payload() -> None:
-    tracker = live_at(1)
+@pytest.mark.parametrize("remembered", [1, 1024])
+def test_another_life_that_is_already_longer_is_told_by_the_payload(remembered: int) -> None:
+    tracker = live_at(1, remembered=remembered)
     tracker.disconnected()
     tracker.connected()
     assert delivered(replay(tracker, 2, 3, life="b")) == [2, 3]
@@ -331,6 +333,15 @@ def test_a_replay_with_a_hole_holds_no_more_than_the_limit() -> None:
     assert out == []
     assert tracker.replayed(7, payload(7))[0] == Lose(0, 4)
     assert tracker.last == 7
+
+
+def test_a_held_batch_is_known_by_its_bytes_even_when_its_digest_is_forgotten() -> None:
+    tracker = SequenceTracker(remembered=2)
+    tracker.connected()
+    feed(tracker, 2, 3, 4, 5)
+    assert delivered(replay(tracker, 2, 0, 1)) == [0, 1, 2, 3, 4, 5]
+    assert state(tracker) is PodState.EXACT
+    assert tracker.counts.duplicates == 1
 
 
 def test_a_live_batch_that_contradicts_a_held_answer_is_a_restart() -> None:
