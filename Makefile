@@ -109,8 +109,8 @@ fmt: .venv/installed ## Format everything, and apply safe fixes
 	.venv/bin/ruff format
 	cargo fmt
 
-docs: .venv/built ## Write docs/cli.md from the commands' own help
-	.venv/bin/python docs/write_cli.py
+docs: .venv/built ## Write the generated parts of docs/
+	.venv/bin/python -m tests.docs.models_page
 
 # ---- numbers and the real engine -----------------------------------------------------------
 
