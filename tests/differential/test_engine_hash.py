@@ -1,4 +1,7 @@
-"""The native chain against Python's own pickle, CBOR and digests."""
+"""The native chain against pickle and CBOR: `engine_chain`, `engine_chain_keys`, `engine_none_hash`.
+
+Python's own encoders and digests are the model.
+"""
 
 from array import array
 
