@@ -1,4 +1,4 @@
-"""The native chain against pickle and CBOR: `engine_chain`, `engine_chain_keys`, `engine_none_hash`.
+"""The native `engine_chain`, `engine_chain_keys` and `engine_none_hash` against pickle and CBOR.
 
 Python's own encoders and digests are the model.
 """

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,11 +126,8 @@ class LiveEngine:
 @contextlib.contextmanager
 def running(model: LiveModel) -> Iterator[LiveEngine]:
     """Start the model's engine and stop it at the end."""
-    with (
-        zmq.Context() as context,
-        context.socket(zmq.SUB) as subscriber,
-        tempfile.TemporaryDirectory() as cache,
-    ):
+    cache = str(Path(sys.prefix) / "engine-cache")  # What an engine compiles at its first start.
+    with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
         subscriber.set_hwm(0)
         subscriber.linger = 0
         subscriber.subscribe(b"")
