@@ -56,7 +56,6 @@ def resume_accepted(
 def resume_limiting(
     topology: _TopologyTuple, held: _HeldTuple, query: _QueryTuple, answers: Sequence[int]
 ) -> list[tuple[int, int] | None]: ...
-
 def decode_batch(
     payload: bytes,
 ) -> tuple[float | None, int | None, list[tuple[object, ...]], list[tuple[str, int | None]]]:

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from random import Random
 
 import pytest
-from kvbraid import FleetIndex, PodId, Request
+from kvbraid.fleet.index import FleetIndex
+from kvbraid.fleet.request import Request
+from kvbraid.ids import PodId
 
 from tests.vllm.live_engine import MODELS, LiveModel, running
 
