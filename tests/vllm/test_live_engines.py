@@ -46,7 +46,7 @@ class Prompts:
         self._last = prompt + output
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.folder)
 def test_every_answer_equals_the_engines_own_count(model: LiveModel) -> None:
     index = FleetIndex()
