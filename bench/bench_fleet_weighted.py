@@ -10,7 +10,8 @@ from array import array
 from collections.abc import Iterator
 
 import numpy as np
-from kvbraid import GroupSpec, Request, SpecKind
+from kvbraid.fleet.request import Request
+from kvbraid.spec import GroupSpec, SpecKind
 
 from bench.measure import Row, Sample, Side, Target, repeated_us
 from bench.ours import FULL, apply_all, new_index

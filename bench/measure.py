@@ -99,7 +99,7 @@ def repeated_us(call: Callable[[], object], *, seconds: float = 0.15) -> Sample:
     """Return a sample: the median wall time of `call` in microseconds over about `seconds`."""
 
     def sample() -> float:
-        times = []
+        times: list[int] = []
         deadline = time.perf_counter() + seconds
         while not times or time.perf_counter() < deadline:
             begin = time.perf_counter_ns()

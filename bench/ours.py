@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import httpx
-from kvbraid import FleetIndex, GroupSpec, PodId, SpecKind, Topology
+from kvbraid.fleet.index import FleetIndex
+from kvbraid.ids import PodId
+from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from bench.rival import answers, free_port, wait_until
 from bench.streams import NUM_PODS, Batch

@@ -43,7 +43,7 @@ class Publishers:
                 publisher.linger = 0
                 publisher.bind("tcp://127.0.0.1:*")
                 sockets.append(publisher)
-                endpoints.append(publisher.last_endpoint.decode())
+                endpoints.append(publisher.getsockopt_string(zmq.LAST_ENDPOINT))
             yield cls(sockets, endpoints)
 
     def connect(self, service: Service) -> None:

@@ -82,7 +82,8 @@ def main() -> int:
     if not rows:
         print(f"no benchmark is called {options.only!r}; see bench/bench_*.py", file=sys.stderr)
         return 2
-    results, failed = [], False
+    results: list[dict[str, Any]] = []
+    failed = False
     report = {"setting": setting(), "rows": results}
     for module, row, question in rows:
         print(f"{row}: {question}", file=sys.stderr)

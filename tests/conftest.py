@@ -14,6 +14,9 @@ from hypothesis import HealthCheck, settings
 EXPECTED_SKIPS: Final = frozenset({"needs ../shared/captures", "needs ../shared/models"})
 """Reasons a test may skip for: material that a clone without `../shared` does not have."""
 
+if os.environ.get("KVBRAID_REAL_ENGINE") != "1":
+    collect_ignore = ["vllm"]  # Needs a real vLLM: `make test-vllm`.
+
 # Shared machines make single examples slow, so no example has a deadline; the test has a timeout.
 settings.register_profile("ci", derandomize=True, max_examples=100, deadline=None)
 settings.register_profile(

@@ -48,14 +48,15 @@ _HeldTuple: TypeAlias = tuple[int, Sequence[Sequence[int]], Sequence[Sequence[in
 _QueryTuple: TypeAlias = tuple[int, int, bool]
 
 def resume(topology: _TopologyTuple, held: _HeldTuple, query: _QueryTuple) -> list[int]: ...
-def resume_present(topology: _TopologyTuple, held: _HeldTuple, query: _QueryTuple) -> list[int]: ...
+def resume_present(
+    topology: _TopologyTuple, held: _HeldTuple, query: _QueryTuple
+) -> list[int]: ...
 def resume_accepted(
     topology: _TopologyTuple, held: _HeldTuple, query: _QueryTuple, group: int
 ) -> list[int] | None: ...
 def resume_limiting(
     topology: _TopologyTuple, held: _HeldTuple, query: _QueryTuple, answers: Sequence[int]
 ) -> list[tuple[int, int] | None]: ...
-
 def decode_batch(
     payload: bytes,
 ) -> tuple[float | None, int | None, list[tuple[object, ...]], list[tuple[str, int | None]]]:

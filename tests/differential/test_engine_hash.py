@@ -1,4 +1,7 @@
-"""The native chain against Python's own pickle, CBOR and digests."""
+"""The native `engine_chain`, `engine_chain_keys` and `engine_none_hash` against pickle and CBOR.
+
+Python's own encoders and digests are the model.
+"""
 
 from array import array
 

@@ -1,0 +1,95 @@
+"""A real vLLM in a process of its own: prompts in, its own account of cache hits out.
+
+`python engine_process.py` reads JSON lines from standard input: first the settings of the engine
+(`{"model", "endpoint", "block_size", "num_blocks", "max_model_len"}`), then prompts
+(`{"prompt": [...], "max_tokens": n}`). Each is answered by one line: `{"ready": true}`, then
+`{"cached": tokens the engine reused, "published": messages sent so far, "output": [...]}`.
+It never imports kvbraid: what it says is the truth the tests compare with.
+"""
+
+import json
+import os
+import sys
+from typing import Any, TextIO
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "PYTHONHASHSEED": "0",
+    "OMP_NUM_THREADS": "1",  # Two threads on two cores spin against each other.
+}
+"""What the process must be started with (the hash seed is read when the interpreter starts)."""
+
+
+def private_stdout() -> TextIO:
+    """Keep standard output for answers; whatever the engine prints goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return answers
+
+
+def start(settings: dict[str, Any]) -> Any:  # noqa: ANN401 - vLLM exists only in .venv-vllm.
+    from vllm import LLM
+    from vllm.config import KVEventsConfig
+
+    return LLM(
+        model=settings["model"],
+        load_format="dummy",
+        enforce_eager=True,
+        block_size=settings["block_size"],
+        num_gpu_blocks_override=settings["num_blocks"],
+        max_model_len=settings["max_model_len"],
+        max_num_batched_tokens=4_096,
+        max_num_seqs=4,
+        enable_prefix_caching=True,
+        async_scheduling=False,
+        kv_events_config=KVEventsConfig(
+            enable_kv_cache_events=True, publisher="zmq", endpoint=settings["endpoint"]
+        ),
+    )
+
+
+def count_published() -> list[int]:
+    """Count the engine's published messages in a one-element list, from now on."""
+    from vllm.distributed.kv_events import ZmqEventPublisher
+
+    count = [0]
+    publish = ZmqEventPublisher.publish
+
+    def counting(self: Any, events: Any) -> None:  # noqa: ANN401 - vLLM's own types.
+        count[0] += 1
+        publish(self, events)
+
+    ZmqEventPublisher.publish = counting
+    return count
+
+
+def main() -> None:
+    answers = private_stdout()
+    published = count_published()
+    engine = start(json.loads(sys.stdin.readline()))
+    from vllm import SamplingParams
+
+    print(json.dumps({"ready": True}), file=answers)
+    for line in sys.stdin:
+        request = json.loads(line)
+        (result,) = engine.generate(
+            {"prompt_token_ids": request["prompt"]},
+            SamplingParams(max_tokens=request["max_tokens"], ignore_eos=True, temperature=0.0),
+            use_tqdm=False,
+        )
+        answer = {
+            "cached": result.num_cached_tokens,
+            "published": published[0],
+            "output": list(result.outputs[0].token_ids),
+        }
+        print(json.dumps(answer), file=answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The live models and how a test holds one running engine: prompts, truths, and its messages.
+
+The subscriber binds and the engine connects, over real ZeroMQ; the messages of a request are read
+until as many have come as the engine says it published.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import zmq
+from kvbraid.spec import GroupSpec, SpecKind, Topology
+
+from tests.vllm.engine_process import ENVIRONMENT
+
+PROGRAM: Final = Path(__file__).with_name("engine_process.py")
+MESSAGE_TIMEOUT_MS: Final = 10_000
+
+
+def _full(block_size: int) -> GroupSpec:
+    return GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=block_size)
+
+
+def _window(window: int) -> GroupSpec:
+    return GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=32, window=window)
+
+
+def _topology(*groups: GroupSpec) -> Topology:
+    return Topology(groups=groups, hash_algo="sha256", hash_seed="0")
+
+
+@dataclass(frozen=True, slots=True)
+class LiveModel:
+    """A tiny model, the pool that makes it evict, and what an operator would configure."""
+
+    folder: str
+    block_size: int
+    num_blocks: int
+    topology: Topology
+    max_model_len: int = 1_200
+
+
+MODELS: Final = (
+    LiveModel("gptoss", 32, 180, _topology(_window(128), _full(32))),
+    LiveModel("gemma3", 32, 400, _topology(*[_window(256)] * 5, _full(32))),
+    LiveModel(
+        "llama4",
+        32,
+        400,
+        _topology(
+            *[GroupSpec(kind=SpecKind.CHUNKED_LOCAL_ATTENTION, block_size=32, chunk=256)] * 3,
+            _full(32),
+        ),
+    ),
+    LiveModel(
+        "qwen3next",
+        128,
+        120,
+        _topology(*[GroupSpec(kind=SpecKind.MAMBA, block_size=128)] * 3, _full(128)),
+    ),
+    LiveModel("mistral_swa", 32, 90, _topology(_window(256))),
+)
+
+
+def models_folder() -> Path:
+    """Return the folder of tiny models; fail and say how to get it."""
+    beside = Path(__file__).resolve().parents[3] / "shared" / "models" / "tiny"
+    folder = Path(os.environ.get("KVBRAID_TINY_MODELS", beside))
+    if not folder.is_dir():
+        pytest.fail(f"no tiny models at {folder}; set KVBRAID_TINY_MODELS to their folder")
+    return folder
+
+
+class LiveEngine:
+    """One running engine. Not thread-safe; a request at a time."""
+
+    def __init__(self, process: subprocess.Popen[str], subscriber: "zmq.Socket[bytes]") -> None:
+        self._process = process
+        self._subscriber = subscriber
+        self._num_received = 0
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None  # Started with pipes.
+        assert self._process.stdout is not None
+        print(json.dumps(message), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        assert line, f"the engine ended with status {self._process.wait()}; see stderr"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def start(self, model: LiveModel, endpoint: str) -> None:
+        """Load the model; returns when it takes requests."""
+        self._subscriber.poll(0)  # A binding subscriber subscribes only inside a call.
+        settings = {
+            "model": str(models_folder() / model.folder),
+            "endpoint": endpoint,
+            "block_size": model.block_size,
+            "num_blocks": model.num_blocks,
+            "max_model_len": model.max_model_len,
+        }
+        assert self._ask(settings) == {"ready": True}
+
+    def generate(self, prompt: list[int], max_tokens: int) -> tuple[int, list[int], list[bytes]]:
+        """Return the tokens the engine reused, its output, and the payloads it published."""
+        self._subscriber.poll(50 if self._num_received == 0 else 0)
+        answer = self._ask({"prompt": prompt, "max_tokens": max_tokens})
+        return answer["cached"], answer["output"], list(self._payloads(answer["published"]))
+
+    def _payloads(self, published: int) -> Iterator[bytes]:
+        while self._num_received < published:
+            arrived = self._subscriber.poll(MESSAGE_TIMEOUT_MS)
+            assert arrived, f"message {self._num_received} of {published} never came"
+            _topic, sequence, payload = self._subscriber.recv_multipart()
+            assert int.from_bytes(sequence, "big") == self._num_received
+            self._num_received += 1
+            yield payload
+
+
+@contextlib.contextmanager
+def running(model: LiveModel) -> Iterator[LiveEngine]:
+    """Start the model's engine and stop it at the end."""
+    cache = str(Path(sys.prefix) / "engine-cache")  # What an engine compiles at its first start.
+    with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
+        subscriber.set_hwm(0)
+        subscriber.linger = 0
+        subscriber.subscribe(b"")
+        subscriber.bind("tcp://127.0.0.1:*")
+        environment = os.environ | ENVIRONMENT
+        environment |= {"VLLM_CACHE_ROOT": cache, "TORCHINDUCTOR_CACHE_DIR": cache}
+        with subprocess.Popen(
+            [sys.executable, str(PROGRAM)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        ) as process:
+            try:
+                engine = LiveEngine(process, subscriber)
+                engine.start(model, subscriber.getsockopt_string(zmq.LAST_ENDPOINT))
+                yield engine
+            finally:
+                process.kill()
