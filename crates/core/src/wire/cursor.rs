@@ -1,7 +1,7 @@
 //! A position in MessagePack bytes: heads, typed values, and skipping.
 //!
-//! Law: a length is believed only when that many bytes are left, so nobody reserves more than the
-//! input could fill. Skipping keeps a count instead of a stack: nesting costs nothing and has no
+//! Law: a length above fifteen is believed only when that many bytes are left, so nobody reserves
+//! more than the input could fill. Skipping keeps a count instead of a stack: nesting costs nothing and has no
 //! limit. Everything returns the reason of refusal. Where the bytes end too early a reader may name
 //! another reason than `MalformedBatch`: the caller's skip of the whole value settles it.
 
@@ -15,6 +15,51 @@ pub(super) type Read<T> = Result<T, RefusalReason>;
 const TRUNCATED: RefusalReason = RefusalReason::MalformedBatch;
 const WRONG_TYPE: RefusalReason = RefusalReason::MalformedEvent;
 const NIL: u8 = 0xc0;
+
+/// Where a token's bits lie in the eight bytes at its marker, and how many bytes it takes.
+#[derive(Debug, Clone, Copy)]
+struct TokenWidth {
+    skip: u8,
+    shift: u8,
+    /// 0: not one of the usual markers.
+    len: u8,
+}
+
+const UNUSUAL: TokenWidth = TokenWidth {
+    skip: 0,
+    shift: 0,
+    len: 0,
+};
+
+/// The width of a token by its marker: fixint, u8, u16 and u32.
+const TOKEN_WIDTHS: [TokenWidth; 256] = {
+    let mut widths = [UNUSUAL; 256];
+    let mut marker = 0;
+    while marker < 0x80 {
+        widths[marker] = TokenWidth {
+            skip: 0,
+            shift: 56,
+            len: 1,
+        };
+        marker += 1;
+    }
+    widths[0xcc] = TokenWidth {
+        skip: 8,
+        shift: 56,
+        len: 2,
+    };
+    widths[0xcd] = TokenWidth {
+        skip: 8,
+        shift: 48,
+        len: 3,
+    };
+    widths[0xce] = TokenWidth {
+        skip: 8,
+        shift: 32,
+        len: 5,
+    };
+    widths
+};
 
 /// What a value is; for texts, bytes and containers: how long.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -66,14 +111,17 @@ impl<'a> Cursor<'a> {
         is_same
     }
 
+    #[inline]
     pub(super) fn peek(&self) -> Option<u8> {
         self.bytes.get(self.at).copied()
     }
 
+    #[inline]
     fn remaining(&self) -> usize {
         self.bytes.len() - self.at
     }
 
+    #[inline]
     fn fixed<const N: usize>(&mut self) -> Read<[u8; N]> {
         let bytes = self.bytes[self.at..].first_chunk::<N>().ok_or(TRUNCATED)?;
         self.at += N;
@@ -88,6 +136,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Reads the head of a value and stops before its body, which fits what is left.
+    #[inline]
     pub(super) fn head(&mut self) -> Read<Head> {
         let head = self.promise()?;
         let at_least = match head {
@@ -159,7 +208,17 @@ impl<'a> Cursor<'a> {
     }
 
     /// Steps over one value, however deeply nested.
+    #[inline]
     pub(super) fn skip(&mut self) -> Read<()> {
+        // Most values that are skipped are nulls, booleans and small integers.
+        if let Some(0..=0x7f | 0xe0..=0xff | NIL | 0xc2 | 0xc3) = self.peek() {
+            self.at += 1;
+            return Ok(());
+        }
+        self.skip_tree()
+    }
+
+    fn skip_tree(&mut self) -> Read<()> {
         let mut values = 1_u64;
         while values > 0 {
             values -= 1;
@@ -174,8 +233,11 @@ impl<'a> Cursor<'a> {
     }
 
     /// Steps over a null if one stands here.
+    #[inline]
     pub(super) fn take_null(&mut self) -> bool {
-        self.take_same(&[NIL])
+        let is_null = self.peek() == Some(NIL);
+        self.at += usize::from(is_null);
+        is_null
     }
 
     /// Steps over `count` nulls if that is what stands here.
@@ -189,6 +251,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Reads a value, or null as `None`.
+    #[inline]
     pub(super) fn optional<T>(
         &mut self,
         read: impl FnOnce(&mut Self) -> Read<T>,
@@ -201,6 +264,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// The number of elements of the array that starts here.
+    #[inline]
     pub(super) fn array(&mut self) -> Read<u32> {
         if let Head::Array(len) = self.head()? {
             Ok(len)
@@ -228,7 +292,12 @@ impl<'a> Cursor<'a> {
     }
 
     /// An integer of 0..=4294967295.
+    #[inline]
     pub(super) fn u32(&mut self) -> Read<u32> {
+        if let Some(value @ 0..=0x7f) = self.peek() {
+            self.at += 1;
+            return Ok(u32::from(value));
+        }
         u32::try_from(self.int()?).map_err(|_| WRONG_TYPE)
     }
 
@@ -249,6 +318,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// The bytes of a text; UTF-8 is not checked.
+    #[inline]
     pub(super) fn str_bytes(&mut self) -> Read<&'a [u8]> {
         // Names of fields and events are short: the head of most is one byte.
         if let Some(marker @ 0xa0..=0xbf) = self.peek() {
@@ -290,6 +360,7 @@ impl<'a> Cursor<'a> {
         clippy::cast_sign_loss,
         reason = "64 bits, kept"
     )]
+    #[inline]
     pub(super) fn hash(&mut self) -> Read<u64> {
         if let Some(&[0xcf, bits @ ..]) = self.bytes[self.at..].first_chunk::<9>() {
             self.at += 9;
@@ -309,30 +380,34 @@ impl<'a> Cursor<'a> {
     }
 
     /// Reads `count` token ids.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the shift leaves at most 32 bits"
+    )]
     pub(super) fn tokens(&mut self, count: u32, tokens: &mut Vec<u32>) -> Read<()> {
-        tokens.reserve(count as usize);
-        for _ in 0..count {
-            let token = match self.bytes[self.at..].first_chunk::<5>() {
-                Some(&[value @ 0..=0x7f, ..]) => {
-                    self.at += 1;
-                    u32::from(value)
-                }
-                Some(&[0xcc, value, ..]) => {
-                    self.at += 2;
-                    u32::from(value)
-                }
-                Some(&[0xcd, a, b, ..]) => {
-                    self.at += 3;
-                    u32::from(u16::from_be_bytes([a, b]))
-                }
-                Some(&[0xce, a, b, c, d]) => {
-                    self.at += 5;
-                    u32::from_be_bytes([a, b, c, d])
-                }
-                _ => self.token()?,
-            };
-            tokens.push(token);
+        let start = tokens.len();
+        tokens.resize(start + count as usize, 0);
+        let mut at = self.at;
+        for token in &mut tokens[start..] {
+            // Eight bytes hold any usual token: no branch depends on how wide it is.
+            let eight = self
+                .bytes
+                .get(at..at + 8)
+                .and_then(<[u8]>::first_chunk::<8>);
+            let width = eight.map_or(UNUSUAL, |eight| TOKEN_WIDTHS[usize::from(eight[0])]);
+            if let Some(eight) = eight
+                && width.len > 0
+            {
+                let bits = u64::from_be_bytes(*eight);
+                *token = (bits << (width.skip & 63) >> (width.shift & 63)) as u32;
+                at += usize::from(width.len);
+            } else {
+                self.at = at;
+                *token = self.token()?;
+                at = self.at;
+            }
         }
+        self.at = at;
         Ok(())
     }
 

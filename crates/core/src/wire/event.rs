@@ -78,7 +78,7 @@ impl<'a, 'p> EventReader<'a, 'p> {
         let tag = match self.cursor.head()? {
             Head::Array(len) => self.positional_fields(len)?,
             Head::Map(len) => {
-                let tag = find_tag(self.cursor, len)?;
+                let tag = Tag::find(self.cursor, len)?;
                 self.named_fields(tag, len)?;
                 tag
             }
@@ -118,10 +118,11 @@ impl<'a, 'p> EventReader<'a, 'p> {
 
     /// Reads a map of `len` entries: fields by name, in any order.
     fn named_fields(&mut self, tag: Tag, len: u32) -> Read<()> {
+        let mut next = 0;
         for _ in 0..len {
-            match key(&mut self.cursor)?.and_then(Field::named) {
-                Some(field) if tag.has(field) => self.field(tag, field)?,
-                _ => self.cursor.skip()?,
+            match tag.take_key(&mut self.cursor, &mut next)? {
+                Some(field) => self.field(tag, field)?,
+                None => self.cursor.skip()?,
             }
         }
         Ok(())
@@ -190,12 +191,19 @@ impl<'a, 'p> EventReader<'a, 'p> {
 
     /// Steps over a list that is read when the event is complete. Empty when null.
     fn raw_list(&mut self) -> Read<&'p [u8]> {
-        let start = self.cursor.at();
         if self.cursor.take_null() {
             return Ok(&[]);
         }
-        self.cursor.skip()?;
-        Ok(self.cursor.since(start))
+        let start = self.cursor;
+        let is_list_of_nulls = self
+            .cursor
+            .array()
+            .is_ok_and(|len| self.cursor.take_nulls(len as usize));
+        if !is_list_of_nulls {
+            self.cursor = start;
+            self.cursor.skip()?;
+        }
+        Ok(self.cursor.since(start.at()))
     }
 
     /// A text, `None` when null or empty.
@@ -208,16 +216,16 @@ impl<'a, 'p> EventReader<'a, 'p> {
     }
 
     fn medium(&mut self) -> Read<Medium> {
+        let mut ahead = self.cursor;
+        if let Some(known) = Medium::from_bytes(ahead.str_bytes().unwrap_or_default()) {
+            self.cursor = ahead;
+            return Ok(known);
+        }
         let Some(text) = self.text()? else {
             return Ok(Medium::default());
         };
-        let known = Medium::from_name(self.batch.text(text));
-        if known.is_some() {
-            self.batch.texts.truncate(text.start as usize);
-        } else {
-            self.batch.texts[text.range()].make_ascii_lowercase();
-        }
-        Ok(known.unwrap_or(Medium::Other(text)))
+        self.batch.texts[text.range()].make_ascii_lowercase();
+        Ok(Medium::Other(text))
     }
 
     fn lora_name_or_metadata(&mut self, tag: Tag) -> Read<()> {
@@ -232,15 +240,18 @@ impl<'a, 'p> EventReader<'a, 'p> {
     }
 
     fn kind(&mut self) -> Read<Option<SpecKind>> {
-        let Some(name) = self
-            .cursor
-            .optional(|cursor| cursor.text(self.limits.max_text_bytes))?
-        else {
+        if self.cursor.take_null() {
             return Ok(None);
-        };
-        let kind = SpecKind::from_name(name);
-        self.draft.has_unknown_kind = kind.is_none();
-        Ok(Some(kind.unwrap_or(SpecKind::Unknown)))
+        }
+        let mut ahead = self.cursor;
+        let name = ahead.str_bytes().unwrap_or_default();
+        if let Some((_, kind)) = SpecKind::NAMES.iter().find(|(n, _)| n.as_bytes() == name) {
+            self.cursor = ahead;
+            return Ok(Some(*kind));
+        }
+        self.cursor.text(self.limits.max_text_bytes)?;
+        self.draft.has_unknown_kind = true;
+        Ok(Some(SpecKind::Unknown))
     }
 
     /// Reads what depends on other fields, and compares with the previous store.
@@ -295,27 +306,6 @@ impl<'a, 'p> EventReader<'a, 'p> {
         let of = (blocks, self.draft.stored.block_size);
         keys::lookahead_of_pairs(self.batch, self.seconds, of)
     }
-}
-
-/// Looks through a map of `len` entries for its tag, which engines put first.
-fn find_tag(mut cursor: Cursor<'_>, len: u32) -> Read<Tag> {
-    for _ in 0..len {
-        if key(&mut cursor)?.and_then(Field::named) == Some(Field::Type) {
-            return Tag::named(cursor.str_bytes()?).ok_or(RefusalReason::UnknownEvent);
-        }
-        cursor.skip()?;
-    }
-    Err(RefusalReason::MalformedEvent)
-}
-
-/// The key of a map entry; `None` when it is no text, which no field has.
-fn key<'p>(cursor: &mut Cursor<'p>) -> Read<Option<&'p [u8]>> {
-    let mut ahead = *cursor;
-    if let Ok(name) = ahead.str_bytes() {
-        *cursor = ahead;
-        return Ok(Some(name));
-    }
-    cursor.skip().map(|()| None)
 }
 
 fn group(cursor: &mut Cursor<'_>) -> Read<u32> {

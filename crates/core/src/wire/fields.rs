@@ -1,5 +1,8 @@
 //! How both spellings of an event name its fields: the one table of the wire.
 
+use crate::wire::RefusalReason;
+use crate::wire::cursor::{Cursor, Read};
+
 /// The events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tag {
@@ -48,22 +51,81 @@ impl Tag {
         }
     }
 
-    /// Whether the event has this field; others are ignored, like unknown ones.
-    pub(super) fn has(self, field: Field) -> bool {
+    /// The fields of the map spelling in the order in which vLLM declares them, each under its
+    /// name as MessagePack writes it: the first byte is the head of the text. Others are ignored.
+    fn names(self) -> &'static [(&'static [u8], Field)] {
         match self {
-            Self::Stored => true,
-            Self::Removed => matches!(
-                field,
-                Field::Type
-                    | Field::BlockHashes
-                    | Field::Medium
-                    | Field::Group
-                    | Field::Locality
-                    | Field::Ownership
-            ),
-            Self::Cleared => false,
+            Self::Stored => &[
+                (b"\xa4type", Field::Type),
+                (b"\xacblock_hashes", Field::BlockHashes),
+                (b"\xb1parent_block_hash", Field::Parent),
+                (b"\xa9token_ids", Field::Tokens),
+                (b"\xaablock_size", Field::BlockSize),
+                (b"\xa7lora_id", Field::LoraId),
+                (b"\xa6medium", Field::Medium),
+                (b"\xa9lora_name", Field::LoraName),
+                (b"\xaaextra_keys", Field::ExtraKeys),
+                (b"\xa9group_idx", Field::Group),
+                (b"\xb2kv_cache_spec_kind", Field::Kind),
+                (b"\xbckv_cache_spec_sliding_window", Field::Window),
+                (b"\xa8locality", Field::Locality),
+                (b"\xa9ownership", Field::Ownership),
+                (b"\xb3lookahead_token_ids", Field::Lookahead),
+                (b"\xaacache_salt", Field::CacheSalt),
+            ],
+            Self::Removed => &[
+                (b"\xa4type", Field::Type),
+                (b"\xacblock_hashes", Field::BlockHashes),
+                (b"\xa6medium", Field::Medium),
+                (b"\xa9group_idx", Field::Group),
+                (b"\xa8locality", Field::Locality),
+                (b"\xa9ownership", Field::Ownership),
+            ],
+            Self::Cleared => &[],
         }
     }
+
+    /// Steps over the key of a map entry: its field, `None` when the event has no such field.
+    ///
+    /// Looks from `next` on first, and moves it behind what was found: engines write in order.
+    pub(super) fn take_key(self, cursor: &mut Cursor<'_>, next: &mut usize) -> Read<Option<Field>> {
+        let names = self.names();
+        let head = cursor.peek().unwrap_or_default();
+        for (at, (name, field)) in names.iter().enumerate().skip(*next) {
+            if name[0] == head && cursor.take_same(name) {
+                *next = at + 1;
+                return Ok(Some(*field));
+            }
+        }
+        let Some(key) = take_any_key(cursor)? else {
+            return Ok(None);
+        };
+        Ok(names
+            .iter()
+            .find(|(name, _)| &name[1..] == key)
+            .map(|(_, field)| *field))
+    }
+
+    /// Looks through a map of `len` entries for its tag, which engines put first.
+    pub(super) fn find(mut cursor: Cursor<'_>, len: u32) -> Read<Self> {
+        for _ in 0..len {
+            if take_any_key(&mut cursor)? == Some(b"type") {
+                return Self::named(cursor.str_bytes()?).ok_or(RefusalReason::UnknownEvent);
+            }
+            cursor.skip()?;
+        }
+        Err(RefusalReason::MalformedEvent)
+    }
+}
+
+/// Steps over a key; `None` when it is no text, which no field has.
+fn take_any_key<'p>(cursor: &mut Cursor<'p>) -> Read<Option<&'p [u8]>> {
+    let mut ahead = *cursor;
+    if let Ok(key) = ahead.str_bytes() {
+        *cursor = ahead;
+        return Ok(Some(key));
+    }
+    cursor.skip().map(|()| None)
 }
 
 /// The fields that are read.
@@ -77,8 +139,6 @@ pub(super) enum Field {
     LoraId,
     Medium,
     LoraName,
-    /// Position 7 of the array spelling: a LoRA name, or SGLang's map of named fields.
-    LoraNameOrMetadata,
     ExtraKeys,
     Group,
     Kind,
@@ -87,31 +147,8 @@ pub(super) enum Field {
     Ownership,
     Lookahead,
     CacheSalt,
-}
-
-impl Field {
-    /// The field with this name in the map spelling.
-    pub(super) fn named(name: &[u8]) -> Option<Self> {
-        match name {
-            b"type" => Some(Self::Type),
-            b"block_hashes" => Some(Self::BlockHashes),
-            b"parent_block_hash" => Some(Self::Parent),
-            b"token_ids" => Some(Self::Tokens),
-            b"block_size" => Some(Self::BlockSize),
-            b"lora_id" => Some(Self::LoraId),
-            b"medium" => Some(Self::Medium),
-            b"lora_name" => Some(Self::LoraName),
-            b"extra_keys" => Some(Self::ExtraKeys),
-            b"group_idx" => Some(Self::Group),
-            b"kv_cache_spec_kind" => Some(Self::Kind),
-            b"kv_cache_spec_sliding_window" => Some(Self::Window),
-            b"locality" => Some(Self::Locality),
-            b"ownership" => Some(Self::Ownership),
-            b"lookahead_token_ids" => Some(Self::Lookahead),
-            b"cache_salt" => Some(Self::CacheSalt),
-            _ => None,
-        }
-    }
+    /// Position 7 of the array spelling: a LoRA name, or SGLang's map of named fields.
+    LoraNameOrMetadata,
 }
 
 /// A set of fields.
