@@ -11,7 +11,6 @@
 
 use super::plan::{Demand, Plan, Spec};
 use super::{HOLDERS, Held};
-use crate::spec::GroupSpec;
 
 /// Words that a sweep reuses.
 #[derive(Debug, Default)]
@@ -25,15 +24,24 @@ pub(super) struct Buffers {
     pub(super) lines: super::dialect::Lines,
 }
 
-/// Tokens that each holder of `mask` can resume.
+/// Tokens that each holder can resume.
 pub(super) fn resume(plan: &Plan, held: &Held, buffers: &mut Buffers) -> [u32; HOLDERS] {
-    let mut top = plan.limit / plan.step;
-    buffers.accept.clear();
-    buffers.accept.resize(top, plan.mask);
-    for (index, spec) in plan.full_first() {
-        if top == 0 {
-            break;
-        }
+    let mut limits = [plan.limit; HOLDERS];
+    for (index, spec) in plan.prefixes() {
+        lower(&mut limits, &reach(plan, held, (index, spec), buffers));
+    }
+    for (bit, limit) in limits.iter_mut().enumerate() {
+        *limit = if plan.mask >> bit & 1 == 1 {
+            *limit / plan.step
+        } else {
+            0
+        };
+    }
+    if plan.others().next().is_none() {
+        return limits.map(|steps| plan.tokens(steps * plan.step));
+    }
+    let mut top = allow(&mut buffers.accept, &limits);
+    for (index, spec) in plan.others() {
         accept(
             plan,
             held,
@@ -41,16 +49,95 @@ pub(super) fn resume(plan: &Plan, held: &Held, buffers: &mut Buffers) -> [u32; H
             top * plan.step / spec.grain,
             buffers,
         );
+        let per_step = plan.step / spec.grain;
         top = narrow(
             &mut buffers.accept[..top],
             &buffers.words,
-            plan.step / spec.grain,
+            per_step,
             spec.extra(),
         );
     }
-    last_set(&buffers.accept[..top], plan.mask, |step| {
-        plan.tokens((step + 1) * plan.step)
-    })
+    last_set(&buffers.accept[..top], plan.mask).map(|steps| plan.tokens(steps * plan.step))
+}
+
+/// Fills `accept` with the holders whose limit is not below each step; returns the highest limit.
+fn allow(accept: &mut Vec<u64>, limits: &[usize; HOLDERS]) -> usize {
+    let top = limits.iter().copied().max().unwrap_or(0);
+    accept.clear();
+    accept.resize(top, 0);
+    for (bit, limit) in limits.iter().enumerate().filter(|(_, limit)| **limit > 0) {
+        accept[limit - 1] |= 1 << bit;
+    }
+    let mut allowed = 0;
+    for word in accept.iter_mut().rev() {
+        allowed |= *word;
+        *word = allowed;
+    }
+    top
+}
+
+fn lower(limits: &mut [usize; HOLDERS], by: &[usize; HOLDERS]) {
+    for (limit, by) in limits.iter_mut().zip(by) {
+        *limit = (*limit).min(*by);
+    }
+}
+
+/// How far a full spec reaches per holder, in units, what must lie beyond already taken off.
+pub(super) fn reach(
+    plan: &Plan,
+    held: &Held,
+    (index, spec): (usize, &Spec),
+    buffers: &mut Buffers,
+) -> [usize; HOLDERS] {
+    let count = (plan.limit / spec.grain + spec.extra()).min(plan.units / spec.grain);
+    let words = &mut buffers.words;
+    let mut members = plan.members(index);
+    let grains = if spec.is_fine() {
+        words.clear();
+        words.resize(count.min(plan.probe_limit / spec.grain), plan.mask);
+        fine_reach(plan, held, index, words);
+        last_set(words, plan.mask)
+    } else if let (Some(only), None) = (members.next(), members.next()) {
+        let blocks = slice(held.whole, only).chunks_exact(spec.block);
+        run(
+            blocks.map(|block| block[spec.block - 1]).take(count),
+            plan.mask,
+        )
+    } else {
+        words.clear();
+        words.resize(count, plan.mask);
+        gather(plan, held, index, words);
+        run(words.iter().copied(), plan.mask)
+    };
+    grains.map(|grains| grains.saturating_sub(spec.extra()) * spec.grain)
+}
+
+/// How many words from the first on each holder has.
+fn run(words: impl Iterator<Item = u64>, mask: u64) -> [usize; HOLDERS] {
+    let mut counts = [0; HOLDERS];
+    let mut alive = mask;
+    let mut count = 0;
+    for word in words {
+        let lost = alive & !word;
+        if lost != 0 {
+            note(&mut counts, lost, count);
+            alive &= word;
+            if alive == 0 {
+                break;
+            }
+        }
+        count += 1;
+    }
+    note(&mut counts, alive, count);
+    counts
+}
+
+/// Notes `value` for each of the holders.
+fn note(values: &mut [usize; HOLDERS], mut holders: u64, value: usize) {
+    while holders != 0 {
+        values[holders.trailing_zeros() as usize] = value;
+        holders &= holders - 1;
+    }
 }
 
 /// ANDs one spec's grains into the steps; returns how many steps are still alive.
@@ -70,19 +157,18 @@ fn narrow(steps: &mut [u64], grains: &[u64], grains_per_step: usize, extra: usiz
     alive.map_or(0, |last| last + 1)
 }
 
-/// For each bit of `mask`, `value` of the last word that has it; 0 where none does.
-fn last_set(words: &[u64], mask: u64, value: impl Fn(usize) -> u32) -> [u32; HOLDERS] {
+/// For each bit of `mask`, one more than the index of the last word that has it; 0 where none does.
+fn last_set(words: &[u64], mask: u64) -> [usize; HOLDERS] {
     let mut answers = [0; HOLDERS];
     let mut pending = mask;
     for (index, word) in words.iter().enumerate().rev() {
-        let mut found = word & pending;
-        pending &= !found;
-        while found != 0 {
-            answers[found.trailing_zeros() as usize] = value(index);
-            found &= found - 1;
-        }
-        if pending == 0 {
-            break;
+        let found = word & pending;
+        if found != 0 {
+            note(&mut answers, found, index + 1);
+            pending &= !found;
+            if pending == 0 {
+                break;
+            }
         }
     }
     answers
@@ -103,17 +189,9 @@ fn accept(
     let words = &mut buffers.words;
     words.clear();
     words.resize(count, mask);
+    gather(plan, held, index, words);
     match spec.demand {
-        Demand::Prefix if spec.is_fine() => {
-            words.truncate(plan.probe_limit / spec.grain);
-            fine_reach(plan, held, index, words);
-        }
-        Demand::Prefix => {
-            gather(plan, held, index, words);
-            run(words);
-        }
         Demand::Window { blocks } => {
-            gather(plan, held, index, words);
             let needed = blocks + spec.extra();
             if needed == 0 {
                 words.fill(mask);
@@ -121,11 +199,8 @@ fn accept(
                 slide(words, needed, &mut buffers.suffix);
             }
         }
-        Demand::Chunk { tokens } => {
-            gather(plan, held, index, words);
-            restart(words, tokens, spec, mask);
-        }
-        Demand::Checkpoint => gather(plan, held, index, words),
+        Demand::Chunk { tokens } => restart(words, tokens, spec, mask),
+        Demand::Prefix | Demand::Checkpoint => {} // A prefix has a `reach` instead.
     }
 }
 
@@ -169,19 +244,6 @@ fn entry(whole: &[u64], partial: &[u64], spec: &Spec, end: usize) -> u64 {
 /// The words of one group; what was not given is not held.
 pub(super) fn slice<'a>(groups: &[&'a [u64]], group: usize) -> &'a [u64] {
     groups.get(group).copied().unwrap_or(&[])
-}
-
-/// Running AND; ends the words where nobody is left.
-fn run(words: &mut Vec<u64>) {
-    let mut alive = u64::MAX;
-    for at in 0..words.len() {
-        alive &= words[at];
-        if alive == 0 {
-            words.truncate(at);
-            return;
-        }
-        words[at] = alive;
-    }
 }
 
 /// AND over the last `needed` words, or over all of them near the start.
@@ -305,56 +367,31 @@ fn reach_of(plan: &Plan, index: usize, words: &mut [u64], entry_at: impl Fn(usiz
     }
 }
 
-/// How far all full groups are held, per holder, in tokens. The plan must not be a probing one.
+/// How far all full groups are held, per holder, in tokens. The plan must look at all.
 pub(super) fn full_reach(plan: &Plan, held: &Held, buffers: &mut Buffers) -> [u32; HOLDERS] {
-    let mut reach = [u32::MAX; HOLDERS];
+    let mut limits = [plan.units; HOLDERS];
     for (index, spec) in plan.specs.iter().enumerate() {
         if spec.group.kind.is_full() {
-            let bare = Spec {
-                group: GroupSpec {
-                    eagle: false,
-                    ..spec.group
-                },
-                ..*spec
-            };
-            accept(plan, held, (index, &bare), plan.units / spec.grain, buffers);
-            let own = last_set(&buffers.words, plan.mask, |at| {
-                plan.tokens((at + 1) * spec.grain)
-            });
-            for (all, own) in reach.iter_mut().zip(own) {
-                *all = own.min(*all);
-            }
+            lower(
+                &mut limits,
+                &reach(plan, held, (index, &spec.without_extra()), buffers),
+            );
         }
     }
-    reach
+    limits.map(|units| plan.tokens(units))
 }
 
 /// How far the blocks of any group cover the request without a gap, per holder, in tokens.
 pub(super) fn coverage(plan: &Plan, held: &Held) -> [u32; HOLDERS] {
-    let mut reach = [0; HOLDERS];
-    let mut alive = plan.mask;
-    for unit in 0..plan.units {
-        let mut covered = 0;
-        for (group, spec) in plan.spec_of.iter().enumerate() {
+    let covered = |unit: usize| {
+        let specs = plan.spec_of.iter().enumerate();
+        specs.fold(0, |any, (group, spec)| {
             let Some(spec) = spec.map(|index| &plan.specs[index]) else {
-                continue;
+                return any;
             };
             let end = (unit / spec.block + 1) * spec.block;
-            covered |= slice(held.whole, group).get(end - 1).copied().unwrap_or(0);
-        }
-        let mut lost = alive & !covered;
-        alive &= covered;
-        while lost != 0 {
-            reach[lost.trailing_zeros() as usize] = plan.tokens(unit);
-            lost &= lost - 1;
-        }
-        if alive == 0 {
-            break;
-        }
-    }
-    while alive != 0 {
-        reach[alive.trailing_zeros() as usize] = plan.tokens(plan.units);
-        alive &= alive - 1;
-    }
-    reach
+            any | slice(held.whole, group).get(end - 1).copied().unwrap_or(0)
+        })
+    };
+    run((0..plan.units).map(covered), plan.mask).map(|units| plan.tokens(units))
 }

@@ -122,23 +122,23 @@ fn accepts(plan: &Plan, held: &Held, group: usize, end: usize, known: usize) -> 
     if !end.is_multiple_of(spec.grain) {
         return 0;
     }
-    let last = end / spec.grain + spec.extra();
-    let last_block = end / spec.block;
+    let own = end / spec.grain;
+    let last = own + spec.extra();
     let first = match spec.demand {
         Demand::Prefix if spec.is_fine() => {
             return reaches(plan, held, (index, group), last);
         }
         Demand::Prefix => known / spec.block,
-        Demand::Window { blocks } => last_block.saturating_sub(blocks),
+        Demand::Window { blocks } => own.saturating_sub(blocks),
         Demand::Chunk { tokens } => {
             (plan.tokens(end) / tokens * tokens / spec.group.block_size) as usize
         }
-        Demand::Checkpoint => end / spec.grain - 1,
+        Demand::Checkpoint => own - 1,
     };
     if last > plan.units / spec.grain {
         return 0;
     }
-    let needed = first.min(last_block)..last;
+    let needed = first.min(own)..last;
     needed.fold(plan.mask, |all, at| {
         all & member_entry(plan, held, index, group, at + 1)
     })
