@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from kvbraid import _native
 from kvbraid.resume import encode
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
@@ -13,8 +13,23 @@ from tests.reference import resume as rule
 from tests.reference import vllm_search
 from tests.reference.topologies import Case, engine_topologies, in_front_of
 
+A_SECOND_FULL_SPEC_REACHES_LESS = Case(
+    Topology(
+        groups=(
+            GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=2, eagle=True),
+            GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=1),
+        ),
+        hash_block_size=1,
+        partial_hits=True,
+    ),
+    23,
+    ((frozenset(range(2, 23, 2)), frozenset(range(1, 11))),),
+)
 
+
+@settings(max_examples=300)
 @given(case=engine_topologies().flatmap(in_front_of))
+@example(case=A_SECOND_FULL_SPEC_REACHES_LESS)
 def test_the_dialect_answers_as_the_engine_searches(case: Case) -> None:
     assert native(case) == [
         vllm_search.resume(case.topology, case.num_tokens, holder) for holder in case.holders
@@ -71,8 +86,8 @@ DEPARTURES = (
     ),
     Departure(
         "chunk_start_of_the_candidate",
-        # The candidate 152 lies in the chunk from 140, which starts inside block 17; the answer 136
-        # needs the chunk from 120 on, of which nothing is held.
+        # The candidate 152 lies in the chunk from 140, which starts inside block 17; the answer
+        # 136 needs the chunk from 120 on, of which nothing is held.
         topology(full(8), chunk(20, 8), hash_block=8),
         160,
         (ends(8, 19), ends(8, 14)),

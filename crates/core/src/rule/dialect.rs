@@ -89,10 +89,16 @@ impl Lines {
         }
     }
 
-    /// What can matter to one holder: nothing is read beyond its full specs by more than a grain.
+    /// What can matter to one holder: once its full specs are looked up, nothing is read beyond
+    /// their reach by more than a grain.
     fn seen(&self, index: usize, spec: &Spec) -> Range<usize> {
         let Range { start, end } = self.ranges[index];
-        start..end.min(start + self.bound / spec.grain + 1)
+        match spec.demand {
+            Demand::Prefix => start..end,
+            Demand::Window { .. } | Demand::Chunk { .. } | Demand::Checkpoint => {
+                start..end.min(start + self.bound / spec.grain + 1)
+            }
+        }
     }
 }
 
