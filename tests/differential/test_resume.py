@@ -57,6 +57,11 @@ def test_native_answers_equal_brute_force(case: Case, seed: int, strict: bool) -
     assert native(case, seed, strict=strict) == brute_force(case, strict=strict)
 
 
+@given(case=cases(st.integers(1, 3), max_tokens=300))
+def test_long_requests_equal_brute_force(case: Case) -> None:
+    assert native(case) == brute_force(case)
+
+
 @given(case=cases(MANY_GROUPS, max_tokens=24))
 def test_thirty_two_and_sixty_four_groups_work(case: Case) -> None:
     assert native(case) == brute_force(case)

@@ -65,7 +65,7 @@ impl Lines {
             } else {
                 self.words
                     .resize(start + plan.units / spec.grain, plan.mask);
-                gather(plan, held, index, &mut self.words[start..]);
+                gather(plan, held, index, 0, &mut self.words[start..]);
                 self.reaches.push([plan.units; HOLDERS]);
             }
             self.ranges.push(start..self.words.len());

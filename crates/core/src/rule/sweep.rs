@@ -1,4 +1,4 @@
-//! The rule on words: one forward pass per spec, one backward pass for the answers.
+//! The rule on words: a forward pass for full specs, then tiles from their reach downwards.
 //!
 //! ```text
 //! boundary          1  2  3  4  5  6      (of 64 holders at once, one word each)
@@ -9,8 +9,14 @@
 //! ```
 //! Never looks beyond the reach of the full groups, never orders groups in a way that matters.
 
+use std::ops::Range;
+
 use super::plan::{Demand, Plan, Spec};
 use super::{HOLDERS, Held};
+
+/// Steps looked at first. Most holders resume near the end of what their full groups hold, so the
+/// search goes from there in tiles that grow.
+const FIRST_TILE: usize = 32;
 
 /// Words that a sweep reuses.
 #[derive(Debug, Default)]
@@ -41,23 +47,23 @@ pub(super) fn resume(plan: &Plan, held: &Held, buffers: &mut Buffers) -> [u32; H
         return limits.map(|steps| plan.tokens(steps * plan.step));
     }
     let mut top = allow(&mut buffers.accept, &limits);
-    for (index, spec) in plan.others() {
-        accept(
-            plan,
-            held,
-            (index, spec),
-            top * plan.step / spec.grain,
-            buffers,
-        );
-        let per_step = plan.step / spec.grain;
-        top = narrow(
-            &mut buffers.accept[..top],
-            &buffers.words,
-            per_step,
-            spec.extra(),
-        );
+    let mut answers = [0; HOLDERS];
+    let mut pending = buffers.accept.first().copied().unwrap_or(0);
+    let mut tile = FIRST_TILE;
+    while top > 0 && pending != 0 {
+        let steps = top.saturating_sub(tile)..top;
+        for (index, spec) in plan.others() {
+            accept(plan, held, (index, spec), steps.clone(), buffers);
+        }
+        for step in steps.clone().rev() {
+            let found = buffers.accept[step] & pending;
+            note(&mut answers, found, (step + 1) * plan.step);
+            pending &= !found;
+        }
+        top = steps.start;
+        tile *= 4;
     }
-    last_set(&buffers.accept[..top], plan.mask).map(|steps| plan.tokens(steps * plan.step))
+    answers.map(|units| plan.tokens(units))
 }
 
 /// Fills `accept` with the holders whose limit is not below each step; returns the highest limit.
@@ -106,7 +112,7 @@ pub(super) fn reach(
     } else {
         words.clear();
         words.resize(count, plan.mask);
-        gather(plan, held, index, words);
+        gather(plan, held, index, 0, words);
         run(words.iter().copied(), plan.mask)
     };
     grains.map(|grains| grains.saturating_sub(spec.extra()) * spec.grain)
@@ -140,23 +146,6 @@ fn note(values: &mut [usize; HOLDERS], mut holders: u64, value: usize) {
     }
 }
 
-/// ANDs one spec's grains into the steps; returns how many steps are still alive.
-fn narrow(steps: &mut [u64], grains: &[u64], grains_per_step: usize, extra: usize) -> usize {
-    let known = grains.len().saturating_sub(extra) / grains_per_step;
-    let top = known.min(steps.len());
-    if grains_per_step == 1 {
-        for (step, grain) in steps.iter_mut().zip(&grains[extra.min(grains.len())..]) {
-            *step &= grain;
-        }
-    } else {
-        for (step, chunk) in steps.iter_mut().zip(1..=top) {
-            *step &= grains[chunk * grains_per_step + extra - 1];
-        }
-    }
-    let alive = steps[..top].iter().rposition(|word| *word != 0);
-    alive.map_or(0, |last| last + 1)
-}
-
 /// For each bit of `mask`, one more than the index of the last word that has it; 0 where none does.
 fn last_set(words: &[u64], mask: u64) -> [usize; HOLDERS] {
     let mut answers = [0; HOLDERS];
@@ -174,48 +163,68 @@ fn last_set(words: &[u64], mask: u64) -> [usize; HOLDERS] {
     answers
 }
 
-/// Fills `buffers.words` with the holders for which spec `index` accepts each of its first `count`
-/// grains. Missing words at the end are 0. A spec with an extra unit is shifted by that unit: what
-/// it says of a boundary lies where the extra unit ends.
+/// ANDs the holders for which a spec accepts each of some steps into `buffers.accept`.
+///
+/// ```text
+/// steps                 |  s  |  s  |  s  |
+/// grains   b  b  b  b  g  g  g  g  g  g  x      b: back, what the first boundary looks at
+/// words   [0  ...                         ]     x: the extra unit beyond the last one
+/// ```
 fn accept(
     plan: &Plan,
     held: &Held,
     (index, spec): (usize, &Spec),
-    count: usize,
+    steps: Range<usize>,
     buffers: &mut Buffers,
 ) {
-    let mask = plan.mask;
-    let count = (count + spec.extra()).min(plan.units / spec.grain);
+    let per_step = plan.step / spec.grain;
+    let first = (steps.start + 1) * per_step - 1; // The grain that ends at the first boundary.
+    let base = match spec.demand {
+        Demand::Window { blocks } => first.saturating_sub(blocks),
+        Demand::Chunk { tokens } => first.min(chunk_start(first, tokens, spec)),
+        Demand::Prefix | Demand::Checkpoint => first,
+    };
+    let last = (steps.end * per_step + spec.extra()).min(plan.units / spec.grain);
     let words = &mut buffers.words;
     words.clear();
-    words.resize(count, mask);
-    gather(plan, held, index, words);
+    words.resize(last - base, plan.mask);
+    gather(plan, held, index, base, words);
     match spec.demand {
         Demand::Window { blocks } => {
             let needed = blocks + spec.extra();
             if needed == 0 {
-                words.fill(mask);
+                words.fill(plan.mask);
             } else {
                 slide(words, needed, &mut buffers.suffix);
             }
         }
-        Demand::Chunk { tokens } => restart(words, tokens, spec, mask),
+        Demand::Chunk { tokens } => restart(words, tokens, spec, (base, plan.mask)),
         Demand::Prefix | Demand::Checkpoint => {} // A prefix has a `reach` instead.
+    }
+    // What is said of a boundary lies where its extra unit ends; beyond the request it is not held.
+    let said = words[first - base..]
+        .iter()
+        .skip(spec.extra())
+        .step_by(per_step);
+    let missing = std::iter::repeat(&0);
+    for (step, word) in buffers.accept[steps].iter_mut().zip(said.chain(missing)) {
+        *step &= word;
     }
 }
 
-/// ANDs what the groups of a spec hold at each grain into `words`.
-pub(super) fn gather(plan: &Plan, held: &Held, index: usize, words: &mut [u64]) {
+/// ANDs what the groups of a spec hold at each grain from `base` on into `words`.
+pub(super) fn gather(plan: &Plan, held: &Held, index: usize, base: usize, words: &mut [u64]) {
     let spec = &plan.specs[index];
     for group in plan.members(index) {
-        let whole = slice(held.whole, group);
         if spec.is_fine() {
-            let partial = slice(held.partial, group);
-            for (word, end) in words.iter_mut().zip(1..) {
-                *word &= entry(whole, partial, spec, end);
+            for (word, end) in words.iter_mut().zip(base + 1..) {
+                *word &= member_entry(plan, held, index, group, end);
             }
             continue;
         }
+        let whole = slice(held.whole, group)
+            .get(base * spec.block..)
+            .unwrap_or(&[]);
         let known = (whole.len() / spec.block).min(words.len());
         if spec.block == 1 {
             for (word, here) in words.iter_mut().zip(whole) {
@@ -277,16 +286,17 @@ fn slide(words: &mut [u64], needed: usize, suffix: &mut Vec<u64>) {
 }
 
 /// AND restarted where a chunk starts; a chunk that starts inside a block needs that block.
-fn restart(words: &mut [u64], chunk: u32, spec: &Spec, mask: u64) {
-    let size = u64::from(spec.group.block_size);
-    let mut first = 0; // The first block that the current chunk needs.
+///
+/// The first word is the first that its own chunk needs.
+fn restart(words: &mut [u64], chunk: u32, spec: &Spec, (base, mask): (usize, u64)) {
+    let mut first = base; // The first block that the current chunk needs.
     let mut accepted = mask; // At the end of the previous block.
-    for (word, block) in words.iter_mut().zip(0_u64..) {
+    for (word, block) in words.iter_mut().zip(base..) {
         let here = *word;
         if spec.extra() == 1 {
             *word = accepted & here;
         }
-        let needed_from = (block + 1) * size / u64::from(chunk) * u64::from(chunk) / size;
+        let needed_from = chunk_start(block, chunk, spec);
         if needed_from > block {
             accepted = mask;
         } else if needed_from == first {
@@ -299,6 +309,12 @@ fn restart(words: &mut [u64], chunk: u32, spec: &Spec, mask: u64) {
             *word = accepted;
         }
     }
+}
+
+/// The first block that the end of `block` needs; the one after it at the end of a chunk.
+fn chunk_start(block: usize, chunk: u32, spec: &Spec) -> usize {
+    let (size, chunk) = (spec.group.block_size as usize, chunk as usize);
+    (block + 1) * size / chunk * chunk / size
 }
 
 /// ANDs a full spec's reach into `words`, at the grain of a hash block.
