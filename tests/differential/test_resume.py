@@ -4,11 +4,11 @@ from dataclasses import replace
 from math import gcd
 from random import Random
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kvbraid import _native
 from kvbraid.resume import HeldTuple, encode
-from kvbraid.spec import Topology
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 from tests.reference import resume as reference
 from tests.reference.topologies import Case, cases
@@ -55,6 +55,11 @@ def brute_force(case: Case, *, strict: bool = True) -> list[int]:
 @given(case=cases(), seed=st.integers(0, 9), strict=st.booleans())
 def test_native_answers_equal_brute_force(case: Case, seed: int, strict: bool) -> None:
     assert native(case, seed, strict=strict) == brute_force(case, strict=strict)
+
+
+@given(case=cases(st.integers(1, 3), max_tokens=300))
+def test_long_requests_equal_brute_force(case: Case) -> None:
+    assert native(case) == brute_force(case)
 
 
 @given(case=cases(MANY_GROUPS, max_tokens=24))
@@ -116,7 +121,21 @@ def accepted_by_brute_force(
     ]
 
 
+STATES_INSIDE_BLOCKS = Case(
+    Topology(
+        groups=(GroupSpec(kind=SpecKind.MAMBA, block_size=2),),
+        alignment=2,
+        hash_block_size=1,
+        partial_hits=True,
+        dialect=EngineDialect.PURE,
+    ),
+    4,
+    ((frozenset({1, 3}),),),
+)
+
+
 @given(case=cases(), seed=st.integers(0, 9))
+@example(case=STATES_INSIDE_BLOCKS, seed=0)
 def test_accepted_boundaries_equal_brute_force(case: Case, seed: int) -> None:
     bits = bits_of(case, seed)
     words = words_of(case, bits)

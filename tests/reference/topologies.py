@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 UP_TO_EIGHT = st.integers(1, 8)
+FULL = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=4)
 BLOCK_RATIOS = ((1,), (1, 2), (2, 1, 4), (2, 3), (1, 3))
 
 
@@ -62,6 +63,57 @@ def topologies(draw: st.DrawFn, num_groups: st.SearchStrategy[int]) -> Topology:
     )
 
 
+@st.composite
+def engine_groups(
+    draw: st.DrawFn, hash_block: int, ratios: tuple[int, ...], fixed: bool
+) -> GroupSpec:
+    """A group as vLLM could have it: with `fixed`, finders that know no interior boundaries have
+    blocks of one hash block, and no chunk is shared with a draft head."""
+    kinds = [SpecKind.FULL_ATTENTION, SpecKind.SLIDING_WINDOW, SpecKind.MAMBA]
+    kind = draw(
+        st.sampled_from([*kinds, SpecKind.MLA_ATTENTION, SpecKind.CHUNKED_LOCAL_ATTENTION])
+    )
+    is_coarse = not fixed or kind.is_full or kind is SpecKind.MAMBA
+    block_size = hash_block * (draw(st.sampled_from(ratios)) if is_coarse else 1)
+    is_chunked = kind is SpecKind.CHUNKED_LOCAL_ATTENTION
+    sizes = st.sampled_from((1, 2, block_size, block_size + 1, 2 * block_size, 3 * block_size + 2))
+    return GroupSpec(
+        kind=kind,
+        block_size=block_size,
+        window=draw(sizes) if kind.is_window else None,
+        chunk=draw(st.integers(1, 4 * block_size)) if is_chunked else None,
+        eagle=not is_chunked and draw(st.booleans()),
+    )
+
+
+@st.composite
+def engine_topologies(draw: st.DrawFn) -> Topology:
+    """Topologies that vLLM accepts, one to six groups, with its dialect."""
+    hash_block = draw(st.sampled_from((1, 2, 4)))
+    partial_hits = draw(st.sampled_from((False, False, True)))
+    ratios = draw(st.sampled_from(BLOCK_RATIOS))
+    one = engine_groups(hash_block, ratios, partial_hits)
+    chosen = draw(st.lists(one, min_size=1, max_size=6))
+    chosen += draw(st.sampled_from(([], [], chosen[:2])))
+    if len(chosen) == 1:
+        hash_block, partial_hits = chosen[0].block_size, False
+    aligned = lcm(*(g.block_size for g in chosen))
+    if not partial_hits:
+        # Chunked groups do not exist beside other block sizes.
+        chunked = [g for g in chosen if g.kind is SpecKind.CHUNKED_LOCAL_ATTENTION]
+        chosen = [g for g in chosen if g not in chunked or g.block_size == aligned] or [FULL]
+        aligned = lcm(*(g.block_size for g in chosen))
+    if len(chosen) == 1:
+        hash_block, partial_hits = chosen[0].block_size, False
+    return Topology(
+        groups=tuple(chosen),
+        alignment=aligned,
+        hash_block_size=hash_block,
+        partial_hits=partial_hits,
+        dialect=EngineDialect.VLLM,
+    )
+
+
 def holder(random: Random, topology: Topology, num_tokens: int) -> tuple[frozenset[int], ...]:
     """One holder's entries: mostly dense, with some holes and some groups nearly empty."""
     hash_block = topology.hash_block_size
@@ -87,7 +139,12 @@ def holder(random: Random, topology: Topology, num_tokens: int) -> tuple[frozens
 def cases(
     draw: st.DrawFn, num_groups: st.SearchStrategy[int] = UP_TO_EIGHT, max_tokens: int = 60
 ) -> Case:
-    topology = draw(topologies(num_groups))
+    return draw(in_front_of(draw(topologies(num_groups)), max_tokens))
+
+
+@st.composite
+def in_front_of(draw: st.DrawFn, topology: Topology, max_tokens: int = 60) -> Case:
+    """A request and up to six holders of one topology."""
     num_tokens = draw(st.integers(0, max_tokens))
     random = Random(draw(st.integers(0, 2**32)))
     count = draw(st.integers(1, 6))

@@ -5,6 +5,8 @@
 //! only where a flag can change the answer. Lengths are in tokens, since a candidate need not be a
 //! boundary.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
 use super::plan::{Demand, Plan, Spec, alignment, lcm};
@@ -18,8 +20,12 @@ pub(super) struct Lines {
     words: Vec<u64>,
     /// Of one holder: how many grains in a row it holds, up to and with this one.
     runs: Vec<usize>,
-    /// Where each spec starts in `words` and `runs`.
-    starts: Vec<usize>,
+    /// Which of `words` and `runs` belong to each spec.
+    ranges: Vec<Range<usize>>,
+    /// How far each full spec reaches after its drop, in units; everything for the others.
+    reaches: Vec<[usize; HOLDERS]>,
+    /// Of one holder: how far its full specs reach, in units.
+    bound: usize,
 }
 
 /// The answers of an engine that searches, per holder, before replay.
@@ -30,45 +36,49 @@ pub(super) fn emulate(
     buffers: &mut Buffers,
 ) -> [u32; HOLDERS] {
     let mut answers = [0; HOLDERS];
-    let lines = &mut buffers.lines;
-    lines.fill(plan, held);
+    let mut lines = std::mem::take(&mut buffers.lines);
+    lines.fill(plan, held, buffers);
     for bit in (0..HOLDERS).filter(|bit| plan.mask >> bit & 1 == 1) {
-        lines.count_runs(bit);
+        lines.count_runs(plan, bit);
         answers[bit] = Search {
             topology,
             plan,
-            lines,
-            dialect: topology.dialect,
+            lines: &lines,
+            bit,
         }
         .settle();
     }
+    buffers.lines = lines;
     answers
 }
 
 impl Lines {
-    fn fill(&mut self, plan: &Plan, held: &Held) {
+    fn fill(&mut self, plan: &Plan, held: &Held, buffers: &mut Buffers) {
         self.words.clear();
-        self.starts.clear();
+        self.ranges.clear();
+        self.reaches.clear();
         for (index, spec) in plan.specs.iter().enumerate() {
             let start = self.words.len();
-            self.starts.push(start);
-            self.words
-                .resize(start + plan.units / spec.grain, plan.mask);
-            let words = &mut self.words[start..];
-            if spec.demand == Demand::Prefix && spec.is_fine() && !plan.probes_jointly {
-                sweep::fine_reach(plan, held, index, words);
+            if spec.demand == Demand::Prefix && !probes(plan, spec) {
+                self.reaches
+                    .push(sweep::reach(plan, held, (index, spec), buffers));
             } else {
-                gather(plan, held, index, words);
+                self.words
+                    .resize(start + plan.units / spec.grain, plan.mask);
+                gather(plan, held, index, 0, &mut self.words[start..]);
+                self.reaches.push([plan.units; HOLDERS]);
             }
+            self.ranges.push(start..self.words.len());
         }
-        self.starts.push(self.words.len());
         self.runs.resize(self.words.len(), 0);
     }
 
-    fn count_runs(&mut self, bit: usize) {
-        for bounds in self.starts.windows(2) {
+    fn count_runs(&mut self, plan: &Plan, bit: usize) {
+        let reaches = self.reaches.iter().map(|reach| reach[bit]);
+        self.bound = reaches.min().unwrap_or(0);
+        for (index, spec) in plan.specs.iter().enumerate() {
             let mut run = 0;
-            for at in bounds[0]..bounds[1] {
+            for at in self.seen(index, spec) {
                 run = if self.words[at] >> bit & 1 == 1 {
                     run + 1
                 } else {
@@ -79,9 +89,22 @@ impl Lines {
         }
     }
 
-    fn of(&self, index: usize) -> &[usize] {
-        &self.runs[self.starts[index]..self.starts[index + 1]]
+    /// What can matter to one holder: once its full specs are looked up, nothing is read beyond
+    /// their reach by more than a grain.
+    fn seen(&self, index: usize, spec: &Spec) -> Range<usize> {
+        let Range { start, end } = self.ranges[index];
+        match spec.demand {
+            Demand::Prefix => start..end,
+            Demand::Window { .. } | Demand::Chunk { .. } | Demand::Checkpoint => {
+                start..end.min(start + self.bound / spec.grain + 1)
+            }
+        }
     }
+}
+
+/// Whether the engine probes this spec's interior boundaries one by one.
+fn probes(plan: &Plan, spec: &Spec) -> bool {
+    plan.probes_jointly && spec.demand == Demand::Prefix && spec.is_fine()
 }
 
 /// One holder's search.
@@ -89,7 +112,7 @@ struct Search<'a> {
     topology: &'a Topology,
     plan: &'a Plan,
     lines: &'a Lines,
-    dialect: EngineDialect,
+    bit: usize,
 }
 
 impl Search<'_> {
@@ -100,7 +123,8 @@ impl Search<'_> {
         if self.topology.groups.len() == 1 {
             return self.look_up_alone(hit);
         }
-        let order: SmallVec<[(usize, &Spec); 8]> = self.plan.full_first().collect();
+        let order: SmallVec<[(usize, &Spec); 8]> =
+            self.plan.prefixes().chain(self.plan.others()).collect();
         let is_simple = specs.len() == 2 && order[0].1.demand == Demand::Prefix;
         let mut verified: SmallVec<[bool; 8]> = SmallVec::from_elem(false, specs.len());
         let mut full: SmallVec<[Option<u32>; 8]> = SmallVec::from_elem(None, specs.len());
@@ -113,7 +137,7 @@ impl Search<'_> {
                 }
                 let drops = spec.group.eagle && !verified[index];
                 let found = self.look_up(index, self.with_margin(spec, candidate, drops), drops);
-                let unverified = self.dialect.eagle_three_specs_unverified && drops;
+                let unverified = self.topology.dialect.eagle_three_specs_unverified && drops;
                 if found < candidate && !unverified {
                     verified.fill(false);
                 }
@@ -136,7 +160,7 @@ impl Search<'_> {
     fn look_up_alone(&self, candidate: u32) -> u32 {
         let spec = &self.plan.specs[0];
         let drops = spec.group.eagle;
-        if self.dialect.eagle_single_group_within_prompt {
+        if self.topology.dialect.eagle_single_group_within_prompt {
             self.look_up(0, candidate, drops)
         } else {
             self.look_up(0, self.with_margin(spec, candidate, drops), drops)
@@ -162,14 +186,15 @@ impl Search<'_> {
         let alignment = (alignment(self.topology) / self.plan.unit).max(1) as usize;
         let line = Line {
             spec,
-            runs: self.lines.of(index),
+            runs: &self.lines.runs[self.lines.seen(index, spec)],
+            reach: self.lines.reaches[index][self.bit] / spec.grain,
             grain: self.plan.tokens(spec.grain),
             step: lcm(alignment, spec.grain) / spec.grain,
             drops: drops && spec.extra() == 1,
-            dialect: self.dialect,
+            dialect: self.topology.dialect,
         };
         match spec.demand {
-            Demand::Prefix if spec.is_fine() && self.plan.probes_jointly => line.probe(max),
+            Demand::Prefix if probes(self.plan, spec) => line.probe(max),
             Demand::Prefix => line.prefix(max),
             Demand::Window { .. } => line.window(max),
             Demand::Chunk { tokens } => line.chunk(max, tokens),
@@ -182,6 +207,8 @@ impl Search<'_> {
 struct Line<'a> {
     spec: &'a Spec,
     runs: &'a [usize],
+    /// Of a full spec, after its drop.
+    reach: usize,
     /// Tokens per grain.
     grain: u32,
     /// Grains between two aligned boundaries.
@@ -215,9 +242,8 @@ impl Line<'_> {
     }
 
     fn prefix(&self, max: u32) -> u32 {
-        let most = self.boundaries(max);
-        let reach = (1..=most).take_while(|&end| self.run(end) == end).count();
-        self.aligned_tokens(reach.saturating_sub(usize::from(self.drops)))
+        let most = (max / self.grain) as usize;
+        self.aligned_tokens(most.saturating_sub(usize::from(self.drops)).min(self.reach))
     }
 
     /// Whole blocks, then the interior boundaries of the next one, furthest first.

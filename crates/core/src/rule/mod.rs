@@ -137,7 +137,7 @@ pub fn present(
     let Scratch { plan, buffers } = scratch;
     plan.draw(topology, held.unit, query);
     if plan.specs.iter().any(|spec| spec.group.kind.is_full()) {
-        plan.stop_probing();
+        plan.look_at_all();
         sweep::full_reach(plan, held, buffers)
     } else {
         sweep::coverage(plan, held)

@@ -44,6 +44,15 @@ impl Spec {
     pub(super) fn extra(&self) -> usize {
         usize::from(self.group.eagle && self.demand != Demand::Checkpoint)
     }
+
+    /// The same demand of what is held, with nothing beyond it.
+    pub(super) fn without_extra(&self) -> Self {
+        let group = GroupSpec {
+            eagle: false,
+            ..self.group
+        };
+        Self { group, ..*self }
+    }
 }
 
 /// The demands of one topology on one request. Sizes are in units.
@@ -162,19 +171,27 @@ impl Plan {
         }
     }
 
-    /// Judges interior boundaries by what is held, whatever the engine would probe.
-    pub(super) fn stop_probing(&mut self) {
+    /// Lets a look at what is held go to the request's end, whatever the engine would probe.
+    pub(super) fn look_at_all(&mut self) {
+        self.limit = self.units;
         self.probe_limit = self.units;
         self.probes_jointly = false;
     }
 
-    /// Specs by index, full attention first and otherwise in the engine's order.
-    pub(super) fn full_first(&self) -> impl Iterator<Item = (usize, &Spec)> {
-        let is_full = |spec: &Spec| spec.demand == Demand::Prefix;
-        let indexed = || self.specs.iter().enumerate();
-        indexed()
-            .filter(move |(_, s)| is_full(s))
-            .chain(indexed().filter(move |(_, s)| !is_full(s)))
+    /// Full-attention specs by index: everything behind their reach can be skipped.
+    pub(super) fn prefixes(&self) -> impl Iterator<Item = (usize, &Spec)> {
+        self.specs
+            .iter()
+            .enumerate()
+            .filter(|(_, spec)| spec.demand == Demand::Prefix)
+    }
+
+    /// The other specs by index.
+    pub(super) fn others(&self) -> impl Iterator<Item = (usize, &Spec)> {
+        self.specs
+            .iter()
+            .enumerate()
+            .filter(|(_, spec)| spec.demand != Demand::Prefix)
     }
 
     /// The groups that share spec `index`.
@@ -215,8 +232,10 @@ impl Plan {
         }
         self.probe_limit = self.units;
         if partial_hits_are_probed {
-            let first = self.full_first().map(|(_, spec)| spec).next();
-            let margin = first.map_or(0, |spec| spec.extra() * spec.grain);
+            let margin = self
+                .prefixes()
+                .next()
+                .map_or(0, |(_, s)| s.extra() * s.grain);
             self.probe_limit = self.units.min(within_prompt + margin);
         }
     }

@@ -1,4 +1,4 @@
-//! The rule on words: one forward pass per spec, one backward pass for the answers.
+//! The rule on words: a forward pass for full specs, then tiles from their reach downwards.
 //!
 //! ```text
 //! boundary          1  2  3  4  5  6      (of 64 holders at once, one word each)
@@ -9,9 +9,14 @@
 //! ```
 //! Never looks beyond the reach of the full groups, never orders groups in a way that matters.
 
+use std::ops::Range;
+
 use super::plan::{Demand, Plan, Spec};
 use super::{HOLDERS, Held};
-use crate::spec::GroupSpec;
+
+/// Steps looked at first. Most holders resume near the end of what their full groups hold, so the
+/// search goes from there in tiles that grow.
+const FIRST_TILE: usize = 32;
 
 /// Words that a sweep reuses.
 #[derive(Debug, Default)]
@@ -25,122 +30,201 @@ pub(super) struct Buffers {
     pub(super) lines: super::dialect::Lines,
 }
 
-/// Tokens that each holder of `mask` can resume.
+/// Tokens that each holder can resume.
 pub(super) fn resume(plan: &Plan, held: &Held, buffers: &mut Buffers) -> [u32; HOLDERS] {
-    let mut top = plan.limit / plan.step;
-    buffers.accept.clear();
-    buffers.accept.resize(top, plan.mask);
-    for (index, spec) in plan.full_first() {
-        if top == 0 {
-            break;
-        }
-        accept(
-            plan,
-            held,
-            (index, spec),
-            top * plan.step / spec.grain,
-            buffers,
-        );
-        top = narrow(
-            &mut buffers.accept[..top],
-            &buffers.words,
-            plan.step / spec.grain,
-            spec.extra(),
-        );
+    let mut limits = [plan.limit; HOLDERS];
+    for (index, spec) in plan.prefixes() {
+        lower(&mut limits, &reach(plan, held, (index, spec), buffers));
     }
-    last_set(&buffers.accept[..top], plan.mask, |step| {
-        plan.tokens((step + 1) * plan.step)
-    })
+    for (bit, limit) in limits.iter_mut().enumerate() {
+        *limit = if plan.mask >> bit & 1 == 1 {
+            *limit / plan.step
+        } else {
+            0
+        };
+    }
+    if plan.others().next().is_none() {
+        return limits.map(|steps| plan.tokens(steps * plan.step));
+    }
+    let mut top = allow(&mut buffers.accept, &limits);
+    let mut answers = [0; HOLDERS];
+    let mut pending = buffers.accept.first().copied().unwrap_or(0);
+    let mut tile = FIRST_TILE;
+    while top > 0 && pending != 0 {
+        let steps = top.saturating_sub(tile)..top;
+        for (index, spec) in plan.others() {
+            accept(plan, held, (index, spec), steps.clone(), buffers);
+        }
+        for step in steps.clone().rev() {
+            let found = buffers.accept[step] & pending;
+            note(&mut answers, found, (step + 1) * plan.step);
+            pending &= !found;
+        }
+        top = steps.start;
+        tile *= 4;
+    }
+    answers.map(|units| plan.tokens(units))
 }
 
-/// ANDs one spec's grains into the steps; returns how many steps are still alive.
-fn narrow(steps: &mut [u64], grains: &[u64], grains_per_step: usize, extra: usize) -> usize {
-    let known = grains.len().saturating_sub(extra) / grains_per_step;
-    let top = known.min(steps.len());
-    if grains_per_step == 1 {
-        for (step, grain) in steps.iter_mut().zip(&grains[extra.min(grains.len())..]) {
-            *step &= grain;
-        }
+/// Fills `accept` with the holders whose limit is not below each step; returns the highest limit.
+fn allow(accept: &mut Vec<u64>, limits: &[usize; HOLDERS]) -> usize {
+    let top = limits.iter().copied().max().unwrap_or(0);
+    accept.clear();
+    accept.resize(top, 0);
+    for (bit, limit) in limits.iter().enumerate().filter(|(_, limit)| **limit > 0) {
+        accept[limit - 1] |= 1 << bit;
+    }
+    let mut allowed = 0;
+    for word in accept.iter_mut().rev() {
+        allowed |= *word;
+        *word = allowed;
+    }
+    top
+}
+
+fn lower(limits: &mut [usize; HOLDERS], by: &[usize; HOLDERS]) {
+    for (limit, by) in limits.iter_mut().zip(by) {
+        *limit = (*limit).min(*by);
+    }
+}
+
+/// How far a full spec reaches per holder, in units, what must lie beyond already taken off.
+pub(super) fn reach(
+    plan: &Plan,
+    held: &Held,
+    (index, spec): (usize, &Spec),
+    buffers: &mut Buffers,
+) -> [usize; HOLDERS] {
+    let count = (plan.limit / spec.grain + spec.extra()).min(plan.units / spec.grain);
+    let words = &mut buffers.words;
+    let mut members = plan.members(index);
+    let grains = if spec.is_fine() {
+        words.clear();
+        words.resize(count.min(plan.probe_limit / spec.grain), plan.mask);
+        fine_reach(plan, held, index, words);
+        last_set(words, plan.mask)
+    } else if let (Some(only), None) = (members.next(), members.next()) {
+        let blocks = slice(held.whole, only).chunks_exact(spec.block);
+        run(
+            blocks.map(|block| block[spec.block - 1]).take(count),
+            plan.mask,
+        )
     } else {
-        for (step, chunk) in steps.iter_mut().zip(1..=top) {
-            *step &= grains[chunk * grains_per_step + extra - 1];
-        }
-    }
-    let alive = steps[..top].iter().rposition(|word| *word != 0);
-    alive.map_or(0, |last| last + 1)
+        words.clear();
+        words.resize(count, plan.mask);
+        gather(plan, held, index, 0, words);
+        run(words.iter().copied(), plan.mask)
+    };
+    grains.map(|grains| grains.saturating_sub(spec.extra()) * spec.grain)
 }
 
-/// For each bit of `mask`, `value` of the last word that has it; 0 where none does.
-fn last_set(words: &[u64], mask: u64, value: impl Fn(usize) -> u32) -> [u32; HOLDERS] {
+/// How many words from the first on each holder has.
+fn run(words: impl Iterator<Item = u64>, mask: u64) -> [usize; HOLDERS] {
+    let mut counts = [0; HOLDERS];
+    let mut alive = mask;
+    let mut count = 0;
+    for word in words {
+        let lost = alive & !word;
+        if lost != 0 {
+            note(&mut counts, lost, count);
+            alive &= word;
+            if alive == 0 {
+                break;
+            }
+        }
+        count += 1;
+    }
+    note(&mut counts, alive, count);
+    counts
+}
+
+/// Notes `value` for each of the holders.
+fn note(values: &mut [usize; HOLDERS], mut holders: u64, value: usize) {
+    while holders != 0 {
+        values[holders.trailing_zeros() as usize] = value;
+        holders &= holders - 1;
+    }
+}
+
+/// For each bit of `mask`, one more than the index of the last word that has it; 0 where none does.
+fn last_set(words: &[u64], mask: u64) -> [usize; HOLDERS] {
     let mut answers = [0; HOLDERS];
     let mut pending = mask;
     for (index, word) in words.iter().enumerate().rev() {
-        let mut found = word & pending;
-        pending &= !found;
-        while found != 0 {
-            answers[found.trailing_zeros() as usize] = value(index);
-            found &= found - 1;
-        }
-        if pending == 0 {
-            break;
+        let found = word & pending;
+        if found != 0 {
+            note(&mut answers, found, index + 1);
+            pending &= !found;
+            if pending == 0 {
+                break;
+            }
         }
     }
     answers
 }
 
-/// Fills `buffers.words` with the holders for which spec `index` accepts each of its first `count`
-/// grains. Missing words at the end are 0. A spec with an extra unit is shifted by that unit: what
-/// it says of a boundary lies where the extra unit ends.
+/// ANDs the holders for which a spec accepts each of some steps into `buffers.accept`.
+///
+/// ```text
+/// steps                 |  s  |  s  |  s  |
+/// grains   b  b  b  b  g  g  g  g  g  g  x      b: back, what the first boundary looks at
+/// words   [0  ...                         ]     x: the extra unit beyond the last one
+/// ```
 fn accept(
     plan: &Plan,
     held: &Held,
     (index, spec): (usize, &Spec),
-    count: usize,
+    steps: Range<usize>,
     buffers: &mut Buffers,
 ) {
-    let mask = plan.mask;
-    let count = (count + spec.extra()).min(plan.units / spec.grain);
+    let per_step = plan.step / spec.grain;
+    let first = (steps.start + 1) * per_step - 1; // The grain that ends at the first boundary.
+    let base = match spec.demand {
+        Demand::Window { blocks } => first.saturating_sub(blocks),
+        Demand::Chunk { tokens } => first.min(chunk_start(first, tokens, spec)),
+        Demand::Prefix | Demand::Checkpoint => first,
+    };
+    let last = (steps.end * per_step + spec.extra()).min(plan.units / spec.grain);
     let words = &mut buffers.words;
     words.clear();
-    words.resize(count, mask);
+    words.resize(last - base, plan.mask);
+    gather(plan, held, index, base, words);
     match spec.demand {
-        Demand::Prefix if spec.is_fine() => {
-            words.truncate(plan.probe_limit / spec.grain);
-            fine_reach(plan, held, index, words);
-        }
-        Demand::Prefix => {
-            gather(plan, held, index, words);
-            run(words);
-        }
         Demand::Window { blocks } => {
-            gather(plan, held, index, words);
             let needed = blocks + spec.extra();
             if needed == 0 {
-                words.fill(mask);
+                words.fill(plan.mask);
             } else {
                 slide(words, needed, &mut buffers.suffix);
             }
         }
-        Demand::Chunk { tokens } => {
-            gather(plan, held, index, words);
-            restart(words, tokens, spec, mask);
-        }
-        Demand::Checkpoint => gather(plan, held, index, words),
+        Demand::Chunk { tokens } => restart(words, tokens, spec, (base, plan.mask)),
+        Demand::Prefix | Demand::Checkpoint => {} // A prefix has a `reach` instead.
+    }
+    // What is said of a boundary lies where its extra unit ends; beyond the request it is not held.
+    let said = words[first - base..]
+        .iter()
+        .skip(spec.extra())
+        .step_by(per_step);
+    let missing = std::iter::repeat(&0);
+    for (step, word) in buffers.accept[steps].iter_mut().zip(said.chain(missing)) {
+        *step &= word;
     }
 }
 
-/// ANDs what the groups of a spec hold at each grain into `words`.
-pub(super) fn gather(plan: &Plan, held: &Held, index: usize, words: &mut [u64]) {
+/// ANDs what the groups of a spec hold at each grain from `base` on into `words`.
+pub(super) fn gather(plan: &Plan, held: &Held, index: usize, base: usize, words: &mut [u64]) {
     let spec = &plan.specs[index];
     for group in plan.members(index) {
-        let whole = slice(held.whole, group);
         if spec.is_fine() {
-            let partial = slice(held.partial, group);
-            for (word, end) in words.iter_mut().zip(1..) {
-                *word &= entry(whole, partial, spec, end);
+            for (word, end) in words.iter_mut().zip(base + 1..) {
+                *word &= member_entry(plan, held, index, group, end);
             }
             continue;
         }
+        let whole = slice(held.whole, group)
+            .get(base * spec.block..)
+            .unwrap_or(&[]);
         let known = (whole.len() / spec.block).min(words.len());
         if spec.block == 1 {
             for (word, here) in words.iter_mut().zip(whole) {
@@ -169,19 +253,6 @@ fn entry(whole: &[u64], partial: &[u64], spec: &Spec, end: usize) -> u64 {
 /// The words of one group; what was not given is not held.
 pub(super) fn slice<'a>(groups: &[&'a [u64]], group: usize) -> &'a [u64] {
     groups.get(group).copied().unwrap_or(&[])
-}
-
-/// Running AND; ends the words where nobody is left.
-fn run(words: &mut Vec<u64>) {
-    let mut alive = u64::MAX;
-    for at in 0..words.len() {
-        alive &= words[at];
-        if alive == 0 {
-            words.truncate(at);
-            return;
-        }
-        words[at] = alive;
-    }
 }
 
 /// AND over the last `needed` words, or over all of them near the start.
@@ -215,16 +286,17 @@ fn slide(words: &mut [u64], needed: usize, suffix: &mut Vec<u64>) {
 }
 
 /// AND restarted where a chunk starts; a chunk that starts inside a block needs that block.
-fn restart(words: &mut [u64], chunk: u32, spec: &Spec, mask: u64) {
-    let size = u64::from(spec.group.block_size);
-    let mut first = 0; // The first block that the current chunk needs.
+///
+/// The first word is the first that its own chunk needs.
+fn restart(words: &mut [u64], chunk: u32, spec: &Spec, (base, mask): (usize, u64)) {
+    let mut first = base; // The first block that the current chunk needs.
     let mut accepted = mask; // At the end of the previous block.
-    for (word, block) in words.iter_mut().zip(0_u64..) {
+    for (word, block) in words.iter_mut().zip(base..) {
         let here = *word;
         if spec.extra() == 1 {
             *word = accepted & here;
         }
-        let needed_from = (block + 1) * size / u64::from(chunk) * u64::from(chunk) / size;
+        let needed_from = chunk_start(block, chunk, spec);
         if needed_from > block {
             accepted = mask;
         } else if needed_from == first {
@@ -237,6 +309,12 @@ fn restart(words: &mut [u64], chunk: u32, spec: &Spec, mask: u64) {
             *word = accepted;
         }
     }
+}
+
+/// The first block that the end of `block` needs; the one after it at the end of a chunk.
+fn chunk_start(block: usize, chunk: u32, spec: &Spec) -> usize {
+    let (size, chunk) = (spec.group.block_size as usize, chunk as usize);
+    (block + 1) * size / chunk * chunk / size
 }
 
 /// ANDs a full spec's reach into `words`, at the grain of a hash block.
@@ -305,56 +383,31 @@ fn reach_of(plan: &Plan, index: usize, words: &mut [u64], entry_at: impl Fn(usiz
     }
 }
 
-/// How far all full groups are held, per holder, in tokens. The plan must not be a probing one.
+/// How far all full groups are held, per holder, in tokens. The plan must look at all.
 pub(super) fn full_reach(plan: &Plan, held: &Held, buffers: &mut Buffers) -> [u32; HOLDERS] {
-    let mut reach = [u32::MAX; HOLDERS];
+    let mut limits = [plan.units; HOLDERS];
     for (index, spec) in plan.specs.iter().enumerate() {
         if spec.group.kind.is_full() {
-            let bare = Spec {
-                group: GroupSpec {
-                    eagle: false,
-                    ..spec.group
-                },
-                ..*spec
-            };
-            accept(plan, held, (index, &bare), plan.units / spec.grain, buffers);
-            let own = last_set(&buffers.words, plan.mask, |at| {
-                plan.tokens((at + 1) * spec.grain)
-            });
-            for (all, own) in reach.iter_mut().zip(own) {
-                *all = own.min(*all);
-            }
+            lower(
+                &mut limits,
+                &reach(plan, held, (index, &spec.without_extra()), buffers),
+            );
         }
     }
-    reach
+    limits.map(|units| plan.tokens(units))
 }
 
 /// How far the blocks of any group cover the request without a gap, per holder, in tokens.
 pub(super) fn coverage(plan: &Plan, held: &Held) -> [u32; HOLDERS] {
-    let mut reach = [0; HOLDERS];
-    let mut alive = plan.mask;
-    for unit in 0..plan.units {
-        let mut covered = 0;
-        for (group, spec) in plan.spec_of.iter().enumerate() {
+    let covered = |unit: usize| {
+        let specs = plan.spec_of.iter().enumerate();
+        specs.fold(0, |any, (group, spec)| {
             let Some(spec) = spec.map(|index| &plan.specs[index]) else {
-                continue;
+                return any;
             };
             let end = (unit / spec.block + 1) * spec.block;
-            covered |= slice(held.whole, group).get(end - 1).copied().unwrap_or(0);
-        }
-        let mut lost = alive & !covered;
-        alive &= covered;
-        while lost != 0 {
-            reach[lost.trailing_zeros() as usize] = plan.tokens(unit);
-            lost &= lost - 1;
-        }
-        if alive == 0 {
-            break;
-        }
-    }
-    while alive != 0 {
-        reach[alive.trailing_zeros() as usize] = plan.tokens(plan.units);
-        alive &= alive - 1;
-    }
-    reach
+            any | slice(held.whole, group).get(end - 1).copied().unwrap_or(0)
+        })
+    };
+    run((0..plan.units).map(covered), plan.mask).map(|units| plan.tokens(units))
 }

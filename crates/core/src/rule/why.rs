@@ -45,7 +45,7 @@ pub fn accepted(
         .map(|index| plan.specs[index].grain)?;
     let ends = (grain..=plan.limit).step_by(grain);
     Some(
-        ends.filter(|&end| accepts(plan, held, group, end, 0) != 0)
+        ends.filter(|&end| accepts(plan, held, (group, plan.mask), end, 0) != 0)
             .map(|e| plan.tokens(e))
             .collect(),
     )
@@ -96,7 +96,10 @@ fn refuse(
 ) -> u64 {
     let mut left = holders;
     for group in (0..plan.spec_of.len()).filter(|&group| plan.spec_of[group].is_some()) {
-        let mut refused = left & !accepts(plan, held, group, end, hit);
+        if left == 0 {
+            break;
+        }
+        let mut refused = left & !accepts(plan, held, (group, left), end, hit);
         left &= !refused;
         while refused != 0 {
             let bit = refused.trailing_zeros() as usize;
@@ -110,38 +113,48 @@ fn refuse(
     left
 }
 
-/// Holders for which a restricting group accepts boundary `end` (in units).
+/// Those of `holders` for which a restricting group accepts boundary `end` (in units).
 ///
 /// `known` is a boundary that the holders are known to reach in full attention: nothing before its
 /// block is looked at again.
-fn accepts(plan: &Plan, held: &Held, group: usize, end: usize, known: usize) -> u64 {
+fn accepts(
+    plan: &Plan,
+    held: &Held,
+    (group, holders): (usize, u64),
+    end: usize,
+    known: usize,
+) -> u64 {
     let Some(index) = plan.spec_of[group] else {
-        return plan.mask;
+        return holders;
     };
     let spec = &plan.specs[index];
     if !end.is_multiple_of(spec.grain) {
         return 0;
     }
-    let last = end / spec.grain + spec.extra();
-    let last_block = end / spec.block;
+    let own = end / spec.grain;
+    let last = own + spec.extra();
     let first = match spec.demand {
         Demand::Prefix if spec.is_fine() => {
-            return reaches(plan, held, (index, group), last);
+            return holders & reaches(plan, held, (index, group), last);
         }
         Demand::Prefix => known / spec.block,
-        Demand::Window { blocks } => last_block.saturating_sub(blocks),
+        Demand::Window { blocks } => own.saturating_sub(blocks),
         Demand::Chunk { tokens } => {
             (plan.tokens(end) / tokens * tokens / spec.group.block_size) as usize
         }
-        Demand::Checkpoint => end / spec.grain - 1,
+        Demand::Checkpoint => own - 1,
     };
     if last > plan.units / spec.grain {
         return 0;
     }
-    let needed = first.min(last_block)..last;
-    needed.fold(plan.mask, |all, at| {
-        all & member_entry(plan, held, index, group, at + 1)
-    })
+    let mut all = holders;
+    for at in first.min(own)..last {
+        all &= member_entry(plan, held, index, group, at + 1);
+        if all == 0 {
+            break;
+        }
+    }
+    all
 }
 
 /// Holders whose whole blocks, extended by interior entries of the next one, reach grain `end`.
