@@ -7,7 +7,6 @@ the last Reset (or clear) is the engine's log from there on, in order, each batc
 from collections import deque
 
 import hypothesis.strategies as st
-from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kvbraid.events.sequence import AskReplay, Deliver, Lose, Output, Reset, SequenceTracker
 from kvbraid.ids import PodState
@@ -182,4 +181,3 @@ class Link(RuleBasedStateMachine):
 
 
 TestLink = Link.TestCase
-TestLink.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
