@@ -100,8 +100,8 @@ _RowTuple: TypeAlias = tuple[
 # index, kind, block size, window, chunk, eagle
 _KnownGroup: TypeAlias = tuple[int | None, str, int, int | None, int | None, bool]
 _Strip: TypeAlias = tuple[_KnownGroup, list[bool], list[int] | None]
-# pod, rank, model, (state, reason), messages, groups, (tokens, join, query, unplaced), refused,
-# (hash function, blocks)
+# pod, rank, model, state and its reason, messages, groups, counts by means, refused, and last:
+# hash function with number of blocks
 _InfoTuple: TypeAlias = tuple[
     str,
     int,

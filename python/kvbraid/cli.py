@@ -152,6 +152,47 @@ def tail(pod: tuple[str, ...], endpoint: str | None, count: int | None, url: str
 
 
 @cli.command()
+@click.argument("captures", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--keys",
+    type=click.Choice(["auto", "join"]),
+    default="auto",
+    show_default=True,
+    help="Means of placing hashes; join = the engine's hash function is not known.",
+)
+@click.option(
+    "--model",
+    "presence",
+    type=click.Choice(["count", "set", "full-only"]),
+    default="count",
+    show_default=True,
+    help="How copies count; set and full-only are the usual shortcuts.",
+)
+@click.option(
+    "--report-mode",
+    type=click.Choice(["incremental", "full"]),
+    default="incremental",
+    show_default=True,
+    help="full = reused blocks are announced again without a copy.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line per capture.")
+@click.option("--fail-under", type=float, help="Exit 1 below this exact percentage.")
+def replay(
+    captures: tuple[Path, ...], keys: Any, presence: Any, report_mode: str,  # noqa: ANN401
+    *, as_json: bool, fail_under: float | None,
+) -> None:  # fmt: skip
+    """Predict every request of recorded engine traffic and compare with what was reused."""
+    from kvbraid.sim.replay import ReplayOptions
+    from kvbraid.sim.replay_report import run_replays
+
+    full_reports = report_mode == "full"
+    options = ReplayOptions(keys=keys, presence=presence, full_reports=full_reports)
+    reports = run_replays(captures, options, as_json=as_json)
+    if fail_under is not None and any(r.exact_pct < fail_under for r in reports):
+        sys.exit(1)
+
+
+@cli.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def model(config: Path, *, as_json: bool) -> None:

@@ -1,0 +1,178 @@
+"""Capture directories: one engine's recorded life, read from disk.
+
+A directory holds `config.json` (the engine's configuration), `events.bin` (every ZeroMQ message
+as received: number of frames, then each frame behind its length, big-endian) and `requests.jsonl`
+(one operation per line, with the prefix that the engine really reused). The latter two may be
+compressed (`.xz`). Reading only: what a capture means is replay's.
+"""
+
+import json
+import lzma
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbraid.errors import CaptureError
+from kvbraid.spec import Topology, topology_from_mapping
+
+_SEQ_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One published message: topic, sequence number, MessagePack payload."""
+
+    topic: bytes
+    seq: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """One request: what was asked, what was known by then, and what the engine reused.
+
+    `messages_seen` messages had been published when the engine looked; `unpublished` events of
+    the next message existed already. `reused_tokens` is the truth.
+    """
+
+    index: int
+    token_ids: Sequence[int]
+    cache_salt: str | None
+    lora: str | None
+    lora_path: str | None
+    reused_tokens: int
+    messages_seen: int
+    unpublished: int
+    order: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """The engine dropped its prefix cache; the event comes with the next message."""
+
+
+Operation = Lookup | Reset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """One engine's life: operations in the order of their lookups, and all it published."""
+
+    name: str
+    topology: Topology
+    concurrency: int
+    messages: Sequence[Message]
+    operations: Sequence[Operation]
+
+    @property
+    def loras(self) -> dict[str, str]:
+        """Paths of the LoRA adapters, by name."""
+        lookups = (op for op in self.operations if isinstance(op, Lookup))
+        return {op.lora: op.lora_path for op in lookups if op.lora and op.lora_path}
+
+
+def read_capture(directory: Path) -> Capture:
+    """Read a capture directory.
+
+    Raises:
+        CaptureError: Names the file and what is wrong with it.
+    """
+    config = _read_config(directory / "config.json")
+    concurrency = config.get("concurrency", 1)
+    messages = list(_messages(directory))
+    operations = list(_operations(directory, concurrent=concurrency > 1))
+    if concurrency > 1:
+        operations.sort(key=lambda op: op.order if isinstance(op, Lookup) else (0, 0))
+    last = max((op.messages_seen for op in operations if isinstance(op, Lookup)), default=0)
+    if last > len(messages):
+        msg = f"{directory / 'events.bin'}: {len(messages)} messages, but a request saw {last}"
+        raise CaptureError(msg)
+    return Capture(
+        name=directory.name,
+        topology=topology_from_mapping(config),
+        concurrency=concurrency,
+        messages=messages,
+        operations=operations,
+    )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        msg = f"{path}: {_reason(error)}"
+        raise CaptureError(msg) from error
+    if not isinstance(config, dict):
+        msg = f"{path}: a {type(config).__name__}; expected one JSON object"
+        raise CaptureError(msg)
+    return config
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+def _read(directory: Path, name: str) -> tuple[Path, bytes]:
+    """The named file, or its compressed form."""
+    path = directory / name
+    packed = directory / f"{name}.xz"
+    try:
+        if packed.exists():
+            return packed, lzma.decompress(packed.read_bytes())
+        return path, path.read_bytes()
+    except (OSError, lzma.LZMAError) as error:
+        msg = f"{packed if packed.exists() else path}: {_reason(error)}"
+        raise CaptureError(msg) from error
+
+
+def _messages(directory: Path) -> Iterator[Message]:
+    path, data = _read(directory, "events.bin")
+    offset = 0
+    while offset < len(data):
+        frames = []
+        try:
+            (count,) = struct.unpack_from(">I", data, offset)
+            offset += 4
+            for _ in range(count):
+                (length,) = struct.unpack_from(">I", data, offset)
+                frames.append(data[offset + 4 : offset + 4 + length])
+                offset += 4 + length
+        except struct.error:
+            offset = len(data) + 1
+        if offset > len(data) or len(frames) != 3 or len(frames[1]) != _SEQ_BYTES:
+            msg = f"{path}: broken message near byte {min(offset, len(data))} of {len(data)}"
+            raise CaptureError(msg)
+        topic, seq, payload = frames
+        yield Message(topic, int.from_bytes(seq, "big"), payload)
+
+
+def _operations(directory: Path, *, concurrent: bool) -> Iterator[Operation]:
+    path, data = _read(directory, "requests.jsonl")
+    for number, line in enumerate(data.splitlines(), start=1):
+        try:
+            fields = json.loads(line)
+            if fields["op"] == "req":
+                yield _lookup(fields, concurrent=concurrent)
+            elif fields.get("ok"):
+                yield Reset()
+        except (ValueError, KeyError, TypeError) as error:
+            what = f"no field {error}" if isinstance(error, KeyError) else error
+            msg = f"{path}: line {number}: {what}"
+            raise CaptureError(msg) from error
+
+
+def _lookup(fields: dict[str, Any], *, concurrent: bool) -> Lookup:
+    probe = fields.get("probe") or {}
+    return Lookup(
+        index=fields["i"],
+        token_ids=fields["prompt"],
+        cache_salt=fields.get("salt"),
+        lora=fields.get("lora"),
+        lora_path=fields.get("lora_path"),
+        reused_tokens=probe["hit"] if concurrent else fields["num_cached_tokens"],
+        messages_seen=probe["ev_seen"] if concurrent else fields["ev_before"],
+        unpublished=probe.get("unpub", 0),
+        order=(probe.get("step", 0), probe.get("same_step_pos", 0)),
+    )

@@ -1,0 +1,74 @@
+"""Showing replays: progress while they run, then a table or one JSON line per capture."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Table
+
+from kvbraid.sim.captures import read_capture
+from kvbraid.sim.replay import ReplayOptions, Report, replay
+
+
+def run_replays(
+    directories: Sequence[Path], options: ReplayOptions, *, as_json: bool
+) -> list[Report]:
+    """Replay captures, progress on stderr, results on stdout; return the reports.
+
+    Raises:
+        CaptureError: A capture cannot be read; those before it have been reported.
+    """
+    reports = []
+    with _progress() as progress:
+        for directory in directories:
+            report = _replay_one(directory, options, progress)
+            reports.append(report)
+            if as_json:
+                print(json.dumps(report.to_dict()), flush=True)  # noqa: T201 - the output itself
+    if not as_json:
+        Console(highlight=False).print(_table(reports))
+    return reports
+
+
+def _replay_one(directory: Path, options: ReplayOptions, progress: Progress) -> Report:
+    capture = read_capture(directory)
+    task = progress.add_task(capture.name, total=len(capture.operations))
+
+    def show(done: int, _total: int) -> None:
+        progress.update(task, completed=done)
+
+    return replay(capture, options, progress=show)
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+_COUNTS = ("requests", "exact", "over", "under", "bounded")
+
+
+def _table(reports: Sequence[Report]) -> Table:
+    table = Table(title="predicted before the fact, against the engine's own reuse")
+    table.add_column("capture", no_wrap=True)
+    for name in (*_COUNTS, "exact %", "width"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("why not exact")
+    for report in reports:
+        width = (report.upper_sum - report.lower_sum) / max(1, report.trivial_sum)
+        reasons = [f"{name} {count}" for name, count in report.by_class.items() if count]
+        table.add_row(
+            report.capture,
+            *(str(getattr(report, name)) for name in _COUNTS),
+            f"{report.exact_pct:.2f}",
+            f"{width:.3f}",
+            ", ".join(reasons),
+        )
+    return table
