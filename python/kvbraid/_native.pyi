@@ -75,7 +75,7 @@ _OptionsTuple: TypeAlias = tuple[bool, bool, bool, int, int, Sequence[float]]
 _PodTuple: TypeAlias = tuple[
     str, int, _TopologyTuple | None, bool, bool, str | None, str | None, dict[str, str]
 ]
-# model, LoRA, salt, media (identifier, offset, length), pods, tiers
+# model, LoRA, salt, then media as identifier with offset and length, pods, tiers
 _RequestTuple: TypeAlias = tuple[
     str,
     str | None,

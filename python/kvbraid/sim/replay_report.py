@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
@@ -52,13 +53,21 @@ def _progress() -> Progress:
     )
 
 
-_COUNTS = ("requests", "exact", "over", "under", "bounded")
+_COUNTS = {
+    "asked": "requests",
+    "exact": "exact",
+    "over": "over",
+    "under": "under",
+    "bound": "bounded",
+}
+"""Column of the table, and the field of the report that it shows."""
 
 
 def _table(reports: Sequence[Report]) -> Table:
-    table = Table(title="predicted before the fact, against the engine's own reuse")
+    title = "predicted before the fact, against the engine's own reuse"
+    table = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("capture", no_wrap=True)
-    for name in (*_COUNTS, "exact %", "width"):
+    for name in (*_COUNTS, "%", "width"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("why not exact")
     for report in reports:
@@ -66,7 +75,7 @@ def _table(reports: Sequence[Report]) -> Table:
         reasons = [f"{name} {count}" for name, count in report.by_class.items() if count]
         table.add_row(
             report.capture,
-            *(str(getattr(report, name)) for name in _COUNTS),
+            *(str(getattr(report, name)) for name in _COUNTS.values()),
             f"{report.exact_pct:.2f}",
             f"{width:.3f}",
             ", ".join(reasons),

@@ -1,0 +1,109 @@
+"""Recorded vLLM traffic: every request predicted before the fact, against what the engine reused.
+
+The fixtures are the first operations of captures of vLLM 0.32 (`tests/fixtures/captures`); where
+whole captures lie beside the repository, they are replayed too.
+"""
+
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+from kvbraid.fleet.index import Keys
+from kvbraid.sim.captures import Capture, read_capture
+from kvbraid.sim.replay import ReplayOptions, Report, replay
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+FIXTURES: Final = ROOT / "tests" / "fixtures" / "captures"
+WHOLE: Final = Path(os.environ.get("KVBRAID_CAPTURES", ROOT.parent / "shared" / "captures"))
+
+FULL_REPORTS: Final = "sched_k_reportfull"
+CONCURRENT: Final = "sched_a_gemma3_conc4"
+WIDTH_WITHOUT_HASH: Final = {
+    "mistral_swa": 0.20,
+    "sched_e_swa_only": 0.09,
+    "sched_c_mamba_align_fine": 0.02,
+}
+"""Captures whose hashes the wire alone cannot all place, and how wide their bounds may be."""
+
+
+def directories() -> list[Path]:
+    folders = [*FIXTURES.iterdir(), *(WHOLE.iterdir() if WHOLE.is_dir() else ())]
+    return sorted(folder for folder in folders if folder.is_dir())
+
+
+def name_of(folder: Path) -> str:
+    return f"{'fixture' if folder.parent == FIXTURES else 'whole'}-{folder.name}"
+
+
+CAPTURES: Final = directories()
+SEQUENTIAL: Final = [f for f in CAPTURES if f.name not in {FULL_REPORTS, CONCURRENT}]
+
+
+@lru_cache(maxsize=2)
+def capture_at(folder: Path) -> Capture:
+    return read_capture(folder)
+
+
+def replayed(folder: Path, keys: Keys = "auto", *, full_reports: bool = False) -> Report:
+    return replay(capture_at(folder), ReplayOptions(keys=keys, full_reports=full_reports))
+
+
+def width(report: Report) -> float:
+    return (report.upper_sum - report.lower_sum) / report.trivial_sum
+
+
+def test_there_is_traffic_of_every_kind_of_group() -> None:
+    kinds = {group.kind.value for f in CAPTURES for group in capture_at(f).topology.groups}
+    assert kinds == {"full_attention", "sliding_window", "chunked_local_attention", "mamba"}
+
+
+@pytest.mark.parametrize("folder", SEQUENTIAL, ids=name_of)
+def test_every_request_is_exact_but_those_between_a_reset_and_its_event(folder: Path) -> None:
+    report = replayed(folder)
+    late = report.by_class["late_clear"]
+    assert report.exact + late == report.requests
+    assert late <= report.late_clear_max
+
+
+@pytest.mark.parametrize("folder", SEQUENTIAL, ids=name_of)
+def test_without_the_hash_function_bounds_hold_the_truth_and_are_mostly_exact(
+    folder: Path,
+) -> None:
+    report = replayed(folder, "join")
+    late = report.by_class["late_clear"]
+    assert report.bounds_kept + late >= report.requests
+    assert report.over + report.under <= late
+    if folder.name not in WIDTH_WITHOUT_HASH:
+        assert report.exact + late == report.requests
+    elif folder.parent == WHOLE:
+        assert width(report) <= WIDTH_WITHOUT_HASH[folder.name]
+
+
+@pytest.mark.parametrize("folder", [f for f in CAPTURES if f.name == CONCURRENT], ids=name_of)
+def test_with_requests_in_flight_every_mismatch_is_one_that_nobody_could_know(
+    folder: Path,
+) -> None:
+    report = replayed(folder)
+    assert report.exact + report.by_class["in_flight"] == report.requests
+    assert set(report.by_class) == {"late_clear", "in_flight"}
+
+
+@pytest.mark.parametrize("folder", [f for f in CAPTURES if f.name == FULL_REPORTS], ids=name_of)
+def test_a_pod_that_announces_reused_blocks_again_is_answered_by_bounds(folder: Path) -> None:
+    report = replayed(folder, full_reports=True)
+    assert report.bounds_kept == report.requests
+    assert report.over == report.under == report.lower_sum == 0
+    if folder.parent == WHOLE:
+        assert report.upper_sum <= 306_096
+
+
+@pytest.mark.parametrize("presence", ["set", "full-only"])
+def test_the_usual_shortcuts_are_wrong_and_the_replay_shows_it(
+    presence: str,
+) -> None:
+    whole = capture_at(FIXTURES / "gptoss")
+    options = ReplayOptions(presence="set" if presence == "set" else "full-only")
+    report = replay(whole, options)
+    assert report.exact < report.requests
