@@ -27,13 +27,11 @@ NAMELESS_MODULES: Final = frozenset({"utils.py", "helpers.py", "common.py", "mis
 NATIVE_WRAPPERS: Final = frozenset(
     {
         "__init__.py",
+        "events/wire.py",
+        "fleet/answer.py",
+        "fleet/index.py",
         "hashing.py",
         "resume.py",
-        "events/decode.py",
-        "events/decoder.py",
-        "events/wire.py",
-        "fleet/index.py",
-        "fleet/weighted.py",
         "service/requests.py",
     }
 )
