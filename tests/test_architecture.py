@@ -27,12 +27,11 @@ NAMELESS_MODULES: Final = frozenset({"utils.py", "helpers.py", "common.py", "mis
 NATIVE_WRAPPERS: Final = frozenset(
     {
         "__init__.py",
+        "events/wire.py",
+        "fleet/answer.py",
+        "fleet/index.py",
         "hashing.py",
         "resume.py",
-
-        "events/wire.py",
-        "fleet/index.py",
-        "fleet/answer.py",
         "service/requests.py",
     }
 )
@@ -43,6 +42,7 @@ MACHINE_PATH: Final = re.compile(
     "/(?:" + "|".join(("tmp/bash_jobs", "work", "farm", "root")) + ")/"
 )
 DOWNLOAD_ADDRESS: Final = re.compile(r"https?://\S+\.(?:whl|crate|tar\.gz)\b")
+
 
 @cache
 def tracked_files() -> tuple[Path, ...]:
@@ -56,6 +56,7 @@ def tracked_files() -> tuple[Path, ...]:
     names = listing.stdout.decode().split("\0")
     return tuple(sorted(ROOT / name for name in names if name and (ROOT / name).is_file()))
 
+
 def sources(suffix: str, *, under: str = "") -> Iterator[Path]:
     return (
         path
@@ -63,8 +64,10 @@ def sources(suffix: str, *, under: str = "") -> Iterator[Path]:
         if path.suffix == suffix and path.relative_to(ROOT).as_posix().startswith(under)
     )
 
+
 def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
+
 
 def line_limit(path: Path) -> int:
     name = name_of(path)
@@ -73,16 +76,19 @@ def line_limit(path: Path) -> int:
     is_test = name.startswith("tests/") or "/tests/" in name or path.stem.endswith("tests")
     return MAX_LINES_OF_A_TEST if is_test else MAX_LINES
 
+
 def too_long_files() -> Iterator[str]:
     for path in (*sources(".py"), *sources(".rs")):
         count = len(path.read_text().splitlines())
         if count > line_limit(path):
             yield f"{name_of(path)}: {count} lines, at most {line_limit(path)}; split at a seam"
 
+
 def nameless_modules() -> Iterator[str]:
     for path in (*sources(".py"), *sources(".rs")):
         if path.with_suffix(".py").name in NAMELESS_MODULES:
             yield f"{name_of(path)}: name it after what it holds"
+
 
 def modules_without_docstring() -> Iterator[str]:
     for path in sources(".py"):
@@ -93,12 +99,14 @@ def modules_without_docstring() -> Iterator[str]:
         if "/src/" in name_of(path) and not path.read_text().startswith("//!"):
             yield f"{name_of(path)}: open with a //! comment"
 
+
 def imports_of(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
 
 def stray_native_imports() -> Iterator[str]:
     for path in sources(".py", under="python/"):
@@ -107,11 +115,13 @@ def stray_native_imports() -> Iterator[str]:
         if uses_native and inside not in NATIVE_WRAPPERS:
             yield f"{name_of(path)}: only {sorted(NATIVE_WRAPPERS)} wrap the native core"
 
+
 def native_names() -> Iterator[str]:
     stub = ast.parse((PACKAGE / "_native.pyi").read_text())
     for node in stub.body:
         if isinstance(node, ast.FunctionDef) or is_constructible(node):
             yield node.name
+
 
 def is_constructible(node: ast.stmt) -> TypeGuard[ast.ClassDef]:
     """Whether Python code can make one; a class that only holds an answer cannot be made."""
@@ -120,6 +130,7 @@ def is_constructible(node: ast.stmt) -> TypeGuard[ast.ClassDef]:
         for member in node.body
     )
 
+
 def native_names_without_differential_test() -> Iterator[str]:
     texts = [path.read_text() for path in sources(".py", under="tests/differential/")]
     for name in native_names():
@@ -127,11 +138,13 @@ def native_names_without_differential_test() -> Iterator[str]:
         if not any(word.search(text) for text in texts):
             yield f"_native.{name}: no file of tests/differential names it"
 
+
 def text_of(path: Path) -> str:
     try:
         return path.read_text()
     except UnicodeDecodeError:
         return ""  # Compressed captures and golden bytes.
+
 
 def lines_matching(pattern: re.Pattern[str]) -> Iterator[str]:
     for path in tracked_files():
@@ -141,11 +154,14 @@ def lines_matching(pattern: re.Pattern[str]) -> Iterator[str]:
             if pattern.search(line):
                 yield f"{name_of(path)}:{number}: {line.strip()[:100]}"
 
+
 def machine_paths() -> Iterator[str]:
     return lines_matching(MACHINE_PATH)
 
+
 def download_addresses() -> Iterator[str]:
     return lines_matching(DOWNLOAD_ADDRESS)
+
 
 @pytest.mark.parametrize(
     "rule",
@@ -163,6 +179,7 @@ def download_addresses() -> Iterator[str]:
 def test_the_tree_has_no(rule: Callable[[], Iterator[str]]) -> None:
     assert list(rule()) == []
 
+
 def test_the_public_names_are_imported_by_hand_and_repeated_in_all() -> None:
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
     imported = {
@@ -174,10 +191,12 @@ def test_the_public_names_are_imported_by_hand_and_repeated_in_all() -> None:
     assert sorted(imported) == sorted(kvbraid.__all__)
     assert all(hasattr(kvbraid, name) for name in kvbraid.__all__)
 
+
 def test_the_package_under_test_is_the_one_the_run_claims_to_test() -> None:
     """`make test` sets KVBRAID_TESTED=wheel; by hand, the editable install is tested."""
     imported_from_tree = Path(kvbraid.__file__).resolve().is_relative_to(ROOT / "python")
     assert imported_from_tree == (os.environ.get("KVBRAID_TESTED") != "wheel")
+
 
 def test_a_rule_of_this_file_sees_a_violation(tmp_path: Path) -> None:
     stray = tmp_path / "stray.py"

@@ -75,7 +75,7 @@ _OptionsTuple: TypeAlias = tuple[bool, bool, bool, int, int, Sequence[float]]
 _PodTuple: TypeAlias = tuple[
     str, int, _TopologyTuple | None, bool, bool, str | None, str | None, dict[str, str]
 ]
-# model, LoRA, salt, then media as identifier with offset and length, pods, tiers
+# The model, LoRA, salt, media as (identifier, offset, length), pods, tiers.
 _RequestTuple: TypeAlias = tuple[
     str,
     str | None,
@@ -100,8 +100,8 @@ _RowTuple: TypeAlias = tuple[
 # index, kind, block size, window, chunk, eagle
 _KnownGroup: TypeAlias = tuple[int | None, str, int, int | None, int | None, bool]
 _Strip: TypeAlias = tuple[_KnownGroup, list[bool], list[int] | None]
-# pod, rank, model, state and its reason, messages, groups, counts by means, refused, and last:
-# hash function with number of blocks
+# The pod, rank, model, state with reason, messages, groups, placed by means and unplaced, refused,
+# (hash function, blocks)
 _InfoTuple: TypeAlias = tuple[
     str,
     int,

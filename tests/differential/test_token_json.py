@@ -16,11 +16,9 @@ JSON = st.recursive(
     ),
     max_leaves=6,
 )
-PLAIN_TEXT = st.text(st.characters(min_codepoint=32, exclude_characters="\"\\"), max_size=4)
+PLAIN_TEXT = st.text(st.characters(min_codepoint=32, exclude_characters='"\\'), max_size=4)
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=8)
-MEMBER = st.tuples(
-    st.sampled_from(["token_ids", "model", "tok"]) | PLAIN_TEXT, TOKENS | JSON
-)
+MEMBER = st.tuples(st.sampled_from(["token_ids", "model", "tok"]) | PLAIN_TEXT, TOKENS | JSON)
 
 
 def read(body: bytes) -> list[int] | None:

@@ -50,4 +50,11 @@ def words_before_first_block(page: Path) -> int:
 
 def pages() -> list[Path]:
     """Every Markdown page of the repository that people read."""
-    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md")])
+    return sorted(
+        [
+            *ROOT.glob("*.md"),
+            *ROOT.glob("docs/**/*.md"),
+            *ROOT.glob("bench/*.md"),
+            *ROOT.glob("tests/**/*.md"),
+        ]
+    )

@@ -1,0 +1,7 @@
+"""docs/cli.md is what the commands say of themselves."""
+
+from tests.docs.cli_page import PAGE, render
+
+
+def test_the_page_equals_the_commands_own_help() -> None:
+    assert PAGE.read_text() == render(), "run `make docs`"

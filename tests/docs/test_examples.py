@@ -1,0 +1,24 @@
+"""Every file of examples/ runs, shows something, and is short enough to read at a glance."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.markdown import ROOT
+
+
+@pytest.mark.parametrize("example", sorted(ROOT.glob("examples/*.py")), ids=lambda path: path.name)
+def test_every_example_runs_and_is_short(example: Path) -> None:
+    assert len(example.read_text().splitlines()) <= 30
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(example)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout, "an example shows something"
