@@ -24,7 +24,10 @@ const fn sub(a: u64, b: u64) -> u64 {
 }
 
 /// Folds a 128-bit value below 2^122 into the field.
-#[expect(clippy::cast_possible_truncation, reason = "the low 61 bits are what is wanted")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the low 61 bits are what is wanted"
+)]
 const fn fold(x: u128) -> u64 {
     let low = (x as u64) & P;
     let high = (x >> 61) as u64;
@@ -73,7 +76,10 @@ pub struct Step {
 
 impl Step {
     /// The span of no tokens.
-    pub const NONE: Self = Self { tokens: 0, local: 0 };
+    pub const NONE: Self = Self {
+        tokens: 0,
+        local: 0,
+    };
 
     /// The key at the end of the span, given the key at its start.
     #[must_use]
@@ -90,7 +96,10 @@ impl Step {
     /// This span, then `next`.
     #[must_use]
     pub const fn then(self, next: Self) -> Self {
-        Self { tokens: self.tokens + next.tokens, local: next.apply(self.local) }
+        Self {
+            tokens: self.tokens + next.tokens,
+            local: next.apply(self.local),
+        }
     }
 
     /// What must follow `self` to make `whole`; `whole` must not be shorter.
@@ -122,7 +131,11 @@ impl Unit {
             power = mul(power, R);
         }
         powers.reverse();
-        Self { tokens, powers, whole: power }
+        Self {
+            tokens,
+            powers,
+            whole: power,
+        }
     }
 
     /// The local part of a chunk of at most one unit.
@@ -130,8 +143,11 @@ impl Unit {
     pub fn local(&self, chunk: &[u32]) -> u64 {
         // Products are below 2^94, so that 2^28 of them fit one accumulator.
         let powers = &self.powers[self.powers.len() - chunk.len()..];
-        let sum: u128 =
-            chunk.iter().zip(powers).map(|(&t, &p)| (u128::from(t) + 1) * u128::from(p)).sum();
+        let sum: u128 = chunk
+            .iter()
+            .zip(powers)
+            .map(|(&t, &p)| (u128::from(t) + 1) * u128::from(p))
+            .sum();
         fold(sum)
     }
 
@@ -164,7 +180,10 @@ pub fn step_of(tokens: &[u32]) -> Step {
     for &token in tokens {
         local = add(mul(local, R), add(u64::from(token), 1));
     }
-    Step { tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX), local }
+    Step {
+        tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+        local,
+    }
 }
 
 /// What an extra key at `token`, `tokens_after` tokens before the end of a span, adds to the
@@ -217,8 +236,14 @@ mod tests {
         let tokens = [1, 2, 3, 4];
         let plain = step_of(&tokens);
         // The mark on token 1 has two tokens after it.
-        let marked = Step { local: plus(plain.local, mark(99, 2)), ..plain };
-        let split = Step { local: plus(step_of(&[1, 2]).local, 99), tokens: 2 };
+        let marked = Step {
+            local: plus(plain.local, mark(99, 2)),
+            ..plain
+        };
+        let split = Step {
+            local: plus(step_of(&[1, 2]).local, 99),
+            tokens: 2,
+        };
         assert_eq!(split.then(step_of(&[3, 4])), marked);
     }
 

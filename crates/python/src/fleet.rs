@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use kvbraid_core::Error;
 use kvbraid_core::fleet::{
-    Answer, GroupStrip, Index, Options, PodConfig, PodSpec, Prompt, RankInfo, Request, State, Tier,
-    TierSet,
+    Answer, GroupStrip, Index, Member, Options, PodConfig, PodSpec, Prompt, RankInfo, Request, Row,
+    State, Tier, TierSet,
 };
 use kvbraid_core::hash::{HashAlgo, MediaItem};
 use kvbraid_core::spec::GroupSpec;
@@ -62,7 +62,14 @@ type RowTuple = (
     f64,
 );
 /// index, kind, block size, window, chunk, eagle.
-type GroupTuple = (Option<u16>, &'static str, u32, Option<u32>, Option<u32>, bool);
+type GroupTuple = (
+    Option<u16>,
+    &'static str,
+    u32,
+    Option<u32>,
+    Option<u32>,
+    bool,
+);
 type StripTuple = (GroupTuple, Vec<bool>, Option<Vec<u32>>);
 /// pod, rank, model, (state, reason), messages, groups, (tokens, join, query, unplaced), refused,
 /// (hash function, blocks).
@@ -96,7 +103,12 @@ pub(crate) struct FleetAnswer {
 impl FleetAnswer {
     /// Every rank's row.
     fn rows(&self) -> Vec<RowTuple> {
-        self.answer.rows.iter().map(|row| row_tuple(&self.answer, row)).collect()
+        self.answer
+            .roster
+            .iter()
+            .zip(&self.answer.rows)
+            .map(row_tuple)
+            .collect()
     }
 
     /// The body of the HTTP answer.
@@ -110,29 +122,45 @@ impl FleetAnswer {
     }
 }
 
-fn row_tuple(answer: &Answer, row: &kvbraid_core::fleet::PodRow) -> RowTuple {
-    let value = &row.row;
-    let tiers = value.tiers.iter().map(|(set, b)| (set.name(), b.lower, b.upper)).collect();
+fn row_tuple((member, value): (&Member, &Row)) -> RowTuple {
+    let tiers = value
+        .tiers
+        .iter()
+        .map(|(set, b)| (set.name(), b.lower, b.upper))
+        .collect();
     (
-        answer.pods[row.pod as usize].clone(),
-        row.dp_rank,
+        member.pod.to_string(),
+        member.dp_rank,
         value.state.name(),
         value.bounds.lower,
         value.bounds.upper,
         value.is_exact(),
         value.present,
         tiers,
-        value.limiting.map(|(group, boundary)| ((group != u16::MAX).then_some(group), boundary)),
+        value
+            .limiting
+            .map(|(group, boundary)| ((group != u16::MAX).then_some(group), boundary)),
         value.score,
     )
 }
 
 fn group_tuple(group: Option<u16>, spec: GroupSpec) -> GroupTuple {
-    (group, spec.kind.name(), spec.block_size, spec.window, spec.chunk, spec.eagle)
+    (
+        group,
+        spec.kind.name(),
+        spec.block_size,
+        spec.window,
+        spec.chunk,
+        spec.eagle,
+    )
 }
 
 fn strip_tuple(strip: GroupStrip) -> StripTuple {
-    (group_tuple(strip.group, strip.spec), strip.held, strip.accepted)
+    (
+        group_tuple(strip.group, strip.spec),
+        strip.held,
+        strip.accepted,
+    )
 }
 
 fn info_tuple(info: RankInfo) -> InfoTuple {
@@ -143,7 +171,10 @@ fn info_tuple(info: RankInfo) -> InfoTuple {
         info.model,
         (info.state.name(), info.reason),
         info.messages,
-        info.groups.iter().map(|g| group_tuple(g.group, g.spec)).collect(),
+        info.groups
+            .iter()
+            .map(|g| group_tuple(g.group, g.spec))
+            .collect(),
         (placed.tokens, placed.join, placed.query, info.unplaced),
         info.refused,
         (info.hash_function, info.blocks),
@@ -164,16 +195,26 @@ impl PodTuple {
             only_full_is_published: only_full,
             full_reports,
         };
-        Ok(PodSpec { model, dp_size, config, algo: algo.transpose()?, seed, loras })
+        Ok(PodSpec {
+            model,
+            dp_size,
+            config,
+            algo: algo.transpose()?,
+            seed,
+            loras,
+        })
     }
 }
 
 fn decode_tiers(names: &[String]) -> Result<TierSet, Error> {
     let find = |name: &String| {
-        Tier::ALL.into_iter().find(|tier| tier.name() == name).ok_or_else(|| {
-            let names = Tier::ALL.map(Tier::name).join(", ");
-            Error::InvalidValue(format!("tier {name:?} is not one of: {names}"))
-        })
+        Tier::ALL
+            .into_iter()
+            .find(|tier| tier.name() == name)
+            .ok_or_else(|| {
+                let names = Tier::ALL.map(Tier::name).join(", ");
+                Error::InvalidValue(format!("tier {name:?} is not one of: {names}"))
+            })
     };
     let set: TierSet = names.iter().map(find).collect::<Result<_, _>>()?;
     Ok(if set.is_empty() { TierSet::GPU } else { set })
@@ -188,7 +229,11 @@ impl RequestTuple {
         let Self(model, lora, salt, media, pods, tiers) = self;
         let mut media: Vec<MediaItem<'_>> = media
             .iter()
-            .map(|(id, offset, length)| MediaItem { id, offset: *offset, length: *length })
+            .map(|(id, offset, length)| MediaItem {
+                id,
+                offset: *offset,
+                length: *length,
+            })
             .collect();
         media.sort_by_key(|item| item.offset);
         let prompt = Prompt {
@@ -198,7 +243,12 @@ impl RequestTuple {
             media: &media,
         };
         let tiers = decode_tiers(tiers)?;
-        run(&Request { model, prompt, pods: pods.as_deref(), tiers })
+        run(&Request {
+            model,
+            prompt,
+            pods: pods.as_deref(),
+            tiers,
+        })
     }
 }
 
@@ -215,16 +265,20 @@ impl FleetCore {
             limbo_limit_bytes: limbo,
             weights,
         };
-        Self { index: Mutex::new(Index::new(options)) }
+        Self {
+            index: Mutex::new(Index::new(options)),
+        }
     }
 
     fn register(&self, py: Python<'_>, name: &str, pod: PodTuple) -> PyResult<bool> {
         let spec = pod.decode().map_err(to_python)?;
-        py.detach(|| self.index.lock().register(name, spec)).map_err(to_python)
+        py.detach(|| self.index.lock().register(name, spec))
+            .map_err(to_python)
     }
 
     fn remove(&self, py: Python<'_>, name: &str) -> PyResult<()> {
-        py.detach(|| self.index.lock().remove(name)).map_err(to_python)
+        py.detach(|| self.index.lock().remove(name))
+            .map_err(to_python)
     }
 
     /// (stored, removed, cleared, refused)
@@ -238,15 +292,22 @@ impl FleetCore {
         let applied = py
             .detach(|| self.index.lock().apply(name, dp_rank, payload))
             .map_err(to_python)?;
-        Ok((applied.stored, applied.removed, applied.cleared, applied.refused))
+        Ok((
+            applied.stored,
+            applied.removed,
+            applied.cleared,
+            applied.refused,
+        ))
     }
 
     fn reset(&self, py: Python<'_>, name: &str, dp_rank: u32) -> PyResult<()> {
-        py.detach(|| self.index.lock().reset(name, dp_rank)).map_err(to_python)
+        py.detach(|| self.index.lock().reset(name, dp_rank))
+            .map_err(to_python)
     }
 
     fn lose(&self, py: Python<'_>, name: &str, dp_rank: u32) -> PyResult<()> {
-        py.detach(|| self.index.lock().lose(name, dp_rank)).map_err(to_python)
+        py.detach(|| self.index.lock().lose(name, dp_rank))
+            .map_err(to_python)
     }
 
     fn set_state(
@@ -258,20 +319,17 @@ impl FleetCore {
         reason: String,
     ) -> PyResult<()> {
         let state = State::from_name(state).ok_or_else(|| {
-            to_python(Error::InvalidValue(format!("state {state:?} is not a pod state")))
+            to_python(Error::InvalidValue(format!(
+                "state {state:?} is not a pod state"
+            )))
         })?;
         py.detach(|| self.index.lock().set_state(name, dp_rank, state, reason))
             .map_err(to_python)
     }
 
-    fn note_refused(
-        &self,
-        py: Python<'_>,
-        name: &str,
-        dp_rank: u32,
-        reason: &str,
-    ) -> PyResult<()> {
-        py.detach(|| self.index.lock().note_refused(name, dp_rank, reason)).map_err(to_python)
+    fn note_refused(&self, py: Python<'_>, name: &str, dp_rank: u32, reason: &str) -> PyResult<()> {
+        py.detach(|| self.index.lock().note_refused(name, dp_rank, reason))
+            .map_err(to_python)
     }
 
     fn score(
@@ -284,7 +342,11 @@ impl FleetCore {
             .detach(|| request.with(&tokens, |request| self.index.lock().score(request)))
             .map_err(to_python)?;
         let num_tokens = tokens.as_slice().len();
-        Ok(FleetAnswer { model: request.0, num_tokens, answer })
+        Ok(FleetAnswer {
+            model: request.0,
+            num_tokens,
+            answer,
+        })
     }
 
     /// The answer, and per row the strips of its groups.
@@ -299,10 +361,17 @@ impl FleetCore {
             .map_err(to_python)?;
         let strips = strips
             .into_iter()
-            .map(|strip| strip.groups.into_iter().map(strip_tuple).collect())
+            .map(|strip| strip.into_iter().map(strip_tuple).collect())
             .collect();
         let num_tokens = tokens.as_slice().len();
-        Ok((FleetAnswer { model: request.0, num_tokens, answer }, strips))
+        Ok((
+            FleetAnswer {
+                model: request.0,
+                num_tokens,
+                answer,
+            },
+            strips,
+        ))
     }
 
     fn pods(&self, py: Python<'_>) -> Vec<InfoTuple> {

@@ -1,5 +1,7 @@
 //! What a request gets back: bounds per rank and set of tiers.
 
+use smallvec::SmallVec;
+
 use super::rank::State;
 use super::tier::Tier;
 
@@ -49,7 +51,11 @@ impl TierSet {
 
 impl FromIterator<Tier> for TierSet {
     fn from_iter<I: IntoIterator<Item = Tier>>(tiers: I) -> Self {
-        Self(tiers.into_iter().fold(0, |bits, tier| bits | 1 << tier as u8))
+        Self(
+            tiers
+                .into_iter()
+                .fold(0, |bits, tier| bits | 1 << tier as u8),
+        )
     }
 }
 
@@ -68,8 +74,6 @@ pub type Weights = [f64; 3];
 /// The answer for one rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
-    /// The rank's column.
-    pub column: usize,
     /// How far its history is known.
     pub state: State,
     /// For the tiers asked for.
@@ -77,7 +81,7 @@ pub struct Row {
     /// Tokens that its full-attention groups hold, whatever the others lack.
     pub present: u32,
     /// Per set of tiers.
-    pub tiers: Vec<(TierSet, Bounds)>,
+    pub tiers: SmallVec<[(TierSet, Bounds); 3]>,
     /// Wire index of the group that ends the prefix, and the boundary in tokens that it refuses.
     pub limiting: Option<(u16, u32)>,
     /// Tokens of the best lower bound, each times the weight of its tier.

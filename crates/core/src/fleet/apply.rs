@@ -58,7 +58,10 @@ impl<'a> Intake<'a> {
             applied.refused += 1;
         }
         let batch = self.batch;
-        for piece in batch.events.split_inclusive(|e| matches!(e, Event::Cleared)) {
+        for piece in batch
+            .events
+            .split_inclusive(|e| matches!(e, Event::Cleared))
+        {
             learned |= self.name(piece);
             self.count(piece, &mut applied);
         }
@@ -189,7 +192,8 @@ impl<'a> Intake<'a> {
                 found += u64::from(self.rank.remove_copy(slot, key, self.shared.planes));
             }
         }
-        self.rank.refuse("removed_unknown", hashes.len() as u64 - found);
+        self.rank
+            .refuse("removed_unknown", hashes.len() as u64 - found);
         found
     }
 
@@ -212,6 +216,13 @@ impl<'a> Intake<'a> {
             }
         };
         let owner = self.texts.intern(owner.map(|o| self.batch.text(o)));
-        ChannelKey { group, partial: false, tier, remote, owner, doubted: false }
+        ChannelKey {
+            group,
+            partial: false,
+            tier,
+            remote,
+            owner,
+            doubted: false,
+        }
     }
 }

@@ -117,7 +117,11 @@ impl Catalog {
                 return Err(Error::InvalidValue(text));
             }
         }
-        Ok(Self { config, learned: Vec::new(), ungrouped: None })
+        Ok(Self {
+            config,
+            learned: Vec::new(),
+            ungrouped: None,
+        })
     }
 
     /// The operator's configuration.
@@ -138,7 +142,9 @@ impl Catalog {
         if let Some(index) = group {
             return u16::try_from(index).unwrap_or(UNGROUPED);
         }
-        let Some(groups) = self.configured_groups() else { return UNGROUPED };
+        let Some(groups) = self.configured_groups() else {
+            return UNGROUPED;
+        };
         let mut full = (0u16..).zip(groups).filter(|(_, g)| g.kind.is_full());
         match (full.next(), full.next()) {
             (Some((index, _)), None) => index,
@@ -150,9 +156,17 @@ impl Catalog {
     fn known(&self, group: u16) -> Option<Known> {
         if let Some(groups) = self.configured_groups() {
             let g = groups.get(usize::from(group))?;
-            return Some(Known { kind: Some(g.kind), window: g.window, block_size: g.block_size });
+            return Some(Known {
+                kind: Some(g.kind),
+                window: g.window,
+                block_size: g.block_size,
+            });
         }
-        if group == UNGROUPED { self.ungrouped } else { *self.learned.get(usize::from(group))? }
+        if group == UNGROUPED {
+            self.ungrouped
+        } else {
+            *self.learned.get(usize::from(group))?
+        }
     }
 
     /// The block size of a group, 0 while unknown.
@@ -173,11 +187,14 @@ impl Catalog {
             return Err(Contradiction::Group);
         }
         let Some(known) = known else {
-            self.set_learned(group, Known {
-                kind: news.kind,
-                window: news.window,
-                block_size: news.block_size,
-            });
+            self.set_learned(
+                group,
+                Known {
+                    kind: news.kind,
+                    window: news.window,
+                    block_size: news.block_size,
+                },
+            );
             return Ok(true);
         };
         let merged = merge(known, news, configured)?;
@@ -236,8 +253,11 @@ impl Catalog {
     }
 
     fn configured_view(&self, groups: &[GroupSpec]) -> View {
-        let mut topology =
-            self.config.topology.clone().unwrap_or_else(|| bare_topology(groups.to_vec()));
+        let mut topology = self
+            .config
+            .topology
+            .clone()
+            .unwrap_or_else(|| bare_topology(groups.to_vec()));
         let mut indices: Vec<u16> = (0u16..).take(groups.len()).collect();
         let mut lower_is_zero = false;
         if self.config.only_full_is_published {
@@ -273,7 +293,10 @@ impl Catalog {
             lower_is_zero |= kind.is_none() || !groups.is_empty();
             upper_is_everything =
                 (kind.is_none() && !self.config.only_full_is_published) || !groups.is_empty();
-            let assumed = Known { kind: kind.or(Some(SpecKind::FullAttention)), ..known };
+            let assumed = Known {
+                kind: kind.or(Some(SpecKind::FullAttention)),
+                ..known
+            };
             groups.push(learned_group(assumed));
             indices.push(UNGROUPED);
         }
@@ -299,7 +322,12 @@ impl Catalog {
 }
 
 fn retain_by<T: Clone>(items: &[T], keep: &[bool]) -> Vec<T> {
-    items.iter().zip(keep).filter(|(_, k)| **k).map(|(item, _)| item.clone()).collect()
+    items
+        .iter()
+        .zip(keep)
+        .filter(|(_, k)| **k)
+        .map(|(item, _)| item.clone())
+        .collect()
 }
 
 fn merge(
@@ -322,13 +350,21 @@ fn merge(
     if configured && news.block_size > known.block_size {
         return Err(Contradiction::BlockSize);
     }
-    Ok(Known { kind, window, block_size: known.block_size.max(news.block_size) })
+    Ok(Known {
+        kind,
+        window,
+        block_size: known.block_size.max(news.block_size),
+    })
 }
 
 fn learned_group(known: Known) -> GroupSpec {
     let kind = known.kind.unwrap_or(SpecKind::Unknown);
     // A window kind whose window nobody sent is as unknown as its kind.
-    let kind = if kind.is_window() && known.window.is_none() { SpecKind::Unknown } else { kind };
+    let kind = if kind.is_window() && known.window.is_none() {
+        SpecKind::Unknown
+    } else {
+        kind
+    };
     GroupSpec {
         kind,
         block_size: known.block_size.max(1),
@@ -341,7 +377,9 @@ fn learned_group(known: Known) -> GroupSpec {
 
 fn bare_topology(groups: Vec<GroupSpec>) -> Topology {
     let cacheable = || {
-        groups.iter().filter(|g| g.prefix_cacheable && !g.kind.is_never_reused())
+        groups
+            .iter()
+            .filter(|g| g.prefix_cacheable && !g.kind.is_never_reused())
     };
     let alignment = lcm(cacheable().map(|g| g.block_size));
     let hash_block_size = cacheable().map(|g| g.block_size).fold(0, gcd).max(1);

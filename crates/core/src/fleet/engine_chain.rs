@@ -72,27 +72,43 @@ impl EngineChain {
     /// Nothing known, and nothing will be tried.
     #[must_use]
     pub fn off() -> Self {
-        Self { candidates: Vec::new(), standing: Standing::Unknown, misses: 0 }
+        Self {
+            candidates: Vec::new(),
+            standing: Standing::Unknown,
+            misses: 0,
+        }
     }
 
     /// The configured function, else the engine's documented defaults (vLLM: SHA-256 kinds with
     /// the fixed seed string; the other kinds draw theirs at random).
     #[must_use]
     pub fn new(algo: Option<HashAlgo>, seed: Option<&str>) -> Self {
-        let function = |algo| none_hash(algo, seed).map(|none_hash| HashFunction { algo, none_hash });
+        let function =
+            |algo| none_hash(algo, seed).map(|none_hash| HashFunction { algo, none_hash });
         if let Some(function) = algo.and_then(function)
             && seed.is_some()
         {
-            return Self { candidates: vec![function], standing: Standing::Configured, misses: 0 };
+            return Self {
+                candidates: vec![function],
+                standing: Standing::Configured,
+                misses: 0,
+            };
         }
         let algos = match algo {
             Some(algo) => vec![algo],
             None => vec![HashAlgo::Sha256, HashAlgo::Sha256Cbor],
         };
         let candidates: Vec<HashFunction> = algos.into_iter().filter_map(function).collect();
-        let standing =
-            if candidates.is_empty() { Standing::Unknown } else { Standing::Assumed };
-        Self { candidates, standing, misses: 0 }
+        let standing = if candidates.is_empty() {
+            Standing::Unknown
+        } else {
+            Standing::Assumed
+        };
+        Self {
+            candidates,
+            standing,
+            misses: 0,
+        }
     }
 
     /// How much it is trusted.
@@ -116,7 +132,11 @@ impl EngineChain {
             Standing::Unknown | Standing::Refuted => true,
             Standing::Configured | Standing::Confirmed => {
                 let agrees = self.candidates.first().is_some_and(|f| agrees(*f, root));
-                self.standing = if agrees { Standing::Confirmed } else { Standing::Refuted };
+                self.standing = if agrees {
+                    Standing::Confirmed
+                } else {
+                    Standing::Refuted
+                };
                 agrees
             }
             Standing::Assumed => {
@@ -136,7 +156,11 @@ impl EngineChain {
 }
 
 fn agrees(function: HashFunction, root: &RootStore<'_>) -> bool {
-    let extra = ExtraKeys { lora: root.lora, cache_salt: root.salt, ..ExtraKeys::default() };
+    let extra = ExtraKeys {
+        lora: root.lora,
+        cache_salt: root.salt,
+        ..ExtraKeys::default()
+    };
     let spec = ChainSpec::new(function.algo, function.none_hash, root.unit)
         .and_then(|spec| spec.with_extra(extra));
     let Ok(spec) = spec else { return false };

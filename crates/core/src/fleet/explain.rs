@@ -19,14 +19,8 @@ pub struct GroupStrip {
     pub accepted: Option<Vec<u32>>,
 }
 
-/// All groups of one rank along a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Strip {
-    /// The rank's column.
-    pub column: usize,
-    /// Group by group, in the engine's order.
-    pub groups: Vec<GroupStrip>,
-}
+/// All groups of one rank along a request, in the engine's order.
+pub type Strip = Vec<GroupStrip>;
 
 /// The strips of every rank asked for, in that order.
 pub fn strips(search: &mut Search<'_, '_>, scratch: &mut rule::Scratch) -> Vec<Strip> {
@@ -35,11 +29,12 @@ pub fn strips(search: &mut Search<'_, '_>, scratch: &mut rule::Scratch) -> Vec<S
     columns
         .into_iter()
         .map(|column| {
-            let class = classes.iter().find(|class| class.columns().any(|c| c == column));
-            let groups = class.map_or_else(Vec::new, |class| {
+            let class = classes
+                .iter()
+                .find(|class| class.columns().any(|c| c == column));
+            class.map_or_else(Vec::new, |class| {
                 group_strips(search, class, column, scratch)
-            });
-            Strip { column, groups }
+            })
         })
         .collect()
 }
@@ -55,7 +50,11 @@ fn group_strips(
     let words = search.words(class, at, search.ask.tiers, false);
     let bit = u32::try_from(column % 64).unwrap_or(0);
     let num_tokens = u32::try_from(search.ask.prompt.tokens.len()).unwrap_or(u32::MAX);
-    let query = Query { num_tokens, mask: 1 << bit, unknown: Unknown::Strict };
+    let query = Query {
+        num_tokens,
+        mask: 1 << bit,
+        unknown: Unknown::Strict,
+    };
     let topology = &class.view.topology;
     (0..topology.groups.len())
         .map(|group| {
@@ -63,12 +62,21 @@ fn group_strips(
             let (whole, _) = words.of(group);
             let step = (spec.block_size / unit) as usize;
             let held = (0..(num_tokens / spec.block_size) as usize)
-                .map(|j| whole.get((j + 1) * step - 1).is_some_and(|w| w & (1 << bit) != 0))
+                .map(|j| {
+                    whole
+                        .get((j + 1) * step - 1)
+                        .is_some_and(|w| w & (1 << bit) != 0)
+                })
                 .collect();
             let accepted = words.with_held(unit, |held| {
                 rule::accepted(topology, held, query, (group, bit), scratch)
             });
-            GroupStrip { group: Rank::group_name(class.view.groups[group]), spec, held, accepted }
+            GroupStrip {
+                group: Rank::group_name(class.view.groups[group]),
+                spec,
+                held,
+                accepted,
+            }
         })
         .collect()
 }

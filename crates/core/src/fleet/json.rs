@@ -2,8 +2,9 @@
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
+use super::answer::Row;
 use super::answer::{Bounds, TierSet};
-use super::{Answer, PodRow};
+use super::{Answer, Member};
 
 #[derive(serde::Serialize)]
 struct Body<'a> {
@@ -44,18 +45,20 @@ impl Serialize for Tiers<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.0.len()))?;
         for (set, bounds) in self.0 {
-            let range = Range { lower: bounds.lower, upper: bounds.upper };
+            let range = Range {
+                lower: bounds.lower,
+                upper: bounds.upper,
+            };
             map.serialize_entry(&set.name(), &range)?;
         }
         map.end()
     }
 }
 
-fn entry<'a>(pods: &'a [String], row: &'a PodRow) -> Entry<'a> {
-    let answer = &row.row;
+fn entry<'a>((member, answer): (&'a Member, &'a Row)) -> Entry<'a> {
     Entry {
-        pod: &pods[row.pod as usize],
-        dp_rank: row.dp_rank,
+        pod: &member.pod,
+        dp_rank: member.dp_rank,
         state: answer.state.name(),
         lower: answer.bounds.lower,
         upper: answer.bounds.upper,
@@ -74,8 +77,13 @@ impl Answer {
     /// The answer as the bytes of a JSON object.
     #[must_use]
     pub fn to_json(&self, model: &str, num_tokens: usize) -> Vec<u8> {
-        let pods = self.rows.iter().map(|row| entry(&self.pods, row)).collect();
+        let pods = self.roster.iter().zip(&self.rows).map(entry).collect();
         // Nothing in it can fail to serialise: texts, numbers and maps with text keys.
-        serde_json::to_vec(&Body { model, num_tokens, pods }).unwrap_or_default()
+        serde_json::to_vec(&Body {
+            model,
+            num_tokens,
+            pods,
+        })
+        .unwrap_or_default()
     }
 }

@@ -25,6 +25,7 @@ mod walk;
 mod weight;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 pub use answer::{Bounds, Row, TierSet};
 pub use apply::Applied;
@@ -61,8 +62,21 @@ pub struct Options {
     pub weights: [f64; 3],
 }
 
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            use_hash_functions: true,
+            counts_copies: true,
+            all_groups: true,
+            memory_limit_bytes: 0,
+            limbo_limit_bytes: 64 << 20,
+            weights: [1.0, 0.8, 0.5],
+        }
+    }
+}
+
 /// How a pod is registered.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodSpec {
     /// The model it serves.
     pub model: String,
@@ -80,9 +94,20 @@ pub struct PodSpec {
 
 #[derive(Debug)]
 struct Pod {
+    name: Arc<str>,
     spec: PodSpec,
     /// Column of each rank.
     columns: BTreeMap<u32, usize>,
+}
+
+impl Pod {
+    fn members(&self) -> impl Iterator<Item = Member> + '_ {
+        self.columns.iter().map(|(&dp_rank, &column)| Member {
+            pod: Arc::clone(&self.name),
+            dp_rank,
+            column,
+        })
+    }
 }
 
 /// What is known of one rank, for people.
@@ -136,24 +161,23 @@ pub struct Request<'a> {
     pub tiers: TierSet,
 }
 
-/// An answered row with its names.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PodRow {
-    /// Index into the names of the answer.
-    pub pod: u32,
+/// One rank of a roster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Name of the pod.
+    pub pod: Arc<str>,
     /// The rank.
     pub dp_rank: u32,
-    /// The answer.
-    pub row: Row,
+    column: usize,
 }
 
-/// An answer: rows in the order of pod names, then ranks.
-#[derive(Debug, Clone, PartialEq, Default)]
+/// An answer: `rows[i]` is that of `roster[i]`, in the order of pod names, then ranks.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
-    /// Names of the pods.
-    pub pods: Vec<String>,
+    /// The ranks asked for.
+    pub roster: Arc<[Member]>,
     /// One row per rank.
-    pub rows: Vec<PodRow>,
+    pub rows: Vec<Row>,
 }
 
 /// The index of a fleet.
@@ -202,7 +226,14 @@ impl Index {
         }
         let dp_size = spec.dp_size;
         self.models.entry(spec.model.clone()).or_default();
-        self.pods.insert(name.to_owned(), Pod { spec, columns: BTreeMap::new() });
+        self.pods.insert(
+            name.to_owned(),
+            Pod {
+                name: name.into(),
+                spec,
+                columns: BTreeMap::new(),
+            },
+        );
         for dp_rank in 0..dp_size {
             self.add_rank(name, dp_rank)?;
         }
@@ -220,9 +251,11 @@ impl Index {
             EngineChain::off()
         };
         let catalog = Catalog::new(spec.config.clone())?;
-        let rank =
-            Rank::new(dp_rank, column, catalog, chain, self.options.counts_copies);
-        model.ranks[index] = Some(Rank { loras: spec.loras.clone(), ..rank });
+        let rank = Rank::new(dp_rank, column, catalog, chain, self.options.counts_copies);
+        model.ranks[index] = Some(Rank {
+            loras: spec.loras.clone(),
+            ..rank
+        });
         model.invalidate();
         pod.columns.insert(dp_rank, index);
         Ok(index)
@@ -234,7 +267,9 @@ impl Index {
     /// `Unknown` for a pod that is not registered.
     pub fn remove(&mut self, name: &str) -> Result<()> {
         let pod = self.pods.remove(name).ok_or_else(|| unknown_pod(name))?;
-        let Some(model) = self.models.get_mut(&pod.spec.model) else { return Ok(()) };
+        let Some(model) = self.models.get_mut(&pod.spec.model) else {
+            return Ok(());
+        };
         for &column in pod.columns.values() {
             model.remove(column);
         }
@@ -248,9 +283,14 @@ impl Index {
         let pod = self.pods.get(name).ok_or_else(|| unknown_pod(name))?;
         let column = *pod.columns.get(&dp_rank).ok_or_else(|| {
             let ranks = pod.columns.len();
-            Error::Unknown(format!("pod {name:?} has no rank {dp_rank}; it has {ranks}"))
+            Error::Unknown(format!(
+                "pod {name:?} has no rank {dp_rank}; it has {ranks}"
+            ))
         })?;
-        let model = self.models.get_mut(&pod.spec.model).ok_or_else(|| unknown_pod(name))?;
+        let model = self
+            .models
+            .get_mut(&pod.spec.model)
+            .ok_or_else(|| unknown_pod(name))?;
         Ok((model, column))
     }
 
@@ -264,9 +304,9 @@ impl Index {
         let mut decoder = std::mem::take(&mut self.decoder);
         let batch = decoder.decode(payload);
         let rank = batch.dp_rank.unwrap_or(dp_rank);
-        let result = self.column_for(name, rank, dp_rank).map(|(model, column)| {
-            model.apply(column, batch)
-        });
+        let result = self
+            .column_for(name, rank, dp_rank)
+            .map(|(model, column)| model.apply(column, batch));
         self.decoder = decoder;
         self.batches_to_check -= 1;
         if self.batches_to_check == 0 {
@@ -296,7 +336,9 @@ impl Index {
         self.locate(name, dp_rank)
             .ok()
             .and_then(|(model, column)| model.ranks[column].as_ref())
-            .map_or((State::Exact, String::new()), |r| (r.feed_state, r.feed_reason.clone()))
+            .map_or((State::Exact, String::new()), |r| {
+                (r.feed_state, r.feed_reason.clone())
+            })
     }
 
     /// The engine of a rank restarted: its GPU tier is gone, other tiers are in doubt.
@@ -360,16 +402,14 @@ impl Index {
     /// # Errors
     /// `Unknown` for a model or pod that is not registered.
     pub fn score(&mut self, request: &Request<'_>) -> Result<Answer> {
-        let (pods, columns) = self.columns_of(request)?;
-        let ask = self.ask(request, columns.iter().map(|c| c.2).collect());
-        let model = self.models.get_mut(request.model).ok_or_else(|| unknown_model(request))?;
+        let roster = self.roster(request)?;
+        let ask = self.ask(request, &roster);
+        let model = self
+            .models
+            .get_mut(request.model)
+            .ok_or_else(|| unknown_model(request))?;
         let rows = Search::new(model, &ask).rows(&mut self.scratch);
-        let rows = columns
-            .into_iter()
-            .zip(rows)
-            .map(|((pod, dp_rank, _), row)| PodRow { pod, dp_rank, row })
-            .collect();
-        Ok(Answer { pods, rows })
+        Ok(Answer { roster, rows })
     }
 
     /// What every rank holds along the request, group by group, and what each group accepts.
@@ -378,17 +418,19 @@ impl Index {
     /// As `score`.
     pub fn explain(&mut self, request: &Request<'_>) -> Result<(Answer, Vec<Strip>)> {
         let answer = self.score(request)?;
-        let columns: Vec<usize> = answer.rows.iter().map(|r| r.row.column).collect();
-        let ask = self.ask(request, columns);
-        let model = self.models.get_mut(request.model).ok_or_else(|| unknown_model(request))?;
+        let ask = self.ask(request, &answer.roster);
+        let model = self
+            .models
+            .get_mut(request.model)
+            .ok_or_else(|| unknown_model(request))?;
         let strips = explain::strips(&mut Search::new(model, &ask), &mut self.scratch);
         Ok((answer, strips))
     }
 
-    fn ask<'p>(&self, request: &Request<'p>, columns: Vec<usize>) -> Ask<'p> {
+    fn ask<'p>(&self, request: &Request<'p>, roster: &[Member]) -> Ask<'p> {
         Ask {
             prompt: request.prompt,
-            columns,
+            columns: roster.iter().map(|member| member.column).collect(),
             tiers: request.tiers,
             only_full: !self.options.all_groups,
             touch: self.options.memory_limit_bytes > 0,
@@ -396,27 +438,30 @@ impl Index {
         }
     }
 
-    /// Names, and (index of the name, rank, column) of every rank asked for.
-    #[expect(clippy::type_complexity, reason = "one use, next to its only caller")]
-    fn columns_of(&self, request: &Request<'_>) -> Result<(Vec<String>, Vec<(u32, u32, usize)>)> {
-        if !self.models.contains_key(request.model) {
+    /// Every rank asked for. That of all pods is made once per model.
+    fn roster(&mut self, request: &Request<'_>) -> Result<Arc<[Member]>> {
+        let Some(model) = self.models.get_mut(request.model) else {
             return Err(unknown_model(request));
-        }
-        let wanted: Vec<&String> = match request.pods {
-            Some(names) => names.iter().collect(),
-            None => self.pods.iter().filter(|(_, p)| p.spec.model == request.model)
-                .map(|(name, _)| name)
-                .collect(),
         };
-        let mut columns = Vec::new();
-        for (index, name) in (0u32..).zip(&wanted) {
-            let pod = self.pods.get(*name).filter(|p| p.spec.model == request.model);
-            let pod = pod.ok_or_else(|| {
-                Error::Unknown(format!("pod {name:?} does not serve model {:?}", request.model))
-            })?;
-            columns.extend(pod.columns.iter().map(|(&rank, &column)| (index, rank, column)));
+        if let Some(names) = request.pods {
+            let pods = names.iter().map(|name| {
+                let pod = self
+                    .pods
+                    .get(name)
+                    .filter(|p| p.spec.model == request.model);
+                pod.ok_or_else(|| {
+                    let model = request.model;
+                    Error::Unknown(format!("pod {name:?} does not serve model {model:?}"))
+                })
+            });
+            let pods: Vec<&Pod> = pods.collect::<Result<_>>()?;
+            return Ok(pods.into_iter().flat_map(Pod::members).collect());
         }
-        Ok((wanted.into_iter().cloned().collect(), columns))
+        let pods = self.pods.values().filter(|p| p.spec.model == request.model);
+        let roster = model
+            .roster
+            .get_or_insert_with(|| pods.flat_map(Pod::members).collect());
+        Ok(Arc::clone(roster))
     }
 
     /// What is known of every rank.
@@ -477,18 +522,27 @@ fn unknown_pod(name: &str) -> Error {
 }
 
 fn unknown_model(request: &Request<'_>) -> Error {
-    Error::Unknown(format!("no pod serves model {:?}; register one first", request.model))
+    Error::Unknown(format!(
+        "no pod serves model {:?}; register one first",
+        request.model
+    ))
 }
 
 fn info(pod: &str, model: &str, rank: &Rank) -> RankInfo {
     let groups = rank.catalog.view().map_or_else(Vec::new, |view| {
         let pairs = view.groups.iter().zip(view.topology.groups);
         pairs
-            .map(|(&group, spec)| GroupInfo { group: Rank::group_name(group), spec })
+            .map(|(&group, spec)| GroupInfo {
+                group: Rank::group_name(group),
+                spec,
+            })
             .collect()
     });
-    let mut refused: BTreeMap<String, u64> =
-        rank.refused.iter().map(|(&reason, &count)| (reason.to_owned(), count)).collect();
+    let mut refused: BTreeMap<String, u64> = rank
+        .refused
+        .iter()
+        .map(|(&reason, &count)| (reason.to_owned(), count))
+        .collect();
     for (reason, count) in &rank.refused_outside {
         *refused.entry(reason.clone()).or_insert(0) += count;
     }

@@ -1,8 +1,11 @@
 //! One model's pods: shared boundaries and bits, the ranks, and which of them the rule can be
 //! evaluated for together.
 
+use std::sync::Arc;
+
 use hashbrown::HashMap;
 
+use super::Member;
 use super::apply::{Applied, Intake, Scratch};
 use super::catalog::{View, gcd};
 use super::naming::Units;
@@ -28,14 +31,20 @@ impl Class {
     /// The columns of its ranks.
     pub fn columns(&self) -> impl Iterator<Item = usize> + use<> {
         let (first, mask) = (usize::from(self.word) * 64, self.mask);
-        (0..64).filter(move |bit| mask & (1u64 << bit) != 0).map(move |bit| first + bit)
+        (0..64)
+            .filter(move |bit| mask & (1u64 << bit) != 0)
+            .map(move |bit| first + bit)
     }
 
     /// The largest step at which everything the rule asks for is visible.
     #[must_use]
     pub fn unit(&self) -> u32 {
         let topology = &self.view.topology;
-        let hash = if topology.partial_hits { topology.hash_block_size } else { 0 };
+        let hash = if topology.partial_hits {
+            topology.hash_block_size
+        } else {
+            0
+        };
         let groups = topology.groups.iter().filter(|g| g.prefix_cacheable);
         let blocks = groups.map(|g| g.block_size).fold(0, gcd);
         gcd(gcd(blocks, topology.alignment), hash).max(1)
@@ -57,16 +66,22 @@ pub struct Model {
     pub tick: u32,
     units: Units,
     scratch: Scratch,
-    classes: Option<Vec<Class>>,
+    classes: Option<Arc<[Class]>>,
+    /// All ranks by name, for requests that ask for all.
+    pub roster: Option<Arc<[Member]>>,
 }
 
 impl Model {
     /// The column that a new rank gets.
     pub fn free_column(&mut self) -> (usize, (u16, u64)) {
-        let index = self.ranks.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.ranks.push(None);
-            self.ranks.len() - 1
-        });
+        let index = self
+            .ranks
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or_else(|| {
+                self.ranks.push(None);
+                self.ranks.len() - 1
+            });
         let word = u16::try_from(index / 64).expect("fewer than 2^22 ranks");
         (index, (word, 1 << (index % 64)))
     }
@@ -74,12 +89,18 @@ impl Model {
     /// What is known of a rank's groups changed.
     pub fn invalidate(&mut self) {
         self.classes = None;
+        self.roster = None;
     }
 
     /// Takes in a batch of one rank.
     pub fn apply(&mut self, index: usize, batch: &Batch) -> Applied {
-        let Some(rank) = self.ranks[index].as_mut() else { return Applied::default() };
-        let shared = Shared { nodes: &mut self.nodes, planes: &mut self.planes };
+        let Some(rank) = self.ranks[index].as_mut() else {
+            return Applied::default();
+        };
+        let shared = Shared {
+            nodes: &mut self.nodes,
+            planes: &mut self.planes,
+        };
         let mut intake = Intake {
             rank,
             shared,
@@ -102,7 +123,10 @@ impl Model {
         operation: impl FnOnce(&mut Rank, &mut Shared<'_>) -> T,
     ) -> Option<T> {
         let rank = self.ranks[index].as_mut()?;
-        let mut shared = Shared { nodes: &mut self.nodes, planes: &mut self.planes };
+        let mut shared = Shared {
+            nodes: &mut self.nodes,
+            planes: &mut self.planes,
+        };
         Some(operation(rank, &mut shared))
     }
 
@@ -123,23 +147,33 @@ impl Model {
     }
 
     /// Ranks that can be evaluated together.
-    pub fn classes(&mut self) -> Vec<Class> {
-        if self.classes.is_none() {
-            self.classes = Some(self.group_ranks());
+    pub fn classes(&mut self) -> Arc<[Class]> {
+        if let Some(classes) = &self.classes {
+            return Arc::clone(classes);
         }
-        self.classes.clone().unwrap_or_default()
+        let classes: Arc<[Class]> = self.group_ranks().into();
+        self.classes = Some(Arc::clone(&classes));
+        classes
     }
 
     fn group_ranks(&self) -> Vec<Class> {
         let mut classes: Vec<Class> = Vec::new();
         let mut known: HashMap<(View, u16), usize> = HashMap::new();
         for rank in self.ranks.iter().flatten() {
-            let Some(view) = rank.catalog.view() else { continue };
+            let Some(view) = rank.catalog.view() else {
+                continue;
+            };
             let (word, bit) = rank.column;
-            let at = *known.entry((view, word)).or_insert_with_key(|(view, word)| {
-                classes.push(Class { view: view.clone(), word: *word, mask: 0 });
-                classes.len() - 1
-            });
+            let at = *known
+                .entry((view, word))
+                .or_insert_with_key(|(view, word)| {
+                    classes.push(Class {
+                        view: view.clone(),
+                        word: *word,
+                        mask: 0,
+                    });
+                    classes.len() - 1
+                });
             classes[at].mask |= bit;
         }
         classes
@@ -192,7 +226,9 @@ impl Model {
         for rank in self.ranks.iter().flatten() {
             rank.check_integrity(&self.nodes, &self.planes);
             for slot in rank.slots.iter() {
-                let Whereabouts::Placed(node) = rank.slots.whereabouts(slot) else { continue };
+                let Whereabouts::Placed(node) = rank.slots.whereabouts(slot) else {
+                    continue;
+                };
                 *refs.entry(node.0).or_insert(0) += 1;
                 for channel in rank.slots.held_channels(slot) {
                     let key = rank.slots.channel(channel).key;
@@ -209,11 +245,19 @@ impl Model {
         }
         assert_eq!(refs.len(), self.nodes.len(), "nodes without a slot");
         for (&node, &count) in &refs {
-            assert_eq!(self.nodes.refs(super::nodes::NodeId(node)), count, "node {node}");
+            assert_eq!(
+                self.nodes.refs(super::nodes::NodeId(node)),
+                count,
+                "node {node}"
+            );
         }
         for (key, node, word) in self.planes.set_words() {
             let held = bits.get(&(key, node.0)).copied().unwrap_or(0);
-            assert_eq!(word & !held, 0, "{key:?} node {node:?} shows what nobody holds");
+            assert_eq!(
+                word & !held,
+                0,
+                "{key:?} node {node:?} shows what nobody holds"
+            );
         }
     }
 }

@@ -55,7 +55,10 @@ struct Anchor {
 }
 
 fn lora<'a>(batch: &'a Batch, stored: &Stored) -> Option<&'a str> {
-    stored.lora_name.map(|name| batch.text(name)).filter(|name| !name.is_empty())
+    stored
+        .lora_name
+        .map(|name| batch.text(name))
+        .filter(|name| !name.is_empty())
 }
 
 impl Naming<'_, '_> {
@@ -77,21 +80,39 @@ impl Naming<'_, '_> {
     /// Where the tokens of a store start.
     fn anchor(&mut self, stored: &Stored, first_block_is_listed: bool) -> Anchor {
         let Some(parent) = stored.parent else {
-            let step = Step { tokens: 0, local: lora_seed(lora(self.batch, stored)) };
+            let step = Step {
+                tokens: 0,
+                local: lora_seed(lora(self.batch, stored)),
+            };
             let text = self.root_salt(stored);
             let salt = if first_block_is_listed || text.is_some() {
                 Salt::Known(self.texts.salt(text.as_deref()))
             } else {
                 Salt::Of(self.rank.limbo.new_class(None))
             };
-            return Anchor { at: At { frame: Frame::Absolute, step }, salt };
+            return Anchor {
+                at: At {
+                    frame: Frame::Absolute,
+                    step,
+                },
+                salt,
+            };
         };
         if let Some(slot) = self.rank.slots.find(parent)
             && let Whereabouts::Placed(node) = self.rank.slots.whereabouts(slot)
         {
             let place = self.shared.nodes.place(node);
-            let step = Step { tokens: place.boundary, local: place.prefix };
-            return Anchor { at: At { frame: Frame::Absolute, step }, salt: Salt::Known(place.salt) };
+            let step = Step {
+                tokens: place.boundary,
+                local: place.prefix,
+            };
+            return Anchor {
+                at: At {
+                    frame: Frame::Absolute,
+                    step,
+                },
+                salt: Salt::Known(place.salt),
+            };
         }
         let entry = self.rank.limbo.entry(parent, None, &mut self.rank.slots);
         let (at, class) = self.rank.limbo.anchor(entry);
@@ -99,7 +120,10 @@ impl Naming<'_, '_> {
             let salt = self.texts.salt(Some(self.batch.text(salt)));
             self.rank.limbo.tell(Fact::HasSalt(class, salt));
         }
-        Anchor { at, salt: Salt::Of(class) }
+        Anchor {
+            at,
+            salt: Salt::Of(class),
+        }
     }
 
     /// Names every boundary of a dense store; appends the slots of its hashes.
@@ -113,21 +137,33 @@ impl Naming<'_, '_> {
         let mut hint = None;
         let tokens = self.batch.tokens_of(stored.tokens);
         let hashes = self.batch.hashes_of(stored.hashes);
-        for (j, (chunk, &hash)) in
-            tokens.chunks_exact(block_size as usize).zip(hashes).enumerate()
+        for (j, (chunk, &hash)) in tokens
+            .chunks_exact(block_size as usize)
+            .zip(hashes)
+            .enumerate()
         {
             let mut local = self.units.get(block_size).local(chunk);
             if stored.extra_keys.is_some_and(|keys| !keys.is_empty()) {
                 local = plus(local, self.marks(stored, j, block_size));
             }
             let key = self.units.get(block_size).advance(step.local, local);
-            step = Step { tokens: step.tokens + block_size, local: key };
+            step = Step {
+                tokens: step.tokens + block_size,
+                local: key,
+            };
             let ahead = lookahead_mark(self.batch.lookahead_of(stored, j));
-            let at = At { frame: anchor.at.frame, step };
+            let at = At {
+                frame: anchor.at.frame,
+                step,
+            };
             out.push(match (at.frame, anchor.salt) {
                 (Frame::Absolute, Salt::Known(salt)) => {
-                    let place =
-                        Place { boundary: step.tokens, prefix: step.local, ahead, salt };
+                    let place = Place {
+                        boundary: step.tokens,
+                        prefix: step.local,
+                        ahead,
+                        salt,
+                    };
                     self.name_placed(hash, place, &mut hint)
                 }
                 (Frame::Absolute | Frame::Trie(_), salt) => {
@@ -167,12 +203,7 @@ impl Naming<'_, '_> {
         sum
     }
 
-    fn name_placed(
-        &mut self,
-        hash: EngineKey,
-        place: Place,
-        hint: &mut Option<NodeId>,
-    ) -> SlotId {
+    fn name_placed(&mut self, hash: EngineKey, place: Place, hint: &mut Option<NodeId>) -> SlotId {
         let Some(slot) = self.rank.slots.find(hash) else {
             let node = self.shared.nodes.find_or_create(place, *hint);
             self.shared.nodes.acquire(node);
@@ -187,8 +218,14 @@ impl Naming<'_, '_> {
                 }
             }
             Whereabouts::Limbo(entry) => {
-                let step = Step { tokens: place.boundary, local: place.prefix };
-                let at = At { frame: Frame::Absolute, step };
+                let step = Step {
+                    tokens: place.boundary,
+                    local: place.prefix,
+                };
+                let at = At {
+                    frame: Frame::Absolute,
+                    step,
+                };
                 let class = self.rank.limbo.class_of(entry);
                 self.rank.limbo.tell(Fact::HasSalt(class, place.salt));
                 self.rank.limbo.tell(Fact::Stands(entry, at, place.ahead));
@@ -207,7 +244,11 @@ impl Naming<'_, '_> {
                 limbo.tell(Fact::HasSalt(class, place.salt));
             }
             let is_elsewhere = at.frame == Frame::Absolute
-                && at.step != Step { tokens: place.boundary, local: place.prefix };
+                && at.step
+                    != Step {
+                        tokens: place.boundary,
+                        local: place.prefix,
+                    };
             limbo.pin_trie(at, place);
             if is_elsewhere {
                 self.rank.contradict("contradicts_earlier_place");
@@ -228,9 +269,8 @@ impl Naming<'_, '_> {
     pub fn sparse(&mut self, stored: &Stored, out: &mut Vec<SlotId>) {
         let hashes = self.batch.hashes_of(stored.hashes);
         let first = out.len();
-        let is_placed = |rank: &Rank, slot| {
-            matches!(rank.slots.whereabouts(slot), Whereabouts::Placed(_))
-        };
+        let is_placed =
+            |rank: &Rank, slot| matches!(rank.slots.whereabouts(slot), Whereabouts::Placed(_));
         out.extend(hashes.iter().filter_map(|&hash| self.rank.slots.find(hash)));
         if out.len() - first == hashes.len()
             && out[first..].iter().all(|&slot| is_placed(self.rank, slot))
@@ -241,8 +281,7 @@ impl Naming<'_, '_> {
         let block_size = stored.block_size;
         let tells_blocks = block_size > 0
             && stored.tokens.len.is_multiple_of(block_size)
-            && u64::from(stored.hashes.len) * u64::from(block_size)
-                <= u64::from(stored.tokens.len)
+            && u64::from(stored.hashes.len) * u64::from(block_size) <= u64::from(stored.tokens.len)
             && !self.rank.saw_media
             && !self.has_media(stored);
         let anchor = tells_blocks.then(|| self.anchor(stored, false));
@@ -283,7 +322,10 @@ impl Naming<'_, '_> {
         let tokens = self.batch.tokens_of(stored.tokens);
         for chunk in tokens.chunks_exact(stored.block_size as usize) {
             let local = unit.advance(end.local, unit.local(chunk));
-            end = Step { tokens: end.tokens + stored.block_size, local };
+            end = Step {
+                tokens: end.tokens + stored.block_size,
+                local,
+            };
             ends.push(end);
         }
         let listed: Vec<(SlotId, u64)> = slots
@@ -291,8 +333,12 @@ impl Naming<'_, '_> {
             .enumerate()
             .map(|(j, &slot)| (slot, lookahead_mark(self.batch.lookahead_of(stored, j))))
             .collect();
-        let store =
-            SparseStore { start: anchor.at, salt: anchor.salt, ends, listed: &listed };
+        let store = SparseStore {
+            start: anchor.at,
+            salt: anchor.salt,
+            ends,
+            listed: &listed,
+        };
         let bit = self.rank.column.1;
         let Rank { slots, limbo, .. } = &mut *self.rank;
         let mut world = Rank::world(slots, self.shared, bit, Means::Join);
@@ -353,11 +399,20 @@ impl Naming<'_, '_> {
 
     /// Used by queries: the hash stands here for good.
     pub fn place(rank: &mut Rank, hash: EngineKey, at: Step, salt: SaltId, ahead: u64) {
-        let Some(slot) = rank.slots.find(hash) else { return };
+        let Some(slot) = rank.slots.find(hash) else {
+            return;
+        };
         if let Whereabouts::Limbo(entry) = rank.slots.whereabouts(slot) {
             let class = rank.limbo.class_of(entry);
             rank.limbo.tell(Fact::HasSalt(class, salt));
-            rank.limbo.tell(Fact::Stands(entry, At { frame: Frame::Absolute, step: at }, ahead));
+            rank.limbo.tell(Fact::Stands(
+                entry,
+                At {
+                    frame: Frame::Absolute,
+                    step: at,
+                },
+                ahead,
+            ));
         }
     }
 }

@@ -22,7 +22,11 @@ impl SaltId {
     /// What the salt adds to a prefix key.
     #[must_use]
     pub fn term(self) -> PrefixKey {
-        if self == Self::NONE { 0 } else { scatter(0x5A17_0000_0000_0000 | u64::from(self.0)) }
+        if self == Self::NONE {
+            0
+        } else {
+            scatter(0x5A17_0000_0000_0000 | u64::from(self.0))
+        }
     }
 }
 
@@ -81,7 +85,9 @@ impl Nodes {
         {
             return Some(NodeId(previous + 1));
         }
-        self.by_key.find(spread(key), |&id| self.keys[id as usize] == key).map(|&id| NodeId(id))
+        self.by_key
+            .find(spread(key), |&id| self.keys[id as usize] == key)
+            .map(|&id| NodeId(id))
     }
 
     /// The node of a place, made if there is none. The caller must `acquire` a new node.
@@ -90,7 +96,12 @@ impl Nodes {
         if let Some(node) = self.find(key, hint) {
             return node;
         }
-        let meta = Meta { boundary: place.boundary, salt: place.salt, refs: 0, matched_at: 0 };
+        let meta = Meta {
+            boundary: place.boundary,
+            salt: place.salt,
+            refs: 0,
+            matched_at: 0,
+        };
         let id = if let Some(id) = self.free.pop() {
             self.keys[id as usize] = key;
             self.meta[id as usize] = meta;
@@ -104,7 +115,8 @@ impl Nodes {
             self.ahead.insert(id, place.ahead);
         }
         let keys = &self.keys;
-        self.by_key.insert_unique(spread(key), id, |&other| spread(keys[other as usize]));
+        self.by_key
+            .insert_unique(spread(key), id, |&other| spread(keys[other as usize]));
         NodeId(id)
     }
 
@@ -118,7 +130,12 @@ impl Nodes {
             self.ahead.get(&node.0).copied().unwrap_or(0)
         };
         let prefix = minus(minus(self.keys[node.0 as usize], meta.salt.term()), ahead);
-        Place { boundary: meta.boundary, prefix, ahead, salt: meta.salt }
+        Place {
+            boundary: meta.boundary,
+            prefix,
+            ahead,
+            salt: meta.salt,
+        }
     }
 
     /// Whether the node is the one of this place.
@@ -194,12 +211,23 @@ impl Nodes {
 
     /// Panics unless every live node is found by its key and no free one is.
     pub fn check_integrity(&self) {
-        assert_eq!(self.by_key.len(), self.len(), "nodes by key against live nodes");
+        assert_eq!(
+            self.by_key.len(),
+            self.len(),
+            "nodes by key against live nodes"
+        );
         for &id in &self.free {
-            assert_eq!(self.keys[id as usize], u64::MAX, "free node {id} still has a key");
+            assert_eq!(
+                self.keys[id as usize],
+                u64::MAX,
+                "free node {id} still has a key"
+            );
         }
         for &id in &self.by_key {
-            assert!(self.meta[id as usize].refs > 0, "node {id} is live without a slot");
+            assert!(
+                self.meta[id as usize].refs > 0,
+                "node {id} is live without a slot"
+            );
             assert_eq!(self.find(self.keys[id as usize], None), Some(NodeId(id)));
         }
     }

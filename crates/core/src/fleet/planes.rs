@@ -115,21 +115,32 @@ impl Planes {
     /// Bytes held.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        let tables: usize = self.pages.iter().map(|p| p.capacity() * size_of::<Page>()).sum();
+        let tables: usize = self
+            .pages
+            .iter()
+            .map(|p| p.capacity() * size_of::<Page>())
+            .sum();
         tables + self.num_pages * PAGE * size_of::<u64>()
     }
 
     /// Every set bit as (plane, node, word), for integrity checks.
     pub fn set_words(&self) -> impl Iterator<Item = (PlaneKey, NodeId, u64)> + '_ {
         self.ids.iter().flat_map(move |(&key, &plane)| {
-            self.pages[plane.0 as usize].iter().enumerate().flat_map(move |(page, words)| {
-                words.iter().flat_map(move |words| {
-                    words.iter().enumerate().filter(|(_, w)| **w != 0).map(move |(i, &w)| {
-                        let node = u32::try_from(page * PAGE + i).unwrap_or(u32::MAX);
-                        (key, NodeId(node), w)
+            self.pages[plane.0 as usize]
+                .iter()
+                .enumerate()
+                .flat_map(move |(page, words)| {
+                    words.iter().flat_map(move |words| {
+                        words
+                            .iter()
+                            .enumerate()
+                            .filter(|(_, w)| **w != 0)
+                            .map(move |(i, &w)| {
+                                let node = u32::try_from(page * PAGE + i).unwrap_or(u32::MAX);
+                                (key, NodeId(node), w)
+                            })
                     })
                 })
-            })
         })
     }
 }

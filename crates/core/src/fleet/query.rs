@@ -52,13 +52,20 @@ impl Words {
     pub fn with_held<T>(&self, unit: u32, evaluate: impl FnOnce(&Held<'_>) -> T) -> T {
         let whole: Vec<&[u64]> = self.whole.iter().map(Vec::as_slice).collect();
         let partial: Vec<&[u64]> = self.partial.iter().map(Vec::as_slice).collect();
-        evaluate(&Held { unit, whole: &whole, partial: &partial })
+        evaluate(&Held {
+            unit,
+            whole: &whole,
+            partial: &partial,
+        })
     }
 
     /// The words of one group: whole blocks, and entries within blocks.
     #[must_use]
     pub fn of(&self, group: usize) -> (&[u64], &[u64]) {
-        (&self.whole[group], self.partial.get(group).map_or(&[], Vec::as_slice))
+        (
+            &self.whole[group],
+            self.partial.get(group).map_or(&[], Vec::as_slice),
+        )
     }
 }
 
@@ -82,7 +89,10 @@ const UNSEEN_SALT: SaltId = SaltId(u32::MAX);
 impl<'a, 'p> Search<'a, 'p> {
     /// Prepares an answer: keys, the engines' chains where needed, nodes.
     pub fn new(model: &'a mut Model, ask: &'a Ask<'p>) -> Self {
-        let salt = model.texts.known_salt(ask.prompt.salt).unwrap_or(UNSEEN_SALT);
+        let salt = model
+            .texts
+            .known_salt(ask.prompt.salt)
+            .unwrap_or(UNSEEN_SALT);
         let mut search = Self {
             model,
             ask,
@@ -101,7 +111,8 @@ impl<'a, 'p> Search<'a, 'p> {
         if let Some(at) = self.ladders.iter().position(|l| l.is(unit, lookahead)) {
             return at;
         }
-        self.ladders.push(Ladder::new(&self.ask.prompt, unit, lookahead));
+        self.ladders
+            .push(Ladder::new(&self.ask.prompt, unit, lookahead));
         self.ladders.len() - 1
     }
 
@@ -109,7 +120,9 @@ impl<'a, 'p> Search<'a, 'p> {
     fn probe(&mut self) {
         let mut wanted: Vec<(Function, Vec<usize>)> = Vec::new();
         for &column in &self.ask.columns {
-            let Some(function) = self.function_of(column) else { continue };
+            let Some(function) = self.function_of(column) else {
+                continue;
+            };
             match wanted.iter_mut().find(|(f, _)| *f == function) {
                 Some((_, columns)) => columns.push(column),
                 None => wanted.push((function, vec![column])),
@@ -130,19 +143,33 @@ impl<'a, 'p> Search<'a, 'p> {
             None => None,
         };
         let unit = rank.catalog.hash_block_size();
-        let lookahead = rank.catalog.config().topology.as_ref().map_or(0, |t| t.hash_lookahead);
+        let lookahead = rank
+            .catalog
+            .config()
+            .topology
+            .as_ref()
+            .map_or(0, |t| t.hash_lookahead);
         let function = rank.chain.usable()?;
-        (unit > 0).then_some(Function { function, unit, lookahead, path })
+        (unit > 0).then_some(Function {
+            function,
+            unit,
+            lookahead,
+            path,
+        })
     }
 
     fn probe_with(&mut self, function: &Function, columns: &[usize]) {
-        let Some(keys) = function.chain(&self.ask.prompt) else { return };
+        let Some(keys) = function.chain(&self.ask.prompt) else {
+            return;
+        };
         let by_key: HashMap<EngineKey, usize> =
             keys.iter().enumerate().map(|(i, &key)| (key, i)).collect();
         let at = self.ladder(function.unit, function.lookahead);
         for &column in columns {
             self.probed.push(column);
-            let Some(rank) = self.model.ranks[column].as_ref() else { continue };
+            let Some(rank) = self.model.ranks[column].as_ref() else {
+                continue;
+            };
             let matches: Vec<(EngineKey, usize)> = rank
                 .limbo
                 .slots()
@@ -158,7 +185,10 @@ impl<'a, 'p> Search<'a, 'p> {
             self.model.with_rank(column, |rank, shared| {
                 for (key, i) in matches {
                     let tokens = u32::try_from(i + 1).unwrap_or(u32::MAX) * ladder.unit();
-                    let step = Step { tokens, local: ladder.prefixes()[i] };
+                    let step = Step {
+                        tokens,
+                        local: ladder.prefixes()[i],
+                    };
                     let ahead = ladder.ahead(prompt, i).unwrap_or(0);
                     Naming::place(rank, key, step, salt, ahead);
                 }
@@ -170,11 +200,13 @@ impl<'a, 'p> Search<'a, 'p> {
     /// Finds where undecided hashes may stand. This can decide some of them, so that it comes
     /// before any node is looked up.
     fn find_possible(&mut self) {
-        for class in self.model.classes() {
+        for class in self.model.classes().iter() {
             for column in class.columns() {
                 let rank = self.model.ranks[column].as_ref();
                 let is_undecided = rank.is_some_and(|r| !r.limbo.is_empty());
-                if is_undecided && self.ask.columns.contains(&column) && !self.probed.contains(&column)
+                if is_undecided
+                    && self.ask.columns.contains(&column)
+                    && !self.probed.contains(&column)
                 {
                     let at = self.ladder(class.unit(), class.view.topology.hash_lookahead);
                     let possible = self.possible(column, at);
@@ -206,9 +238,13 @@ impl<'a, 'p> Search<'a, 'p> {
         let mut words = Words::default();
         let has_partial = class.view.topology.partial_hits;
         for &group in &class.view.groups {
-            words.whole.push(self.gather(class, (group, false), nodes, tiers, doubted));
+            words
+                .whole
+                .push(self.gather(class, (group, false), nodes, tiers, doubted));
             if has_partial {
-                words.partial.push(self.gather(class, (group, true), nodes, tiers, doubted));
+                words
+                    .partial
+                    .push(self.gather(class, (group, true), nodes, tiers, doubted));
             }
         }
         words
@@ -225,7 +261,13 @@ impl<'a, 'p> Search<'a, 'p> {
         let mut out = vec![0; nodes.len()];
         for tier in tiers.iter() {
             for doubted in [false, true].into_iter().take(1 + usize::from(doubted)) {
-                let key = PlaneKey { group, partial, tier, doubted, word: class.word };
+                let key = PlaneKey {
+                    group,
+                    partial,
+                    tier,
+                    doubted,
+                    word: class.word,
+                };
                 if let Some(plane) = self.model.planes.find(key) {
                     self.model.planes.gather(plane, nodes, &mut out);
                 }
@@ -240,13 +282,21 @@ impl<'a, 'p> Search<'a, 'p> {
         &self,
         class: &Class,
         at: usize,
-        (group, bit): (u16, u32),
+        (group, bit): (u16, usize),
         tier: super::tier::Tier,
         i: usize,
     ) -> bool {
-        let Some(&Some(node)) = self.ladders[at].nodes.get(i) else { return false };
+        let Some(&Some(node)) = self.ladders[at].nodes.get(i) else {
+            return false;
+        };
         [false, true].into_iter().any(|partial| {
-            let key = PlaneKey { group, partial, tier, doubted: false, word: class.word };
+            let key = PlaneKey {
+                group,
+                partial,
+                tier,
+                doubted: false,
+                word: class.word,
+            };
             let plane = self.model.planes.find(key);
             plane.is_some_and(|p| self.model.planes.word(p, node) & (1 << bit) != 0)
         })
@@ -258,38 +308,44 @@ impl<'a, 'p> Search<'a, 'p> {
         self.ladders[ladder].unit()
     }
 
-    /// Answers for every column asked for.
+    /// Answers for every column asked for, in that order.
     pub fn rows(&mut self, scratch: &mut rule::Scratch) -> Vec<Row> {
-        let mut rows: HashMap<usize, Row> = HashMap::with_capacity(self.ask.columns.len());
-        let asked = self.asked_masks();
         let tier_sets = self.tier_sets();
-        for class in self.model.classes() {
-            let mask = class.mask & asked.get(&class.word).copied().unwrap_or(0);
+        let columns = &self.ask.columns;
+        let mut rows: Vec<Row> = columns
+            .iter()
+            .map(|&column| self.empty_row(column, &tier_sets))
+            .collect();
+        let asked = self.asked();
+        for class in self.model.classes().iter() {
+            let mask = class.mask & asked.masks[usize::from(class.word)];
             if mask == 0 {
                 continue;
             }
-            let class = Class { mask, ..restrict(class, self.ask.only_full) };
-            self.answer_class(&class, &tier_sets, scratch, &mut rows);
+            let class = Class {
+                mask,
+                ..restrict(class.clone(), self.ask.only_full)
+            };
+            let mut sheet = Sheet {
+                rows: &mut rows,
+                positions: &asked.positions,
+            };
+            self.answer_class(&class, &tier_sets, scratch, &mut sheet);
         }
-        let columns = self.ask.columns.clone();
-        columns
-            .into_iter()
-            .filter_map(|column| {
-                let row = rows.remove(&column);
-                Some(row.unwrap_or_else(|| self.empty_row(column, &tier_sets)))
-                    .filter(|_| self.model.ranks[column].is_some())
-            })
-            .collect()
+        rows
     }
 
-    fn asked_masks(&self) -> HashMap<u16, u64> {
-        let mut masks = HashMap::new();
-        for &column in &self.ask.columns {
-            if let Some(rank) = &self.model.ranks[column] {
-                *masks.entry(rank.column.0).or_insert(0) |= rank.column.1;
-            }
+    fn asked(&self) -> Asked {
+        let num_columns = self.model.ranks.len();
+        let mut asked = Asked {
+            masks: vec![0; num_columns.div_ceil(64)],
+            positions: vec![0; num_columns],
+        };
+        for (position, &column) in self.ask.columns.iter().enumerate() {
+            asked.masks[column / 64] |= 1 << (column % 64);
+            asked.positions[column] = position;
         }
-        masks
+        asked
     }
 
     /// The sets of tiers to answer for: the one asked for, GPU, and each further tier that holds
@@ -307,11 +363,16 @@ impl<'a, 'p> Search<'a, 'p> {
 
     /// A rank of which no group is known holds nothing; unless its history is incomplete.
     fn empty_row(&self, column: usize, tier_sets: &[TierSet]) -> Row {
-        let state = self.model.ranks[column].as_ref().map_or(State::Stale, Rank::state);
-        let upper = if state == State::Exact { 0 } else { self.last_token() };
+        let state = self.model.ranks[column]
+            .as_ref()
+            .map_or(State::Stale, Rank::state);
+        let upper = if state == State::Exact {
+            0
+        } else {
+            self.last_token()
+        };
         let bounds = Bounds { lower: 0, upper };
         Row {
-            column,
             state,
             bounds,
             present: 0,
@@ -330,54 +391,48 @@ impl<'a, 'p> Search<'a, 'p> {
         class: &Class,
         tier_sets: &[TierSet],
         scratch: &mut rule::Scratch,
-        rows: &mut HashMap<usize, Row>,
+        sheet: &mut Sheet<'_>,
     ) {
         let at = self.climb(class);
         let query = self.query(class.mask, Unknown::Strict);
         let topology = &class.view.topology;
-        let columns: Vec<(usize, u32)> =
-            class.columns().map(|c| (c, u32::try_from(c % 64).unwrap_or(0))).collect();
         for (index, &set) in tier_sets.iter().enumerate() {
             let words = self.words(class, at, set, false);
-            let lower = words.with_held(self.unit(at), |h| rule::resume(topology, h, query, scratch));
-            if index == 0 {
-                let (present, limits) = words.with_held(self.unit(at), |held| {
+            let (lower, main) = words.with_held(self.unit(at), |held| {
+                let lower = rule::resume(topology, held, query, scratch);
+                let main = (index == 0).then(|| {
                     let present = rule::present(topology, held, query, scratch);
-                    (present, rule::limiting(topology, held, query, &lower, scratch))
+                    (
+                        present,
+                        rule::limiting(topology, held, query, &lower, scratch),
+                    )
                 });
-                for &(column, bit) in &columns {
-                    let limit = limits[bit as usize];
-                    rows.insert(column, Row {
-                        column,
-                        state: self.model.ranks[column].as_ref().map_or(State::Stale, Rank::state),
-                        bounds: Bounds::default(),
-                        present: present[bit as usize],
-                        tiers: Vec::with_capacity(tier_sets.len()),
-                        limiting: limit.map(|l| (class.view.groups[l.group], l.boundary)),
-                        score: 0.0,
-                    });
-                }
-            }
-            for &(column, bit) in &columns {
-                let bounds = self.bounds(class, at, (column, bit), set, lower[bit as usize], scratch);
-                if let Some(row) = rows.get_mut(&column) {
-                    row.tiers.push((set, bounds));
-                    if index == 0 {
-                        row.bounds = bounds;
-                    }
+                (lower, main)
+            });
+            for column in class.columns() {
+                let bit = column % 64;
+                let bounds = self.bounds(class, at, column, set, lower[bit], scratch);
+                let row = sheet.row(column);
+                row.tiers[index] = (set, bounds);
+                if let Some((present, limits)) = &main {
+                    let limit = limits[bit].map(|l| (class.view.groups[l.group], l.boundary));
+                    (row.bounds, row.present, row.limiting) = (bounds, present[bit], limit);
                 }
             }
         }
-        for &(column, bit) in &columns {
-            if let Some(row) = rows.get_mut(&column) {
-                row.score = score(self, class, at, bit, row);
-            }
+        for column in class.columns() {
+            let row = sheet.row(column);
+            row.score = score(self, class, at, column % 64, row);
         }
     }
 
     fn query(&self, mask: u64, unknown: Unknown) -> Query {
         let num_tokens = u32::try_from(self.ask.prompt.tokens.len()).unwrap_or(u32::MAX);
-        Query { num_tokens, mask, unknown }
+        Query {
+            num_tokens,
+            mask,
+            unknown,
+        }
     }
 
     /// The bounds of one rank, given what is certainly there.
@@ -385,12 +440,14 @@ impl<'a, 'p> Search<'a, 'p> {
         &self,
         class: &Class,
         at: usize,
-        (column, bit): (usize, u32),
+        column: usize,
         set: TierSet,
         lower: u32,
         scratch: &mut rule::Scratch,
     ) -> Bounds {
-        let Some(rank) = &self.model.ranks[column] else { return Bounds::default() };
+        let Some(rank) = &self.model.ranks[column] else {
+            return Bounds::default();
+        };
         let certain = if class.view.lower_is_zero { 0 } else { lower };
         let everything =
             rank.state() != State::Exact || class.view.upper_is_everything || rank.forgot;
@@ -398,16 +455,25 @@ impl<'a, 'p> Search<'a, 'p> {
             let topology = &class.view.topology;
             let whole = self.last_token() / topology.alignment * topology.alignment;
             let upper = whole.saturating_sub(topology.replay_tokens).max(certain);
-            return Bounds { lower: certain, upper };
+            return Bounds {
+                lower: certain,
+                upper,
+            };
         }
         let has_doubt = rank.slots.channels().any(|(_, c)| c.key.doubted);
         let may_stand = self.possible.get(&column);
         let is_undecided = may_stand.is_some_and(|p| !p.at.is_empty() || !p.anywhere.is_empty());
         if !class.view.has_unknown && !has_doubt && !is_undecided {
-            return Bounds { lower: certain, upper: lower };
+            return Bounds {
+                lower: certain,
+                upper: lower,
+            };
         }
-        let upper = self.upper(class, at, (column, bit), set, scratch);
-        Bounds { lower: certain, upper: upper.max(certain) }
+        let upper = self.upper(class, at, column, set, scratch);
+        Bounds {
+            lower: certain,
+            upper: upper.max(certain),
+        }
     }
 
     /// The largest boundary that cannot be excluded for one rank.
@@ -415,10 +481,11 @@ impl<'a, 'p> Search<'a, 'p> {
         &self,
         class: &Class,
         at: usize,
-        (column, bit): (usize, u32),
+        column: usize,
         set: TierSet,
         scratch: &mut rule::Scratch,
     ) -> u32 {
+        let bit = column % 64;
         let mut words = self.words(class, at, set, true);
         let length = self.ladders[at].prefixes().len();
         for list in words.whole.iter_mut().chain(&mut words.partial) {
@@ -438,15 +505,21 @@ impl<'a, 'p> Search<'a, 'p> {
         }
         let query = self.query(1 << bit, Unknown::Lax);
         let topology = &class.view.topology;
-        let answers =
-            words.with_held(self.unit(at), |held| rule::resume(topology, held, query, scratch));
-        answers[bit as usize]
+        let answers = words.with_held(self.unit(at), |held| {
+            rule::resume(topology, held, query, scratch)
+        });
+        answers[bit]
     }
 
     fn possible(&mut self, column: usize, at: usize) -> Possible {
         let walk = self.ladders[at].walk(self.salt);
-        let Some(rank) = self.model.ranks[column].as_mut() else { return Possible::default() };
-        let mut shared = Shared { nodes: &mut self.model.nodes, planes: &mut self.model.planes };
+        let Some(rank) = self.model.ranks[column].as_mut() else {
+            return Possible::default();
+        };
+        let mut shared = Shared {
+            nodes: &mut self.model.nodes,
+            planes: &mut self.model.planes,
+        };
         let bit = rank.column.1;
         let Rank { slots, limbo, .. } = rank;
         let mut world = Rank::world(slots, &mut shared, bit, Means::Join);
@@ -462,7 +535,7 @@ fn show(
     slot: super::slots::SlotId,
     view: &View,
     set: TierSet,
-    bit: u32,
+    bit: usize,
     words: &mut Words,
     range: std::ops::Range<usize>,
 ) {
@@ -471,14 +544,43 @@ fn show(
         if !set.contains(key.tier) {
             continue;
         }
-        for (group, _) in view.groups.iter().enumerate().filter(|(_, g)| **g == key.group) {
-            let lists = if key.partial { &mut words.partial } else { &mut words.whole };
-            let Some(list) = lists.get_mut(group) else { continue };
+        for (group, _) in view
+            .groups
+            .iter()
+            .enumerate()
+            .filter(|(_, g)| **g == key.group)
+        {
+            let lists = if key.partial {
+                &mut words.partial
+            } else {
+                &mut words.whole
+            };
+            let Some(list) = lists.get_mut(group) else {
+                continue;
+            };
             for word in list.get_mut(range.clone()).into_iter().flatten() {
                 *word |= 1 << bit;
             }
         }
     }
+}
+
+/// The rows of an answer by column.
+struct Sheet<'a> {
+    rows: &'a mut [Row],
+    positions: &'a [usize],
+}
+
+impl Sheet<'_> {
+    fn row(&mut self, column: usize) -> &mut Row {
+        &mut self.rows[self.positions[column]]
+    }
+}
+
+/// Which columns are asked for, by word, and where each stands in the answer.
+struct Asked {
+    masks: Vec<u64>,
+    positions: Vec<usize>,
 }
 
 /// Leaves only the full-attention groups.
@@ -487,9 +589,16 @@ fn restrict(class: Class, only_full: bool) -> Class {
         return class;
     }
     let mut view = class.view;
-    let keep: Vec<bool> = view.topology.groups.iter().map(|g| g.kind.is_full()).collect();
+    let keep: Vec<bool> = view
+        .topology
+        .groups
+        .iter()
+        .map(|g| g.kind.is_full())
+        .collect();
     let mut kept = keep.iter();
-    view.topology.groups.retain(|_| *kept.next().unwrap_or(&false));
+    view.topology
+        .groups
+        .retain(|_| *kept.next().unwrap_or(&false));
     let mut kept = keep.iter();
     view.groups.retain(|_| *kept.next().unwrap_or(&false));
     view.lower_is_zero |= view.groups.is_empty();

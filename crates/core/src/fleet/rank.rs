@@ -41,7 +41,10 @@ impl State {
     /// The state with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::NAMES.iter().find(|(n, _)| *n == name).map(|(_, s)| *s)
+        Self::NAMES
+            .iter()
+            .find(|(n, _)| *n == name)
+            .map(|(_, s)| *s)
     }
 }
 
@@ -174,7 +177,13 @@ impl Rank {
         bit: u64,
         means: Means,
     ) -> World<'a> {
-        World { nodes: shared.nodes, planes: shared.planes, slots, bit, means }
+        World {
+            nodes: shared.nodes,
+            planes: shared.planes,
+            slots,
+            bit,
+            means,
+        }
     }
 
     /// Draws the consequences of what limbo was told.
@@ -232,7 +241,10 @@ impl Rank {
 
     /// An event spoke of a copy that was in doubt.
     fn drop_doubt(&mut self, slot: SlotId, key: ChannelKey, planes: &mut Planes) -> bool {
-        let Some(twin) = self.slots.find_channel(ChannelKey { doubted: true, ..key }) else {
+        let Some(twin) = self.slots.find_channel(ChannelKey {
+            doubted: true,
+            ..key
+        }) else {
             return false;
         };
         let dropped = self.slots.drop_copies(slot, twin);
@@ -256,7 +268,9 @@ impl Rank {
         // A removal does not say whether the block was whole.
         for partial in [false, true] {
             let key = ChannelKey { partial, ..key };
-            let Some(channel) = self.slots.find_channel(key) else { continue };
+            let Some(channel) = self.slots.find_channel(key) else {
+                continue;
+            };
             match self.slots.remove_copy(slot, channel) {
                 None => {}
                 Some(false) => return true,
@@ -277,7 +291,8 @@ impl Rank {
     }
 
     fn retire_if_bare(&mut self, slot: SlotId) {
-        if !self.slots.is_held(slot) && matches!(self.slots.whereabouts(slot), Whereabouts::Placed(_))
+        if !self.slots.is_held(slot)
+            && matches!(self.slots.whereabouts(slot), Whereabouts::Placed(_))
         {
             self.slots.retire(slot);
         }
@@ -305,7 +320,16 @@ impl Rank {
         let twins: Vec<(ChannelId, ChannelId)> = doubts
             .into_iter()
             .map(|(id, key)| {
-                (id, self.channel(ChannelKey { doubted: true, ..key }, shared.planes))
+                (
+                    id,
+                    self.channel(
+                        ChannelKey {
+                            doubted: true,
+                            ..key
+                        },
+                        shared.planes,
+                    ),
+                )
             })
             .collect();
         let slots: Vec<SlotId> = self.slots.iter().collect();
@@ -318,7 +342,11 @@ impl Rank {
     /// The engine restarted: hashes may mean other prefixes now.
     pub fn restart(&mut self, shared: &mut Shared<'_>, chain: EngineChain) {
         self.clear(shared);
-        let slots: Vec<SlotId> = self.slots.iter().filter(|&s| !self.slots.is_held(s)).collect();
+        let slots: Vec<SlotId> = self
+            .slots
+            .iter()
+            .filter(|&s| !self.slots.is_held(s))
+            .collect();
         for slot in slots {
             if let Whereabouts::Placed(node) = self.slots.whereabouts(slot) {
                 shared.nodes.release(node);
@@ -341,7 +369,9 @@ impl Rank {
             if self.slots.holds(slot, channel) && !self.slots.holds(slot, twin) {
                 self.slots.add_copy(slot, twin);
                 if let Whereabouts::Placed(node) = self.slots.whereabouts(slot) {
-                    shared.planes.set(self.slots.channel(twin).plane, node, self.column.1);
+                    shared
+                        .planes
+                        .set(self.slots.channel(twin).plane, node, self.column.1);
                 }
             }
         }
@@ -413,7 +443,13 @@ impl Rank {
             .map(|(id, c)| (id, c.key))
             .collect();
         for (from, key) in whole {
-            let to = self.channel(ChannelKey { partial: true, ..key }, shared.planes);
+            let to = self.channel(
+                ChannelKey {
+                    partial: true,
+                    ..key
+                },
+                shared.planes,
+            );
             let slots: Vec<SlotId> = self.slots.iter().collect();
             for slot in slots {
                 let copies = self.slots.copies(slot, from);
@@ -446,8 +482,13 @@ impl Rank {
         self.slots.check_integrity();
         self.limbo.check_integrity(&self.slots);
         for slot in self.slots.iter() {
-            let Whereabouts::Placed(node) = self.slots.whereabouts(slot) else { continue };
-            assert!(nodes.refs(node) > 0, "slot {slot:?} points to a node that is gone");
+            let Whereabouts::Placed(node) = self.slots.whereabouts(slot) else {
+                continue;
+            };
+            assert!(
+                nodes.refs(node) > 0,
+                "slot {slot:?} points to a node that is gone"
+            );
             for channel in self.slots.held_channels(slot) {
                 let plane = self.slots.channel(channel).plane;
                 let shown = planes.word(plane, node) & self.column.1 != 0;

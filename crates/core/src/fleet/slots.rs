@@ -107,7 +107,12 @@ impl Slots {
 
     /// Makes the slot of a hash that has none, without copies.
     pub fn insert(&mut self, key: EngineKey, whereabouts: Whereabouts) -> SlotId {
-        let slot = Slot { key, mask: 0, place: encode(whereabouts), retired: false };
+        let slot = Slot {
+            key,
+            mask: 0,
+            place: encode(whereabouts),
+            retired: false,
+        };
         let id = if let Some(id) = self.free.pop() {
             self.slots[id as usize] = slot;
             id
@@ -116,7 +121,8 @@ impl Slots {
             u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 hashes")
         };
         let slots = &self.slots;
-        self.by_key.insert_unique(spread(key), id, |&i| spread(slots[i as usize].key));
+        self.by_key
+            .insert_unique(spread(key), id, |&i| spread(slots[i as usize].key));
         SlotId(id)
     }
 
@@ -242,15 +248,22 @@ impl Slots {
     pub fn held_channels(&self, slot: SlotId) -> impl Iterator<Item = ChannelId> + '_ {
         let mask = self.slots[slot.0 as usize].mask;
         let count = self.channels.len().min(usize::from(u16::MAX));
-        (0..u16::try_from(count).unwrap_or(u16::MAX)).map(ChannelId).filter(move |c| {
-            if c.0 < MASKED { mask & (1 << c.0) != 0 } else { self.more.contains_key(&(slot.0, c.0)) }
-        })
+        (0..u16::try_from(count).unwrap_or(u16::MAX))
+            .map(ChannelId)
+            .filter(move |c| {
+                if c.0 < MASKED {
+                    mask & (1 << c.0) != 0
+                } else {
+                    self.more.contains_key(&(slot.0, c.0))
+                }
+            })
     }
 
     /// Whether another channel of the same plane has a copy at the slot.
     #[must_use]
     pub fn plane_is_held(&self, slot: SlotId, plane: PlaneId) -> bool {
-        self.held_channels(slot).any(|c| self.channel(c).plane == plane)
+        self.held_channels(slot)
+            .any(|c| self.channel(c).plane == plane)
     }
 
     /// Puts a slot without copies at the end of the line to be forgotten.
@@ -312,13 +325,27 @@ impl Slots {
 
     /// Panics unless every slot is found by its key and the side table speaks of live slots.
     pub fn check_integrity(&self) {
-        assert_eq!(self.by_key.len() + self.free.len(), self.slots.len(), "slots and free slots");
+        assert_eq!(
+            self.by_key.len() + self.free.len(),
+            self.slots.len(),
+            "slots and free slots"
+        );
         for slot in self.iter() {
-            assert_eq!(self.find(self.key(slot)), Some(slot), "slot {slot:?} by its key");
+            assert_eq!(
+                self.find(self.key(slot)),
+                Some(slot),
+                "slot {slot:?} by its key"
+            );
         }
         for (&(slot, channel), &count) in &self.more {
-            assert!(count > 0, "slot {slot} channel {channel}: an empty count is kept");
-            assert!(self.holds(SlotId(slot), ChannelId(channel)), "slot {slot}: copies, no bit");
+            assert!(
+                count > 0,
+                "slot {slot} channel {channel}: an empty count is kept"
+            );
+            assert!(
+                self.holds(SlotId(slot), ChannelId(channel)),
+                "slot {slot}: copies, no bit"
+            );
         }
     }
 }

@@ -15,7 +15,9 @@ pub struct Texts {
 impl Texts {
     /// The number of a text, made when it is new; 0 for none or an empty one.
     pub fn intern(&mut self, text: Option<&str>) -> u32 {
-        let Some(text) = text.filter(|t| !t.is_empty()) else { return 0 };
+        let Some(text) = text.filter(|t| !t.is_empty()) else {
+            return 0;
+        };
         if let Some(&id) = self.ids.get(text) {
             return id;
         }
@@ -48,7 +50,8 @@ impl Texts {
 /// The key of the empty prefix under a LoRA adapter.
 #[must_use]
 pub fn lora_seed(name: Option<&str>) -> PrefixKey {
-    name.filter(|n| !n.is_empty()).map_or(0, |n| scatter(xxh3_64_with_seed(n.as_bytes(), 0x10AA)))
+    name.filter(|n| !n.is_empty())
+        .map_or(0, |n| scatter(xxh3_64_with_seed(n.as_bytes(), 0x10AA)))
 }
 
 /// What a multimodal item adds at its first token.

@@ -1,7 +1,7 @@
 //! One request along one unit of tokens: its keys, and the nodes that stand at them.
 
 use super::limbo::Walk;
-use super::nodes::{NodeId, Nodes, Place, SaltId};
+use super::nodes::{NodeId, Nodes, SaltId};
 use super::texts::{lookahead_mark, lora_seed, media_mark};
 use crate::hash::MediaItem;
 use crate::prefix::{PrefixKey, Unit, mark, plus};
@@ -42,7 +42,13 @@ impl Ladder {
         } else {
             keys_with_media(&unit, seed, prompt, &mut prefixes);
         }
-        Self { unit, lookahead, seed, prefixes, nodes: Vec::new() }
+        Self {
+            unit,
+            lookahead,
+            seed,
+            prefixes,
+            nodes: Vec::new(),
+        }
     }
 
     /// Whether it has this unit and lookahead.
@@ -66,7 +72,12 @@ impl Ladder {
     /// The request as limbo sees it.
     #[must_use]
     pub fn walk(&self, salt: SaltId) -> Walk<'_> {
-        Walk { unit: &self.unit, seed: self.seed, keys: &self.prefixes, salt }
+        Walk {
+            unit: &self.unit,
+            seed: self.seed,
+            keys: &self.prefixes,
+            salt,
+        }
     }
 
     /// What the lookahead tokens behind boundary `i` add to its identity; `None` where the request
@@ -77,7 +88,10 @@ impl Ladder {
             return Some(0);
         }
         let end = (i + 1) * self.unit.tokens as usize;
-        prompt.tokens.get(end..end + self.lookahead as usize).map(lookahead_mark)
+        prompt
+            .tokens
+            .get(end..end + self.lookahead as usize)
+            .map(lookahead_mark)
     }
 
     /// Finds the nodes; what lies behind the last one is cut off.
@@ -85,15 +99,18 @@ impl Ladder {
         let mut hint = None;
         self.nodes.clear();
         self.nodes.reserve(self.prefixes.len());
+        let salt = salt.term();
         for (i, &prefix) in self.prefixes.iter().enumerate() {
-            let node = self.ahead(prompt, i).and_then(|ahead| {
-                let place = Place { boundary: 0, prefix, ahead, salt };
-                nodes.find(place.key(), hint)
-            });
+            let ahead = self.ahead(prompt, i);
+            let node = ahead.and_then(|ahead| nodes.find(plus(plus(prefix, ahead), salt), hint));
             hint = node.or(hint);
             self.nodes.push(node);
         }
-        let end = self.nodes.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+        let end = self
+            .nodes
+            .iter()
+            .rposition(Option::is_some)
+            .map_or(0, |last| last + 1);
         self.nodes.truncate(end);
     }
 }
@@ -103,7 +120,9 @@ fn keys_with_media(unit: &Unit, seed: PrefixKey, prompt: &Prompt<'_>, out: &mut 
     let mut key = seed;
     for (i, chunk) in prompt.tokens.chunks_exact(unit.tokens as usize).enumerate() {
         let mut local = unit.local(chunk);
-        let start = u32::try_from(i).unwrap_or(u32::MAX).saturating_mul(unit.tokens);
+        let start = u32::try_from(i)
+            .unwrap_or(u32::MAX)
+            .saturating_mul(unit.tokens);
         while let Some(item) = items.next_if(|item| item.offset < start + unit.tokens) {
             let after = unit.tokens - 1 - item.offset.saturating_sub(start);
             local = plus(local, mark(media_mark(item.id), after));

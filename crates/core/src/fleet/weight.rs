@@ -23,10 +23,14 @@ fn first_needed(group: &GroupSpec, boundary: u32) -> u32 {
 
 /// The tokens of the longest certain prefix over all tiers, each times the weight of the nearest
 /// tiers that hold it in all groups that need it.
-pub fn score(search: &Search<'_, '_>, class: &Class, at: usize, bit: u32, row: &Row) -> f64 {
+pub fn score(search: &Search<'_, '_>, class: &Class, at: usize, bit: usize, row: &Row) -> f64 {
     let weights = search.ask.weights;
     let reusable = row.tiers.iter().map(|(_, b)| b.lower).max().unwrap_or(0);
-    let on_gpu = row.tiers.iter().find(|(set, _)| *set == TierSet::GPU).map_or(0, |(_, b)| b.lower);
+    let on_gpu = row
+        .tiers
+        .iter()
+        .find(|(set, _)| *set == TierSet::GPU)
+        .map_or(0, |(_, b)| b.lower);
     if on_gpu == reusable {
         return f64::from(reusable) * weights[0];
     }
@@ -49,13 +53,17 @@ pub fn score(search: &Search<'_, '_>, class: &Class, at: usize, bit: u32, row: &
         *value = weights[*tier as usize];
     }
     let value: f64 = worth.iter().sum::<f64>() * f64::from(unit);
-    if boundary == reusable { value } else { value * f64::from(reusable) / f64::from(boundary) }
+    if boundary == reusable {
+        value
+    } else {
+        value * f64::from(reusable) / f64::from(boundary)
+    }
 }
 
 fn tier_of(
     search: &Search<'_, '_>,
     class: &Class,
-    (at, bit): (usize, u32),
+    (at, bit): (usize, usize),
     group: usize,
     i: usize,
 ) -> Tier {

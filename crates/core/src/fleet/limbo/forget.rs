@@ -58,7 +58,9 @@ impl Limbo {
             for (_, trie) in self.tries.iter() {
                 let held = |id: &EntryId| live.contains(id);
                 let in_span = |id: &super::SpanId| {
-                    self.spans[id.0].open().any(|(slot, ..)| is_live(slot, slots, &live))
+                    self.spans[id.0]
+                        .open()
+                        .any(|(slot, ..)| is_live(slot, slots, &live))
                 };
                 if trie.members.iter().any(held) || trie.spans.iter().any(in_span) {
                     live.insert(trie.root);
@@ -80,8 +82,12 @@ impl Limbo {
     }
 
     fn drop_trie_of(&mut self, id: EntryId) {
-        let Some(trie_id) = self.entries[id.0].trie.take() else { return };
-        let Some(trie) = self.tries.remove(trie_id.0) else { return };
+        let Some(trie_id) = self.entries[id.0].trie.take() else {
+            return;
+        };
+        let Some(trie) = self.tries.remove(trie_id.0) else {
+            return;
+        };
         for chunk in &trie.first_chunks {
             if let Some(tries) = self.by_first_chunk.get_mut(chunk) {
                 tries.retain(|&t| t != trie_id);
@@ -107,7 +113,11 @@ impl Limbo {
             *renamed.entry(old_root).or_insert_with(|| {
                 let new = u32::try_from(classes.len()).unwrap_or(u32::MAX);
                 let label: Option<SaltId> = old[old_root as usize].label;
-                classes.push(Class { parent: new, label, members: Vec::new() });
+                classes.push(Class {
+                    parent: new,
+                    label,
+                    members: Vec::new(),
+                });
                 new
             })
         };
@@ -127,7 +137,11 @@ impl Limbo {
     #[must_use]
     pub fn bytes(&self) -> usize {
         let spans: usize = self.spans.iter().map(|(_, s)| s.bytes()).sum();
-        let members: usize = self.tries.iter().map(|(_, t)| t.members.capacity() * 4).sum();
+        let members: usize = self
+            .tries
+            .iter()
+            .map(|(_, t)| t.members.capacity() * 4)
+            .sum();
         spans
             + members
             + self.entries.len() * (size_of::<super::Entry>() + 48)
@@ -145,10 +159,21 @@ impl Limbo {
                 "entry {id} and its slot disagree"
             );
             if let Some(trie) = entry.trie {
-                assert_eq!(self.tries[trie.0].root, EntryId(id), "trie below entry {id}");
-                assert!(entry.at.is_none(), "entry {id} has a position and a floating trie");
+                assert_eq!(
+                    self.tries[trie.0].root,
+                    EntryId(id),
+                    "trie below entry {id}"
+                );
+                assert!(
+                    entry.at.is_none(),
+                    "entry {id} has a position and a floating trie"
+                );
             }
-            if let Some(super::At { frame: super::Frame::Trie(trie), .. }) = entry.at {
+            if let Some(super::At {
+                frame: super::Frame::Trie(trie),
+                ..
+            }) = entry.at
+            {
                 assert!(
                     self.tries[trie.0].members.contains(&EntryId(id)),
                     "entry {id} is not among the members of its trie"
@@ -173,6 +198,8 @@ fn is_live(slot: SlotId, slots: &Slots, live: &HashSet<EntryId>) -> bool {
 
 impl<T> Slab<T> {
     fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> + '_ {
-        (0u32..).zip(&mut self.items).filter_map(|(id, item)| item.as_mut().map(|item| (id, item)))
+        (0u32..)
+            .zip(&mut self.items)
+            .filter_map(|(id, item)| item.as_mut().map(|item| (id, item)))
     }
 }

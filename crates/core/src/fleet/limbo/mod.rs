@@ -159,7 +159,8 @@ impl World<'_> {
         self.nodes.acquire(node);
         self.slots.set_whereabouts(slot, Whereabouts::Placed(node));
         for channel in self.slots.held_channels(slot) {
-            self.planes.set(self.slots.channel(channel).plane, node, self.bit);
+            self.planes
+                .set(self.slots.channel(channel).plane, node, self.bit);
         }
         if !self.slots.is_held(slot) {
             self.slots.retire(slot);
@@ -241,13 +242,23 @@ impl Limbo {
             self.entries[entry.0].trie = Some(trie);
             trie
         };
-        (At { frame: Frame::Trie(trie), step: Step::NONE }, class)
+        (
+            At {
+                frame: Frame::Trie(trie),
+                step: Step::NONE,
+            },
+            class,
+        )
     }
 
     /// A class of its own.
     pub fn new_class(&mut self, label: Option<SaltId>) -> ClassId {
         let id = u32::try_from(self.classes.len()).expect("fewer than 2^32 classes");
-        self.classes.push(Class { parent: id, label, members: Vec::new() });
+        self.classes.push(Class {
+            parent: id,
+            label,
+            members: Vec::new(),
+        });
         ClassId(id)
     }
 
@@ -307,7 +318,10 @@ struct Slab<T> {
 
 impl<T> Default for Slab<T> {
     fn default() -> Self {
-        Self { items: Vec::new(), free: Vec::new() }
+        Self {
+            items: Vec::new(),
+            free: Vec::new(),
+        }
     }
 }
 
@@ -342,7 +356,9 @@ impl<T> Slab<T> {
     }
 
     fn iter(&self) -> impl Iterator<Item = (u32, &T)> + '_ {
-        (0u32..).zip(&self.items).filter_map(|(id, item)| item.as_ref().map(|item| (id, item)))
+        (0u32..)
+            .zip(&self.items)
+            .filter_map(|(id, item)| item.as_ref().map(|item| (id, item)))
     }
 }
 

@@ -25,7 +25,9 @@ impl Walk<'_> {
         if !tokens.is_multiple_of(self.unit.tokens) {
             return None;
         }
-        self.keys.get((tokens / self.unit.tokens - 1) as usize).copied()
+        self.keys
+            .get((tokens / self.unit.tokens - 1) as usize)
+            .copied()
     }
 
     /// Whether the request reaches this position.
@@ -36,7 +38,10 @@ impl Walk<'_> {
     /// Every position of the request, the start included.
     fn steps(&self) -> impl Iterator<Item = Step> + '_ {
         let start = std::iter::once(&self.seed).chain(self.keys);
-        (0u32..).zip(start).map(|(i, &local)| Step { tokens: i * self.unit.tokens, local })
+        (0u32..).zip(start).map(|(i, &local)| Step {
+            tokens: i * self.unit.tokens,
+            local,
+        })
     }
 }
 
@@ -77,12 +82,16 @@ impl Limbo {
     /// Rechecks the spans that start on the request until nothing narrows any more: boundaries
     /// may have been taken since they were last looked at.
     fn narrow_along(&mut self, walk: &Walk<'_>, world: &mut World<'_>) {
-        let starts = walk.steps().filter_map(|step| self.by_start.get(&step.local)).flatten();
+        let starts = walk
+            .steps()
+            .filter_map(|step| self.by_start.get(&step.local))
+            .flatten();
         let spans: Vec<SpanId> = starts
             .copied()
             .filter(|id| walk.reaches(self.spans[id.0].first_end()))
             .collect();
-        self.facts.extend(spans.into_iter().map(super::Fact::Recheck));
+        self.facts
+            .extend(spans.into_iter().map(super::Fact::Recheck));
         self.solve(world);
     }
 
@@ -99,8 +108,7 @@ impl Limbo {
         found: &mut Possible,
     ) {
         let span = &self.spans[id.0];
-        if !self.admits(span.class, walk.salt)
-            || !walk.reaches(start.then(span.end_from_start(0)))
+        if !self.admits(span.class, walk.salt) || !walk.reaches(start.then(span.end_from_start(0)))
         {
             return;
         }
@@ -156,7 +164,10 @@ impl Limbo {
     fn member(&self, id: EntryId, trie: TrieId) -> Option<(SlotId, Step)> {
         let entry = self.entries.get(id.0)?;
         match entry.at {
-            Some(At { frame: Frame::Trie(t), step }) if t == trie => Some((entry.slot, step)),
+            Some(At {
+                frame: Frame::Trie(t),
+                step,
+            }) if t == trie => Some((entry.slot, step)),
             Some(_) | None => None,
         }
     }

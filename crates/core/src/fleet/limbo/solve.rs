@@ -20,7 +20,9 @@ impl Limbo {
 
     fn stands(&mut self, id: EntryId, at: At, ahead: u64, world: &mut World<'_>) {
         // The entry may have left since the fact was told: then its node knows better.
-        let Some(entry) = self.entries.get_mut(id.0) else { return };
+        let Some(entry) = self.entries.get_mut(id.0) else {
+            return;
+        };
         let Some(old) = entry.at else {
             let trie = entry.trie;
             if trie.is_some_and(|trie| at.frame == Frame::Trie(trie)) {
@@ -73,12 +75,21 @@ impl Limbo {
             local: inner.step.undo(outer.step.local),
         };
         let root = self.tries[trie.0].root;
-        self.facts.push(Fact::Stands(root, At { frame: outer.frame, step }, 0));
+        self.facts.push(Fact::Stands(
+            root,
+            At {
+                frame: outer.frame,
+                step,
+            },
+            0,
+        ));
     }
 
     /// The hash that a trie floats below got a position: everything in the trie gets one with it.
     fn graft(&mut self, id: TrieId, base: At) {
-        let Some(trie) = self.tries.remove(id.0) else { return };
+        let Some(trie) = self.tries.remove(id.0) else {
+            return;
+        };
         for chunk in &trie.first_chunks {
             if let Some(tries) = self.by_first_chunk.get_mut(chunk) {
                 tries.retain(|&t| t != id);
@@ -92,7 +103,10 @@ impl Limbo {
             if let Fact::Stands(_, at, _) = fact
                 && at.frame == Frame::Trie(id)
             {
-                *at = At { frame: base.frame, step: base.step.then(at.step) };
+                *at = At {
+                    frame: base.frame,
+                    step: base.step.then(at.step),
+                };
             }
         }
         for member in trie.members {
@@ -100,7 +114,10 @@ impl Limbo {
             if let Some(entry) = self.entries.get_mut(member.0)
                 && let Some(old) = entry.at.take_if(|at| at.frame == Frame::Trie(id))
             {
-                let at = At { frame: base.frame, step: base.step.then(old.step) };
+                let at = At {
+                    frame: base.frame,
+                    step: base.step.then(old.step),
+                };
                 let ahead = entry.ahead;
                 self.facts.push(Fact::Stands(member, at, ahead));
             }
@@ -149,7 +166,9 @@ impl Limbo {
                     self.leave_if_decided(member, world);
                 }
                 // Those that stay must be found again when they get a position.
-                let stay = members.into_iter().filter(|m| self.entries.get(m.0).is_some());
+                let stay = members
+                    .into_iter()
+                    .filter(|m| self.entries.get(m.0).is_some());
                 let stay: Vec<EntryId> = stay.collect();
                 self.classes[root.0 as usize].members.extend(stay);
             }
@@ -158,14 +177,25 @@ impl Limbo {
 
     /// A hash with an absolute position and a known salt gets its node and leaves.
     fn leave_if_decided(&mut self, id: EntryId, world: &mut World<'_>) {
-        let Some(entry) = self.entries.get(id.0) else { return };
-        let (Some(At { frame: Frame::Absolute, step }), Some(salt)) =
-            (entry.at, self.label(entry.class))
+        let Some(entry) = self.entries.get(id.0) else {
+            return;
+        };
+        let (
+            Some(At {
+                frame: Frame::Absolute,
+                step,
+            }),
+            Some(salt),
+        ) = (entry.at, self.label(entry.class))
         else {
             return;
         };
-        let place =
-            Place { boundary: step.tokens, prefix: step.local, ahead: entry.ahead, salt };
+        let place = Place {
+            boundary: step.tokens,
+            prefix: step.local,
+            ahead: entry.ahead,
+            salt,
+        };
         world.settle(entry.slot, place);
         let mentions = u64::from(entry.mentions);
         match world.means {
@@ -177,8 +207,13 @@ impl Limbo {
 
     /// Takes an entry out of every index; its slot stays.
     pub(super) fn remove_entry(&mut self, id: EntryId) {
-        let Some(entry) = self.entries.remove(id.0) else { return };
-        if let Some(At { frame: Frame::Absolute, step }) = entry.at
+        let Some(entry) = self.entries.remove(id.0) else {
+            return;
+        };
+        if let Some(At {
+            frame: Frame::Absolute,
+            step,
+        }) = entry.at
             && let Some(ids) = self.by_prefix.get_mut(&step.local)
         {
             ids.retain(|e| *e != id);
@@ -186,6 +221,7 @@ impl Limbo {
                 self.by_prefix.remove(&step.local);
             }
         }
-        self.facts.extend(entry.spans.into_iter().map(Fact::Recheck));
+        self.facts
+            .extend(entry.spans.into_iter().map(Fact::Recheck));
     }
 }

@@ -52,14 +52,20 @@ impl Span {
     /// The block of the span that ends at this step from its frame's origin.
     fn block_at(&self, step: Step) -> Option<u32> {
         let tokens = step.tokens.checked_sub(self.start.step.tokens)?;
-        let block = self.ends.binary_search_by_key(&tokens, |end| end.tokens).ok()?;
+        let block = self
+            .ends
+            .binary_search_by_key(&tokens, |end| end.tokens)
+            .ok()?;
         let block = u32::try_from(block).ok()?;
         (self.end(block) == step).then_some(block)
     }
 
     /// Undecided hashes, each with the first and the last block whose end it may be.
     pub(super) fn open(&self) -> impl Iterator<Item = (SlotId, u32, u32)> + '_ {
-        let open = self.listed.iter().filter(|l| !l.fixed && l.elsewhere.is_none());
+        let open = self
+            .listed
+            .iter()
+            .filter(|l| !l.fixed && l.elsewhere.is_none());
         open.map(|l| (l.slot, l.low, l.high))
     }
 
@@ -91,15 +97,22 @@ impl Limbo {
         };
         let num_blocks = u32::try_from(store.ends.len()).unwrap_or(u32::MAX);
         let num_listed = u32::try_from(store.listed.len()).unwrap_or(u32::MAX);
-        let listed = (0u32..).zip(store.listed).map(|(i, &(slot, ahead))| Listed {
-            slot,
-            ahead,
-            low: i,
-            high: num_blocks.saturating_sub(num_listed - i),
-            fixed: false,
-            elsewhere: None,
-        });
-        let span = Span { start: store.start, class, ends: store.ends, listed: listed.collect() };
+        let listed = (0u32..)
+            .zip(store.listed)
+            .map(|(i, &(slot, ahead))| Listed {
+                slot,
+                ahead,
+                low: i,
+                high: num_blocks.saturating_sub(num_listed - i),
+                fixed: false,
+                elsewhere: None,
+            });
+        let span = Span {
+            start: store.start,
+            class,
+            ends: store.ends,
+            listed: listed.collect(),
+        };
         let start = span.start;
         let id = SpanId(self.spans.insert(span));
         match start.frame {
@@ -119,8 +132,13 @@ impl Limbo {
 
     /// The trie that a span was in hangs at `base` now.
     pub(super) fn move_span(&mut self, id: SpanId, base: At) {
-        let Some(span) = self.spans.get_mut(id.0) else { return };
-        span.start = At { frame: base.frame, step: base.step.then(span.start.step) };
+        let Some(span) = self.spans.get_mut(id.0) else {
+            return;
+        };
+        span.start = At {
+            frame: base.frame,
+            step: base.step.then(span.start.step),
+        };
         let start = span.start;
         match start.frame {
             Frame::Absolute => self.by_start.entry(start.step.local).or_default().push(id),
@@ -131,7 +149,9 @@ impl Limbo {
 
     /// Narrows where the hashes of a span may stand, and tells what follows.
     pub(super) fn narrow(&mut self, id: SpanId, world: &mut World<'_>) {
-        let Some(mut span) = self.spans.get_mut(id.0).map(std::mem::take) else { return };
+        let Some(mut span) = self.spans.get_mut(id.0).map(std::mem::take) else {
+            return;
+        };
         let before: Vec<(u32, u32)> = span.listed.iter().map(|l| (l.low, l.high)).collect();
         let consistent = self.fix_known(&mut span, world) && self.order(&mut span, world);
         if !consistent {
@@ -143,7 +163,10 @@ impl Limbo {
             }
             listed.fixed = true;
             let step = span.start.step.then(span.ends[listed.low as usize]);
-            let at = At { frame: span.start.frame, step };
+            let at = At {
+                frame: span.start.frame,
+                step,
+            };
             if let Some(place) = listed.elsewhere {
                 self.pin_trie(at, place);
             } else if let Whereabouts::Limbo(entry) = world.slots.whereabouts(listed.slot) {
@@ -183,7 +206,9 @@ impl Limbo {
             let Some(step) = self.known_step(&span.listed[i], span.start.frame, world) else {
                 continue;
             };
-            let Some(block) = span.block_at(step) else { return false };
+            let Some(block) = span.block_at(step) else {
+                return false;
+            };
             let listed = &mut span.listed[i];
             (listed.low, listed.high, listed.fixed) = (block, block, true);
         }
@@ -193,23 +218,43 @@ impl Limbo {
     /// Where a listed hash stands in `frame`, if that is known.
     fn known_step(&self, listed: &Listed, frame: Frame, world: &World<'_>) -> Option<Step> {
         if let Some(place) = listed.elsewhere {
-            let step = Step { tokens: place.boundary, local: place.prefix };
+            let step = Step {
+                tokens: place.boundary,
+                local: place.prefix,
+            };
             return (frame == Frame::Absolute).then_some(step);
         }
-        let Whereabouts::Limbo(entry) = world.slots.whereabouts(listed.slot) else { return None };
-        self.entries[entry.0].at.filter(|at| at.frame == frame).map(|at| at.step)
+        let Whereabouts::Limbo(entry) = world.slots.whereabouts(listed.slot) else {
+            return None;
+        };
+        self.entries[entry.0]
+            .at
+            .filter(|at| at.frame == frame)
+            .map(|at| at.step)
     }
 
     /// A placed hash stands at `inner` in a floating trie: the trie has its place.
     pub fn pin_trie(&mut self, inner: At, place: Place) {
-        let Frame::Trie(trie) = inner.frame else { return };
+        let Frame::Trie(trie) = inner.frame else {
+            return;
+        };
         let Some(tokens) = place.boundary.checked_sub(inner.step.tokens) else {
             self.contradictions += 1;
             return;
         };
-        let step = Step { tokens, local: inner.step.undo(place.prefix) };
+        let step = Step {
+            tokens,
+            local: inner.step.undo(place.prefix),
+        };
         let root = self.tries[trie.0].root;
-        self.facts.push(Fact::Stands(root, At { frame: Frame::Absolute, step }, 0));
+        self.facts.push(Fact::Stands(
+            root,
+            At {
+                frame: Frame::Absolute,
+                step,
+            },
+            0,
+        ));
     }
 
     /// Propagates the order of the listed hashes, skipping boundaries that another hash of the
@@ -229,7 +274,9 @@ impl Limbo {
         }
         let mut bound = u32::try_from(span.ends.len()).unwrap_or(u32::MAX);
         for i in (0..span.listed.len()).rev() {
-            let Some(last) = bound.checked_sub(1) else { return false };
+            let Some(last) = bound.checked_sub(1) else {
+                return false;
+            };
             let mut high = span.listed[i].high.min(last);
             while !span.listed[i].fixed
                 && high > span.listed[i].low
@@ -253,20 +300,34 @@ impl Limbo {
         if self.is_taken(span, slot, block, world) {
             return false;
         }
-        let Whereabouts::Limbo(entry) = world.slots.whereabouts(slot) else { return true };
+        let Whereabouts::Limbo(entry) = world.slots.whereabouts(slot) else {
+            return true;
+        };
         let end = span.end(block);
-        self.entries[entry.0].spans.iter().filter_map(|id| self.spans.get(id.0)).all(|other| {
-            // The span at hand is lent out, so that it is not found among the others.
-            let listed = other.listed.iter().find(|l| !l.fixed && l.slot == slot);
-            other.start.frame != span.start.frame
-                || listed.is_none_or(|l| {
-                    other.block_at(end).is_some_and(|b| (l.low..=l.high).contains(&b))
-                })
-        })
+        self.entries[entry.0]
+            .spans
+            .iter()
+            .filter_map(|id| self.spans.get(id.0))
+            .all(|other| {
+                // The span at hand is lent out, so that it is not found among the others.
+                let listed = other.listed.iter().find(|l| !l.fixed && l.slot == slot);
+                other.start.frame != span.start.frame
+                    || listed.is_none_or(|l| {
+                        other
+                            .block_at(end)
+                            .is_some_and(|b| (l.low..=l.high).contains(&b))
+                    })
+            })
     }
 
     /// Whether another hash of the same salt is known to stand at the end of a block.
-    pub(super) fn is_taken(&self, span: &Span, slot: SlotId, block: u32, world: &World<'_>) -> bool {
+    pub(super) fn is_taken(
+        &self,
+        span: &Span,
+        slot: SlotId,
+        block: u32,
+        world: &World<'_>,
+    ) -> bool {
         if span.start.frame != Frame::Absolute {
             return false;
         }
@@ -276,7 +337,11 @@ impl Limbo {
             let entry = &self.entries[e.0];
             entry.slot != slot && self.root(entry.class) == class
         };
-        if self.by_prefix.get(&step.local).is_some_and(|ids| ids.iter().any(in_class)) {
+        if self
+            .by_prefix
+            .get(&step.local)
+            .is_some_and(|ids| ids.iter().any(in_class))
+        {
             return true;
         }
         // An undecided hash is at no node: whatever is held there is another hash.
@@ -286,7 +351,12 @@ impl Limbo {
             return false;
         };
         let ahead = self.entries[entry.0].ahead;
-        let place = Place { boundary: step.tokens, prefix: step.local, ahead, salt };
+        let place = Place {
+            boundary: step.tokens,
+            prefix: step.local,
+            ahead,
+            salt,
+        };
         world.nodes.find(place.key(), None).is_some_and(|node| {
             let mut channels = world.slots.channels();
             channels.any(|(_, c)| world.planes.word(c.plane, node) & world.bit != 0)
@@ -295,7 +365,9 @@ impl Limbo {
 
     /// Drops a span; its undecided hashes keep their entries.
     pub(super) fn remove_span(&mut self, id: SpanId, slots: &Slots) {
-        let Some(span) = self.spans.remove(id.0) else { return };
+        let Some(span) = self.spans.remove(id.0) else {
+            return;
+        };
         match span.start.frame {
             Frame::Absolute => {
                 let key = span.start.step.local;
@@ -312,7 +384,11 @@ impl Limbo {
                 }
             }
         }
-        for listed in span.listed.iter().filter(|l| !l.fixed && l.elsewhere.is_none()) {
+        for listed in span
+            .listed
+            .iter()
+            .filter(|l| !l.fixed && l.elsewhere.is_none())
+        {
             if let Whereabouts::Limbo(entry) = slots.whereabouts(listed.slot)
                 && let Some(entry) = self.entries.get_mut(entry.0)
             {
@@ -325,7 +401,10 @@ impl Limbo {
 impl Default for Span {
     fn default() -> Self {
         Self {
-            start: At { frame: Frame::Absolute, step: Step::NONE },
+            start: At {
+                frame: Frame::Absolute,
+                step: Step::NONE,
+            },
             class: ClassId(0),
             ends: Vec::new(),
             listed: Vec::new(),

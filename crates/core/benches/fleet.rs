@@ -1,0 +1,132 @@
+//! Where the time of one score goes: 64 pods that share a prefix, one full-attention group.
+//!
+//! `cargo bench --bench fleet` prints nanoseconds per call; wall times of a shared machine.
+#![expect(clippy::print_stdout, reason = "a benchmark prints its result")]
+
+use std::time::Instant;
+
+use kvbraid_core::fleet::{Index, Options, PodConfig, PodSpec, Prompt, Request, TierSet};
+use kvbraid_core::prefix::Unit;
+use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
+
+const PODS: u32 = 64;
+
+fn uint(out: &mut Vec<u8>, value: u64) {
+    out.push(0xcf);
+    out.extend_from_slice(&value.to_be_bytes());
+}
+
+fn array(out: &mut Vec<u8>, len: usize) {
+    out.push(0xdd);
+    out.extend_from_slice(&u32::try_from(len).unwrap_or(0).to_be_bytes());
+}
+
+fn text(out: &mut Vec<u8>, text: &str) {
+    out.push(0xd9);
+    out.push(u8::try_from(text.len()).unwrap_or(0));
+    out.extend_from_slice(text.as_bytes());
+}
+
+/// One store of a whole prompt, in the positional form.
+fn payload(tokens: &[u32]) -> Vec<u8> {
+    let mut out = vec![0x93, 0xc0];
+    array(&mut out, 1);
+    array(&mut out, 11);
+    text(&mut out, "BlockStored");
+    array(&mut out, tokens.len() / 16);
+    for block in 0..tokens.len() / 16 {
+        uint(
+            &mut out,
+            0x9E37_79B9_7F4A_7C15u64.wrapping_mul(block as u64 + 1),
+        );
+    }
+    out.push(0xc0);
+    array(&mut out, tokens.len());
+    for &token in tokens {
+        uint(&mut out, u64::from(token));
+    }
+    out.extend_from_slice(&[16, 0xc0]);
+    text(&mut out, "GPU");
+    out.extend_from_slice(&[0xc0, 0xc0, 0]);
+    text(&mut out, "full_attention");
+    out.push(0xc0);
+    out
+}
+
+fn index(tokens: &[u32]) -> Index {
+    let full = GroupSpec {
+        kind: SpecKind::FullAttention,
+        block_size: 16,
+        window: None,
+        chunk: None,
+        eagle: false,
+        prefix_cacheable: true,
+    };
+    let topology = Topology {
+        groups: vec![full],
+        alignment: 16,
+        hash_block_size: 16,
+        partial_hits: false,
+        replay_tokens: 0,
+        hash_lookahead: 0,
+        dialect: EngineDialect::VLLM,
+    };
+    let config = PodConfig {
+        topology: Some(topology),
+        ..PodConfig::default()
+    };
+    let mut index = Index::new(Options::default());
+    let bytes = payload(tokens);
+    for pod in 0..PODS {
+        let name = format!("pod{pod}");
+        let spec = PodSpec {
+            model: "m".into(),
+            dp_size: 1,
+            config: config.clone(),
+            ..PodSpec::default()
+        };
+        index.register(&name, spec).expect("a valid pod");
+        index.apply(&name, 0, &bytes).expect("a registered pod");
+    }
+    index
+}
+
+fn time(name: &str, mut run: impl FnMut()) {
+    let mut samples = Vec::new();
+    for _ in 0..200 {
+        let start = Instant::now();
+        for _ in 0..20 {
+            run();
+        }
+        samples.push(start.elapsed().as_nanos() / 20);
+    }
+    samples.sort_unstable();
+    println!("{name}: {} ns (median of 200)", samples[100]);
+}
+
+fn main() {
+    let tokens: Vec<u32> = (0..8_192 + 5).map(|i| (i * 7_919) % 128_000).collect();
+    let mut index = index(&tokens[..8_192]);
+    let unit = Unit::new(16);
+    let mut keys = Vec::new();
+    time("keys", || {
+        keys.clear();
+        unit.keys(0, &tokens, &mut keys);
+    });
+    let prompt = Prompt {
+        tokens: &tokens,
+        lora: None,
+        salt: None,
+        media: &[],
+    };
+    let request = Request {
+        model: "m",
+        prompt,
+        pods: None,
+        tiers: TierSet::GPU,
+    };
+    time("score", || {
+        let answer = index.score(&request).expect("a known model");
+        assert_eq!(answer.rows.len(), PODS as usize);
+    });
+}
