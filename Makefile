@@ -108,7 +108,7 @@ lint-format: .venv/installed ## Check format and style of the Python files
 	.venv/bin/ruff check
 
 lint-types: .venv/built ## Check types, and the stub of the native core against the built module
-	.venv/bin/mypy python tests
+	.venv/bin/mypy python tests bench examples
 	.venv/bin/python -m mypy.stubtest kvbraid._native
 
 lint-layers: .venv/built ## Check that imports go one way

@@ -58,8 +58,9 @@ def read_answer(connection: socket.socket) -> bytes:
     return body
 
 
-def ask(port: int, requests: list[bytes], count: int) -> None:
-    """Send `count` requests over the connections, one in flight on each."""
+def ask(port: int, requests: list[bytes], count: int) -> list[bytes]:
+    """Send `count` requests, one in flight on each connection; return the last round's answers."""
+    answers: list[bytes] = []
     with contextlib.ExitStack() as stack:
         connections = [
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
@@ -68,8 +69,8 @@ def ask(port: int, requests: list[bytes], count: int) -> None:
         for round_number in range(count // NUM_CONNECTIONS):
             for offset, connection in enumerate(connections):
                 connection.sendall(requests[(round_number + offset) % len(requests)])
-            for connection in connections:
-                read_answer(connection)
+            answers = [read_answer(connection) for connection in connections]
+    return answers
 
 
 def cpu_per_query(
@@ -92,7 +93,9 @@ def cpu_per_query(
             wait_applied(running, service.expected(batches))
             port = running.client.base_url.port
             assert port is not None  # Set by `running`.
-            ask(port, requests, 10 * NUM_CONNECTIONS)
+            answers = ask(port, requests, 10 * NUM_CONNECTIONS)
+            found = max(service.longest_match(answer) for answer in answers)
+            assert found == num_tokens * 7 // 8, f"the best pod matches {found} tokens"
 
             def sample() -> float:
                 begin = cpu_us_of_process(running.pid)

@@ -90,6 +90,12 @@ class Server:
         return sum(1 for _ in batches)
 
     @staticmethod
+    def longest_match(answer: bytes) -> int:
+        """Return the most tokens that any pod holds of the prompt for certain."""
+        lower: int = max(row["lower"] for row in json.loads(answer)["pods"])
+        return lower
+
+    @staticmethod
     def query_body(tokens: list[int]) -> tuple[str, bytes]:
         """Return the content type and body that ask for one prompt."""
         body = {"model": "model", "token_ids": tokens}

@@ -146,6 +146,12 @@ class Indexer:
         return sum(message.num_events for message in batches)
 
     @staticmethod
+    def longest_match(answer: bytes) -> int:
+        """Return the most tokens that any pod holds of the prompt, by this answer."""
+        pods = json.loads(answer)["instances"].values()
+        return max((pod["longest_matched"] for pod in pods), default=0)
+
+    @staticmethod
     def query_body(tokens: list[int]) -> tuple[str, bytes]:
         """Return the content type and body that ask for one prompt."""
         body = {"model_name": "model", "token_ids": tokens}
