@@ -27,9 +27,15 @@ fn text(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(text.as_bytes());
 }
 
-/// One store of a whole prompt, in the positional form.
-fn payload(tokens: &[u32]) -> Vec<u8> {
+/// The hash of a block that nobody computes.
+fn made_up(block: usize) -> u64 {
+    0x9E37_79B9_7F4A_7C15u64.wrapping_mul(block as u64 + 1)
+}
+
+/// One batch of one store: `count` blocks of a prompt from block `first` on, in positional form.
+fn payload(tokens: &[u32], first: usize, count: usize) -> Vec<u8> {
     let mut out = vec![0x93, 0xc0];
+    let tokens = &tokens[first * 16..(first + count) * 16];
     array(&mut out, 1);
     array(&mut out, 11);
     text(&mut out, "BlockStored");
@@ -43,17 +49,19 @@ fn payload(tokens: &[u32]) -> Vec<u8> {
     out.push(0xc0);
     array(&mut out, tokens.len());
     for &token in tokens {
-        uint(&mut out, u64::from(token));
+        out.push(0xce);
+        out.extend_from_slice(&token.to_be_bytes());
     }
     out.extend_from_slice(&[16, 0xc0]);
     text(&mut out, "GPU");
     out.extend_from_slice(&[0xc0, 0xc0, 0]);
     text(&mut out, "full_attention");
     out.push(0xc0);
+    out.push(0xc0);
     out
 }
 
-fn index(tokens: &[u32]) -> Index {
+fn index() -> Index {
     let full = GroupSpec {
         kind: SpecKind::FullAttention,
         block_size: 16,
@@ -76,7 +84,6 @@ fn index(tokens: &[u32]) -> Index {
         ..PodConfig::default()
     };
     let mut index = Index::new(Options::default());
-    let bytes = payload(tokens);
     for pod in 0..PODS {
         let name = format!("pod{pod}");
         let spec = PodSpec {
@@ -86,7 +93,6 @@ fn index(tokens: &[u32]) -> Index {
             ..PodSpec::default()
         };
         index.register(&name, spec).expect("a valid pod");
-        index.apply(&name, 0, &bytes).expect("a registered pod");
     }
     index
 }
@@ -104,9 +110,37 @@ fn time(name: &str, mut run: impl FnMut()) {
     println!("{name}: {} ns (median of 200)", samples[100]);
 }
 
+fn apply_all(index: &mut Index, batches: &[Vec<u8>]) {
+    for pod in 0..PODS {
+        let name = format!("pod{pod}");
+        for batch in batches {
+            index.apply(&name, 0, batch).expect("a registered pod");
+        }
+    }
+}
+
+/// 64 pods store the same 8 192 blocks, `size` blocks a batch.
+fn ingest(name: &str, prompt: &[u32], size: usize) {
+    let tokens: Vec<u32> = prompt.iter().copied().cycle().take(8_192 * 16).collect();
+    let batches: Vec<Vec<u8>> =
+        (0..8_192).step_by(size).map(|first| payload(&tokens, first, size)).collect();
+    let mut samples: Vec<u128> = Vec::new();
+    for _ in 0..5 {
+        let mut index = index();
+        let start = Instant::now();
+        apply_all(&mut index, &batches);
+        samples.push(start.elapsed().as_nanos() / (8_192 * u128::from(PODS)));
+    }
+    samples.sort_unstable();
+    println!("ingest {name}: {} ns a block (median of 5)", samples[2]);
+}
+
 fn main() {
     let tokens: Vec<u32> = (0..8_192 + 5).map(|i| (i * 7_919) % 128_000).collect();
-    let mut index = index(&tokens[..8_192]);
+    ingest("prefill", &tokens, 128);
+    ingest("decode", &tokens, 1);
+    let mut index = index();
+    apply_all(&mut index, &[payload(&tokens, 0, 512)]);
     let unit = Unit::new(16);
     let mut keys = Vec::new();
     time("keys", || {
