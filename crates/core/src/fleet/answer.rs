@@ -78,7 +78,8 @@ pub struct Row {
     pub state: State,
     /// For the tiers asked for.
     pub bounds: Bounds,
-    /// Tokens that its full-attention groups hold, whatever the others lack.
+    /// Tokens that its full-attention groups hold, whatever the others lack; without such a group,
+    /// those covered by the blocks of any group.
     pub present: u32,
     /// Per set of tiers.
     pub tiers: SmallVec<[(TierSet, Bounds); 3]>,

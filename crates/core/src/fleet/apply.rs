@@ -26,13 +26,13 @@ pub struct Applied {
 
 /// Buffers kept from batch to batch.
 #[derive(Debug, Default)]
-pub struct Scratch {
+pub(super) struct Scratch {
     slots: Vec<SlotId>,
     named: Vec<Option<(usize, usize)>>,
 }
 
-/// Everything of a model but its ranks, and the batch at hand.
-pub struct Intake<'a> {
+/// One rank, the shared part of its model, and the batch at hand.
+pub(super) struct Intake<'a> {
     /// Whose batch it is.
     pub rank: &'a mut Rank,
     /// Boundaries and bits.
@@ -49,7 +49,7 @@ pub struct Intake<'a> {
 
 impl<'a> Intake<'a> {
     /// Takes the batch in. True in the second place: what is known of the groups changed.
-    pub fn run(&mut self) -> (Applied, bool) {
+    pub(super) fn run(&mut self) -> (Applied, bool) {
         let mut applied = Applied::default();
         let mut learned = false;
         self.rank.messages += 1;

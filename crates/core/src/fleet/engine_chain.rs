@@ -7,7 +7,7 @@ use crate::hash::{ChainSpec, Digest, ExtraKeys, HashAlgo, none_hash};
 
 /// One hash function: algorithm and seed hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HashFunction {
+pub(super) struct HashFunction {
     /// The algorithm.
     pub algo: HashAlgo,
     /// What stands for the parent of a first block.
@@ -16,7 +16,7 @@ pub struct HashFunction {
 
 /// How much a function is trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub(super) enum Standing {
     /// Nothing is known, or `--keys join` switched it off.
     Unknown,
     /// Documented defaults that no root store has confirmed yet.
@@ -32,7 +32,7 @@ pub enum Standing {
 impl Standing {
     /// The name shown to users.
     #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
             Self::Assumed => "assumed",
@@ -44,7 +44,7 @@ impl Standing {
 }
 
 /// What a root store shows: enough to hash its first block.
-pub struct RootStore<'a> {
+pub(super) struct RootStore<'a> {
     /// Tokens of the first block of its group.
     pub tokens: &'a [u32],
     /// Tokens per hash of the engine's chain; divides their number.
@@ -59,7 +59,7 @@ pub struct RootStore<'a> {
 
 /// The function of one engine, as far as known.
 #[derive(Debug, Clone)]
-pub struct EngineChain {
+pub(super) struct EngineChain {
     candidates: Vec<HashFunction>,
     standing: Standing,
     misses: u32,
@@ -71,7 +71,7 @@ const MISSES: u32 = 16;
 impl EngineChain {
     /// Nothing known, and nothing will be tried.
     #[must_use]
-    pub fn off() -> Self {
+    pub(super) fn off() -> Self {
         Self {
             candidates: Vec::new(),
             standing: Standing::Unknown,
@@ -82,7 +82,7 @@ impl EngineChain {
     /// The configured function, else the engine's documented defaults (vLLM: SHA-256 kinds with
     /// the fixed seed string; the other kinds draw theirs at random).
     #[must_use]
-    pub fn new(algo: Option<HashAlgo>, seed: Option<&str>) -> Self {
+    pub(super) fn new(algo: Option<HashAlgo>, seed: Option<&str>) -> Self {
         let function =
             |algo| none_hash(algo, seed).map(|none_hash| HashFunction { algo, none_hash });
         if let Some(function) = algo.and_then(function)
@@ -113,13 +113,13 @@ impl EngineChain {
 
     /// How much it is trusted.
     #[must_use]
-    pub fn standing(&self) -> Standing {
+    pub(super) fn standing(&self) -> Standing {
         self.standing
     }
 
     /// The function, once it may be used.
     #[must_use]
-    pub fn usable(&self) -> Option<HashFunction> {
+    pub(super) fn usable(&self) -> Option<HashFunction> {
         match self.standing {
             Standing::Configured | Standing::Confirmed => self.candidates.first().copied(),
             Standing::Unknown | Standing::Assumed | Standing::Refuted => None,
@@ -127,7 +127,7 @@ impl EngineChain {
     }
 
     /// Compares a root store with the function. False: a trusted function is contradicted now.
-    pub fn check(&mut self, root: &RootStore<'_>) -> bool {
+    pub(super) fn check(&mut self, root: &RootStore<'_>) -> bool {
         match self.standing {
             Standing::Unknown | Standing::Refuted => true,
             Standing::Configured | Standing::Confirmed => {

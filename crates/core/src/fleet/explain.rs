@@ -23,7 +23,7 @@ pub struct GroupStrip {
 pub type Strip = Vec<GroupStrip>;
 
 /// The strips of every rank asked for, in that order.
-pub fn strips(search: &mut Search<'_, '_>, scratch: &mut rule::Scratch) -> Vec<Strip> {
+pub(super) fn strips(search: &mut Search<'_, '_>, scratch: &mut rule::Scratch) -> Vec<Strip> {
     let classes = search.model.classes();
     let columns = search.ask.columns.clone();
     columns

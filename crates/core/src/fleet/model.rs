@@ -18,7 +18,7 @@ use crate::wire::Batch;
 
 /// Ranks with the same view in the same word of the planes: one evaluation answers for all.
 #[derive(Debug, Clone)]
-pub struct Class {
+pub(super) struct Class {
     /// What the rule is evaluated with.
     pub view: View,
     /// Which word of the planes.
@@ -29,7 +29,7 @@ pub struct Class {
 
 impl Class {
     /// The columns of its ranks.
-    pub fn columns(&self) -> impl Iterator<Item = usize> + use<> {
+    pub(super) fn columns(&self) -> impl Iterator<Item = usize> + use<> {
         let (first, mask) = (usize::from(self.word) * 64, self.mask);
         (0..64)
             .filter(move |bit| mask & (1u64 << bit) != 0)
@@ -38,7 +38,7 @@ impl Class {
 
     /// The largest step at which everything the rule asks for is visible.
     #[must_use]
-    pub fn unit(&self) -> u32 {
+    pub(super) fn unit(&self) -> u32 {
         let topology = &self.view.topology;
         let hash = if topology.partial_hits {
             topology.hash_block_size
@@ -53,7 +53,7 @@ impl Class {
 
 /// All pods of one model.
 #[derive(Debug, Default)]
-pub struct Model {
+pub(super) struct Model {
     /// Boundaries.
     pub nodes: Nodes,
     /// Presence bits.
@@ -73,7 +73,7 @@ pub struct Model {
 
 impl Model {
     /// The column that a new rank gets.
-    pub fn free_column(&mut self) -> (usize, (u16, u64)) {
+    pub(super) fn free_column(&mut self) -> (usize, (u16, u64)) {
         let index = self
             .ranks
             .iter()
@@ -87,13 +87,13 @@ impl Model {
     }
 
     /// What is known of a rank's groups changed.
-    pub fn invalidate(&mut self) {
+    pub(super) fn invalidate(&mut self) {
         self.classes = None;
         self.roster = None;
     }
 
     /// Takes in a batch of one rank.
-    pub fn apply(&mut self, index: usize, batch: &Batch) -> Applied {
+    pub(super) fn apply(&mut self, index: usize, batch: &Batch) -> Applied {
         let Some(rank) = self.ranks[index].as_mut() else {
             return Applied::default();
         };
@@ -117,7 +117,7 @@ impl Model {
     }
 
     /// Runs an operation on one rank with the shared part at hand.
-    pub fn with_rank<T>(
+    pub(super) fn with_rank<T>(
         &mut self,
         index: usize,
         operation: impl FnOnce(&mut Rank, &mut Shared<'_>) -> T,
@@ -131,7 +131,7 @@ impl Model {
     }
 
     /// Removes a rank and everything it holds.
-    pub fn remove(&mut self, index: usize) {
+    pub(super) fn remove(&mut self, index: usize) {
         self.with_rank(index, |rank, shared| {
             rank.lose(shared);
             let bare: Vec<_> = rank.slots.iter().collect();
@@ -147,7 +147,7 @@ impl Model {
     }
 
     /// Ranks that can be evaluated together.
-    pub fn classes(&mut self) -> Arc<[Class]> {
+    pub(super) fn classes(&mut self) -> Arc<[Class]> {
         if let Some(classes) = &self.classes {
             return Arc::clone(classes);
         }
@@ -181,14 +181,14 @@ impl Model {
 
     /// Bytes held, by capacity and estimate.
     #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         let ranks: usize = self.ranks.iter().flatten().map(Rank::bytes).sum();
         self.nodes.bytes() + self.planes.bytes() + self.texts.bytes() + ranks
     }
 
-    /// Forgets the least recently matched tenth of the boundaries, and what is undecided of the
-    /// ranks that have more of it than `limbo_limit` bytes.
-    pub fn forget_oldest(&mut self) {
+    /// Forgets the least recently matched tenth of the boundaries, with all copies there. A rank
+    /// that held one of them says so from then on: its upper bounds are the whole prompt.
+    pub(super) fn forget_oldest(&mut self) {
         let span = u32::try_from(self.nodes.span()).unwrap_or(u32::MAX);
         let mut ticks: Vec<u32> = (0..span)
             .map(super::nodes::NodeId)
@@ -219,7 +219,7 @@ impl Model {
     }
 
     /// Panics unless nodes, bits and ranks agree.
-    pub fn check_integrity(&self) {
+    pub(super) fn check_integrity(&self) {
         self.nodes.check_integrity();
         let mut refs: HashMap<u32, u32> = HashMap::new();
         let mut bits: HashMap<(super::planes::PlaneKey, u32), u64> = HashMap::new();

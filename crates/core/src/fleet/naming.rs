@@ -17,18 +17,18 @@ use crate::wire::{Batch, ExtraKey, Stored};
 
 /// Prepared steps by block size.
 #[derive(Debug, Default)]
-pub struct Units(HashMap<u32, Unit>);
+pub(super) struct Units(HashMap<u32, Unit>);
 
 impl Units {
     /// The steps of one block size.
-    pub fn get(&mut self, tokens: u32) -> &Unit {
+    pub(super) fn get(&mut self, tokens: u32) -> &Unit {
         self.0.entry(tokens).or_insert_with(|| Unit::new(tokens))
     }
 }
 
 /// Whether a store lists the hash of every block of its tokens.
 #[must_use]
-pub fn is_dense(stored: &Stored) -> bool {
+pub(super) fn is_dense(stored: &Stored) -> bool {
     !stored.hashes.is_empty()
         && stored.block_size > 0
         && u64::from(stored.tokens.len)
@@ -36,7 +36,7 @@ pub fn is_dense(stored: &Stored) -> bool {
 }
 
 /// One store being named.
-pub struct Naming<'a, 'b> {
+pub(super) struct Naming<'a, 'b> {
     /// Whose store it is.
     pub rank: &'a mut Rank,
     /// The model's boundaries and bits.
@@ -49,6 +49,8 @@ pub struct Naming<'a, 'b> {
     pub batch: &'a Batch,
 }
 
+/// Where the tokens of a store start, and whose cache they are in.
+#[derive(Clone, Copy)]
 struct Anchor {
     at: At,
     salt: Salt,
@@ -127,7 +129,7 @@ impl Naming<'_, '_> {
     }
 
     /// Names every boundary of a dense store; appends the slots of its hashes.
-    pub fn dense(&mut self, stored: &Stored, out: &mut Vec<SlotId>) {
+    pub(super) fn dense(&mut self, stored: &Stored, out: &mut Vec<SlotId>) {
         let anchor = self.anchor(stored, true);
         if stored.parent.is_none() {
             self.check_chain(stored);
@@ -266,7 +268,7 @@ impl Naming<'_, '_> {
     }
 
     /// Finds the slots of a sparse or token-less store; what is unknown goes to limbo.
-    pub fn sparse(&mut self, stored: &Stored, out: &mut Vec<SlotId>) {
+    pub(super) fn sparse(&mut self, stored: &Stored, out: &mut Vec<SlotId>) {
         let hashes = self.batch.hashes_of(stored.hashes);
         let first = out.len();
         let is_placed =
@@ -398,7 +400,7 @@ impl Naming<'_, '_> {
     }
 
     /// Used by queries: the hash stands here for good.
-    pub fn place(rank: &mut Rank, hash: EngineKey, at: Step, salt: SaltId, ahead: u64) {
+    pub(super) fn place(rank: &mut Rank, hash: EngineKey, at: Step, salt: SaltId, ahead: u64) {
         let Some(slot) = rank.slots.find(hash) else {
             return;
         };

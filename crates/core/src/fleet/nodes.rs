@@ -9,19 +9,19 @@ use crate::prefix::{PrefixKey, minus, plus, scatter};
 
 /// Index of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct NodeId(pub u32);
+pub(super) struct NodeId(pub u32);
 
 /// An interned cache salt (or another text that separates whole caches); 0 = none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SaltId(pub u32);
+pub(super) struct SaltId(pub u32);
 
 impl SaltId {
     /// No salt.
-    pub const NONE: Self = Self(0);
+    pub(super) const NONE: Self = Self(0);
 
     /// What the salt adds to a prefix key.
     #[must_use]
-    pub fn term(self) -> PrefixKey {
+    pub(super) fn term(self) -> PrefixKey {
         if self == Self::NONE {
             0
         } else {
@@ -34,7 +34,7 @@ impl SaltId {
 ///
 /// With hash lookahead a block's identity covers `ahead` more tokens than its boundary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub(super) struct Place {
     /// Tokens before the boundary.
     pub boundary: u32,
     /// Key of those tokens (LoRA and media mixed in, salt apart).
@@ -48,7 +48,7 @@ pub struct Place {
 impl Place {
     /// The key under which the node is found.
     #[must_use]
-    pub fn key(self) -> PrefixKey {
+    pub(super) fn key(self) -> PrefixKey {
         plus(plus(self.prefix, self.ahead), self.salt.term())
     }
 }
@@ -63,7 +63,7 @@ struct Meta {
 
 /// All nodes of one model.
 #[derive(Debug, Default)]
-pub struct Nodes {
+pub(super) struct Nodes {
     keys: Vec<PrefixKey>,
     meta: Vec<Meta>,
     /// Lookahead part of the identity, for the few nodes that have one.
@@ -79,7 +79,7 @@ const fn spread(key: PrefixKey) -> u64 {
 impl Nodes {
     /// The node of a key, trying the one after `hint` first.
     #[must_use]
-    pub fn find(&self, key: PrefixKey, hint: Option<NodeId>) -> Option<NodeId> {
+    pub(super) fn find(&self, key: PrefixKey, hint: Option<NodeId>) -> Option<NodeId> {
         if let Some(NodeId(previous)) = hint
             && self.keys.get(previous as usize + 1) == Some(&key)
         {
@@ -91,7 +91,7 @@ impl Nodes {
     }
 
     /// The node of a place, made if there is none. The caller must `acquire` a new node.
-    pub fn find_or_create(&mut self, place: Place, hint: Option<NodeId>) -> NodeId {
+    pub(super) fn find_or_create(&mut self, place: Place, hint: Option<NodeId>) -> NodeId {
         let key = place.key();
         if let Some(node) = self.find(key, hint) {
             return node;
@@ -122,7 +122,7 @@ impl Nodes {
 
     /// Where a node stands.
     #[must_use]
-    pub fn place(&self, node: NodeId) -> Place {
+    pub(super) fn place(&self, node: NodeId) -> Place {
         let meta = self.meta[node.0 as usize];
         let ahead = if self.ahead.is_empty() {
             0
@@ -140,18 +140,18 @@ impl Nodes {
 
     /// Whether the node is the one of this place.
     #[must_use]
-    pub fn is_at(&self, node: NodeId, place: Place) -> bool {
+    pub(super) fn is_at(&self, node: NodeId, place: Place) -> bool {
         self.keys[node.0 as usize] == place.key()
     }
 
     /// One more slot points to the node.
-    pub fn acquire(&mut self, node: NodeId) {
+    pub(super) fn acquire(&mut self, node: NodeId) {
         self.meta[node.0 as usize].refs += 1;
     }
 
     /// One slot fewer points to the node; with none left it is forgotten. Its presence bits must
     /// be clear by then.
-    pub fn release(&mut self, node: NodeId) {
+    pub(super) fn release(&mut self, node: NodeId) {
         let id = node.0;
         let meta = &mut self.meta[id as usize];
         meta.refs -= 1;
@@ -171,37 +171,37 @@ impl Nodes {
     }
 
     /// Notes that a request matched the node at this tick.
-    pub fn touch(&mut self, node: NodeId, tick: u32) {
+    pub(super) fn touch(&mut self, node: NodeId, tick: u32) {
         self.meta[node.0 as usize].matched_at = tick;
     }
 
     /// When a request last matched the node; 0 = never.
     #[must_use]
-    pub fn matched_at(&self, node: NodeId) -> u32 {
+    pub(super) fn matched_at(&self, node: NodeId) -> u32 {
         self.meta[node.0 as usize].matched_at
     }
 
     /// How many slots point to the node.
     #[must_use]
-    pub fn refs(&self, node: NodeId) -> u32 {
+    pub(super) fn refs(&self, node: NodeId) -> u32 {
         self.meta[node.0 as usize].refs
     }
 
     /// Live nodes.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.keys.len() - self.free.len()
     }
 
     /// One more than the largest node index.
     #[must_use]
-    pub fn span(&self) -> usize {
+    pub(super) fn span(&self) -> usize {
         self.keys.len()
     }
 
     /// Bytes held, by capacity.
     #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.keys.capacity() * size_of::<PrefixKey>()
             + self.meta.capacity() * size_of::<Meta>()
             + self.free.capacity() * 4
@@ -210,7 +210,7 @@ impl Nodes {
     }
 
     /// Panics unless every live node is found by its key and no free one is.
-    pub fn check_integrity(&self) {
+    pub(super) fn check_integrity(&self) {
         assert_eq!(
             self.by_key.len(),
             self.len(),

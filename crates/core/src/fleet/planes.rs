@@ -1,6 +1,6 @@
-//! Presence bits: for each (group, tier, …, 64 pods) one word per node.
+//! Presence bits: for each (group, tier, …, 64 ranks) one word per node.
 //!
-//! A plane is made when its first bit is set, in pages, so that groups, tiers and pods that hold
+//! A plane is made when its first bit is set, in pages, so that groups, tiers and ranks that hold
 //! nothing cost nothing.
 
 use hashbrown::HashMap;
@@ -13,8 +13,8 @@ const PAGE: usize = 512;
 
 /// What a plane's bits say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct PlaneKey {
-    /// The group, by its index in the pod's own order.
+pub(super) struct PlaneKey {
+    /// The group, by its index on the wire.
     pub group: u16,
     /// Entries smaller than the group's block.
     pub partial: bool,
@@ -22,19 +22,19 @@ pub struct PlaneKey {
     pub tier: Tier,
     /// Copies of which no event has spoken since a clear: they count for upper bounds only.
     pub doubted: bool,
-    /// Which 64 pods: bit `p` of a word is pod `64 * word + p`.
+    /// Which 64 ranks: bit `b` of a word is the rank in column `64 * word + b`.
     pub word: u16,
 }
 
 /// Index of a plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct PlaneId(u32);
+pub(super) struct PlaneId(u32);
 
 type Page = Option<Box<[u64; PAGE]>>;
 
 /// All presence bits of one model.
 #[derive(Debug, Default)]
-pub struct Planes {
+pub(super) struct Planes {
     ids: HashMap<PlaneKey, PlaneId>,
     pages: Vec<Vec<Page>>,
     num_pages: usize,
@@ -47,12 +47,12 @@ const fn address(node: NodeId) -> (usize, usize) {
 impl Planes {
     /// The plane of a key, if anybody ever set a bit in it.
     #[must_use]
-    pub fn find(&self, key: PlaneKey) -> Option<PlaneId> {
+    pub(super) fn find(&self, key: PlaneKey) -> Option<PlaneId> {
         self.ids.get(&key).copied()
     }
 
     /// The plane of a key, made if there is none.
-    pub fn find_or_create(&mut self, key: PlaneKey) -> PlaneId {
+    pub(super) fn find_or_create(&mut self, key: PlaneKey) -> PlaneId {
         *self.ids.entry(key).or_insert_with(|| {
             self.pages.push(Vec::new());
             PlaneId(u32::try_from(self.pages.len() - 1).expect("fewer than 2^32 planes"))
@@ -60,13 +60,13 @@ impl Planes {
     }
 
     /// The planes that exist.
-    pub fn keys(&self) -> impl Iterator<Item = PlaneKey> + '_ {
+    pub(super) fn keys(&self) -> impl Iterator<Item = PlaneKey> + '_ {
         self.ids.keys().copied()
     }
 
     /// The word of a node.
     #[must_use]
-    pub fn word(&self, plane: PlaneId, node: NodeId) -> u64 {
+    pub(super) fn word(&self, plane: PlaneId, node: NodeId) -> u64 {
         let (page, offset) = address(node);
         match self.pages[plane.0 as usize].get(page) {
             Some(Some(words)) => words[offset],
@@ -75,7 +75,7 @@ impl Planes {
     }
 
     /// Sets bits of a node's word; true when all of them were clear before.
-    pub fn set(&mut self, plane: PlaneId, node: NodeId, bits: u64) -> bool {
+    pub(super) fn set(&mut self, plane: PlaneId, node: NodeId, bits: u64) -> bool {
         let (page, offset) = address(node);
         let pages = &mut self.pages[plane.0 as usize];
         if pages.len() <= page {
@@ -92,7 +92,7 @@ impl Planes {
     }
 
     /// Clears bits of a node's word.
-    pub fn clear(&mut self, plane: PlaneId, node: NodeId, bits: u64) {
+    pub(super) fn clear(&mut self, plane: PlaneId, node: NodeId, bits: u64) {
         let (page, offset) = address(node);
         if let Some(Some(words)) = self.pages[plane.0 as usize].get_mut(page) {
             words[offset] &= !bits;
@@ -100,7 +100,7 @@ impl Planes {
     }
 
     /// ORs the words of `nodes` into `out`, position by position (`None` = no such boundary).
-    pub fn gather(&self, plane: PlaneId, nodes: &[Option<NodeId>], out: &mut [u64]) {
+    pub(super) fn gather(&self, plane: PlaneId, nodes: &[Option<NodeId>], out: &mut [u64]) {
         let pages = &self.pages[plane.0 as usize];
         for (word, node) in out.iter_mut().zip(nodes) {
             if let Some(node) = node {
@@ -114,7 +114,7 @@ impl Planes {
 
     /// Bytes held.
     #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         let tables: usize = self
             .pages
             .iter()
@@ -124,7 +124,7 @@ impl Planes {
     }
 
     /// Every set bit as (plane, node, word), for integrity checks.
-    pub fn set_words(&self) -> impl Iterator<Item = (PlaneKey, NodeId, u64)> + '_ {
+    pub(super) fn set_words(&self) -> impl Iterator<Item = (PlaneKey, NodeId, u64)> + '_ {
         self.ids.iter().flat_map(move |(&key, &plane)| {
             self.pages[plane.0 as usize]
                 .iter()

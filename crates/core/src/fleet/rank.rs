@@ -61,8 +61,12 @@ pub struct Placed {
 
 /// One rank.
 #[derive(Debug)]
-pub struct Rank {
+pub(super) struct Rank {
     /// The rank's number.
+    #[expect(
+        clippy::struct_field_names,
+        reason = "the name that it has on the wire"
+    )]
     pub dp_rank: u32,
     /// Which word of the planes, and which bit of it.
     pub column: (u16, u64),
@@ -100,7 +104,7 @@ pub struct Rank {
 }
 
 /// The model's shared part, lent to a rank for one operation.
-pub struct Shared<'a> {
+pub(super) struct Shared<'a> {
     /// Boundaries.
     pub nodes: &'a mut Nodes,
     /// Presence bits.
@@ -110,7 +114,7 @@ pub struct Shared<'a> {
 impl Rank {
     /// A rank of which nothing is known yet. Its history is complete until the feed says otherwise.
     #[must_use]
-    pub fn new(
+    pub(super) fn new(
         dp_rank: u32,
         column: (u16, u64),
         catalog: Catalog,
@@ -140,16 +144,16 @@ impl Rank {
 
     /// The state that users see: a contradiction degrades whatever the feed says.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub(super) fn state(&self) -> State {
         match self.feed_state {
             State::Exact if self.contradicted.is_some() => State::Degraded,
-            state => state,
+            known @ (State::Exact | State::Rebuilding | State::Degraded | State::Stale) => known,
         }
     }
 
     /// Why the state is not exact, in words; empty when it is.
     #[must_use]
-    pub fn reason(&self) -> String {
+    pub(super) fn reason(&self) -> String {
         match self.contradicted {
             Some(reason) if self.feed_reason.is_empty() => reason.to_owned(),
             Some(reason) => format!("{}; {reason}", self.feed_reason),
@@ -158,20 +162,20 @@ impl Rank {
     }
 
     /// Counts a refusal.
-    pub fn refuse(&mut self, reason: &'static str, count: u64) {
+    pub(super) fn refuse(&mut self, reason: &'static str, count: u64) {
         if count > 0 {
             *self.refused.entry(reason).or_insert(0) += count;
         }
     }
 
     /// Counts a contradiction, which degrades the rank.
-    pub fn contradict(&mut self, reason: &'static str) {
+    pub(super) fn contradict(&mut self, reason: &'static str) {
         self.refuse(reason, 1);
         self.contradicted.get_or_insert(reason);
     }
 
     /// Lends everything that limbo needs.
-    pub fn world<'a>(
+    pub(super) fn world<'a>(
         slots: &'a mut Slots,
         shared: &'a mut Shared<'_>,
         bit: u64,
@@ -187,14 +191,14 @@ impl Rank {
     }
 
     /// Draws the consequences of what limbo was told.
-    pub fn solve(&mut self, shared: &mut Shared<'_>, means: Means) {
+    pub(super) fn solve(&mut self, shared: &mut Shared<'_>, means: Means) {
         let mut world = Self::world(&mut self.slots, shared, self.column.1, means);
         self.limbo.solve(&mut world);
         self.settle_accounts();
     }
 
     /// Moves limbo's counters into the rank's.
-    pub fn settle_accounts(&mut self) {
+    pub(super) fn settle_accounts(&mut self) {
         self.placed.join += std::mem::take(&mut self.limbo.placed_by_join);
         self.placed.query += std::mem::take(&mut self.limbo.placed_by_query);
         if std::mem::take(&mut self.limbo.contradictions) > 0 {
@@ -203,7 +207,7 @@ impl Rank {
     }
 
     /// The channel of a key, made when it is new.
-    pub fn channel(&mut self, key: ChannelKey, planes: &mut Planes) -> ChannelId {
+    pub(super) fn channel(&mut self, key: ChannelKey, planes: &mut Planes) -> ChannelId {
         if let Some(channel) = self.slots.find_channel(key) {
             return channel;
         }
@@ -218,7 +222,7 @@ impl Rank {
     }
 
     /// Adds a copy and shows it.
-    pub fn add_copy(&mut self, slot: SlotId, channel: ChannelId, planes: &mut Planes) {
+    pub(super) fn add_copy(&mut self, slot: SlotId, channel: ChannelId, planes: &mut Planes) {
         if !self.counts_copies && self.slots.holds(slot, channel) {
             return;
         }
@@ -264,7 +268,12 @@ impl Rank {
     }
 
     /// Takes a copy away; false when there was none.
-    pub fn remove_copy(&mut self, slot: SlotId, key: ChannelKey, planes: &mut Planes) -> bool {
+    pub(super) fn remove_copy(
+        &mut self,
+        slot: SlotId,
+        key: ChannelKey,
+        planes: &mut Planes,
+    ) -> bool {
         // A removal does not say whether the block was whole.
         for partial in [false, true] {
             let key = ChannelKey { partial, ..key };
@@ -299,7 +308,7 @@ impl Rank {
     }
 
     /// Forgets names that nobody holds, beyond the allowance.
-    pub fn trim(&mut self, shared: &mut Shared<'_>) {
+    pub(super) fn trim(&mut self, shared: &mut Shared<'_>) {
         while let Some(slot) = self.slots.next_to_forget() {
             if let Whereabouts::Placed(node) = self.slots.whereabouts(slot) {
                 shared.nodes.release(node);
@@ -310,7 +319,7 @@ impl Rank {
     }
 
     /// The engine dropped its GPU tier. Copies on other tiers are in doubt from now on.
-    pub fn clear(&mut self, shared: &mut Shared<'_>) {
+    pub(super) fn clear(&mut self, shared: &mut Shared<'_>) {
         let doubts: Vec<(ChannelId, ChannelKey)> = self
             .slots
             .channels()
@@ -340,7 +349,7 @@ impl Rank {
     }
 
     /// The engine restarted: hashes may mean other prefixes now.
-    pub fn restart(&mut self, shared: &mut Shared<'_>, chain: EngineChain) {
+    pub(super) fn restart(&mut self, shared: &mut Shared<'_>, chain: EngineChain) {
         self.clear(shared);
         let slots: Vec<SlotId> = self
             .slots
@@ -397,7 +406,7 @@ impl Rank {
     }
 
     /// Drops everything that is held on any tier: it is no longer known to be there.
-    pub fn lose(&mut self, shared: &mut Shared<'_>) {
+    pub(super) fn lose(&mut self, shared: &mut Shared<'_>) {
         let slots: Vec<SlotId> = self.slots.iter().collect();
         for slot in slots {
             self.drop_channels(slot, |_| true, shared);
@@ -405,7 +414,7 @@ impl Rank {
     }
 
     /// Drops what stands at nodes that must go.
-    pub fn evict(&mut self, is_doomed: impl Fn(NodeId) -> bool, shared: &mut Shared<'_>) {
+    pub(super) fn evict(&mut self, is_doomed: impl Fn(NodeId) -> bool, shared: &mut Shared<'_>) {
         let doomed: Vec<SlotId> = self
             .slots
             .iter()
@@ -425,7 +434,7 @@ impl Rank {
     }
 
     /// Drops everything undecided.
-    pub fn evict_limbo(&mut self, shared: &mut Shared<'_>) {
+    pub(super) fn evict_limbo(&mut self, shared: &mut Shared<'_>) {
         let undecided: Vec<SlotId> = self.limbo.slots().collect();
         for slot in undecided {
             self.drop_channels(slot, |_| true, shared);
@@ -435,7 +444,7 @@ impl Rank {
     }
 
     /// A group's block turned out larger: what was taken for whole blocks were parts of one.
-    pub fn regrade(&mut self, group: u16, shared: &mut Shared<'_>) {
+    pub(super) fn regrade(&mut self, group: u16, shared: &mut Shared<'_>) {
         let whole: Vec<(ChannelId, ChannelKey)> = self
             .slots
             .channels()
@@ -467,18 +476,18 @@ impl Rank {
 
     /// The wire's name of a group index.
     #[must_use]
-    pub fn group_name(group: u16) -> Option<u16> {
+    pub(super) fn group_name(group: u16) -> Option<u16> {
         (group != UNGROUPED).then_some(group)
     }
 
     /// Bytes held, by capacity and estimate.
     #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         size_of::<Self>() + self.slots.bytes() + self.limbo.bytes()
     }
 
     /// Panics unless slots, bits, nodes and limbo agree.
-    pub fn check_integrity(&self, nodes: &Nodes, planes: &Planes) {
+    pub(super) fn check_integrity(&self, nodes: &Nodes, planes: &Planes) {
         self.slots.check_integrity();
         self.limbo.check_integrity(&self.slots);
         for slot in self.slots.iter() {

@@ -13,23 +13,23 @@ use super::planes::PlaneId;
 use super::tier::Tier;
 
 /// An engine's hash of a block, as the wire's 64-bit integer.
-pub type EngineKey = u64;
+pub(super) type EngineKey = u64;
 
 /// Index of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SlotId(pub u32);
+pub(super) struct SlotId(pub u32);
 
 /// Index of a limbo entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct EntryId(pub u32);
+pub(super) struct EntryId(pub u32);
 
 /// Index of a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ChannelId(pub u16);
+pub(super) struct ChannelId(pub u16);
 
 /// Whether the boundary of a hash is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whereabouts {
+pub(super) enum Whereabouts {
     /// It stands at this node.
     Placed(NodeId),
     /// Not known yet: see the limbo entry.
@@ -38,8 +38,8 @@ pub enum Whereabouts {
 
 /// What separates one count of copies from another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ChannelKey {
-    /// Group index in the pod's own order.
+pub(super) struct ChannelKey {
+    /// Group index on the wire.
     pub group: u16,
     /// Entries smaller than the group's block.
     pub partial: bool,
@@ -55,7 +55,7 @@ pub struct ChannelKey {
 
 /// A channel and the plane that its bits go to.
 #[derive(Debug, Clone, Copy)]
-pub struct Channel {
+pub(super) struct Channel {
     /// Its identity.
     pub key: ChannelKey,
     /// Where its presence bits are.
@@ -79,9 +79,9 @@ const NAMES_KEPT: usize = 8192;
 
 /// The table of one rank.
 #[derive(Debug, Default)]
-pub struct Slots {
+pub(super) struct Slots {
     by_key: HashTable<u32>,
-    slots: Vec<Slot>,
+    table: Vec<Slot>,
     free: Vec<u32>,
     channels: Vec<Channel>,
     /// Copies beyond the first (all copies, for channels without a mask bit).
@@ -99,14 +99,14 @@ const fn spread(key: EngineKey) -> u64 {
 impl Slots {
     /// The slot of a hash.
     #[must_use]
-    pub fn find(&self, key: EngineKey) -> Option<SlotId> {
+    pub(super) fn find(&self, key: EngineKey) -> Option<SlotId> {
         self.by_key
-            .find(spread(key), |&id| self.slots[id as usize].key == key)
+            .find(spread(key), |&id| self.table[id as usize].key == key)
             .map(|&id| SlotId(id))
     }
 
     /// Makes the slot of a hash that has none, without copies.
-    pub fn insert(&mut self, key: EngineKey, whereabouts: Whereabouts) -> SlotId {
+    pub(super) fn insert(&mut self, key: EngineKey, whereabouts: Whereabouts) -> SlotId {
         let slot = Slot {
             key,
             mask: 0,
@@ -114,74 +114,74 @@ impl Slots {
             retired: false,
         };
         let id = if let Some(id) = self.free.pop() {
-            self.slots[id as usize] = slot;
+            self.table[id as usize] = slot;
             id
         } else {
-            self.slots.push(slot);
-            u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 hashes")
+            self.table.push(slot);
+            u32::try_from(self.table.len() - 1).expect("fewer than 2^32 hashes")
         };
-        let slots = &self.slots;
+        let slots = &self.table;
         self.by_key
             .insert_unique(spread(key), id, |&i| spread(slots[i as usize].key));
         SlotId(id)
     }
 
     /// Forgets a slot that has no copies.
-    pub fn forget(&mut self, slot: SlotId) {
+    pub(super) fn forget(&mut self, slot: SlotId) {
         let key = self.key(slot);
         debug_assert!(!self.is_held(slot), "slot {slot:?} is forgotten while held");
         if let Ok(entry) = self.by_key.find_entry(spread(key), |&id| id == slot.0) {
             entry.remove();
-            self.slots[slot.0 as usize].retired = false;
+            self.table[slot.0 as usize].retired = false;
             self.free.push(slot.0);
         }
     }
 
     /// The hash of a slot.
     #[must_use]
-    pub fn key(&self, slot: SlotId) -> EngineKey {
-        self.slots[slot.0 as usize].key
+    pub(super) fn key(&self, slot: SlotId) -> EngineKey {
+        self.table[slot.0 as usize].key
     }
 
     /// Where the hash of a slot stands.
     #[must_use]
-    pub fn whereabouts(&self, slot: SlotId) -> Whereabouts {
-        decode(self.slots[slot.0 as usize].place)
+    pub(super) fn whereabouts(&self, slot: SlotId) -> Whereabouts {
+        decode(self.table[slot.0 as usize].place)
     }
 
     /// Moves a slot.
-    pub fn set_whereabouts(&mut self, slot: SlotId, whereabouts: Whereabouts) {
-        self.slots[slot.0 as usize].place = encode(whereabouts);
+    pub(super) fn set_whereabouts(&mut self, slot: SlotId, whereabouts: Whereabouts) {
+        self.table[slot.0 as usize].place = encode(whereabouts);
     }
 
     /// The channel of a key, if it exists.
     #[must_use]
-    pub fn find_channel(&self, key: ChannelKey) -> Option<ChannelId> {
+    pub(super) fn find_channel(&self, key: ChannelKey) -> Option<ChannelId> {
         let index = self.channels.iter().position(|c| c.key == key)?;
         u16::try_from(index).ok().map(ChannelId)
     }
 
     /// Adds a channel.
-    pub fn add_channel(&mut self, channel: Channel) -> ChannelId {
+    pub(super) fn add_channel(&mut self, channel: Channel) -> ChannelId {
         self.channels.push(channel);
         ChannelId(u16::try_from(self.channels.len() - 1).expect("fewer than 65536 channels"))
     }
 
     /// A channel by index.
     #[must_use]
-    pub fn channel(&self, channel: ChannelId) -> Channel {
+    pub(super) fn channel(&self, channel: ChannelId) -> Channel {
         self.channels[channel.0 as usize]
     }
 
     /// All channels with their indices.
-    pub fn channels(&self) -> impl Iterator<Item = (ChannelId, Channel)> + '_ {
+    pub(super) fn channels(&self) -> impl Iterator<Item = (ChannelId, Channel)> + '_ {
         (0u16..).map(ChannelId).zip(self.channels.iter().copied())
     }
 
     /// Adds a copy; true when it is the channel's first.
-    pub fn add_copy(&mut self, slot: SlotId, channel: ChannelId) -> bool {
+    pub(super) fn add_copy(&mut self, slot: SlotId, channel: ChannelId) -> bool {
         if channel.0 < MASKED {
-            let mask = &mut self.slots[slot.0 as usize].mask;
+            let mask = &mut self.table[slot.0 as usize].mask;
             if *mask & (1 << channel.0) == 0 {
                 *mask |= 1 << channel.0;
                 return true;
@@ -193,7 +193,7 @@ impl Slots {
     }
 
     /// Takes a copy away. `None`: there was none; `Some(true)`: it was the channel's last.
-    pub fn remove_copy(&mut self, slot: SlotId, channel: ChannelId) -> Option<bool> {
+    pub(super) fn remove_copy(&mut self, slot: SlotId, channel: ChannelId) -> Option<bool> {
         let at = (slot.0, channel.0);
         if !self.more.is_empty()
             && let Some(count) = self.more.get_mut(&at)
@@ -208,19 +208,19 @@ impl Slots {
         if channel.0 >= MASKED {
             return None;
         }
-        let mask = &mut self.slots[slot.0 as usize].mask;
+        let mask = &mut self.table[slot.0 as usize].mask;
         let held = *mask & (1 << channel.0) != 0;
         *mask &= !(1 << channel.0);
         held.then_some(true)
     }
 
     /// Drops all copies of a channel at a slot; true when there was one.
-    pub fn drop_copies(&mut self, slot: SlotId, channel: ChannelId) -> bool {
+    pub(super) fn drop_copies(&mut self, slot: SlotId, channel: ChannelId) -> bool {
         let more = self.more.remove(&(slot.0, channel.0)).is_some();
         if channel.0 >= MASKED {
             return more;
         }
-        let mask = &mut self.slots[slot.0 as usize].mask;
+        let mask = &mut self.table[slot.0 as usize].mask;
         let held = *mask & (1 << channel.0) != 0;
         *mask &= !(1 << channel.0);
         held
@@ -228,9 +228,9 @@ impl Slots {
 
     /// Whether the channel has a copy at the slot.
     #[must_use]
-    pub fn holds(&self, slot: SlotId, channel: ChannelId) -> bool {
+    pub(super) fn holds(&self, slot: SlotId, channel: ChannelId) -> bool {
         if channel.0 < MASKED {
-            self.slots[slot.0 as usize].mask & (1 << channel.0) != 0
+            self.table[slot.0 as usize].mask & (1 << channel.0) != 0
         } else {
             self.more.contains_key(&(slot.0, channel.0))
         }
@@ -238,15 +238,15 @@ impl Slots {
 
     /// Whether any channel has a copy at the slot.
     #[must_use]
-    pub fn is_held(&self, slot: SlotId) -> bool {
-        self.slots[slot.0 as usize].mask != 0
+    pub(super) fn is_held(&self, slot: SlotId) -> bool {
+        self.table[slot.0 as usize].mask != 0
             || (self.channels.len() > usize::from(MASKED)
                 && self.held_channels(slot).next().is_some())
     }
 
     /// The channels that have a copy at the slot.
-    pub fn held_channels(&self, slot: SlotId) -> impl Iterator<Item = ChannelId> + '_ {
-        let mask = self.slots[slot.0 as usize].mask;
+    pub(super) fn held_channels(&self, slot: SlotId) -> impl Iterator<Item = ChannelId> + '_ {
+        let mask = self.table[slot.0 as usize].mask;
         let count = self.channels.len().min(usize::from(u16::MAX));
         (0..u16::try_from(count).unwrap_or(u16::MAX))
             .map(ChannelId)
@@ -261,14 +261,14 @@ impl Slots {
 
     /// Whether another channel of the same plane has a copy at the slot.
     #[must_use]
-    pub fn plane_is_held(&self, slot: SlotId, plane: PlaneId) -> bool {
+    pub(super) fn plane_is_held(&self, slot: SlotId, plane: PlaneId) -> bool {
         self.held_channels(slot)
             .any(|c| self.channel(c).plane == plane)
     }
 
     /// Puts a slot without copies at the end of the line to be forgotten.
-    pub fn retire(&mut self, slot: SlotId) {
-        let entry = &mut self.slots[slot.0 as usize];
+    pub(super) fn retire(&mut self, slot: SlotId) {
+        let entry = &mut self.table[slot.0 as usize];
         if !entry.retired {
             entry.retired = true;
             self.retired.push_back(slot.0);
@@ -280,11 +280,11 @@ impl Slots {
     /// A name outlives its last copy, and a clear too: where a hash stands never changes, children
     /// may still be stored under it, and it may come back in a store that does not tell its place.
     /// The allowance bounds how many such names a rank keeps.
-    pub fn next_to_forget(&mut self) -> Option<SlotId> {
+    pub(super) fn next_to_forget(&mut self) -> Option<SlotId> {
         while self.retired.len() > self.retired_allowance() {
             let id = self.retired.pop_front()?;
             // A slot that was forgotten meanwhile lost its mark; its index may be in use again.
-            let was_retired = std::mem::take(&mut self.slots[id as usize].retired);
+            let was_retired = std::mem::take(&mut self.table[id as usize].retired);
             if was_retired && !self.is_held(SlotId(id)) {
                 return Some(SlotId(id));
             }
@@ -298,36 +298,36 @@ impl Slots {
 
     /// Named hashes, held or not.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.by_key.len()
     }
 
     /// All slots.
-    pub fn iter(&self) -> impl Iterator<Item = SlotId> + '_ {
+    pub(super) fn iter(&self) -> impl Iterator<Item = SlotId> + '_ {
         self.by_key.iter().map(|&id| SlotId(id))
     }
 
     /// Copies at a slot in one channel.
     #[must_use]
-    pub fn copies(&self, slot: SlotId, channel: ChannelId) -> u32 {
+    pub(super) fn copies(&self, slot: SlotId, channel: ChannelId) -> u32 {
         let first = u32::from(channel.0 < MASKED && self.holds(slot, channel));
         first + self.more.get(&(slot.0, channel.0)).copied().unwrap_or(0)
     }
 
     /// Bytes held, by capacity.
     #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.by_key.allocation_size()
-            + self.slots.capacity() * size_of::<Slot>()
+            + self.table.capacity() * size_of::<Slot>()
             + self.more.allocation_size()
             + (self.free.capacity() + self.retired.capacity()) * 4
     }
 
     /// Panics unless every slot is found by its key and the side table speaks of live slots.
-    pub fn check_integrity(&self) {
+    pub(super) fn check_integrity(&self) {
         assert_eq!(
             self.by_key.len() + self.free.len(),
-            self.slots.len(),
+            self.table.len(),
             "slots and free slots"
         );
         for slot in self.iter() {

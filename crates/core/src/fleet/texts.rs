@@ -8,13 +8,13 @@ use crate::prefix::{PrefixKey, scatter};
 
 /// The texts of one model; 0 stands for none.
 #[derive(Debug, Default)]
-pub struct Texts {
+pub(super) struct Texts {
     ids: HashMap<Box<str>, u32>,
 }
 
 impl Texts {
     /// The number of a text, made when it is new; 0 for none or an empty one.
-    pub fn intern(&mut self, text: Option<&str>) -> u32 {
+    pub(super) fn intern(&mut self, text: Option<&str>) -> u32 {
         let Some(text) = text.filter(|t| !t.is_empty()) else {
             return 0;
         };
@@ -27,13 +27,13 @@ impl Texts {
     }
 
     /// The salt of a text.
-    pub fn salt(&mut self, text: Option<&str>) -> SaltId {
+    pub(super) fn salt(&mut self, text: Option<&str>) -> SaltId {
         SaltId(self.intern(text))
     }
 
     /// The salt of a text that some event or request showed before; `None` for a new one.
     #[must_use]
-    pub fn known_salt(&self, text: Option<&str>) -> Option<SaltId> {
+    pub(super) fn known_salt(&self, text: Option<&str>) -> Option<SaltId> {
         match text.filter(|t| !t.is_empty()) {
             None => Some(SaltId::NONE),
             Some(text) => self.ids.get(text).map(|&id| SaltId(id)),
@@ -42,33 +42,33 @@ impl Texts {
 
     /// Bytes held, by estimate.
     #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.ids.allocation_size() + self.ids.keys().map(|t| t.len()).sum::<usize>()
     }
 }
 
 /// The key of the empty prefix under a LoRA adapter.
 #[must_use]
-pub fn lora_seed(name: Option<&str>) -> PrefixKey {
+pub(super) fn lora_seed(name: Option<&str>) -> PrefixKey {
     name.filter(|n| !n.is_empty())
         .map_or(0, |n| scatter(xxh3_64_with_seed(n.as_bytes(), 0x10AA)))
 }
 
 /// What a multimodal item adds at its first token.
 #[must_use]
-pub fn media_mark(identifier: &str) -> u64 {
+pub(super) fn media_mark(identifier: &str) -> u64 {
     scatter(xxh3_64_with_seed(identifier.as_bytes(), 0x3D1A))
 }
 
 /// What prompt embeddings add at the first token of their block.
 #[must_use]
-pub fn digest_mark(digest: &[u8]) -> u64 {
+pub(super) fn digest_mark(digest: &[u8]) -> u64 {
     scatter(xxh3_64_with_seed(digest, 0xE3BD))
 }
 
 /// What lookahead tokens add to a block's identity.
 #[must_use]
-pub fn lookahead_mark(tokens: &[u32]) -> u64 {
+pub(super) fn lookahead_mark(tokens: &[u32]) -> u64 {
     if tokens.is_empty() {
         return 0;
     }

@@ -21,7 +21,7 @@ pub struct Prompt<'a> {
 
 /// The keys and nodes of a request at multiples of one unit.
 #[derive(Debug)]
-pub struct Ladder {
+pub(super) struct Ladder {
     unit: Unit,
     lookahead: u32,
     seed: PrefixKey,
@@ -33,7 +33,7 @@ pub struct Ladder {
 impl Ladder {
     /// The keys of a prompt at every `unit` tokens.
     #[must_use]
-    pub fn new(prompt: &Prompt<'_>, unit: u32, lookahead: u32) -> Self {
+    pub(super) fn new(prompt: &Prompt<'_>, unit: u32, lookahead: u32) -> Self {
         let unit = Unit::new(unit);
         let seed = lora_seed(prompt.lora);
         let mut prefixes = Vec::with_capacity(prompt.tokens.len() / unit.tokens as usize);
@@ -53,25 +53,25 @@ impl Ladder {
 
     /// Whether it has this unit and lookahead.
     #[must_use]
-    pub fn is(&self, unit: u32, lookahead: u32) -> bool {
+    pub(super) fn is(&self, unit: u32, lookahead: u32) -> bool {
         self.unit.tokens == unit && self.lookahead == lookahead
     }
 
     /// Tokens per step.
     #[must_use]
-    pub fn unit(&self) -> u32 {
+    pub(super) fn unit(&self) -> u32 {
         self.unit.tokens
     }
 
     /// The key of each boundary, salt and lookahead apart.
     #[must_use]
-    pub fn prefixes(&self) -> &[PrefixKey] {
+    pub(super) fn prefixes(&self) -> &[PrefixKey] {
         &self.prefixes
     }
 
     /// The request as limbo sees it.
     #[must_use]
-    pub fn walk(&self, salt: SaltId) -> Walk<'_> {
+    pub(super) fn walk(&self, salt: SaltId) -> Walk<'_> {
         Walk {
             unit: &self.unit,
             seed: self.seed,
@@ -83,7 +83,7 @@ impl Ladder {
     /// What the lookahead tokens behind boundary `i` add to its identity; `None` where the request
     /// ends before them, so that no hash of that boundary exists.
     #[must_use]
-    pub fn ahead(&self, prompt: &Prompt<'_>, i: usize) -> Option<u64> {
+    pub(super) fn ahead(&self, prompt: &Prompt<'_>, i: usize) -> Option<u64> {
         if self.lookahead == 0 {
             return Some(0);
         }
@@ -95,7 +95,7 @@ impl Ladder {
     }
 
     /// Finds the nodes; what lies behind the last one is cut off.
-    pub fn look_up(&mut self, prompt: &Prompt<'_>, salt: SaltId, nodes: &Nodes) {
+    pub(super) fn look_up(&mut self, prompt: &Prompt<'_>, salt: SaltId, nodes: &Nodes) {
         let mut hint = None;
         self.nodes.clear();
         self.nodes.reserve(self.prefixes.len());

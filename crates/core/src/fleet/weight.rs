@@ -23,7 +23,13 @@ fn first_needed(group: &GroupSpec, boundary: u32) -> u32 {
 
 /// The tokens of the longest certain prefix over all tiers, each times the weight of the nearest
 /// tiers that hold it in all groups that need it.
-pub fn score(search: &Search<'_, '_>, class: &Class, at: usize, bit: usize, row: &Row) -> f64 {
+pub(super) fn score(
+    search: &Search<'_, '_>,
+    class: &Class,
+    at: usize,
+    bit: usize,
+    row: &Row,
+) -> f64 {
     let weights = search.ask.weights;
     let reusable = row.tiers.iter().map(|(_, b)| b.lower).max().unwrap_or(0);
     let on_gpu = row

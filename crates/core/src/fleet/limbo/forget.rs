@@ -16,14 +16,14 @@ const ALLOWANCE: usize = 4096;
 impl Limbo {
     /// Sweeps when limbo has doubled since the last sweep, beyond an allowance: what is known of a
     /// hash stays true when its last copy goes, and names it again when it comes back.
-    pub fn sweep_if_grown(&mut self, slots: &mut Slots) {
+    pub(crate) fn sweep_if_grown(&mut self, slots: &mut Slots) {
         if self.entries.len() + self.spans.len() > (2 * self.swept_at).max(ALLOWANCE) {
             self.sweep(slots);
         }
     }
 
     /// Forgets every undecided hash that nothing held depends on.
-    pub fn sweep(&mut self, slots: &mut Slots) {
+    pub(crate) fn sweep(&mut self, slots: &mut Slots) {
         let live = self.live_entries(slots);
         let dead_spans: Vec<u32> = (self.spans.iter())
             .filter(|(_, s)| !s.open().any(|(slot, ..)| is_live(slot, slots, &live)))
@@ -135,7 +135,7 @@ impl Limbo {
 
     /// Bytes held, by estimate of what each item carries.
     #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         let spans: usize = self.spans.iter().map(|(_, s)| s.bytes()).sum();
         let members: usize = self
             .tries
@@ -150,7 +150,7 @@ impl Limbo {
     }
 
     /// Panics unless entries, tries, spans and indices agree.
-    pub fn check_integrity(&self, slots: &Slots) {
+    pub(crate) fn check_integrity(&self, slots: &Slots) {
         assert!(self.facts.is_empty(), "facts are left unsolved");
         for (id, entry) in self.entries.iter() {
             assert_eq!(

@@ -22,24 +22,24 @@ use super::planes::Planes;
 use super::slots::{EngineKey, EntryId, SlotId, Slots, Whereabouts};
 use crate::prefix::{PrefixKey, Step};
 
-pub use reach::{Possible, Walk};
-pub use span::SparseStore;
+pub(super) use reach::{Possible, Walk};
+pub(super) use span::SparseStore;
 
 /// Index of a floating trie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct TrieId(u32);
+pub(super) struct TrieId(u32);
 
 /// Index of an undecided sparse store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct SpanId(u32);
+pub(super) struct SpanId(u32);
 
 /// Index of a salt class; resolve with `Limbo::root`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ClassId(u32);
+pub(super) struct ClassId(u32);
 
 /// Where positions are measured from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Frame {
+pub(super) enum Frame {
     /// The start of the prompt: a step from here is (boundary, prefix key).
     Absolute,
     /// The boundary of the hash that this trie floats below.
@@ -48,7 +48,7 @@ pub enum Frame {
 
 /// A position: a step from the origin of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct At {
+pub(super) struct At {
     /// Measured from here.
     pub frame: Frame,
     /// This far.
@@ -57,7 +57,7 @@ pub struct At {
 
 /// The salt of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Salt {
+pub(super) enum Salt {
     /// Seen.
     Known(SaltId),
     /// The salt of a class, seen or not.
@@ -66,7 +66,7 @@ pub enum Salt {
 
 /// What the events or a request told.
 #[derive(Debug, Clone, Copy)]
-pub enum Fact {
+pub(super) enum Fact {
     /// The hash stands here; `ahead` is its lookahead part.
     Stands(EntryId, At, u64),
     /// Two classes are one.
@@ -108,7 +108,7 @@ struct Class {
 
 /// How a hash got its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Means {
+pub(super) enum Means {
     /// It joined a hash whose place the events told.
     Join,
     /// A request's own engine chain named it.
@@ -117,7 +117,7 @@ pub enum Means {
 
 /// Everything of one rank that is undecided.
 #[derive(Debug, Default)]
-pub struct Limbo {
+pub(super) struct Limbo {
     entries: Slab<Entry>,
     tries: Slab<Trie>,
     spans: Slab<span::Span>,
@@ -139,7 +139,7 @@ pub struct Limbo {
 }
 
 /// The rest of the pod's world, lent for one operation.
-pub struct World<'a> {
+pub(super) struct World<'a> {
     /// The model's nodes.
     pub nodes: &'a mut Nodes,
     /// The model's presence bits.
@@ -154,7 +154,7 @@ pub struct World<'a> {
 
 impl World<'_> {
     /// Points a slot that was in limbo, or is new, to its node and shows its copies there.
-    pub fn settle(&mut self, slot: SlotId, place: Place) {
+    pub(super) fn settle(&mut self, slot: SlotId, place: Place) {
         let node = self.nodes.find_or_create(place, None);
         self.nodes.acquire(node);
         self.slots.set_whereabouts(slot, Whereabouts::Placed(node));
@@ -171,12 +171,12 @@ impl World<'_> {
 impl Limbo {
     /// Whether nothing is undecided.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.entries.len() == 0
     }
 
-    /// The hashes that wait here, with their slots.
-    pub fn slots(&self) -> impl Iterator<Item = SlotId> + '_ {
+    /// The slots of the hashes that wait here.
+    pub(super) fn slots(&self) -> impl Iterator<Item = SlotId> + '_ {
         self.entries.iter().map(|(_, e)| e.slot)
     }
 
@@ -184,7 +184,12 @@ impl Limbo {
     ///
     /// # Panics
     /// When the hash is placed: the caller looked.
-    pub fn entry(&mut self, key: EngineKey, salt: Option<Salt>, slots: &mut Slots) -> EntryId {
+    pub(super) fn entry(
+        &mut self,
+        key: EngineKey,
+        salt: Option<Salt>,
+        slots: &mut Slots,
+    ) -> EntryId {
         if let Some(slot) = slots.find(key) {
             match slots.whereabouts(slot) {
                 Whereabouts::Limbo(entry) => return entry,
@@ -212,20 +217,20 @@ impl Limbo {
     }
 
     /// Counts one more listing of an undecided hash.
-    pub fn mention(&mut self, entry: EntryId) {
+    pub(super) fn mention(&mut self, entry: EntryId) {
         self.entries[entry.0].mentions += 1;
     }
 
     /// Listings that wait for their place, of hashes that are held.
     #[must_use]
-    pub fn unplaced(&self, slots: &Slots) -> u64 {
+    pub(super) fn unplaced(&self, slots: &Slots) -> u64 {
         let held = self.entries.iter().filter(|(_, e)| slots.is_held(e.slot));
         held.map(|(_, e)| u64::from(e.mentions)).sum()
     }
 
     /// Where a hash stands as far as known: its own position, or the origin of the trie that
     /// floats below it (made when there is none).
-    pub fn anchor(&mut self, entry: EntryId) -> (At, ClassId) {
+    pub(super) fn anchor(&mut self, entry: EntryId) -> (At, ClassId) {
         let class = self.root(self.entries[entry.0].class);
         if let Some(at) = self.entries[entry.0].at {
             return (at, class);
@@ -252,7 +257,7 @@ impl Limbo {
     }
 
     /// A class of its own.
-    pub fn new_class(&mut self, label: Option<SaltId>) -> ClassId {
+    pub(super) fn new_class(&mut self, label: Option<SaltId>) -> ClassId {
         let id = u32::try_from(self.classes.len()).expect("fewer than 2^32 classes");
         self.classes.push(Class {
             parent: id,
@@ -264,7 +269,7 @@ impl Limbo {
 
     /// The class that stands for `class` by now.
     #[must_use]
-    pub fn root(&self, class: ClassId) -> ClassId {
+    pub(super) fn root(&self, class: ClassId) -> ClassId {
         let mut id = class.0;
         while self.classes[id as usize].parent != id {
             id = self.classes[id as usize].parent;
@@ -278,24 +283,24 @@ impl Limbo {
 
     /// The slot of an undecided hash.
     #[must_use]
-    pub fn slot_of(&self, entry: EntryId) -> SlotId {
+    pub(super) fn slot_of(&self, entry: EntryId) -> SlotId {
         self.entries[entry.0].slot
     }
 
     /// The salt class of a hash.
     #[must_use]
-    pub fn class_of(&self, entry: EntryId) -> ClassId {
+    pub(super) fn class_of(&self, entry: EntryId) -> ClassId {
         self.root(self.entries[entry.0].class)
     }
 
     /// Whether facts wait to be solved.
     #[must_use]
-    pub fn is_unsettled(&self) -> bool {
+    pub(super) fn is_unsettled(&self) -> bool {
         !self.facts.is_empty()
     }
 
     /// Notes under which first chunk of tokens a trie is found by requests.
-    pub fn index_first_chunk(&mut self, trie: TrieId, local: u64) {
+    pub(super) fn index_first_chunk(&mut self, trie: TrieId, local: u64) {
         let known = &mut self.tries[trie.0].first_chunks;
         if !known.contains(&local) {
             known.push(local);
@@ -304,7 +309,7 @@ impl Limbo {
     }
 
     /// Adds a fact; `solve` draws its consequences.
-    pub fn tell(&mut self, fact: Fact) {
+    pub(super) fn tell(&mut self, fact: Fact) {
         self.facts.push(fact);
     }
 }

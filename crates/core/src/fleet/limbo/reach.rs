@@ -6,7 +6,7 @@ use crate::fleet::slots::SlotId;
 use crate::prefix::{PrefixKey, Step, Unit};
 
 /// One request as positions see it.
-pub struct Walk<'a> {
+pub(crate) struct Walk<'a> {
     /// Steps between the keys.
     pub unit: &'a Unit,
     /// Key of the empty prefix.
@@ -47,7 +47,7 @@ impl Walk<'_> {
 
 /// Boundaries of a request where undecided hashes may stand.
 #[derive(Debug, Default)]
-pub struct Possible {
+pub(crate) struct Possible {
     /// (hash, boundary in tokens).
     pub at: Vec<(SlotId, u32)>,
     /// Hashes of which nothing is known: they may stand at any boundary.
@@ -56,7 +56,7 @@ pub struct Possible {
 
 impl Limbo {
     /// Finds where the hashes may stand along a request; narrows spans on the way.
-    pub fn possible(&mut self, walk: &Walk<'_>, world: &mut World<'_>) -> Possible {
+    pub(crate) fn possible(&mut self, walk: &Walk<'_>, world: &mut World<'_>) -> Possible {
         self.narrow_along(walk, world);
         let mut found = Possible::default();
         for (_, entry) in self.entries.iter() {

@@ -7,7 +7,7 @@ use crate::prefix::Step;
 
 impl Limbo {
     /// Draws every consequence of the facts told so far.
-    pub fn solve(&mut self, world: &mut World<'_>) {
+    pub(crate) fn solve(&mut self, world: &mut World<'_>) {
         while let Some(fact) = self.facts.pop() {
             match fact {
                 Fact::Stands(entry, at, ahead) => self.stands(entry, at, ahead, world),
@@ -61,9 +61,8 @@ impl Limbo {
     fn align(&mut self, a: At, b: At) {
         let (inner, trie, outer) = match (a.frame, b.frame) {
             (Frame::Trie(trie), Frame::Absolute) => (a, trie, b),
-            (Frame::Absolute, Frame::Trie(trie)) => (b, trie, a),
             (Frame::Trie(trie), Frame::Trie(_)) if a.step.tokens <= b.step.tokens => (a, trie, b),
-            (Frame::Trie(_), Frame::Trie(trie)) => (b, trie, a),
+            (Frame::Absolute | Frame::Trie(_), Frame::Trie(trie)) => (b, trie, a),
             (Frame::Absolute, Frame::Absolute) => return,
         };
         if inner.step.tokens > outer.step.tokens {

@@ -12,7 +12,7 @@ use crate::fleet::slots::{EntryId, SlotId, Slots, Whereabouts};
 use crate::prefix::Step;
 
 /// A sparse store as it comes from the wire.
-pub struct SparseStore<'a> {
+pub(crate) struct SparseStore<'a> {
     /// Where its tokens start.
     pub start: At,
     /// The salt of its chain.
@@ -90,7 +90,7 @@ impl Span {
 
 impl Limbo {
     /// Takes in a sparse store of which at least one hash is undecided.
-    pub fn add_span(&mut self, store: SparseStore<'_>, world: &mut World<'_>) {
+    pub(crate) fn add_span(&mut self, store: SparseStore<'_>, world: &mut World<'_>) {
         let class = match store.salt {
             Salt::Of(class) => self.root(class),
             Salt::Known(salt) => self.new_class(Some(salt)),
@@ -234,7 +234,7 @@ impl Limbo {
     }
 
     /// A placed hash stands at `inner` in a floating trie: the trie has its place.
-    pub fn pin_trie(&mut self, inner: At, place: Place) {
+    pub(crate) fn pin_trie(&mut self, inner: At, place: Place) {
         let Frame::Trie(trie) = inner.frame else {
             return;
         };
