@@ -1,0 +1,190 @@
+"""The fleet index against a model that knows what every hash stands for.
+
+With the engines' hash function known every answer must be the model's; without, its bounds must
+hold the model's, and be it where dense stores have named all that is held. Integrity is checked
+after every step.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+from kvbraid.fleet.answer import PodScore
+from kvbraid.fleet.index import FleetIndex, IndexOptions
+from kvbraid.fleet.request import Request
+from kvbraid.hashing import HashAlgo
+from kvbraid.ids import PodId, PodState, Tier
+from kvbraid.spec import Topology
+
+from tests.reference import fleet_traffic as traffic
+from tests.reference.fleet_index import Answer, Prefix, RankModel
+from tests.reference.fleet_traffic import Engine, Habits, Hashes
+from tests.reference.topologies import topologies
+
+SEED = "7"
+FILLER = PodId("filler")
+
+
+@dataclass(slots=True)
+class World:
+    """A fleet, its index, and the prompts that its users send."""
+
+    index: FleetIndex
+    engines: list[Engine]
+    prompts: list[Prefix]
+    random: Random
+    idle: RankModel
+
+    def steps(self, count: int) -> Iterator[None]:
+        """Let engines act; every batch is published and checked before the next."""
+        for _ in range(count):
+            engine = self.random.choice(self.engines)
+            for _ in range(self.random.choice((1, 1, 2, 5))):
+                engine.act(self.prompts)
+            if self.random.random() < 0.06:
+                engine.clear()
+                engine.act(self.prompts)
+            engine.publish(self.index)
+            if self.random.random() < 0.04:
+                engine.restart(self.index)
+            self.index.check_integrity()
+            yield
+
+    def ask(self) -> Iterator[tuple[Engine, Prefix, PodScore]]:
+        """One request, every engine's row of the answer."""
+        prompt = traffic.request(self.random, self.prompts)
+        scores = self.index.score(
+            Request(
+                model="m", token_ids=prompt.tokens, lora=prompt.lora, cache_salt=prompt.salt
+            )
+        )
+        self.index.check_integrity()
+        rows = {(row.pod, row.dp_rank): row for row in scores.rows}
+        assert len(rows) == len(scores)
+        for engine in self.engines:
+            row = rows.pop((engine.pod, engine.dp_rank))
+            assert row.state is PodState.EXACT
+            assert row.tiers["gpu"] == row.tiers[min(row.tiers, key=len)]
+            assert (row.lower, row.upper) == (row.tiers["gpu"].lower, row.tiers["gpu"].upper)
+            assert row.exactness == ("exact" if row.lower == row.upper else "bound")
+            yield engine, prompt, row
+        nothing = self.idle.answer(prompt, [Tier.GPU])
+        assert all((row.lower, row.upper) == nothing for row in rows.values())
+
+
+def tiers_of(name: str) -> list[Tier]:
+    return [Tier(tier) for tier in name.split("+")]
+
+
+def topology_of(topology: Topology, algo: HashAlgo | None) -> Topology:
+    return replace(topology, hash_algo=algo and algo.value, hash_seed=algo and SEED)
+
+
+def world(
+    seed: int,
+    fleet: list[Topology],
+    habits: Habits,
+    algo: HashAlgo | None,
+    options: IndexOptions,
+    filler_ranks: int = 0,
+) -> World:
+    """Pods of two ranks each, behind a pod with so many ranks that holds nothing."""
+    random = Random(seed)
+    index = FleetIndex(options)
+    if filler_ranks:
+        index.register(FILLER, model="m", dp_size=filler_ranks, topology=fleet[0])
+    engines = []
+    for number, topology in enumerate(fleet):
+        unit = traffic.unit_of(topology)
+        for dp_rank in range(2):
+            engine = Engine(
+                pod=PodId(f"pod{number}"),
+                dp_rank=dp_rank,
+                topology=topology_of(topology, algo),
+                hashes=Hashes(unit, algo, SEED),
+                habits=habits,
+                random=random,
+            )
+            engines.append(engine)
+    traffic.register(index, engines, {engine.pod: 2 for engine in engines})
+    unit = max(traffic.unit_of(topology) for topology in fleet)
+    prompts = traffic.prompts(random, unit, random.randint(1, 5))
+    return World(index, engines, prompts, random, idle=RankModel(fleet[0], {}))
+
+
+SEEDS = st.integers(0, 2**32)
+FLEETS = st.lists(topologies(st.integers(1, 5)), min_size=1, max_size=2)
+HABITS = st.builds(
+    Habits,
+    sparse=st.sampled_from((0.0, 0.2, 0.7)),
+    orphan=st.sampled_from((0.0, 0.2, 0.7)),
+    partial=st.sampled_from((0.0, 0.5, 1.0)),
+    other_tier=st.sampled_from((0.0, 0.3)),
+    unknown_removal=st.sampled_from((0.0, 0.3)),
+)
+STEPS = st.integers(1, 25)
+JOIN = IndexOptions(keys="join")
+
+
+def check_exact(row: PodScore, engine: Engine, prompt: Prefix) -> None:
+    for name, bounds in row.tiers.items():
+        expected = engine.model.answer(prompt, tiers_of(name))
+        assert Answer(bounds.lower, bounds.upper) == expected, (row, prompt)
+    assert row.present == engine.model.present(prompt, [Tier.GPU])
+
+
+def check_bounds(row: PodScore, engine: Engine, prompt: Prefix) -> None:
+    for name, bounds in row.tiers.items():
+        truth = engine.model.answer(prompt, tiers_of(name))
+        assert bounds.lower <= truth.lower, (name, row, prompt)
+        assert bounds.upper >= truth.upper, (name, row, prompt)
+    assert row.present <= engine.model.present(prompt, [Tier.GPU])
+
+
+@given(
+    seed=SEEDS,
+    fleet=FLEETS,
+    habits=HABITS,
+    algo=st.sampled_from(HashAlgo),
+    steps=STEPS,
+    filler_ranks=st.sampled_from((0, 0, 61, 70)),
+)
+def test_with_the_hash_function_known_every_answer_is_the_model_s(
+    seed: int,
+    fleet: list[Topology],
+    habits: Habits,
+    algo: HashAlgo,
+    steps: int,
+    filler_ranks: int,
+) -> None:
+    fleet_world = world(seed, fleet, habits, algo, IndexOptions(), filler_ranks)
+    for _ in fleet_world.steps(steps):
+        for engine, prompt, row in fleet_world.ask():
+            check_exact(row, engine, prompt)
+
+
+@given(seed=SEEDS, fleet=FLEETS, habits=HABITS, steps=STEPS)
+def test_with_the_hash_function_unknown_bounds_hold_the_model_s_answer(
+    seed: int, fleet: list[Topology], habits: Habits, steps: int
+) -> None:
+    fleet_world = world(seed, fleet, habits, None, JOIN)
+    for _ in fleet_world.steps(steps):
+        for engine, prompt, row in fleet_world.ask():
+            if engine.model.is_named:
+                check_exact(row, engine, prompt)
+            else:
+                check_bounds(row, engine, prompt)
+
+
+@given(seed=SEEDS, fleet=FLEETS, steps=STEPS, filler_ranks=st.sampled_from((0, 63)))
+def test_what_is_published_densely_needs_no_hash_function(
+    seed: int, fleet: list[Topology], steps: int, filler_ranks: int
+) -> None:
+    dense = Habits(sparse=0.0, orphan=0.0, partial=0.5, other_tier=0.2)
+    fleet_world = world(seed, fleet, dense, None, JOIN, filler_ranks)
+    for _ in fleet_world.steps(steps):
+        for engine, prompt, row in fleet_world.ask():
+            if engine.model.is_named:
+                check_exact(row, engine, prompt)

@@ -1,0 +1,148 @@
+"""What a rank holds and can reuse, for a test that knows what every hash stands for.
+
+Copies are counted one by one, requests are compared token by token, the rule is brute force. The
+one thing beyond a table of counts is `is_named`: whether dense stores from the start of a prompt
+have told the place of all that is held, so that even an index that does not know the hash
+function owes an exact answer. It shares no code and no structure with the native core.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from kvbraid.ids import Tier
+from kvbraid.spec import SpecKind, Topology
+
+from tests.reference import resume as rule
+
+
+class Prefix(NamedTuple):
+    """What a hash stands for; also a whole request."""
+
+    tokens: tuple[int, ...]
+    salt: str | None = None
+    lora: str | None = None
+
+    def cut(self, num_tokens: int) -> "Prefix":
+        return self._replace(tokens=self.tokens[:num_tokens])
+
+    def is_prefix_of(self, request: "Prefix") -> bool:
+        return request.cut(len(self.tokens)) == self
+
+
+class Copies(NamedTuple):
+    """What is counted together."""
+
+    group: int
+    tier: Tier
+    block_hash: int
+    is_partial: bool
+
+
+class Answer(NamedTuple):
+    """Reusable tokens."""
+
+    lower: int
+    upper: int
+
+
+class RankModel:
+    """One rank: its copies, those in doubt since a clear, and what its stores have told."""
+
+    def __init__(self, topology: Topology, meaning: Mapping[int, Prefix]) -> None:
+        self.topology = topology
+        self.meaning = meaning
+        self.copies: Counter[Copies] = Counter()
+        self.doubted: set[Copies] = set()
+        self._named: set[int] = set()
+        self._chains: list[tuple[int, Sequence[int]]] = []
+
+    def store(self, group: int, hashes: Iterable[int], tier: Tier, block_size: int) -> None:
+        """Add a copy of each; a block smaller than the group's is part of one."""
+        is_partial = 0 < block_size < self.topology.groups[group].block_size
+        for block_hash in hashes:
+            key = Copies(group, tier, block_hash, is_partial)
+            self.copies[key] += 1
+            self.doubted.discard(key)
+
+    def tell(self, parent: int | None, hashes: Sequence[int]) -> None:
+        """A dense store was published: its hashes are named once its parent is."""
+        if parent is None:
+            self._named.update(hashes)
+        else:
+            self._chains.append((parent, hashes))
+        for _ in self._chains:
+            for known, below in self._chains:
+                if known in self._named:
+                    self._named.update(below)
+
+    def remove(self, group: int, hashes: Iterable[int], tier: Tier) -> int:
+        """Take one copy of each away; return how many there were."""
+        removed = 0
+        for block_hash in hashes:
+            keys = [Copies(group, tier, block_hash, partial) for partial in (False, True)]
+            held = [key for key in keys if self.copies[key]]
+            if held:
+                self.copies[held[0]] -= 1
+            removed += bool(held or self.doubted.intersection(keys))
+            if not held:
+                self.doubted.difference_update(keys)
+        return removed
+
+    def clear(self) -> None:
+        """The engine forgot its GPU tier; what it said of the others may no longer hold."""
+        self.doubted |= {key for key in +self.copies if key.tier is not Tier.GPU}
+        self.copies.clear()
+
+    def restart(self) -> None:
+        """As a clear; and what was told before need not be remembered, where nothing is held."""
+        self.clear()
+        self._named &= {key.block_hash for key in self.doubted}
+        self._chains.clear()
+
+    def is_held(self, group: int, block_hash: int, *, is_partial: bool) -> bool:
+        keys = (Copies(group, tier, block_hash, is_partial) for tier in Tier)
+        return any(self.copies[key] or key in self.doubted for key in keys)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether everything held has its place from tokens alone."""
+        return {key.block_hash for key in {*+self.copies, *self.doubted}} <= self._named
+
+    def held(
+        self, request: Prefix, tiers: Collection[Tier], *, with_doubted: bool = False
+    ) -> list[set[int]]:
+        """Per group the boundaries of the request where it holds an entry."""
+        held: list[set[int]] = [set() for _ in self.topology.groups]
+        for key in {*+self.copies, *(self.doubted if with_doubted else ())}:
+            prefix = self.meaning[key.block_hash]
+            end = len(prefix.tokens)
+            is_interior = end % self.topology.groups[key.group].block_size != 0
+            counts = self.topology.partial_hits and is_interior if key.is_partial else True
+            if counts and key.tier in tiers and prefix.is_prefix_of(request):
+                held[key.group].add(end)
+        return held
+
+    def answer(self, request: Prefix, tiers: Collection[Tier]) -> Answer:
+        """What is certain, and what cannot be excluded, knowing the place of every hash."""
+        length = len(request.tokens)
+        certain = self.held(request, tiers)
+        possible = self.held(request, tiers, with_doubted=True)
+        lower = rule.resume(self.topology, length, certain)
+        if possible == certain and not self._has_unknown:
+            return Answer(lower, lower)
+        upper = rule.resume(self.topology, length, possible, strict=False)
+        return Answer(lower, max(lower, upper))
+
+    @property
+    def _has_unknown(self) -> bool:
+        return any(
+            group.kind is SpecKind.UNKNOWN
+            or (group.kind is SpecKind.CHUNKED_LOCAL_ATTENTION and group.chunk is None)
+            for group in self.topology.groups
+            if group.prefix_cacheable
+        )
+
+    def present(self, request: Prefix, tiers: Collection[Tier]) -> int:
+        """The longest prefix held by the full-attention part or, without one, by any group."""
+        return rule.present(self.topology, len(request.tokens), self.held(request, tiers))
