@@ -135,6 +135,12 @@ impl Catalog {
         (!groups.is_empty()).then_some(groups)
     }
 
+    /// Whether the operator said which groups there are.
+    #[must_use]
+    pub fn is_configured(&self) -> bool {
+        self.configured_groups().is_some()
+    }
+
     /// Which group an event speaks of. Events without an index belong to the only group there is,
     /// or to the only full-attention group (SGLang publishes that component alone).
     #[must_use]

@@ -448,7 +448,11 @@ impl<'a, 'p> Search<'a, 'p> {
         let Some(rank) = &self.model.ranks[column] else {
             return Bounds::default();
         };
-        let certain = if class.view.lower_is_zero { 0 } else { lower };
+        let certain = if class.view.lower_is_zero || !rank.can_promise() {
+            0
+        } else {
+            lower
+        };
         let everything =
             rank.state() != State::Exact || class.view.upper_is_everything || rank.forgot;
         if everything {

@@ -161,6 +161,20 @@ impl Rank {
         }
     }
 
+    /// Whether what it is known to hold is certainly there, and everything that its engine asks for
+    /// is known. While a replay is under way, or without a connection, removals may be missing; a
+    /// history with a hole may have hidden a whole group, unless the groups are configured; and a
+    /// contradicted configuration or place says that the rule is applied to something else.
+    #[must_use]
+    pub fn can_promise(&self) -> bool {
+        self.contradicted.is_none()
+            && match self.feed_state {
+                State::Exact => true,
+                State::Degraded => self.catalog.is_configured(),
+                State::Rebuilding | State::Stale => false,
+            }
+    }
+
     /// Counts a refusal.
     pub(super) fn refuse(&mut self, reason: &'static str, count: u64) {
         if count > 0 {

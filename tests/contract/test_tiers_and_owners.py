@@ -1,0 +1,232 @@
+"""Copies in host memory, on storage and with owners: what each set of tiers can reuse.
+
+A block may have copies on several tiers at once; each copy goes by its own removal.
+"""
+
+from typing import Any
+
+import pytest
+from kvbraid.events import AllBlocksCleared, BlockRemoved, BlockStored, WireForm
+from kvbraid.fleet.answer import PodScore
+from kvbraid.fleet.index import FleetIndex, IndexOptions
+from kvbraid.fleet.request import Request
+from kvbraid.ids import Tier
+
+from tests.contract.prompts import (
+    FULL,
+    MODEL,
+    POD,
+    TEXT,
+    WINDOW,
+    Bound,
+    Group,
+    an_index,
+    answer,
+    exactly,
+    tell,
+)
+
+HALF = range(32)
+ALL = range(64)
+
+
+def row(index: FleetIndex, **request: Any) -> PodScore:  # noqa: ANN401 - fields of the request
+    (found,) = index.score(Request(model=MODEL, token_ids=TEXT.prompt, **request)).rows
+    index.check_integrity()
+    return found
+
+
+def tiers(index: FleetIndex) -> dict[str, Bound]:
+    return {name: (bounds.lower, bounds.upper) for name, bounds in row(index).tiers.items()}
+
+
+def offloaded(
+    medium: str = "CPU",
+    blocks: range = ALL,
+    group: Group = FULL,
+    **fields: Any,  # noqa: ANN401 - fields of the event, as they are
+) -> BlockStored:
+    """A copy as offloading announces it: hashes only, neither tokens nor parent nor size."""
+    event = {"token_ids": (), "parent_block_hash": None, "block_size": 0, **fields}
+    return TEXT.stored(
+        Group(idx=group.idx, kind=None, block=group.block), blocks, medium=medium, **event
+    )
+
+
+@pytest.mark.parametrize("form", ["map", "array"])
+def test_a_cpu_tier_adds_to_what_the_gpu_holds(form: WireForm) -> None:
+    index = an_index()
+    tell(index, TEXT.stored(), form=form)
+    tell(index, TEXT.stored(medium="cpu"), form=form)
+    tell(index, *TEXT.removed(FULL, range(32, 64)), form=form)
+    assert tiers(index) == {"gpu": exactly(512), "gpu+cpu": exactly(1024)}
+    assert row(index).lower == 512
+    assert row(index, tiers=["gpu", "cpu"]).lower == 1024
+    assert row(index, tiers=["cpu"]).lower == 1024
+
+
+@pytest.mark.parametrize("form", ["map", "array"])
+def test_an_offloaded_copy_without_tokens_is_found_by_its_hash(form: WireForm) -> None:
+    index = an_index()
+    tell(index, TEXT.stored(), form=form)
+    tell(index, offloaded(), form=form)
+    tell(index, *TEXT.removed(FULL, ALL), form=form)
+    assert tiers(index) == {"gpu": exactly(0), "gpu+cpu": exactly(1024)}
+
+
+def test_an_offloaded_copy_may_be_announced_before_its_tokens_are() -> None:
+    index = an_index()
+    tell(index, offloaded())
+    tell(index, TEXT.stored())
+    tell(index, *TEXT.removed(FULL, ALL))
+    assert tiers(index) == {"gpu": exactly(0), "gpu+cpu": exactly(1024)}
+
+
+@pytest.mark.parametrize("first", ["GPU", "CPU"])
+def test_copies_leave_their_own_tier_in_any_order(first: str) -> None:
+    index = an_index()
+    tell(index, TEXT.stored(), TEXT.stored(medium="CPU"))
+    tell(index, *TEXT.removed(FULL, ALL, medium=first))
+    left = {"GPU": {"gpu": 0, "gpu+cpu": 1024}, "CPU": {"gpu": 1024, "gpu+cpu": 1024}}[first]
+    assert tiers(index) == {name: exactly(tokens) for name, tokens in left.items()}
+    second = {"GPU": "CPU", "CPU": "GPU"}[first]
+    tell(index, *TEXT.removed(FULL, ALL, medium=second))
+    assert tiers(index) == {"gpu": exactly(0), "gpu+cpu": exactly(0)}
+
+
+def test_three_tiers_are_answered_nearest_first() -> None:
+    index = an_index()
+    tell(index, TEXT.stored())
+    tell(index, offloaded("CPU"), offloaded("STORAGE"))
+    tell(index, *TEXT.removed(FULL, range(16, 64)))
+    tell(index, *TEXT.removed(FULL, range(32, 64), medium="CPU"))
+    assert list(tiers(index).items()) == [
+        ("gpu", exactly(256)),
+        ("gpu+cpu", exactly(512)),
+        ("gpu+cpu+storage", exactly(1024)),
+    ]
+    assert row(index).score == pytest.approx(256 * 1.0 + 256 * 0.8 + 512 * 0.5)
+
+
+def test_storage_without_host_memory_skips_a_tier() -> None:
+    index = an_index()
+    tell(index, TEXT.stored(FULL, HALF), offloaded("STORAGE"), TEXT.stored(FULL, ALL))
+    tell(index, *TEXT.removed(FULL, [*HALF, *ALL]))
+    assert tiers(index) == {"gpu": exactly(0), "gpu+storage": exactly(1024)}
+    assert row(index).score == pytest.approx(512.0)
+
+
+def test_weights_are_the_operators() -> None:
+    index = an_index(options=IndexOptions(tier_weights={Tier.CPU: 0.25}))
+    tell(index, TEXT.stored(), offloaded())
+    tell(index, *TEXT.removed(FULL, range(32, 64)))
+    assert row(index).score == pytest.approx(512 + 512 * 0.25)
+
+
+def test_a_token_is_worth_its_furthest_group() -> None:
+    """The window of the end is in host memory only, so that its 127 tokens must be loaded."""
+    index = an_index()
+    tell(index, TEXT.stored(), TEXT.stored(WINDOW))
+    tell(index, offloaded(group=WINDOW))
+    tell(index, *TEXT.removed(WINDOW, range(64)))
+    assert tiers(index) == {"gpu": exactly(0), "gpu+cpu": exactly(1024)}
+    assert row(index).score == pytest.approx(896 * 1.0 + 128 * 0.8)
+
+
+def test_a_prefix_may_be_pieced_together_from_tiers() -> None:
+    index = an_index()
+    tell(index, TEXT.stored(), offloaded())
+    tell(index, *TEXT.removed(FULL, range(0, 64, 2)))
+    tell(index, *TEXT.removed(FULL, range(1, 64, 2), medium="CPU"))
+    assert tiers(index) == {"gpu": exactly(0), "gpu+cpu": exactly(1024)}
+    assert row(index).score == pytest.approx(512 * 1.0 + 512 * 0.8)
+
+
+# --- owners -----------------------------------------------------------------------------------
+
+
+def remote(owner: str | None) -> dict[str, Any]:
+    return {"medium": "STORAGE", "locality": "REMOTE", "ownership": owner}
+
+
+def test_a_removal_takes_away_a_copy_of_its_own_owner_only() -> None:
+    index = an_index()
+    tell(index, TEXT.stored(), TEXT.stored(**remote("x")), TEXT.stored(**remote("y")))
+    tell(index, *TEXT.removed(FULL, ALL))
+    tell(index, *TEXT.removed(FULL, ALL, **remote("x")))
+    assert tiers(index)["gpu+storage"] == exactly(1024)
+    tell(index, *TEXT.removed(FULL, ALL, **remote("z")))
+    tell(index, *TEXT.removed(FULL, ALL, medium="STORAGE", ownership="y"))
+    assert tiers(index)["gpu+storage"] == exactly(1024), "neither was this copy"
+    assert index.pods()[0].refused == {"removed_unknown": 128}
+    tell(index, *TEXT.removed(FULL, range(10, 64), **remote("y")))
+    assert tiers(index) == {"gpu": exactly(0), "gpu+storage": exactly(160)}
+
+
+def test_a_remote_copy_is_not_on_this_gpu() -> None:
+    index = an_index()
+    tell(index, TEXT.stored(locality="REMOTE"))
+    assert tiers(index) == {"gpu": exactly(0), "gpu+storage": exactly(1024)}
+
+
+def test_an_unknown_medium_counts_as_storage_and_is_noted() -> None:
+    index = an_index()
+    tell(index, TEXT.stored(medium="mooncake"))
+    assert tiers(index) == {"gpu": exactly(0), "gpu+storage": exactly(1024)}
+    assert index.pods()[0].refused == {"unknown_medium": 1}
+
+
+# --- clears -----------------------------------------------------------------------------------
+
+
+def test_a_clear_takes_the_gpu_tier_and_leaves_the_others_in_doubt() -> None:
+    index = an_index()
+    tell(index, TEXT.stored(), offloaded())
+    tell(index, AllBlocksCleared())
+    assert tiers(index) == {"gpu": exactly(0), "gpu+cpu": (0, 1024)}
+
+
+def test_doubt_ends_when_an_event_speaks_of_the_copy() -> None:
+    index = an_index()
+    tell(index, TEXT.stored(), offloaded())
+    tell(index, AllBlocksCleared())
+    tell(index, *TEXT.removed(FULL, range(32, 64), medium="CPU"))
+    assert tiers(index) == {"gpu": exactly(0), "gpu+cpu": (0, 512)}
+    tell(index, offloaded(blocks=HALF))
+    assert tiers(index) == {"gpu": exactly(0), "gpu+cpu": exactly(512)}
+
+
+def test_a_restart_leaves_other_tiers_in_doubt_too() -> None:
+    index = an_index()
+    tell(index, TEXT.stored(), offloaded())
+    index.reset(POD)
+    assert tiers(index) == {"gpu": exactly(0), "gpu+cpu": (0, 1024)}
+    tell(index, TEXT.stored(FULL, HALF))
+    assert tiers(index) == {"gpu": exactly(512), "gpu+cpu": (512, 1024)}
+
+
+def test_events_around_a_clear_in_one_batch_keep_their_order() -> None:
+    index = an_index()
+    tell(index, TEXT.stored(), AllBlocksCleared(), TEXT.stored(FULL, HALF))
+    assert tiers(index) == {"gpu": exactly(512)}
+
+
+def test_removing_what_was_cleared_is_counted_and_harmless() -> None:
+    index = an_index()
+    tell(index, TEXT.stored(), AllBlocksCleared())
+    tell(index, BlockRemoved(block_hashes=(TEXT.hash(16),), group_idx=0))
+    tell(index, TEXT.stored())
+    assert tiers(index) == {"gpu": exactly(1024)}
+    assert index.pods()[0].refused == {"removed_unknown": 1}
+
+
+# --- data-parallel ranks ----------------------------------------------------------------------
+
+
+def test_ranks_hold_and_clear_apart() -> None:
+    index = an_index(dp_size=2)
+    for rank in (0, 1):
+        tell(index, TEXT.stored(), dp_rank=rank)
+    tell(index, AllBlocksCleared(), dp_rank=1)
+    assert answer(index, dp_rank=0) == exactly(1024)
+    assert answer(index, dp_rank=1) == exactly(0)
