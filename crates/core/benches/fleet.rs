@@ -122,8 +122,10 @@ fn apply_all(index: &mut Index, batches: &[Vec<u8>]) {
 /// 64 pods store the same 8 192 blocks, `size` blocks a batch.
 fn ingest(name: &str, prompt: &[u32], size: usize) {
     let tokens: Vec<u32> = prompt.iter().copied().cycle().take(8_192 * 16).collect();
-    let batches: Vec<Vec<u8>> =
-        (0..8_192).step_by(size).map(|first| payload(&tokens, first, size)).collect();
+    let batches: Vec<Vec<u8>> = (0..8_192)
+        .step_by(size)
+        .map(|first| payload(&tokens, first, size))
+        .collect();
     let mut samples: Vec<u128> = Vec::new();
     for _ in 0..5 {
         let mut index = index();

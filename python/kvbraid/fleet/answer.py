@@ -5,7 +5,7 @@ Frozen data; every number is in tokens unless its name says otherwise.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from kvbraid._native import FleetAnswer
 from kvbraid.ids import GroupId, PodId, PodState
@@ -170,8 +170,7 @@ class PodInfo:
     num_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(NamedTuple):
     """What one batch did: hashes stored, copies removed, clears, events refused."""
 
     stored: int

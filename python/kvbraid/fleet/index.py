@@ -114,7 +114,7 @@ class FleetIndex:
         Raises:
             UnknownError: The pod is not registered.
         """
-        return Applied(*self._core.apply(pod, dp_rank, payload))
+        return Applied._make(self._core.apply(pod, dp_rank, payload))
 
     def reset(self, pod: PodId, *, dp_rank: int = 0) -> None:
         """Note that a rank's engine restarted: its GPU tier is empty, other tiers are in doubt."""

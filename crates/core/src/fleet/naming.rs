@@ -4,6 +4,8 @@
 //! runs over a whole batch before any copy is counted, whatever order groups come in. A sparse
 //! store is looked up by its hashes; what stays unknown waits in limbo with all that is known.
 
+use std::sync::Arc;
+
 use hashbrown::HashMap;
 
 use super::engine_chain::RootStore;
@@ -17,12 +19,13 @@ use crate::wire::{Batch, ExtraKey, Stored};
 
 /// Prepared steps by block size.
 #[derive(Debug, Default)]
-pub(super) struct Units(HashMap<u32, Unit>);
+pub(super) struct Units(HashMap<u32, Arc<Unit>>);
 
 impl Units {
     /// The steps of one block size.
-    pub(super) fn get(&mut self, tokens: u32) -> &Unit {
-        self.0.entry(tokens).or_insert_with(|| Unit::new(tokens))
+    pub(super) fn get(&mut self, tokens: u32) -> Arc<Unit> {
+        let unit = self.0.entry(tokens);
+        Arc::clone(unit.or_insert_with(|| Arc::new(Unit::new(tokens))))
     }
 }
 
@@ -139,16 +142,18 @@ impl Naming<'_, '_> {
         let mut hint = None;
         let tokens = self.batch.tokens_of(stored.tokens);
         let hashes = self.batch.hashes_of(stored.hashes);
+        let unit = self.units.get(block_size);
+        self.rank.slots.fetch(hashes);
         for (j, (chunk, &hash)) in tokens
             .chunks_exact(block_size as usize)
             .zip(hashes)
             .enumerate()
         {
-            let mut local = self.units.get(block_size).local(chunk);
+            let mut local = unit.local(chunk);
             if stored.extra_keys.is_some_and(|keys| !keys.is_empty()) {
                 local = plus(local, self.marks(stored, j, block_size));
             }
-            let key = self.units.get(block_size).advance(step.local, local);
+            let key = unit.advance(step.local, local);
             step = Step {
                 tokens: step.tokens + block_size,
                 local: key,

@@ -93,6 +93,8 @@ pub(super) struct Rank {
     /// Some store carried multimodal keys or embeddings: the tokens of a sparse store do not tell
     /// its prefix, because keys of blocks that are not listed are not on the wire.
     pub saw_media: bool,
+    /// Some copies have been in doubt since a clear.
+    pub has_doubts: bool,
     /// Published batches taken in.
     pub messages: u64,
     /// Means of placing.
@@ -135,6 +137,7 @@ impl Rank {
             forgot: false,
             counts_copies,
             saw_media: false,
+            has_doubts: false,
             messages: 0,
             placed: Placed::default(),
             refused: BTreeMap::new(),
@@ -254,7 +257,9 @@ impl Rank {
                 self.contradict("two_hashes_at_one_boundary");
             }
         }
-        self.drop_doubt(slot, key, planes);
+        if self.has_doubts {
+            self.drop_doubt(slot, key, planes);
+        }
     }
 
     /// An event spoke of a copy that was in doubt.
@@ -340,6 +345,7 @@ impl Rank {
             .filter(|(_, c)| c.key.tier != Tier::Gpu && !c.key.doubted)
             .map(|(id, c)| (id, c.key))
             .collect();
+        self.has_doubts |= !doubts.is_empty();
         let twins: Vec<(ChannelId, ChannelId)> = doubts
             .into_iter()
             .map(|(id, key)| {

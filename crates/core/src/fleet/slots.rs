@@ -105,6 +105,12 @@ impl Slots {
             .map(|&id| SlotId(id))
     }
 
+    /// Looks hashes up that will be looked up one by one next: nothing here waits for anything
+    /// else, so that their fetches from memory overlap. Returns how many are known.
+    pub(super) fn fetch(&self, keys: &[EngineKey]) -> usize {
+        keys.iter().filter(|&&key| self.find(key).is_some()).count()
+    }
+
     /// Makes the slot of a hash that has none, without copies.
     pub(super) fn insert(&mut self, key: EngineKey, whereabouts: Whereabouts) -> SlotId {
         let slot = Slot {
