@@ -40,13 +40,14 @@ fn payload(tokens: &[u32], first: usize, count: usize) -> Vec<u8> {
     array(&mut out, 11);
     text(&mut out, "BlockStored");
     array(&mut out, tokens.len() / 16);
-    for block in 0..tokens.len() / 16 {
-        uint(
-            &mut out,
-            0x9E37_79B9_7F4A_7C15u64.wrapping_mul(block as u64 + 1),
-        );
+    for block in first..first + count {
+        uint(&mut out, made_up(block));
     }
-    out.push(0xc0);
+    if first == 0 {
+        out.push(0xc0);
+    } else {
+        uint(&mut out, made_up(first - 1));
+    }
     array(&mut out, tokens.len());
     for &token in tokens {
         out.push(0xce);
@@ -56,8 +57,7 @@ fn payload(tokens: &[u32], first: usize, count: usize) -> Vec<u8> {
     text(&mut out, "GPU");
     out.extend_from_slice(&[0xc0, 0xc0, 0]);
     text(&mut out, "full_attention");
-    out.push(0xc0);
-    out.push(0xc0);
+    out.extend_from_slice(&[0xc0, 0xc0]);
     out
 }
 

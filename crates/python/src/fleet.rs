@@ -253,6 +253,7 @@ impl RequestTuple {
 }
 
 #[pymethods]
+#[expect(clippy::needless_pass_by_value, reason = "arguments arrive owned")]
 impl FleetCore {
     #[new]
     fn new(options: OptionsTuple) -> Self {

@@ -7,6 +7,7 @@
 
 pub mod answer;
 mod apply;
+mod bounds;
 pub mod catalog;
 mod engine_chain;
 mod explain;
@@ -16,6 +17,7 @@ mod model;
 mod naming;
 mod nodes;
 mod planes;
+mod probe;
 mod query;
 mod rank;
 mod slots;

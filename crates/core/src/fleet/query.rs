@@ -8,48 +8,42 @@
 use hashbrown::HashMap;
 
 use super::answer::{Bounds, Row, TierSet, Weights};
-use super::catalog::View;
-use super::engine_chain::HashFunction;
-use super::limbo::{Means, Possible};
+use super::limbo::Possible;
 use super::model::{Class, Model};
-use super::naming::Naming;
 use super::nodes::SaltId;
 use super::planes::PlaneKey;
-use super::rank::{Rank, Shared, State};
-use super::slots::EngineKey;
+use super::rank::{Rank, State};
 use super::walk::{Ladder, Prompt};
 use super::weight::score;
-use crate::hash::{ChainSpec, ExtraKeys, chain_keys};
-use crate::prefix::Step;
 use crate::rule::{self, Held, Query, Unknown};
 
 /// What a request asks for.
 #[derive(Debug, Clone)]
-pub struct Ask<'a> {
+pub(super) struct Ask<'a> {
     /// The request.
-    pub prompt: Prompt<'a>,
+    pub(super) prompt: Prompt<'a>,
     /// Columns to answer for, in the order of the answer.
-    pub columns: Vec<usize>,
+    pub(super) columns: Vec<usize>,
     /// Tiers whose copies count for the main bounds.
-    pub tiers: TierSet,
+    pub(super) tiers: TierSet,
     /// Only full-attention groups are evaluated (a shortcut that `replay --model full-only` shows).
-    pub only_full: bool,
+    pub(super) only_full: bool,
     /// Keep what was matched when memory is short.
-    pub touch: bool,
+    pub(super) touch: bool,
     /// What a token is worth on each tier.
-    pub weights: Weights,
+    pub(super) weights: Weights,
 }
 
 /// Words of one class and one set of tiers, per group of the topology.
 #[derive(Debug, Default)]
-pub struct Words {
-    whole: Vec<Vec<u64>>,
-    partial: Vec<Vec<u64>>,
+pub(super) struct Words {
+    pub(super) whole: Vec<Vec<u64>>,
+    pub(super) partial: Vec<Vec<u64>>,
 }
 
 impl Words {
     /// Evaluates something of the rule on these words.
-    pub fn with_held<T>(&self, unit: u32, evaluate: impl FnOnce(&Held<'_>) -> T) -> T {
+    pub(super) fn with_held<T>(&self, unit: u32, evaluate: impl FnOnce(&Held<'_>) -> T) -> T {
         let whole: Vec<&[u64]> = self.whole.iter().map(Vec::as_slice).collect();
         let partial: Vec<&[u64]> = self.partial.iter().map(Vec::as_slice).collect();
         evaluate(&Held {
@@ -61,7 +55,7 @@ impl Words {
 
     /// The words of one group: whole blocks, and entries within blocks.
     #[must_use]
-    pub fn of(&self, group: usize) -> (&[u64], &[u64]) {
+    pub(super) fn of(&self, group: usize) -> (&[u64], &[u64]) {
         (
             &self.whole[group],
             self.partial.get(group).map_or(&[], Vec::as_slice),
@@ -70,17 +64,17 @@ impl Words {
 }
 
 /// One request being answered.
-pub struct Search<'a, 'p> {
+pub(super) struct Search<'a, 'p> {
     /// The model.
-    pub model: &'a mut Model,
+    pub(super) model: &'a mut Model,
     /// The request.
-    pub ask: &'a Ask<'p>,
-    ladders: Vec<Ladder>,
-    salt: SaltId,
+    pub(super) ask: &'a Ask<'p>,
+    pub(super) ladders: Vec<Ladder>,
+    pub(super) salt: SaltId,
     /// Ranks whose undecided hashes were all compared with the request's own engine chain.
-    probed: Vec<usize>,
+    pub(super) probed: Vec<usize>,
     /// Where the undecided hashes of the other ranks may stand.
-    possible: HashMap<usize, Possible>,
+    pub(super) possible: HashMap<usize, Possible>,
 }
 
 /// Stands for a salt that no event ever showed.
@@ -88,7 +82,7 @@ const UNSEEN_SALT: SaltId = SaltId(u32::MAX);
 
 impl<'a, 'p> Search<'a, 'p> {
     /// Prepares an answer: keys, the engines' chains where needed, nodes.
-    pub fn new(model: &'a mut Model, ask: &'a Ask<'p>) -> Self {
+    pub(super) fn new(model: &'a mut Model, ask: &'a Ask<'p>) -> Self {
         let salt = model
             .texts
             .known_salt(ask.prompt.salt)
@@ -107,7 +101,7 @@ impl<'a, 'p> Search<'a, 'p> {
     }
 
     /// The ladder of one unit, made once per request.
-    fn ladder(&mut self, unit: u32, lookahead: u32) -> usize {
+    pub(super) fn ladder(&mut self, unit: u32, lookahead: u32) -> usize {
         if let Some(at) = self.ladders.iter().position(|l| l.is(unit, lookahead)) {
             return at;
         }
@@ -116,108 +110,8 @@ impl<'a, 'p> Search<'a, 'p> {
         self.ladders.len() - 1
     }
 
-    /// The third means: compares undecided hashes with the request's own engine chains.
-    fn probe(&mut self) {
-        let mut wanted: Vec<(Function, Vec<usize>)> = Vec::new();
-        for &column in &self.ask.columns {
-            let Some(function) = self.function_of(column) else {
-                continue;
-            };
-            match wanted.iter_mut().find(|(f, _)| *f == function) {
-                Some((_, columns)) => columns.push(column),
-                None => wanted.push((function, vec![column])),
-            }
-        }
-        for (function, columns) in wanted {
-            self.probe_with(&function, &columns);
-        }
-    }
-
-    fn function_of(&self, column: usize) -> Option<Function> {
-        let rank = self.model.ranks[column].as_ref()?;
-        if rank.limbo.is_empty() {
-            return None;
-        }
-        let path = match self.ask.prompt.lora.filter(|l| !l.is_empty()) {
-            Some(name) => Some(rank.loras.get(name)?.clone()),
-            None => None,
-        };
-        let unit = rank.catalog.hash_block_size();
-        let lookahead = rank
-            .catalog
-            .config()
-            .topology
-            .as_ref()
-            .map_or(0, |t| t.hash_lookahead);
-        let function = rank.chain.usable()?;
-        (unit > 0).then_some(Function {
-            function,
-            unit,
-            lookahead,
-            path,
-        })
-    }
-
-    fn probe_with(&mut self, function: &Function, columns: &[usize]) {
-        let Some(keys) = function.chain(&self.ask.prompt) else {
-            return;
-        };
-        let by_key: HashMap<EngineKey, usize> =
-            keys.iter().enumerate().map(|(i, &key)| (key, i)).collect();
-        let at = self.ladder(function.unit, function.lookahead);
-        for &column in columns {
-            self.probed.push(column);
-            let Some(rank) = self.model.ranks[column].as_ref() else {
-                continue;
-            };
-            let matches: Vec<(EngineKey, usize)> = rank
-                .limbo
-                .slots()
-                .map(|slot| rank.slots.key(slot))
-                .filter_map(|key| by_key.get(&key).map(|&i| (key, i)))
-                .collect();
-            if matches.is_empty() {
-                continue;
-            }
-            self.salt = self.model.texts.salt(self.ask.prompt.salt);
-            let (salt, prompt) = (self.salt, &self.ask.prompt);
-            let ladder = &self.ladders[at];
-            self.model.with_rank(column, |rank, shared| {
-                for (key, i) in matches {
-                    let tokens = u32::try_from(i + 1).unwrap_or(u32::MAX) * ladder.unit();
-                    let step = Step {
-                        tokens,
-                        local: ladder.prefixes()[i],
-                    };
-                    let ahead = ladder.ahead(prompt, i).unwrap_or(0);
-                    Naming::place(rank, key, step, salt, ahead);
-                }
-                rank.solve(shared, Means::Query);
-            });
-        }
-    }
-
-    /// Finds where undecided hashes may stand. This can decide some of them, so that it comes
-    /// before any node is looked up.
-    fn find_possible(&mut self) {
-        for class in self.model.classes().iter() {
-            for column in class.columns() {
-                let rank = self.model.ranks[column].as_ref();
-                let is_undecided = rank.is_some_and(|r| !r.limbo.is_empty());
-                if is_undecided
-                    && self.ask.columns.contains(&column)
-                    && !self.probed.contains(&column)
-                {
-                    let at = self.ladder(class.unit(), class.view.topology.hash_lookahead);
-                    let possible = self.possible(column, at);
-                    self.possible.insert(column, possible);
-                }
-            }
-        }
-    }
-
     /// The ladder of a class with its nodes looked up.
-    pub fn climb(&mut self, class: &Class) -> usize {
+    pub(super) fn climb(&mut self, class: &Class) -> usize {
         let at = self.ladder(class.unit(), class.view.topology.hash_lookahead);
         let ladder = &mut self.ladders[at];
         if ladder.nodes.is_empty() {
@@ -233,7 +127,13 @@ impl<'a, 'p> Search<'a, 'p> {
     }
 
     /// The bits of a class along the request.
-    pub fn words(&self, class: &Class, ladder: usize, tiers: TierSet, doubted: bool) -> Words {
+    pub(super) fn words(
+        &self,
+        class: &Class,
+        ladder: usize,
+        tiers: TierSet,
+        doubted: bool,
+    ) -> Words {
         let nodes = &self.ladders[ladder].nodes;
         let mut words = Words::default();
         let has_partial = class.view.topology.partial_hits;
@@ -278,7 +178,7 @@ impl<'a, 'p> Search<'a, 'p> {
 
     /// Whether one rank holds a block of a group that ends at step `i`, on one tier.
     #[must_use]
-    pub fn holds(
+    pub(super) fn holds(
         &self,
         class: &Class,
         at: usize,
@@ -304,12 +204,12 @@ impl<'a, 'p> Search<'a, 'p> {
 
     /// Tokens per step of a ladder.
     #[must_use]
-    pub fn unit(&self, ladder: usize) -> u32 {
+    pub(super) fn unit(&self, ladder: usize) -> u32 {
         self.ladders[ladder].unit()
     }
 
     /// Answers for every column asked for, in that order.
-    pub fn rows(&mut self, scratch: &mut rule::Scratch) -> Vec<Row> {
+    pub(super) fn rows(&mut self, scratch: &mut rule::Scratch) -> Vec<Row> {
         let tier_sets = self.tier_sets();
         let columns = &self.ask.columns;
         let mut rows: Vec<Row> = columns
@@ -382,7 +282,7 @@ impl<'a, 'p> Search<'a, 'p> {
         }
     }
 
-    fn last_token(&self) -> u32 {
+    pub(super) fn last_token(&self) -> u32 {
         u32::try_from(self.ask.prompt.tokens.len().saturating_sub(1)).unwrap_or(u32::MAX)
     }
 
@@ -426,145 +326,12 @@ impl<'a, 'p> Search<'a, 'p> {
         }
     }
 
-    fn query(&self, mask: u64, unknown: Unknown) -> Query {
+    pub(super) fn query(&self, mask: u64, unknown: Unknown) -> Query {
         let num_tokens = u32::try_from(self.ask.prompt.tokens.len()).unwrap_or(u32::MAX);
         Query {
             num_tokens,
             mask,
             unknown,
-        }
-    }
-
-    /// The bounds of one rank, given what is certainly there.
-    fn bounds(
-        &self,
-        class: &Class,
-        at: usize,
-        column: usize,
-        set: TierSet,
-        lower: u32,
-        scratch: &mut rule::Scratch,
-    ) -> Bounds {
-        let Some(rank) = &self.model.ranks[column] else {
-            return Bounds::default();
-        };
-        let certain = if class.view.lower_is_zero || !rank.can_promise() {
-            0
-        } else {
-            lower
-        };
-        let everything =
-            rank.state() != State::Exact || class.view.upper_is_everything || rank.forgot;
-        if everything {
-            let topology = &class.view.topology;
-            let whole = self.last_token() / topology.alignment * topology.alignment;
-            let upper = whole.saturating_sub(topology.replay_tokens).max(certain);
-            return Bounds {
-                lower: certain,
-                upper,
-            };
-        }
-        let has_doubt = rank.slots.channels().any(|(_, c)| c.key.doubted);
-        let may_stand = self.possible.get(&column);
-        let is_undecided = may_stand.is_some_and(|p| !p.at.is_empty() || !p.anywhere.is_empty());
-        if !class.view.has_unknown && !has_doubt && !is_undecided {
-            return Bounds {
-                lower: certain,
-                upper: lower,
-            };
-        }
-        let upper = self.upper(class, at, column, set, scratch);
-        Bounds {
-            lower: certain,
-            upper: upper.max(certain),
-        }
-    }
-
-    /// The largest boundary that cannot be excluded for one rank.
-    fn upper(
-        &self,
-        class: &Class,
-        at: usize,
-        column: usize,
-        set: TierSet,
-        scratch: &mut rule::Scratch,
-    ) -> u32 {
-        let bit = column % 64;
-        let mut words = self.words(class, at, set, true);
-        let length = self.ladders[at].prefixes().len();
-        for list in words.whole.iter_mut().chain(&mut words.partial) {
-            list.resize(length, 0);
-        }
-        if let (Some(rank), Some(possible)) =
-            (&self.model.ranks[column], self.possible.get(&column))
-        {
-            let unit = self.ladders[at].unit();
-            for &(slot, boundary) in &possible.at {
-                let i = (boundary / unit - 1) as usize;
-                show(rank, slot, &class.view, set, bit, &mut words, i..i + 1);
-            }
-            for &slot in &possible.anywhere {
-                show(rank, slot, &class.view, set, bit, &mut words, 0..length);
-            }
-        }
-        let query = self.query(1 << bit, Unknown::Lax);
-        let topology = &class.view.topology;
-        let answers = words.with_held(self.unit(at), |held| {
-            rule::resume(topology, held, query, scratch)
-        });
-        answers[bit]
-    }
-
-    fn possible(&mut self, column: usize, at: usize) -> Possible {
-        let walk = self.ladders[at].walk(self.salt);
-        let Some(rank) = self.model.ranks[column].as_mut() else {
-            return Possible::default();
-        };
-        let mut shared = Shared {
-            nodes: &mut self.model.nodes,
-            planes: &mut self.model.planes,
-        };
-        let bit = rank.column.1;
-        let Rank { slots, limbo, .. } = rank;
-        let mut world = Rank::world(slots, &mut shared, bit, Means::Join);
-        let found = limbo.possible(&walk, &mut world);
-        rank.settle_accounts();
-        found
-    }
-}
-
-/// Shows the copies of an undecided hash at some boundaries.
-fn show(
-    rank: &Rank,
-    slot: super::slots::SlotId,
-    view: &View,
-    set: TierSet,
-    bit: usize,
-    words: &mut Words,
-    range: std::ops::Range<usize>,
-) {
-    for channel in rank.slots.held_channels(slot) {
-        let key = rank.slots.channel(channel).key;
-        if !set.contains(key.tier) {
-            continue;
-        }
-        for (group, _) in view
-            .groups
-            .iter()
-            .enumerate()
-            .filter(|(_, g)| **g == key.group)
-        {
-            let lists = if key.partial {
-                &mut words.partial
-            } else {
-                &mut words.whole
-            };
-            let Some(list) = lists.get_mut(group) else {
-                continue;
-            };
-            for word in list.get_mut(range.clone()).into_iter().flatten() {
-                *word |= 1 << bit;
-            }
         }
     }
 }
@@ -607,30 +374,4 @@ fn restrict(class: Class, only_full: bool) -> Class {
     view.groups.retain(|_| *kept.next().unwrap_or(&false));
     view.lower_is_zero |= view.groups.is_empty();
     Class { view, ..class }
-}
-
-#[derive(Debug, Clone, PartialEq)]
-struct Function {
-    function: HashFunction,
-    unit: u32,
-    lookahead: u32,
-    /// Path of the request's LoRA adapter: part of the engine's hash.
-    path: Option<String>,
-}
-
-impl Function {
-    fn chain(&self, prompt: &Prompt<'_>) -> Option<Vec<EngineKey>> {
-        let extra = ExtraKeys {
-            lora: prompt.lora.zip(self.path.as_deref()),
-            cache_salt: prompt.salt,
-            media: prompt.media,
-            ..ExtraKeys::default()
-        };
-        let spec = ChainSpec::new(self.function.algo, self.function.none_hash, self.unit)
-            .and_then(|spec| spec.with_lookahead(self.lookahead).with_extra(extra))
-            .ok()?;
-        let mut keys = Vec::new();
-        chain_keys(&spec, prompt.tokens, &mut keys);
-        Some(keys)
-    }
 }

@@ -61,6 +61,10 @@ pub struct Placed {
 
 /// One rank.
 #[derive(Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent facts of one rank"
+)]
 pub(super) struct Rank {
     /// The rank's number.
     #[expect(
@@ -169,7 +173,7 @@ impl Rank {
     /// history with a hole may have hidden a whole group, unless the groups are configured; and a
     /// contradicted configuration or place says that the rule is applied to something else.
     #[must_use]
-    pub fn can_promise(&self) -> bool {
+    pub(super) fn can_promise(&self) -> bool {
         self.contradicted.is_none()
             && match self.feed_state {
                 State::Exact => true,
