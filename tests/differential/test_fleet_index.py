@@ -16,7 +16,7 @@ from kvbraid.fleet.index import FleetIndex, IndexOptions
 from kvbraid.fleet.request import Request
 from kvbraid.hashing import HashAlgo
 from kvbraid.ids import PodId, PodState, Tier
-from kvbraid.spec import Topology
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 from tests.reference import fleet_traffic as traffic
 from tests.reference.fleet_index import Answer, Prefix, RankModel
@@ -110,7 +110,7 @@ def world(
             engines.append(engine)
     traffic.register(index, engines, {engine.pod: 2 for engine in engines})
     unit = max(traffic.unit_of(topology) for topology in fleet)
-    prompts = traffic.prompts(random, unit, random.randint(1, 5))
+    prompts = traffic.prompts(random, unit, random.randint(1, 4))
     return World(index, engines, prompts, random, idle=RankModel(fleet[0], {}))
 
 
@@ -118,14 +118,35 @@ SEEDS = st.integers(0, 2**32)
 FLEETS = st.lists(topologies(st.integers(1, 5)), min_size=1, max_size=2)
 HABITS = st.builds(
     Habits,
-    sparse=st.sampled_from((0.0, 0.2, 0.7)),
-    orphan=st.sampled_from((0.0, 0.2, 0.7)),
+    sparse=st.sampled_from((0.0, 0.3, 0.6, 1.0)),
+    orphan=st.sampled_from((0.0, 0.3, 0.9)),
     partial=st.sampled_from((0.0, 0.5, 1.0)),
     other_tier=st.sampled_from((0.0, 0.3)),
     unknown_removal=st.sampled_from((0.0, 0.3)),
 )
-STEPS = st.integers(1, 25)
+STEPS = st.sampled_from((2, 10, 20, 40))
 JOIN = IndexOptions(keys="join")
+
+
+
+
+@st.composite
+def sparse_topologies(draw: st.DrawFn) -> Topology:
+    """One to three groups that engines store sparsely; often none tells where their blocks are."""
+    unit = draw(st.sampled_from((1, 2)))
+    kinds = (SpecKind.SLIDING_WINDOW, SpecKind.MAMBA, SpecKind.FULL_ATTENTION)
+    chosen = []
+    for _ in range(draw(st.integers(1, 3))):
+        kind = draw(st.sampled_from(kinds))
+        size = unit * draw(st.sampled_from((1, 1, 2, 3)))
+        window = draw(st.integers(2, 4 * size)) if kind.is_window else None
+        chosen.append(GroupSpec(kind=kind, block_size=size, window=window))
+    return Topology(
+        groups=tuple(chosen),
+        hash_block_size=unit,
+        partial_hits=draw(st.booleans()),
+        dialect=EngineDialect.PURE,
+    )
 
 
 def check_exact(row: PodScore, engine: Engine, prompt: Prefix) -> None:
@@ -176,6 +197,19 @@ def test_with_the_hash_function_unknown_bounds_hold_the_model_s_answer(
                 check_exact(row, engine, prompt)
             else:
                 check_bounds(row, engine, prompt)
+
+
+@given(
+    seed=SEEDS, topology=sparse_topologies(), orphan=st.sampled_from((0.0, 0.5, 0.9)), steps=STEPS
+)
+def test_bounds_hold_where_no_group_tells_positions(
+    seed: int, topology: Topology, orphan: float, steps: int
+) -> None:
+    sparse = Habits(sparse=1.0, orphan=orphan, other_tier=0.05)
+    fleet_world = world(seed, [topology], sparse, None, JOIN)
+    for _ in fleet_world.steps(steps):
+        for engine, prompt, row in fleet_world.ask():
+            check_bounds(row, engine, prompt)
 
 
 @given(seed=SEEDS, fleet=FLEETS, steps=STEPS, filler_ranks=st.sampled_from((0, 63)))

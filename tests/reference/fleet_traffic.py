@@ -79,7 +79,7 @@ class Engine:
         """Do one thing that an engine does."""
         actions: list[tuple[int, Callable[[Prefix], None]]] = [
             (8, self.prefill),
-            (4, self.evict),
+            (3, self.evict),
             (2, self.offload),
             (2, self.store_parts),
         ]
@@ -194,7 +194,8 @@ class Engine:
         chain, unit = self.hashes.of(prompt), self.hashes.block_size
         ends = list(range(start + size, end + 1, size))
         if self.random.random() < self.habits.sparse:
-            ends = [e for e in ends if self.random.random() < 0.4]
+            kept = self.random.choice((0.2, 0.5, 0.8))
+            ends = [e for e in ends if self.random.random() < kept]
         hashes = tuple(chain[e // unit - 1] for e in ends)
         spec = self.topology.groups[group]
         other_grade = size == spec.block_size
@@ -241,7 +242,7 @@ def prompts(random: Random, unit: int, count: int) -> list[Prefix]:
         if made:
             stem = random.choice(made).tokens
             stem = stem[: random.randint(0, len(stem))]
-        tail = random.randint(0, max(0, 14 * unit - len(stem)))
+        tail = random.randint(0, max(0, random.choice((6, 14)) * unit - len(stem)))
         tokens = stem + tuple(random.randrange(letters) for _ in range(tail))
         salt = random.choice((None, None, None, "s", "t"))
         made.append(Prefix(tokens, salt, random.choice((None, None, None, "a", "b"))))
@@ -253,7 +254,8 @@ def request(random: Random, known: Sequence[Prefix]) -> Prefix:
     prompt = random.choice(known)
     tokens = prompt.tokens
     kept = tokens[: random.randint(0, len(tokens))]
-    tokens = random.choice((tokens, (*tokens, 1), kept, (*kept, 9), (*kept, 0, 1, 0, 1)))
+    endings = (tokens, (*tokens, 1), (*tokens, 1), kept, (*kept, 9), (*kept, 0, 1, 0, 1))
+    tokens = random.choice(endings)
     other = random.choice(known)
     if random.random() < 0.2:
         prompt = prompt._replace(salt=random.choice((None, "s", "never seen")))
