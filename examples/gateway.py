@@ -1,4 +1,4 @@
-"""Ask which pod can reuse most of a request: bytes from engines in, token counts out."""
+"""A gateway's choice: event bytes of two pods in, the pod that can reuse most of a prompt out."""
 
 from kvbraid.events.model import BlockStored
 from kvbraid.events.wire import encode_batch
@@ -12,19 +12,18 @@ WINDOW = GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=4, window=8)
 TOKENS = tuple(range(100, 116))  # Four blocks.
 
 index = FleetIndex()
-# Both hold four blocks for full attention; b has only two for its window layers.
 for pod, in_window in {PodId("a"): 4, PodId("b"): 2}.items():
     index.register(pod, model="m", topology=Topology(groups=(FULL, WINDOW)))
-    stores = [
-        BlockStored(
+    for group, held in enumerate((4, in_window)):
+        store = BlockStored(
             block_hashes=tuple(range(1, held + 1)),
             parent_block_hash=None,
             token_ids=TOKENS[: 4 * held],
             block_size=4,
             group_idx=group,
         )
-        for group, held in enumerate((4, in_window))
-    ]
-    index.apply(pod, encode_batch(stores))  # A real gateway passes on what ZeroMQ brought.
-for row in index.score(Request(model="m", token_ids=[*TOKENS, 7])).rows:
-    print(row.pod, row.lower, row.exactness, row.limiting)
+        index.apply(pod, encode_batch([store]))  # A real gateway passes on what ZeroMQ brought.
+request = Request(model="m", token_ids=[*TOKENS, 7])
+print("send it to", max(index.score(request).rows, key=lambda row: row.score).pod)
+for why in index.explain(request).rows:
+    print(why.pod, why.lower, why.limiting, ["".join(".#"[b] for b in g.held) for g in why.groups])

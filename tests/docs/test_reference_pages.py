@@ -1,0 +1,218 @@
+"""The tables of docs/ against the code: reasons, flags, kinds, options, calls, worked examples."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+
+import msgspec
+import pytest
+from kvbraid.errors import TopologyError
+from kvbraid.fleet.answer import PodScore
+from kvbraid.fleet.index import TIER_WEIGHTS, FleetIndex, IndexOptions
+from kvbraid.ids import PodState
+from kvbraid.resume import resume
+from kvbraid.service.config import FleetFile, Limits, PodEntry, ServerOptions, read_fleet_file
+from kvbraid.service.config import IndexOptions as IndexTable
+from kvbraid.spec import (
+    EngineDialect,
+    GroupSpec,
+    SpecKind,
+    Topology,
+    topology_from_mapping,
+)
+
+from tests.docs.markdown import ROOT, blocks
+
+DOCS = ROOT / "docs"
+CORE = ROOT / "crates" / "core" / "src"
+BLOCK = 16
+
+
+def tables(page: str, heading: str) -> list[list[list[str]]]:
+    """The tables below a heading, without their heads: rows of cells."""
+    section = (DOCS / page).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    found = re.findall(r"((?:^\|.*\|\n)+)", section + "\n", re.MULTILINE)
+    return [
+        [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+        for table in found
+    ]
+
+
+def codes(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def firsts(rows: Iterable[list[str]]) -> list[str]:
+    """What the first cells of a table name, in order."""
+    return [code for row in rows for code in codes(row[0])]
+
+
+def names_table(path: Path, type_name: str) -> list[str]:
+    """The names that a Rust enum's `NAMES` gives, in order."""
+    table = re.search(
+        rf"NAMES: \[\(&'static str, {type_name}\);.*?\];", path.read_text(), re.DOTALL
+    )
+    assert table is not None
+    return re.findall(r'\(\s*"(\w+)"', table[0])
+
+
+def test_the_decoders_reasons_are_listed() -> None:
+    (table,) = tables("events.md", "Refused by the decoder")
+    assert firsts(table) == names_table(CORE / "wire" / "refusal.rs", "RefusalReason")
+
+
+def test_the_indexs_reasons_are_listed() -> None:
+    (table,) = tables("events.md", "Counted by the index")
+    text = "".join(path.read_text() for path in (CORE / "fleet").rglob("*.rs"))
+    counted = re.findall(r'(?:refuse|contradict)\(\s*"(\w+)"', text)
+    counted += re.findall(r'=> "(contradicts_\w+)"', text)
+    assert sorted(firsts(table)) == sorted(set(counted))
+
+
+def test_the_feeds_reasons_are_listed() -> None:
+    (table,) = tables("events.md", "Counted by the feed")
+    text = "".join(path.read_text() for path in (ROOT / "python/kvbraid/service").glob("*.py"))
+    counted = re.findall(r'\b_?refuse\((?:feed, )?"(\w+)"\)', text)
+    assert sorted(firsts(table)) == sorted(set(counted))
+
+
+def test_every_known_medium_and_field_of_the_wire_is_named() -> None:
+    page = (DOCS / "events.md").read_text()
+    media = names_table(CORE / "wire" / "batch.rs", "Medium")
+    fields_of_the_wire = re.findall(r'\(b"\\x\w\w(\w+)"', (CORE / "wire/fields.rs").read_text())
+    assert len(media) > 3
+    assert len(fields_of_the_wire) > 10
+    assert [name for name in [*media, *fields_of_the_wire] if f"`{name}`" not in page] == []
+
+
+def test_the_states_are_listed() -> None:
+    states = tables("events.md", "Messages")[1]
+    assert firsts(states) == [state.value for state in PodState]
+
+
+def test_the_kinds_of_the_rule_are_all_kinds() -> None:
+    text = (DOCS / "resume-rule.md").read_text().split("\n## ")[0]
+    table = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    assert [kind for cell in table for kind in codes(cell)] == [kind.value for kind in SpecKind]
+
+
+def test_the_dialect_table_is_the_flags() -> None:
+    (table,) = tables("resume-rule.md", "Where engines depart from the rule")
+    names = names_table(CORE / "spec.rs", "EngineDialect")
+    assert firsts(table) == [name for name in names if name not in {"pure", "vllm"}]
+
+
+def group_of(words: str) -> GroupSpec:
+    """A group as the examples write it: `full`, `window 32`, `chunk 32`, `mamba`, `eagle full`."""
+    kind, _, size = words.removeprefix("eagle ").partition(" ")
+    return GroupSpec(
+        kind={
+            "full": SpecKind.FULL_ATTENTION,
+            "window": SpecKind.SLIDING_WINDOW,
+            "chunk": SpecKind.CHUNKED_LOCAL_ATTENTION,
+            "mamba": SpecKind.MAMBA,
+        }[kind],
+        block_size=BLOCK,
+        window=int(size) if kind == "window" else None,
+        chunk=int(size) if kind == "chunk" else None,
+        eagle=words.startswith("eagle "),
+    )
+
+
+@pytest.mark.parametrize("row", tables("resume-rule.md", "Worked examples")[0], ids=" ".join)
+def test_the_worked_examples_are_what_the_rule_says(row: list[str]) -> None:
+    groups, held, num_tokens, reusable, _ = row
+    topology = Topology(
+        groups=tuple(group_of(words.strip()) for words in groups.split(";")),
+        dialect=EngineDialect.PURE,
+    )
+    ends = [
+        {BLOCK * (int(block) + 1) for block in list_of.split() if block != "-"}
+        for list_of in held.split(";")
+    ]
+    assert resume(topology, int(num_tokens), ends) == int(reusable)
+
+
+def test_the_standings_of_a_hash_function_are_listed() -> None:
+    (table,) = tables("placing-blocks.md", "Whether the hash function is known")
+    text = (CORE / "fleet" / "engine_chain.rs").read_text()
+    assert firsts(table) == re.findall(r'Self::\w+ => "(\w+)"', text)
+
+
+def test_the_knobs_are_the_options_of_the_index_with_their_defaults() -> None:
+    (table,) = tables("placing-blocks.md", "Knobs")
+    options = IndexOptions()
+    weights = ", ".join(f"{tier.value} {weight}" for tier, weight in TIER_WEIGHTS.items())
+    assert [(row[0].strip("`"), row[1].strip("`")) for row in table] == [
+        (
+            option.name,
+            weights
+            if option.name == "tier_weights"
+            else str(getattr(options, option.name) or "none"),
+        )
+        for option in fields(IndexOptions)
+    ]
+
+
+def test_every_constant_of_forgetting_is_the_codes() -> None:
+    page = (DOCS / "placing-blocks.md").read_text()
+    constants = {
+        "fleet/slots.rs": "NAMES_KEPT",
+        "fleet/limbo/forget.rs": "ALLOWANCE",
+        "fleet/engine_chain.rs": "MISSES",
+        "fleet/mod.rs": "CHECK_EVERY",
+    }
+    for path, name in constants.items():
+        value = re.search(rf"const {name}: \w+ = (\d+);", (CORE / path).read_text())
+        assert value is not None, name
+        assert value[1] in page, name
+
+
+def test_the_calls_of_the_library_are_the_methods_of_the_index() -> None:
+    (table,) = tables("library.md", "What each call does")
+    methods = [name for name in vars(FleetIndex) if not name.startswith("_")]
+    assert sorted(firsts(table)) == sorted(methods)
+
+
+def test_the_fields_to_choose_by_are_fields_of_a_score() -> None:
+    (table,) = tables("library.md", "Choosing a pod")
+    assert {row[0].strip("`") for row in table} <= {field.name for field in fields(PodScore)}
+
+
+def test_the_example_fleet_file_is_accepted_and_has_every_key(tmp_path: Path) -> None:
+    (example,) = (b.text for b in blocks(DOCS / "configuration.md") if b.language == "toml")
+    path = tmp_path / "fleet.toml"
+    path.write_text(re.sub(r"^# (?=\w+ = )", "", example, flags=re.MULTILINE))
+    config = read_fleet_file(path)
+    assert list(config.pods) == ["gpt-oss-0"]
+    tables_of = (ServerOptions, Limits, IndexTable, PodEntry, FleetFile)
+    keys = {key for table in tables_of for key in table.__struct_fields__}
+    page = (DOCS / "configuration.md").read_text()
+    assert [key for key in sorted(keys) if not re.search(rf"\b{key}\b", page)] == []
+
+
+def test_the_defaults_of_the_example_fleet_file_are_the_defaults(tmp_path: Path) -> None:
+    (example,) = (b.text for b in blocks(DOCS / "configuration.md") if b.language == "toml")
+    path = tmp_path / "fleet.toml"
+    path.write_text(example)
+    config = read_fleet_file(path)
+    for table, defaults in (
+        (config.server, ServerOptions()),
+        (config.limits, Limits()),
+        (config.index, IndexTable()),
+    ):
+        assert msgspec.structs.asdict(table) == msgspec.structs.asdict(defaults)
+
+
+def test_the_fields_of_a_topology_are_read_under_every_name_listed() -> None:
+    of_pod, of_group = tables("configuration.md", "Topology: what the wire does not carry")
+    listed = {row[0]: codes(row[0])[0] for row in of_pod}
+    assert len(listed) == len(fields(Topology))
+    for name in firsts(of_pod):
+        with pytest.raises(TopologyError, match=re.escape(f"topology.{name}")):
+            topology_from_mapping({name: object()})
+    for name in firsts(of_group):
+        kind = {} if name.endswith("kind") else {"kind": "full_attention"}
+        with pytest.raises(TopologyError, match=re.escape(f"topology.groups[0].{name}")):
+            topology_from_mapping({"groups": [{**kind, "block_size": 16, name: object()}]})
