@@ -12,6 +12,7 @@ pub mod catalog;
 mod engine_chain;
 mod explain;
 mod json;
+mod key_table;
 mod limbo;
 mod model;
 mod naming;

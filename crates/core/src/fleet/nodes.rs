@@ -3,8 +3,7 @@
 //! A node exists as long as a slot of some pod points to it. Nodes of one store are made in order,
 //! so that the next boundary of a prefix is mostly the next node: lookups try that one first.
 
-use hashbrown::HashTable;
-
+use super::key_table::KeyTable;
 use crate::prefix::{PrefixKey, minus, plus, scatter};
 
 /// Index of a node.
@@ -68,12 +67,8 @@ pub(super) struct Nodes {
     meta: Vec<Meta>,
     /// Lookahead part of the identity, for the few nodes that have one.
     ahead: hashbrown::HashMap<u32, u64>,
-    by_key: HashTable<u32>,
+    by_key: KeyTable,
     free: Vec<u32>,
-}
-
-const fn spread(key: PrefixKey) -> u64 {
-    key.wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
 impl Nodes {
@@ -85,9 +80,8 @@ impl Nodes {
         {
             return Some(NodeId(previous + 1));
         }
-        self.by_key
-            .find(spread(key), |&id| self.keys[id as usize] == key)
-            .map(|&id| NodeId(id))
+        let has = |id: u32| self.keys[id as usize] == key;
+        self.by_key.find(key, has).map(NodeId)
     }
 
     /// The node of a place, made if there is none. The caller must `acquire` a new node.
@@ -114,9 +108,7 @@ impl Nodes {
         if place.ahead != 0 {
             self.ahead.insert(id, place.ahead);
         }
-        let keys = &self.keys;
-        self.by_key
-            .insert_unique(spread(key), id, |&other| spread(keys[other as usize]));
+        self.by_key.insert(key, id);
         NodeId(id)
     }
 
@@ -159,9 +151,7 @@ impl Nodes {
             return;
         }
         let key = self.keys[id as usize];
-        if let Ok(entry) = self.by_key.find_entry(spread(key), |&other| other == id) {
-            entry.remove();
-        }
+        self.by_key.remove(key, id);
         if !self.ahead.is_empty() {
             self.ahead.remove(&id);
         }
@@ -205,7 +195,7 @@ impl Nodes {
         self.keys.capacity() * size_of::<PrefixKey>()
             + self.meta.capacity() * size_of::<Meta>()
             + self.free.capacity() * 4
-            + self.by_key.allocation_size()
+            + self.by_key.bytes()
             + self.ahead.allocation_size()
     }
 
@@ -223,7 +213,7 @@ impl Nodes {
                 "free node {id} still has a key"
             );
         }
-        for &id in &self.by_key {
+        for id in self.by_key.ids() {
             assert!(
                 self.meta[id as usize].refs > 0,
                 "node {id} is live without a slot"

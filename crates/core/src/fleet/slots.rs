@@ -6,8 +6,9 @@
 
 use std::collections::VecDeque;
 
-use hashbrown::{HashMap, HashTable};
+use hashbrown::HashMap;
 
+use super::key_table::KeyTable;
 use super::nodes::NodeId;
 use super::planes::PlaneId;
 use super::tier::Tier;
@@ -80,7 +81,7 @@ const NAMES_KEPT: usize = 8192;
 /// The table of one rank.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
-    by_key: HashTable<u32>,
+    by_key: KeyTable,
     table: Vec<Slot>,
     free: Vec<u32>,
     channels: Vec<Channel>,
@@ -90,19 +91,12 @@ pub(super) struct Slots {
     retired: VecDeque<u32>,
 }
 
-const fn spread(key: EngineKey) -> u64 {
-    // Engines' keys are digests; tests' keys may be 1, 2, 3.
-    let x = (key ^ (key >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    x ^ (x >> 29)
-}
-
 impl Slots {
     /// The slot of a hash.
     #[must_use]
     pub(super) fn find(&self, key: EngineKey) -> Option<SlotId> {
-        self.by_key
-            .find(spread(key), |&id| self.table[id as usize].key == key)
-            .map(|&id| SlotId(id))
+        let has = |id: u32| self.table[id as usize].key == key;
+        self.by_key.find(key, has).map(SlotId)
     }
 
     /// Looks hashes up that will be looked up one by one next: nothing here waits for anything
@@ -126,9 +120,7 @@ impl Slots {
             self.table.push(slot);
             u32::try_from(self.table.len() - 1).expect("fewer than 2^32 hashes")
         };
-        let slots = &self.table;
-        self.by_key
-            .insert_unique(spread(key), id, |&i| spread(slots[i as usize].key));
+        self.by_key.insert(key, id);
         SlotId(id)
     }
 
@@ -136,8 +128,7 @@ impl Slots {
     pub(super) fn forget(&mut self, slot: SlotId) {
         let key = self.key(slot);
         debug_assert!(!self.is_held(slot), "slot {slot:?} is forgotten while held");
-        if let Ok(entry) = self.by_key.find_entry(spread(key), |&id| id == slot.0) {
-            entry.remove();
+        if self.by_key.remove(key, slot.0) {
             self.table[slot.0 as usize].retired = false;
             self.free.push(slot.0);
         }
@@ -310,7 +301,7 @@ impl Slots {
 
     /// All slots.
     pub(super) fn iter(&self) -> impl Iterator<Item = SlotId> + '_ {
-        self.by_key.iter().map(|&id| SlotId(id))
+        self.by_key.ids().map(SlotId)
     }
 
     /// Copies at a slot in one channel.
@@ -323,7 +314,7 @@ impl Slots {
     /// Bytes held, by capacity.
     #[must_use]
     pub(super) fn bytes(&self) -> usize {
-        self.by_key.allocation_size()
+        self.by_key.bytes()
             + self.table.capacity() * size_of::<Slot>()
             + self.more.allocation_size()
             + (self.free.capacity() + self.retired.capacity()) * 4

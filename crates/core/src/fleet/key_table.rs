@@ -1,0 +1,67 @@
+//! From a 64-bit key to the index of the record that has it.
+//!
+//! Each entry keeps 32 bits of its key's hash beside the index: neither growing the table nor
+//! passing over another key touches the records, which are mostly not in the processor's caches.
+
+use hashbrown::HashTable;
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    tag: u32,
+    id: u32,
+}
+
+/// Indices by key. The keys themselves are the caller's, who says whether a record has one.
+#[derive(Debug, Default)]
+pub(super) struct KeyTable {
+    entries: HashTable<Entry>,
+}
+
+/// Keys may be digests, but tests' keys are 1, 2, 3.
+fn tag_of(key: u64) -> u32 {
+    let mixed = (key ^ (key >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    u32::try_from(mixed >> 32).unwrap_or(u32::MAX)
+}
+
+const fn spread(tag: u32) -> u64 {
+    (tag as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+impl KeyTable {
+    /// The record of a key; `has` says whether a record has it.
+    pub(super) fn find(&self, key: u64, has: impl Fn(u32) -> bool) -> Option<u32> {
+        let tag = tag_of(key);
+        let is_it = |entry: &Entry| entry.tag == tag && has(entry.id);
+        self.entries.find(spread(tag), is_it).map(|entry| entry.id)
+    }
+
+    /// Adds the record of a key that is not in the table.
+    pub(super) fn insert(&mut self, key: u64, id: u32) {
+        let tag = tag_of(key);
+        self.entries
+            .insert_unique(spread(tag), Entry { tag, id }, |entry| spread(entry.tag));
+    }
+
+    /// Takes a record out; false when it was not in.
+    pub(super) fn remove(&mut self, key: u64, id: u32) -> bool {
+        let found = self
+            .entries
+            .find_entry(spread(tag_of(key)), |entry| entry.id == id);
+        found.map(|entry| entry.remove()).is_ok()
+    }
+
+    /// All records.
+    pub(super) fn ids(&self) -> impl Iterator<Item = u32> + '_ {
+        self.entries.iter().map(|entry| entry.id)
+    }
+
+    /// How many records.
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Bytes held.
+    pub(super) fn bytes(&self) -> usize {
+        self.entries.allocation_size()
+    }
+}
