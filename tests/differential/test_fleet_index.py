@@ -56,9 +56,7 @@ class World:
         """One request, every engine's row of the answer."""
         prompt = traffic.request(self.random, self.prompts)
         scores = self.index.score(
-            Request(
-                model="m", token_ids=prompt.tokens, lora=prompt.lora, cache_salt=prompt.salt
-            )
+            Request(model="m", token_ids=prompt.tokens, lora=prompt.lora, cache_salt=prompt.salt)
         )
         self.index.check_integrity()
         rows = {(row.pod, row.dp_rank): row for row in scores.rows}
@@ -126,8 +124,6 @@ HABITS = st.builds(
 )
 STEPS = st.sampled_from((2, 10, 20, 40))
 JOIN = IndexOptions(keys="join")
-
-
 
 
 @st.composite

@@ -44,10 +44,12 @@ impl KeyTable {
 
     /// Takes a record out; false when it was not in.
     pub(super) fn remove(&mut self, key: u64, id: u32) -> bool {
-        let found = self
-            .entries
-            .find_entry(spread(tag_of(key)), |entry| entry.id == id);
-        found.map(|entry| entry.remove()).is_ok()
+        let is_it = |entry: &Entry| entry.id == id;
+        let Ok(found) = self.entries.find_entry(spread(tag_of(key)), is_it) else {
+            return false;
+        };
+        found.remove();
+        true
     }
 
     /// All records.
