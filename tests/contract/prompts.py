@@ -40,7 +40,7 @@ WINDOW = Group(idx=1, kind="sliding_window", window=128)
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """A prompt of `num_tokens` cached tokens; `engine` tells engines with other hash seeds apart."""
+    """A prompt of `num_tokens` cached tokens; `engine` names a hash seed."""
 
     num_tokens: int = 1024
     seed: int = 0

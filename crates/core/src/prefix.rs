@@ -157,12 +157,6 @@ impl Unit {
         add(mul(start, self.whole), local)
     }
 
-    /// The local part of the unit between two keys that are one unit apart.
-    #[must_use]
-    pub fn local_between(&self, start: PrefixKey, end: PrefixKey) -> u64 {
-        sub(end, mul(start, self.whole))
-    }
-
     /// Appends the key at every whole unit of `tokens` (not the start).
     pub fn keys(&self, seed: PrefixKey, tokens: &[u32], out: &mut Vec<PrefixKey>) {
         let mut key = seed;

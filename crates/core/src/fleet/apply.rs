@@ -115,6 +115,7 @@ impl<'a> Intake<'a> {
             kind: stored.kind,
             window: stored.window,
             block_size: stored.block_size,
+            lookahead: u32::try_from(self.batch.lookahead_of(stored, 0).len()).unwrap_or(u32::MAX),
         };
         let group = self.rank.catalog.resolve(stored.group);
         let before = self.rank.catalog.block_size(group);

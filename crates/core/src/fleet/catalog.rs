@@ -28,6 +28,8 @@ pub struct GroupNews {
     pub window: Option<u32>,
     /// Tokens per block of this store; 0 = a placeholder that does not say.
     pub block_size: u32,
+    /// Tokens after a block that its hash also covers; 0 = none listed.
+    pub lookahead: u32,
 }
 
 /// Why a store contradicts what is known.
@@ -41,6 +43,8 @@ pub enum Contradiction {
     BlockSize,
     /// A group that the configuration does not have.
     Group,
+    /// Another number of lookahead tokens.
+    Lookahead,
 }
 
 impl Contradiction {
@@ -52,6 +56,7 @@ impl Contradiction {
             Self::Window => "contradicts_window",
             Self::BlockSize => "contradicts_block_size",
             Self::Group => "contradicts_group_count",
+            Self::Lookahead => "contradicts_lookahead",
         }
     }
 }
@@ -89,6 +94,8 @@ pub struct Catalog {
     config: PodConfig,
     learned: Vec<Option<Known>>,
     ungrouped: Option<Known>,
+    /// Tokens after a block that its hash also covers; 0 until an event or the operator says so.
+    lookahead: u32,
 }
 
 fn lcm(values: impl Iterator<Item = u32>) -> u32 {
@@ -117,10 +124,12 @@ impl Catalog {
                 return Err(Error::InvalidValue(text));
             }
         }
+        let lookahead = config.topology.as_ref().map_or(0, |t| t.hash_lookahead);
         Ok(Self {
             config,
             learned: Vec::new(),
             ungrouped: None,
+            lookahead,
         })
     }
 
@@ -181,11 +190,29 @@ impl Catalog {
         self.known(group).map_or(0, |k| k.block_size)
     }
 
+    /// Tokens after a block that its hash also covers.
+    #[must_use]
+    pub fn lookahead(&self) -> u32 {
+        self.lookahead
+    }
+
     /// Takes in what a store says; mutates what is learned. True when the view changed.
     ///
     /// # Errors
     /// The first contradiction; what is known stays as it was.
     pub fn learn(&mut self, news: GroupNews) -> std::result::Result<bool, Contradiction> {
+        let has_new_lookahead = news.lookahead > 0 && news.lookahead != self.lookahead;
+        if has_new_lookahead && self.lookahead > 0 {
+            return Err(Contradiction::Lookahead);
+        }
+        let is_changed = self.learn_group(news)?;
+        if has_new_lookahead {
+            self.lookahead = news.lookahead;
+        }
+        Ok(is_changed || has_new_lookahead)
+    }
+
+    fn learn_group(&mut self, news: GroupNews) -> std::result::Result<bool, Contradiction> {
         let group = self.resolve(news.group);
         let configured = self.configured_groups().is_some();
         let known = self.known(group);
@@ -248,6 +275,7 @@ impl Catalog {
             Some(groups) => self.configured_view(groups),
             None => self.learned_view()?,
         };
+        view.topology.hash_lookahead = self.lookahead;
         view.lower_is_zero |= self.config.full_reports;
         let groups = &view.topology.groups;
         view.has_unknown = groups.iter().any(|g| {
@@ -314,7 +342,6 @@ impl Catalog {
         if let Some(template) = template {
             topology.partial_hits = template.partial_hits;
             topology.replay_tokens = template.replay_tokens;
-            topology.hash_lookahead = template.hash_lookahead;
             topology.dialect = template.dialect;
         }
         Some(View {

@@ -14,7 +14,7 @@ use super::nodes::{NodeId, Place, SaltId};
 use super::rank::{Rank, Shared};
 use super::slots::{EngineKey, SlotId, Whereabouts};
 use super::texts::{Texts, digest_mark, lookahead_mark, lora_seed, media_mark};
-use crate::prefix::{Step, Unit, mark, plus};
+use crate::prefix::{PrefixKey, Step, Unit, mark, plus};
 use crate::wire::{Batch, ExtraKey, Stored};
 
 /// Prepared steps by block size.
@@ -66,6 +66,13 @@ fn lora<'a>(batch: &'a Batch, stored: &Stored) -> Option<&'a str> {
         .filter(|name| !name.is_empty())
 }
 
+/// The number of an adapter whose name older engines leave out.
+fn nameless_lora(batch: &Batch, stored: &Stored) -> Option<i64> {
+    stored
+        .lora_id
+        .filter(|&id| id > 0 && lora(batch, stored).is_none())
+}
+
 impl Naming<'_, '_> {
     /// The salt text of a root store, if its first block shows one.
     fn root_salt(&self, stored: &Stored) -> Option<String> {
@@ -82,12 +89,21 @@ impl Naming<'_, '_> {
         (!texts.is_empty()).then(|| texts.join("\0"))
     }
 
+    /// The key of the empty prefix: of an adapter, or of the base model.
+    fn root_seed(&mut self, stored: &Stored) -> PrefixKey {
+        let Some(id) = nameless_lora(self.batch, stored) else {
+            return lora_seed(lora(self.batch, stored));
+        };
+        self.rank.contradict("lora_without_name");
+        lora_seed(Some(&format!("\0{id}"))) // Apart from every name.
+    }
+
     /// Where the tokens of a store start.
     fn anchor(&mut self, stored: &Stored, first_block_is_listed: bool) -> Anchor {
         let Some(parent) = stored.parent else {
             let step = Step {
                 tokens: 0,
-                local: lora_seed(lora(self.batch, stored)),
+                local: self.root_seed(stored),
             };
             let text = self.root_salt(stored);
             let salt = if first_block_is_listed || text.is_some() {
@@ -137,7 +153,7 @@ impl Naming<'_, '_> {
         if stored.parent.is_none() {
             self.check_chain(stored);
         }
-        self.index_first_chunk(stored, anchor.at, true);
+        self.index_first_token(stored, anchor.at);
         let (mut step, block_size) = (anchor.at.step, stored.block_size);
         let mut hint = None;
         let tokens = self.batch.tokens_of(stored.tokens);
@@ -158,7 +174,7 @@ impl Naming<'_, '_> {
                 tokens: step.tokens + block_size,
                 local: key,
             };
-            let ahead = lookahead_mark(self.batch.lookahead_of(stored, j));
+            let ahead = self.ahead(stored, j);
             let at = At {
                 frame: anchor.at.frame,
                 step,
@@ -195,11 +211,14 @@ impl Naming<'_, '_> {
             let (extra, offset) = match *key {
                 // The salt of a root's first block is not part of its position.
                 ExtraKey::Text(_) if is_root => continue,
-                ExtraKey::Text(text) => (media_mark(self.batch.text(text)), 0),
+                ExtraKey::Text(text) => {
+                    self.rank.contradict("media_without_offset");
+                    (media_mark(self.batch.text(text)), 0)
+                }
                 ExtraKey::Item { id, offset } => match u32::try_from(offset) {
-                    Ok(offset) => (media_mark(self.batch.text(id)), offset),
-                    // It began in an earlier block, whose key carries it.
-                    Err(_) => continue,
+                    Ok(offset) if offset < block_size => (media_mark(self.batch.text(id)), offset),
+                    // It begins in the lookahead, or began in an earlier block.
+                    Ok(_) | Err(_) => continue,
                 },
                 ExtraKey::Digest(digest) => (digest_mark(self.batch.digest(digest)), 0),
             };
@@ -208,6 +227,20 @@ impl Naming<'_, '_> {
             sum = plus(sum, mark(extra, after));
         }
         sum
+    }
+
+    /// What lies behind a block within its lookahead: tokens, and media that begin there.
+    fn ahead(&self, stored: &Stored, block: usize) -> u64 {
+        let tokens = lookahead_mark(self.batch.lookahead_of(stored, block));
+        let block_size = i64::from(stored.block_size);
+        let keys = self.batch.extra_keys_of(stored, block).iter();
+        keys.filter_map(|key| match *key {
+            ExtraKey::Item { id, offset } => Some((id, u32::try_from(offset - block_size).ok()?)),
+            ExtraKey::Text(_) | ExtraKey::Digest(_) => None,
+        })
+        .fold(tokens, |sum, (id, offset)| {
+            plus(sum, mark(media_mark(self.batch.text(id)), offset))
+        })
     }
 
     fn name_placed(&mut self, hash: EngineKey, place: Place, hint: &mut Option<NodeId>) -> SlotId {
@@ -310,19 +343,24 @@ impl Naming<'_, '_> {
     }
 
     fn has_media(&mut self, stored: &Stored) -> bool {
-        let has = (0..stored.hashes.len as usize).any(|block| {
-            let keys = self.batch.extra_keys_of(stored, block);
-            keys.iter().any(|key| match key {
-                ExtraKey::Item { .. } | ExtraKey::Digest(_) => true,
-                ExtraKey::Text(_) => stored.parent.is_some() || block > 0,
-            })
-        });
-        self.rank.saw_media |= has;
-        has
+        let (mut has_media, mut lacks_offset) = (false, false);
+        for block in 0..stored.hashes.len as usize {
+            for key in self.batch.extra_keys_of(stored, block) {
+                match key {
+                    ExtraKey::Item { .. } | ExtraKey::Digest(_) => has_media = true,
+                    ExtraKey::Text(_) => lacks_offset |= stored.parent.is_some() || block > 0,
+                }
+            }
+        }
+        if lacks_offset {
+            self.rank.contradict("media_without_offset");
+        }
+        self.rank.saw_media |= has_media || lacks_offset;
+        has_media || lacks_offset
     }
 
     fn add_span(&mut self, stored: &Stored, anchor: Anchor, slots: &[SlotId]) {
-        self.index_first_chunk(stored, anchor.at, false);
+        self.index_first_token(stored, anchor.at);
         let unit = self.units.get(stored.block_size);
         let mut ends = Vec::with_capacity((stored.tokens.len / stored.block_size) as usize);
         let mut end = Step::NONE;
@@ -352,27 +390,14 @@ impl Naming<'_, '_> {
         limbo.add_span(store, &mut world);
     }
 
-    /// A store right below a hash of unknown place is found by requests through its first chunk.
-    fn index_first_chunk(&mut self, stored: &Stored, at: At, listed: bool) {
+    /// A store right below a hash of unknown place is found by requests through its first token.
+    fn index_first_token(&mut self, stored: &Stored, at: At) {
         let Frame::Trie(trie) = at.frame else { return };
-        let unit = self.rank.catalog.hash_block_size();
-        if at.step != Step::NONE || unit == 0 || stored.tokens.len < unit {
-            return;
+        if at.step == Step::NONE
+            && let Some(&token) = self.batch.tokens_of(stored.tokens).first()
+        {
+            self.rank.limbo.index_first_token(trie, token);
         }
-        let tokens = &self.batch.tokens_of(stored.tokens)[..unit as usize];
-        let mut local = self.units.get(unit).local(tokens);
-        if listed {
-            for key in self.batch.extra_keys_of(stored, 0) {
-                if let ExtraKey::Item { id, offset } = *key
-                    && let Ok(offset) = u32::try_from(offset)
-                    && offset < unit
-                {
-                    let extra = media_mark(self.batch.text(id));
-                    local = plus(local, mark(extra, unit - 1 - offset));
-                }
-            }
-        }
-        self.rank.limbo.index_first_chunk(trie, local);
     }
 
     /// Compares a root store with what is known of the engine's hash function.
@@ -386,6 +411,9 @@ impl Naming<'_, '_> {
             return;
         }
         let name = lora(self.batch, stored);
+        if nameless_lora(self.batch, stored).is_some() {
+            return;
+        }
         let salt = self.root_salt(stored);
         let Rank { chain, loras, .. } = &mut *self.rank;
         let path = name.and_then(|name| loras.get(name)).map(String::as_str);

@@ -42,12 +42,7 @@ impl Search<'_, '_> {
             None => None,
         };
         let unit = rank.catalog.hash_block_size();
-        let lookahead = rank
-            .catalog
-            .config()
-            .topology
-            .as_ref()
-            .map_or(0, |t| t.hash_lookahead);
+        let lookahead = rank.catalog.lookahead();
         let hash = rank.chain.usable()?;
         (unit > 0).then_some(Function {
             hash,
@@ -116,7 +111,7 @@ impl Search<'_, '_> {
     }
 
     fn possible(&mut self, column: usize, at: usize) -> Possible {
-        let walk = self.ladders[at].walk(self.salt);
+        let walk = self.ladders[at].walk(&self.ask.prompt, self.salt);
         let Some(rank) = self.model.ranks[column].as_mut() else {
             return Possible::default();
         };

@@ -298,20 +298,23 @@ impl Rank {
         planes: &mut Planes,
     ) -> bool {
         // A removal does not say whether the block was whole.
-        for partial in [false, true] {
-            let key = ChannelKey { partial, ..key };
-            let Some(channel) = self.slots.find_channel(key) else {
-                continue;
-            };
-            match self.slots.remove_copy(slot, channel) {
-                None => {}
-                Some(false) => return true,
-                Some(true) => {
+        let held = [false, true].map(|partial| {
+            let channel = self.slots.find_channel(ChannelKey { partial, ..key })?;
+            self.slots.holds(slot, channel).then_some(channel)
+        });
+        match held {
+            [Some(whole), Some(part)] => {
+                self.remove_either(slot, whole, part, planes);
+                return true;
+            }
+            [Some(channel), None] | [None, Some(channel)] => {
+                if self.slots.remove_copy(slot, channel) == Some(true) {
                     self.hide(slot, self.slots.channel(channel).plane, planes);
                     self.retire_if_bare(slot);
-                    return true;
                 }
+                return true;
             }
+            [None, None] => {}
         }
         let was_doubted = [false, true]
             .map(|partial| self.drop_doubt(slot, ChannelKey { partial, ..key }, planes))
@@ -320,6 +323,49 @@ impl Rank {
             self.retire_if_bare(slot);
         }
         was_doubted
+    }
+
+    /// One of two copies went, and nobody said which: the last of its kind is in doubt.
+    fn remove_either(
+        &mut self,
+        slot: SlotId,
+        whole: ChannelId,
+        part: ChannelId,
+        planes: &mut Planes,
+    ) {
+        let is_last = [whole, part].map(|channel| self.slots.copies(slot, channel) == 1);
+        match is_last {
+            [false, _] => {
+                self.slots.remove_copy(slot, whole);
+            }
+            [true, false] => {
+                self.slots.remove_copy(slot, part);
+                self.doubt(slot, whole, planes);
+            }
+            [true, true] => {
+                self.doubt(slot, whole, planes);
+                self.doubt(slot, part, planes);
+            }
+        }
+    }
+
+    /// Copies of a channel may be gone: they leave what is certain and stay possible.
+    fn doubt(&mut self, slot: SlotId, channel: ChannelId, planes: &mut Planes) {
+        let Channel { key, plane } = self.slots.channel(channel);
+        let twin = self.channel(
+            ChannelKey {
+                doubted: true,
+                ..key
+            },
+            planes,
+        );
+        if self.slots.add_copy(slot, twin)
+            && let Whereabouts::Placed(node) = self.slots.whereabouts(slot)
+        {
+            planes.set(self.slots.channel(twin).plane, node, self.column.1);
+        }
+        self.slots.drop_copies(slot, channel);
+        self.hide(slot, plane, planes);
     }
 
     fn retire_if_bare(&mut self, slot: SlotId) {
@@ -408,7 +454,7 @@ impl Rank {
                 }
             }
         }
-        self.drop_channels(slot, |key| !key.doubted, shared);
+        self.drop_channels(slot, |key| !key.doubted || key.tier == Tier::Gpu, shared);
     }
 
     /// Drops all copies of some channels at a slot.

@@ -71,27 +71,35 @@ impl Ladder {
 
     /// The request as limbo sees it.
     #[must_use]
-    pub(super) fn walk(&self, salt: SaltId) -> Walk<'_> {
+    pub(super) fn walk<'a>(&'a self, prompt: &Prompt<'a>, salt: SaltId) -> Walk<'a> {
+        let (unit, seed, keys) = (&self.unit, self.seed, &self.prefixes);
         Walk {
-            unit: &self.unit,
-            seed: self.seed,
-            keys: &self.prefixes,
+            unit,
+            seed,
+            keys,
+            tokens: prompt.tokens,
             salt,
         }
     }
 
-    /// What the lookahead tokens behind boundary `i` add to its identity; `None` where the request
-    /// ends before them, so that no hash of that boundary exists.
+    /// What the lookahead tokens behind boundary `i`, and media that begin there, add to its
+    /// identity; `None` where the request ends before them, so that no hash of it exists.
     #[must_use]
     pub(super) fn ahead(&self, prompt: &Prompt<'_>, i: usize) -> Option<u64> {
         if self.lookahead == 0 {
             return Some(0);
         }
         let end = (i + 1) * self.unit.tokens as usize;
-        prompt
-            .tokens
-            .get(end..end + self.lookahead as usize)
-            .map(lookahead_mark)
+        let tokens = prompt.tokens.get(end..end + self.lookahead as usize)?;
+        let end = u32::try_from(end).ok()?;
+        let behind = prompt.media.iter().filter_map(|item| {
+            let offset = item
+                .offset
+                .checked_sub(end)
+                .filter(|&o| o < self.lookahead)?;
+            Some(mark(media_mark(item.id), offset))
+        });
+        Some(behind.fold(lookahead_mark(tokens), plus))
     }
 
     /// Finds the nodes; what lies behind the last one is cut off.

@@ -88,14 +88,7 @@ impl Limbo {
         let Some(trie) = self.tries.remove(trie_id.0) else {
             return;
         };
-        for chunk in &trie.first_chunks {
-            if let Some(tries) = self.by_first_chunk.get_mut(chunk) {
-                tries.retain(|&t| t != trie_id);
-                if tries.is_empty() {
-                    self.by_first_chunk.remove(chunk);
-                }
-            }
-        }
+        self.unindex(trie_id, &trie.first_tokens);
     }
 
     fn rebuild_classes(&mut self) {

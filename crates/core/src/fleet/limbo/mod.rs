@@ -95,8 +95,8 @@ struct Trie {
     root: EntryId,
     members: Vec<EntryId>,
     spans: Vec<SpanId>,
-    /// Keys of its first chunks, under which requests find it.
-    first_chunks: SmallVec<[u64; 1]>,
+    /// Its first tokens, under which requests find it.
+    first_tokens: SmallVec<[u32; 1]>,
 }
 
 #[derive(Debug, Default)]
@@ -122,8 +122,9 @@ pub(super) struct Limbo {
     tries: Slab<Trie>,
     spans: Slab<span::Span>,
     classes: Vec<Class>,
-    /// Floating tries by the key of their first chunk.
-    by_first_chunk: HashMap<u64, Vec<TrieId>>,
+    /// Floating tries by their first token: what does not depend on any group's block size, which
+    /// may be learned after the trie began.
+    by_first_token: HashMap<u32, Vec<TrieId>>,
     /// Undecided spans with an absolute start, by the prefix key of that start.
     by_start: HashMap<PrefixKey, Vec<SpanId>>,
     /// Hashes with an absolute position and an unknown salt, by prefix key.
@@ -242,7 +243,7 @@ impl Limbo {
                 root: entry,
                 members: Vec::new(),
                 spans: Vec::new(),
-                first_chunks: SmallVec::new(),
+                first_tokens: SmallVec::new(),
             }));
             self.entries[entry.0].trie = Some(trie);
             trie
@@ -299,12 +300,24 @@ impl Limbo {
         !self.facts.is_empty()
     }
 
-    /// Notes under which first chunk of tokens a trie is found by requests.
-    pub(super) fn index_first_chunk(&mut self, trie: TrieId, local: u64) {
-        let known = &mut self.tries[trie.0].first_chunks;
-        if !known.contains(&local) {
-            known.push(local);
-            self.by_first_chunk.entry(local).or_default().push(trie);
+    /// Notes under which first token a trie is found by requests.
+    pub(super) fn index_first_token(&mut self, trie: TrieId, token: u32) {
+        let known = &mut self.tries[trie.0].first_tokens;
+        if !known.contains(&token) {
+            known.push(token);
+            self.by_first_token.entry(token).or_default().push(trie);
+        }
+    }
+
+    /// A trie that goes is found under its first tokens no more.
+    fn unindex(&mut self, id: TrieId, first_tokens: &[u32]) {
+        for token in first_tokens {
+            if let Some(tries) = self.by_first_token.get_mut(token) {
+                tries.retain(|&t| t != id);
+                if tries.is_empty() {
+                    self.by_first_token.remove(token);
+                }
+            }
         }
     }
 

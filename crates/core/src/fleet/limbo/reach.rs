@@ -13,6 +13,8 @@ pub(crate) struct Walk<'a> {
     pub seed: PrefixKey,
     /// Key at `(i + 1) * unit` tokens.
     pub keys: &'a [PrefixKey],
+    /// All tokens.
+    pub tokens: &'a [u32],
     /// The request's salt.
     pub salt: SaltId,
 }
@@ -122,16 +124,18 @@ impl Limbo {
         }
     }
 
-    /// Floating tries, wherever their first chunk stands in the request.
+    /// Floating tries, wherever their first token stands in the request: below some hash, so that
+    /// it is never the very first.
     fn tries_possible(&self, walk: &Walk<'_>, world: &World<'_>, found: &mut Possible) {
-        if self.by_first_chunk.is_empty() {
+        if self.by_first_token.is_empty() {
             return;
         }
-        let steps: Vec<Step> = walk.steps().collect();
-        for pair in steps.windows(2) {
-            let chunk = walk.unit.local_between(pair[0].local, pair[1].local);
-            for &trie in self.by_first_chunk.get(&chunk).into_iter().flatten() {
-                self.trie_possible(trie, pair[0], walk, world, found);
+        for base in walk.steps().skip(1) {
+            let Some(token) = walk.tokens.get(base.tokens as usize) else {
+                return;
+            };
+            for &trie in self.by_first_token.get(token).into_iter().flatten() {
+                self.trie_possible(trie, base, walk, world, found);
             }
         }
     }

@@ -89,14 +89,7 @@ impl Limbo {
         let Some(trie) = self.tries.remove(id.0) else {
             return;
         };
-        for chunk in &trie.first_chunks {
-            if let Some(tries) = self.by_first_chunk.get_mut(chunk) {
-                tries.retain(|&t| t != id);
-                if tries.is_empty() {
-                    self.by_first_chunk.remove(chunk);
-                }
-            }
-        }
+        self.unindex(id, &trie.first_tokens);
         self.entries[trie.root.0].trie = None;
         for fact in &mut self.facts {
             if let Fact::Stands(_, at, _) = fact
