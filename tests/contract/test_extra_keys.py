@@ -64,6 +64,9 @@ def with_salt(salt: str, **fields: Any) -> BlockStored:  # noqa: ANN401 - fields
     return TEXT.stored(extra_keys=((salt,), *(None,) * 63), **fields)
 
 
+WINDOW_128 = {"kv_cache_spec_sliding_window": 128}
+
+
 @pytest.mark.parametrize("form", ["map", "array"])
 def test_a_salt_separates_caches(form: WireForm) -> None:
     index = an_index()
@@ -80,6 +83,18 @@ def test_blocks_after_the_first_inherit_its_salt(form: WireForm) -> None:
     tell(index, TEXT.stored(FULL, range(1, 64)), form=form)
     assert answer(index, cache_salt="s") == exactly(1024)
     assert answer(index) == exactly(0)
+
+
+def test_a_salt_that_no_event_showed_is_any_salt() -> None:
+    """A window's tail is listed without the first block, which alone tells the salt."""
+    alone = Group(kind="sliding_window", window=128)
+    index = an_index()
+    tell(index, TEXT.stored(alone, keep=range(56, 64)))
+    assert answer(index) == (0, 1024)
+    assert answer(index, cache_salt="s") == (0, 1024)
+    tell(index, with_salt("s", kv_cache_spec_kind="sliding_window", **WINDOW_128))
+    assert answer(index) == exactly(0)
+    assert answer(index, cache_salt="s") == exactly(1024)
 
 
 def test_a_salt_and_an_adapter_together() -> None:

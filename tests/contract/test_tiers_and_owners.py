@@ -94,6 +94,20 @@ def test_copies_leave_their_own_tier_in_any_order(first: str) -> None:
     assert tiers(index) == {"gpu": exactly(0), "gpu+cpu": exactly(0)}
 
 
+@pytest.mark.parametrize("group", [0, None])
+@pytest.mark.parametrize("form", ["map", "array"])
+def test_offloading_that_names_no_group_means_the_only_full_one(
+    group: int | None, form: WireForm
+) -> None:
+    index = an_index()
+    tell(index, TEXT.stored(), TEXT.stored(WINDOW), form=form)
+    tell(index, offloaded(group=Group(idx=group)), form=form)
+    tell(index, *TEXT.removed(FULL, range(32, 64)), form=form)
+    assert tiers(index) == {"gpu": exactly(512), "gpu+cpu": exactly(1024)}
+    tell(index, *TEXT.removed(Group(idx=group), range(48, 64), medium="CPU"), form=form)
+    assert tiers(index) == {"gpu": exactly(512), "gpu+cpu": exactly(768)}
+
+
 def test_three_tiers_are_answered_nearest_first() -> None:
     index = an_index()
     tell(index, TEXT.stored())

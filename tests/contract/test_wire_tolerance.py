@@ -91,6 +91,23 @@ def test_the_rank_of_a_batch_decides_over_the_feeds() -> None:
     assert answer(index, dp_rank=1) == exactly(1024)
 
 
+def test_a_rank_that_nobody_registered_gets_a_row_of_its_own() -> None:
+    index = an_index()
+    publish(index, as_list(TEXT.stored()), 3)
+    assert answer(index, dp_rank=0) == exactly(0)
+    assert answer(index, dp_rank=3) == exactly(1024)
+
+
+def test_bytes_that_are_no_batch_are_counted_and_change_nothing() -> None:
+    index = an_index()
+    tell(index, TEXT.stored())
+    for payload in (b"", b"\xc1", b"\x93\x00", b"not a batch"):
+        assert index.apply(POD, payload).refused == 1
+    index.check_integrity()
+    assert answer(index) == exactly(1024)
+    assert index.pods()[0].refused == {"malformed_batch": 4}
+
+
 # --- hashes -----------------------------------------------------------------------------------
 
 

@@ -98,6 +98,16 @@ pub struct Catalog {
     lookahead: u32,
 }
 
+/// The only group there is, else the only one of full attention: (index, whether it is full).
+fn only_one(groups: impl Iterator<Item = (u16, bool)> + Clone) -> u16 {
+    let mut full = groups.clone().filter(|(_, is_full)| *is_full);
+    let mut all = groups;
+    match (full.next(), full.next(), all.next(), all.next()) {
+        (Some((index, _)), None, ..) | (None, None, Some((index, _)), None) => index,
+        _ => UNGROUPED,
+    }
+}
+
 fn lcm(values: impl Iterator<Item = u32>) -> u32 {
     values.fold(1, |a, b| a / gcd(a, b) * b)
 }
@@ -157,14 +167,13 @@ impl Catalog {
         if let Some(index) = group {
             return u16::try_from(index).unwrap_or(UNGROUPED);
         }
-        let Some(groups) = self.configured_groups() else {
-            return UNGROUPED;
-        };
-        let mut full = (0u16..).zip(groups).filter(|(_, g)| g.kind.is_full());
-        match (full.next(), full.next()) {
-            (Some((index, _)), None) => index,
-            _ if groups.len() == 1 => 0,
-            _ => UNGROUPED,
+        match self.configured_groups() {
+            Some(groups) => only_one((0u16..).zip(groups).map(|(i, g)| (i, g.kind.is_full()))),
+            // Once something came without an index, that is the producer's way.
+            None if self.ungrouped.is_some() => UNGROUPED,
+            None => only_one((0u16..).zip(&self.learned).filter_map(|(index, known)| {
+                Some((index, known.as_ref()?.kind.is_some_and(SpecKind::is_full)))
+            })),
         }
     }
 
