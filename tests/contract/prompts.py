@@ -96,7 +96,7 @@ class Text:
         group: Group,
         blocks: Iterable[int],
         **fields: Any,  # noqa: ANN401 - fields of the event, as they are
-    ) -> list[BlockRemoved]:
+    ) -> list[Event]:
         """Removals as engines send them: one event per block."""
         return [
             BlockRemoved(
