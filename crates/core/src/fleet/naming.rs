@@ -356,9 +356,11 @@ impl Naming<'_, '_> {
     fn index_first_chunk(&mut self, stored: &Stored, at: At, listed: bool) {
         let Frame::Trie(trie) = at.frame else { return };
         let unit = self.rank.catalog.hash_block_size();
-        if at.step != Step::NONE || unit == 0 || stored.tokens.len < unit {
+        if at.step != Step::NONE || unit == 0 || stored.tokens.len == 0 {
             return;
         }
+        // Where groups are learned, parts of blocks may come before anything tells the unit.
+        let unit = unit.min(stored.tokens.len);
         let tokens = &self.batch.tokens_of(stored.tokens)[..unit as usize];
         let mut local = self.units.get(unit).local(tokens);
         if listed {
@@ -372,7 +374,7 @@ impl Naming<'_, '_> {
                 }
             }
         }
-        self.rank.limbo.index_first_chunk(trie, local);
+        self.rank.limbo.index_first_chunk(trie, Step { tokens: unit, local });
     }
 
     /// Compares a root store with what is known of the engine's hash function.

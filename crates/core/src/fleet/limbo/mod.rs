@@ -17,6 +17,7 @@ mod span;
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use super::catalog::gcd;
 use super::nodes::{Nodes, Place, SaltId};
 use super::planes::Planes;
 use super::slots::{EngineKey, EntryId, SlotId, Slots, Whereabouts};
@@ -95,8 +96,8 @@ struct Trie {
     root: EntryId,
     members: Vec<EntryId>,
     spans: Vec<SpanId>,
-    /// Keys of its first chunks, under which requests find it.
-    first_chunks: SmallVec<[u64; 1]>,
+    /// Its first chunks, under which requests find it.
+    first_chunks: SmallVec<[Step; 1]>,
 }
 
 #[derive(Debug, Default)]
@@ -122,8 +123,10 @@ pub(super) struct Limbo {
     tries: Slab<Trie>,
     spans: Slab<span::Span>,
     classes: Vec<Class>,
-    /// Floating tries by the key of their first chunk.
-    by_first_chunk: HashMap<u64, Vec<TrieId>>,
+    /// Floating tries by their first chunk.
+    by_first_chunk: HashMap<Step, Vec<TrieId>>,
+    /// How long first chunks are, each length once.
+    chunk_tokens: SmallVec<[u32; 2]>,
     /// Undecided spans with an absolute start, by the prefix key of that start.
     by_start: HashMap<PrefixKey, Vec<SpanId>>,
     /// Hashes with an absolute position and an unknown salt, by prefix key.
@@ -300,12 +303,21 @@ impl Limbo {
     }
 
     /// Notes under which first chunk of tokens a trie is found by requests.
-    pub(super) fn index_first_chunk(&mut self, trie: TrieId, local: u64) {
+    pub(super) fn index_first_chunk(&mut self, trie: TrieId, chunk: Step) {
         let known = &mut self.tries[trie.0].first_chunks;
-        if !known.contains(&local) {
-            known.push(local);
-            self.by_first_chunk.entry(local).or_default().push(trie);
+        if !known.contains(&chunk) {
+            known.push(chunk);
+            self.by_first_chunk.entry(chunk).or_default().push(trie);
+            if !self.chunk_tokens.contains(&chunk.tokens) {
+                self.chunk_tokens.push(chunk.tokens);
+            }
         }
+    }
+
+    /// The largest step along a request that meets `unit` and every floating trie's first chunk.
+    #[must_use]
+    pub(super) fn unit(&self, unit: u32) -> u32 {
+        self.chunk_tokens.iter().copied().fold(unit, gcd)
     }
 
     /// Adds a fact; `solve` draws its consequences.

@@ -128,10 +128,14 @@ impl Limbo {
             return;
         }
         let steps: Vec<Step> = walk.steps().collect();
-        for pair in steps.windows(2) {
-            let chunk = walk.unit.local_between(pair[0].local, pair[1].local);
-            for &trie in self.by_first_chunk.get(&chunk).into_iter().flatten() {
-                self.trie_possible(trie, pair[0], walk, world, found);
+        for &tokens in &self.chunk_tokens {
+            let unit = Unit::new(tokens);
+            let ends = steps.iter().skip((tokens / walk.unit.tokens) as usize);
+            for (&start, &end) in steps.iter().zip(ends) {
+                let chunk = Step { tokens, local: unit.local_between(start.local, end.local) };
+                for &trie in self.by_first_chunk.get(&chunk).into_iter().flatten() {
+                    self.trie_possible(trie, start, walk, world, found);
+                }
             }
         }
     }
