@@ -55,6 +55,7 @@ class Habits:
     orphan: float = 0.3
     partial: float = 0.2
     other_tier: float = 0.1
+    restart: float = 0.03
     unknown_removal: float = 0.1
 
 
@@ -153,7 +154,7 @@ class Engine:
         group = self.random.randrange(len(self.topology.groups))
         tier = self.random.choice((Tier.GPU, Tier.GPU, Tier.CPU, Tier.STORAGE))
         keys = [k for k in +self.model.copies if (k.group, k.tier) == (group, tier)]
-        hashes = [k.block_hash for k in self.random.sample(keys, min(len(keys), 4))]
+        hashes = [k.block_hash for k in self.random.sample(keys, min(len(keys), self.random.randint(0, 4)))]
         if self.random.random() < self.habits.unknown_removal:
             hashes += self.hashes.of(prompt)[-1:]
         for block_hash in hashes:
@@ -244,7 +245,7 @@ def prompts(random: Random, unit: int, count: int) -> list[Prefix]:
             stem = stem[: random.randint(0, len(stem))]
         tail = random.randint(0, max(0, random.choice((6, 14)) * unit - len(stem)))
         tokens = stem + tuple(random.randrange(letters) for _ in range(tail))
-        salt = random.choice((None, None, None, "s", "t"))
+        salt = random.choice((None, None, None, None, "s", "t"))
         made.append(Prefix(tokens, salt, random.choice((None, None, None, "a", "b"))))
     return made
 

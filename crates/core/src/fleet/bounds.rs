@@ -73,7 +73,7 @@ impl Search<'_, '_> {
             (&self.model.ranks[column], self.possible.get(&column))
         {
             let unit = self.ladders[at].unit();
-            for &(slot, boundary) in &possible.at {
+            for &(slot, boundary) in possible.at.iter().filter(|(_, b)| b.is_multiple_of(unit)) {
                 let i = (boundary / unit - 1) as usize;
                 show(rank, slot, &class.view, set, bit, &mut words, i..i + 1);
             }

@@ -102,7 +102,8 @@ impl Search<'_, '_> {
                     && self.ask.columns.contains(&column)
                     && !self.probed.contains(&column)
                 {
-                    let at = self.ladder(class.unit(), class.view.topology.hash_lookahead);
+                    let unit = rank.map_or(1, |r| r.limbo.unit(class.unit()));
+                    let at = self.ladder(unit, class.view.topology.hash_lookahead);
                     let possible = self.possible(column, at);
                     self.possible.insert(column, possible);
                 }
