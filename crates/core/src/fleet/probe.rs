@@ -4,6 +4,7 @@
 
 use hashbrown::HashMap;
 
+use super::catalog::gcd;
 use super::engine_chain::HashFunction;
 use super::limbo::{Means, Possible};
 use super::naming::Naming;
@@ -102,7 +103,10 @@ impl Search<'_, '_> {
                     && self.ask.columns.contains(&column)
                     && !self.probed.contains(&column)
                 {
-                    let unit = rank.map_or(1, |r| r.limbo.unit(class.unit()));
+                    // Floating tries hang at multiples of the hash block, which may be finer than
+                    // what the rule looks at.
+                    let hash = rank.map_or(0, |r| r.catalog.hash_block_size());
+                    let unit = gcd(class.unit(), hash);
                     let at = self.ladder(unit, class.view.topology.hash_lookahead);
                     let possible = self.possible(column, at);
                     self.possible.insert(column, possible);
