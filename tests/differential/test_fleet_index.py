@@ -1,4 +1,4 @@
-"""The fleet index against a model that knows what every hash stands for.
+"""The fleet index (`_native.FleetCore`) against a model that knows what every hash stands for.
 
 With the engines' hash function known every answer must be the model's; without, its bounds must
 hold the model's, and be it where dense stores have named all that is held. Integrity is checked
