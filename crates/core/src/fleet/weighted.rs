@@ -55,7 +55,7 @@ impl Roles {
         let main: Vec<usize> = cacheable().filter(|&i| is_main(view, i)).collect();
         let windows: Vec<(usize, u32)> = cacheable()
             .filter(|&i| !is_main(view, i) && groups[i].kind.is_window())
-            .filter_map(|i| Some((i, (groups[i].window? - 1).div_ceil(block_size))))
+            .filter_map(|i| Some((i, groups[i].window?.saturating_sub(1).div_ceil(block_size))))
             .filter(|&(_, need)| need > 0)
             .collect();
         let is_windows_only = view.groups.contains(&0) && !windows.is_empty();
