@@ -158,7 +158,7 @@ def kind_of(event: BlockStored) -> Group:
 
 
 def test_a_removal_takes_back_what_a_masked_store_added() -> None:
-    events = [DENSE, masked(1, window(32), 32, 48), remove(PROMPT, 48, group=1)]
+    events: list[Event] = [DENSE, masked(1, window(32), 32, 48), remove(PROMPT, 48, group=1)]
     assert score_after(events, PROMPT) == 0
 
 
@@ -276,7 +276,7 @@ def test_a_copy_stored_before_its_kind_was_known_is_removed_all_the_same() -> No
 
 
 def test_group_0_is_main_until_its_kind_is_known() -> None:
-    undeclared = [store(PROMPT, 0, 48, known=UNDECLARED), remove(PROMPT, 16)]
+    undeclared: list[Event] = [store(PROMPT, 0, 48, known=UNDECLARED), remove(PROMPT, 16)]
     assert score_after(undeclared, PROMPT) == 0
     declared = store(tokens_of(16, start=900), 0, 16, known=window(32))
     assert score_after([*undeclared, declared], PROMPT) == 3  # Windows only, null prefix.

@@ -7,8 +7,9 @@
 //! alignment, no dialect, and no token is left to compute. A score is the number of blocks, each
 //! times the weight of its tier.
 //!
-//! Only what is certainly there counts, and never an entry smaller than its group's block. What a
-//! pod's groups do not tell how to score has no score: the row says that it is unknown.
+//! Copies count whose place is known and that no clear put in doubt, never entries smaller than
+//! their group's block. A pod whose groups do not tell how to score it has no score: its row says
+//! that it is unknown.
 
 use super::answer::TierSet;
 use super::catalog::{UNGROUPED, View};
