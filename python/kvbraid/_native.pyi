@@ -1,7 +1,7 @@
 """Types of the native core; checked against the built module by stubtest."""
 
 from collections.abc import Sequence
-from typing import TypeAlias, final
+from typing import Literal, TypeAlias, final
 
 from typing_extensions import Buffer
 
@@ -69,13 +69,14 @@ def decode_batch(
     bad bytes.
     """
 
-# use_hash_functions, counts_copies, all_groups, memory_limit_bytes, limbo_limit_bytes, weights
-_OptionsTuple: TypeAlias = tuple[bool, bool, bool, int, int, Sequence[float]]
+# use_hash_functions, counts_copies, all_groups, memory_limit_bytes, limbo_limit_bytes, weights,
+# canonical_block_size
+_OptionsTuple: TypeAlias = tuple[bool, bool, bool, int, int, Sequence[float], int]
 # model, dp_size, topology, only_full_is_published, full_reports, hash algorithm, seed, LoRA paths
 _PodTuple: TypeAlias = tuple[
     str, int, _TopologyTuple | None, bool, bool, str | None, str | None, dict[str, str]
 ]
-# The model, LoRA, salt, media as (identifier, offset, length), pods, tiers.
+# The model, LoRA, salt, media as (identifier, offset, length), pods, tiers, strategy.
 _RequestTuple: TypeAlias = tuple[
     str,
     str | None,
@@ -83,15 +84,16 @@ _RequestTuple: TypeAlias = tuple[
     Sequence[tuple[str, int, int]],
     Sequence[str] | None,
     Sequence[str],
+    str,
 ]
-# pod, dp_rank, state, lower, upper, exact, present, tiers, limiting, score
+# pod, dp_rank, state, lower, upper, exactness, present, tiers, limiting, score
 _RowTuple: TypeAlias = tuple[
     str,
     int,
     str,
     int,
     int,
-    bool,
+    Literal["exact", "bound", "unknown"],
     int,
     list[tuple[str, int, int]],
     tuple[int | None, int] | None,

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use kvbraid_core::fleet::{Index, Options, PodConfig, PodSpec, Prompt, Request, TierSet};
+use kvbraid_core::fleet::{Index, Options, PodConfig, PodSpec, Prompt, Request, Strategy, TierSet};
 use kvbraid_core::prefix::Unit;
 use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
@@ -160,6 +160,7 @@ fn main() {
         prompt,
         pods: None,
         tiers: TierSet::GPU,
+        strategy: Strategy::Exact,
     };
     time("score", || {
         let answer = index.score(&request).expect("a known model");

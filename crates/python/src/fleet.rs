@@ -1,11 +1,12 @@
 //! The fleet index as a Python class. Every call that does work releases the interpreter first.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 use kvbraid_core::Error;
 use kvbraid_core::fleet::{
     Answer, GroupStrip, Index, Member, Options, PodConfig, PodSpec, Prompt, RankInfo, Request, Row,
-    State, Tier, TierSet,
+    State, Strategy, Tier, TierSet,
 };
 use kvbraid_core::hash::{HashAlgo, MediaItem};
 use kvbraid_core::spec::GroupSpec;
@@ -18,9 +19,9 @@ use crate::tokens::TokenArg;
 use crate::topology::TopologyTuple;
 
 /// `use_hash_functions`, `counts_copies`, `all_groups`, `memory_limit_bytes`,
-/// `limbo_limit_bytes`, weights of gpu, cpu and storage.
+/// `limbo_limit_bytes`, weights of gpu, cpu and storage, `canonical_block_size`.
 #[derive(FromPyObject)]
-struct OptionsTuple(bool, bool, bool, usize, usize, [f64; 3]);
+struct OptionsTuple(bool, bool, bool, usize, usize, [f64; 3], NonZeroU32);
 
 /// model, `dp_size`, topology, `only_full_is_published`, `full_reports`, hash algorithm, hash
 /// seed, LoRA paths by name.
@@ -36,7 +37,7 @@ struct PodTuple(
     BTreeMap<String, String>,
 );
 
-/// model, LoRA name, salt, media (identifier, offset, length), pods, tiers.
+/// model, LoRA name, salt, media (identifier, offset, length), pods, tiers, strategy.
 #[derive(FromPyObject)]
 struct RequestTuple(
     String,
@@ -45,17 +46,18 @@ struct RequestTuple(
     Vec<(String, u32, u32)>,
     Option<Vec<String>>,
     Vec<String>,
+    String,
 );
 
 type LimitingTuple = (Option<u16>, u32);
-/// pod, `dp_rank`, state, lower, upper, exact, present, tiers, limiting, score.
+/// pod, `dp_rank`, state, lower, upper, exactness, present, tiers, limiting, score.
 type RowTuple = (
     String,
     u32,
     &'static str,
     u32,
     u32,
-    bool,
+    &'static str,
     u32,
     Vec<(String, u32, u32)>,
     Option<LimitingTuple>,
@@ -134,7 +136,7 @@ fn row_tuple((member, value): (&Member, &Row)) -> RowTuple {
         value.state.name(),
         value.bounds.lower,
         value.bounds.upper,
-        value.is_exact(),
+        value.exactness(),
         value.present,
         tiers,
         value
@@ -216,8 +218,14 @@ fn decode_tiers(names: &[String]) -> Result<TierSet, Error> {
                 Error::InvalidValue(format!("tier {name:?} is not one of: {names}"))
             })
     };
-    let set: TierSet = names.iter().map(find).collect::<Result<_, _>>()?;
-    Ok(if set.is_empty() { TierSet::GPU } else { set })
+    names.iter().map(find).collect()
+}
+
+fn decode_strategy(name: &str) -> Result<Strategy, Error> {
+    Strategy::from_name(name).ok_or_else(|| {
+        let names = Strategy::NAMES.map(|(name, _)| name).join(", ");
+        Error::InvalidValue(format!("strategy {name:?} is not one of: {names}"))
+    })
 }
 
 impl RequestTuple {
@@ -226,7 +234,7 @@ impl RequestTuple {
         tokens: &TokenArg,
         run: impl FnOnce(&Request<'_>) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let Self(model, lora, salt, media, pods, tiers) = self;
+        let Self(model, lora, salt, media, pods, tiers, strategy) = self;
         let mut media: Vec<MediaItem<'_>> = media
             .iter()
             .map(|(id, offset, length)| MediaItem {
@@ -242,12 +250,13 @@ impl RequestTuple {
             salt: salt.as_deref(),
             media: &media,
         };
-        let tiers = decode_tiers(tiers)?;
+        let (tiers, strategy) = (decode_tiers(tiers)?, decode_strategy(strategy)?);
         run(&Request {
             model,
             prompt,
             pods: pods.as_deref(),
             tiers,
+            strategy,
         })
     }
 }
@@ -257,7 +266,7 @@ impl RequestTuple {
 impl FleetCore {
     #[new]
     fn new(options: OptionsTuple) -> Self {
-        let OptionsTuple(hash, counts, all_groups, memory, limbo, weights) = options;
+        let OptionsTuple(hash, counts, all_groups, memory, limbo, weights, canonical) = options;
         let options = Options {
             use_hash_functions: hash,
             counts_copies: counts,
@@ -265,6 +274,7 @@ impl FleetCore {
             memory_limit_bytes: memory,
             limbo_limit_bytes: limbo,
             weights,
+            canonical_block_size: canonical,
         };
         Self {
             index: Mutex::new(Index::new(options)),

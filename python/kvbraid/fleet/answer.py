@@ -11,7 +11,8 @@ from kvbraid._native import FleetAnswer
 from kvbraid.ids import GroupId, PodId, PodState
 from kvbraid.spec import SpecKind
 
-Exactness: TypeAlias = Literal["exact", "bound"]
+Exactness: TypeAlias = Literal["exact", "bound", "unknown"]
+"""Whether lower = upper = what the engine reuses, or not; `unknown` where a score says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,12 @@ class Limiting:
 
 @dataclass(frozen=True, slots=True)
 class PodScore:
-    """What one rank of one pod could reuse of a request."""
+    """What one rank of one pod could reuse of a request.
+
+    `score` depends on the strategy, all else does not. `weighted_blocks` cannot score a pod of
+    which too little is known (it is not registered, or no event told its groups): `score` is 0 and
+    `exactness` is `unknown`.
+    """
 
     pod: PodId
     dp_rank: int
@@ -74,7 +80,7 @@ def _score(  # noqa: PLR0913 - the native row, field by field
     state: str,
     lower: int,
     upper: int,
-    exact: bool,
+    exactness: Exactness,
     present: int,
     tiers: list[tuple[str, int, int]],
     limiting: tuple[int | None, int] | None,
@@ -86,7 +92,7 @@ def _score(  # noqa: PLR0913 - the native row, field by field
         state=PodState(state),
         lower=lower,
         upper=upper,
-        exactness="exact" if exact else "bound",
+        exactness=exactness,
         present=present,
         tiers={name: Bounds(low, high) for name, low, high in tiers},
         limiting=None if limiting is None else limiting_of(*limiting),

@@ -41,7 +41,8 @@ class IndexOptions:
 
     `memory_limit_bytes` None means no limit: above it the least recently matched boundaries are
     forgotten, and the answers of the pods concerned become bounds. `limbo_limit_bytes` bounds what
-    is undecided of one rank.
+    is undecided of one rank. `canonical_block_size` is the tokens per block that the
+    `weighted_blocks` strategy counts in; it need not be any engine's.
     """
 
     keys: Keys = "auto"
@@ -49,6 +50,13 @@ class IndexOptions:
     memory_limit_bytes: int | None = None
     limbo_limit_bytes: int = 64 << 20
     tier_weights: Mapping[Tier, float] | None = None
+    canonical_block_size: int = 16
+
+    def __post_init__(self) -> None:
+        """Refuse a block without tokens."""
+        if self.canonical_block_size < 1:
+            msg = f"canonical_block_size = {self.canonical_block_size}; it is at least 1 token"
+            raise InvalidValueError(msg)
 
 
 class FleetIndex:
@@ -65,6 +73,7 @@ class FleetIndex:
                 options.memory_limit_bytes or 0,
                 options.limbo_limit_bytes,
                 [weights[tier] for tier in Tier],
+                options.canonical_block_size,
             )
         )
 
@@ -138,13 +147,14 @@ class FleetIndex:
         """Say what every rank of the model could reuse. May place undecided hashes for good.
 
         Raises:
-            UnknownError: No pod serves the model, or a pod asked for does not.
+            UnknownError: No pod serves the model, or a pod asked for does not; `weighted_blocks`
+                answers for such a pod with an `unknown` row.
             InvalidValueError: A token id or tier that does not exist.
         """
         return Scores(self._core.score(_encode_request(request), request.token_ids))
 
     def explain(self, request: Request) -> Explanation:
-        """Say why every rank answers what it does, group by group.
+        """Say why every rank answers what it does, group by group, by the exact strategy.
 
         Raises as `score`.
         """
@@ -196,6 +206,7 @@ def _encode_request(
     list[tuple[str, int, int]],
     Sequence[str] | None,
     Sequence[str],
+    str,
 ]:
     media = [(item.identifier, item.offset, item.length) for item in request.extra_keys or ()]
     return (
@@ -205,6 +216,7 @@ def _encode_request(
         media,
         request.pods,
         request.tiers or (),
+        request.strategy,
     )
 
 

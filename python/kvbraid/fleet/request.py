@@ -24,7 +24,8 @@ class Request:
     """One lookup. `token_ids` is a uint32 buffer or a sequence of ints; None fields mean absent.
 
     `pods` and `tiers` limit the answer; without them it covers every pod of the model and every
-    combination of tiers.
+    combination of tiers. `strategy` says how the score is computed: `exact` weighs reusable
+    tokens, `weighted_blocks` counts blocks as existing gateways do.
     """
 
     model: str

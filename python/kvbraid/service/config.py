@@ -47,6 +47,7 @@ class IndexOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     keys: Literal["auto", "join"] = "auto"
     memory_limit_bytes: _Positive | None = None
     limbo_limit_bytes: _Positive = 64 << 20
+    canonical_block_size: _Positive = 16
 
 
 class PodBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

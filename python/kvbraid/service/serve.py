@@ -18,6 +18,7 @@ def serve(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
         keys=config.index.keys,
         memory_limit_bytes=config.index.memory_limit_bytes,
         limbo_limit_bytes=config.index.limbo_limit_bytes,
+        canonical_block_size=config.index.canonical_block_size,
     )
     index = FleetIndex(options)
     feed = Subscriber(index, silence_s=config.server.silence_s)

@@ -85,8 +85,11 @@ pub struct Row {
     pub tiers: SmallVec<[(TierSet, Bounds); 3]>,
     /// Wire index of the group that ends the prefix, and the boundary in tokens that it refuses.
     pub limiting: Option<(u16, u32)>,
-    /// Tokens of the best lower bound, each times the weight of its tier.
+    /// Tokens of the best lower bound, each times the weight of its tier; or what the strategy
+    /// asked for says.
     pub score: f64,
+    /// The strategy asked for has a score for this rank; otherwise `score` is 0 and says nothing.
+    pub has_score: bool,
 }
 
 impl Row {
@@ -94,5 +97,30 @@ impl Row {
     #[must_use]
     pub fn is_exact(&self) -> bool {
         self.state == State::Exact && self.bounds.lower == self.bounds.upper
+    }
+
+    /// How the answer is to be read: `exact`, `bound`, or `unknown` where it has no score.
+    #[must_use]
+    pub fn exactness(&self) -> &'static str {
+        match (self.has_score, self.is_exact()) {
+            (false, _) => "unknown",
+            (true, true) => "exact",
+            (true, false) => "bound",
+        }
+    }
+
+    /// The answer for a pod that is not registered: nothing is known of it.
+    #[must_use]
+    pub fn of_stranger(upper: u32, tiers: TierSet) -> Self {
+        let bounds = Bounds { lower: 0, upper };
+        Self {
+            state: State::Stale,
+            bounds,
+            present: 0,
+            tiers: [(tiers, bounds)].into_iter().collect(),
+            limiting: None,
+            score: 0.0,
+            has_score: false,
+        }
     }
 }

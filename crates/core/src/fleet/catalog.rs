@@ -86,6 +86,8 @@ pub struct View {
     pub upper_is_everything: bool,
     /// Some kind or chunk is unknown, so that the rule differs between lower and upper.
     pub has_unknown: bool,
+    /// Group 0, where it is there and nobody has said of what kind it is.
+    pub undeclared: Option<u16>,
 }
 
 /// The groups of one pod.
@@ -303,6 +305,7 @@ impl Catalog {
             .unwrap_or_else(|| bare_topology(groups.to_vec()));
         let mut indices: Vec<u16> = (0u16..).take(groups.len()).collect();
         let mut lower_is_zero = false;
+        let is_undeclared = groups.first().is_some_and(|g| g.kind == SpecKind::Unknown);
         if self.config.only_full_is_published {
             let keep: Vec<bool> = groups.iter().map(|g| g.kind.is_full()).collect();
             lower_is_zero = keep.contains(&false);
@@ -315,6 +318,7 @@ impl Catalog {
             lower_is_zero,
             upper_is_everything: false,
             has_unknown: false,
+            undeclared: is_undeclared.then_some(0),
         }
     }
 
@@ -346,6 +350,7 @@ impl Catalog {
         if groups.is_empty() {
             return None;
         }
+        let is_undeclared = matches!(self.learned.first(), Some(Some(Known { kind: None, .. })));
         let template = self.config.topology.as_ref();
         let mut topology = bare_topology(groups);
         if let Some(template) = template {
@@ -359,6 +364,7 @@ impl Catalog {
             lower_is_zero,
             upper_is_everything,
             has_unknown: false,
+            undeclared: is_undeclared.then_some(0),
         })
     }
 }

@@ -62,7 +62,7 @@ fn entry<'a>((member, answer): (&'a Member, &'a Row)) -> Entry<'a> {
         state: answer.state.name(),
         lower: answer.bounds.lower,
         upper: answer.bounds.upper,
-        exactness: if answer.is_exact() { "exact" } else { "bound" },
+        exactness: answer.exactness(),
         present: answer.present,
         tiers: Tiers(&answer.tiers),
         limiting: answer.limiting.map(|(group, boundary)| Limiting {

@@ -21,13 +21,16 @@ mod planes;
 mod probe;
 mod query;
 mod rank;
+mod request;
 mod slots;
 mod texts;
 mod tier;
 mod walk;
 mod weight;
+mod weighted;
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 pub use answer::{Bounds, Row, TierSet};
@@ -35,6 +38,7 @@ pub use apply::Applied;
 pub use catalog::PodConfig;
 pub use explain::{GroupStrip, Strip};
 pub use rank::{Placed, State};
+pub use request::{Request, Strategy};
 pub use tier::Tier;
 pub use walk::Prompt;
 
@@ -47,6 +51,7 @@ use engine_chain::EngineChain;
 use model::Model;
 use query::{Ask, Search};
 use rank::Rank;
+use weighted::Canonical;
 
 /// How an index works, fixed for its life.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -63,6 +68,8 @@ pub struct Options {
     pub limbo_limit_bytes: usize,
     /// What a token is worth on each tier, in the order of `Tier::ALL`.
     pub weights: [f64; 3],
+    /// Tokens per block of the `weighted_blocks` strategy.
+    pub canonical_block_size: NonZeroU32,
 }
 
 impl Default for Options {
@@ -74,6 +81,7 @@ impl Default for Options {
             memory_limit_bytes: 0,
             limbo_limit_bytes: 64 << 20,
             weights: [1.0, 0.8, 0.5],
+            canonical_block_size: const { NonZeroU32::new(16).unwrap() },
         }
     }
 }
@@ -108,7 +116,7 @@ impl Pod {
         self.columns.iter().map(|(&dp_rank, &column)| Member {
             pod: Arc::clone(&self.name),
             dp_rank,
-            column,
+            column: Some(column),
         })
     }
 }
@@ -151,19 +159,6 @@ pub struct GroupInfo {
     pub spec: crate::spec::GroupSpec,
 }
 
-/// A request.
-#[derive(Debug, Clone)]
-pub struct Request<'a> {
-    /// The model.
-    pub model: &'a str,
-    /// Tokens and what else separates caches.
-    pub prompt: Prompt<'a>,
-    /// Pods to answer for; `None` = all of the model.
-    pub pods: Option<&'a [String]>,
-    /// Tiers whose copies count for the main bounds.
-    pub tiers: TierSet,
-}
-
 /// One rank of a roster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
@@ -171,7 +166,8 @@ pub struct Member {
     pub pod: Arc<str>,
     /// The rank.
     pub dp_rank: u32,
-    column: usize,
+    /// `None` for a pod that does not serve the model.
+    column: Option<usize>,
 }
 
 /// An answer: `rows[i]` is that of `roster[i]`, in the order of pod names, then ranks.
@@ -400,10 +396,11 @@ impl Index {
         Ok(())
     }
 
-    /// Bounds for every rank of the model.
+    /// Bounds and a score for every rank of the model.
     ///
     /// # Errors
-    /// `Unknown` for a model or pod that is not registered.
+    /// `Unknown` for a model that is not registered, and for a pod that is not; the weighted
+    /// strategy answers for such a pod with a row that has no score.
     pub fn score(&mut self, request: &Request<'_>) -> Result<Answer> {
         let roster = self.roster(request)?;
         let ask = self.ask(request, &roster);
@@ -411,15 +408,29 @@ impl Index {
             .models
             .get_mut(request.model)
             .ok_or_else(|| unknown_model(request))?;
-        let rows = Search::new(model, &ask).rows(&mut self.scratch);
+        let mut rows = Search::new(model, &ask).rows(&mut self.scratch);
+        for (at, member) in roster
+            .iter()
+            .enumerate()
+            .filter(|(_, m)| m.column.is_none())
+        {
+            debug_assert!(at <= rows.len(), "no row for a member before {member:?}");
+            rows.insert(at, Row::of_stranger(request.prompt.last_token(), ask.tiers));
+        }
         Ok(Answer { roster, rows })
     }
 
     /// What every rank holds along the request, group by group, and what each group accepts.
     ///
+    /// What is explained is the exact answer, whatever strategy the request names.
+    ///
     /// # Errors
-    /// As `score`.
+    /// As `score` by the exact strategy.
     pub fn explain(&mut self, request: &Request<'_>) -> Result<(Answer, Vec<Strip>)> {
+        let request = &Request {
+            strategy: Strategy::Exact,
+            ..request.clone()
+        };
         let answer = self.score(request)?;
         let ask = self.ask(request, &answer.roster);
         let model = self
@@ -431,34 +442,53 @@ impl Index {
     }
 
     fn ask<'p>(&self, request: &Request<'p>, roster: &[Member]) -> Ask<'p> {
+        let (tiers, counted) = if request.tiers.is_empty() {
+            (TierSet::GPU, Tier::ALL.into_iter().collect())
+        } else {
+            (request.tiers, request.tiers)
+        };
+        let canonical = Canonical {
+            block_size: self.options.canonical_block_size.get(),
+            tiers: counted,
+        };
         Ask {
             prompt: request.prompt,
-            columns: roster.iter().map(|member| member.column).collect(),
-            tiers: request.tiers,
+            columns: roster.iter().filter_map(|member| member.column).collect(),
+            tiers,
+            weighted: (request.strategy == Strategy::WeightedBlocks).then_some(canonical),
             only_full: !self.options.all_groups,
             touch: self.options.memory_limit_bytes > 0,
             weights: self.options.weights,
         }
     }
 
-    /// Every rank asked for. That of all pods is made once per model.
+    /// Every rank asked for. That of all pods is made once per model. Only the weighted strategy
+    /// has an answer for pods that do not serve the model.
     fn roster(&mut self, request: &Request<'_>) -> Result<Arc<[Member]>> {
         let Some(model) = self.models.get_mut(request.model) else {
             return Err(unknown_model(request));
         };
         if let Some(names) = request.pods {
-            let pods = names.iter().map(|name| {
-                let pod = self
-                    .pods
-                    .get(name)
-                    .filter(|p| p.spec.model == request.model);
-                pod.ok_or_else(|| {
-                    let model = request.model;
-                    Error::Unknown(format!("pod {name:?} does not serve model {model:?}"))
-                })
-            });
-            let pods: Vec<&Pod> = pods.collect::<Result<_>>()?;
-            return Ok(pods.into_iter().flat_map(Pod::members).collect());
+            let mut members = Vec::with_capacity(names.len());
+            for name in names {
+                let pod = self.pods.get(name);
+                match (
+                    pod.filter(|p| p.spec.model == request.model),
+                    request.strategy,
+                ) {
+                    (Some(pod), _) => members.extend(pod.members()),
+                    (None, Strategy::WeightedBlocks) => members.push(Member {
+                        pod: name.as_str().into(),
+                        dp_rank: 0,
+                        column: None,
+                    }),
+                    (None, Strategy::Exact) => {
+                        let text = format!("pod {name:?} does not serve model {:?}", request.model);
+                        return Err(Error::Unknown(text));
+                    }
+                }
+            }
+            return Ok(members.into());
         }
         let pods = self.pods.values().filter(|p| p.spec.model == request.model);
         let roster = model

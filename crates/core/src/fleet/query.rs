@@ -15,6 +15,7 @@ use super::planes::PlaneKey;
 use super::rank::{Rank, State};
 use super::walk::{Ladder, Prompt};
 use super::weight::score;
+use super::weighted::{self, Canonical};
 use crate::rule::{self, Held, Query, Unknown};
 
 /// What a request asks for.
@@ -32,6 +33,8 @@ pub(super) struct Ask<'a> {
     pub(super) touch: bool,
     /// What a token is worth on each tier.
     pub(super) weights: Weights,
+    /// Score by weighted canonical blocks instead of by reusable tokens.
+    pub(super) weighted: Option<Canonical>,
 }
 
 /// Words of one class and one set of tiers, per group of the topology.
@@ -279,11 +282,12 @@ impl<'a, 'p> Search<'a, 'p> {
             tiers: tier_sets.iter().map(|&set| (set, bounds)).collect(),
             limiting: None,
             score: 0.0,
+            has_score: self.ask.weighted.is_none(),
         }
     }
 
     pub(super) fn last_token(&self) -> u32 {
-        u32::try_from(self.ask.prompt.tokens.len().saturating_sub(1)).unwrap_or(u32::MAX)
+        self.ask.prompt.last_token()
     }
 
     fn answer_class(
@@ -320,9 +324,17 @@ impl<'a, 'p> Search<'a, 'p> {
                 }
             }
         }
+        let weighted = self
+            .ask
+            .weighted
+            .map(|canonical| weighted::scores(self, class, at, canonical, scratch));
         for column in class.columns() {
             let row = sheet.row(column);
-            row.score = score(self, class, at, column % 64, row);
+            (row.score, row.has_score) = match &weighted {
+                None => (score(self, class, at, column % 64, row), true),
+                Some(None) => (0.0, false),
+                Some(Some(scores)) => (scores[column % 64], true),
+            };
         }
     }
 

@@ -19,6 +19,14 @@ pub struct Prompt<'a> {
     pub media: &'a [MediaItem<'a>],
 }
 
+impl Prompt<'_> {
+    /// The most tokens that anybody can reuse: one is left to compute.
+    #[must_use]
+    pub fn last_token(&self) -> u32 {
+        u32::try_from(self.tokens.len().saturating_sub(1)).unwrap_or(u32::MAX)
+    }
+}
+
 /// The keys and nodes of a request at multiples of one unit.
 #[derive(Debug)]
 pub(super) struct Ladder {
