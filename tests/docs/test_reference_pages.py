@@ -4,6 +4,7 @@ import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -221,7 +222,7 @@ def test_the_fields_of_a_topology_are_read_under_every_name_listed() -> None:
 
 def test_every_dependency_has_its_reason_and_every_reason_its_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    python = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    python = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     crates = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["dependencies"]
     fuzz = tomllib.loads((ROOT / "fuzz" / "Cargo.toml").read_text())["dependencies"]
     used = {re.split(r"[<>=]", requirement)[0] for requirement in python}
