@@ -67,9 +67,7 @@ SITUATIONS: Final[Mapping[str, tuple[tuple[int, int], Callable[[], FleetIndex]]]
         (32, 64),
         lambda: index_of(
             STORED,
-            stored(
-                block_hashes=(1, 2), token_ids=TOKENS[:32], group_idx=1, kv_cache_spec_kind=None
-            ),
+            replace(HALF, group_idx=1, kv_cache_spec_kind=None),
         ),
     ),
     "unconfigured groups: indices seen with a gap": (
