@@ -32,6 +32,7 @@ STORED: Final = BlockStored(
     kv_cache_spec_kind="full_attention",
 )
 HALF: Final = replace(STORED, block_hashes=(1, 2), token_ids=TOKENS[:32])
+ORPHAN: Final = replace(STORED, block_hashes=(3, 4), token_ids=TOKENS[32:], parent_block_hash=99)
 
 
 def index_of(
@@ -56,8 +57,8 @@ CONFIGURED: Final = {"groups": [FULL]}
 SITUATIONS: Final[Mapping[str, tuple[tuple[int, int], Callable[[], FleetIndex]]]] = {
     "state `exact`, everything placed": ((64, 64), lambda: index_of(STORED)),
     "hashes in limbo that may stand on this request": (
-        (0, 64),
-        lambda: index_of(replace(STORED, parent_block_hash=99)),
+        (32, 64),
+        lambda: index_of(HALF, ORPHAN),
     ),
     "copies outside the GPU after a clear or restart, not spoken of since": (
         (0, 64),
