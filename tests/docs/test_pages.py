@@ -1,5 +1,6 @@
 """What the pages promise holds: links lead somewhere, commands exist, Python blocks run."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -61,6 +62,14 @@ def test_the_readme_opens_with_demo_and_test() -> None:
     assert list(commands(README))[:2] == ["make demo", "make test"]
     assert words_before_first_block(README) <= 60
     assert len(README.read_text().splitlines()) <= 120
+
+
+def test_the_readme_shows_what_its_program_prints() -> None:
+    (program,) = (block.text for block in blocks(README) if block.language == "python")
+    (answer,) = (block.text for block in blocks(README) if block.language == "json")
+    assert len([line for line in program.splitlines() if line]) <= 12
+    printed = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, timeout=30)
+    assert json.loads(printed) == json.loads(answer)
 
 
 def test_continuous_integration_runs_the_readme_commands() -> None:

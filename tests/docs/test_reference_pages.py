@@ -1,8 +1,10 @@
 """The tables of docs/ against the code: reasons, flags, kinds, options, calls, worked examples."""
 
 import re
+import tomllib
 from collections.abc import Iterable
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -216,3 +218,16 @@ def test_the_fields_of_a_topology_are_read_under_every_name_listed() -> None:
         kind = {} if name.endswith("kind") else {"kind": "full_attention"}
         with pytest.raises(TopologyError, match=re.escape(f"topology.groups[0].{name}")):
             topology_from_mapping({"groups": [{**kind, "block_size": 16, name: object()}]})
+
+
+def test_every_dependency_has_its_reason_and_every_reason_its_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    python = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    crates = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["dependencies"]
+    fuzz = tomllib.loads((ROOT / "fuzz" / "Cargo.toml").read_text())["dependencies"]
+    used = {re.split(r"[<>=]", requirement)[0] for requirement in python}
+    used |= {*crates, *fuzz} - {"kvbraid-core"}
+    page = (ROOT / "CONTRIBUTING.md").read_text().split("## Dependencies")[1]
+    rows = re.findall(r"^\| (?!-|package|crate|for tests)(.*?) \|", page, re.MULTILINE)
+    listed = {name.split(" ")[0] for row in rows for name in row.split(", ")}
+    assert listed == used

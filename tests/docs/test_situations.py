@@ -1,0 +1,133 @@
+"""The table of bounds in docs/placing-blocks.md, row by row: each situation made, and answered.
+
+The prompt has 64 tokens and one more; a full-attention group holds all four blocks of 16, or two.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+import pytest
+from kvbraid.events.model import AllBlocksCleared, BlockStored
+from kvbraid.events.wire import encode_batch
+from kvbraid.fleet.index import FleetIndex, IndexOptions
+from kvbraid.fleet.request import Request
+from kvbraid.ids import PodId, PodState
+from kvbraid.spec import topology_from_mapping
+
+from tests.docs.test_reference_pages import tables
+
+POD: Final = PodId("a")
+TOKENS: Final = tuple(range(64))
+FULL: Final = {"kind": "full_attention", "block_size": 16}
+WINDOW: Final = {"kind": "sliding_window", "block_size": 16, "window": 32}
+
+
+STORED: Final = BlockStored(
+    block_hashes=(1, 2, 3, 4),
+    parent_block_hash=None,
+    token_ids=TOKENS,
+    block_size=16,
+    group_idx=0,
+    kv_cache_spec_kind="full_attention",
+)
+HALF: Final = replace(STORED, block_hashes=(1, 2), token_ids=TOKENS[:32])
+ORPHAN: Final = replace(STORED, block_hashes=(3, 4), token_ids=TOKENS[32:], parent_block_hash=99)
+
+
+def index_of(
+    *events: BlockStored | AllBlocksCleared,
+    topology: Mapping[str, object] | None = None,
+    state: PodState = PodState.EXACT,
+    memory_limit_bytes: int | None = None,
+) -> FleetIndex:
+    index = FleetIndex(IndexOptions(memory_limit_bytes=memory_limit_bytes))
+    read = None if topology is None else topology_from_mapping(topology)
+    index.register(POD, model="m", topology=read)
+    for event in events:
+        index.apply(POD, encode_batch([event]))
+    index.set_state(POD, state, reason="a reason")
+    index.enforce_limits()
+    index.check_integrity()
+    return index
+
+
+CONFIGURED: Final = {"groups": [FULL]}
+
+SITUATIONS: Final[Mapping[str, tuple[tuple[int, int], Callable[[], FleetIndex]]]] = {
+    "state `exact`, everything placed": ((64, 64), lambda: index_of(STORED)),
+    "hashes in limbo that may stand on this request": (
+        (32, 64),
+        lambda: index_of(HALF, ORPHAN),
+    ),
+    "copies outside the GPU after a clear or restart, not spoken of since": (
+        (0, 64),
+        lambda: index_of(replace(STORED, medium="CPU"), AllBlocksCleared()),
+    ),
+    "a kind or `chunk` unknown": (
+        (32, 64),
+        lambda: index_of(
+            STORED,
+            replace(HALF, group_idx=1, kv_cache_spec_kind=None),
+        ),
+    ),
+    "unconfigured groups: indices seen with a gap": (
+        (0, 64),
+        lambda: index_of(replace(STORED, group_idx=1)),
+    ),
+    "unconfigured groups: events without an index, and without a kind or beside indexed ones": (
+        (0, 64),
+        lambda: index_of(replace(HALF, group_idx=None, kv_cache_spec_kind=None)),
+    ),
+    '`report_mode = "full"`': (
+        (0, 64),
+        lambda: index_of(STORED, topology={**CONFIGURED, "report_mode": "full"}),
+    ),
+    "SGLang with groups besides full attention": (
+        (0, 32),
+        lambda: index_of(
+            replace(HALF, group_idx=None),
+            topology={"engine": "sglang", "groups": [FULL, WINDOW]},
+        ),
+    ),
+    "something was forgotten for want of memory": (
+        (0, 64),
+        lambda: index_of(STORED, memory_limit_bytes=1),
+    ),
+    "`degraded` because history is missing": (
+        (32, 64),
+        lambda: index_of(
+            HALF,
+            topology=CONFIGURED,
+            state=PodState.DEGRADED,
+        ),
+    ),
+    "`rebuilding`, `stale`: removals may be missing": (
+        (0, 64),
+        lambda: index_of(STORED, topology=CONFIGURED, state=PodState.REBUILDING),
+    ),
+    "a contradiction of configuration or places": (
+        (0, 64),
+        lambda: index_of(STORED, replace(STORED, kv_cache_spec_kind="mamba"), topology=CONFIGURED),
+    ),
+}
+
+
+def test_every_situation_of_the_table_is_made_here() -> None:
+    table, *_ = tables("placing-blocks.md", "From presence to bounds")
+    assert [row[0] for row in table] == list(SITUATIONS)
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_the_bounds_are_those_of_the_table(situation: str) -> None:
+    bounds, make = SITUATIONS[situation]
+    request = Request(model="m", token_ids=[*TOKENS, 7], tiers=["gpu", "cpu"])
+    (row,) = make().score(request).rows
+    assert (row.lower, row.upper) == bounds
+    assert row.exactness == ("exact" if situation.startswith("state `exact`") else "bound")
+
+
+def test_missing_history_promises_nothing_where_groups_are_only_learned() -> None:
+    index = index_of(STORED, state=PodState.DEGRADED)
+    (row,) = index.score(Request(model="m", token_ids=[*TOKENS, 7])).rows
+    assert (row.lower, row.upper) == (0, 64)
