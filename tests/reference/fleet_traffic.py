@@ -154,7 +154,10 @@ class Engine:
         group = self.random.randrange(len(self.topology.groups))
         tier = self.random.choice((Tier.GPU, Tier.GPU, Tier.CPU, Tier.STORAGE))
         keys = [k for k in +self.model.copies if (k.group, k.tier) == (group, tier)]
-        hashes = [k.block_hash for k in self.random.sample(keys, min(len(keys), self.random.randint(0, 4)))]
+        hashes = [
+            k.block_hash
+            for k in self.random.sample(keys, min(len(keys), self.random.randint(0, 4)))
+        ]
         if self.random.random() < self.habits.unknown_removal:
             hashes += self.hashes.of(prompt)[-1:]
         for block_hash in hashes:
