@@ -1,11 +1,7 @@
 """A gateway's choice: event bytes of two pods in, the pod that can reuse most of a prompt out."""
 
-from kvbraid.events.model import BlockStored
-from kvbraid.events.wire import encode_batch
-from kvbraid.fleet.index import FleetIndex
-from kvbraid.fleet.request import Request
-from kvbraid.ids import PodId
-from kvbraid.spec import GroupSpec, SpecKind, Topology
+from kvbraid import FleetIndex, GroupSpec, PodId, Request, SpecKind, Topology
+from kvbraid.events import BlockStored, encode_batch
 
 FULL = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=4)
 WINDOW = GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=4, window=8)
