@@ -1,8 +1,8 @@
 """How long does the `weighted_blocks` strategy take?
 
 The scorer workload of existing gateways: 32 pods x 512 keys of 16 tokens, everything hit; one
-ungrouped entry per block (legacy), a full and a window group (hybrid), and windows that are broken
-again and again just before they are long enough (worst).
+ungrouped entry per block (legacy), a full and a window group (hybrid), and two windows that
+alternate: wherever one accepts a prefix the other does not, down to the first block (worst).
 """
 
 import contextlib
@@ -20,12 +20,20 @@ from bench.streams import Batch, Chain, Event, batch, prefill_events, stored
 NUM_PODS = 32
 NUM_KEYS = 512
 WINDOW = 1_024
-WINDOW_GROUP = GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=16, window=WINDOW)
+ONE_BLOCK = 17
+TWO_BLOCKS = 32
 
 
-def window_store(chain: Chain, begin: int, end: int) -> Event:
-    """Return a dense store of the window group."""
-    return stored(chain, begin, end, group=1, kind="sliding_window", window=WINDOW)
+def window_group(window: int) -> GroupSpec:
+    """Return a sliding-window group."""
+    return GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=16, window=window)
+
+
+def window_store(
+    chain: Chain, begin: int, end: int, *, group: int = 1, window: int = WINDOW
+) -> Event:
+    """Return a dense store of a window group."""
+    return stored(chain, begin, end, group=group, kind="sliding_window", window=window)
 
 
 def legacy_events(chain: Chain) -> list[Event]:
@@ -43,11 +51,22 @@ def hybrid_events(chain: Chain) -> list[Event]:
 
 
 def alternating_events(chain: Chain) -> list[Event]:
-    """Return a full group, and runs of the window group one block too short, with holes."""
-    runs = [
-        window_store(chain, begin, min(begin + 63, NUM_KEYS)) for begin in range(0, NUM_KEYS, 64)
-    ]
-    return [*prefill_events(chain, 0, NUM_KEYS), *runs]
+    """Return a full group, and two windows that never accept the same prefix but the shortest.
+
+    ```text
+    block           0 1 2 3 4 5 6 7
+    one block (g1)  x . x x x . x x     accepts every prefix but those of 2, 6, ... blocks
+    two blocks (g2) x x . . x x . .     accepts prefixes of 1, 2, 6, ... blocks
+    ```
+    """
+    events = prefill_events(chain, 0, NUM_KEYS)
+    for block in range(0, NUM_KEYS, 4):
+        events += [
+            window_store(chain, block, block + 1, window=ONE_BLOCK),
+            window_store(chain, block + 2, block + 4, window=ONE_BLOCK),
+            window_store(chain, block, block + 2, group=2, window=TWO_BLOCKS),
+        ]
+    return events
 
 
 def weighted(*groups: GroupSpec, events: str) -> Side:
@@ -70,13 +89,15 @@ def weighted(*groups: GroupSpec, events: str) -> Side:
             token_ids=array("I", [*chain.tokens.tolist(), 1]),
             strategy="weighted_blocks",
         )
-        assert len(index.score(request).rows) == NUM_PODS
+        scores = [row.score for row in index.score(request).rows]
+        assert scores == [SCORES[events]] * NUM_PODS, scores
         yield repeated_us(lambda: index.score(request))
 
     return side
 
 
 STREAMS = {"legacy": legacy_events, "hybrid": hybrid_events, "alternating": alternating_events}
+SCORES = {"legacy": NUM_KEYS, "hybrid": NUM_KEYS, "alternating": 1}
 
 ROWS = (
     Row(
@@ -89,14 +110,16 @@ ROWS = (
         name="weighted_hybrid",
         question="full and window groups, all hit",
         unit="us",
-        ours=weighted(FULL, WINDOW_GROUP, events="hybrid"),
+        ours=weighted(FULL, window_group(WINDOW), events="hybrid"),
     ),
     Row(
         name="weighted_worst",
-        question="window runs one block too short; `rival` is our own weighted_hybrid",
+        question="two windows that alternate; `rival` is our own weighted_hybrid",
         unit="us",
-        ours=weighted(FULL, WINDOW_GROUP, events="alternating"),
-        rival=weighted(FULL, WINDOW_GROUP, events="hybrid"),
+        ours=weighted(
+            FULL, window_group(ONE_BLOCK), window_group(TWO_BLOCKS), events="alternating"
+        ),
+        rival=weighted(FULL, window_group(WINDOW), events="hybrid"),
         target=Target(ratio=2 / 3),
     ),
 )

@@ -38,7 +38,6 @@ INDICES: tuple[tuple[GroupIndex, ...], ...] = (
     (0, 1, 2, 3),
     (1, 2),
     (None,),
-    (None, 0),
 )
 
 

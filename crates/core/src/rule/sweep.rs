@@ -260,6 +260,9 @@ pub(super) fn slice<'a>(groups: &[&'a [u64]], group: usize) -> &'a [u64] {
 /// Two running ANDs per chunk of `needed` words: one forward from the chunk's start, one backward
 /// from its end; every window is a suffix of one chunk and a prefix of the next.
 fn slide(words: &mut [u64], needed: usize, suffix: &mut Vec<u64>) {
+    if needed == 1 {
+        return; // Every word is its own window.
+    }
     suffix.clear();
     suffix.extend_from_slice(words);
     for chunk in suffix.chunks_mut(needed) {
