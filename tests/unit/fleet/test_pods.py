@@ -321,7 +321,10 @@ def test_hash_0_is_a_parent_like_any_other() -> None:
 
 
 def test_storing_and_removing_for_ever_does_not_grow() -> None:
-    """In miniature: the same number of blocks, new ones in each round, a few always live."""
+    """In miniature: so many new blocks in each round, a few of which live a little longer.
+
+    The first rounds fill what a rank may keep of names that nobody holds; then nothing grows.
+    """
     index = index_of(Topology(groups=(FULL,)))
     num_blocks, live = 20_000, 16
     after: list[int] = []
@@ -336,7 +339,7 @@ def test_storing_and_removing_for_ever_does_not_grow() -> None:
         index.apply(POD, encode_batch([BlockRemoved(block_hashes=hashes[:live], group_idx=0)]))
         index.check_integrity()
         after.append(index.memory_bytes())
-    assert after[-1] <= 1.05 * after[0]
+    assert after[-1] <= 1.05 * after[2]
 
 
 def test_what_was_forgotten_for_want_of_memory_is_not_excluded_until_a_clear() -> None:
