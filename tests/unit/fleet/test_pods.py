@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from kvbraid.errors import InvalidValueError, UnknownError
@@ -21,9 +22,9 @@ PROMPT = tuple(range(17))
 """Four blocks and the token that is always left to compute."""
 
 
-def stored(blocks: int = 4, **fields: object) -> BlockStored:
+def stored(blocks: int = 4, **fields: Any) -> BlockStored:  # noqa: ANN401 - fields of the event
     """The first blocks of PROMPT, with hashes 0, 1, 2, …; a field more replaces its own."""
-    event: dict[str, object] = {
+    event: dict[str, Any] = {
         "block_hashes": tuple(range(blocks)),
         "parent_block_hash": None,
         "token_ids": PROMPT[: 4 * blocks],
@@ -32,16 +33,16 @@ def stored(blocks: int = 4, **fields: object) -> BlockStored:
         "kv_cache_spec_kind": "full_attention",
         **fields,
     }
-    return BlockStored(**event)  # type: ignore[arg-type]
+    return BlockStored(**event)
 
 
-def window_stored(blocks: int = 4, **fields: object) -> BlockStored:
+def window_stored(blocks: int = 4, **fields: Any) -> BlockStored:  # noqa: ANN401 - as above
     spec = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 5}
     return stored(blocks, **{"group_idx": 1, **spec, **fields})
 
 
-def index_of(topology: Topology | None = None, **options: object) -> FleetIndex:
-    index = FleetIndex(IndexOptions(**options))  # type: ignore[arg-type]
+def index_of(topology: Topology | None = None, options: IndexOptions | None = None) -> FleetIndex:
+    index = FleetIndex(options)
     index.register(POD, model="m", topology=topology)
     return index
 
@@ -256,7 +257,7 @@ def test_a_configured_hash_function_that_events_refute_degrades_the_pod() -> Non
     tell(index, stored())
     pod = info(index)
     assert (pod.hash_function, pod.reason) == ("refuted", "contradicts_hash_function")
-    joined = index_of(configured, keys="join")
+    joined = index_of(configured, IndexOptions(keys="join"))
     tell(joined, stored(), window_stored())
     assert (info(joined).hash_function, bounds(joined)) == ("unknown", (16, 16))
 
@@ -308,8 +309,12 @@ def test_an_sglang_hybrid_is_bounded_by_its_full_attention_part() -> None:
 
 def test_hash_0_is_a_parent_like_any_other() -> None:
     index = index_of(HYBRID)
-    first = {"block_hashes": (0,), "token_ids": PROMPT[:4]}
-    rest = {"block_hashes": (1, 2, 3), "token_ids": PROMPT[4:16], "parent_block_hash": 0}
+    first: dict[str, Any] = {"block_hashes": (0,), "token_ids": PROMPT[:4]}
+    rest: dict[str, Any] = {
+        "block_hashes": (1, 2, 3),
+        "token_ids": PROMPT[4:16],
+        "parent_block_hash": 0,
+    }
     tell(index, stored(**rest), window_stored(**rest))
     assert bounds(index, PROMPT[4:])[0] == 0, "an unknown parent is not the root"
     assert bounds(index) == (0, 0), "token 0 is held by nobody"
@@ -343,7 +348,7 @@ def test_storing_and_removing_for_ever_does_not_grow() -> None:
 
 
 def test_what_was_forgotten_for_want_of_memory_is_not_excluded_until_a_clear() -> None:
-    index = index_of(HYBRID, memory_limit_bytes=1)
+    index = index_of(HYBRID, IndexOptions(memory_limit_bytes=1))
     tell(index, stored(), window_stored())
     for _ in range(8):
         index.enforce_limits()
