@@ -12,7 +12,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 from kvbraid.fleet.answer import PodScore
-from kvbraid.fleet.index import FleetIndex, IndexOptions
+from kvbraid.fleet.index import FleetIndex, IndexOptions, Keys
 from kvbraid.fleet.request import Request
 from kvbraid.hashing import HashAlgo
 from kvbraid.ids import PodId, PodState, Tier
@@ -36,6 +36,7 @@ class World:
     prompts: list[Prefix]
     random: Random
     idle: RankModel
+    forgets: bool = False
 
     def steps(self, count: int) -> Iterator[None]:
         """Let engines act; every batch is published and checked before the next."""
@@ -46,7 +47,9 @@ class World:
             if self.random.random() < engine.habits.restart:
                 engine.clear()
                 engine.act(self.prompts)
-            engine.publish(self.index)
+            engine.publish(self.index, forgets=self.forgets)
+            if self.forgets:
+                self.index.enforce_limits()
             if self.random.random() < engine.habits.restart:
                 engine.restart(self.index)
             self.index.check_integrity()
@@ -219,3 +222,30 @@ def test_what_is_published_densely_needs_no_hash_function(
         for engine, prompt, row in fleet_world.ask():
             if engine.model.is_named:
                 check_exact(row, engine, prompt)
+
+
+@given(
+    seed=SEEDS,
+    fleet=FLEETS,
+    habits=HABITS,
+    steps=STEPS,
+    algo=st.sampled_from((None, HashAlgo.SHA256)),
+    memory=st.sampled_from((None, 1, 20_000)),
+    limbo=st.sampled_from((0, 1_000, 64 << 20)),
+)
+def test_an_index_short_of_memory_forgets_and_says_so(
+    seed: int,
+    fleet: list[Topology],
+    habits: Habits,
+    steps: int,
+    algo: HashAlgo | None,
+    memory: int | None,
+    limbo: int,
+) -> None:
+    keys: Keys = "join" if algo is None else "auto"
+    limits = IndexOptions(keys=keys, memory_limit_bytes=memory, limbo_limit_bytes=limbo)
+    fleet_world = world(seed, fleet, habits, algo, limits)
+    fleet_world.forgets = True
+    for _ in fleet_world.steps(steps):
+        for engine, prompt, row in fleet_world.ask():
+            check_bounds(row, engine, prompt)

@@ -25,6 +25,22 @@ impl TierSet {
         self.0 == 0
     }
 
+    /// Whether both have some tier.
+    #[must_use]
+    pub(super) fn overlaps(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// Adds a tier.
+    pub(super) fn insert(&mut self, tier: Tier) {
+        self.0 |= 1 << tier as u8;
+    }
+
+    /// Takes a tier out.
+    pub(super) fn remove(&mut self, tier: Tier) {
+        self.0 &= !(1 << tier as u8);
+    }
+
     /// Its tiers, nearest first.
     pub fn iter(self) -> impl Iterator<Item = Tier> {
         Tier::ALL.into_iter().filter(move |t| self.contains(*t))

@@ -27,11 +27,13 @@ impl Search<'_, '_> {
         } else {
             lower
         };
-        let everything =
-            rank.state() != State::Exact || class.view.upper_is_everything || rank.forgot;
+        let everything = rank.state() != State::Exact
+            || class.view.upper_is_everything
+            || rank.forgot.overlaps(set);
         if everything {
             let topology = &class.view.topology;
-            let whole = self.last_token() / topology.alignment * topology.alignment;
+            let step = rule::alignment(topology);
+            let whole = self.last_token() / step * step;
             let upper = whole.saturating_sub(topology.replay_tokens).max(certain);
             return Bounds {
                 lower: certain,

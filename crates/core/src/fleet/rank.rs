@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::answer::TierSet;
 use super::catalog::{Catalog, UNGROUPED};
 use super::engine_chain::EngineChain;
 use super::limbo::{Limbo, Means, World};
@@ -90,8 +91,9 @@ pub(super) struct Rank {
     pub feed_reason: String,
     /// The first contradiction of the configuration since the last restart.
     pub contradicted: Option<&'static str>,
-    /// Something was forgotten for want of memory: nothing can be excluded until a clear.
-    pub forgot: bool,
+    /// Tiers of which something was lost or forgotten for want of memory: nothing that may be there
+    /// can be excluded. A clear tells the truth of the GPU tier alone.
+    pub forgot: TierSet,
     /// Presence is a flag, not a count (a shortcut that `replay --model set` shows).
     pub counts_copies: bool,
     /// Some store carried multimodal keys or embeddings: the tokens of a sparse store do not tell
@@ -138,7 +140,7 @@ impl Rank {
             feed_state: State::Exact,
             feed_reason: String::new(),
             contradicted: None,
-            forgot: false,
+            forgot: TierSet::default(),
             counts_copies,
             saw_media: false,
             has_doubts: false,
@@ -415,7 +417,7 @@ impl Rank {
         for slot in slots {
             self.clear_slot(slot, &twins, shared);
         }
-        self.forgot = false;
+        self.forgot.remove(Tier::Gpu);
     }
 
     /// The engine restarted: hashes may mean other prefixes now.
@@ -481,6 +483,14 @@ impl Rank {
         for slot in slots {
             self.drop_channels(slot, |_| true, shared);
         }
+        self.forgot = Tier::ALL.into_iter().collect();
+    }
+
+    /// Remembers that the tiers which have a copy here are not known any more.
+    fn forget_copies(&mut self, slot: SlotId) {
+        for channel in self.slots.held_channels(slot) {
+            self.forgot.insert(self.slots.channel(channel).key.tier);
+        }
     }
 
     /// Drops what stands at nodes that must go.
@@ -494,7 +504,7 @@ impl Rank {
             })
             .collect();
         for slot in doomed {
-            self.forgot |= self.slots.is_held(slot);
+            self.forget_copies(slot);
             self.drop_channels(slot, |_| true, shared);
             if let Whereabouts::Placed(node) = self.slots.whereabouts(slot) {
                 shared.nodes.release(node);
@@ -507,10 +517,10 @@ impl Rank {
     pub(super) fn evict_limbo(&mut self, shared: &mut Shared<'_>) {
         let undecided: Vec<SlotId> = self.limbo.slots().collect();
         for slot in undecided {
+            self.forget_copies(slot);
             self.drop_channels(slot, |_| true, shared);
         }
         self.limbo.sweep(&mut self.slots);
-        self.forgot = true;
     }
 
     /// A group's block turned out larger: what was taken for whole blocks were parts of one.

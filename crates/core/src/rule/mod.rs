@@ -19,6 +19,8 @@ pub use why::{Limiting, accepted, limiting};
 use crate::error::{Error, Result};
 use crate::spec::Topology;
 use plan::Plan;
+
+pub(crate) use plan::alignment;
 use sweep::Buffers;
 
 /// One answer per bit of a word.

@@ -279,7 +279,7 @@ impl Plan {
 }
 
 /// What every answer is a multiple of, in tokens, before the groups' own blocks.
-pub(super) fn alignment(topology: &Topology) -> u32 {
+pub(crate) fn alignment(topology: &Topology) -> u32 {
     if topology.partial_hits {
         topology.hash_block_size
     } else {
