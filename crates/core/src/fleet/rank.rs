@@ -62,10 +62,6 @@ pub struct Placed {
 
 /// One rank.
 #[derive(Debug)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "independent facts of one rank"
-)]
 pub(super) struct Rank {
     /// The rank's number.
     #[expect(
