@@ -149,6 +149,9 @@ class FakeFeed:
             for rank in range(config.dp_size)
         ]
 
+    def strays(self) -> dict[str, int]:
+        return {"unknown_topic": 3}
+
     def start(self) -> None:
         self.log.append("start")
 

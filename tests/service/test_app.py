@@ -117,6 +117,7 @@ def test_metrics_show_each_rank_and_the_latency_of_scores(client: TestClient) ->
         'kvbraid_placed{dp_rank="0",means="join",pod="a"} 2.0',
         'kvbraid_refused_total{dp_rank="0",pod="a",reason="topic_mismatch"} 4.0',
         "kvbraid_memory_bytes 4096.0",
+        'kvbraid_stray_messages_total{reason="unknown_topic"} 3.0',
         "kvbraid_score_seconds_count 1.0",
         'kvbraid_score_seconds_bucket{le="+Inf"} 1.0',
     } <= lines

@@ -84,7 +84,12 @@ class Metrics(Collector):
                 placed.add_metric([*labels, means], count)
             for reason, count in row.refused.items():
                 refused.add_metric([*labels, reason], count)
-        yield from (state, messages, placed, refused)
+        strays = CounterMetricFamily(
+            "kvbraid_stray_messages", "Messages of no registered pod.", labels=["reason"]
+        )
+        for reason, count in self._service.feed.strays().items():
+            strays.add_metric([reason], count)
+        yield from (state, messages, placed, refused, strays)
         yield GaugeMetricFamily(
             "kvbraid_memory_bytes",
             "Bytes that the index accounts for.",

@@ -73,6 +73,9 @@ class Feed(Protocol):
     def status(self) -> Sequence[object]:
         """Return one row per pod and rank, with the attributes of `answers.FeedRow`."""
 
+    def strays(self) -> Mapping[str, int]:
+        """Return how many messages concerned no followed pod, by reason."""
+
     def start(self) -> None:
         """Begin to receive."""
 
