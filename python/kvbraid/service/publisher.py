@@ -148,8 +148,9 @@ class Publisher:
         poller.register(router, zmq.POLLIN)
         poller.register(wake, zmq.POLLIN)
         with router, wake:
-            while not self._is_closed:
-                if router in dict(poller.poll()):
+            # Only the wake ends this: its other side is still open when `close` writes to it.
+            while wake.fileno() not in (ready := dict(poller.poll())):
+                if router in ready:
                     self._answer(router)
 
     def _answer(self, router: zmq.Socket[bytes]) -> None:
