@@ -103,7 +103,7 @@ test-vllm: .venv-vllm/installed ## Compare with a real vLLM on this CPU (needs t
 # A stable-only fuzz test runs with the Rust tests; this one is guided by coverage.
 fuzz: ## Fuzz the decoder for FUZZ_SECONDS, where cargo-fuzz is installed
 	@if cargo fuzz --version >/dev/null 2>&1; then \
-		mkdir -p fuzz/corpus/decode && cp -n tests/golden/hostile/* fuzz/corpus/decode/ && \
+		mkdir -p fuzz/corpus/decode && cp -u tests/golden/hostile/* fuzz/corpus/decode/ && \
 		RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer none decode -- -max_total_time=$(FUZZ_SECONDS); \
 	else echo "cargo-fuzz is not installed: cargo install cargo-fuzz"; fi
 
