@@ -136,10 +136,7 @@ impl Model {
             rank.lose(shared);
             let bare: Vec<_> = rank.slots.iter().collect();
             for slot in bare {
-                if let Whereabouts::Placed(node) = rank.slots.whereabouts(slot) {
-                    shared.nodes.release(node);
-                    rank.slots.forget(slot);
-                }
+                rank.forget_name(slot, shared);
             }
         });
         self.ranks[index] = None;

@@ -374,13 +374,18 @@ impl Rank {
         }
     }
 
+    /// Forgets where a hash without copies stands, if it stands anywhere.
+    pub(super) fn forget_name(&mut self, slot: SlotId, shared: &mut Shared<'_>) {
+        if let Whereabouts::Placed(node) = self.slots.whereabouts(slot) {
+            shared.nodes.release(node);
+            self.slots.forget(slot);
+        }
+    }
+
     /// Forgets names that nobody holds, beyond the allowance.
     pub(super) fn trim(&mut self, shared: &mut Shared<'_>) {
         while let Some(slot) = self.slots.next_to_forget() {
-            if let Whereabouts::Placed(node) = self.slots.whereabouts(slot) {
-                shared.nodes.release(node);
-                self.slots.forget(slot);
-            }
+            self.forget_name(slot, shared);
         }
         self.limbo.sweep_if_grown(&mut self.slots);
     }
@@ -425,10 +430,7 @@ impl Rank {
             .filter(|&s| !self.slots.is_held(s))
             .collect();
         for slot in slots {
-            if let Whereabouts::Placed(node) = self.slots.whereabouts(slot) {
-                shared.nodes.release(node);
-                self.slots.forget(slot);
-            }
+            self.forget_name(slot, shared);
         }
         self.limbo.sweep(&mut self.slots);
         self.chain = chain;
@@ -502,10 +504,7 @@ impl Rank {
         for slot in doomed {
             self.forget_copies(slot);
             self.drop_channels(slot, |_| true, shared);
-            if let Whereabouts::Placed(node) = self.slots.whereabouts(slot) {
-                shared.nodes.release(node);
-                self.slots.forget(slot);
-            }
+            self.forget_name(slot, shared);
         }
     }
 
