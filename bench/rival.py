@@ -81,13 +81,15 @@ def free_port() -> int:
         return port
 
 
-def wait_until(is_ready: Callable[[], bool], *, what: str, seconds: float = 60) -> None:
+def wait_until(
+    is_ready: Callable[[], bool], *, what: str, seconds: float = 60, every_s: float = 0.05
+) -> None:
     """Poll until `is_ready`, or fail and say what was waited for."""
     deadline = time.monotonic() + seconds
     while not is_ready():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not within {seconds:g} s")
-        time.sleep(0.05)
+        time.sleep(every_s)
 
 
 def answers(client: httpx.Client, path: str) -> bool:

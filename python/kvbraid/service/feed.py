@@ -152,13 +152,23 @@ class RankFeed:
         """Drop the replay under way, if any."""
         self._stop_replay(self)
 
+    def take(self, seq: int, payload: bytes) -> None:
+        """Take a live batch."""
+        if not self.tracker.advance(seq, payload):
+            self.carry_out(self.tracker.message(seq, payload))
+        elif self._deliver(payload):
+            self.carry_out(self.tracker.cleared(seq))
+
+    def _deliver(self, payload: bytes) -> int:
+        self._messages += 1
+        return self._apply(self.pod, payload, dp_rank=self.rank).cleared
+
     def carry_out(self, outputs: list[Output]) -> None:
         """Do what the tracker said, and what follows from that."""
         cleared = -1
         for output in outputs:
-            if type(output) is Deliver:  # Nearly always: worth not looking it up.
-                self._messages += 1
-                if self._apply(self.pod, output.payload, dp_rank=self.rank).cleared:
+            if isinstance(output, Deliver):
+                if self._deliver(output.payload):
                     cleared = output.seq
             else:
                 _ACTIONS[type(output)](self, output)

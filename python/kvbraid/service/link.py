@@ -28,7 +28,9 @@ from kvbraid.service.endpoints import topic_names
 from kvbraid.service.feed import MAX_MESSAGE_BYTES, MAX_SEQ, RankFeed
 from kvbraid.service.reactor import SLICE, Reactor
 
+# As plain integers: an operation on ZeroMQ's enumerations costs more than the call itself.
 _NOBLOCK: Final = int(zmq.NOBLOCK)
+_POLLIN: Final = int(zmq.POLLIN)
 _RECEIVE_HWM: Final = 100_000  # Beyond, ZeroMQ drops and the sequence shows it: no engine waits.
 _HEARTBEAT_MS: Final = 2_000  # Answered by the engine's ZeroMQ thread, not by the engine.
 _HEARTBEAT_TIMEOUT_MS: Final = 8_000
@@ -82,7 +84,7 @@ class Link(ABC):
 
     def _hand_over(self, feed: RankFeed, seq: int, frame: zmq.Frame) -> None:
         """Give a well-formed message to its feed."""
-        feed.carry_out(feed.tracker.message(seq, frame.bytes))
+        feed.take(seq, frame.bytes)
 
     def open(self) -> None:
         """Open the sockets.
@@ -195,7 +197,7 @@ class Link(ABC):
 
     def _read_monitor(self, now: float) -> None:
         """Take notice of connections before reading what came through them."""
-        while self._monitor is not None and int(self._monitor.get(zmq.EVENTS)) & zmq.POLLIN:
+        while self._monitor is not None and int(self._monitor.get(zmq.EVENTS)) & _POLLIN:
             event = recv_monitor_message(self._monitor)
             self._notice(int(event["event"]), int(event["value"]), now)
 
