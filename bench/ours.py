@@ -1,18 +1,15 @@
 """Ours, as a user has it: the `FleetIndex` in process, and a running `kvbraid serve`."""
 
-import contextlib
 import json
-import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
-import httpx
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.ids import PodId
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
-from bench.rival import answers, free_port, wait_until
+from bench.service import Service
 from bench.streams import NUM_PODS, Batch
 
 FULL = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16)
@@ -45,30 +42,12 @@ def apply_all(index: FleetIndex, batches: Iterable[Batch]) -> None:
         assert not applied.refused, applied.refused
 
 
-class Server:
-    """A running `kvbraid serve`, with the face of `rival.Indexer`."""
+class Server(Service):
+    """A running `kvbraid serve`."""
 
+    command = (str(Path(sys.executable).with_name("kvbraid")), "serve", "--host", "127.0.0.1")
+    health_path = "/healthz"
     query_path = "/v1/score"
-
-    def __init__(self, process: subprocess.Popen[bytes], client: httpx.Client) -> None:
-        self.pid = process.pid
-        self.client = client
-
-    @classmethod
-    @contextlib.contextmanager
-    def running(cls) -> Iterator["Server"]:
-        """Start the service on a free port; stop it at the end."""
-        port = free_port()
-        program = Path(sys.executable).with_name("kvbraid")
-        command = [str(program), "serve", "--host", "127.0.0.1", "--port", str(port)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-                wait_until(lambda: answers(client, "/healthz"), what="kvbraid serve")
-                yield cls(process, client)
-        finally:
-            process.terminate()
-            process.wait(timeout=10)
 
     def register(self, pod: int, endpoint: str) -> None:
         """Connect it to one publisher."""

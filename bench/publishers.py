@@ -2,24 +2,12 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 
-from bench.rival import wait_until
+from bench.service import Service, wait_until
 from bench.streams import NUM_PODS, Batch
-
-
-class Service(Protocol):
-    """A running indexer, ours or the rival's."""
-
-    pid: int
-
-    def register(self, pod: int, endpoint: str) -> None:
-        """Connect it to one publisher."""
-
-    def num_applied(self) -> int:
-        """Return how much it has taken so far."""
 
 
 class Publishers:

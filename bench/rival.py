@@ -3,18 +3,14 @@
 Its own best way in is used: token lists for hashing, JSON events prepared before the clock starts.
 """
 
-import contextlib
 import json
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import httpx
 import msgspec
 
+from bench.service import Service
 from bench.streams import BLOCK, Batch
 
 
@@ -73,56 +69,12 @@ def _tree_event(event: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def free_port() -> int:
-    """Return a loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def wait_until(
-    is_ready: Callable[[], bool], *, what: str, seconds: float = 60, every_s: float = 0.05
-) -> None:
-    """Poll until `is_ready`, or fail and say what was waited for."""
-    deadline = time.monotonic() + seconds
-    while not is_ready():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {seconds:g} s")
-        time.sleep(every_s)
-
-
-def answers(client: httpx.Client, path: str) -> bool:
-    """Whether the server answers 2xx on `path`."""
-    try:
-        return client.get(path).is_success
-    except httpx.TransportError:
-        return False
-
-
-class Indexer:
+class Indexer(Service):
     """A running `dynamo.indexer`: pods are registered by endpoint, events arrive over ZeroMQ."""
 
+    command = (sys.executable, "-m", "dynamo.indexer", "--threads", "2")
+    health_path = "/health"
     query_path = "/query"
-
-    def __init__(self, process: subprocess.Popen[bytes], client: httpx.Client) -> None:
-        self.pid = process.pid
-        self.client = client
-
-    @classmethod
-    @contextlib.contextmanager
-    def running(cls) -> Iterator["Indexer"]:
-        """Start the service on a free port; stop it at the end."""
-        port = free_port()
-        command = [sys.executable, "-m", "dynamo.indexer", "--port", str(port), "--threads", "2"]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-                wait_until(lambda: answers(client, "/health"), what="dynamo.indexer")
-                yield cls(process, client)
-        finally:
-            process.terminate()
-            process.wait(timeout=10)
 
     def register(self, pod: int, endpoint: str) -> None:
         """Connect it to one publisher."""

@@ -72,9 +72,18 @@ def decode_batch(
 # use_hash_functions, counts_copies, all_groups, memory_limit_bytes, limbo_limit_bytes, weights,
 # canonical_block_size
 _OptionsTuple: TypeAlias = tuple[bool, bool, bool, int, int, Sequence[float], int]
-# model, dp_size, topology, only_full_is_published, full_reports, hash algorithm, seed, LoRA paths
+# model, dp_size, topology, only_full_is_published, full_reports, hash algorithm, seed, LoRA paths,
+# kinds with the window or chunk that events do not carry
 _PodTuple: TypeAlias = tuple[
-    str, int, _TopologyTuple | None, bool, bool, str | None, str | None, dict[str, str]
+    str,
+    int,
+    _TopologyTuple | None,
+    bool,
+    bool,
+    str | None,
+    str | None,
+    dict[str, str],
+    Sequence[tuple[str, int]],
 ]
 # The model, LoRA, salt, media as (identifier, offset, length), pods, tiers, strategy.
 _RequestTuple: TypeAlias = tuple[

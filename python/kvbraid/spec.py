@@ -83,7 +83,8 @@ class Topology:
     """Everything the resume rule needs to know of one pod's cache.
 
     `alignment` and `hash_block_size` default to the least common multiple and the greatest
-    common divisor of the groups' block sizes (vLLM's own defaults).
+    common divisor of the groups' block sizes (vLLM's own defaults). `unsent_tokens` has, by kind,
+    the window or chunk of groups that are learned from events which do not carry it.
     """
 
     groups: tuple[GroupSpec, ...]
@@ -96,6 +97,7 @@ class Topology:
     hash_algo: str | None = None
     hash_seed: str | None = None
     report_mode: str = "incremental"
+    unsent_tokens: tuple[tuple[SpecKind, int], ...] = ()
 
 
 HASH_ALGOS: Final = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")

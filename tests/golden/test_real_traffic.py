@@ -5,14 +5,17 @@ whole captures lie beside the repository, they are replayed too.
 """
 
 import os
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 import pytest
 from kvbraid.fleet.index import Keys
+from kvbraid.models import complete, kinds_of
 from kvbraid.sim.captures import Capture, read_capture
 from kvbraid.sim.replay import ReplayOptions, Report, replay
+from kvbraid.spec import Topology
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FIXTURES: Final = ROOT / "tests" / "fixtures" / "captures"
@@ -36,6 +39,16 @@ def directories() -> list[Path]:
 def name_of(folder: Path) -> str:
     return f"{'fixture' if folder.parent == FIXTURES else 'whole'}-{folder.name}"
 
+
+LLAMA4: Final = {
+    "model_type": "llama4_text",
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "attention_chunk_size": 256,
+}
+"""The config.json of the model in the capture `llama4`; its chunk is what matters here."""
 
 CAPTURES: Final = directories()
 SEQUENTIAL: Final = [f for f in CAPTURES if f.name not in {FULL_REPORTS, CONCURRENT}]
@@ -79,6 +92,15 @@ def test_without_the_hash_function_bounds_hold_the_truth_and_are_mostly_exact(
         assert report.exact + late == report.requests
     elif folder.parent == WHOLE:
         assert width(report) <= WIDTH_WITHOUT_HASH[folder.name]
+
+
+@pytest.mark.parametrize("folder", [f for f in CAPTURES if f.name == "llama4"], ids=name_of)
+def test_a_models_config_says_what_groups_learned_from_events_lack(folder: Path) -> None:
+    learned = replace(capture_at(folder), topology=Topology(groups=()))
+    told = replace(learned, topology=complete(learned.topology, kinds_of(LLAMA4)))
+    assert replay(learned).bounded > 0
+    report = replay(told)
+    assert report.exact + report.by_class["late_clear"] == report.requests
 
 
 @pytest.mark.parametrize("folder", [f for f in CAPTURES if f.name == CONCURRENT], ids=name_of)

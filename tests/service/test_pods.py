@@ -29,6 +29,11 @@ TOPOLOGY = {
     "vllm": "0.32.0",
     "num_blocks": 220,
 }
+LLAMA4 = {
+    "model_type": "llama4_text", "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "attention_chunk_size": 256,
+}  # fmt: skip
+CHUNKED = {"kind": "chunked_local_attention", "block_size": 16}
 
 
 def test_put_creates_then_changes_nothing_then_replaces(
@@ -67,6 +72,23 @@ def test_put_hands_on_what_the_operator_said(
     assert topology.dialect is EngineDialect.VLLM
 
 
+def test_a_models_config_completes_the_topology_and_the_same_again_changes_nothing(
+    client: TestClient, index: FakeIndex
+) -> None:
+    larger = {**LLAMA4, "attention_chunk_size": 512}
+    bodies = [
+        {**POD, "model_config": LLAMA4},
+        {**POD, "model_config": {**LLAMA4, "vocab_size": 1}},  # Nothing that a cache depends on.
+        {**POD, "model_config": larger},
+        {**POD, "model_config": larger, "topology": {"groups": [CHUNKED]}},
+    ]
+    answers = [client.put("/v1/pods/a", json=body).json()["status"] for body in bodies]
+    assert answers == ["created", "unchanged", "replaced", "replaced"]
+    topology = index.topologies["a"]
+    assert topology is not None
+    assert [group.chunk for group in topology.groups] == [512]
+
+
 @pytest.mark.parametrize(
     ("change", "code", "told"),
     [
@@ -89,6 +111,19 @@ def test_put_hands_on_what_the_operator_said(
         ),
         ({"topology": {"groups": [{"kind": "x", "block_size": 1}]}}, "invalid_topology", "'x'"),
         ({"topology": {"alignment": "64"}}, "invalid_topology", "alignment"),
+        ({"model_config": "/etc/config.json"}, "malformed_body", "model_config: Expected `object"),
+        ({"model_config": {}}, "invalid_value", "model_config: model_type = None"),
+        ({"model_config": {"model_type": "x"}}, "invalid_value", "model_config: model_type = 'x'"),
+        (
+            {"model_config": {**LLAMA4, "attention_chunk_size": 1 << 32}},
+            "invalid_value",
+            "`attention_chunk_size` = 4294967296",
+        ),
+        (
+            {"model_config": LLAMA4, "topology": {"groups": [{**CHUNKED, "chunk": 64}]}},
+            "invalid_topology",
+            "chunk 64 does not fit llama4_text",
+        ),
     ],
 )
 def test_a_bad_registration_is_refused_with_its_field(

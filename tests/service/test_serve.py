@@ -17,9 +17,14 @@ from kvbraid.events.wire import encode_batch
 from kvbraid.service.answers import PodsAnswer, ScoreAnswer
 from kvbraid.service.client import Client
 from kvbraid.service.publisher import Publisher
+from kvbraid.sim.captures import Lookup, read_capture
+
+from tests.service.test_pods import LLAMA4
 
 MAIN = "from kvbraid.cli import main; main()"
 TOKENS = list(range(40))
+CAPTURES = Path(__file__).parents[1] / "fixtures" / "captures"
+CHUNK = 256  # Of the model in the capture `llama4`.
 _T = TypeVar("_T")
 
 
@@ -104,6 +109,53 @@ def test_it_starts_empty_and_pods_come_and_go_over_http() -> None:
         assert httpx.post(f"{url}/v1/score", content=tokens).status_code == 404
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 0
+
+
+def test_a_models_config_alone_makes_answers_exact_that_events_leave_open() -> None:
+    capture = read_capture(CAPTURES / "llama4")
+    lookup = next(
+        op
+        for op in reversed(capture.operations)
+        if isinstance(op, Lookup) and op.reused_tokens > CHUNK
+    )
+    with (
+        serving() as (_, url),
+        Publisher(
+            "tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*", bind=True
+        ) as publisher,
+    ):
+        for message in capture.messages[: lookup.messages_seen]:
+            publisher.publish(message.payload)
+        body = {
+            "model": "m",
+            "endpoint": publisher.endpoint,
+            "replay_endpoint": publisher.replay_endpoint,
+        }
+        told = {**body, "model_config": {**LLAMA4, "attention_chunk_size": CHUNK}}
+        assert httpx.put(f"{url}/v1/pods/bare", json=body).status_code == 201
+        assert httpx.put(f"{url}/v1/pods/told", json=told).status_code == 201
+        until(lambda: httpx.get(f"{url}/readyz").status_code, lambda status: status == 200)
+        pods = httpx.get(f"{url}/v1/pods").json()["pods"]
+        chunks = {row["pod"]: [group["chunk"] for group in row["groups"]] for row in pods}
+        assert chunks == {"bare": [None] * 4, "told": [CHUNK] * 3 + [None]}
+        request = {"model": "m", "token_ids": list(lookup.token_ids)}
+        bare, exact = httpx.post(f"{url}/v1/score", json=request).json()["pods"]
+        assert (exact["lower"], exact["upper"]) == (lookup.reused_tokens, lookup.reused_tokens)
+        assert bare["lower"] < exact["lower"] <= bare["upper"]
+
+
+def test_a_models_config_that_is_refused_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "x"}')
+    config = tmp_path / "fleet.toml"
+    config.write_text(
+        '[[pods]]\nid = "a"\nmodel = "m"\nendpoint = "tcp://h:1"\nmodel_config = "config.json"\n'
+    )
+    command = [sys.executable, "-c", MAIN, "serve", "--config", str(config)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    told = f"kvbraid: {config}: pods[0] (a): model_config: model_type = 'x' is not known; "
+    assert done.stderr.startswith(told)
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_an_address_in_use_is_one_line_and_exit_2() -> None:

@@ -16,7 +16,7 @@ use pyo3::types::PyBytes;
 
 use crate::errors::to_python;
 use crate::tokens::TokenArg;
-use crate::topology::TopologyTuple;
+use crate::topology::{TopologyTuple, decode_kind};
 
 /// `use_hash_functions`, `counts_copies`, `all_groups`, `memory_limit_bytes`,
 /// `limbo_limit_bytes`, weights of gpu, cpu and storage, `canonical_block_size`.
@@ -24,7 +24,7 @@ use crate::topology::TopologyTuple;
 struct OptionsTuple(bool, bool, bool, usize, usize, [f64; 3], NonZeroU32);
 
 /// model, `dp_size`, topology, `only_full_is_published`, `full_reports`, hash algorithm, hash
-/// seed, LoRA paths by name.
+/// seed, LoRA paths by name, kinds with the window or chunk that events do not carry.
 #[derive(FromPyObject)]
 struct PodTuple(
     String,
@@ -35,6 +35,7 @@ struct PodTuple(
     Option<String>,
     Option<String>,
     BTreeMap<String, String>,
+    Vec<(String, u32)>,
 );
 
 /// model, LoRA name, salt, media (identifier, offset, length), pods, tiers, strategy.
@@ -185,7 +186,8 @@ fn info_tuple(info: RankInfo) -> InfoTuple {
 
 impl PodTuple {
     fn decode(self) -> Result<PodSpec, Error> {
-        let Self(model, dp_size, topology, only_full, full_reports, algo, seed, loras) = self;
+        let Self(model, dp_size, topology, only_full, full_reports, algo, seed, loras, unsent) =
+            self;
         let algo = algo.map(|name| {
             HashAlgo::from_name(&name).ok_or_else(|| {
                 let names = HashAlgo::NAMES.map(|(name, _)| name).join(", ");
@@ -196,6 +198,10 @@ impl PodTuple {
             topology: topology.map(TopologyTuple::decode).transpose()?,
             only_full_is_published: only_full,
             full_reports,
+            unsent: unsent
+                .into_iter()
+                .map(|(kind, tokens)| Ok((decode_kind(&kind)?, tokens)))
+                .collect::<Result<_, _>>()?,
         };
         Ok(PodSpec {
             model,

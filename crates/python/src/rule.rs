@@ -17,7 +17,7 @@ struct HeldTuple(u32, Vec<Vec<u64>>, Vec<Vec<u64>>);
 struct QueryTuple(u32, u64, bool);
 
 impl QueryTuple {
-    fn decode(&self) -> Query {
+    fn decode(self) -> Query {
         let unknown = if self.2 {
             Unknown::Strict
         } else {
@@ -35,17 +35,17 @@ impl QueryTuple {
 fn evaluate<T: Send>(
     py: Python<'_>,
     topology: TopologyTuple,
-    held: &HeldTuple,
+    held: HeldTuple,
     evaluate: impl FnOnce(&Topology, &Held, &mut Scratch) -> T + Send,
 ) -> PyResult<T> {
     let topology = topology.decode().map_err(to_python)?;
     let HeldTuple(unit, whole, partial) = held;
-    rule::check_unit(&topology, *unit).map_err(to_python)?;
+    rule::check_unit(&topology, unit).map_err(to_python)?;
     Ok(py.detach(|| {
         let whole: Vec<&[u64]> = whole.iter().map(Vec::as_slice).collect();
         let partial: Vec<&[u64]> = partial.iter().map(Vec::as_slice).collect();
         let held = Held {
-            unit: *unit,
+            unit,
             whole: &whole,
             partial: &partial,
         };
@@ -54,7 +54,6 @@ fn evaluate<T: Send>(
 }
 
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "arguments arrive owned")]
 fn resume(
     py: Python<'_>,
     topology: TopologyTuple,
@@ -62,13 +61,12 @@ fn resume(
     query: QueryTuple,
 ) -> PyResult<Vec<u32>> {
     let query = query.decode();
-    evaluate(py, topology, &held, |topology, held, scratch| {
+    evaluate(py, topology, held, |topology, held, scratch| {
         rule::resume(topology, held, query, scratch).to_vec()
     })
 }
 
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "arguments arrive owned")]
 fn resume_present(
     py: Python<'_>,
     topology: TopologyTuple,
@@ -76,14 +74,13 @@ fn resume_present(
     query: QueryTuple,
 ) -> PyResult<Vec<u32>> {
     let query = query.decode();
-    evaluate(py, topology, &held, |topology, held, scratch| {
+    evaluate(py, topology, held, |topology, held, scratch| {
         rule::present(topology, held, query, scratch).to_vec()
     })
 }
 
 /// One list of boundaries for the lowest holder in the mask; `None` if the group never restricts.
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "arguments arrive owned")]
 fn resume_accepted(
     py: Python<'_>,
     topology: TopologyTuple,
@@ -97,14 +94,13 @@ fn resume_accepted(
         return Err(to_python(Error::InvalidValue(text)));
     }
     let holder = (group, query.mask.trailing_zeros());
-    evaluate(py, topology, &held, |topology, held, scratch| {
+    evaluate(py, topology, held, |topology, held, scratch| {
         rule::accepted(topology, held, query, holder, scratch)
     })
 }
 
 /// Per holder the group and boundary that end its prefix, given the answers of `resume`.
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "arguments arrive owned")]
 fn resume_limiting(
     py: Python<'_>,
     topology: TopologyTuple,
@@ -113,7 +109,7 @@ fn resume_limiting(
     answers: [u32; HOLDERS],
 ) -> PyResult<Vec<Option<(usize, u32)>>> {
     let query = query.decode();
-    evaluate(py, topology, &held, |topology, held, scratch| {
+    evaluate(py, topology, held, |topology, held, scratch| {
         let limits = rule::limiting(topology, held, query, &answers, scratch);
         limits
             .iter()

@@ -36,16 +36,19 @@ impl TopologyTuple {
 
 fn decode_group(group: GroupTuple) -> Result<GroupSpec, Error> {
     let (name, block_size, window, chunk, eagle, prefix_cacheable) = group;
-    let kind = SpecKind::from_name(&name).ok_or_else(|| {
-        Error::InvalidValue(format!("kind {name:?} is not known; name it \"unknown\""))
-    })?;
     Ok(GroupSpec {
-        kind,
+        kind: decode_kind(&name)?,
         block_size,
         window,
         chunk,
         eagle,
         prefix_cacheable,
+    })
+}
+
+pub(crate) fn decode_kind(name: &str) -> Result<SpecKind, Error> {
+    SpecKind::from_name(name).ok_or_else(|| {
+        Error::InvalidValue(format!("kind {name:?} is not known; name it \"unknown\""))
     })
 }
 

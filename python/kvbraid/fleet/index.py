@@ -95,6 +95,7 @@ class FleetIndex:
             msg = f"pod {pod!r}: dp_size = {dp_size}; a pod has at least one rank"
             raise InvalidValueError(msg)
         native = None if topology is None else encode(topology)
+        unsent = () if topology is None else topology.unsent_tokens
         self._core.register(
             pod,
             (
@@ -106,6 +107,7 @@ class FleetIndex:
                 None if topology is None else topology.hash_algo,
                 None if topology is None else topology.hash_seed,
                 dict(loras or {}),
+                [(kind.value, tokens) for kind, tokens in unsent],
             ),
         )
 

@@ -13,6 +13,8 @@ Names: TypeAlias = tuple[str, ...]
 Default: TypeAlias = "int | str | Callable[[ConfigReader], int]"
 
 MAX_LAYERS: Final = 4096
+_MAX_SIZE: Final = (1 << 32) - 1
+_MAX_NESTED: Final = 8
 TEXT_KEYS: Final = ("text_config", "llm_config", "language_config", "thinker_config")
 DTYPE_BYTES: Final[Mapping[str, int]] = {
     "float32": 4,
@@ -35,18 +37,33 @@ def text_model(config: Mapping[str, object]) -> Mapping[str, object]:
     """Return the text model's part of a config, with the outer type and dtype where it has none.
 
     Multimodal configs nest it under one of `TEXT_KEYS`, some twice.
+
+    Raises:
+        InvalidValueError: Nested deeper than any published config.
     """
-    for key in TEXT_KEYS:
-        inner = config.get(key)
-        if isinstance(inner, Mapping):
-            outer = {
-                name: config[name]
-                for name in ("model_type", "dtype", "torch_dtype")
-                if config.get(name) is not None
-            }
-            own = {name: value for name, value in inner.items() if value is not None}
-            return text_model(outer | own)
-    return config
+    for _ in range(_MAX_NESTED):
+        inner = next(
+            (config[key] for key in TEXT_KEYS if isinstance(config.get(key), Mapping)), None
+        )
+        if not isinstance(inner, Mapping):
+            return config
+        outer = {
+            name: config[name]
+            for name in ("model_type", "dtype", "torch_dtype")
+            if config.get(name) is not None
+        }
+        config = outer | {name: value for name, value in inner.items() if value is not None}
+    msg = f"the text model is nested deeper than {_MAX_NESTED} objects; give the text model's own"
+    raise InvalidValueError(msg)
+
+
+def shown(value: object) -> str:
+    """Return a value as messages show it: on one line, and short."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # Nested too deeply, or a number of too many digits.
+        text = f"a {type(value).__name__} too long to show"
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 class ConfigReader:
@@ -94,10 +111,16 @@ class ConfigReader:
             InvalidValueError: The field holds anything else.
         """
         value = self.find(*names)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.wrong(names[0], value, "a whole number of at least 1")
+        return None if value is None else self.as_size(names[0], value)
+
+    def as_size(self, name: str, value: object) -> int:
+        """Return a field's value as a whole number of at least 1.
+
+        Raises:
+            InvalidValueError: The value is anything else.
+        """
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_SIZE:
+            raise self.wrong(name, value, f"a whole number of at least 1, at most {_MAX_SIZE}")
         return value
 
     def size(self, *names: str) -> int:
@@ -154,8 +177,6 @@ class ConfigReader:
 
     def wrong(self, name: str, value: object, expected: str) -> InvalidValueError:
         """Show a value that cannot be right, and what was expected."""
-        shown = repr(value)
-        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
         return InvalidValueError(
-            f"the {self.model_type} config has `{name}` = {shown}; expected {expected}"
+            f"the {self.model_type} config has `{name}` = {shown(value)}; expected {expected}"
         )

@@ -143,10 +143,12 @@ def at(name: str, *, inside: Roles, outside: Roles, first: int = 0) -> Pattern:
         if numbers is None:
             return None
         count = config.num_layers()
+        chosen = set()
         for number in numbers:
             if not isinstance(number, int) or not first <= number < first + count:
                 raise config.wrong(name, number, f"layer numbers {first} to {first + count - 1}")
-        return tuple(inside if i + first in numbers else outside for i in range(count))
+            chosen.add(number)
+        return tuple(inside if i + first in chosen else outside for i in range(count))
 
     return read
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Final
 
 from kvbraid.errors import InvalidValueError, TopologyError
-from kvbraid.models.config import ConfigReader, text_model
+from kvbraid.models.config import ConfigReader, shown, text_model
 from kvbraid.models.family import Family
 from kvbraid.models.layers import KindLayers, LayerSpec, ModelLayers
 from kvbraid.models.patterns import Layers, Role
 from kvbraid.models.registry import FAMILIES
-from kvbraid.spec import GroupSpec, Topology
+from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 MODEL_TYPES: Final = frozenset(FAMILIES)
 
@@ -32,7 +32,7 @@ def kinds_of(config: Mapping[str, object], *, cache_dtype: str | None = None) ->
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         msg = (
-            f"model_type = {model_type!r} is not known; expected one of "
+            f"model_type = {shown(model_type)} is not known; expected one of "
             f"{', '.join(sorted(FAMILIES))}; to add it, see kvbraid/models/registry.py"
         )
         raise InvalidValueError(msg)
@@ -55,10 +55,24 @@ def kinds_of(config: Mapping[str, object], *, cache_dtype: str | None = None) ->
 def complete(topology: Topology, model: ModelLayers) -> Topology:
     """Fill in what events never carry (the chunk size), and check the rest against the model.
 
+    Without groups, which are then learned, the model says the chunk or window of their kinds.
+
     Raises:
         TopologyError: A group of a kind, window or chunk that the model does not have.
     """
-    return replace(topology, groups=tuple(_completed(each, model) for each in topology.groups))
+    if topology.groups:
+        return replace(topology, groups=tuple(_completed(each, model) for each in topology.groups))
+    return replace(topology, unsent_tokens=topology.unsent_tokens or _unsent(model))
+
+
+def _unsent(model: ModelLayers) -> tuple[tuple[SpecKind, int], ...]:
+    """The window or chunk of each kind that has one and the same in all its layers."""
+    sizes: dict[SpecKind, set[int]] = {}
+    for spec in (each.spec for each in model.kinds):
+        tokens = spec.window or spec.chunk
+        if tokens is not None:
+            sizes.setdefault(spec.kind, set()).add(tokens)
+    return tuple((kind, min(found)) for kind, found in sizes.items() if len(found) == 1)
 
 
 def _completed(group: GroupSpec, model: ModelLayers) -> GroupSpec:

@@ -185,14 +185,11 @@ LFM2: Final = Family(
 def listed_window(config: ConfigReader) -> LayerSpec:
     """Windowed attention whose window may be written once per layer, null where there is none."""
     value = config.find("sliding_window")
-    windows = {each for each in value if each is not None} if isinstance(value, list) else {value}
+    given = value if isinstance(value, list) else [value]
+    windows = {config.as_size("sliding_window", each) for each in given if each is not None}
     if len(windows) != 1:
         raise config.wrong("sliding_window", value, "one window size")
-    (window,) = windows
-    if not isinstance(window, int) or window < 1:
-        raise config.wrong("sliding_window", value, "a whole number of at least 1")
-    full = ATTENTION(config)
-    return replace(full, kind=SpecKind.SLIDING_WINDOW, window=window)
+    return replace(ATTENTION(config), kind=SpecKind.SLIDING_WINDOW, window=windows.pop())
 
 
 PHI4FLASH: Final = Family(

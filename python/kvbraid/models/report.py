@@ -4,10 +4,7 @@ import json
 from io import StringIO
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
-from kvbraid.errors import InvalidValueError
+from kvbraid.models.files import read_config
 from kvbraid.models.layers import ModelLayers
 from kvbraid.models.read import kinds_of
 
@@ -18,7 +15,7 @@ def report(path: Path, *, as_json: bool) -> str:
     Raises:
         InvalidValueError: A file that cannot be read, or a config that is refused.
     """
-    model = kinds_of(_load(path))
+    model = kinds_of(read_config(path))
     return json.dumps(model.to_json()) if as_json else _table(model)
 
 
@@ -33,22 +30,10 @@ def runs(numbers: tuple[int, ...]) -> str:
     return ", ".join(f"{a}-{b}" if a != b else f"{a}" for a, b in parts)
 
 
-def _load(path: Path) -> dict[str, object]:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        msg = f"{path} cannot be read: {error.strerror}; give the path of a model's config.json"
-        raise InvalidValueError(msg) from error
-    except (ValueError, RecursionError) as error:
-        msg = f"{path} is not JSON: {error}; give the path of a model's config.json"
-        raise InvalidValueError(msg) from error
-    if not isinstance(config, dict):
-        msg = f"{path} holds a {type(config).__name__}; expected a model's config object"
-        raise InvalidValueError(msg)
-    return config
-
-
 def _table(model: ModelLayers) -> str:
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=f"{model.model_type}: {model.num_layers} layers", title_justify="left")
     table.add_column("kind", no_wrap=True)
     for name in ("layers", "window", "chunk", "KV bytes/token", "state bytes"):

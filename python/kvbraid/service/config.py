@@ -10,13 +10,14 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from kvbraid.errors import InvalidValueError, KvbraidError
 from kvbraid.ids import PodId
+from kvbraid.models import complete, kinds_of, read_config
 from kvbraid.service.errors import RefusalError
 from kvbraid.spec import Topology, topology_from_mapping
 
@@ -50,12 +51,8 @@ class IndexOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     canonical_block_size: _Positive = 16
 
 
-class PodBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The body of PUT /v1/pods/{id}.
-
-    `endpoint` is where the engine publishes; rank r of `dp_size` uses the ports plus r. `bind`
-    says whether kvbraid binds it; by default it does when the host is `*`.
-    """
+class PodFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What fleet.toml and PUT /v1/pods/{id} say of a pod in the same words."""
 
     model: Annotated[str, Meta(min_length=1, max_length=512)]
     endpoint: str
@@ -66,10 +63,22 @@ class PodBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     loras: dict[str, str] = {}
 
 
-class PodEntry(PodBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One `[[pods]]` table of fleet.toml."""
+class PodBody(PodFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The body of PUT /v1/pods/{id}.
+
+    `endpoint` is where the engine publishes; rank r of `dp_size` uses the ports plus r. `bind`
+    says whether kvbraid binds it; by default it does when the host is `*`. `model_config` is the
+    object in the model's config.json, never a path.
+    """
+
+    model_config: dict[str, Any] | None = None
+
+
+class PodEntry(PodFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One `[[pods]]` table of fleet.toml; `model_config` is a path relative to that file."""
 
     id: str
+    model_config: str | None = None
 
 
 class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -83,7 +92,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodConfig:
-    """One pod as registered; equal configurations mean nothing to do."""
+    """One pod as registered, its topology completed; equal ones mean nothing to do."""
 
     model: str
     endpoint: str
@@ -150,7 +159,9 @@ def _pods(path: Path, parsed: FleetFile) -> dict[PodId, PodConfig]:
             if pod in pods:
                 msg = f"{where}.id = {entry.id!r} is a duplicate; give each pod an id of its own"
                 raise InvalidValueError(msg)
-            pods[pod] = pod_config(entry, schemes=FILE_SCHEMES)
+            config = entry.model_config
+            config_path = None if config is None else path.parent / config
+            pods[pod] = pod_config(entry, config_path, schemes=FILE_SCHEMES)
         except RefusalError as error:
             msg = f"{where} ({entry.id}): {error}; {error.remedy}"
             raise InvalidValueError(msg) from None
@@ -164,6 +175,7 @@ _POD_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 _TCP: Final = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 HTTP_SCHEMES: Final = ("tcp",)
 FILE_SCHEMES: Final = ("tcp", "ipc", "inproc")
+_ModelConfig: TypeAlias = Mapping[str, object] | Path | None
 
 
 def pod_id(text: str) -> PodId:
@@ -178,12 +190,15 @@ def pod_id(text: str) -> PodId:
     return PodId(text)
 
 
-def pod_config(body: PodBody, *, schemes: tuple[str, ...]) -> PodConfig:
-    """Check what the struct's types cannot: endpoints and topology.
+def pod_config(
+    body: PodFields, model_config: _ModelConfig, *, schemes: tuple[str, ...]
+) -> PodConfig:
+    """Check what the struct's types cannot: endpoints, topology and the model's config.json.
 
     Raises:
         RefusalError: `invalid_endpoint`.
-        TopologyError: A field of the topology.
+        TopologyError: A field of the topology, or a group that the model cannot have.
+        InvalidValueError: A config.json that cannot be read, or is of no known model.
     """
     _check_endpoint("endpoint", body.endpoint, body.dp_size, schemes)
     if body.replay_endpoint is not None:
@@ -197,10 +212,22 @@ def pod_config(body: PodBody, *, schemes: tuple[str, ...]) -> PodConfig:
         endpoint=body.endpoint,
         replay_endpoint=body.replay_endpoint,
         bind=body.bind,
-        topology=None if body.topology is None else topology_from_mapping(body.topology),
+        topology=_topology(body.topology, model_config),
         dp_size=body.dp_size,
         loras=body.loras,
     )
+
+
+def _topology(given: Mapping[str, object] | None, model_config: _ModelConfig) -> Topology | None:
+    """What the operator says, completed by what the model's config.json says."""
+    topology = None if given is None else topology_from_mapping(given)
+    if model_config is None:
+        return topology
+    try:
+        config = read_config(model_config) if isinstance(model_config, Path) else model_config
+        return complete(topology or Topology(groups=()), kinds_of(config))
+    except InvalidValueError as error:
+        raise type(error)(f"model_config: {error}") from None
 
 
 def _check_endpoint(name: str, endpoint: str, dp_size: int, schemes: tuple[str, ...]) -> None:

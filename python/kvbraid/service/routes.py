@@ -80,7 +80,7 @@ def put_pod(context: Context, call: Call) -> Answer:
     context.access.check(call.authorization)
     pod = pod_id(call.pod)
     body = decode_body(call.body, _POD)
-    change = context.service.put(pod, pod_config(body, schemes=HTTP_SCHEMES))
+    change = context.service.put(pod, pod_config(body, body.model_config, schemes=HTTP_SCHEMES))
     return Answer(_encode(change), status=201 if change.status == "created" else 200)
 
 

@@ -7,7 +7,15 @@ from typing import Any, Final
 
 import pytest
 from kvbraid.errors import InvalidValueError, TopologyError
-from kvbraid.models import MODEL_TYPES, KindLayers, LayerSpec, complete, kinds_of, report
+from kvbraid.models import (
+    MODEL_TYPES,
+    KindLayers,
+    LayerSpec,
+    ModelLayers,
+    complete,
+    kinds_of,
+    report,
+)
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 FIXTURES: Final = Path(__file__).parents[2] / "fixtures" / "models"
@@ -345,6 +353,18 @@ REFUSALS: Final[dict[str, tuple[dict[str, object], str]]] = {
         {**POSITIONS["a decoder whose second half reads the first"][0], "sliding_window": [8, 9]},
         "expected one window size",
     ),
+    "windows that are no sizes": (
+        {**POSITIONS["a decoder whose second half reads the first"][0], "sliding_window": [[8]]},
+        r"`sliding_window` = \[8\]; expected a whole number",
+    ),
+    "a size that no engine can count to": (
+        {**LLAMA, "head_dim": 1 << 32},
+        "`head_dim` = 4294967296; expected a whole number of at least 1, at most 4294967295",
+    ),
+    "a text model in a text model in": (
+        json.loads('{"text_config":' * 400 + "{}" + "}" * 400),
+        "nested deeper than 8 objects; give the text model's own",
+    ),
     "a window of no size": (
         {**POSITIONS["a decoder whose second half reads the first"][0], "sliding_window": 0},
         "`sliding_window` = 0",
@@ -370,6 +390,14 @@ def test_a_long_wrong_value_is_shown_short() -> None:
     assert len(str(refusal.value)) < 250
 
 
+def test_a_value_that_cannot_be_written_out_is_refused_all_the_same() -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(InvalidValueError, match="`head_dim` = a list too long to show"):
+        kinds_of({**LLAMA, "head_dim": deep})
+
+
 def test_an_unknown_cache_dtype_is_refused() -> None:
     with pytest.raises(InvalidValueError, match="cache_dtype = 'int3'; expected one of float32"):
         kinds_of(LLAMA, cache_dtype="int3")
@@ -391,6 +419,28 @@ def test_completing_a_topology_fills_in_the_chunk_that_events_do_not_carry() -> 
     assert [group.chunk for group in done.groups] == [64, None]
     assert done.partial_hits
     assert complete(done, llama4) == done
+
+
+def test_a_topology_whose_groups_are_learned_gains_what_events_may_leave_out() -> None:
+    llama4 = kinds_of(POSITIONS["chunks where layers rotate"][0])
+    done = complete(Topology(groups=(), partial_hits=True), llama4)
+    unsent = ((SpecKind.CHUNKED_LOCAL_ATTENTION, 64),)
+    assert done == Topology(groups=(), partial_hits=True, unsent_tokens=unsent)
+    gemma = kinds_of(POSITIONS["five windows to one"][0])
+    assert complete(Topology(groups=()), gemma).unsent_tokens == ((SpecKind.SLIDING_WINDOW, 64),)
+    assert complete(done, gemma) == done
+
+
+def test_a_kind_of_two_sizes_says_neither() -> None:
+    windows = [
+        KindLayers(
+            spec=LayerSpec(kind=SpecKind.SLIDING_WINDOW, window=window, kv_bytes_per_token=1),
+            layers=(number,),
+        )
+        for number, window in enumerate((64, 128))
+    ]
+    model = ModelLayers(model_type="two_windows", num_layers=2, kinds=tuple(windows))
+    assert complete(Topology(groups=()), model).unsent_tokens == ()
 
 
 def test_an_engine_may_keep_windowed_layers_in_full() -> None:

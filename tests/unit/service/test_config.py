@@ -1,10 +1,12 @@
 """fleet.toml: read whole, or refused in one line with the key and a remedy."""
 
+import json
 from pathlib import Path
 
 import pytest
 from kvbraid.errors import InvalidValueError
 from kvbraid.service.config import FleetConfig, ServerOptions, override, read_fleet_file
+from kvbraid.spec import SpecKind, Topology
 
 POD = '[[pods]]\nid = "a"\nmodel = "m"\nendpoint = "tcp://h:1"\n'
 
@@ -24,6 +26,7 @@ POD = '[[pods]]\nid = "a"\nmodel = "m"\nendpoint = "tcp://h:1"\n'
         ("[[pods]]\nid = 'a'", "pods[0]: Object missing required field `model`"),
         (POD.replace("tcp", "udp"), "pods[0] (a): endpoint = 'udp://h:1'; give tcp://HOST:PORT"),
         (POD.replace('"a"', '"a@"'), "pods[0] (a@): pod id 'a@'; use 1 to 128"),
+        (POD + "model_config = {}", "pods[0].model_config: Expected `str | null`, got `object`"),
         (POD + "topology = {alignment = 0}", "pods[0] (a): topology.alignment = 0; expected"),
         ("x =", "not TOML"),
         ("\udcff", "not TOML"),
@@ -37,6 +40,73 @@ def test_a_bad_file_is_one_line_with_the_key(tmp_path: Path, text: str, told: st
     assert str(refused.value).startswith(f"{path}: ")
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+LLAMA4 = {
+    "model_type": "llama4_text", "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "attention_chunk_size": 256,
+}  # fmt: skip
+CHUNKED = '{ kind = "chunked_local_attention", block_size = 16%s }'
+
+
+def with_model_config(folder: Path, text: str, pod: str = "") -> Path:
+    (folder / "models").mkdir()
+    (folder / "models" / "llama4.json").write_text(text)
+    path = folder / "fleet.toml"
+    path.write_text(f'{POD}model_config = "models/llama4.json"\n{pod}')
+    return path
+
+
+def test_a_models_config_lies_beside_the_file_and_says_what_is_learned_of_no_event(
+    tmp_path: Path,
+) -> None:
+    path = with_model_config(tmp_path, json.dumps(LLAMA4))
+    (pod,) = read_fleet_file(path).pods.values()
+    assert pod.topology == Topology(
+        groups=(), unsent_tokens=((SpecKind.CHUNKED_LOCAL_ATTENTION, 256),)
+    )
+
+
+@pytest.mark.parametrize("chunk", ["", ", chunk = 256"])
+def test_a_models_config_completes_the_groups_that_are_given(tmp_path: Path, chunk: str) -> None:
+    topology = f"topology = {{ alignment = 64, groups = [{CHUNKED % chunk}] }}"
+    path = with_model_config(tmp_path, json.dumps(LLAMA4), topology)
+    (pod,) = read_fleet_file(path).pods.values()
+    assert pod.topology is not None
+    assert (pod.topology.alignment, pod.topology.groups[0].chunk) == (64, 256)
+
+
+@pytest.mark.parametrize(
+    ("text", "topology", "told"),
+    [
+        ("{", "", "llama4.json is not JSON: "),
+        ("[]", "", "llama4.json holds a list; expected a model's config object"),
+        ('{"model_type": "x"}', "", "model_type = 'x' is not known; expected one of MiniMaxM1"),
+        ('{"model_type": "llama"}', "", "the llama config has no `num_hidden_layers`"),
+        (
+            json.dumps(LLAMA4),
+            f"topology = {{ groups = [{CHUNKED % ', chunk = 64'}] }}",
+            "chunk 64 does not fit llama4_text, which has chunked_local_attention",
+        ),
+    ],
+)
+def test_a_bad_models_config_is_one_line_with_the_key(
+    tmp_path: Path, text: str, topology: str, told: str
+) -> None:
+    path = with_model_config(tmp_path, text, topology)
+    with pytest.raises(InvalidValueError) as refused:
+        read_fleet_file(path)
+    assert str(refused.value).startswith(f"{path}: pods[0] (a): model_config: ")
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_models_config_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+    path = with_model_config(tmp_path, "")
+    (tmp_path / "models" / "llama4.json").unlink()
+    told = r"\(a\): model_config: .*No such file.*; give the path of a model's config.json"
+    with pytest.raises(InvalidValueError, match=told):
+        read_fleet_file(path)
 
 
 def test_a_missing_file_is_said_so(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 //! What is known of one pod's groups: configured, or learned from its events.
 //!
 //! Configuration wins; what events say is checked against it. Without configuration the largest
-//! block size seen of a group is its block size, and its first kind and window are its own.
+//! block size seen of a group is its block size, and its first kind and window are its own; a
+//! window or chunk that no event carries is what the operator said of its kind.
 
 use crate::error::{Error, Result};
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
@@ -15,6 +16,8 @@ pub struct PodConfig {
     pub only_full_is_published: bool,
     /// Reused blocks are announced again without a copy: counts drift, so that lower is 0.
     pub full_reports: bool,
+    /// The window or chunk, in tokens, of learned groups of a kind where events do not carry it.
+    pub unsent: Vec<(SpecKind, u32)>,
 }
 
 /// What one store says of its group.
@@ -127,7 +130,8 @@ impl Catalog {
     /// Starts from what the operator configured.
     ///
     /// # Errors
-    /// Whatever `Topology::validate` refuses.
+    /// Whatever `Topology::validate` refuses; more groups than any engine has; a window or chunk of
+    /// no tokens.
     pub fn new(config: PodConfig) -> Result<Self> {
         if let Some(topology) = &config.topology {
             topology.validate()?;
@@ -135,6 +139,10 @@ impl Catalog {
                 let text = format!("{} groups; at most {MAX_GROUPS}", topology.groups.len());
                 return Err(Error::InvalidValue(text));
             }
+        }
+        if let Some((kind, _)) = config.unsent.iter().find(|(_, tokens)| *tokens == 0) {
+            let text = format!("unsent tokens of {}: 0; give at least 1", kind.name());
+            return Err(Error::InvalidValue(text));
         }
         let lookahead = config.topology.as_ref().map_or(0, |t| t.hash_lookahead);
         Ok(Self {
@@ -327,7 +335,7 @@ impl Catalog {
         let mut indices = Vec::new();
         for (index, known) in (0u16..).zip(&self.learned) {
             if let Some(known) = known {
-                groups.push(learned_group(*known));
+                groups.push(self.learned_group(*known));
                 indices.push(index);
             }
         }
@@ -344,7 +352,7 @@ impl Catalog {
                 kind: kind.or(Some(SpecKind::FullAttention)),
                 ..known
             };
-            groups.push(learned_group(assumed));
+            groups.push(self.learned_group(assumed));
             indices.push(UNGROUPED);
         }
         if groups.is_empty() {
@@ -366,6 +374,27 @@ impl Catalog {
             has_unknown: false,
             undeclared: is_undeclared.then_some(0),
         })
+    }
+
+    fn learned_group(&self, known: Known) -> GroupSpec {
+        let kind = known.kind.unwrap_or(SpecKind::Unknown);
+        let unsent = self.config.unsent.iter().find(|(of, _)| *of == kind);
+        let unsent = unsent.map(|(_, tokens)| *tokens);
+        let window = known.window.or(unsent).filter(|_| kind.is_window());
+        // A window kind whose window nobody said is as unknown as its kind.
+        let is_windowless = kind.is_window() && window.is_none();
+        GroupSpec {
+            kind: if is_windowless {
+                SpecKind::Unknown
+            } else {
+                kind
+            },
+            block_size: known.block_size.max(1),
+            window,
+            chunk: unsent.filter(|_| kind == SpecKind::ChunkedLocalAttention),
+            eagle: false,
+            prefix_cacheable: true,
+        }
     }
 }
 
@@ -403,24 +432,6 @@ fn merge(
         window,
         block_size: known.block_size.max(news.block_size),
     })
-}
-
-fn learned_group(known: Known) -> GroupSpec {
-    let kind = known.kind.unwrap_or(SpecKind::Unknown);
-    // A window kind whose window nobody sent is as unknown as its kind.
-    let kind = if kind.is_window() && known.window.is_none() {
-        SpecKind::Unknown
-    } else {
-        kind
-    };
-    GroupSpec {
-        kind,
-        block_size: known.block_size.max(1),
-        window: known.window.filter(|_| kind.is_window()),
-        chunk: None,
-        eagle: false,
-        prefix_cacheable: true,
-    }
 }
 
 fn bare_topology(groups: Vec<GroupSpec>) -> Topology {
