@@ -99,7 +99,7 @@ def row(name: str, question: str, stream: Stream) -> Row:
         ours=in_process(stream),
         rival=through(Indexer, stream),
         target=Target(ratio=5),
-        samples=3,
+        samples=7,
         beside={"rival in process (RadixTree, JSON)": in_tree(stream)},
     )
 
@@ -115,6 +115,6 @@ ROWS = (
         ours=through(Server, mixed),
         rival=through(Indexer, mixed),
         target=Target(ratio=3),
-        samples=3,
+        samples=7,
     ),
 )
