@@ -37,9 +37,23 @@ impl KeyTable {
 
     /// Adds the record of a key that is not in the table.
     pub(super) fn insert(&mut self, key: u64, id: u32) {
+        if self.entries.len() == self.entries.capacity() {
+            self.renew();
+        }
         let tag = tag_of(key);
         self.entries
             .insert_unique(spread(tag), Entry { tag, id }, |entry| spread(entry.tag));
+    }
+
+    /// Makes room, by what is in the table alone: removals leave marks, and a table that counts them
+    /// doubles where its load only comes and goes.
+    fn renew(&mut self) {
+        let len = self.entries.len();
+        let room = HashTable::with_capacity(len + len / 8 + 1);
+        for entry in std::mem::replace(&mut self.entries, room) {
+            self.entries
+                .insert_unique(spread(entry.tag), entry, |entry| spread(entry.tag));
+        }
     }
 
     /// Takes a record out; false when it was not in.
