@@ -149,7 +149,8 @@ class SequenceTracker:
         self.last = self._seen = seq
         slot = seq % self._remembered
         self._ring_seqs[slot] = seq
-        self._ring_digests[slot] = self._last_digest = hash(payload)
+        self._ring_digests[slot] = hash(payload)
+        self._last_digest = self._ring_digests[slot]
         return True
 
     def message(self, seq: int, payload: bytes) -> list[Output]:
