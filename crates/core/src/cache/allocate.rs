@@ -58,6 +58,8 @@ pub(super) struct Store {
     pub copies: Vec<Vec<(BlockId, BlockId)>>,
     /// States registered in this step, which hold what they promise only after it.
     pub fresh: HashSet<(Digest, u16)>,
+    /// Entries of the hashes that the commit at hand has registered.
+    pub entries: commit::Entries,
     /// Blocks of the hit at hand, group by group.
     hits: Hits,
 }
@@ -99,6 +101,7 @@ impl Store {
             to_zero: vec![Vec::new(); groups.len()],
             copies: vec![Vec::new(); groups.len()],
             fresh: HashSet::new(),
+            entries: commit::Entries::default(),
             hits: Hits::default(),
             groups,
             config,
