@@ -87,3 +87,14 @@ class ModelLayers:
             "kinds": [kind.to_json() for kind in self.kinds],
             "assumed": dict(self.assumed),
         }
+
+
+def runs(numbers: tuple[int, ...]) -> str:
+    """Write ascending numbers as runs: (0, 1, 2, 4) is "0-2, 4"."""
+    parts: list[tuple[int, int]] = []
+    for number in numbers:
+        if parts and parts[-1][1] == number - 1:
+            parts[-1] = (parts[-1][0], number)
+        else:
+            parts.append((number, number))
+    return ", ".join(f"{a}-{b}" if a != b else f"{a}" for a, b in parts)

@@ -30,8 +30,8 @@ Sizer: TypeAlias = Callable[[ConfigReader], LayerSpec]
 KV_HEADS: Final[Names] = ("num_key_value_heads",)
 HEAD_DIM: Final[Names] = ("head_dim",)
 # What keeps a layer from plain pages, as refusals say it.
-INDEXED: Final = "index keys beside its own, in an engine's quantized pages of another size"
-COMPRESSED: Final = "compressed entries that share a packed block with pages of other sizes"
+INDEXED: Final = "index keys as well, in an engine's own quantized pages of another size"
+COMPRESSED: Final = "compressed entries, in blocks that pack pages of several sizes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
