@@ -173,7 +173,7 @@ proptest! {
                 Op::Preempt(which) if !running.is_empty() => {
                     let (id, _) = running.swap_remove(which % running.len());
                     cache.preempt(&[id]).expect("known");
-                    prop_assert_eq!(cache.num_computed_tokens(id).expect("known"), 0);
+                    prop_assert_eq!(cache.progress(id).expect("known").num_computed_tokens, 0);
                     cache.release(&[id]).expect("known");
                 }
                 Op::Forget(block) if block < num_blocks => cache.forget(&[block]).expect("exists"),

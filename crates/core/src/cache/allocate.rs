@@ -108,7 +108,13 @@ impl Store {
         }
     }
 
-    /// Allocates for one request; false when it does not fit. Appends, per group, how many blocks
+    /// Refuses what no state of the pool could serve, and a hit that is not held now.
+    pub(super) fn check(&mut self, request: &Request, need: &Need) -> Result<()> {
+        self.lengths(request, need)?;
+        self.find_hit(request, need.num_hit_tokens)
+    }
+
+    /// Allocates for one request, which was checked; false when it does not fit. Appends, per group, how many blocks
     /// are new, and the blocks.
     pub(super) fn allocate(
         &mut self,
@@ -118,8 +124,10 @@ impl Store {
         out: (&mut Vec<BlockId>, &mut Vec<u32>),
     ) -> Result<bool> {
         let lengths = self.lengths(request, need)?;
-        self.find_hit(request, need.num_hit_tokens)?;
-        if !self.fits(request, need, &lengths, reserved) {
+        // What an earlier request of the call has evicted is gone: this one does not fit.
+        if self.find_hit(request, need.num_hit_tokens).is_err()
+            || !self.fits(request, need, &lengths, reserved)
+        {
             return Ok(false);
         }
         self.adopt(request, need, &lengths);
@@ -128,6 +136,7 @@ impl Store {
             request.junction = junction;
         }
         request.num_computed_tokens = lengths.main;
+        request.quiet_until = 0;
         if !need.delay_commit {
             self.commit(request, lengths.main.min(request.num_tokens()));
         }
@@ -146,6 +155,17 @@ impl Store {
             return Err(Error::InvalidValue(format!(
                 "request {}: 0 new tokens and nothing to adopt; ask for at least one token",
                 request.id
+            )));
+        }
+        let boundary = need.num_hit_tokens + self.config.topology.replay_tokens;
+        let is_boundary =
+            boundary.is_multiple_of(self.hit_alignment()) && local < request.num_tokens();
+        if need.num_hit_tokens > 0 && !is_boundary {
+            return Err(Error::InvalidValue(format!(
+                "request {}: no hit ends at {} of {} tokens; take what match says",
+                request.id,
+                need.num_hit_tokens,
+                request.num_tokens()
             )));
         }
         if need.num_hit_tokens > 0 && request.is_tracked() {

@@ -136,7 +136,8 @@ impl Store {
         boundaries
     }
 
-    fn hit_alignment(&self) -> u32 {
+    /// A hit is a multiple of so many tokens.
+    pub(super) fn hit_alignment(&self) -> u32 {
         let topology = &self.config.topology;
         if topology.partial_hits {
             topology.hash_block_size

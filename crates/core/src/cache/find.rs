@@ -30,6 +30,10 @@ pub(super) struct Finder {
     follows_search: bool,
     unit: u32,
     replay_tokens: u32,
+    /// A hash that the lead groups do not hold ends every prefix.
+    stops: bool,
+    /// Hashes behind such a gap that a draft head's groups may still need.
+    margin: usize,
     whole: Vec<Vec<u64>>,
     partial: Vec<Vec<u64>>,
     scratch: rule::Scratch,
@@ -89,8 +93,13 @@ impl Finder {
             ..topology.clone()
         };
         let num_groups = specs.len();
+        let unit = topology.hash_block_size;
+        let is_dense = |&g: &usize| specs[g].kind.is_full() && specs[g].block_size == unit;
+        let blocks = specs.iter().map(|spec| spec.block_size.div_ceil(unit));
         Self {
-            unit: topology.hash_block_size,
+            stops: !lead_groups.is_empty() && lead_groups.iter().all(is_dense),
+            margin: blocks.max().unwrap_or(0) as usize,
+            unit,
             follows_search: rule::is_search_visible(&topology),
             topology,
             lead,
@@ -182,29 +191,44 @@ impl Finder {
 
     /// One word per hash and group: whether an entry ends there.
     fn look_up(&mut self, request: &Request, groups: &[Group], pool: &Pool) {
+        let num_hashes = request.hashes.len();
         for words in self.whole.iter_mut().chain(&mut self.partial) {
             words.clear();
+            words.resize(num_hashes, 0);
         }
-        let is_fine = |group: &Group| group.block > self.unit;
-        let any_fine = groups.iter().any(|group| group.cacheable && is_fine(group));
-        let absent = [NULL_BLOCK; 64];
-        for (hash, end) in request.hashes.iter().zip(1..) {
-            let entry = pool.index.find(hash);
-            let row = entry.map_or(&absent[..groups.len()], |entry| pool.index.row(entry));
+        let mut end = num_hashes;
+        let mut previous = None;
+        for (at, hash) in request.hashes.iter().enumerate() {
+            if at == end {
+                break;
+            }
+            let entry = pool.index.find_after(previous, hash);
+            previous = entry.or(previous);
+            let row = entry.map(|entry| pool.index.row(entry));
+            if self.stops && row.is_none_or(|row| !self.is_held_by_lead(row)) {
+                // Behind a gap of the full groups nothing is read but what a draft head drops.
+                end = end.min(at + 1 + self.margin);
+            }
+            let Some(row) = row else {
+                continue;
+            };
+            let tokens = (at + 1) * self.unit as usize;
             for (group, &block) in groups.iter().zip(row) {
-                let g = usize::from(group.index);
-                let word = u64::from(block != NULL_BLOCK);
-                if !any_fine {
-                    self.whole[g].push(word);
-                } else if (end * self.unit).is_multiple_of(group.block) {
-                    self.whole[g].push(word);
-                    self.partial[g].push(0);
-                } else {
-                    self.whole[g].push(0);
-                    self.partial[g].push(word);
+                if block != NULL_BLOCK {
+                    let is_whole = tokens.is_multiple_of(group.block as usize);
+                    let words = if is_whole {
+                        &mut self.whole
+                    } else {
+                        &mut self.partial
+                    };
+                    words[usize::from(group.index)][at] = ME;
                 }
             }
         }
+    }
+
+    fn is_held_by_lead(&self, row: &[BlockId]) -> bool {
+        self.lead_groups.iter().all(|&g| row[g] != NULL_BLOCK)
     }
 
     /// The blocks that a group gives a request which resumes at `tokens`, from position 0 on; the

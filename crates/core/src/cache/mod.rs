@@ -20,7 +20,7 @@ use hashbrown::HashMap;
 
 pub use allocate::Need;
 pub use config::{CacheConfig, GroupOptions, HashFunction, Retention};
-pub use events::batch;
+pub use events::frame;
 pub use find::Match;
 pub use pool::{BlockId, NULL_BLOCK};
 pub use request::Extra;
@@ -49,6 +49,19 @@ pub struct BlockInfo {
     pub num_references: u32,
     /// The group and hash that it is found by first, and how many tokens that covers.
     pub key: Option<(u16, Digest, u32)>,
+}
+
+/// Where a request stands; tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Computed.
+    pub num_computed_tokens: u32,
+    /// Of the prompt.
+    pub num_prompt_tokens: u32,
+    /// All.
+    pub num_tokens: u32,
+    /// Where others are known to branch off; 0 = nowhere.
+    pub junction: u32,
 }
 
 /// A request as it is added.
@@ -143,6 +156,7 @@ impl Cache {
     ) -> Result<()> {
         self.with(id, |store, request| {
             let before = request.num_tokens();
+            request.quiet_until = 0;
             request.tokens.extend_from_slice(tokens);
             let result = store.hash(request, hashes);
             if result.is_err() {
@@ -194,14 +208,16 @@ impl Cache {
     /// Allocates for many requests in order; stops at the first that does not fit.
     ///
     /// # Errors
-    /// `Unknown` or `InvalidValue`, before anything has changed for the request at fault; earlier
-    /// ones stand.
+    /// `Unknown` or `InvalidValue`, before anything has changed.
     pub fn allocate(&mut self, needs: &[Need], reserved_blocks: usize) -> Result<Allocation> {
         if let Some(need) = needs
             .iter()
             .find(|n| !self.requests.contains_key(&n.request))
         {
             return Err(unknown(need.request));
+        }
+        for need in needs {
+            self.with(need.request, |store, request| store.check(request, need))?;
         }
         let mut done = Allocation::default();
         for need in needs {
@@ -232,23 +248,21 @@ impl Cache {
         if let Some(&id) = ids.iter().find(|id| !self.requests.contains_key(*id)) {
             return Err(unknown(id));
         }
-        for (&id, &token) in ids.iter().zip(tokens) {
-            self.extend(id, &[token], None, false)?;
-        }
         let mut done = Allocation::default();
-        for &request in ids {
-            let need = Need {
-                request,
-                num_new_tokens: 1,
-                ..Need::default()
-            };
+        let mut is_full = false;
+        for (&id, &token) in ids.iter().zip(tokens) {
             let out = (&mut done.blocks, &mut done.counts);
-            if !self.with(request, |store, request| {
-                store.allocate(request, &need, 0, out)
-            })? {
-                break;
-            }
-            done.num_fit += 1;
+            let fits = self.with(id, |store, request| {
+                request.tokens.push(token);
+                store.hash(request, None)?;
+                // Tokens are appended to all; blocks are handed out up to the first that lacks them.
+                if is_full {
+                    return Ok(false);
+                }
+                store.decode(request, out)
+            })?;
+            done.num_fit += usize::from(fits);
+            is_full |= !fits;
         }
         Ok(done)
     }
@@ -266,6 +280,7 @@ impl Cache {
                 )));
             }
             store.commit(request, num_tokens);
+            request.quiet_until = 0;
             Ok(())
         })
     }
@@ -277,6 +292,7 @@ impl Cache {
     pub fn free_skipped(&mut self, id: u64, num_tokens: u32) -> Result<()> {
         self.with(id, |store, request| {
             store.free_skipped(request, num_tokens);
+            request.quiet_until = 0;
             Ok(())
         })
     }
@@ -305,6 +321,7 @@ impl Cache {
             self.with(id, |store, request| {
                 store.give_back(request);
                 request.num_computed_tokens = 0;
+                request.quiet_until = 0;
                 Ok(())
             })
         })
@@ -375,6 +392,7 @@ impl Cache {
                 )));
             }
             request.num_computed_tokens = num_computed_tokens;
+            request.quiet_until = 0;
             Ok(())
         })
     }
@@ -399,6 +417,7 @@ impl Cache {
             }
             request.truncate(num_tokens, store.hashing());
             request.num_computed_tokens = request.num_computed_tokens.min(num_tokens);
+            request.quiet_until = 0;
             Ok(())
         })
     }
@@ -411,6 +430,9 @@ impl Cache {
         self.check_blocks(blocks)?;
         for &block in blocks {
             self.store.forget(block);
+        }
+        for request in self.requests.values_mut() {
+            request.quiet_until = 0;
         }
         Ok(())
     }
@@ -440,12 +462,18 @@ impl Cache {
         Ok(tables.map(|table| table.blocks.as_slice()))
     }
 
-    /// Tokens of a request that are computed.
+    /// Where a request stands.
     ///
     /// # Errors
     /// `Unknown`.
-    pub fn num_computed_tokens(&self, id: u64) -> Result<u32> {
-        Ok(self.request(id)?.num_computed_tokens)
+    pub fn progress(&self, id: u64) -> Result<Progress> {
+        let request = self.request(id)?;
+        Ok(Progress {
+            num_computed_tokens: request.num_computed_tokens,
+            num_prompt_tokens: request.num_prompt_tokens,
+            num_tokens: request.num_tokens(),
+            junction: request.junction,
+        })
     }
 
     /// Takes the copies to be made before the step runs: source and destination, both held until
@@ -467,9 +495,9 @@ impl Cache {
             .collect()
     }
 
-    /// Takes the recorded events, encoded one after the other, and their number; see [`batch`].
-    pub fn take_events(&mut self) -> (Vec<u8>, u32) {
-        self.store.log.take()
+    /// Hands the recorded events over, encoded one after the other, and their number; see [`frame`].
+    pub fn take_events<T>(&mut self, take: impl FnOnce(&[u8], u32) -> T) -> T {
+        self.store.log.take(take)
     }
 
     /// Blocks that can be handed out.
@@ -546,6 +574,37 @@ impl Store {
     fn hashing(&self) -> (u32, u32) {
         let topology = &self.config.topology;
         (topology.hash_block_size, topology.hash_lookahead)
+    }
+
+    /// Allocates one token, in most steps without any block.
+    fn decode(
+        &mut self,
+        request: &mut Request,
+        out: (&mut Vec<BlockId>, &mut Vec<u32>),
+    ) -> Result<bool> {
+        if request.num_computed_tokens + 1 < request.quiet_until {
+            request.num_computed_tokens += 1;
+            out.1.resize(out.1.len() + self.groups.len(), 0);
+            return Ok(true);
+        }
+        let need = Need {
+            request: request.id,
+            num_new_tokens: 1,
+            ..Need::default()
+        };
+        let fits = self.allocate(request, &need, 0, out)?;
+        if fits {
+            request.quiet_until = self.quiet_until(request);
+        }
+        Ok(fits)
+    }
+
+    /// The next number of computed tokens at which a decoding step frees, takes or registers.
+    fn quiet_until(&self, request: &Request) -> u32 {
+        let computed = request.num_computed_tokens;
+        let behind = self.config.num_reprefillable_tokens;
+        let events = self.groups.iter().map(|g| g.next_event(computed, behind));
+        events.min().unwrap_or(u32::MAX)
     }
 
     fn hash(&self, request: &mut Request, given: Option<&[Digest]>) -> Result<()> {
