@@ -1,0 +1,1 @@
+"""The engine-side cache: tokens -> hashes -> hit -> allocation -> commit -> events."""
