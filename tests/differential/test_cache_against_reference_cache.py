@@ -1,5 +1,6 @@
-"""The cache against the reference cache: the same requests, one at a time, and the same events.
+"""The native `CacheCore` and `encode_events` against the reference cache, a request at a time.
 
+The same requests must hit the same, say the same and leave the same blocks to be evicted next.
 What the reference has no rule for (several requests a step, places inside blocks, draft heads) is
 compared elsewhere: full attention has the smallest blocks here.
 """
