@@ -107,7 +107,9 @@ def block_hashes(
     digests = _native.engine_chain(_engine(engine), tokens, _extra(extra))
     width = 32 if engine.algo in (HashAlgo.SHA256, HashAlgo.SHA256_CBOR) else 16
     # One call for all: slicing them one by one costs more than hashing.
-    return cast("list[BlockHash]", list(struct.unpack(f"{width}s" * (len(digests) // width), digests)))
+    return cast(
+        "list[BlockHash]", list(struct.unpack(f"{width}s" * (len(digests) // width), digests))
+    )
 
 
 def block_keys(tokens: Tokens, engine: EngineHash, extra: ExtraKeys = NO_EXTRA_KEYS) -> list[int]:
