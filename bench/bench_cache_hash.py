@@ -5,7 +5,6 @@ hasher, called on a request that has no hash yet.
 """
 
 import contextlib
-import time
 from array import array
 from collections.abc import Iterator
 from itertools import count
@@ -13,7 +12,7 @@ from itertools import count
 from kvbraid.hashing import EngineHash, Tokens, block_hashes
 
 from bench.cache_side import BLOCK, random_tokens
-from bench.measure import Row, Sample, Side, Target, repeated_us
+from bench.measure import Row, Sample, Side, Target, repeated_cpu_us
 
 NUM_TOKENS = 131_072
 ENGINE = EngineHash(block_size=BLOCK)
@@ -26,7 +25,7 @@ def ours(*, as_list: bool) -> Side:
     def side() -> Iterator[Sample]:
         tokens = random_tokens(1, NUM_TOKENS)
         given: Tokens = tokens if as_list else array("I", tokens)
-        yield repeated_us(lambda: block_hashes(given, ENGINE), clock=time.thread_time_ns)
+        yield repeated_cpu_us(lambda: block_hashes(given, ENGINE))
 
     return side
 
@@ -38,7 +37,7 @@ def theirs() -> Iterator[Sample]:
 
     request = new_request(0, random_tokens(1, NUM_TOKENS))
     request.block_hashes = []
-    yield repeated_us(lambda: HASHER(request), clock=time.thread_time_ns)
+    yield repeated_cpu_us(lambda: HASHER(request))
 
 
 def check() -> None:

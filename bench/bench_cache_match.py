@@ -6,7 +6,6 @@ one held at odd blocks and the other at even ones, so that nothing can be reused
 """
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -26,7 +25,7 @@ from bench.cache_side import (
     random_tokens,
     window,
 )
-from bench.measure import Row, Sample, Side, Target, repeated_us
+from bench.measure import Row, Sample, Side, Target, repeated_cpu_us
 
 NUM_TOKENS = 8_192
 NUM_ADVERSARIAL = 131_072
@@ -74,7 +73,7 @@ def match(new: Factory, prepare: Prepare, per: int = 1) -> Side:
     @contextlib.contextmanager
     def side() -> Iterator[Sample]:
         cache, request = prepare(new)
-        sample = repeated_us(lambda: cache.match(request), clock=time.thread_time_ns)
+        sample = repeated_cpu_us(lambda: cache.match(request))
         yield lambda: sample() / per
 
     return side
