@@ -51,6 +51,8 @@ def check() -> None:
             assert ours == theirs, f"block {block} differs"
 
 
+PRELOAD = "bench.cache_rival"
+
 ROWS = (
     Row(
         name="hash_buffer",

@@ -112,6 +112,8 @@ def row(name: str, groups: Groups, share: float) -> Row:
     )
 
 
+PRELOAD = "bench.cache_rival"
+
 ROWS = (
     row("hit_rate_gemma3", GEMMA3, 1.0),
     row("hit_rate_gptoss", GPT_OSS, 1.0),

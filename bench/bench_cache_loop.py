@@ -88,6 +88,8 @@ def served(new: Factory) -> object:
 
 check: Callable[[], None] = agree(served)
 
+PRELOAD = "bench.cache_rival"
+
 ROWS = (
     Row(
         name="end_to_end",

@@ -115,6 +115,8 @@ def decoding_leaves(new: Factory) -> object:
     return free, cache.blocks(requests[5]), cache.match(cache.add(tokens))
 
 
+PRELOAD = "bench.cache_rival"
+
 ROWS = (
     Row(
         name="allocate_cold",
