@@ -3,8 +3,8 @@
 #   .venv        developer's install: editable, debug build, all checkers   (lint, docs, fmt)
 #   .venv-wheel  what a user gets: the release wheel, with the test extra    (test, soak)
 #   .venv-demo   `pip install .` and nothing else                            (demo)
-#   .venv-bench  the release wheel and the rivals                            (bench)
-#   .venv-vllm   the release wheel and a real vLLM for CPU                   (test-vllm)
+#   .venv-bench  the release wheel and the fleet's rival                     (bench)
+#   .venv-vllm   the release wheel and a real vLLM for CPU                   (test-vllm, bench)
 #
 # Stamp files inside the environments make a repeated call cheap.
 
@@ -137,8 +137,12 @@ docs: .venv/built ## Write the generated parts of docs/
 
 # ---- numbers and the real engine -----------------------------------------------------------
 
-bench: .venv-bench/installed ## Measure ours against the rival; ONLY=fleet or ONLY=score_8k narrows it
-	@.venv-bench/bin/python bench/run.py $(if $(ONLY),--only $(ONLY))
+# The files that ONLY names, by their beginning or by a row; each area's rival has an environment.
+BENCH_FILES = $(if $(ONLY),$(or $(wildcard bench/bench_$(ONLY)*.py),$(shell grep -l '"$(ONLY)"' bench/bench_*.py)),$(wildcard bench/bench_*.py))
+BENCH_VENVS = $(if $(filter bench/bench_cache%,$(BENCH_FILES)),.venv-vllm) $(if $(filter-out bench/bench_cache%,$(BENCH_FILES)),.venv-bench)
+
+bench: $(BENCH_VENVS:%=%/installed) ## Measure ours against the rivals; ONLY=fleet, cache or score_8k narrows it
+	@$(PYTHON) bench/run.py $(if $(ONLY),--only $(ONLY))
 
 clean: ## Remove environments and builds
 	rm -rf .venv .venv-wheel .venv-demo .venv-bench .venv-vllm dist target
