@@ -166,8 +166,8 @@ class CacheModel:
 
     def match(self, request: int) -> Match:
         known = self.memory.requests[request]
-        if not self.config.caching or not self.memory.groups:
-            return Match(0, 0)
+        if not self.config.caching or not any(map(self._is_shared, self.memory.groups)):
+            return Match(0, 0)  # Not that nobody objects: nothing is held.
         held, num_tokens = self._held(known), len(known.tokens)
         if self.is_vllm:
             hit = vllm_search.resume(self.config.topology, num_tokens, held)
