@@ -46,6 +46,9 @@ class Fitted:
     def num_fit(self) -> int:
         return len(self.new)
 
+    def new_blocks(self, i: int) -> list[list[int]]:
+        return self.new[i]
+
 
 @dataclass
 class Memory:
