@@ -123,7 +123,7 @@ def cache_configs(
     )
     return CacheConfig(
         topology=topology,
-        num_blocks=draw(st.sampled_from((6, 20, 40, 80, 120))),
+        num_blocks=draw(st.sampled_from((8, 30, 60, 120, 250))),
         group_options=tuple(options for _, options in rows),
         caching=draw(st.sampled_from((True, True, True, True, False))),
         events=True,
