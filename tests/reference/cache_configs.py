@@ -107,8 +107,9 @@ def cache_configs(
     alignment = lcm(*(spec.block_size for spec in specs))
     if extras and len(specs) > 1:
         alignment *= draw(st.sampled_from((1, 1, 2)))
-    has_state = any(spec.kind is SpecKind.MAMBA for spec in specs)
-    replay = 0 if has_state or not extras else draw(st.sampled_from((0, 0, 0, 3)))
+    # What is replayed must be held: states and chunks are not, a few tokens before a hit's end.
+    replayable = all(spec.kind.is_full or spec.kind.is_window for spec in specs)
+    replay = 0 if not replayable or not extras else draw(st.sampled_from((0, 0, 0, 3)))
     again = draw(st.sampled_from((0, 0, 1, 2)))
     topology = Topology(
         groups=tuple(specs),

@@ -225,6 +225,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: config(full(4), mamba(4), window(8, 4), topology={"replay_tokens": 4}),
         "replay",
     ),
+    "replay beside chunks": (
+        lambda: config(full(4), chunked(8, 4), window(8, 4), topology={"replay_tokens": 4}),
+        "replay",
+    ),
     "drafts longer than a unit": (
         lambda: config(full(4, eagle=True), window(8, 4), num_reprefillable_tokens=4),
         "num_reprefillable_tokens",
