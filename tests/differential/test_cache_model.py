@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from kvbraid.cache import CacheConfig, Dense, Interval, Need
 from kvbraid.errors import TooLargeError
 from kvbraid.hashing import EngineHash, ExtraKeys, block_hashes
-from kvbraid.sim.cache import ReferenceCache, Request
+from tests.reference.cache import ReferenceCache, Request
 from kvbraid.spec import EngineDialect, Topology
 
 from tests.reference.cache_model import CacheModel
-from tests.unit.sim.chains import chunked, full, mamba, window
+from tests.reference.chains import chunked, full, mamba, window
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=40)  # Two tokens: prefixes are shared.
 

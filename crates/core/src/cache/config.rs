@@ -147,8 +147,8 @@ impl CacheConfig {
                 "a draft head cannot share it: no engine rewinds a chunk; leave eagle out",
             ),
             (
-                topology.replay_tokens > 0 && group.kind == SpecKind::Mamba,
-                "no state is kept where bounded replay begins; set replay_tokens to 0",
+                topology.replay_tokens > 0 && (is_chunked || group.kind == SpecKind::Mamba),
+                "nothing is kept where bounded replay begins; set replay_tokens to 0",
             ),
             (
                 group.eagle && topology.alignment <= self.num_reprefillable_tokens,
