@@ -19,7 +19,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from kvbraid.sim.cache_models import CACHE_MODELS, cache_model
+from kvbraid.sim.cache_models import CONFIGS, cache_model
 from kvbraid.sim.cache_policies import CACHE_POLICIES, retention_of
 from kvbraid.sim.cache_simulation import simulate
 from kvbraid.sim.footprint import Footprint, footprint
@@ -71,7 +71,7 @@ class Study:
     def cells(self) -> list[Cell]:
         """Return all cells, trace by trace."""
         names = (name.partition(".")[0] for name in TRACES)
-        axes = product(names, CACHE_MODELS, SHARES, CACHE_POLICIES)
+        axes = product(names, CONFIGS, SHARES, CACHE_POLICIES)
         return [Cell(*axis, self.limit) for axis in axes]
 
 
@@ -96,7 +96,7 @@ def run(study: Study) -> int:
     draw(
         study.folder / "policies.png",
         panels(rows),
-        columns=len(CACHE_MODELS),
+        columns=len(CONFIGS),
         memory="memory (share of the working set)",
     )
     return 0

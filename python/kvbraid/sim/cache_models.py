@@ -1,119 +1,122 @@
 """Published models as a cache sees them: groups, block sizes, and the bytes of one block.
 
-Frozen data. The groups are those that vLLM 0.32 forms at its defaults, on one rank: blocks of 16
-tokens, states in the model's type (bfloat16), attention blocks lengthened until a page holds a
-state, layer-outer layout. Bytes per token and states are those of `kvbraid model` on the config
-that `source` names (tests/fixtures/models); a test holds the two together.
+Groups are those that vLLM forms at its defaults, on one rank, from a model's config; the fields
+given here are those that decide them. They come from the configs in tests/fixtures/models, whose
+sources.json says where each is from; a test holds the two together.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd, lcm
+from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from kvbraid.errors import UnknownError
-from kvbraid.spec import GroupSpec, SpecKind, Topology
+from kvbraid.models import EngineOptions, group_config, read_config
+from kvbraid.spec import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheModel:
-    """One model's cache.
-
-    Attributes:
-        name: As `--model` takes it.
-        source: The fixture in tests/fixtures/models that the sizes are derived from.
-        groups: In the engine's order; all have one block size.
-        page_bytes: One layer's part of a block: the larger of KV and state.
-        layers_per_block: Places for layers in a block; smaller groups leave some empty.
-    """
+    """One model's cache: groups under the pure rule, and the bytes of a block of its pool."""
 
     name: str
-    source: str
-    groups: tuple[GroupSpec, ...]
-    page_bytes: int
-    layers_per_block: int
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block of the pool, which any group can use."""
-        return self.page_bytes * self.layers_per_block
-
-    @property
-    def topology(self) -> Topology:
-        """The groups under the pure rule; none of them is one that an engine treats otherwise."""
-        return Topology(groups=self.groups)
+    topology: Topology
+    block_bytes: int
 
     @property
     def alignment(self) -> int:
-        """Tokens at which all groups have a block boundary; also what hashes are given for."""
-        return self.groups[0].block_size
+        """Tokens at which all groups have a block boundary."""
+        return lcm(*self._block_sizes)
+
+    @property
+    def hash_block_size(self) -> int:
+        """Tokens of one hash, of which every group's block is a multiple."""
+        return self.topology.hash_block_size or gcd(*self._block_sizes)
+
+    @property
+    def _block_sizes(self) -> list[int]:
+        return [group.block_size for group in self.topology.groups]
 
     def num_blocks(self, memory_bytes: int) -> int:
         """Return the blocks that so much memory holds."""
         return memory_bytes // self.block_bytes
 
 
-def _groups(
-    kind: SpecKind, block_size: int, *, number: int = 1, window: int | None = None
-) -> tuple[GroupSpec, ...]:
-    return (GroupSpec(kind=kind, block_size=block_size, window=window),) * number
-
-
-_FULL: Final = SpecKind.FULL_ATTENTION
-_WINDOW: Final = SpecKind.SLIDING_WINDOW
-_STATE: Final = SpecKind.MAMBA
-
-CACHE_MODELS: Final[Mapping[str, CacheModel]] = MappingProxyType(
+CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
-        model.name: model
-        for model in (
-            CacheModel(
-                name="gpt-oss-120b",
-                source="gpt-oss-120b",
-                groups=_groups(_WINDOW, 16, window=128) + _groups(_FULL, 16),
-                page_bytes=16 * 2_048,
-                layers_per_block=18,
-            ),
-            CacheModel(
-                name="gemma-3-27b",
-                source="gemma-3-27b",
-                groups=_groups(_WINDOW, 16, number=6, window=1_024) + _groups(_FULL, 16),
-                page_bytes=16 * 8_192,
-                layers_per_block=10,
-            ),
-            CacheModel(
-                name="qwen3-next-80b-a3b",
-                source="qwen3-next-80b-a3b",
-                groups=_groups(_STATE, 544, number=3) + _groups(_FULL, 544),
-                page_bytes=544 * 2_048,
-                layers_per_block=12,
-            ),
-            CacheModel(
-                name="jamba-mini",
-                source="jamba-v0.1",
-                groups=_groups(_STATE, 80, number=7) + _groups(_FULL, 80),
-                page_bytes=80 * 4_096,
-                layers_per_block=4,
-            ),
-            CacheModel(
-                name="llama-3.1-8b",
-                source="llama-3.1-8b",
-                groups=_groups(_FULL, 16),
-                page_bytes=16 * 4_096,
-                layers_per_block=32,
-            ),
-        )
+        "gpt-oss-120b": {
+            "model_type": "gpt_oss",
+            "hidden_size": 2_880,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "sliding_window": 128,
+            "layer_types": ["sliding_attention", "full_attention"] * 18,
+        },
+        "gemma-3-27b": {
+            "model_type": "gemma3_text",
+            "hidden_size": 5_376,
+            "num_hidden_layers": 62,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 16,
+            "head_dim": 128,
+            "sliding_window": 1_024,
+        },
+        "qwen3-next-80b-a3b": {
+            "model_type": "qwen3_next",
+            "hidden_size": 2_048,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "full_attention_interval": 4,
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 128,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32,
+            "linear_value_head_dim": 128,
+        },
+        "jamba-mini": {
+            "model_type": "jamba",
+            "hidden_size": 4_096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "attn_layer_offset": 4,
+            "attn_layer_period": 8,
+            "mamba_d_conv": 4,
+            "mamba_d_state": 16,
+            "mamba_expand": 2,
+        },
+        "llama-3.1-8b": {
+            "model_type": "llama",
+            "hidden_size": 4_096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+        },
     }
 )
+"""Name, and the fields of its config; all keep bfloat16, the default."""
 
 
 def cache_model(name: str) -> CacheModel:
-    """Return a model by name.
+    """Return a model by name, or that of a `config.json`.
 
     Raises:
-        UnknownError: No such model; the message lists those that there are.
+        UnknownError: No such name and no such file; the message lists the names.
+        InvalidValueError: A config that is refused, by what is wrong with it.
     """
-    if name not in CACHE_MODELS:
-        msg = f"model {name!r} is not known; expected one of {', '.join(CACHE_MODELS)}"
+    path = Path(name)
+    if name not in CONFIGS and not path.is_file():
+        msg = (
+            f"model {name!r} is not known; expected one of {', '.join(CONFIGS)}, or the path of a "
+            "config.json"
+        )
         raise UnknownError(msg)
-    return CACHE_MODELS[name]
+    config = CONFIGS[name] if name in CONFIGS else read_config(path)
+    grouping = group_config(config, EngineOptions()).grouping
+    return CacheModel(name=name, topology=grouping.topology(), block_bytes=grouping.block_bytes)

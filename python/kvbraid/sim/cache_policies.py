@@ -19,7 +19,7 @@ def _interval(tokens: int) -> CachePolicy:
     """Round up to the alignment. Where every block is kept anyway, an engine takes no interval."""
 
     def retention(model: CacheModel) -> Retention:
-        if all(group.kind.is_full for group in model.groups):
+        if all(group.kind.is_full for group in model.topology.groups):
             return Dense()
         return Interval(-(-tokens // model.alignment) * model.alignment)
 

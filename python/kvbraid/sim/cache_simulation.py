@@ -63,7 +63,7 @@ def simulate(
         )
         raise InvalidValueError(msg)
     cache = _Cache(model, num_blocks, retention)
-    hashes = PrefixHashes(trace.block_tokens, model.alignment)
+    hashes = PrefixHashes(trace.block_tokens, model.hash_block_size)
     prompt_tokens = hit_tokens = num_left_out = 0
     for number, request in enumerate(trace.play(), start=1):
         if cache.can_fit(request.num_tokens):

@@ -8,6 +8,7 @@ a policy that keeps exactly it reuses everything.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import lcm
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -44,7 +45,7 @@ class Footprint:
     """The working set of a trace for one model, in blocks of its pool, none for the null block."""
 
     num_conversations: int
-    num_tokens: int  # Of distinct prefixes, whole blocks of the model.
+    num_tokens: int  # Of distinct prefixes.
     num_blocks: int
 
 
@@ -62,22 +63,24 @@ def tail_blocks(groups: tuple[GroupSpec, ...], boundary: int) -> int:
 def ideal_blocks(groups: tuple[GroupSpec, ...], num_tokens: int) -> int:
     """Return the ideal footprint of one conversation that shares nothing."""
     full = sum(num_tokens // group.block_size for group in groups if group.kind.is_full)
-    alignment = max(group.block_size for group in groups)
+    alignment = lcm(*(group.block_size for group in groups))
     return full + tail_blocks(groups, num_tokens // alignment * alignment)
 
 
 def footprint(trace: Trace, model: CacheModel) -> Footprint:
     """Play a trace and add up its working set."""
-    size = model.alignment
+    groups, size = model.topology.groups, model.alignment
+    full = [group.block_size for group in groups if group.kind.is_full]
     seen: set[int] = set()
     final: dict[int, int] = {}  # Tokens of each conversation's last prompt.
-    num_distinct = 0  # Blocks of one full group.
+    num_tokens = num_blocks = 0
     for request in trace.play():
         known = num_leading(request.ids, seen.__contains__)
         covered = min(request.num_tokens, len(request.ids) * trace.block_tokens)
-        num_distinct += covered // size - min(covered, known * trace.block_tokens) // size
+        counted = min(covered, known * trace.block_tokens)
+        num_tokens += covered - counted
+        num_blocks += sum(covered // block - counted // block for block in full)
         seen.update(request.ids[known:])
         final[request.conversation] = covered
-    num_full = sum(group.kind.is_full for group in model.groups)
-    tails = sum(tail_blocks(model.groups, tokens // size * size) for tokens in final.values())
-    return Footprint(len(final), num_distinct * size, num_distinct * num_full + tails)
+    tails = sum(tail_blocks(groups, tokens // size * size) for tokens in final.values())
+    return Footprint(len(final), num_tokens, num_blocks + tails)

@@ -135,8 +135,8 @@ def _about(trace: Trace, model: CacheModel, working_set: Footprint) -> list[str]
     return [
         f"{trace.name}: {trace.num_requests:,} requests in "
         f"{working_set.num_conversations:,} conversations{notes}",
-        f"{model.name}: blocks of {model.alignment} tokens and {show_size(model.block_bytes)}; "
-        f"all that could be reused takes {show_size(num_bytes)}",
+        f"{model.name}: hits end every {model.alignment} tokens; blocks of "
+        f"{show_size(model.block_bytes)}; all that could be reused takes {show_size(num_bytes)}",
     ]
 
 

@@ -14,7 +14,7 @@ from kvbraid.sim.cache_models import CacheModel, cache_model
 from kvbraid.sim.cache_policies import CACHE_POLICIES, retention_of
 from kvbraid.sim.cache_simulation import HitRate, simulate
 from kvbraid.sim.trace import Trace, TraceRequest
-from kvbraid.spec import GroupSpec, SpecKind
+from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 FULL: Final = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16)
 WINDOW: Final = GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=16, window=32)
@@ -24,7 +24,7 @@ AMPLE: Final = 1_000
 
 
 def model(*groups: GroupSpec) -> CacheModel:
-    return CacheModel(name="m", source="", groups=groups, page_bytes=1, layers_per_block=1)
+    return CacheModel(name="m", topology=Topology(groups=groups), block_bytes=1)
 
 
 def trace(prompts: Sequence[Sequence[int]], num_tokens: int = PROMPT_TOKENS) -> Trace:

@@ -4,7 +4,7 @@ import pytest
 from kvbraid.sim.cache_models import CacheModel, cache_model
 from kvbraid.sim.footprint import Footprint, footprint, ideal_blocks
 from kvbraid.sim.trace import Trace, TraceRequest
-from kvbraid.spec import GroupSpec, SpecKind
+from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 CHUNKED = GroupSpec(kind=SpecKind.CHUNKED_LOCAL_ATTENTION, block_size=16, chunk=64)
 FULL = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16)
@@ -25,7 +25,7 @@ WINDOW = GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=16, window=32)
 def test_a_conversation_takes_its_full_blocks_one_window_and_one_state(
     name: str, expected: int
 ) -> None:
-    assert ideal_blocks(cache_model(name).groups, 4_096 + 5 * 1_024 + 6 * 64) == expected
+    assert ideal_blocks(cache_model(name).topology.groups, 4_096 + 5 * 1_024 + 6 * 64) == expected
 
 
 @pytest.mark.parametrize(("num_tokens", "expected"), [(64, 4), (80, 5 + 1), (15, 0)])
@@ -46,8 +46,6 @@ def test_shared_prefixes_count_once_and_windows_once_per_conversation() -> None:
         TraceRequest(0, 130, [1, 4, 5]),
     ]
     trace = Trace(name="t", block_tokens=64, num_requests=4, play=lambda: iter(requests))
-    model = CacheModel(
-        name="m", source="", groups=(WINDOW, FULL), page_bytes=1, layers_per_block=1
-    )
+    model = CacheModel(name="m", topology=Topology(groups=(WINDOW, FULL)), block_bytes=1)
     num_distinct = 4 + 2 + 4
-    assert footprint(trace, model) == Footprint(2, num_distinct * 16, num_distinct + 2 + 2)
+    assert footprint(trace, model) == Footprint(2, 70 + 32 + 66, num_distinct + 2 + 2)

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from kvbraid.cli import cli
 from kvbraid.errors import InvalidValueError, KvbraidError
-from kvbraid.sim.cache_models import CACHE_MODELS
+from kvbraid.sim.cache_models import CONFIGS, cache_model
 from kvbraid.sim.cache_policies import CACHE_POLICIES
 from kvbraid.sim.memory_size import parse_size, show_size
 from kvbraid.sim.simulation_plot import draw
@@ -17,7 +17,7 @@ from bench import study_policies
 from bench.study_policies import Study
 
 MODEL = "gpt-oss-120b"
-BLOCK_BYTES = CACHE_MODELS[MODEL].block_bytes
+BLOCK_BYTES = cache_model(MODEL).block_bytes
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_a_study_computes_what_is_missing_and_nothing_else(
     study: Study, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert study_policies.run(study) == 0
-    num_cells = len(CACHE_MODELS) * 2 * len(CACHE_POLICIES)
+    num_cells = len(CONFIGS) * 2 * len(CACHE_POLICIES)
     lines = study.results.read_text().splitlines()
     assert len(lines) == num_cells
     page = (study.folder / "policies.md").read_text()
