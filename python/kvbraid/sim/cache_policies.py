@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 from kvbraid.cache.retention import Dense, Interval, Retention
 from kvbraid.errors import UnknownError
 from kvbraid.sim.cache_models import CacheModel
+from kvbraid.spec import SpecKind
 
 CachePolicy: TypeAlias = Callable[[CacheModel], Retention]
 
@@ -19,7 +20,8 @@ def _interval(tokens: int) -> CachePolicy:
     """Round up to the alignment. Where every block is kept anyway, an engine takes no interval."""
 
     def retention(model: CacheModel) -> Retention:
-        if all(group.kind.is_full for group in model.topology.groups):
+        kinds = [group.kind for group in model.topology.groups]
+        if not any(kind.is_window or kind is SpecKind.MAMBA for kind in kinds):
             return Dense()
         return Interval(-(-tokens // model.alignment) * model.alignment)
 

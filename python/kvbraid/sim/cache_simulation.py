@@ -2,8 +2,10 @@
 
 The law: requests come one at a time. Each looks up its prompt, computes the rest in chunks that
 end where states can be kept, holding its blocks, and gives them back; outputs are neither
-computed nor kept (the trace shows them in the next prompt). A request that the empty pool cannot
-hold is counted and left out, whatever the policy, so that all policies answer the same requests.
+computed nor kept (the trace shows them in the next prompt). Of what a prompt has behind the last
+block that the trace knows, one token is computed: the next turn repeats the rest, but under ids
+that do not say so, and a state or window kept in there would be lost to it. A request that the
+empty pool cannot hold is counted and left out, whatever the policy.
 """
 
 from array import array
@@ -68,7 +70,8 @@ def simulate(
     for number, request in enumerate(trace.play(), start=1):
         if cache.can_fit(request.num_tokens):
             prompt_tokens += request.num_tokens
-            hit_tokens += cache.run(request.num_tokens, hashes.of(request))
+            num_known = len(request.ids) * trace.block_tokens
+            hit_tokens += cache.run(min(request.num_tokens, num_known + 1), hashes.of(request))
         else:
             num_left_out += 1
         if progress is not None:

@@ -72,12 +72,11 @@ def footprint(trace: Trace, model: CacheModel) -> Footprint:
     groups, size = model.topology.groups, model.alignment
     full = [group.block_size for group in groups if group.kind.is_full]
     seen: set[int] = set()
-    final: dict[int, int] = {}  # Tokens of each conversation's last prompt.
+    final: dict[int, int] = {}  # Known tokens of each conversation's last prompt.
     num_tokens = num_blocks = 0
     for request in trace.play():
         known = num_leading(request.ids, seen.__contains__)
-        covered = min(request.num_tokens, len(request.ids) * trace.block_tokens)
-        counted = min(covered, known * trace.block_tokens)
+        covered, counted = len(request.ids) * trace.block_tokens, known * trace.block_tokens
         num_tokens += covered - counted
         num_blocks += sum(covered // block - counted // block for block in full)
         seen.update(request.ids[known:])

@@ -47,15 +47,11 @@ class PrefixHashes:
         self._known: OrderedDict[int, tuple[Sequence[int], list[bytes]]] = OrderedDict()
 
     def of(self, request: TraceRequest) -> list[bytes]:
-        """Return the hashes of all whole blocks that the ids cover. The list is not to be changed.
-
-        Ids may end before the prompt does: what is left has no hash.
-        """
-        num_parts = min(request.num_tokens // PART_TOKENS, len(request.ids) * self._per_id)
-        end = num_parts // self._per_block
+        """Return the hashes of all blocks that the ids cover. The list is not to be changed."""
+        end = len(request.ids) * self._per_id // self._per_block
         before, known = self._known.pop(request.conversation, ((), []))
         shared = num_shared(before, request.ids) * self._per_id // self._per_block
-        hashes = known[: min(shared, end)]
+        hashes = known[:shared]
         hashes += self._hashes(request.ids, len(hashes), end)
         self._known[request.conversation] = request.ids, hashes
         if len(self._known) > _NUM_REMEMBERED:

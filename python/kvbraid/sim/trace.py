@@ -2,7 +2,8 @@
 
 The law: an id stands for a block of the trace *and the whole prefix that it ends*, so that two
 prompts share exactly the ids that they begin with. A trace knows no token, only which prefixes
-are equal; outputs show only in the prompts of later turns. Reading files is traces.py's.
+are equal; outputs show only in the prompts of later turns. What a prompt has behind its last whole
+block is known to nobody: a later turn repeats it inside a block of another id.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,10 +15,7 @@ from kvbraid.errors import TraceError
 
 
 class TraceRequest(NamedTuple):
-    """One prompt. `conversation` numbers the dialogue that it continues.
-
-    `ids` are those of its blocks in order; the last one may stand for a part of a block.
-    """
+    """One prompt: the dialogue that it continues, its length, the ids of its whole blocks."""
 
     conversation: int
     num_tokens: int

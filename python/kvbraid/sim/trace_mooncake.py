@@ -1,9 +1,9 @@
 """Traces in Mooncake's form: one request a line, with ids of its 512-token blocks.
 
 A line has `input_length` and `hash_ids`; `timestamp` and `output_length` are not read, for the
-cache sees requests one after the other. Ids are chained; the last one may stand for a part of a
-block. Nothing says which requests belong together: those that share their first block do, or, if
-all requests begin with one block, those that share their second.
+cache sees requests one after the other. Ids are chained; one that stands for a part of a block is
+no block's and left out. Nothing says which requests belong together: those that share their first
+block do, or, if all requests begin with one block, those that share their second.
 """
 
 import json
@@ -38,7 +38,8 @@ def read(name: str, lines: Iterable[bytes], where: str) -> Trace:
 
 def _play(rows: Sequence[_Row], *, is_shared: bool) -> Iterator[TraceRequest]:
     for num_tokens, ids in rows:
-        yield TraceRequest(ids[1] if is_shared and len(ids) > 1 else ids[0], num_tokens, ids)
+        conversation = ids[1] if is_shared and len(ids) > 1 else ids[0]
+        yield TraceRequest(conversation, num_tokens, ids[: num_tokens // BLOCK_TOKENS])
 
 
 def _row(line: bytes, where: str) -> _Row:

@@ -40,12 +40,12 @@ def test_the_start_of_a_prompt_has_a_shorter_window() -> None:
 
 def test_shared_prefixes_count_once_and_windows_once_per_conversation() -> None:
     requests = [
-        TraceRequest(0, 70, [1, 2]),  # 4 blocks, 4 of them new.
-        TraceRequest(1, 96, [1, 3]),  # 6 blocks, 2 of them new.
-        TraceRequest(0, 130, [1, 4, 5]),  # 8 blocks, 4 new; replaces the first one's window.
-        TraceRequest(0, 130, [1, 4, 5]),
+        TraceRequest(0, 70, [1]),  # 4 blocks, all of them new.
+        TraceRequest(1, 128, [1, 3]),  # 8 blocks, 4 of them new.
+        TraceRequest(0, 130, [1, 4]),  # 8 blocks, 4 new; replaces the first one's window.
+        TraceRequest(0, 130, [1, 4]),
     ]
     trace = Trace(name="t", block_tokens=64, num_requests=4, play=lambda: iter(requests))
     model = CacheModel(name="m", topology=Topology(groups=(WINDOW, FULL)), block_bytes=1)
-    num_distinct = 4 + 2 + 4
-    assert footprint(trace, model) == Footprint(2, 70 + 32 + 66, num_distinct + 2 + 2)
+    num_distinct = 4 + 4 + 4
+    assert footprint(trace, model) == Footprint(2, 64 + 64 + 64, num_distinct + 2 + 2)

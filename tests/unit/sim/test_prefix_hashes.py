@@ -45,13 +45,8 @@ def test_two_blocks_have_one_hash_exactly_if_all_up_to_their_end_is_equal(
                 assert (hash_a == hash_b) == equal
 
 
-def test_a_partial_last_id_covers_the_parts_of_the_prompt_alone() -> None:
-    hashes = PrefixHashes(512, 16)
-    assert len(hashes.of(TraceRequest(0, 512 + 40, [1, 2]))) == 32 + 2
-
-
-def test_tokens_behind_the_last_id_have_no_hash() -> None:
-    assert len(PrefixHashes(64, 16).of(TraceRequest(0, 127, [1]))) == 4
+def test_what_no_block_of_the_model_ends_has_no_hash() -> None:
+    assert len(PrefixHashes(64, 48).of(TraceRequest(0, 200, [1, 2]))) == 2
 
 
 @pytest.mark.parametrize("sizes", [(64, 24), (100, 16), (0, 16)])
