@@ -114,7 +114,9 @@ def _to_json(
 
 def _show(trace: Trace, model: CacheModel, working_set: Footprint, cells: Sequence[Cell]) -> None:
     policies = list(dict.fromkeys(cell.policy for cell in cells))
-    table = Table(title="token hit rate (%)", title_justify="left", box=SIMPLE)
+    table = Table(
+        title="token hit rate (%)", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0)
+    )
     for name in ("memory", "blocks", *policies, "left out"):
         table.add_column(name, justify="right", no_wrap=True)
     for memory in dict.fromkeys(cell.memory_bytes for cell in cells):
