@@ -4,6 +4,7 @@
 #   .venv-wheel  what a user gets: the release wheel, with the test extra    (test, soak)
 #   .venv-demo   `pip install .` and nothing else                            (demo)
 #   .venv-bench  the release wheel and the fleet's rival                     (bench)
+#   .venv-study  the release wheel and what studies draw with               (study)
 #   .venv-vllm   the release wheel and a real vLLM for CPU                   (test-vllm, bench)
 #
 # Stamp files inside the environments make a repeated call cheap.
@@ -20,7 +21,7 @@ PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz ci dev lint lint-format lint-types lint-layers lint-rust fmt wheel docs bench soak test-rust test-python test-vllm clean
+.PHONY: help demo test fuzz ci dev lint lint-format lint-types lint-layers lint-rust fmt wheel docs bench study soak test-rust test-python test-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +80,13 @@ dist/built: $(SOURCES)
 	@.venv-vllm/bin/uv pip install --quiet --python .venv-vllm/bin/python \
 		--overrides tests/vllm/overrides.txt $(VLLM) "$$(ls dist/*.whl)[test]"
 	@.venv-vllm/bin/python $(PIP) --force-reinstall --no-deps dist/*.whl
+	@touch $@
+
+.venv-study/installed: dist/built
+	@echo "setting up .venv-study (the wheel, matplotlib)"
+	@test -x .venv-study/bin/python || $(PYTHON) -m venv .venv-study
+	@.venv-study/bin/python $(PIP) "$$(ls dist/*.whl)[plot,traces]"
+	@.venv-study/bin/python $(PIP) --force-reinstall --no-deps dist/*.whl
 	@touch $@
 
 dev: .venv/built ## Set up .venv for development (editable, debug build)
@@ -144,5 +152,9 @@ BENCH_VENVS = $(if $(filter bench/bench_cache%,$(BENCH_FILES)),.venv-vllm) $(if 
 bench: $(BENCH_VENVS:%=%/installed) ## Measure ours against the rivals; ONLY=fleet, cache or score_8k narrows it
 	@$(PYTHON) bench/run.py $(if $(ONLY),--only $(ONLY))
 
+study: .venv-study/installed ## Simulate for hours what a table shows: ONLY=policies; JOBS=2, TRACES=folder
+	@.venv-study/bin/python bench/study.py $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs $(JOBS)) \
+		$(if $(TRACES),--traces $(TRACES))
+
 clean: ## Remove environments and builds
-	rm -rf .venv .venv-wheel .venv-demo .venv-bench .venv-vllm dist target
+	rm -rf .venv .venv-wheel .venv-demo .venv-bench .venv-study .venv-vllm dist target
