@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from kvbraid.cache import CacheConfig, Dense, Interval, Need
 from kvbraid.errors import TooLargeError
 from kvbraid.hashing import EngineHash, ExtraKeys, block_hashes
-from tests.reference.cache import ReferenceCache, Request
 from kvbraid.spec import EngineDialect, Topology
 
+from tests.reference.cache import ReferenceCache, Request
 from tests.reference.cache_model import CacheModel
 from tests.reference.chains import chunked, full, mamba, window
 
