@@ -72,7 +72,7 @@ fn engine_chain_keys(
     Ok(keys)
 }
 
-fn algorithm(name: &str) -> PyResult<HashAlgo> {
+pub(crate) fn algorithm(name: &str) -> PyResult<HashAlgo> {
     HashAlgo::from_name(name).ok_or_else(|| {
         let known = HashAlgo::NAMES.map(|(name, _)| name).join(", ");
         InvalidValueError::new_err(format!("hash algorithm {name:?} is not one of {known}"))
@@ -109,7 +109,7 @@ fn hash_all(
     Ok(())
 }
 
-fn embeds_digests(digests: &[PyBackedBytes]) -> PyResult<Vec<EmbedsDigest>> {
+pub(crate) fn embeds_digests(digests: &[PyBackedBytes]) -> PyResult<Vec<EmbedsDigest>> {
     let digest_of = |(index, bytes): (usize, &PyBackedBytes)| {
         EmbedsDigest::try_from(&**bytes).map_err(|_| {
             InvalidValueError::new_err(format!(

@@ -1,5 +1,6 @@
 //! `kvbraid._native`: converts, releases the GIL, calls the core, maps errors. Nothing else.
 
+mod cache;
 mod errors;
 mod fleet;
 mod hash;
@@ -17,6 +18,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     hash::register(module)?;
     rule::register(module)?;
     fleet::register(module)?;
+    cache::register(module)?;
     token_json::register(module)?;
     wire::register(module)
 }

@@ -22,6 +22,11 @@ impl TokenArg {
     pub(crate) fn as_slice(&self) -> &[u32] {
         &self.0
     }
+
+    /// The tokens, in order.
+    pub(crate) fn into_vec(self) -> Vec<u32> {
+        self.0
+    }
 }
 
 impl<'py> FromPyObject<'_, 'py> for TokenArg {

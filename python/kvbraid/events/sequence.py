@@ -115,6 +115,7 @@ class SequenceTracker:
         self._row = TABLE[Phase.DOWN]
         self._said = SetState(PodState.STALE, "not connected")
         self._out: list[Output] = []
+        self._last_digest: int | None = None  # None: `last` was lost, or nothing came yet.
         self._forget()
 
     @property
@@ -149,7 +150,8 @@ class SequenceTracker:
         self.last = self._seen = seq
         slot = seq % self._remembered
         self._ring_seqs[slot] = seq
-        self._ring_digests[slot] = self._last_digest = hash(payload)
+        self._ring_digests[slot] = hash(payload)
+        self._last_digest = self._ring_digests[slot]
         return True
 
     def message(self, seq: int, payload: bytes) -> list[Output]:
@@ -207,7 +209,7 @@ class SequenceTracker:
         # A ring by number: a dict that forgets its oldest entry costs many times as much.
         self._ring_seqs = [-1] * self._remembered
         self._ring_digests = [0] * self._remembered
-        self._last_digest: int | None = None  # None: `last` was lost, or nothing came yet.
+        self._last_digest = None
         self._ask: _Ask | None = None
         self._proof: _Proof | None = None
         self._is_changed = False

@@ -12,7 +12,6 @@ pub mod catalog;
 mod engine_chain;
 mod explain;
 mod json;
-mod key_table;
 mod limbo;
 mod model;
 mod naming;

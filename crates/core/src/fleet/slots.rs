@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
-use super::key_table::KeyTable;
 use super::nodes::NodeId;
 use super::planes::PlaneId;
 use super::tier::Tier;
+use crate::key_table::KeyTable;
 
 /// An engine's hash of a block, as the wire's 64-bit integer.
 pub(super) type EngineKey = u64;

@@ -74,16 +74,16 @@ impl ExtraKeys<'_> {
 
 /// Where the engine's walk over a request's media stands; blocks are visited in order.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct MediaCursor(usize);
+pub(crate) struct MediaCursor(usize);
 
-type Overlapping<'a> = SmallVec<[&'a MediaItem<'a>; 4]>;
+pub(crate) type Overlapping<'a> = SmallVec<[&'a MediaItem<'a>; 4]>;
 
 impl MediaCursor {
     /// The items that belong to the hash of `block` plus `ahead` tokens after it.
     ///
     /// It is the engine's own walk: for items that overlap *each other* it does not list all of
     /// them, because it stops at the first one that goes on behind the block.
-    fn advance<'a>(
+    pub(crate) fn advance<'a>(
         &mut self,
         media: &'a [MediaItem<'a>],
         block: &Range<usize>,

@@ -17,13 +17,12 @@ mod encode;
 mod extra;
 mod pickle;
 
-pub use digest::Digest;
-pub use extra::{EmbedsDigest, ExtraKeys, MediaItem};
-
-use crate::error::{Error, Result};
+pub(crate) use crate::error::{Error, Result};
 use cbor::Cbor;
+pub use digest::Digest;
 use encode::Encode;
-use extra::MediaCursor;
+pub(crate) use extra::MediaCursor;
+pub use extra::{EmbedsDigest, ExtraKeys, MediaItem};
 use pickle::Pickle;
 use sha2::Digest as _;
 
@@ -199,6 +198,16 @@ impl Chain {
         Self {
             parent: spec.none_hash,
             num_blocks: 0,
+            media: MediaCursor::default(),
+        }
+    }
+
+    /// The chain that goes on behind `num_blocks` blocks, the last of which has the hash `parent`.
+    #[must_use]
+    pub fn resume(parent: Digest, num_blocks: usize) -> Self {
+        Self {
+            parent,
+            num_blocks,
             media: MediaCursor::default(),
         }
     }

@@ -13,7 +13,7 @@ struct Entry {
 
 /// Indices by key. The keys themselves are the caller's, who says whether a record has one.
 #[derive(Debug, Default)]
-pub(super) struct KeyTable {
+pub(crate) struct KeyTable {
     entries: HashTable<Entry>,
 }
 
@@ -29,21 +29,35 @@ const fn spread(tag: u32) -> u64 {
 
 impl KeyTable {
     /// The record of a key; `has` says whether a record has it.
-    pub(super) fn find(&self, key: u64, has: impl Fn(u32) -> bool) -> Option<u32> {
+    pub(crate) fn find(&self, key: u64, has: impl Fn(u32) -> bool) -> Option<u32> {
         let tag = tag_of(key);
         let is_it = |entry: &Entry| entry.tag == tag && has(entry.id);
         self.entries.find(spread(tag), is_it).map(|entry| entry.id)
     }
 
     /// Adds the record of a key that is not in the table.
-    pub(super) fn insert(&mut self, key: u64, id: u32) {
+    pub(crate) fn insert(&mut self, key: u64, id: u32) {
+        if self.entries.len() == self.entries.capacity() {
+            self.renew();
+        }
         let tag = tag_of(key);
         self.entries
             .insert_unique(spread(tag), Entry { tag, id }, |entry| spread(entry.tag));
     }
 
+    /// Makes room, by what is in the table alone: removals leave marks, and a table that counts them
+    /// doubles where its load only comes and goes.
+    fn renew(&mut self) {
+        let len = self.entries.len();
+        let room = HashTable::with_capacity(len + len / 8 + 1);
+        for entry in std::mem::replace(&mut self.entries, room) {
+            self.entries
+                .insert_unique(spread(entry.tag), entry, |entry| spread(entry.tag));
+        }
+    }
+
     /// Takes a record out; false when it was not in.
-    pub(super) fn remove(&mut self, key: u64, id: u32) -> bool {
+    pub(crate) fn remove(&mut self, key: u64, id: u32) -> bool {
         let is_it = |entry: &Entry| entry.id == id;
         let Ok(found) = self.entries.find_entry(spread(tag_of(key)), is_it) else {
             return false;
@@ -53,17 +67,17 @@ impl KeyTable {
     }
 
     /// All records.
-    pub(super) fn ids(&self) -> impl Iterator<Item = u32> + '_ {
+    pub(crate) fn ids(&self) -> impl Iterator<Item = u32> + '_ {
         self.entries.iter().map(|entry| entry.id)
     }
 
     /// How many records.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
     /// Bytes held.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.entries.allocation_size()
     }
 }

@@ -1,0 +1,472 @@
+//! One request's blocks for one step: free what is read no more, adopt a hit, allocate, register.
+//!
+//! Every group's part of a hit is pinned before any group allocates, so that no group evicts what
+//! another one is about to reuse.
+
+use super::commit;
+use super::config::CacheConfig;
+use super::events::EventLog;
+use super::find::Finder;
+use super::group::{Group, Kind};
+use super::pool::{BlockId, NULL_BLOCK, Pool};
+use super::request::{Request, Table};
+use super::state;
+use crate::error::{Error, Result};
+use crate::hash::Digest;
+use hashbrown::HashSet;
+
+/// What one request asks of one step; tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Need {
+    /// The request.
+    pub request: u64,
+    /// To be computed.
+    pub num_new_tokens: u32,
+    /// Reused, of a request that starts now.
+    pub num_hit_tokens: u32,
+    /// To be remembered with the request.
+    pub junction: Option<u32>,
+    /// Computed elsewhere, behind the hit.
+    pub num_external_tokens: u32,
+    /// Draft tokens that need slots too.
+    pub num_lookahead_tokens: u32,
+    /// Scheduled, not processed yet: what they read stays.
+    pub num_in_flight_tokens: u32,
+    /// Of the encoder, for cross attention.
+    pub num_encoder_tokens: u32,
+    /// Before this step, hit excluded; as tracked, where it is not given.
+    pub num_computed_tokens: Option<u32>,
+    /// Nothing is registered yet: a load is under way.
+    pub delay_commit: bool,
+    /// Allocate only if all of the request would fit.
+    pub full_sequence_must_fit: bool,
+    /// The watermark applies.
+    pub is_waiting: bool,
+}
+
+/// Everything but the requests.
+#[derive(Debug)]
+pub(super) struct Store {
+    pub config: CacheConfig,
+    pub groups: Vec<Group>,
+    pub pool: Pool,
+    pub log: EventLog,
+    pub finder: Finder,
+    /// Per group: blocks to be zeroed before they are used.
+    pub to_zero: Vec<Vec<BlockId>>,
+    /// Per group: copies to be made, source and destination, both held.
+    pub copies: Vec<Vec<(BlockId, BlockId)>>,
+    /// States registered in this step, which hold what they promise only after it.
+    pub fresh: HashSet<(Digest, u16)>,
+    /// Blocks of the hit at hand, group by group.
+    hits: Hits,
+}
+
+/// A hit's blocks: those of group `g` are `blocks[ends[g - 1]..ends[g]]`.
+#[derive(Debug, Default)]
+struct Hits {
+    blocks: Vec<BlockId>,
+    ends: Vec<usize>,
+}
+
+impl Hits {
+    fn of(&self, group: usize) -> &[BlockId] {
+        let start = group.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.blocks[start..self.ends[group]]
+    }
+}
+
+/// The lengths of one allocation, in tokens.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lengths {
+    /// Computed before, and reused now.
+    pub local: u32,
+    /// `local`, and what was computed elsewhere.
+    pub total: u32,
+    /// Behind what this step computes.
+    pub main: u32,
+    /// Behind all that needs slots.
+    pub slots: u32,
+}
+
+impl Store {
+    pub(super) fn new(config: CacheConfig) -> Self {
+        let groups = Group::all(&config);
+        Self {
+            pool: Pool::new(config.num_blocks, groups.len()),
+            log: EventLog::new(&config.topology, config.events),
+            finder: Finder::new(&config.topology, &groups),
+            to_zero: vec![Vec::new(); groups.len()],
+            copies: vec![Vec::new(); groups.len()],
+            fresh: HashSet::new(),
+            hits: Hits::default(),
+            groups,
+            config,
+        }
+    }
+
+    /// Allocates for one request; false when it does not fit. Appends, per group, how many blocks
+    /// are new, and the blocks.
+    pub(super) fn allocate(
+        &mut self,
+        request: &mut Request,
+        need: &Need,
+        reserved: usize,
+        out: (&mut Vec<BlockId>, &mut Vec<u32>),
+    ) -> Result<bool> {
+        let lengths = self.lengths(request, need)?;
+        self.find_hit(request, need)?;
+        if !self.fits(request, need, &lengths, reserved) {
+            return Ok(false);
+        }
+        self.adopt(request, need, &lengths);
+        self.extend(request, need, &lengths, out);
+        if let Some(junction) = need.junction {
+            request.junction = junction;
+        }
+        request.num_computed_tokens = lengths.main;
+        if !need.delay_commit {
+            self.commit(request, lengths.main.min(request.num_tokens()));
+        }
+        Ok(true)
+    }
+
+    fn lengths(&self, request: &Request, need: &Need) -> Result<Lengths> {
+        let computed = need
+            .num_computed_tokens
+            .unwrap_or(request.num_computed_tokens);
+        let max = self.config.max_model_len;
+        let local = computed.saturating_add(need.num_hit_tokens);
+        let total = local.saturating_add(need.num_external_tokens).min(max);
+        let main = total.saturating_add(need.num_new_tokens);
+        if need.num_new_tokens == 0 && need.num_hit_tokens == 0 && need.num_external_tokens == 0 {
+            return Err(Error::InvalidValue(format!(
+                "request {}: 0 new tokens and nothing to adopt; ask for at least one token",
+                request.id
+            )));
+        }
+        if need.num_hit_tokens > 0 && request.is_tracked() {
+            return Err(Error::InvalidValue(format!(
+                "request {}: a hit of {} tokens, but it runs already; preempt it first",
+                request.id, need.num_hit_tokens
+            )));
+        }
+        Ok(Lengths {
+            local,
+            total,
+            main,
+            slots: main.saturating_add(need.num_lookahead_tokens).min(max),
+        })
+    }
+
+    /// Looks the blocks of the hit up.
+    fn find_hit(&mut self, request: &Request, need: &Need) -> Result<()> {
+        self.hits.blocks.clear();
+        self.hits.ends.clear();
+        let tokens = need.num_hit_tokens;
+        for group in &self.groups {
+            let found =
+                self.finder
+                    .blocks(request, group, tokens, &self.pool, &mut self.hits.blocks);
+            if let Err(position) = found
+                && !self.config.hits_may_lack_blocks()
+            {
+                return Err(Error::InvalidValue(format!(
+                    "request {}: group {} does not hold block {position} of the hit of {tokens} \
+                     tokens; match again",
+                    request.id, group.index
+                )));
+            }
+            self.hits.ends.push(self.hits.blocks.len());
+        }
+        Ok(())
+    }
+
+    /// Whether the step fits. Frees what is read no more: if it fits, or if the engine does anyway.
+    fn fits(
+        &mut self,
+        request: &mut Request,
+        need: &Need,
+        lengths: &Lengths,
+        reserved: usize,
+    ) -> bool {
+        let watermark = if need.is_waiting {
+            i64::from(self.config.watermark_blocks)
+        } else {
+            0
+        };
+        let is_eager = self.config.frees_skipped_when_full;
+        let processed = lengths.total.saturating_sub(need.num_in_flight_tokens);
+        let free = |pool: &Pool| i64::try_from(pool.num_free()).unwrap_or(i64::MAX);
+        if need.full_sequence_must_fit {
+            let all = request.num_tokens().min(self.config.max_model_len);
+            let whole = Lengths {
+                main: all,
+                slots: all,
+                ..*lengths
+            };
+            if self.needed(request, need, &whole, true) + watermark > free(&self.pool) {
+                return false;
+            }
+        }
+        if is_eager {
+            self.free_skipped(request, processed);
+        }
+        let freed = if is_eager {
+            0
+        } else {
+            self.count_skipped(request, processed)
+        };
+        let reserved = i64::try_from(reserved).unwrap_or(i64::MAX);
+        let available = free(&self.pool) + freed - reserved;
+        if self.needed(request, need, lengths, false) + watermark > available {
+            return false;
+        }
+        if !is_eager {
+            self.free_skipped(request, processed);
+        }
+        true
+    }
+
+    /// Blocks that the request takes out of the free queue. Negative where it has some to spare.
+    fn needed(&self, request: &Request, need: &Need, lengths: &Lengths, is_admission: bool) -> i64 {
+        let groups = self.groups.iter().enumerate();
+        groups
+            .map(|(index, group)| {
+                let (table, hits) = (&request.tables[index], self.hits.of(index));
+                match group.kind {
+                    Kind::State { speculative } => {
+                        state::needed(self, (group, speculative), table, hits, lengths)
+                    }
+                    Kind::Cross => {
+                        let encoder = Lengths {
+                            local: 0,
+                            total: 0,
+                            main: need.num_encoder_tokens,
+                            slots: need.num_encoder_tokens,
+                        };
+                        self.needed_of(group, table, hits, &encoder, is_admission)
+                    }
+                    Kind::Ring => i64::from(table.blocks.is_empty()),
+                    Kind::Nothing => 0,
+                    Kind::Full | Kind::Window { .. } | Kind::Chunk { .. } => {
+                        self.needed_of(group, table, hits, lengths, is_admission)
+                    }
+                }
+            })
+            .sum()
+    }
+
+    fn needed_of(
+        &self,
+        group: &Group,
+        table: &Table,
+        hits: &[BlockId],
+        lengths: &Lengths,
+        is_admission: bool,
+    ) -> i64 {
+        let mut required = lengths.slots.div_ceil(group.block) as usize;
+        if is_admission && let Some(cap) = group.admission_cap {
+            required = required.min(cap as usize);
+        }
+        let length = table.blocks.len();
+        let count = |blocks: usize| i64::try_from(blocks).unwrap_or(i64::MAX);
+        if table.num_cached.is_some() {
+            return count(required.saturating_sub(length));
+        }
+        let skipped = (group.skipped(lengths.total) / group.block) as usize;
+        let new = required.saturating_sub(skipped.max(hits.len() + length));
+        let kept = &hits[skipped.saturating_sub(length).min(hits.len())..];
+        let has_shared_tail = !hits.is_empty() && !lengths.local.is_multiple_of(group.block);
+        count(new + self.num_evictable(kept) + usize::from(has_shared_tail))
+    }
+
+    /// Blocks that would leave the free queue when they are touched.
+    pub(super) fn num_evictable(&self, blocks: &[BlockId]) -> usize {
+        let is_free = |block: &&BlockId| **block != NULL_BLOCK && self.pool.refs(**block) == 0;
+        blocks.iter().filter(is_free).count()
+    }
+
+    /// Gives the request its hit, and blocks for what was computed elsewhere.
+    fn adopt(&mut self, request: &mut Request, need: &Need, lengths: &Lengths) {
+        let is_hit = !self.hits.blocks.is_empty();
+        if (!is_hit && need.num_external_tokens == 0) || request.is_tracked() {
+            return;
+        }
+        for (index, group) in self.groups.iter().enumerate() {
+            if matches!(group.kind, Kind::Ring | Kind::Nothing | Kind::Cross) {
+                continue;
+            }
+            let table = &mut request.tables[index];
+            let all = lengths.local + need.num_external_tokens;
+            let skipped = (group.skipped(all) / group.block) as usize;
+            let hits = self.hits.of(index);
+            let kept = &hits[skipped.min(hits.len())..];
+            for &block in kept {
+                self.pool.touch(block);
+            }
+            table.blocks.resize(skipped, NULL_BLOCK);
+            table.blocks.extend_from_slice(kept);
+            table.num_cached = Some(commit::count(table.blocks.len()));
+            if let Some(&tail) = kept.last()
+                && !lengths.local.is_multiple_of(group.block)
+            {
+                let position = lengths.local / group.block;
+                table.shared_tail = Some((position, tail));
+                table.num_cached = Some(position);
+            }
+        }
+        if need.num_external_tokens > 0 {
+            self.extend_external(request, need, lengths);
+        }
+    }
+
+    fn extend_external(&mut self, request: &mut Request, need: &Need, lengths: &Lengths) {
+        let all = lengths.local + need.num_external_tokens;
+        for index in 0..self.groups.len() {
+            let group = self.groups[index];
+            let wanted = match group.kind {
+                Kind::Ring => 1,
+                Kind::Cross | Kind::Nothing => 0,
+                Kind::Full | Kind::Window { .. } | Kind::Chunk { .. } | Kind::State { .. } => {
+                    if group.skipped(all) >= all {
+                        continue;
+                    }
+                    all.div_ceil(group.block) as usize
+                }
+            };
+            let missing = wanted.saturating_sub(request.tables[index].blocks.len());
+            let start = request.tables[index].blocks.len();
+            self.take(missing, &mut request.tables[index].blocks);
+            self.note_zeroing(&group, &request.tables[index].blocks[start..]);
+        }
+    }
+
+    /// Gives the request blocks for what this step computes.
+    fn extend(
+        &mut self,
+        request: &mut Request,
+        need: &Need,
+        lengths: &Lengths,
+        (blocks, counts): (&mut Vec<BlockId>, &mut Vec<u32>),
+    ) {
+        for index in 0..self.groups.len() {
+            let group = self.groups[index];
+            let table = &mut request.tables[index];
+            let before = blocks.len();
+            match group.kind {
+                Kind::State { speculative } => {
+                    state::extend(self, (&group, speculative), table, lengths, blocks);
+                }
+                Kind::Cross => self.extend_table(&group, table, need.num_encoder_tokens, blocks),
+                Kind::Ring => self.extend_table(&group, table, 1, blocks),
+                Kind::Nothing => {}
+                Kind::Full | Kind::Window { .. } | Kind::Chunk { .. } => {
+                    self.extend_table(&group, table, lengths.slots, blocks);
+                }
+            }
+            counts.push(commit::count(blocks.len() - before));
+        }
+    }
+
+    fn extend_table(
+        &mut self,
+        group: &Group,
+        table: &mut Table,
+        tokens: u32,
+        out: &mut Vec<BlockId>,
+    ) {
+        if let Some((position, source)) = table.shared_tail.take() {
+            let copy = self.take_one();
+            self.redirect(group, table, (position, source), copy);
+            self.to_zero[usize::from(group.index)].push(copy);
+            out.push(copy);
+        }
+        let required = tokens.div_ceil(group.block) as usize;
+        let start = table.blocks.len();
+        self.take(required.saturating_sub(start), &mut table.blocks);
+        self.note_zeroing(group, &table.blocks[start..]);
+        out.extend_from_slice(&table.blocks[start..]);
+    }
+
+    /// Has the request write to a copy of a shared tail. Source and copy are held for the copying.
+    pub(super) fn redirect(
+        &mut self,
+        group: &Group,
+        table: &mut Table,
+        (position, source): (u32, BlockId),
+        copy: BlockId,
+    ) {
+        debug_assert_eq!(table.blocks[position as usize], source);
+        table.blocks[position as usize] = copy;
+        self.copies[usize::from(group.index)].push((source, copy));
+        self.pool.touch(copy);
+    }
+
+    fn note_zeroing(&mut self, group: &Group, blocks: &[BlockId]) {
+        if group.needs_zeroing {
+            self.to_zero[usize::from(group.index)].extend_from_slice(blocks);
+        }
+    }
+
+    /// Takes the next victim.
+    pub(super) fn take_one(&mut self) -> BlockId {
+        let (block, lost) = self.pool.take();
+        for (key, group) in lost {
+            self.log.removed(key, group);
+        }
+        block
+    }
+
+    /// Takes victims; it was checked that there are enough.
+    pub(super) fn take(&mut self, count: usize, out: &mut Vec<BlockId>) {
+        for _ in 0..count {
+            out.push(self.take_one());
+        }
+    }
+
+    /// Gives back what nothing computed after `processed` tokens reads.
+    pub(super) fn free_skipped(&mut self, request: &mut Request, processed: u32) {
+        for (group, table) in self.groups.iter().zip(&mut request.tables) {
+            if let Kind::State { .. } = group.kind {
+                state::free_skipped(&mut self.pool, group, table, processed);
+                continue;
+            }
+            let skipped = group.skipped(processed) / group.block;
+            let end = (skipped as usize).min(table.blocks.len());
+            // From the end down to what was given back before.
+            let start = table.blocks[..end]
+                .iter()
+                .rposition(|&block| block == NULL_BLOCK)
+                .map_or(0, |position| position + 1);
+            if start < end {
+                let freed = &mut table.blocks[start..end];
+                self.pool.free(freed.iter().rev().copied());
+                freed.fill(NULL_BLOCK);
+            }
+        }
+    }
+
+    /// How many blocks `free_skipped` would add to the free queue.
+    fn count_skipped(&self, request: &Request, processed: u32) -> i64 {
+        let groups = self.groups.iter().zip(&request.tables);
+        let freed = groups.map(|(group, table)| {
+            let skipped = group.skipped(processed) / group.block;
+            let end = (skipped as usize).min(table.blocks.len());
+            let is_state = matches!(group.kind, Kind::State { .. });
+            let last_state = is_state
+                .then(|| state::superseded(group, table, processed))
+                .flatten();
+            let is_last = |block: &BlockId| self.pool.refs(*block) == 1;
+            let skipped = table.blocks[..end].iter().rev();
+            let running = skipped.take_while(|&&block| block != NULL_BLOCK || is_state);
+            let beyond = last_state.filter(|&at| at as usize >= end);
+            running.filter(|b| **b != NULL_BLOCK && is_last(b)).count()
+                + beyond
+                    .map(|at| table.blocks[at as usize])
+                    .filter(|b| *b != NULL_BLOCK && is_last(b))
+                    .map_or(0, |_| 1)
+        });
+        i64::try_from(freed.sum::<usize>()).unwrap_or(i64::MAX)
+    }
+}

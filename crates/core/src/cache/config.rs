@@ -1,0 +1,168 @@
+//! How a cache is set up: groups, pool, retention; and what no cache can be is refused here.
+
+use crate::error::{Error, Result};
+use crate::hash::{Digest, HashAlgo};
+use crate::spec::{SpecKind, Topology};
+
+/// What allocation needs to know of a group and the resume rule does not.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GroupOptions {
+    /// State groups: blocks kept for draft tokens behind the running state.
+    pub num_speculative_blocks: u32,
+    /// Window groups: tokens kept behind the window, never attended.
+    pub extra_retained_tokens: u32,
+    /// New blocks are listed for zeroing.
+    pub needs_zeroing: bool,
+    /// One block per request, overwritten in turn; never cached.
+    pub is_ring: bool,
+}
+
+/// Which window blocks and states are kept findable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Retention {
+    /// All that can serve a boundary.
+    #[default]
+    Dense,
+    /// Those at multiples of so many tokens, prompt ends and junctions; 0: the latter two alone.
+    Interval(u32),
+}
+
+/// The engine's hash function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HashFunction {
+    /// Algorithm.
+    pub algo: HashAlgo,
+    /// Parent of every first block.
+    pub none_hash: Digest,
+}
+
+/// A cache, before it exists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheConfig {
+    /// Groups, alignment and dialect.
+    pub topology: Topology,
+    /// One per group.
+    pub options: Vec<GroupOptions>,
+    /// Blocks of the pool, the null block included.
+    pub num_blocks: u32,
+    /// Prefixes are reused.
+    pub caching: bool,
+    /// Events are recorded.
+    pub events: bool,
+    /// Retention.
+    pub retention: Retention,
+    /// Tokens of a request at most.
+    pub max_model_len: u32,
+    /// Tokens that may be in flight at once; bounds what window and chunk groups reserve.
+    pub max_in_flight_tokens: Option<u32>,
+    /// Blocks to leave free when a waiting request is admitted.
+    pub watermark_blocks: u32,
+    /// Last tokens of a request that may be computed again, so that they are not cached.
+    pub num_reprefillable_tokens: u32,
+    /// `None`: requests bring their hashes.
+    pub hash: Option<HashFunction>,
+    /// A request that does not fit gives back what it reads no more all the same, as vLLM does.
+    pub frees_skipped_when_full: bool,
+}
+
+const MAX_GROUPS: usize = 64;
+
+impl CacheConfig {
+    /// Whether the engine's own search can say that more is held than is.
+    pub(super) fn hits_may_lack_blocks(&self) -> bool {
+        let dialect = self.topology.dialect;
+        dialect.chunk_start_of_the_candidate || dialect.eagle_three_specs_unverified
+    }
+
+    /// Refuses what cannot work.
+    ///
+    /// # Errors
+    /// `InvalidValue` that names the group, the rule and the remedy.
+    pub fn validate(&self) -> Result<()> {
+        self.topology.validate()?;
+        let bad = |text: String| Err(Error::InvalidValue(text));
+        if self.num_blocks < 2 {
+            return bad(format!(
+                "num_blocks is {}; block 0 is the null block, so that a pool has at least 2",
+                self.num_blocks
+            ));
+        }
+        if self.topology.groups.len() > MAX_GROUPS {
+            return bad(format!(
+                "{} groups; a cache has at most {MAX_GROUPS}",
+                self.topology.groups.len()
+            ));
+        }
+        self.check_alignment()?;
+        self.check_retention()?;
+        (0..self.topology.groups.len()).try_for_each(|group| self.check_group(group))
+    }
+
+    fn check_alignment(&self) -> Result<()> {
+        let alignment = self.topology.alignment;
+        for (index, group) in self.topology.groups.iter().enumerate() {
+            if group.prefix_cacheable && !alignment.is_multiple_of(group.block_size) {
+                return Err(Error::InvalidValue(format!(
+                    "group {index}: block_size {} does not divide the alignment {alignment}; a hit \
+                     ends where a block of every group ends: take their least common multiple",
+                    group.block_size
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_retention(&self) -> Result<()> {
+        let Retention::Interval(tokens) = self.retention else {
+            return Ok(());
+        };
+        let is_sparse = |kind: SpecKind| kind.is_window() || kind == SpecKind::Mamba;
+        let has_sparse = self.topology.groups.iter().any(|g| is_sparse(g.kind));
+        if tokens > 0 && (!has_sparse || !tokens.is_multiple_of(self.topology.alignment)) {
+            return Err(Error::InvalidValue(format!(
+                "retention interval {tokens}: it must be 0 without window and state groups, else a \
+                 multiple of the alignment {}",
+                self.topology.alignment
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_group(&self, index: usize) -> Result<()> {
+        let (group, options) = (&self.topology.groups[index], &self.options[index]);
+        let name = group.kind.name();
+        let is_chunked = group.kind == SpecKind::ChunkedLocalAttention;
+        let problems = [
+            (
+                group.kind == SpecKind::Unknown,
+                "its kind is unknown; name one",
+            ),
+            (
+                is_chunked && group.chunk.is_none(),
+                "its chunk is missing; give it in tokens",
+            ),
+            (
+                is_chunked && group.eagle,
+                "a draft head cannot share it: no engine rewinds a chunk; leave eagle out",
+            ),
+            (
+                options.is_ring && group.prefix_cacheable,
+                "a ring is overwritten, so that it cannot be cached; set prefix_cacheable to false",
+            ),
+            (
+                options.num_speculative_blocks > 0 && group.kind != SpecKind::Mamba,
+                "num_speculative_blocks is for state groups; leave it 0",
+            ),
+            (
+                options.extra_retained_tokens > 0 && !group.kind.is_window(),
+                "extra_retained_tokens is for window groups; leave it 0",
+            ),
+        ];
+        let Some((_, problem)) = problems.iter().find(|(is_there, _)| *is_there) else {
+            return Ok(());
+        };
+        Err(Error::InvalidValue(format!(
+            "group {index} ({name}): {problem}"
+        )))
+    }
+}

@@ -1,0 +1,260 @@
+//! The events of a cache, encoded as they happen, in the engines' own wire form.
+//!
+//! Each event is a map with a `type`, fields in the order in which vLLM declares them; optional
+//! fields that have their default are left out. Encoding at once keeps no copy of tokens and costs
+//! a batch nothing but its frame.
+
+use rmp::encode::{self, ByteBuf};
+
+use super::group::Group;
+use super::request::Request;
+use crate::hash::{Digest, MediaCursor};
+use crate::spec::{SpecKind, Topology};
+
+/// What the events of a group say of its kind.
+#[derive(Debug, Clone, Copy)]
+struct Label {
+    kind: SpecKind,
+    window: Option<u32>,
+}
+
+/// Recorded events that nobody took yet.
+#[derive(Debug, Default)]
+pub(super) struct EventLog {
+    labels: Vec<Label>,
+    bytes: Vec<u8>,
+    num_events: u32,
+    is_on: bool,
+    /// The token list of the last store, which the next group's store mostly repeats.
+    tokens: Vec<u8>,
+    tokens_of: Option<(u64, u32, u32)>,
+}
+
+/// One store, besides what its request says.
+pub(super) struct Store<'a> {
+    pub group: &'a Group,
+    /// Hash and first token of each block that is listed.
+    pub listed: &'a [(Digest, u32)],
+    pub parent: Option<Digest>,
+    /// Tokens that the store spans.
+    pub tokens: (u32, u32),
+    pub block_size: u32,
+}
+
+impl EventLog {
+    pub(super) fn new(topology: &Topology, is_on: bool) -> Self {
+        let label = |group: &crate::spec::GroupSpec| Label {
+            kind: group.kind,
+            window: group.window.filter(|_| group.kind.is_window()),
+        };
+        Self {
+            labels: topology.groups.iter().map(label).collect(),
+            is_on,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        self.is_on
+    }
+
+    /// Takes what was recorded: the events one after the other, and how many.
+    pub(super) fn take(&mut self) -> (Vec<u8>, u32) {
+        self.tokens_of = None;
+        (
+            std::mem::take(&mut self.bytes),
+            std::mem::take(&mut self.num_events),
+        )
+    }
+
+    /// Records with `write`, if recording is on.
+    fn record(&mut self, write: impl FnOnce(&mut Self, &mut ByteBuf)) {
+        if self.is_on {
+            let mut out = ByteBuf::from_vec(std::mem::take(&mut self.bytes));
+            write(self, &mut out);
+            self.bytes = out.into_vec();
+            self.num_events += 1;
+        }
+    }
+
+    pub(super) fn cleared(&mut self) {
+        self.record(|_, out| {
+            map(out, 1);
+            text_field(out, "type", "AllBlocksCleared");
+        });
+    }
+
+    pub(super) fn removed(&mut self, key: u64, group: u16) {
+        self.record(|_, out| {
+            map(out, 4);
+            text_field(out, "type", "BlockRemoved");
+            text(out, "block_hashes");
+            array(out, 1);
+            number(out, key);
+            text_field(out, "medium", "GPU");
+            text(out, "group_idx");
+            number(out, u64::from(group));
+        });
+    }
+
+    pub(super) fn stored(&mut self, request: &Request, store: &Store<'_>) {
+        self.record(|log, out| log.write_store(out, request, store));
+    }
+
+    fn write_store(&mut self, out: &mut ByteBuf, request: &Request, store: &Store<'_>) {
+        let label = self.labels[usize::from(store.group.index)];
+        let has_keys = !store.listed.is_empty();
+        let session = request.extra.session_id.as_deref();
+        let optional = [has_keys, label.window.is_some(), session.is_some()];
+        let num_optional = optional.iter().filter(|is_there| **is_there).count();
+        map(out, 10 + num_optional);
+        text_field(out, "type", "BlockStored");
+        text(out, "block_hashes");
+        array(out, store.listed.len());
+        for (digest, _) in store.listed {
+            number(out, digest.key());
+        }
+        text(out, "parent_block_hash");
+        optional_number(out, store.parent.map(|digest| digest.key()));
+        text(out, "token_ids");
+        self.write_tokens(out, request, store.tokens);
+        text(out, "block_size");
+        number(out, u64::from(store.block_size));
+        text(out, "lora_id");
+        match request.extra.lora_id {
+            Some(id) => infallible(encode::write_sint(out, id)),
+            None => nil(out),
+        }
+        text_field(out, "medium", "GPU");
+        text(out, "lora_name");
+        match &request.extra.lora {
+            Some((name, _)) => text(out, name),
+            None => nil(out),
+        }
+        if has_keys {
+            text(out, "extra_keys");
+            write_extra_keys(out, request, store);
+        }
+        text(out, "group_idx");
+        number(out, u64::from(store.group.index));
+        text_field(out, "kv_cache_spec_kind", label.kind.name());
+        if let Some(window) = label.window {
+            text(out, "kv_cache_spec_sliding_window");
+            number(out, u64::from(window));
+        }
+        if let Some(session) = session {
+            text_field(out, "session_id", session);
+        }
+    }
+
+    fn write_tokens(&mut self, out: &mut ByteBuf, request: &Request, (start, end): (u32, u32)) {
+        let of = Some((request.id, start, end));
+        if self.tokens_of != of {
+            let mut list = ByteBuf::from_vec(std::mem::take(&mut self.tokens));
+            list.as_mut_vec().clear();
+            let tokens = &request.tokens[start as usize..end as usize];
+            array(&mut list, tokens.len());
+            for &token in tokens {
+                number(&mut list, u64::from(token));
+            }
+            self.tokens = list.into_vec();
+            self.tokens_of = of;
+        }
+        out.as_mut_vec().extend_from_slice(&self.tokens);
+    }
+}
+
+/// Per listed block what separates its cache, without the tags that the hash has.
+fn write_extra_keys(out: &mut ByteBuf, request: &Request, store: &Store<'_>) {
+    let extra = &request.extra;
+    let media = extra.media_items();
+    array(out, store.listed.len());
+    let mut cursor = MediaCursor::default();
+    for &(_, start) in store.listed {
+        let start = start as usize;
+        let span = start..start + store.block_size as usize;
+        let items = cursor.advance(&media, &span, 0);
+        let salt = extra
+            .cache_salt
+            .as_deref()
+            .filter(|s| start == 0 && !s.is_empty());
+        let embeds = extra.embeds_of(start, store.block_size);
+        let count = usize::from(extra.lora.is_some())
+            + items.len()
+            + usize::from(salt.is_some())
+            + usize::from(embeds.is_some());
+        if count == 0 {
+            nil(out);
+            continue;
+        }
+        array(out, count);
+        if let Some((name, _)) = &extra.lora {
+            text(out, name);
+        }
+        for item in items {
+            array(out, 2);
+            text(out, item.id);
+            let offset = i64::from(item.offset) - i64::try_from(start).unwrap_or(i64::MAX);
+            infallible(encode::write_sint(out, offset));
+        }
+        if let Some(salt) = salt {
+            text(out, salt);
+        }
+        if let Some(digest) = embeds {
+            infallible(encode::write_bin(out, &digest));
+        }
+    }
+}
+
+/// Writing to memory cannot fail: the error type has no value.
+fn infallible<T, E>(_written: Result<T, E>) {}
+
+fn map(out: &mut ByteBuf, len: usize) {
+    infallible(encode::write_map_len(
+        out,
+        u32::try_from(len).unwrap_or(u32::MAX),
+    ));
+}
+
+fn array(out: &mut ByteBuf, len: usize) {
+    infallible(encode::write_array_len(
+        out,
+        u32::try_from(len).unwrap_or(u32::MAX),
+    ));
+}
+
+fn text(out: &mut ByteBuf, text: &str) {
+    infallible(encode::write_str(out, text));
+}
+
+fn text_field(out: &mut ByteBuf, name: &str, value: &str) {
+    text(out, name);
+    text(out, value);
+}
+
+fn number(out: &mut ByteBuf, value: u64) {
+    infallible(encode::write_uint(out, value));
+}
+
+fn optional_number(out: &mut ByteBuf, value: Option<u64>) {
+    match value {
+        Some(value) => number(out, value),
+        None => nil(out),
+    }
+}
+
+fn nil(out: &mut ByteBuf) {
+    infallible(encode::write_nil(out));
+}
+
+/// A published payload: `[ts, [event, …], rank]`.
+#[must_use]
+pub fn batch(events: &[u8], num_events: u32, ts: f64, dp_rank: Option<u32>) -> Vec<u8> {
+    let mut out = ByteBuf::with_capacity(events.len() + 24);
+    array(&mut out, 3);
+    infallible(encode::write_f64(&mut out, ts));
+    array(&mut out, num_events as usize);
+    out.as_mut_vec().extend_from_slice(events);
+    optional_number(&mut out, dp_rank.map(u64::from));
+    out.into_vec()
+}

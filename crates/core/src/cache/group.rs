@@ -1,0 +1,217 @@
+//! What the kinds of groups differ in: what running tokens still read, and what is worth keeping.
+
+use super::config::{CacheConfig, GroupOptions, Retention};
+use crate::spec::{GroupSpec, SpecKind, Topology};
+
+/// How a group uses its blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Every block stays until the request ends.
+    Full,
+    /// Tokens behind the window are read no more.
+    Window { tokens: u32, retained: u32 },
+    /// Tokens of earlier chunks are read no more.
+    Chunk { tokens: u32 },
+    /// Only the last state is read; `speculative` blocks wait for draft tokens.
+    State { speculative: u32 },
+    /// Blocks for the encoder's tokens, allocated once.
+    Cross,
+    /// One block, overwritten in turn.
+    Ring,
+    /// Keeps nothing.
+    Nothing,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Group {
+    pub index: u16,
+    pub kind: Kind,
+    /// Tokens per block.
+    pub block: u32,
+    /// Blocks are registered and looked up.
+    pub cacheable: bool,
+    /// One unit beyond a boundary is needed, by itself or by a group that is looked up with it.
+    pub eagle: bool,
+    pub needs_zeroing: bool,
+    /// Blocks that a request reserves at most.
+    pub admission_cap: Option<u32>,
+}
+
+fn kind_of(spec: &GroupSpec, options: &GroupOptions) -> Kind {
+    if options.is_ring {
+        return Kind::Ring;
+    }
+    match spec.kind {
+        SpecKind::FullAttention
+        | SpecKind::MlaAttention
+        | SpecKind::SinkFullAttention
+        | SpecKind::Unknown => Kind::Full,
+        SpecKind::SlidingWindow | SpecKind::SlidingWindowMla => Kind::Window {
+            tokens: spec.window.unwrap_or(1),
+            retained: options.extra_retained_tokens,
+        },
+        SpecKind::ChunkedLocalAttention => Kind::Chunk {
+            tokens: spec.chunk.unwrap_or(u32::MAX),
+        },
+        SpecKind::Mamba => Kind::State {
+            speculative: options.num_speculative_blocks,
+        },
+        SpecKind::CrossAttention => Kind::Cross,
+        SpecKind::EncoderOnlyAttention => Kind::Nothing,
+    }
+}
+
+/// Whether one EAGLE group makes this group one too: they are looked up together.
+fn is_eagle(topology: &Topology, spec: &GroupSpec) -> bool {
+    let same = |other: &&GroupSpec| {
+        GroupSpec {
+            eagle: spec.eagle,
+            ..**other
+        } == *spec
+    };
+    spec.eagle
+        || (topology.dialect.eagle_shared_by_equal_specs
+            && topology.groups.iter().filter(same).any(|other| other.eagle))
+}
+
+impl Group {
+    pub(super) fn all(config: &CacheConfig) -> Vec<Self> {
+        let specs = (0u16..).zip(&config.topology.groups);
+        let groups = specs.zip(&config.options).map(|((index, spec), options)| {
+            let kind = kind_of(spec, options);
+            let is_kept = !matches!(kind, Kind::Cross | Kind::Ring | Kind::Nothing);
+            let is_replayed = config.topology.replay_tokens > 0 && spec.kind.is_window();
+            Self {
+                index,
+                kind,
+                block: spec.block_size,
+                cacheable: config.caching && spec.prefix_cacheable && is_kept && !is_replayed,
+                eagle: is_eagle(&config.topology, spec),
+                needs_zeroing: options.needs_zeroing,
+                admission_cap: admission_cap(kind, spec.block_size, config),
+            }
+        });
+        groups.collect()
+    }
+
+    /// Leading tokens that nothing computed after `tokens` reads.
+    pub(super) fn skipped(&self, tokens: u32) -> u32 {
+        match self.kind {
+            Kind::Full | Kind::Cross | Kind::Ring | Kind::Nothing => 0,
+            Kind::Window {
+                tokens: window,
+                retained,
+            } => (tokens + 1).saturating_sub(window).saturating_sub(retained),
+            Kind::Chunk { tokens: chunk } => tokens / chunk * chunk,
+            Kind::State { .. } => tokens.saturating_sub(1),
+        }
+    }
+
+    /// The first block that a resume at `tokens` needs.
+    pub(super) fn first_needed(&self, tokens: u32) -> u32 {
+        match self.kind {
+            Kind::Window { tokens: window, .. } => (tokens + 1).saturating_sub(window) / self.block,
+            Kind::State { .. } => tokens.div_ceil(self.block).saturating_sub(1),
+            Kind::Full | Kind::Chunk { .. } | Kind::Cross | Kind::Ring | Kind::Nothing => {
+                self.skipped(tokens) / self.block
+            }
+        }
+    }
+
+    /// Blocks that a request of so many tokens holds at most.
+    pub(super) fn reservation(&self, tokens: u32) -> u32 {
+        match self.kind {
+            Kind::Full | Kind::Window { .. } | Kind::Chunk { .. } => tokens
+                .div_ceil(self.block)
+                .min(self.admission_cap.unwrap_or(u32::MAX)),
+            // The state that is read, and the one that is written.
+            Kind::State { speculative } => tokens.div_ceil(self.block).min(2) + speculative,
+            Kind::Ring => 1,
+            Kind::Cross | Kind::Nothing => 0,
+        }
+    }
+
+    /// Blocks at a boundary's end that a hit there reads, and how far beyond it they reach.
+    fn tail(&self) -> Option<(u32, u32)> {
+        let beyond = u32::from(self.eagle);
+        match self.kind {
+            Kind::Window { tokens, .. } => {
+                Some(((tokens - 1).div_ceil(self.block) + beyond, beyond))
+            }
+            // A state cannot be rewound: draft heads have none.
+            Kind::State { .. } => Some((1, 0)),
+            Kind::Full | Kind::Chunk { .. } | Kind::Cross | Kind::Ring | Kind::Nothing => None,
+        }
+    }
+}
+
+fn admission_cap(kind: Kind, block: u32, config: &CacheConfig) -> Option<u32> {
+    let in_flight = config.max_in_flight_tokens?;
+    let most = |tokens: u32| {
+        tokens
+            .saturating_add(in_flight)
+            .min(config.max_model_len)
+            .div_ceil(block)
+    };
+    match kind {
+        Kind::Window { tokens, retained } => Some(most(tokens - 1 + retained) + 1),
+        Kind::Chunk { tokens } => Some(most(tokens)),
+        Kind::Full | Kind::State { .. } | Kind::Cross | Kind::Ring | Kind::Nothing => None,
+    }
+}
+
+/// Which blocks of a group a retention keeps, given where resumes are expected.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Keep<'a> {
+    group: &'a Group,
+    /// Blocks of a segment, each of which keeps its tail.
+    segment: Option<u32>,
+    tail: u32,
+    beyond: u32,
+    /// In blocks: where kept tails end.
+    alignment: u32,
+    boundaries: &'a [u32],
+}
+
+impl<'a> Keep<'a> {
+    /// `None`: every block is kept. `boundaries` are token positions that a resume is expected at.
+    pub(super) fn new(
+        group: &'a Group,
+        retention: Retention,
+        alignment: u32,
+        boundaries: &'a [u32],
+    ) -> Option<Self> {
+        let (tail, beyond) = group.tail()?;
+        let is_state = matches!(group.kind, Kind::State { .. });
+        if !is_state && !alignment.is_multiple_of(group.block) {
+            return None;
+        }
+        let (segment, boundaries) = match retention {
+            Retention::Dense if is_state => return None,
+            Retention::Dense => (Some(alignment / group.block), &[][..]),
+            Retention::Interval(0) => (None, boundaries),
+            Retention::Interval(tokens) => (Some(tokens / group.block), boundaries),
+        };
+        let is_all = segment.is_some_and(|blocks| tail >= blocks);
+        (!is_all).then_some(Self {
+            group,
+            segment,
+            tail,
+            beyond,
+            alignment,
+            boundaries,
+        })
+    }
+
+    pub(super) fn keeps(&self, block: u32) -> bool {
+        let in_segment = self.segment.is_some_and(|blocks| {
+            block >= self.beyond && (block - self.beyond) % blocks >= blocks - self.tail
+        });
+        in_segment
+            || self.boundaries.iter().any(|&boundary| {
+                let aligned = boundary / self.alignment * self.alignment;
+                let end = aligned / self.group.block + self.beyond;
+                (end.saturating_sub(self.tail)..end).contains(&block)
+            })
+    }
+}

@@ -1,0 +1,520 @@
+//! One engine's block cache over any mix of groups: what to reuse, what to hand out, what to keep.
+//!
+//! [`Cache`] owns blocks and requests. Nothing here does I/O or reads a clock; events are recorded
+//! and taken by the caller. A request's way: `request` (tokens -> hashes), `find` (hashes -> the
+//! rule -> a boundary), `allocate` and `state` (blocks for a step), `commit` (blocks others can
+//! find), `events`; `pool` and `hash_index` hold the blocks, `group` what kinds differ in.
+
+mod allocate;
+mod commit;
+mod config;
+mod events;
+mod find;
+mod group;
+mod hash_index;
+mod pool;
+mod request;
+mod state;
+
+use hashbrown::HashMap;
+
+pub use allocate::Need;
+pub use config::{CacheConfig, GroupOptions, HashFunction, Retention};
+pub use events::batch;
+pub use find::Match;
+pub use pool::{BlockId, NULL_BLOCK};
+pub use request::Extra;
+
+use crate::error::{Error, Result};
+use crate::hash::Digest;
+use allocate::Store;
+use request::Request;
+
+/// Blocks that a step handed out: those of request `i` and group `g` come after those of request
+/// `i` and group `g - 1`; `counts[i * num_groups + g]` says how many they are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Allocation {
+    /// Requests that fit, in the order asked.
+    pub num_fit: usize,
+    /// New blocks, flat; null blocks where a state group skips positions.
+    pub blocks: Vec<BlockId>,
+    /// How many per request and group.
+    pub counts: Vec<u32>,
+}
+
+/// A request as it is added.
+#[derive(Debug, Clone, Default)]
+pub struct NewRequest {
+    /// Its tokens so far.
+    pub tokens: Vec<u32>,
+    /// How many of them are the prompt.
+    pub num_prompt_tokens: u32,
+    /// What separates its cache.
+    pub extra: Extra,
+    /// Hashes that the engine computed; `None`: they are computed here.
+    pub hashes: Option<Vec<Digest>>,
+}
+
+/// The cache of one engine.
+#[derive(Debug)]
+pub struct Cache {
+    store: Store,
+    requests: HashMap<u64, Box<Request>>,
+    next_id: u64,
+}
+
+fn unknown(id: u64) -> Error {
+    Error::Unknown(format!(
+        "request {id} is not known; it was released, or never added"
+    ))
+}
+
+impl Cache {
+    /// An empty cache.
+    ///
+    /// # Errors
+    /// `InvalidValue` for what cannot work; see [`CacheConfig::validate`].
+    pub fn new(config: CacheConfig) -> Result<Self> {
+        config.validate()?;
+        Ok(Self {
+            store: Store::new(config),
+            requests: HashMap::new(),
+            next_id: 0,
+        })
+    }
+
+    fn request(&self, id: u64) -> Result<&Request> {
+        self.requests
+            .get(&id)
+            .map(Box::as_ref)
+            .ok_or_else(|| unknown(id))
+    }
+
+    fn with<T>(
+        &mut self,
+        id: u64,
+        work: impl FnOnce(&mut Store, &mut Request) -> Result<T>,
+    ) -> Result<T> {
+        let request = self.requests.get_mut(&id).ok_or_else(|| unknown(id))?;
+        work(&mut self.store, request)
+    }
+
+    /// Makes a request known; it holds no block yet.
+    ///
+    /// # Errors
+    /// `InvalidValue` for an empty prompt, or hashes that do not fit the tokens.
+    pub fn add(&mut self, new: NewRequest) -> Result<u64> {
+        let num_tokens = new.tokens.len();
+        if new.num_prompt_tokens == 0 || new.num_prompt_tokens as usize > num_tokens {
+            return Err(Error::InvalidValue(format!(
+                "num_prompt_tokens is {} of {num_tokens} tokens; a prompt has at least one token",
+                new.num_prompt_tokens
+            )));
+        }
+        let id = self.next_id;
+        let mut request = Request::new(id, self.store.groups.len(), new.extra);
+        request.tokens = new.tokens;
+        request.num_prompt_tokens = new.num_prompt_tokens;
+        self.store.hash(&mut request, new.hashes.as_deref())?;
+        self.requests.insert(id, Box::new(request));
+        self.next_id += 1;
+        Ok(id)
+    }
+
+    /// Appends tokens; hashes grow, or continue with those given.
+    ///
+    /// # Errors
+    /// `Unknown`; `InvalidValue` for hashes that do not fit.
+    pub fn extend(&mut self, id: u64, tokens: &[u32], hashes: Option<&[Digest]>) -> Result<()> {
+        self.with(id, |store, request| {
+            let before = request.num_tokens();
+            request.tokens.extend_from_slice(tokens);
+            let result = store.hash(request, hashes);
+            if result.is_err() {
+                request.tokens.truncate(before as usize);
+            }
+            result
+        })
+    }
+
+    /// How much a request can reuse now. Changes nothing.
+    ///
+    /// # Errors
+    /// `Unknown`.
+    pub fn find(&mut self, id: u64) -> Result<Match> {
+        self.with(id, |store, request| {
+            Ok(store.finder.find(request, &store.groups, &store.pool))
+        })
+    }
+
+    /// Allocates for many requests in order; stops at the first that does not fit.
+    ///
+    /// # Errors
+    /// `Unknown` or `InvalidValue`, before anything has changed for the request at fault; earlier
+    /// ones stand.
+    pub fn allocate(&mut self, needs: &[Need], reserved_blocks: usize) -> Result<Allocation> {
+        if let Some(need) = needs
+            .iter()
+            .find(|n| !self.requests.contains_key(&n.request))
+        {
+            return Err(unknown(need.request));
+        }
+        let mut done = Allocation::default();
+        for need in needs {
+            let out = (&mut done.blocks, &mut done.counts);
+            let fits = self.with(need.request, |store, request| {
+                store.allocate(request, need, reserved_blocks, out)
+            })?;
+            if !fits {
+                break;
+            }
+            done.num_fit += 1;
+        }
+        Ok(done)
+    }
+
+    /// A decoding step: appends one token to each request, then allocates one for each.
+    ///
+    /// # Errors
+    /// As `allocate`; nothing has changed then.
+    pub fn decode(&mut self, ids: &[u64], tokens: &[u32]) -> Result<Allocation> {
+        if ids.len() != tokens.len() {
+            return Err(Error::InvalidValue(format!(
+                "{} requests and {} tokens; give one token for each",
+                ids.len(),
+                tokens.len()
+            )));
+        }
+        if let Some(&id) = ids.iter().find(|id| !self.requests.contains_key(*id)) {
+            return Err(unknown(id));
+        }
+        for (&id, &token) in ids.iter().zip(tokens) {
+            self.extend(id, &[token], None)?;
+        }
+        let mut done = Allocation::default();
+        for &request in ids {
+            let need = Need {
+                request,
+                num_new_tokens: 1,
+                ..Need::default()
+            };
+            let out = (&mut done.blocks, &mut done.counts);
+            if !self.with(request, |store, request| {
+                store.allocate(request, &need, 0, out)
+            })? {
+                break;
+            }
+            done.num_fit += 1;
+        }
+        Ok(done)
+    }
+
+    /// Makes the blocks of the first `num_tokens` tokens findable.
+    ///
+    /// # Errors
+    /// `Unknown`; `InvalidValue` for more tokens than the request has blocks or hashes for.
+    pub fn commit(&mut self, id: u64, num_tokens: u32) -> Result<()> {
+        self.with(id, |store, request| {
+            let computed = request.num_computed_tokens.min(request.num_tokens());
+            if num_tokens > computed {
+                return Err(Error::InvalidValue(format!(
+                    "request {id}: commit of {num_tokens} tokens, {computed} are computed"
+                )));
+            }
+            store.commit(request, num_tokens);
+            Ok(())
+        })
+    }
+
+    /// Gives back what nothing computed after `num_tokens` tokens reads.
+    ///
+    /// # Errors
+    /// `Unknown`.
+    pub fn free_skipped(&mut self, id: u64, num_tokens: u32) -> Result<()> {
+        self.with(id, |store, request| {
+            store.free_skipped(request, num_tokens);
+            Ok(())
+        })
+    }
+
+    /// Gives all blocks of requests back, tails first, and forgets the requests.
+    ///
+    /// # Errors
+    /// `Unknown`, before anything has changed.
+    pub fn release(&mut self, ids: &[u64]) -> Result<()> {
+        self.check_distinct(ids)?;
+        for id in ids {
+            if let Some(mut request) = self.requests.remove(id) {
+                self.store.give_back(&mut request);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives all blocks of requests back; they stay known, with nothing computed.
+    ///
+    /// # Errors
+    /// `Unknown`, before anything has changed.
+    pub fn preempt(&mut self, ids: &[u64]) -> Result<()> {
+        self.check_distinct(ids)?;
+        ids.iter().try_for_each(|&id| {
+            self.with(id, |store, request| {
+                store.give_back(request);
+                request.num_computed_tokens = 0;
+                Ok(())
+            })
+        })
+    }
+
+    fn check_distinct(&self, ids: &[u64]) -> Result<()> {
+        for (position, id) in ids.iter().enumerate() {
+            self.request(*id)?;
+            if ids[..position].contains(id) {
+                return Err(Error::Unknown(format!(
+                    "request {id} is given twice; once released it is not known"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets a request and hands its blocks over, groups in order: the caller frees them.
+    ///
+    /// # Errors
+    /// `Unknown`.
+    pub fn pop_blocks(&mut self, id: u64) -> Result<Vec<BlockId>> {
+        let mut request = self.requests.remove(&id).ok_or_else(|| unknown(id))?;
+        Ok(request.clear_tables().into_iter().flatten().collect())
+    }
+
+    /// Drops one reference each; what is given first is evicted first.
+    ///
+    /// # Errors
+    /// `InvalidValue` for a block that does not exist or has no such reference; nothing has changed.
+    pub fn free_blocks(&mut self, blocks: &[BlockId]) -> Result<()> {
+        self.check_blocks(blocks)?;
+        let mut dropped: HashMap<BlockId, u32> = HashMap::new();
+        for &block in blocks.iter().filter(|block| **block != NULL_BLOCK) {
+            let count = dropped.entry(block).or_insert(0);
+            *count += 1;
+            if *count > self.store.pool.refs(block) {
+                return Err(Error::InvalidValue(format!(
+                    "block {block} is freed {count} times, but has {} references",
+                    self.store.pool.refs(block)
+                )));
+            }
+        }
+        self.store.pool.free(blocks.iter().copied());
+        Ok(())
+    }
+
+    fn check_blocks(&self, blocks: &[BlockId]) -> Result<()> {
+        let num_blocks = self.store.pool.num_blocks();
+        match blocks.iter().find(|block| **block as usize >= num_blocks) {
+            Some(block) => Err(Error::InvalidValue(format!(
+                "block {block} does not exist; the pool has {num_blocks}"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Sets how many tokens are computed, after drafts were rejected. Blocks stay.
+    ///
+    /// # Errors
+    /// `Unknown`; `InvalidValue` for more than were computed.
+    pub fn roll_back(&mut self, id: u64, num_computed_tokens: u32) -> Result<()> {
+        self.with(id, |_, request| {
+            if num_computed_tokens > request.num_computed_tokens {
+                return Err(Error::InvalidValue(format!(
+                    "request {id}: roll back to {num_computed_tokens} tokens, {} are computed",
+                    request.num_computed_tokens
+                )));
+            }
+            request.num_computed_tokens = num_computed_tokens;
+            Ok(())
+        })
+    }
+
+    /// Forgets the tokens of a request from `num_tokens` on, and the hashes that cover them.
+    ///
+    /// # Errors
+    /// `Unknown`; `InvalidValue` when the prompt would be cut, or a block that is findable.
+    pub fn truncate(&mut self, id: u64, num_tokens: u32) -> Result<()> {
+        self.with(id, |store, request| {
+            let groups = store.groups.iter().zip(&request.tables);
+            let committed = groups
+                .map(|(g, t)| t.num_cached.unwrap_or(0) * g.block)
+                .max();
+            let least = request.num_prompt_tokens.max(committed.unwrap_or(0));
+            let most = request.num_tokens();
+            if !(least..=most).contains(&num_tokens) {
+                return Err(Error::InvalidValue(format!(
+                    "request {id}: truncate to {num_tokens} of {most} tokens; {least} are its \
+                     prompt or findable by others: preempt it to start over"
+                )));
+            }
+            request.truncate(num_tokens, store.hashing());
+            request.num_computed_tokens = request.num_computed_tokens.min(num_tokens);
+            Ok(())
+        })
+    }
+
+    /// Drops the hashes of blocks, in this order; blocks stay with their owners.
+    ///
+    /// # Errors
+    /// `InvalidValue` for a block that does not exist; nothing has changed.
+    pub fn forget(&mut self, blocks: &[BlockId]) -> Result<()> {
+        self.check_blocks(blocks)?;
+        for &block in blocks {
+            self.store.forget(block);
+        }
+        Ok(())
+    }
+
+    /// Forgets everything that is cached, unless a block is in use; returns whether it was done.
+    pub fn reset(&mut self) -> bool {
+        if self.num_free_blocks() + 1 != self.store.pool.num_blocks() {
+            return false;
+        }
+        self.store.pool.clear();
+        self.store.fresh.clear();
+        self.store.log.cleared();
+        true
+    }
+
+    /// A new step: what the step before registered is written by now.
+    pub fn start_step(&mut self) {
+        self.store.fresh.clear();
+    }
+
+    /// The block table of a request, group by group.
+    ///
+    /// # Errors
+    /// `Unknown`.
+    pub fn tables(&self, id: u64) -> Result<impl Iterator<Item = &[BlockId]>> {
+        let tables = self.request(id)?.tables.iter();
+        Ok(tables.map(|table| table.blocks.as_slice()))
+    }
+
+    /// Tokens of a request that are computed.
+    ///
+    /// # Errors
+    /// `Unknown`.
+    pub fn num_computed_tokens(&self, id: u64) -> Result<u32> {
+        Ok(self.request(id)?.num_computed_tokens)
+    }
+
+    /// Takes the copies to be made before the step runs: source and destination, both held until
+    /// the caller frees them.
+    pub fn take_copies(&mut self) -> Vec<(BlockId, BlockId)> {
+        self.store
+            .copies
+            .iter_mut()
+            .flat_map(std::mem::take)
+            .collect()
+    }
+
+    /// Takes the blocks to be zeroed before the step runs.
+    pub fn take_blocks_to_zero(&mut self) -> Vec<BlockId> {
+        self.store
+            .to_zero
+            .iter_mut()
+            .flat_map(std::mem::take)
+            .collect()
+    }
+
+    /// Takes the recorded events, encoded one after the other, and their number; see [`batch`].
+    pub fn take_events(&mut self) -> (Vec<u8>, u32) {
+        self.store.log.take()
+    }
+
+    /// Blocks that can be handed out.
+    #[must_use]
+    pub fn num_free_blocks(&self) -> usize {
+        self.store.pool.num_free()
+    }
+
+    /// Groups.
+    #[must_use]
+    pub fn num_groups(&self) -> usize {
+        self.store.groups.len()
+    }
+
+    /// Blocks that a request of so many tokens holds at most, by group-wise reservation.
+    #[must_use]
+    pub fn blocks_for(&self, num_tokens: u32) -> usize {
+        let groups = self.store.groups.iter();
+        groups
+            .map(|group| group.reservation(num_tokens) as usize)
+            .sum()
+    }
+
+    /// Everything findable: group, hash and the copies, oldest first. Walks everything.
+    pub fn cached(&self) -> impl Iterator<Item = (u16, &Digest, Vec<BlockId>)> {
+        let index = &self.store.pool.index;
+        index.keys().map(|key| {
+            (
+                key.group,
+                index.digest(key.entry),
+                index.copies(key).collect(),
+            )
+        })
+    }
+
+    /// The free queue, next victim first.
+    pub fn free_queue(&self) -> impl Iterator<Item = BlockId> {
+        self.store.pool.queue()
+    }
+
+    /// Bytes held by blocks and hashes, by capacity.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.store.pool.bytes()
+    }
+
+    /// Walks everything. `outside`: references that the caller holds (popped blocks, copies taken).
+    ///
+    /// # Panics
+    /// Unless blocks, hashes and requests agree.
+    pub fn check_integrity(&self, outside: &[BlockId]) {
+        let pool = &self.store.pool;
+        pool.check_integrity();
+        let mut refs = vec![0; pool.num_blocks()];
+        let tables = self.requests.values().flat_map(|r| &r.tables);
+        let held = tables.flat_map(|table| table.blocks.iter().copied());
+        let pending = self
+            .store
+            .copies
+            .iter()
+            .flatten()
+            .flat_map(|&(a, b)| [a, b]);
+        for block in held.chain(pending).chain(outside.iter().copied()) {
+            refs[block as usize] += 1;
+        }
+        for (block, &count) in refs.iter().enumerate().skip(1) {
+            let block = u32::try_from(block).unwrap_or(u32::MAX);
+            assert_eq!(pool.refs(block), count, "references of block {block}");
+        }
+    }
+}
+
+impl Store {
+    fn hashing(&self) -> (u32, u32) {
+        let topology = &self.config.topology;
+        (topology.hash_block_size, topology.hash_lookahead)
+    }
+
+    fn hash(&self, request: &mut Request, given: Option<&[Digest]>) -> Result<()> {
+        match (given, self.config.hash) {
+            (Some(hashes), _) => request.append_hashes(hashes, self.hashing().0),
+            (None, Some(function)) if self.config.caching => request.grow(function, self.hashing()),
+            (None, _) => Ok(()),
+        }
+    }
+
+    fn give_back(&mut self, request: &mut Request) {
+        for blocks in request.clear_tables() {
+            self.pool.free(blocks.into_iter().rev());
+        }
+    }
+}

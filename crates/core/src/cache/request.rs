@@ -1,0 +1,171 @@
+//! One request: its tokens and hashes, and its block table in every group.
+
+use super::pool::BlockId;
+use crate::error::{Error, Result};
+use crate::hash::{Chain, ChainSpec, Digest, EmbedsDigest, ExtraKeys, MediaItem};
+
+use super::config::HashFunction;
+
+/// What separates a request's cache from that of the same tokens, and what its events say of it.
+#[derive(Debug, Clone, Default)]
+pub struct Extra {
+    /// Name and path of the adapter.
+    pub lora: Option<(String, String)>,
+    /// The engine's number of the adapter.
+    pub lora_id: Option<i64>,
+    /// Isolates caches of the same tokens.
+    pub cache_salt: Option<String>,
+    /// Identifier, first token and length of each multimodal item, by first token.
+    pub media: Vec<(String, u32, u32)>,
+    /// One digest per hash block.
+    pub prompt_embeds: Option<Vec<EmbedsDigest>>,
+    /// Shown in events.
+    pub session_id: Option<String>,
+}
+
+impl Extra {
+    pub(super) fn media_items<'a>(&'a self) -> Vec<MediaItem<'a>> {
+        let item = |(id, offset, length): &'a (String, u32, u32)| MediaItem {
+            id,
+            offset: *offset,
+            length: *length,
+        };
+        self.media.iter().map(item).collect()
+    }
+
+    /// The digest of a block's embeddings, where blocks are hash blocks.
+    pub(super) fn embeds_of(&self, start: usize, block_size: u32) -> Option<EmbedsDigest> {
+        let digests = self.prompt_embeds.as_ref()?;
+        digests.get(start / block_size as usize).copied()
+    }
+}
+
+/// What a state group remembers of a running request.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct StateCursor {
+    /// The request has its own running state.
+    pub allocated: bool,
+    /// Position of the state that the step before wrote.
+    pub last: Option<u32>,
+    /// Positions before this one are given back.
+    pub retired: u32,
+}
+
+/// The blocks of one request in one group.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Table {
+    pub blocks: Vec<BlockId>,
+    /// Leading blocks that need no registering; `None` until the first ones do not.
+    pub num_cached: Option<u32>,
+    /// Position and block of a shared tail that must be copied before it is written.
+    pub shared_tail: Option<(u32, BlockId)>,
+    pub state: StateCursor,
+}
+
+#[derive(Debug)]
+pub(super) struct Request {
+    pub id: u64,
+    pub tokens: Vec<u32>,
+    pub hashes: Vec<Digest>,
+    pub extra: Extra,
+    pub num_prompt_tokens: u32,
+    pub num_computed_tokens: u32,
+    /// Where other requests are known to branch off; 0 = nowhere.
+    pub junction: u32,
+    pub tables: Vec<Table>,
+    chain: Option<Chain>,
+}
+
+impl Request {
+    pub(super) fn new(id: u64, num_groups: usize, extra: Extra) -> Self {
+        Self {
+            id,
+            tokens: Vec::new(),
+            hashes: Vec::new(),
+            extra,
+            num_prompt_tokens: 0,
+            num_computed_tokens: 0,
+            junction: 0,
+            tables: vec![Table::default(); num_groups],
+            chain: None,
+        }
+    }
+
+    pub(super) fn num_tokens(&self) -> u32 {
+        u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Whether any group has adopted or registered something: no hit can be added any more.
+    pub(super) fn is_tracked(&self) -> bool {
+        self.tables.iter().any(|table| table.num_cached.is_some())
+    }
+
+    /// Hashes the whole blocks that are not hashed yet.
+    pub(super) fn grow(
+        &mut self,
+        function: HashFunction,
+        (block, lookahead): (u32, u32),
+    ) -> Result<()> {
+        let num_hashes = self.tokens.len().saturating_sub(lookahead as usize) / block as usize;
+        if self.hashes.len() >= num_hashes {
+            return Ok(());
+        }
+        let media = self.extra.media_items();
+        let extra = ExtraKeys {
+            lora: self
+                .extra
+                .lora
+                .as_ref()
+                .map(|(n, p)| (n.as_str(), p.as_str())),
+            cache_salt: self.extra.cache_salt.as_deref(),
+            media: &media,
+            prompt_embeds: self.extra.prompt_embeds.as_deref(),
+        };
+        let spec = ChainSpec::new(function.algo, function.none_hash, block)?
+            .with_lookahead(lookahead)
+            .with_extra(extra)?;
+        let chain = self.chain.get_or_insert_with(|| match self.hashes.last() {
+            Some(&parent) => Chain::resume(parent, self.hashes.len()),
+            None => Chain::new(&spec),
+        });
+        let hashes = &mut self.hashes;
+        hashes.reserve(num_hashes - hashes.len());
+        chain.extend(&spec, &self.tokens, |digest| hashes.push(digest));
+        Ok(())
+    }
+
+    /// Takes hashes that the engine computed: they continue those that are there.
+    pub(super) fn append_hashes(&mut self, hashes: &[Digest], block: u32) -> Result<()> {
+        let most = self.tokens.len() / block as usize;
+        if self.hashes.len() + hashes.len() > most {
+            return Err(Error::InvalidValue(format!(
+                "{} block hashes for {} tokens; blocks of {block} tokens have at most {most}",
+                self.hashes.len() + hashes.len(),
+                self.tokens.len()
+            )));
+        }
+        self.hashes.extend_from_slice(hashes);
+        self.chain = None;
+        Ok(())
+    }
+
+    /// Forgets tokens, and the hashes that cover any of them.
+    pub(super) fn truncate(&mut self, num_tokens: u32, (block, lookahead): (u32, u32)) {
+        self.tokens.truncate(num_tokens as usize);
+        let hashed = num_tokens.saturating_sub(lookahead) / block;
+        self.hashes.truncate(hashed as usize);
+        self.chain = None;
+    }
+
+    /// Gives all blocks up, group by group in the order of their positions.
+    pub(super) fn clear_tables(&mut self) -> Vec<Vec<BlockId>> {
+        let tables = self.tables.iter_mut().map(std::mem::take);
+        tables.map(|table| table.blocks).collect()
+    }
+
+    /// The hash of the prefix that ends with block `position` of `block` tokens.
+    pub(super) fn hash_at(&self, tokens: u32, hash_block: u32) -> Option<&Digest> {
+        let index = (tokens / hash_block).checked_sub(1)?;
+        self.hashes.get(index as usize)
+    }
+}

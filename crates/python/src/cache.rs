@@ -1,0 +1,390 @@
+//! The engine-side cache for Python: whole steps in, flat buffers out.
+
+use kvbraid_core::cache::{
+    self, Allocation, BlockId, Cache, CacheConfig, Extra, GroupOptions, HashFunction, Match, Need,
+    NewRequest, Retention,
+};
+use kvbraid_core::hash::{Digest, EmbedsDigest};
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::PyBytes;
+
+use crate::errors::to_python;
+use crate::hash::{algorithm, embeds_digests};
+use crate::tokens::TokenArg;
+use crate::topology::TopologyTuple;
+
+/// speculative blocks, extra retained tokens, needs zeroing, is a ring.
+type OptionsTuple = (u32, u32, bool, bool);
+
+/// topology, options per group, blocks, caching, events, retention interval (none: dense).
+#[derive(FromPyObject)]
+struct ConfigTuple(
+    TopologyTuple,
+    Vec<OptionsTuple>,
+    u32,
+    bool,
+    bool,
+    Option<u32>,
+);
+
+/// model length, tokens in flight, watermark blocks, re-prefillable tokens, frees skipped when full.
+type LimitsTuple = (u32, Option<u32>, u32, u32, bool);
+
+/// Algorithm and seed hash.
+type HashTuple = (String, PyBackedBytes);
+
+/// `LoRA` (name, path), its number, salt, media (identifier, offset, length), embedding digests,
+/// session.
+#[derive(FromPyObject)]
+struct ExtraTuple(
+    Option<(String, String)>,
+    Option<i64>,
+    Option<String>,
+    Vec<(String, u32, u32)>,
+    Option<Vec<PyBackedBytes>>,
+    Option<String>,
+);
+
+/// request, new, hit, junction, external, lookahead, in flight, encoder, computed; and the flags
+/// delay commit, full sequence must fit, is waiting.
+#[derive(FromPyObject)]
+struct NeedTuple(
+    u64,
+    (u32, u32, Option<u32>, u32),
+    (u32, u32, u32, Option<u32>),
+    (bool, bool, bool),
+);
+
+impl NeedTuple {
+    fn decode(&self) -> Need {
+        let Self(request, first, second, flags) = *self;
+        Need {
+            request,
+            num_new_tokens: first.0,
+            num_hit_tokens: first.1,
+            junction: first.2,
+            num_external_tokens: first.3,
+            num_lookahead_tokens: second.0,
+            num_in_flight_tokens: second.1,
+            num_encoder_tokens: second.2,
+            num_computed_tokens: second.3,
+            delay_commit: flags.0,
+            full_sequence_must_fit: flags.1,
+            is_waiting: flags.2,
+        }
+    }
+}
+
+impl ConfigTuple {
+    fn decode(self, limits: LimitsTuple, hash: Option<HashTuple>) -> PyResult<CacheConfig> {
+        let Self(topology, options, num_blocks, caching, events, retention) = self;
+        let option = |(speculative, retained, zeroing, ring)| GroupOptions {
+            num_speculative_blocks: speculative,
+            extra_retained_tokens: retained,
+            needs_zeroing: zeroing,
+            is_ring: ring,
+        };
+        let function = |(algo, none_hash): HashTuple| -> PyResult<HashFunction> {
+            Ok(HashFunction {
+                algo: algorithm(&algo)?,
+                none_hash: Digest::from_bytes(&none_hash).map_err(to_python)?,
+            })
+        };
+        Ok(CacheConfig {
+            topology: topology.decode().map_err(to_python)?,
+            options: options.into_iter().map(option).collect(),
+            num_blocks,
+            caching,
+            events,
+            retention: retention.map_or(Retention::Dense, Retention::Interval),
+            max_model_len: limits.0,
+            max_in_flight_tokens: limits.1,
+            watermark_blocks: limits.2,
+            num_reprefillable_tokens: limits.3,
+            frees_skipped_when_full: limits.4,
+            hash: hash.map(function).transpose()?,
+        })
+    }
+}
+
+fn digests(hashes: Option<Vec<PyBackedBytes>>) -> PyResult<Option<Vec<Digest>>> {
+    let all = |hashes: Vec<PyBackedBytes>| {
+        let digest = |bytes: &PyBackedBytes| Digest::from_bytes(bytes).map_err(to_python);
+        hashes.iter().map(digest).collect()
+    };
+    hashes.map(all).transpose()
+}
+
+impl ExtraTuple {
+    fn decode(self) -> PyResult<Extra> {
+        let Self(lora, lora_id, cache_salt, media, embeds, session_id) = self;
+        let embeds: Option<Vec<EmbedsDigest>> =
+            embeds.as_deref().map(embeds_digests).transpose()?;
+        Ok(Extra {
+            lora,
+            lora_id,
+            cache_salt,
+            media,
+            prompt_embeds: embeds,
+            session_id,
+        })
+    }
+}
+
+/// Requests that fit; block ids and counts as buffers of native 32-bit integers.
+type AllocationTuple<'py> = (usize, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+
+fn to_buffers<'py>(py: Python<'py>, done: &Allocation) -> AllocationTuple<'py> {
+    let bytes =
+        |values: &[u32]| -> Vec<u8> { values.iter().flat_map(|v| v.to_ne_bytes()).collect() };
+    (
+        done.num_fit,
+        PyBytes::new(py, &bytes(&done.blocks)),
+        PyBytes::new(py, &bytes(&done.counts)),
+    )
+}
+
+/// One engine's cache; locked, so that any thread may call.
+#[pyclass(frozen)]
+struct CacheCore {
+    cache: Mutex<Cache>,
+}
+
+#[pymethods]
+impl CacheCore {
+    #[new]
+    fn new(config: ConfigTuple, limits: LimitsTuple, hash: Option<HashTuple>) -> PyResult<Self> {
+        let cache = Cache::new(config.decode(limits, hash)?).map_err(to_python)?;
+        Ok(Self {
+            cache: Mutex::new(cache),
+        })
+    }
+
+    fn add(
+        &self,
+        py: Python<'_>,
+        tokens: TokenArg,
+        num_prompt_tokens: u32,
+        extra: ExtraTuple,
+        hashes: Option<Vec<PyBackedBytes>>,
+    ) -> PyResult<u64> {
+        let new = NewRequest {
+            tokens: tokens.into_vec(),
+            num_prompt_tokens,
+            extra: extra.decode()?,
+            hashes: digests(hashes)?,
+        };
+        py.detach(|| self.cache.lock().add(new)).map_err(to_python)
+    }
+
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "extracted arguments are owned"
+    )]
+    fn extend(
+        &self,
+        py: Python<'_>,
+        request: u64,
+        tokens: TokenArg,
+        hashes: Option<Vec<PyBackedBytes>>,
+    ) -> PyResult<()> {
+        let hashes = digests(hashes)?;
+        py.detach(|| {
+            let mut cache = self.cache.lock();
+            cache.extend(request, tokens.as_slice(), hashes.as_deref())
+        })
+        .map_err(to_python)
+    }
+
+    #[pyo3(name = "match")]
+    fn find(&self, py: Python<'_>, request: u64) -> PyResult<(u32, u32)> {
+        py.detach(|| self.cache.lock().find(request))
+            .map(
+                |Match {
+                     num_tokens,
+                     junction,
+                 }| (num_tokens, junction),
+            )
+            .map_err(to_python)
+    }
+
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "extracted arguments are owned"
+    )]
+    fn allocate<'py>(
+        &self,
+        py: Python<'py>,
+        needs: Vec<NeedTuple>,
+        reserved_blocks: usize,
+    ) -> PyResult<AllocationTuple<'py>> {
+        let needs: Vec<Need> = needs.iter().map(NeedTuple::decode).collect();
+        py.detach(|| self.cache.lock().allocate(&needs, reserved_blocks))
+            .map(|done| to_buffers(py, &done))
+            .map_err(to_python)
+    }
+
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "extracted arguments are owned"
+    )]
+    fn decode<'py>(
+        &self,
+        py: Python<'py>,
+        requests: Vec<u64>,
+        tokens: TokenArg,
+    ) -> PyResult<AllocationTuple<'py>> {
+        py.detach(|| self.cache.lock().decode(&requests, tokens.as_slice()))
+            .map(|done| to_buffers(py, &done))
+            .map_err(to_python)
+    }
+
+    fn commit(&self, request: u64, num_tokens: u32) -> PyResult<()> {
+        self.cache
+            .lock()
+            .commit(request, num_tokens)
+            .map_err(to_python)
+    }
+
+    fn free_skipped(&self, request: u64, num_tokens: u32) -> PyResult<()> {
+        self.cache
+            .lock()
+            .free_skipped(request, num_tokens)
+            .map_err(to_python)
+    }
+
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "extracted arguments are owned"
+    )]
+    fn release(&self, requests: Vec<u64>) -> PyResult<()> {
+        self.cache.lock().release(&requests).map_err(to_python)
+    }
+
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "extracted arguments are owned"
+    )]
+    fn preempt(&self, requests: Vec<u64>) -> PyResult<()> {
+        self.cache.lock().preempt(&requests).map_err(to_python)
+    }
+
+    fn pop_blocks(&self, request: u64) -> PyResult<Vec<BlockId>> {
+        self.cache.lock().pop_blocks(request).map_err(to_python)
+    }
+
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "extracted arguments are owned"
+    )]
+    fn free_blocks(&self, blocks: Vec<BlockId>) -> PyResult<()> {
+        self.cache.lock().free_blocks(&blocks).map_err(to_python)
+    }
+
+    fn roll_back(&self, request: u64, num_computed_tokens: u32) -> PyResult<()> {
+        self.cache
+            .lock()
+            .roll_back(request, num_computed_tokens)
+            .map_err(to_python)
+    }
+
+    fn truncate(&self, request: u64, num_tokens: u32) -> PyResult<()> {
+        self.cache
+            .lock()
+            .truncate(request, num_tokens)
+            .map_err(to_python)
+    }
+
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "extracted arguments are owned"
+    )]
+    fn forget(&self, blocks: Vec<BlockId>) -> PyResult<()> {
+        self.cache.lock().forget(&blocks).map_err(to_python)
+    }
+
+    fn reset(&self) -> bool {
+        self.cache.lock().reset()
+    }
+
+    fn start_step(&self) {
+        self.cache.lock().start_step();
+    }
+
+    fn blocks(&self, request: u64) -> PyResult<Vec<Vec<BlockId>>> {
+        let cache = self.cache.lock();
+        let tables = cache.tables(request).map_err(to_python)?;
+        Ok(tables.map(<[BlockId]>::to_vec).collect())
+    }
+
+    fn num_computed_tokens(&self, request: u64) -> PyResult<u32> {
+        self.cache
+            .lock()
+            .num_computed_tokens(request)
+            .map_err(to_python)
+    }
+
+    fn take_copies(&self) -> Vec<(BlockId, BlockId)> {
+        self.cache.lock().take_copies()
+    }
+
+    fn take_blocks_to_zero(&self) -> Vec<BlockId> {
+        self.cache.lock().take_blocks_to_zero()
+    }
+
+    fn take_events<'py>(&self, py: Python<'py>) -> (Bound<'py, PyBytes>, u32) {
+        let (bytes, count) = self.cache.lock().take_events();
+        (PyBytes::new(py, &bytes), count)
+    }
+
+    fn num_free_blocks(&self) -> usize {
+        self.cache.lock().num_free_blocks()
+    }
+
+    fn blocks_for(&self, num_tokens: u32) -> usize {
+        self.cache.lock().blocks_for(num_tokens)
+    }
+
+    fn cached<'py>(&self, py: Python<'py>) -> Vec<(u16, Bound<'py, PyBytes>, Vec<BlockId>)> {
+        let cache = self.cache.lock();
+        let cached = cache.cached();
+        cached
+            .map(|(group, digest, copies)| (group, PyBytes::new(py, digest.as_bytes()), copies))
+            .collect()
+    }
+
+    fn free_queue(&self) -> Vec<BlockId> {
+        self.cache.lock().free_queue().collect()
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.cache.lock().memory_bytes()
+    }
+
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "extracted arguments are owned"
+    )]
+    fn check_integrity(&self, outside: Vec<BlockId>) {
+        self.cache.lock().check_integrity(&outside);
+    }
+}
+
+/// A published payload of events that were taken.
+#[pyfunction]
+fn encode_events<'py>(
+    py: Python<'py>,
+    events: &[u8],
+    num_events: u32,
+    ts: f64,
+    dp_rank: Option<u32>,
+) -> Bound<'py, PyBytes> {
+    PyBytes::new(py, &cache::batch(events, num_events, ts, dp_rank))
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<CacheCore>()?;
+    module.add_function(wrap_pyfunction!(encode_events, module)?)
+}

@@ -1,0 +1,20 @@
+"""One engine's block cache over any mix of groups: what to reuse, hand out and keep."""
+
+from kvbraid.cache.config import CacheConfig, GroupOptions
+from kvbraid.cache.events import Events
+from kvbraid.cache.manager import CacheManager
+from kvbraid.cache.retention import Dense, Interval, Retention
+from kvbraid.cache.step import Allocation, Match, Need
+
+__all__ = [
+    "Allocation",
+    "CacheConfig",
+    "CacheManager",
+    "Dense",
+    "Events",
+    "GroupOptions",
+    "Interval",
+    "Match",
+    "Need",
+    "Retention",
+]

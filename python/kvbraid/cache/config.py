@@ -1,0 +1,72 @@
+"""How one engine's cache is set up. Frozen data; the native core refuses what cannot work."""
+
+from dataclasses import dataclass, field
+
+from kvbraid.cache.retention import Dense, Retention
+from kvbraid.errors import InvalidValueError
+from kvbraid.spec import Topology
+
+_UNLIMITED = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOptions:
+    """What allocation needs to know of a group and the resume rule does not.
+
+    `num_speculative_blocks` (state groups): blocks kept for draft tokens behind the running state.
+    `extra_retained_tokens` (window groups): kept behind the window, never attended.
+    `needs_zeroing`: new blocks are listed by `take_blocks_to_zero`. `is_ring`: one block per
+    request, overwritten in turn and never cached.
+    """
+
+    num_speculative_blocks: int = 0
+    extra_retained_tokens: int = 0
+    needs_zeroing: bool = False
+    is_ring: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """One engine's cache before it exists.
+
+    Attributes:
+        topology: Groups, alignment (a hit is a multiple of it), hash function and dialect. The
+            hash function defaults to the engine's own: SHA-256 with its fixed seed.
+        num_blocks: Blocks of the pool, the null block included.
+        group_options: One per group; empty: the defaults for all.
+        caching: Whether prefixes are reused.
+        events: Whether events are recorded.
+        retention: Which window blocks and states stay findable.
+        max_model_len: Tokens of a request at most.
+        max_in_flight_tokens: Tokens computed at once at most; bounds what a window or chunk group
+            reserves for an admission. None: no bound.
+        watermark: Share of the pool to leave free when a waiting request is admitted.
+        num_reprefillable_tokens: Last tokens that may be computed again (drafts of several
+            tokens), so that they are not cached.
+
+    Raises:
+        InvalidValueError: A number of options that is not that of the groups, or a bad share.
+    """
+
+    topology: Topology
+    num_blocks: int
+    group_options: tuple[GroupOptions, ...] = field(default=())
+    caching: bool = True
+    events: bool = False
+    retention: Retention = Dense()  # noqa: RUF009 - frozen and without fields
+    max_model_len: int = _UNLIMITED
+    max_in_flight_tokens: int | None = None
+    watermark: float = 0.0
+    num_reprefillable_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        num_groups = len(self.topology.groups)
+        if self.group_options and len(self.group_options) != num_groups:
+            raise InvalidValueError(
+                f"{len(self.group_options)} group_options for {num_groups} groups; give one per "
+                "group, or none"
+            )
+        if not 0 <= self.watermark < 1:
+            raise InvalidValueError(
+                f"watermark is {self.watermark}; expected a share of the pool, 0 to 1"
+            )

@@ -1,0 +1,334 @@
+"""The cache that an engine calls, step by step. A thin face of the native core.
+
+Its law: a block belongs to one numbering for all groups, is free or referenced, and is found by
+its group and the hash of the whole prefix that it ends. A request reuses the longest boundary
+that every group accepts; while it runs, groups give back what is read no more; what is stored,
+evicted and cleared is recorded as the engine's own events. Every call either does what it says or
+raises and changes nothing. Safe to call from any thread.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from kvbraid import _native
+from kvbraid.cache.config import CacheConfig, GroupOptions
+from kvbraid.cache.events import Events
+from kvbraid.cache.retention import Dense
+from kvbraid.cache.step import Allocation, Match, Need
+from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, HashAlgo, Tokens, none_hash
+from kvbraid.resume import encode
+from kvbraid.spec import EngineDialect
+
+_NeedTuple: TypeAlias = tuple[
+    int,
+    tuple[int, int, int | None, int],
+    tuple[int, int, int, int | None],
+    tuple[bool, bool, bool],
+]
+
+
+class CacheManager:
+    """Blocks and requests of one engine.
+
+    Raises:
+        InvalidValueError: A configuration that cannot work; the message names the group, the rule
+            and the remedy.
+    """
+
+    def __init__(self, config: CacheConfig) -> None:
+        topology = config.topology
+        options = config.group_options or (GroupOptions(),) * len(topology.groups)
+        retention = config.retention
+        self.config = config
+        self.num_groups = len(topology.groups)
+        self._core = _native.CacheCore(
+            (
+                encode(topology),
+                [
+                    (
+                        o.num_speculative_blocks,
+                        o.extra_retained_tokens,
+                        o.needs_zeroing,
+                        o.is_ring,
+                    )
+                    for o in options
+                ],
+                config.num_blocks,
+                config.caching,
+                config.events,
+                None if isinstance(retention, Dense) else retention.tokens,
+            ),
+            (
+                config.max_model_len,
+                config.max_in_flight_tokens,
+                int(config.watermark * config.num_blocks),
+                config.num_reprefillable_tokens,
+                topology.dialect is EngineDialect.VLLM,
+            ),
+            _hash_function(config),
+        )
+
+    # Requests.
+
+    def add(
+        self,
+        tokens: Tokens,
+        *,
+        num_prompt_tokens: int | None = None,
+        extra: ExtraKeys = NO_EXTRA_KEYS,
+        lora_id: int | None = None,
+        session_id: str | None = None,
+        block_hashes: Sequence[bytes] | None = None,
+    ) -> int:
+        """Make a request known; return the number by which every other call takes it.
+
+        Args:
+            tokens: All of its tokens so far.
+            num_prompt_tokens: How many of them are the prompt; None: all.
+            extra: What separates its cache from that of the same tokens.
+            lora_id: The engine's number of the adapter, for events.
+            session_id: For events.
+            block_hashes: As the engine computed them, one per hash block; None: computed here.
+
+        Raises:
+            InvalidValueError: No token, or hashes that do not fit the tokens.
+        """
+        if num_prompt_tokens is None:
+            num_prompt_tokens = len(tokens)  # type: ignore[arg-type]
+        return self._core.add(
+            tokens,
+            num_prompt_tokens,
+            (
+                extra.lora,
+                lora_id,
+                extra.cache_salt,
+                extra.media,
+                extra.prompt_embeds,
+                session_id,
+            ),
+            block_hashes,
+        )
+
+    def extend(
+        self, request: int, tokens: Tokens, *, block_hashes: Sequence[bytes] | None = None
+    ) -> None:
+        """Append tokens; hashes grow, or continue with those given.
+
+        Raises:
+            UnknownError: The request was released, or never added.
+            InvalidValueError: More hashes than the tokens have.
+        """
+        self._core.extend(request, tokens, block_hashes)
+
+    def release(self, requests: Sequence[int]) -> None:
+        """Give all blocks of finished requests back, tails first, and forget the requests.
+
+        Raises:
+            UnknownError: One of them is not known, or is given twice.
+        """
+        self._core.release(requests)
+
+    def preempt(self, requests: Sequence[int]) -> None:
+        """Give all blocks back; the requests stay known, with nothing computed.
+
+        Raises as `release`.
+        """
+        self._core.preempt(requests)
+
+    def roll_back(self, request: int, num_computed_tokens: int) -> None:
+        """Set back how many tokens are computed, after drafts were rejected. Blocks stay.
+
+        Raises:
+            UnknownError: The request is not known.
+            InvalidValueError: More than are computed.
+        """
+        self._core.roll_back(request, num_computed_tokens)
+
+    def truncate(self, request: int, num_tokens: int) -> None:
+        """Forget the tokens behind, and the hashes that cover them.
+
+        Raises:
+            UnknownError: The request is not known.
+            InvalidValueError: It would cut the prompt, or blocks that others can find.
+        """
+        self._core.truncate(request, num_tokens)
+
+    # Steps.
+
+    def start_step(self) -> None:
+        """Begin a step: states registered in the step before are written by now."""
+        self._core.start_step()
+
+    def match(self, request: int) -> Match:
+        """Return how much the request can reuse now. Changes nothing.
+
+        Raises:
+            UnknownError: The request is not known.
+        """
+        return Match(*self._core.match(request))
+
+    def allocate(self, needs: Sequence[Need], *, reserved_blocks: int = 0) -> Allocation:
+        """Allocate for many requests in order; stop at the first that does not fit.
+
+        Each one gives back what it reads no more, adopts its hit (all groups pin theirs before
+        any allocates), gets its new blocks, and has its computed blocks registered.
+
+        Args:
+            needs: One per request.
+            reserved_blocks: Free blocks to leave to others.
+
+        Raises:
+            UnknownError: A request is not known; nothing has changed.
+            InvalidValueError: A hit that is no longer held, or a request for nothing; earlier
+                requests of the call stand.
+        """
+        return self._allocation(
+            *self._core.allocate([_encode(need) for need in needs], reserved_blocks)
+        )
+
+    def decode(self, requests: Sequence[int], tokens: Tokens) -> Allocation:
+        """Append one token to each request, then allocate for it: a decoding step in one call.
+
+        Raises:
+            UnknownError: A request is not known; nothing has changed.
+            InvalidValueError: Not one token for each request.
+        """
+        return self._allocation(*self._core.decode(requests, tokens))
+
+    def commit(self, request: int, num_tokens: int) -> None:
+        """Make the blocks of the first `num_tokens` computed tokens findable.
+
+        Raises:
+            UnknownError: The request is not known.
+            InvalidValueError: More tokens than are computed.
+        """
+        self._core.commit(request, num_tokens)
+
+    def free_skipped(self, request: int, num_processed_tokens: int) -> None:
+        """Give back what nothing computed after so many tokens reads.
+
+        Raises:
+            UnknownError: The request is not known.
+        """
+        self._core.free_skipped(request, num_processed_tokens)
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """Take the copies to make before the step runs, as (source, destination).
+
+        Both are held for the caller, who passes them to `free_blocks` when the step has run.
+        """
+        return self._core.take_copies()
+
+    def take_blocks_to_zero(self) -> list[int]:
+        """Take the blocks to zero before the step runs."""
+        return self._core.take_blocks_to_zero()
+
+    def take_events(self) -> Events:
+        """Take what happened since the last call."""
+        return Events(*self._core.take_events())
+
+    # Blocks.
+
+    def blocks(self, request: int) -> list[list[int]]:
+        """Return the block table of a request, group by group; 0 is the null block.
+
+        Raises:
+            UnknownError: The request is not known.
+        """
+        return self._core.blocks(request)
+
+    def num_computed_tokens(self, request: int) -> int:
+        """Return how many tokens of a request are computed.
+
+        Raises:
+            UnknownError: The request is not known.
+        """
+        return self._core.num_computed_tokens(request)
+
+    def pop_blocks(self, request: int) -> list[int]:
+        """Forget a request and hand its blocks over, groups in order: the caller frees them.
+
+        Raises:
+            UnknownError: The request is not known.
+        """
+        return self._core.pop_blocks(request)
+
+    def free_blocks(self, block_ids: Sequence[int]) -> None:
+        """Drop one reference of each; what is given first is evicted first.
+
+        Raises:
+            InvalidValueError: A block that does not exist, or has no such reference.
+        """
+        self._core.free_blocks(block_ids)
+
+    def forget(self, block_ids: Sequence[int]) -> None:
+        """Drop the hashes of blocks, in this order; the blocks stay with their owners.
+
+        Raises:
+            InvalidValueError: A block that does not exist.
+        """
+        self._core.forget(block_ids)
+
+    def reset(self) -> bool:
+        """Forget everything cached, unless a block is in use; return whether it was done."""
+        return self._core.reset()
+
+    # State.
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be handed out, cached ones included."""
+        return self._core.num_free_blocks()
+
+    @property
+    def usage(self) -> float:
+        """Share of the pool that is referenced, 0 to 1."""
+        return 1.0 - self.num_free_blocks / (self.config.num_blocks - 1)
+
+    def can_ever_fit(self, num_tokens: int) -> bool:
+        """Return whether a request of so many tokens fits into the empty pool."""
+        return self._core.blocks_for(num_tokens) < self.config.num_blocks
+
+    def cached(self) -> dict[tuple[int, bytes], list[int]]:
+        """Return everything findable: (group, hash) to its copies, oldest first. Walks it all."""
+        return {(group, digest): copies for group, digest, copies in self._core.cached()}
+
+    def free_queue(self) -> list[int]:
+        """Return the free blocks, next victim first. Walks them all."""
+        return self._core.free_queue()
+
+    def memory_bytes(self) -> int:
+        """Return the bytes that blocks and hashes take, by capacity."""
+        return self._core.memory_bytes()
+
+    def check_integrity(self, outside: Sequence[int] = ()) -> None:
+        """Panic unless blocks, hashes and requests agree. For tests: it walks everything.
+
+        `outside`: one entry per reference that the caller holds (popped blocks, copies taken).
+        """
+        self._core.check_integrity(outside)
+
+    def _allocation(self, num_fit: int, blocks: bytes, counts: bytes) -> Allocation:
+        return Allocation(num_fit, array("I", blocks), array("I", counts), self.num_groups)
+
+
+def _encode(need: Need) -> _NeedTuple:
+    return (
+        need.request,
+        (need.num_new_tokens, need.num_hit_tokens, need.junction, need.num_external_tokens),
+        (
+            need.num_lookahead_tokens,
+            need.num_in_flight_tokens,
+            need.num_encoder_tokens,
+            need.num_computed_tokens,
+        ),
+        (need.delay_commit, need.full_sequence_must_fit, need.is_waiting),
+    )
+
+
+def _hash_function(config: CacheConfig) -> tuple[str, bytes] | None:
+    """Return None where the engine draws a random seed: then requests bring their hashes."""
+    algo = HashAlgo(config.topology.hash_algo or HashAlgo.SHA256.value)
+    root = none_hash(algo, config.topology.hash_seed)
+    return None if root is None else (algo.value, root)

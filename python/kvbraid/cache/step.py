@@ -1,0 +1,72 @@
+"""What requests ask of a step, and what they get."""
+
+from array import array
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Match(NamedTuple):
+    """How much a request can reuse, in tokens.
+
+    `junction`: where the groups that are asked first could resume, if that is further, else 0:
+    others branch off there, so that it is worth keeping (vLLM's shared-prefix boundary).
+    """
+
+    num_tokens: int
+    junction: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Need:
+    """What one request asks of one step; in tokens.
+
+    Attributes:
+        request: As `CacheManager.add` returned it.
+        num_new_tokens: To be computed.
+        num_hit_tokens: Reused by a request that starts now; 0 for one that runs.
+        junction: From the match, to be remembered; None leaves it as it is.
+        num_external_tokens: Computed elsewhere, behind the hit.
+        num_lookahead_tokens: Draft tokens that need slots too.
+        num_in_flight_tokens: Scheduled but not processed: what they read stays.
+        num_encoder_tokens: For cross attention.
+        num_computed_tokens: Before this step, hit excluded. None: as the manager tracked it.
+        delay_commit: Register nothing yet, because a load is under way; `commit` does it later.
+        full_sequence_must_fit: Allocate only if all of the request would fit.
+        is_waiting: The watermark applies.
+    """
+
+    request: int
+    num_new_tokens: int
+    num_hit_tokens: int = 0
+    junction: int | None = None
+    num_external_tokens: int = 0
+    num_lookahead_tokens: int = 0
+    num_in_flight_tokens: int = 0
+    num_encoder_tokens: int = 0
+    num_computed_tokens: int | None = None
+    delay_commit: bool = False
+    full_sequence_must_fit: bool = False
+    is_waiting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """New blocks of a step, in flat buffers of 32-bit integers.
+
+    Those of request i and group g come after those of group g - 1; `counts[i * num_groups + g]`
+    says how many they are. Null blocks (0) stand where a state group skips positions.
+    """
+
+    num_fit: int
+    block_ids: "array[int]"
+    counts: "array[int]"
+    num_groups: int
+
+    def new_blocks(self, i: int) -> list[list[int]]:
+        """Return the new blocks of request i, group by group."""
+        start = sum(self.counts[: i * self.num_groups])
+        blocks = []
+        for count in self.counts[i * self.num_groups : (i + 1) * self.num_groups]:
+            blocks.append(list(self.block_ids[start : start + count]))
+            start += count
+        return blocks
