@@ -57,7 +57,9 @@ class Pair:
         self.log.append((op, expected))
         try:
             got = getattr(self._right, name)(*concrete)
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # A panic of a native core is no Exception.
             raise MismatchError(
                 len(self.log) - 1, op, "results", f"  expected {expected!r}\n  raised {error!r}"
             ) from error
