@@ -56,6 +56,8 @@ class Config:
     tells_computed: bool  # The caller gives num_computed_tokens, or our manager tracks it.
     gives_hashes: bool
     decodes_in_batches: bool
+    caching: bool = True
+    events: bool = True
 
     @property
     def alignment(self) -> int:
@@ -73,7 +75,7 @@ class Config:
             g.kind in FULL or g.kind is STATE or g.block_size == self.hash_block_size
             for g in self.groups
         )
-        return len(self.groups) > 1 and states and others
+        return self.caching and len(self.groups) > 1 and states and others
 
     @property
     def state_block_size(self) -> int | None:
@@ -130,7 +132,13 @@ def generate(number: int) -> Config:
     while True:
         config = _draw(random, number)
         if config is not None and wanted(config):
-            return config
+            break
+    has_states = config.state_block_size is not None
+    return replace(
+        config,
+        caching=has_states or random.random() < 0.94,  # States are kept for prefixes alone.
+        events=random.random() < 0.95,
+    )
 
 
 def _draw(random: Random, number: int) -> Config | None:

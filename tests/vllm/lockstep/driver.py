@@ -60,7 +60,9 @@ class Driver:
             request = self._requests.make()
             self._pair.run("add", request)
             max_output = self._random.choice((1, 2, 5, self._random.randint(1, self._max_output)))
-            self._waiting.append(Job(request, max_output, list(request.tokens)))
+            job = Job(request, max_output, list(request.tokens))
+            job.skips_lookup = self._chance(0.03)
+            self._waiting.append(job)
 
     # ---- putting a step together -----------------------------------------------------------
 
@@ -211,8 +213,9 @@ class Driver:
     def _admit(self, job: Job, step: Step, budget: int) -> int | None:
         """Start a request with its hit; None where it has to wait."""
         is_start = job.computed == 0
-        hit = self._pair.run("match", job.key) if is_start else Hit(0, 0)
-        if is_start:
+        is_looked_up = is_start and not job.skips_lookup
+        hit = self._pair.run("match", job.key) if is_looked_up else Hit(0, 0)
+        if is_looked_up:
             job.junction = hit.junction
         num_external, is_load = self._external(job, hit) if is_start else (0, False)
         start = job.computed + hit.num_tokens + num_external
@@ -226,7 +229,7 @@ class Driver:
             num_new_tokens=num_new,
             num_computed_tokens=job.computed,
             num_hit_tokens=hit.num_tokens,
-            junction=hit.junction if is_start else None,
+            junction=hit.junction if is_looked_up else None,
             num_external_tokens=num_external,
             num_lookahead_tokens=0 if is_load else self._config.num_lookahead_tokens,
             num_in_flight_tokens=job.in_flight,

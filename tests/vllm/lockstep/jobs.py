@@ -22,6 +22,7 @@ class Job:
     stale: int = 0  # Of `in_flight`: scheduled before a preemption.
     drops_stale: bool = False
     junction: int = 0
+    skips_lookup: bool = False  # As a client asks who wants the prompt's log-probabilities.
     is_running: bool = False
     is_gone: bool = False
     pending_token: int | None = None  # Sampled; the next batch of decodes appends it.

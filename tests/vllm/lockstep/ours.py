@@ -66,7 +66,8 @@ def manager_of(config: Config) -> CacheManager:
             topology=topology_of(config),
             num_blocks=config.num_blocks,
             group_options=options,
-            events=True,
+            caching=config.caching,
+            events=config.events,
             retention=Dense() if config.retention is None else Interval(config.retention),
             max_model_len=config.max_model_len,
             max_in_flight_tokens=config.max_in_flight_tokens,
@@ -188,6 +189,7 @@ class Ours:
 
     def take_events(self) -> bytes:
         events = self.manager.take_events()
+        assert len(events.structs()) == len(events)
         return events.to_bytes(0.0, 0) if len(events) else b""
 
     def num_free_blocks(self) -> int:

@@ -119,9 +119,10 @@ def manager_of(config: Config) -> KVCacheManager:
         scheduler_block_size=config.alignment,
         hash_block_size=config.hash_block_size,
         max_in_flight_tokens=config.max_in_flight_tokens,
+        enable_caching=config.caching,
         use_eagle=config.use_eagle,
         num_prefill_lookahead=config.prefill_lookahead,
-        enable_kv_cache_events=True,
+        enable_kv_cache_events=config.events,
         watermark=config.watermark,
     )
     assert manager.coordinator.enable_partial_hash_hits == config.partial_hits
