@@ -35,6 +35,10 @@ class MismatchError(AssertionError):
         self.what = what
 
 
+class EngineFailedError(Exception):
+    """The truth itself raised: the engine would have died, and there is nothing to compare."""
+
+
 class Pair:
     """Two sides in lock-step. `left` is the truth: what it returns is what `run` returns."""
 
@@ -53,7 +57,10 @@ class Pair:
         """Do one operation on both sides, compare, and return what `left` returned."""
         op = Op(name, args)
         concrete = self._concrete(op)
-        expected = getattr(self._left, name)(*concrete)
+        try:
+            expected = getattr(self._left, name)(*concrete)
+        except (AssertionError, ValueError) as error:
+            raise EngineFailedError(f"operation {len(self.log)}: {op}") from error
         self.log.append((op, expected))
         try:
             got = getattr(self._right, name)(*concrete)

@@ -19,7 +19,7 @@ from tests.vllm.lockstep.side import Ask, Hit
 class Driver:
     """Runs one configuration for a number of operations."""
 
-    def __init__(self, config: Config, pair: Pair, *, seed: int) -> None:
+    def __init__(self, config: Config, pair: Pair, *, seed: str) -> None:
         self._config = config
         self._pair = pair
         self._random = Random(f"{config.number} {seed}")
@@ -253,11 +253,14 @@ class Driver:
         """Return how many tokens a connector brings, and whether the request waits for them.
 
         A hit that ends inside a block is kept, and nothing is loaded behind it. States are loaded
-        with room to spare: the engine counts one block too few for them.
+        with room to spare: the engine counts a block too few for them, and then dies.
         """
         config, random = self._config, self._random
         unit = config.alignment
-        is_tight = config.state_block_size and self._pair.num_free_blocks < 6 * len(config.groups)
+        num_slots = len(job.tokens) + config.num_lookahead_tokens
+        room = sum(-(-num_slots // group.block_size) for group in config.groups)
+        room += (2 + config.num_draft_tokens) * len(config.groups)
+        is_tight = config.state_block_size is not None and self._pair.num_free_blocks < room
         if not config.loads or hit.num_tokens % unit or is_tight or self._chance(0.5):
             return 0, False
         is_load = self._chance(0.5)

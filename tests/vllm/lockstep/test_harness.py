@@ -31,7 +31,9 @@ def test_the_configurations_cover_what_they_must() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", range(0, NUM_CONFIGS, 20))
 def test_the_engine_agrees_with_itself(number: int) -> None:
-    assert run(generate(number), Theirs, num_operations=500, seed=0).failure is None
+    outcome = run(generate(number), Theirs, num_operations=500, seed=0)
+    assert outcome.failure is None
+    assert outcome.num_engine_failures == 0
 
 
 @pytest.mark.timeout(300)
