@@ -166,10 +166,17 @@ impl Store {
     fn find_hit(&mut self, request: &Request, tokens: u32) -> Result<()> {
         self.hits.blocks.clear();
         self.hits.ends.clear();
+        let looks = if tokens > 0 {
+            self.finder.looks(request, &self.groups, &self.pool)
+        } else {
+            Vec::new()
+        };
         for group in &self.groups {
-            let found =
-                self.finder
-                    .blocks(request, group, tokens, &self.pool, &mut self.hits.blocks);
+            let look = looks.get(usize::from(group.index)).copied().flatten();
+            let at = (request, &self.pool);
+            let found = self
+                .finder
+                .blocks(at, group, (tokens, look), &mut self.hits.blocks);
             if let Err(position) = found
                 && !self.config.hits_may_lack_blocks()
             {
