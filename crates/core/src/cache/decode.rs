@@ -72,7 +72,8 @@ impl Store {
     /// The next number of computed tokens at which a decoding step frees, takes or registers.
     fn quiet_until(&self, request: &Request) -> u32 {
         let computed = request.num_computed_tokens;
-        let behind = self.config.num_reprefillable_tokens;
+        let late = self.config.num_reprefillable_tokens;
+        let behind = [late, self.config.topology.hash_lookahead];
         let events = self.groups.iter().map(|g| g.next_event(computed, behind));
         events.min().unwrap_or(u32::MAX)
     }

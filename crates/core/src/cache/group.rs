@@ -119,15 +119,17 @@ impl Group {
     }
 
     /// The next number of computed tokens, behind `computed`, at which a decoding step takes a block
-    /// of this group, registers one, or gives one back. `behind`: tokens that are registered late.
-    pub(super) fn next_event(&self, computed: u32, behind: u32) -> u32 {
+    /// of this group, registers one, or gives one back. `behind`: how many tokens late blocks are
+    /// registered, because they may be computed again or because their hash looks ahead.
+    pub(super) fn next_event(&self, computed: u32, behind: [u32; 2]) -> u32 {
         let next = |period: u32, phase: u32| {
             let phase = phase % period;
             let steps = (computed + 1 + period - phase).div_ceil(period);
             steps * period + phase - period
         };
         let taken = next(self.block, 1);
-        let registered = next(self.block, 0).min(next(self.block, behind));
+        let registered = behind.map(|tokens| next(self.block, tokens));
+        let registered = next(self.block, 0).min(registered[0]).min(registered[1]);
         let freed = match self.kind {
             Kind::Window { tokens, retained } => next(self.block, tokens + retained),
             Kind::Chunk { tokens } => next(tokens, 1),
