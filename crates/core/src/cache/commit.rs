@@ -247,13 +247,15 @@ impl Store {
         let Some(&block) = table.blocks.get(position as usize) else {
             return;
         };
+        // A hash that also covers tokens which are not there yet finds nothing.
+        let Some(&digest) = request.hash_at(tokens, hash_block) else {
+            return;
+        };
         if block == NULL_BLOCK {
             return;
         }
         self.register_inside(request, group, block, tokens);
-        if let Some(&digest) = request.hash_at(tokens, hash_block) {
-            self.fresh.insert((digest, group.index));
-        }
+        self.fresh.insert((digest, group.index));
         if !tokens.is_multiple_of(group.block) {
             table.shared_tail = Some((position, block));
             table.num_cached = Some(position);
