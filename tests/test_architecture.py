@@ -27,6 +27,8 @@ NAMELESS_MODULES: Final = frozenset({"utils.py", "helpers.py", "common.py", "mis
 NATIVE_WRAPPERS: Final = frozenset(
     {
         "__init__.py",
+        "cache/events.py",
+        "cache/manager.py",
         "events/wire.py",
         "fleet/answer.py",
         "fleet/index.py",

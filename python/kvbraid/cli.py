@@ -192,13 +192,44 @@ def replay(
         sys.exit(1)
 
 
+_GROUPED: Final = "Needs --groups."
+
+
 @cli.command()
 @click.argument("config", type=click.Path(path_type=Path))
+@click.option(
+    "--groups", is_flag=True,
+    help="Show the KV cache groups that vLLM forms: their layers, blocks and pages.",
+)  # fmt: skip
+@click.option(
+    "--block-size", type=click.IntRange(1), help=f"Tokens of an attention block.  {_GROUPED}"
+)
+@click.option(
+    "--kernel-block", "kernel_block_size", type=click.IntRange(1),
+    help=f"Tokens of the attention kernel's block; 16 where not given.  {_GROUPED}",
+)  # fmt: skip
+@click.option(
+    "--tp", "num_ranks", type=click.IntRange(1),
+    help=f"Tensor-parallel ranks; sizes are of one rank.  {_GROUPED}",
+)  # fmt: skip
+@click.option(
+    "--state-dtype", type=click.Choice(["bfloat16", "float16", "float32"]),
+    help=f"Type of recurrent state matrices instead of the engine's.  {_GROUPED}",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def model(config: Path, *, as_json: bool) -> None:
+def model(config: Path, *, groups: bool, as_json: bool, **options: Any) -> None:  # noqa: ANN401
     """Read a Hugging Face config.json into layers and kinds, with their sizes."""
-    from kvbraid.models.report import report
+    from kvbraid.models import EngineOptions, group_report, report
 
+    given = {name: value for name, value in options.items() if value is not None}
+    if groups:
+        click.echo(group_report(config, EngineOptions(**given), as_json=as_json))
+        return
+    if given:
+        parameters = click.get_current_context().command.params
+        flags = ", ".join(each.opts[0] for each in parameters if each.name in given)
+        msg = f"{flags} without --groups; add --groups, or leave it out"
+        raise click.UsageError(msg)
     click.echo(report(config, as_json=as_json))
 
 

@@ -4,10 +4,12 @@
 """
 
 import json
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from kvbraid.models import KindLayers, kinds_of
+from kvbraid.errors import TopologyError
+from kvbraid.models import EngineOptions, Grouping, KindLayers, group_config, kinds_of
 
 ROOT: Final = Path(__file__).parents[2]
 FIXTURES: Final = ROOT / "tests" / "fixtures" / "models"
@@ -17,7 +19,7 @@ END: Final = "<!-- generated: end -->\n"
 
 
 def generated() -> str:
-    """Return the two tables of the page: the models, and where their configs come from."""
+    """Return the page's tables: the models, their groups, where their configs come from."""
     sources: dict[str, Any] = json.loads((FIXTURES / "sources.json").read_text())
     facts: dict[str, Any] = json.loads((FIXTURES / "expected.json").read_text())
     rows = [
@@ -25,17 +27,50 @@ def generated() -> str:
         "| config | facts |",
         "|---|---|--:|---|---|---|---|",
     ]
+    groups = [
+        "| model | groups: layers x tokens of a block | agree every | padding | bytes a block |",
+        "|---|---|--:|--:|--:|",
+    ]
     origins = ["| model | config | source |", "|---|---|---|"]
     for name, source in sources.items():
-        model = kinds_of(json.loads((FIXTURES / f"{name}.json").read_text()))
+        config = json.loads((FIXTURES / f"{name}.json").read_text())
+        model = kinds_of(config)
         kinds = "<br>".join(described(kind) for kind in model.kinds)
         assumed = "<br>".join(f"{key} {value}" for key, value in model.assumed.items())
         rows.append(
             f"| {source['name']} | `{model.model_type}` | {model.num_layers} | {kinds} "
             f"| {assumed} | {source['config']} | {facts[name]['confidence']} |"
         )
+        groups.append(f"| {source['name']} | {grouped(config)} |")
         origins.append(f"| {source['name']} | {source['config']} | {source['source']} |")
-    return "\n".join([*rows, "", "## Where each config comes from", "", *origins, ""])
+    return "\n".join(
+        [
+            *rows,
+            *("", "## The groups of each", "", *groups),
+            *("", "## Where each config comes from", "", *origins, ""),
+        ]
+    )
+
+
+def grouped(config: dict[str, Any]) -> str:
+    """Return the cells of one model's groups, with the defaults of `--groups`."""
+    try:
+        grouping = group_config(config, EngineOptions()).grouping
+    except TopologyError:
+        return "refused: no plain pages | | |"
+    return (
+        f"{listed(grouping)} | {grouping.alignment:,} | {grouping.padding_slots} "
+        f"| {grouping.block_bytes:,}"
+    )
+
+
+def listed(grouping: Grouping) -> str:
+    """Return "3 mamba 12x544<br>1 full_attention 12x544": like groups in a row are counted."""
+    cells = [
+        f"{group.kind.value} {len(group.layers)} x {group.page.block_size:,}"
+        for group in grouping.groups
+    ]
+    return "<br>".join(f"{len(list(same))} {cell}" for cell, same in groupby(cells))
 
 
 def described(kind: KindLayers) -> str:

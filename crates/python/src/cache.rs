@@ -1,8 +1,8 @@
 //! The engine-side cache for Python: whole steps in, flat buffers out.
 
 use kvbraid_core::cache::{
-    self, Allocation, BlockId, Cache, CacheConfig, Extra, GroupOptions, HashFunction, Match, Need,
-    NewRequest, Retention,
+    self, Allocation, BlockId, BlockInfo, Cache, CacheConfig, Extra, GroupOptions, HashFunction,
+    Match, Need, NewRequest, Retention,
 };
 use kvbraid_core::hash::{Digest, EmbedsDigest};
 use parking_lot::Mutex;
@@ -133,6 +133,9 @@ impl ExtraTuple {
     }
 }
 
+/// References; group, hash and tokens that it is found by first.
+type BlockTuple<'py> = (u32, Option<(u16, Bound<'py, PyBytes>, u32)>);
+
 /// Requests that fit; block ids and counts as buffers of native 32-bit integers.
 type AllocationTuple<'py> = (usize, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
 
@@ -189,11 +192,12 @@ impl CacheCore {
         request: u64,
         tokens: TokenArg,
         hashes: Option<Vec<PyBackedBytes>>,
+        to_prompt: bool,
     ) -> PyResult<()> {
         let hashes = digests(hashes)?;
         py.detach(|| {
             let mut cache = self.cache.lock();
-            cache.extend(request, tokens.as_slice(), hashes.as_deref())
+            cache.extend(request, tokens.as_slice(), hashes.as_deref(), to_prompt)
         })
         .map_err(to_python)
     }
@@ -317,6 +321,32 @@ impl CacheCore {
         let cache = self.cache.lock();
         let tables = cache.tables(request).map_err(to_python)?;
         Ok(tables.map(<[BlockId]>::to_vec).collect())
+    }
+
+    fn hit_blocks(&self, request: u64, num_tokens: u32) -> PyResult<Vec<Vec<BlockId>>> {
+        self.cache
+            .lock()
+            .hit_blocks(request, num_tokens)
+            .map_err(to_python)
+    }
+
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "extracted arguments are owned"
+    )]
+    fn describe<'py>(
+        &self,
+        py: Python<'py>,
+        blocks: Vec<BlockId>,
+    ) -> PyResult<Vec<BlockTuple<'py>>> {
+        let infos = self.cache.lock().describe(&blocks).map_err(to_python)?;
+        let to_tuple = |info: BlockInfo| {
+            let key = |(group, digest, tokens): (u16, Digest, u32)| {
+                (group, PyBytes::new(py, digest.as_bytes()), tokens)
+            };
+            (info.num_references, info.key.map(key))
+        };
+        Ok(infos.into_iter().map(to_tuple).collect())
     }
 
     fn num_computed_tokens(&self, request: u64) -> PyResult<u32> {

@@ -4,10 +4,11 @@ from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.events import Events
 from kvbraid.cache.manager import CacheManager
 from kvbraid.cache.retention import Dense, Interval, Retention
-from kvbraid.cache.step import Allocation, Match, Need
+from kvbraid.cache.step import Allocation, BlockInfo, Match, Need
 
 __all__ = [
     "Allocation",
+    "BlockInfo",
     "CacheConfig",
     "CacheManager",
     "Dense",

@@ -9,16 +9,18 @@ raises and changes nothing. Safe to call from any thread.
 
 from array import array
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from kvbraid import _native
 from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.events import Events
 from kvbraid.cache.retention import Dense
-from kvbraid.cache.step import Allocation, Match, Need
+from kvbraid.cache.step import Allocation, BlockInfo, Match, Need
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, HashAlgo, Tokens, none_hash
 from kvbraid.resume import encode
 from kvbraid.spec import EngineDialect
+
+_NO_KEY: Final = (None, None, 0)
 
 _NeedTuple: TypeAlias = tuple[
     int,
@@ -111,15 +113,22 @@ class CacheManager:
         )
 
     def extend(
-        self, request: int, tokens: Tokens, *, block_hashes: Sequence[bytes] | None = None
+        self,
+        request: int,
+        tokens: Tokens,
+        *,
+        block_hashes: Sequence[bytes] | None = None,
+        to_prompt: bool = False,
     ) -> None:
         """Append tokens; hashes grow, or continue with those given.
+
+        `to_prompt`: all tokens so far are the prompt from now on (an input that comes in pieces).
 
         Raises:
             UnknownError: The request was released, or never added.
             InvalidValueError: More hashes than the tokens have.
         """
-        self._core.extend(request, tokens, block_hashes)
+        self._core.extend(request, tokens, block_hashes, to_prompt)
 
     def release(self, requests: Sequence[int]) -> None:
         """Give all blocks of finished requests back, tails first, and forget the requests.
@@ -237,6 +246,24 @@ class CacheManager:
             UnknownError: The request is not known.
         """
         return self._core.blocks(request)
+
+    def hit_blocks(self, request: int, num_tokens: int) -> list[list[int]]:
+        """Return the blocks of a hit, group by group: what `allocate` would adopt.
+
+        Raises:
+            UnknownError: The request is not known.
+            InvalidValueError: The hit is not held.
+        """
+        return self._core.hit_blocks(request, num_tokens)
+
+    def describe(self, block_ids: Sequence[int]) -> list[BlockInfo]:
+        """Return what is known of each block.
+
+        Raises:
+            InvalidValueError: A block that does not exist.
+        """
+        infos = self._core.describe(block_ids)
+        return [BlockInfo(references, *(key or _NO_KEY)) for references, key in infos]
 
     def num_computed_tokens(self, request: int) -> int:
         """Return how many tokens of a request are computed.

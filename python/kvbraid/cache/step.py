@@ -16,6 +16,18 @@ class Match(NamedTuple):
     junction: int
 
 
+class BlockInfo(NamedTuple):
+    """What is known of a block: references, and the group and hash it is found by first.
+
+    `num_tokens` is how many tokens that hash covers; 0 for a block that nobody can find.
+    """
+
+    num_references: int
+    group: int | None
+    block_hash: bytes | None
+    num_tokens: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Need:
     """What one request asks of one step; in tokens.

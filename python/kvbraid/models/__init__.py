@@ -1,16 +1,35 @@
 """A model's config.json -> its layers, and what each keeps in the cache."""
 
+from kvbraid.models.engine_groups import EngineOptions, GroupedModel, group_config, group_layers
 from kvbraid.models.files import read_config
+from kvbraid.models.group_report import group_report
+from kvbraid.models.grouping import Grouping, LayerGroup, form_groups
 from kvbraid.models.layers import KindLayers, LayerSpec, ModelLayers
-from kvbraid.models.read import MODEL_TYPES, complete, kinds_of
+from kvbraid.models.pages import CacheLayer, Page
+from kvbraid.models.read import MODEL_TYPES, complete, engine_layers, kinds_of
 from kvbraid.models.report import report
+from kvbraid.models.shapes import Heads, State, StatePart
 
 __all__ = [
     "MODEL_TYPES",
+    "CacheLayer",
+    "EngineOptions",
+    "GroupedModel",
+    "Grouping",
+    "Heads",
     "KindLayers",
+    "LayerGroup",
     "LayerSpec",
     "ModelLayers",
+    "Page",
+    "State",
+    "StatePart",
     "complete",
+    "engine_layers",
+    "form_groups",
+    "group_config",
+    "group_layers",
+    "group_report",
     "kinds_of",
     "read_config",
     "report",

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias, cast
 from kvbraid.errors import InvalidValueError
 
 Names: TypeAlias = tuple[str, ...]
-Default: TypeAlias = "int | str | Callable[[ConfigReader], int]"
+Default: TypeAlias = "int | str | Callable[[ConfigReader], int | str]"
 
 MAX_LAYERS: Final = 4096
 _MAX_SIZE: Final = (1 << 32) - 1
@@ -79,14 +79,17 @@ class ConfigReader:
         model_type: str,
         defaults: Mapping[str, Default],
         cache_dtype: str | None = None,
+        state_dtype: str | None = None,
     ) -> None:
-        if cache_dtype is not None and cache_dtype not in DTYPE_BYTES:
-            msg = f"cache_dtype = {cache_dtype!r}; expected one of {', '.join(DTYPE_BYTES)}"
-            raise InvalidValueError(msg)
+        for name, dtype in (("cache_dtype", cache_dtype), ("state_dtype", state_dtype)):
+            if dtype is not None and dtype not in DTYPE_BYTES:
+                msg = f"{name} = {dtype!r}; expected one of {', '.join(DTYPE_BYTES)}"
+                raise InvalidValueError(msg)
         self.model_type = model_type
         self.assumed: dict[str, object] = {}
         self._values = values
         self._cache_dtype = cache_dtype
+        self._state_dtype = state_dtype
         self._defaults = {**COMMON_DEFAULTS, **defaults}
 
     def find(self, *names: str) -> object | None:
@@ -161,11 +164,17 @@ class ConfigReader:
         """Return the bytes of one cached key or value element."""
         if self._cache_dtype is not None:
             return DTYPE_BYTES[self._cache_dtype]
-        return self.state_element_bytes()
+        return self.model_element_bytes()
 
-    def state_element_bytes(self) -> int:
+    def model_element_bytes(self) -> int:
         """Return the bytes of one element of the model's own type."""
         return self.element_bytes("dtype", "torch_dtype")
+
+    def matrix_element_bytes(self, *names: str) -> int:
+        """Return the bytes of one element of a state matrix, of the type that the field names."""
+        if self._state_dtype is not None:
+            return DTYPE_BYTES[self._state_dtype]
+        return self.element_bytes(*names)
 
     def missing(self, *names: str) -> InvalidValueError:
         """Name a field that must be there, and the remedy."""

@@ -11,12 +11,19 @@ from kvbraid.models.sizes import Attention, Sizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One architecture: who owns which cache, how large, and what its configs leave out."""
+    """One architecture: who owns which cache, how large, and what its configs leave out.
+
+    `first` names roles that an engine registers before all others, whichever layers they stand
+    in; the rest follow in order of first appearance. `engine_state_dtype` is the type that an
+    engine gives to state matrices where the config names none (None: the model's own).
+    """
 
     pattern: Pattern
     sizes: Mapping[Role, Sizer]
     fields: str  # What `pattern` reads, for the message where none of it is there.
     defaults: Mapping[str, Default] = field(default_factory=dict)
+    first: tuple[Role, ...] = ()
+    engine_state_dtype: str | None = None
 
 
 def head_dim_by_division(config: ConfigReader) -> int:

@@ -1,13 +1,15 @@
 """The answer of this package: which layers of a model need which cache, and how much of it.
 
 Frozen data with sizes by arithmetic. Kind names are those of the wire. Sizes are of one whole
-layer (not divided among tensor-parallel ranks). Nothing here says which layers form a group.
+layer; its shape (shapes.py) says how tensor-parallel ranks divide it. Nothing here says which
+layers form a group: that is grouping.py's job.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvbraid.errors import InvalidValueError
+from kvbraid.models.shapes import Shape
 from kvbraid.spec import SpecKind
 
 
@@ -16,7 +18,8 @@ class LayerSpec:
     """What one layer keeps: bytes per token, or one state of fixed size.
 
     `window` and `chunk` are in tokens and None where the kind has none. Exactly one of
-    `kv_bytes_per_token` and `state_bytes` is set.
+    `kv_bytes_per_token` and `state_bytes` is set. `shape` is None where the layer does not keep
+    plain pages, and `unpaged` then says what it keeps instead.
     """
 
     kind: SpecKind
@@ -24,6 +27,8 @@ class LayerSpec:
     chunk: int | None = None
     kv_bytes_per_token: int | None = None
     state_bytes: int | None = None
+    shape: Shape | None = None
+    unpaged: str | None = None
 
     def __post_init__(self) -> None:
         """Hold the one-of rule."""
@@ -61,7 +66,7 @@ class KindLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayers:
-    """A model's layers by kind.
+    """A model's layers by kind, kinds in the order in which engines register their layers.
 
     `model_type` is the type that decided the layers (of the nested text model where there is
     one). A layer may stand under two kinds (attention and state side by side) or under none
@@ -82,3 +87,14 @@ class ModelLayers:
             "kinds": [kind.to_json() for kind in self.kinds],
             "assumed": dict(self.assumed),
         }
+
+
+def runs(numbers: tuple[int, ...]) -> str:
+    """Write ascending numbers as runs: (0, 1, 2, 4) is "0-2, 4"."""
+    parts: list[tuple[int, int]] = []
+    for number in numbers:
+        if parts and parts[-1][1] == number - 1:
+            parts[-1] = (parts[-1][0], number)
+        else:
+            parts.append((number, number))
+    return ", ".join(f"{a}-{b}" if a != b else f"{a}" for a, b in parts)

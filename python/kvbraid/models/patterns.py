@@ -32,7 +32,7 @@ NO_CACHE: Final[Roles] = ()
 FULL: Final[Roles] = (Role.FULL,)
 WINDOW: Final[Roles] = (Role.WINDOW,)
 STATE: Final[Roles] = (Role.STATE,)
-BOTH: Final[Roles] = (Role.STATE, Role.FULL)  # Side by side in one layer.
+BOTH: Final[Roles] = (Role.FULL, Role.STATE)  # Side by side; engines build attention first.
 
 LAYER_NAMES: Final[Mapping[object, Roles]] = {
     "full_attention": FULL,

@@ -19,14 +19,58 @@ from kvbraid.spec import GroupSpec, SpecKind, Topology
 MODEL_TYPES: Final = frozenset(FAMILIES)
 
 
-def kinds_of(config: Mapping[str, object], *, cache_dtype: str | None = None) -> ModelLayers:
+def kinds_of(
+    config: Mapping[str, object],
+    *,
+    cache_dtype: str | None = None,
+    state_dtype: str | None = None,
+) -> ModelLayers:
     """Read a model's `config.json`, already parsed, into its layers by kind.
 
-    `cache_dtype` replaces the model's own type for keys and values (a quantized cache).
+    `cache_dtype` replaces the model's own type for keys and values (a quantized cache),
+    `state_dtype` the type of state matrices.
 
     Raises:
         InvalidValueError: An unknown architecture, a missing size, or a value that cannot be.
     """
+    values, family = _found(config)
+    return _read(
+        family,
+        ConfigReader(
+            values,
+            model_type=str(values["model_type"]),
+            defaults=family.defaults,
+            cache_dtype=cache_dtype,
+            state_dtype=state_dtype,
+        ),
+    )
+
+
+def engine_layers(config: Mapping[str, object], *, state_dtype: str | None = None) -> ModelLayers:
+    """Read a config as an engine does: unnamed states keep its type, not the maker's float32.
+
+    Raises:
+        InvalidValueError: As `kinds_of`.
+    """
+    values, family = _found(config)
+    default = family.engine_state_dtype or _model_dtype
+    return _read(
+        family,
+        ConfigReader(
+            values,
+            model_type=str(values["model_type"]),
+            defaults={**family.defaults, "mamba_ssm_dtype": default},
+            state_dtype=state_dtype,
+        ),
+    )
+
+
+def _model_dtype(config: ConfigReader) -> str:
+    return str(config.find("dtype", "torch_dtype"))
+
+
+def _found(config: Mapping[str, object]) -> tuple[Mapping[str, object], Family]:
+    """The text model's part of a config, and the row of the table that reads it."""
     values = text_model(config)
     model_type = values.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
@@ -36,13 +80,14 @@ def kinds_of(config: Mapping[str, object], *, cache_dtype: str | None = None) ->
             f"{', '.join(sorted(FAMILIES))}; to add it, see kvbraid/models/registry.py"
         )
         raise InvalidValueError(msg)
-    reader = ConfigReader(
-        values, model_type=str(model_type), defaults=family.defaults, cache_dtype=cache_dtype
-    )
+    return values, family
+
+
+def _read(family: Family, reader: ConfigReader) -> ModelLayers:
     layers = _layers(family, reader)
     kinds = tuple(
         KindLayers(spec=_sized(family, role, reader), layers=numbers)
-        for role, numbers in _by_role(layers).items()
+        for role, numbers in _by_role(layers, family.first).items()
     )
     return ModelLayers(
         model_type=reader.model_type,
@@ -116,10 +161,10 @@ def _sized(family: Family, role: Role, reader: ConfigReader) -> LayerSpec:
     return sizer(reader)
 
 
-def _by_role(layers: Layers) -> dict[Role, tuple[int, ...]]:
-    """Turn roles per layer into layers per role, in order of first appearance."""
-    numbers: dict[Role, list[int]] = {}
+def _by_role(layers: Layers, first: tuple[Role, ...]) -> dict[Role, tuple[int, ...]]:
+    """Turn roles per layer into layers per role: `first`, then in order of first appearance."""
+    numbers: dict[Role, list[int]] = {role: [] for role in first}
     for number, roles in enumerate(layers):
         for role in roles:
             numbers.setdefault(role, []).append(number)
-    return {role: tuple(each) for role, each in numbers.items()}
+    return {role: tuple(each) for role, each in numbers.items() if each}

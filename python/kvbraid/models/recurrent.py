@@ -54,6 +54,7 @@ KIMI_LINEAR: Final = Family(
     ),
     sizes={Role.FULL: Latent(), Role.STATE: kimi_delta},
     fields="linear_attn_config.full_attn_layers",
+    engine_state_dtype="float32",
 )
 LIGHTNING: Final = Family(
     pattern=first_of(listed("attn_type_list", {0: STATE, 1: FULL}), listed("layer_types")),
@@ -101,6 +102,7 @@ NEMOTRON_H: Final = Family(
     },
     fields="hybrid_override_pattern, layers_block_type",
     defaults={"num_hidden_layers": layers_listed},
+    engine_state_dtype="float32",
 )
 BAMBA_MAMBA: Final = Mamba2(
     heads="mamba_n_heads",
@@ -148,6 +150,7 @@ ZAMBA2: Final = Family(
         "num_key_value_heads": one_kv_head_per_query_head,
         "mamba_headdim": per_head("n_mamba_heads", "mamba_expand"),
     },
+    first=(Role.FULL,),  # The shared attention blocks are built before the layers that use them.
 )
 PURE_MAMBA: Final = Family(
     pattern=every(STATE),

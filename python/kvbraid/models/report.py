@@ -5,7 +5,7 @@ from io import StringIO
 from pathlib import Path
 
 from kvbraid.models.files import read_config
-from kvbraid.models.layers import ModelLayers
+from kvbraid.models.layers import ModelLayers, runs
 from kvbraid.models.read import kinds_of
 
 
@@ -17,17 +17,6 @@ def report(path: Path, *, as_json: bool) -> str:
     """
     model = kinds_of(read_config(path))
     return json.dumps(model.to_json()) if as_json else _table(model)
-
-
-def runs(numbers: tuple[int, ...]) -> str:
-    """Write ascending numbers as runs: (0, 1, 2, 4) is "0-2, 4"."""
-    parts: list[tuple[int, int]] = []
-    for number in numbers:
-        if parts and parts[-1][1] == number - 1:
-            parts[-1] = (parts[-1][0], number)
-        else:
-            parts.append((number, number))
-    return ", ".join(f"{a}-{b}" if a != b else f"{a}" for a, b in parts)
 
 
 def _table(model: ModelLayers) -> str:

@@ -16,17 +16,22 @@ which keep the model's.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Final, TypeAlias
 
 from kvbraid.models.config import ConfigReader, Names
 from kvbraid.models.layers import LayerSpec
+from kvbraid.models.shapes import Heads, State, StatePart
 from kvbraid.spec import SpecKind
 
 Sizer: TypeAlias = Callable[[ConfigReader], LayerSpec]
 
 KV_HEADS: Final[Names] = ("num_key_value_heads",)
 HEAD_DIM: Final[Names] = ("head_dim",)
+# What keeps a layer from plain pages, as refusals say it.
+INDEXED: Final = "index keys as well, in an engine's own quantized pages of another size"
+COMPRESSED: Final = "compressed entries, in blocks that pack pages of several sizes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +50,20 @@ class Attention:
         """Return bytes per token, and the window or chunk of the kind."""
         key_dim = config.size(*self.key_dim)
         value_dim = key_dim if self.value_dim is None else config.size(*self.value_dim)
-        elements = config.size(*self.kv_heads) * (key_dim + value_dim)
-        if self.index is not None:
-            heads, dim = self.index
-            elements += config.size(*heads) * config.size(*dim)
+        heads = Heads(
+            num=config.size(*self.kv_heads),
+            key_dim=key_dim,
+            value_dim=value_dim,
+            element_bytes=config.kv_element_bytes(),
+        )
+        index = 0 if self.index is None else prod(config.size(*each) for each in self.index)
         return LayerSpec(
             kind=self.kind,
             window=None if self.window is None else config.size(*self.window),
             chunk=None if self.chunk is None else config.size(*self.chunk),
-            kv_bytes_per_token=elements * config.kv_element_bytes(),
+            kv_bytes_per_token=heads.bytes_per_token + index * config.kv_element_bytes(),
+            shape=None if index else heads,
+            unpaged=INDEXED if index else None,
         )
 
 
@@ -65,12 +75,19 @@ class Latent:
 
     def __call__(self, config: ConfigReader) -> LayerSpec:
         """Return bytes per token."""
-        elements = config.size("kv_lora_rank") + config.size("qk_rope_head_dim")
-        if self.index is not None:
-            elements += config.size(*self.index)
+        latent = Heads(
+            num=1,
+            key_dim=config.size("kv_lora_rank") + config.size("qk_rope_head_dim"),
+            value_dim=0,
+            element_bytes=config.kv_element_bytes(),
+            replicated=True,
+        )
+        index = 0 if self.index is None else config.size(*self.index)
         return LayerSpec(
             kind=SpecKind.MLA_ATTENTION,
-            kv_bytes_per_token=elements * config.kv_element_bytes(),
+            kv_bytes_per_token=latent.bytes_per_token + index * config.kv_element_bytes(),
+            shape=None if index else latent,
+            unpaged=INDEXED if index else None,
         )
 
 
@@ -92,6 +109,7 @@ class SharedKeyValue:
             kind=self.kind,
             window=None if self.window is None else config.size(*self.window),
             kv_bytes_per_token=-(-elements * config.kv_element_bytes() // self.ratio),
+            unpaged=COMPRESSED,
         )
 
 
@@ -108,18 +126,24 @@ class Mamba2:
     def __call__(self, config: ConfigReader) -> LayerSpec:
         """Return the bytes of one state."""
         heads, dim = config.size(self.heads), config.size(self.head_dim)
-        state = config.size(self.state)
-        channels = heads * dim + 2 * config.size(self.groups) * state
-        return _recurrent(
-            config,
-            conv=channels * (config.size(self.kernel) - 1),
-            state=heads * dim * state,
+        groups, state = config.size(self.groups), config.size(self.state)
+        kernel = config.size(self.kernel)
+        return recurrent(
+            _inputs(config, "state heads", heads, kernel, channels=dim),
+            replace(
+                _inputs(config, "state groups", groups, kernel, channels=2 * state),
+                replicable=True,
+            ),
+            _matrices(config, num=heads, elements=dim * state),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba1:
-    """Mamba-1: the names of its expansion, state and kernel; `inner` where the width is stated."""
+    """Mamba-1: the names of its expansion, state and kernel; `inner` where the width is stated.
+
+    All of it keeps the model's type, unless a type of state matrices is asked for.
+    """
 
     expand: str
     state: str
@@ -127,27 +151,35 @@ class Mamba1:
     inner: Names = ()
 
     def __call__(self, config: ConfigReader) -> LayerSpec:
-        """Return the bytes of one state; all of it keeps the model's type."""
+        """Return the bytes of one state."""
         inner = config.optional_size(*self.inner)
         if inner is None:
             inner = config.size(self.expand) * config.size("hidden_size")
-        rows = config.size(self.kernel) - 1 + config.size(self.state)
-        return LayerSpec(
-            kind=SpecKind.MAMBA,
-            state_bytes=inner * rows * config.state_element_bytes(),
+        state_bytes = config.matrix_element_bytes("dtype", "torch_dtype")
+        return recurrent(
+            _inputs(config, "state channels", inner, config.size(self.kernel)),
+            StatePart(
+                what="state channels",
+                num=inner,
+                elements=config.size(self.state),
+                element_bytes=state_bytes,
+            ),
         )
 
 
 def gated_delta(config: ConfigReader) -> LayerSpec:
     """Return the bytes of one gated delta net state (Qwen3-Next, Qwen3.5)."""
-    value_heads = config.size("linear_num_value_heads")
+    key_heads, value_heads = (
+        config.size("linear_num_key_heads"),
+        config.size("linear_num_value_heads"),
+    )
     key_dim = config.size("linear_key_head_dim")
     value_dim = config.size("linear_value_head_dim")
-    channels = 2 * config.size("linear_num_key_heads") * key_dim + value_heads * value_dim
-    return _recurrent(
-        config,
-        conv=channels * (config.size("linear_conv_kernel_dim") - 1),
-        state=value_heads * key_dim * value_dim,
+    kernel = config.size("linear_conv_kernel_dim")
+    return recurrent(
+        _inputs(config, "key heads of the state", key_heads, kernel, channels=2 * key_dim),
+        _inputs(config, "value heads of the state", value_heads, kernel, channels=value_dim),
+        _matrices(config, num=value_heads, elements=key_dim * value_dim),
     )
 
 
@@ -156,23 +188,41 @@ def kimi_delta(config: ConfigReader) -> LayerSpec:
     heads = config.size("linear_attn_config.num_heads")
     dim = config.size("linear_attn_config.head_dim")
     kernel = config.size("linear_attn_config.short_conv_kernel_size")
-    return _recurrent(config, conv=3 * heads * dim * (kernel - 1), state=heads * dim * dim)
+    return recurrent(
+        _inputs(config, "state heads", heads, kernel, channels=3 * dim),
+        _matrices(config, num=heads, elements=dim * dim),
+    )
 
 
 def lightning(config: ConfigReader) -> LayerSpec:
     """Return the bytes of one lightning attention state (MiniMax-Text-01 and M1)."""
     dim = config.size(*HEAD_DIM)
-    return _recurrent(config, conv=0, state=config.size("num_attention_heads") * dim * dim)
+    return recurrent(_matrices(config, num=config.size("num_attention_heads"), elements=dim * dim))
 
 
 def short_conv(config: ConfigReader) -> LayerSpec:
     """Return the bytes of one short convolution's state (LFM2)."""
-    elements = config.size("conv_dim") * (config.size("conv_L_cache") - 1)
-    return LayerSpec(kind=SpecKind.MAMBA, state_bytes=elements * config.state_element_bytes())
+    return recurrent(
+        _inputs(config, "channels", config.size("conv_dim"), config.size("conv_L_cache"))
+    )
 
 
-def _recurrent(config: ConfigReader, *, conv: int, state: int) -> LayerSpec:
-    size = state * config.element_bytes("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
-    if conv:
-        size += conv * config.state_element_bytes()
-    return LayerSpec(kind=SpecKind.MAMBA, state_bytes=size)
+def recurrent(*parts: StatePart) -> LayerSpec:
+    """Return a layer that keeps one state of these parts."""
+    state = State(parts=parts)
+    return LayerSpec(kind=SpecKind.MAMBA, state_bytes=state.size_bytes, shape=state)
+
+
+def _inputs(
+    config: ConfigReader, what: str, num: int, kernel: int, *, channels: int = 1
+) -> StatePart:
+    """The last inputs of a convolution, which keep the model's type."""
+    elements = channels * (kernel - 1)
+    element_bytes = config.model_element_bytes()
+    return StatePart(what=what, num=num, elements=elements, element_bytes=element_bytes)
+
+
+def _matrices(config: ConfigReader, *, num: int, elements: int) -> StatePart:
+    """State matrices, which keep a type of their own."""
+    element_bytes = config.matrix_element_bytes("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
+    return StatePart(what="state heads", num=num, elements=elements, element_bytes=element_bytes)

@@ -58,6 +58,8 @@ pub(super) struct Store {
     pub copies: Vec<Vec<(BlockId, BlockId)>>,
     /// States registered in this step, which hold what they promise only after it.
     pub fresh: HashSet<(Digest, u16)>,
+    /// Entries of the hashes that the commit at hand has registered.
+    pub entries: commit::Entries,
     /// Blocks of the hit at hand, group by group.
     hits: Hits,
 }
@@ -99,6 +101,7 @@ impl Store {
             to_zero: vec![Vec::new(); groups.len()],
             copies: vec![Vec::new(); groups.len()],
             fresh: HashSet::new(),
+            entries: commit::Entries::default(),
             hits: Hits::default(),
             groups,
             config,
@@ -115,7 +118,7 @@ impl Store {
         out: (&mut Vec<BlockId>, &mut Vec<u32>),
     ) -> Result<bool> {
         let lengths = self.lengths(request, need)?;
-        self.find_hit(request, need)?;
+        self.find_hit(request, need.num_hit_tokens)?;
         if !self.fits(request, need, &lengths, reserved) {
             return Ok(false);
         }
@@ -159,11 +162,10 @@ impl Store {
         })
     }
 
-    /// Looks the blocks of the hit up.
-    fn find_hit(&mut self, request: &Request, need: &Need) -> Result<()> {
+    /// Looks the blocks of a hit up.
+    fn find_hit(&mut self, request: &Request, tokens: u32) -> Result<()> {
         self.hits.blocks.clear();
         self.hits.ends.clear();
-        let tokens = need.num_hit_tokens;
         for group in &self.groups {
             let found =
                 self.finder
@@ -180,6 +182,17 @@ impl Store {
             self.hits.ends.push(self.hits.blocks.len());
         }
         Ok(())
+    }
+
+    /// The blocks of a hit, group by group.
+    pub(super) fn hit_blocks(
+        &mut self,
+        request: &Request,
+        tokens: u32,
+    ) -> Result<Vec<Vec<BlockId>>> {
+        self.find_hit(request, tokens)?;
+        let groups = 0..self.groups.len();
+        Ok(groups.map(|group| self.hits.of(group).to_vec()).collect())
     }
 
     /// Whether the step fits. Frees what is read no more: if it fits, or if the engine does anyway.

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::allocate::Store;
 use super::events;
 use super::group::{Group, Keep, Kind};
-use super::hash_index::Key;
+use super::hash_index::{EntryId, Key};
 use super::pool::{BlockId, NULL_BLOCK};
 use super::request::{Request, Table};
 use crate::hash::Digest;
@@ -15,10 +15,40 @@ pub(super) fn count(blocks: usize) -> u32 {
     u32::try_from(blocks).unwrap_or(u32::MAX)
 }
 
+/// Entries by hash number, from the first one noted on.
+#[derive(Debug, Default)]
+pub(super) struct Entries {
+    first: u32,
+    entries: Vec<Option<EntryId>>,
+}
+
+impl Entries {
+    fn of(&self, hash: u32) -> Option<EntryId> {
+        let at = hash.checked_sub(self.first)?;
+        self.entries.get(at as usize).copied().flatten()
+    }
+
+    fn note(&mut self, hash: u32, entry: EntryId) {
+        if self.entries.is_empty() {
+            self.first = hash;
+        }
+        if let Some(at) = hash.checked_sub(self.first) {
+            let len = self.entries.len().max(at as usize + 1);
+            self.entries.resize(len, None);
+            self.entries[at as usize] = Some(entry);
+        }
+    }
+
+    fn clear(&mut self) {
+        self.entries.clear();
+    }
+}
+
 impl Store {
     /// Registers the whole blocks of the first `num_tokens` tokens, group by group.
     pub(super) fn commit(&mut self, request: &mut Request, num_tokens: u32) {
         let boundaries = self.boundaries(request);
+        self.entries.clear();
         for index in 0..self.groups.len() {
             let group = self.groups[index];
             if !group.cacheable {
@@ -140,9 +170,14 @@ impl Store {
             };
             // A block that was found at a boundary inside it is whole now.
             self.forget(block);
-            let key = self.pool.key_of(&digest, group.index);
+            // Groups register the same hashes one after the other.
+            let hint = self.entries.of(end / hash_block);
+            let key = self.pool.key_of(&digest, group.index, hint);
             self.pool.register(block, key, end);
-            listed.push((digest, end - group.block));
+            self.entries.note(end / hash_block, key.entry);
+            if self.log.is_on() {
+                listed.push((digest, end - group.block));
+            }
         }
         if self.log.is_on() {
             let (start, end) = (positions.start * group.block, positions.end * group.block);
@@ -243,7 +278,7 @@ impl Store {
         if self.pool.key(block).is_some() && self.pool.num_tokens(block) < tokens {
             self.forget(block);
         }
-        let key = self.pool.key_of(&digest, group.index);
+        let key = self.pool.key_of(&digest, group.index, None);
         self.pool.register(block, key, tokens);
         let start = tokens - hash_block;
         self.log.stored(

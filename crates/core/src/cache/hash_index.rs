@@ -78,8 +78,14 @@ impl HashIndex {
             .chain(more)
     }
 
-    /// The entry of a hash, made if there is none.
-    pub(super) fn find_or_create(&mut self, digest: &Digest) -> EntryId {
+    /// The entry of a hash, made if there is none. `hint`: where it probably is.
+    pub(super) fn find_or_create(&mut self, digest: &Digest, hint: Option<EntryId>) -> EntryId {
+        if let Some(entry) = hint
+            && self.digest(entry) == digest
+            && self.row(entry).iter().any(|&block| block != NULL_BLOCK)
+        {
+            return entry;
+        }
         if let Some(entry) = self.find(digest) {
             return entry;
         }
@@ -110,7 +116,9 @@ impl HashIndex {
     /// Takes a copy out; an entry without copies is forgotten.
     pub(super) fn remove(&mut self, key: Key, block: BlockId) {
         let at = key.entry.0 as usize * self.num_groups + usize::from(key.group);
-        if let Some(more) = self.more.get_mut(&key) {
+        if !self.more.is_empty()
+            && let Some(more) = self.more.get_mut(&key)
+        {
             if self.first[at] == block {
                 self.first[at] = more.remove(0);
             } else {

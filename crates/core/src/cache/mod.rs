@@ -42,6 +42,15 @@ pub struct Allocation {
     pub counts: Vec<u32>,
 }
 
+/// What is known of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockInfo {
+    /// How many hold it.
+    pub num_references: u32,
+    /// The group and hash that it is found by first, and how many tokens that covers.
+    pub key: Option<(u16, Digest, u32)>,
+}
+
 /// A request as it is added.
 #[derive(Debug, Clone, Default)]
 pub struct NewRequest {
@@ -121,17 +130,25 @@ impl Cache {
         Ok(id)
     }
 
-    /// Appends tokens; hashes grow, or continue with those given.
+    /// Appends tokens, to the prompt too if `to_prompt`; hashes grow, or continue with those given.
     ///
     /// # Errors
     /// `Unknown`; `InvalidValue` for hashes that do not fit.
-    pub fn extend(&mut self, id: u64, tokens: &[u32], hashes: Option<&[Digest]>) -> Result<()> {
+    pub fn extend(
+        &mut self,
+        id: u64,
+        tokens: &[u32],
+        hashes: Option<&[Digest]>,
+        to_prompt: bool,
+    ) -> Result<()> {
         self.with(id, |store, request| {
             let before = request.num_tokens();
             request.tokens.extend_from_slice(tokens);
             let result = store.hash(request, hashes);
             if result.is_err() {
                 request.tokens.truncate(before as usize);
+            } else if to_prompt {
+                request.num_prompt_tokens = request.num_tokens();
             }
             result
         })
@@ -145,6 +162,33 @@ impl Cache {
         self.with(id, |store, request| {
             Ok(store.finder.find(request, &store.groups, &store.pool))
         })
+    }
+
+    /// The blocks of a hit, group by group: what `allocate` would adopt.
+    ///
+    /// # Errors
+    /// `Unknown`; `InvalidValue` for a hit that is not held.
+    pub fn hit_blocks(&mut self, id: u64, num_tokens: u32) -> Result<Vec<Vec<BlockId>>> {
+        self.with(id, |store, request| store.hit_blocks(request, num_tokens))
+    }
+
+    /// What is known of each block.
+    ///
+    /// # Errors
+    /// `InvalidValue` for a block that does not exist.
+    pub fn describe(&self, blocks: &[BlockId]) -> Result<Vec<BlockInfo>> {
+        self.check_blocks(blocks)?;
+        let pool = &self.store.pool;
+        let key = |block: BlockId| {
+            let key = pool.key(block)?;
+            let digest = *pool.index.digest(key.entry);
+            Some((key.group, digest, pool.num_tokens(block)))
+        };
+        let describe = |&block: &BlockId| BlockInfo {
+            num_references: pool.refs(block),
+            key: key(block),
+        };
+        Ok(blocks.iter().map(describe).collect())
     }
 
     /// Allocates for many requests in order; stops at the first that does not fit.
@@ -189,7 +233,7 @@ impl Cache {
             return Err(unknown(id));
         }
         for (&id, &token) in ids.iter().zip(tokens) {
-            self.extend(id, &[token], None)?;
+            self.extend(id, &[token], None, false)?;
         }
         let mut done = Allocation::default();
         for &request in ids {

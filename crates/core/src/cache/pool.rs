@@ -165,16 +165,17 @@ impl Pool {
     /// Whether the block is among the copies of the key.
     pub(super) fn is_registered(&self, block: BlockId, key: Key) -> bool {
         self.key(block) == Some(key)
-            || self
-                .further
-                .get(&block)
-                .is_some_and(|keys| keys.contains(&key))
+            || (!self.further.is_empty()
+                && self
+                    .further
+                    .get(&block)
+                    .is_some_and(|keys| keys.contains(&key)))
     }
 
-    /// The key of a digest in a group, made if nobody holds it.
-    pub(super) fn key_of(&mut self, digest: &Digest, group: u16) -> Key {
+    /// The key of a digest in a group, made if nobody holds it. `hint`: the entry it probably has.
+    pub(super) fn key_of(&mut self, digest: &Digest, group: u16, hint: Option<EntryId>) -> Key {
         Key {
-            entry: self.index.find_or_create(digest),
+            entry: self.index.find_or_create(digest, hint),
             group,
         }
     }
@@ -225,7 +226,7 @@ impl Pool {
         let mut keys: SmallVec<[(u16, Digest); 2]> = SmallVec::new();
         self.unregister(from, |key, digest| keys.push((key.group, *digest)));
         for (group, digest) in keys {
-            let key = self.key_of(&digest, group);
+            let key = self.key_of(&digest, group, None);
             self.register(to, key, num_tokens);
         }
     }

@@ -1,0 +1,164 @@
+"""From a model to its groups: a config and an engine's options -> the groups of each rank.
+
+Law: what the engine would refuse at start-up is refused here, by layer, rule and remedy; what it
+would lay out in a way not modelled (pages of several sizes in one layer or one block) is refused
+as that. Reads no file.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvbraid.errors import InvalidValueError, TopologyError
+from kvbraid.models.grouping import Grouping, form_groups
+from kvbraid.models.layers import KindLayers, ModelLayers, runs
+from kvbraid.models.pages import CacheLayer, Page, covering_block
+from kvbraid.models.read import engine_layers
+from kvbraid.models.shapes import Heads, Shape
+
+DEFAULT_BLOCK_SIZE: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How an engine is started, as far as it decides pages.
+
+    `block_size` None: 16 tokens, or the kernel's block where 16 is not a multiple of it.
+    `state_dtype` None: what the config names, else the engine's choice for the architecture.
+
+    Raises:
+        InvalidValueError: A size below 1, or blocks that a kernel cannot read whole.
+    """
+
+    block_size: int | None = None
+    kernel_block_size: int = 16
+    num_ranks: int = 1
+    state_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no engine starts with."""
+        for name in ("block_size", "kernel_block_size", "num_ranks"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                msg = f"{name} = {value}; it must be at least 1"
+                raise InvalidValueError(msg)
+        if self.block_size is not None and self.block_size % self.kernel_block_size:
+            msg = (
+                f"block_size = {self.block_size} tokens; expected a multiple of the kernel's "
+                f"{self.kernel_block_size}, which reads whole blocks of its own"
+            )
+            raise InvalidValueError(msg)
+
+    @property
+    def attention_block_size(self) -> int:
+        """Tokens of an attention block, before states are looked at."""
+        if self.block_size is not None:
+            return self.block_size
+        return (
+            self.kernel_block_size
+            if DEFAULT_BLOCK_SIZE % self.kernel_block_size
+            else (DEFAULT_BLOCK_SIZE)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedModel:
+    """A model's layers, the options they were grouped under, and the groups."""
+
+    model: ModelLayers
+    options: EngineOptions
+    grouping: Grouping
+
+
+def group_config(config: Mapping[str, object], options: EngineOptions) -> GroupedModel:
+    """Group the layers of a `config.json`, already parsed.
+
+    Raises:
+        InvalidValueError: A config that cannot be read, or layers that ranks cannot divide.
+        TopologyError: Layers that cannot be grouped, by name.
+    """
+    model = engine_layers(config, state_dtype=options.state_dtype)
+    return GroupedModel(model=model, options=options, grouping=group_layers(model, options))
+
+
+def group_layers(model: ModelLayers, options: EngineOptions) -> Grouping:
+    """Group a model's layers, given in the order in which the engine registers them.
+
+    Raises:
+        InvalidValueError: Layers that ranks cannot divide.
+        TopologyError: Layers that cannot be grouped, by name.
+    """
+    pages = [_page(kind, options) for kind in model.kinds]
+    covered = _covering_states(model, pages, options)
+    return Grouping(groups=form_groups(tuple(_layers(model, covered))))
+
+
+def _layers(model: ModelLayers, pages: Sequence[Page]) -> Iterator[CacheLayer]:
+    for kind, page in zip(model.kinds, pages, strict=True):
+        yield from (CacheLayer(number=number, page=page) for number in kind.layers)
+
+
+def _page(kind: KindLayers, options: EngineOptions) -> Page:
+    return Page(
+        kind=kind.spec.kind,
+        block_size=options.attention_block_size,
+        shape=_shape_on_rank(kind, options.num_ranks),
+        window=kind.spec.window,
+        chunk=kind.spec.chunk,
+    )
+
+
+def _shape_on_rank(kind: KindLayers, num_ranks: int) -> Shape:
+    if kind.spec.shape is None:
+        msg = (
+            f"{_named(kind)} keep {kind.spec.unpaged or 'bytes of unknown shape'}; grouping has "
+            "plain pages alone, one per layer, so such layers are left to the packed layout; "
+            "`kvbraid model` without --groups shows them"
+        )
+        raise TopologyError(msg)
+    try:
+        return kind.spec.shape.on_rank(num_ranks)
+    except InvalidValueError as error:
+        msg = f"{_named(kind)}: {error}"
+        raise InvalidValueError(msg) from None
+
+
+def _covering_states(
+    model: ModelLayers, pages: Sequence[Page], options: EngineOptions
+) -> Sequence[Page]:
+    """Where states stand beside attention, lengthen blocks until a page holds a state, and pad.
+
+    One block size holds for all layers, and states follow it.
+    """
+    states = [page for page in pages if not isinstance(page.shape, Heads)]
+    attention = [page for page in pages if isinstance(page.shape, Heads)]
+    if not states or not attention:
+        return pages
+    _refuse_unequal(model, pages)
+    largest = max(page.content_bytes for page in states)
+    block = covering_block(attention[0], largest, options.kernel_block_size)
+    longer = [replace(page, block_size=block) for page in pages]
+    wanted = max(page.content_bytes for page in longer)
+    return [
+        page if page.content_bytes == wanted else replace(page, padded_bytes=wanted)
+        for page in longer
+    ]
+
+
+def _refuse_unequal(model: ModelLayers, pages: Sequence[Page]) -> None:
+    sizes = {
+        page.content_bytes: kind
+        for kind, page in zip(model.kinds, pages, strict=True)
+        if isinstance(page.shape, Heads)
+    }
+    if len(sizes) > 1:
+        listed = "; ".join(f"{_named(kind)} {size:,} bytes" for size, kind in sizes.items())
+        msg = (
+            f"attention pages of several sizes beside states: {listed}; the engine fits one "
+            "attention page to a state, so give these layers equal heads"
+        )
+        raise TopologyError(msg)
+
+
+def _named(kind: KindLayers) -> str:
+    return f"layers {runs(kind.layers)} ({kind.spec.kind.value})"

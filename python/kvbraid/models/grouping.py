@@ -1,0 +1,206 @@
+"""Grouping: which layers share a block table, in the order and sizes of the reference engine.
+
+    all layers alike, or of one type and block size   ->  one group
+    otherwise: make pages equal (pages.py), put equal layers into buckets in order of first
+    appearance, and cut each bucket into groups of as many layers as the smallest bucket has:
+
+    bucket of 5 and bucket of 2, group size 2     L0 L3 | L1 L4 | L2 -  and  F0 F1     1 free slot
+
+Law: a group's layers have one kind, block size and reach; its i-th layer of n groups is every
+n-th of the bucket (so that pipeline stages stay balanced). The rules are those of vLLM 0.32
+(`get_kv_cache_groups`) with a layer-outer layout and no draft layers. Reads no config: models come
+in through engine_groups.py.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import gcd, lcm
+from typing import Final
+
+from kvbraid.errors import TopologyError
+from kvbraid.models.pages import CacheLayer, Page, unified
+from kvbraid.models.shapes import State
+from kvbraid.spec import GroupSpec, SpecKind, Topology
+
+_CLOSE_BUCKETS: Final = 1.5  # Below this ratio of sizes, padding beats a further group.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGroup:
+    """Layers that share one block table; their pages are equal, or of one type and block size."""
+
+    layers: tuple[CacheLayer, ...]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The layers' places in the model, in the engine's order."""
+        return tuple(layer.number for layer in self.layers)
+
+    @property
+    def page(self) -> Page:
+        """The first layer's page, which says kind, block size and reach for all."""
+        return self.layers[0].page
+
+    @property
+    def kind(self) -> SpecKind:
+        """The kind that the group has on the wire."""
+        kinds = {layer.page.kind for layer in self.layers}
+        return self.page.kind if len(kinds) == 1 else SpecKind.FULL_ATTENTION
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block: the pages of all its layers."""
+        return sum(layer.page.page_bytes for layer in self.layers)
+
+    @property
+    def padding_bytes(self) -> int:
+        """Bytes of one block that no layer uses."""
+        return sum(layer.page.page_bytes - layer.page.content_bytes for layer in self.layers)
+
+    def spec(self) -> GroupSpec:
+        """Return the group as a topology has it; a window kept in full is none."""
+        limited = not self.kind.is_full
+        return GroupSpec(
+            kind=self.kind,
+            block_size=self.page.block_size,
+            window=self.page.window if limited else None,
+            chunk=self.page.chunk if limited else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouping:
+    """All groups of one model on one rank, in the engine's order.
+
+    Raises:
+        TopologyError: Groups that the engine cannot search for a common prefix.
+    """
+
+    groups: tuple[LayerGroup, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what no request could run on."""
+        if not self.groups:
+            msg = "no layer keeps a cache, so there is nothing to group; give at least one layer"
+            raise TopologyError(msg)
+        for index, group in enumerate(self.groups):
+            size = group.page.block_size
+            if group.kind is SpecKind.CHUNKED_LOCAL_ATTENTION and size != self.alignment:
+                msg = (
+                    f"group {index} (chunked_local_attention, layers {group.numbers[0]} to "
+                    f"{group.numbers[-1]}) has blocks of {size} tokens, but all groups agree "
+                    f"only every {self.alignment}; chunked layers need one block size in all "
+                    "groups, so disable the hybrid cache manager or give the layers equal heads"
+                )
+                raise TopologyError(msg)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of the shared pool: the largest group's."""
+        return max(group.block_bytes for group in self.groups)
+
+    @property
+    def padding_slots(self) -> int:
+        """Layers' places that groups with fewer layers than the largest leave empty."""
+        sizes = [len(group.layers) for group in self.groups]
+        return max(sizes) * len(sizes) - sum(sizes)
+
+    @property
+    def alignment(self) -> int:
+        """Tokens at which all groups have a block boundary."""
+        return lcm(*(group.page.block_size for group in self.groups))
+
+    @property
+    def hash_block_size(self) -> int:
+        """Tokens of one engine hash: every group's block is a multiple."""
+        return gcd(*(group.page.block_size for group in self.groups))
+
+    @property
+    def partial_hits(self) -> bool:
+        """Whether hits may end inside a block: a state's block is longer than a hash.
+
+        Every other group must allow it too: full ones do, others only at hash granularity.
+        """
+        unit = self.hash_block_size
+        states = [group for group in self.groups if group.kind is SpecKind.MAMBA]
+        others = [group for group in self.groups if group.kind is not SpecKind.MAMBA]
+        return any(group.page.block_size > unit for group in states) and all(
+            group.kind.is_full or group.page.block_size == unit for group in others
+        )
+
+    def topology(self) -> Topology:
+        """Return what a cache or an index of such a pod is built from."""
+        return Topology(
+            groups=tuple(group.spec() for group in self.groups),
+            alignment=self.alignment,
+            hash_block_size=self.hash_block_size,
+            partial_hits=self.partial_hits,
+        )
+
+
+def form_groups(layers: Sequence[CacheLayer]) -> tuple[LayerGroup, ...]:
+    """Split layers into groups, in the order in which the engine registers them.
+
+    Raises:
+        TopologyError: Pages that cannot be made equal.
+    """
+    if not layers:
+        return ()
+    if _one_type(layers):
+        return (LayerGroup(layers=tuple(layers)),)
+    try:
+        equal = unified(layers)
+    except TopologyError:
+        kept_in_full = _windows_kept_in_full(layers)
+        if not _one_type(kept_in_full):
+            raise
+        return (LayerGroup(layers=kept_in_full),)
+    return tuple(_cut(_buckets(equal)))
+
+
+def _one_type(layers: Sequence[CacheLayer]) -> bool:
+    """Whether all layers need the same number of blocks, of one size, at any time."""
+    return len({(each.page.block_size, _type_of(each.page)) for each in layers}) == 1
+
+
+def _type_of(page: Page) -> object:
+    """What layers must have in common to need blocks at the same time."""
+    if page.kind.is_full:
+        return "full"
+    return page.kind, page.window, page.chunk, isinstance(page.shape, State) and page.page_bytes
+
+
+def _windows_kept_in_full(layers: Sequence[CacheLayer]) -> tuple[CacheLayer, ...]:
+    """Allocate windowed layers beside latents for all tokens, where pages cannot be made equal.
+
+    They take the block size of the full layers; the layers still compute with their window.
+    """
+    sizes = {each.page.block_size for each in layers if each.page.kind.is_full}
+    if len(sizes) != 1:
+        return tuple(layers)
+    (size,) = sizes
+    return tuple(
+        replace(each, page=replace(each.page, kind=SpecKind.FULL_ATTENTION, block_size=size))
+        if each.page.kind is SpecKind.SLIDING_WINDOW
+        else each
+        for each in layers
+    )
+
+
+def _buckets(layers: Sequence[CacheLayer]) -> list[list[CacheLayer]]:
+    """Collect layers with equal pages, in order of first appearance."""
+    found: dict[Page, list[CacheLayer]] = {}
+    for layer in layers:
+        found.setdefault(layer.page, []).append(layer)
+    return list(found.values())
+
+
+def _cut(buckets: Sequence[Sequence[CacheLayer]]) -> list[LayerGroup]:
+    """Cut every bucket into groups of at most one size, every n-th layer into the same one."""
+    sizes = [len(bucket) for bucket in buckets]
+    size = max(sizes) if max(sizes) < min(sizes) * _CLOSE_BUCKETS else min(sizes)
+    groups = []
+    for bucket in buckets:
+        count = -(-len(bucket) // size)
+        groups += [LayerGroup(layers=tuple(bucket[i::count])) for i in range(count)]
+    return groups

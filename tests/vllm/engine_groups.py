@@ -1,0 +1,138 @@
+"""What a real vLLM's own functions make of our layers: its groups, sizes and alignments.
+
+`get_kv_cache_groups` is called with what it reads of an engine's configuration: the hybrid manager
+on, a layer-outer layout, no draft model.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+from kvbraid.models import CacheLayer, Heads, Page, State
+from kvbraid.spec import SpecKind
+from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator
+from vllm.platforms.interface import Platform
+from vllm.v1.attention.backend import MultipleOf
+from vllm.v1.core.kv_cache_utils import (
+    _get_kv_cache_bytes_per_block,
+    get_kv_cache_groups,
+    resolve_kv_cache_block_sizes,
+)
+from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    get_kv_cache_spec_kind,
+    iter_layer_specs,
+)
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+SHAPES: Final = MambaStateShapeCalculator
+ENGINE: Final = SimpleNamespace(
+    scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
+    cache_config=SimpleNamespace(
+        get_resolved_kv_cache_layout=lambda: KVCacheLayout.LBNHC,
+        block_size=16,
+        prefix_match_unit=None,
+        enable_prefix_caching=True,
+    ),
+    parallel_config=SimpleNamespace(decode_context_parallel_size=1),
+    attention_config=SimpleNamespace(hisparse_config=None),
+    speculative_config=None,
+    kv_transfer_config=None,
+)
+DTYPES: Final = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32}
+register_all_kvcache_specs(ENGINE)
+
+
+def theirs(page: Page) -> KVCacheSpec:
+    """The engine's spec of one of our pages."""
+    if isinstance(page.shape, State):
+        return MambaSpec(
+            block_size=page.block_size,
+            shapes=tuple((part.num, part.elements) for part in page.shape.parts),
+            dtypes=tuple(DTYPES[part.element_bytes] for part in page.shape.parts),
+            page_size_padded=page.padded_bytes,
+            mamba_cache_mode="align",
+        )
+    fields: dict[str, Any] = {
+        "block_size": page.block_size,
+        "num_kv_heads": page.shape.num,
+        "head_size": page.shape.key_dim,
+        "head_size_v": page.shape.value_dim,
+        "dtype": DTYPES[page.shape.element_bytes],
+    }
+    if page.kind is SpecKind.SLIDING_WINDOW:
+        return SlidingWindowSpec(**fields, sliding_window=page.window)
+    if page.kind is SpecKind.CHUNKED_LOCAL_ATTENTION:
+        return ChunkedLocalAttentionSpec(**fields, attention_chunk_size=page.chunk)
+    kind = MLAAttentionSpec if page.kind is SpecKind.MLA_ATTENTION else FullAttentionSpec
+    return kind(**fields)
+
+
+def described(layers: Sequence[CacheLayer]) -> list[object] | str:
+    """What the engine makes of our layers: groups, sizes, and how they align."""
+    specs = {str(layer.number): theirs(layer.page) for layer in layers}
+    try:
+        groups = get_kv_cache_groups(ENGINE, specs)
+    except NotImplementedError:
+        return "refused"
+    config = SimpleNamespace(kv_cache_groups=groups)
+    rows: list[object] = [
+        (
+            [int(name) for name in group.layer_names],
+            get_kv_cache_spec_kind(group.kv_cache_spec).value,
+            group.kv_cache_spec.block_size,
+            sorted({spec.page_size_bytes for spec in iter_layer_specs(group.kv_cache_spec)}),
+        )
+        for group in groups
+    ]
+    if len(groups) > 1:  # With one group the engine takes the block size it was started with.
+        rows.append(resolve_kv_cache_block_sizes(config, ENGINE))
+    return [*rows, _get_kv_cache_bytes_per_block(groups, KVCacheLayout.LBNHC)]
+
+
+def aligned(page: Page, state: State, kernel_block: int) -> tuple[int, int | None]:
+    """The block size and the padded state page that the engine settles on at start-up."""
+    assert isinstance(page.shape, Heads)
+    heads = page.shape
+    cache = SimpleNamespace(
+        block_size=page.block_size,
+        cache_dtype="auto",
+        mamba_cache_mode="align",
+        mamba_page_size_padded=None,
+    )
+    model = SimpleNamespace(
+        dtype=DTYPES[heads.element_bytes],
+        use_mla=page.kind is SpecKind.MLA_ATTENTION,
+        get_num_kv_heads=lambda _: heads.num,
+        get_head_size=lambda: heads.key_dim,
+        architecture="",
+    )
+    spec = theirs(Page(kind=SpecKind.MAMBA, block_size=1, shape=state))
+    states = SimpleNamespace(
+        get_mamba_state_shape_from_config=lambda _: spec.shapes,
+        get_mamba_state_dtype_from_config=lambda _: spec.dtypes,
+    )
+    backend = SimpleNamespace(
+        get_supported_kernel_block_sizes=lambda: [MultipleOf(kernel_block)],
+        customize_spec=lambda attention: attention,
+    )
+    config = SimpleNamespace(cache_config=cache, model_config=model, parallel_config=None)
+    with (
+        patch("vllm.config.vllm.set_current_vllm_config", nullcontext),
+        patch.object(Platform, "_find_non_ssm_backends", lambda _: [backend]),
+        patch(
+            "vllm.model_executor.models.ModelRegistry.resolve_model_cls",
+            lambda *_, **__: (states, ""),
+        ),
+    ):
+        Platform._align_hybrid_block_size(config, backend)
+    return cache.block_size, cache.mamba_page_size_padded

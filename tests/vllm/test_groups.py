@@ -1,0 +1,224 @@
+"""Our groups are those of a real vLLM's own functions, for random layers.
+
+States' shapes, and how ranks divide them, are those of its shape calculator.
+"""
+
+import random
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from math import gcd, lcm, prod
+from typing import Final, TypeAlias
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kvbraid.errors import TopologyError
+from kvbraid.models import (
+    CacheLayer,
+    EngineOptions,
+    Heads,
+    LayerGroup,
+    Page,
+    State,
+    StatePart,
+    engine_layers,
+    form_groups,
+    group_config,
+    read_config,
+)
+from kvbraid.models.pages import covering_block
+from kvbraid.spec import SpecKind
+
+from tests.vllm.live_engine import MODELS, LiveModel, models_folder
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Of torch and vLLM, while they are imported.
+    from tests.vllm.engine_groups import SHAPES, aligned, described
+
+
+def ours(layers: Sequence[CacheLayer]) -> list[object] | str:
+    """The same of our groups."""
+    try:
+        groups = form_groups(layers)
+    except TopologyError:
+        return "refused"
+    rows: list[object] = [row(group) for group in groups]
+    if len(groups) > 1:
+        sizes = [group.page.block_size for group in groups]
+        rows.append((lcm(*sizes), gcd(*sizes)))
+    return [*rows, max(group.block_bytes for group in groups)]
+
+
+def row(group: LayerGroup) -> tuple[object, ...]:
+    pages = sorted({layer.page.page_bytes for layer in group.layers})
+    return list(group.numbers), group.kind.value, group.page.block_size, pages
+
+
+BLOCKS: Final = st.sampled_from([16, 16, 16, 32, 48])
+HEADS: Final = st.builds(
+    Heads,
+    num=st.sampled_from([1, 2, 3, 4, 8]),
+    key_dim=st.sampled_from([64, 96, 128]),
+    value_dim=st.sampled_from([64, 128]),
+    element_bytes=st.sampled_from([1, 2]),
+)
+LATENTS: Final = st.builds(
+    Heads,
+    num=st.just(1),
+    key_dim=st.sampled_from([64, 128, 576]),
+    value_dim=st.just(0),
+    element_bytes=st.just(2),
+    replicated=st.just(True),
+)
+STATES: Final = st.builds(
+    lambda sizes: State(
+        parts=tuple(
+            StatePart(what="heads", num=num, elements=elements, element_bytes=size)
+            for num, elements, size in sizes
+        )
+    ),
+    st.lists(
+        st.tuples(
+            st.sampled_from([2, 8]), st.sampled_from([64, 192, 1024]), st.sampled_from([2, 4])
+        ),
+        min_size=1,
+        max_size=2,
+    ),
+)
+PAGES: Final = st.one_of(
+    st.builds(Page, kind=st.just(SpecKind.FULL_ATTENTION), block_size=BLOCKS, shape=HEADS),
+    st.builds(
+        Page,
+        kind=st.just(SpecKind.SLIDING_WINDOW),
+        block_size=BLOCKS,
+        shape=HEADS,
+        window=st.sampled_from([64, 100]),
+    ),
+    st.builds(
+        Page,
+        kind=st.just(SpecKind.CHUNKED_LOCAL_ATTENTION),
+        block_size=BLOCKS,
+        shape=HEADS.map(lambda heads: replace(heads, value_dim=heads.key_dim)),
+        chunk=st.sampled_from([64, 128]),
+    ),
+    st.builds(Page, kind=st.just(SpecKind.MLA_ATTENTION), block_size=BLOCKS, shape=LATENTS),
+    st.builds(Page, kind=st.just(SpecKind.MAMBA), block_size=BLOCKS, shape=STATES),
+)
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[CacheLayer, ...]:
+    """A few kinds of pages, dealt out over some layers at random."""
+    pages = draw(st.lists(PAGES, min_size=1, max_size=4))
+    order = random.Random(draw(st.integers(0, 1 << 16)))
+    weights = [order.random() for _ in pages]
+    dealt = order.choices(pages, weights, k=draw(st.integers(1, 40)))
+    return tuple(CacheLayer(number=number, page=page) for number, page in enumerate(dealt))
+
+
+@settings(max_examples=2_000)
+@given(layers=models())
+@pytest.mark.timeout(600)
+def test_random_layers_form_the_engines_own_groups(layers: tuple[CacheLayer, ...]) -> None:
+    assert ours(layers) == described(layers)
+
+
+@settings(max_examples=500)
+@given(
+    heads=HEADS.map(lambda heads: replace(heads, value_dim=heads.key_dim)),
+    latents=LATENTS,
+    is_latent=st.booleans(),
+    state=STATES,
+    kernel=st.sampled_from([1, 16, 32, 64, 96, 128]),
+    multiple=st.integers(1, 5),
+)
+def test_a_block_is_lengthened_for_a_state_as_the_engine_does(
+    heads: Heads, latents: Heads, is_latent: bool, state: State, kernel: int, multiple: int
+) -> None:
+    page = Page(
+        kind=SpecKind.MLA_ATTENTION if is_latent else SpecKind.FULL_ATTENTION,
+        block_size=kernel * multiple,
+        shape=latents if is_latent else heads,
+    )
+    block_size, padded_bytes = aligned(page, state, kernel)
+    assert covering_block(page, state.size_bytes, kernel) == block_size
+    longer = replace(page, block_size=block_size).content_bytes
+    assert padded_bytes == (None if longer == state.size_bytes else longer)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.folder)
+def test_a_live_models_config_gives_the_groups_it_is_watched_with(model: LiveModel) -> None:
+    """Each of these topologies stands against a running engine in test_live_engines.py."""
+    config = read_config(models_folder() / model.folder / "config.json")
+    grouping = group_config(config, EngineOptions(block_size=model.block_size)).grouping
+    assert grouping.topology().groups == model.topology.groups
+
+
+ShapesOf: TypeAlias = Callable[[int], Iterable[tuple[int, ...]]]
+
+# A small config of each recurrent family, and the engine's own shapes of its state on `ranks`.
+STATE_CASES: Final[dict[str, tuple[dict[str, object], ShapesOf]]] = {
+    "mamba2 with one group": (
+        {
+            "model_type": "mamba2", "num_heads": 16, "head_dim": 8, "n_groups": 1,
+            "state_size": 32, "conv_kernel": 4,
+        },
+        lambda ranks: SHAPES.mamba2_state_shape(ranks, 128, 1, 16, 8, 32, 4),
+    ),
+    "mamba2 with eight groups": (
+        {
+            "model_type": "mamba2", "num_heads": 16, "head_dim": 8, "n_groups": 8,
+            "state_size": 32, "conv_kernel": 4,
+        },
+        lambda ranks: SHAPES.mamba2_state_shape(ranks, 128, 8, 16, 8, 32, 4),
+    ),
+    "mamba1": (
+        {
+            "model_type": "mamba", "intermediate_size": 256, "state_size": 16, "conv_kernel": 4,
+        },
+        lambda ranks: SHAPES.mamba1_state_shape(ranks, 256, 16, 4),
+    ),
+    "gated delta": (
+        {
+            "model_type": "qwen3_next", "layer_types": ["linear_attention"],
+            "linear_num_key_heads": 8, "linear_num_value_heads": 16, "linear_key_head_dim": 32,
+            "linear_value_head_dim": 64, "linear_conv_kernel_dim": 4,
+        },
+        lambda ranks: SHAPES.gated_delta_net_state_shape(ranks, 8, 16, 32, 64, 4),
+    ),
+    "kda": (
+        {
+            "model_type": "kimi_linear",
+            "linear_attn_config": {
+                "kda_layers": [1], "num_heads": 16, "head_dim": 32, "short_conv_kernel_size": 4,
+            },
+        },
+        lambda ranks: SHAPES.kda_state_shape(ranks, 16, 32, conv_kernel_size=4),
+    ),
+    "lightning": (
+        {
+            "model_type": "minimax", "attn_type_list": [0], "num_attention_heads": 16,
+            "head_dim": 32,
+        },
+        lambda ranks: SHAPES.linear_attention_state_shape(16, ranks, 32),
+    ),
+    "short convolution": (
+        {"model_type": "lfm2", "layer_types": ["conv"], "conv_dim": 64, "conv_L_cache": 3},
+        lambda ranks: SHAPES.short_conv_state_shape(ranks, 64, 3),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+@pytest.mark.parametrize("case", STATE_CASES)
+def test_ranks_divide_a_state_as_the_engine_does(case: str, ranks: int) -> None:
+    config, shapes = STATE_CASES[case]
+    model = engine_layers(
+        {"num_hidden_layers": 1, "dtype": "float32", **config}, state_dtype="float32"
+    )
+    (shape,) = (kind.spec.shape for kind in model.kinds)
+    assert shape is not None
+    on_rank = shape.on_rank(ranks)
+    assert isinstance(on_rank, State)
+    assert on_rank.size_bytes == 4 * sum(prod(each) for each in shapes(ranks))
