@@ -6,6 +6,8 @@ of our cache, blocks are ids, and what vLLM passes as objects is made on demand.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import islice
 
 from vllm.distributed.kv_events import KVCacheEvent
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -23,7 +25,7 @@ from vllm.v1.request import Request, RequestStatus
 from kvbraid.cache import CacheManager, Need
 from kvbraid.errors import UnsupportedError
 from kvbraid.integrations.vllm import events
-from kvbraid.integrations.vllm.blocks import Block, BlockPool, Blocks, Hit
+from kvbraid.integrations.vllm.blocks import Block, BlockPool, Blocks
 from kvbraid.integrations.vllm.convert import EngineSettings, cache_config
 from kvbraid.integrations.vllm.coordinator import Coordinator
 from kvbraid.integrations.vllm.requests import Requests
@@ -85,9 +87,9 @@ class KvbraidCacheManager:
                 ),
             )
         )
-        self._requests = Requests(self.cache)
+        self._requests = Requests(self.cache, hash_block_size)
         self._events: list[KVCacheEvent] = []
-        self.block_pool = BlockPool(self.cache, self._requests)
+        self.block_pool = BlockPool(self.cache)
         self.coordinator = Coordinator(
             kv_cache_config, self.cache, self._requests, self.block_pool
         )
@@ -112,7 +114,8 @@ class KvbraidCacheManager:
             return self.empty_kv_cache_blocks, 0, junction
         if self.enable_kv_cache_events and request.kv_cache_report_mode == "full":
             self._report_reuse(request, num_tokens)
-        return Hit(self.block_pool, num_tokens), num_tokens, junction
+        find = partial(self.cache.hit_blocks, number, num_tokens)
+        return Blocks(self.block_pool, find), num_tokens, junction
 
     def get_computed_blocks_for_connector(
         self, request: Request
@@ -124,10 +127,13 @@ class KvbraidCacheManager:
         self, blocks: KVCacheBlocks, num_computed_tokens: int
     ) -> KVCacheBlocks:
         """Return the part of a look-up's result before an aligned token."""
-        del blocks  # What is adopted follows from the length alone.
-        if num_computed_tokens == 0:
-            return self.empty_kv_cache_blocks
-        return Hit(self.block_pool, num_computed_tokens)
+        kept = []
+        for group, ids in zip(
+            self.coordinator.single_type_managers, blocks.get_block_ids(), strict=True
+        ):
+            count = num_computed_tokens // group.block_size
+            kept.append(ids[:count] if group.kv_cache_spec.prefix_cacheable else [])
+        return self._blocks(kept)
 
     # Allocating.
 
@@ -204,7 +210,7 @@ class KvbraidCacheManager:
     def pop_blocks_for_free(self, request: Request) -> list[Block]:
         """Hand the blocks of a request over; the caller frees them, the last one first."""
         number = self._requests.forget(request.request_id)
-        return [] if number is None else self.block_pool.hold(self.cache.pop_blocks(number))
+        return [] if number is None else self._objects(self.cache.pop_blocks(number))
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Make blocks unfindable; they stay with their owners."""
@@ -228,7 +234,7 @@ class KvbraidCacheManager:
         """Take the copies to make before the step runs, and both ends of each, held."""
         copies = self.cache.take_copies()
         ends = [block_id for copy in copies for block_id in copy]
-        return [KVCacheBlockCopy(*copy) for copy in copies], self.block_pool.hold(ends)
+        return [KVCacheBlockCopy(*copy) for copy in copies], self._objects(ends)
 
     def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
         """Take the states that a connector is to store: none, as the two are not combined."""
@@ -293,17 +299,14 @@ class KvbraidCacheManager:
         number = self._requests.find(request.request_id)
         if number is None:
             return 0
-        ends = {digest: end for end, digest in enumerate(request.block_hashes, 1)}
-        entries = self.block_pool.entries()
-        cached = []
-        for spec, ids in zip(
-            self.cache.config.topology.groups, self.cache.blocks(number), strict=True
-        ):
-            if not spec.prefix_cacheable:
-                continue
-            found = (entries[block_id] for block_id in ids if block_id in entries)
-            cached.append(max((ends.get(entry.digest, 0) for entry in found), default=0))
-        return min(cached, default=0) * self._hash_block_size
+        tables = self.cache.blocks(number)
+        infos = iter(self.cache.describe([block_id for ids in tables for block_id in ids]))
+        cached = [
+            max((info.num_tokens for info in islice(infos, len(ids))), default=0) for ids in tables
+        ]
+        groups = self.cache.config.topology.groups
+        reused = zip(groups, cached, strict=True)
+        return min((end for group, end in reused if group.prefix_cacheable), default=0)
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Return zeros: vLLM itself counts them no more."""
@@ -344,7 +347,12 @@ class KvbraidCacheManager:
         return self._blocks(self.cache.blocks(number))
 
     def _blocks(self, block_ids: list[list[int]]) -> KVCacheBlocks:
-        return Blocks(self.block_pool, block_ids) if any(block_ids) else self.empty_kv_cache_blocks
+        if not any(block_ids):
+            return self.empty_kv_cache_blocks
+        return Blocks(self.block_pool, lambda: block_ids)
+
+    def _objects(self, block_ids: list[int]) -> list[Block]:
+        return [self.block_pool.block(block_id) for block_id in block_ids]
 
 
 def _refuse(

@@ -4,7 +4,6 @@ The law: before a call names a request, `number_of` has told the cache every tok
 vLLM's request has by then. Hashes are taken as the engine computed them.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vllm.v1.request import Request
@@ -20,38 +19,56 @@ class _Known:
     num_prompt_tokens: int
     num_tokens: int
     num_hashes: int
+    num_media: int
 
 
 class Requests:
     """The requests that hold blocks, or were looked up. Forgets one when its blocks go."""
 
-    def __init__(self, cache: CacheManager) -> None:
+    def __init__(self, cache: CacheManager, hash_block_size: int) -> None:
         self._cache = cache
+        self._hash_block_size = hash_block_size
         self._known: dict[str, _Known] = {}
 
     def number_of(self, request: Request) -> int:
         """Make the request known, or bring it up to date; return its number."""
         known = self._known.get(request.request_id)
-        hashes = request.block_hashes
         if known is None:
             return self._add(request)
-        num_tokens = request.num_tokens
-        if num_tokens == known.num_tokens and len(hashes) == known.num_hashes:
-            return known.number
-        if num_tokens < known.num_tokens or request.num_prompt_tokens != known.num_prompt_tokens:
+        if request.num_prompt_tokens != known.num_prompt_tokens:
+            self._take_next_input(request, known)
+        elif request.num_tokens != known.num_tokens:
+            self._extend(request, known, to_prompt=False)
+        return known.number
+
+    def _take_next_input(self, request: Request, known: _Known) -> None:
+        """Follow a session whose next piece of input came.
+
+        What was computed is its prompt now, with the piece behind; the last sampled token, which
+        was not computed, is gone.
+        """
+        if self._cache.config.events and len(request.mm_features) != known.num_media:
             raise UnsupportedError(
-                f"request {request.request_id} had {known.num_tokens} tokens, "
-                f"{known.num_prompt_tokens} of them its prompt, and has {num_tokens} and "
-                f"{request.num_prompt_tokens} now: streaming input is not supported; start vLLM "
-                "without --scheduler-cls"
+                f"request {request.request_id}: media that come after a session's first piece "
+                "cannot be told in events; leave --kv-events-config out, or start vLLM without "
+                "--scheduler-cls"
             )
+        kept = min(request.num_computed_tokens, known.num_tokens)
+        self._cache.truncate(known.number, kept)
+        known.num_tokens = kept
+        known.num_hashes = min(known.num_hashes, kept // self._hash_block_size)
+        self._extend(request, known, to_prompt=True)
+
+    def _extend(self, request: Request, known: _Known, *, to_prompt: bool) -> None:
         self._cache.extend(
             known.number,
             request.all_token_ids[known.num_tokens :],
-            block_hashes=hashes[known.num_hashes :],
+            block_hashes=request.block_hashes[known.num_hashes :],
+            to_prompt=to_prompt,
         )
-        known.num_tokens, known.num_hashes = num_tokens, len(hashes)
-        return known.number
+        known.num_prompt_tokens = request.num_prompt_tokens
+        known.num_tokens = request.num_tokens
+        known.num_hashes = len(request.block_hashes)
 
     def _add(self, request: Request) -> int:
         tokens = request.all_token_ids[:]
@@ -65,7 +82,11 @@ class Requests:
             block_hashes=request.block_hashes,
         )
         self._known[request.request_id] = _Known(
-            number, request.num_prompt_tokens, len(tokens), len(request.block_hashes)
+            number,
+            request.num_prompt_tokens,
+            len(tokens),
+            len(request.block_hashes),
+            len(request.mm_features),
         )
         return number
 
@@ -91,10 +112,6 @@ class Requests:
         """Stop knowing a request; return its number, or None where it was not known."""
         known = self._known.pop(request_id, None)
         return None if known is None else known.number
-
-    def numbers(self) -> Iterator[int]:
-        """Yield the numbers of all known requests."""
-        return (known.number for known in self._known.values())
 
 
 def _extra_keys(request: Request) -> ExtraKeys:

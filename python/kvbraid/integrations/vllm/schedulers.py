@@ -17,7 +17,6 @@ from vllm.v1.core.sched import scheduler as stock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.request import Request
 
 from kvbraid.errors import UnsupportedError
 from kvbraid.integrations.vllm.manager import KvbraidCacheManager
@@ -59,19 +58,6 @@ class _OnKvbraid:
         _check_connector(vllm_config, kv_cache_config)
         with _our_manager():
             super().__init__(vllm_config, kv_cache_config, *args, **kwargs)  # type: ignore[call-arg]
-
-    def add_request(self, request: Request) -> None:
-        """Queue a request.
-
-        Raises:
-            UnsupportedError: Its input is to come in parts.
-        """
-        if request.resumable:
-            raise UnsupportedError(
-                f"request {request.request_id}: streaming input is not supported; start vLLM "
-                "without --scheduler-cls"
-            )
-        super().add_request(request)  # type: ignore[misc]
 
 
 class KvbraidScheduler(_OnKvbraid, Scheduler):  # type: ignore[misc] # Untyped without vLLM.
