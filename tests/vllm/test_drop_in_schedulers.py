@@ -6,7 +6,9 @@ is refused with a remedy.
 """
 
 from collections import deque
+from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 from types import SimpleNamespace
 from typing import Any, Final
@@ -59,28 +61,42 @@ LAYOUTS: Final = {
 }
 
 
-def config(layout: Layout, *, is_async: bool, **more: Any) -> Any:  # noqa: ANN401 - vLLM's own.
-    """Return what an engine with a tiny model would be configured with."""
-    made = EngineArgs(
+@cache
+def engine_config() -> Any:  # noqa: ANN401 - vLLM's own type.
+    """Return what an engine with a tiny model would be configured with. Takes seconds."""
+    return EngineArgs(
         model=str(models_folder() / "gemma3"),
         max_model_len=512,
         max_num_batched_tokens=128,
         max_num_seqs=4,
         enable_prefix_caching=True,
-        async_scheduling=is_async,
         kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
-        **more,
     ).create_engine_config()
+
+
+def config(layout: Layout, *, is_async: bool) -> Any:  # noqa: ANN401 - vLLM's own type.
+    """Return a configuration of its own for a test."""
+    made = copy(engine_config())
+    made.cache_config = copy(made.cache_config)
+    made.scheduler_config = copy(made.scheduler_config)
+    made.scheduler_config.async_scheduling = is_async
     made.cache_config.num_gpu_blocks = layout.num_blocks
     made.cache_config.mamba_cache_mode = "align"
     return made
+
+
+class NoGrammars:
+    """Stands in for structured output, which no request asks for."""
+
+    def accept_tokens(self, *_: object) -> bool:
+        return True
 
 
 def scheduler(kind: type, layout: Layout, made: Any) -> Any:  # noqa: ANN401 - vLLM's own types.
     return kind(
         vllm_config=made,
         kv_cache_config=layout.cache(),
-        structured_output_manager=SimpleNamespace(should_advance=lambda _: False),
+        structured_output_manager=NoGrammars(),
         block_size=layout.alignment,
         hash_block_size=layout.unit,
         log_stats=True,
@@ -182,16 +198,16 @@ def plain(output: Any) -> dict[str, Any]:  # noqa: ANN401 - vLLM's own type.
 
 def told(outputs: dict[int, Any]) -> list[Any]:
     """Return what clients are told of a step, statistics included."""
-    told = []
+    said: list[Any] = []
     for client in outputs.values():
-        told += [
+        said += [
             (output.request_id, output.new_token_ids, output.finish_reason, output.prefill_stats)
             for output in client.outputs
         ]
         stats = client.scheduler_stats
         if stats is not None:
-            told.append((stats.kv_cache_usage, stats.prefix_cache_stats))
-    return told
+            said.append((stats.kv_cache_usage, stats.prefix_cache_stats))
+    return said
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
