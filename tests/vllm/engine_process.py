@@ -1,16 +1,19 @@
 """A real vLLM in a process of its own: prompts in, its own account of cache hits out.
 
 `python engine_process.py` reads JSON lines from standard input: first the settings of the engine
-(`{"model", "endpoint", "block_size", "num_blocks", "max_model_len", "scheduler", "is_async"}`),
-then commands: `{"prompts": [[...], ...], "max_tokens": n}` or `{"reset": true}`. Each is answered
+(`{"model", "endpoint", "block_size", "num_blocks", "max_model_len", "scheduler", "is_async",
+"seeded_dtype"}`, the last null for dummy weights), then commands: `{"prompts": [[...], ...],
+"max_tokens": n}`, `{"reset": true}`, or `{"tamper": {"prompt", "max_tokens"}}`. Each is answered
 by one line: `{"ready": true}`, then `{"cached": tokens reused per prompt, "outputs": [[...], ...],
-"published": messages sent so far}` or `{"reset": whether it was done}`. Unless `scheduler` names a
-class of ours it never imports kvbraid: what it says is the truth the tests compare with.
+"published": messages sent so far}`, `{"reset": whether it was done}`, or what `engine_tamper`
+says. Unless `scheduler` names a class of ours it never imports kvbraid: what it says is the truth
+the tests compare with.
 """
 
 import json
 import os
 import sys
+from importlib import import_module
 from typing import Any, TextIO
 
 ENVIRONMENT = {
@@ -38,9 +41,14 @@ def start(settings: dict[str, Any]) -> Any:  # noqa: ANN401 - vLLM exists only i
     from vllm import LLM
     from vllm.config import KVEventsConfig
 
+    load_format, dtype = "dummy", settings["seeded_dtype"]
+    if dtype is not None:
+        load_format = import_module("seeded_weights").LOAD_FORMAT  # Beside this program.
+
     return LLM(
         model=settings["model"],
-        load_format="dummy",
+        load_format=load_format,
+        dtype=dtype or "auto",
         enforce_eager=True,
         block_size=settings["block_size"],
         num_gpu_blocks_override=settings["num_blocks"],
@@ -94,6 +102,8 @@ def main() -> None:
         request = json.loads(line)
         if "reset" in request:
             answer: dict[str, Any] = {"reset": engine.reset_prefix_cache()}
+        elif "tamper" in request:
+            answer = import_module("engine_tamper").run(engine, generate, request["tamper"])
         else:
             answer = generate(engine, request) | {"published": published[0]}
         print(json.dumps(answer), file=answers)

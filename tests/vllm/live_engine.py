@@ -45,6 +45,7 @@ class LiveModel:
     num_blocks: int
     topology: Topology
     max_model_len: int = 1_200
+    dtype: str = "float32"  # Of seeded weights.
 
 
 MODELS: Final = (
@@ -64,6 +65,7 @@ MODELS: Final = (
         128,
         120,
         _topology(*[GroupSpec(kind=SpecKind.MAMBA, block_size=128)] * 3, _full(128)),
+        dtype="bfloat16",  # Its CPU backend takes nothing else.
     ),
     LiveModel("mistral_swa", 32, 90, _topology(_window(256))),
 )
@@ -115,7 +117,9 @@ class LiveEngine:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def start(self, model: LiveModel, endpoint: str, scheduler: str | None) -> None:
+    def start(
+        self, model: LiveModel, endpoint: str, *, scheduler: str | None, is_seeded: bool
+    ) -> None:
         """Load the model; returns when it takes requests."""
         self._subscriber.poll(0)  # A binding subscriber subscribes only inside a call.
         settings = {
@@ -126,6 +130,7 @@ class LiveEngine:
             "max_model_len": model.max_model_len,
             "scheduler": scheduler,
             "is_async": False,
+            "seeded_dtype": model.dtype if is_seeded else None,
         }
         assert self._ask(settings) == {"ready": True}
 
@@ -140,6 +145,16 @@ class LiveEngine:
         answer = self._ask({"prompts": prompts, "max_tokens": max_tokens})
         payloads = list(self._payloads(answer["published"]))
         return Answer(answer["cached"], answer["outputs"], payloads)
+
+    def tamper(self, prompt: list[int], max_tokens: int) -> list[dict[str, bool]]:
+        """Have a reused block overwritten, group by group; return what came of it.
+
+        Per group: `did`, whether there was one; `changed`, whether another block's bytes changed
+        the output; `kept`, whether the block's own bytes did not.
+        """
+        request = {"prompt": prompt, "max_tokens": max_tokens}
+        rows: list[dict[str, bool]] = self._ask({"tamper": request})["groups"]
+        return rows
 
     def reset(self) -> bool:
         """Have the engine forget its cache; return whether it did."""
@@ -156,8 +171,13 @@ class LiveEngine:
 
 
 @contextlib.contextmanager
-def running(model: LiveModel, *, scheduler: str | None = None) -> Iterator[LiveEngine]:
-    """Start the model's engine, with its own scheduler or ours, and stop it at the end."""
+def running(
+    model: LiveModel, *, scheduler: str | None = None, is_seeded: bool = False
+) -> Iterator[LiveEngine]:
+    """Start the model's engine, with its own scheduler or ours, and stop it at the end.
+
+    `is_seeded`: with weights that make outputs depend on the prompt.
+    """
     cache = str(Path(sys.prefix) / "engine-cache")  # What an engine compiles at its first start.
     with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
         subscriber.set_hwm(0)
@@ -175,7 +195,8 @@ def running(model: LiveModel, *, scheduler: str | None = None) -> Iterator[LiveE
         ) as process:
             try:
                 engine = LiveEngine(process, subscriber)
-                engine.start(model, subscriber.getsockopt_string(zmq.LAST_ENDPOINT), scheduler)
+                endpoint = subscriber.getsockopt_string(zmq.LAST_ENDPOINT)
+                engine.start(model, endpoint, scheduler=scheduler, is_seeded=is_seeded)
                 yield engine
             finally:
                 process.kill()
