@@ -3,8 +3,9 @@
 #   .venv        developer's install: editable, debug build, all checkers   (lint, docs, fmt)
 #   .venv-wheel  what a user gets: the release wheel, with the test extra    (test, soak)
 #   .venv-demo   `pip install .` and nothing else                            (demo)
-#   .venv-bench  the release wheel and the rivals                            (bench)
-#   .venv-vllm   the release wheel and a real vLLM for CPU                   (test-vllm)
+#   .venv-bench  the release wheel and the fleet's rival                     (bench)
+#   .venv-study  the release wheel and what studies draw with               (study)
+#   .venv-vllm   the release wheel and a real vLLM for CPU                   (test-vllm, bench)
 #
 # Stamp files inside the environments make a repeated call cheap.
 
@@ -20,7 +21,7 @@ PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz ci dev lint lint-format lint-types lint-layers lint-rust fmt wheel docs bench soak test-rust test-python test-vllm clean
+.PHONY: help demo test fuzz ci dev lint lint-format lint-types lint-layers lint-rust fmt wheel docs bench study soak test-rust test-python test-vllm soak-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +82,13 @@ dist/built: $(SOURCES)
 	@.venv-vllm/bin/python $(PIP) --force-reinstall --no-deps dist/*.whl
 	@touch $@
 
+.venv-study/installed: dist/built
+	@echo "setting up .venv-study (the wheel, matplotlib)"
+	@test -x .venv-study/bin/python || $(PYTHON) -m venv .venv-study
+	@.venv-study/bin/python $(PIP) "$$(ls dist/*.whl)[plot,traces]"
+	@.venv-study/bin/python $(PIP) --force-reinstall --no-deps dist/*.whl
+	@touch $@
+
 dev: .venv/built ## Set up .venv for development (editable, debug build)
 
 wheel: dist/built ## Build the release wheel into dist/
@@ -99,6 +107,9 @@ soak: .venv-wheel/installed ## Run the property tests long (2 000 examples each)
 
 test-vllm: .venv-vllm/installed ## Compare with a real vLLM on this CPU (needs the tiny models)
 	KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
+
+soak-vllm: .venv-vllm/installed ## Compare with a real vLLM for longer (10 000 operations a configuration)
+	KVBRAID_SOAK=1 KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
 
 # A stable-only fuzz test runs with the Rust tests; this one is guided by coverage.
 fuzz: ## Fuzz the decoder for FUZZ_SECONDS, where cargo-fuzz is installed
@@ -137,8 +148,16 @@ docs: .venv/built ## Write the generated parts of docs/
 
 # ---- numbers and the real engine -----------------------------------------------------------
 
-bench: .venv-bench/installed ## Measure ours against the rival; ONLY=fleet or ONLY=score_8k narrows it
-	@.venv-bench/bin/python bench/run.py $(if $(ONLY),--only $(ONLY))
+# The files that ONLY names, by their beginning or by a row; each area's rival has an environment.
+BENCH_FILES = $(if $(ONLY),$(or $(wildcard bench/bench_$(ONLY)*.py),$(shell grep -l '"$(ONLY)"' bench/bench_*.py)),$(wildcard bench/bench_*.py))
+BENCH_VENVS = $(if $(filter bench/bench_cache%,$(BENCH_FILES)),.venv-vllm) $(if $(filter-out bench/bench_cache%,$(BENCH_FILES)),.venv-bench)
+
+bench: $(BENCH_VENVS:%=%/installed) ## Measure ours against the rivals; ONLY=fleet, cache or score_8k narrows it
+	@$(PYTHON) bench/run.py $(if $(ONLY),--only $(ONLY))
+
+study: .venv-study/installed ## Simulate for hours what a table shows: ONLY=policies; JOBS=2, TRACES=folder
+	@.venv-study/bin/python bench/study.py $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs $(JOBS)) \
+		$(if $(TRACES),--traces $(TRACES))
 
 clean: ## Remove environments and builds
-	rm -rf .venv .venv-wheel .venv-demo .venv-bench .venv-vllm dist target
+	rm -rf .venv .venv-wheel .venv-demo .venv-bench .venv-study .venv-vllm dist target

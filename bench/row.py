@@ -1,12 +1,14 @@
-"""Measure one row in this process and print its JSON line; everything else goes to stderr.
+"""Measure rows of one module and print a JSON line for each; everything else goes to stderr.
 
-`python -m bench.row MODULE ROW [--side SIDE]`; started by `run.py`, one process a row, so that no
-row runs in the memory that another left behind.
+`python -m bench.row MODULE [ROW …] [--side SIDE]`, started by `run.py`. No row runs in the memory
+that another left behind: several rows are measured in a fork each, after what the module names as
+`PRELOAD` has been imported, once for all. Without ROW, print the rows and their questions.
 """
 
 import argparse
 import importlib
 import json
+import multiprocessing
 import sys
 from collections.abc import Sequence
 
@@ -16,7 +18,8 @@ from bench.measure import Figures, Row, take_samples
 def line(row: Row, taken: dict[str, Figures]) -> str:
     """Return the row's JSON line; null stands for a side that was not measured."""
     ours, rival = (taken[side].median if side in taken else None for side in ("ours", "rival"))
-    ratio = rival / ours if ours and rival else None
+    better, worse = (ours, rival) if row.larger_is_better else (rival, ours)
+    ratio = better / worse if better and worse else None
     figures = {
         "bench": row.name,
         "ours": _rounded(ours),
@@ -33,21 +36,41 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
 
+def measure(row: Row, side: str | None) -> None:
+    """Measure one row, both sides or one, and print its line."""
+    sides = [side] if side else ["ours", "rival", *row.beside]
+    if row.check and not side:
+        row.check()
+    taken = take_samples(row, sides)
+    for name, figures in taken.items():
+        text = f"  {name}: {figures.median:.4g} {row.unit} ({figures.spread})"
+        print(text, file=sys.stderr)
+    print(line(row, taken), flush=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure the row that the command line names."""
+    """Measure the rows that the command line names, or list them all."""
     parser = argparse.ArgumentParser(prog="python -m bench.row")
     parser.add_argument("module")
-    parser.add_argument("row")
+    parser.add_argument("rows", nargs="*")
     parser.add_argument("--side", choices=("ours", "rival"), help="measure this side alone")
     options = parser.parse_args(arguments)
     module = importlib.import_module(f"bench.{options.module}")
-    row = next(row for row in module.ROWS if row.name == options.row)
-    sides = [options.side] if options.side else ["ours", "rival", *row.beside]
-    taken = take_samples(row, sides)
-    for side, figures in taken.items():
-        text = f"  {side}: {figures.median:.4g} {row.unit} ({figures.spread})"
-        print(text, file=sys.stderr)
-    print(line(row, taken))
+    rows: dict[str, Row] = {row.name: row for row in module.ROWS}
+    if not options.rows:
+        print(json.dumps({row.name: row.question for row in rows.values()}))
+        return
+    if options.side != "ours" and hasattr(module, "PRELOAD"):
+        importlib.import_module(module.PRELOAD)
+    fork = multiprocessing.get_context("fork")
+    for name in options.rows:
+        print(f"{name}: {rows[name].question}", file=sys.stderr, flush=True)
+        child = fork.Process(target=measure, args=(rows[name], options.side))
+        if len(options.rows) == 1:
+            child.run()
+        else:
+            child.start()
+            child.join()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Run the benchmarks: one JSON line per row on stdout, progress and spreads on stderr.
 
 `make bench`, `make bench ONLY=fleet` (files bench_fleet*.py), `make bench ONLY=score_8k` (a row).
+Each area runs in the environment that has its rival, where that exists, else in this one.
 The lines, the machine and the commit are also written to `.bench/results.json`. A row that
 cannot be measured is a line with nulls, and exit status 1; a missed target is not an error.
 """
 
 import argparse
-import importlib
 import json
 import os
 import platform
@@ -19,27 +19,47 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
+ENVIRONMENTS = {"cache": ".venv-vllm", "fleet": ".venv-bench"}
+"""Where an area's rival is installed; the area is the first word of a file's name."""
 
-def selected(only: str | None) -> Iterator[tuple[str, str, str]]:
-    """Yield (module, row, question) of every row that `only` names by file, group or row."""
+
+def command_of(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs `bench.row` on a module in its area's environment."""
+    area = module.split("_")[1]
+    python = ROOT / ENVIRONMENTS[area] / "bin" / "python"
+    executable = str(python) if python.exists() else sys.executable
+    return [executable, "-m", "bench.row", module, *arguments]
+
+
+def selected(only: str | None) -> Iterator[tuple[str, list[str]]]:
+    """Yield the modules and rows that are measured by one command.
+
+    `only` names them by file, group or row. Importing vLLM takes longer than measuring, so that
+    the rows of a module share it; other modules start a process for each row.
+    """
     for path in sorted(Path(__file__).parent.glob("bench_*.py")):
-        module = importlib.import_module(f"bench.{path.stem}")
         whole_file = only is None or path.stem.removeprefix("bench_").startswith(only)
-        for row in module.ROWS:
-            if whole_file or row.name == only:
-                yield path.stem, row.name, row.question
+        if not whole_file and f'"{only}"' not in path.read_text():
+            continue  # Its environment may not be there, and need not be.
+        listed = subprocess.run(
+            command_of(path.stem), cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+        )
+        rows = [name for name in json.loads(listed.stdout) if whole_file or name == only]
+        if "PRELOAD" in path.read_text():
+            yield path.stem, rows
+        else:
+            yield from ((path.stem, [row]) for row in rows)
 
 
-def measure(module: str, row: str, side: str | None) -> dict[str, Any] | None:
-    """Measure one row in a process of its own; None when that failed."""
-    command = [sys.executable, "-m", "bench.row", module, row]
+def measure(module: str, rows: list[str], side: str | None) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each row that could be measured, as they come."""
+    command = command_of(module, *rows)
     if side:
         command += ["--side", side]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        return None
-    figures: dict[str, Any] = json.loads(done.stdout)
-    return figures
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None  # Asked for above.
+        for text in process.stdout:
+            yield json.loads(text)
 
 
 def unmeasured(row: str) -> dict[str, Any]:
@@ -78,19 +98,23 @@ def main() -> int:
     parser.add_argument("--only", help="a file (fleet, fleet_score) or a row (score_8k)")
     parser.add_argument("--side", choices=("ours", "rival"), help="measure this side alone")
     options = parser.parse_args()
-    rows = list(selected(options.only))
-    if not rows:
+    chosen = list(selected(options.only))
+    if not chosen:
         print(f"no benchmark is called {options.only!r}; see bench/bench_*.py", file=sys.stderr)
         return 2
     results: list[dict[str, Any]] = []
-    failed = False
     report = {"setting": setting(), "rows": results}
-    for module, row, question in rows:
-        print(f"{row}: {question}", file=sys.stderr)
-        figures = measure(module, row, options.side)
-        failed |= figures is None
-        results.append(figures or unmeasured(row))
-        print(json.dumps(results[-1]), flush=True)
+    failed: list[str] = []
+    for module, rows in chosen:
+        missing = dict.fromkeys(rows)
+        for figures in measure(module, rows, options.side):
+            del missing[figures["bench"]]
+            results.append(figures)
+            print(json.dumps(figures), flush=True)
+        for row in missing:
+            results.append(unmeasured(row))
+            print(json.dumps(results[-1]), flush=True)
+        failed += missing
     folder = ROOT / ".bench"
     folder.mkdir(exist_ok=True)
     (folder / "results.json").write_text(json.dumps(report, indent=1) + "\n")
@@ -98,5 +122,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     sys.exit(main())

@@ -8,6 +8,7 @@ from kvbraid.errors import (
     ServiceError,
     TooLargeError,
     TopologyError,
+    TraceError,
     UnknownError,
 )
 from kvbraid.fleet.answer import Bounds, Explanation, PodExplanation, PodInfo, PodScore, Scores
@@ -41,6 +42,7 @@ __all__ = [
     "TooLargeError",
     "Topology",
     "TopologyError",
+    "TraceError",
     "UnknownError",
     "__version__",
     "topology_from_mapping",

@@ -192,6 +192,38 @@ def replay(
         sys.exit(1)
 
 
+@cli.group()
+def cache() -> None:
+    """Ask what one engine's cache would do."""
+
+
+@cache.command()
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--model", required=True, help="A model that is known by name, or a config.json.")
+@click.option(
+    "--memory", "memories", multiple=True, required=True,
+    help="Memory for the cache, as 40GiB; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--policy", "policies", multiple=True, help="Only this retention policy; may be repeated."
+)
+@click.option(
+    "--requests",
+    "num_requests",
+    type=click.IntRange(1),
+    help="Only the first requests of the trace.",
+)
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Draw hit rates against memory into this file."
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line per result.")
+def simulate(trace: Path, *, as_json: bool, **options: Any) -> None:  # noqa: ANN401
+    """Play the requests of TRACE, a file, against a cache alone, and print token hit rates."""
+    from kvbraid.sim.simulation_report import SimulationOptions, run_simulations
+
+    run_simulations(trace, SimulationOptions(**options), as_json=as_json)
+
+
 _GROUPED: Final = "Needs --groups."
 
 

@@ -6,6 +6,7 @@ KvbraidError
 ├── UnknownError        a pod, model or group that was never registered (also a LookupError)
 ├── TooLargeError       larger than a configured limit
 ├── CaptureError        a capture directory that cannot be read
+├── TraceError          a trace file that cannot be read
 ├── UnsupportedError    a feature or version of an engine that an integration does not have
 └── ServiceError        a running server refused a request or could not be reached
 
@@ -36,6 +37,10 @@ class TooLargeError(KvbraidError):
 
 class CaptureError(KvbraidError):
     """A capture directory that cannot be read."""
+
+
+class TraceError(KvbraidError):
+    """A trace file that cannot be read."""
 
 
 class UnsupportedError(KvbraidError):

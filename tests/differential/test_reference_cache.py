@@ -19,10 +19,10 @@ from hypothesis.stateful import (
 )
 from kvbraid.errors import TooLargeError
 from kvbraid.events.model import BlockRemoved, BlockStored, Event
-from kvbraid.sim.cache import ReferenceCache, Request, wire_hash
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
-from tests.unit.sim.chains import chain, chunked, full, mamba, window
+from tests.reference.cache import ReferenceCache, Request, wire_hash
+from tests.reference.chains import chain, chunked, full, mamba, window
 
 BLOCK_SIZES = st.sampled_from([2, 4, 6])
 GROUPS = st.one_of(

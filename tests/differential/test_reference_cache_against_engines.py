@@ -15,8 +15,9 @@ import msgspec
 import pytest
 from kvbraid.events.model import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvbraid.hashing import EngineHash, ExtraKeys, HashAlgo, block_hashes
-from kvbraid.sim.cache import HashChain, ReferenceCache
 from kvbraid.spec import GroupSpec, SpecKind, Topology
+
+from tests.reference.cache import HashChain, ReferenceCache
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 CAPTURES: Final = Path(os.environ.get("KVBRAID_CAPTURES", ROOT.parent / "shared" / "captures"))

@@ -136,9 +136,17 @@ def resume(topology: Topology, num_tokens: int, held: Held) -> int:
     return max(hit - topology.replay_tokens, 0)
 
 
+def longest_for(search: Search, spec: Merged, current: int) -> int:
+    """A draft head's groups look one unit further, which they give up again."""
+    if not spec.eagle or spec.group.kind is SpecKind.MAMBA:
+        return current
+    margin = search.hash_block if search.fine(spec) else spec.group.block_size
+    hashed = search.num_tokens // search.hash_block * search.hash_block
+    return min(current + margin, hashed)
+
+
 def settle(search: Search, specs: list[Merged]) -> int:
     hit = search.num_tokens - 1
-    hashed = search.num_tokens // search.hash_block * search.hash_block
     simple = len(specs) == 2 and specs[0].is_full
     known: dict[int, int] = {}
     verified: set[int] = set()
@@ -149,10 +157,7 @@ def settle(search: Search, specs: list[Merged]) -> int:
                 current = min(current, known[index])
                 continue
             drop = spec.eagle and index not in verified
-            longest = current
-            if drop and spec.group.kind is not SpecKind.MAMBA:
-                margin = search.hash_block if search.fine(spec) else spec.group.block_size
-                longest = min(current + margin, hashed)
+            longest = longest_for(search, spec, current) if drop else current
             found = search.find(spec, longest, drop=drop)
             if drop:
                 verified.add(index)
@@ -166,3 +171,10 @@ def settle(search: Search, specs: list[Merged]) -> int:
         hit = current
         if simple:
             return hit
+
+
+def first_answer(topology: Topology, num_tokens: int, held: Held) -> int:
+    """What the groups that are asked first say to the longest possible hit."""
+    search = Search(topology, num_tokens, alignment(topology), hash_block(topology))
+    spec = merge(topology, [{e for e in group if e <= num_tokens} for group in held])[0]
+    return search.find(spec, longest_for(search, spec, num_tokens - 1), drop=spec.eagle)

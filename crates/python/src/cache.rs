@@ -349,11 +349,14 @@ impl CacheCore {
         Ok(infos.into_iter().map(to_tuple).collect())
     }
 
-    fn num_computed_tokens(&self, request: u64) -> PyResult<u32> {
-        self.cache
-            .lock()
-            .num_computed_tokens(request)
-            .map_err(to_python)
+    fn progress(&self, request: u64) -> PyResult<(u32, u32, u32, u32)> {
+        let progress = self.cache.lock().progress(request).map_err(to_python)?;
+        Ok((
+            progress.num_computed_tokens,
+            progress.num_prompt_tokens,
+            progress.num_tokens,
+            progress.junction,
+        ))
     }
 
     fn take_copies(&self) -> Vec<(BlockId, BlockId)> {
@@ -365,8 +368,8 @@ impl CacheCore {
     }
 
     fn take_events<'py>(&self, py: Python<'py>) -> (Bound<'py, PyBytes>, u32) {
-        let (bytes, count) = self.cache.lock().take_events();
-        (PyBytes::new(py, &bytes), count)
+        let mut cache = self.cache.lock();
+        cache.take_events(|events, count| (PyBytes::new(py, events), count))
     }
 
     fn num_free_blocks(&self) -> usize {
@@ -410,8 +413,17 @@ fn encode_events<'py>(
     num_events: u32,
     ts: f64,
     dp_rank: Option<u32>,
-) -> Bound<'py, PyBytes> {
-    PyBytes::new(py, &cache::batch(events, num_events, ts, dp_rank))
+) -> PyResult<Bound<'py, PyBytes>> {
+    let (head, tail) = cache::frame(num_events, ts, dp_rank);
+    let len = head.len() + events.len() + tail.len();
+    PyBytes::new_with(py, len, |payload| {
+        let (start, rest) = payload.split_at_mut(head.len());
+        let (middle, end) = rest.split_at_mut(events.len());
+        start.copy_from_slice(&head);
+        middle.copy_from_slice(events);
+        end.copy_from_slice(&tail);
+        Ok(())
+    })
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -66,6 +66,10 @@ class CacheConfig:
                 f"{len(self.group_options)} group_options for {num_groups} groups; give one per "
                 "group, or none"
             )
+        if self.num_reprefillable_tokens < 0:
+            raise InvalidValueError(
+                f"num_reprefillable_tokens is {self.num_reprefillable_tokens}; expected 0 or more"
+            )
         if not 0 <= self.watermark < 1:
             raise InvalidValueError(
                 f"watermark is {self.watermark}; expected a share of the pool, 0 to 1"

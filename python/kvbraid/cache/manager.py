@@ -9,13 +9,16 @@ raises and changes nothing. Safe to call from any thread.
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Final, TypeAlias
 
 from kvbraid import _native
+from kvbraid.cache.chunk import Position, chunk_rules, plan_chunk
 from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.events import Events
 from kvbraid.cache.retention import Dense
-from kvbraid.cache.step import Allocation, BlockInfo, Match, Need
+from kvbraid.cache.step import NO_MATCH, Allocation, BlockInfo, Match, Need
+from kvbraid.errors import InvalidValueError
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, HashAlgo, Tokens, none_hash
 from kvbraid.resume import encode
 from kvbraid.spec import EngineDialect
@@ -98,6 +101,7 @@ class CacheManager:
         """
         if num_prompt_tokens is None:
             num_prompt_tokens = len(tokens)  # type: ignore[arg-type]
+        _check_counts(num_prompt_tokens=num_prompt_tokens)
         return self._core.add(
             tokens,
             num_prompt_tokens,
@@ -152,6 +156,7 @@ class CacheManager:
             UnknownError: The request is not known.
             InvalidValueError: More than are computed.
         """
+        _check_counts(num_computed_tokens=num_computed_tokens)
         self._core.roll_back(request, num_computed_tokens)
 
     def truncate(self, request: int, num_tokens: int) -> None:
@@ -161,6 +166,7 @@ class CacheManager:
             UnknownError: The request is not known.
             InvalidValueError: It would cut the prompt, or blocks that others can find.
         """
+        _check_counts(num_tokens=num_tokens)
         self._core.truncate(request, num_tokens)
 
     # Steps.
@@ -192,9 +198,14 @@ class CacheManager:
             InvalidValueError: A hit that is no longer held, or a request for nothing; earlier
                 requests of the call stand.
         """
-        return self._allocation(
-            *self._core.allocate([_encode(need) for need in needs], reserved_blocks)
-        )
+        try:
+            done = self._core.allocate([_encode(need) for need in needs], reserved_blocks)
+        except (OverflowError, TypeError):
+            for need in needs:
+                _check_counts(**asdict(need))
+            _check_counts(reserved_blocks=reserved_blocks)
+            raise
+        return self._allocation(*done)
 
     def decode(self, requests: Sequence[int], tokens: Tokens) -> Allocation:
         """Append one token to each request, then allocate for it: a decoding step in one call.
@@ -212,6 +223,7 @@ class CacheManager:
             UnknownError: The request is not known.
             InvalidValueError: More tokens than are computed.
         """
+        _check_counts(num_tokens=num_tokens)
         self._core.commit(request, num_tokens)
 
     def free_skipped(self, request: int, num_processed_tokens: int) -> None:
@@ -220,6 +232,7 @@ class CacheManager:
         Raises:
             UnknownError: The request is not known.
         """
+        _check_counts(num_processed_tokens=num_processed_tokens)
         self._core.free_skipped(request, num_processed_tokens)
 
     def take_copies(self) -> list[tuple[int, int]]:
@@ -271,7 +284,38 @@ class CacheManager:
         Raises:
             UnknownError: The request is not known.
         """
-        return self._core.num_computed_tokens(request)
+        return self._core.progress(request)[0]
+
+    def plan_chunk(
+        self,
+        request: int,
+        budget: int,
+        *,
+        match: Match = NO_MATCH,
+        max_chunk_tokens: int | None = None,
+    ) -> int:
+        """Return how many tokens to compute next, so that a state or a junction can be kept.
+
+        Args:
+            request: The request.
+            budget: Tokens that the step has left.
+            match: Of a request that starts now.
+            max_chunk_tokens: The largest budget that a step can have; None: this one.
+
+        Raises:
+            UnknownError: The request is not known.
+        """
+        computed, num_prompt_tokens, num_tokens, junction = self._core.progress(request)
+        start = computed + match.num_tokens
+        position = Position(
+            start=start,
+            num_prompt_tokens=num_prompt_tokens,
+            num_tokens=num_tokens,
+            budget=min(budget, num_tokens - start),
+            junction=match.junction or junction,
+        )
+        rules = chunk_rules(self.config.topology, max_chunk_tokens=max_chunk_tokens)
+        return plan_chunk(rules, position)
 
     def pop_blocks(self, request: int) -> list[int]:
         """Forget a request and hand its blocks over, groups in order: the caller frees them.
@@ -287,6 +331,7 @@ class CacheManager:
         Raises:
             InvalidValueError: A block that does not exist, or has no such reference.
         """
+        _check_counts(block_id=min(block_ids, default=0))
         self._core.free_blocks(block_ids)
 
     def forget(self, block_ids: Sequence[int]) -> None:
@@ -295,6 +340,7 @@ class CacheManager:
         Raises:
             InvalidValueError: A block that does not exist.
         """
+        _check_counts(block_id=min(block_ids, default=0))
         self._core.forget(block_ids)
 
     def reset(self) -> bool:
@@ -338,6 +384,13 @@ class CacheManager:
 
     def _allocation(self, num_fit: int, blocks: bytes, counts: bytes) -> Allocation:
         return Allocation(num_fit, array("I", blocks), array("I", counts), self.num_groups)
+
+
+def _check_counts(**counts: int | None) -> None:
+    """Refuse what is not a count of 32 bits, by name."""
+    for name, count in counts.items():
+        if count is not None and not 0 <= count < 1 << 32:
+            raise InvalidValueError(f"{name} is {count}; expected 0 to {(1 << 32) - 1}")
 
 
 def _encode(need: Need) -> _NeedTuple:

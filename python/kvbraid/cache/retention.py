@@ -6,6 +6,8 @@ Full-attention and chunked groups keep every block under every policy.
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from kvbraid.errors import InvalidValueError
+
 
 @dataclass(frozen=True, slots=True)
 class Dense:
@@ -17,9 +19,16 @@ class Interval:
     """Keep what serves a resume at multiples of `tokens`, at prompt ends and at junctions.
 
     0: at prompt ends and junctions alone (vLLM's default). Else a multiple of the alignment.
+
+    Raises:
+        InvalidValueError: A negative interval.
     """
 
     tokens: int
+
+    def __post_init__(self) -> None:
+        if self.tokens < 0:
+            raise InvalidValueError(f"an interval of {self.tokens} tokens; expected 0 or more")
 
 
 Retention: TypeAlias = Dense | Interval

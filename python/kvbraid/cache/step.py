@@ -2,7 +2,7 @@
 
 from array import array
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class Match(NamedTuple):
@@ -14,6 +14,9 @@ class Match(NamedTuple):
 
     num_tokens: int
     junction: int
+
+
+NO_MATCH: Final = Match(0, 0)
 
 
 class BlockInfo(NamedTuple):

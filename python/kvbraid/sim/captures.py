@@ -34,7 +34,7 @@ class Lookup:
     """One request: what was asked, what was known by then, and what the engine reused.
 
     `messages_seen` messages had been published when the engine looked; `unpublished` events of
-    the next message existed already. `reused_tokens` is the truth.
+    the next message existed already. `reused_tokens` is the truth, `outputs` what it generated.
     """
 
     index: int
@@ -46,6 +46,7 @@ class Lookup:
     messages_seen: int
     unpublished: int
     order: tuple[int, int]
+    outputs: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,4 +176,5 @@ def _lookup(fields: dict[str, Any], *, concurrent: bool) -> Lookup:
         messages_seen=probe["ev_seen"] if concurrent else fields["ev_before"],
         unpublished=probe.get("unpub", 0),
         order=(probe.get("step", 0), probe.get("same_step_pos", 0)),
+        outputs=fields.get("output", ()),
     )

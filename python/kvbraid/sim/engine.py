@@ -1,28 +1,28 @@
-"""A simulated engine: a reference cache behind a request loop, publishing as an engine does.
+"""A simulated engine: the cache behind a request loop, publishing as an engine does.
 
 As a process (`python -m kvbraid.sim.engine`) it says where it publishes on its first line of
 output, then answers one JSON line per request line, and ends with its input: it cannot outlive
 whoever started it. It computes nothing; generated tokens come with the request.
 """
 
-import math
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
 import click
 import msgspec
 
+from kvbraid.cache.chunk import chunk_rules
+from kvbraid.cache.events import Events
+from kvbraid.cache.manager import CacheManager
 from kvbraid.errors import KvbraidError
-from kvbraid.events.model import BlockRemoved, Event
-from kvbraid.events.wire import encode_batch
-from kvbraid.hashing import EngineHash, ExtraKeys, HashAlgo, block_hashes
+from kvbraid.events.model import BlockRemoved, BlockStored
+from kvbraid.hashing import ExtraKeys
 from kvbraid.service.publisher import Publisher
-from kvbraid.sim.cache import HashChain, ReferenceCache
-from kvbraid.sim.presets import PRESETS, Preset
+from kvbraid.sim.presets import PRESETS, Preset, cache_config
+from kvbraid.sim.scheduler import SequentialScheduler
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -61,54 +61,44 @@ class EventSink(Protocol):
         ...
 
 
-def engine_chain(preset: Preset) -> HashChain:
-    """The hash function of the engine that serves such a model."""
-    topology = preset.topology
-    size = topology.hash_block_size or math.gcd(*(g.block_size for g in topology.groups))
-    engine = EngineHash(HashAlgo(topology.hash_algo), topology.hash_seed, block_size=size)
-
-    def hashes(tokens: Sequence[int], salt: str | None) -> Sequence[bytes]:
-        return block_hashes(tokens, engine, ExtraKeys(cache_salt=salt))
-
-    return hashes
-
-
 class SimulatedEngine:
     """Serves requests one at a time and publishes each step's events as one message."""
 
     def __init__(self, preset: Preset, sink: EventSink) -> None:
-        self.cache = ReferenceCache(
-            preset.topology,
-            preset.num_blocks,
-            chain=engine_chain(preset),
-            retention=preset.retention,
+        self.cache = CacheManager(cache_config(preset))
+        self._scheduler = SequentialScheduler(
+            self.cache,
+            rules=chunk_rules(preset.topology, max_chunk_tokens=preset.max_step_tokens),
             max_step_tokens=preset.max_step_tokens,
+            publish=self._publish,
         )
         self._sink = sink
         self._last_seq = -1
+        self._cached_blocks = 0
         self._removed_blocks = 0
 
     def serve(self, request: EngineRequest) -> EngineAnswer:
         """Run one request to its end; what it did is published when this returns."""
+        extra = ExtraKeys(cache_salt=request.salt)
         try:
-            run = self.cache.run(request.prompt, request.outputs, salt=request.salt)
+            return self._answer(self._scheduler.run(request.prompt, request.outputs, extra))
         except KvbraidError as error:
-            self._publish(self.cache.take_events())
             return self._answer(0, str(error))
-        for batch in run.batches:
-            self._publish(batch)
-        return self._answer(run.hit)
 
-    def _publish(self, events: Sequence[Event]) -> None:
-        if events:
-            self._removed_blocks += sum(isinstance(event, BlockRemoved) for event in events)
-            self._last_seq = self._sink.publish(encode_batch(events, ts=time.time(), dp_rank=0))
+    def _publish(self, events: Events) -> None:
+        for event in events.structs():
+            if isinstance(event, BlockStored):
+                self._cached_blocks += len(event.block_hashes)
+            elif isinstance(event, BlockRemoved):
+                self._cached_blocks -= len(event.block_hashes)
+                self._removed_blocks += len(event.block_hashes)
+        self._last_seq = self._sink.publish(events.to_bytes(time.time(), 0))
 
     def _answer(self, hit: int, error: str | None = None) -> EngineAnswer:
         return EngineAnswer(
             hit=hit,
             last_seq=self._last_seq,
-            cached_blocks=sum(key is not None for key in self.cache.pool.keys),
+            cached_blocks=self._cached_blocks,
             removed_blocks=self._removed_blocks,
             error=error,
         )

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from kvbraid.cache.config import CacheConfig
+from kvbraid.cache.retention import Dense, Interval
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 
@@ -61,6 +63,16 @@ PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
         )
     }
 )
+
+
+def cache_config(preset: Preset) -> CacheConfig:
+    """The cache of such an engine; it publishes all that it does."""
+    return CacheConfig(
+        topology=preset.topology,
+        num_blocks=preset.num_blocks,
+        events=True,
+        retention=Dense() if preset.retention is None else Interval(preset.retention),
+    )
 
 
 def topology_body(topology: Topology) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from kvbraid.cache.manager import CacheManager
 from kvbraid.errors import ServiceError
 from kvbraid.sim import driver as driver_module
 from kvbraid.sim.demo import FLEET
@@ -90,9 +91,16 @@ class Oracle:
         rows = []
         for engine in self.engines:
             if engine.preset.model == body["model"]:
-                hit = engine.engine.cache.match(body["token_ids"]) + self.error_tokens
+                hit = hit_of(engine.engine.cache, body["token_ids"]) + self.error_tokens
                 rows.append({"pod": engine.pod, "lower": hit, "upper": hit, "present": hit})
         return {"pods": rows}
+
+
+def hit_of(cache: CacheManager, tokens: list[int]) -> int:
+    request = cache.add(tokens)
+    hit = cache.match(request).num_tokens
+    cache.release([request])
+    return hit
 
 
 def play(oracle: Oracle, requests: int = 60) -> tuple[Driver, list[Outcome]]:

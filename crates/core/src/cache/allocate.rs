@@ -108,7 +108,13 @@ impl Store {
         }
     }
 
-    /// Allocates for one request; false when it does not fit. Appends, per group, how many blocks
+    /// Refuses what no state of the pool could serve, and a hit that is not held now.
+    pub(super) fn check(&mut self, request: &Request, need: &Need) -> Result<()> {
+        self.lengths(request, need)?;
+        self.find_hit(request, need.num_hit_tokens)
+    }
+
+    /// Allocates for one request, which was checked; false when it does not fit. Appends, per group, how many blocks
     /// are new, and the blocks.
     pub(super) fn allocate(
         &mut self,
@@ -118,8 +124,10 @@ impl Store {
         out: (&mut Vec<BlockId>, &mut Vec<u32>),
     ) -> Result<bool> {
         let lengths = self.lengths(request, need)?;
-        self.find_hit(request, need.num_hit_tokens)?;
-        if !self.fits(request, need, &lengths, reserved) {
+        // What an earlier request of the call has evicted is gone: this one does not fit.
+        if self.find_hit(request, need.num_hit_tokens).is_err()
+            || !self.fits(request, need, &lengths, reserved)
+        {
             return Ok(false);
         }
         self.adopt(request, need, &lengths);
@@ -128,6 +136,7 @@ impl Store {
             request.junction = junction;
         }
         request.num_computed_tokens = lengths.main;
+        request.quiet_until = 0;
         if !need.delay_commit {
             self.commit(request, lengths.main.min(request.num_tokens()));
         }
@@ -148,6 +157,17 @@ impl Store {
                 request.id
             )));
         }
+        let boundary = need.num_hit_tokens + self.config.topology.replay_tokens;
+        let is_boundary =
+            boundary.is_multiple_of(self.hit_alignment()) && local < request.num_tokens();
+        if need.num_hit_tokens > 0 && !is_boundary {
+            return Err(Error::InvalidValue(format!(
+                "request {}: no hit ends at {} of {} tokens; take what match says",
+                request.id,
+                need.num_hit_tokens,
+                request.num_tokens()
+            )));
+        }
         if need.num_hit_tokens > 0 && request.is_tracked() {
             return Err(Error::InvalidValue(format!(
                 "request {}: a hit of {} tokens, but it runs already; preempt it first",
@@ -166,10 +186,17 @@ impl Store {
     fn find_hit(&mut self, request: &Request, tokens: u32) -> Result<()> {
         self.hits.blocks.clear();
         self.hits.ends.clear();
+        let looks = if tokens > 0 {
+            self.finder.looks(request, &self.groups, &self.pool)
+        } else {
+            Vec::new()
+        };
         for group in &self.groups {
-            let found =
-                self.finder
-                    .blocks(request, group, tokens, &self.pool, &mut self.hits.blocks);
+            let look = looks.get(usize::from(group.index)).copied().flatten();
+            let at = (request, &self.pool);
+            let found = self
+                .finder
+                .blocks(at, group, (tokens, look), &mut self.hits.blocks);
             if let Err(position) = found
                 && !self.config.hits_may_lack_blocks()
             {

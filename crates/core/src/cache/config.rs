@@ -131,6 +131,7 @@ impl CacheConfig {
     fn check_group(&self, index: usize) -> Result<()> {
         let (group, options) = (&self.topology.groups[index], &self.options[index]);
         let name = group.kind.name();
+        let topology = &self.topology;
         let is_chunked = group.kind == SpecKind::ChunkedLocalAttention;
         let problems = [
             (
@@ -144,6 +145,15 @@ impl CacheConfig {
             (
                 is_chunked && group.eagle,
                 "a draft head cannot share it: no engine rewinds a chunk; leave eagle out",
+            ),
+            (
+                topology.replay_tokens > 0 && (is_chunked || group.kind == SpecKind::Mamba),
+                "nothing is kept where bounded replay begins; set replay_tokens to 0",
+            ),
+            (
+                group.eagle && topology.alignment <= self.num_reprefillable_tokens,
+                "the unit that a draft head drops must cover num_reprefillable_tokens; enlarge the \
+                 alignment",
             ),
             (
                 options.is_ring && group.prefix_cacheable,

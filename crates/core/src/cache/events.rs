@@ -25,6 +25,8 @@ pub(super) struct EventLog {
     bytes: Vec<u8>,
     num_events: u32,
     is_on: bool,
+    /// What stands before and behind the hash in the removal of a block, by group.
+    removals: Vec<(Vec<u8>, Vec<u8>)>,
     /// The token list of the last store, which the next group's store mostly repeats.
     tokens: Vec<u8>,
     tokens_of: Option<(u64, u32, u32)>,
@@ -49,6 +51,7 @@ impl EventLog {
         };
         Self {
             labels: topology.groups.iter().map(label).collect(),
+            removals: (0..topology.groups.len()).map(removal).collect(),
             is_on,
             ..Self::default()
         }
@@ -58,13 +61,12 @@ impl EventLog {
         self.is_on
     }
 
-    /// Takes what was recorded: the events one after the other, and how many.
-    pub(super) fn take(&mut self) -> (Vec<u8>, u32) {
+    /// Hands over what was recorded: the events one after the other, and how many.
+    pub(super) fn take<T>(&mut self, take: impl FnOnce(&[u8], u32) -> T) -> T {
         self.tokens_of = None;
-        (
-            std::mem::take(&mut self.bytes),
-            std::mem::take(&mut self.num_events),
-        )
+        let taken = take(&self.bytes, std::mem::take(&mut self.num_events));
+        self.bytes.clear();
+        taken
     }
 
     /// Records with `write`, if recording is on.
@@ -85,16 +87,17 @@ impl EventLog {
     }
 
     pub(super) fn removed(&mut self, key: u64, group: u16) {
-        self.record(|_, out| {
-            map(out, 4);
-            text_field(out, "type", "BlockRemoved");
-            text(out, "block_hashes");
-            array(out, 1);
-            number(out, key);
-            text_field(out, "medium", "GPU");
-            text(out, "group_idx");
-            number(out, u64::from(group));
-        });
+        if !self.is_on {
+            return;
+        }
+        // Evictions come one by one: all but the hash is the same for a group.
+        let (head, tail) = &self.removals[usize::from(group)];
+        let mut out = ByteBuf::from_vec(std::mem::take(&mut self.bytes));
+        out.as_mut_vec().extend_from_slice(head);
+        number(&mut out, key);
+        out.as_mut_vec().extend_from_slice(tail);
+        self.bytes = out.into_vec();
+        self.num_events += 1;
     }
 
     pub(super) fn stored(&mut self, request: &Request, store: &Store<'_>) {
@@ -162,6 +165,19 @@ impl EventLog {
         }
         out.as_mut_vec().extend_from_slice(&self.tokens);
     }
+}
+
+/// The removal of a block of a group, around its hash.
+fn removal(group: usize) -> (Vec<u8>, Vec<u8>) {
+    let (mut head, mut tail) = (ByteBuf::new(), ByteBuf::new());
+    map(&mut head, 4);
+    text_field(&mut head, "type", "BlockRemoved");
+    text(&mut head, "block_hashes");
+    array(&mut head, 1);
+    text_field(&mut tail, "medium", "GPU");
+    text(&mut tail, "group_idx");
+    number(&mut tail, group as u64);
+    (head.into_vec(), tail.into_vec())
 }
 
 /// Per listed block what separates its cache, without the tags that the hash has.
@@ -247,14 +263,13 @@ fn nil(out: &mut ByteBuf) {
     infallible(encode::write_nil(out));
 }
 
-/// A published payload: `[ts, [event, …], rank]`.
+/// What stands before and behind the events of a published payload: `[ts, [event, …], rank]`.
 #[must_use]
-pub fn batch(events: &[u8], num_events: u32, ts: f64, dp_rank: Option<u32>) -> Vec<u8> {
-    let mut out = ByteBuf::with_capacity(events.len() + 24);
-    array(&mut out, 3);
-    infallible(encode::write_f64(&mut out, ts));
-    array(&mut out, num_events as usize);
-    out.as_mut_vec().extend_from_slice(events);
-    optional_number(&mut out, dp_rank.map(u64::from));
-    out.into_vec()
+pub fn frame(num_events: u32, ts: f64, dp_rank: Option<u32>) -> (Vec<u8>, Vec<u8>) {
+    let (mut head, mut tail) = (ByteBuf::new(), ByteBuf::new());
+    array(&mut head, 3);
+    infallible(encode::write_f64(&mut head, ts));
+    array(&mut head, num_events as usize);
+    optional_number(&mut tail, dp_rank.map(u64::from));
+    (head.into_vec(), tail.into_vec())
 }

@@ -1,10 +1,12 @@
 //! What a request can reuse: presence in the pool -> the resume rule -> a boundary, and its blocks.
 
+use smallvec::SmallVec;
+
 use super::group::{Group, Kind};
 use super::pool::{BlockId, NULL_BLOCK, Pool};
 use super::request::Request;
 use crate::rule::{self, Held, Query, Unknown};
-use crate::spec::{EngineDialect, Topology};
+use crate::spec::{EngineDialect, GroupSpec, Topology};
 
 /// How much a request can reuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -22,7 +24,16 @@ pub(super) struct Finder {
     /// The groups that an engine asks first: the first full one, else the first, and its equals.
     lead: Topology,
     lead_groups: Vec<usize>,
+    /// By group: the groups that are looked up together with it.
+    members: Vec<Vec<u16>>,
+    /// How the engine searches can be seen in what it finds: follow it.
+    follows_search: bool,
     unit: u32,
+    replay_tokens: u32,
+    /// A hash that the lead groups do not hold ends every prefix.
+    stops: bool,
+    /// Hashes behind such a gap that a draft head's groups may still need.
+    margin: usize,
     whole: Vec<Vec<u64>>,
     partial: Vec<Vec<u64>>,
     scratch: rule::Scratch,
@@ -30,43 +41,71 @@ pub(super) struct Finder {
 
 const ME: u64 = 1;
 
+type Slices<'a> = SmallVec<[&'a [u64]; 8]>;
+
+fn slices(words: &[Vec<u64>]) -> Slices<'_> {
+    words.iter().map(Vec::as_slice).collect()
+}
+
+fn query(request: &Request) -> Query {
+    Query {
+        num_tokens: request.num_tokens(),
+        mask: ME,
+        unknown: Unknown::Strict,
+    }
+}
+
+/// Whether two groups are looked up together.
+fn is_same(a: &GroupSpec, b: &GroupSpec) -> bool {
+    GroupSpec {
+        eagle: b.eagle,
+        ..*a
+    } == *b
+}
+
 impl Finder {
     pub(super) fn new(topology: &Topology, groups: &[Group]) -> Self {
         let mut topology = topology.clone();
+        let replay_tokens = std::mem::take(&mut topology.replay_tokens);
         for (spec, group) in topology.groups.iter_mut().zip(groups) {
             spec.prefix_cacheable = group.cacheable;
         }
-        let cacheable = || topology.groups.iter().filter(|g| g.prefix_cacheable);
-        let lead = cacheable()
-            .find(|g| g.kind.is_full())
-            .or(cacheable().next());
-        let same = |spec: &crate::spec::GroupSpec| {
-            lead.is_some_and(|lead| {
-                *lead
-                    == crate::spec::GroupSpec {
-                        eagle: lead.eagle,
-                        ..*spec
-                    }
-            })
+        let specs = &topology.groups;
+        let like = |spec: &GroupSpec| -> Vec<u16> {
+            let same = (0u16..)
+                .zip(specs)
+                .filter(|(_, other)| is_same(other, spec));
+            same.map(|(index, _)| index).collect()
         };
-        let lead_groups: Vec<usize> = (0..topology.groups.len())
-            .filter(|&g| same(&topology.groups[g]))
-            .collect();
+        let members: Vec<Vec<u16>> = specs.iter().map(like).collect();
+        let mut cacheable = (0..specs.len()).filter(|&g| specs[g].prefix_cacheable);
+        let first = cacheable.clone().find(|&g| specs[g].kind.is_full());
+        let lead = first.or_else(|| cacheable.next());
+        let lead_groups: Vec<usize> = lead
+            .map(|lead| members[lead].iter().map(|&g| usize::from(g)).collect())
+            .unwrap_or_default();
         let lead = Topology {
-            groups: lead_groups.iter().map(|&g| topology.groups[g]).collect(),
+            groups: lead_groups.iter().map(|&g| specs[g]).collect(),
             dialect: EngineDialect {
                 eagle_single_group_within_prompt: false,
                 ..topology.dialect
             },
-            replay_tokens: 0,
             ..topology.clone()
         };
-        let num_groups = topology.groups.len();
+        let num_groups = specs.len();
+        let unit = topology.hash_block_size;
+        let is_dense = |&g: &usize| specs[g].kind.is_full() && specs[g].block_size == unit;
+        let blocks = specs.iter().map(|spec| spec.block_size.div_ceil(unit));
         Self {
-            unit: topology.hash_block_size,
+            stops: !lead_groups.is_empty() && lead_groups.iter().all(is_dense),
+            margin: blocks.max().unwrap_or(0) as usize,
+            unit,
+            follows_search: rule::is_search_visible(&topology),
             topology,
             lead,
             lead_groups,
+            members,
+            replay_tokens,
             whole: vec![Vec::new(); num_groups],
             partial: vec![Vec::new(); num_groups],
             scratch: rule::Scratch::default(),
@@ -78,75 +117,128 @@ impl Finder {
         if !groups.iter().any(|group| group.cacheable) {
             return Match::default();
         }
-        self.look_up(request, groups, pool);
-        let query = Query {
-            num_tokens: request.num_tokens(),
-            mask: ME,
-            unknown: Unknown::Strict,
+        let (hit, longest) = if self.follows_search {
+            let search = self.search(request, groups, pool);
+            (search.num_tokens, search.longest)
+        } else {
+            self.look_up(request, groups, pool);
+            (self.resume(request), self.resume_lead(request))
         };
-        let whole: Vec<&[u64]> = self.whole.iter().map(Vec::as_slice).collect();
-        let partial: Vec<&[u64]> = self.partial.iter().map(Vec::as_slice).collect();
-        let held = Held {
-            unit: self.unit,
-            whole: &whole,
-            partial: &partial,
-        };
-        let num_tokens = rule::resume(&self.topology, &held, query, &mut self.scratch)[0];
-        if groups.len() == 1 {
-            return Match {
-                num_tokens,
-                junction: 0,
-            };
-        }
-        let whole: Vec<&[u64]> = self.lead_groups.iter().map(|&g| whole[g]).collect();
-        let partial: Vec<&[u64]> = self.lead_groups.iter().map(|&g| partial[g]).collect();
-        let held = Held {
-            unit: self.unit,
-            whole: &whole,
-            partial: &partial,
-        };
-        let lead = rule::resume(&self.lead, &held, query, &mut self.scratch)[0];
         Match {
-            num_tokens,
-            junction: if lead > num_tokens { lead } else { 0 },
+            num_tokens: hit.saturating_sub(self.replay_tokens),
+            junction: if longest > hit && groups.len() > 1 {
+                longest
+            } else {
+                0
+            },
         }
+    }
+
+    /// How the engine's own search for a request goes.
+    fn search(&mut self, request: &Request, groups: &[Group], pool: &Pool) -> rule::Search {
+        self.look_up(request, groups, pool);
+        let (whole, partial) = (slices(&self.whole), slices(&self.partial));
+        let held = Held {
+            unit: self.unit,
+            whole: &whole,
+            partial: &partial,
+        };
+        rule::search(&self.topology, &held, query(request), &mut self.scratch)
+    }
+
+    /// By group, how far the engine looked last: where that decides which blocks it takes.
+    pub(super) fn looks(
+        &mut self,
+        request: &Request,
+        groups: &[Group],
+        pool: &Pool,
+    ) -> Vec<Option<(u32, bool)>> {
+        if self.follows_search {
+            self.search(request, groups, pool).last
+        } else {
+            Vec::new()
+        }
+    }
+
+    fn resume(&mut self, request: &Request) -> u32 {
+        let (whole, partial) = (slices(&self.whole), slices(&self.partial));
+        let held = Held {
+            unit: self.unit,
+            whole: &whole,
+            partial: &partial,
+        };
+        rule::resume(&self.topology, &held, query(request), &mut self.scratch)[0]
+    }
+
+    fn resume_lead(&mut self, request: &Request) -> u32 {
+        let whole: Slices<'_> = self
+            .lead_groups
+            .iter()
+            .map(|&g| self.whole[g].as_slice())
+            .collect();
+        let partial: Slices<'_> = self
+            .lead_groups
+            .iter()
+            .map(|&g| self.partial[g].as_slice())
+            .collect();
+        let held = Held {
+            unit: self.unit,
+            whole: &whole,
+            partial: &partial,
+        };
+        rule::resume(&self.lead, &held, query(request), &mut self.scratch)[0]
     }
 
     /// One word per hash and group: whether an entry ends there.
     fn look_up(&mut self, request: &Request, groups: &[Group], pool: &Pool) {
+        let num_hashes = request.hashes.len();
         for words in self.whole.iter_mut().chain(&mut self.partial) {
             words.clear();
+            words.resize(num_hashes, 0);
         }
-        let is_fine = |group: &Group| group.block > self.unit;
-        let any_fine = groups.iter().any(|group| group.cacheable && is_fine(group));
-        let absent = [NULL_BLOCK; 64];
-        for (hash, end) in request.hashes.iter().zip(1..) {
-            let entry = pool.index.find(hash);
-            let row = entry.map_or(&absent[..groups.len()], |entry| pool.index.row(entry));
+        let mut end = num_hashes;
+        let mut previous = None;
+        for (at, hash) in request.hashes.iter().enumerate() {
+            if at == end {
+                break;
+            }
+            let entry = pool.index.find_after(previous, hash);
+            previous = entry.or(previous);
+            let row = entry.map(|entry| pool.index.row(entry));
+            if self.stops && row.is_none_or(|row| !self.is_held_by_lead(row)) {
+                // Behind a gap of the full groups nothing is read but what a draft head drops.
+                end = end.min(at + 1 + self.margin);
+            }
+            let Some(row) = row else {
+                continue;
+            };
+            let tokens = (at + 1) * self.unit as usize;
             for (group, &block) in groups.iter().zip(row) {
-                let g = usize::from(group.index);
-                let word = u64::from(block != NULL_BLOCK);
-                if !any_fine {
-                    self.whole[g].push(word);
-                } else if (end * self.unit).is_multiple_of(group.block) {
-                    self.whole[g].push(word);
-                    self.partial[g].push(0);
-                } else {
-                    self.whole[g].push(0);
-                    self.partial[g].push(word);
+                if block != NULL_BLOCK {
+                    let is_whole = tokens.is_multiple_of(group.block as usize);
+                    let words = if is_whole {
+                        &mut self.whole
+                    } else {
+                        &mut self.partial
+                    };
+                    words[usize::from(group.index)][at] = ME;
                 }
             }
         }
     }
 
+    fn is_held_by_lead(&self, row: &[BlockId]) -> bool {
+        self.lead_groups.iter().all(|&g| row[g] != NULL_BLOCK)
+    }
+
     /// The blocks that a group gives a request which resumes at `tokens`, from position 0 on; the
-    /// null block where it needs none. `Err` with the position of a needed block that nobody holds.
+    /// null block where it needs none. `look`: as `looks` says. `Err` with the position of a needed
+    /// block that nobody holds.
     pub(super) fn blocks(
         &self,
-        request: &Request,
+        (request, pool): (&Request, &Pool),
         group: &Group,
-        tokens: u32,
-        pool: &Pool,
+        (tokens, look): (u32, Option<(u32, bool)>),
         out: &mut Vec<BlockId>,
     ) -> Result<(), u32> {
         if tokens == 0 || !group.cacheable {
@@ -154,16 +246,17 @@ impl Finder {
         }
         let start = out.len();
         let count = tokens.div_ceil(group.block);
-        let first = group.first_needed(tokens).min(count);
+        let first = first_needed(group, tokens, look).min(count);
         out.resize(start + first as usize, NULL_BLOCK);
         let mut missing = None;
         for position in first..count {
             let end = (position + 1) * group.block;
             let is_state = matches!(group.kind, Kind::State { .. });
             let found = if is_state || end <= tokens {
-                self.holder(request, group, end.min(tokens), pool)
+                self.holder((request, pool), group.index, end.min(tokens))
             } else {
-                self.tail_holder(request, group, (tokens, end), pool)
+                let furthest = look.map_or(end, |(max, _)| end.min(max));
+                self.tail_holder((request, pool), group, (tokens, furthest))
             };
             missing = missing.or(found.is_none().then_some(position));
             out.push(found.unwrap_or(NULL_BLOCK));
@@ -173,27 +266,40 @@ impl Finder {
 
     fn holder(
         &self,
-        request: &Request,
-        group: &Group,
+        (request, pool): (&Request, &Pool),
+        group: u16,
         tokens: u32,
-        pool: &Pool,
     ) -> Option<BlockId> {
         let entry = pool.index.find(request.hash_at(tokens, self.unit)?)?;
-        let block = pool.index.row(entry)[usize::from(group.index)];
+        let block = pool.index.row(entry)[usize::from(group)];
         (block != NULL_BLOCK).then_some(block)
     }
 
-    /// A block that holds at least the tokens before `tokens`, which lies inside it: the whole one,
-    /// else the one with the furthest registered boundary.
+    /// A block that holds at least the tokens before `tokens`, which lies inside it: the one with
+    /// the furthest boundary that all groups hold which are looked up together.
     fn tail_holder(
         &self,
-        request: &Request,
+        at: (&Request, &Pool),
         group: &Group,
-        (tokens, end): (u32, u32),
-        pool: &Pool,
+        (tokens, furthest): (u32, u32),
     ) -> Option<BlockId> {
-        (tokens / self.unit..=end / self.unit)
+        let members = &self.members[usize::from(group.index)];
+        (tokens / self.unit..=furthest / self.unit)
             .rev()
-            .find_map(|unit| self.holder(request, group, unit * self.unit, pool))
+            .map(|unit| unit * self.unit)
+            .find(|&end| members.iter().all(|&g| self.holder(at, g, end).is_some()))
+            .and_then(|end| self.holder(at, group.index, end))
+    }
+}
+
+/// The first block that a group takes of a hit; the engine's last look may say otherwise.
+fn first_needed(group: &Group, tokens: u32, look: Option<(u32, bool)>) -> u32 {
+    let first = group.first_needed(tokens);
+    match (group.kind, look) {
+        // The chunk is that of the candidate, which need not be the hit.
+        (Kind::Chunk { tokens: chunk }, Some((max, _))) => max / chunk * chunk / group.block,
+        // Nothing is needed, but a block is found before the search stops; a dropped one is not.
+        (Kind::Window { tokens: 1, .. }, Some((_, false))) => first.saturating_sub(1),
+        _ => first,
     }
 }

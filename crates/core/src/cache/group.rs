@@ -118,6 +118,27 @@ impl Group {
         }
     }
 
+    /// The next number of computed tokens, behind `computed`, at which a decoding step takes a block
+    /// of this group, registers one, or gives one back. `behind`: how many tokens late blocks are
+    /// registered, because they may be computed again or because their hash looks ahead.
+    pub(super) fn next_event(&self, computed: u32, behind: [u32; 2]) -> u32 {
+        let next = |period: u32, phase: u32| {
+            let phase = phase % period;
+            let steps = (computed + 1 + period - phase).div_ceil(period);
+            steps * period + phase - period
+        };
+        let taken = next(self.block, 1);
+        let registered = behind.map(|tokens| next(self.block, tokens));
+        let registered = next(self.block, 0).min(registered[0]).min(registered[1]);
+        let freed = match self.kind {
+            Kind::Window { tokens, retained } => next(self.block, tokens + retained),
+            Kind::Chunk { tokens } => next(tokens, 1),
+            Kind::State { .. } => next(self.block, 2),
+            Kind::Full | Kind::Cross | Kind::Ring | Kind::Nothing => u32::MAX,
+        };
+        taken.min(registered).min(freed)
+    }
+
     /// Blocks that a request of so many tokens holds at most.
     pub(super) fn reservation(&self, tokens: u32) -> u32 {
         match self.kind {

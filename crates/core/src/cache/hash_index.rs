@@ -57,6 +57,24 @@ impl HashIndex {
         self.by_key.find(short(digest), has).map(EntryId)
     }
 
+    /// The entry of a hash, trying the one made after `previous` first: requests register their
+    /// hashes in order.
+    #[inline]
+    pub(super) fn find_after(&self, previous: Option<EntryId>, digest: &Digest) -> Option<EntryId> {
+        if let Some(EntryId(previous)) = previous
+            && self.digests.get(previous as usize + 1) == Some(digest)
+            && self.is_live(EntryId(previous + 1))
+        {
+            return Some(EntryId(previous + 1));
+        }
+        self.find(digest)
+    }
+
+    /// Whether some group holds the entry; a forgotten one keeps its digest.
+    fn is_live(&self, entry: EntryId) -> bool {
+        self.row(entry).iter().any(|&block| block != NULL_BLOCK)
+    }
+
     /// The oldest copy per group of an entry; the null block where a group holds none.
     #[inline]
     pub(super) fn row(&self, entry: EntryId) -> &[BlockId] {
@@ -82,7 +100,7 @@ impl HashIndex {
     pub(super) fn find_or_create(&mut self, digest: &Digest, hint: Option<EntryId>) -> EntryId {
         if let Some(entry) = hint
             && self.digest(entry) == digest
-            && self.row(entry).iter().any(|&block| block != NULL_BLOCK)
+            && self.is_live(entry)
         {
             return entry;
         }
@@ -131,7 +149,7 @@ impl HashIndex {
         }
         debug_assert_eq!(self.first[at], block, "a copy that is not registered");
         self.first[at] = NULL_BLOCK;
-        if self.row(key.entry).iter().all(|&block| block == NULL_BLOCK) {
+        if !self.is_live(key.entry) {
             let digest = self.digests[key.entry.0 as usize];
             self.by_key.remove(short(&digest), key.entry.0);
             self.free.push(key.entry.0);

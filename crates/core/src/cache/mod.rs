@@ -8,6 +8,7 @@
 mod allocate;
 mod commit;
 mod config;
+mod decode;
 mod events;
 mod find;
 mod group;
@@ -20,7 +21,7 @@ use hashbrown::HashMap;
 
 pub use allocate::Need;
 pub use config::{CacheConfig, GroupOptions, HashFunction, Retention};
-pub use events::batch;
+pub use events::frame;
 pub use find::Match;
 pub use pool::{BlockId, NULL_BLOCK};
 pub use request::Extra;
@@ -49,6 +50,19 @@ pub struct BlockInfo {
     pub num_references: u32,
     /// The group and hash that it is found by first, and how many tokens that covers.
     pub key: Option<(u16, Digest, u32)>,
+}
+
+/// Where a request stands; tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Computed.
+    pub num_computed_tokens: u32,
+    /// Of the prompt.
+    pub num_prompt_tokens: u32,
+    /// All.
+    pub num_tokens: u32,
+    /// Where others are known to branch off; 0 = nowhere.
+    pub junction: u32,
 }
 
 /// A request as it is added.
@@ -143,6 +157,7 @@ impl Cache {
     ) -> Result<()> {
         self.with(id, |store, request| {
             let before = request.num_tokens();
+            request.quiet_until = 0;
             request.tokens.extend_from_slice(tokens);
             let result = store.hash(request, hashes);
             if result.is_err() {
@@ -194,14 +209,16 @@ impl Cache {
     /// Allocates for many requests in order; stops at the first that does not fit.
     ///
     /// # Errors
-    /// `Unknown` or `InvalidValue`, before anything has changed for the request at fault; earlier
-    /// ones stand.
+    /// `Unknown` or `InvalidValue`, before anything has changed.
     pub fn allocate(&mut self, needs: &[Need], reserved_blocks: usize) -> Result<Allocation> {
         if let Some(need) = needs
             .iter()
             .find(|n| !self.requests.contains_key(&n.request))
         {
             return Err(unknown(need.request));
+        }
+        for need in needs {
+            self.with(need.request, |store, request| store.check(request, need))?;
         }
         let mut done = Allocation::default();
         for need in needs {
@@ -210,42 +227,6 @@ impl Cache {
                 store.allocate(request, need, reserved_blocks, out)
             })?;
             if !fits {
-                break;
-            }
-            done.num_fit += 1;
-        }
-        Ok(done)
-    }
-
-    /// A decoding step: appends one token to each request, then allocates one for each.
-    ///
-    /// # Errors
-    /// As `allocate`; nothing has changed then.
-    pub fn decode(&mut self, ids: &[u64], tokens: &[u32]) -> Result<Allocation> {
-        if ids.len() != tokens.len() {
-            return Err(Error::InvalidValue(format!(
-                "{} requests and {} tokens; give one token for each",
-                ids.len(),
-                tokens.len()
-            )));
-        }
-        if let Some(&id) = ids.iter().find(|id| !self.requests.contains_key(*id)) {
-            return Err(unknown(id));
-        }
-        for (&id, &token) in ids.iter().zip(tokens) {
-            self.extend(id, &[token], None, false)?;
-        }
-        let mut done = Allocation::default();
-        for &request in ids {
-            let need = Need {
-                request,
-                num_new_tokens: 1,
-                ..Need::default()
-            };
-            let out = (&mut done.blocks, &mut done.counts);
-            if !self.with(request, |store, request| {
-                store.allocate(request, &need, 0, out)
-            })? {
                 break;
             }
             done.num_fit += 1;
@@ -266,6 +247,7 @@ impl Cache {
                 )));
             }
             store.commit(request, num_tokens);
+            request.quiet_until = 0;
             Ok(())
         })
     }
@@ -277,6 +259,7 @@ impl Cache {
     pub fn free_skipped(&mut self, id: u64, num_tokens: u32) -> Result<()> {
         self.with(id, |store, request| {
             store.free_skipped(request, num_tokens);
+            request.quiet_until = 0;
             Ok(())
         })
     }
@@ -305,6 +288,7 @@ impl Cache {
             self.with(id, |store, request| {
                 store.give_back(request);
                 request.num_computed_tokens = 0;
+                request.quiet_until = 0;
                 Ok(())
             })
         })
@@ -375,6 +359,7 @@ impl Cache {
                 )));
             }
             request.num_computed_tokens = num_computed_tokens;
+            request.quiet_until = 0;
             Ok(())
         })
     }
@@ -399,6 +384,7 @@ impl Cache {
             }
             request.truncate(num_tokens, store.hashing());
             request.num_computed_tokens = request.num_computed_tokens.min(num_tokens);
+            request.quiet_until = 0;
             Ok(())
         })
     }
@@ -411,6 +397,9 @@ impl Cache {
         self.check_blocks(blocks)?;
         for &block in blocks {
             self.store.forget(block);
+        }
+        for request in self.requests.values_mut() {
+            request.quiet_until = 0;
         }
         Ok(())
     }
@@ -440,12 +429,18 @@ impl Cache {
         Ok(tables.map(|table| table.blocks.as_slice()))
     }
 
-    /// Tokens of a request that are computed.
+    /// Where a request stands.
     ///
     /// # Errors
     /// `Unknown`.
-    pub fn num_computed_tokens(&self, id: u64) -> Result<u32> {
-        Ok(self.request(id)?.num_computed_tokens)
+    pub fn progress(&self, id: u64) -> Result<Progress> {
+        let request = self.request(id)?;
+        Ok(Progress {
+            num_computed_tokens: request.num_computed_tokens,
+            num_prompt_tokens: request.num_prompt_tokens,
+            num_tokens: request.num_tokens(),
+            junction: request.junction,
+        })
     }
 
     /// Takes the copies to be made before the step runs: source and destination, both held until
@@ -467,9 +462,9 @@ impl Cache {
             .collect()
     }
 
-    /// Takes the recorded events, encoded one after the other, and their number; see [`batch`].
-    pub fn take_events(&mut self) -> (Vec<u8>, u32) {
-        self.store.log.take()
+    /// Hands the recorded events over, encoded one after the other, and their number; see [`frame`].
+    pub fn take_events<T>(&mut self, take: impl FnOnce(&[u8], u32) -> T) -> T {
+        self.store.log.take(take)
     }
 
     /// Blocks that can be handed out.

@@ -130,7 +130,7 @@ impl Pool {
     /// Takes the next victim with one reference; its keys are lost. There must be one.
     pub(super) fn take(&mut self) -> (BlockId, Lost) {
         let block = self.blocks[NULL_BLOCK as usize].next;
-        debug_assert_ne!(block, NULL_BLOCK, "taken from an empty queue");
+        assert_ne!(block, NULL_BLOCK, "taken from an empty queue");
         self.unlink(block);
         self.blocks[block as usize].refs = 1;
         (block, self.forget(block))

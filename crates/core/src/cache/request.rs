@@ -73,6 +73,8 @@ pub(super) struct Request {
     /// Where other requests are known to branch off; 0 = nowhere.
     pub junction: u32,
     pub tables: Vec<Table>,
+    /// Decoding steps that end before so many computed tokens change no table.
+    pub quiet_until: u32,
     chain: Option<Chain>,
 }
 
@@ -87,6 +89,7 @@ impl Request {
             num_computed_tokens: 0,
             junction: 0,
             tables: vec![Table::default(); num_groups],
+            quiet_until: 0,
             chain: None,
         }
     }

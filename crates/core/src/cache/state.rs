@@ -32,9 +32,10 @@ pub(super) fn needed(
     }
     let count = |blocks: usize| i64::try_from(blocks).unwrap_or(i64::MAX);
     let required = i64::from(lengths.main.div_ceil(group.block) + speculative);
-    let mut new = required - count(hits.len()) - count(table.blocks.len());
     let shares_tail = (!hits.is_empty() && !lengths.local.is_multiple_of(group.block))
         || table.shared_tail.is_some();
+    let (held, external) = held_before(group, table, hits, lengths);
+    let mut new = required - count(held);
     if shares_tail {
         new = new.max(0) + 1;
     }
@@ -46,7 +47,25 @@ pub(super) fn needed(
         };
         new = new.min(1 + i64::from(shares_tail) + i64::from(drafts));
     }
+    new += count(external);
     new + count(store.num_evictable(hits))
+}
+
+/// Positions that the table covers before the step's own state is added, and how many new blocks
+/// what was computed elsewhere takes of them.
+fn held_before(
+    group: &Group,
+    table: &Table,
+    hits: &[BlockId],
+    lengths: &Lengths,
+) -> (usize, usize) {
+    let held = table.blocks.len() + hits.len();
+    if lengths.total <= lengths.local || table.num_cached.is_some() {
+        return (held, 0);
+    }
+    let covered = lengths.total.div_ceil(group.block) as usize;
+    let skipped = (group.skipped(lengths.total) / group.block) as usize;
+    (covered.max(held), covered.saturating_sub(held.max(skipped)))
 }
 
 /// Adds the running state of this step; appends what is new, null blocks included.

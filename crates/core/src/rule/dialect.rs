@@ -46,10 +46,41 @@ pub(super) fn emulate(
             lines: &lines,
             bit,
         }
-        .settle();
+        .settle(&mut Steps::default());
     }
     buffers.lines = lines;
     answers
+}
+
+/// How an engine's search for one holder went.
+#[derive(Debug, Default)]
+pub(super) struct Steps {
+    /// The longest length that any look-up found.
+    pub(super) longest: u32,
+    /// By spec: how far its last look-up read, and whether that dropped a unit.
+    pub(super) last: SmallVec<[(u32, bool); 8]>,
+}
+
+/// The search of holder 0: what it finds, and how.
+pub(super) fn search(
+    topology: &Topology,
+    plan: &Plan,
+    held: &Held,
+    buffers: &mut Buffers,
+) -> (u32, Steps) {
+    let mut lines = std::mem::take(&mut buffers.lines);
+    lines.fill(plan, held, buffers);
+    lines.count_runs(plan, 0);
+    let mut steps = Steps::default();
+    let search = Search {
+        topology,
+        plan,
+        lines: &lines,
+        bit: 0,
+    };
+    let answer = search.settle(&mut steps);
+    buffers.lines = lines;
+    (answer, steps)
 }
 
 impl Lines {
@@ -117,11 +148,15 @@ struct Search<'a> {
 
 impl Search<'_> {
     /// Lowers the candidate until no spec lowers it further.
-    fn settle(&self) -> u32 {
+    fn settle(&self, steps: &mut Steps) -> u32 {
         let specs = &self.plan.specs;
         let mut hit = self.plan.num_tokens.saturating_sub(1);
+        steps.last.resize(specs.len(), (hit, false));
+        if specs.is_empty() {
+            return hit;
+        }
         if self.topology.groups.len() == 1 {
-            return self.look_up_alone(hit);
+            return self.look_up_alone(hit, steps);
         }
         let order: SmallVec<[(usize, &Spec); 8]> =
             self.plan.prefixes().chain(self.plan.others()).collect();
@@ -136,7 +171,10 @@ impl Search<'_> {
                     continue;
                 }
                 let drops = spec.group.eagle && !verified[index];
-                let found = self.look_up(index, self.with_margin(spec, candidate, drops), drops);
+                let max = self.with_margin(spec, candidate, drops);
+                let found = self.look_up(index, max, drops);
+                steps.last[index] = (max, drops);
+                steps.longest = steps.longest.max(found);
                 let unverified = self.topology.dialect.eagle_three_specs_unverified && drops;
                 if found < candidate && !unverified {
                     verified.fill(false);
@@ -157,14 +195,20 @@ impl Search<'_> {
         }
     }
 
-    fn look_up_alone(&self, candidate: u32) -> u32 {
+    fn look_up_alone(&self, candidate: u32, steps: &mut Steps) -> u32 {
         let spec = &self.plan.specs[0];
         let drops = spec.group.eagle;
-        if self.topology.dialect.eagle_single_group_within_prompt {
-            self.look_up(0, candidate, drops)
+        let max = if self.topology.dialect.eagle_single_group_within_prompt {
+            candidate
         } else {
-            self.look_up(0, self.with_margin(spec, candidate, drops), drops)
-        }
+            self.with_margin(spec, candidate, drops)
+        };
+        let found = self.look_up(0, max, drops);
+        *steps = Steps {
+            longest: found,
+            last: SmallVec::from_elem((max, drops), 1),
+        };
+        found
     }
 
     /// How far a look-up may read: one unit beyond the candidate where it drops one.

@@ -128,6 +128,53 @@ pub fn resume(
     answers
 }
 
+/// How an engine's own search went, for one holder.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Search {
+    /// Tokens it says can be reused, before replay.
+    pub num_tokens: u32,
+    /// The longest length that it found for any groups on the way.
+    pub longest: u32,
+    /// By group: how far it last looked, in tokens, and whether it dropped a unit of what it found;
+    /// `None` where the group restricts nothing.
+    pub last: Vec<Option<(u32, bool)>>,
+}
+
+/// Follows the engine's search for holder 0, step by step, whether a flag can matter or not.
+///
+/// The unit must pass [`check_unit`].
+pub fn search(topology: &Topology, held: &Held, query: Query, scratch: &mut Scratch) -> Search {
+    let Scratch { plan, buffers } = scratch;
+    plan.draw(topology, held.unit, query);
+    let (num_tokens, steps) = dialect::search(topology, plan, held, buffers);
+    let last = plan
+        .spec_of
+        .iter()
+        .map(|spec| spec.map(|spec| steps.last[spec]));
+    Search {
+        num_tokens,
+        longest: steps.longest,
+        last: last.collect(),
+    }
+}
+
+/// Whether an engine's own search can make a difference to what it finds, or to how.
+#[must_use]
+pub fn is_search_visible(topology: &Topology) -> bool {
+    let mut plan = Plan::default();
+    let query = Query {
+        num_tokens: 1,
+        mask: 1,
+        unknown: Unknown::Strict,
+    };
+    plan.draw(topology, topology.hash_block_size, query);
+    let dialect = topology.dialect;
+    let is_window_of_one = |group: &crate::spec::GroupSpec| group.window == Some(1);
+    plan.needs_emulation(topology)
+        || (dialect.partial_hits_are_probed && topology.partial_hits)
+        || (dialect.window_of_one_needs_a_block && topology.groups.iter().any(is_window_of_one))
+}
+
 /// The longest prefix in tokens that each holder has at least potentially: held by all of its
 /// full-attention groups or, in a topology without one, covered by the blocks of any group.
 pub fn present(

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, TypeAlias
 
+from kvbraid.cache.chunk import Position, chunk_rules, plan_chunk
 from kvbraid.errors import InvalidValueError, TooLargeError, TopologyError
 from kvbraid.events.model import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvbraid.spec import GroupSpec, SpecKind, Topology
@@ -170,6 +171,7 @@ class ReferenceCache:
         self.retention, self.max_step_tokens = retention, max_step_tokens
         self.pool = BlockPool(num_blocks)
         self.running: list[Request] = []
+        self._rules = chunk_rules(topology, max_chunk_tokens=max_step_tokens)
         self._chain = chain
         self._events: list[Event] = []
         self._all = range(len(self.groups))
@@ -287,21 +289,15 @@ class ReferenceCache:
         return g, hashes[(j + 1) * self.groups[g].block_size // self.hash_block_size - 1]
 
     def _step_end(self, request: Request) -> int:
-        """A state is written only where a step ends: with state groups, steps of the prompt end
-        at block boundaries and stop at those whose state is worth keeping."""
         start, prompt = request.num_computed_tokens, request.num_prompt_tokens
-        end = min(prompt, start + self.max_step_tokens) if start < prompt else start + 1
-        size = max((g.block_size for g in self.groups if g.kind is SpecKind.MAMBA), default=0)
-        if not size or start >= prompt:
-            return end
-        if end < prompt and end // size * size > start:
-            end = end // size * size
-        stops = [
-            (prompt - 1) // size * size - size * any(group.eagle for group in self.groups),
-            start + (request.junction - start) // size * size,
-            -(-start // size) * size,
-        ]
-        return min((stop for stop in stops if start < stop < end), default=end)
+        position = Position(
+            start=start,
+            num_prompt_tokens=prompt,
+            num_tokens=max(prompt, start + 1),
+            budget=min(max(prompt - start, 1), self.max_step_tokens),
+            junction=request.junction,
+        )
+        return start + plan_chunk(self._rules, position)
 
     def _release_skipped(self, request: Request, g: int) -> None:
         group, table = self.groups[g], request.tables[g]
@@ -334,7 +330,7 @@ class ReferenceCache:
         group, table, first = self.groups[g], request.tables[g], request.num_committed[g]
         size, hashes = group.block_size, request.hashes
         last = end // self.alignment * self.alignment // size
-        if group.eagle:
+        if group.eagle and last:
             last = min(end // size, last + 1)
         if last <= first:
             return

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import pytest
 from kvbraid.errors import InvalidValueError, TooLargeError, TopologyError
 from kvbraid.events.model import AllBlocksCleared, BlockRemoved, BlockStored
-from kvbraid.sim.cache import ReferenceCache, Run, wire_hash
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
-from tests.unit.sim.chains import chain, chunked, full, mamba, window
+from tests.reference.cache import ReferenceCache, Run, wire_hash
+from tests.reference.chains import chain, chunked, full, mamba, window
 
 
 def cache_of(

@@ -3,8 +3,9 @@
 import hashlib
 from collections.abc import Sequence
 
-from kvbraid.sim.cache import HashChain
 from kvbraid.spec import GroupSpec, SpecKind
+
+from tests.reference.cache import HashChain
 
 
 def chain(block_size: int) -> HashChain:

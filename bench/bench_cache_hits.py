@@ -1,0 +1,124 @@
+"""How much of what could be reused is reused when memory is just enough?
+
+Twelve sessions take turns, six each: 4 096 tokens to start, then 1 024 more of prompt a turn, and
+64 tokens of output that the next prompt contains. The pool is a share of the ideal footprint (per
+session at its final length every full block, one window, one state), and room for the largest
+chunk that runs where all is found: a first prompt. The rate is the tokens found, from the second
+turn on, over those that the turn before left. Requests run one at a time, each to its end.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from bench.cache_ours import Ours
+from bench.cache_pair import rival
+from bench.cache_side import (
+    BLOCK,
+    GEMMA3,
+    GPT_OSS,
+    QWEN3_NEXT,
+    STATE,
+    Factory,
+    Groups,
+    prefill,
+    random_tokens,
+)
+from bench.measure import Row, Sample, Side, Target
+
+NUM_SESSIONS = 12
+NUM_TURNS = 6
+FIRST_PROMPT = 4_096
+TURN_PROMPT = 1_024
+TURN_OUTPUT = 64
+FINAL_TOKENS = FIRST_PROMPT + (NUM_TURNS - 1) * TURN_PROMPT + NUM_TURNS * TURN_OUTPUT
+
+Retentions: TypeAlias = Sequence[int | None]
+
+OURS: Retentions = (None, 0)
+RIVALS: Retentions = (None, 0)
+"""Dense, and prompt ends with junctions alone: vLLM's default."""
+
+
+def ideal_blocks(groups: Groups, num_tokens: int) -> int:
+    """Return the fewest blocks that let a prefix of so many tokens be resumed."""
+    total = 0
+    for group in groups:
+        if group.window is not None:
+            total += -(-(group.window - 1) // BLOCK)
+        else:
+            total += 1 if group == STATE else num_tokens // BLOCK
+    return total
+
+
+def running_blocks(groups: Groups) -> int:
+    """Return what a first prompt takes while it runs; a state is read and one written."""
+    return sum(2 if group == STATE else FIRST_PROMPT // BLOCK for group in groups)
+
+
+def num_blocks(groups: Groups, share: float) -> int:
+    """Return the size of the pool, its null block included."""
+    footprint = NUM_SESSIONS * ideal_blocks(groups, FINAL_TOKENS)
+    return int(share * footprint) + running_blocks(groups) + 1
+
+
+def hit_rate(new: Factory, groups: Groups, share: float, retention: int | None) -> float:
+    """Play all sessions through one cache."""
+    cache = new(groups, num_blocks(groups, share), retention=retention)
+    histories: list[list[int]] = [[] for _ in range(NUM_SESSIONS)]
+    found = reusable = 0
+    for turn in range(NUM_TURNS):
+        for session, history in enumerate(histories):
+            reusable += len(history)
+            seed = turn * NUM_SESSIONS + session
+            fresh = FIRST_PROMPT if turn == 0 else TURN_PROMPT
+            tokens = random_tokens(seed, fresh + TURN_OUTPUT)
+            history.extend(tokens[:fresh])
+            request, hit = prefill(cache, groups, history)
+            found += hit
+            for token in tokens[fresh:-1]:  # The last token is given out, never computed.
+                cache.start_step()
+                cache.decode([request], [token])
+            history.extend(tokens[fresh:])
+            cache.release(request)
+    return found / reusable
+
+
+def best(new: Factory, groups: Groups, share: float, retentions: Retentions) -> Side:
+    """The highest rate among some retentions."""
+
+    @contextlib.contextmanager
+    def side() -> Iterator[Sample]:
+        yield lambda: max(hit_rate(new, groups, share, kept) for kept in retentions)
+
+    return side
+
+
+def row(name: str, groups: Groups, share: float) -> Row:
+    """One model at one share of its ideal footprint."""
+    return Row(
+        name=name,
+        question=f"{share:g} x the ideal footprint; `rival` is the better of dense and interval 0",
+        unit="hit tokens / reusable tokens",
+        ours=best(Ours, groups, share, OURS),
+        rival=best(rival, groups, share, RIVALS),
+        target=Target(least=0.99) if share >= 1 else Target(ratio=1),
+        samples=1,
+        larger_is_better=True,
+        beside={
+            "rival, dense": best(rival, groups, share, (None,)),
+            "rival, interval 0": best(rival, groups, share, (0,)),
+        },
+    )
+
+
+PRELOAD = "bench.cache_rival"
+
+ROWS = (
+    row("hit_rate_gemma3", GEMMA3, 1.0),
+    row("hit_rate_gptoss", GPT_OSS, 1.0),
+    row("hit_rate_qwen3next", QWEN3_NEXT, 1.0),
+    row("hit_rate_gemma3_tight", GEMMA3, 0.75),
+    row("hit_rate_gptoss_tight", GPT_OSS, 0.75),
+    row("hit_rate_qwen3next_tight", QWEN3_NEXT, 0.75),
+)

@@ -1,0 +1,111 @@
+"""How long does a request take from its tokens to its events?
+
+Hash, match, allocate, commit, release and take the events, 6 groups as Gemma 3 has them. Eight
+prefixes of 4 096 tokens are shared in turn; every measured request has 4 096 tokens of its own and
+finds its prefix, while the pool evicts what it needs. Our events are encoded to wire bytes; the
+rival's stay structures, which its publisher encodes later. CPU time, as in all cache rows.
+"""
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator
+
+from bench.cache_ours import Ours, OursWithStructs
+from bench.cache_pair import agree, rival
+from bench.cache_side import GEMMA3, AnyCache, Factory, random_tokens
+from bench.measure import Row, Sample, Side, Target
+
+NUM_PREFIXES = 8
+PREFIX_TOKENS = 4_096
+OWN_TOKENS = 4_096
+NUM_BLOCKS = 26_000
+"""Room for the first turn, which finds nothing and takes 24 576 blocks, and little more."""
+
+WARM_REQUESTS = 4 * NUM_PREFIXES
+"""From the second turn on the pool evicts."""
+
+PER_SAMPLE = 2 * NUM_PREFIXES
+
+
+def requests() -> Iterator[list[int]]:
+    """Yield the tokens of one request after the other."""
+    prefixes = [random_tokens(number, PREFIX_TOKENS) for number in range(NUM_PREFIXES)]
+    for number, prefix in zip(itertools.count(NUM_PREFIXES), itertools.cycle(prefixes)):
+        yield prefix + random_tokens(number, OWN_TOKENS)
+
+
+def serve(cache: AnyCache, tokens: list[int]) -> tuple[int, object]:
+    """Run one request through the cache; return its hit and the events."""
+    cache.start_step()
+    request = cache.add(tokens)
+    hit = cache.match(request)
+    cache.allocate(request, len(tokens) - hit.num_tokens, hit)
+    cache.release(request)
+    return hit.num_tokens, cache.take_events()
+
+
+def warmed(new: Factory) -> tuple[AnyCache, Iterator[list[int]]]:
+    """Return a cache that evicts, and the requests to come."""
+    cache, stream = new(GEMMA3, NUM_BLOCKS, events=True), requests()
+    for tokens in itertools.islice(stream, WARM_REQUESTS):
+        serve(cache, tokens)
+    return cache, stream
+
+
+def loop(new: Factory) -> Side:
+    """The mean time of a request over two turns of the prefixes."""
+
+    @contextlib.contextmanager
+    def side() -> Iterator[Sample]:
+        cache, stream = warmed(new)
+
+        def sample() -> float:
+            prompts = list(itertools.islice(stream, PER_SAMPLE))
+            begin = time.thread_time_ns()
+            hits = [serve(cache, tokens)[0] for tokens in prompts]
+            elapsed_us = (time.thread_time_ns() - begin) / 1_000
+            assert hits == [PREFIX_TOKENS] * PER_SAMPLE, hits
+            return elapsed_us / PER_SAMPLE
+
+        yield sample
+
+    return side
+
+
+def served(new: Factory) -> object:
+    """Return hits, event bytes and free blocks, request by request; both evict by then."""
+    cache, stream = warmed(new)
+    log = []
+    for tokens in itertools.islice(stream, PER_SAMPLE):
+        hit, events = serve(cache, tokens)
+        assert hit == PREFIX_TOKENS, hit
+        encoded = cache.encoded(events)
+        assert b"BlockRemoved" in encoded
+        log.append((hit, cache.num_free_blocks(), encoded))
+    return log
+
+
+check: Callable[[], None] = agree(served)
+
+PRELOAD = "bench.cache_rival"
+
+ROWS = (
+    Row(
+        name="end_to_end",
+        question="a request of 8 192 tokens, 4 096 of them shared, eviction, events as wire bytes",
+        unit="us CPU",
+        ours=loop(Ours),
+        rival=loop(rival),
+        target=Target(ratio=20),
+        check=check,
+    ),
+    Row(
+        name="end_to_end_structs",
+        question="the same with events as Python structures on both sides",
+        unit="us CPU",
+        ours=loop(OursWithStructs),
+        rival=loop(rival),
+        check=check,
+    ),
+)

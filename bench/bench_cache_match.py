@@ -1,0 +1,130 @@
+"""How long does the look-up of a prompt take, its hashes known?
+
+Warm prompts of 8 192 tokens, resident in every group as one prefill leaves them; and the case in
+which the engine's search for an agreement goes down one block a round: two windows of one block,
+one held at odd blocks and the other at even ones, so that nothing can be reused in the end.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+from bench.cache_ours import Ours
+from bench.cache_pair import agree, rival
+from bench.cache_side import (
+    BLOCK,
+    FULL,
+    FULL_ONLY,
+    GEMMA3,
+    GPT_OSS,
+    QWEN3_NEXT,
+    AnyCache,
+    Factory,
+    Groups,
+    prefill,
+    random_tokens,
+    window,
+)
+from bench.measure import Row, Sample, Side, Target, repeated_cpu_us
+
+NUM_TOKENS = 8_192
+NUM_ADVERSARIAL = 131_072
+
+ALTERNATING: Groups = (FULL, window(BLOCK), window(BLOCK + 1))
+
+Prepared: TypeAlias = tuple[AnyCache, Any]
+"""A cache, and a request that it knows and that holds no block."""
+
+Prepare: TypeAlias = Callable[[Factory], Prepared]
+
+
+def warm(groups: Groups) -> Prepare:
+    """Hold one prompt in every group."""
+
+    def prepare(new: Factory) -> Prepared:
+        tokens = random_tokens(2, NUM_TOKENS)
+        cache = new(groups, 2 * len(groups) * NUM_TOKENS // BLOCK)
+        first, _ = prefill(cache, groups, tokens)
+        cache.release(first)
+        return cache, cache.add(tokens)
+
+    return prepare
+
+
+def adversarial(num_tokens: int) -> Prepare:
+    """Hold a prompt in full, but odd blocks alone in one window group, even ones in the other."""
+
+    def prepare(new: Factory) -> Prepared:
+        tokens = random_tokens(3, num_tokens)
+        cache = new(ALTERNATING, len(ALTERNATING) * (num_tokens // BLOCK + 1))
+        first = cache.add(tokens)
+        cache.allocate(first, num_tokens)
+        _, odd, even = cache.blocks(first)
+        cache.forget([*odd[0::2], *even[1::2]])
+        cache.release(first)
+        return cache, cache.add(tokens)
+
+    return prepare
+
+
+def match(new: Factory, prepare: Prepare, per: int = 1) -> Side:
+    """Time one look-up, or a `per`-th of it."""
+
+    @contextlib.contextmanager
+    def side() -> Iterator[Sample]:
+        cache, request = prepare(new)
+        sample = repeated_cpu_us(lambda: cache.match(request))
+        yield lambda: sample() / per
+
+    return side
+
+
+def found(prepare: Prepare) -> Callable[[], None]:
+    """Check that both sides find the same, and what the row's question says."""
+
+    def work(new: Factory) -> object:
+        cache, request = prepare(new)
+        return cache.match(request)
+
+    return agree(work)
+
+
+def row(name: str, groups: Groups) -> Row:
+    """One warm prompt of one model."""
+    prepare = warm(groups)
+    return Row(
+        name=name,
+        question=f"a warm prompt of 8 192 tokens, {len(groups)} groups",
+        unit="us CPU",
+        ours=match(Ours, prepare),
+        rival=match(rival, prepare),
+        target=Target(ratio=20),
+        check=found(prepare),
+    )
+
+
+PRELOAD = "bench.cache_rival"
+
+ROWS = (
+    row("match_full", FULL_ONLY),
+    row("match_gptoss", GPT_OSS),
+    row("match_gemma3", GEMMA3),
+    row("match_qwen3next", QWEN3_NEXT),
+    Row(
+        name="match_adversarial",
+        question="131 072 tokens, two windows that alternate: an agreement falls block by block",
+        unit="us CPU",
+        ours=match(Ours, adversarial(NUM_ADVERSARIAL)),
+        rival=match(rival, adversarial(NUM_ADVERSARIAL)),
+        target=Target(ratio=100),
+        check=found(adversarial(NUM_ADVERSARIAL)),
+        samples=5,
+    ),
+    Row(
+        name="match_adversarial_growth",
+        question="the same per 1 024 tokens of 1 048 576; `rival` is ours per 1 024 of 8 192",
+        unit="us CPU",
+        ours=match(Ours, adversarial(1_048_576), per=1_024),
+        rival=match(Ours, adversarial(8_192), per=8),
+    ),
+)

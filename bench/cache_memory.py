@@ -1,0 +1,53 @@
+"""What an engine cache of a million blocks occupies, measured in this process; one JSON line.
+
+`python -m bench.cache_memory SIDE [NUM_BLOCKS]`: resident bytes per block of the empty pool, and
+then per (group, hash) that is findable, the worst between half and all of the blocks.
+"""
+
+import gc
+import itertools
+import json
+import os
+import sys
+
+from bench.cache_ours import Ours
+from bench.cache_pair import rival
+from bench.cache_side import BLOCK, GEMMA3, random_tokens
+from bench.measure import rss_bytes_of_process
+
+PROMPT_TOKENS = 8_192
+NUM_BLOCKS = 1_000_000
+
+
+def resident_bytes() -> int:
+    """Resident memory without what is only waiting for a collection."""
+    gc.collect()
+    return rss_bytes_of_process(os.getpid())
+
+
+def main() -> None:
+    """Measure the side that the command line names."""
+    new = {"ours": Ours, "rival": rival}[sys.argv[1]]
+    num_blocks = int(sys.argv[2]) if len(sys.argv) > 2 else NUM_BLOCKS
+    new(GEMMA3, 64)  # What the first cache costs, imports above all, is not counted.
+    random_tokens(0, PROMPT_TOKENS)
+    before = resident_bytes()
+    cache = new(GEMMA3, num_blocks)
+    empty = resident_bytes()
+    gc.freeze()  # A collection need not look at a million blocks each time.
+    per_prompt = len(GEMMA3) * PROMPT_TOKENS // BLOCK
+    worst = 0.0
+    for number in itertools.count(1):
+        num_cached = number * per_prompt
+        if num_cached >= num_blocks:
+            break
+        request = cache.add(random_tokens(number, PROMPT_TOKENS))
+        cache.allocate(request, PROMPT_TOKENS)
+        cache.release(request)
+        if num_cached >= num_blocks // 2:
+            worst = max(worst, (resident_bytes() - empty) / num_cached)
+    print(json.dumps({"block": (empty - before) / num_blocks, "hash": worst}))
+
+
+if __name__ == "__main__":
+    main()

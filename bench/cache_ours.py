@@ -1,0 +1,91 @@
+"""Our cache as the cache benchmarks drive it."""
+
+import os
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from kvbraid.cache import CacheConfig, CacheManager, Dense, Interval, Need
+from kvbraid.spec import EngineDialect, Topology
+
+from bench.cache_side import Groups, Hit
+
+Request: TypeAlias = int
+
+
+class Ours:
+    """A `kvbraid.cache.CacheManager` that answers as the rival does (its dialect)."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        num_blocks: int,
+        *,
+        events: bool = False,
+        retention: int | None = None,
+    ) -> None:
+        self.manager = CacheManager(
+            CacheConfig(
+                topology=Topology(
+                    groups=groups,
+                    dialect=EngineDialect.VLLM,
+                    hash_algo="sha256",
+                    hash_seed=os.environ.get("PYTHONHASHSEED"),
+                ),
+                num_blocks=num_blocks,
+                events=events,
+                retention=Dense() if retention is None else Interval(retention),
+            )
+        )
+
+    def add(self, tokens: list[int]) -> Request:
+        return self.manager.add(tokens)
+
+    def match(self, request: Request) -> Hit:
+        return Hit(*self.manager.match(request))
+
+    def allocate(self, request: Request, num_new_tokens: int, hit: Hit | None = None) -> None:
+        if hit is None:
+            need = Need(request=request, num_new_tokens=num_new_tokens)
+        else:
+            need = Need(
+                request=request,
+                num_new_tokens=num_new_tokens,
+                num_hit_tokens=hit.num_tokens,
+                junction=hit.junction,
+            )
+        assert self.manager.allocate([need]).num_fit == 1
+
+    def decode(self, requests: Sequence[Request], tokens: Sequence[int]) -> None:
+        assert self.manager.decode(requests, tokens).num_fit == len(requests)
+
+    def release(self, request: Request) -> None:
+        self.manager.release([request])
+
+    def start_step(self) -> None:
+        self.manager.start_step()
+
+    def take_events(self) -> object:
+        return self.manager.take_events().to_bytes(0.0, 0)
+
+    def encoded(self, events: object) -> bytes:
+        assert isinstance(events, bytes)
+        return events
+
+    def blocks(self, request: Request) -> list[list[int]]:
+        return self.manager.blocks(request)
+
+    def forget(self, block_ids: Sequence[int]) -> None:
+        self.manager.forget(block_ids)
+
+    def reset(self) -> None:
+        assert self.manager.reset()
+
+    def num_free_blocks(self) -> int:
+        return self.manager.num_free_blocks
+
+
+class OursWithStructs(Ours):
+    """The same, with events as Python structures."""
+
+    def take_events(self) -> object:
+        return self.manager.take_events().structs()

@@ -1,0 +1,33 @@
+"""Which caches a row compares: ours, and the rival, which is imported when a side is set up."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from bench.cache_ours import Ours
+from bench.cache_side import AnyCache, Factory, Groups
+
+Work: TypeAlias = Callable[[Factory], object]
+"""Does a row's work once on an empty cache; returns what both sides must agree on."""
+
+
+def rival(
+    groups: Groups,
+    num_blocks: int,
+    *,
+    events: bool = False,
+    retention: int | None = None,
+) -> AnyCache:
+    """Make the rival's cache."""
+    from bench.cache_rival import Rival
+
+    return Rival(groups, num_blocks, events=events, retention=retention)
+
+
+def agree(work: Work) -> Callable[[], None]:
+    """Return a check that both sides do the same work."""
+
+    def check() -> None:
+        ours, theirs = work(Ours), work(rival)
+        assert ours == theirs, f"ours {ours!r:.200}, the rival's {theirs!r:.200}"
+
+    return check

@@ -1,0 +1,150 @@
+"""One engine cache as the cache benchmarks drive it, ours or the rival's, and the models they use.
+
+Law: a benchmark is written once against `Cache`; both sides do the same calls in the same order
+and pay the same one method call on top. Block size 16, one pool for all groups, no draft tokens.
+Nothing here imports either cache: the rival lives in an environment of its own.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+from kvbraid.spec import GroupSpec, SpecKind
+
+BLOCK: Final = 16
+
+RequestT = TypeVar("RequestT")
+
+Groups: TypeAlias = tuple[GroupSpec, ...]
+
+
+class Hit(NamedTuple):
+    """What a match found: tokens, and where others branch off further on (0: nowhere)."""
+
+    num_tokens: int
+    junction: int
+
+
+class Cache(Protocol[RequestT]):
+    """What both sides can do. A request is what `add` returned."""
+
+    def add(self, tokens: list[int]) -> RequestT:
+        """Make a request known; its hashes are computed here."""
+        ...
+
+    def match(self, request: RequestT) -> Hit:
+        """Look up what it can reuse, and remember that for `allocate`."""
+        ...
+
+    def allocate(self, request: RequestT, num_new_tokens: int, hit: Hit | None = None) -> None:
+        """Allocate and commit; a request that starts names its hit."""
+        ...
+
+    def decode(self, requests: Sequence[RequestT], tokens: Sequence[int]) -> None:
+        """Append one token to each request and allocate for it."""
+        ...
+
+    def release(self, request: RequestT) -> None:
+        """Give the request's blocks back."""
+        ...
+
+    def start_step(self) -> None:
+        """Begin an engine step."""
+        ...
+
+    def take_events(self) -> object:
+        """Take a batch of what happened since the last call."""
+        ...
+
+    def encoded(self, events: object) -> bytes:
+        """Return a batch that `take_events` returned as it goes over the wire, at time 0."""
+        ...
+
+    def blocks(self, request: RequestT) -> list[list[int]]:
+        """Return the block table per group."""
+        ...
+
+    def forget(self, block_ids: Sequence[int]) -> None:
+        """Drop the hashes of blocks."""
+        ...
+
+    def reset(self) -> None:
+        """Forget everything; no request runs."""
+        ...
+
+    def num_free_blocks(self) -> int:
+        """Count the blocks that can be handed out."""
+        ...
+
+
+AnyCache: TypeAlias = Cache[Any]
+
+
+class Factory(Protocol):
+    """Makes an empty cache. `retention`: None keeps all (dense), else every so many tokens."""
+
+    def __call__(
+        self,
+        groups: Groups,
+        num_blocks: int,
+        *,
+        events: bool = False,
+        retention: int | None = None,
+    ) -> AnyCache:
+        """Make it."""
+        ...
+
+
+FULL: Final = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=BLOCK)
+STATE: Final = GroupSpec(kind=SpecKind.MAMBA, block_size=BLOCK)
+
+
+def window(tokens: int) -> GroupSpec:
+    """Return a sliding-window group."""
+    return GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=BLOCK, window=tokens)
+
+
+FULL_ONLY: Final[Groups] = (FULL,)
+GPT_OSS: Final[Groups] = (FULL, window(128))
+GEMMA3: Final[Groups] = (FULL, *[window(1_024)] * 5)
+QWEN3_NEXT: Final[Groups] = (FULL, *[STATE] * 3)
+
+
+def random_tokens(seed: int, count: int) -> list[int]:
+    """Return token ids of a large vocabulary."""
+    tokens: list[int] = np.random.default_rng(seed).integers(0, 150_000, count).tolist()
+    return tokens
+
+
+def chunk_end(groups: Groups, start: int, num_tokens: int, junction: int) -> int:
+    """Return where the engine ends the chunk that starts at `start` with a budget of 8 192 tokens.
+
+    A state is written where a chunk ends, so that with state groups a chunk ends at a block, at
+    the last block that a resend can resume from, and at a junction.
+    """
+    end = min(start + 8_192, num_tokens)
+    if STATE not in groups:
+        return end
+    if end < num_tokens:
+        end = end // BLOCK * BLOCK
+    stops = (
+        (start // BLOCK + 1) * BLOCK if start % BLOCK else 0,
+        (num_tokens - 1) // BLOCK * BLOCK,
+        junction // BLOCK * BLOCK,
+    )
+    return min((stop for stop in stops if start < stop < end), default=end)
+
+
+def prefill(cache: AnyCache, groups: Groups, tokens: list[int]) -> tuple[Any, int]:
+    """Run a prompt as the engine does, chunk by chunk; return the request and its hit."""
+    cache.start_step()
+    request = cache.add(tokens)
+    hit = cache.match(request)
+    at, adopted = hit.num_tokens, hit
+    while at < len(tokens):
+        end = chunk_end(groups, at, len(tokens), hit.junction)
+        if at != hit.num_tokens:
+            cache.start_step()
+        cache.allocate(request, end - at, adopted if at == hit.num_tokens else None)
+        at = end
+    return request, hit.num_tokens

@@ -1,0 +1,40 @@
+"""Run a study: hours of simulation whose table and plot are committed. Outside `make bench`.
+
+`make study ONLY=policies`; stopped with Ctrl-C, the same command goes on where it was.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main() -> int:
+    """Run the study that is asked for."""
+    from bench import study_policies
+
+    studies = {"policies": study_policies.run}
+    parser = argparse.ArgumentParser(prog="bench/study.py")
+    parser.add_argument("--only", choices=studies, required=True)
+    parser.add_argument("--traces", type=Path, default=ROOT.parent / "shared" / "traces")
+    parser.add_argument("--folder", type=Path, default=ROOT / "bench" / "studies")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time")
+    parser.add_argument("--requests", type=int, help="only the first of each trace, to try it out")
+    options = parser.parse_args()
+    study = study_policies.Study(
+        traces=options.traces,
+        folder=options.folder,
+        num_jobs=options.jobs,
+        limit=options.requests,
+    )
+    try:
+        return studies[options.only](study)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""How much of real traffic does each retention policy let an engine reuse, at which memory?
+
+Every public trace, model, share of the working set and policy is one cell, minutes each. Results
+are lines in a file: a study that is stopped goes on where it was, and only what is missing or was
+made by another version of the study is computed. The table and the plot are written from the file.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import groupby, product
+from math import ceil
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from kvbraid.sim.cache_models import CONFIGS, cache_model
+from kvbraid.sim.cache_policies import CACHE_POLICIES, retention_of
+from kvbraid.sim.cache_simulation import simulate
+from kvbraid.sim.footprint import Footprint, footprint
+from kvbraid.sim.memory_size import show_size
+from kvbraid.sim.simulation_plot import Curves, draw, load_matplotlib
+from kvbraid.sim.trace import Trace
+from kvbraid.sim.traces import read_trace
+
+VERSION: Final = 1
+"""Of what a cell computes. Raise it with any change of the cache, the policies or the traces."""
+
+TRACES: Final = {
+    "mooncake_conversation_trace.jsonl.zst": "github.com/kvcache-ai/Mooncake, FAST25-release",
+    "mooncake_synthetic_trace.jsonl.zst": "github.com/kvcache-ai/Mooncake, FAST25-release",
+    "weka_claude_code_710.rle.jsonl.zst": "github.com/callanjfox/kv-cache-tester, re-coded",
+}
+"""File, and where it comes from."""
+
+SHARES: Final = ("1/8", "1/4", "1/2", "1")
+
+Row: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """One figure of the study. `share` is that of the working set which the pool holds."""
+
+    trace: str
+    model: str
+    share: str
+    policy: str
+    limit: int | None = None  # Requests of the trace.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """Where traces are read and results kept; requests of each trace at most."""
+
+    traces: Path
+    folder: Path
+    num_jobs: int = 1
+    limit: int | None = None
+
+    @property
+    def results(self) -> Path:
+        """One JSON line per cell."""
+        return self.folder / "policies.jsonl"
+
+    def cells(self) -> list[Cell]:
+        """Return all cells, trace by trace."""
+        names = (name.partition(".")[0] for name in TRACES)
+        axes = product(names, CONFIGS, SHARES, CACHE_POLICIES)
+        return [Cell(*axis, self.limit) for axis in axes]
+
+
+def run(study: Study) -> int:
+    """Compute what is missing, then write the table and the plot; return the exit status."""
+    missing = [name for name in TRACES if not (study.traces / name).exists()]
+    for name in missing:
+        print(f"{study.traces / name} is missing; it is of {TRACES[name]}", file=sys.stderr)
+    if missing:
+        return 2
+    load_matplotlib()
+    study.folder.mkdir(parents=True, exist_ok=True)
+    done = read_results(study.results)
+    todo = [cell for cell in study.cells() if cell not in done]
+    _say(f"{len(done)} cells are there, {len(todo)} to do")
+    for row in computed(study, todo):
+        done[cell_of(row)] = row
+        with study.results.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    rows = [done[cell] for cell in study.cells()]
+    (study.folder / "policies.md").write_text("\n".join(table(rows)) + "\n")
+    draw(
+        study.folder / "policies.png",
+        panels(rows),
+        columns=len(CONFIGS),
+        memory="memory (share of the working set)",
+    )
+    return 0
+
+
+def read_results(path: Path) -> dict[Cell, Row]:
+    """Read the cells that this version made; a line that was cut off is no cell."""
+    rows = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            _say(f"{path}: a line is cut off; its cell is computed again")
+            continue
+        if row["version"] == VERSION:
+            rows[cell_of(row)] = row
+    return rows
+
+
+def cell_of(row: Row) -> Cell:
+    """Return which cell a result is of."""
+    return Cell(*(row[name] for name in Cell.__dataclass_fields__))
+
+
+def computed(study: Study, todo: Sequence[Cell]) -> Iterator[Row]:
+    """Compute cells, several at a time if asked, and say how far it is."""
+    begun = time.monotonic()
+    for number, row in enumerate(_in_parallel(study, todo), start=1):
+        hours = (time.monotonic() - begun) / 3600
+        _say(
+            f"[{number}/{len(todo)}, {hours:.2f} h] {row['trace']} {row['model']} {row['share']} "
+            f"{row['policy']}: {100 * row['hit_rate']:.2f} % in {row['seconds']:.0f} s"
+        )
+        yield row
+
+
+def _in_parallel(study: Study, todo: Sequence[Cell]) -> Iterator[Row]:
+    if study.num_jobs == 1:
+        yield from (compute(study.traces, cell) for cell in todo)
+        return
+    with ProcessPoolExecutor(study.num_jobs, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(compute, study.traces, cell) for cell in todo]
+        try:
+            yield from (future.result() for future in as_completed(futures))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def compute(traces: Path, cell: Cell) -> Row:
+    """Simulate one cell."""
+    begun = time.monotonic()
+    trace, model = _trace(traces, cell.trace, cell.limit), cache_model(cell.model)
+    ideal = _footprint(traces, cell.trace, cell.model, cell.limit)
+    num_blocks = ceil(ideal.num_blocks * Fraction(cell.share)) + 1  # And the null block.
+    result = simulate(trace, model, num_blocks, retention_of(cell.policy, model))
+    return {
+        "version": VERSION,
+        **asdict(cell),
+        "working_set_bytes": ideal.num_blocks * model.block_bytes,
+        "working_set_tokens": ideal.num_tokens,
+        "num_conversations": ideal.num_conversations,
+        **result.to_json(),
+        "notes": dict(trace.notes),
+        "seconds": round(time.monotonic() - begun, 1),
+    }
+
+
+@lru_cache(maxsize=1)
+def _trace(traces: Path, name: str, limit: int | None) -> Trace:
+    (file,) = (file for file in TRACES if file.partition(".")[0] == name)
+    trace = read_trace(traces / file)
+    return trace if limit is None else trace.first(limit)
+
+
+@lru_cache(maxsize=8)
+def _footprint(traces: Path, name: str, model: str, limit: int | None) -> Footprint:
+    return footprint(_trace(traces, name, limit), cache_model(model))
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the lines of the page."""
+    yield from (
+        "# Token hit rates by retention policy",
+        "",
+        "Written by `make study ONLY=policies` from policies.jsonl; do not edit by hand. Rates in",
+        "percent of the prompt tokens of the requests that the pool can hold at all.",
+        "",
+    )
+    policies = list(dict.fromkeys(row["policy"] for row in rows))
+    names = ("trace", "model", "share", "memory", *policies, "best", "left out")
+    yield f"| {' | '.join(names)} |"
+    yield "|---|---|" + "--:|" * (2 + len(policies)) + "---|--:|"
+    for cell, group in groupby(rows, key=lambda row: (row["trace"], row["model"], row["share"])):
+        by_policy = {row["policy"]: row for row in group}
+        rates = {policy: row["hit_rate"] for policy, row in by_policy.items()}
+        any_row = by_policy[policies[0]]
+        memory = any_row["working_set_bytes"] * Fraction(any_row["share"])
+        shown = (f"{100 * rates[policy]:.2f}" for policy in policies)
+        best = max(rates, key=lambda policy: rates[policy])
+        left_out = f"{any_row['num_left_out']:,}"
+        yield f"| {' | '.join((*cell, show_size(int(memory)), *shown, best, left_out))} |"
+    notes = {row["trace"]: row["notes"] for row in rows}
+    for trace, counts in notes.items():
+        if counts:
+            said = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
+            yield from ("", f"{trace}: {said}.")
+
+
+def panels(rows: Sequence[Row]) -> dict[str, Curves]:
+    """Return one panel per trace and model."""
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for row in rows:
+        curves = found.setdefault(f"{row['trace']}\n{row['model']}", {})
+        point = (float(Fraction(row["share"])), row["hit_rate"])
+        curves.setdefault(row["policy"], []).append(point)
+    return dict(found)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,195 @@
+//! The cache under random steps: after each one blocks, hashes and requests agree, a hit is what the
+//! cache then really hands out, and when all requests are gone every block is free.
+
+use kvbraid_core::cache::{
+    Cache, CacheConfig, Extra, GroupOptions, HashFunction, NULL_BLOCK, Need, NewRequest, Retention,
+};
+use kvbraid_core::hash::{HashAlgo, none_hash};
+use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
+use proptest::prelude::*;
+
+fn group(kind: SpecKind, block_size: u32) -> GroupSpec {
+    GroupSpec {
+        kind,
+        block_size,
+        window: kind.is_window().then_some(9),
+        chunk: (kind == SpecKind::ChunkedLocalAttention).then_some(12),
+        eagle: false,
+        prefix_cacheable: true,
+    }
+}
+
+fn config(groups: Vec<GroupSpec>, num_blocks: u32, retention: Retention) -> CacheConfig {
+    let alignment = groups.iter().map(|g| g.block_size).max().unwrap_or(4);
+    CacheConfig {
+        options: vec![GroupOptions::default(); groups.len()],
+        topology: Topology {
+            groups,
+            alignment,
+            hash_block_size: 4,
+            partial_hits: false,
+            replay_tokens: 0,
+            hash_lookahead: 0,
+            dialect: EngineDialect::PURE,
+        },
+        num_blocks,
+        caching: true,
+        events: true,
+        retention,
+        max_model_len: u32::MAX,
+        max_in_flight_tokens: None,
+        watermark_blocks: 0,
+        num_reprefillable_tokens: 0,
+        hash: none_hash(HashAlgo::Sha256, None).map(|none_hash| HashFunction {
+            algo: HashAlgo::Sha256,
+            none_hash,
+        }),
+        frees_skipped_when_full: false,
+    }
+}
+
+fn prompt(family: u32, len: u32) -> NewRequest {
+    // Prompts of one family share all tokens but their last few.
+    let tokens: Vec<u32> = (0..len)
+        .map(|i| {
+            if i + 3 < len {
+                family * 1000 + i
+            } else {
+                7 * len + i
+            }
+        })
+        .collect();
+    NewRequest {
+        num_prompt_tokens: len,
+        tokens,
+        extra: Extra::default(),
+        hashes: None,
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Begin { family: u32, len: u32 },
+    Decode,
+    Release(usize),
+    Preempt(usize),
+    Forget(u32),
+    Reset,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (0..3u32, 1..60u32).prop_map(|(family, len)| Op::Begin { family, len }),
+        4 => Just(Op::Decode),
+        2 => any::<usize>().prop_map(Op::Release),
+        1 => any::<usize>().prop_map(Op::Preempt),
+        1 => (0..40u32).prop_map(Op::Forget),
+        1 => Just(Op::Reset),
+    ]
+}
+
+fn kinds() -> impl Strategy<Value = Vec<GroupSpec>> {
+    let kind = prop_oneof![
+        Just(SpecKind::FullAttention),
+        Just(SpecKind::SlidingWindow),
+        Just(SpecKind::ChunkedLocalAttention),
+        Just(SpecKind::Mamba),
+    ];
+    let sized = (kind, prop_oneof![Just(4u32), Just(8u32)]);
+    proptest::collection::vec(sized.prop_map(|(kind, size)| group(kind, size)), 0..5)
+}
+
+fn begin(cache: &mut Cache, id: u64, len: u32) -> bool {
+    let hit = cache.find(id).expect("known").num_tokens;
+    assert!(hit < len);
+    assert_eq!(
+        cache.find(id).expect("known").num_tokens,
+        hit,
+        "a look-up changes nothing"
+    );
+    let need = Need {
+        request: id,
+        num_new_tokens: len - hit,
+        num_hit_tokens: hit,
+        ..Need::default()
+    };
+    let blocks = cache.hit_blocks(id, hit).expect("the hit is held");
+    let free = cache.num_free_blocks();
+    let fits = cache.allocate(&[need], 0).expect("well formed").num_fit == 1;
+    if !fits {
+        assert_eq!(
+            cache.num_free_blocks(),
+            free,
+            "a request that does not fit changes nothing"
+        );
+        return false;
+    }
+    for (table, hit) in cache.tables(id).expect("known").zip(&blocks) {
+        for (held, adopted) in table.iter().zip(hit) {
+            assert!(*adopted == NULL_BLOCK || held == adopted);
+        }
+    }
+    true
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn blocks_hashes_and_requests_agree_after_every_step(
+        groups in kinds(),
+        interval in prop_oneof![Just(None), Just(Some(0u32))],
+        num_blocks in 8..60u32,
+        ops in proptest::collection::vec(op(), 1..40),
+    ) {
+        let retention = interval.map_or(Retention::Dense, Retention::Interval);
+        let mut cache = Cache::new(config(groups, num_blocks, retention)).expect("a valid config");
+        let mut running: Vec<(u64, u32)> = Vec::new();
+        for op in ops {
+            cache.start_step();
+            match op {
+                Op::Begin { family, len } => {
+                    let id = cache.add(prompt(family, len)).expect("a prompt");
+                    if begin(&mut cache, id, len) {
+                        running.push((id, len));
+                    } else {
+                        cache.release(&[id]).expect("known");
+                    }
+                }
+                Op::Decode => {
+                    let ids: Vec<u64> = running.iter().map(|(id, _)| *id).collect();
+                    let tokens = vec![1; ids.len()];
+                    let done = cache.decode(&ids, &tokens).expect("known");
+                    // Who does not fit is preempted for good.
+                    for (id, _) in running.drain(done.num_fit..) {
+                        cache.release(&[id]).expect("known");
+                    }
+                }
+                Op::Release(which) if !running.is_empty() => {
+                    let (id, _) = running.swap_remove(which % running.len());
+                    cache.release(&[id]).expect("known");
+                    prop_assert!(cache.release(&[id]).is_err(), "released twice");
+                }
+                Op::Preempt(which) if !running.is_empty() => {
+                    let (id, _) = running.swap_remove(which % running.len());
+                    cache.preempt(&[id]).expect("known");
+                    prop_assert_eq!(cache.progress(id).expect("known").num_computed_tokens, 0);
+                    cache.release(&[id]).expect("known");
+                }
+                Op::Forget(block) if block < num_blocks => cache.forget(&[block]).expect("exists"),
+                Op::Reset => prop_assert_eq!(
+                    cache.reset(),
+                    cache.num_free_blocks() + 1 == num_blocks as usize
+                ),
+                Op::Release(_) | Op::Preempt(_) | Op::Forget(_) => {}
+            }
+            cache.check_integrity(&[]);
+        }
+        let ids: Vec<u64> = running.iter().map(|(id, _)| *id).collect();
+        cache.release(&ids).expect("known");
+        cache.check_integrity(&[]);
+        prop_assert_eq!(cache.num_free_blocks() + 1, num_blocks as usize);
+        prop_assert!(cache.reset());
+        prop_assert_eq!(cache.cached().count(), 0);
+    }
+}

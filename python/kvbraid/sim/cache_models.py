@@ -1,0 +1,122 @@
+"""Published models as a cache sees them: groups, block sizes, and the bytes of one block.
+
+Groups are those that vLLM forms at its defaults, on one rank, from a model's config; the fields
+given here are those that decide them. They come from the configs in tests/fixtures/models, whose
+sources.json says where each is from; a test holds the two together.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import gcd, lcm
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from kvbraid.errors import UnknownError
+from kvbraid.models import EngineOptions, group_config, read_config
+from kvbraid.spec import Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheModel:
+    """One model's cache: groups under the pure rule, and the bytes of a block of its pool."""
+
+    name: str
+    topology: Topology
+    block_bytes: int
+
+    @property
+    def alignment(self) -> int:
+        """Tokens at which all groups have a block boundary."""
+        return lcm(*self._block_sizes)
+
+    @property
+    def hash_block_size(self) -> int:
+        """Tokens of one hash, of which every group's block is a multiple."""
+        return self.topology.hash_block_size or gcd(*self._block_sizes)
+
+    @property
+    def _block_sizes(self) -> list[int]:
+        return [group.block_size for group in self.topology.groups]
+
+    def num_blocks(self, memory_bytes: int) -> int:
+        """Return the blocks that so much memory holds."""
+        return memory_bytes // self.block_bytes
+
+
+CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "gpt-oss-120b": {
+            "model_type": "gpt_oss",
+            "hidden_size": 2_880,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "sliding_window": 128,
+            "layer_types": ["sliding_attention", "full_attention"] * 18,
+        },
+        "gemma-3-27b": {
+            "model_type": "gemma3_text",
+            "hidden_size": 5_376,
+            "num_hidden_layers": 62,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 16,
+            "head_dim": 128,
+            "sliding_window": 1_024,
+        },
+        "qwen3-next-80b-a3b": {
+            "model_type": "qwen3_next",
+            "hidden_size": 2_048,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "full_attention_interval": 4,
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 128,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32,
+            "linear_value_head_dim": 128,
+        },
+        "jamba-mini": {
+            "model_type": "jamba",
+            "hidden_size": 4_096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "attn_layer_offset": 4,
+            "attn_layer_period": 8,
+            "mamba_d_conv": 4,
+            "mamba_d_state": 16,
+            "mamba_expand": 2,
+        },
+        "llama-3.1-8b": {
+            "model_type": "llama",
+            "hidden_size": 4_096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+        },
+    }
+)
+"""Name, and the fields of its config; all keep bfloat16, the default."""
+
+
+def cache_model(name: str) -> CacheModel:
+    """Return a model by name, or that of a `config.json`.
+
+    Raises:
+        UnknownError: No such name and no such file; the message lists the names.
+        InvalidValueError: A config that is refused, by what is wrong with it.
+    """
+    path = Path(name)
+    if name not in CONFIGS and not path.is_file():
+        msg = (
+            f"model {name!r} is not known; expected one of {', '.join(CONFIGS)}, or the path of a "
+            "config.json"
+        )
+        raise UnknownError(msg)
+    config = CONFIGS[name] if name in CONFIGS else read_config(path)
+    grouping = group_config(config, EngineOptions()).grouping
+    return CacheModel(name=name, topology=grouping.topology(), block_bytes=grouping.block_bytes)

@@ -1,0 +1,50 @@
+"""Retention policies by name, as each model's cache gets them.
+
+To add one, add a row: a name, and a function from the model to the retention that the cache is
+built with (a policy that weighs blocks takes its numbers from the model).
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from kvbraid.cache.retention import Dense, Interval, Retention
+from kvbraid.errors import UnknownError
+from kvbraid.sim.cache_models import CacheModel
+from kvbraid.spec import SpecKind
+
+CachePolicy: TypeAlias = Callable[[CacheModel], Retention]
+
+
+def _interval(tokens: int) -> CachePolicy:
+    """Round up to the alignment. Where every block is kept anyway, an engine takes no interval."""
+
+    def retention(model: CacheModel) -> Retention:
+        kinds = [group.kind for group in model.topology.groups]
+        if not any(kind.is_window or kind is SpecKind.MAMBA for kind in kinds):
+            return Dense()
+        return Interval(-(-tokens // model.alignment) * model.alignment)
+
+    return retention
+
+
+CACHE_POLICIES: Final[Mapping[str, CachePolicy]] = MappingProxyType(
+    {
+        "dense": lambda _model: Dense(),
+        "interval-0": _interval(0),
+        "interval-1k": _interval(1_024),
+        "interval-8k": _interval(8_192),
+    }
+)
+
+
+def retention_of(policy: str, model: CacheModel) -> Retention:
+    """Return what a model's cache is built with under a policy.
+
+    Raises:
+        UnknownError: No such policy; the message lists those that there are.
+    """
+    if policy not in CACHE_POLICIES:
+        msg = f"policy {policy!r} is not known; expected one of {', '.join(CACHE_POLICIES)}"
+        raise UnknownError(msg)
+    return CACHE_POLICIES[policy](model)

@@ -1,0 +1,85 @@
+"""The ideal footprint: blocks that hold all that could ever be reused, and nothing else.
+
+Per conversation: every block of the full groups, one window of each window group, one chunk of
+each chunked group and one state of each state group, at its final length. Blocks that
+conversations share are counted once. The working set of a trace is this over all conversations;
+a policy that keeps exactly it reuses everything.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import lcm
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from kvbraid.sim.cache_models import CacheModel
+from kvbraid.sim.prefix_hashes import num_leading
+from kvbraid.sim.trace import Trace
+from kvbraid.spec import GroupSpec, SpecKind
+
+_FirstBlock: TypeAlias = Callable[[GroupSpec, int], int]
+
+
+def _window(group: GroupSpec, boundary: int) -> int:
+    assert group.window is not None  # GroupSpec refused it otherwise.
+    return max(0, boundary - group.window + 1) // group.block_size
+
+
+def _chunk(group: GroupSpec, boundary: int) -> int:
+    return boundary // (group.chunk or boundary) * (group.chunk or boundary) // group.block_size
+
+
+FIRST_READ: Final[Mapping[SpecKind, _FirstBlock]] = MappingProxyType(
+    {
+        SpecKind.SLIDING_WINDOW: _window,
+        SpecKind.SLIDING_WINDOW_MLA: _window,
+        SpecKind.CHUNKED_LOCAL_ATTENTION: _chunk,
+        SpecKind.MAMBA: lambda group, boundary: boundary // group.block_size - 1,
+    }
+)
+"""The first block that a resume at a boundary (not 0) reads, of kinds that do not read all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The working set of a trace for one model, in blocks of its pool, none for the null block."""
+
+    num_conversations: int
+    num_tokens: int  # Of distinct prefixes.
+    num_blocks: int
+
+
+def tail_blocks(groups: tuple[GroupSpec, ...], boundary: int) -> int:
+    """Return the blocks that a resume at `boundary` reads in all groups but the full ones."""
+    if boundary == 0:
+        return 0
+    return sum(
+        boundary // group.block_size - FIRST_READ[group.kind](group, boundary)
+        for group in groups
+        if group.kind in FIRST_READ
+    )
+
+
+def ideal_blocks(groups: tuple[GroupSpec, ...], num_tokens: int) -> int:
+    """Return the ideal footprint of one conversation that shares nothing."""
+    full = sum(num_tokens // group.block_size for group in groups if group.kind.is_full)
+    alignment = lcm(*(group.block_size for group in groups))
+    return full + tail_blocks(groups, num_tokens // alignment * alignment)
+
+
+def footprint(trace: Trace, model: CacheModel) -> Footprint:
+    """Play a trace and add up its working set."""
+    groups, size = model.topology.groups, model.alignment
+    full = [group.block_size for group in groups if group.kind.is_full]
+    seen: set[int] = set()
+    final: dict[int, int] = {}  # Known tokens of each conversation's last prompt.
+    num_tokens = num_blocks = 0
+    for request in trace.play():
+        known = num_leading(request.ids, seen.__contains__)
+        covered, counted = len(request.ids) * trace.block_tokens, known * trace.block_tokens
+        num_tokens += covered - counted
+        num_blocks += sum(covered // block - counted // block for block in full)
+        seen.update(request.ids[known:])
+        final[request.conversation] = covered
+    tails = sum(tail_blocks(groups, tokens // size * size) for tokens in final.values())
+    return Footprint(len(final), num_tokens, num_blocks + tails)

@@ -1,0 +1,40 @@
+"""Sizes of memory as people write them: "40GiB", "512 MiB", "80GB", "1000000"."""
+
+import re
+from types import MappingProxyType
+from typing import Final
+
+from kvbraid.errors import InvalidValueError
+
+UNITS: Final = MappingProxyType(
+    {
+        "": 1,
+        "B": 1,
+        **{f"{letter}iB": 1 << 10 * (i + 1) for i, letter in enumerate("KMGTP")},
+        **{f"{letter}B": 1000 ** (i + 1) for i, letter in enumerate("KMGTP")},
+    }
+)
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that `text` names.
+
+    Raises:
+        InvalidValueError: Not a number with one of the units.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or found[2] not in UNITS:
+        msg = f"{text!r} is not a size of memory; expected a number and a unit, as 40GiB or 80GB"
+        raise InvalidValueError(msg)
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def show_size(num_bytes: int) -> str:
+    """Write bytes in the largest binary unit that they fill, with up to one decimal."""
+    for letter in "PTGMK":
+        unit = f"{letter}iB"
+        if num_bytes >= UNITS[unit]:
+            return f"{num_bytes / UNITS[unit]:.1f}".removesuffix(".0") + " " + unit
+    return f"{num_bytes} B"

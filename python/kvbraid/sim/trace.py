@@ -1,0 +1,82 @@
+"""What a trace is: requests in the order in which an engine sees them, each prompt as block ids.
+
+The law: an id stands for a block of the trace *and the whole prefix that it ends*, so that two
+prompts share exactly the ids that they begin with. A trace knows no token, only which prefixes
+are equal; outputs show only in the prompts of later turns. What a prompt has behind its last whole
+block is known to nobody: a later turn repeats it inside a block of another id.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+from kvbraid.errors import TraceError
+
+
+class TraceRequest(NamedTuple):
+    """One prompt: the dialogue that it continues, its length, the ids of its whole blocks."""
+
+    conversation: int
+    num_tokens: int
+    ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One trace, which can be played any number of times.
+
+    Attributes:
+        name: The file's, without suffixes.
+        block_tokens: Tokens that one id stands for.
+        num_requests: How many requests a play yields.
+        play: Yields the requests in order.
+        notes: What was changed or left out while reading, by name.
+    """
+
+    name: str
+    block_tokens: int
+    num_requests: int
+    play: Callable[[], Iterable[TraceRequest]]
+    notes: Mapping[str, int] = field(default_factory=dict)
+
+    def first(self, num_requests: int) -> "Trace":
+        """Return a trace of at most so many requests from the start."""
+        return Trace(
+            name=self.name,
+            block_tokens=self.block_tokens,
+            num_requests=min(num_requests, self.num_requests),
+            play=lambda: islice(self.play(), num_requests),
+            notes=self.notes,
+        )
+
+
+def check_chained(rows: Iterable[tuple[int, Sequence[int]]], where: str) -> None:
+    """Refuse ids that stand for a block's content alone: one id behind two different prefixes.
+
+    `rows` are line numbers and the ids of one prompt.
+
+    Raises:
+        TraceError: Names the line and the id.
+    """
+    before: dict[int, int | None] = {}
+    for number, ids in rows:
+        for previous, current in _pairs(ids):
+            if before.setdefault(current, previous) != previous:
+                msg = (
+                    f"{where}: line {number}: id {current} follows {_shown(previous)} here and "
+                    f"{_shown(before[current])} before; expected ids of whole prefixes, so chain "
+                    "each with the id before it"
+                )
+                raise TraceError(msg)
+
+
+def _pairs(ids: Sequence[int]) -> Iterator[tuple[int | None, int]]:
+    previous: int | None = None
+    for current in ids:
+        yield previous, current
+        previous = current
+
+
+def _shown(previous: int | None) -> str:
+    return "nothing" if previous is None else f"id {previous}"

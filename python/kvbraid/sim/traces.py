@@ -1,0 +1,89 @@
+"""Trace files: found by path, plain or Zstandard-compressed, their form told by the first line.
+
+Reading only. A trace without ids of prefixes says nothing about a cache and is refused.
+"""
+
+import importlib
+import io
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from kvbraid.errors import TraceError
+from kvbraid.sim import trace_mooncake, trace_sessions
+from kvbraid.sim.trace import Trace
+
+_Reader: TypeAlias = Callable[[str, Iterable[bytes], str], Trace]
+
+FORMS: Final[tuple[tuple[str, _Reader], ...]] = (
+    ("hash_ids", trace_mooncake.read),
+    ("reqs", trace_sessions.read),
+)
+"""The field of the first line that tells a form, and its reader."""
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a trace file.
+
+    Raises:
+        TraceError: Names the file and what is wrong with it.
+    """
+    lines = _lines(path)
+    if not lines:
+        msg = f"{path}: no line; expected one JSON object per line"
+        raise TraceError(msg)
+    reader = _reader(lines[0], path)
+    return reader(path.name.partition(".")[0], lines, str(path))
+
+
+def _reader(line: bytes, path: Path) -> _Reader:
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        fields = None
+    for name, reader in FORMS:
+        if isinstance(fields, dict) and name in fields:
+            return reader
+    known = " or ".join(f"`{name}`" for name, _ in FORMS)
+    msg = (
+        f"{path}: the first line has no {known}; expected a trace that says which prefixes are "
+        "shared: arrivals and lengths alone tell nothing about a cache"
+    )
+    raise TraceError(msg)
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        msg = f"{path}: {error.strerror or error}"
+        raise TraceError(msg) from error
+    if path.suffix == ".zst":
+        data = _decompress(path, data)
+    return data.splitlines()
+
+
+def _decompress(path: Path, data: bytes) -> bytes:
+    """Python itself reads Zstandard from 3.14 on; before, the package zstandard does."""
+    zstd = _module("compression.zstd") or _module("zstandard")
+    if zstd is None:
+        msg = (
+            f"{path}: reading .zst needs the package zstandard: pip install 'kvbraid[traces]', "
+            "or decompress the file with zstd -d"
+        )
+        raise TraceError(msg)
+    try:
+        with zstd.open(io.BytesIO(data), "rb") as file:
+            content: bytes = file.read()
+    except (zstd.ZstdError, EOFError) as error:
+        msg = f"{path}: {error}"
+        raise TraceError(msg) from error
+    return content
+
+
+def _module(name: str) -> Any:  # noqa: ANN401 - two modules with one interface
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None

@@ -1,0 +1,104 @@
+"""A recorded engine's life run again over any cache: same requests in, same messages out.
+
+What the cache is told comes from the capture's `config.json` and `requests.jsonl` alone; its
+events are compared with the recorded payloads, byte for byte behind the time.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+from kvbraid.cache.chunk import chunk_rules
+from kvbraid.cache.config import CacheConfig
+from kvbraid.cache.retention import Dense, Interval
+from kvbraid.hashing import ExtraKeys, Lora
+from kvbraid.sim.captures import Lookup, read_capture
+from kvbraid.sim.scheduler import Cache, SequentialScheduler
+from kvbraid.spec import topology_from_mapping
+
+TIME: Final = slice(1, 10)  # A MessagePack float64 behind the marker of the batch.
+RANK: Final = 0
+
+
+class Events(Protocol):
+    """A step's events, as the cache gives them."""
+
+    def __len__(self) -> int: ...
+
+    def to_bytes(self, ts: float, dp_rank: int | None) -> bytes: ...
+
+
+class RecordedCache(Cache[Events], Protocol):
+    def reset(self) -> bool: ...
+
+
+def cache_config(recorded: dict[str, Any]) -> CacheConfig:
+    """What the engine of a capture configures its cache with."""
+    retention = recorded["retention"]
+    return CacheConfig(
+        topology=replace(
+            topology_from_mapping(recorded), alignment=recorded["scheduler_block_size"]
+        ),
+        num_blocks=recorded["num_blocks"],
+        events=True,
+        retention=Dense() if retention is None else Interval(retention),
+        max_model_len=recorded["max_model_len"],
+        max_in_flight_tokens=recorded["max_num_batched_tokens"],
+    )
+
+
+def extra_keys(lookup: Lookup) -> ExtraKeys:
+    lora = Lora(lookup.lora, lookup.lora_path or "") if lookup.lora else None
+    return ExtraKeys(lora=lora, cache_salt=lookup.cache_salt)
+
+
+def without_time(payload: bytes) -> bytes:
+    assert payload[TIME][:1] == b"\xcb"
+    return payload[: TIME.start] + payload[TIME.stop :]
+
+
+def events_of(payload: bytes) -> Any:  # noqa: ANN401 - whatever was written
+    return msgspec.msgpack.decode(payload)[1]
+
+
+def assert_equal(payloads: list[bytes], recorded: list[bytes], what: str) -> None:
+    """Batches first, then events, so that a difference is readable, then the bytes."""
+    if list(map(without_time, payloads)) == list(map(without_time, recorded)):
+        return
+    assert list(map(events_of, payloads)) == list(map(events_of, recorded)), what
+    raise AssertionError(f"{what}: the same events in other bytes")
+
+
+def assert_is_lived_again(folder: Path, make: Callable[[CacheConfig], RecordedCache]) -> int:
+    """Run every operation; return the number of messages, all of them equal."""
+    recorded = json.loads((folder / "config.json").read_text())
+    capture, config, payloads = read_capture(folder), cache_config(recorded), list[bytes]()
+    cache, max_step_tokens = make(config), recorded["max_num_batched_tokens"]
+    scheduler = SequentialScheduler(
+        cache,
+        rules=chunk_rules(config.topology, max_chunk_tokens=max_step_tokens),
+        max_step_tokens=max_step_tokens,
+        publish=lambda events: payloads.append(events.to_bytes(0.0, RANK)),
+    )
+    adapters, position = sorted(capture.loras), 0
+    for operation in capture.operations:
+        if not isinstance(operation, Lookup):
+            assert cache.reset()
+            continue
+        what = f"{folder.name}, request {operation.index}"
+        hit = scheduler.run(
+            operation.token_ids,
+            operation.outputs,
+            extra_keys(operation),
+            lora_id=adapters.index(operation.lora) + 1 if operation.lora else None,
+        )
+        assert hit == operation.reused_tokens, what
+        published = [message.payload for message in capture.messages[position:][: len(payloads)]]
+        assert_equal(payloads, published, what)
+        position += len(payloads)
+        payloads.clear()
+    assert position == len(capture.messages)
+    return position

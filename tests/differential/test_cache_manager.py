@@ -1,0 +1,423 @@
+"""The cache manager against its brute-force model: the same calls, the same cache after each.
+
+Requests of any mix of groups start, run, are rolled back, preempted, forgotten and released in
+any order, in pools so small that most steps evict; all that can be seen must be equal. Natively
+that is `CacheCore`, and `encode_events` for the bytes of a batch.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hypothesis import assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+)
+from kvbraid.cache import CacheConfig, CacheManager, Match, Need
+from kvbraid.events import decode
+from kvbraid.events.model import BlockRemoved, BlockStored, Event
+from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Lora, MediaItem
+from kvbraid.spec import EngineDialect
+
+from tests.reference.cache_configs import cache_configs
+from tests.reference.cache_model import CacheModel, Fitted, Request
+
+RUNS = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 14)), min_size=1, max_size=3)
+"""Tokens as runs of equal ones, so that most prompts share a prefix."""
+MOST_REQUESTS = 5
+MOST_TOKENS = 64  # Of a request.
+EXTRAS = st.sampled_from(
+    (
+        NO_EXTRA_KEYS,
+        NO_EXTRA_KEYS,
+        NO_EXTRA_KEYS,
+        ExtraKeys(cache_salt="salt"),
+        ExtraKeys(lora=Lora("adapter", "/adapter"), cache_salt="salt"),
+        ExtraKeys(media=(MediaItem("image", 1, 3), MediaItem("sound", 6, 2))),
+    )
+)
+
+
+@dataclass
+class Twin:
+    """One request in both caches."""
+
+    native: int
+    model: int
+    num_encoder_tokens: int
+    deferred: bool = False  # A load is under way: nothing of it is committed yet.
+
+
+@dataclass
+class Ledger:
+    """What the events say is held: copies per group and hash."""
+
+    copies: Counter[tuple[int | None, int]] = field(default_factory=Counter)
+
+    def note(self, event: Event) -> None:
+        if isinstance(event, BlockStored):
+            self.copies.update((event.group_idx, h) for h in event.block_hashes)
+        elif isinstance(event, BlockRemoved):
+            self.copies.subtract((event.group_idx, h) for h in event.block_hashes)
+        else:
+            self.copies.clear()
+        assert all(count >= 0 for count in self.copies.values())
+        self.copies = +self.copies
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Every rule calls both caches and leaves the comparing to the invariants."""
+
+    configs = cache_configs()
+
+    @initialize(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        self.config: CacheConfig = data.draw(self.configs)
+        self.native, self.model = CacheManager(self.config), CacheModel(self.config)
+        self.twins: list[Twin] = []
+        self.held: list[int] = []  # References that the caller has: popped blocks, copied ones.
+        self.ledger = Ledger()
+        self.seen: list[tuple[list[int], ExtraKeys]] = []
+        for _ in range(3):
+            self.live(data)
+
+    # ---- what requests are like ----------------------------------------------------------
+
+    def request(self, twin: Twin) -> Request:
+        return self.model.memory.requests[twin.model]
+
+    def is_running(self, twin: Twin) -> bool:
+        return any(table.blocks for table in self.request(twin).tables)
+
+    def of(self, *, running: bool) -> list[Twin]:
+        return [twin for twin in self.twins if self.is_running(twin) is running]
+
+    def room(self, twin: Twin) -> int:
+        """Tokens that may still be added."""
+        return MOST_TOKENS - len(self.request(twin).tokens)
+
+    def num_left(self, twin: Twin) -> int:
+        return len(self.request(twin).tokens) - self.request(twin).num_computed_tokens
+
+    def longest_draft(self, twin: Twin) -> int:
+        computed = self.request(twin).num_computed_tokens
+        return MOST_TOKENS - computed
+
+    # ---- requests come and grow ----------------------------------------------------------
+
+    def add_one(self, data: st.DataObject) -> Twin:
+        """A request that is new, or begins as one that was seen before."""
+        tokens = [token for token, count in data.draw(RUNS) for _ in range(count)]
+        extra = data.draw(EXTRAS)
+        if self.seen and data.draw(st.sampled_from((True, True, False))):
+            before, extra = data.draw(st.sampled_from(self.seen))
+            shared = data.draw(st.sampled_from((len(before), len(before) - 1, len(before) // 2)))
+            tokens = before[:shared] + tokens[: data.draw(st.integers(1, 8))]
+        tokens = tokens[:MOST_TOKENS]
+        prompt = data.draw(st.sampled_from((None, None, len(tokens) // 2 or None)))
+        lora_id = 7 if extra.lora else None
+        handles = [
+            side.add(tokens, num_prompt_tokens=prompt, extra=extra, lora_id=lora_id)
+            for side in (self.native, self.model)
+        ]
+        self.seen = [*self.seen[-7:], (tokens, extra)]
+        self.twins.append(Twin(handles[0], handles[1], data.draw(st.sampled_from((0, 5)))))
+        return self.twins[-1]
+
+    def live(self, data: st.DataObject) -> None:
+        """A request comes, perhaps computes all its tokens chunk by chunk, and perhaps goes."""
+        if len(self.twins) >= MOST_REQUESTS:
+            return self.go([self.twins[0]])
+        twin = self.add_one(data)
+        starts = data.draw(st.sampled_from((True, True, True, False)))
+        need = self.begin(twin, data) if starts else None
+        while need is not None and self.allocate([need]):
+            self.everything_is_equal()
+            need = self.proceed(twin, data) if self.num_left(twin) > 0 else None
+            if data.draw(st.booleans()):
+                self.next_step()
+        return self.go([twin] if data.draw(st.booleans()) else [])
+
+    def one_of(self, twins: list[Twin], data: st.DataObject) -> Twin:
+        assume(twins)
+        return data.draw(st.sampled_from(twins))
+
+    def extend(self, data: st.DataObject) -> None:
+        twin = self.one_of(self.twins, data)
+        tokens = [data.draw(st.integers(0, 1))] * data.draw(st.integers(1, 6))
+        tokens = tokens[: self.room(twin)]
+        self.native.extend(twin.native, tokens)
+        self.model.extend(twin.model, tokens)
+
+    def truncate(self, data: st.DataObject) -> None:
+        twin = self.one_of(self.twins, data)
+        known = self.request(twin)
+        sizes = [group.block_size for group in self.config.topology.groups]
+        committed = [(t.committed or 0) * s for t, s in zip(known.tables, sizes, strict=True)]
+        least = max(known.num_prompt_tokens, *committed)
+        if least <= len(known.tokens):
+            num_tokens = data.draw(st.integers(least, len(known.tokens)))
+            self.native.truncate(twin.native, num_tokens)
+            self.model.truncate(twin.model, num_tokens)
+
+    def commit(self, data: st.DataObject) -> None:
+        twin = self.one_of(self.twins, data)
+        known = self.request(twin)
+        most = min(known.num_computed_tokens, len(known.tokens))
+        num_tokens = data.draw(st.integers(0, most))
+        self.native.commit(twin.native, num_tokens)
+        self.model.commit(twin.model, num_tokens)
+        twin.deferred &= num_tokens < most
+
+    def free_skipped(self, data: st.DataObject) -> None:
+        twin = self.one_of(self.twins, data)
+        num_tokens = data.draw(st.integers(0, self.request(twin).num_computed_tokens))
+        self.native.free_skipped(twin.native, num_tokens)
+        self.model.free_skipped(twin.model, num_tokens)
+
+    # ---- steps ---------------------------------------------------------------------------
+
+    def next_step(self, _data: st.DataObject | None = None) -> None:
+        self.native.start_step()
+        self.model.start_step()
+
+    def matched(self, twin: Twin) -> Match:
+        match = self.native.match(twin.native)
+        assert match == self.model.match(twin.model)
+        return match
+
+    def chunk_end(self, twin: Twin, start: int, most: int, data: st.DataObject) -> int:
+        """Anywhere behind the start, often where a state is worth keeping."""
+        known, unit = self.request(twin), self.model.hash_block
+        eagle = unit if self.model.uses_eagle else 0
+        last = (known.num_prompt_tokens - (not eagle)) // unit * unit - eagle
+        aligned = start // self.model.alignment * self.model.alignment + self.model.alignment
+        ends = [most, last, last, known.junction, aligned, data.draw(st.integers(start, most))]
+        return data.draw(st.sampled_from([end for end in ends if start < end <= most] or [most]))
+
+    def begin(self, twin: Twin, data: st.DataObject) -> Need:
+        """What a request that starts asks for: its hit, perhaps a load, and a first chunk."""
+        known, match = self.request(twin), self.matched(twin)
+        left = len(known.tokens) - match.num_tokens
+        external = data.draw(st.sampled_from((0, 0, 0, data.draw(st.integers(0, left - 1)))))
+        least = 0 if external else 1
+        start = match.num_tokens + external
+        new = max(least, self.chunk_end(twin, start, len(known.tokens), data) - start)
+        twin.deferred = bool(external) and data.draw(st.booleans())
+        return Need(
+            request=twin.native,
+            num_new_tokens=new,
+            num_hit_tokens=match.num_tokens,
+            junction=match.junction,
+            num_external_tokens=external,
+            num_encoder_tokens=twin.num_encoder_tokens,
+            num_lookahead_tokens=data.draw(st.sampled_from((0, 0, 2))),
+            delay_commit=twin.deferred,
+            full_sequence_must_fit=data.draw(st.booleans()),
+            is_waiting=data.draw(st.booleans()),
+        )
+
+    def proceed(self, twin: Twin, data: st.DataObject) -> Need | None:
+        """The next chunk of a running request, drafts perhaps beyond its last token."""
+        left = self.num_left(twin)
+        drafts = data.draw(st.sampled_from((0, 0, 0, 2)))
+        most = min(max(left, 0) + drafts, self.longest_draft(twin))
+        start = self.request(twin).num_computed_tokens
+        if most < 1:
+            return None
+        return Need(
+            request=twin.native,
+            num_new_tokens=self.chunk_end(twin, start, start + most, data) - start,
+            num_encoder_tokens=twin.num_encoder_tokens,
+            num_lookahead_tokens=data.draw(st.sampled_from((0, 0, 1))),
+            num_in_flight_tokens=data.draw(st.sampled_from((0, 0, 3))),
+            delay_commit=twin.deferred,
+        )
+
+    def allocate(self, needs: list[Need], reserved: int = 0) -> int:
+        by_native = {twin.native: twin.model for twin in self.twins}
+        got = self.native.allocate(needs, reserved_blocks=reserved)
+        for need in needs:
+            need.request = by_native[need.request]
+        expected = self.model.allocate(needs, reserved_blocks=reserved)
+        return self.compare_allocations(got, expected)
+
+    def compare_allocations(self, got: object, expected: Fitted) -> int:
+        assert got.num_fit == expected.num_fit  # type: ignore[attr-defined]
+        new = [got.new_blocks(i) for i in range(expected.num_fit)]  # type: ignore[attr-defined]
+        assert new == expected.new
+        rows = [blocks for request in expected.new for blocks in request]
+        assert list(got.counts) == [len(blocks) for blocks in rows]  # type: ignore[attr-defined]
+        flat = [block for blocks in rows for block in blocks]
+        assert list(got.block_ids) == flat  # type: ignore[attr-defined]
+        return expected.num_fit
+
+    def step(self, data: st.DataObject) -> None:
+        """Several requests in one call; one may start, first, as its hit must not be evicted."""
+        idle, needs = self.of(running=False), []
+        if idle and (len(idle) == len(self.twins) or data.draw(st.booleans())):
+            needs.append(self.begin(data.draw(st.sampled_from(idle)), data))
+        for twin in self.of(running=True):
+            need = self.proceed(twin, data) if data.draw(st.booleans()) else None
+            needs += [need] if need else []
+        self.allocate(needs, data.draw(st.sampled_from((0, 0, 2))))
+
+    def decode(self, data: st.DataObject) -> None:
+        twins, tokens = self.decoding(), data.draw(st.sampled_from(([0] * 5, [1, 0, 1, 0, 1])))
+        got = self.native.decode([twin.native for twin in twins], tokens[: len(twins)])
+        expected = self.model.decode([twin.model for twin in twins], tokens[: len(twins)])
+        self.compare_allocations(got, expected)
+
+    def decoding(self) -> list[Twin]:
+        """Requests whose tokens are all computed; cross attention has its blocks already."""
+        return [
+            twin
+            for twin in self.of(running=True)
+            if self.num_left(twin) == 0 and not twin.deferred and self.room(twin) > 0
+        ]
+
+    def reject_drafts(self, data: st.DataObject) -> None:
+        """What was computed beyond the request's own tokens is rolled back, or partly taken."""
+        twin = self.one_of([twin for twin in self.twins if self.num_left(twin) < 0], data)
+        known = self.request(twin)
+        computed = data.draw(st.integers(len(known.tokens), known.num_computed_tokens))
+        self.native.roll_back(twin.native, computed)
+        self.model.roll_back(twin.model, computed)
+        accepted = [1] * min(computed - len(known.tokens), self.room(twin))
+        self.native.extend(twin.native, accepted)
+        self.model.extend(twin.model, accepted)
+
+    # ---- requests go ---------------------------------------------------------------------
+
+    def go(self, twins: list[Twin]) -> None:
+        self.native.release([twin.native for twin in twins])
+        self.model.release([twin.model for twin in twins])
+        self.twins = [twin for twin in self.twins if twin not in twins]
+
+    def some(self, data: st.DataObject) -> list[Twin]:
+        assume(self.twins)
+        return data.draw(st.lists(st.sampled_from(self.twins), unique_by=id, max_size=2))
+
+    def release(self, data: st.DataObject) -> None:
+        self.go(self.some(data))
+
+    def preempt(self, data: st.DataObject) -> None:
+        twins = self.some(data)
+        self.native.preempt([twin.native for twin in twins])
+        self.model.preempt([twin.model for twin in twins])
+
+    def pop_blocks(self, data: st.DataObject) -> None:
+        twin = self.one_of(self.twins, data)
+        blocks = self.native.pop_blocks(twin.native)
+        assert blocks == self.model.pop_blocks(twin.model)
+        self.held += [block for block in blocks if block]
+        self.twins.remove(twin)
+
+    def free_blocks(self, _data: st.DataObject | None = None) -> None:
+        self.native.free_blocks(self.held[::-1])
+        self.model.free_blocks(self.held[::-1])
+        self.held = []
+
+    def forget(self, data: st.DataObject) -> None:
+        ids = st.integers(1, self.config.num_blocks - 1)
+        blocks = data.draw(st.lists(ids, min_size=1, max_size=3, unique=True))
+        self.native.forget(blocks)
+        self.model.forget(blocks)
+
+    def reset(self, data: st.DataObject) -> None:
+        if data.draw(st.booleans()):
+            self.go(list(self.twins))
+            self.free_blocks()
+        assert self.native.reset() == self.model.reset()
+
+    # A rule that Hypothesis leaves out of a run is left out of all of it: hence two rules only.
+
+    @rule(data=st.data(), which=st.sampled_from((live, live, step, step, step, decode)))
+    def work(self, data: st.DataObject, which: Callable[..., None]) -> None:
+        """Blocks are taken: whole lives, steps of all that runs, one token each."""
+        which(self, data)
+
+    OFTEN = (next_step, free_blocks, extend, reject_drafts)
+    SELDOM = (truncate, commit, free_skipped, release, preempt, pop_blocks, forget, reset)
+
+    @rule(data=st.data(), which=st.sampled_from((*OFTEN, *OFTEN, *SELDOM)))
+    def interfere(self, data: st.DataObject, which: Callable[..., None]) -> None:
+        """What happens between steps."""
+        which(self, data)
+
+    def teardown(self) -> None:
+        """Nothing leaks: with all requests gone, every block is free and a reset works."""
+        if not hasattr(self, "native"):
+            return
+        self.everything_is_equal()
+        self.native.release([twin.native for twin in self.twins])
+        self.native.free_blocks(self.held)
+        assert sorted(self.native.free_queue()) == list(range(1, self.config.num_blocks))
+        assert self.native.num_free_blocks == self.config.num_blocks - 1
+        assert self.native.usage == 0.0
+        assert self.native.reset()
+        assert self.native.cached() == {}
+        self.native.check_integrity()
+
+    # ---- what must be equal --------------------------------------------------------------
+
+    @invariant()
+    def everything_is_equal(self) -> None:
+        if not hasattr(self, "native"):
+            return
+        native, model = self.native, self.model
+        copies = native.take_copies()
+        assert copies == model.take_copies()
+        self.held += [block for pair in copies for block in pair]
+        assert native.take_blocks_to_zero() == model.take_blocks_to_zero()
+        assert native.free_queue() == model.free_queue()
+        assert native.cached() == model.cached()
+        assert native.num_free_blocks == model.num_free_blocks
+        assert native.usage == model.usage
+        assert native.num_groups == model.num_groups
+        for twin in self.twins:
+            assert native.blocks(twin.native) == model.blocks(twin.model)
+            self.matched(twin)
+        model.check_integrity()
+        native.check_integrity(self.held)
+
+    @invariant()
+    def events_are_equal_and_tell_what_is_held(self) -> None:
+        if not hasattr(self, "native"):
+            return
+        events = self.native.take_events()
+        structs = events.structs()
+        assert structs == self.model.take_events()
+        assert len(events) == len(structs)
+        assert decode(events.to_bytes(1.5, None)).events == structs
+        for event in structs:
+            self.ledger.note(event)
+        held = {
+            (g, int.from_bytes(h[-8:], "big")): len(blocks)
+            for (g, h), blocks in self.native.cached().items()
+        }
+        assert self.ledger.copies == held
+
+
+class PartialHitMachine(CacheMachine):
+    """Hits that end inside blocks, copied on write."""
+
+    configs = cache_configs().filter(lambda config: config.topology.partial_hits)
+
+
+class VllmCacheMachine(CacheMachine):
+    """The engine's dialect, within what the engine has."""
+
+    configs = cache_configs(EngineDialect.VLLM, extras=False)
+
+
+TestCacheManager = CacheMachine.TestCase
+TestCacheManager.settings = settings(stateful_step_count=25)
+TestPartialHits = PartialHitMachine.TestCase
+TestPartialHits.settings = settings(max_examples=60, stateful_step_count=25)
+TestVllmCacheManager = VllmCacheMachine.TestCase
+TestVllmCacheManager.settings = settings(max_examples=60, stateful_step_count=25)

@@ -1,0 +1,493 @@
+"""The whole hybrid KV cache by brute force, with the interface of `kvbraid.cache.CacheManager`.
+
+Its law: a hit is what the rule says when every length is tried (the engine's own search under its
+dialect); all else is done block by block in the order that vLLM does it. Whatever may fail is
+tried on a copy. It is slow, and never checks what callers give it.
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from kvbraid.cache import CacheConfig, GroupOptions, Match, Need
+from kvbraid.events.model import AllBlocksCleared, Event
+from kvbraid.hashing import NO_EXTRA_KEYS, EngineHash, ExtraKeys, HashAlgo, block_hashes
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind
+
+from tests.reference import resume, vllm_search
+from tests.reference.cache_groups import Cross, Group, Reach, Ring, Start, State, Table
+from tests.reference.cache_pool import NULL, OutOfBlocksError, Pool
+from tests.reference.cache_retention import Keeper, reused_boundaries
+from tests.reference.cache_stores import partial_store, store
+
+
+@dataclass
+class Request:
+    tokens: list[int]
+    num_prompt_tokens: int
+    extra: ExtraKeys
+    lora_id: int | None
+    hashes: list[bytes]
+    tables: list[Table]
+    given_hashes: bool = False
+    num_computed_tokens: int = 0
+    junction: int = 0
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """`new[i][g]`: what request i got in group g, as far as requests fitted."""
+
+    new: list[list[list[int]]]
+
+    @property
+    def num_fit(self) -> int:
+        return len(self.new)
+
+    def new_blocks(self, i: int) -> list[list[int]]:
+        return self.new[i]
+
+
+@dataclass
+class Memory:
+    """All that changes."""
+
+    pool: Pool
+    groups: list[Group]
+    requests: dict[int, Request] = field(default_factory=dict)
+
+
+class CacheModel:
+    """See `kvbraid.cache.CacheManager`; `take_events` returns the structs themselves."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        self.config, specs = config, config.topology.groups
+        self.alignment = config.topology.alignment or math.lcm(*(g.block_size for g in specs))
+        self.hash_block = resume.hash_block(config.topology)
+        self.hit_alignment = self.hash_block if config.topology.partial_hits else self.alignment
+        options = config.group_options or (GroupOptions(),) * len(specs)
+        groups = [self._group(g, *pair) for g, pair in enumerate(zip(specs, options, strict=True))]
+        self.memory = Memory(Pool(config.num_blocks, config.caching), groups)
+        self.uses_eagle = any(spec.eagle for spec in specs)
+        self.is_vllm = config.topology.dialect is EngineDialect.VLLM
+        self.eagle = [
+            spec.eagle or (self.is_vllm and any(o.eagle for o in specs if look_alike(o, spec)))
+            for spec in specs
+        ]
+        self.keepers = [
+            Keeper(spec, eagle, self.hit_alignment, config.retention)
+            for spec, eagle in zip(specs, self.eagle, strict=True)
+        ]
+        self.engine = EngineHash(
+            HashAlgo(config.topology.hash_algo or "sha256"),
+            config.topology.hash_seed,
+            block_size=self.hash_block,
+            lookahead=config.topology.hash_lookahead,
+        )
+        self._next = 1
+
+    def _group(self, index: int, spec: GroupSpec, options: GroupOptions) -> Group:
+        kind: type[Group] = KINDS.get(spec.kind, Group)
+        cap, in_flight = None, self.config.max_in_flight_tokens
+        if in_flight is not None and (spec.kind.is_window or spec.chunk):
+            behind = (spec.chunk or 0) if spec.chunk else (spec.window or 1) - 1
+            held = behind + options.extra_retained_tokens + in_flight
+            held = min(held, self.config.max_model_len or held)
+            cap = -(-held // spec.block_size) + spec.kind.is_window
+        return (Ring if options.is_ring else kind)(index, spec, options, cap)
+
+    # ---- requests ------------------------------------------------------------------------
+
+    def add(
+        self,
+        tokens: Sequence[int],
+        *,
+        num_prompt_tokens: int | None = None,
+        extra: ExtraKeys = NO_EXTRA_KEYS,
+        lora_id: int | None = None,
+        session_id: str | None = None,
+        block_hashes: Sequence[bytes] | None = None,
+    ) -> int:
+        del session_id  # Only on the wire.
+        handle, self._next = self._next, self._next + 1
+        self.memory.requests[handle] = Request(
+            list(tokens),
+            len(tokens) if num_prompt_tokens is None else num_prompt_tokens,
+            extra,
+            lora_id,
+            self._hashes(tokens, extra) if block_hashes is None else list(block_hashes),
+            [Table() for _ in self.memory.groups],
+            given_hashes=block_hashes is not None,
+        )
+        return handle
+
+    def extend(
+        self, request: int, tokens: Sequence[int], *, block_hashes: Sequence[bytes] | None = None
+    ) -> None:
+        known = self.memory.requests[request]
+        known.tokens += tokens
+        if block_hashes is not None:
+            known.hashes += block_hashes
+        elif not known.given_hashes:
+            known.hashes = self._hashes(known.tokens, known.extra)
+
+    def truncate(self, request: int, num_tokens: int) -> None:
+        known = self.memory.requests[request]
+        del known.tokens[num_tokens:]
+        del known.hashes[num_tokens // self.hash_block :]
+        if not known.given_hashes:
+            known.hashes = self._hashes(known.tokens, known.extra)
+        known.num_computed_tokens = min(known.num_computed_tokens, num_tokens)
+
+    def roll_back(self, request: int, num_computed_tokens: int) -> None:
+        self.memory.requests[request].num_computed_tokens = num_computed_tokens
+
+    def release(self, requests: Sequence[int]) -> None:
+        self.preempt(requests)
+        for request in requests:
+            del self.memory.requests[request]
+
+    def preempt(self, requests: Sequence[int]) -> None:
+        for request in requests:
+            known = self.memory.requests[request]
+            for g, table in enumerate(known.tables):
+                self.memory.pool.release(table.blocks[::-1])
+                known.tables[g] = Table()
+            known.num_computed_tokens = 0
+
+    def pop_blocks(self, request: int) -> list[int]:
+        known = self.memory.requests.pop(request)
+        return [block for table in known.tables for block in table.blocks]
+
+    def _hashes(self, tokens: Sequence[int], extra: ExtraKeys) -> list[bytes]:
+        """Not a model of hashing: that one is in `engine_hash`."""
+        return [*block_hashes(tokens, self.engine, extra)] if self.config.caching else []
+
+    # ---- hits ----------------------------------------------------------------------------
+
+    def match(self, request: int) -> Match:
+        known = self.memory.requests[request]
+        if not self.config.caching or not any(map(self._is_shared, self.memory.groups)):
+            return Match(0, 0)  # Not that nobody objects: nothing is held.
+        held, num_tokens = self._held(known), len(known.tokens)
+        if self.is_vllm:
+            hit = vllm_search.resume(self.config.topology, num_tokens, held)
+        else:
+            hit = resume.resume(self.config.topology, num_tokens, held)
+        return Match(hit, self._junction(num_tokens, held))
+
+    def _held(self, request: Request) -> list[frozenset[int]]:
+        """Per group, the ends in tokens of the request's own prefixes that are findable."""
+        ends = [((n + 1) * self.hash_block, digest) for n, digest in enumerate(request.hashes)]
+        find = self.memory.pool.find
+        return [
+            frozenset(end for end, digest in ends if find((g, digest)) is not None)
+            for g in range(len(self.memory.groups))
+        ]
+
+    def _junction(self, num_tokens: int, held: Sequence[frozenset[int]]) -> int:
+        """How far the groups that are asked first could resume alone, if that is further."""
+        topology = replace(
+            self.config.topology,
+            alignment=self.alignment,
+            hash_block_size=self.hash_block,
+            replay_tokens=0,
+        )
+        asked = [g for g in self.memory.groups if self._is_shared(g)]
+        if len(topology.groups) == 1 or not asked:
+            return 0
+        first = next((g for g in asked if g.spec.kind.is_full), asked[0]).spec
+        lead = [g.index for g in asked if look_alike(g.spec, first)]
+        if self.is_vllm:
+            hit = vllm_search.resume(topology, num_tokens, held)
+            furthest = vllm_search.first_answer(topology, num_tokens, held)
+            return furthest if furthest > hit else 0
+        rest = replace(topology, groups=tuple(g.spec for g in asked))
+        alone = replace(topology, groups=tuple(topology.groups[g] for g in lead))
+        hit = resume.resume(rest, num_tokens, [held[g.index] for g in asked])
+        furthest = resume.resume(alone, num_tokens, [held[g] for g in lead])
+        return furthest if furthest > hit else 0
+
+    def _is_shared(self, group: Group) -> bool:
+        """Whether a group is looked up and committed at all; replayed windows are not."""
+        replayed = self.config.topology.replay_tokens and group.spec.kind.is_window
+        return group.is_shared and not replayed and not group.options.is_ring
+
+    def _hit_blocks(self, group: Group, request: Request, hit: int) -> list[int]:
+        """The blocks of a hit, empty where the next token reads nothing."""
+        if not self._is_shared(group) or not hit:
+            return []
+        size, find = group.spec.block_size, self.memory.pool.find
+        first = resume.first_needed(group.spec, hit) // size
+        if group.spec.kind is SpecKind.MAMBA:
+            first = -(-hit // size) - 1
+        blocks = []
+        for j in range(-(-hit // size)):
+            ends = [(j + 1) * size] if (j + 1) * size <= hit else self._tails(group, request, j)
+            if group.spec.kind is SpecKind.MAMBA:
+                ends = [hit]
+            digests = [request.hashes[end // self.hash_block - 1] for end in ends]
+            found = (find((group.index, digest)) for digest in digests)
+            blocks.append(next((b for b in found if b is not None), NULL) if j >= first else NULL)
+        return blocks
+
+    def _tails(self, group: Group, request: Request, place: int) -> list[int]:
+        """Where the shared block of a hit that ends inside it may end itself, best first."""
+        start, size = place * group.spec.block_size, group.spec.block_size
+        last = min(start + size, len(request.hashes) * self.hash_block)
+        if self.is_vllm:  # It never asks for what lies behind the longest hit.
+            beyond = self.hash_block if self.eagle[group.index] else 0
+            last = min(last, len(request.tokens) - 1 + beyond)
+        return list(range(last // self.hash_block * self.hash_block, start, -self.hash_block))
+
+    # ---- steps ---------------------------------------------------------------------------
+
+    def allocate(self, needs: Sequence[Need], *, reserved_blocks: int = 0) -> Fitted:
+        new: list[list[list[int]]] = []
+        for need in needs:
+            before = copy.deepcopy(self.memory)
+            try:
+                new.append(self._allocate(need, reserved_blocks))
+            except OutOfBlocksError as short:
+                self.memory = before
+                if short.has_retired and self.is_vllm:
+                    self._retire(need)
+                break
+        return Fitted(new)
+
+    def decode(self, requests: Sequence[int], tokens: Sequence[int]) -> Fitted:
+        for request, token in zip(requests, tokens, strict=True):
+            self.extend(request, [token])
+        return self.allocate([Need(request=request, num_new_tokens=1) for request in requests])
+
+    def _allocate(self, need: Need, reserved_blocks: int) -> list[list[int]]:
+        request, groups = self.memory.requests[need.request], self.memory.groups
+        pool, limit = self.memory.pool, self.config.max_model_len
+        if need.junction is not None:
+            request.junction = need.junction
+        local = self._local(need)
+        computed = at_most(local + need.num_external_tokens, limit)
+        starts = [
+            Start(self._hit_blocks(group, request, need.num_hit_tokens), local, computed - local)
+            for group in groups
+        ]
+        watermark = int(self.config.watermark * self.config.num_blocks) * need.is_waiting
+        if need.full_sequence_must_fit:
+            whole = at_most(len(request.tokens), limit)
+            reach = Reach(whole, whole, need.num_encoder_tokens)
+            wanted = self._num_needed(request, starts, reach, admission=True)
+            demand(wanted + watermark <= len(pool.free), has_retired=False)
+        main = computed + need.num_new_tokens
+        slots = at_most(main + need.num_lookahead_tokens, limit)
+        reach = Reach(slots, main, need.num_encoder_tokens)
+        self._retire(need)
+        wanted = self._num_needed(request, starts, reach, admission=False)
+        demand(wanted + watermark + reserved_blocks <= len(pool.free))
+        self._adopt(request, starts, need)
+        new = [g.extend(pool, t, reach) for g, t in zip(groups, request.tables, strict=True)]
+        request.num_computed_tokens = main
+        if not need.delay_commit:
+            self.commit(need.request, min(main, len(request.tokens)))
+        return new
+
+    def _num_needed(
+        self, request: Request, starts: Sequence[Start], reach: Reach, *, admission: bool
+    ) -> int:
+        rows = zip(self.memory.groups, request.tables, starts, strict=True)
+        return sum(
+            group.num_needed(self.memory.pool, table, start, reach, admission=admission)
+            for group, table, start in rows
+        )
+
+    def _adopt(self, request: Request, starts: Sequence[Start], need: Need) -> None:
+        """First every group pins its hit, then any takes blocks for external tokens."""
+        is_running = any(table.committed is not None for table in request.tables)
+        if is_running or not need.num_hit_tokens + need.num_external_tokens:
+            return
+        rows = list(zip(self.memory.groups, request.tables, starts, strict=True))
+        for group, table, start in rows:
+            group.adopt(self.memory.pool, table, start)
+        if need.num_external_tokens:
+            for group, table, start in rows:
+                group.adopt_external(self.memory.pool, table, start)
+
+    def _retire(self, need: Need) -> None:
+        computed = self._local(need) + need.num_external_tokens
+        computed = at_most(computed, self.config.max_model_len)
+        self.free_skipped(need.request, max(0, computed - need.num_in_flight_tokens))
+
+    def _local(self, need: Need) -> int:
+        """Tokens that a request has in this cache, its hit included."""
+        computed = need.num_computed_tokens
+        if computed is None:
+            computed = self.memory.requests[need.request].num_computed_tokens
+        return computed + need.num_hit_tokens
+
+    def free_skipped(self, request: int, num_processed_tokens: int) -> None:
+        tables = self.memory.requests[request].tables
+        for group, table in zip(self.memory.groups, tables, strict=True):
+            group.retire(self.memory.pool, table, num_processed_tokens)
+
+    def start_step(self) -> None:
+        for group in self.memory.groups:
+            group.this_step.clear()
+
+    # ---- commits -------------------------------------------------------------------------
+
+    def commit(self, request: int, num_tokens: int) -> None:
+        known = self.memory.requests[request]
+        for group in self.memory.groups:
+            if self.config.caching and self._is_shared(group):
+                self._commit(group, known, self._num_cacheable(group, num_tokens))
+
+    def _num_cacheable(self, group: Group, num_tokens: int) -> int:
+        """Leading tokens of which a hit could ever be made, and whose KV is final."""
+        final = max(0, num_tokens - self.config.num_reprefillable_tokens)
+        if len(self.memory.groups) == 1:
+            return final
+        unit = 1 if self.config.topology.partial_hits else self.alignment
+        aligned = num_tokens // unit * unit
+        if self.eagle[group.index] and aligned:
+            return min(final, final // unit * unit + group.spec.block_size)
+        return aligned
+
+    def _commit(self, group: Group, request: Request, num_tokens: int) -> None:
+        table, size = request.tables[group.index], group.spec.block_size
+        hashed = len(request.hashes) * self.hash_block
+        first, last = table.committed or 0, min(num_tokens, hashed) // size
+        if last > first:
+            reused = reused_boundaries(
+                request.num_prompt_tokens, self.alignment, eagle=self.uses_eagle
+            )
+            reused += [request.junction] * (request.junction > 0)
+            keeper = self.keepers[group.index]
+            kept = [j for j in range(first, last) if table.blocks[j] and keeper.keeps(j, reused)]
+            for j in kept:
+                self._register(group, request, table.blocks[j], (j + 1) * size)
+            self._say(store(request, group, self.hash_block, range(first, last), kept))
+            table.committed = last
+        if isinstance(group, State):
+            self._commit_state_tail(group, request, num_tokens)
+            own = [self.memory.pool.own_key(b) for b in table.blocks[first:last] if b]
+            group.this_step.update(key for key in own if key is not None)
+        elif group.spec.kind.is_full and size != self.hash_block:
+            self._commit_tail(group, request, num_tokens)
+
+    def _register(self, group: Group, request: Request, block: int, end: int) -> bool:
+        key = (group.index, request.hashes[end // self.hash_block - 1])
+        return self.memory.pool.register(block, key, end)
+
+    def _commit_tail(self, group: Group, request: Request, num_tokens: int) -> None:
+        """The prompt's last hash boundary, inside a block of a full group."""
+        limit = request.num_prompt_tokens - (not self.eagle[group.index])
+        end = limit // self.hash_block * self.hash_block
+        place, table = end // group.spec.block_size, request.tables[group.index]
+        if not 0 < end <= min(num_tokens, len(request.hashes) * self.hash_block):
+            return
+        if end % group.spec.block_size and place < len(table.blocks) and table.blocks[place]:
+            self._register_part(group, request, table.blocks[place], end)
+
+    def _commit_state_tail(self, group: Group, request: Request, num_tokens: int) -> None:
+        """A state that was taken exactly where the same prompt would resume."""
+        unit, size = self.hash_block, group.spec.block_size
+        limit = request.num_prompt_tokens - (not self.uses_eagle)
+        end = max(0, limit // unit * unit - unit * self.uses_eagle)
+        place, table = -(-end // size) - 1, request.tables[group.index]
+        if not end or end != num_tokens or end > len(request.hashes) * unit:
+            return
+        if place >= len(table.blocks) or not table.blocks[place]:
+            return
+        self._register_part(group, request, table.blocks[place], end)
+        group.this_step.add((group.index, request.hashes[end // unit - 1]))
+        if end % size:
+            table.tail, table.committed = (place, table.blocks[place]), place
+
+    def _register_part(self, group: Group, request: Request, block: int, end: int) -> None:
+        if self._register(group, request, block, end):
+            self._say(partial_store(request, group, self.hash_block, end))
+
+    # ---- the pool ------------------------------------------------------------------------
+
+    def free_blocks(self, block_ids: Sequence[int]) -> None:
+        self.memory.pool.release(block_ids)
+
+    def forget(self, block_ids: Sequence[int]) -> None:
+        for block in block_ids:
+            self.memory.pool.forget(block)
+
+    def reset(self) -> bool:
+        pool = self.memory.pool
+        if pool.references:
+            return False
+        for named in (pool.keys, pool.own_end, pool.copies):
+            named.clear()
+        self._say(AllBlocksCleared())
+        return True
+
+    def _say(self, event: Event) -> None:
+        self.memory.pool.events.append(event)
+
+    def take_events(self) -> tuple[Event, ...]:
+        events, self.memory.pool.events = self.memory.pool.events, []
+        return tuple(events) if self.config.events else ()
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        pairs = [pair for group in self.memory.groups for pair in group.copies]
+        for group in self.memory.groups:
+            group.copies.clear()
+        return pairs
+
+    def take_blocks_to_zero(self) -> list[int]:
+        blocks = [block for group in self.memory.groups for block in group.zeroes]
+        for group in self.memory.groups:
+            group.zeroes.clear()
+        return blocks
+
+    # ---- what is there -------------------------------------------------------------------
+
+    def blocks(self, request: int) -> list[list[int]]:
+        return [list(table.blocks) for table in self.memory.requests[request].tables]
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.memory.groups)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self.memory.pool.free)
+
+    @property
+    def usage(self) -> float:
+        usable = self.config.num_blocks - 1
+        return 1.0 - self.num_free_blocks / usable if usable else 0.0
+
+    def cached(self) -> dict[tuple[int, bytes], list[int]]:
+        return {key: list(blocks) for key, blocks in self.memory.pool.copies.items()}
+
+    def free_queue(self) -> list[int]:
+        return list(self.memory.pool.free)
+
+    def check_integrity(self) -> None:
+        self.memory.pool.check()
+
+
+KINDS: Final[dict[SpecKind, type[Group]]] = {
+    SpecKind.MAMBA: State,
+    SpecKind.CROSS_ATTENTION: Cross,
+}
+
+
+def look_alike(one: GroupSpec, other: GroupSpec) -> bool:
+    """Whether the engine asks two groups together; a draft head's is no kind of its own."""
+    return replace(one, eagle=False) == replace(other, eagle=False)
+
+
+def at_most(tokens: int, limit: int | None) -> int:
+    return tokens if limit is None else min(tokens, limit)
+
+
+def demand(is_met: bool, *, has_retired: bool = True) -> None:
+    if not is_met:
+        raise OutOfBlocksError(has_retired=has_retired)

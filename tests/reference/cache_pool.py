@@ -1,0 +1,130 @@
+"""The blocks of a cache as one would keep them on paper: lists, searched from the front.
+
+A block is free or referenced; it may have several keys (the first is its own, the others name
+places inside it), and several blocks may have the same key. Nothing is indexed or linked.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from kvbraid.events.model import BlockRemoved, Event
+
+Key: TypeAlias = tuple[int, bytes]
+"""A group, and the hash of the whole prefix that ends where the key says."""
+
+NULL: Final = 0  # Stands where a group needs no block: never free, never cached.
+
+
+class OutOfBlocksError(Exception):
+    """The free blocks did not suffice: whoever asked takes everything back.
+
+    `has_retired` tells whether skipped blocks had been given back before.
+    """
+
+    def __init__(self, *, has_retired: bool = True) -> None:
+        super().__init__()
+        self.has_retired = has_retired
+
+
+def wire_hash(digest: bytes) -> int:
+    return int.from_bytes(digest[-8:], "big")
+
+
+@dataclass
+class Pool:
+    """`free` lists unreferenced blocks, the next victim first."""
+
+    num_blocks: int
+    caching: bool = True
+    free: list[int] = field(default_factory=list)
+    references: dict[int, int] = field(default_factory=dict)  # Of blocks that have any.
+    keys: dict[int, list[Key]] = field(default_factory=dict)  # Of blocks that have any.
+    own_end: dict[int, int] = field(default_factory=dict)  # Tokens before the own key's end.
+    copies: dict[Key, list[int]] = field(default_factory=dict)  # Oldest first.
+    events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.free = list(range(1, self.num_blocks))
+
+    def find(self, key: Key) -> int | None:
+        return next(iter(self.copies.get(key, ())), None)
+
+    def own_key(self, block: int) -> Key | None:
+        return next(iter(self.keys.get(block, ())), None)
+
+    def touch(self, block: int) -> None:
+        if block in self.free:
+            self.free.remove(block)
+        self.references[block] = self.references.get(block, 0) + 1
+
+    def take(self, count: int) -> list[int]:
+        """Hand out the next victims; what they held is forgotten, in their order."""
+        if count > len(self.free):
+            raise OutOfBlocksError
+        taken, self.free = self.free[:count], self.free[count:]
+        for block in taken:
+            self.forget(block)
+            self.references[block] = 1
+        return taken
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference each. Blocks that nobody can find go first, in the given order;
+        cached ones go last, in the given order."""
+        unfindable = []
+        for block in blocks:
+            if block == NULL:
+                continue
+            self.references[block] -= 1
+            if self.references[block]:
+                continue
+            del self.references[block]
+            if self.caching and block in self.keys:
+                self.free.append(block)
+            else:
+                unfindable.append(block)
+        self.free = unfindable + self.free
+
+    def register(self, block: int, key: Key, end: int) -> bool:
+        """Make a block findable where `end` tokens end; return whether it was not yet.
+
+        A shorter prefix is what the block held before it was written on: such keys go first.
+        """
+        if key in self.keys.get(block, ()):
+            return False
+        if block in self.keys and self.own_end[block] < end:
+            self.forget(block)
+        if block not in self.keys:
+            self.own_end[block] = end
+        self.keys.setdefault(block, []).append(key)
+        self.copies.setdefault(key, []).append(block)
+        return True
+
+    def move_keys(self, source: int, destination: int) -> None:
+        """Hand all keys over, silently: the contents are copied."""
+        end, keys = self.own_end[source], self._drop_keys(source)
+        for key in keys:
+            self.register(destination, key, end)
+
+    def forget(self, block: int) -> None:
+        """Drop the keys of a block and say so, one event each."""
+        for group, digest in self._drop_keys(block):
+            removed = (wire_hash(digest),)
+            self.events.append(BlockRemoved(block_hashes=removed, group_idx=group))
+
+    def _drop_keys(self, block: int) -> list[Key]:
+        keys = self.keys.pop(block, [])
+        self.own_end.pop(block, None)
+        for key in keys:
+            self.copies[key].remove(block)
+            if not self.copies[key]:
+                del self.copies[key]
+        return keys
+
+    def check(self) -> None:
+        assert sorted([*self.free, *self.references]) == list(range(1, self.num_blocks))
+        assert all(count > 0 for count in self.references.values())
+        listed = [(key, block) for block, keys in self.keys.items() for key in keys]
+        found = [(key, block) for key, blocks in self.copies.items() for block in blocks]
+        assert sorted(listed) == sorted(found)
+        assert set(self.own_end) == set(self.keys)

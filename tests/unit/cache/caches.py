@@ -1,0 +1,90 @@
+"""Caches for unit tests: short names, whole lives of requests, and a picture of all that shows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvbraid.cache import CacheConfig, CacheManager, Need
+from kvbraid.hashing import NO_EXTRA_KEYS, EngineHash, ExtraKeys, block_hashes
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
+
+
+def full(block_size: int = 16, **more: Any) -> GroupSpec:  # noqa: ANN401 - fields of the spec
+    return GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=block_size, **more)
+
+
+def window(tokens: int, block_size: int = 16, **more: Any) -> GroupSpec:  # noqa: ANN401
+    kind = SpecKind.SLIDING_WINDOW
+    return GroupSpec(kind=kind, block_size=block_size, window=tokens, **more)
+
+
+def chunked(tokens: int, block_size: int = 16) -> GroupSpec:
+    kind = SpecKind.CHUNKED_LOCAL_ATTENTION
+    return GroupSpec(kind=kind, block_size=block_size, chunk=tokens)
+
+
+def mamba(block_size: int = 16) -> GroupSpec:
+    return GroupSpec(kind=SpecKind.MAMBA, block_size=block_size)
+
+
+def config(
+    *groups: GroupSpec,
+    num_blocks: int = 64,
+    topology: dict[str, Any] | None = None,
+    **more: Any,  # noqa: ANN401 - fields of the configuration
+) -> CacheConfig:
+    """Pure rule, seeded hashes, events on."""
+    fields = {"dialect": EngineDialect.PURE, "hash_seed": "0", **(topology or {})}
+    return CacheConfig(
+        topology=Topology(groups=groups, **fields), num_blocks=num_blocks, events=True, **more
+    )
+
+
+def compute(cache: CacheManager, request: int, ends: Sequence[int], *, hit: int = 0) -> None:
+    """Compute a request's tokens in steps that end at `ends`, from its hit on."""
+    match, start = cache.match(request), hit
+    for end in ends:
+        cache.start_step()
+        first = start == hit
+        need = Need(
+            request=request,
+            num_new_tokens=end - start,
+            num_hit_tokens=hit if first else 0,
+            junction=match.junction if first else None,
+        )
+        assert cache.allocate([need]).num_fit == 1
+        start = end
+
+
+def leave(
+    cache: CacheManager,
+    tokens: Sequence[int],
+    step: int,
+    *,
+    extra: ExtraKeys = NO_EXTRA_KEYS,
+) -> None:
+    """Have a request compute all its tokens, `step` at a time, and go; nothing may be evicted."""
+    request = cache.add(tokens, extra=extra)
+    ends = [*range(step, len(tokens), step), len(tokens)]
+    compute(cache, request, ends)
+    cache.release([request])
+
+
+def blocks_held(cache: CacheManager, tokens: Sequence[int], unit: int) -> list[set[int]]:
+    """Per group, the ends in tokens of the prefixes of `tokens` that can be found."""
+    engine = EngineHash(block_size=unit, seed="0")
+    ends = {digest: (n + 1) * unit for n, digest in enumerate(block_hashes(tokens, engine))}
+    held: list[set[int]] = [set() for _ in range(cache.num_groups)]
+    for group, digest in cache.cached():
+        held[group].add(ends[digest])  # type: ignore[index]
+    return held
+
+
+def picture(cache: CacheManager, requests: Sequence[int]) -> object:
+    """All that a caller can see, to compare before and after."""
+    return (
+        [(cache.blocks(request), cache.match(request)) for request in requests],
+        cache.cached(),
+        cache.free_queue(),
+        cache.num_free_blocks,
+        cache.usage,
+    )

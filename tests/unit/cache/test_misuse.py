@@ -1,0 +1,263 @@
+"""What a caller can do wrong: it gets a named error, and the cache is as it was."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from kvbraid.cache import CacheManager, GroupOptions, Interval, Need
+from kvbraid.errors import InvalidValueError, KvbraidError, UnknownError
+from kvbraid.spec import GroupSpec, SpecKind
+
+from tests.unit.cache.caches import chunked, compute, config, full, leave, mamba, picture, window
+
+TOKENS = list(range(40))
+NOBODY = 12_345
+
+
+@dataclass
+class Busy:
+    """A cache that served somebody and serves two: one runs, one was only added."""
+
+    cache: CacheManager
+    runs: int
+    waits: int
+
+    @property
+    def used(self) -> int:
+        return self.cache.blocks(self.runs)[0][0]
+
+    def need(self, **fields: Any) -> Need:  # noqa: ANN401 - fields of the need
+        return Need(**{"request": self.runs, "num_new_tokens": 1, **fields})
+
+
+@pytest.fixture
+def busy() -> Busy:
+    cache = CacheManager(config(full(4), window(8, 4), mamba(4)))
+    leave(cache, TOKENS, 4)
+    runs, waits = cache.add([*TOKENS[:10], 77, 78]), cache.add(TOKENS)
+    compute(cache, runs, [10], hit=8)
+    return Busy(cache, runs, waits)
+
+
+Call = Callable[[Busy], object]
+UNKNOWN: dict[str, Call] = {
+    "match": lambda b: b.cache.match(NOBODY),
+    "extend": lambda b: b.cache.extend(NOBODY, [1]),
+    "commit": lambda b: b.cache.commit(NOBODY, 4),
+    "free_skipped": lambda b: b.cache.free_skipped(NOBODY, 4),
+    "roll_back": lambda b: b.cache.roll_back(NOBODY, 0),
+    "truncate": lambda b: b.cache.truncate(NOBODY, 4),
+    "blocks": lambda b: b.cache.blocks(NOBODY),
+    "pop_blocks": lambda b: b.cache.pop_blocks(NOBODY),
+    "release": lambda b: b.cache.release([NOBODY]),
+    "release, one of two": lambda b: b.cache.release([b.runs, NOBODY]),
+    "release twice in one call": lambda b: b.cache.release([b.runs, b.runs]),
+    "preempt": lambda b: b.cache.preempt([b.runs, NOBODY]),
+    "decode": lambda b: b.cache.decode([b.runs, NOBODY], [1, 2]),
+    "allocate": lambda b: b.cache.allocate([b.need(), b.need(request=NOBODY)]),
+}
+WRONG: dict[str, Call] = {
+    "commit of more than is computed": lambda b: b.cache.commit(b.runs, 11),
+    "commit of a negative count": lambda b: b.cache.commit(b.runs, -1),
+    "roll back forwards": lambda b: b.cache.roll_back(b.runs, 11),
+    "roll back below zero": lambda b: b.cache.roll_back(b.runs, -1),
+    "truncate to more than there is": lambda b: b.cache.truncate(b.runs, 13),
+    "truncate into what others find": lambda b: b.cache.truncate(b.runs, 3),
+    "truncate below zero": lambda b: b.cache.truncate(b.runs, -1),
+    "free skipped below zero": lambda b: b.cache.free_skipped(b.runs, -1),
+    "extend by a negative token": lambda b: b.cache.extend(b.runs, [3, -1]),
+    "extend by too many hashes": lambda b: b.cache.extend(b.runs, [1], block_hashes=[b"x" * 32]),
+    "add nothing": lambda b: b.cache.add([]),
+    "add a negative token": lambda b: b.cache.add([1, -1]),
+    "add a longer prompt than tokens": lambda b: b.cache.add([1], num_prompt_tokens=2),
+    "add no prompt": lambda b: b.cache.add([1], num_prompt_tokens=0),
+    "add a negative prompt": lambda b: b.cache.add([1], num_prompt_tokens=-1),
+    "add too many hashes": lambda b: b.cache.add([1, 2, 3], block_hashes=[b"x" * 32]),
+    "add a short hash": lambda b: b.cache.add([1, 2, 3, 4], block_hashes=[b"x"]),
+    "decode without tokens": lambda b: b.cache.decode([b.runs], []),
+    "decode a negative token": lambda b: b.cache.decode([b.runs], [-1]),
+    "nothing to do": lambda b: b.cache.allocate([b.need(num_new_tokens=0)]),
+    "nothing to do, second": lambda b: b.cache.allocate(
+        [b.need(), b.need(request=b.waits, num_new_tokens=0)]
+    ),
+    "a hit while it runs": lambda b: b.cache.allocate([b.need(num_hit_tokens=4)]),
+    "a hit that nobody holds": lambda b: b.cache.allocate(
+        [b.need(request=b.waits, num_hit_tokens=38)]
+    ),
+    "a hit beyond the tokens": lambda b: b.cache.allocate(
+        [b.need(request=b.waits, num_hit_tokens=400)]
+    ),
+    "negative reserve": lambda b: b.cache.allocate([b.need()], reserved_blocks=-1),
+    "free a block that does not exist": lambda b: b.cache.free_blocks([64]),
+    "free a negative block": lambda b: b.cache.free_blocks([-1]),
+    "free a free block": lambda b: b.cache.free_blocks([b.cache.free_queue()[0]]),
+    "free a block too often": lambda b: b.cache.free_blocks([b.used] * 9),
+    "forget a block that does not exist": lambda b: b.cache.forget([b.used, 64]),
+    "forget a negative block": lambda b: b.cache.forget([-1]),
+}
+for name in (
+    "num_new_tokens",
+    "num_hit_tokens",
+    "junction",
+    "num_external_tokens",
+    "num_lookahead_tokens",
+    "num_in_flight_tokens",
+    "num_encoder_tokens",
+    "num_computed_tokens",
+):
+    WRONG[f"negative {name}"] = lambda b, name=name: b.cache.allocate(  # type: ignore[misc]
+        [b.need(**{name: -1})]
+    )
+
+
+def unchanged(busy: Busy, call: Call, error: type[KvbraidError]) -> str:
+    requests = [busy.runs, busy.waits]
+    before = picture(busy.cache, requests)
+    busy.cache.take_events()
+    with pytest.raises(error) as caught:
+        call(busy)
+    assert picture(busy.cache, requests) == before
+    assert len(busy.cache.take_events()) == 0
+    assert busy.cache.take_copies() == []
+    busy.cache.check_integrity()
+    busy.cache.release(requests)
+    assert busy.cache.reset()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("call", UNKNOWN.values(), ids=UNKNOWN.keys())
+def test_an_unknown_request_is_named_and_nothing_changes(busy: Busy, call: Call) -> None:
+    message = unchanged(busy, call, UnknownError)
+    assert str(NOBODY) in message or "twice" in message
+
+
+@pytest.mark.parametrize("call", WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_value_is_refused_and_nothing_changes(busy: Busy, call: Call) -> None:
+    unchanged(busy, call, InvalidValueError)
+
+
+def test_a_request_is_released_once(busy: Busy) -> None:
+    busy.cache.release([busy.runs])
+    for call in (busy.cache.match, busy.cache.pop_blocks, busy.cache.blocks):
+        with pytest.raises(UnknownError):
+            call(busy.runs)
+    with pytest.raises(UnknownError):
+        busy.cache.release([busy.runs])
+    assert busy.cache.blocks(busy.waits) == [[], [], []]
+
+
+def test_popped_blocks_are_freed_once(busy: Busy) -> None:
+    blocks = busy.cache.pop_blocks(busy.runs)
+    with pytest.raises(UnknownError):
+        busy.cache.release([busy.runs])
+    busy.cache.free_blocks(blocks[::-1])
+    with pytest.raises(InvalidValueError):
+        busy.cache.free_blocks([block for block in blocks if block])
+    busy.cache.check_integrity()
+
+
+def test_what_does_not_fit_is_a_result() -> None:
+    cache = CacheManager(config(full(4), num_blocks=4))
+    first, second = cache.add(TOKENS[:8]), cache.add(TOKENS[:9])
+    needs = [Need(request=first, num_new_tokens=8), Need(request=second, num_new_tokens=9)]
+    got = cache.allocate(needs)
+    assert got.num_fit == 1
+    assert cache.blocks(second) == [[]]
+    assert cache.num_free_blocks == 1
+
+
+# ---- caches that cannot work -------------------------------------------------------------
+
+RING = GroupOptions(is_ring=True)
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "a block of no whole hash blocks": (
+        lambda: config(full(4), window(8, 6), topology={"hash_block_size": 4}),
+        "group 1",
+    ),
+    "an alignment of no whole blocks": (
+        lambda: config(full(4), window(8, 6), topology={"alignment": 6}),
+        "group 0",
+    ),
+    "a chunk group without its chunk": (
+        lambda: config(full(4), replace(chunked(8, 4), chunk=None)),
+        "group 1",
+    ),
+    "a window group without its window": (
+        lambda: config(full(4), GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=4)),
+        "window",
+    ),
+    "an unknown kind": (
+        lambda: config(full(4), GroupSpec(kind=SpecKind.UNKNOWN, block_size=4)),
+        "group 1",
+    ),
+    "a cacheable ring": (
+        lambda: config(full(4), full(4), group_options=(GroupOptions(), RING)),
+        "group 1",
+    ),
+    "drafts behind no state": (
+        lambda: config(full(4), group_options=(GroupOptions(num_speculative_blocks=1),)),
+        "group 0",
+    ),
+    "tokens behind no window": (
+        lambda: config(full(4), group_options=(GroupOptions(extra_retained_tokens=1),)),
+        "group 0",
+    ),
+    "options of other groups": (
+        lambda: config(full(4), group_options=(GroupOptions(), GroupOptions())),
+        "2 group_options",
+    ),
+    "no block but the null block": (lambda: config(full(4), num_blocks=1), "num_blocks"),
+    "an interval of no whole units": (
+        lambda: config(full(4), window(8, 4), retention=Interval(6)),
+        "6",
+    ),
+    "an interval that nothing heeds": (lambda: config(full(4), retention=Interval(8)), "8"),
+    "a negative interval": (
+        lambda: config(full(4), window(8, 4), retention=Interval(-4)),
+        "-4",
+    ),
+    "a watermark above all": (lambda: config(full(4), watermark=1.5), "watermark"),
+    "a negative watermark": (lambda: config(full(4), watermark=-0.1), "watermark"),
+    "65 groups": (lambda: config(*[full(4)] * 65, num_blocks=999), "64"),
+    "a draft head on chunks": (lambda: config(full(4), replace(chunked(8, 4), eagle=True)), "1"),
+    "replay beside states": (
+        lambda: config(full(4), mamba(4), window(8, 4), topology={"replay_tokens": 4}),
+        "replay",
+    ),
+    "replay beside chunks": (
+        lambda: config(full(4), chunked(8, 4), window(8, 4), topology={"replay_tokens": 4}),
+        "replay",
+    ),
+    "drafts longer than a unit": (
+        lambda: config(full(4, eagle=True), window(8, 4), num_reprefillable_tokens=4),
+        "num_reprefillable_tokens",
+    ),
+    "more tokens again than none": (
+        lambda: config(full(4), num_reprefillable_tokens=-1),
+        "num_reprefillable_tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize(("build", "says"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_cache_that_cannot_work_is_refused_by_name(build: Callable[[], Any], says: str) -> None:
+    with pytest.raises(InvalidValueError, match=says):
+        CacheManager(build())
+
+
+def test_no_group_at_all_is_a_cache_that_holds_nothing() -> None:
+    cache = CacheManager(config())
+    request = cache.add(TOKENS)
+    assert cache.match(request).num_tokens == 0
+    assert cache.allocate([Need(request=request, num_new_tokens=40)]).num_fit == 1
+    assert cache.blocks(request) == []
+    cache.release([request])
+    assert cache.reset()
+
+
+def test_64_groups_are_served() -> None:
+    groups = [full(4), window(8, 4), mamba(4), chunked(8, 4)] * 16
+    cache = CacheManager(config(*groups, num_blocks=64 * 20))
+    leave(cache, TOKENS, 4)
+    assert cache.match(cache.add(TOKENS)).num_tokens == 36

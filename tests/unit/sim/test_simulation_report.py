@@ -1,0 +1,159 @@
+"""`kvbraid cache simulate` as people and programs see it, and the study made of the same parts."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from kvbraid.cli import cli
+from kvbraid.errors import InvalidValueError, KvbraidError
+from kvbraid.sim.cache_models import CONFIGS, cache_model
+from kvbraid.sim.cache_policies import CACHE_POLICIES
+from kvbraid.sim.memory_size import parse_size, show_size
+from kvbraid.sim.simulation_plot import draw
+
+from bench import study_policies
+from bench.study_policies import Study
+
+MODEL = "gpt-oss-120b"
+BLOCK_BYTES = cache_model(MODEL).block_bytes
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A prompt of 1 025 tokens, one that shares its first 512, and the first again."""
+    rows = [(1_025, [1, 2, 3]), (1_025, [1, 4, 5]), (1_025, [1, 2, 3])]
+    lines = [json.dumps({"input_length": n, "hash_ids": ids}) for n, ids in rows]
+    path = tmp_path / "small.jsonl"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def run(*arguments: str) -> str:
+    arguments = ("cache", "simulate", *arguments)
+    result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_json_has_one_line_per_memory_and_policy(trace: Path) -> None:
+    sizes = ["1GiB", "100MiB"]
+    memories = [argument for size in sizes for argument in ("--memory", size)]
+    lines = run(str(trace), "--model", MODEL, *memories, "--json").splitlines()
+    rows = [json.loads(line) for line in lines]
+    cells = [(row["memory_bytes"], row["policy"]) for row in rows]
+    assert cells == [(m, p) for m in (100 << 20, 1 << 30) for p in CACHE_POLICIES]
+    hits = {row["policy"]: row["hit_tokens"] for row in rows if row["memory_bytes"] == 1 << 30}
+    # Without an interval the second prompt finds no window where it branches off; 1 024 is none.
+    assert hits == {
+        "dense": 512 + 1_024, "interval-0": 1_024, "interval-1k": 1_024, "interval-8k": 1_024
+    }  # fmt: skip
+    assert rows[-1]["prompt_tokens"] == 3 * 1_025
+    # 64 blocks of the first prompt, 32 more of the second, and a window of 8 for each of the two.
+    assert rows[-1]["working_set_bytes"] == (64 + 32 + 2 * 8) * BLOCK_BYTES
+
+
+def test_the_table_has_a_row_per_memory_and_a_column_per_policy(trace: Path) -> None:
+    output = run(
+        str(trace), "--model", MODEL, "--memory", "1GiB", "--memory", "80MiB",
+        "--policy", "interval-0", "--policy", "dense", "--requests", "2",
+    )  # fmt: skip
+    rows = [line.split() for line in output.splitlines()]
+    assert ["memory", "blocks", "interval-0", "dense", "left", "out"] in rows
+    assert ["1", "GiB", "1,820", "0.00", "24.98", "0"] in rows
+    assert ["80", "MiB", "142"] in [row[:3] for row in rows]
+    assert "small: 2 requests in 2 conversations" in output
+
+
+def test_the_plot_is_written(trace: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "out.png"
+    memories = ("--memory", "200MiB", "--memory", "1GiB")
+    run(str(trace), "--model", MODEL, *memories, "--plot", str(picture))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_a_plot_is_refused_before_anything_runs(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    arguments = ["cache", "simulate", str(trace), "--model", MODEL, "--memory", "1GiB"]
+    result = CliRunner().invoke(cli, [*arguments, "--plot", str(tmp_path / "out.png")])
+    assert isinstance(result.exception, InvalidValueError)
+    assert str(result.exception) == (
+        "a plot needs matplotlib, which is not installed: pip install 'kvbraid[plot]'"
+    )
+    assert result.stdout == ""
+
+
+def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match=r"out\.png: the plot cannot be written"):
+        draw(tmp_path / "absent" / "out.png", {"t": {"dense": [(1.0, 0.5)]}})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--model", "gpt-2", "--memory", "1GiB"), "model 'gpt-2' is not known"),
+        (("--model", MODEL, "--memory", "1Gib"), "'1Gib' is not a size of memory"),
+        (("--model", MODEL, "--memory", "1MiB"), "a pool of 1 blocks"),
+        (("--model", MODEL, "--memory", "1GiB", "--policy", "x"), "policy 'x' is not known"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(
+    trace: Path, arguments: tuple[str, ...], reason: str
+) -> None:
+    result = CliRunner().invoke(cli, ["cache", "simulate", str(trace), *arguments])
+    assert isinstance(result.exception, KvbraidError)
+    assert reason in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes", "shown"),
+    [
+        ("40GiB", 40 << 30, "40 GiB"),
+        ("1.5 MiB", 3 << 19, "1.5 MiB"),
+        ("80GB", 80 * 10**9, "74.5 GiB"),
+        ("12", 12, "12 B"),
+        ("2 PiB", 2 << 50, "2 PiB"),
+    ],
+)
+def test_sizes_are_read_and_shown(text: str, num_bytes: int, shown: str) -> None:
+    assert parse_size(text) == num_bytes
+    assert show_size(num_bytes) == shown
+
+
+@pytest.fixture
+def study(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+    monkeypatch.setattr(study_policies, "TRACES", {"small.jsonl": "here"})
+    monkeypatch.setattr(study_policies, "SHARES", ("1/2", "1"))
+    study_policies._trace.cache_clear()
+    study_policies._footprint.cache_clear()
+    return Study(traces=trace.parent, folder=tmp_path / "results")
+
+
+def test_a_study_computes_what_is_missing_and_nothing_else(
+    study: Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert study_policies.run(study) == 0
+    num_cells = len(CONFIGS) * 2 * len(CACHE_POLICIES)
+    lines = study.results.read_text().splitlines()
+    assert len(lines) == num_cells
+    page = (study.folder / "policies.md").read_text()
+    assert "| small | gpt-oss-120b | 1 | " in page
+    stale = json.dumps({**json.loads(lines[1]), "version": study_policies.VERSION - 1})
+    study.results.write_text("\n".join([stale, *lines[2:], lines[0][:50]]))
+    capsys.readouterr()
+    assert study_policies.run(study) == 0
+    said = capsys.readouterr().err
+    assert f"{num_cells - 2} cells are there, 2 to do" in said
+    assert "a line is cut off" in said
+    assert (study.folder / "policies.md").read_text() == page
+    assert (study.folder / "policies.png").exists()
+
+
+def test_a_study_without_its_traces_says_what_to_fetch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert study_policies.run(Study(traces=tmp_path, folder=tmp_path / "results")) == 2
+    assert "mooncake_conversation_trace.jsonl.zst is missing; it is of" in capsys.readouterr().err

@@ -1,0 +1,13 @@
+"""The recorded lives over vLLM's own cache manager: what the same test asks of ours is right."""
+
+import pytest
+
+from tests.contract.recorded_life import assert_is_lived_again
+from tests.contract.test_recorded_lives import LIVES, folder_of
+from tests.vllm.stock_cache import StockCache
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", LIVES)
+def test_the_engines_own_cache_lives_it_again(name: str) -> None:
+    assert assert_is_lived_again(folder_of(name), StockCache) > 0
