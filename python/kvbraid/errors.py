@@ -7,6 +7,7 @@ KvbraidError
 ├── TooLargeError       larger than a configured limit
 ├── CaptureError        a capture directory that cannot be read
 ├── TraceError          a trace file that cannot be read
+├── UnsupportedError    a feature or version of an engine that an integration does not have
 └── ServiceError        a running server refused a request or could not be reached
 
 Every message shows the offending value, says what was expected and, where there is one, names
@@ -40,6 +41,10 @@ class CaptureError(KvbraidError):
 
 class TraceError(KvbraidError):
     """A trace file that cannot be read."""
+
+
+class UnsupportedError(KvbraidError):
+    """A feature or version of an engine that an integration does not have."""
 
 
 class ServiceError(KvbraidError):

@@ -1,15 +1,19 @@
 """A real vLLM in a process of its own: prompts in, its own account of cache hits out.
 
 `python engine_process.py` reads JSON lines from standard input: first the settings of the engine
-(`{"model", "endpoint", "block_size", "num_blocks", "max_model_len"}`), then prompts
-(`{"prompt": [...], "max_tokens": n}`). Each is answered by one line: `{"ready": true}`, then
-`{"cached": tokens the engine reused, "published": messages sent so far, "output": [...]}`.
-It never imports kvbraid: what it says is the truth the tests compare with.
+(`{"model", "endpoint", "block_size", "num_blocks", "max_model_len", "scheduler", "is_async",
+"seeded_dtype"}`, the last null for dummy weights), then commands: `{"prompts": [[...], ...],
+"max_tokens": n}`, `{"reset": true}`, or `{"tamper": {"prompt", "max_tokens"}}`. Each is answered
+by one line: `{"ready": true}`, then `{"cached": tokens reused per prompt, "outputs": [[...], ...],
+"published": messages sent so far}`, `{"reset": whether it was done}`, or what `engine_tamper`
+says. Unless `scheduler` names a class of ours it never imports kvbraid: what it says is the truth
+the tests compare with.
 """
 
 import json
 import os
 import sys
+from importlib import import_module
 from typing import Any, TextIO
 
 ENVIRONMENT = {
@@ -37,9 +41,14 @@ def start(settings: dict[str, Any]) -> Any:  # noqa: ANN401 - vLLM exists only i
     from vllm import LLM
     from vllm.config import KVEventsConfig
 
+    load_format, dtype = "dummy", settings["seeded_dtype"]
+    if dtype is not None:
+        load_format = import_module("seeded_weights").LOAD_FORMAT  # Beside this program.
+
     return LLM(
         model=settings["model"],
-        load_format="dummy",
+        load_format=load_format,
+        dtype=dtype or "auto",
         enforce_eager=True,
         block_size=settings["block_size"],
         num_gpu_blocks_override=settings["num_blocks"],
@@ -47,7 +56,8 @@ def start(settings: dict[str, Any]) -> Any:  # noqa: ANN401 - vLLM exists only i
         max_num_batched_tokens=4_096,
         max_num_seqs=4,
         enable_prefix_caching=True,
-        async_scheduling=False,
+        async_scheduling=settings["is_async"],
+        scheduler_cls=settings["scheduler"],
         kv_events_config=KVEventsConfig(
             enable_kv_cache_events=True, publisher="zmq", endpoint=settings["endpoint"]
         ),
@@ -69,25 +79,33 @@ def count_published() -> list[int]:
     return count
 
 
+def generate(engine: Any, request: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401 - an LLM.
+    from vllm import SamplingParams
+
+    results = engine.generate(
+        [{"prompt_token_ids": prompt} for prompt in request["prompts"]],
+        SamplingParams(max_tokens=request["max_tokens"], ignore_eos=True, temperature=0.0),
+        use_tqdm=False,
+    )
+    return {
+        "cached": [result.num_cached_tokens for result in results],
+        "outputs": [list(result.outputs[0].token_ids) for result in results],
+    }
+
+
 def main() -> None:
     answers = private_stdout()
     published = count_published()
     engine = start(json.loads(sys.stdin.readline()))
-    from vllm import SamplingParams
-
     print(json.dumps({"ready": True}), file=answers)
     for line in sys.stdin:
         request = json.loads(line)
-        (result,) = engine.generate(
-            {"prompt_token_ids": request["prompt"]},
-            SamplingParams(max_tokens=request["max_tokens"], ignore_eos=True, temperature=0.0),
-            use_tqdm=False,
-        )
-        answer = {
-            "cached": result.num_cached_tokens,
-            "published": published[0],
-            "output": list(result.outputs[0].token_ids),
-        }
+        if "reset" in request:
+            answer: dict[str, Any] = {"reset": engine.reset_prefix_cache()}
+        elif "tamper" in request:
+            answer = import_module("engine_tamper").run(engine, generate, request["tamper"])
+        else:
+            answer = generate(engine, request) | {"published": published[0]}
         print(json.dumps(answer), file=answers)
 
 

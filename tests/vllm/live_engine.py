@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 import zmq
@@ -28,8 +28,8 @@ def _full(block_size: int) -> GroupSpec:
     return GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=block_size)
 
 
-def _window(window: int) -> GroupSpec:
-    return GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=32, window=window)
+def _window(window: int, block_size: int = 32) -> GroupSpec:
+    return GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=block_size, window=window)
 
 
 def _topology(*groups: GroupSpec) -> Topology:
@@ -45,6 +45,7 @@ class LiveModel:
     num_blocks: int
     topology: Topology
     max_model_len: int = 1_200
+    dtype: str = "float32"  # Of seeded weights.
 
 
 MODELS: Final = (
@@ -64,9 +65,22 @@ MODELS: Final = (
         128,
         120,
         _topology(*[GroupSpec(kind=SpecKind.MAMBA, block_size=128)] * 3, _full(128)),
+        dtype="bfloat16",  # Its CPU backend takes nothing else.
     ),
     LiveModel("mistral_swa", 32, 90, _topology(_window(256))),
 )
+
+DROP_IN_MODELS: Final = (
+    *MODELS,
+    LiveModel("gemma4", 32, 180, _topology(*[_window(128, block_size=64)] * 2, _full(32))),
+    LiveModel(
+        "lfm2",
+        128,
+        90,
+        _topology(*[GroupSpec(kind=SpecKind.MAMBA, block_size=128)] * 2, _full(128)),
+    ),
+)
+"""Those that run on our cache as well; with blocks of unequal sizes among them."""
 
 
 def models_folder() -> Path:
@@ -76,6 +90,14 @@ def models_folder() -> Path:
     if not folder.is_dir():
         pytest.fail(f"no tiny models at {folder}; set KVBRAID_TINY_MODELS to their folder")
     return folder
+
+
+class Answer(NamedTuple):
+    """What came of prompts: tokens reused and output of each, and the payloads published."""
+
+    cached: list[int]
+    outputs: list[list[int]]
+    payloads: list[bytes]
 
 
 class LiveEngine:
@@ -95,7 +117,9 @@ class LiveEngine:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def start(self, model: LiveModel, endpoint: str) -> None:
+    def start(
+        self, model: LiveModel, endpoint: str, *, scheduler: str | None, is_seeded: bool
+    ) -> None:
         """Load the model; returns when it takes requests."""
         self._subscriber.poll(0)  # A binding subscriber subscribes only inside a call.
         settings = {
@@ -104,14 +128,37 @@ class LiveEngine:
             "block_size": model.block_size,
             "num_blocks": model.num_blocks,
             "max_model_len": model.max_model_len,
+            "scheduler": scheduler,
+            "is_async": False,
+            "seeded_dtype": model.dtype if is_seeded else None,
         }
         assert self._ask(settings) == {"ready": True}
 
     def generate(self, prompt: list[int], max_tokens: int) -> tuple[int, list[int], list[bytes]]:
         """Return the tokens the engine reused, its output, and the payloads it published."""
+        answer = self.generate_together([prompt], max_tokens)
+        return answer.cached[0], answer.outputs[0], answer.payloads
+
+    def generate_together(self, prompts: list[list[int]], max_tokens: int) -> Answer:
+        """Have prompts answered at the same time."""
         self._subscriber.poll(50 if self._num_received == 0 else 0)
-        answer = self._ask({"prompt": prompt, "max_tokens": max_tokens})
-        return answer["cached"], answer["output"], list(self._payloads(answer["published"]))
+        answer = self._ask({"prompts": prompts, "max_tokens": max_tokens})
+        payloads = list(self._payloads(answer["published"]))
+        return Answer(answer["cached"], answer["outputs"], payloads)
+
+    def tamper(self, prompt: list[int], max_tokens: int) -> list[dict[str, bool]]:
+        """Have a reused block overwritten, group by group; return what came of it.
+
+        Per group: `did`, whether there was one; `changed`, whether another block's bytes changed
+        the output; `kept`, whether the block's own bytes did not.
+        """
+        request = {"prompt": prompt, "max_tokens": max_tokens}
+        rows: list[dict[str, bool]] = self._ask({"tamper": request})["groups"]
+        return rows
+
+    def reset(self) -> bool:
+        """Have the engine forget its cache; return whether it did."""
+        return bool(self._ask({"reset": True})["reset"])
 
     def _payloads(self, published: int) -> Iterator[bytes]:
         while self._num_received < published:
@@ -124,8 +171,13 @@ class LiveEngine:
 
 
 @contextlib.contextmanager
-def running(model: LiveModel) -> Iterator[LiveEngine]:
-    """Start the model's engine and stop it at the end."""
+def running(
+    model: LiveModel, *, scheduler: str | None = None, is_seeded: bool = False
+) -> Iterator[LiveEngine]:
+    """Start the model's engine, with its own scheduler or ours, and stop it at the end.
+
+    `is_seeded`: with weights that make outputs depend on the prompt.
+    """
     cache = str(Path(sys.prefix) / "engine-cache")  # What an engine compiles at its first start.
     with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
         subscriber.set_hwm(0)
@@ -143,7 +195,8 @@ def running(model: LiveModel) -> Iterator[LiveEngine]:
         ) as process:
             try:
                 engine = LiveEngine(process, subscriber)
-                engine.start(model, subscriber.getsockopt_string(zmq.LAST_ENDPOINT))
+                endpoint = subscriber.getsockopt_string(zmq.LAST_ENDPOINT)
+                engine.start(model, endpoint, scheduler=scheduler, is_seeded=is_seeded)
                 yield engine
             finally:
                 process.kill()

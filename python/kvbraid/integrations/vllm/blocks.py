@@ -1,0 +1,126 @@
+"""Blocks as vLLM's scheduler passes them around: ids, with an object made only for who asks.
+
+The scheduler itself wants ids. Objects stand in for vLLM's own blocks: their properties are read
+from the cache at the moment of asking, and nothing can be set.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Final
+
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, make_block_hash_with_group_id
+
+from kvbraid.cache import BlockInfo, CacheManager
+
+NULL_BLOCK_ID: Final = 0
+
+
+class Block:
+    """One block, as vLLM knows its properties."""
+
+    __slots__ = ("_cache", "block_id")
+
+    def __init__(self, cache: CacheManager, block_id: int) -> None:
+        self._cache = cache
+        self.block_id = block_id
+
+    @property
+    def is_null(self) -> bool:
+        """Whether it stands for positions that a group needs nothing of."""
+        return self.block_id == NULL_BLOCK_ID
+
+    @property
+    def ref_cnt(self) -> int:
+        """References to it."""
+        return self._info().num_references
+
+    @property
+    def block_hash(self) -> BlockHashWithGroupId | None:
+        """The hash by which it is found first, with its group."""
+        info = self._info()
+        if info.block_hash is None:
+            return None
+        return make_block_hash_with_group_id(info.block_hash, info.group)
+
+    @property
+    def block_hash_num_tokens(self) -> int | None:
+        """Tokens that the hash covers."""
+        return self._info().num_tokens or None
+
+    def _info(self) -> BlockInfo:
+        (info,) = self._cache.describe([self.block_id])
+        return info
+
+    def __repr__(self) -> str:
+        return f"Block({self.block_id})"
+
+
+class BlockPool:
+    """What the scheduler asks of a pool; the pool itself is in the cache."""
+
+    def __init__(self, cache: CacheManager) -> None:
+        self._cache = cache
+        self._blocks: dict[int, Block] = {}
+
+    @property
+    def num_gpu_blocks(self) -> int:
+        """Blocks of the pool, the null block included."""
+        return self._cache.config.num_blocks
+
+    @property
+    def null_block(self) -> Block:
+        """The block that stands for positions that a group needs nothing of."""
+        return self.block(NULL_BLOCK_ID)
+
+    @property
+    def blocks(self) -> list[Block]:
+        """All blocks by id."""
+        return [self.block(block_id) for block_id in range(self.num_gpu_blocks)]
+
+    def block(self, block_id: int) -> Block:
+        """Return the object of a block: always the same one."""
+        block = self._blocks.get(block_id)
+        if block is None:
+            block = self._blocks[block_id] = Block(self._cache, block_id)
+        return block
+
+    def free_blocks(self, ordered_blocks: Iterable[Block]) -> None:
+        """Drop a reference of each; the first is evicted first."""
+        self._cache.free_blocks([block.block_id for block in ordered_blocks])
+
+    def get_num_free_blocks(self) -> int:
+        """Return how many blocks can be handed out."""
+        return self._cache.num_free_blocks
+
+    def get_usage(self) -> float:
+        """Return the share of the pool that is referenced."""
+        return self._cache.usage
+
+
+class Blocks(KVCacheBlocks):  # type: ignore[misc] # Untyped where vLLM is not installed.
+    """Blocks by group, as ids. `find` is called once, when someone asks which they are."""
+
+    def __init__(self, pool: BlockPool, find: Callable[[], Sequence[list[int]]]) -> None:
+        self._pool = pool
+        self._find = find
+
+    @cached_property
+    def _block_ids(self) -> Sequence[list[int]]:
+        return self._find()
+
+    @cached_property
+    def blocks(self) -> tuple[Sequence[Block], ...]:
+        """The blocks as objects."""
+        return tuple([self._pool.block(block_id) for block_id in ids] for ids in self._block_ids)
+
+    def get_block_ids(
+        self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
+    ) -> tuple[list[int], ...] | None:
+        """Return the ids by group; None where that is allowed and there is none."""
+        ids = self._block_ids
+        if group_ids is not None:
+            ids = [ids[group] for group in group_ids]
+        if allow_none and not any(ids):
+            return None
+        return tuple(list(group) for group in ids)

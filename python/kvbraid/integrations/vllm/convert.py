@@ -1,0 +1,210 @@
+"""vLLM's description of its cache -> the configuration of ours.
+
+A pure function of what the scheduler hands to a cache manager. What our cache does not do as vLLM
+does is refused here by name, before an engine starts; nothing is approximated.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from vllm.v1.core.kv_cache_utils import partial_hash_hits_enabled
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    HiddenStateCacheSpec,
+    KVCacheConfig,
+    KVCacheGroupRole,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
+    get_kv_cache_spec_kind,
+)
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+
+from kvbraid.cache import CacheConfig, Dense, GroupOptions, Interval
+from kvbraid.errors import UnsupportedError
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
+
+# Exact types: a class derived from one of these may behave in its own way (R-SWA does).
+_SUPPORTED: Final = frozenset(
+    {
+        FullAttentionSpec,
+        MLAAttentionSpec,
+        HiddenStateCacheSpec,
+        SlidingWindowSpec,
+        SlidingWindowMLASpec,
+        ChunkedLocalAttentionSpec,
+        MambaSpec,
+        CrossAttentionSpec,
+        CircularBufferSpec,
+    }
+)
+
+_STOCK: Final = "start vLLM without --scheduler-cls"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """What a vLLM scheduler says of its cache besides the `KVCacheConfig`."""
+
+    max_model_len: int
+    scheduler_block_size: int
+    hash_block_size: int
+    max_in_flight_tokens: int | None = None
+    caching: bool = True
+    use_eagle: bool = False
+    num_prefill_lookahead: int = 0
+    events: bool = False
+    watermark: float = 0.0
+    mamba_shared_prefix_checkpoint: bool = False
+
+
+def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig:
+    """Return the configuration under which our cache does what vLLM's manager would do.
+
+    Raises:
+        UnsupportedError: Names the group or the setting, and what to do about it.
+    """
+    groups = config.kv_cache_groups
+    for index, group in enumerate(groups):
+        _check_group(index, group, caching=settings.caching)
+    eagle = _eagle_groups(groups, use_eagle=settings.use_eagle)
+    partial_hits = partial_hits_of(config, settings)
+    _check_settings(settings, has_eagle=any(eagle), partial_hits=partial_hits)
+    retention = config.prefix_cache_retention_interval
+    return CacheConfig(
+        topology=Topology(
+            groups=tuple(
+                _group_spec(group.kv_cache_spec, eagle=is_eagle, caching=settings.caching)
+                for group, is_eagle in zip(groups, eagle, strict=True)
+            ),
+            # Without reuse a state's block is as long as a request: no use in a common multiple.
+            alignment=settings.scheduler_block_size if settings.caching else None,
+            hash_block_size=settings.hash_block_size if settings.caching else None,
+            partial_hits=partial_hits,
+            dialect=EngineDialect.VLLM,
+        ),
+        # A model without any cache has one block, which is the null block.
+        num_blocks=config.num_blocks if groups else max(config.num_blocks, 2),
+        group_options=tuple(_options(group.kv_cache_spec, config) for group in groups),
+        caching=settings.caching,
+        events=settings.events,
+        retention=Dense() if retention is None else Interval(retention),
+        max_model_len=settings.max_model_len,
+        max_in_flight_tokens=(
+            settings.max_model_len
+            if settings.max_in_flight_tokens is None
+            else settings.max_in_flight_tokens
+        ),
+        watermark=settings.watermark,
+        num_reprefillable_tokens=max(0, settings.num_prefill_lookahead - 1),
+    )
+
+
+def partial_hits_of(config: KVCacheConfig, settings: EngineSettings) -> bool:
+    """Return whether a hit may end inside a block: vLLM's own predicate decides."""
+    if not settings.caching or len(config.kv_cache_groups) < 2:
+        return False
+    managers = [
+        KVCacheSpecRegistry.get_manager_class(group.kv_cache_spec, group.role)
+        for group in config.kv_cache_groups
+    ]
+    return bool(
+        partial_hash_hits_enabled(config.kv_cache_groups, settings.hash_block_size, 1, managers)
+    )
+
+
+def _eagle_groups(groups: Sequence[KVCacheGroupSpec], *, use_eagle: bool) -> list[bool]:
+    """Return which groups need a unit beyond a boundary: those flagged, or all if none is."""
+    flags = [bool(group.is_eagle_group) for group in groups]
+    if use_eagle and not any(flags):
+        return [True] * len(flags)
+    return flags
+
+
+def _group_spec(spec: KVCacheSpec, *, eagle: bool, caching: bool) -> GroupSpec:
+    is_chunked = isinstance(spec, ChunkedLocalAttentionSpec)
+    return GroupSpec(
+        kind=_kind(spec),
+        block_size=spec.block_size,
+        window=spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None,
+        chunk=spec.attention_chunk_size if is_chunked else None,
+        eagle=eagle,
+        prefix_cacheable=caching and spec.prefix_cacheable,
+    )
+
+
+def _kind(spec: KVCacheSpec) -> SpecKind:
+    kind = SpecKind(get_kv_cache_spec_kind(spec).value)
+    # A ring has no kind of its own in vLLM's table; as a ring its kind is never looked at.
+    return SpecKind.FULL_ATTENTION if isinstance(spec, CircularBufferSpec) else kind
+
+
+def _options(spec: KVCacheSpec, config: KVCacheConfig) -> GroupOptions:
+    is_ring = isinstance(spec, CircularBufferSpec)
+    is_window = isinstance(spec, SlidingWindowSpec)
+    return GroupOptions(
+        num_speculative_blocks=spec.num_speculative_blocks if isinstance(spec, MambaSpec) else 0,
+        extra_retained_tokens=spec.extra_retained_tokens if is_window else 0,
+        needs_zeroing=bool(config.needs_kv_cache_zeroing)
+        and isinstance(spec, AttentionSpec)
+        and not is_ring,
+        is_ring=is_ring,
+    )
+
+
+def _check_group(index: int, group: KVCacheGroupSpec, *, caching: bool) -> None:
+    spec = group.kv_cache_spec
+    name = type(spec).__name__
+    if group.role != KVCacheGroupRole.DEFAULT or group.host_resident:
+        raise UnsupportedError(
+            f"KV cache group {index} ({name}) has the role {group.role.value}: HiSparse keeps "
+            f"blocks in pools of its own, which kvbraid has not; {_STOCK}, or leave HiSparse out"
+        )
+    if type(spec) not in _SUPPORTED:
+        raise UnsupportedError(
+            f"KV cache group {index} is a {name}; kvbraid supports "
+            f"{', '.join(sorted(kind.__name__ for kind in _SUPPORTED))}: {_STOCK}"
+        )
+    if isinstance(spec, MambaSpec):
+        _check_states(index, spec, caching=caching)
+    if spec.prefix_replay_tokens > 0:
+        raise UnsupportedError(
+            f"KV cache group {index} ({name}) recomputes the last {spec.prefix_replay_tokens} "
+            f"tokens of a hit (bounded replay), which kvbraid was not run with; {_STOCK}"
+        )
+
+
+def _check_states(index: int, spec: MambaSpec, *, caching: bool) -> None:
+    if spec.num_prefill_checkpoint_blocks > 0:
+        raise UnsupportedError(
+            f"KV cache group {index} (MambaSpec) has num_prefill_checkpoint_blocks = "
+            f"{spec.num_prefill_checkpoint_blocks}: states saved inside a chunk are not "
+            f"supported; {_STOCK}"
+        )
+    if caching and spec.mamba_cache_mode != "align":
+        raise UnsupportedError(
+            f"KV cache group {index} (MambaSpec) has mamba_cache_mode = {spec.mamba_cache_mode!r} "
+            "with prefix caching; pass --mamba-cache-mode align, or --no-enable-prefix-caching"
+        )
+
+
+def _check_settings(settings: EngineSettings, *, has_eagle: bool, partial_hits: bool) -> None:
+    lookahead = settings.num_prefill_lookahead
+    if settings.caching and has_eagle and settings.scheduler_block_size < lookahead:
+        raise UnsupportedError(
+            f"drafts of {lookahead} tokens and blocks of {settings.scheduler_block_size}: a hit "
+            "has to leave the drafts' tokens out; draft less, or pass a larger --block-size"
+        )
+    if settings.mamba_shared_prefix_checkpoint and has_eagle and partial_hits and lookahead <= 1:
+        raise UnsupportedError(
+            "enable_mamba_shared_prefix_checkpoint: states are not yet kept at junctions inside a "
+            f"block; leave it off, or {_STOCK}"
+        )

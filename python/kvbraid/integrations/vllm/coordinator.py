@@ -1,0 +1,93 @@
+"""What the scheduler asks of the parts of vLLM's manager: sizes of groups, blocks still needed.
+
+Read-only: everything that changes a block goes through the manager.
+"""
+
+from collections.abc import Sequence
+
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
+
+from kvbraid.cache import CacheManager
+from kvbraid.integrations.vllm.blocks import Block, BlockPool
+from kvbraid.integrations.vllm.requests import Requests
+
+
+class GroupView:
+    """One group, as the scheduler and the engine read it."""
+
+    def __init__(self, index: int, spec: KVCacheSpec, admission_cap: int | None) -> None:
+        self.kv_cache_group_id = index
+        self.kv_cache_spec = spec
+        self.block_size: int = spec.block_size
+        self.max_admission_blocks_per_request = admission_cap
+
+
+class Coordinator:
+    """The groups together."""
+
+    def __init__(
+        self,
+        config: KVCacheConfig,
+        cache: CacheManager,
+        requests: Requests,
+        pool: BlockPool,
+    ) -> None:
+        self._cache = cache
+        self._requests = requests
+        self.block_pool = pool
+        settings = cache.config
+        self.enable_partial_hash_hits = settings.topology.partial_hits
+        self.num_reprefillable_tokens = settings.num_reprefillable_tokens
+        self.eagle_group_ids = {
+            index for index, group in enumerate(settings.topology.groups) if group.eagle
+        }
+        specs = [group.kv_cache_spec for group in config.kv_cache_groups]
+        self.single_type_managers = tuple(
+            GroupView(index, spec, _admission_cap(spec, cache)) for index, spec in enumerate(specs)
+        )
+        self.full_attention_group_id = next(
+            (index for index, spec in enumerate(specs) if isinstance(spec, FullAttentionSpec)),
+            None,
+        )
+
+    def get_num_blocks_to_allocate(  # noqa: PLR0913 - vLLM's own signature.
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: tuple[Sequence[Block], ...],
+        num_encoder_tokens: int,
+        total_computed_tokens: int,
+        num_local_computed_tokens: int,
+        num_tokens_main_model: int,
+        apply_admission_cap: bool = False,
+        prefill_end: int = 0,
+    ) -> int:
+        """Return how many blocks a running request still needs for so many tokens.
+
+        The scheduler asks when a connector loads for another request: models with states have
+        no connector here, so that every group counts blocks by tokens.
+        """
+        del num_encoder_tokens, total_computed_tokens, num_local_computed_tokens
+        del new_computed_blocks, num_tokens_main_model, prefill_end
+        number = self._requests.known(request_id)
+        missing = 0
+        for group, ids in zip(self.single_type_managers, self._cache.blocks(number), strict=True):
+            required = -(-num_tokens // group.block_size)
+            cap = group.max_admission_blocks_per_request
+            if apply_admission_cap and cap is not None:
+                required = min(required, cap)
+            missing += max(required - len(ids), 0)
+        return missing
+
+
+def _admission_cap(spec: KVCacheSpec, cache: CacheManager) -> int | None:
+    """Return the blocks that a request of a window or chunk group reserves at most."""
+    cap = getattr(spec, "max_admission_blocks_per_request", None)
+    if cap is None:
+        return None
+    return int(
+        cap(
+            max_in_flight_tokens=cache.config.max_in_flight_tokens,
+            max_model_len=cache.config.max_model_len,
+        )
+    )

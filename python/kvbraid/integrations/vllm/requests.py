@@ -1,0 +1,129 @@
+"""vLLM's requests as our cache knows them: by number, with tokens and hashes brought up to date.
+
+The law: before a call names a request, `number_of` has told the cache every token and hash that
+vLLM's request has by then. Hashes are taken as the engine computed them.
+"""
+
+from dataclasses import dataclass
+
+from vllm.v1.request import Request
+
+from kvbraid.cache import CacheManager
+from kvbraid.errors import UnknownError, UnsupportedError
+from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Lora, MediaItem
+
+
+@dataclass(slots=True)
+class _Known:
+    number: int
+    num_prompt_tokens: int
+    num_tokens: int
+    num_hashes: int
+    num_media: int
+
+
+class Requests:
+    """The requests that hold blocks, or were looked up. Forgets one when its blocks go."""
+
+    def __init__(self, cache: CacheManager, hash_block_size: int) -> None:
+        self._cache = cache
+        self._hash_block_size = hash_block_size
+        self._known: dict[str, _Known] = {}
+
+    def number_of(self, request: Request) -> int:
+        """Make the request known, or bring it up to date; return its number."""
+        known = self._known.get(request.request_id)
+        if known is None:
+            return self._add(request)
+        if request.num_prompt_tokens != known.num_prompt_tokens:
+            self._take_next_input(request, known)
+        elif request.num_tokens != known.num_tokens:
+            self._extend(request, known, to_prompt=False)
+        return known.number
+
+    def _take_next_input(self, request: Request, known: _Known) -> None:
+        """Follow a session whose next piece of input came.
+
+        What was computed is its prompt now, with the piece behind; the last sampled token, which
+        was not computed, is gone.
+        """
+        if self._cache.config.events and len(request.mm_features) != known.num_media:
+            raise UnsupportedError(
+                f"request {request.request_id}: media that come after a session's first piece "
+                "cannot be told in events; leave --kv-events-config out, or start vLLM without "
+                "--scheduler-cls"
+            )
+        kept = min(request.num_computed_tokens, known.num_tokens)
+        self._cache.truncate(known.number, kept)
+        known.num_tokens = kept
+        known.num_hashes = min(known.num_hashes, kept // self._hash_block_size)
+        self._extend(request, known, to_prompt=True)
+
+    def _extend(self, request: Request, known: _Known, *, to_prompt: bool) -> None:
+        self._cache.extend(
+            known.number,
+            request.all_token_ids[known.num_tokens :],
+            block_hashes=request.block_hashes[known.num_hashes :],
+            to_prompt=to_prompt,
+        )
+        known.num_prompt_tokens = request.num_prompt_tokens
+        known.num_tokens = request.num_tokens
+        known.num_hashes = len(request.block_hashes)
+
+    def _add(self, request: Request) -> int:
+        tokens = request.all_token_ids[:]
+        lora = request.lora_request
+        number = self._cache.add(
+            tokens,
+            num_prompt_tokens=request.num_prompt_tokens,
+            extra=_extra_keys(request),
+            lora_id=lora.adapter_id if lora else None,
+            session_id=request.session_id,
+            block_hashes=request.block_hashes,
+        )
+        self._known[request.request_id] = _Known(
+            number,
+            request.num_prompt_tokens,
+            len(tokens),
+            len(request.block_hashes),
+            len(request.mm_features),
+        )
+        return number
+
+    def find(self, request_id: str) -> int | None:
+        """Return the number of a request, or None where it is not known."""
+        known = self._known.get(request_id)
+        return None if known is None else known.number
+
+    def known(self, request_id: str) -> int:
+        """Return the number of a request.
+
+        Raises:
+            UnknownError: It was never looked up or allocated for, or was freed.
+        """
+        number = self.find(request_id)
+        if number is None:
+            raise UnknownError(
+                f"request {request_id} is not known; look it up or allocate for it first"
+            )
+        return number
+
+    def forget(self, request_id: str) -> int | None:
+        """Stop knowing a request; return its number, or None where it was not known."""
+        known = self._known.pop(request_id, None)
+        return None if known is None else known.number
+
+
+def _extra_keys(request: Request) -> ExtraKeys:
+    """Return what events say of the request; its hashes have all of it in them already."""
+    lora = request.lora_request
+    if lora is None and not request.mm_features and request.cache_salt is None:
+        return NO_EXTRA_KEYS
+    return ExtraKeys(
+        lora=Lora(lora.lora_name, lora.lora_path) if lora else None,
+        cache_salt=request.cache_salt,
+        media=tuple(
+            MediaItem(item.identifier, item.mm_position.offset, item.mm_position.length)
+            for item in request.mm_features
+        ),
+    )

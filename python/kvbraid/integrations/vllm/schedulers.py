@@ -1,0 +1,132 @@
+"""vLLM's schedulers over our cache, and what they refuse before an engine starts.
+
+Each is vLLM's own scheduler, unchanged but for the manager that it builds. Name one with
+`--scheduler-cls`: the asynchronous one unless the engine was told not to schedule ahead.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import vllm.envs
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.v1.core.sched import scheduler as stock
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from kvbraid.errors import UnsupportedError
+from kvbraid.integrations.vllm.manager import KvbraidCacheManager
+
+_ONE_AT_A_TIME: Final = threading.Lock()
+
+
+@contextmanager
+def _our_manager() -> Iterator[None]:
+    """Have vLLM's scheduler build our manager for as long as this is open.
+
+    Its constructor names the class, and there is no hook: the name is looked up in its module when
+    the constructor runs. Setting `kv_cache_manager` afterwards would build the stock manager
+    first, with an object for every block, and the constructor reads from the manager at once.
+    """
+    with _ONE_AT_A_TIME:
+        original = stock.KVCacheManager
+        stock.KVCacheManager = KvbraidCacheManager
+        try:
+            yield
+        finally:
+            stock.KVCacheManager = original
+
+
+class _OnKvbraid:
+    """What both schedulers have: the checks, and our manager."""
+
+    kv_cache_manager: KvbraidCacheManager
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        kv_cache_config: KVCacheConfig,
+        *args: Any,  # noqa: ANN401 - passed on as they are.
+        **kwargs: Any,  # noqa: ANN401 - passed on as they are.
+    ) -> None:
+        _check_pairing(vllm_config, type(self))
+        _check_features(vllm_config)
+        _check_connector(vllm_config, kv_cache_config)
+        with _our_manager():
+            super().__init__(vllm_config, kv_cache_config, *args, **kwargs)  # type: ignore[call-arg]
+
+
+class KvbraidScheduler(_OnKvbraid, Scheduler):  # type: ignore[misc] # Untyped without vLLM.
+    """vLLM's scheduler over our cache; for engines with `--no-async-scheduling`.
+
+    Raises:
+        UnsupportedError: Names what is not supported, and the remedy.
+    """
+
+
+class KvbraidAsyncScheduler(_OnKvbraid, AsyncScheduler):  # type: ignore[misc] # As above.
+    """vLLM's asynchronous scheduler over our cache: vLLM schedules ahead unless told otherwise.
+
+    Raises:
+        UnsupportedError: Names what is not supported, and the remedy.
+    """
+
+
+def _check_pairing(config: VllmConfig, scheduler: type) -> None:
+    is_async = bool(config.scheduler_config.async_scheduling)
+    if is_async == issubclass(scheduler, AsyncScheduler):
+        return
+    right = "KvbraidAsyncScheduler" if is_async else "KvbraidScheduler"
+    switch = "--no-async-scheduling" if is_async else "--async-scheduling"
+    how = "ahead of the model (asynchronously)" if is_async else "one step at a time"
+    raise UnsupportedError(
+        f"{scheduler.__name__} with an engine that schedules {how}; pass --scheduler-cls "
+        f"kvbraid.integrations.vllm.{right}, or {switch}"
+    )
+
+
+def _check_features(config: VllmConfig) -> None:
+    events = config.kv_events_config
+    has_events = events is not None and events.enable_kv_cache_events
+    problems = (
+        (
+            config.model_config.is_diffusion,
+            "diffusion models need a scheduler of their own; start vLLM without --scheduler-cls",
+        ),
+        (
+            has_events and not vllm.envs.VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES,
+            "events with whole hashes are not supported; unset "
+            "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES",
+        ),
+        (
+            has_events and config.model_config.enable_prompt_embeds,
+            "events of prompts given as embeddings are not supported; leave "
+            "--enable-prompt-embeds or the events out",
+        ),
+    )
+    for is_there, text in problems:
+        if is_there:
+            raise UnsupportedError(text)
+
+
+def _check_connector(config: VllmConfig, cache: KVCacheConfig) -> None:
+    if config.kv_transfer_config is None:
+        return
+    connector = KVConnectorFactory.get_connector_class(config.kv_transfer_config)
+    name = connector.__name__
+    for hook in ("bind_kv_cache_manager", "bind_gpu_block_pool"):
+        if getattr(connector, hook) is not getattr(KVConnectorBase_V1, hook):
+            raise UnsupportedError(
+                f"connector {name} reaches into vLLM's own block pool ({hook}), which is not "
+                "there; take another connector, or start vLLM without --scheduler-cls"
+            )
+    if cache.needs_kv_cache_zeroing:
+        raise UnsupportedError(
+            f"connector {name} with a model that has states or mixed number formats is not "
+            "supported: their blocks are zeroed, which loads have to be ordered with; leave the "
+            "connector out, or start vLLM without --scheduler-cls"
+        )

@@ -1,0 +1,179 @@
+"""vLLM's description of its cache becomes ours; what ours does not do is refused by name."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from kvbraid.cache import CacheManager, Dense, GroupOptions, Interval
+from kvbraid.errors import UnsupportedError
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind
+
+from tests.vllm.drop_in_pair import SIZES, chunked, config_of, full, states, window
+
+if True:  # Only after `drop_in_pair` has imported vLLM with its warnings off.
+    from kvbraid.integrations.vllm import EngineSettings, KvbraidCacheManager, cache_config
+    from vllm.v1.kv_cache_interface import (
+        CircularBufferSpec,
+        CrossAttentionSpec,
+        KVCacheGroupRole,
+        MLAAttentionSpec,
+        RSWASpec,
+        SinkFullAttentionSpec,
+        SlidingWindowMLASpec,
+        SlidingWindowSpec,
+    )
+
+SETTINGS = EngineSettings(max_model_len=1_024, scheduler_block_size=64, hash_block_size=16)
+
+
+def topology_of(*specs: Any, settings: EngineSettings = SETTINGS) -> tuple[GroupSpec, ...]:  # noqa: ANN401
+    config = cache_config(config_of(*specs, num_blocks=10), settings)
+    CacheManager(config)  # The core takes it.
+    return config.topology.groups
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (full(), {"kind": SpecKind.FULL_ATTENTION}),
+        (MLAAttentionSpec(block_size=16, **SIZES), {"kind": SpecKind.MLA_ATTENTION}),
+        (window(40), {"kind": SpecKind.SLIDING_WINDOW, "window": 40}),
+        (
+            SlidingWindowMLASpec(block_size=16, sliding_window=40, **SIZES),
+            {"kind": SpecKind.SLIDING_WINDOW_MLA, "window": 40},
+        ),
+        (chunked(64), {"kind": SpecKind.CHUNKED_LOCAL_ATTENTION, "chunk": 64}),
+        (states(), {"kind": SpecKind.MAMBA}),
+        (
+            CircularBufferSpec(block_size=16, **SIZES),
+            {"kind": SpecKind.FULL_ATTENTION, "prefix_cacheable": False},
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_kind_of_group_is_taken_over(spec: Any, expected: dict[str, Any]) -> None:  # noqa: ANN401
+    first, second = topology_of(spec, full(64))
+    assert first == GroupSpec(block_size=16, **expected)
+    assert second == GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=64)
+
+
+def test_sizes_retention_and_limits_are_taken_over() -> None:
+    settings = replace(
+        SETTINGS, max_in_flight_tokens=256, events=True, watermark=0.1, num_prefill_lookahead=3
+    )
+    for retention, expected in ((None, Dense()), (0, Interval(0)), (128, Interval(128))):
+        config = cache_config(
+            config_of(window(40), full(64), num_blocks=99, retention=retention), settings
+        )
+        assert config.retention == expected
+        assert config.topology.alignment == 64
+        assert config.topology.hash_block_size == 16
+        assert config.topology.dialect is EngineDialect.VLLM
+        assert (config.num_blocks, config.max_model_len) == (99, 1_024)
+        assert (config.max_in_flight_tokens, config.watermark) == (256, 0.1)
+        assert config.num_reprefillable_tokens == 2
+        assert config.events
+        CacheManager(config)
+
+
+def test_without_a_limit_a_whole_request_may_be_in_flight() -> None:
+    config = cache_config(config_of(full(), num_blocks=9), SETTINGS)
+    assert config.max_in_flight_tokens == 1_024
+
+
+def test_hits_end_inside_blocks_of_states_only_where_every_group_can() -> None:
+    def is_partial(*specs: Any) -> bool:  # noqa: ANN401 - vLLM's own type.
+        config = cache_config(config_of(*specs, num_blocks=9), SETTINGS)
+        return config.topology.partial_hits
+
+    assert is_partial(states(64), full(64))
+    assert is_partial(states(64), window(40, 16), full(64))
+    assert not is_partial(states(64), window(40, 32), full(64))
+    assert not is_partial(states(16), full(16))
+    assert not is_partial(states(64))
+
+
+def test_a_drafter_that_names_no_group_has_all_of_them() -> None:
+    settings = replace(SETTINGS, use_eagle=True)
+    assert [g.eagle for g in topology_of(window(40), full(), settings=settings)] == [True, True]
+    config = config_of(window(40), full(), num_blocks=9)
+    config.kv_cache_groups[1].is_eagle_group = True
+    groups = cache_config(config, settings).topology.groups
+    assert [group.eagle for group in groups] == [False, True]
+
+
+def test_options_of_groups_are_taken_over() -> None:
+    specs = (
+        states(num_speculative_blocks=2),
+        SlidingWindowSpec(block_size=16, sliding_window=40, extra_retained_tokens=5, **SIZES),
+        CircularBufferSpec(block_size=16, **SIZES),
+    )
+    config = cache_config(config_of(*specs, num_blocks=9), SETTINGS)
+    assert config.group_options == (
+        GroupOptions(num_speculative_blocks=2),  # A state is not zeroed, what lies beside it is.
+        GroupOptions(extra_retained_tokens=5, needs_zeroing=True),
+        GroupOptions(is_ring=True),
+    )
+
+
+def test_without_reuse_no_group_is_cached_and_sizes_need_not_fit() -> None:
+    settings = replace(SETTINGS, caching=False, scheduler_block_size=1_024 * 17)
+    specs = (states(1_024, "none"), full(17), CrossAttentionSpec(block_size=16, **SIZES))
+    assert not any(group.prefix_cacheable for group in topology_of(*specs, settings=settings))
+
+
+def test_a_model_without_a_cache_has_an_empty_one() -> None:
+    manager = KvbraidCacheManager(config_of(num_blocks=1), 64, 16, 16, enable_caching=False)
+    assert manager.usage == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (RSWASpec(block_size=16, rswa_window=32, **SIZES), "group 0 is a RSWASpec"),
+        (SinkFullAttentionSpec(block_size=16, sink_len=16, **SIZES), "SinkFullAttentionSpec"),
+        (states(num_prefill_checkpoint_blocks=1), "num_prefill_checkpoint_blocks = 1"),
+        (states(mode="none"), "mamba_cache_mode = 'none'.*--no-enable-prefix-caching"),
+        (
+            SlidingWindowMLASpec(block_size=16, sliding_window=8, bounded_replay=True, **SIZES),
+            "bounded replay",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_group_that_ours_cannot_have_is_refused(spec: Any, message: str) -> None:  # noqa: ANN401
+    with pytest.raises(UnsupportedError, match=message):
+        topology_of(spec, full())
+
+
+def test_host_pools_are_refused() -> None:
+    config = config_of(full(), num_blocks=9)
+    config.kv_cache_groups[0].role = KVCacheGroupRole.HISPARSE_SOURCE
+    with pytest.raises(UnsupportedError, match="HiSparse"):
+        cache_config(config, SETTINGS)
+
+
+def test_states_at_junctions_inside_blocks_are_refused_where_they_would_be_kept() -> None:
+    settings = replace(SETTINGS, mamba_shared_prefix_checkpoint=True)
+    topology_of(states(64), full(64), settings=settings)  # Needs a drafter, too.
+    with pytest.raises(UnsupportedError, match="enable_mamba_shared_prefix_checkpoint"):
+        topology_of(states(64), full(64), settings=replace(settings, use_eagle=True))
+
+
+def test_drafts_longer_than_a_block_are_refused() -> None:
+    settings = replace(SETTINGS, use_eagle=True, num_prefill_lookahead=65)
+    with pytest.raises(UnsupportedError, match="larger --block-size"):
+        topology_of(full(), settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("more", "option"),
+    [
+        ({"dcp_world_size": 2}, "--decode-context-parallel-size"),
+        ({"pcp_world_size": 2}, "--prefill-context-parallel-size"),
+        ({"metrics_collector": object()}, "--kv-cache-metrics"),
+    ],
+)
+def test_what_ours_was_not_run_with_is_refused(more: dict[str, Any], option: str) -> None:
+    with pytest.raises(UnsupportedError, match=option):
+        KvbraidCacheManager(config_of(full(), num_blocks=9), 64, 16, 16, **more)

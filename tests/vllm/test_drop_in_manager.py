@@ -1,0 +1,239 @@
+"""Our manager answers a scheduler as vLLM's own does, call by call, on scripted sequences."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.vllm.drop_in_pair import Pair, chunked, config_of, full, states, tokens, window
+
+if True:  # Only after `drop_in_pair` has imported vLLM with its warnings off.
+    from vllm.lora.request import LoRARequest
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+    from vllm.v1.request import Request
+
+LAYOUTS: dict[str, Callable[[], Pair]] = {
+    "full": lambda: Pair(config_of(full(), num_blocks=40), alignment=16, unit=16),
+    "full and window": lambda: Pair(
+        config_of(window(40), full(), num_blocks=60), alignment=16, unit=16
+    ),
+    "dense windows": lambda: Pair(
+        config_of(window(40), window(80), full(), num_blocks=80, retention=None),
+        alignment=16,
+        unit=16,
+    ),
+    "unequal blocks": lambda: Pair(
+        config_of(window(60, 32), full(16), num_blocks=50), alignment=32, unit=16
+    ),
+    "window alone": lambda: Pair(config_of(window(40), num_blocks=30), alignment=16, unit=16),
+    "chunks": lambda: Pair(config_of(chunked(64), full(), num_blocks=60), alignment=16, unit=16),
+    "states": lambda: Pair(config_of(states(), full(), num_blocks=50), alignment=16, unit=16),
+    "states inside blocks": lambda: Pair(
+        config_of(states(64), full(64), num_blocks=30), alignment=64, unit=16
+    ),
+}
+
+
+@pytest.fixture(params=LAYOUTS, ids=str)
+def pair(request: pytest.FixtureRequest) -> Pair:
+    return LAYOUTS[request.param]()
+
+
+def chunk(start: int, end: int) -> int:
+    """Return how long a chunk may be: it ends where a state can be kept, as schedulers see to."""
+    stops = (start // 64 * 64 + 64, (end - 1) // 16 * 16, end)
+    return min(stop for stop in stops if stop > start) - start
+
+
+def prefill(pair: Pair, request: Request) -> int | None:
+    """Compute a whole prompt in chunks; return the hit of the first, None if one does not fit."""
+    pair.both("new_step_starts")
+    hit = pair.start(request, chunk, full_sequence_must_fit=True)
+    while hit is not None and request.num_computed_tokens < request.num_tokens:
+        pair.both("new_step_starts")
+        if not pair.step(request, chunk(request.num_computed_tokens, request.num_tokens)):
+            return None
+    return hit
+
+
+def test_requests_share_prefixes_and_evict_each_other(pair: Pair) -> None:
+    documents = [tokens(seed, 200) for seed in range(3)]
+    num_hits = 0
+    for turn in range(24):
+        document = documents[turn * 7 % 3]
+        prompt = document[: 64 + turn * 11 % 130] + tokens(100 + turn, 10 + turn % 20)
+        request = pair.request(prompt)
+        hit = prefill(pair, request)
+        assert hit is not None
+        num_hits += hit > 0
+        pair.decode(request, 20)
+        pair.compare_blocks()
+        pair.both("take_new_block_ids")
+        pair.finish([request])
+    assert num_hits > 3
+    assert pair.num_events > 50
+
+
+def test_two_run_together_and_one_is_preempted_and_comes_back(pair: Pair) -> None:
+    first, second = pair.request(tokens(1, 150)), pair.request(tokens(1, 100) + tokens(2, 60))
+    prefill(pair, first)
+    prefill(pair, second)
+    pair.both("get_blocks", first.request_id)
+    pair.both("get_block_ids", second.request_id)
+    pair.preempt(second)
+    pair.decode(first, 5)
+    prefill(pair, second)
+    pair.both("get_block_ids_for_computed_tokens", second.request_id, 70)
+    pair.finish([first, second])
+    assert pair.both("reset_prefix_cache")
+    pair.both("make_prefix_cache_stats")
+
+
+def test_blocks_can_be_handed_over_and_freed_later(pair: Pair) -> None:
+    request = pair.request(tokens(1, 150))
+    prefill(pair, request)
+    handed = [m.pop_blocks_for_free(request) for m in (pair.theirs, pair.ours)]
+    assert [b.block_id for b in handed[1]] == [b.block_id for b in handed[0]]
+    pair.compare()
+    assert not pair.both("reset_prefix_cache")
+    for manager, blocks in zip((pair.theirs, pair.ours), handed, strict=True):
+        manager.block_pool.free_blocks(reversed(blocks))
+    pair.compare()
+    assert prefill(pair, pair.request(tokens(1, 150)))
+
+
+def test_evicted_blocks_are_not_found_again(pair: Pair) -> None:
+    request = pair.request(tokens(1, 150))
+    prefill(pair, request)
+    pair.both("evict_blocks", {block for ids in pair.ours.get_block_ids("1") for block in ids})
+    pair.compare_blocks()
+    pair.finish([request])
+    assert prefill(pair, pair.request(tokens(1, 150))) == 0
+
+
+def test_a_request_that_does_not_fit_waits(pair: Pair) -> None:
+    running = pair.request(tokens(1, 400))
+    prefill(pair, running)
+    assert prefill(pair, pair.request(tokens(2, 1_500))) is None
+
+
+def test_lookahead_and_tokens_in_flight_keep_blocks(pair: Pair) -> None:
+    request = pair.request(tokens(1, 100))
+    prefill(pair, request)
+    request.num_in_flight_tokens = 1
+    for _ in range(30):
+        assert pair.step(request, 1, num_lookahead_tokens=3)
+        request.append_output_token_ids(7)
+        pair.both("cache_blocks", request, request.num_computed_tokens - 1)
+    pair.both("remove_skipped_blocks", request.request_id, 128, 100)
+    pair.finish([request])
+
+
+def test_copies_are_made_for_a_hit_inside_a_block() -> None:
+    pair = LAYOUTS["states inside blocks"]()
+    prompt = tokens(1, 190)
+    first, again, longer = [pair.request(p) for p in (prompt, prompt, [*prompt, *tokens(3, 30)])]
+    assert [prefill(pair, request) for request in (first, again, longer)] == [0, 176, 176]
+    pair.decode(again, 80)
+    pair.finish([first, again, longer])
+    assert pair.num_copies > 2
+
+
+def test_loaded_tokens_are_found_once_the_load_is_done(pair: Pair) -> None:
+    request = pair.request(tokens(1, 150))
+    pair.both("new_step_starts")
+    for manager in (pair.theirs, pair.ours):
+        blocks, hit, _ = manager.get_computed_blocks(request)
+        assert hit == 0
+        assert manager.allocate_slots(
+            request,
+            0,
+            new_computed_blocks=blocks,
+            num_external_computed_tokens=128,
+            delay_cache_blocks=True,
+            reserved_blocks=2,
+        )
+    pair.compare()
+    request.num_computed_tokens = 128
+    pair.both("cache_blocks", request, 128)
+    while request.num_computed_tokens < request.num_tokens:
+        assert pair.step(request, chunk(request.num_computed_tokens, request.num_tokens))
+    pair.finish([request])
+    assert prefill(pair, pair.request(tokens(1, 150)))
+
+
+def test_events_tell_what_separates_caches() -> None:
+    pair = LAYOUTS["unequal blocks"]()
+    media = [
+        MultiModalFeatureSpec(
+            data=None,
+            modality="image",
+            identifier=name,
+            mm_position=PlaceholderRange(offset=offset, length=40),
+        )
+        for name, offset in (("cat", 10), ("dog", 70))
+    ]
+    for more in (
+        {"cache_salt": "tenant"},
+        {"lora_request": LoRARequest("poet", 3, "adapters/poet")},
+        {"mm_features": media, "session_id": "s"},
+        {"mm_features": media, "cache_salt": "t", "lora_request": LoRARequest("a", 1, "b")},
+    ):
+        request = pair.request(tokens(1, 150), **more)
+        assert prefill(pair, request) == 0
+        pair.finish([request])
+
+
+def test_a_full_report_tells_reuse_again() -> None:
+    pair = LAYOUTS["full and window"]()
+    first = pair.request(tokens(1, 150))
+    prefill(pair, first)
+    pair.finish([first])
+    seen = pair.num_events
+    again = pair.request(tokens(1, 150), extra_args={"kv_cache_report_mode": "full"})
+    assert prefill(pair, again)
+    assert pair.num_events >= seen + 2  # One of each group.
+
+
+def test_a_session_goes_on_with_its_next_input(pair: Pair) -> None:
+    request = pair.request(tokens(1, 100), resumable=True)
+    prefill(pair, request)
+    pair.decode(request, 20)
+    request.append_output_token_ids(9)
+    more = tokens(2, 70)
+    # As the scheduler goes on with a session: what was computed is the prompt now.
+    computed = request.num_computed_tokens
+    del request._all_token_ids[computed:]
+    del request.block_hashes[computed // 16 :]
+    request._output_token_ids.clear()
+    request._all_token_ids.extend(more)
+    request.prompt_token_ids = list(request._all_token_ids)
+    request.update_block_hashes()
+    request.num_prompt_tokens = request.num_tokens
+    assert pair.step(request, 70)
+    pair.decode(request, 20)
+    pair.compare_blocks()
+    pair.finish([request])
+    prefill(pair, pair.request(request.prompt_token_ids))
+
+
+@pytest.mark.parametrize("mode", ["none", "align"])
+def test_without_reuse_blocks_are_only_handed_out(mode: str) -> None:
+    groups = (states(4_096, mode), full())
+    pair = Pair(
+        config_of(*groups, num_blocks=40), alignment=4_096, unit=4_096, enable_caching=False
+    )
+    request = pair.request(tokens(1, 100))
+    assert prefill(pair, request) == 0
+    pair.decode(request, 30)
+    pair.finish([request])
+
+
+def test_look_ups_are_counted() -> None:
+    pair = LAYOUTS["full"]()
+    for _ in range(2):
+        request = pair.request(tokens(1, 100))
+        hit = prefill(pair, request)
+        pair.both("record_prefix_cache_stats", request, hit)
+        pair.finish([request])
+    stats = pair.both("make_prefix_cache_stats")
+    assert (stats.requests, stats.queries, stats.hits) == (2, 200, 96)

@@ -1,0 +1,279 @@
+"""vLLM's schedulers on our cache schedule what they schedule on their own, step by step.
+
+Both kinds of scheduler are the real ones; the model is made up: tokens are drawn. Asynchronous
+ones get a step's tokens only when the next step is scheduled already. What an engine cannot have
+is refused with a remedy.
+"""
+
+from collections import deque
+from copy import copy
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+from kvbraid.errors import UnsupportedError
+
+from tests.vllm.drop_in_pair import config_of, full, states, tokens, window
+from tests.vllm.live_engine import models_folder
+
+if True:  # Only after `drop_in_pair` has imported vLLM with its warnings off.
+    from kvbraid.integrations.vllm import KvbraidAsyncScheduler, KvbraidScheduler
+    from kvbraid.integrations.vllm.version import check_version
+    from vllm.config import KVEventsConfig, KVTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.sampling_params import SamplingParams
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core import kv_cache_utils
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request, RequestStatus
+
+NUM_STEPS: Final = 400
+KINDS: Final = {
+    False: (Scheduler, KvbraidScheduler),
+    True: (AsyncScheduler, KvbraidAsyncScheduler),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Groups and pool; `unit` is the hash block."""
+
+    groups: tuple[Any, ...]
+    num_blocks: int
+    alignment: int
+    unit: int
+
+    def cache(self) -> Any:  # noqa: ANN401 - vLLM's own type.
+        return config_of(*self.groups, num_blocks=self.num_blocks)
+
+
+LAYOUTS: Final = {
+    "window and full": Layout((window(40), full()), 60, 16, 16),
+    "unequal blocks": Layout((window(60, 32), full()), 44, 32, 16),
+    "states": Layout((states(), full()), 48, 16, 16),
+    "states inside blocks": Layout((states(64), full(64)), 30, 64, 16),
+}
+
+
+@cache
+def engine_config() -> Any:  # noqa: ANN401 - vLLM's own type.
+    """Return what an engine with a tiny model would be configured with. Takes seconds."""
+    return EngineArgs(
+        model=str(models_folder() / "gemma3"),
+        max_model_len=512,
+        max_num_batched_tokens=128,
+        max_num_seqs=4,
+        enable_prefix_caching=True,
+        kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
+    ).create_engine_config()
+
+
+def config(layout: Layout, *, is_async: bool) -> Any:  # noqa: ANN401 - vLLM's own type.
+    """Return a configuration of its own for a test."""
+    made = copy(engine_config())
+    made.cache_config = copy(made.cache_config)
+    made.scheduler_config = copy(made.scheduler_config)
+    made.scheduler_config.async_scheduling = is_async
+    made.cache_config.num_gpu_blocks = layout.num_blocks
+    made.cache_config.mamba_cache_mode = "align"
+    return made
+
+
+class NoGrammars:
+    """Stands in for structured output, which no request asks for."""
+
+    def accept_tokens(self, *_: object) -> bool:
+        return True
+
+
+def scheduler(kind: type, layout: Layout, made: Any) -> Any:  # noqa: ANN401 - vLLM's own types.
+    return kind(
+        vllm_config=made,
+        kv_cache_config=layout.cache(),
+        structured_output_manager=NoGrammars(),
+        block_size=layout.alignment,
+        hash_block_size=layout.unit,
+        log_stats=True,
+    )
+
+
+class Engines:
+    """A scheduler on its own cache and one on ours, and the steps whose tokens are to come."""
+
+    def __init__(self, layout: Layout, *, is_async: bool) -> None:
+        self._random = Random(5)
+        self._depth = 2 if is_async else 1
+        kv_cache_utils.init_none_hash(sha256)
+        self._hasher = kv_cache_utils.get_request_block_hasher(layout.unit, sha256)
+        self.published: tuple[list[Any], list[Any]] = ([], [])
+        self.schedulers: list[Any] = []
+        self._steps: deque[Any] = deque()
+        self._num_made = 0
+        for kind, published in zip(KINDS[is_async], self.published, strict=True):
+            made = scheduler(kind, layout, config(layout, is_async=is_async))
+            made.kv_event_publisher = SimpleNamespace(publish=published.append)
+            self.schedulers.append(made)
+        self.num_preempted = 0
+        self.num_copies = 0
+
+    def add(self, prompt: list[int], max_tokens: int) -> None:
+        self._num_made += 1
+        for made in self.schedulers:
+            made.add_request(
+                Request(
+                    request_id=str(self._num_made),
+                    prompt_token_ids=list(prompt),
+                    sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+                    pooling_params=None,
+                    arrival_time=float(self._num_made),
+                    block_hasher=self._hasher,
+                )
+            )
+
+    def step(self) -> None:
+        """Schedule a step on both; once enough are under way, make the first one's tokens up."""
+        outputs = [made.schedule() for made in self.schedulers]
+        expected, got = (plain(output) for output in outputs)
+        assert got == expected
+        self.num_preempted += len(expected["preempted"])
+        self.num_copies += len(expected["copies"])
+        running = self.schedulers[0].requests
+        sampled = [
+            [] if running[name].is_prefill_chunk else [self._random.randrange(50_000)]
+            for name in outputs[0].num_scheduled_tokens
+        ]
+        self._steps.append((outputs, sampled))
+        if len(self._steps) >= self._depth:
+            self._process()
+
+    def _process(self) -> None:
+        outputs, sampled = self._steps.popleft()
+        results = []
+        for made, output in zip(self.schedulers, outputs, strict=True):
+            names = list(output.num_scheduled_tokens)
+            result = ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: index for index, name in enumerate(names)},
+                sampled_token_ids=[list(ids) for ids in sampled],
+            )
+            results.append(told(made.update_from_output(output, result)))
+        assert results[1] == results[0]
+        theirs, ours = ([batch.events for batch in batches] for batches in self.published)
+        assert ours == theirs
+
+    def abort(self) -> None:
+        """Abort a request that is under way."""
+        name = self._random.choice([*self.schedulers[0].requests, "none"])
+        for made in self.schedulers:
+            made.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    def reset(self) -> None:
+        """Forget the cache; what runs starts over."""
+        done = [made.reset_prefix_cache(reset_running_requests=True) for made in self.schedulers]
+        assert done[0] == done[1]
+
+
+def plain(output: Any) -> dict[str, Any]:  # noqa: ANN401 - vLLM's own type.
+    """Return all that a step says of blocks."""
+    cached = output.scheduled_cached_reqs
+    return {
+        "tokens": output.num_scheduled_tokens,
+        "new": [
+            (new.req_id, new.block_ids, new.num_computed_tokens)
+            for new in output.scheduled_new_reqs
+        ],
+        "cached": (cached.req_ids, cached.new_block_ids, cached.num_computed_tokens),
+        "preempted": sorted(output.preempted_req_ids or ()),
+        "finished": sorted(output.finished_req_ids),
+        "zero": output.new_block_ids_to_zero,
+        "copies": output.kv_cache_block_copies or [],
+    }
+
+
+def told(outputs: dict[int, Any]) -> list[Any]:
+    """Return what clients are told of a step, statistics included."""
+    said: list[Any] = []
+    for client in outputs.values():
+        said += [
+            (output.request_id, output.new_token_ids, output.finish_reason, output.prefill_stats)
+            for output in client.outputs
+        ]
+        stats = client.scheduler_stats
+        if stats is not None:
+            said.append((stats.kv_cache_usage, stats.prefix_cache_stats))
+    return said
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_steps_are_scheduled_alike(layout: Layout, is_async: bool) -> None:
+    engines = Engines(layout, is_async=is_async)
+    random = Random(3)
+    documents = [tokens(seed, 300) for seed in range(4)]
+    for number in range(NUM_STEPS):
+        if random.random() < 0.15:
+            prompt = random.choice(documents)[: random.randrange(20, 300)]
+            engines.add(prompt + tokens(number, random.randrange(1, 30)), random.randrange(1, 60))
+        if number % 40 == 39:
+            engines.abort()
+        if number % 100 == 99:
+            engines.reset()
+        engines.step()
+    assert engines.num_preempted > 0
+    assert "inside" not in str(layout) or engines.num_copies > 0
+    hits = [m.kv_cache_manager.prefix_cache_stats for m in engines.schedulers]
+    assert hits[0] == hits[1]
+
+
+def test_the_stock_manager_is_never_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(KVCacheManager, "__init__", refuse)
+    layout = LAYOUTS["window and full"]
+    made = scheduler(KvbraidScheduler, layout, config(layout, is_async=False))
+    assert type(made.kv_cache_manager).__name__ == "KvbraidCacheManager"
+    with pytest.raises(AssertionError):
+        scheduler(Scheduler, layout, config(layout, is_async=False))
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_async", "remedy"),
+    [
+        (KvbraidScheduler, True, "KvbraidAsyncScheduler, or --no-async-scheduling"),
+        (KvbraidAsyncScheduler, False, "KvbraidScheduler, or --async-scheduling"),
+    ],
+)
+def test_a_wrong_pairing_is_refused(kind: type, is_async: bool, remedy: str) -> None:
+    layout = LAYOUTS["window and full"]
+    with pytest.raises(UnsupportedError, match=remedy):
+        scheduler(kind, layout, config(layout, is_async=is_async))
+
+
+def test_whole_hashes_in_events_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
+    layout = LAYOUTS["window and full"]
+    with pytest.raises(UnsupportedError, match="VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"):
+        scheduler(KvbraidScheduler, layout, config(layout, is_async=False))
+
+
+@pytest.mark.parametrize("connector", ["SimpleCPUOffloadConnector", "MooncakeStoreConnector"])
+def test_a_connector_that_needs_the_pool_is_refused(connector: str) -> None:
+    layout = LAYOUTS["window and full"]
+    made = config(layout, is_async=False)
+    made.kv_transfer_config = KVTransferConfig(kv_connector=connector, kv_role="kv_both")
+    with pytest.raises(UnsupportedError, match=f"{connector} reaches into"):
+        scheduler(KvbraidScheduler, layout, made)
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.0"])
+def test_another_version_is_refused(version: str) -> None:
+    check_version("0.32.1")
+    with pytest.raises(UnsupportedError, match=r"install vllm==0\.32\.0"):
+        check_version(version)

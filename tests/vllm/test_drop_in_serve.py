@@ -1,0 +1,91 @@
+"""`vllm serve` with our scheduler works as usual: completions, cached tokens, metrics, a reset."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from tests.vllm.engine_process import ENVIRONMENT
+from tests.vllm.live_engine import models_folder
+
+START_SECONDS: Final = 500.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def serving(folder: str) -> Iterator[httpx.Client]:
+    """Start a server and yield a client of it; stop it at the end."""
+    models = models_folder()
+    environment = os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1"}
+    del environment["VLLM_ENABLE_V1_MULTIPROCESSING"]
+    # The models' folder has a sitecustomize.py: a server asks for the name of the other wheel.
+    paths = (os.environ.get("PYTHONPATH"), str(models))
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    port = free_port()
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(models / folder)]
+    options = {
+        "--served-model-name": "tiny",
+        "--host": "127.0.0.1",
+        "--port": port,
+        "--load-format": "dummy",
+        "--max-model-len": 1_200,
+        "--block-size": 32,
+        "--num-gpu-blocks-override": 400,
+        "--max-num-batched-tokens": 4_096,
+        "--scheduler-cls": "kvbraid.integrations.vllm.KvbraidScheduler",
+    }
+    command += [str(part) for option in options.items() for part in option]
+    command += ["--enforce-eager", "--enable-prefix-caching", "--enable-prompt-tokens-details"]
+    with subprocess.Popen(command, env=environment) as server:
+        try:
+            with httpx.Client(
+                base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False
+            ) as client:
+                _wait(server, client)
+                yield client
+        finally:
+            server.terminate()
+
+
+def _wait(server: subprocess.Popen[bytes], client: httpx.Client) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        assert server.poll() is None, "the server ended; see stderr"
+        try:
+            if client.get("/health").is_success:
+                return
+        except httpx.TransportError:
+            time.sleep(0.5)
+    pytest.fail(f"the server was not ready in {START_SECONDS} seconds")
+
+
+def complete(client: httpx.Client, prompt: list[int]) -> int:
+    """Have a prompt completed; return how many of its tokens were cached."""
+    request: dict[str, Any] = {"model": "tiny", "prompt": prompt, "max_tokens": 8}
+    answer = client.post("/v1/completions", json=request | {"ignore_eos": True}).raise_for_status()
+    details = answer.json()["usage"]["prompt_tokens_details"]
+    return int(details["cached_tokens"]) if details else 0
+
+
+@pytest.mark.timeout(900)
+def test_a_server_on_our_cache_works_as_usual() -> None:
+    random = Random(3)
+    prompt = [random.randrange(10, 250) for _ in range(640)]
+    with serving("gemma3") as client:
+        assert [complete(client, prompt) for _ in range(2)] == [0, 608]
+        assert "vllm:prefix_cache_hits_total" in client.get("/metrics").text
+        client.post("/reset_prefix_cache").raise_for_status()
+        assert complete(client, prompt) == 0

@@ -1,0 +1,34 @@
+"""Outputs under seeded weights depend on every block that a request reuses.
+
+The control of the live comparison: one reused block is overwritten with another one's bytes in
+all layers of a group, groups in turn; were outputs to stay the same, equal outputs would prove
+nothing about blocks.
+"""
+
+from random import Random
+from typing import Final
+
+import pytest
+
+from tests.vllm.live_engine import DROP_IN_MODELS, LiveModel, running
+
+NUM_PROMPTS: Final = 31  # The first of a group without a second block has nothing to overwrite by.
+MAX_OUTPUT: Final = 32
+LEAST_CHANGED: Final = 0.95
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("model", DROP_IN_MODELS, ids=lambda model: model.folder)
+def test_a_wrong_block_shows_in_the_output(model: LiveModel) -> None:
+    random = Random(2)
+    with running(model, is_seeded=True) as engine:
+        rows = [
+            engine.tamper([random.randrange(10, 250) for _ in range(count)], MAX_OUTPUT)
+            for count in (random.randrange(500, 700) for _ in range(NUM_PROMPTS))
+        ]
+    for group, of_group in enumerate(zip(*rows, strict=True)):
+        done = [row for row in of_group if row["did"]]
+        assert len(done) >= NUM_PROMPTS - 1, f"group {group}"
+        assert all(row["kept"] for row in of_group), f"group {group}"
+        changed = sum(row["changed"] for row in done) / len(done)
+        assert changed >= LEAST_CHANGED, f"group {group}: {changed:.0%} changed"
