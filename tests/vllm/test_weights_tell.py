@@ -5,10 +5,12 @@ all layers of a group, groups in turn; were outputs to stay the same, equal outp
 nothing about blocks.
 """
 
+from collections.abc import Iterator
 from random import Random
 from typing import Final
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.vllm.live_engine import DROP_IN_MODELS, LiveModel, running
 
@@ -16,9 +18,22 @@ NUM_PROMPTS: Final = 31  # The first of a group without a second block has nothi
 MAX_OUTPUT: Final = 32
 LEAST_CHANGED: Final = 0.95
 
+TOO_BLUNT: Final = {
+    "llama4": "queries and keys normalised without a weight: its attention is even over a prompt",
+    "lfm2": "its states are short convolutions: a wrong one shows in half of the outputs",
+}
+"""Models whose weights need another scale before they can tell, and why."""
+
+
+def models() -> Iterator[ParameterSet]:
+    for model in DROP_IN_MODELS:
+        reason = TOO_BLUNT.get(model.folder)
+        marks = [pytest.mark.xfail(reason=reason, raises=AssertionError)] if reason else []
+        yield pytest.param(model, marks=marks, id=model.folder)
+
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("model", DROP_IN_MODELS, ids=lambda model: model.folder)
+@pytest.mark.parametrize("model", tuple(models()))
 def test_a_wrong_block_shows_in_the_output(model: LiveModel) -> None:
     random = Random(2)
     with running(model, is_seeded=True) as engine:
