@@ -98,6 +98,15 @@ pub struct GroupSpec {
     pub prefix_cacheable: bool,
 }
 
+impl GroupSpec {
+    /// Whether engines look both groups up together: they differ at most in their draft heads.
+    #[must_use]
+    pub fn is_looked_up_with(&self, other: &Self) -> bool {
+        let eagle = other.eagle;
+        Self { eagle, ..*self } == *other
+    }
+}
+
 /// Where a real engine differs from the rule; each flag is described in `docs/resume-rule.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[expect(

@@ -114,8 +114,8 @@ impl Store {
         self.find_hit(request, need.num_hit_tokens)
     }
 
-    /// Allocates for one request, which was checked; false when it does not fit. Appends, per group, how many blocks
-    /// are new, and the blocks.
+    /// Allocates for one request, which was checked; false when it does not fit. Appends, per group,
+    /// how many blocks are new, and the blocks.
     pub(super) fn allocate(
         &mut self,
         request: &mut Request,

@@ -55,14 +55,6 @@ fn query(request: &Request) -> Query {
     }
 }
 
-/// Whether two groups are looked up together.
-fn is_same(a: &GroupSpec, b: &GroupSpec) -> bool {
-    GroupSpec {
-        eagle: b.eagle,
-        ..*a
-    } == *b
-}
-
 impl Finder {
     pub(super) fn new(topology: &Topology, groups: &[Group]) -> Self {
         let mut topology = topology.clone();
@@ -74,7 +66,7 @@ impl Finder {
         let like = |spec: &GroupSpec| -> Vec<u16> {
             let same = (0u16..)
                 .zip(specs)
-                .filter(|(_, other)| is_same(other, spec));
+                .filter(|(_, other)| other.is_looked_up_with(spec));
             same.map(|(index, _)| index).collect()
         };
         let members: Vec<Vec<u16>> = specs.iter().map(like).collect();

@@ -63,12 +63,7 @@ fn kind_of(spec: &GroupSpec, options: &GroupOptions) -> Kind {
 
 /// Whether one EAGLE group makes this group one too: they are looked up together.
 fn is_eagle(topology: &Topology, spec: &GroupSpec) -> bool {
-    let same = |other: &&GroupSpec| {
-        GroupSpec {
-            eagle: spec.eagle,
-            ..**other
-        } == *spec
-    };
+    let same = |other: &&GroupSpec| other.is_looked_up_with(spec);
     spec.eagle
         || (topology.dialect.eagle_shared_by_equal_specs
             && topology.groups.iter().filter(same).any(|other| other.eagle))

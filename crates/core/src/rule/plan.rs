@@ -139,11 +139,7 @@ impl Plan {
                 continue;
             };
             let same = |spec: &Spec| {
-                GroupSpec {
-                    eagle: group.eagle,
-                    ..spec.group
-                } == *group
-                    && (shared || spec.group.eagle == group.eagle)
+                spec.group.is_looked_up_with(group) && (shared || spec.group.eagle == group.eagle)
             };
             let index = self.specs.iter().position(same).unwrap_or_else(|| {
                 self.specs.push(self.spec(topology, *group, demand));
