@@ -148,10 +148,8 @@ class SequenceTracker:
         if seq != self.last + 1 or seq == 0 or self._row.message is not _next:
             return False
         self.last = self._seen = seq
-        slot = seq % self._remembered
-        self._ring_seqs[slot] = seq
-        self._ring_digests[slot] = hash(payload)
-        self._last_digest = self._ring_digests[slot]
+        self._remember(seq, payload)
+        self._last_digest = hash(payload)
         return True
 
     def message(self, seq: int, payload: bytes) -> list[Output]:
