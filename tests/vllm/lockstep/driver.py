@@ -8,7 +8,9 @@ the pair answers, so a run is a pure function of its configuration, its seed and
 from collections import deque
 from random import Random
 
-from tests.vllm.lockstep.chunks import Prefill, clip
+from kvbraid.cache.chunk import Position, plan_chunk
+
+from tests.vllm.lockstep.chunks import rules_of
 from tests.vllm.lockstep.compare import Pair
 from tests.vllm.lockstep.configs import Config
 from tests.vllm.lockstep.jobs import Job, Part, Step
@@ -160,13 +162,14 @@ class Driver:
         """End the chunk where states need it, and leave a drafter the tokens it looks ahead."""
         if num_new <= 0:
             return 0
-        prefill = Prefill(
+        position = Position(
             start=start,
             num_tokens=len(job.tokens),
             num_prompt_tokens=job.num_prompt,
             junction=job.junction,
+            budget=num_new,
         )
-        num_new = clip(self._config, prefill, num_new)
+        num_new = plan_chunk(rules_of(self._config), position)
         remaining = len(job.tokens) - start - num_new
         if 0 < remaining < self._config.prefill_lookahead:
             num_new -= self._config.prefill_lookahead - remaining

@@ -9,8 +9,9 @@ from random import Random
 from types import SimpleNamespace
 
 import pytest
+from kvbraid.cache.chunk import Position, plan_chunk
 
-from tests.vllm.lockstep.chunks import Prefill, clip
+from tests.vllm.lockstep.chunks import rules_of
 from tests.vllm.lockstep.configs import FEATURES, MIN_OF_EACH, NUM_CONFIGS, Config, generate
 from tests.vllm.lockstep.planted import PLANTED
 from tests.vllm.lockstep.run import run
@@ -61,18 +62,18 @@ def test_chunks_end_where_the_engines_scheduler_ends_them() -> None:
     for _ in range(20_000):
         config = random.choice(configs)
         num_prompt_tokens = random.randint(2, config.max_model_len)
-        prefill = Prefill(
+        position = Position(
             start=random.randrange(num_prompt_tokens),
             num_tokens=num_prompt_tokens + random.choice((0, 0, 1, 20)),
             num_prompt_tokens=num_prompt_tokens,
             junction=random.choice((0, random.randrange(num_prompt_tokens))),
+            budget=random.randint(1, config.token_budget),
         )
-        wanted = random.randint(1, config.token_budget)
         expected = Scheduler._mamba_block_aligned_split(
-            _scheduler(config), _request(prefill), wanted
+            _scheduler(config), _request(position), position.budget
         )
-        assert clip(config, prefill, wanted) == expected, (config, prefill, wanted)
-        num_clipped += expected != wanted
+        assert plan_chunk(rules_of(config), position) == expected, (config, position)
+        num_clipped += expected != position.budget
     assert num_clipped > 5_000
 
 
@@ -94,10 +95,10 @@ def _scheduler(config: Config) -> SimpleNamespace:
     )
 
 
-def _request(prefill: Prefill) -> SimpleNamespace:
+def _request(position: Position) -> SimpleNamespace:
     return SimpleNamespace(
-        num_computed_tokens=prefill.start,
-        num_tokens=prefill.num_tokens,
-        num_prompt_tokens=prefill.num_prompt_tokens,
-        shared_prefix_boundary=prefill.junction,
+        num_computed_tokens=position.start,
+        num_tokens=position.num_tokens,
+        num_prompt_tokens=position.num_prompt_tokens,
+        shared_prefix_boundary=position.junction,
     )
