@@ -157,9 +157,11 @@ def find_token_ids(body: bytes) -> tuple[bytes, int, int] | None: ...
 
 # speculative blocks, extra retained tokens, needs zeroing, is a ring
 _GroupOptionsTuple: TypeAlias = tuple[int, int, bool, bool]
-# topology, options per group, blocks, caching, events, retention interval (None: dense)
+# retention: an interval; or by value: checkpoint interval, half-life, cost per token and per pair
+_RetentionArg: TypeAlias = int | tuple[int, float, float, float]
+# topology, options per group, blocks, caching, events, retention (None: dense)
 _CacheConfigTuple: TypeAlias = tuple[
-    _TopologyTuple, Sequence[_GroupOptionsTuple], int, bool, bool, int | None
+    _TopologyTuple, Sequence[_GroupOptionsTuple], int, bool, bool, _RetentionArg | None
 ]
 # model length, tokens in flight, watermark blocks, re-prefillable tokens, frees skipped when full
 _LimitsTuple: TypeAlias = tuple[int, int | None, int, int, bool]

@@ -1,8 +1,8 @@
 //! The engine-side cache for Python: whole steps in, flat buffers out.
 
 use kvbraid_core::cache::{
-    self, Allocation, BlockId, BlockInfo, Cache, CacheConfig, Extra, GroupOptions, HashFunction,
-    Match, Need, NewRequest, Retention,
+    self, Allocation, BlockId, BlockInfo, ByValue, Cache, CacheConfig, Extra, GroupOptions,
+    HashFunction, Match, Need, NewRequest, PrefillCost, Retention,
 };
 use kvbraid_core::hash::{Digest, EmbedsDigest};
 use parking_lot::Mutex;
@@ -18,7 +18,10 @@ use crate::topology::TopologyTuple;
 /// speculative blocks, extra retained tokens, needs zeroing, is a ring.
 type OptionsTuple = (u32, u32, bool, bool);
 
-/// topology, options per group, blocks, caching, events, retention interval (none: dense).
+/// By value: checkpoint interval, half-life, cost per token and per pair.
+type ByValueTuple = (u32, f64, f64, f64);
+
+/// topology, options per group, blocks, caching, events, retention (none: dense; a number: interval).
 #[derive(FromPyObject)]
 struct ConfigTuple(
     TopologyTuple,
@@ -26,8 +29,32 @@ struct ConfigTuple(
     u32,
     bool,
     bool,
-    Option<u32>,
+    Option<RetentionArg>,
 );
+
+#[derive(FromPyObject)]
+enum RetentionArg {
+    Interval(u32),
+    ByValue(ByValueTuple),
+}
+
+impl RetentionArg {
+    fn decode(self) -> Retention {
+        match self {
+            Self::Interval(tokens) => Retention::Interval(tokens),
+            Self::ByValue((interval, half_life, per_token, per_pair)) => {
+                Retention::ByValue(ByValue {
+                    interval,
+                    half_life,
+                    cost: PrefillCost {
+                        per_token,
+                        per_pair,
+                    },
+                })
+            }
+        }
+    }
+}
 
 /// model length, tokens in flight, watermark blocks, re-prefillable tokens, frees skipped when full.
 type LimitsTuple = (u32, Option<u32>, u32, u32, bool);
@@ -98,7 +125,7 @@ impl ConfigTuple {
             num_blocks,
             caching,
             events,
-            retention: retention.map_or(Retention::Dense, Retention::Interval),
+            retention: retention.map_or(Retention::Dense, RetentionArg::decode),
             max_model_len: limits.0,
             max_in_flight_tokens: limits.1,
             watermark_blocks: limits.2,

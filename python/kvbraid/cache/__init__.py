@@ -3,12 +3,13 @@
 from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.events import Events
 from kvbraid.cache.manager import CacheManager
-from kvbraid.cache.retention import Dense, Interval, Retention
+from kvbraid.cache.retention import ByValue, Dense, Interval, PrefillCost, Retention
 from kvbraid.cache.step import Allocation, BlockInfo, Match, Need
 
 __all__ = [
     "Allocation",
     "BlockInfo",
+    "ByValue",
     "CacheConfig",
     "CacheManager",
     "Dense",
@@ -17,5 +18,6 @@ __all__ = [
     "Interval",
     "Match",
     "Need",
+    "PrefillCost",
     "Retention",
 ]

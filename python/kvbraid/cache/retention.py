@@ -31,4 +31,63 @@ class Interval:
             raise InvalidValueError(f"an interval of {self.tokens} tokens; expected 0 or more")
 
 
-Retention: TypeAlias = Dense | Interval
+@dataclass(frozen=True, slots=True)
+class PrefillCost:
+    """Prefill compute of a model, in any unit: what reusing tokens saves.
+
+    Computing n tokens costs `per_token` * n, and `per_pair` for each of the n * n / 2 pairs of a
+    token and one before it (full attention).
+
+    Raises:
+        InvalidValueError: Neither is above 0, or one is below.
+    """
+
+    per_token: float = 1.0
+    per_pair: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.per_token, self.per_pair) < 0 or self.per_token + self.per_pair <= 0:
+            raise InvalidValueError(
+                f"a prefill cost of {self.per_token} a token and {self.per_pair} a pair; expected "
+                "neither below 0, and not both 0"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByValue:
+    """Keep all that can serve a boundary, as long as there is room; then evict the least value.
+
+    Checkpoints are boundaries whose blocks leave only by value: where prompts and requests end,
+    where requests branch off, and every `interval` tokens. All else goes before them. docs/cache.md
+    has the formula.
+
+    Attributes:
+        interval: Tokens between checkpoints, a multiple of the alignment; 0: none at intervals.
+        half_life: A value halves while so many pools of blocks are handed out.
+        cost: What a reused token saves.
+
+    Raises:
+        InvalidValueError: A negative interval, or a half-life that is not above 0.
+    """
+
+    interval: int = 0
+    half_life: float = 0.25
+    cost: PrefillCost = PrefillCost()  # noqa: RUF009 - frozen
+
+    def __post_init__(self) -> None:
+        if self.interval < 0:
+            raise InvalidValueError(f"an interval of {self.interval} tokens; expected 0 or more")
+        if self.half_life <= 0:
+            raise InvalidValueError(f"a half-life of {self.half_life} pools; expected above 0")
+
+
+Retention: TypeAlias = Dense | Interval | ByValue
+
+
+def checkpoint_interval(retention: Retention) -> int:
+    """Return the multiples of tokens at which steps have to end for states to be kept; 0: none.
+
+    vLLM ends no step at the multiples of its own interval, so that it keeps what happens to end
+    there; `Interval` does as vLLM does.
+    """
+    return retention.interval if isinstance(retention, ByValue) else 0
