@@ -104,7 +104,6 @@ fn retention() -> impl Strategy<Value = Retention> {
     let by_value = |interval| {
         Retention::ByValue(ByValue {
             interval,
-            half_life: 0.25,
             cost: PrefillCost {
                 per_token: 1.0,
                 per_pair: 0.01,

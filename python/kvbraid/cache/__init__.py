@@ -4,7 +4,7 @@ from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.events import Events
 from kvbraid.cache.manager import CacheManager
 from kvbraid.cache.retention import ByValue, Dense, Interval, PrefillCost, Retention
-from kvbraid.cache.step import Allocation, BlockInfo, Match, Need
+from kvbraid.cache.step import Allocation, BlockInfo, Checkpoint, Match, Need
 
 __all__ = [
     "Allocation",
@@ -12,6 +12,7 @@ __all__ = [
     "ByValue",
     "CacheConfig",
     "CacheManager",
+    "Checkpoint",
     "Dense",
     "Events",
     "GroupOptions",

@@ -17,7 +17,7 @@ from kvbraid.cache.chunk import Position, chunk_rules, plan_chunk
 from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.events import Events
 from kvbraid.cache.retention import ByValue, Dense, Retention, checkpoint_interval
-from kvbraid.cache.step import NO_MATCH, Allocation, BlockInfo, Match, Need
+from kvbraid.cache.step import NO_MATCH, Allocation, BlockInfo, Checkpoint, Match, Need
 from kvbraid.errors import InvalidValueError
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, HashAlgo, Tokens, none_hash
 from kvbraid.resume import encode
@@ -371,8 +371,15 @@ class CacheManager:
         return {(group, digest): copies for group, digest, copies in self._core.cached()}
 
     def free_queue(self) -> list[int]:
-        """Return the free blocks, next victim first. Walks them all."""
+        """Return the free blocks, next victim first. Walks them all.
+
+        Blocks that checkpoints keep are free, but in no queue: see `checkpoints`.
+        """
         return self._core.free_queue()
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Return what is let go when the free queue is empty, least value first (`ByValue`)."""
+        return [Checkpoint(*checkpoint) for checkpoint in self._core.checkpoints()]
 
     def memory_bytes(self) -> int:
         """Return the bytes that blocks and hashes take, by capacity."""
@@ -410,13 +417,13 @@ def _encode(need: Need) -> _NeedTuple:
     )
 
 
-def _retention(retention: Retention) -> int | tuple[int, float, float, float] | None:
+def _retention(retention: Retention) -> int | tuple[int, float, float] | None:
     """As the core takes it."""
     if isinstance(retention, Dense):
         return None
     if isinstance(retention, ByValue):
         cost = retention.cost
-        return (retention.interval, retention.half_life, cost.per_token, cost.per_pair)
+        return (retention.interval, cost.per_token, cost.per_pair)
     return retention.tokens
 
 

@@ -63,22 +63,18 @@ class ByValue:
 
     Attributes:
         interval: Tokens between checkpoints, a multiple of the alignment; 0: none at intervals.
-        half_life: A value halves while so many pools of blocks are handed out.
         cost: What a reused token saves.
 
     Raises:
-        InvalidValueError: A negative interval, or a half-life that is not above 0.
+        InvalidValueError: A negative interval.
     """
 
     interval: int = 0
-    half_life: float = 0.25
     cost: PrefillCost = PrefillCost()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         if self.interval < 0:
             raise InvalidValueError(f"an interval of {self.interval} tokens; expected 0 or more")
-        if self.half_life <= 0:
-            raise InvalidValueError(f"a half-life of {self.half_life} pools; expected above 0")
 
 
 Retention: TypeAlias = Dense | Interval | ByValue

@@ -31,7 +31,7 @@ def _interval(tokens: int) -> CachePolicy:
 def _by_value(model: CacheModel) -> Retention:
     import os
     interval=int(os.environ.get("KV_INT","4096"))
-    return ByValue(interval=-(-interval // model.alignment) * model.alignment, half_life=float(os.environ.get("KV_HL","0.25")),
+    return ByValue(interval=-(-interval // model.alignment) * model.alignment,
         cost=PrefillCost(1.0, float(os.environ.get("KV_PAIR","0"))))
 
 

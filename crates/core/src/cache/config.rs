@@ -41,8 +41,6 @@ pub struct ByValue {
     /// Checkpoints at multiples of so many tokens, beside prompt ends, request ends and branches; 0:
     /// the latter alone.
     pub interval: u32,
-    /// A value halves while so many pools of blocks are handed out.
-    pub half_life: f64,
     /// What a reused token saves.
     pub cost: PrefillCost,
 }
@@ -172,11 +170,7 @@ impl CacheConfig {
     }
 
     fn check_value(&self, policy: &ByValue) -> Result<()> {
-        let ByValue {
-            interval,
-            half_life,
-            cost,
-        } = *policy;
+        let ByValue { interval, cost } = *policy;
         let is_cost = |cost: f64| cost.is_finite() && cost >= 0.0;
         let is_free = cost.per_token + cost.per_pair <= 0.0;
         let problem = if !interval.is_multiple_of(self.topology.alignment) {
@@ -184,8 +178,6 @@ impl CacheConfig {
                 "checkpoints every {interval} tokens; take 0, or a multiple of the alignment {}",
                 self.topology.alignment
             )
-        } else if !half_life.is_finite() || half_life <= 0.0 {
-            format!("a half-life of {half_life} pools; it must be above 0")
         } else if !is_cost(cost.per_token) || !is_cost(cost.per_pair) || is_free {
             format!(
                 "a prefill cost of {} a token and {} a pair; neither is below 0, nor both 0",

@@ -23,6 +23,7 @@ mod state;
 use hashbrown::HashMap;
 
 pub use allocate::Need;
+pub use checkpoints::Checkpoint;
 pub use config::{ByValue, CacheConfig, GroupOptions, HashFunction, PrefillCost, Retention};
 pub use events::frame;
 pub use find::Match;
@@ -505,9 +506,15 @@ impl Cache {
         })
     }
 
-    /// The free queue, next victim first.
+    /// The free queue, next victim first; blocks that checkpoints keep are not in it.
     pub fn free_queue(&self) -> impl Iterator<Item = BlockId> {
         self.store.pool.queue()
+    }
+
+    /// Under retention by value, what can be let go when the free queue is empty, least value first.
+    pub fn checkpoints(&self) -> impl Iterator<Item = Checkpoint> {
+        let checkpoints = self.store.checkpoints.iter();
+        checkpoints.flat_map(|all| all.queued(&self.store.pool))
     }
 
     /// Bytes held by blocks and hashes, by capacity.

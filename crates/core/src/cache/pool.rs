@@ -55,7 +55,6 @@ pub(super) struct Pool {
     blocks: Vec<Block>,
     /// Blocks without references: those in the queue, and those kept.
     num_free: usize,
-    num_taken: u64,
     pub(super) index: HashIndex,
     /// Keys beyond a block's first: boundaries inside the block.
     further: HashMap<BlockId, SmallVec<[Key; 2]>>,
@@ -79,7 +78,6 @@ impl Pool {
         Self {
             blocks: (0..num_blocks).map(block).collect(),
             num_free: last as usize,
-            num_taken: 0,
             index: HashIndex::new(num_groups),
             further: HashMap::new(),
             unhashed: Vec::new(),
@@ -92,11 +90,6 @@ impl Pool {
 
     pub(super) fn num_free(&self) -> usize {
         self.num_free
-    }
-
-    /// Blocks handed out since the pool exists: its clock.
-    pub(super) fn num_taken(&self) -> u64 {
-        self.num_taken
     }
 
     pub(super) fn refs(&self, block: BlockId) -> u32 {
@@ -170,7 +163,6 @@ impl Pool {
         let block = self.blocks[NULL_BLOCK as usize].next;
         assert_ne!(block, NULL_BLOCK, "taken from an empty queue");
         self.touch(block);
-        self.num_taken += 1;
         (block, self.forget(block))
     }
 

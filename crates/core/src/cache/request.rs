@@ -1,6 +1,6 @@
 //! One request: its tokens and hashes, and its block table in every group.
 
-use super::checkpoints::Origin;
+use super::checkpoints::Ending;
 use super::pool::BlockId;
 use crate::error::{Error, Result};
 use crate::hash::{Chain, ChainSpec, Digest, EmbedsDigest, ExtraKeys, MediaItem};
@@ -76,8 +76,8 @@ pub(super) struct Request {
     pub tables: Vec<Table>,
     /// Decoding steps that end before so many computed tokens change no table.
     pub quiet_until: u32,
-    /// Retention by value: what its end will be, and up to where it was looked for checkpoints.
-    pub end: Origin,
+    /// Retention by value: what will end with it, and up to where it was looked for checkpoints.
+    pub ending: Ending,
     pub num_checked: u32,
     chain: Option<Chain>,
 }
@@ -94,7 +94,7 @@ impl Request {
             junction: 0,
             tables: vec![Table::default(); num_groups],
             quiet_until: 0,
-            end: Origin::Start,
+            ending: Ending::Start,
             num_checked: 0,
             chain: None,
         }

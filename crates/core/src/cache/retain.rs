@@ -15,17 +15,17 @@ impl Store {
             return;
         };
         let unit = self.config.topology.hash_block_size;
-        let origin = checkpoints.resume(&mut self.pool, request, num_tokens / unit * unit);
-        request.end = match origin {
-            Origin::Start | Origin::Turn => Origin::Turn,
-            Origin::Junction | Origin::Interval => Origin::Start,
-        };
+        request.ending = checkpoints.resume(&mut self.pool, request, num_tokens / unit * unit);
         request.num_checked = num_tokens;
     }
 
     /// More of a request is registered: up to `num_tokens`.
     pub(super) fn note_progress(&mut self, request: &mut Request, num_tokens: u32) {
-        if self.checkpoints.is_none() {
+        if !self
+            .checkpoints
+            .as_ref()
+            .is_some_and(Checkpoints::are_sparse)
+        {
             return;
         }
         let (from, to) = (request.num_checked, self.settled(num_tokens));
@@ -43,7 +43,9 @@ impl Store {
     /// A request is about to give its blocks back: its last boundary is a checkpoint.
     pub(super) fn note_end(&mut self, request: &Request) {
         let end = self.settled(request.num_computed_tokens.min(request.num_tokens()));
-        self.keep(request, end, request.end);
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.end(&mut self.pool, request, end);
+        }
     }
 
     fn keep(&mut self, request: &Request, end: u32, origin: Origin) {
@@ -77,7 +79,7 @@ impl Store {
             let origin = if is_junction {
                 Origin::Junction
             } else {
-                request.end
+                Origin::End
             };
             (boundary / unit * unit, origin)
         });

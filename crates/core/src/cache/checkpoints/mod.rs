@@ -23,7 +23,8 @@ use super::group::{Group, Kind};
 use super::hash_index::EntryId;
 use super::pool::{BlockId, Pool};
 use super::request::Request;
-pub(super) use value::Origin;
+use crate::hash::Digest;
+pub(super) use value::{Ending, Origin};
 use value::{Key, Likelihood};
 
 type NodeId = u32;
@@ -45,14 +46,29 @@ struct Node {
     tail: Vec<BlockId>,
     is_resumable: bool,
     origin: Origin,
-    /// Nodes that were ever attached below.
-    continuations: usize,
-    /// Since the last of them was.
+    /// Of the request that got this far, and whether it did end.
+    ending: Ending,
+    has_ended: bool,
+    /// Since the request ended, or the last child came.
     was_resumed: bool,
-    /// In blocks handed out.
+    /// When it was used last, by the clock, and how high the level stood.
     used_at: u64,
+    used_level: f64,
     /// In the queue of those that can be let go.
     key: Option<Key>,
+}
+
+/// A boundary that is kept resumable.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Checkpoint {
+    /// Of its prefix.
+    pub hash: Digest,
+    /// Of its prefix.
+    pub num_tokens: u32,
+    /// Compute per block, above the highest that was let go.
+    pub value: f64,
+    /// Nothing that is kept leads on from it.
+    pub is_last: bool,
 }
 
 /// A place in the tree: tokens of a prefix, and the node that leads there or beyond.
@@ -73,7 +89,6 @@ pub(super) struct Checkpoints {
     full_step: Option<u32>,
     hash_block: u32,
     hit_alignment: u32,
-    num_blocks: f64,
     nodes: Vec<Node>,
     unused: Vec<NodeId>,
     /// By entry: the node whose `full` blocks or end it belongs to.
@@ -83,6 +98,10 @@ pub(super) struct Checkpoints {
     /// What can be let go, least value first.
     queue: BTreeSet<(Key, NodeId)>,
     likelihood: Likelihood,
+    /// The highest value that was let go.
+    level: f64,
+    /// Number of uses.
+    clock: u64,
 }
 
 impl Node {
@@ -96,9 +115,11 @@ impl Node {
             tail: Vec::new(),
             is_resumable: true,
             origin: Origin::Junction,
-            continuations: 0,
+            ending: Ending::Start,
+            has_ended: false,
             was_resumed: false,
             used_at: 0,
+            used_level: 0.0,
             key: None,
         }
     }
@@ -119,14 +140,20 @@ impl Checkpoints {
             groups,
             hash_block: config.topology.hash_block_size,
             hit_alignment: config.hit_alignment(),
-            num_blocks: f64::from(config.num_blocks),
             nodes: vec![Node::root()],
             unused: Vec::new(),
             owners: Vec::new(),
             pins: vec![0; config.num_blocks as usize],
             queue: BTreeSet::new(),
             likelihood: Likelihood::new(),
+            level: 0.0,
+            clock: 0,
         })
+    }
+
+    /// Whether a boundary may be no checkpoint although the full groups hold it.
+    pub(super) fn are_sparse(&self) -> bool {
+        !self.needs_no_tail
     }
 
     /// Tokens between checkpoints; 0: none but where requests end and branch.
@@ -134,19 +161,41 @@ impl Checkpoints {
         self.policy.interval
     }
 
-    /// A request resumes behind `tokens`: at a checkpoint, which is one from now on.
-    pub(super) fn resume(&mut self, pool: &mut Pool, request: &Request, tokens: u32) -> Origin {
+    /// A request resumes behind `tokens`: at a checkpoint, which is one from now on. Returns what it
+    /// will be when it ends.
+    pub(super) fn resume(&mut self, pool: &mut Pool, request: &Request, tokens: u32) -> Ending {
         if !self.keep(pool, request, tokens, Origin::Junction) {
-            return Origin::Junction;
+            return Ending::Start;
         }
         let id = self.anchor(pool, request, tokens).node;
         let node = &mut self.nodes[id as usize];
-        let origin = node.origin;
+        let goes_on = node.children.is_empty() && node.has_ended;
         if !std::mem::replace(&mut node.was_resumed, true) {
-            self.likelihood.resumed(origin, node.continuations);
+            match node.children.len() {
+                0 if node.has_ended => self.likelihood.continued(node.ending),
+                0 => {}
+                branches => self.likelihood.branched(node.origin, branches),
+            }
             self.weigh(id);
         }
-        origin
+        if goes_on { Ending::Turn } else { Ending::Start }
+    }
+
+    /// A request gives its blocks back after `tokens`: its last boundary is a checkpoint.
+    pub(super) fn end(&mut self, pool: &mut Pool, request: &Request, tokens: u32) {
+        if tokens == 0 {
+            return;
+        }
+        self.keep(pool, request, tokens, Origin::End);
+        let id = self.anchor(pool, request, tokens).node;
+        let node = &mut self.nodes[id as usize];
+        if id != ROOT && node.children.is_empty() && node.end <= tokens {
+            node.ending = request.ending;
+            node.has_ended = true;
+            node.was_resumed = false;
+            self.likelihood.ended(request.ending);
+            self.weigh(id);
+        }
     }
 
     /// Makes a boundary a checkpoint, or renews it; false if not all that it needs is held.
@@ -162,10 +211,9 @@ impl Checkpoints {
         };
         let anchor = self.anchor(pool, request, end);
         let is_there = anchor.tokens == end;
-        let known = &mut self.nodes[anchor.node as usize];
+        let known = &self.nodes[anchor.node as usize];
         if is_there && known.end == end && known.is_resumable {
-            known.used_at = pool.num_taken();
-            self.weigh(anchor.node);
+            self.note_use(anchor.node);
             return true;
         }
         let Some((full, tail)) = self.needed(pool, request, (anchor.tokens, end)) else {
@@ -184,29 +232,51 @@ impl Checkpoints {
         for &block in full.iter().chain(&tail) {
             self.pin(pool, block);
         }
-        self.own(pool, &full, id);
-        self.set_owner(entry, id);
         let node = &mut self.nodes[id as usize];
         node.full.extend(full);
         node.tail = tail;
         node.is_resumable = true;
         node.origin = origin;
-        node.used_at = pool.num_taken();
-        self.likelihood.seen(origin, node.continuations);
+        node.ending = request.ending;
+        if !node.children.is_empty() {
+            self.likelihood.passed(origin, node.children.len());
+        }
+        self.claim(pool, id);
         if !is_there {
             self.went_on(above);
         }
-        self.weigh(id);
+        self.note_use(id);
         self.weigh_below(id);
         true
+    }
+
+    /// What can be let go, least value first.
+    pub(super) fn queued<'a>(&'a self, pool: &'a Pool) -> impl Iterator<Item = Checkpoint> + 'a {
+        self.queue.iter().filter_map(move |&(key, id)| {
+            let node = &self.nodes[id as usize];
+            Some(Checkpoint {
+                hash: *pool.index.digest(node.entry?),
+                num_tokens: node.end,
+                value: key.value - self.level,
+                is_last: node.children.is_empty(),
+            })
+        })
+    }
+
+    fn note_use(&mut self, id: NodeId) {
+        self.clock += 1;
+        let node = &mut self.nodes[id as usize];
+        (node.used_at, node.used_level) = (self.clock, self.level);
+        self.weigh(id);
     }
 
     /// Lets the checkpoint of the least value go; its blocks wait in the pool's queue. False if
     /// there is none.
     pub(super) fn let_go(&mut self, pool: &mut Pool) -> bool {
-        let Some(&(_, id)) = self.queue.first() else {
+        let Some(&(key, id)) = self.queue.first() else {
             return false;
         };
+        self.level = self.level.max(key.value);
         let mut released = Vec::new();
         self.drop_node(pool, id, &mut released);
         // What the furthest boundaries need goes first, in all groups alike.

@@ -1,7 +1,8 @@
 //! The tree of prefixes: where a request's prefix is in it, and how nodes come, part and go.
 
 use super::{Anchor, Checkpoints, NO_NODE, Node, NodeId, ROOT};
-use crate::cache::checkpoints::value::{Origin, Weight};
+use crate::cache::checkpoints::value::{Key, Weight};
+use crate::cache::commit::count;
 use crate::cache::group::{Group, Kind};
 use crate::cache::hash_index::EntryId;
 use crate::cache::pool::{BlockId, NULL_BLOCK, Pool};
@@ -104,21 +105,18 @@ impl Checkpoints {
             .into_iter()
             .partition(|&block| pool.num_tokens(block) <= tokens);
         node.full = below;
+        let parent = node.parent;
         let upper = Node {
-            parent: node.parent,
+            parent,
             children: vec![id],
             entry,
             end: tokens,
-            full: Vec::new(),
-            tail: Vec::new(),
-            is_resumable: false,
-            origin: Origin::Junction,
-            continuations: 1,
-            was_resumed: false,
+            full: above,
+            is_resumable: self.needs_no_tail,
             used_at: node.used_at,
-            key: None,
+            used_level: node.used_level,
+            ..Node::root()
         };
-        let parent = node.parent;
         let new = self.add(upper);
         self.nodes[id as usize].parent = new;
         for child in &mut self.nodes[parent as usize].children {
@@ -126,14 +124,27 @@ impl Checkpoints {
                 *child = new;
             }
         }
-        self.own(pool, &above, new);
-        if let Some(entry) = entry {
-            self.set_owner(entry, new);
-        }
-        self.nodes[new as usize].full = above;
-        self.nodes[new as usize].is_resumable = self.needs_no_tail;
+        self.claim(pool, new);
         self.weigh(id);
+        self.weigh(new);
         new
+    }
+
+    /// Has the hashes of a node's blocks and of its end belong to it.
+    pub(super) fn claim(&mut self, pool: &Pool, id: NodeId) {
+        let node = &self.nodes[id as usize];
+        let blocks = node.full.iter().filter_map(|&block| pool.key(block));
+        let entries: Vec<EntryId> = blocks.map(|key| key.entry).chain(node.entry).collect();
+        for entry in entries {
+            self.set_owner(entry, id);
+        }
+    }
+
+    fn disclaim(&mut self, pool: &Pool, node: &Node) {
+        let blocks = node.full.iter().filter_map(|&block| pool.key(block));
+        for entry in blocks.map(|key| key.entry).chain(node.entry) {
+            self.set_owner(entry, NO_NODE);
+        }
     }
 
     fn add(&mut self, node: Node) -> NodeId {
@@ -157,13 +168,12 @@ impl Checkpoints {
         id
     }
 
-    /// One more went on from a node.
+    /// One more way leads on from a node.
     pub(super) fn went_on(&mut self, id: NodeId) {
         let node = &mut self.nodes[id as usize];
-        node.continuations += 1;
         node.was_resumed = false;
         if node.is_resumable && id != ROOT {
-            self.likelihood.seen(node.origin, node.continuations);
+            self.likelihood.passed(node.origin, node.children.len());
         }
         self.weigh(id);
     }
@@ -182,17 +192,14 @@ impl Checkpoints {
         self.contract(pool, id);
     }
 
-    /// Removes a node without children, and those above it that led only to it.
+    /// Removes a node without children, and those above it that led only to it. Who would have gone
+    /// on there is expected where a request resumes then.
     fn remove(&mut self, pool: &Pool, id: NodeId, released: &mut Vec<BlockId>) {
+        let last = self.take(id);
+        let mut node = last.clone();
         let mut id = id;
         loop {
-            self.dequeue(id);
-            let node = std::mem::replace(&mut self.nodes[id as usize], Node::root());
-            self.unused.push(id);
-            self.own(pool, &node.full, NO_NODE);
-            if let Some(entry) = node.entry {
-                self.set_owner(entry, NO_NODE);
-            }
+            self.disclaim(pool, &node);
             self.unpin(&node.full, released);
             let parent = &mut self.nodes[node.parent as usize];
             parent.children.retain(|&child| child != id);
@@ -200,9 +207,25 @@ impl Checkpoints {
             if parent.is_resumable || !parent.children.is_empty() {
                 break;
             }
+            node = self.take(id);
+        }
+        let heir = &mut self.nodes[id as usize];
+        if heir.children.is_empty() {
+            heir.ending = last.ending;
+            heir.has_ended = last.has_ended;
+            heir.was_resumed = last.was_resumed;
+            heir.used_at = heir.used_at.max(last.used_at);
+            heir.used_level = heir.used_level.max(last.used_level);
         }
         self.weigh(id);
         self.contract(pool, id);
+    }
+
+    /// Takes a node out of the tree; what points to it is the caller's.
+    fn take(&mut self, id: NodeId) -> Node {
+        self.dequeue(id);
+        self.unused.push(id);
+        std::mem::replace(&mut self.nodes[id as usize], Node::root())
     }
 
     /// Takes a node out that nothing resumes at and where no paths part.
@@ -211,26 +234,18 @@ impl Checkpoints {
         if node.is_resumable || (node.children.len() != 1 && self.full_step.is_some()) {
             return;
         }
-        let node = std::mem::replace(&mut self.nodes[id as usize], Node::root());
-        self.unused.push(id);
-        if let Some(entry) = node.entry {
-            self.set_owner(entry, NO_NODE);
-        }
+        let node = self.take(id);
+        self.disclaim(pool, &node);
         let siblings = &mut self.nodes[node.parent as usize].children;
         siblings.retain(|&child| child != id);
         siblings.extend(&node.children);
         for &child in &node.children {
             self.nodes[child as usize].parent = node.parent;
-            self.own(pool, &node.full, child);
             self.nodes[child as usize].full.extend(&node.full);
+            self.claim(pool, child);
             self.weigh(child);
         }
-    }
-
-    pub(super) fn own(&mut self, pool: &Pool, blocks: &[BlockId], id: NodeId) {
-        for key in blocks.iter().filter_map(|&block| pool.key(block)) {
-            self.set_owner(key.entry, id);
-        }
+        self.weigh(node.parent);
     }
 
     pub(super) fn set_owner(&mut self, entry: EntryId, id: NodeId) {
@@ -258,9 +273,11 @@ impl Checkpoints {
 
     /// Values a node anew, where something of what its value is made of has changed.
     pub(super) fn weigh(&mut self, id: NodeId) {
-        let key = self
-            .weight(id)
-            .map(|weight| weight.key(&self.policy, &self.likelihood));
+        let node = &self.nodes[id as usize];
+        let key = self.weight(id).map(|weight| Key {
+            value: node.used_level + weight.worth(&self.policy.cost, &self.likelihood),
+            used_at: node.used_at,
+        });
         if self.nodes[id as usize].key != key {
             self.dequeue(id);
             self.nodes[id as usize].key = key;
@@ -301,18 +318,16 @@ impl Checkpoints {
         // What lies before the resume point above is mostly needed there too.
         let own_tail = |group: &Group| {
             let (first, behind) = group.tail_at(node.end);
-            behind.saturating_sub(first.max(floor / group.block)) as usize
+            behind.saturating_sub(first.max(floor / group.block))
         };
-        let tail: usize = self.groups.iter().map(own_tail).sum();
-        #[expect(clippy::cast_precision_loss, reason = "ages are fractions of pools")]
-        let used_at = node.used_at as f64 / self.num_blocks;
+        let tail: u32 = self.groups.iter().map(own_tail).sum();
         Some(Weight {
             origin: node.origin,
-            continuations: node.continuations,
+            ending: node.ending,
+            branches: node.children.len(),
             floor,
             end: node.end,
-            num_blocks: tail + if is_last { node.full.len() } else { 0 },
-            used_at,
+            num_blocks: tail + if is_last { count(node.full.len()) } else { 0 },
         })
     }
 }

@@ -1,111 +1,157 @@
 //! What a checkpoint is worth: the compute that would be lost with it, per block that it holds.
 //!
 //! ```text
-//! value = likelihood * cost(resume point before it -> it) / blocks freed * 2^(-age / half-life)
+//! worth = likelihood * cost(resume point before it -> it) / blocks freed
+//! value = worth - (level now - level at its last use)
 //! ```
-//! Age is counted in pools: blocks handed out since the last use, over the blocks of the pool. Every
-//! value halves in the same time, so that the order of two checkpoints never changes while nothing
-//! happens to them: [`Key`] is the logarithm at time 0, and stays.
+//! The level is the value, of those ever let go, that was the highest: as blocks are needed it
+//! rises, and all values sink alike, so that a checkpoint worth twice as much stays twice as long,
+//! whatever the pool's size and the traffic. The order of two checkpoints never changes while
+//! nothing happens to them: [`Key`] is worth + level at the last use (Cao and Irani,
+//! "Cost-Aware WWW Proxy Caching Algorithms", 1997).
 
-use crate::cache::config::ByValue;
+use std::cmp::Ordering;
+
+use crate::cache::config::PrefillCost;
 
 /// Why a checkpoint was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cache) enum Origin {
-    /// The end of a request that began something new.
-    Start,
-    /// The end of a request that went on where another one had ended.
-    Turn,
-    /// Requests branched off here.
+    /// A prompt or a request ended.
+    End,
+    /// Requests branched off.
     Junction,
     /// A multiple of the interval.
     Interval,
 }
 
-/// How many went on from a checkpoint, as far as the likelihood tells them apart.
-const MAX_CONTINUATIONS: usize = 2;
+/// What ended, or would next, where nobody went on yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cache) enum Ending {
+    /// A request that began something new.
+    Start,
+    /// One that went on where another had ended.
+    Turn,
+}
 
-/// How likely a checkpoint is resumed (again) that nobody, one, or more went on from: learned from
-/// all of its origin, beginning with these guesses. Who was passed by one is mostly history.
-const GUESS: [f64; MAX_CONTINUATIONS + 1] = [0.5, 0.0625, 0.5];
+/// How likely something is: as often as it was so far, beginning with a guess.
+#[derive(Debug, Clone, Copy)]
+struct Rate {
+    guess: f64,
+    seen: f64,
+    resumed: f64,
+}
 
 /// Checkpoints that a guess counts for.
 const GUESS_WEIGHT: f64 = 8.0;
 
-const NUM_ORIGINS: usize = 4;
+impl Rate {
+    const fn guess(guess: f64) -> Self {
+        Self {
+            guess,
+            seen: 0.0,
+            resumed: 0.0,
+        }
+    }
 
-/// How often checkpoints of each origin were resumed, by how many had gone on from them.
-#[derive(Debug, Clone)]
-pub(super) struct Likelihood {
-    seen: [[f64; MAX_CONTINUATIONS + 1]; NUM_ORIGINS],
-    resumed: [[f64; MAX_CONTINUATIONS + 1]; NUM_ORIGINS],
+    fn value(&self) -> f64 {
+        (self.resumed + GUESS_WEIGHT * self.guess) / (self.seen + GUESS_WEIGHT)
+    }
 }
 
-fn state(continuations: usize) -> usize {
-    continuations.min(MAX_CONTINUATIONS)
+/// How likely a checkpoint is resumed, learned from all that were.
+#[derive(Debug, Clone)]
+pub(super) struct Likelihood {
+    /// By ending.
+    ends: [Rate; 2],
+    /// By origin: one request went on from it, or more. Who was passed by one is mostly history.
+    passed: [[Rate; 2]; 3],
 }
 
 impl Likelihood {
     pub(super) fn new() -> Self {
-        let zero = [[0.0; MAX_CONTINUATIONS + 1]; NUM_ORIGINS];
         Self {
-            seen: zero,
-            resumed: zero,
+            ends: [Rate::guess(0.25), Rate::guess(0.5)],
+            passed: [[Rate::guess(0.03125), Rate::guess(0.5)]; 3],
         }
     }
 
-    /// A checkpoint is new, or one more went on from it.
-    pub(super) fn seen(&mut self, origin: Origin, continuations: usize) {
-        self.seen[origin as usize][state(continuations)] += 1.0;
+    /// A request has ended.
+    pub(super) fn ended(&mut self, ending: Ending) {
+        self.ends[ending as usize].seen += 1.0;
     }
 
-    /// It was resumed, for the first time since it was last seen.
-    pub(super) fn resumed(&mut self, origin: Origin, continuations: usize) {
-        self.resumed[origin as usize][state(continuations)] += 1.0;
+    /// Another one went on there.
+    pub(super) fn continued(&mut self, ending: Ending) {
+        self.ends[ending as usize].resumed += 1.0;
     }
 
-    fn of(&self, origin: Origin, continuations: usize) -> f64 {
-        let (origin, state) = (origin as usize, state(continuations));
-        let guess = GUESS_WEIGHT * GUESS[state];
-        (self.resumed[origin][state] + guess) / (self.seen[origin][state] + GUESS_WEIGHT)
+    /// So many ways lead on from a checkpoint now.
+    pub(super) fn passed(&mut self, origin: Origin, branches: usize) {
+        self.passed[origin as usize][usize::from(branches > 1)].seen += 1.0;
+    }
+
+    /// It was resumed, for the first time since.
+    pub(super) fn branched(&mut self, origin: Origin, branches: usize) {
+        self.passed[origin as usize][usize::from(branches > 1)].resumed += 1.0;
+    }
+
+    fn of(&self, weight: &Weight) -> f64 {
+        let Weight {
+            origin,
+            ending,
+            branches,
+            ..
+        } = *weight;
+        let rate = if branches == 0 {
+            self.ends[ending as usize]
+        } else {
+            self.passed[origin as usize][usize::from(branches > 1)]
+        };
+        rate.value()
     }
 }
 
-/// A value's logarithm at time 0, in an order that integers have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Key(u64);
+/// Compared, values of checkpoints whose last use was at different levels.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Key {
+    pub value: f64,
+    /// Of equal values the least recently used goes first.
+    pub used_at: u64,
+}
 
-impl Key {
-    fn new(value: f64) -> Self {
-        let bits = value.to_bits();
-        let sign = 1 << 63;
-        Self(if bits & sign == 0 { bits | sign } else { !bits })
+impl Eq for Key {}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 
-/// What the value of one checkpoint is made of.
+impl Ord for Key {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let by_value = self.value.total_cmp(&other.value);
+        by_value.then(self.used_at.cmp(&other.used_at))
+    }
+}
+
+/// What the worth of one checkpoint is made of.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Weight {
     pub origin: Origin,
-    pub continuations: usize,
+    pub ending: Ending,
+    /// How many ways lead on from it.
+    pub branches: usize,
     /// Tokens: where a request would resume without it, and where with it.
     pub floor: u32,
     pub end: u32,
     /// Blocks that are free without it.
-    pub num_blocks: usize,
-    /// In pools.
-    pub used_at: f64,
+    pub num_blocks: u32,
 }
 
 impl Weight {
-    pub(super) fn key(&self, policy: &ByValue, likelihood: &Likelihood) -> Key {
-        let lost = policy.cost.between(self.floor, self.end);
-        let chance = likelihood.of(self.origin, self.continuations);
-        #[expect(
-            clippy::cast_precision_loss,
-            reason = "a pool has fewer than 2^32 blocks"
-        )]
-        let per_block = chance * lost / self.num_blocks.max(1) as f64;
-        Key::new(per_block.log2() + self.used_at / policy.half_life)
+    pub(super) fn worth(&self, cost: &PrefillCost, likelihood: &Likelihood) -> f64 {
+        let lost = cost.between(self.floor, self.end);
+        likelihood.of(self) * lost / f64::from(self.num_blocks.max(1))
     }
 }
