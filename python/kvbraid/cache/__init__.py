@@ -3,7 +3,7 @@
 from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.events import Events
 from kvbraid.cache.manager import CacheManager
-from kvbraid.cache.retention import ByValue, Dense, Interval, PrefillCost, Retention
+from kvbraid.cache.retention import ByValue, Dense, Interval, Retention
 from kvbraid.cache.step import Allocation, BlockInfo, Checkpoint, Match, Need
 
 __all__ = [
@@ -19,6 +19,5 @@ __all__ = [
     "Interval",
     "Match",
     "Need",
-    "PrefillCost",
     "Retention",
 ]
