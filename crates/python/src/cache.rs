@@ -2,7 +2,7 @@
 
 use kvbraid_core::cache::{
     self, Allocation, BlockId, BlockInfo, Cache, CacheConfig, Extra, GroupOptions, HashFunction,
-    Match, Need, NewRequest, Retention,
+    Match, Need, NewRequest, Retention, Starts, Statistics,
 };
 use kvbraid_core::hash::{Digest, EmbedsDigest};
 use parking_lot::Mutex;
@@ -146,6 +146,21 @@ fn to_buffers<'py>(py: Python<'py>, done: &Allocation) -> AllocationTuple<'py> {
         done.num_fit,
         PyBytes::new(py, &bytes(&done.blocks)),
         PyBytes::new(py, &bytes(&done.counts)),
+    )
+}
+
+/// Requests, their tokens, and those of them that were reused.
+type StartsTuple = (u64, u64, u64);
+
+/// First runs, runs after a preemption; matches, external tokens, junctions, preemptions, allocated
+/// and evicted blocks.
+type StatisticsTuple = (StartsTuple, StartsTuple, (u64, u64, u64, u64, u64, u64));
+
+fn starts_tuple(starts: Starts) -> StartsTuple {
+    (
+        starts.num_requests,
+        starts.num_tokens,
+        starts.num_hit_tokens,
     )
 }
 
@@ -349,6 +364,17 @@ impl CacheCore {
         Ok(infos.into_iter().map(to_tuple).collect())
     }
 
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "extracted arguments are owned"
+    )]
+    fn num_common_prefix_blocks(&self, requests: Vec<u64>) -> PyResult<Vec<u32>> {
+        self.cache
+            .lock()
+            .num_common_prefix_blocks(&requests)
+            .map_err(to_python)
+    }
+
     fn progress(&self, request: u64) -> PyResult<(u32, u32, u32, u32)> {
         let progress = self.cache.lock().progress(request).map_err(to_python)?;
         Ok((
@@ -370,6 +396,28 @@ impl CacheCore {
     fn take_events<'py>(&self, py: Python<'py>) -> (Bound<'py, PyBytes>, u32) {
         let mut cache = self.cache.lock();
         cache.take_events(|events, count| (PyBytes::new(py, events), count))
+    }
+
+    fn take_statistics(&self) -> StatisticsTuple {
+        let Statistics {
+            num_matches,
+            started,
+            resumed,
+            num_external_tokens,
+            num_junctions,
+            num_preemptions,
+            num_allocated_blocks,
+            num_evicted_blocks,
+        } = self.cache.lock().take_statistics();
+        let rest = (
+            num_matches,
+            num_external_tokens,
+            num_junctions,
+            num_preemptions,
+            num_allocated_blocks,
+            num_evicted_blocks,
+        );
+        (starts_tuple(started), starts_tuple(resumed), rest)
     }
 
     fn num_free_blocks(&self) -> usize {

@@ -11,6 +11,7 @@ use super::group::{Group, Kind};
 use super::pool::{BlockId, NULL_BLOCK, Pool};
 use super::request::{Request, Table};
 use super::state;
+use super::statistics::Statistics;
 use crate::error::{Error, Result};
 use crate::hash::Digest;
 use hashbrown::HashSet;
@@ -58,6 +59,7 @@ pub(super) struct Store {
     pub copies: Vec<Vec<(BlockId, BlockId)>>,
     /// States registered in this step, which hold what they promise only after it.
     pub fresh: HashSet<(Digest, u16)>,
+    pub statistics: Statistics,
     /// Entries of the hashes that the commit at hand has registered.
     pub entries: commit::Entries,
     /// Blocks of the hit at hand, group by group.
@@ -101,6 +103,7 @@ impl Store {
             to_zero: vec![Vec::new(); groups.len()],
             copies: vec![Vec::new(); groups.len()],
             fresh: HashSet::new(),
+            statistics: Statistics::default(),
             entries: commit::Entries::default(),
             hits: Hits::default(),
             groups,
@@ -130,6 +133,7 @@ impl Store {
         {
             return Ok(false);
         }
+        self.count_start(request, need);
         self.adopt(request, need, &lengths);
         self.extend(request, need, &lengths, out);
         if let Some(junction) = need.junction {
@@ -259,7 +263,9 @@ impl Store {
         };
         let reserved = i64::try_from(reserved).unwrap_or(i64::MAX);
         let available = free(&self.pool) + freed - reserved;
-        if self.needed(request, need, lengths, false) + watermark > available {
+        let needed = self.needed(request, need, lengths, false);
+        let taken = needed + self.uncounted(request, lengths);
+        if needed + watermark > available || taken > free(&self.pool) + freed {
             return false;
         }
         if !is_eager {
@@ -293,6 +299,22 @@ impl Store {
                         self.needed_of(group, table, hits, lengths, is_admission)
                     }
                 }
+            })
+            .sum()
+    }
+
+    /// Blocks that the request takes and `needed` leaves out.
+    fn uncounted(&self, request: &Request, lengths: &Lengths) -> i64 {
+        if lengths.total <= lengths.local {
+            return 0;
+        }
+        let groups = self.groups.iter().zip(&request.tables).enumerate();
+        groups
+            .map(|(index, (group, table))| {
+                let Kind::State { speculative } = group.kind else {
+                    return 0;
+                };
+                state::uncounted((group, speculative), table, self.hits.of(index), lengths)
             })
             .sum()
     }
@@ -452,6 +474,8 @@ impl Store {
     /// Takes the next victim.
     pub(super) fn take_one(&mut self) -> BlockId {
         let (block, lost) = self.pool.take();
+        self.statistics.num_allocated_blocks += 1;
+        self.statistics.num_evicted_blocks += u64::from(!lost.is_empty());
         for (key, group) in lost {
             self.log.removed(key, group);
         }

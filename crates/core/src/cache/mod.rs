@@ -7,6 +7,7 @@
 
 mod allocate;
 mod commit;
+
 mod config;
 mod decode;
 mod events;
@@ -15,7 +16,9 @@ mod group;
 mod hash_index;
 mod pool;
 mod request;
+mod shared_prefix;
 mod state;
+mod statistics;
 
 use hashbrown::HashMap;
 
@@ -25,6 +28,7 @@ pub use events::frame;
 pub use find::Match;
 pub use pool::{BlockId, NULL_BLOCK};
 pub use request::Extra;
+pub use statistics::{Starts, Statistics};
 
 use crate::error::{Error, Result};
 use crate::hash::Digest;
@@ -175,6 +179,7 @@ impl Cache {
     /// `Unknown`.
     pub fn find(&mut self, id: u64) -> Result<Match> {
         self.with(id, |store, request| {
+            store.statistics.num_matches += 1;
             Ok(store.finder.find(request, &store.groups, &store.pool))
         })
     }
@@ -287,6 +292,7 @@ impl Cache {
         ids.iter().try_for_each(|&id| {
             self.with(id, |store, request| {
                 store.give_back(request);
+                store.count_preemption(request);
                 request.num_computed_tokens = 0;
                 request.quiet_until = 0;
                 Ok(())
@@ -460,6 +466,11 @@ impl Cache {
             .iter_mut()
             .flat_map(std::mem::take)
             .collect()
+    }
+
+    /// Takes the counts since the last call.
+    pub fn take_statistics(&mut self) -> Statistics {
+        std::mem::take(&mut self.store.statistics)
     }
 
     /// Hands the recorded events over, encoded one after the other, and their number; see [`frame`].
