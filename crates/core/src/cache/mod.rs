@@ -222,6 +222,7 @@ impl Cache {
         {
             return Err(unknown(need.request));
         }
+        self.store.start_checks();
         for need in needs {
             self.with(need.request, |store, request| store.check(request, need))?;
         }
