@@ -165,6 +165,7 @@ impl Store {
             return Ok(false);
         }
         self.count_start(request, need);
+        self.note_saved(request, &lengths);
         self.adopt(request, need, &lengths);
         self.extend(request, need, &lengths, out);
         if let Some(junction) = need.junction {
@@ -308,7 +309,13 @@ impl Store {
                 let (table, hits) = (&request.tables[index], self.hits.of(index));
                 match group.kind {
                     Kind::State { speculative } => {
-                        state::needed(self, (group, speculative), table, hits, lengths)
+                        let step = state::Step {
+                            group,
+                            speculative,
+                            lengths,
+                            saves: self.saved_by(request, (group, table), lengths).is_some(),
+                        };
+                        state::needed(self, &step, table, hits)
                     }
                     Kind::Cross => {
                         let encoder = Lengths {
@@ -340,7 +347,13 @@ impl Store {
                 let Kind::State { speculative } = group.kind else {
                     return 0;
                 };
-                state::uncounted((group, speculative), table, self.hits.of(index), lengths)
+                let step = state::Step {
+                    group,
+                    speculative,
+                    lengths,
+                    saves: self.saved_by(request, (group, table), lengths).is_some(),
+                };
+                state::uncounted(&step, table, self.hits.of(index))
             })
             .sum()
     }
@@ -444,7 +457,13 @@ impl Store {
             let before = blocks.len();
             match group.kind {
                 Kind::State { speculative } => {
-                    state::extend(self, (&group, speculative), table, lengths, blocks);
+                    let step = state::Step {
+                        group: &group,
+                        speculative,
+                        lengths,
+                        saves: table.state.saved.is_some(),
+                    };
+                    state::extend(self, &step, table, blocks);
                 }
                 Kind::Cross => self.extend_table(&group, table, need.num_encoder_tokens, blocks),
                 Kind::Ring => self.extend_table(&group, table, 1, blocks),

@@ -16,6 +16,7 @@ mod group;
 mod hash_index;
 mod pool;
 mod request;
+mod saved_state;
 mod shared_prefix;
 mod state;
 mod statistics;
