@@ -1,6 +1,7 @@
 """Our manager answers a scheduler as vLLM's own does, call by call, on scripted sequences."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,27 @@ LAYOUTS: dict[str, Callable[[], Pair]] = {
     "states": lambda: Pair(config_of(states(), full(), num_blocks=50), alignment=16, unit=16),
     "states inside blocks": lambda: Pair(
         config_of(states(64), full(64), num_blocks=30), alignment=64, unit=16
+    ),
+    "full on two ranks": lambda: Pair(
+        config_of(full(16), num_blocks=30), alignment=32, unit=32, dcp_world_size=2
+    ),
+    "states on two ranks": lambda: Pair(
+        config_of(states(32), full(16), num_blocks=50), alignment=32, unit=32, dcp_world_size=2
+    ),
+    "states inside blocks on four ranks": lambda: Pair(
+        config_of(full(16), states(32), full(32, dcp_sharded=False), num_blocks=60),
+        alignment=64,
+        unit=16,
+        dcp_world_size=4,
+    ),
+    "a replicated window on two ranks": lambda: Pair(
+        config_of(window(40, dcp_sharded=False), full(16), num_blocks=80),
+        alignment=32,
+        unit=16,
+        dcp_world_size=2,
+    ),
+    "full on two prefill ranks": lambda: Pair(
+        config_of(full(), num_blocks=40), alignment=16, unit=16, pcp_world_size=2
     ),
 }
 
@@ -138,6 +160,31 @@ def test_copies_are_made_for_a_hit_inside_a_block() -> None:
     assert pair.num_copies > 2
 
 
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [(1, [0, 192, 192, 320, 0, 80, 416]), (32, [0, 192, 192, 320, 0, 0, 416])],
+)
+def test_states_are_saved_inside_the_chunk_that_ends_a_prompt(
+    every: int, expected: list[int]
+) -> None:
+    saving = states(64, num_prefill_checkpoint_blocks=1, prefill_checkpoint_alignment=every)
+    pair = Pair(config_of(saving, full(64), num_blocks=30), alignment=64, unit=16)
+
+    def at_once(start: int, end: int) -> int:
+        return end - start
+
+    hits = []
+    for seed, length in ((1, 200), (1, 200), (1, 330), (1, 330), (2, 90), (2, 420), (2, 420)):
+        pair.both("new_step_starts")
+        request = pair.request(tokens(seed, length))
+        hits.append(pair.start(request, at_once))
+        pair.decode(request, 70)
+        pair.compare_blocks()
+        pair.finish([request])
+    assert hits == expected
+    assert pair.num_copies > 0
+
+
 def test_loaded_tokens_are_found_once_the_load_is_done(pair: Pair) -> None:
     request = pair.request(tokens(1, 150))
     pair.both("new_step_starts")
@@ -159,6 +206,24 @@ def test_loaded_tokens_are_found_once_the_load_is_done(pair: Pair) -> None:
         assert pair.step(request, chunk(request.num_computed_tokens, request.num_tokens))
     pair.finish([request])
     assert prefill(pair, pair.request(tokens(1, 150)))
+
+
+@pytest.mark.parametrize("num_blocks", [5, 6, 7, 8])
+def test_a_load_is_admitted_by_the_engines_own_count(num_blocks: int) -> None:
+    # It leaves the loaded state out when it counts (5 blocks), and takes it all the same (6).
+    pair = Pair(
+        config_of(states(), full(), num_blocks=num_blocks), alignment=16, unit=16, watermark=0.25
+    )
+    request = pair.request(tokens(1, 64))
+    pair.both("new_step_starts")
+    more: dict[str, Any] = {"num_external_computed_tokens": 48}
+    if num_blocks == 6:  # As many as it counts, fewer than it takes: it fails.
+        with pytest.raises(ValueError, match="Cannot get"):
+            pair.theirs.allocate_slots(request, 16, has_scheduled_reqs=False, **more)
+        assert pair.ours.allocate_slots(request, 16, has_scheduled_reqs=False, **more) is None
+        return
+    fits = pair.both("allocate_slots", request, 16, **more) is not None
+    assert fits == (num_blocks >= 7)
 
 
 def test_events_tell_what_separates_caches() -> None:

@@ -2,7 +2,8 @@
 
 use kvbraid_core::cache::{
     self, Allocation, BlockId, BlockInfo, ByValue, Cache, CacheConfig, Checkpoint, Extra,
-    GroupOptions, HashFunction, Match, Need, NewRequest, PrefillCost, Retention,
+    GroupOptions, HashFunction, Match, Need, NewRequest, PrefillCost, Retention, Starts,
+    Statistics,
 };
 use kvbraid_core::hash::{Digest, EmbedsDigest};
 use parking_lot::Mutex;
@@ -15,8 +16,8 @@ use crate::hash::{algorithm, embeds_digests};
 use crate::tokens::TokenArg;
 use crate::topology::TopologyTuple;
 
-/// speculative blocks, extra retained tokens, needs zeroing, is a ring.
-type OptionsTuple = (u32, u32, bool, bool);
+/// speculative blocks, extra retained tokens, needs zeroing, is a ring, checkpoint alignment.
+type OptionsTuple = (u32, u32, bool, bool, Option<u32>);
 
 /// By value: checkpoint interval, cost per token and per pair.
 type ByValueTuple = (u32, f64, f64);
@@ -104,11 +105,12 @@ impl NeedTuple {
 impl ConfigTuple {
     fn decode(self, limits: LimitsTuple, hash: Option<HashTuple>) -> PyResult<CacheConfig> {
         let Self(topology, options, num_blocks, caching, events, retention) = self;
-        let option = |(speculative, retained, zeroing, ring)| GroupOptions {
+        let option = |(speculative, retained, zeroing, ring, checkpoint)| GroupOptions {
             num_speculative_blocks: speculative,
             extra_retained_tokens: retained,
             needs_zeroing: zeroing,
             is_ring: ring,
+            checkpoint_alignment: checkpoint,
         };
         let function = |(algo, none_hash): HashTuple| -> PyResult<HashFunction> {
             Ok(HashFunction {
@@ -173,6 +175,21 @@ fn to_buffers<'py>(py: Python<'py>, done: &Allocation) -> AllocationTuple<'py> {
         done.num_fit,
         PyBytes::new(py, &bytes(&done.blocks)),
         PyBytes::new(py, &bytes(&done.counts)),
+    )
+}
+
+/// Requests, their tokens, and those of them that were reused.
+type StartsTuple = (u64, u64, u64);
+
+/// First runs, runs after a preemption; matches, external tokens, junctions, preemptions, allocated
+/// and evicted blocks.
+type StatisticsTuple = (StartsTuple, StartsTuple, (u64, u64, u64, u64, u64, u64));
+
+fn starts_tuple(starts: Starts) -> StartsTuple {
+    (
+        starts.num_requests,
+        starts.num_tokens,
+        starts.num_hit_tokens,
     )
 }
 
@@ -376,6 +393,17 @@ impl CacheCore {
         Ok(infos.into_iter().map(to_tuple).collect())
     }
 
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "extracted arguments are owned"
+    )]
+    fn num_common_prefix_blocks(&self, requests: Vec<u64>) -> PyResult<Vec<u32>> {
+        self.cache
+            .lock()
+            .num_common_prefix_blocks(&requests)
+            .map_err(to_python)
+    }
+
     fn progress(&self, request: u64) -> PyResult<(u32, u32, u32, u32)> {
         let progress = self.cache.lock().progress(request).map_err(to_python)?;
         Ok((
@@ -397,6 +425,28 @@ impl CacheCore {
     fn take_events<'py>(&self, py: Python<'py>) -> (Bound<'py, PyBytes>, u32) {
         let mut cache = self.cache.lock();
         cache.take_events(|events, count| (PyBytes::new(py, events), count))
+    }
+
+    fn take_statistics(&self) -> StatisticsTuple {
+        let Statistics {
+            num_matches,
+            started,
+            resumed,
+            num_external_tokens,
+            num_junctions,
+            num_preemptions,
+            num_allocated_blocks,
+            num_evicted_blocks,
+        } = self.cache.lock().take_statistics();
+        let rest = (
+            num_matches,
+            num_external_tokens,
+            num_junctions,
+            num_preemptions,
+            num_allocated_blocks,
+            num_evicted_blocks,
+        );
+        (starts_tuple(started), starts_tuple(resumed), rest)
     }
 
     fn num_free_blocks(&self) -> usize {

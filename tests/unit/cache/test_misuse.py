@@ -50,6 +50,7 @@ UNKNOWN: dict[str, Call] = {
     "truncate": lambda b: b.cache.truncate(NOBODY, 4),
     "blocks": lambda b: b.cache.blocks(NOBODY),
     "pop_blocks": lambda b: b.cache.pop_blocks(NOBODY),
+    "common prefix": lambda b: b.cache.num_common_prefix_blocks([b.runs, NOBODY]),
     "release": lambda b: b.cache.release([NOBODY]),
     "release, one of two": lambda b: b.cache.release([b.runs, NOBODY]),
     "release twice in one call": lambda b: b.cache.release([b.runs, b.runs]),
@@ -202,6 +203,14 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "tokens behind no window": (
         lambda: config(full(4), group_options=(GroupOptions(extra_retained_tokens=1),)),
         "group 0",
+    ),
+    "checkpoints of no state": (
+        lambda: config(full(4), group_options=(GroupOptions(checkpoint_alignment=1),)),
+        "group 0",
+    ),
+    "checkpoints at every zeroth token": (
+        lambda: config(mamba(4), group_options=(GroupOptions(checkpoint_alignment=0),)),
+        "group 0.* at least one",
     ),
     "options of other groups": (
         lambda: config(full(4), group_options=(GroupOptions(), GroupOptions())),

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::hash::{Chain, ChainSpec, Digest, EmbedsDigest, ExtraKeys, MediaItem};
 
 use super::config::HashFunction;
+use super::saved_state::SavedState;
 
 /// What separates a request's cache from that of the same tokens, and what its events say of it.
 #[derive(Debug, Clone, Default)]
@@ -50,6 +51,8 @@ pub(super) struct StateCursor {
     pub last: Option<u32>,
     /// Positions before this one are given back.
     pub retired: u32,
+    /// What the step at hand saves on its way.
+    pub saved: Option<SavedState>,
 }
 
 /// The blocks of one request in one group.
@@ -63,6 +66,16 @@ pub(super) struct Table {
     pub state: StateCursor,
 }
 
+/// Whether a request runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Life {
+    /// It never did.
+    Waits,
+    Runs,
+    /// It did, and gave its blocks back.
+    Preempted,
+}
+
 #[derive(Debug)]
 pub(super) struct Request {
     pub id: u64,
@@ -74,6 +87,7 @@ pub(super) struct Request {
     /// Where other requests are known to branch off; 0 = nowhere.
     pub junction: u32,
     pub tables: Vec<Table>,
+    pub life: Life,
     /// Decoding steps that end before so many computed tokens change no table.
     pub quiet_until: u32,
     /// Retention by value: what will end with it, and up to where it was looked for checkpoints.
@@ -93,6 +107,7 @@ impl Request {
             num_computed_tokens: 0,
             junction: 0,
             tables: vec![Table::default(); num_groups],
+            life: Life::Waits,
             quiet_until: 0,
             ending: Ending::Start,
             num_checked: 0,

@@ -63,7 +63,7 @@ impl Store {
             .hash_lookahead
             .max(self.config.num_reprefillable_tokens);
         let unit = self.config.hit_alignment();
-        let dropped = self.groups.iter().any(|group| group.eagle);
+        let dropped = self.has_eagle();
         let boundary = num_tokens.saturating_sub(late) / unit * unit;
         boundary.saturating_sub(if dropped { unit } else { 0 })
     }
