@@ -2,7 +2,7 @@
 
 use kvbraid_core::cache::{
     self, Allocation, BlockId, BlockInfo, Cache, CacheConfig, Extra, GroupOptions, HashFunction,
-    Match, Need, NewRequest, Retention,
+    KeptState, Match, Need, NewRequest, Retention,
 };
 use kvbraid_core::hash::{Digest, EmbedsDigest};
 use parking_lot::Mutex;
@@ -147,6 +147,14 @@ fn to_buffers<'py>(py: Python<'py>, done: &Allocation) -> AllocationTuple<'py> {
         PyBytes::new(py, &bytes(&done.blocks)),
         PyBytes::new(py, &bytes(&done.counts)),
     )
+}
+
+/// Request, group, block, tokens.
+type StateTuple = (u64, u16, BlockId, u32);
+
+fn to_tuples(states: Vec<KeptState>) -> Vec<StateTuple> {
+    let tuple = |state: KeptState| (state.request, state.group, state.block, state.num_tokens);
+    states.into_iter().map(tuple).collect()
 }
 
 /// One engine's cache; locked, so that any thread may call.
@@ -357,6 +365,61 @@ impl CacheCore {
             progress.num_tokens,
             progress.junction,
         ))
+    }
+
+    fn take_kept_states(&self) -> Vec<StateTuple> {
+        to_tuples(self.cache.lock().take_kept_states())
+    }
+
+    fn take_state_tails(&self, request: u64) -> PyResult<Vec<StateTuple>> {
+        let states = self.cache.lock().take_state_tails(request);
+        states.map(to_tuples).map_err(to_python)
+    }
+
+    fn take_blocks(&self, count: usize) -> PyResult<Vec<BlockId>> {
+        self.cache.lock().take_blocks(count).map_err(to_python)
+    }
+
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "extracted arguments are owned"
+    )]
+    fn hold_blocks(&self, blocks: Vec<BlockId>) -> PyResult<()> {
+        self.cache.lock().hold_blocks(&blocks).map_err(to_python)
+    }
+
+    fn register(&self, block: BlockId, group: u16, hash: &[u8], num_tokens: u32) -> PyResult<()> {
+        let digest = Digest::from_bytes(hash).map_err(to_python)?;
+        let mut cache = self.cache.lock();
+        cache
+            .register(block, (group, &digest), num_tokens)
+            .map_err(to_python)
+    }
+
+    fn unregister(&self, block: BlockId, group: u16, hash: &[u8]) -> PyResult<bool> {
+        let digest = Digest::from_bytes(hash).map_err(to_python)?;
+        Ok(self.cache.lock().unregister(block, (group, &digest)))
+    }
+
+    fn holders(&self, group: u16, hash: &[u8]) -> PyResult<Vec<BlockId>> {
+        let digest = Digest::from_bytes(hash).map_err(to_python)?;
+        Ok(self.cache.lock().holders(group, &digest))
+    }
+
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "extracted arguments are owned"
+    )]
+    fn kept_blocks(
+        &self,
+        group: u16,
+        blocks: (u32, u32),
+        boundaries: Vec<u32>,
+    ) -> PyResult<Option<Vec<bool>>> {
+        let cache = self.cache.lock();
+        cache
+            .kept_blocks(group, blocks, &boundaries)
+            .map_err(to_python)
     }
 
     fn take_copies(&self) -> Vec<(BlockId, BlockId)> {

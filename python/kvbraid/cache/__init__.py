@@ -4,7 +4,7 @@ from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.events import Events
 from kvbraid.cache.manager import CacheManager
 from kvbraid.cache.retention import Dense, Interval, Retention
-from kvbraid.cache.step import Allocation, BlockInfo, Match, Need
+from kvbraid.cache.step import Allocation, BlockInfo, KeptState, Match, Need
 
 __all__ = [
     "Allocation",
@@ -15,6 +15,7 @@ __all__ = [
     "Events",
     "GroupOptions",
     "Interval",
+    "KeptState",
     "Match",
     "Need",
     "Retention",

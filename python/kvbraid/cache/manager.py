@@ -17,7 +17,7 @@ from kvbraid.cache.chunk import Position, chunk_rules, plan_chunk
 from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.events import Events
 from kvbraid.cache.retention import Dense
-from kvbraid.cache.step import NO_MATCH, Allocation, BlockInfo, Match, Need
+from kvbraid.cache.step import NO_MATCH, Allocation, BlockInfo, KeptState, Match, Need
 from kvbraid.errors import InvalidValueError
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, HashAlgo, Tokens, none_hash
 from kvbraid.resume import encode
@@ -246,6 +246,24 @@ class CacheManager:
         """Take the blocks to zero before the step runs."""
         return self._core.take_blocks_to_zero()
 
+    def take_kept_states(self) -> list[KeptState]:
+        """Take the states that became findable in this step: what a connector may store.
+
+        Those of requests that ended in the meantime are not among them.
+        """
+        return [KeptState(*state) for state in self._core.take_kept_states()]
+
+    def take_state_tails(self, request: int) -> list[KeptState]:
+        """Take the states at the last boundary of a request's prompt that lies inside a block.
+
+        Each holds what it says as long as no token behind it is computed; then it is copied, and
+        the copy is among `take_kept_states`.
+
+        Raises:
+            UnknownError: The request is not known.
+        """
+        return [KeptState(*state) for state in self._core.take_state_tails(request)]
+
     def take_events(self) -> Events:
         """Take what happened since the last call."""
         return Events(*self._core.take_events())
@@ -334,6 +352,78 @@ class CacheManager:
         _check_counts(block_id=min(block_ids, default=0))
         self._core.free_blocks(block_ids)
 
+    def take_blocks(self, count: int) -> list[int]:
+        """Take the next victims, one reference each: the caller frees them.
+
+        Raises:
+            InvalidValueError: Fewer are free; nothing has changed.
+        """
+        _check_counts(count=count)
+        return self._core.take_blocks(count)
+
+    def hold_blocks(self, block_ids: Sequence[int]) -> None:
+        """Take one more reference of each block: the caller frees them.
+
+        Raises:
+            InvalidValueError: A block that does not exist; nothing has changed.
+        """
+        _check_counts(block_id=min(block_ids, default=0))
+        self._core.hold_blocks(block_ids)
+
+    def register(self, block_id: int, group: int, block_hash: bytes, num_tokens: int) -> None:
+        """Make a block findable by a hash, behind those that are found by it. No event tells it.
+
+        Args:
+            block_id: The block.
+            group: In which group.
+            block_hash: The hash of the whole prefix that the block ends.
+            num_tokens: Of that prefix; remembered for the first hash of a block.
+
+        Raises:
+            InvalidValueError: A block or a group that does not exist, the null block, or a hash
+                of a length that no engine's hashes have.
+        """
+        _check_counts(block_id=block_id, num_tokens=num_tokens)
+        self._check_group(group)
+        self._core.register(block_id, group, block_hash, num_tokens)
+
+    def unregister(self, block_id: int, group: int, block_hash: bytes) -> bool:
+        """Take one hash of a block away; return whether it was found by it. No event tells it.
+
+        Raises:
+            InvalidValueError: A group that does not exist, or a hash of a length that no engine's
+                hashes have.
+        """
+        _check_counts(block_id=block_id)
+        self._check_group(group)
+        return self._core.unregister(block_id, group, block_hash)
+
+    def holders(self, group: int, block_hash: bytes) -> list[int]:
+        """Return the blocks that are found by a hash, oldest first: the first is what a hit takes.
+
+        Raises:
+            InvalidValueError: A group that does not exist, or a hash of a length that no engine's
+                hashes have.
+        """
+        self._check_group(group)
+        return self._core.holders(group, block_hash)
+
+    def kept_blocks(
+        self, group: int, blocks: range, boundaries: Sequence[int]
+    ) -> list[bool] | None:
+        """Return which of a group's blocks the retention keeps of a request; None: all of them.
+
+        Args:
+            group: The group.
+            blocks: Positions in the request's table, one after the other.
+            boundaries: Where others are expected to resume, in tokens.
+
+        Raises:
+            InvalidValueError: A group that does not exist.
+        """
+        self._check_group(group)
+        return self._core.kept_blocks(group, (blocks.start, blocks.stop), boundaries)
+
     def forget(self, block_ids: Sequence[int]) -> None:
         """Drop the hashes of blocks, in this order; the blocks stay with their owners.
 
@@ -381,6 +471,10 @@ class CacheManager:
         `outside`: one entry per reference that the caller holds (popped blocks, copies taken).
         """
         self._core.check_integrity(outside)
+
+    def _check_group(self, group: int) -> None:
+        if not 0 <= group < self.num_groups:
+            raise InvalidValueError(f"group is {group}; the cache has {self.num_groups}")
 
     def _allocation(self, num_fit: int, blocks: bytes, counts: bytes) -> Allocation:
         return Allocation(num_fit, array("I", blocks), array("I", counts), self.num_groups)

@@ -31,6 +31,19 @@ class BlockInfo(NamedTuple):
     num_tokens: int
 
 
+class KeptState(NamedTuple):
+    """A state that others can resume from, behind `num_tokens` tokens of a request.
+
+    `block_id` is where it is, or will be once the copies of the step are made: a table does not
+    tell, because states move.
+    """
+
+    request: int
+    group: int
+    block_id: int
+    num_tokens: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Need:
     """What one request asks of one step; in tokens.

@@ -58,6 +58,8 @@ pub(super) struct Store {
     pub copies: Vec<Vec<(BlockId, BlockId)>>,
     /// States registered in this step, which hold what they promise only after it.
     pub fresh: HashSet<(Digest, u16)>,
+    /// States registered in this step.
+    pub kept_states: Vec<state::KeptState>,
     /// Entries of the hashes that the commit at hand has registered.
     pub entries: commit::Entries,
     /// Blocks of the hit at hand, group by group.
@@ -101,6 +103,7 @@ impl Store {
             to_zero: vec![Vec::new(); groups.len()],
             copies: vec![Vec::new(); groups.len()],
             fresh: HashSet::new(),
+            kept_states: Vec::new(),
             entries: commit::Entries::default(),
             hits: Hits::default(),
             groups,
@@ -396,7 +399,8 @@ impl Store {
             let before = blocks.len();
             match group.kind {
                 Kind::State { speculative } => {
-                    state::extend(self, (&group, speculative), table, lengths, blocks);
+                    let of = (request.id, table);
+                    state::extend(self, (&group, speculative), of, lengths, blocks);
                 }
                 Kind::Cross => self.extend_table(&group, table, need.num_encoder_tokens, blocks),
                 Kind::Ring => self.extend_table(&group, table, 1, blocks),

@@ -84,6 +84,7 @@ impl Store {
                 self.register_state_tail(request, group, table, tokens);
                 for position in first..end {
                     self.note_fresh(table.blocks[position as usize]);
+                    self.note_kept(request.id, table.blocks[position as usize]);
                 }
             }
             Kind::Full
@@ -258,6 +259,7 @@ impl Store {
         self.fresh.insert((digest, group.index));
         if !tokens.is_multiple_of(group.block) {
             table.shared_tail = Some((position, block));
+            table.state.tail = Some((block, tokens));
             table.num_cached = Some(position);
         }
     }

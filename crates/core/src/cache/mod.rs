@@ -6,6 +6,7 @@
 //! find), `events`; `pool` and `hash_index` hold the blocks, `group` what kinds differ in.
 
 mod allocate;
+mod blocks;
 mod commit;
 mod config;
 mod decode;
@@ -25,6 +26,7 @@ pub use events::frame;
 pub use find::Match;
 pub use pool::{BlockId, NULL_BLOCK};
 pub use request::Extra;
+pub use state::KeptState;
 
 use crate::error::{Error, Result};
 use crate::hash::Digest;
@@ -312,6 +314,7 @@ impl Cache {
     /// `Unknown`.
     pub fn pop_blocks(&mut self, id: u64) -> Result<Vec<BlockId>> {
         let mut request = self.requests.remove(&id).ok_or_else(|| unknown(id))?;
+        self.store.forget_kept_states(id);
         Ok(request.clear_tables().into_iter().flatten().collect())
     }
 
@@ -398,10 +401,15 @@ impl Cache {
         for &block in blocks {
             self.store.forget(block);
         }
+        self.forget_quiet_steps();
+        Ok(())
+    }
+
+    /// Has every request's next step look at its tables again.
+    fn forget_quiet_steps(&mut self) {
         for request in self.requests.values_mut() {
             request.quiet_until = 0;
         }
-        Ok(())
     }
 
     /// Forgets everything that is cached, unless a block is in use; returns whether it was done.
@@ -418,6 +426,7 @@ impl Cache {
     /// A new step: what the step before registered is written by now.
     pub fn start_step(&mut self) {
         self.store.fresh.clear();
+        self.store.kept_states.clear();
     }
 
     /// The block table of a request, group by group.
@@ -552,6 +561,7 @@ impl Store {
     }
 
     fn give_back(&mut self, request: &mut Request) {
+        self.forget_kept_states(request.id);
         for blocks in request.clear_tables() {
             self.pool.free(blocks.into_iter().rev());
         }

@@ -49,6 +49,9 @@ pub(super) struct StateCursor {
     pub last: Option<u32>,
     /// Positions before this one are given back.
     pub retired: u32,
+    /// The state at the prompt's last boundary inside a block, and the tokens it covers: findable,
+    /// and overwritten by the step that continues it.
+    pub tail: Option<(BlockId, u32)>,
 }
 
 /// The blocks of one request in one group.
