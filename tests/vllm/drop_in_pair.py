@@ -30,12 +30,12 @@ with warnings.catch_warnings():
 SIZES: Final = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
 
 
-def full(block_size: int = 16) -> KVCacheSpec:
-    return FullAttentionSpec(block_size=block_size, **SIZES)
+def full(block_size: int = 16, **more: Any) -> KVCacheSpec:  # noqa: ANN401
+    return FullAttentionSpec(block_size=block_size, **SIZES, **more)
 
 
-def window(tokens: int, block_size: int = 16) -> KVCacheSpec:
-    return SlidingWindowSpec(block_size=block_size, sliding_window=tokens, **SIZES)
+def window(tokens: int, block_size: int = 16, **more: Any) -> KVCacheSpec:  # noqa: ANN401
+    return SlidingWindowSpec(block_size=block_size, sliding_window=tokens, **SIZES, **more)
 
 
 def chunked(tokens: int, block_size: int = 16) -> KVCacheSpec:

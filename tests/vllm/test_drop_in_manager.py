@@ -30,6 +30,27 @@ LAYOUTS: dict[str, Callable[[], Pair]] = {
     "states inside blocks": lambda: Pair(
         config_of(states(64), full(64), num_blocks=30), alignment=64, unit=16
     ),
+    "full on two ranks": lambda: Pair(
+        config_of(full(16), num_blocks=30), alignment=32, unit=32, dcp_world_size=2
+    ),
+    "states on two ranks": lambda: Pair(
+        config_of(states(32), full(16), num_blocks=50), alignment=32, unit=32, dcp_world_size=2
+    ),
+    "states inside blocks on four ranks": lambda: Pair(
+        config_of(full(16), states(32), full(32, dcp_sharded=False), num_blocks=60),
+        alignment=64,
+        unit=16,
+        dcp_world_size=4,
+    ),
+    "a replicated window on two ranks": lambda: Pair(
+        config_of(window(40, dcp_sharded=False), full(16), num_blocks=80),
+        alignment=32,
+        unit=16,
+        dcp_world_size=2,
+    ),
+    "full on two prefill ranks": lambda: Pair(
+        config_of(full(), num_blocks=40), alignment=16, unit=16, pcp_world_size=2
+    ),
 }
 
 

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from vllm.v1.core.kv_cache_utils import partial_hash_hits_enabled
+from vllm.v1.core.kv_cache_utils import (
+    partial_hash_hits_enabled,
+    resolve_dcp_kv_block_size,
+)
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
@@ -64,6 +67,8 @@ class EngineSettings:
     events: bool = False
     watermark: float = 0.0
     mamba_shared_prefix_checkpoint: bool = False
+    decode_context_parallel: int = 1
+    prefill_context_parallel: int = 1
 
 
 def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig:
@@ -82,7 +87,7 @@ def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig
     return CacheConfig(
         topology=Topology(
             groups=tuple(
-                _group_spec(group.kv_cache_spec, eagle=is_eagle, caching=settings.caching)
+                _group_spec(group.kv_cache_spec, settings, eagle=is_eagle)
                 for group, is_eagle in zip(groups, eagle, strict=True)
             ),
             # Without reuse a state's block is as long as a request: no use in a common multiple.
@@ -105,6 +110,8 @@ def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig
         ),
         watermark=settings.watermark,
         num_reprefillable_tokens=max(0, settings.num_prefill_lookahead - 1),
+        decode_context_parallel=settings.decode_context_parallel,
+        prefill_context_parallel=settings.prefill_context_parallel,
     )
 
 
@@ -117,7 +124,12 @@ def partial_hits_of(config: KVCacheConfig, settings: EngineSettings) -> bool:
         for group in config.kv_cache_groups
     ]
     return bool(
-        partial_hash_hits_enabled(config.kv_cache_groups, settings.hash_block_size, 1, managers)
+        partial_hash_hits_enabled(
+            config.kv_cache_groups,
+            settings.hash_block_size,
+            settings.decode_context_parallel,
+            managers,
+        )
     )
 
 
@@ -129,15 +141,15 @@ def _eagle_groups(groups: Sequence[KVCacheGroupSpec], *, use_eagle: bool) -> lis
     return flags
 
 
-def _group_spec(spec: KVCacheSpec, *, eagle: bool, caching: bool) -> GroupSpec:
+def _group_spec(spec: KVCacheSpec, settings: EngineSettings, *, eagle: bool) -> GroupSpec:
     is_chunked = isinstance(spec, ChunkedLocalAttentionSpec)
     return GroupSpec(
         kind=_kind(spec),
-        block_size=spec.block_size,
+        block_size=resolve_dcp_kv_block_size(spec, settings.decode_context_parallel),
         window=spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None,
         chunk=spec.attention_chunk_size if is_chunked else None,
         eagle=eagle,
-        prefix_cacheable=caching and spec.prefix_cacheable,
+        prefix_cacheable=settings.caching and spec.prefix_cacheable,
     )
 
 
@@ -157,6 +169,7 @@ def _options(spec: KVCacheSpec, config: KVCacheConfig) -> GroupOptions:
         and isinstance(spec, AttentionSpec)
         and not is_ring,
         is_ring=is_ring,
+        is_replicated=isinstance(spec, AttentionSpec) and not spec.dcp_sharded,
     )
 
 

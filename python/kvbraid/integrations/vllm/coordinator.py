@@ -13,12 +13,14 @@ from kvbraid.integrations.vllm.requests import Requests
 
 
 class GroupView:
-    """One group, as the scheduler and the engine read it."""
+    """One group, as the scheduler and the engine read it; blocks cover tokens of all ranks."""
 
-    def __init__(self, index: int, spec: KVCacheSpec, admission_cap: int | None) -> None:
+    def __init__(
+        self, index: int, spec: KVCacheSpec, block_size: int, admission_cap: int | None
+    ) -> None:
         self.kv_cache_group_id = index
         self.kv_cache_spec = spec
-        self.block_size: int = spec.block_size
+        self.block_size = block_size
         self.max_admission_blocks_per_request = admission_cap
 
 
@@ -43,7 +45,10 @@ class Coordinator:
         }
         specs = [group.kv_cache_spec for group in config.kv_cache_groups]
         self.single_type_managers = tuple(
-            GroupView(index, spec, _admission_cap(spec, cache)) for index, spec in enumerate(specs)
+            GroupView(index, spec, group.block_size, _admission_cap(spec, cache))
+            for index, (spec, group) in enumerate(
+                zip(specs, settings.topology.groups, strict=True)
+            )
         )
         self.full_attention_group_id = next(
             (index for index, spec in enumerate(specs) if isinstance(spec, FullAttentionSpec)),

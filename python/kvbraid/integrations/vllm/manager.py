@@ -59,7 +59,7 @@ class KvbraidCacheManager:
         watermark: float = 0.0,
         enable_mamba_shared_prefix_checkpoint: bool = False,
     ) -> None:
-        _refuse(dcp_world_size, pcp_world_size, metrics_collector)
+        _refuse(metrics_collector)
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
@@ -84,6 +84,8 @@ class KvbraidCacheManager:
                     events=enable_kv_cache_events,
                     watermark=watermark,
                     mamba_shared_prefix_checkpoint=enable_mamba_shared_prefix_checkpoint,
+                    decode_context_parallel=dcp_world_size,
+                    prefill_context_parallel=pcp_world_size,
                 ),
             )
         )
@@ -339,7 +341,7 @@ class KvbraidCacheManager:
             )
 
     def _report_reuse(self, request: Request, num_tokens: int) -> None:
-        groups = self.kv_cache_config.kv_cache_groups
+        groups = self.coordinator.single_type_managers
         self._events += events.to_vllm(self.cache.take_events())  # They come before.
         self._events += events.reused(request, num_tokens, groups, self._hash_block_size)
 
@@ -355,17 +357,9 @@ class KvbraidCacheManager:
         return [self.block_pool.block(block_id) for block_id in block_ids]
 
 
-def _refuse(
-    dcp_world_size: int, pcp_world_size: int, metrics: KVCacheMetricsCollector | None
-) -> None:
-    problems = (
-        (dcp_world_size > 1, "decode context parallelism", "--decode-context-parallel-size"),
-        (pcp_world_size > 1, "prefill context parallelism", "--prefill-context-parallel-size"),
-        (metrics is not None, "residency metrics of single blocks", "--kv-cache-metrics"),
-    )
-    for is_there, feature, option in problems:
-        if is_there:
-            raise UnsupportedError(
-                f"{feature}: kvbraid was not run with it; leave {option} out, or start vLLM "
-                "without --scheduler-cls"
-            )
+def _refuse(metrics: KVCacheMetricsCollector | None) -> None:
+    if metrics is not None:
+        raise UnsupportedError(
+            "residency metrics of single blocks: kvbraid was not run with them; leave "
+            "--kv-cache-metrics out, or start vLLM without --scheduler-cls"
+        )
