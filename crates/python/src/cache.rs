@@ -1,7 +1,7 @@
 //! The engine-side cache for Python: whole steps in, flat buffers out.
 
 use kvbraid_core::cache::{
-    self, Allocation, BlockId, BlockInfo, Cache, CacheConfig, Extra, GroupOptions, HashFunction,
+    Allocation, BlockId, BlockInfo, Cache, CacheConfig, Extra, GroupOptions, HashFunction,
     KeptState, Match, Need, NewRequest, Retention,
 };
 use kvbraid_core::hash::{Digest, EmbedsDigest};
@@ -49,7 +49,7 @@ struct ExtraTuple(
 
 /// request, new, hit, junction, external, lookahead, in flight, encoder, computed; and the flags
 /// delay commit, full sequence must fit, is waiting.
-#[derive(FromPyObject)]
+#[derive(Clone, Copy, FromPyObject)]
 struct NeedTuple(
     u64,
     (u32, u32, Option<u32>, u32),
@@ -376,6 +376,14 @@ impl CacheCore {
         states.map(to_tuples).map_err(to_python)
     }
 
+    fn blocks_needed(&self, need: NeedTuple, is_admission: bool) -> PyResult<i64> {
+        let needed = self
+            .cache
+            .lock()
+            .blocks_needed(&need.decode(), is_admission);
+        needed.map_err(to_python)
+    }
+
     fn take_blocks(&self, count: usize) -> PyResult<Vec<BlockId>> {
         self.cache.lock().take_blocks(count).map_err(to_python)
     }
@@ -468,28 +476,6 @@ impl CacheCore {
     }
 }
 
-/// A published payload of events that were taken.
-#[pyfunction]
-fn encode_events<'py>(
-    py: Python<'py>,
-    events: &[u8],
-    num_events: u32,
-    ts: f64,
-    dp_rank: Option<u32>,
-) -> PyResult<Bound<'py, PyBytes>> {
-    let (head, tail) = cache::frame(num_events, ts, dp_rank);
-    let len = head.len() + events.len() + tail.len();
-    PyBytes::new_with(py, len, |payload| {
-        let (start, rest) = payload.split_at_mut(head.len());
-        let (middle, end) = rest.split_at_mut(events.len());
-        start.copy_from_slice(&head);
-        middle.copy_from_slice(events);
-        end.copy_from_slice(&tail);
-        Ok(())
-    })
-}
-
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<CacheCore>()?;
-    module.add_function(wrap_pyfunction!(encode_events, module)?)
+    module.add_class::<CacheCore>()
 }

@@ -207,6 +207,23 @@ class CacheManager:
             raise
         return self._allocation(*done)
 
+    def blocks_needed(self, need: Need, *, is_admission: bool = False) -> int:
+        """Return how many free blocks `allocate` would take, those of the hit included.
+
+        Negative where the request has some to spare, and more than there are where it has to wait
+        for the next step. Changes nothing.
+
+        Args:
+            need: What the request asks; it may ask for nothing new.
+            is_admission: As if a group never held more than it reserves.
+
+        Raises:
+            UnknownError: The request is not known.
+            InvalidValueError: A hit that is not held.
+        """
+        _check_counts(**asdict(need))
+        return self._core.blocks_needed(_encode(need), is_admission)
+
     def decode(self, requests: Sequence[int], tokens: Tokens) -> Allocation:
         """Append one token to each request, then allocate for it: a decoding step in one call.
 

@@ -113,6 +113,12 @@ impl Store {
 
     /// Refuses what no state of the pool could serve, and a hit that is not held now.
     pub(super) fn check(&mut self, request: &Request, need: &Need) -> Result<()> {
+        if need.num_new_tokens == 0 && need.num_hit_tokens == 0 && need.num_external_tokens == 0 {
+            return Err(Error::InvalidValue(format!(
+                "request {}: 0 new tokens and nothing to adopt; ask for at least one token",
+                request.id
+            )));
+        }
         self.lengths(request, need)?;
         self.find_hit(request, need.num_hit_tokens)
     }
@@ -154,12 +160,6 @@ impl Store {
         let local = computed.saturating_add(need.num_hit_tokens);
         let total = local.saturating_add(need.num_external_tokens).min(max);
         let main = total.saturating_add(need.num_new_tokens);
-        if need.num_new_tokens == 0 && need.num_hit_tokens == 0 && need.num_external_tokens == 0 {
-            return Err(Error::InvalidValue(format!(
-                "request {}: 0 new tokens and nothing to adopt; ask for at least one token",
-                request.id
-            )));
-        }
         let boundary = need.num_hit_tokens + self.config.topology.replay_tokens;
         let is_boundary =
             boundary.is_multiple_of(self.hit_alignment()) && local < request.num_tokens();
@@ -223,6 +223,18 @@ impl Store {
         self.find_hit(request, tokens)?;
         let groups = 0..self.groups.len();
         Ok(groups.map(|group| self.hits.of(group).to_vec()).collect())
+    }
+
+    /// Blocks that a request would take out of the free queue, or has to spare where it is negative.
+    pub(super) fn blocks_needed(
+        &mut self,
+        request: &Request,
+        need: &Need,
+        is_admission: bool,
+    ) -> Result<i64> {
+        let lengths = self.lengths(request, need)?;
+        self.find_hit(request, need.num_hit_tokens)?;
+        Ok(self.needed(request, need, &lengths, is_admission))
     }
 
     /// Whether the step fits. Frees what is read no more: if it fits, or if the engine does anyway.

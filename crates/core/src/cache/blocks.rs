@@ -7,7 +7,7 @@
 use super::group::Keep;
 use super::hash_index::Key;
 use super::pool::{BlockId, NULL_BLOCK};
-use super::{Cache, Digest, Error, Result};
+use super::{Cache, Digest, Error, Need, Result};
 
 impl Cache {
     /// Takes the next victims, with one reference each.
@@ -24,6 +24,18 @@ impl Cache {
         let mut taken = Vec::with_capacity(count);
         self.store.take(count, &mut taken);
         Ok(taken)
+    }
+
+    /// Blocks that `allocate` would take for a need, with those of its hit that are free; negative
+    /// where the request has some to spare, and more than there are where it has to wait for the
+    /// next step. `is_admission`: as if a group never held more than it reserves.
+    ///
+    /// # Errors
+    /// As `allocate`; nothing changes.
+    pub fn blocks_needed(&mut self, need: &Need, is_admission: bool) -> Result<i64> {
+        self.with(need.request, |store, request| {
+            store.blocks_needed(request, need, is_admission)
+        })
     }
 
     /// Takes one more reference of each block, out of the free queue where it is the first.

@@ -101,9 +101,11 @@ impl Request {
         u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
     }
 
-    /// Whether any group has adopted or registered something: no hit can be added any more.
+    /// Whether any group has adopted, allocated or registered something: no hit can be added any
+    /// more.
     pub(super) fn is_tracked(&self) -> bool {
-        self.tables.iter().any(|table| table.num_cached.is_some())
+        let is_started = |table: &Table| table.num_cached.is_some() || !table.blocks.is_empty();
+        self.tables.iter().any(is_started)
     }
 
     /// Hashes the whole blocks that are not hashed yet.
