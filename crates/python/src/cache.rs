@@ -367,6 +367,22 @@ impl CacheCore {
         ))
     }
 
+    fn fresh_states<'py>(&self, py: Python<'py>) -> Vec<(u16, Bound<'py, PyBytes>)> {
+        let cache = self.cache.lock();
+        let states = cache.fresh_states();
+        let to_tuple = |(group, digest): (u16, &Digest)| {
+            let bytes = PyBytes::new(py, digest.as_bytes());
+            (group, bytes)
+        };
+        states.map(to_tuple).collect()
+    }
+
+    fn cursors(&self, request: u64) -> PyResult<Vec<(Option<u32>, Option<u32>)>> {
+        let cache = self.cache.lock();
+        let cursors = cache.cursors(request).map_err(to_python)?;
+        Ok(cursors.map(|c| (c.num_registered, c.last_state)).collect())
+    }
+
     fn take_kept_states(&self) -> Vec<StateTuple> {
         to_tuples(self.cache.lock().take_kept_states())
     }

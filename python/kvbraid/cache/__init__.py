@@ -4,13 +4,14 @@ from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.events import Events
 from kvbraid.cache.manager import CacheManager
 from kvbraid.cache.retention import Dense, Interval, Retention
-from kvbraid.cache.step import Allocation, BlockInfo, KeptState, Match, Need
+from kvbraid.cache.step import Allocation, BlockInfo, Cursor, KeptState, Match, Need
 
 __all__ = [
     "Allocation",
     "BlockInfo",
     "CacheConfig",
     "CacheManager",
+    "Cursor",
     "Dense",
     "Events",
     "GroupOptions",

@@ -17,7 +17,7 @@ from kvbraid.cache.chunk import Position, chunk_rules, plan_chunk
 from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.events import Events
 from kvbraid.cache.retention import Dense
-from kvbraid.cache.step import NO_MATCH, Allocation, BlockInfo, KeptState, Match, Need
+from kvbraid.cache.step import NO_MATCH, Allocation, BlockInfo, Cursor, KeptState, Match, Need
 from kvbraid.errors import InvalidValueError
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, HashAlgo, Tokens, none_hash
 from kvbraid.resume import encode
@@ -473,6 +473,21 @@ class CacheManager:
     def cached(self) -> dict[tuple[int, bytes], list[int]]:
         """Return everything findable: (group, hash) to its copies, oldest first. Walks it all."""
         return {(group, digest): copies for group, digest, copies in self._core.cached()}
+
+    def fresh_states(self) -> set[tuple[int, bytes]]:
+        """Return the groups and hashes of the states that are written in this step: for tests.
+
+        Nobody can resume from them before the next one.
+        """
+        return set(self._core.fresh_states())
+
+    def cursors(self, request: int) -> list[Cursor]:
+        """Return how far each table of a request is: for tests.
+
+        Raises:
+            UnknownError: The request is not known.
+        """
+        return [Cursor(*cursor) for cursor in self._core.cursors(request)]
 
     def free_queue(self) -> list[int]:
         """Return the free blocks, next victim first. Walks them all."""

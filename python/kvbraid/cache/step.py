@@ -31,6 +31,17 @@ class BlockInfo(NamedTuple):
     num_tokens: int
 
 
+class Cursor(NamedTuple):
+    """How far a request's table in one group is; for tests.
+
+    `num_registered`: leading blocks that need no registering, None until the first ones do not.
+    `last_state`: position of the state that the step before wrote.
+    """
+
+    num_registered: int | None
+    last_state: int | None
+
+
 class KeptState(NamedTuple):
     """A state that others can resume from, behind `num_tokens` tokens of a request.
 

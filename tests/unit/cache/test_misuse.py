@@ -58,6 +58,7 @@ UNKNOWN: dict[str, Call] = {
     "decode": lambda b: b.cache.decode([b.runs, NOBODY], [1, 2]),
     "allocate": lambda b: b.cache.allocate([b.need(), b.need(request=NOBODY)]),
     "blocks_needed": lambda b: b.cache.blocks_needed(b.need(request=NOBODY)),
+    "cursors": lambda b: b.cache.cursors(NOBODY),
     "take_state_tails": lambda b: b.cache.take_state_tails(NOBODY),
 }
 WRONG: dict[str, Call] = {

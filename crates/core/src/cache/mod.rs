@@ -26,7 +26,7 @@ pub use events::frame;
 pub use find::Match;
 pub use pool::{BlockId, NULL_BLOCK};
 pub use request::Extra;
-pub use state::KeptState;
+pub use state::{Cursor, KeptState};
 
 use crate::error::{Error, Result};
 use crate::hash::Digest;

@@ -12,7 +12,7 @@ use super::commit;
 use super::group::Group;
 use super::pool::{BlockId, NULL_BLOCK, Pool};
 use super::request::Table;
-use super::{Cache, Result};
+use super::{Cache, Digest, Result};
 
 /// A state that others can resume from: what a connector may store. Which block it is in cannot be
 /// told from the table, where states move.
@@ -28,10 +28,38 @@ pub struct KeptState {
     pub num_tokens: u32,
 }
 
+/// How far a request's table in one group is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cursor {
+    /// Leading blocks that need no registering; `None` until the first ones do not.
+    pub num_registered: Option<u32>,
+    /// Position of the state that the step before wrote.
+    pub last_state: Option<u32>,
+}
+
 impl Cache {
     /// Takes the states that became findable in this step; those of requests that ended are gone.
     pub fn take_kept_states(&mut self) -> Vec<KeptState> {
         std::mem::take(&mut self.store.kept_states)
+    }
+
+    /// The groups and hashes of the states that are written in this step: nobody can resume from
+    /// them before the next one.
+    pub fn fresh_states(&self) -> impl Iterator<Item = (u16, &Digest)> {
+        let fresh = self.store.fresh.iter();
+        fresh.map(|(digest, group)| (*group, digest))
+    }
+
+    /// How far each table of a request is.
+    ///
+    /// # Errors
+    /// `Unknown`.
+    pub fn cursors(&self, id: u64) -> Result<impl Iterator<Item = Cursor>> {
+        let tables = self.request(id)?.tables.iter();
+        Ok(tables.map(|table| Cursor {
+            num_registered: table.num_cached,
+            last_state: table.state.last,
+        }))
     }
 
     /// Takes, of each group, the state at the last boundary of a request's prompt, where that lies

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any
 
 from kvbraid.cache import CacheManager, Dense, Interval
 from kvbraid.integrations.vllm import KvbraidCacheManager
-from kvbraid.integrations.vllm.coordinator import Coordinator, GroupView
+from kvbraid.integrations.vllm.coordinator import Coordinator
 from kvbraid.integrations.vllm.requests import Requests
 from vllm.distributed.kv_events import BlockStored, KVCacheEvent
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -19,8 +18,8 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request
 
-from .blocks import PoolBlock
 from .pool import BlockPool
+from .tables import Group
 
 
 class KVCacheManager(KvbraidCacheManager):
@@ -93,8 +92,10 @@ class _Coordinator(Coordinator):
         topology = cache.config.topology
         self.scheduler_block_size = topology.alignment
         self.hash_block_size = topology.hash_block_size
-        for view in self.single_type_managers:
-            setattr(view, "req_to_blocks", Tables(manager, view))  # noqa: B010 - it has none.
+        self.single_type_managers = tuple(
+            Group(view, manager.cache, requests, manager.block_pool)
+            for view in self.single_type_managers
+        )
 
     @property
     def _cache_hit_alignment_tokens(self) -> int | None:
@@ -117,50 +118,3 @@ class UnitaryKVCacheCoordinator(_Coordinator):
 
 class HybridKVCacheCoordinator(_Coordinator):
     """Of several groups."""
-
-
-class Tables:
-    """The block tables of one group by request."""
-
-    def __init__(self, manager: KVCacheManager, view: GroupView) -> None:
-        self._manager = manager
-        self._group = view.kv_cache_group_id
-
-    def __contains__(self, request_id: str) -> bool:
-        return self._manager._requests.find(request_id) is not None
-
-    def __getitem__(self, request_id: str) -> Table:
-        return Table(self._manager, request_id, self._group)
-
-
-class Table(Sequence[PoolBlock]):
-    """A block table: what it is now, and what it last was once the request is gone."""
-
-    def __init__(self, manager: KVCacheManager, request_id: str, group: int) -> None:
-        self._manager = manager
-        self._request_id = request_id
-        self._group = group
-        self._last: list[PoolBlock] = []
-        self._blocks()
-
-    def _blocks(self) -> list[PoolBlock]:
-        number = self._manager._requests.find(self._request_id)
-        if number is not None:
-            ids = self._manager.cache.blocks(number)[self._group]
-            self._last = [self._manager.block_pool.block(block_id) for block_id in ids]
-        return self._last
-
-    def __len__(self) -> int:
-        return len(self._blocks())
-
-    @overload
-    def __getitem__(self, index: int) -> PoolBlock: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[PoolBlock]: ...
-    def __getitem__(self, index: int | slice) -> PoolBlock | list[PoolBlock]:
-        return self._blocks()[index]
-
-    def __eq__(self, other: object) -> bool:
-        return self._blocks() == (other._blocks() if isinstance(other, Table) else other)
-
-    __hash__ = None  # type: ignore[assignment] # Equal by what it holds.
