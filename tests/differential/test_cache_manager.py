@@ -396,6 +396,12 @@ class CacheMachine(RuleBasedStateMachine):
             assert native.holders(group, digest) == holders
         assert native.num_free_blocks == model.num_free_blocks
         assert native.usage == model.usage
+        assert native.take_statistics() == model.take_statistics()
+        running = self.of(running=True)
+        for count in range(len(running) + 1):
+            some = running[:count]
+            got = native.num_common_prefix_blocks([twin.native for twin in some])
+            assert got == model.num_common_prefix_blocks([twin.model for twin in some])
         assert native.num_groups == model.num_groups
         for twin in self.twins:
             assert native.blocks(twin.native) == model.blocks(twin.model)

@@ -7,11 +7,13 @@ tried on a copy. It is slow, and never checks what callers give it.
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Final
 
-from kvbraid.cache import CacheConfig, GroupOptions, Match, Need
+from kvbraid.cache import CacheConfig, GroupOptions, Match, Need, Starts, Statistics
 from kvbraid.events.model import AllBlocksCleared, Event
 from kvbraid.hashing import NO_EXTRA_KEYS, EngineHash, ExtraKeys, HashAlgo, block_hashes
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind
@@ -57,6 +59,9 @@ class Memory:
     pool: Pool
     groups: list[Group]
     requests: dict[int, Request] = field(default_factory=dict)
+    running: set[int] = field(default_factory=set)
+    preempted: set[int] = field(default_factory=set)  # Requests that ran, and do not now.
+    counts: Counter[str] = field(default_factory=Counter)
 
 
 class CacheModel:
@@ -145,11 +150,19 @@ class CacheModel:
         self.memory.requests[request].num_computed_tokens = num_computed_tokens
 
     def release(self, requests: Sequence[int]) -> None:
-        self.preempt(requests)
+        self._give_back(requests)
         for request in requests:
             del self.memory.requests[request]
 
     def preempt(self, requests: Sequence[int]) -> None:
+        stopped = self.memory.running.intersection(requests)
+        self.memory.counts["num_preemptions"] += len(stopped)
+        self._give_back(requests)
+
+    def _give_back(self, requests: Sequence[int]) -> None:
+        stopped = self.memory.running.intersection(requests)
+        self.memory.running -= stopped
+        self.memory.preempted |= stopped
         for request in requests:
             known = self.memory.requests[request]
             for g, table in enumerate(known.tables):
@@ -168,6 +181,7 @@ class CacheModel:
     # ---- hits ----------------------------------------------------------------------------
 
     def match(self, request: int) -> Match:
+        self.memory.counts["num_matches"] += 1
         known = self.memory.requests[request]
         if not self.config.caching or not any(map(self._is_shared, self.memory.groups)):
             return Match(0, 0)  # Not that nobody objects: nothing is held.
@@ -285,12 +299,25 @@ class CacheModel:
         self._retire(need)
         wanted = self._num_needed(request, starts, reach, admission=False)
         demand(wanted + watermark + reserved_blocks <= len(pool.free))
+        self._count(need)
         self._adopt(request, starts, need)
         new = [g.extend(pool, t, reach) for g, t in zip(groups, request.tables, strict=True)]
         request.num_computed_tokens = main
         if not need.delay_commit:
             self.commit(need.request, min(main, len(request.tokens)))
         return new
+
+    def _count(self, need: Need) -> None:
+        memory = self.memory
+        if need.request in memory.running:
+            return
+        which = "resumed" if need.request in memory.preempted else "started"
+        memory.running.add(need.request)
+        memory.counts[f"{which} requests"] += 1
+        memory.counts[f"{which} tokens"] += len(memory.requests[need.request].tokens)
+        memory.counts[f"{which} hit"] += need.num_hit_tokens
+        memory.counts["num_external_tokens"] += need.num_external_tokens
+        memory.counts["num_junctions"] += bool(need.junction)
 
     def _num_needed(
         self, request: Request, starts: Sequence[Start], reach: Reach, *, admission: bool
@@ -440,6 +467,24 @@ class CacheModel:
         events, self.memory.pool.events = self.memory.pool.events, []
         return tuple(events) if self.config.events else ()
 
+    def take_statistics(self) -> Statistics:
+        counts, self.memory.counts = self.memory.counts, Counter()
+        pool = self.memory.pool
+        evicted, pool.num_evicted = pool.num_evicted, 0
+        taken, pool.num_taken = pool.num_taken, 0
+        started, resumed = (
+            Starts(*(counts.pop(f"{which} {what}", 0) for what in ("requests", "tokens", "hit")))
+            for which in ("started", "resumed")
+        )
+        names = ("num_matches", "num_external_tokens", "num_junctions", "num_preemptions")
+        return Statistics(
+            started=started,
+            resumed=resumed,
+            num_allocated_blocks=taken,
+            num_evicted_blocks=evicted,
+            **{name: counts[name] for name in names},
+        )
+
     def take_copies(self) -> list[tuple[int, int]]:
         pairs = [pair for group in self.memory.groups for pair in group.copies]
         for group in self.memory.groups:
@@ -456,6 +501,14 @@ class CacheModel:
 
     def blocks(self, request: int) -> list[list[int]]:
         return [list(table.blocks) for table in self.memory.requests[request].tables]
+
+    def num_common_prefix_blocks(self, requests: Sequence[int]) -> list[int]:
+        tables = [self.blocks(request) for request in requests]
+        return [self._num_common([table[g] for table in tables]) for g in range(self.num_groups)]
+
+    def _num_common(self, tables: Sequence[Sequence[int]]) -> int:
+        rows = [{*blocks} for blocks in zip(*tables, strict=False)]
+        return len([*takewhile(lambda row: len(row) == 1 and NULL not in row, rows)])
 
     @property
     def num_groups(self) -> int:

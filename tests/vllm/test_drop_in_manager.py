@@ -1,6 +1,7 @@
 """Our manager answers a scheduler as vLLM's own does, call by call, on scripted sequences."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -249,6 +250,24 @@ def test_loaded_tokens_are_found_once_the_load_is_done(pair: Pair) -> None:
         assert pair.step(request, chunk(request.num_computed_tokens, request.num_tokens))
     pair.finish([request])
     assert prefill(pair, pair.request(tokens(1, 150)))
+
+
+@pytest.mark.parametrize("num_blocks", [5, 6, 7, 8])
+def test_a_load_is_admitted_by_the_engines_own_count(num_blocks: int) -> None:
+    # It leaves the loaded state out when it counts (5 blocks), and takes it all the same (6).
+    pair = Pair(
+        config_of(states(), full(), num_blocks=num_blocks), alignment=16, unit=16, watermark=0.25
+    )
+    request = pair.request(tokens(1, 64))
+    pair.both("new_step_starts")
+    more: dict[str, Any] = {"num_external_computed_tokens": 48}
+    if num_blocks == 6:  # As many as it counts, fewer than it takes: it fails.
+        with pytest.raises(ValueError, match="Cannot get"):
+            pair.theirs.allocate_slots(request, 16, has_scheduled_reqs=False, **more)
+        assert pair.ours.allocate_slots(request, 16, has_scheduled_reqs=False, **more) is None
+        return
+    fits = pair.both("allocate_slots", request, 16, **more) is not None
+    assert fits == (num_blocks >= 7)
 
 
 def test_events_tell_what_separates_caches() -> None:

@@ -1,8 +1,11 @@
 //! The engine-side cache for Python: whole steps in, flat buffers out.
 
+mod answers;
+
+use answers::{AllocationTuple, BlockTuple, StateTuple, StatisticsTuple};
 use kvbraid_core::cache::{
-    Allocation, BlockId, BlockInfo, Cache, CacheConfig, Extra, GroupOptions, HashFunction,
-    KeptState, Match, Need, NewRequest, Retention,
+    BlockId, Cache, CacheConfig, Extra, GroupOptions, HashFunction, Match, Need, NewRequest,
+    Retention,
 };
 use kvbraid_core::hash::{Digest, EmbedsDigest};
 use parking_lot::Mutex;
@@ -133,30 +136,6 @@ impl ExtraTuple {
     }
 }
 
-/// References; group, hash and tokens that it is found by first.
-type BlockTuple<'py> = (u32, Option<(u16, Bound<'py, PyBytes>, u32)>);
-
-/// Requests that fit; block ids and counts as buffers of native 32-bit integers.
-type AllocationTuple<'py> = (usize, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
-
-fn to_buffers<'py>(py: Python<'py>, done: &Allocation) -> AllocationTuple<'py> {
-    let bytes =
-        |values: &[u32]| -> Vec<u8> { values.iter().flat_map(|v| v.to_ne_bytes()).collect() };
-    (
-        done.num_fit,
-        PyBytes::new(py, &bytes(&done.blocks)),
-        PyBytes::new(py, &bytes(&done.counts)),
-    )
-}
-
-/// Request, group, block, tokens.
-type StateTuple = (u64, u16, BlockId, u32);
-
-fn to_tuples(states: Vec<KeptState>) -> Vec<StateTuple> {
-    let tuple = |state: KeptState| (state.request, state.group, state.block, state.num_tokens);
-    states.into_iter().map(tuple).collect()
-}
-
 /// One engine's cache; locked, so that any thread may call.
 #[pyclass(frozen)]
 struct CacheCore {
@@ -234,7 +213,7 @@ impl CacheCore {
     ) -> PyResult<AllocationTuple<'py>> {
         let needs: Vec<Need> = needs.iter().map(NeedTuple::decode).collect();
         py.detach(|| self.cache.lock().allocate(&needs, reserved_blocks))
-            .map(|done| to_buffers(py, &done))
+            .map(|done| answers::allocation(py, &done))
             .map_err(to_python)
     }
 
@@ -249,7 +228,7 @@ impl CacheCore {
         tokens: TokenArg,
     ) -> PyResult<AllocationTuple<'py>> {
         py.detach(|| self.cache.lock().decode(&requests, tokens.as_slice()))
-            .map(|done| to_buffers(py, &done))
+            .map(|done| answers::allocation(py, &done))
             .map_err(to_python)
     }
 
@@ -348,13 +327,18 @@ impl CacheCore {
         blocks: Vec<BlockId>,
     ) -> PyResult<Vec<BlockTuple<'py>>> {
         let infos = self.cache.lock().describe(&blocks).map_err(to_python)?;
-        let to_tuple = |info: BlockInfo| {
-            let key = |(group, digest, tokens): (u16, Digest, u32)| {
-                (group, PyBytes::new(py, digest.as_bytes()), tokens)
-            };
-            (info.num_references, info.key.map(key))
-        };
-        Ok(infos.into_iter().map(to_tuple).collect())
+        Ok(infos.iter().map(|info| answers::block(py, info)).collect())
+    }
+
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "extracted arguments are owned"
+    )]
+    fn num_common_prefix_blocks(&self, requests: Vec<u64>) -> PyResult<Vec<u32>> {
+        self.cache
+            .lock()
+            .num_common_prefix_blocks(&requests)
+            .map_err(to_python)
     }
 
     fn progress(&self, request: u64) -> PyResult<(u32, u32, u32, u32)> {
@@ -384,12 +368,12 @@ impl CacheCore {
     }
 
     fn take_kept_states(&self) -> Vec<StateTuple> {
-        to_tuples(self.cache.lock().take_kept_states())
+        answers::states(self.cache.lock().take_kept_states())
     }
 
     fn take_state_tails(&self, request: u64) -> PyResult<Vec<StateTuple>> {
         let states = self.cache.lock().take_state_tails(request);
-        states.map(to_tuples).map_err(to_python)
+        states.map(answers::states).map_err(to_python)
     }
 
     fn blocks_needed(&self, need: NeedTuple, is_admission: bool) -> PyResult<i64> {
@@ -457,6 +441,10 @@ impl CacheCore {
     fn take_events<'py>(&self, py: Python<'py>) -> (Bound<'py, PyBytes>, u32) {
         let mut cache = self.cache.lock();
         cache.take_events(|events, count| (PyBytes::new(py, events), count))
+    }
+
+    fn take_statistics(&self) -> StatisticsTuple {
+        answers::statistics(self.cache.lock().take_statistics())
     }
 
     fn num_free_blocks(&self) -> usize {

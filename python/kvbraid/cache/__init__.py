@@ -4,6 +4,7 @@ from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.events import Events
 from kvbraid.cache.manager import CacheManager
 from kvbraid.cache.retention import Dense, Interval, Retention
+from kvbraid.cache.statistics import Starts, Statistics
 from kvbraid.cache.step import Allocation, BlockInfo, Cursor, KeptState, Match, Need
 
 __all__ = [
@@ -20,4 +21,6 @@ __all__ = [
     "Match",
     "Need",
     "Retention",
+    "Starts",
+    "Statistics",
 ]

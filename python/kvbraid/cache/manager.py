@@ -17,6 +17,7 @@ from kvbraid.cache.chunk import Position, chunk_rules, plan_chunk
 from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.events import Events
 from kvbraid.cache.retention import Dense
+from kvbraid.cache.statistics import Starts, Statistics
 from kvbraid.cache.step import NO_MATCH, Allocation, BlockInfo, Cursor, KeptState, Match, Need
 from kvbraid.errors import InvalidValueError
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, HashAlgo, Tokens, none_hash
@@ -285,6 +286,22 @@ class CacheManager:
         """Take what happened since the last call."""
         return Events(*self._core.take_events())
 
+    def take_statistics(self) -> Statistics:
+        """Take the counts since the last call."""
+        started, resumed, (matches, external, junctions, preemptions, allocated, evicted) = (
+            self._core.take_statistics()
+        )
+        return Statistics(
+            started=Starts(*started),
+            resumed=Starts(*resumed),
+            num_matches=matches,
+            num_external_tokens=external,
+            num_junctions=junctions,
+            num_preemptions=preemptions,
+            num_allocated_blocks=allocated,
+            num_evicted_blocks=evicted,
+        )
+
     # Blocks.
 
     def blocks(self, request: int) -> list[list[int]]:
@@ -294,6 +311,16 @@ class CacheManager:
             UnknownError: The request is not known.
         """
         return self._core.blocks(request)
+
+    def num_common_prefix_blocks(self, requests: Sequence[int]) -> list[int]:
+        """Return per group how many leading blocks all of these requests hold; 0 for none of them.
+
+        A block that one of them gave back (behind a window, a skipped state) ends the prefix.
+
+        Raises:
+            UnknownError: A request is not known.
+        """
+        return self._core.num_common_prefix_blocks(requests)
 
     def hit_blocks(self, request: int, num_tokens: int) -> list[list[int]]:
         """Return the blocks of a hit, group by group: what `allocate` would adopt.

@@ -51,6 +51,7 @@ UNKNOWN: dict[str, Call] = {
     "truncate": lambda b: b.cache.truncate(NOBODY, 4),
     "blocks": lambda b: b.cache.blocks(NOBODY),
     "pop_blocks": lambda b: b.cache.pop_blocks(NOBODY),
+    "common prefix": lambda b: b.cache.num_common_prefix_blocks([b.runs, NOBODY]),
     "release": lambda b: b.cache.release([NOBODY]),
     "release, one of two": lambda b: b.cache.release([b.runs, NOBODY]),
     "release twice in one call": lambda b: b.cache.release([b.runs, b.runs]),

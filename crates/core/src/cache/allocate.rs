@@ -3,6 +3,8 @@
 //! Every group's part of a hit is pinned before any group allocates, so that no group evicts what
 //! another one is about to reuse.
 
+use std::collections::VecDeque;
+
 use super::commit;
 use super::config::CacheConfig;
 use super::events::EventLog;
@@ -11,6 +13,7 @@ use super::group::{Group, Kind};
 use super::pool::{BlockId, NULL_BLOCK, Pool};
 use super::request::{Request, Table};
 use super::state;
+use super::statistics::Statistics;
 use crate::error::{Error, Result};
 use crate::hash::Digest;
 use hashbrown::HashSet;
@@ -60,13 +63,17 @@ pub(super) struct Store {
     pub fresh: HashSet<(Digest, u16)>,
     /// States registered in this step.
     pub kept_states: Vec<state::KeptState>,
+    pub statistics: Statistics,
     /// Entries of the hashes that the commit at hand has registered.
     pub entries: commit::Entries,
-    /// Blocks of the hit at hand, group by group.
+    /// The hit at hand.
     hits: Hits,
+    /// The hits of the call at hand that are not adopted yet, and the index that had them.
+    checked: VecDeque<(u64, Hits)>,
 }
 
-/// A hit's blocks: those of group `g` are `blocks[ends[g - 1]..ends[g]]`.
+/// A hit's blocks: those of group `g` are `blocks[ends[g - 1]..ends[g]]`. Without a hit both are
+/// empty.
 #[derive(Debug, Default)]
 struct Hits {
     blocks: Vec<BlockId>,
@@ -75,8 +82,11 @@ struct Hits {
 
 impl Hits {
     fn of(&self, group: usize) -> &[BlockId] {
-        let start = group.checked_sub(1).map_or(0, |before| self.ends[before]);
-        &self.blocks[start..self.ends[group]]
+        let start = group
+            .checked_sub(1)
+            .and_then(|before| self.ends.get(before));
+        let end = self.ends.get(group).copied().unwrap_or(0);
+        &self.blocks[start.copied().unwrap_or(0)..end]
     }
 }
 
@@ -104,11 +114,18 @@ impl Store {
             copies: vec![Vec::new(); groups.len()],
             fresh: HashSet::new(),
             kept_states: Vec::new(),
+            statistics: Statistics::default(),
             entries: commit::Entries::default(),
             hits: Hits::default(),
+            checked: VecDeque::new(),
             groups,
             config,
         }
+    }
+
+    /// Begins a call: hits are looked up when they are checked, and kept until they are adopted.
+    pub(super) fn start_checks(&mut self) {
+        self.checked.clear();
     }
 
     /// Refuses what no state of the pool could serve, and a hit that is not held now.
@@ -120,7 +137,22 @@ impl Store {
             )));
         }
         self.lengths(request, need)?;
-        self.find_hit(request, need.num_hit_tokens)
+        if need.num_hit_tokens > 0 {
+            let hits = self.find_hit(request, need.num_hit_tokens)?;
+            self.checked.push_back((self.pool.index.version(), hits));
+        }
+        Ok(())
+    }
+
+    /// The hit of a request that was checked, looked up again if blocks came or went since.
+    fn checked_hit(&mut self, request: &Request, need: &Need) -> Result<Hits> {
+        if need.num_hit_tokens == 0 {
+            return Ok(Hits::default());
+        }
+        match self.checked.pop_front() {
+            Some((version, hits)) if version == self.pool.index.version() => Ok(hits),
+            _ => self.find_hit(request, need.num_hit_tokens),
+        }
     }
 
     /// Allocates for one request, which was checked; false when it does not fit. Appends, per group,
@@ -134,11 +166,14 @@ impl Store {
     ) -> Result<bool> {
         let lengths = self.lengths(request, need)?;
         // What an earlier request of the call has evicted is gone: this one does not fit.
-        if self.find_hit(request, need.num_hit_tokens).is_err()
-            || !self.fits(request, need, &lengths, reserved)
-        {
+        let Ok(hits) = self.checked_hit(request, need) else {
+            return Ok(false);
+        };
+        self.hits = hits;
+        if !self.fits(request, need, &lengths, reserved) {
             return Ok(false);
         }
+        self.count_start(request, need);
         self.adopt(request, need, &lengths);
         self.extend(request, need, &lengths, out);
         if let Some(junction) = need.junction {
@@ -186,20 +221,15 @@ impl Store {
     }
 
     /// Looks the blocks of a hit up.
-    fn find_hit(&mut self, request: &Request, tokens: u32) -> Result<()> {
-        self.hits.blocks.clear();
-        self.hits.ends.clear();
-        let looks = if tokens > 0 {
-            self.finder.looks(request, &self.groups, &self.pool)
-        } else {
-            Vec::new()
-        };
+    fn find_hit(&mut self, request: &Request, tokens: u32) -> Result<Hits> {
+        let mut hits = Hits::default();
+        let looks = self.finder.looks(request, &self.groups, &self.pool);
         for group in &self.groups {
             let look = looks.get(usize::from(group.index)).copied().flatten();
             let at = (request, &self.pool);
             let found = self
                 .finder
-                .blocks(at, group, (tokens, look), &mut self.hits.blocks);
+                .blocks(at, group, (tokens, look), &mut hits.blocks);
             if let Err(position) = found
                 && !self.config.hits_may_lack_blocks()
             {
@@ -209,9 +239,9 @@ impl Store {
                     request.id, group.index
                 )));
             }
-            self.hits.ends.push(self.hits.blocks.len());
+            hits.ends.push(hits.blocks.len());
         }
-        Ok(())
+        Ok(hits)
     }
 
     /// The blocks of a hit, group by group.
@@ -220,9 +250,9 @@ impl Store {
         request: &Request,
         tokens: u32,
     ) -> Result<Vec<Vec<BlockId>>> {
-        self.find_hit(request, tokens)?;
+        let hits = self.find_hit(request, tokens)?;
         let groups = 0..self.groups.len();
-        Ok(groups.map(|group| self.hits.of(group).to_vec()).collect())
+        Ok(groups.map(|group| hits.of(group).to_vec()).collect())
     }
 
     /// Blocks that a request would take out of the free queue, or has to spare where it is negative.
@@ -233,7 +263,11 @@ impl Store {
         is_admission: bool,
     ) -> Result<i64> {
         let lengths = self.lengths(request, need)?;
-        self.find_hit(request, need.num_hit_tokens)?;
+        self.hits = if need.num_hit_tokens > 0 {
+            self.find_hit(request, need.num_hit_tokens)?
+        } else {
+            Hits::default()
+        };
         Ok(self.needed(request, need, &lengths, is_admission))
     }
 
@@ -274,7 +308,9 @@ impl Store {
         };
         let reserved = i64::try_from(reserved).unwrap_or(i64::MAX);
         let available = free(&self.pool) + freed - reserved;
-        if self.needed(request, need, lengths, false) + watermark > available {
+        let needed = self.needed(request, need, lengths, false);
+        let taken = needed + self.uncounted(request, lengths);
+        if needed + watermark > available || taken > free(&self.pool) + freed {
             return false;
         }
         if !is_eager {
@@ -308,6 +344,22 @@ impl Store {
                         self.needed_of(group, table, hits, lengths, is_admission)
                     }
                 }
+            })
+            .sum()
+    }
+
+    /// Blocks that the request takes and `needed` leaves out.
+    fn uncounted(&self, request: &Request, lengths: &Lengths) -> i64 {
+        if lengths.total <= lengths.local {
+            return 0;
+        }
+        let groups = self.groups.iter().zip(&request.tables).enumerate();
+        groups
+            .map(|(index, (group, table))| {
+                let Kind::State { speculative } = group.kind else {
+                    return 0;
+                };
+                state::uncounted((group, speculative), table, self.hits.of(index), lengths)
             })
             .sum()
     }
@@ -468,6 +520,8 @@ impl Store {
     /// Takes the next victim.
     pub(super) fn take_one(&mut self) -> BlockId {
         let (block, lost) = self.pool.take();
+        self.statistics.num_allocated_blocks += 1;
+        self.statistics.num_evicted_blocks += u64::from(!lost.is_empty());
         for (key, group) in lost {
             self.log.removed(key, group);
         }

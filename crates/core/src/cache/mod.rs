@@ -8,6 +8,7 @@
 mod allocate;
 mod blocks;
 mod commit;
+
 mod config;
 mod decode;
 mod events;
@@ -16,7 +17,9 @@ mod group;
 mod hash_index;
 mod pool;
 mod request;
+mod shared_prefix;
 mod state;
+mod statistics;
 
 use hashbrown::HashMap;
 
@@ -27,6 +30,7 @@ pub use find::Match;
 pub use pool::{BlockId, NULL_BLOCK};
 pub use request::Extra;
 pub use state::{Cursor, KeptState};
+pub use statistics::{Starts, Statistics};
 
 use crate::error::{Error, Result};
 use crate::hash::Digest;
@@ -177,6 +181,7 @@ impl Cache {
     /// `Unknown`.
     pub fn find(&mut self, id: u64) -> Result<Match> {
         self.with(id, |store, request| {
+            store.statistics.num_matches += 1;
             Ok(store.finder.find(request, &store.groups, &store.pool))
         })
     }
@@ -219,6 +224,7 @@ impl Cache {
         {
             return Err(unknown(need.request));
         }
+        self.store.start_checks();
         for need in needs {
             self.with(need.request, |store, request| store.check(request, need))?;
         }
@@ -289,6 +295,7 @@ impl Cache {
         ids.iter().try_for_each(|&id| {
             self.with(id, |store, request| {
                 store.give_back(request);
+                store.count_preemption(request);
                 request.num_computed_tokens = 0;
                 request.quiet_until = 0;
                 Ok(())
@@ -469,6 +476,11 @@ impl Cache {
             .iter_mut()
             .flat_map(std::mem::take)
             .collect()
+    }
+
+    /// Takes the counts since the last call.
+    pub fn take_statistics(&mut self) -> Statistics {
+        std::mem::take(&mut self.store.statistics)
     }
 
     /// Hands the recorded events over, encoded one after the other, and their number; see [`frame`].

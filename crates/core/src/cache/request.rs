@@ -65,6 +65,16 @@ pub(super) struct Table {
     pub state: StateCursor,
 }
 
+/// Whether a request runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Life {
+    /// It never did.
+    Waits,
+    Runs,
+    /// It did, and gave its blocks back.
+    Preempted,
+}
+
 #[derive(Debug)]
 pub(super) struct Request {
     pub id: u64,
@@ -76,6 +86,7 @@ pub(super) struct Request {
     /// Where other requests are known to branch off; 0 = nowhere.
     pub junction: u32,
     pub tables: Vec<Table>,
+    pub life: Life,
     /// Decoding steps that end before so many computed tokens change no table.
     pub quiet_until: u32,
     chain: Option<Chain>,
@@ -92,6 +103,7 @@ impl Request {
             num_computed_tokens: 0,
             junction: 0,
             tables: vec![Table::default(); num_groups],
+            life: Life::Waits,
             quiet_until: 0,
             chain: None,
         }

@@ -120,25 +120,44 @@ pub(super) fn needed(
     {
         return i64::from(store.config.num_blocks) + 1;
     }
-    let count = |blocks: usize| i64::try_from(blocks).unwrap_or(i64::MAX);
+    let held = table.blocks.len() + hits.len();
+    new_blocks((group, speculative), table, hits, (lengths, held))
+        + i64::try_from(store.num_evictable(hits)).unwrap_or(i64::MAX)
+}
+
+/// Blocks that the step takes beyond those: the engine forgets that what was computed elsewhere has
+/// a state of its own, and takes it all the same.
+pub(super) fn uncounted(
+    (group, speculative): (&Group, u32),
+    table: &Table,
+    hits: &[BlockId],
+    lengths: &Lengths,
+) -> i64 {
+    let (held, external) = held_before(group, table, hits, lengths);
+    let of = |held| new_blocks((group, speculative), table, hits, (lengths, held));
+    let counted = of(table.blocks.len() + hits.len());
+    let external = i64::try_from(external).unwrap_or(i64::MAX);
+    (of(held) + external - counted).max(0)
+}
+
+/// New blocks where so many positions are held already: the state, and those of drafts.
+fn new_blocks(
+    (group, speculative): (&Group, u32),
+    table: &Table,
+    hits: &[BlockId],
+    (lengths, held): (&Lengths, usize),
+) -> i64 {
     let required = i64::from(lengths.main.div_ceil(group.block) + speculative);
     let shares_tail = (!hits.is_empty() && !lengths.local.is_multiple_of(group.block))
         || table.shared_tail.is_some();
-    let (held, external) = held_before(group, table, hits, lengths);
-    let mut new = required - count(held);
-    if shares_tail {
-        new = new.max(0) + 1;
-    }
-    if new > 0 {
-        let drafts = if table.state.allocated {
-            0
-        } else {
-            speculative
-        };
-        new = new.min(1 + i64::from(shares_tail) + i64::from(drafts));
-    }
-    new += count(external);
-    new + count(store.num_evictable(hits))
+    let new = required - i64::try_from(held).unwrap_or(i64::MAX);
+    let new = if shares_tail { new.max(0) + 1 } else { new };
+    let drafts = if table.state.allocated {
+        0
+    } else {
+        speculative
+    };
+    new.min(1 + i64::from(shares_tail) + i64::from(drafts))
 }
 
 /// Positions that the table covers before the step's own state is added, and how many new blocks
