@@ -156,7 +156,7 @@ class FleetCore:
 def find_token_ids(body: bytes) -> tuple[bytes, int, int] | None: ...
 
 # speculative blocks, extra retained tokens, needs zeroing, is a ring
-_GroupOptionsTuple: TypeAlias = tuple[int, int, bool, bool]
+_GroupOptionsTuple: TypeAlias = tuple[int, int, bool, bool, int | None]
 # topology, options per group, blocks, caching, events, retention interval (None: dense)
 _CacheConfigTuple: TypeAlias = tuple[
     _TopologyTuple, Sequence[_GroupOptionsTuple], int, bool, bool, int | None

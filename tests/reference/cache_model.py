@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Final
 
-from kvbraid.cache import CacheConfig, GroupOptions, Match, Need, Starts, Statistics
+from kvbraid.cache import CacheConfig, GroupOptions, Interval, Match, Need, Starts, Statistics
 from kvbraid.events.model import AllBlocksCleared, Event
 from kvbraid.hashing import NO_EXTRA_KEYS, EngineHash, ExtraKeys, HashAlgo, block_hashes
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind
@@ -322,11 +322,39 @@ class CacheModel:
     def _num_needed(
         self, request: Request, starts: Sequence[Start], reach: Reach, *, admission: bool
     ) -> int:
-        rows = zip(self.memory.groups, request.tables, starts, strict=True)
+        rows = list(zip(self.memory.groups, request.tables, starts, strict=True))
+        for group, table, start in rows:
+            table.checkpoint = self._checkpoint(group, request, table, start.num_tokens, reach)
         return sum(
             group.num_needed(self.memory.pool, table, start, reach, admission=admission)
             for group, table, start in rows
         )
+
+    def _checkpoint(
+        self, group: Group, request: Request, table: Table, start: int, reach: Reach
+    ) -> tuple[int, int] | None:
+        """The tokens and the place of the state that a step saves on its way, where the backend
+        can, in a place that nothing else has. Where only prompt ends are kept, the last step of a
+        prompt does."""
+        every = group.options.checkpoint_alignment
+        end, unit = reach.num_main_tokens, self.hash_block
+        prefill_end = max(request.num_prompt_tokens, len(request.tokens) - 1)
+        if self.config.retention == Interval(0) and end < prefill_end:
+            return None
+        if every is None or start % unit:
+            return None
+        saved, place = self._last_boundary(end, self.hit_alignment), group.blocks_for(end) - 2
+        can_save = start + unit <= saved < end and (saved - start) % every == 0
+        if not can_save or place < group.blocks_for(start):
+            return None
+        drafts = group.options.num_speculative_blocks if table.has_run else 0
+        held = table.blocks[: len(table.blocks) - drafts]
+        return None if place < len(held) and held[place] else (saved, place)
+
+    def _last_boundary(self, num_tokens: int, unit: int) -> int:
+        """Where a prompt is resumed again: a token is left, or what a draft head drops."""
+        limit = num_tokens - (not self.uses_eagle)
+        return max(0, limit // unit * unit - unit * self.uses_eagle)
 
     def _adopt(self, request: Request, starts: Sequence[Start], need: Need) -> None:
         """First every group pins its hit, then any takes blocks for external tokens."""
@@ -419,9 +447,11 @@ class CacheModel:
     def _commit_state_tail(self, group: Group, request: Request, num_tokens: int) -> None:
         """A state that was taken exactly where the same prompt would resume."""
         unit, size = self.hash_block, group.spec.block_size
-        limit = request.num_prompt_tokens - (not self.uses_eagle)
-        end = max(0, limit // unit * unit - unit * self.uses_eagle)
+        end = self._last_boundary(request.num_prompt_tokens, unit)
         place, table = -(-end // size) - 1, request.tables[group.index]
+        if table.checkpoint is not None:
+            self._commit_checkpoint(group, request, table)
+            return
         if not end or end != num_tokens or end > len(request.hashes) * unit:
             return
         if place >= len(table.blocks) or not table.blocks[place]:
@@ -430,6 +460,24 @@ class CacheModel:
         group.this_step.add((group.index, request.hashes[end // unit - 1]))
         if end % size:
             table.tail, table.committed = (place, table.blocks[place]), place
+
+    def _commit_checkpoint(self, group: Group, request: Request, table: Table) -> None:
+        """The state that was saved on the way is all that its block holds, whatever was committed
+        by place; it is kept where somebody is expected to resume."""
+        assert table.checkpoint is not None
+        (end, place), unit, size = table.checkpoint, self.hash_block, group.spec.block_size
+        block = table.blocks[place] if place < len(table.blocks) else NULL
+        if not block:
+            return
+        awaited = [self._last_boundary(request.num_prompt_tokens, self.hit_alignment)]
+        awaited += [request.junction]
+        is_kept = end % size == 0 and self.keepers[group.index].keeps(end // size - 1, [])
+        if end not in awaited and not is_kept:
+            self.memory.pool.forget(block)
+        elif self.memory.pool.own_end.get(block) != end <= len(request.hashes) * unit:
+            self.memory.pool.forget(block)
+            self._register_part(group, request, block, end)
+            group.this_step.add((group.index, request.hashes[end // unit - 1]))
 
     def _register_part(self, group: Group, request: Request, block: int, end: int) -> None:
         if self._register(group, request, block, end):

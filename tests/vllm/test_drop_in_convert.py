@@ -117,6 +117,14 @@ def test_options_of_groups_are_taken_over() -> None:
     )
 
 
+def test_states_saved_inside_chunks_are_taken_over() -> None:
+    saves: dict[str, Any] = {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": 8}
+    specs = (states(**saves), states(mode="none", **saves), states(prefill_checkpoint_alignment=8))
+    settings = replace(SETTINGS, caching=False)
+    config = cache_config(config_of(*specs, num_blocks=9), settings)
+    assert [o.checkpoint_alignment for o in config.group_options] == [8, None, None]
+
+
 def test_without_reuse_no_group_is_cached_and_sizes_need_not_fit() -> None:
     settings = replace(SETTINGS, caching=False, scheduler_block_size=1_024 * 17)
     specs = (states(1_024, "none"), full(17), CrossAttentionSpec(block_size=16, **SIZES))
@@ -133,7 +141,6 @@ def test_a_model_without_a_cache_has_an_empty_one() -> None:
     [
         (RSWASpec(block_size=16, rswa_window=32, **SIZES), "group 0 is a RSWASpec"),
         (SinkFullAttentionSpec(block_size=16, sink_len=16, **SIZES), "SinkFullAttentionSpec"),
-        (states(num_prefill_checkpoint_blocks=1), "num_prefill_checkpoint_blocks = 1"),
         (states(mode="none"), "mamba_cache_mode = 'none'.*--no-enable-prefix-caching"),
         (
             SlidingWindowMLASpec(block_size=16, sliding_window=8, bounded_replay=True, **SIZES),

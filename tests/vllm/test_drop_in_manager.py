@@ -229,6 +229,31 @@ def test_copies_are_made_for_a_hit_inside_a_block() -> None:
     assert pair.num_copies > 2
 
 
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [(1, [0, 192, 192, 320, 0, 80, 416]), (32, [0, 192, 192, 320, 0, 0, 416])],
+)
+def test_states_are_saved_inside_the_chunk_that_ends_a_prompt(
+    every: int, expected: list[int]
+) -> None:
+    saving = states(64, num_prefill_checkpoint_blocks=1, prefill_checkpoint_alignment=every)
+    pair = Pair(config_of(saving, full(64), num_blocks=30), alignment=64, unit=16)
+
+    def at_once(start: int, end: int) -> int:
+        return end - start
+
+    hits = []
+    for seed, length in ((1, 200), (1, 200), (1, 330), (1, 330), (2, 90), (2, 420), (2, 420)):
+        pair.both("new_step_starts")
+        request = pair.request(tokens(seed, length))
+        hits.append(pair.start(request, at_once))
+        pair.decode(request, 70)
+        pair.compare_blocks()
+        pair.finish([request])
+    assert hits == expected
+    assert pair.num_copies > 0
+
+
 def test_loaded_tokens_are_found_once_the_load_is_done(pair: Pair) -> None:
     request = pair.request(tokens(1, 150))
     pair.both("new_step_starts")

@@ -18,8 +18,8 @@ use crate::hash::{algorithm, embeds_digests};
 use crate::tokens::TokenArg;
 use crate::topology::TopologyTuple;
 
-/// speculative blocks, extra retained tokens, needs zeroing, is a ring.
-type OptionsTuple = (u32, u32, bool, bool);
+/// speculative blocks, extra retained tokens, needs zeroing, is a ring, checkpoint alignment.
+type OptionsTuple = (u32, u32, bool, bool, Option<u32>);
 
 /// topology, options per group, blocks, caching, events, retention interval (none: dense).
 #[derive(FromPyObject)]
@@ -83,11 +83,12 @@ impl NeedTuple {
 impl ConfigTuple {
     fn decode(self, limits: LimitsTuple, hash: Option<HashTuple>) -> PyResult<CacheConfig> {
         let Self(topology, options, num_blocks, caching, events, retention) = self;
-        let option = |(speculative, retained, zeroing, ring)| GroupOptions {
+        let option = |(speculative, retained, zeroing, ring, checkpoint)| GroupOptions {
             num_speculative_blocks: speculative,
             extra_retained_tokens: retained,
             needs_zeroing: zeroing,
             is_ring: ring,
+            checkpoint_alignment: checkpoint,
         };
         let function = |(algo, none_hash): HashTuple| -> PyResult<HashFunction> {
             Ok(HashFunction {

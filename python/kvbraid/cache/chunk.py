@@ -81,8 +81,13 @@ class Position:
         return max(self.num_prompt_tokens, self.num_tokens - 1)
 
 
-def chunk_rules(topology: Topology, *, max_chunk_tokens: int | None = None) -> ChunkRules:
-    """Derive the rules from the groups.
+def chunk_rules(
+    topology: Topology,
+    *,
+    max_chunk_tokens: int | None = None,
+    checkpoint_alignment: int | None = None,
+) -> ChunkRules:
+    """Derive the rules from the groups; the rest is as in `ChunkRules`.
 
     Steps end where every state group has a block boundary, and the last of them where a hit can
     be. The engine of the vLLM dialect takes the smallest block of all its cacheable groups for
@@ -103,6 +108,7 @@ def chunk_rules(topology: Topology, *, max_chunk_tokens: int | None = None) -> C
         partial_hits=topology.partial_hits and hash_block_size < alignment,
         eagle=any(group.eagle for group in cacheable),
         max_chunk_tokens=max_chunk_tokens,
+        checkpoint_alignment=checkpoint_alignment,
     )
 
 

@@ -1,11 +1,12 @@
 """How one engine's cache is set up. Frozen data; the native core refuses what cannot work."""
 
 from dataclasses import dataclass, field
+from math import lcm
 
 from kvbraid.cache.parallel import Share, check_ranks, share_of
 from kvbraid.cache.retention import Dense, Retention
 from kvbraid.errors import InvalidValueError
-from kvbraid.spec import GroupSpec, Topology
+from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 _UNLIMITED = (1 << 32) - 1
 
@@ -18,7 +19,9 @@ class GroupOptions:
     `extra_retained_tokens` (window groups): kept behind the window, never attended.
     `needs_zeroing`: new blocks are listed by `take_blocks_to_zero`. `is_ring`: one block per
     request, overwritten in turn and never cached. `is_replicated`: under context parallelism every
-    rank keeps all tokens of the group, as for a draft model.
+    rank keeps all tokens of the group, as for a draft model. `checkpoint_alignment` (state
+    groups): the backend can save one state inside a step, a multiple of so many tokens behind its
+    start; None: it cannot. Under `Interval(0)` the step that ends a prompt does, else every one.
     """
 
     num_speculative_blocks: int = 0
@@ -26,6 +29,7 @@ class GroupOptions:
     needs_zeroing: bool = False
     is_ring: bool = False
     is_replicated: bool = False
+    checkpoint_alignment: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +92,14 @@ class CacheConfig:
             "prefill_context_parallel": self.prefill_context_parallel,
         }
         check_ranks(ranks, self._shares())
+
+    @property
+    def checkpoint_alignment(self) -> int | None:
+        """What all state groups can save inside a step: None if one of them cannot."""
+        rows = zip(self.topology.groups, self.group_options, strict=False)
+        every = [o.checkpoint_alignment for group, o in rows if group.kind is SpecKind.MAMBA]
+        known = [alignment for alignment in every if alignment is not None]
+        return lcm(*known) if known and len(known) == len(every) else None
 
     def _shares(self) -> list[tuple[GroupSpec, Share]]:
         groups = self.topology.groups

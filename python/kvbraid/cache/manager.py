@@ -57,6 +57,7 @@ class CacheManager:
                         o.extra_retained_tokens,
                         o.needs_zeroing,
                         o.is_ring,
+                        o.checkpoint_alignment,
                     )
                     for o in options
                 ],
@@ -376,7 +377,11 @@ class CacheManager:
             budget=min(budget, num_tokens - start),
             junction=match.junction or junction,
         )
-        rules = chunk_rules(self.config.topology, max_chunk_tokens=max_chunk_tokens)
+        rules = chunk_rules(
+            self.config.topology,
+            max_chunk_tokens=max_chunk_tokens,
+            checkpoint_alignment=self.config.checkpoint_alignment,
+        )
         return plan_chunk(rules, position)
 
     def pop_blocks(self, request: int) -> list[int]:

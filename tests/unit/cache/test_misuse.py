@@ -228,6 +228,14 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: config(full(4), group_options=(GroupOptions(extra_retained_tokens=1),)),
         "group 0",
     ),
+    "checkpoints of no state": (
+        lambda: config(full(4), group_options=(GroupOptions(checkpoint_alignment=1),)),
+        "group 0",
+    ),
+    "checkpoints at every zeroth token": (
+        lambda: config(mamba(4), group_options=(GroupOptions(checkpoint_alignment=0),)),
+        "group 0.* at least one",
+    ),
     "options of other groups": (
         lambda: config(full(4), group_options=(GroupOptions(), GroupOptions())),
         "2 group_options",

@@ -61,6 +61,7 @@ class Config:
     gives_hashes: bool
     decodes_in_batches: bool
     num_ranks: int = 1  # Of decode-context parallelism.
+    checkpoint_alignment: int | None = None  # The backend saves a state inside a step.
     caching: bool = True
     events: bool = True
 
@@ -125,6 +126,7 @@ FEATURES: Final[dict[str, Callable[[Config], bool]]] = {
     ),
     "chunked": lambda config: any(g.kind is CHUNKED for g in config.groups),
     "context_parallel": lambda config: config.num_ranks > 1,
+    "checkpoints": lambda config: config.checkpoint_alignment is not None,
 }
 """What a lock-step run must have at least MIN_OF_EACH configurations of."""
 
@@ -185,6 +187,7 @@ def _draw(random: Random, number: int) -> Config | None:
         and random.random() < 0.7,
     )
     config = _over_ranks(random, config)
+    config = _with_checkpoints(random, config)
     if not _is_valid(config):
         return None
     return replace(config, num_blocks=1 + int(random.uniform(1.02, 1.45) * _peak_blocks(config)))
@@ -254,6 +257,13 @@ def _over_ranks(random: Random, config: Config) -> Config:
     return replace(config, groups=groups, num_ranks=num_ranks)
 
 
+def _with_checkpoints(random: Random, config: Config) -> Config:
+    if config.state_block_size is None or random.random() < 0.5:
+        return config
+    every = random.choice((1, config.hash_block_size, 2 * config.hash_block_size))
+    return replace(config, checkpoint_alignment=every)
+
+
 def _retention(random: Random, groups: tuple[Group, ...], alignment: int) -> int | None:
     if not any(group.kind in WINDOWS or group.kind is STATE for group in groups):
         return random.choice((None, 0))
@@ -280,7 +290,7 @@ def _peak_blocks(config: Config) -> int:
     total = 0
     for group in config.groups:
         if group.kind is STATE:
-            total += 4 + 2 * config.num_draft_tokens
+            total += 4 + 2 * config.num_draft_tokens + (config.checkpoint_alignment is not None)
             continue
         kept = group.window or group.chunk or config.max_model_len
         tokens = min(config.max_model_len, kept + config.num_reprefillable_tokens + in_flight)

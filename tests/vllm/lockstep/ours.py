@@ -59,6 +59,7 @@ def manager_of(config: Config) -> CacheManager:
             ),
             needs_zeroing=config.needs_zeroing and group.kind is not STATE,
             is_replicated=group.is_replicated,
+            checkpoint_alignment=config.checkpoint_alignment if group.kind is STATE else None,
         )
         for group in config.groups
     )

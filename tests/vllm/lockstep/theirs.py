@@ -80,6 +80,8 @@ def spec_of(group: Group, config: Config) -> Spec:
             dtypes=(torch.float32,),
             mamba_cache_mode="align",
             num_speculative_blocks=config.num_draft_tokens,
+            num_prefill_checkpoint_blocks=int(config.checkpoint_alignment is not None),
+            prefill_checkpoint_alignment=config.checkpoint_alignment,
         )
     sizes = {
         "block_size": block_size,

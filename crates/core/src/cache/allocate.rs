@@ -174,6 +174,7 @@ impl Store {
             return Ok(false);
         }
         self.count_start(request, need);
+        self.note_saved(request, &lengths);
         self.adopt(request, need, &lengths);
         self.extend(request, need, &lengths, out);
         if let Some(junction) = need.junction {
@@ -327,7 +328,13 @@ impl Store {
                 let (table, hits) = (&request.tables[index], self.hits.of(index));
                 match group.kind {
                     Kind::State { speculative } => {
-                        state::needed(self, (group, speculative), table, hits, lengths)
+                        let step = state::Step {
+                            group,
+                            speculative,
+                            lengths,
+                            saves: self.saved_by(request, (group, table), lengths).is_some(),
+                        };
+                        state::needed(self, &step, table, hits)
                     }
                     Kind::Cross => {
                         let encoder = Lengths {
@@ -359,7 +366,13 @@ impl Store {
                 let Kind::State { speculative } = group.kind else {
                     return 0;
                 };
-                state::uncounted((group, speculative), table, self.hits.of(index), lengths)
+                let step = state::Step {
+                    group,
+                    speculative,
+                    lengths,
+                    saves: self.saved_by(request, (group, table), lengths).is_some(),
+                };
+                state::uncounted(&step, table, self.hits.of(index))
             })
             .sum()
     }
@@ -463,8 +476,13 @@ impl Store {
             let before = blocks.len();
             match group.kind {
                 Kind::State { speculative } => {
-                    let of = (request.id, table);
-                    state::extend(self, (&group, speculative), of, lengths, blocks);
+                    let step = state::Step {
+                        group: &group,
+                        speculative,
+                        lengths,
+                        saves: table.state.saved.is_some(),
+                    };
+                    state::extend(self, &step, (request.id, table), blocks);
                 }
                 Kind::Cross => self.extend_table(&group, table, need.num_encoder_tokens, blocks),
                 Kind::Ring => self.extend_table(&group, table, 1, blocks),

@@ -235,6 +235,10 @@ impl Store {
         table: &mut Table,
         tokens: u32,
     ) {
+        if let Some(saved) = table.state.saved {
+            self.register_saved(request, (group, table), saved);
+            return;
+        }
         let hash_block = self.config.topology.hash_block_size;
         let boundary = last_state_boundary(
             request.num_prompt_tokens,
@@ -265,7 +269,13 @@ impl Store {
     }
 
     /// Makes a block findable at a boundary inside it, or again at its end.
-    fn register_inside(&mut self, request: &Request, group: &Group, block: BlockId, tokens: u32) {
+    pub(super) fn register_inside(
+        &mut self,
+        request: &Request,
+        group: &Group,
+        block: BlockId,
+        tokens: u32,
+    ) {
         let hash_block = self.config.topology.hash_block_size;
         let Some(&digest) = request.hash_at(tokens, hash_block) else {
             return; // It also covers tokens that are not there yet.

@@ -17,6 +17,7 @@ mod group;
 mod hash_index;
 mod pool;
 mod request;
+mod saved_state;
 mod shared_prefix;
 mod state;
 mod statistics;

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::hash::{Chain, ChainSpec, Digest, EmbedsDigest, ExtraKeys, MediaItem};
 
 use super::config::HashFunction;
+use super::saved_state::SavedState;
 
 /// What separates a request's cache from that of the same tokens, and what its events say of it.
 #[derive(Debug, Clone, Default)]
@@ -52,6 +53,8 @@ pub(super) struct StateCursor {
     /// The state at the prompt's last boundary inside a block, and the tokens it covers: findable,
     /// and overwritten by the step that continues it.
     pub tail: Option<(BlockId, u32)>,
+    /// What the step at hand saves on its way.
+    pub saved: Option<SavedState>,
 }
 
 /// The blocks of one request in one group.

@@ -103,15 +103,18 @@ impl Store {
     }
 }
 
+/// One step of one request in a state group.
+pub(super) struct Step<'a> {
+    pub group: &'a Group,
+    pub speculative: u32,
+    pub lengths: &'a Lengths,
+    /// It saves a state on its way.
+    pub saves: bool,
+}
+
 /// Blocks that a step takes out of the free queue. More than there are when the hit is a state
 /// that is only written in this step: the request has to wait for the next one.
-pub(super) fn needed(
-    store: &Store,
-    (group, speculative): (&Group, u32),
-    table: &Table,
-    hits: &[BlockId],
-    lengths: &Lengths,
-) -> i64 {
+pub(super) fn needed(store: &Store, step: &Step<'_>, table: &Table, hits: &[BlockId]) -> i64 {
     if let Some(&state) = hits.last()
         && let Some(key) = store.pool.key(state)
         && store
@@ -121,33 +124,24 @@ pub(super) fn needed(
         return i64::from(store.config.num_blocks) + 1;
     }
     let held = table.blocks.len() + hits.len();
-    new_blocks((group, speculative), table, hits, (lengths, held))
+    new_blocks(step, table, hits, held)
         + i64::try_from(store.num_evictable(hits)).unwrap_or(i64::MAX)
 }
 
 /// Blocks that the step takes beyond those: the engine forgets that what was computed elsewhere has
 /// a state of its own, and takes it all the same.
-pub(super) fn uncounted(
-    (group, speculative): (&Group, u32),
-    table: &Table,
-    hits: &[BlockId],
-    lengths: &Lengths,
-) -> i64 {
-    let (held, external) = held_before(group, table, hits, lengths);
-    let of = |held| new_blocks((group, speculative), table, hits, (lengths, held));
-    let counted = of(table.blocks.len() + hits.len());
+pub(super) fn uncounted(step: &Step<'_>, table: &Table, hits: &[BlockId]) -> i64 {
+    let (held, external) = held_before(step.group, table, hits, step.lengths);
+    let counted = new_blocks(step, table, hits, table.blocks.len() + hits.len());
     let external = i64::try_from(external).unwrap_or(i64::MAX);
-    (of(held) + external - counted).max(0)
+    (new_blocks(step, table, hits, held) + external - counted).max(0)
 }
 
-/// New blocks where so many positions are held already: the state, and those of drafts.
-fn new_blocks(
-    (group, speculative): (&Group, u32),
-    table: &Table,
-    hits: &[BlockId],
-    (lengths, held): (&Lengths, usize),
-) -> i64 {
-    let required = i64::from(lengths.main.div_ceil(group.block) + speculative);
+/// New blocks where so many positions are held already: the state, that of the way, and those of
+/// drafts.
+fn new_blocks(step: &Step<'_>, table: &Table, hits: &[BlockId], held: usize) -> i64 {
+    let Step { group, lengths, .. } = step;
+    let required = i64::from(lengths.main.div_ceil(group.block) + step.speculative);
     let shares_tail = (!hits.is_empty() && !lengths.local.is_multiple_of(group.block))
         || table.shared_tail.is_some();
     let new = required - i64::try_from(held).unwrap_or(i64::MAX);
@@ -155,9 +149,9 @@ fn new_blocks(
     let drafts = if table.state.allocated {
         0
     } else {
-        speculative
+        step.speculative
     };
-    new.min(1 + i64::from(shares_tail) + i64::from(drafts))
+    new.min(1 + i64::from(shares_tail) + i64::from(step.saves) + i64::from(drafts))
 }
 
 /// Positions that the table covers before the step's own state is added, and how many new blocks
@@ -180,15 +174,15 @@ fn held_before(
 /// Adds the running state of this step; appends what is new, null blocks included.
 pub(super) fn extend(
     store: &mut Store,
-    (group, speculative): (&Group, u32),
+    step: &Step<'_>,
     (request, table): (u64, &mut Table),
-    lengths: &Lengths,
     out: &mut Vec<BlockId>,
 ) {
-    let drafts = speculative as usize;
+    let Step { group, lengths, .. } = step;
+    let drafts = step.speculative as usize;
     let required = lengths.main.div_ceil(group.block) as usize + drafts;
     let before = table.blocks.len();
-    if required <= before && table.shared_tail.is_none() {
+    if required <= before && table.shared_tail.is_none() && !step.saves {
         table.state.allocated = true;
         return;
     }
@@ -197,7 +191,8 @@ pub(super) fn extend(
     } else if before > 0 {
         table.state.last = Some(commit::count(before - 1));
     }
-    let skipped = required - drafts - 1;
+    // What is saved on the way goes right before the running state.
+    let skipped = required - drafts - 1 - usize::from(step.saves);
     if before < skipped {
         table.blocks.resize(skipped, NULL_BLOCK);
     }

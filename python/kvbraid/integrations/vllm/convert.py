@@ -189,8 +189,17 @@ def _options(spec: KVCacheSpec, config: KVCacheConfig) -> GroupOptions:
         and isinstance(spec, AttentionSpec)
         and not is_ring,
         is_ring=is_ring,
+        checkpoint_alignment=_checkpoint_alignment(spec),
         is_replicated=isinstance(spec, AttentionSpec) and not spec.dcp_sharded,
     )
+
+
+def _checkpoint_alignment(spec: KVCacheSpec) -> int | None:
+    """Return where the backend can save a state inside a chunk, or None."""
+    if not isinstance(spec, MambaSpec) or spec.mamba_cache_mode != "align":
+        return None
+    alignment: int | None = spec.prefill_checkpoint_alignment
+    return alignment if spec.num_prefill_checkpoint_blocks > 0 else None
 
 
 def _check_group(index: int, group: KVCacheGroupSpec, *, caching: bool) -> None:
@@ -216,12 +225,6 @@ def _check_group(index: int, group: KVCacheGroupSpec, *, caching: bool) -> None:
 
 
 def _check_states(index: int, spec: MambaSpec, *, caching: bool) -> None:
-    if spec.num_prefill_checkpoint_blocks > 0:
-        raise UnsupportedError(
-            f"KV cache group {index} (MambaSpec) has num_prefill_checkpoint_blocks = "
-            f"{spec.num_prefill_checkpoint_blocks}: states saved inside a chunk are not "
-            f"supported; {_STOCK}"
-        )
     if caching and spec.mamba_cache_mode != "align":
         raise UnsupportedError(
             f"KV cache group {index} (MambaSpec) has mamba_cache_mode = {spec.mamba_cache_mode!r} "
