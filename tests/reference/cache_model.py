@@ -488,6 +488,13 @@ class CacheModel:
     def free_blocks(self, block_ids: Sequence[int]) -> None:
         self.memory.pool.release(block_ids)
 
+    def take_blocks(self, count: int) -> list[int]:
+        return self.memory.pool.take(count)
+
+    def hold_blocks(self, block_ids: Sequence[int]) -> None:
+        for block in block_ids:
+            self.memory.pool.touch(block)
+
     def forget(self, block_ids: Sequence[int]) -> None:
         for block in block_ids:
             self.memory.pool.forget(block)

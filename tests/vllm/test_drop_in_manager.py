@@ -132,6 +132,75 @@ def test_evicted_blocks_are_not_found_again(pair: Pair) -> None:
     assert prefill(pair, pair.request(tokens(1, 150))) == 0
 
 
+def test_blocks_can_be_taken_held_and_found_beside_all_requests(pair: Pair) -> None:
+    request = pair.request(tokens(1, 150))
+    prefill(pair, request)
+    pools = [manager.block_pool for manager in (pair.theirs, pair.ours)]
+    taken = [pool.get_new_blocks(3) for pool in pools]
+    for name in ("touch", "free_blocks", "free_blocks"):
+        for pool, blocks in zip(pools, taken, strict=True):
+            getattr(pool, name)(blocks)
+        pair.compare()
+        pair.compare_blocks()
+    pair.finish([request])
+    unit = pair.ours.cache.config.topology.hash_block_size or 16
+    groups = pair.ours.cache.config.topology.groups
+    num_found = 0
+    for end in range(unit, 150, unit):
+        for group in range(len(groups)):
+            digest = request.block_hashes[end // unit - 1]
+            theirs, ours = (pool.get_cached_block(digest, [group]) for pool in pools)
+            assert [b.block_id for b in ours or ()] == [b.block_id for b in theirs or ()]
+            num_found += ours is not None
+    assert num_found
+    held = set(pair.ours.cache.cached().popitem()[1])
+    for pool in pools:
+        pool.evict_blocks(held)
+    pair.compare()
+    pair.compare_blocks()
+
+
+@pytest.mark.parametrize("name", ["states", "states inside blocks"])
+def test_states_to_store_are_told_with_their_blocks(name: str) -> None:
+    pair = LAYOUTS[name]()
+    prompt = tokens(1, 190)
+    first, second = pair.request(prompt), pair.request([*prompt, *tokens(2, 40)])
+    prefill(pair, first)
+    pair.decode(first, 70)
+    prefill(pair, second)
+    seen = pair.num_states
+    assert seen > 1
+    pair.finish([first])
+    # It ends where its prompt's last state is, before that is copied.
+    whole = pair.request(tokens(5, 177))
+    pair.both("new_step_starts")
+    pair.start(whole, lambda _start, _end: 176)
+    pair.finish([second, whole])
+    assert pair.num_states > seen
+
+
+def test_blocks_that_a_running_request_still_needs_are_counted(pair: Pair) -> None:
+    request = pair.request(tokens(1, 150))
+    prefill(pair, request)
+    for num_tokens, num_drafts in ((150, 0), (151, 0), (151, 3), (400, 0), (700, 5)):
+        for cap in (False, True):
+            counts = [
+                manager.coordinator.get_num_blocks_to_allocate(
+                    request_id=request.request_id,
+                    num_tokens=num_tokens + num_drafts,
+                    new_computed_blocks=manager.empty_kv_cache_blocks.blocks,
+                    num_encoder_tokens=0,
+                    total_computed_tokens=request.num_computed_tokens,
+                    num_local_computed_tokens=request.num_computed_tokens,
+                    num_tokens_main_model=num_tokens,
+                    apply_admission_cap=cap,
+                )
+                for manager in (pair.theirs, pair.ours)
+            ]
+            assert counts[0] == counts[1], (num_tokens, num_drafts, cap)
+    pair.finish([request])
+
+
 def test_a_request_that_does_not_fit_waits(pair: Pair) -> None:
     running = pair.request(tokens(1, 400))
     prefill(pair, running)

@@ -64,6 +64,8 @@ pub(super) struct Store {
     pub copies: Vec<Vec<(BlockId, BlockId)>>,
     /// States registered in this step, which hold what they promise only after it.
     pub fresh: HashSet<(Digest, u16)>,
+    /// States registered in this step.
+    pub kept_states: Vec<state::KeptState>,
     pub statistics: Statistics,
     /// Entries of the hashes that the commit at hand has registered.
     pub entries: commit::Entries,
@@ -115,6 +117,7 @@ impl Store {
             to_zero: vec![Vec::new(); groups.len()],
             copies: vec![Vec::new(); groups.len()],
             fresh: HashSet::new(),
+            kept_states: Vec::new(),
             statistics: Statistics::default(),
             entries: commit::Entries::default(),
             hits: Hits::default(),
@@ -131,6 +134,12 @@ impl Store {
 
     /// Refuses what no state of the pool could serve, and a hit that is not held now.
     pub(super) fn check(&mut self, request: &Request, need: &Need) -> Result<()> {
+        if need.num_new_tokens == 0 && need.num_hit_tokens == 0 && need.num_external_tokens == 0 {
+            return Err(Error::InvalidValue(format!(
+                "request {}: 0 new tokens and nothing to adopt; ask for at least one token",
+                request.id
+            )));
+        }
         self.lengths(request, need)?;
         if need.num_hit_tokens > 0 {
             let hits = self.find_hit(request, need.num_hit_tokens)?;
@@ -191,12 +200,6 @@ impl Store {
         let local = computed.saturating_add(need.num_hit_tokens);
         let total = local.saturating_add(need.num_external_tokens).min(max);
         let main = total.saturating_add(need.num_new_tokens);
-        if need.num_new_tokens == 0 && need.num_hit_tokens == 0 && need.num_external_tokens == 0 {
-            return Err(Error::InvalidValue(format!(
-                "request {}: 0 new tokens and nothing to adopt; ask for at least one token",
-                request.id
-            )));
-        }
         let boundary = need.num_hit_tokens + self.config.topology.replay_tokens;
         let is_boundary =
             boundary.is_multiple_of(self.config.hit_alignment()) && local < request.num_tokens();
@@ -255,6 +258,22 @@ impl Store {
         let hits = self.find_hit(request, tokens)?;
         let groups = 0..self.groups.len();
         Ok(groups.map(|group| hits.of(group).to_vec()).collect())
+    }
+
+    /// Blocks that a request would take out of the free queue, or has to spare where it is negative.
+    pub(super) fn blocks_needed(
+        &mut self,
+        request: &Request,
+        need: &Need,
+        is_admission: bool,
+    ) -> Result<i64> {
+        let lengths = self.lengths(request, need)?;
+        self.hits = if need.num_hit_tokens > 0 {
+            self.find_hit(request, need.num_hit_tokens)?
+        } else {
+            Hits::default()
+        };
+        Ok(self.needed(request, need, &lengths, is_admission))
     }
 
     /// Whether the step fits. Frees what is read no more: if it fits, or if the engine does anyway.
@@ -470,7 +489,7 @@ impl Store {
                         lengths,
                         saves: table.state.saved.is_some(),
                     };
-                    state::extend(self, &step, table, blocks);
+                    state::extend(self, &step, (request.id, table), blocks);
                 }
                 Kind::Cross => self.extend_table(&group, table, need.num_encoder_tokens, blocks),
                 Kind::Ring => self.extend_table(&group, table, 1, blocks),
@@ -543,50 +562,5 @@ impl Store {
         for _ in 0..count {
             out.push(self.take_one());
         }
-    }
-
-    /// Gives back what nothing computed after `processed` tokens reads.
-    pub(super) fn free_skipped(&mut self, request: &mut Request, processed: u32) {
-        for (group, table) in self.groups.iter().zip(&mut request.tables) {
-            if let Kind::State { .. } = group.kind {
-                state::free_skipped(&mut self.pool, group, table, processed);
-                continue;
-            }
-            let skipped = group.skipped(processed) / group.block;
-            let end = (skipped as usize).min(table.blocks.len());
-            // From the end down to what was given back before.
-            let start = table.blocks[..end]
-                .iter()
-                .rposition(|&block| block == NULL_BLOCK)
-                .map_or(0, |position| position + 1);
-            if start < end {
-                let freed = &mut table.blocks[start..end];
-                self.pool.free(freed.iter().rev().copied());
-                freed.fill(NULL_BLOCK);
-            }
-        }
-    }
-
-    /// How many blocks `free_skipped` would add to the free queue.
-    fn count_skipped(&self, request: &Request, processed: u32) -> i64 {
-        let groups = self.groups.iter().zip(&request.tables);
-        let freed = groups.map(|(group, table)| {
-            let skipped = group.skipped(processed) / group.block;
-            let end = (skipped as usize).min(table.blocks.len());
-            let is_state = matches!(group.kind, Kind::State { .. });
-            let last_state = is_state
-                .then(|| state::superseded(group, table, processed))
-                .flatten();
-            let is_last = |block: &BlockId| self.pool.refs(*block) == 1;
-            let skipped = table.blocks[..end].iter().rev();
-            let running = skipped.take_while(|&&block| block != NULL_BLOCK || is_state);
-            let beyond = last_state.filter(|&at| at as usize >= end);
-            running.filter(|b| **b != NULL_BLOCK && is_last(b)).count()
-                + beyond
-                    .map(|at| table.blocks[at as usize])
-                    .filter(|b| *b != NULL_BLOCK && is_last(b))
-                    .map_or(0, |_| 1)
-        });
-        i64::try_from(freed.sum::<usize>()).unwrap_or(i64::MAX)
     }
 }

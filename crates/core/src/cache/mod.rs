@@ -7,6 +7,7 @@
 //! retention by value `retain` names boundaries worth keeping and `checkpoints` weighs them.
 
 mod allocate;
+mod blocks;
 mod checkpoints;
 mod commit;
 mod config;
@@ -20,6 +21,7 @@ mod request;
 mod retain;
 mod saved_state;
 mod shared_prefix;
+mod skipped;
 mod state;
 mod statistics;
 
@@ -32,6 +34,7 @@ pub use events::frame;
 pub use find::Match;
 pub use pool::{BlockId, NULL_BLOCK};
 pub use request::Extra;
+pub use state::{Cursor, KeptState};
 pub use statistics::{Starts, Statistics};
 
 use crate::error::{Error, Result};
@@ -324,6 +327,7 @@ impl Cache {
     pub fn pop_blocks(&mut self, id: u64) -> Result<Vec<BlockId>> {
         let mut request = self.requests.remove(&id).ok_or_else(|| unknown(id))?;
         self.store.note_end(&request);
+        self.store.forget_kept_states(id);
         Ok(request.clear_tables().into_iter().flatten().collect())
     }
 
@@ -410,10 +414,15 @@ impl Cache {
         for &block in blocks {
             self.store.forget(block);
         }
+        self.forget_quiet_steps();
+        Ok(())
+    }
+
+    /// Has every request's next step look at its tables again.
+    fn forget_quiet_steps(&mut self) {
         for request in self.requests.values_mut() {
             request.quiet_until = 0;
         }
-        Ok(())
     }
 
     /// Forgets everything that is cached, unless a block is in use; returns whether it was done.
@@ -431,6 +440,7 @@ impl Cache {
     /// A new step: what the step before registered is written by now.
     pub fn start_step(&mut self) {
         self.store.fresh.clear();
+        self.store.kept_states.clear();
     }
 
     /// The block table of a request, group by group.

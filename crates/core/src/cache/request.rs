@@ -51,6 +51,9 @@ pub(super) struct StateCursor {
     pub last: Option<u32>,
     /// Positions before this one are given back.
     pub retired: u32,
+    /// The state at the prompt's last boundary inside a block, and the tokens it covers: findable,
+    /// and overwritten by the step that continues it.
+    pub tail: Option<(BlockId, u32)>,
     /// What the step at hand saves on its way.
     pub saved: Option<SavedState>,
 }
@@ -119,9 +122,11 @@ impl Request {
         u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
     }
 
-    /// Whether any group has adopted or registered something: no hit can be added any more.
+    /// Whether any group has adopted, allocated or registered something: no hit can be added any
+    /// more.
     pub(super) fn is_tracked(&self) -> bool {
-        self.tables.iter().any(|table| table.num_cached.is_some())
+        let is_started = |table: &Table| table.num_cached.is_some() || !table.blocks.is_empty();
+        self.tables.iter().any(is_started)
     }
 
     /// Hashes the whole blocks that are not hashed yet.

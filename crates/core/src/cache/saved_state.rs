@@ -24,7 +24,7 @@ pub(super) struct SavedState {
 }
 
 impl Store {
-    fn has_eagle(&self) -> bool {
+    pub(super) fn has_eagle(&self) -> bool {
         self.groups.iter().any(|group| group.eagle)
     }
 

@@ -12,6 +12,96 @@ use super::commit;
 use super::group::Group;
 use super::pool::{BlockId, NULL_BLOCK, Pool};
 use super::request::Table;
+use super::{Cache, Digest, Result};
+
+/// A state that others can resume from: what a connector may store. Which block it is in cannot be
+/// told from the table, where states move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeptState {
+    /// Whose tokens it covers.
+    pub request: u64,
+    /// Its group.
+    pub group: u16,
+    /// Where it is, or will be once the copies of the step are made.
+    pub block: BlockId,
+    /// Tokens that it covers.
+    pub num_tokens: u32,
+}
+
+/// How far a request's table in one group is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cursor {
+    /// Leading blocks that need no registering; `None` until the first ones do not.
+    pub num_registered: Option<u32>,
+    /// Position of the state that the step before wrote.
+    pub last_state: Option<u32>,
+}
+
+impl Cache {
+    /// Takes the states that became findable in this step; those of requests that ended are gone.
+    pub fn take_kept_states(&mut self) -> Vec<KeptState> {
+        std::mem::take(&mut self.store.kept_states)
+    }
+
+    /// The groups and hashes of the states that are written in this step: nobody can resume from
+    /// them before the next one.
+    pub fn fresh_states(&self) -> impl Iterator<Item = (u16, &Digest)> {
+        let fresh = self.store.fresh.iter();
+        fresh.map(|(digest, group)| (*group, digest))
+    }
+
+    /// How far each table of a request is.
+    ///
+    /// # Errors
+    /// `Unknown`.
+    pub fn cursors(&self, id: u64) -> Result<impl Iterator<Item = Cursor>> {
+        let tables = self.request(id)?.tables.iter();
+        Ok(tables.map(|table| Cursor {
+            num_registered: table.num_cached,
+            last_state: table.state.last,
+        }))
+    }
+
+    /// Takes, of each group, the state at the last boundary of a request's prompt, where that lies
+    /// inside a block: it holds what it says for as long as no more tokens are computed.
+    ///
+    /// # Errors
+    /// `Unknown`.
+    pub fn take_state_tails(&mut self, id: u64) -> Result<Vec<KeptState>> {
+        self.with(id, |_, request| {
+            let tables = (0u16..).zip(&mut request.tables);
+            let tails = tables.filter_map(|(group, table)| {
+                let (block, num_tokens) = table.state.tail.take()?;
+                Some(KeptState {
+                    request: id,
+                    group,
+                    block,
+                    num_tokens,
+                })
+            });
+            Ok(tails.collect())
+        })
+    }
+}
+
+impl Store {
+    /// Notes a state that was registered, if it was.
+    pub(super) fn note_kept(&mut self, request: u64, block: BlockId) {
+        if let Some(key) = self.pool.key(block) {
+            self.kept_states.push(KeptState {
+                request,
+                group: key.group,
+                block,
+                num_tokens: self.pool.num_tokens(block),
+            });
+        }
+    }
+
+    /// Forgets the states of a request whose blocks are given back.
+    pub(super) fn forget_kept_states(&mut self, request: u64) {
+        self.kept_states.retain(|state| state.request != request);
+    }
+}
 
 /// One step of one request in a state group.
 pub(super) struct Step<'a> {
@@ -85,7 +175,7 @@ fn held_before(
 pub(super) fn extend(
     store: &mut Store,
     step: &Step<'_>,
-    table: &mut Table,
+    (request, table): (u64, &mut Table),
     out: &mut Vec<BlockId>,
 ) {
     let Step { group, lengths, .. } = step;
@@ -120,6 +210,9 @@ pub(super) fn extend(
     if let (Some(shared), Some(copy)) = (shared, copy) {
         if table.state.allocated {
             preserve(store, group, shared.1, copy);
+            if table.state.tail.take().is_some() {
+                store.note_kept(request, copy);
+            }
         } else {
             store.redirect(group, table, shared, copy);
             out.push(copy);

@@ -31,8 +31,8 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
-from kvbraid.cache import CacheConfig, Dense, GroupOptions, Interval
-from kvbraid.errors import UnsupportedError
+from kvbraid.cache import CacheConfig, Dense, GroupOptions, Interval, Retention
+from kvbraid.errors import InvalidValueError, UnsupportedError
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 # Exact types: a class derived from one of these may behave in its own way (R-SWA does).
@@ -76,6 +76,7 @@ def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig
 
     Raises:
         UnsupportedError: Names the group or the setting, and what to do about it.
+        InvalidValueError: A retention interval that the groups cannot have.
     """
     groups = config.kv_cache_groups
     for index, group in enumerate(groups):
@@ -83,7 +84,6 @@ def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig
     eagle = _eagle_groups(groups, use_eagle=settings.use_eagle)
     partial_hits = partial_hits_of(config, settings)
     _check_settings(settings, has_eagle=any(eagle), partial_hits=partial_hits)
-    retention = config.prefix_cache_retention_interval
     return CacheConfig(
         topology=Topology(
             groups=tuple(
@@ -101,7 +101,7 @@ def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig
         group_options=tuple(_options(group.kv_cache_spec, config) for group in groups),
         caching=settings.caching,
         events=settings.events,
-        retention=Dense() if retention is None else Interval(retention),
+        retention=_retention(config, settings.scheduler_block_size),
         max_model_len=settings.max_model_len,
         max_in_flight_tokens=(
             settings.max_model_len
@@ -139,6 +139,26 @@ def _eagle_groups(groups: Sequence[KVCacheGroupSpec], *, use_eagle: bool) -> lis
     if use_eagle and not any(flags):
         return [True] * len(flags)
     return flags
+
+
+def _retention(config: KVCacheConfig, scheduler_block_size: int) -> Retention:
+    """Return the retention, or refuse it by the name that the option has in vLLM."""
+    interval = config.prefix_cache_retention_interval
+    if interval is None:
+        return Dense()
+    specs = [group.kv_cache_spec for group in config.kv_cache_groups]
+    is_sparse = any(isinstance(spec, SlidingWindowSpec | MambaSpec) for spec in specs)
+    if interval > 0 and not is_sparse:
+        raise InvalidValueError(
+            f"prefix_cache_retention_interval is {interval}, but there is no sliding-window or "
+            "Mamba group whose blocks it could leave out; set it to 0"
+        )
+    if interval < 0 or (is_sparse and interval % scheduler_block_size):
+        raise InvalidValueError(
+            f"prefix_cache_retention_interval is {interval}; expected a non-negative multiple of "
+            f"scheduler_block_size, which is {scheduler_block_size}"
+        )
+    return Interval(interval)
 
 
 def _group_spec(spec: KVCacheSpec, settings: EngineSettings, *, eagle: bool) -> GroupSpec:
