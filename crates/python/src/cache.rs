@@ -1,12 +1,11 @@
 //! The engine-side cache for Python: whole steps in, flat buffers out.
 
 mod answers;
+mod config;
 
 use answers::{AllocationTuple, BlockTuple, CheckpointTuple, StateTuple, StatisticsTuple};
-use kvbraid_core::cache::{
-    BlockId, ByValue, Cache, CacheConfig, Extra, GroupOptions, HashFunction, Match, Need,
-    NewRequest, PrefillCost, Retention,
-};
+use config::{ConfigTuple, HashTuple, LimitsTuple};
+use kvbraid_core::cache::{BlockId, Cache, Extra, Match, Need, NewRequest};
 use kvbraid_core::hash::{Digest, EmbedsDigest};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -14,53 +13,8 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
 use crate::errors::to_python;
-use crate::hash::{algorithm, embeds_digests};
+use crate::hash::embeds_digests;
 use crate::tokens::TokenArg;
-use crate::topology::TopologyTuple;
-
-/// speculative blocks, extra retained tokens, needs zeroing, is a ring, checkpoint alignment.
-type OptionsTuple = (u32, u32, bool, bool, Option<u32>);
-
-/// By value: checkpoint interval, cost per token and per pair.
-type ByValueTuple = (u32, f64, f64);
-
-/// topology, options per group, blocks, caching, events, retention (none: dense; a number: interval).
-#[derive(FromPyObject)]
-struct ConfigTuple(
-    TopologyTuple,
-    Vec<OptionsTuple>,
-    u32,
-    bool,
-    bool,
-    Option<RetentionArg>,
-);
-
-#[derive(FromPyObject)]
-enum RetentionArg {
-    Interval(u32),
-    ByValue(ByValueTuple),
-}
-
-impl RetentionArg {
-    fn decode(self) -> Retention {
-        match self {
-            Self::Interval(tokens) => Retention::Interval(tokens),
-            Self::ByValue((interval, per_token, per_pair)) => Retention::ByValue(ByValue {
-                interval,
-                cost: PrefillCost {
-                    per_token,
-                    per_pair,
-                },
-            }),
-        }
-    }
-}
-
-/// model length, tokens in flight, watermark blocks, re-prefillable tokens, frees skipped when full.
-type LimitsTuple = (u32, Option<u32>, u32, u32, bool);
-
-/// Algorithm and seed hash.
-type HashTuple = (String, PyBackedBytes);
 
 /// `LoRA` (name, path), its number, salt, media (identifier, offset, length), embedding digests,
 /// session.
@@ -101,39 +55,6 @@ impl NeedTuple {
             full_sequence_must_fit: flags.1,
             is_waiting: flags.2,
         }
-    }
-}
-
-impl ConfigTuple {
-    fn decode(self, limits: LimitsTuple, hash: Option<HashTuple>) -> PyResult<CacheConfig> {
-        let Self(topology, options, num_blocks, caching, events, retention) = self;
-        let option = |(speculative, retained, zeroing, ring, checkpoint)| GroupOptions {
-            num_speculative_blocks: speculative,
-            extra_retained_tokens: retained,
-            needs_zeroing: zeroing,
-            is_ring: ring,
-            checkpoint_alignment: checkpoint,
-        };
-        let function = |(algo, none_hash): HashTuple| -> PyResult<HashFunction> {
-            Ok(HashFunction {
-                algo: algorithm(&algo)?,
-                none_hash: Digest::from_bytes(&none_hash).map_err(to_python)?,
-            })
-        };
-        Ok(CacheConfig {
-            topology: topology.decode().map_err(to_python)?,
-            options: options.into_iter().map(option).collect(),
-            num_blocks,
-            caching,
-            events,
-            retention: retention.map_or(Retention::Dense, RetentionArg::decode),
-            max_model_len: limits.0,
-            max_in_flight_tokens: limits.1,
-            watermark_blocks: limits.2,
-            num_reprefillable_tokens: limits.3,
-            frees_skipped_when_full: limits.4,
-            hash: hash.map(function).transpose()?,
-        })
     }
 }
 
