@@ -4,7 +4,15 @@ import os
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from kvbraid.cache import CacheConfig, CacheManager, Dense, Interval, Need
+from kvbraid.cache import (
+    ByValue,
+    CacheConfig,
+    CacheManager,
+    Dense,
+    Interval,
+    Need,
+    Retention,
+)
 from kvbraid.spec import EngineDialect, Topology
 
 from bench.cache_side import Groups, Hit
@@ -33,9 +41,13 @@ class Ours:
                 ),
                 num_blocks=num_blocks,
                 events=events,
-                retention=Dense() if retention is None else Interval(retention),
+                retention=self._retention(retention),
             )
         )
+
+    @staticmethod
+    def _retention(interval: int | None) -> Retention:
+        return Dense() if interval is None else Interval(interval)
 
     def add(self, tokens: list[int]) -> Request:
         return self.manager.add(tokens)
@@ -82,6 +94,14 @@ class Ours:
 
     def num_free_blocks(self) -> int:
         return self.manager.num_free_blocks
+
+
+class OursByValue(Ours):
+    """The same under our own retention; `retention` is the interval of its checkpoints."""
+
+    @staticmethod
+    def _retention(interval: int | None) -> Retention:
+        return ByValue(interval=interval or 0)
 
 
 class OursWithStructs(Ours):

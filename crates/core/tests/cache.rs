@@ -2,7 +2,8 @@
 //! cache then really hands out, and when all requests are gone every block is free.
 
 use kvbraid_core::cache::{
-    Cache, CacheConfig, Extra, GroupOptions, HashFunction, NULL_BLOCK, Need, NewRequest, Retention,
+    ByValue, Cache, CacheConfig, Extra, GroupOptions, HashFunction, NULL_BLOCK, Need, NewRequest,
+    PrefillCost, Retention,
 };
 use kvbraid_core::hash::{HashAlgo, none_hash};
 use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
@@ -99,6 +100,23 @@ fn kinds() -> impl Strategy<Value = Vec<GroupSpec>> {
     proptest::collection::vec(sized.prop_map(|(kind, size)| group(kind, size)), 0..5)
 }
 
+fn retention() -> impl Strategy<Value = Retention> {
+    let by_value = |interval| {
+        Retention::ByValue(ByValue {
+            interval,
+            cost: PrefillCost {
+                per_token: 1.0,
+                per_pair: 0.01,
+            },
+        })
+    };
+    prop_oneof![
+        Just(Retention::Dense),
+        Just(Retention::Interval(0)),
+        prop_oneof![Just(0u32), Just(16)].prop_map(by_value),
+    ]
+}
+
 fn begin(cache: &mut Cache, id: u64, len: u32) -> bool {
     let hit = cache.find(id).expect("known").num_tokens;
     assert!(hit < len);
@@ -138,11 +156,10 @@ proptest! {
     #[test]
     fn blocks_hashes_and_requests_agree_after_every_step(
         groups in kinds(),
-        interval in prop_oneof![Just(None), Just(Some(0u32))],
+        retention in retention(),
         num_blocks in 8..60u32,
         ops in proptest::collection::vec(op(), 1..40),
     ) {
-        let retention = interval.map_or(Retention::Dense, Retention::Interval);
         let mut cache = Cache::new(config(groups, num_blocks, retention)).expect("a valid config");
         let mut running: Vec<(u64, u32)> = Vec::new();
         for op in ops {

@@ -1,8 +1,8 @@
 //! The engine-side cache for Python: whole steps in, flat buffers out.
 
 use kvbraid_core::cache::{
-    self, Allocation, BlockId, BlockInfo, Cache, CacheConfig, Extra, GroupOptions, HashFunction,
-    Match, Need, NewRequest, Retention,
+    self, Allocation, BlockId, BlockInfo, ByValue, Cache, CacheConfig, Checkpoint, Extra,
+    GroupOptions, HashFunction, Match, Need, NewRequest, PrefillCost, Retention,
 };
 use kvbraid_core::hash::{Digest, EmbedsDigest};
 use parking_lot::Mutex;
@@ -18,7 +18,10 @@ use crate::topology::TopologyTuple;
 /// speculative blocks, extra retained tokens, needs zeroing, is a ring.
 type OptionsTuple = (u32, u32, bool, bool);
 
-/// topology, options per group, blocks, caching, events, retention interval (none: dense).
+/// By value: checkpoint interval, cost per token and per pair.
+type ByValueTuple = (u32, f64, f64);
+
+/// topology, options per group, blocks, caching, events, retention (none: dense; a number: interval).
 #[derive(FromPyObject)]
 struct ConfigTuple(
     TopologyTuple,
@@ -26,8 +29,29 @@ struct ConfigTuple(
     u32,
     bool,
     bool,
-    Option<u32>,
+    Option<RetentionArg>,
 );
+
+#[derive(FromPyObject)]
+enum RetentionArg {
+    Interval(u32),
+    ByValue(ByValueTuple),
+}
+
+impl RetentionArg {
+    fn decode(self) -> Retention {
+        match self {
+            Self::Interval(tokens) => Retention::Interval(tokens),
+            Self::ByValue((interval, per_token, per_pair)) => Retention::ByValue(ByValue {
+                interval,
+                cost: PrefillCost {
+                    per_token,
+                    per_pair,
+                },
+            }),
+        }
+    }
+}
 
 /// model length, tokens in flight, watermark blocks, re-prefillable tokens, frees skipped when full.
 type LimitsTuple = (u32, Option<u32>, u32, u32, bool);
@@ -98,7 +122,7 @@ impl ConfigTuple {
             num_blocks,
             caching,
             events,
-            retention: retention.map_or(Retention::Dense, Retention::Interval),
+            retention: retention.map_or(Retention::Dense, RetentionArg::decode),
             max_model_len: limits.0,
             max_in_flight_tokens: limits.1,
             watermark_blocks: limits.2,
@@ -132,6 +156,9 @@ impl ExtraTuple {
         })
     }
 }
+
+/// Hash, tokens, value, whether nothing leads on from it.
+type CheckpointTuple<'py> = (Bound<'py, PyBytes>, u32, f64, bool);
 
 /// References; group, hash and tokens that it is found by first.
 type BlockTuple<'py> = (u32, Option<(u16, Bound<'py, PyBytes>, u32)>);
@@ -390,6 +417,15 @@ impl CacheCore {
 
     fn free_queue(&self) -> Vec<BlockId> {
         self.cache.lock().free_queue().collect()
+    }
+
+    fn checkpoints<'py>(&self, py: Python<'py>) -> Vec<CheckpointTuple<'py>> {
+        let cache = self.cache.lock();
+        let tuple = |c: Checkpoint| {
+            let hash = PyBytes::new(py, c.hash.as_bytes());
+            (hash, c.num_tokens, c.value, c.is_last)
+        };
+        cache.checkpoints().map(tuple).collect()
     }
 
     fn memory_bytes(&self) -> usize {

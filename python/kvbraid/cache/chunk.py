@@ -34,6 +34,7 @@ class ChunkRules:
     checkpoint_alignment   a backend that saves one state inside a chunk, this far from its start
                            or a multiple: no stop at the end of the prompt; None: it cannot
     max_chunk_tokens       the largest budget a step can ever have; None: the one it has
+    interval               steps end at its multiples too, for checkpoints there; 0: they need not
     """
 
     block_size: int
@@ -45,11 +46,13 @@ class ChunkRules:
     partial_junctions: bool = False
     checkpoint_alignment: int | None = None
     max_chunk_tokens: int | None = None
+    interval: int = 0
 
     def __post_init__(self) -> None:
         for name in ("checkpoint_size", "alignment", "hash_block_size"):
             _at_least(name, getattr(self, name), 1)
-        _at_least("block_size", self.block_size, 0)
+        for name in ("block_size", "interval"):
+            _at_least(name, getattr(self, name), 0)
         for name in ("checkpoint_alignment", "max_chunk_tokens"):
             value = getattr(self, name)
             if value is not None:
@@ -81,7 +84,9 @@ class Position:
         return max(self.num_prompt_tokens, self.num_tokens - 1)
 
 
-def chunk_rules(topology: Topology, *, max_chunk_tokens: int | None = None) -> ChunkRules:
+def chunk_rules(
+    topology: Topology, *, max_chunk_tokens: int | None = None, interval: int = 0
+) -> ChunkRules:
     """Derive the rules from the groups.
 
     Steps end where every state group has a block boundary, and the last of them where a hit can
@@ -103,6 +108,7 @@ def chunk_rules(topology: Topology, *, max_chunk_tokens: int | None = None) -> C
         partial_hits=topology.partial_hits and hash_block_size < alignment,
         eagle=any(group.eagle for group in cacheable),
         max_chunk_tokens=max_chunk_tokens,
+        interval=interval,
     )
 
 
@@ -136,6 +142,8 @@ def _state_stops(rules: ChunkRules, position: Position) -> Iterator[int]:
     start, block_size = position.start, rules.block_size
     if start % block_size:
         yield (start // block_size + 1) * block_size
+    if rules.interval:
+        yield (start // rules.interval + 1) * rules.interval
     last = _resume_boundary(rules, position.num_tokens, rules.checkpoint_size)
     yield last
     if rules.partial_hits:

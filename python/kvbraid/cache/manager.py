@@ -16,8 +16,8 @@ from kvbraid import _native
 from kvbraid.cache.chunk import Position, chunk_rules, plan_chunk
 from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.events import Events
-from kvbraid.cache.retention import Dense
-from kvbraid.cache.step import NO_MATCH, Allocation, BlockInfo, Match, Need
+from kvbraid.cache.retention import ByValue, Dense, Retention, checkpoint_interval
+from kvbraid.cache.step import NO_MATCH, Allocation, BlockInfo, Checkpoint, Match, Need
 from kvbraid.errors import InvalidValueError
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, HashAlgo, Tokens, none_hash
 from kvbraid.resume import encode
@@ -44,7 +44,6 @@ class CacheManager:
     def __init__(self, config: CacheConfig) -> None:
         topology = config.topology
         options = config.group_options or (GroupOptions(),) * len(topology.groups)
-        retention = config.retention
         self.config = config
         self.num_groups = len(topology.groups)
         self._core = _native.CacheCore(
@@ -62,7 +61,7 @@ class CacheManager:
                 config.num_blocks,
                 config.caching,
                 config.events,
-                None if isinstance(retention, Dense) else retention.tokens,
+                _retention(config.retention),
             ),
             (
                 config.max_model_len,
@@ -314,7 +313,11 @@ class CacheManager:
             budget=min(budget, num_tokens - start),
             junction=match.junction or junction,
         )
-        rules = chunk_rules(self.config.topology, max_chunk_tokens=max_chunk_tokens)
+        rules = chunk_rules(
+            self.config.topology,
+            max_chunk_tokens=max_chunk_tokens,
+            interval=checkpoint_interval(self.config.retention),
+        )
         return plan_chunk(rules, position)
 
     def pop_blocks(self, request: int) -> list[int]:
@@ -368,8 +371,15 @@ class CacheManager:
         return {(group, digest): copies for group, digest, copies in self._core.cached()}
 
     def free_queue(self) -> list[int]:
-        """Return the free blocks, next victim first. Walks them all."""
+        """Return the free blocks, next victim first. Walks them all.
+
+        Blocks that checkpoints keep are free, but in no queue: see `checkpoints`.
+        """
         return self._core.free_queue()
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Return what is let go when the free queue is empty, least value first (`ByValue`)."""
+        return [Checkpoint(*checkpoint) for checkpoint in self._core.checkpoints()]
 
     def memory_bytes(self) -> int:
         """Return the bytes that blocks and hashes take, by capacity."""
@@ -405,6 +415,16 @@ def _encode(need: Need) -> _NeedTuple:
         ),
         (need.delay_commit, need.full_sequence_must_fit, need.is_waiting),
     )
+
+
+def _retention(retention: Retention) -> int | tuple[int, float, float] | None:
+    """As the core takes it."""
+    if isinstance(retention, Dense):
+        return None
+    if isinstance(retention, ByValue):
+        cost = retention.cost
+        return (retention.interval, cost.per_token, cost.per_pair)
+    return retention.tokens
 
 
 def _hash_function(config: CacheConfig) -> tuple[str, bytes] | None:

@@ -31,6 +31,19 @@ class BlockInfo(NamedTuple):
     num_tokens: int
 
 
+class Checkpoint(NamedTuple):
+    """A boundary that is kept resumable: hash and tokens of its prefix, and its value now.
+
+    The value is in compute per block, above that of what was let go last; `is_last`: nothing that
+    is kept leads on from it, so that the blocks which lead to it go with it.
+    """
+
+    block_hash: bytes
+    num_tokens: int
+    value: float
+    is_last: bool
+
+
 @dataclass(slots=True, kw_only=True)
 class Need:
     """What one request asks of one step; in tokens.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from kvbraid.cache.retention import Dense, Interval, Retention
+from kvbraid.cache.retention import ByValue, Dense, Interval, Retention
 from kvbraid.errors import UnknownError
 from kvbraid.sim.cache_models import CacheModel
 from kvbraid.spec import SpecKind
@@ -28,12 +28,20 @@ def _interval(tokens: int) -> CachePolicy:
     return retention
 
 
+def _by_value(tokens: int) -> CachePolicy:
+    """Checkpoints every so many tokens, rounded up to the alignment."""
+    return lambda model: ByValue(
+        interval=-(-tokens // model.alignment) * model.alignment, cost=model.cost
+    )
+
+
 CACHE_POLICIES: Final[Mapping[str, CachePolicy]] = MappingProxyType(
     {
         "dense": lambda _model: Dense(),
         "interval-0": _interval(0),
         "interval-1k": _interval(1_024),
         "interval-8k": _interval(8_192),
+        "value": _by_value(8_192),
     }
 )
 

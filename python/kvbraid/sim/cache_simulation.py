@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from kvbraid.cache import CacheConfig, CacheManager, Need, Retention
 from kvbraid.cache.chunk import ChunkRules, Position, chunk_rules, plan_chunk
+from kvbraid.cache.retention import checkpoint_interval
 from kvbraid.errors import InvalidValueError
 from kvbraid.sim.cache_models import CacheModel
 from kvbraid.sim.prefix_hashes import PrefixHashes
@@ -97,7 +98,11 @@ class _Cache:
                 max_in_flight_tokens=CHUNK_TOKENS,
             )
         )
-        self._rules: ChunkRules = chunk_rules(model.topology, max_chunk_tokens=CHUNK_TOKENS)
+        self._rules: ChunkRules = chunk_rules(
+            model.topology,
+            max_chunk_tokens=CHUNK_TOKENS,
+            interval=checkpoint_interval(retention),
+        )
         self._tokens = memoryview(array("I"))
 
     def can_fit(self, num_tokens: int) -> bool:

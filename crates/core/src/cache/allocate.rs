@@ -3,6 +3,7 @@
 //! Every group's part of a hit is pinned before any group allocates, so that no group evicts what
 //! another one is about to reuse.
 
+use super::checkpoints::Checkpoints;
 use super::commit;
 use super::config::CacheConfig;
 use super::events::EventLog;
@@ -52,6 +53,8 @@ pub(super) struct Store {
     pub pool: Pool,
     pub log: EventLog,
     pub finder: Finder,
+    /// Under retention by value.
+    pub checkpoints: Option<Checkpoints>,
     /// Per group: blocks to be zeroed before they are used.
     pub to_zero: Vec<Vec<BlockId>>,
     /// Per group: copies to be made, source and destination, both held.
@@ -98,6 +101,7 @@ impl Store {
             pool: Pool::new(config.num_blocks, groups.len()),
             log: EventLog::new(&config.topology, config.events),
             finder: Finder::new(&config.topology, &groups),
+            checkpoints: Checkpoints::new(&config, &groups),
             to_zero: vec![Vec::new(); groups.len()],
             copies: vec![Vec::new(); groups.len()],
             fresh: HashSet::new(),
@@ -159,7 +163,7 @@ impl Store {
         }
         let boundary = need.num_hit_tokens + self.config.topology.replay_tokens;
         let is_boundary =
-            boundary.is_multiple_of(self.hit_alignment()) && local < request.num_tokens();
+            boundary.is_multiple_of(self.config.hit_alignment()) && local < request.num_tokens();
         if need.num_hit_tokens > 0 && !is_boundary {
             return Err(Error::InvalidValue(format!(
                 "request {}: no hit ends at {} of {} tokens; take what match says",
@@ -356,6 +360,9 @@ impl Store {
                 table.num_cached = Some(position);
             }
         }
+        if need.num_hit_tokens > 0 {
+            self.note_resume(request, need.num_hit_tokens);
+        }
         if need.num_external_tokens > 0 {
             self.extend_external(request, need, lengths);
         }
@@ -451,6 +458,10 @@ impl Store {
 
     /// Takes the next victim.
     pub(super) fn take_one(&mut self) -> BlockId {
+        while !self.pool.has_victim()
+            && let Some(checkpoints) = &mut self.checkpoints
+            && checkpoints.let_go(&mut self.pool)
+        {}
         let (block, lost) = self.pool.take();
         for (key, group) in lost {
             self.log.removed(key, group);

@@ -59,6 +59,7 @@ impl Store {
             self.commit_group(request, &group, &mut table, (tokens, &boundaries));
             request.tables[index] = table;
         }
+        self.note_progress(request, num_tokens);
     }
 
     fn commit_group(
@@ -120,7 +121,7 @@ impl Store {
 
     /// Token positions at which a later request is expected to resume: for a resend and for a longer
     /// sibling of the prompt, and where others branch off.
-    fn boundaries(&self, request: &Request) -> SmallVec<[u32; 3]> {
+    pub(super) fn boundaries(&self, request: &Request) -> SmallVec<[u32; 3]> {
         let prompt = request.num_prompt_tokens;
         let mut boundaries = SmallVec::new();
         if self.groups.iter().any(|group| group.eagle) {
@@ -136,16 +137,6 @@ impl Store {
         boundaries
     }
 
-    /// A hit is a multiple of so many tokens.
-    pub(super) fn hit_alignment(&self) -> u32 {
-        let topology = &self.config.topology;
-        if topology.partial_hits {
-            topology.hash_block_size
-        } else {
-            topology.alignment
-        }
-    }
-
     fn register_blocks(
         &mut self,
         request: &Request,
@@ -157,7 +148,7 @@ impl Store {
         let keep = Keep::new(
             group,
             self.config.retention,
-            self.hit_alignment(),
+            self.config.hit_alignment(),
             boundaries,
         );
         let mut listed: SmallVec<[(Digest, u32); 16]> = SmallVec::new();
@@ -200,6 +191,9 @@ impl Store {
     /// Forgets the keys of a block and says so.
     pub(super) fn forget(&mut self, block: BlockId) {
         if self.pool.key(block).is_some() {
+            if let Some(checkpoints) = &mut self.checkpoints {
+                checkpoints.forget(&mut self.pool, block);
+            }
             for (key, group) in self.pool.forget(block) {
                 self.log.removed(key, group);
             }

@@ -17,14 +17,44 @@ pub struct GroupOptions {
     pub is_ring: bool,
 }
 
-/// Which window blocks and states are kept findable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// Prefill compute of a model, in any unit: what reusing tokens saves.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PrefillCost {
+    /// Of each token.
+    pub per_token: f64,
+    /// Of each token with each one before it: full attention.
+    pub per_pair: f64,
+}
+
+impl PrefillCost {
+    /// Of the tokens from `start` to `end`.
+    #[must_use]
+    pub fn between(&self, start: u32, end: u32) -> f64 {
+        let (start, end) = (f64::from(start), f64::from(end));
+        self.per_token * (end - start) + self.per_pair * (end * end - start * start) / 2.0
+    }
+}
+
+/// Eviction by what is lost, instead of by age alone.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ByValue {
+    /// Checkpoints at multiples of so many tokens, beside prompt ends, request ends and branches; 0:
+    /// the latter alone.
+    pub interval: u32,
+    /// What a reused token saves.
+    pub cost: PrefillCost,
+}
+
+/// Which window blocks and states are kept findable, and which blocks are evicted first.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Retention {
     /// All that can serve a boundary.
     #[default]
     Dense,
     /// Those at multiples of so many tokens, prompt ends and junctions; 0: the latter two alone.
     Interval(u32),
+    /// All that can serve a boundary; checkpoints of the least value are evicted first.
+    ByValue(ByValue),
 }
 
 /// The engine's hash function.
@@ -37,7 +67,7 @@ pub struct HashFunction {
 }
 
 /// A cache, before it exists.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct CacheConfig {
     /// Groups, alignment and dialect.
     pub topology: Topology,
@@ -72,6 +102,15 @@ impl CacheConfig {
     pub(super) fn hits_may_lack_blocks(&self) -> bool {
         let dialect = self.topology.dialect;
         dialect.chunk_start_of_the_candidate || dialect.eagle_three_specs_unverified
+    }
+
+    /// A hit is a multiple of so many tokens.
+    pub(super) fn hit_alignment(&self) -> u32 {
+        if self.topology.partial_hits {
+            self.topology.hash_block_size
+        } else {
+            self.topology.alignment
+        }
     }
 
     /// Refuses what cannot work.
@@ -113,8 +152,10 @@ impl CacheConfig {
     }
 
     fn check_retention(&self) -> Result<()> {
-        let Retention::Interval(tokens) = self.retention else {
-            return Ok(());
+        let tokens = match self.retention {
+            Retention::Dense => return Ok(()),
+            Retention::Interval(tokens) => tokens,
+            Retention::ByValue(policy) => return self.check_value(&policy),
         };
         let is_sparse = |kind: SpecKind| kind.is_window() || kind == SpecKind::Mamba;
         let has_sparse = self.topology.groups.iter().any(|g| is_sparse(g.kind));
@@ -126,6 +167,28 @@ impl CacheConfig {
             )));
         }
         Ok(())
+    }
+
+    fn check_value(&self, policy: &ByValue) -> Result<()> {
+        let ByValue { interval, cost } = *policy;
+        let is_cost = |cost: f64| cost.is_finite() && cost >= 0.0;
+        let is_free = cost.per_token + cost.per_pair <= 0.0;
+        let problem = if !interval.is_multiple_of(self.topology.alignment) {
+            format!(
+                "checkpoints every {interval} tokens; take 0, or a multiple of the alignment {}",
+                self.topology.alignment
+            )
+        } else if !is_cost(cost.per_token) || !is_cost(cost.per_pair) || is_free {
+            format!(
+                "a prefill cost of {} a token and {} a pair; neither is below 0, nor both 0",
+                cost.per_token, cost.per_pair
+            )
+        } else {
+            return Ok(());
+        };
+        Err(Error::InvalidValue(format!(
+            "retention by value: {problem}"
+        )))
     }
 
     fn check_group(&self, index: usize) -> Result<()> {

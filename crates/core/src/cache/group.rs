@@ -113,6 +113,18 @@ impl Group {
         }
     }
 
+    /// Blocks, beside all those of a full group, that must be held for a resume at `tokens`: the
+    /// first, and the one behind the last.
+    pub(super) fn tail_at(&self, tokens: u32) -> (u32, u32) {
+        let (last, beyond) = (tokens.div_ceil(self.block), u32::from(self.eagle));
+        match self.kind {
+            Kind::Full => (last, last + beyond),
+            Kind::Window { .. } => (self.first_needed(tokens), last + beyond),
+            Kind::Chunk { .. } | Kind::State { .. } => (self.first_needed(tokens), last),
+            Kind::Cross | Kind::Ring | Kind::Nothing => (0, 0),
+        }
+    }
+
     /// The next number of computed tokens, behind `computed`, at which a decoding step takes a block
     /// of this group, registers one, or gives one back. `behind`: how many tokens late blocks are
     /// registered, because they may be computed again or because their hash looks ahead.
@@ -203,8 +215,8 @@ impl<'a> Keep<'a> {
             return None;
         }
         let (segment, boundaries) = match retention {
-            Retention::Dense if is_state => return None,
-            Retention::Dense => (Some(alignment / group.block), &[][..]),
+            Retention::Dense | Retention::ByValue(_) if is_state => return None,
+            Retention::Dense | Retention::ByValue(_) => (Some(alignment / group.block), &[][..]),
             Retention::Interval(0) => (None, boundaries),
             Retention::Interval(tokens) => (Some(tokens / group.block), boundaries),
         };

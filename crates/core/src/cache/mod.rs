@@ -3,9 +3,11 @@
 //! [`Cache`] owns blocks and requests. Nothing here does I/O or reads a clock; events are recorded
 //! and taken by the caller. A request's way: `request` (tokens -> hashes), `find` (hashes -> the
 //! rule -> a boundary), `allocate` and `state` (blocks for a step), `commit` (blocks others can
-//! find), `events`; `pool` and `hash_index` hold the blocks, `group` what kinds differ in.
+//! find), `events`; `pool` and `hash_index` hold the blocks, `group` what kinds differ in. Under
+//! retention by value `retain` names boundaries worth keeping and `checkpoints` weighs them.
 
 mod allocate;
+mod checkpoints;
 mod commit;
 mod config;
 mod decode;
@@ -15,12 +17,14 @@ mod group;
 mod hash_index;
 mod pool;
 mod request;
+mod retain;
 mod state;
 
 use hashbrown::HashMap;
 
 pub use allocate::Need;
-pub use config::{CacheConfig, GroupOptions, HashFunction, Retention};
+pub use checkpoints::Checkpoint;
+pub use config::{ByValue, CacheConfig, GroupOptions, HashFunction, PrefillCost, Retention};
 pub use events::frame;
 pub use find::Match;
 pub use pool::{BlockId, NULL_BLOCK};
@@ -312,6 +316,7 @@ impl Cache {
     /// `Unknown`.
     pub fn pop_blocks(&mut self, id: u64) -> Result<Vec<BlockId>> {
         let mut request = self.requests.remove(&id).ok_or_else(|| unknown(id))?;
+        self.store.note_end(&request);
         Ok(request.clear_tables().into_iter().flatten().collect())
     }
 
@@ -409,6 +414,7 @@ impl Cache {
         if self.num_free_blocks() + 1 != self.store.pool.num_blocks() {
             return false;
         }
+        self.store.forget_checkpoints();
         self.store.pool.clear();
         self.store.fresh.clear();
         self.store.log.cleared();
@@ -500,9 +506,15 @@ impl Cache {
         })
     }
 
-    /// The free queue, next victim first.
+    /// The free queue, next victim first; blocks that checkpoints keep are not in it.
     pub fn free_queue(&self) -> impl Iterator<Item = BlockId> {
         self.store.pool.queue()
+    }
+
+    /// Under retention by value, what can be let go when the free queue is empty, least value first.
+    pub fn checkpoints(&self) -> impl Iterator<Item = Checkpoint> {
+        let checkpoints = self.store.checkpoints.iter();
+        checkpoints.flat_map(|all| all.queued(&self.store.pool))
     }
 
     /// Bytes held by blocks and hashes, by capacity.
@@ -518,6 +530,9 @@ impl Cache {
     pub fn check_integrity(&self, outside: &[BlockId]) {
         let pool = &self.store.pool;
         pool.check_integrity();
+        if let Some(checkpoints) = &self.store.checkpoints {
+            checkpoints.check_integrity(pool);
+        }
         let mut refs = vec![0; pool.num_blocks()];
         let tables = self.requests.values().flat_map(|r| &r.tables);
         let held = tables.flat_map(|table| table.blocks.iter().copied());
@@ -548,12 +563,6 @@ impl Store {
             (Some(hashes), _) => request.append_hashes(hashes, self.hashing().0),
             (None, Some(function)) if self.config.caching => request.grow(function, self.hashing()),
             (None, _) => Ok(()),
-        }
-    }
-
-    fn give_back(&mut self, request: &mut Request) {
-        for blocks in request.clear_tables() {
-            self.pool.free(blocks.into_iter().rev());
         }
     }
 }

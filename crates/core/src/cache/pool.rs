@@ -6,6 +6,8 @@
 //! ```text
 //! next victim  [unhashed, last freed first] ... [hashed, least recently freed first]  last victim
 //! ```
+//!
+//! A block that a checkpoint keeps is not in the queue: it is free, but no victim until it is let go.
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -32,6 +34,8 @@ struct Block {
     /// Tokens that its first key covers.
     num_tokens: u32,
     group: u16,
+    /// A checkpoint needs it: it does not wait in the queue.
+    is_kept: bool,
 }
 
 impl Block {
@@ -49,6 +53,7 @@ pub(super) type Lost = SmallVec<[(u64, u16); 1]>;
 #[derive(Debug)]
 pub(super) struct Pool {
     blocks: Vec<Block>,
+    /// Blocks without references: those in the queue, and those kept.
     num_free: usize,
     pub(super) index: HashIndex,
     /// Keys beyond a block's first: boundaries inside the block.
@@ -68,6 +73,7 @@ impl Pool {
             entry: NO_ENTRY,
             num_tokens: 0,
             group: 0,
+            is_kept: false,
         };
         Self {
             blocks: (0..num_blocks).map(block).collect(),
@@ -104,7 +110,6 @@ impl Pool {
         let Block { prev, next, .. } = self.blocks[block as usize];
         self.blocks[prev as usize].next = next;
         self.blocks[next as usize].prev = prev;
-        self.num_free -= 1;
     }
 
     /// Puts a block between the one before it and the one after it.
@@ -113,7 +118,26 @@ impl Pool {
         self.blocks[block as usize].next = next;
         self.blocks[prev as usize].next = block;
         self.blocks[next as usize].prev = block;
-        self.num_free += 1;
+    }
+
+    fn link_last(&mut self, block: BlockId) {
+        let last = self.blocks[NULL_BLOCK as usize].prev;
+        self.link(block, last, NULL_BLOCK);
+    }
+
+    fn link_first(&mut self, block: BlockId) {
+        let first = self.blocks[NULL_BLOCK as usize].next;
+        self.link(block, NULL_BLOCK, first);
+    }
+
+    /// Whether a checkpoint needs the block.
+    pub(super) fn is_kept(&self, block: BlockId) -> bool {
+        self.blocks[block as usize].is_kept
+    }
+
+    fn is_listed(&self, block: BlockId) -> bool {
+        let Block { refs, is_kept, .. } = self.blocks[block as usize];
+        refs == 0 && !is_kept
     }
 
     /// Takes one more reference, out of the free queue if it is the first.
@@ -121,19 +145,49 @@ impl Pool {
         if block == NULL_BLOCK {
             return;
         }
-        if self.blocks[block as usize].refs == 0 {
+        if self.is_listed(block) {
             self.unlink(block);
         }
-        self.blocks[block as usize].refs += 1;
+        let refs = &mut self.blocks[block as usize].refs;
+        self.num_free -= usize::from(*refs == 0);
+        *refs += 1;
+    }
+
+    /// Whether there is a next victim: else only kept blocks are free.
+    pub(super) fn has_victim(&self) -> bool {
+        self.blocks[NULL_BLOCK as usize].next != NULL_BLOCK
     }
 
     /// Takes the next victim with one reference; its keys are lost. There must be one.
     pub(super) fn take(&mut self) -> (BlockId, Lost) {
         let block = self.blocks[NULL_BLOCK as usize].next;
         assert_ne!(block, NULL_BLOCK, "taken from an empty queue");
-        self.unlink(block);
-        self.blocks[block as usize].refs = 1;
+        self.touch(block);
         (block, self.forget(block))
+    }
+
+    /// Takes a block out of the queue, or keeps it out of it.
+    pub(super) fn keep(&mut self, block: BlockId) {
+        if self.is_listed(block) {
+            self.unlink(block);
+        }
+        self.blocks[block as usize].is_kept = true;
+    }
+
+    /// The block may be evicted again: behind all that wait already.
+    pub(super) fn let_go(&mut self, block: BlockId) {
+        self.blocks[block as usize].is_kept = false;
+        if self.is_listed(block) {
+            self.link_last(block);
+        }
+    }
+
+    /// Nothing can be resumed with the block any more: it is the next victim, if it waits.
+    pub(super) fn expedite(&mut self, block: BlockId) {
+        if block != NULL_BLOCK && self.is_listed(block) {
+            self.unlink(block);
+            self.link_first(block);
+        }
     }
 
     /// Drops one reference each; what is given first is evicted first. Null blocks are passed over.
@@ -148,16 +202,18 @@ impl Pool {
             if entry.refs > 0 {
                 continue;
             }
+            self.num_free += 1;
+            if entry.is_kept {
+                continue;
+            }
             if entry.entry == NO_ENTRY {
                 unhashed.push(block);
             } else {
-                let last = self.blocks[NULL_BLOCK as usize].prev;
-                self.link(block, last, NULL_BLOCK);
+                self.link_last(block);
             }
         }
         while let Some(block) = unhashed.pop() {
-            let first = self.blocks[NULL_BLOCK as usize].next;
-            self.link(block, NULL_BLOCK, first);
+            self.link_first(block);
         }
         self.unhashed = unhashed;
     }
@@ -258,12 +314,14 @@ impl Pool {
     /// Panics unless references, queue and hashes agree.
     pub(super) fn check_integrity(&self) {
         self.index.check_integrity();
-        let free: Vec<BlockId> = self.queue().take(self.blocks.len()).collect();
-        assert_eq!(free.len(), self.num_free, "length of the free queue");
+        let listed: Vec<BlockId> = self.queue().take(self.blocks.len()).collect();
         assert!(
-            free.iter().all(|&b| self.refs(b) == 0),
-            "a referenced block is free"
+            listed.iter().all(|&block| self.is_listed(block)),
+            "a referenced or kept block is in the free queue"
         );
+        let is_kept = |block: &&Block| block.is_kept && block.refs == 0;
+        let kept = self.blocks.iter().filter(is_kept).count();
+        assert_eq!(listed.len() + kept, self.num_free, "free blocks");
         let unreferenced = self.blocks[1..].iter().filter(|b| b.refs == 0).count();
         assert_eq!(
             unreferenced, self.num_free,

@@ -1,5 +1,6 @@
 //! One request: its tokens and hashes, and its block table in every group.
 
+use super::checkpoints::Ending;
 use super::pool::BlockId;
 use crate::error::{Error, Result};
 use crate::hash::{Chain, ChainSpec, Digest, EmbedsDigest, ExtraKeys, MediaItem};
@@ -75,6 +76,9 @@ pub(super) struct Request {
     pub tables: Vec<Table>,
     /// Decoding steps that end before so many computed tokens change no table.
     pub quiet_until: u32,
+    /// Retention by value: what will end with it, and up to where it was looked for checkpoints.
+    pub ending: Ending,
+    pub num_checked: u32,
     chain: Option<Chain>,
 }
 
@@ -90,6 +94,8 @@ impl Request {
             junction: 0,
             tables: vec![Table::default(); num_groups],
             quiet_until: 0,
+            ending: Ending::Start,
+            num_checked: 0,
             chain: None,
         }
     }
@@ -162,6 +168,7 @@ impl Request {
 
     /// Gives all blocks up, group by group in the order of their positions.
     pub(super) fn clear_tables(&mut self) -> Vec<Vec<BlockId>> {
+        self.num_checked = 0;
         let tables = self.tables.iter_mut().map(std::mem::take);
         tables.map(|table| table.blocks).collect()
     }

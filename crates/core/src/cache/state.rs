@@ -121,6 +121,9 @@ pub(super) fn extend(
 /// over, and is filled before this step overwrites the source.
 fn preserve(store: &mut Store, group: &Group, source: BlockId, copy: BlockId) {
     store.pool.move_keys(source, copy);
+    if let Some(checkpoints) = &mut store.checkpoints {
+        checkpoints.moved(&mut store.pool, source, copy);
+    }
     store.copies[usize::from(group.index)].push((source, copy));
     store.pool.touch(source);
     if let Some(key) = store.pool.key(copy) {

@@ -1,0 +1,347 @@
+//! Boundaries that are kept resumable, and which of them goes first when blocks are needed.
+//!
+//! ```text
+//! root ---- junction ---- end of a turn ---- end of the next turn
+//!               \-------- end of another request
+//! ```
+//! A node stands for a prefix. Its `full` blocks lead to it from its parent; its `tail` is what the
+//! other groups need for a resume there: windows, chunks, states. A node without a tail is only
+//! where paths part. Blocks of nodes do not wait in the pool's queue: when that is empty, the
+//! checkpoint of the least value is let go. One that others lead on from loses its tail alone; a
+//! last one takes the blocks along that lead to it, so that a session goes as a whole.
+
+mod integrity;
+mod tree;
+mod value;
+
+use std::collections::BTreeSet;
+
+use smallvec::SmallVec;
+
+use super::config::{ByValue, CacheConfig, Retention};
+use super::group::{Group, Kind};
+use super::hash_index::EntryId;
+use super::pool::{BlockId, Pool};
+use super::request::Request;
+use crate::hash::Digest;
+pub(super) use value::{Ending, Origin};
+use value::{Key, Likelihood};
+
+type NodeId = u32;
+
+const ROOT: NodeId = 0;
+const NO_NODE: NodeId = NodeId::MAX;
+
+#[derive(Debug, Clone)]
+struct Node {
+    parent: NodeId,
+    children: Vec<NodeId>,
+    /// Of the hash of the prefix; the root has none.
+    entry: Option<EntryId>,
+    /// Tokens of the prefix.
+    end: u32,
+    /// Blocks between the parent's end and this one, of groups that need all of them.
+    full: Vec<BlockId>,
+    /// What else a resume here needs.
+    tail: Vec<BlockId>,
+    is_resumable: bool,
+    origin: Origin,
+    /// Of the request that got this far, and whether it did end.
+    ending: Ending,
+    has_ended: bool,
+    /// Since the request ended, or the last child came.
+    was_resumed: bool,
+    /// When it was used last, by the clock, and how high the level stood.
+    used_at: u64,
+    used_level: f64,
+    /// In the queue of those that can be let go.
+    key: Option<Key>,
+}
+
+/// A boundary that is kept resumable.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Checkpoint {
+    /// Of its prefix.
+    pub hash: Digest,
+    /// Of its prefix.
+    pub num_tokens: u32,
+    /// Compute per block, above the highest that was let go.
+    pub value: f64,
+    /// Nothing that is kept leads on from it.
+    pub is_last: bool,
+}
+
+/// A place in the tree: tokens of a prefix, and the node that leads there or beyond.
+#[derive(Debug, Clone, Copy)]
+struct Anchor {
+    node: NodeId,
+    tokens: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Checkpoints {
+    policy: ByValue,
+    /// Those that are cached.
+    groups: Vec<Group>,
+    /// Every boundary that the full groups hold can be resumed at.
+    needs_no_tail: bool,
+    /// Tokens of a full group's smallest block.
+    full_step: Option<u32>,
+    hash_block: u32,
+    hit_alignment: u32,
+    nodes: Vec<Node>,
+    unused: Vec<NodeId>,
+    /// By entry: the node whose `full` blocks or end it belongs to.
+    owners: Vec<NodeId>,
+    /// By block: how often it is in a `full` or `tail`.
+    pins: Vec<u32>,
+    /// What can be let go, least value first.
+    queue: BTreeSet<(Key, NodeId)>,
+    likelihood: Likelihood,
+    /// The highest value that was let go.
+    level: f64,
+    /// Number of uses.
+    clock: u64,
+}
+
+impl Node {
+    fn root() -> Self {
+        Self {
+            parent: NO_NODE,
+            children: Vec::new(),
+            entry: None,
+            end: 0,
+            full: Vec::new(),
+            tail: Vec::new(),
+            is_resumable: true,
+            origin: Origin::Junction,
+            ending: Ending::Start,
+            has_ended: false,
+            was_resumed: false,
+            used_at: 0,
+            used_level: 0.0,
+            key: None,
+        }
+    }
+}
+
+impl Checkpoints {
+    /// None unless the retention is by value.
+    pub(super) fn new(config: &CacheConfig, groups: &[Group]) -> Option<Self> {
+        let Retention::ByValue(policy) = config.retention else {
+            return None;
+        };
+        let groups: Vec<Group> = groups.iter().filter(|g| g.cacheable).copied().collect();
+        let full = groups.iter().filter(|group| group.kind == Kind::Full);
+        Some(Self {
+            policy,
+            needs_no_tail: groups.iter().all(|g| g.kind == Kind::Full && !g.eagle),
+            full_step: full.map(|group| group.block).min(),
+            groups,
+            hash_block: config.topology.hash_block_size,
+            hit_alignment: config.hit_alignment(),
+            nodes: vec![Node::root()],
+            unused: Vec::new(),
+            owners: Vec::new(),
+            pins: vec![0; config.num_blocks as usize],
+            queue: BTreeSet::new(),
+            likelihood: Likelihood::new(),
+            level: 0.0,
+            clock: 0,
+        })
+    }
+
+    /// Whether a boundary may be no checkpoint although the full groups hold it.
+    pub(super) fn are_sparse(&self) -> bool {
+        !self.needs_no_tail
+    }
+
+    /// Tokens between checkpoints; 0: none but where requests end and branch.
+    pub(super) fn interval(&self) -> u32 {
+        self.policy.interval
+    }
+
+    /// A request resumes behind `tokens`: at a checkpoint, which is one from now on. Returns what it
+    /// will be when it ends.
+    pub(super) fn resume(&mut self, pool: &mut Pool, request: &Request, tokens: u32) -> Ending {
+        if !self.keep(pool, request, tokens, Origin::Junction) {
+            return Ending::Start;
+        }
+        let id = self.anchor(pool, request, tokens).node;
+        let node = &mut self.nodes[id as usize];
+        let goes_on = node.children.is_empty() && node.has_ended;
+        if !std::mem::replace(&mut node.was_resumed, true) {
+            match node.children.len() {
+                0 if node.has_ended => self.likelihood.continued(node.ending),
+                0 => {}
+                branches => self.likelihood.branched(node.origin, branches),
+            }
+            self.weigh(id);
+        }
+        if goes_on { Ending::Turn } else { Ending::Start }
+    }
+
+    /// A request gives its blocks back after `tokens`: its last boundary is a checkpoint.
+    pub(super) fn end(&mut self, pool: &mut Pool, request: &Request, tokens: u32) {
+        if tokens == 0 {
+            return;
+        }
+        self.keep(pool, request, tokens, Origin::End);
+        let id = self.anchor(pool, request, tokens).node;
+        let node = &mut self.nodes[id as usize];
+        if id != ROOT && node.children.is_empty() && node.end <= tokens {
+            node.ending = request.ending;
+            node.has_ended = true;
+            node.was_resumed = false;
+            self.likelihood.ended(request.ending);
+            self.weigh(id);
+        }
+    }
+
+    /// Makes a boundary a checkpoint, or renews it; false if not all that it needs is held.
+    pub(super) fn keep(
+        &mut self,
+        pool: &mut Pool,
+        request: &Request,
+        end: u32,
+        origin: Origin,
+    ) -> bool {
+        let Some(entry) = self.entry_at(pool, request, end) else {
+            return false;
+        };
+        let anchor = self.anchor(pool, request, end);
+        let is_there = anchor.tokens == end;
+        let known = &self.nodes[anchor.node as usize];
+        if is_there && known.end == end && known.is_resumable {
+            self.note_use(anchor.node);
+            return true;
+        }
+        let Some((full, tail)) = self.needed(pool, request, (anchor.tokens, end)) else {
+            return false;
+        };
+        let says_so = |block: &BlockId| pool.index.row(entry).contains(block);
+        if !is_there && !full.iter().chain(&tail).any(says_so) {
+            return false; // No block that is kept would hold the hash of the prefix.
+        }
+        let above = self.node_at(pool, request, anchor);
+        let id = if is_there {
+            above
+        } else {
+            self.attach(above, entry, end)
+        };
+        for &block in full.iter().chain(&tail) {
+            self.pin(pool, block);
+        }
+        let node = &mut self.nodes[id as usize];
+        node.full.extend(full);
+        node.tail = tail;
+        node.is_resumable = true;
+        node.origin = origin;
+        node.ending = request.ending;
+        if !node.children.is_empty() {
+            self.likelihood.passed(origin, node.children.len());
+        }
+        self.claim(pool, id);
+        if !is_there {
+            self.went_on(above);
+        }
+        self.note_use(id);
+        self.weigh_below(id);
+        true
+    }
+
+    /// What can be let go, least value first.
+    pub(super) fn queued<'a>(&'a self, pool: &'a Pool) -> impl Iterator<Item = Checkpoint> + 'a {
+        self.queue.iter().filter_map(move |&(key, id)| {
+            let node = &self.nodes[id as usize];
+            Some(Checkpoint {
+                hash: *pool.index.digest(node.entry?),
+                num_tokens: node.end,
+                value: key.value - self.level,
+                is_last: node.children.is_empty(),
+            })
+        })
+    }
+
+    fn note_use(&mut self, id: NodeId) {
+        self.clock += 1;
+        let node = &mut self.nodes[id as usize];
+        (node.used_at, node.used_level) = (self.clock, self.level);
+        self.weigh(id);
+    }
+
+    /// Lets the checkpoint of the least value go; its blocks wait in the pool's queue. False if
+    /// there is none.
+    pub(super) fn let_go(&mut self, pool: &mut Pool) -> bool {
+        let Some(&(key, id)) = self.queue.first() else {
+            return false;
+        };
+        self.level = self.level.max(key.value);
+        let mut released = Vec::new();
+        self.drop_node(pool, id, &mut released);
+        // What the furthest boundaries need goes first, in all groups alike.
+        released.sort_by_key(|&block| std::cmp::Reverse(pool.num_tokens(block)));
+        for block in released {
+            pool.let_go(block);
+        }
+        true
+    }
+
+    /// A block is about to lose its hashes: what needs it is no checkpoint any more.
+    pub(super) fn forget(&mut self, pool: &mut Pool, block: BlockId) {
+        let mut released = Vec::new();
+        while let Some(&id) = self.holders(pool, block).first() {
+            let mut id = id;
+            if self.nodes[id as usize].full.contains(&block) {
+                // All that it leads to goes before it.
+                while let Some(&child) = self.nodes[id as usize].children.first() {
+                    id = child;
+                }
+            }
+            self.drop_node(pool, id, &mut released);
+        }
+        for block in released {
+            pool.let_go(block);
+        }
+    }
+
+    /// A block's hashes are another one's now.
+    pub(super) fn moved(&mut self, pool: &mut Pool, from: BlockId, to: BlockId) {
+        for id in self.holders(pool, from) {
+            let node = &mut self.nodes[id as usize];
+            for block in node.full.iter_mut().chain(&mut node.tail) {
+                if *block == from {
+                    *block = to;
+                }
+            }
+        }
+        self.pins[to as usize] = std::mem::take(&mut self.pins[from as usize]);
+        if self.pins[to as usize] > 0 {
+            pool.let_go(from);
+            pool.keep(to);
+        }
+    }
+
+    /// Lets everything go; what was learned stays.
+    pub(super) fn clear(&mut self, pool: &mut Pool) {
+        while self.let_go(pool) {}
+        self.owners.clear();
+    }
+
+    /// The nodes that need a block. Mostly it is the one that its hash belongs to.
+    fn holders(&self, pool: &Pool, block: BlockId) -> SmallVec<[NodeId; 1]> {
+        let has = |id: &NodeId| {
+            let node = &self.nodes[*id as usize];
+            node.tail.contains(&block) || node.full.contains(&block)
+        };
+        match self.pins[block as usize] {
+            0 => SmallVec::new(),
+            1 if let Some(id) = pool.key(block).and_then(|key| self.owner(key.entry))
+                && has(&id) =>
+            {
+                SmallVec::from_slice(&[id])
+            }
+            _ => (0..).take(self.nodes.len()).filter(has).collect(),
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! The tree of prefixes: where a request's prefix is in it, and how nodes come, part and go.
+
+use super::{Anchor, Checkpoints, NO_NODE, Node, NodeId, ROOT};
+use crate::cache::checkpoints::value::{Key, Weight};
+use crate::cache::commit::count;
+use crate::cache::group::{Group, Kind};
+use crate::cache::hash_index::EntryId;
+use crate::cache::pool::{BlockId, NULL_BLOCK, Pool};
+use crate::cache::request::Request;
+
+impl Checkpoints {
+    pub(super) fn entry_at(&self, pool: &Pool, request: &Request, tokens: u32) -> Option<EntryId> {
+        pool.index.find(request.hash_at(tokens, self.hash_block)?)
+    }
+
+    /// The node that a hash belongs to.
+    pub(super) fn owner(&self, entry: EntryId) -> Option<NodeId> {
+        let owner = self.owners.get(entry.0 as usize).copied();
+        owner.filter(|&owner| owner != NO_NODE)
+    }
+
+    pub(super) fn owner_at(&self, pool: &Pool, request: &Request, tokens: u32) -> Option<NodeId> {
+        self.owner(self.entry_at(pool, request, tokens)?)
+    }
+
+    /// How far along a request's first `end` tokens the tree leads.
+    pub(super) fn anchor(&self, pool: &Pool, request: &Request, end: u32) -> Anchor {
+        let at = |tokens: u32| {
+            let node = self.owner_at(pool, request, tokens)?;
+            Some(Anchor { node, tokens })
+        };
+        let root = Anchor {
+            node: ROOT,
+            tokens: 0,
+        };
+        if let Some(anchor) = at(end) {
+            return anchor;
+        }
+        let Some(step) = self.full_step else {
+            let before = (1..end.div_ceil(self.hit_alignment)).rev();
+            let mut found = before.filter_map(|hit| at(hit * self.hit_alignment));
+            return found.next().unwrap_or(root);
+        };
+        // Who has a block of a full group has all before it.
+        let (mut known, mut unknown) = (0, end / step + 1);
+        let mut anchor = root;
+        while unknown - known > 1 {
+            let middle = known.midpoint(unknown);
+            if let Some(found) = at(middle * step) {
+                (known, anchor) = (middle, found);
+            } else {
+                unknown = middle;
+            }
+        }
+        anchor
+    }
+
+    /// The blocks that lead from an anchor to a boundary, and what else a resume there needs; none
+    /// unless all are held.
+    pub(super) fn needed(
+        &self,
+        pool: &Pool,
+        request: &Request,
+        (start, end): (u32, u32),
+    ) -> Option<(Vec<BlockId>, Vec<BlockId>)> {
+        let (mut full, mut tail) = (Vec::new(), Vec::new());
+        for group in &self.groups {
+            let mut previous = None;
+            let mut holder = |position: u32| {
+                let block_end = (position + 1) * group.block;
+                // The last block may be held up to the boundary alone.
+                let tokens = if position * group.block < end {
+                    block_end.min(end)
+                } else {
+                    block_end
+                };
+                let digest = request.hash_at(tokens, self.hash_block)?;
+                let entry = pool.index.find_after(previous, digest)?;
+                previous = Some(entry);
+                let block = pool.index.row(entry)[usize::from(group.index)];
+                (block != NULL_BLOCK).then_some(block)
+            };
+            if group.kind == Kind::Full {
+                for position in start / group.block..end.div_ceil(group.block) {
+                    full.push(holder(position)?);
+                }
+            }
+            let (first, behind) = group.tail_at(end);
+            for position in first..behind {
+                tail.push(holder(position)?);
+            }
+        }
+        Some((full, tail))
+    }
+
+    /// The node that ends at an anchor; a longer one is split there.
+    pub(super) fn node_at(&mut self, pool: &Pool, request: &Request, anchor: Anchor) -> NodeId {
+        let Anchor { node: id, tokens } = anchor;
+        if self.nodes[id as usize].end == tokens {
+            return id;
+        }
+        let entry = self.entry_at(pool, request, tokens);
+        let node = &mut self.nodes[id as usize];
+        let (above, below) = std::mem::take(&mut node.full)
+            .into_iter()
+            .partition(|&block| pool.num_tokens(block) <= tokens);
+        node.full = below;
+        let parent = node.parent;
+        let upper = Node {
+            parent,
+            children: vec![id],
+            entry,
+            end: tokens,
+            full: above,
+            is_resumable: self.needs_no_tail,
+            used_at: node.used_at,
+            used_level: node.used_level,
+            ..Node::root()
+        };
+        let new = self.add(upper);
+        self.nodes[id as usize].parent = new;
+        for child in &mut self.nodes[parent as usize].children {
+            if *child == id {
+                *child = new;
+            }
+        }
+        self.claim(pool, new);
+        self.weigh(id);
+        self.weigh(new);
+        new
+    }
+
+    /// Has the hashes of a node's blocks and of its end belong to it.
+    pub(super) fn claim(&mut self, pool: &Pool, id: NodeId) {
+        let node = &self.nodes[id as usize];
+        let blocks = node.full.iter().filter_map(|&block| pool.key(block));
+        let entries: Vec<EntryId> = blocks.map(|key| key.entry).chain(node.entry).collect();
+        for entry in entries {
+            self.set_owner(entry, id);
+        }
+    }
+
+    fn disclaim(&mut self, pool: &Pool, node: &Node) {
+        let blocks = node.full.iter().filter_map(|&block| pool.key(block));
+        for entry in blocks.map(|key| key.entry).chain(node.entry) {
+            self.set_owner(entry, NO_NODE);
+        }
+    }
+
+    fn add(&mut self, node: Node) -> NodeId {
+        if let Some(id) = self.unused.pop() {
+            self.nodes[id as usize] = node;
+            return id;
+        }
+        self.nodes.push(node);
+        NodeId::try_from(self.nodes.len() - 1).expect("fewer nodes than blocks")
+    }
+
+    /// A new node below another one.
+    pub(super) fn attach(&mut self, parent: NodeId, entry: EntryId, end: u32) -> NodeId {
+        let id = self.add(Node {
+            parent,
+            entry: Some(entry),
+            end,
+            ..Node::root()
+        });
+        self.nodes[parent as usize].children.push(id);
+        id
+    }
+
+    /// One more way leads on from a node.
+    pub(super) fn went_on(&mut self, id: NodeId) {
+        let node = &mut self.nodes[id as usize];
+        node.was_resumed = false;
+        if node.is_resumable && id != ROOT {
+            self.likelihood.passed(node.origin, node.children.len());
+        }
+        self.weigh(id);
+    }
+
+    /// Drops the tail of a node; and of one that nothing goes on from, what led only to it.
+    pub(super) fn drop_node(&mut self, pool: &Pool, id: NodeId, released: &mut Vec<BlockId>) {
+        let tail = std::mem::take(&mut self.nodes[id as usize].tail);
+        self.unpin(&tail, released);
+        if self.nodes[id as usize].children.is_empty() {
+            self.remove(pool, id, released);
+            return;
+        }
+        self.nodes[id as usize].is_resumable = false;
+        self.weigh(id);
+        self.weigh_below(id);
+        self.contract(pool, id);
+    }
+
+    /// Removes a node without children, and those above it that led only to it. Who would have gone
+    /// on there is expected where a request resumes then.
+    fn remove(&mut self, pool: &Pool, id: NodeId, released: &mut Vec<BlockId>) {
+        let last = self.take(id);
+        let mut node = last.clone();
+        let mut id = id;
+        loop {
+            self.disclaim(pool, &node);
+            self.unpin(&node.full, released);
+            let parent = &mut self.nodes[node.parent as usize];
+            parent.children.retain(|&child| child != id);
+            id = node.parent;
+            if parent.is_resumable || !parent.children.is_empty() {
+                break;
+            }
+            node = self.take(id);
+        }
+        let heir = &mut self.nodes[id as usize];
+        if heir.children.is_empty() {
+            heir.ending = last.ending;
+            heir.has_ended = last.has_ended;
+            heir.was_resumed = last.was_resumed;
+            heir.used_at = heir.used_at.max(last.used_at);
+            heir.used_level = heir.used_level.max(last.used_level);
+        }
+        self.weigh(id);
+        self.contract(pool, id);
+    }
+
+    /// Takes a node out of the tree; what points to it is the caller's.
+    fn take(&mut self, id: NodeId) -> Node {
+        self.dequeue(id);
+        self.unused.push(id);
+        std::mem::replace(&mut self.nodes[id as usize], Node::root())
+    }
+
+    /// Takes a node out that nothing resumes at and where no paths part.
+    fn contract(&mut self, pool: &Pool, id: NodeId) {
+        let node = &self.nodes[id as usize];
+        if node.is_resumable || (node.children.len() != 1 && self.full_step.is_some()) {
+            return;
+        }
+        let node = self.take(id);
+        self.disclaim(pool, &node);
+        let siblings = &mut self.nodes[node.parent as usize].children;
+        siblings.retain(|&child| child != id);
+        siblings.extend(&node.children);
+        for &child in &node.children {
+            self.nodes[child as usize].parent = node.parent;
+            self.nodes[child as usize].full.extend(&node.full);
+            self.claim(pool, child);
+            self.weigh(child);
+        }
+        self.weigh(node.parent);
+    }
+
+    pub(super) fn set_owner(&mut self, entry: EntryId, id: NodeId) {
+        let at = entry.0 as usize;
+        if at >= self.owners.len() {
+            self.owners.resize(at + 1, NO_NODE);
+        }
+        self.owners[at] = id;
+    }
+
+    pub(super) fn pin(&mut self, pool: &mut Pool, block: BlockId) {
+        self.pins[block as usize] += 1;
+        pool.keep(block);
+    }
+
+    fn unpin(&mut self, blocks: &[BlockId], released: &mut Vec<BlockId>) {
+        for &block in blocks {
+            let pins = &mut self.pins[block as usize];
+            *pins -= 1;
+            if *pins == 0 {
+                released.push(block);
+            }
+        }
+    }
+
+    /// Values a node anew, where something of what its value is made of has changed.
+    pub(super) fn weigh(&mut self, id: NodeId) {
+        let node = &self.nodes[id as usize];
+        let key = self.weight(id).map(|weight| Key {
+            value: node.used_level + weight.worth(&self.policy.cost, &self.likelihood),
+            used_at: node.used_at,
+        });
+        if self.nodes[id as usize].key != key {
+            self.dequeue(id);
+            self.nodes[id as usize].key = key;
+            self.queue.extend(key.map(|key| (key, id)));
+        }
+    }
+
+    fn dequeue(&mut self, id: NodeId) {
+        if let Some(key) = self.nodes[id as usize].key.take() {
+            self.queue.remove(&(key, id));
+        }
+    }
+
+    /// Values those anew which resume right behind a node.
+    pub(super) fn weigh_below(&mut self, id: NodeId) {
+        let mut left = self.nodes[id as usize].children.clone();
+        while let Some(id) = left.pop() {
+            if self.nodes[id as usize].is_resumable {
+                self.weigh(id);
+            } else {
+                left.extend(&self.nodes[id as usize].children);
+            }
+        }
+    }
+
+    /// What a checkpoint's value is made of; none if it frees nothing.
+    pub(super) fn weight(&self, id: NodeId) -> Option<Weight> {
+        let node = &self.nodes[id as usize];
+        let is_last = node.children.is_empty();
+        if id == ROOT || !node.is_resumable || (!is_last && node.tail.is_empty()) {
+            return None;
+        }
+        let mut above = node.parent;
+        while !self.nodes[above as usize].is_resumable {
+            above = self.nodes[above as usize].parent;
+        }
+        let floor = self.nodes[above as usize].end;
+        // What lies before the resume point above is mostly needed there too.
+        let own_tail = |group: &Group| {
+            let (first, behind) = group.tail_at(node.end);
+            behind.saturating_sub(first.max(floor / group.block))
+        };
+        let tail: u32 = self.groups.iter().map(own_tail).sum();
+        Some(Weight {
+            origin: node.origin,
+            ending: node.ending,
+            branches: node.children.len(),
+            floor,
+            end: node.end,
+            num_blocks: tail + if is_last { count(node.full.len()) } else { 0 },
+        })
+    }
+}

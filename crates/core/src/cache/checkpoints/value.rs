@@ -1,0 +1,157 @@
+//! What a checkpoint is worth: the compute that would be lost with it, per block that it holds.
+//!
+//! ```text
+//! worth = likelihood * cost(resume point before it -> it) / blocks freed
+//! value = worth - (level now - level at its last use)
+//! ```
+//! The level is the value, of those ever let go, that was the highest: as blocks are needed it
+//! rises, and all values sink alike, so that a checkpoint worth twice as much stays twice as long,
+//! whatever the pool's size and the traffic. The order of two checkpoints never changes while
+//! nothing happens to them: [`Key`] is worth + level at the last use (Cao and Irani,
+//! "Cost-Aware WWW Proxy Caching Algorithms", 1997).
+
+use std::cmp::Ordering;
+
+use crate::cache::config::PrefillCost;
+
+/// Why a checkpoint was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cache) enum Origin {
+    /// A prompt or a request ended.
+    End,
+    /// Requests branched off.
+    Junction,
+    /// A multiple of the interval.
+    Interval,
+}
+
+/// What ended, or would next, where nobody went on yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cache) enum Ending {
+    /// A request that began something new.
+    Start,
+    /// One that went on where another had ended.
+    Turn,
+}
+
+/// How likely something is: as often as it was so far, beginning with a guess.
+#[derive(Debug, Clone, Copy)]
+struct Rate {
+    guess: f64,
+    seen: f64,
+    resumed: f64,
+}
+
+/// Checkpoints that a guess counts for.
+const GUESS_WEIGHT: f64 = 8.0;
+
+impl Rate {
+    const fn guess(guess: f64) -> Self {
+        Self {
+            guess,
+            seen: 0.0,
+            resumed: 0.0,
+        }
+    }
+
+    fn value(&self) -> f64 {
+        (self.resumed + GUESS_WEIGHT * self.guess) / (self.seen + GUESS_WEIGHT)
+    }
+}
+
+/// How likely a checkpoint is resumed, learned from all that were.
+#[derive(Debug, Clone)]
+pub(super) struct Likelihood {
+    /// By ending.
+    ends: [Rate; 2],
+    /// By origin: one request went on from it, or more. Who was passed by one is mostly history.
+    passed: [[Rate; 2]; 3],
+}
+
+impl Likelihood {
+    pub(super) fn new() -> Self {
+        Self {
+            ends: [Rate::guess(0.25), Rate::guess(0.5)],
+            passed: [[Rate::guess(0.03125), Rate::guess(0.5)]; 3],
+        }
+    }
+
+    /// A request has ended.
+    pub(super) fn ended(&mut self, ending: Ending) {
+        self.ends[ending as usize].seen += 1.0;
+    }
+
+    /// Another one went on there.
+    pub(super) fn continued(&mut self, ending: Ending) {
+        self.ends[ending as usize].resumed += 1.0;
+    }
+
+    /// So many ways lead on from a checkpoint now.
+    pub(super) fn passed(&mut self, origin: Origin, branches: usize) {
+        self.passed[origin as usize][usize::from(branches > 1)].seen += 1.0;
+    }
+
+    /// It was resumed, for the first time since.
+    pub(super) fn branched(&mut self, origin: Origin, branches: usize) {
+        self.passed[origin as usize][usize::from(branches > 1)].resumed += 1.0;
+    }
+
+    fn of(&self, weight: &Weight) -> f64 {
+        let Weight {
+            origin,
+            ending,
+            branches,
+            ..
+        } = *weight;
+        let rate = if branches == 0 {
+            self.ends[ending as usize]
+        } else {
+            self.passed[origin as usize][usize::from(branches > 1)]
+        };
+        rate.value()
+    }
+}
+
+/// Compared, values of checkpoints whose last use was at different levels.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Key {
+    pub value: f64,
+    /// Of equal values the least recently used goes first.
+    pub used_at: u64,
+}
+
+impl Eq for Key {}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Key {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let by_value = self.value.total_cmp(&other.value);
+        by_value.then(self.used_at.cmp(&other.used_at))
+    }
+}
+
+/// What the worth of one checkpoint is made of.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Weight {
+    pub origin: Origin,
+    pub ending: Ending,
+    /// How many ways lead on from it.
+    pub branches: usize,
+    /// Tokens: where a request would resume without it, and where with it.
+    pub floor: u32,
+    pub end: u32,
+    /// Blocks that are free without it.
+    pub num_blocks: u32,
+}
+
+impl Weight {
+    pub(super) fn worth(&self, cost: &PrefillCost, likelihood: &Likelihood) -> f64 {
+        let lost = cost.between(self.floor, self.end);
+        likelihood.of(self) * lost / f64::from(self.num_blocks.max(1))
+    }
+}
