@@ -111,7 +111,7 @@ mutants: .venv/installed ## Plant twenty bugs one by one: the tests must catch e
 test-vllm: .venv-vllm/installed ## Compare with a real vLLM on this CPU (needs the tiny models)
 	KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
 
-soak-vllm: .venv-vllm/installed ## Compare with a real vLLM for longer (10 000 operations a configuration)
+soak-vllm: .venv-vllm/installed ## Compare with a real vLLM for longer (10 000 operations a configuration, 400 requests a model)
 	KVBRAID_SOAK=1 KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
 
 # A stable-only fuzz test runs with the Rust tests; this one is guided by coverage.

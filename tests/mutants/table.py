@@ -50,8 +50,8 @@ EVENTS: Final = "crates/core/src/cache/events.rs"
 FIND: Final = "crates/core/src/cache/find.rs"
 GROUP: Final = "crates/core/src/cache/group.rs"
 HASH_INDEX: Final = "crates/core/src/cache/hash_index.rs"
-CACHE_API: Final = "crates/core/src/cache/mod.rs"
 POOL: Final = "crates/core/src/cache/pool.rs"
+RETAIN: Final = "crates/core/src/cache/retain.rs"
 STATE: Final = "crates/core/src/cache/state.rs"
 DIALECT: Final = "crates/core/src/rule/dialect.rs"
 PLAN: Final = "crates/core/src/rule/plan.rs"
@@ -193,7 +193,7 @@ OURS: Final = (
         "eviction order: the blocks of a finished request go first block first",
         (
             Edit(
-                CACHE_API,
+                RETAIN,
                 "self.pool.free(blocks.into_iter().rev());",
                 "self.pool.free(blocks);",
             ),
