@@ -44,6 +44,8 @@ class Pool:
     own_end: dict[int, int] = field(default_factory=dict)  # Tokens before the own key's end.
     copies: dict[Key, list[int]] = field(default_factory=dict)  # Oldest first.
     events: list[Event] = field(default_factory=list)
+    num_taken: int = 0
+    num_evicted: int = 0
 
     def __post_init__(self) -> None:
         self.free = list(range(1, self.num_blocks))
@@ -73,6 +75,8 @@ class Pool:
         if count > len(self.free):
             raise OutOfBlocksError
         taken, self.free = self.free[:count], self.free[count:]
+        self.num_taken += count
+        self.num_evicted += sum(block in self.keys for block in taken)
         for block in taken:
             self.forget(block)
             self.references[block] = 1

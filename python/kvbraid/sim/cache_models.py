@@ -24,7 +24,7 @@ class CacheModel:
     name: str
     topology: Topology
     block_bytes: int
-    cost: PrefillCost
+    cost: PrefillCost = PrefillCost()  # noqa: RUF009 - frozen
 
     @property
     def alignment(self) -> int:
