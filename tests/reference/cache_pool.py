@@ -4,6 +4,7 @@ A block is free or referenced; it may have several keys (the first is its own, t
 places inside it), and several blocks may have the same key. Nothing is indexed or linked.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -48,6 +49,15 @@ class Pool:
 
     def __post_init__(self) -> None:
         self.free = list(range(1, self.num_blocks))
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Pool":
+        """Copy lists and dictionaries; what they hold never changes. Tests make many copies."""
+        twin = copy.copy(self)
+        twin.free, twin.events = self.free.copy(), self.events.copy()
+        twin.references, twin.own_end = self.references.copy(), self.own_end.copy()
+        twin.keys = {block: keys.copy() for block, keys in self.keys.items()}
+        twin.copies = {key: blocks.copy() for key, blocks in self.copies.items()}
+        return twin
 
     def find(self, key: Key) -> int | None:
         return next(iter(self.copies.get(key, ())), None)
