@@ -341,6 +341,56 @@ def test_a_request_that_hands_its_blocks_over_leaves_a_checkpoint() -> None:
     assert cache.match(cache.add(session(1, 21))).num_tokens == 20
 
 
+# ---- paths that share blocks ------------------------------------------------------------------
+
+
+def test_who_ends_without_a_checkpoint_says_nothing_of_another_path() -> None:
+    """The second request leaves the path of the first at 8 tokens, and leaves no state."""
+    cache = CacheManager(config(*STATE, num_blocks=60, retention=ByValue()))
+    leave(cache, session(1, 25), UNIT)
+    (before,) = cache.checkpoints()
+    leave(cache, [*session(1, 8), *session(2, 22)], 30)
+    assert cache.checkpoints() == [before]
+
+
+def test_a_block_that_two_paths_need_stays_until_both_are_gone() -> None:
+    """Blocks of 8 and 12 tokens, paths that part at 14: both need the block of 12."""
+    cache = CacheManager(config(full(8), full(12), num_blocks=60, retention=ByValue()))
+    paths = [[*range(14), *session(number, 15)] for number in (1, 2)]
+    for path in paths:
+        leave(cache, path, 29)
+        cache.check_integrity()
+    own = cache.hit_blocks(cache.add(paths[0]), 24)[0][1]
+    cache.forget([own])
+    cache.check_integrity()
+    assert [cache.match(cache.add(path)).num_tokens for path in paths] == [0, 24]
+    leave(cache, paths[0], 29)
+    cache.check_integrity()
+    assert [cache.match(cache.add(path)).num_tokens for path in paths] == [24, 24]
+
+
+def test_a_checkpoint_inside_a_block_leaves_the_whole_block_to_longer_prefixes() -> None:
+    """A prompt of 12 tokens can be resumed at 10, inside its third block of 4, which is whole."""
+    topology = {"partial_hits": True, "hash_block_size": 2}
+    groups = (full(4), mamba(8))
+    cache = CacheManager(config(*groups, num_blocks=60, topology=topology, retention=ByValue()))
+
+    def live(tokens: Sequence[int], ends: Sequence[int]) -> int:
+        request = cache.add(tokens)
+        hit = cache.match(request).num_tokens
+        compute(cache, request, [end for end in ends if end > hit], hit=hit)
+        cache.free_blocks([block for pair in cache.take_copies() for block in pair])
+        cache.release([request])
+        cache.check_integrity()
+        return hit
+
+    assert live(range(12), [8, 10, 12]) == 0
+    assert live(range(12), [12]) == 10
+    assert live([*range(12), *session(1, 9)], [16, 20, 21]) == 10
+    assert live([*range(12), *session(2, 9)], [16, 20, 21]) == 10
+    assert live([*range(12), *session(1, 9)], [21]) == 20
+
+
 # ---- refusals -------------------------------------------------------------------------------
 
 

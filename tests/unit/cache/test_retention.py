@@ -10,7 +10,7 @@ from math import lcm
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from kvbraid.cache import CacheManager, Dense, Interval, Retention
+from kvbraid.cache import CacheManager, Dense, Interval
 from kvbraid.spec import GroupSpec, SpecKind
 
 from tests.reference import resume
@@ -28,7 +28,7 @@ from tests.unit.cache.caches import (
 UNIT = 4
 
 
-def kept_boundaries(num_prompt: int, retention: Retention, alignment: int) -> set[int]:
+def kept_boundaries(num_prompt: int, retention: Dense | Interval, alignment: int) -> set[int]:
     """Where a resume shall work: every unit, or multiples of the interval and the prompt's end.
 
     Multiples go on behind the prompt: generated tokens may get there.
@@ -74,7 +74,7 @@ def test_what_is_kept_is_what_a_kept_boundary_reads(
     groups: list[GroupSpec], num_prompt: int, every: int | None
 ) -> None:
     unit = lcm(*(spec.block_size for spec in groups))
-    retention: Retention = Dense() if every is None else Interval(every * unit)
+    retention = Dense() if every is None else Interval(every * unit)
     cache = CacheManager(config(*groups, num_blocks=200, retention=retention))
     tokens = list(range(num_prompt))
     leave(cache, tokens, UNIT)
