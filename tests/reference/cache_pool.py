@@ -47,6 +47,13 @@ class Pool:
     def __post_init__(self) -> None:
         self.free = list(range(1, self.num_blocks))
 
+    @property
+    def num_free(self) -> int:
+        return len(self.free)
+
+    def is_free(self, block: int) -> bool:
+        return block in self.free
+
     def find(self, key: Key) -> int | None:
         return next(iter(self.copies.get(key, ())), None)
 
