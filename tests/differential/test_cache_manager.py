@@ -73,11 +73,12 @@ class CacheMachine(RuleBasedStateMachine):
     """Every rule calls both caches and leaves the comparing to the invariants."""
 
     configs = cache_configs()
+    model_of = CacheModel
 
     @initialize(data=st.data())
     def start(self, data: st.DataObject) -> None:
         self.config: CacheConfig = data.draw(self.configs)
-        self.native, self.model = CacheManager(self.config), CacheModel(self.config)
+        self.native, self.model = CacheManager(self.config), self.model_of(self.config)
         self.twins: list[Twin] = []
         self.held: list[int] = []  # References that the caller has: popped blocks, copied ones.
         self.ledger = Ledger()
@@ -372,11 +373,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.everything_is_equal()
         self.native.release([twin.native for twin in self.twins])
         self.native.free_blocks(self.held)
-        assert sorted(self.native.free_queue()) == list(range(1, self.config.num_blocks))
         assert self.native.num_free_blocks == self.config.num_blocks - 1
         assert self.native.usage == 0.0
         assert self.native.reset()
         assert self.native.cached() == {}
+        assert sorted(self.native.free_queue()) == list(range(1, self.config.num_blocks))
         self.native.check_integrity()
 
     # ---- what must be equal --------------------------------------------------------------

@@ -285,4 +285,4 @@ class State(Group):
 
 
 def num_free(pool: Pool, blocks: Sequence[int]) -> int:
-    return sum(block in pool.free for block in blocks)
+    return sum(pool.is_free(block) for block in blocks)

@@ -292,13 +292,13 @@ class CacheModel:
             whole = at_most(len(request.tokens), limit)
             reach = Reach(whole, whole, need.num_encoder_tokens)
             wanted = self._num_needed(request, starts, reach, admission=True)
-            demand(wanted + watermark <= len(pool.free), has_retired=False)
+            demand(wanted + watermark <= pool.num_free, has_retired=False)
         main = computed + need.num_new_tokens
         slots = at_most(main + need.num_lookahead_tokens, limit)
         reach = Reach(slots, main, need.num_encoder_tokens)
         self._retire(need)
         wanted = self._num_needed(request, starts, reach, admission=False)
-        demand(wanted + watermark + reserved_blocks <= len(pool.free))
+        demand(wanted + watermark + reserved_blocks <= pool.num_free)
         self._count(need)
         self._adopt(request, starts, need)
         new = [g.extend(pool, t, reach) for g, t in zip(groups, request.tables, strict=True)]
@@ -364,9 +364,13 @@ class CacheModel:
         rows = list(zip(self.memory.groups, request.tables, starts, strict=True))
         for group, table, start in rows:
             group.adopt(self.memory.pool, table, start)
+        self._resumed(request, need)
         if need.num_external_tokens:
             for group, table, start in rows:
                 group.adopt_external(self.memory.pool, table, start)
+
+    def _resumed(self, request: Request, need: Need) -> None:
+        """A request goes on behind its hit. Only a retention by value cares."""
 
     def _retire(self, need: Need) -> None:
         computed = self._local(need) + need.num_external_tokens
@@ -564,7 +568,7 @@ class CacheModel:
 
     @property
     def num_free_blocks(self) -> int:
-        return len(self.memory.pool.free)
+        return self.memory.pool.num_free
 
     @property
     def usage(self) -> float:

@@ -14,6 +14,7 @@ from kvbraid.cache.step import (
     Match,
     Need,
 )
+from kvbraid.models import PrefillCost
 
 __all__ = [
     "Allocation",
@@ -30,6 +31,7 @@ __all__ = [
     "KeptState",
     "Match",
     "Need",
+    "PrefillCost",
     "Retention",
     "Starts",
     "Statistics",

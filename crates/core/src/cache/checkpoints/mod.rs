@@ -14,6 +14,7 @@ mod integrity;
 mod tree;
 mod value;
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use smallvec::SmallVec;
@@ -187,9 +188,10 @@ impl Checkpoints {
             return;
         }
         self.keep(pool, request, tokens, Origin::End);
-        let id = self.anchor(pool, request, tokens).node;
+        let Anchor { node: id, tokens } = self.anchor(pool, request, tokens);
         let node = &mut self.nodes[id as usize];
-        if id != ROOT && node.children.is_empty() && node.end <= tokens {
+        // A node that ends further is one that another path leads to.
+        if id != ROOT && node.children.is_empty() && node.end == tokens {
             node.ending = request.ending;
             node.has_ended = true;
             node.was_resumed = false;
@@ -238,6 +240,7 @@ impl Checkpoints {
         node.is_resumable = true;
         node.origin = origin;
         node.ending = request.ending;
+        (node.has_ended, node.was_resumed) = (false, false);
         if !node.children.is_empty() {
             self.likelihood.passed(origin, node.children.len());
         }
@@ -279,30 +282,35 @@ impl Checkpoints {
         self.level = self.level.max(key.value);
         let mut released = Vec::new();
         self.drop_node(pool, id, &mut released);
-        // What the furthest boundaries need goes first, in all groups alike.
-        released.sort_by_key(|&block| std::cmp::Reverse(pool.num_tokens(block)));
-        for block in released {
-            pool.let_go(block);
-        }
+        release(pool, released);
         true
     }
 
-    /// A block is about to lose its hashes: what needs it is no checkpoint any more.
+    /// A block is about to lose its hashes: what needs it is no checkpoint any more, nor is what it
+    /// leads to.
     pub(super) fn forget(&mut self, pool: &mut Pool, block: BlockId) {
-        let mut released = Vec::new();
-        while let Some(&id) = self.holders(pool, block).first() {
-            let mut id = id;
-            if self.nodes[id as usize].full.contains(&block) {
-                // All that it leads to goes before it.
-                while let Some(&child) = self.nodes[id as usize].children.first() {
-                    id = child;
-                }
+        let mut lost: Vec<NodeId> = Vec::new();
+        for id in self.holders(pool, block) {
+            let node = &self.nodes[id as usize];
+            if node.full.contains(&block) {
+                self.collect(id, &mut lost);
+            } else {
+                lost.push(id);
             }
+        }
+        lost.retain(|&id| self.nodes[id as usize].is_resumable);
+        // The furthest first: who is left then leads on to nothing that is lost.
+        let furthest = |id: &NodeId| {
+            let node = &self.nodes[*id as usize];
+            (Reverse(node.end), node.used_at, *id)
+        };
+        lost.sort_by_key(furthest);
+        lost.dedup();
+        let mut released = Vec::new();
+        for id in lost {
             self.drop_node(pool, id, &mut released);
         }
-        for block in released {
-            pool.let_go(block);
-        }
+        release(pool, released);
     }
 
     /// A block's hashes are another one's now.
@@ -343,5 +351,14 @@ impl Checkpoints {
             }
             _ => (0..).take(self.nodes.len()).filter(has).collect(),
         }
+    }
+}
+
+/// Has blocks wait in the pool's queue: what the furthest boundaries need goes first, in all groups
+/// alike.
+fn release(pool: &mut Pool, mut blocks: Vec<BlockId>) {
+    blocks.sort_by_key(|&block| (Reverse(pool.num_tokens(block)), block));
+    for block in blocks {
+        pool.let_go(block);
     }
 }

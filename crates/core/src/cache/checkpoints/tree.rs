@@ -132,19 +132,36 @@ impl Checkpoints {
 
     /// Has the hashes of a node's blocks and of its end belong to it.
     pub(super) fn claim(&mut self, pool: &Pool, id: NodeId) {
-        let node = &self.nodes[id as usize];
-        let blocks = node.full.iter().filter_map(|&block| pool.key(block));
-        let entries: Vec<EntryId> = blocks.map(|key| key.entry).chain(node.entry).collect();
-        for entry in entries {
+        for entry in self.entries(pool, &self.nodes[id as usize]) {
             self.set_owner(entry, id);
         }
     }
 
     fn disclaim(&mut self, pool: &Pool, node: &Node) {
-        let blocks = node.full.iter().filter_map(|&block| pool.key(block));
-        for entry in blocks.map(|key| key.entry).chain(node.entry) {
+        for entry in self.entries(pool, node) {
             self.set_owner(entry, NO_NODE);
         }
+    }
+
+    /// The hashes that belong to a node: of its end, and of those blocks that paths can part behind.
+    /// Other blocks may be another node's too.
+    fn entries(&self, pool: &Pool, node: &Node) -> Vec<EntryId> {
+        let own = |block: &&BlockId| self.is_owned(pool.num_tokens(**block), node.end);
+        let keys = node.full.iter().filter(own).map(|&block| pool.key(block));
+        keys.flatten()
+            .map(|key| key.entry)
+            .chain(node.entry)
+            .collect()
+    }
+
+    /// Whether the hash of a block of a full group that covers so many tokens belongs to the node
+    /// which ends at `end`. Not if the node ends inside the block, and not if the block ends between
+    /// two places where paths can part: then both paths may need it.
+    pub(super) fn is_owned(&self, tokens: u32, end: u32) -> bool {
+        tokens <= end
+            && self
+                .full_step
+                .is_some_and(|step| tokens.is_multiple_of(step))
     }
 
     fn add(&mut self, node: Node) -> NodeId {
@@ -288,6 +305,16 @@ impl Checkpoints {
     fn dequeue(&mut self, id: NodeId) {
         if let Some(key) = self.nodes[id as usize].key.take() {
             self.queue.remove(&(key, id));
+        }
+    }
+
+    /// Adds a node and all that it leads to.
+    pub(super) fn collect(&self, id: NodeId, found: &mut Vec<NodeId>) {
+        let mut next = found.len();
+        found.push(id);
+        while let Some(&id) = found.get(next) {
+            found.extend(&self.nodes[id as usize].children);
+            next += 1;
         }
     }
 
