@@ -21,10 +21,10 @@ PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz ci dev lint lint-format lint-types lint-layers lint-rust fmt wheel docs bench study soak test-rust test-python test-vllm soak-vllm clean
+.PHONY: help demo test fuzz mutants ci dev lint lint-format lint-types lint-layers lint-rust fmt wheel docs bench study soak test-rust test-python test-vllm test-vllm-upstream soak-vllm clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # ---- what a newcomer runs ------------------------------------------------------------------
 
@@ -82,6 +82,12 @@ dist/built: $(SOURCES)
 	@.venv-vllm/bin/python $(PIP) --force-reinstall --no-deps dist/*.whl
 	@touch $@
 
+# vLLM's tests lie in its source alone; nothing of it is kept in this repository.
+.venv-vllm/upstream/fetched: .venv-vllm/installed tests/vllm/upstream/fetch.py
+	@echo "fetching vLLM's source for its own tests (45 MB)"
+	@.venv-vllm/bin/python tests/vllm/upstream/fetch.py .venv-vllm/upstream
+	@touch $@
+
 .venv-study/installed: dist/built
 	@echo "setting up .venv-study (the wheel, matplotlib)"
 	@test -x .venv-study/bin/python || $(PYTHON) -m venv .venv-study
@@ -105,10 +111,16 @@ test-python: .venv-wheel/installed ## Run the Python tests against the installed
 soak: .venv-wheel/installed ## Run the property tests long (2 000 examples each)
 	HYPOTHESIS_PROFILE=soak KVBRAID_TESTED=wheel .venv-wheel/bin/python -m pytest --timeout 3600 $(PYTEST_ARGS)
 
+mutants: .venv/installed ## Plant twenty bugs one by one: the tests must catch each (NAMES=M01 narrows it)
+	.venv/bin/python -m tests.mutants.run $(NAMES)
+
 test-vllm: .venv-vllm/installed ## Compare with a real vLLM on this CPU (needs the tiny models)
 	KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
 
-soak-vllm: .venv-vllm/installed ## Compare with a real vLLM for longer (10 000 operations a configuration)
+test-vllm-upstream: .venv-vllm/upstream/fetched ## Run vLLM's own tests of its cache on ours
+	@cd tests/vllm && $(CURDIR)/.venv-vllm/bin/python -m upstream.run $(CURDIR)/.venv-vllm/upstream
+
+soak-vllm: .venv-vllm/installed ## Compare with a real vLLM for longer (10 000 operations a configuration, 400 requests a model)
 	KVBRAID_SOAK=1 KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
 
 # A stable-only fuzz test runs with the Rust tests; this one is guided by coverage.

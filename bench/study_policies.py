@@ -19,9 +19,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from kvbraid.cache import Retention
 from kvbraid.sim.cache_models import CONFIGS, cache_model
 from kvbraid.sim.cache_policies import CACHE_POLICIES, retention_of
-from kvbraid.sim.cache_simulation import simulate
+from kvbraid.sim.cache_simulation import HitRate, simulate
 from kvbraid.sim.footprint import Footprint, footprint
 from kvbraid.sim.memory_size import show_size
 from kvbraid.sim.simulation_plot import Curves, draw, load_matplotlib
@@ -151,7 +152,8 @@ def compute(traces: Path, cell: Cell) -> Row:
     trace, model = _trace(traces, cell.trace, cell.limit), cache_model(cell.model)
     ideal = _footprint(traces, cell.trace, cell.model, cell.limit)
     num_blocks = ceil(ideal.num_blocks * Fraction(cell.share)) + 1  # And the null block.
-    result = simulate(trace, model, num_blocks, retention_of(cell.policy, model))
+    retention = retention_of(cell.policy, model)
+    result = _simulated(traces, cell.trace, cell.limit, cell.model, num_blocks, retention)
     return {
         "version": VERSION,
         **asdict(cell),
@@ -162,6 +164,14 @@ def compute(traces: Path, cell: Cell) -> Row:
         "notes": dict(trace.notes),
         "seconds": round(time.monotonic() - begun, 1),
     }
+
+
+@lru_cache(maxsize=1)
+def _simulated(
+    traces: Path, name: str, limit: int | None, model: str, num_blocks: int, retention: Retention
+) -> HitRate:
+    """Once for policies that are the same for a model: one of full attention keeps every block."""
+    return simulate(_trace(traces, name, limit), cache_model(model), num_blocks, retention)
 
 
 @lru_cache(maxsize=1)

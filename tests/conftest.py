@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 EXPECTED_SKIPS: Final = frozenset({"needs ../shared/captures", "needs ../shared/models"})
 """Reasons a test may skip for: material that a clone without `../shared` does not have."""
@@ -21,6 +21,12 @@ if os.environ.get("KVBRAID_REAL_ENGINE") != "1":
 settings.register_profile("ci", derandomize=True, max_examples=100, deadline=None)
 settings.register_profile(
     "soak", max_examples=2_000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(  # A planted bug need not be understood: the first failure will do.
+    "mutants",
+    settings.get_profile("ci"),
+    phases=(Phase.explicit, Phase.generate),
+    report_multiple_bugs=False,
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

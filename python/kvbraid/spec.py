@@ -5,7 +5,7 @@ are those of a capture's `config.json`, so that an operator can paste one into `
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, TypeVar
 
@@ -68,6 +68,24 @@ class GroupSpec:
         if self.kind.is_window and self.window is None:
             msg = f"a {self.kind.value} group needs its window in tokens"
             raise TopologyError(msg)
+
+    def sharded_over(self, num_ranks: int) -> "GroupSpec":
+        """Return the group as decode-context parallelism makes it: a block covers its tokens on
+        every rank.
+
+        Raises:
+            TopologyError: No rank at all, or a kind whose tokens no engine spreads.
+        """
+        if num_ranks < 1:
+            msg = f"{num_ranks} ranks; it must be at least 1"
+            raise TopologyError(msg)
+        if num_ranks > 1 and not self.kind.is_full:
+            msg = (
+                f"the tokens of a {self.kind.value} group are not spread over {num_ranks} ranks: "
+                "only full attention is; leave the group as it is, replicated"
+            )
+            raise TopologyError(msg)
+        return replace(self, block_size=self.block_size * num_ranks)
 
 
 class EngineDialect(Enum):

@@ -323,6 +323,19 @@ class CacheMachine(RuleBasedStateMachine):
         self.model.free_blocks(self.held[::-1])
         self.held = []
 
+    def take_blocks(self, data: st.DataObject) -> None:
+        count = data.draw(st.integers(0, min(2, self.native.num_free_blocks)))
+        taken = self.native.take_blocks(count)
+        assert taken == self.model.take_blocks(count)
+        self.held += taken
+
+    def hold_blocks(self, data: st.DataObject) -> None:
+        ids = st.integers(1, self.config.num_blocks - 1)
+        blocks = data.draw(st.lists(ids, min_size=1, max_size=2))
+        self.native.hold_blocks(blocks)
+        self.model.hold_blocks(blocks)
+        self.held += blocks
+
     def forget(self, data: st.DataObject) -> None:
         ids = st.integers(1, self.config.num_blocks - 1)
         blocks = data.draw(st.lists(ids, min_size=1, max_size=3, unique=True))
@@ -343,7 +356,10 @@ class CacheMachine(RuleBasedStateMachine):
         which(self, data)
 
     OFTEN = (next_step, free_blocks, extend, reject_drafts)
-    SELDOM = (truncate, commit, free_skipped, release, preempt, pop_blocks, forget, reset)
+    SELDOM = (
+        *(truncate, commit, free_skipped, release, preempt, forget, reset),
+        *(pop_blocks, take_blocks, hold_blocks),
+    )
 
     @rule(data=st.data(), which=st.sampled_from((*OFTEN, *OFTEN, *SELDOM)))
     def interfere(self, data: st.DataObject, which: Callable[..., None]) -> None:
@@ -377,8 +393,16 @@ class CacheMachine(RuleBasedStateMachine):
         assert native.take_blocks_to_zero() == model.take_blocks_to_zero()
         assert native.free_queue() == model.free_queue()
         assert native.cached() == model.cached()
+        for (group, digest), holders in model.cached().items():
+            assert native.holders(group, digest) == holders
         assert native.num_free_blocks == model.num_free_blocks
         assert native.usage == model.usage
+        assert native.take_statistics() == model.take_statistics()
+        running = self.of(running=True)
+        for count in range(len(running) + 1):
+            some = running[:count]
+            got = native.num_common_prefix_blocks([twin.native for twin in some])
+            assert got == model.num_common_prefix_blocks([twin.model for twin in some])
         assert native.num_groups == model.num_groups
         for twin in self.twins:
             assert native.blocks(twin.native) == model.blocks(twin.model)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from kvbraid import _native
 from kvbraid.resume import encode
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
@@ -27,6 +27,7 @@ A_SECOND_FULL_SPEC_REACHES_LESS = Case(
 )
 
 
+@settings(max_examples=6 * settings().max_examples)
 @given(case=engine_topologies().flatmap(in_front_of))
 @example(case=A_SECOND_FULL_SPEC_REACHES_LESS)
 def test_the_dialect_answers_as_the_engine_searches(case: Case) -> None:

@@ -1,5 +1,6 @@
 """The native decoder and the obvious model agree, on good events, odd values and broken bytes."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from kvbraid._native import decode_batch
+from kvbraid.events import decode
 
 from tests.reference import wire as model
 
@@ -88,6 +90,13 @@ def assert_agreement(payload: bytes) -> None:
 @settings(deadline=None)
 def test_the_decoder_agrees_with_the_model_on_events_good_and_odd(payload: bytes) -> None:
     assert_agreement(payload)
+
+
+@given(payloads())
+@settings(deadline=None)
+def test_decoded_events_are_what_their_constructors_accept(payload: bytes) -> None:
+    for event in decode(payload).events:
+        assert replace(event) == event
 
 
 @given(payloads(), st.data())

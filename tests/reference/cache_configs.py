@@ -39,6 +39,9 @@ def shared_group(draw: st.DrawFn, unit: int, ratios: tuple[int, ...], partial: b
         num_speculative_blocks=draw(st.sampled_from((0, 0, 1, 2))) if is_state else 0,
         extra_retained_tokens=draw(st.sampled_from((0, 0, 3))) if kind.is_window else 0,
         needs_zeroing=draw(st.booleans()),
+        checkpoint_alignment=draw(st.sampled_from((None, 1, unit, 2 * unit)))
+        if is_state
+        else None,
     )
     return spec, options
 

@@ -26,6 +26,8 @@ class Table:
     has_run: bool = False  # State groups: it took blocks of its own.
     state_before: int | None = None  # State groups: where the state before the running one is.
     retired: int = 0  # State groups: leading blocks that were given back.
+    checkpoint: tuple[int, int] | None = None  # State groups: tokens and place of a state saved
+    # on the way by the step at hand.
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,7 @@ class State(Group):
 
     0 0 s | d d       running state s, two blocks for drafts
     0 0 s 0 0 n | d d after three more blocks of tokens: s is read once more, then given back
+    0 0 s 0 c n | d d the same, and the backend saved a state on the way
     """
 
     def skipped_tokens(self, num_tokens: int) -> int:
@@ -216,22 +219,23 @@ class State(Group):
         new -= len(start.hits) + len(table.blocks)
         if is_copied:
             new = max(0, new) + 1
-        most = 1 + is_copied + (0 if table.has_run else drafts)
+        most = 1 + is_copied + bool(table.checkpoint) + (0 if table.has_run else drafts)
         return min(new, most) + num_free(pool, start.hits)  # Below 0: it has some to spare.
 
     def extend(self, pool: Pool, table: Table, reach: Reach) -> list[int]:
         drafts, before = self.options.num_speculative_blocks, len(table.blocks)
         state = self.blocks_for(reach.num_main_tokens) - 1  # The place of the new state.
-        if state + 1 + drafts <= before and table.tail is None:
+        if state + 1 + drafts <= before and table.tail is None and table.checkpoint is None:
             table.has_run = True
             return []
         if table.has_run:
             table.state_before = before - 1 - drafts
         elif before:
             table.state_before = before - 1
-        table.blocks += [NULL] * (state - before)
+        empty = state - 1 if table.checkpoint else state  # Up to where nothing is written.
+        table.blocks += [NULL] * (empty - before)
         if table.has_run:
-            for place in range(before - drafts, min(before, state)):
+            for place in range(before - drafts, min(before, empty)):
                 table.blocks.append(table.blocks[place])  # Nothing is in it: it moves along.
                 table.blocks[place] = NULL
         moved = table.blocks[before:]

@@ -7,11 +7,13 @@ tried on a copy. It is slow, and never checks what callers give it.
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Final
 
-from kvbraid.cache import CacheConfig, GroupOptions, Match, Need
+from kvbraid.cache import CacheConfig, GroupOptions, Interval, Match, Need, Starts, Statistics
 from kvbraid.events.model import AllBlocksCleared, Event
 from kvbraid.hashing import NO_EXTRA_KEYS, EngineHash, ExtraKeys, HashAlgo, block_hashes
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind
@@ -57,6 +59,9 @@ class Memory:
     pool: Pool
     groups: list[Group]
     requests: dict[int, Request] = field(default_factory=dict)
+    running: set[int] = field(default_factory=set)
+    preempted: set[int] = field(default_factory=set)  # Requests that ran, and do not now.
+    counts: Counter[str] = field(default_factory=Counter)
 
 
 class CacheModel:
@@ -145,11 +150,19 @@ class CacheModel:
         self.memory.requests[request].num_computed_tokens = num_computed_tokens
 
     def release(self, requests: Sequence[int]) -> None:
-        self.preempt(requests)
+        self._give_back(requests)
         for request in requests:
             del self.memory.requests[request]
 
     def preempt(self, requests: Sequence[int]) -> None:
+        stopped = self.memory.running.intersection(requests)
+        self.memory.counts["num_preemptions"] += len(stopped)
+        self._give_back(requests)
+
+    def _give_back(self, requests: Sequence[int]) -> None:
+        stopped = self.memory.running.intersection(requests)
+        self.memory.running -= stopped
+        self.memory.preempted |= stopped
         for request in requests:
             known = self.memory.requests[request]
             for g, table in enumerate(known.tables):
@@ -168,6 +181,7 @@ class CacheModel:
     # ---- hits ----------------------------------------------------------------------------
 
     def match(self, request: int) -> Match:
+        self.memory.counts["num_matches"] += 1
         known = self.memory.requests[request]
         if not self.config.caching or not any(map(self._is_shared, self.memory.groups)):
             return Match(0, 0)  # Not that nobody objects: nothing is held.
@@ -285,6 +299,7 @@ class CacheModel:
         self._retire(need)
         wanted = self._num_needed(request, starts, reach, admission=False)
         demand(wanted + watermark + reserved_blocks <= pool.num_free)
+        self._count(need)
         self._adopt(request, starts, need)
         new = [g.extend(pool, t, reach) for g, t in zip(groups, request.tables, strict=True)]
         request.num_computed_tokens = main
@@ -292,14 +307,54 @@ class CacheModel:
             self.commit(need.request, min(main, len(request.tokens)))
         return new
 
+    def _count(self, need: Need) -> None:
+        memory = self.memory
+        if need.request in memory.running:
+            return
+        which = "resumed" if need.request in memory.preempted else "started"
+        memory.running.add(need.request)
+        memory.counts[f"{which} requests"] += 1
+        memory.counts[f"{which} tokens"] += len(memory.requests[need.request].tokens)
+        memory.counts[f"{which} hit"] += need.num_hit_tokens
+        memory.counts["num_external_tokens"] += need.num_external_tokens
+        memory.counts["num_junctions"] += bool(need.junction)
+
     def _num_needed(
         self, request: Request, starts: Sequence[Start], reach: Reach, *, admission: bool
     ) -> int:
-        rows = zip(self.memory.groups, request.tables, starts, strict=True)
+        rows = list(zip(self.memory.groups, request.tables, starts, strict=True))
+        for group, table, start in rows:
+            table.checkpoint = self._checkpoint(group, request, table, start.num_tokens, reach)
         return sum(
             group.num_needed(self.memory.pool, table, start, reach, admission=admission)
             for group, table, start in rows
         )
+
+    def _checkpoint(
+        self, group: Group, request: Request, table: Table, start: int, reach: Reach
+    ) -> tuple[int, int] | None:
+        """The tokens and the place of the state that a step saves on its way, where the backend
+        can, in a place that nothing else has. Where only prompt ends are kept, the last step of a
+        prompt does."""
+        every = group.options.checkpoint_alignment
+        end, unit = reach.num_main_tokens, self.hash_block
+        prefill_end = max(request.num_prompt_tokens, len(request.tokens) - 1)
+        if self.config.retention == Interval(0) and end < prefill_end:
+            return None
+        if every is None or start % unit:
+            return None
+        saved, place = self._last_boundary(end, self.hit_alignment), group.blocks_for(end) - 2
+        can_save = start + unit <= saved < end and (saved - start) % every == 0
+        if not can_save or place < group.blocks_for(start):
+            return None
+        drafts = group.options.num_speculative_blocks if table.has_run else 0
+        held = table.blocks[: len(table.blocks) - drafts]
+        return None if place < len(held) and held[place] else (saved, place)
+
+    def _last_boundary(self, num_tokens: int, unit: int) -> int:
+        """Where a prompt is resumed again: a token is left, or what a draft head drops."""
+        limit = num_tokens - (not self.uses_eagle)
+        return max(0, limit // unit * unit - unit * self.uses_eagle)
 
     def _adopt(self, request: Request, starts: Sequence[Start], need: Need) -> None:
         """First every group pins its hit, then any takes blocks for external tokens."""
@@ -396,9 +451,11 @@ class CacheModel:
     def _commit_state_tail(self, group: Group, request: Request, num_tokens: int) -> None:
         """A state that was taken exactly where the same prompt would resume."""
         unit, size = self.hash_block, group.spec.block_size
-        limit = request.num_prompt_tokens - (not self.uses_eagle)
-        end = max(0, limit // unit * unit - unit * self.uses_eagle)
+        end = self._last_boundary(request.num_prompt_tokens, unit)
         place, table = -(-end // size) - 1, request.tables[group.index]
+        if table.checkpoint is not None:
+            self._commit_checkpoint(group, request, table)
+            return
         if not end or end != num_tokens or end > len(request.hashes) * unit:
             return
         if place >= len(table.blocks) or not table.blocks[place]:
@@ -408,6 +465,24 @@ class CacheModel:
         if end % size:
             table.tail, table.committed = (place, table.blocks[place]), place
 
+    def _commit_checkpoint(self, group: Group, request: Request, table: Table) -> None:
+        """The state that was saved on the way is all that its block holds, whatever was committed
+        by place; it is kept where somebody is expected to resume."""
+        assert table.checkpoint is not None
+        (end, place), unit, size = table.checkpoint, self.hash_block, group.spec.block_size
+        block = table.blocks[place] if place < len(table.blocks) else NULL
+        if not block:
+            return
+        awaited = [self._last_boundary(request.num_prompt_tokens, self.hit_alignment)]
+        awaited += [request.junction]
+        is_kept = end % size == 0 and self.keepers[group.index].keeps(end // size - 1, [])
+        if end not in awaited and not is_kept:
+            self.memory.pool.forget(block)
+        elif self.memory.pool.own_end.get(block) != end <= len(request.hashes) * unit:
+            self.memory.pool.forget(block)
+            self._register_part(group, request, block, end)
+            group.this_step.add((group.index, request.hashes[end // unit - 1]))
+
     def _register_part(self, group: Group, request: Request, block: int, end: int) -> None:
         if self._register(group, request, block, end):
             self._say(partial_store(request, group, self.hash_block, end))
@@ -416,6 +491,13 @@ class CacheModel:
 
     def free_blocks(self, block_ids: Sequence[int]) -> None:
         self.memory.pool.release(block_ids)
+
+    def take_blocks(self, count: int) -> list[int]:
+        return self.memory.pool.take(count)
+
+    def hold_blocks(self, block_ids: Sequence[int]) -> None:
+        for block in block_ids:
+            self.memory.pool.touch(block)
 
     def forget(self, block_ids: Sequence[int]) -> None:
         for block in block_ids:
@@ -437,6 +519,24 @@ class CacheModel:
         events, self.memory.pool.events = self.memory.pool.events, []
         return tuple(events) if self.config.events else ()
 
+    def take_statistics(self) -> Statistics:
+        counts, self.memory.counts = self.memory.counts, Counter()
+        pool = self.memory.pool
+        evicted, pool.num_evicted = pool.num_evicted, 0
+        taken, pool.num_taken = pool.num_taken, 0
+        started, resumed = (
+            Starts(*(counts.pop(f"{which} {what}", 0) for what in ("requests", "tokens", "hit")))
+            for which in ("started", "resumed")
+        )
+        names = ("num_matches", "num_external_tokens", "num_junctions", "num_preemptions")
+        return Statistics(
+            started=started,
+            resumed=resumed,
+            num_allocated_blocks=taken,
+            num_evicted_blocks=evicted,
+            **{name: counts[name] for name in names},
+        )
+
     def take_copies(self) -> list[tuple[int, int]]:
         pairs = [pair for group in self.memory.groups for pair in group.copies]
         for group in self.memory.groups:
@@ -453,6 +553,14 @@ class CacheModel:
 
     def blocks(self, request: int) -> list[list[int]]:
         return [list(table.blocks) for table in self.memory.requests[request].tables]
+
+    def num_common_prefix_blocks(self, requests: Sequence[int]) -> list[int]:
+        tables = [self.blocks(request) for request in requests]
+        return [self._num_common([table[g] for table in tables]) for g in range(self.num_groups)]
+
+    def _num_common(self, tables: Sequence[Sequence[int]]) -> int:
+        rows = [{*blocks} for blocks in zip(*tables, strict=False)]
+        return len([*takewhile(lambda row: len(row) == 1 and NULL not in row, rows)])
 
     @property
     def num_groups(self) -> int:

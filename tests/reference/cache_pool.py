@@ -4,6 +4,7 @@ A block is free or referenced; it may have several keys (the first is its own, t
 places inside it), and several blocks may have the same key. Nothing is indexed or linked.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -43,6 +44,8 @@ class Pool:
     own_end: dict[int, int] = field(default_factory=dict)  # Tokens before the own key's end.
     copies: dict[Key, list[int]] = field(default_factory=dict)  # Oldest first.
     events: list[Event] = field(default_factory=list)
+    num_taken: int = 0
+    num_evicted: int = 0
 
     def __post_init__(self) -> None:
         self.free = list(range(1, self.num_blocks))
@@ -53,6 +56,15 @@ class Pool:
 
     def is_free(self, block: int) -> bool:
         return block in self.free
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Pool":
+        """Copy lists and dictionaries; what they hold never changes. Tests make many copies."""
+        twin = copy.copy(self)
+        twin.free, twin.events = self.free.copy(), self.events.copy()
+        twin.references, twin.own_end = self.references.copy(), self.own_end.copy()
+        twin.keys = {block: keys.copy() for block, keys in self.keys.items()}
+        twin.copies = {key: blocks.copy() for key, blocks in self.copies.items()}
+        return twin
 
     def find(self, key: Key) -> int | None:
         return next(iter(self.copies.get(key, ())), None)
@@ -70,6 +82,8 @@ class Pool:
         if count > len(self.free):
             raise OutOfBlocksError
         taken, self.free = self.free[:count], self.free[count:]
+        self.num_taken += count
+        self.num_evicted += sum(block in self.keys for block in taken)
         for block in taken:
             self.forget(block)
             self.references[block] = 1

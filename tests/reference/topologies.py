@@ -55,7 +55,7 @@ def topologies(draw: st.DrawFn, num_groups: st.SearchStrategy[int]) -> Topology:
     smallest = lcm(*(g.block_size for g in chosen))
     return Topology(
         groups=chosen,
-        alignment=smallest * draw(st.sampled_from((1, 1, 1, 2))),
+        alignment=draw(st.sampled_from((None, smallest, smallest, 2 * smallest))),
         hash_block_size=hash_block,
         partial_hits=draw(st.booleans()),
         replay_tokens=draw(st.sampled_from((0, 0, 0, 1, 3, 8))),

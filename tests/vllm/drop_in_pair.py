@@ -30,12 +30,12 @@ with warnings.catch_warnings():
 SIZES: Final = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
 
 
-def full(block_size: int = 16) -> KVCacheSpec:
-    return FullAttentionSpec(block_size=block_size, **SIZES)
+def full(block_size: int = 16, **more: Any) -> KVCacheSpec:  # noqa: ANN401
+    return FullAttentionSpec(block_size=block_size, **SIZES, **more)
 
 
-def window(tokens: int, block_size: int = 16) -> KVCacheSpec:
-    return SlidingWindowSpec(block_size=block_size, sliding_window=tokens, **SIZES)
+def window(tokens: int, block_size: int = 16, **more: Any) -> KVCacheSpec:  # noqa: ANN401
+    return SlidingWindowSpec(block_size=block_size, sliding_window=tokens, **SIZES, **more)
 
 
 def chunked(tokens: int, block_size: int = 16) -> KVCacheSpec:
@@ -86,6 +86,7 @@ class Pair:
         self._num_made = 0
         self.num_events = 0
         self.num_copies = 0
+        self.num_states = 0
 
     def request(self, prompt: Sequence[int], **more: Any) -> Request:  # noqa: ANN401
         self._num_made += 1
@@ -144,7 +145,10 @@ class Pair:
         return int(hit)
 
     def _copy(self) -> None:
-        """Make the copies that a step asks for, and let both ends go."""
+        """Take the states to store, make the copies that a step asks for, let both ends go."""
+        states = self.theirs.take_boundary_state_offloads()
+        assert self.ours.take_boundary_state_offloads() == states
+        self.num_states += sum(map(len, states.values()))
         expected, held = self.theirs.take_kv_cache_block_copies()
         copies, ours_held = self.ours.take_kv_cache_block_copies()
         assert copies == expected
@@ -179,6 +183,7 @@ class Pair:
     def finish(self, requests: Iterable[Request]) -> None:
         for request in requests:
             self.both("estimate_cached_tokens", request)
+            self.num_states += len(self.both("finalize_partial_tail_offloads", request))
             self.both("free", request)
 
     def compare(self) -> None:

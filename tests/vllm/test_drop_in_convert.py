@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 from kvbraid.cache import CacheManager, Dense, GroupOptions, Interval
-from kvbraid.errors import UnsupportedError
+from kvbraid.errors import InvalidValueError, UnsupportedError
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind
 
 from tests.vllm.drop_in_pair import SIZES, chunked, config_of, full, states, window
 
 if True:  # Only after `drop_in_pair` has imported vLLM with its warnings off.
     from kvbraid.integrations.vllm import EngineSettings, KvbraidCacheManager, cache_config
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.kv_cache_interface import (
         CircularBufferSpec,
         CrossAttentionSpec,
@@ -116,6 +117,14 @@ def test_options_of_groups_are_taken_over() -> None:
     )
 
 
+def test_states_saved_inside_chunks_are_taken_over() -> None:
+    saves: dict[str, Any] = {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": 8}
+    specs = (states(**saves), states(mode="none", **saves), states(prefill_checkpoint_alignment=8))
+    settings = replace(SETTINGS, caching=False)
+    config = cache_config(config_of(*specs, num_blocks=9), settings)
+    assert [o.checkpoint_alignment for o in config.group_options] == [8, None, None]
+
+
 def test_without_reuse_no_group_is_cached_and_sizes_need_not_fit() -> None:
     settings = replace(SETTINGS, caching=False, scheduler_block_size=1_024 * 17)
     specs = (states(1_024, "none"), full(17), CrossAttentionSpec(block_size=16, **SIZES))
@@ -132,7 +141,6 @@ def test_a_model_without_a_cache_has_an_empty_one() -> None:
     [
         (RSWASpec(block_size=16, rswa_window=32, **SIZES), "group 0 is a RSWASpec"),
         (SinkFullAttentionSpec(block_size=16, sink_len=16, **SIZES), "SinkFullAttentionSpec"),
-        (states(num_prefill_checkpoint_blocks=1), "num_prefill_checkpoint_blocks = 1"),
         (states(mode="none"), "mamba_cache_mode = 'none'.*--no-enable-prefix-caching"),
         (
             SlidingWindowMLASpec(block_size=16, sliding_window=8, bounded_replay=True, **SIZES),
@@ -166,14 +174,38 @@ def test_drafts_longer_than_a_block_are_refused() -> None:
         topology_of(full(), settings=settings)
 
 
-@pytest.mark.parametrize(
-    ("more", "option"),
-    [
-        ({"dcp_world_size": 2}, "--decode-context-parallel-size"),
-        ({"pcp_world_size": 2}, "--prefill-context-parallel-size"),
-        ({"metrics_collector": object()}, "--kv-cache-metrics"),
-    ],
-)
-def test_what_ours_was_not_run_with_is_refused(more: dict[str, Any], option: str) -> None:
-    with pytest.raises(UnsupportedError, match=option):
-        KvbraidCacheManager(config_of(full(), num_blocks=9), 64, 16, 16, **more)
+def test_metrics_of_single_blocks_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="--kv-cache-metrics"):
+        KvbraidCacheManager(
+            config_of(full(), num_blocks=9), 64, 16, 16, metrics_collector=object()
+        )
+
+
+def test_a_block_covers_its_tokens_on_all_ranks() -> None:
+    settings = replace(SETTINGS, decode_context_parallel=2)
+    specs = (full(), states(64), window(40, dcp_sharded=False))
+    assert [g.block_size for g in topology_of(*specs, settings=settings)] == [32, 64, 16]
+    config = cache_config(config_of(*specs, num_blocks=9), settings)
+    assert [o.is_replicated for o in config.group_options] == [False, False, True]
+    manager = KvbraidCacheManager(
+        config_of(*specs, num_blocks=9), 1_024, 64, 16, dcp_world_size=2, pcp_world_size=1
+    )
+    assert [g.block_size for g in manager.coordinator.single_type_managers] == [32, 64, 16]
+
+
+@pytest.mark.parametrize("spec", [window(40), chunked(64)], ids=lambda spec: type(spec).__name__)
+@pytest.mark.parametrize("ranks", [{"dcp_world_size": 2}, {"pcp_world_size": 2}], ids=str)
+def test_what_vllm_cannot_shard_is_refused(spec: Any, ranks: dict[str, Any]) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidValueError, match=r"group 1 .*context_parallel = 2 admits"):
+        KvbraidCacheManager(config_of(full(), spec, num_blocks=9), 1_024, 16, 16, **ranks)
+    with pytest.raises(AssertionError, match="CP"):
+        KVCacheManager(config_of(full(), spec, num_blocks=9), 1_024, 16, 16, **ranks)
+
+
+def test_states_are_refused_where_a_prompt_is_spread() -> None:
+    with pytest.raises(InvalidValueError, match=r"group 0 .*prefill_context_parallel = 2 admits"):
+        KvbraidCacheManager(
+            config_of(states(), full(), num_blocks=9), 1_024, 16, 16, pcp_world_size=2
+        )
+    with pytest.raises(AssertionError, match="PCP"):
+        KVCacheManager(config_of(states(), full(), num_blocks=9), 1_024, 16, 16, pcp_world_size=2)

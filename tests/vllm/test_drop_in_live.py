@@ -15,7 +15,8 @@ import msgspec
 import pytest
 
 from tests.vllm.live_engine import DROP_IN_MODELS, LiveModel, running
-from tests.vllm.test_live_engines import MAX_OUTPUT, NUM_REQUESTS, Prompts
+from tests.vllm.soak import LIVE_TIMEOUT, NUM_REQUESTS
+from tests.vllm.test_live_engines import MAX_OUTPUT, Prompts
 
 SCHEDULER = "kvbraid.integrations.vllm.KvbraidScheduler"
 
@@ -34,7 +35,7 @@ def events_of(payload: bytes) -> list[Any]:
     return batch[1:]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(LIVE_TIMEOUT)
 @pytest.mark.parametrize("model", DROP_IN_MODELS, ids=lambda model: model.folder)
 def test_an_engine_on_our_cache_does_what_it_does_on_its_own(model: LiveModel) -> None:
     num_removed = num_hits = num_requests = 0

@@ -1,6 +1,7 @@
 """Our manager answers a scheduler as vLLM's own does, call by call, on scripted sequences."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,27 @@ LAYOUTS: dict[str, Callable[[], Pair]] = {
     "states": lambda: Pair(config_of(states(), full(), num_blocks=50), alignment=16, unit=16),
     "states inside blocks": lambda: Pair(
         config_of(states(64), full(64), num_blocks=30), alignment=64, unit=16
+    ),
+    "full on two ranks": lambda: Pair(
+        config_of(full(16), num_blocks=30), alignment=32, unit=32, dcp_world_size=2
+    ),
+    "states on two ranks": lambda: Pair(
+        config_of(states(32), full(16), num_blocks=50), alignment=32, unit=32, dcp_world_size=2
+    ),
+    "states inside blocks on four ranks": lambda: Pair(
+        config_of(full(16), states(32), full(32, dcp_sharded=False), num_blocks=60),
+        alignment=64,
+        unit=16,
+        dcp_world_size=4,
+    ),
+    "a replicated window on two ranks": lambda: Pair(
+        config_of(window(40, dcp_sharded=False), full(16), num_blocks=80),
+        alignment=32,
+        unit=16,
+        dcp_world_size=2,
+    ),
+    "full on two prefill ranks": lambda: Pair(
+        config_of(full(), num_blocks=40), alignment=16, unit=16, pcp_world_size=2
     ),
 }
 
@@ -110,6 +132,75 @@ def test_evicted_blocks_are_not_found_again(pair: Pair) -> None:
     assert prefill(pair, pair.request(tokens(1, 150))) == 0
 
 
+def test_blocks_can_be_taken_held_and_found_beside_all_requests(pair: Pair) -> None:
+    request = pair.request(tokens(1, 150))
+    prefill(pair, request)
+    pools = [manager.block_pool for manager in (pair.theirs, pair.ours)]
+    taken = [pool.get_new_blocks(3) for pool in pools]
+    for name in ("touch", "free_blocks", "free_blocks"):
+        for pool, blocks in zip(pools, taken, strict=True):
+            getattr(pool, name)(blocks)
+        pair.compare()
+        pair.compare_blocks()
+    pair.finish([request])
+    unit = pair.ours.cache.config.topology.hash_block_size or 16
+    groups = pair.ours.cache.config.topology.groups
+    num_found = 0
+    for end in range(unit, 150, unit):
+        for group in range(len(groups)):
+            digest = request.block_hashes[end // unit - 1]
+            theirs, ours = (pool.get_cached_block(digest, [group]) for pool in pools)
+            assert [b.block_id for b in ours or ()] == [b.block_id for b in theirs or ()]
+            num_found += ours is not None
+    assert num_found
+    held = set(pair.ours.cache.cached().popitem()[1])
+    for pool in pools:
+        pool.evict_blocks(held)
+    pair.compare()
+    pair.compare_blocks()
+
+
+@pytest.mark.parametrize("name", ["states", "states inside blocks"])
+def test_states_to_store_are_told_with_their_blocks(name: str) -> None:
+    pair = LAYOUTS[name]()
+    prompt = tokens(1, 190)
+    first, second = pair.request(prompt), pair.request([*prompt, *tokens(2, 40)])
+    prefill(pair, first)
+    pair.decode(first, 70)
+    prefill(pair, second)
+    seen = pair.num_states
+    assert seen > 1
+    pair.finish([first])
+    # It ends where its prompt's last state is, before that is copied.
+    whole = pair.request(tokens(5, 177))
+    pair.both("new_step_starts")
+    pair.start(whole, lambda _start, _end: 176)
+    pair.finish([second, whole])
+    assert pair.num_states > seen
+
+
+def test_blocks_that_a_running_request_still_needs_are_counted(pair: Pair) -> None:
+    request = pair.request(tokens(1, 150))
+    prefill(pair, request)
+    for num_tokens, num_drafts in ((150, 0), (151, 0), (151, 3), (400, 0), (700, 5)):
+        for cap in (False, True):
+            counts = [
+                manager.coordinator.get_num_blocks_to_allocate(
+                    request_id=request.request_id,
+                    num_tokens=num_tokens + num_drafts,
+                    new_computed_blocks=manager.empty_kv_cache_blocks.blocks,
+                    num_encoder_tokens=0,
+                    total_computed_tokens=request.num_computed_tokens,
+                    num_local_computed_tokens=request.num_computed_tokens,
+                    num_tokens_main_model=num_tokens,
+                    apply_admission_cap=cap,
+                )
+                for manager in (pair.theirs, pair.ours)
+            ]
+            assert counts[0] == counts[1], (num_tokens, num_drafts, cap)
+    pair.finish([request])
+
+
 def test_a_request_that_does_not_fit_waits(pair: Pair) -> None:
     running = pair.request(tokens(1, 400))
     prefill(pair, running)
@@ -138,6 +229,31 @@ def test_copies_are_made_for_a_hit_inside_a_block() -> None:
     assert pair.num_copies > 2
 
 
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [(1, [0, 192, 192, 320, 0, 80, 416]), (32, [0, 192, 192, 320, 0, 0, 416])],
+)
+def test_states_are_saved_inside_the_chunk_that_ends_a_prompt(
+    every: int, expected: list[int]
+) -> None:
+    saving = states(64, num_prefill_checkpoint_blocks=1, prefill_checkpoint_alignment=every)
+    pair = Pair(config_of(saving, full(64), num_blocks=30), alignment=64, unit=16)
+
+    def at_once(start: int, end: int) -> int:
+        return end - start
+
+    hits = []
+    for seed, length in ((1, 200), (1, 200), (1, 330), (1, 330), (2, 90), (2, 420), (2, 420)):
+        pair.both("new_step_starts")
+        request = pair.request(tokens(seed, length))
+        hits.append(pair.start(request, at_once))
+        pair.decode(request, 70)
+        pair.compare_blocks()
+        pair.finish([request])
+    assert hits == expected
+    assert pair.num_copies > 0
+
+
 def test_loaded_tokens_are_found_once_the_load_is_done(pair: Pair) -> None:
     request = pair.request(tokens(1, 150))
     pair.both("new_step_starts")
@@ -159,6 +275,24 @@ def test_loaded_tokens_are_found_once_the_load_is_done(pair: Pair) -> None:
         assert pair.step(request, chunk(request.num_computed_tokens, request.num_tokens))
     pair.finish([request])
     assert prefill(pair, pair.request(tokens(1, 150)))
+
+
+@pytest.mark.parametrize("num_blocks", [5, 6, 7, 8])
+def test_a_load_is_admitted_by_the_engines_own_count(num_blocks: int) -> None:
+    # It leaves the loaded state out when it counts (5 blocks), and takes it all the same (6).
+    pair = Pair(
+        config_of(states(), full(), num_blocks=num_blocks), alignment=16, unit=16, watermark=0.25
+    )
+    request = pair.request(tokens(1, 64))
+    pair.both("new_step_starts")
+    more: dict[str, Any] = {"num_external_computed_tokens": 48}
+    if num_blocks == 6:  # As many as it counts, fewer than it takes: it fails.
+        with pytest.raises(ValueError, match="Cannot get"):
+            pair.theirs.allocate_slots(request, 16, has_scheduled_reqs=False, **more)
+        assert pair.ours.allocate_slots(request, 16, has_scheduled_reqs=False, **more) is None
+        return
+    fits = pair.both("allocate_slots", request, 16, **more) is not None
+    assert fits == (num_blocks >= 7)
 
 
 def test_events_tell_what_separates_caches() -> None:

@@ -13,8 +13,8 @@ from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
 
 from tests.vllm.live_engine import MODELS, LiveModel, running
+from tests.vllm.soak import LIVE_TIMEOUT, NUM_REQUESTS
 
-NUM_REQUESTS = 60
 MAX_OUTPUT = 12
 POD = PodId("pod0")
 
@@ -46,7 +46,7 @@ class Prompts:
         self._last = prompt + output
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(LIVE_TIMEOUT)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.folder)
 def test_every_answer_equals_the_engines_own_count(model: LiveModel) -> None:
     index = FleetIndex()

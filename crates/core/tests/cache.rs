@@ -5,7 +5,7 @@ use kvbraid_core::cache::{
     ByValue, Cache, CacheConfig, Extra, GroupOptions, HashFunction, NULL_BLOCK, Need, NewRequest,
     PrefillCost, Retention,
 };
-use kvbraid_core::hash::{HashAlgo, none_hash};
+use kvbraid_core::hash::{Digest, HashAlgo, none_hash};
 use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 use proptest::prelude::*;
 
@@ -209,4 +209,84 @@ proptest! {
         prop_assert!(cache.reset());
         prop_assert_eq!(cache.cached().count(), 0);
     }
+}
+
+#[test]
+fn single_blocks_are_taken_held_and_found() {
+    let groups = vec![
+        group(SpecKind::FullAttention, 4),
+        group(SpecKind::SlidingWindow, 4),
+    ];
+    let mut cache = Cache::new(config(groups, 6, Retention::Interval(8))).expect("a valid config");
+    let digests = [1u8, 2].map(|byte| Digest::from_bytes(&[byte; 32]).expect("32 bytes"));
+    assert!(
+        cache.take_blocks(6).is_err(),
+        "the null block is not handed out"
+    );
+    let taken = cache.take_blocks(2).expect("five are free");
+    assert_eq!(taken, [1, 2]);
+    cache.hold_blocks(&taken).expect("they exist");
+    assert!(cache.hold_blocks(&[9]).is_err());
+    for &block in &taken {
+        cache
+            .register(block, (1, &digests[0]), 4)
+            .expect("a block of a group");
+    }
+    cache
+        .register(1, (0, &digests[1]), 8)
+        .expect("a block of a group");
+    assert!(cache.register(NULL_BLOCK, (0, &digests[0]), 4).is_err());
+    assert!(
+        cache.register(1, (2, &digests[0]), 4).is_err(),
+        "no such group"
+    );
+    assert_eq!(cache.holders(1, &digests[0]), [1, 2]);
+    assert!(cache.unregister(1, (1, &digests[0])));
+    assert!(!cache.unregister(1, (1, &digests[0])));
+    assert_eq!(cache.holders(1, &digests[0]), [2]);
+    assert_eq!(cache.holders(0, &digests[1]), [1]);
+    cache.check_integrity(&[1, 1, 2, 2]);
+    cache
+        .free_blocks(&[1, 1, 2, 2])
+        .expect("two references each");
+    cache.check_integrity(&[]);
+    assert_eq!(
+        cache.kept_blocks(0, (0, 4), &[]),
+        Ok(None),
+        "full attention keeps all"
+    );
+    assert!(cache.kept_blocks(2, (0, 4), &[]).is_err(), "no such group");
+}
+
+#[test]
+fn a_step_takes_the_blocks_that_it_needs_and_tells_the_states_that_it_kept() {
+    let groups = vec![group(SpecKind::FullAttention, 4), group(SpecKind::Mamba, 4)];
+    let mut cache = Cache::new(config(groups, 20, Retention::Dense)).expect("a valid config");
+    let id = cache.add(prompt(1, 9)).expect("a prompt");
+    let need = Need {
+        request: id,
+        num_new_tokens: 8,
+        ..Need::default()
+    };
+    let before = cache.num_free_blocks();
+    let needed = cache.blocks_needed(&need, false).expect("well formed");
+    assert_eq!(cache.allocate(&[need], 0).expect("well formed").num_fit, 1);
+    assert_eq!(i64::try_from(before - cache.num_free_blocks()), Ok(needed));
+    let state = cache.tables(id).expect("known").nth(1).expect("two groups")[1];
+    let kept = cache.take_kept_states();
+    assert_eq!(kept.len(), 1);
+    assert_eq!((kept[0].block, kept[0].num_tokens), (state, 8));
+    assert_eq!(cache.fresh_states().count(), 1);
+    let cursors: Vec<_> = cache.cursors(id).expect("known").collect();
+    assert!(
+        cursors
+            .iter()
+            .all(|cursor| cursor.num_registered == Some(2))
+    );
+    assert_eq!(cache.take_state_tails(id), Ok(Vec::new()));
+    cache.start_step();
+    assert_eq!(cache.fresh_states().count(), 0);
+    assert!(cache.cursors(id + 1).is_err());
+    assert!(cache.take_state_tails(id + 1).is_err());
+    assert!(cache.blocks_needed(&Need::default(), true).is_ok());
 }

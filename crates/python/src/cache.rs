@@ -1,9 +1,11 @@
 //! The engine-side cache for Python: whole steps in, flat buffers out.
 
-use kvbraid_core::cache::{
-    self, Allocation, BlockId, BlockInfo, ByValue, Cache, CacheConfig, Checkpoint, Extra,
-    GroupOptions, HashFunction, Match, Need, NewRequest, PrefillCost, Retention,
-};
+mod answers;
+mod config;
+
+use answers::{AllocationTuple, BlockTuple, CheckpointTuple, StateTuple, StatisticsTuple};
+use config::{ConfigTuple, HashTuple, LimitsTuple};
+use kvbraid_core::cache::{BlockId, Cache, Extra, Match, Need, NewRequest};
 use kvbraid_core::hash::{Digest, EmbedsDigest};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -11,53 +13,8 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
 use crate::errors::to_python;
-use crate::hash::{algorithm, embeds_digests};
+use crate::hash::embeds_digests;
 use crate::tokens::TokenArg;
-use crate::topology::TopologyTuple;
-
-/// speculative blocks, extra retained tokens, needs zeroing, is a ring.
-type OptionsTuple = (u32, u32, bool, bool);
-
-/// By value: checkpoint interval, cost per token and per pair.
-type ByValueTuple = (u32, f64, f64);
-
-/// topology, options per group, blocks, caching, events, retention (none: dense; a number: interval).
-#[derive(FromPyObject)]
-struct ConfigTuple(
-    TopologyTuple,
-    Vec<OptionsTuple>,
-    u32,
-    bool,
-    bool,
-    Option<RetentionArg>,
-);
-
-#[derive(FromPyObject)]
-enum RetentionArg {
-    Interval(u32),
-    ByValue(ByValueTuple),
-}
-
-impl RetentionArg {
-    fn decode(self) -> Retention {
-        match self {
-            Self::Interval(tokens) => Retention::Interval(tokens),
-            Self::ByValue((interval, per_token, per_pair)) => Retention::ByValue(ByValue {
-                interval,
-                cost: PrefillCost {
-                    per_token,
-                    per_pair,
-                },
-            }),
-        }
-    }
-}
-
-/// model length, tokens in flight, watermark blocks, re-prefillable tokens, frees skipped when full.
-type LimitsTuple = (u32, Option<u32>, u32, u32, bool);
-
-/// Algorithm and seed hash.
-type HashTuple = (String, PyBackedBytes);
 
 /// `LoRA` (name, path), its number, salt, media (identifier, offset, length), embedding digests,
 /// session.
@@ -73,7 +30,7 @@ struct ExtraTuple(
 
 /// request, new, hit, junction, external, lookahead, in flight, encoder, computed; and the flags
 /// delay commit, full sequence must fit, is waiting.
-#[derive(FromPyObject)]
+#[derive(Clone, Copy, FromPyObject)]
 struct NeedTuple(
     u64,
     (u32, u32, Option<u32>, u32),
@@ -101,38 +58,6 @@ impl NeedTuple {
     }
 }
 
-impl ConfigTuple {
-    fn decode(self, limits: LimitsTuple, hash: Option<HashTuple>) -> PyResult<CacheConfig> {
-        let Self(topology, options, num_blocks, caching, events, retention) = self;
-        let option = |(speculative, retained, zeroing, ring)| GroupOptions {
-            num_speculative_blocks: speculative,
-            extra_retained_tokens: retained,
-            needs_zeroing: zeroing,
-            is_ring: ring,
-        };
-        let function = |(algo, none_hash): HashTuple| -> PyResult<HashFunction> {
-            Ok(HashFunction {
-                algo: algorithm(&algo)?,
-                none_hash: Digest::from_bytes(&none_hash).map_err(to_python)?,
-            })
-        };
-        Ok(CacheConfig {
-            topology: topology.decode().map_err(to_python)?,
-            options: options.into_iter().map(option).collect(),
-            num_blocks,
-            caching,
-            events,
-            retention: retention.map_or(Retention::Dense, RetentionArg::decode),
-            max_model_len: limits.0,
-            max_in_flight_tokens: limits.1,
-            watermark_blocks: limits.2,
-            num_reprefillable_tokens: limits.3,
-            frees_skipped_when_full: limits.4,
-            hash: hash.map(function).transpose()?,
-        })
-    }
-}
-
 fn digests(hashes: Option<Vec<PyBackedBytes>>) -> PyResult<Option<Vec<Digest>>> {
     let all = |hashes: Vec<PyBackedBytes>| {
         let digest = |bytes: &PyBackedBytes| Digest::from_bytes(bytes).map_err(to_python);
@@ -155,25 +80,6 @@ impl ExtraTuple {
             session_id,
         })
     }
-}
-
-/// Hash, tokens, value, whether nothing leads on from it.
-type CheckpointTuple<'py> = (Bound<'py, PyBytes>, u32, f64, bool);
-
-/// References; group, hash and tokens that it is found by first.
-type BlockTuple<'py> = (u32, Option<(u16, Bound<'py, PyBytes>, u32)>);
-
-/// Requests that fit; block ids and counts as buffers of native 32-bit integers.
-type AllocationTuple<'py> = (usize, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
-
-fn to_buffers<'py>(py: Python<'py>, done: &Allocation) -> AllocationTuple<'py> {
-    let bytes =
-        |values: &[u32]| -> Vec<u8> { values.iter().flat_map(|v| v.to_ne_bytes()).collect() };
-    (
-        done.num_fit,
-        PyBytes::new(py, &bytes(&done.blocks)),
-        PyBytes::new(py, &bytes(&done.counts)),
-    )
 }
 
 /// One engine's cache; locked, so that any thread may call.
@@ -253,7 +159,7 @@ impl CacheCore {
     ) -> PyResult<AllocationTuple<'py>> {
         let needs: Vec<Need> = needs.iter().map(NeedTuple::decode).collect();
         py.detach(|| self.cache.lock().allocate(&needs, reserved_blocks))
-            .map(|done| to_buffers(py, &done))
+            .map(|done| answers::allocation(py, &done))
             .map_err(to_python)
     }
 
@@ -268,7 +174,7 @@ impl CacheCore {
         tokens: TokenArg,
     ) -> PyResult<AllocationTuple<'py>> {
         py.detach(|| self.cache.lock().decode(&requests, tokens.as_slice()))
-            .map(|done| to_buffers(py, &done))
+            .map(|done| answers::allocation(py, &done))
             .map_err(to_python)
     }
 
@@ -367,13 +273,18 @@ impl CacheCore {
         blocks: Vec<BlockId>,
     ) -> PyResult<Vec<BlockTuple<'py>>> {
         let infos = self.cache.lock().describe(&blocks).map_err(to_python)?;
-        let to_tuple = |info: BlockInfo| {
-            let key = |(group, digest, tokens): (u16, Digest, u32)| {
-                (group, PyBytes::new(py, digest.as_bytes()), tokens)
-            };
-            (info.num_references, info.key.map(key))
-        };
-        Ok(infos.into_iter().map(to_tuple).collect())
+        Ok(infos.iter().map(|info| answers::block(py, info)).collect())
+    }
+
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "extracted arguments are owned"
+    )]
+    fn num_common_prefix_blocks(&self, requests: Vec<u64>) -> PyResult<Vec<u32>> {
+        self.cache
+            .lock()
+            .num_common_prefix_blocks(&requests)
+            .map_err(to_python)
     }
 
     fn progress(&self, request: u64) -> PyResult<(u32, u32, u32, u32)> {
@@ -384,6 +295,85 @@ impl CacheCore {
             progress.num_tokens,
             progress.junction,
         ))
+    }
+
+    fn fresh_states<'py>(&self, py: Python<'py>) -> Vec<(u16, Bound<'py, PyBytes>)> {
+        let cache = self.cache.lock();
+        let states = cache.fresh_states();
+        let to_tuple = |(group, digest): (u16, &Digest)| {
+            let bytes = PyBytes::new(py, digest.as_bytes());
+            (group, bytes)
+        };
+        states.map(to_tuple).collect()
+    }
+
+    fn cursors(&self, request: u64) -> PyResult<Vec<(Option<u32>, Option<u32>)>> {
+        let cache = self.cache.lock();
+        let cursors = cache.cursors(request).map_err(to_python)?;
+        Ok(cursors.map(|c| (c.num_registered, c.last_state)).collect())
+    }
+
+    fn take_kept_states(&self) -> Vec<StateTuple> {
+        answers::states(self.cache.lock().take_kept_states())
+    }
+
+    fn take_state_tails(&self, request: u64) -> PyResult<Vec<StateTuple>> {
+        let states = self.cache.lock().take_state_tails(request);
+        states.map(answers::states).map_err(to_python)
+    }
+
+    fn blocks_needed(&self, need: NeedTuple, is_admission: bool) -> PyResult<i64> {
+        let needed = self
+            .cache
+            .lock()
+            .blocks_needed(&need.decode(), is_admission);
+        needed.map_err(to_python)
+    }
+
+    fn take_blocks(&self, count: usize) -> PyResult<Vec<BlockId>> {
+        self.cache.lock().take_blocks(count).map_err(to_python)
+    }
+
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "extracted arguments are owned"
+    )]
+    fn hold_blocks(&self, blocks: Vec<BlockId>) -> PyResult<()> {
+        self.cache.lock().hold_blocks(&blocks).map_err(to_python)
+    }
+
+    fn register(&self, block: BlockId, group: u16, hash: &[u8], num_tokens: u32) -> PyResult<()> {
+        let digest = Digest::from_bytes(hash).map_err(to_python)?;
+        let mut cache = self.cache.lock();
+        cache
+            .register(block, (group, &digest), num_tokens)
+            .map_err(to_python)
+    }
+
+    fn unregister(&self, block: BlockId, group: u16, hash: &[u8]) -> PyResult<bool> {
+        let digest = Digest::from_bytes(hash).map_err(to_python)?;
+        Ok(self.cache.lock().unregister(block, (group, &digest)))
+    }
+
+    fn holders(&self, group: u16, hash: &[u8]) -> PyResult<Vec<BlockId>> {
+        let digest = Digest::from_bytes(hash).map_err(to_python)?;
+        Ok(self.cache.lock().holders(group, &digest))
+    }
+
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "extracted arguments are owned"
+    )]
+    fn kept_blocks(
+        &self,
+        group: u16,
+        blocks: (u32, u32),
+        boundaries: Vec<u32>,
+    ) -> PyResult<Option<Vec<bool>>> {
+        let cache = self.cache.lock();
+        cache
+            .kept_blocks(group, blocks, &boundaries)
+            .map_err(to_python)
     }
 
     fn take_copies(&self) -> Vec<(BlockId, BlockId)> {
@@ -397,6 +387,10 @@ impl CacheCore {
     fn take_events<'py>(&self, py: Python<'py>) -> (Bound<'py, PyBytes>, u32) {
         let mut cache = self.cache.lock();
         cache.take_events(|events, count| (PyBytes::new(py, events), count))
+    }
+
+    fn take_statistics(&self) -> StatisticsTuple {
+        answers::statistics(self.cache.lock().take_statistics())
     }
 
     fn num_free_blocks(&self) -> usize {
@@ -421,11 +415,10 @@ impl CacheCore {
 
     fn checkpoints<'py>(&self, py: Python<'py>) -> Vec<CheckpointTuple<'py>> {
         let cache = self.cache.lock();
-        let tuple = |c: Checkpoint| {
-            let hash = PyBytes::new(py, c.hash.as_bytes());
-            (hash, c.num_tokens, c.value, c.is_last)
-        };
-        cache.checkpoints().map(tuple).collect()
+        cache
+            .checkpoints()
+            .map(|c| answers::checkpoint(py, &c))
+            .collect()
     }
 
     fn memory_bytes(&self) -> usize {
@@ -441,28 +434,6 @@ impl CacheCore {
     }
 }
 
-/// A published payload of events that were taken.
-#[pyfunction]
-fn encode_events<'py>(
-    py: Python<'py>,
-    events: &[u8],
-    num_events: u32,
-    ts: f64,
-    dp_rank: Option<u32>,
-) -> PyResult<Bound<'py, PyBytes>> {
-    let (head, tail) = cache::frame(num_events, ts, dp_rank);
-    let len = head.len() + events.len() + tail.len();
-    PyBytes::new_with(py, len, |payload| {
-        let (start, rest) = payload.split_at_mut(head.len());
-        let (middle, end) = rest.split_at_mut(events.len());
-        start.copy_from_slice(&head);
-        middle.copy_from_slice(events);
-        end.copy_from_slice(&tail);
-        Ok(())
-    })
-}
-
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<CacheCore>()?;
-    module.add_function(wrap_pyfunction!(encode_events, module)?)
+    module.add_class::<CacheCore>()
 }

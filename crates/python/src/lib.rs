@@ -4,6 +4,7 @@ mod cache;
 mod errors;
 mod fleet;
 mod hash;
+mod payload;
 mod rule;
 mod token_json;
 mod tokens;
@@ -19,6 +20,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     rule::register(module)?;
     fleet::register(module)?;
     cache::register(module)?;
+    payload::register(module)?;
     token_json::register(module)?;
     wire::register(module)
 }

@@ -3,8 +3,17 @@
 from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.events import Events
 from kvbraid.cache.manager import CacheManager
-from kvbraid.cache.retention import ByValue, Dense, Interval, PrefillCost, Retention
-from kvbraid.cache.step import Allocation, BlockInfo, Checkpoint, Match, Need
+from kvbraid.cache.retention import ByValue, Dense, Interval, Retention
+from kvbraid.cache.statistics import Starts, Statistics
+from kvbraid.cache.step import (
+    Allocation,
+    BlockInfo,
+    Checkpoint,
+    Cursor,
+    KeptState,
+    Match,
+    Need,
+)
 
 __all__ = [
     "Allocation",
@@ -13,12 +22,15 @@ __all__ = [
     "CacheConfig",
     "CacheManager",
     "Checkpoint",
+    "Cursor",
     "Dense",
     "Events",
     "GroupOptions",
     "Interval",
+    "KeptState",
     "Match",
     "Need",
-    "PrefillCost",
     "Retention",
+    "Starts",
+    "Statistics",
 ]

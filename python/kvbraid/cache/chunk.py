@@ -85,9 +85,13 @@ class Position:
 
 
 def chunk_rules(
-    topology: Topology, *, max_chunk_tokens: int | None = None, interval: int = 0
+    topology: Topology,
+    *,
+    max_chunk_tokens: int | None = None,
+    checkpoint_alignment: int | None = None,
+    interval: int = 0,
 ) -> ChunkRules:
-    """Derive the rules from the groups.
+    """Derive the rules from the groups; the rest is as in `ChunkRules`.
 
     Steps end where every state group has a block boundary, and the last of them where a hit can
     be. The engine of the vLLM dialect takes the smallest block of all its cacheable groups for
@@ -109,6 +113,7 @@ def chunk_rules(
         eagle=any(group.eagle for group in cacheable),
         max_chunk_tokens=max_chunk_tokens,
         interval=interval,
+        checkpoint_alignment=checkpoint_alignment,
     )
 
 

@@ -1,10 +1,12 @@
 """How one engine's cache is set up. Frozen data; the native core refuses what cannot work."""
 
 from dataclasses import dataclass, field
+from math import lcm
 
+from kvbraid.cache.parallel import Share, check_ranks, share_of
 from kvbraid.cache.retention import Dense, Retention
 from kvbraid.errors import InvalidValueError
-from kvbraid.spec import Topology
+from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 _UNLIMITED = (1 << 32) - 1
 
@@ -16,13 +18,18 @@ class GroupOptions:
     `num_speculative_blocks` (state groups): blocks kept for draft tokens behind the running state.
     `extra_retained_tokens` (window groups): kept behind the window, never attended.
     `needs_zeroing`: new blocks are listed by `take_blocks_to_zero`. `is_ring`: one block per
-    request, overwritten in turn and never cached.
+    request, overwritten in turn and never cached. `is_replicated`: under context parallelism every
+    rank keeps all tokens of the group, as for a draft model. `checkpoint_alignment` (state
+    groups): the backend can save one state inside a step, a multiple of so many tokens behind its
+    start; None: it cannot. Under `Interval(0)` the step that ends a prompt does, else every one.
     """
 
     num_speculative_blocks: int = 0
     extra_retained_tokens: int = 0
     needs_zeroing: bool = False
     is_ring: bool = False
+    is_replicated: bool = False
+    checkpoint_alignment: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +50,13 @@ class CacheConfig:
         watermark: Share of the pool to leave free when a waiting request is admitted.
         num_reprefillable_tokens: Last tokens that may be computed again (drafts of several
             tokens), so that they are not cached.
+        decode_context_parallel: Ranks that the tokens of a sharded group are spread over. The
+            topology has the effective block sizes already: see `GroupSpec.sharded_over`.
+        prefill_context_parallel: Ranks that compute a prompt together. Changes no block size.
 
     Raises:
-        InvalidValueError: A number of options that is not that of the groups, or a bad share.
+        InvalidValueError: A number of options that is not that of the groups, a bad share, or a
+            group that context parallelism does not admit.
     """
 
     topology: Topology
@@ -58,6 +69,8 @@ class CacheConfig:
     max_in_flight_tokens: int | None = None
     watermark: float = 0.0
     num_reprefillable_tokens: int = 0
+    decode_context_parallel: int = 1
+    prefill_context_parallel: int = 1
 
     def __post_init__(self) -> None:
         num_groups = len(self.topology.groups)
@@ -74,3 +87,24 @@ class CacheConfig:
             raise InvalidValueError(
                 f"watermark is {self.watermark}; expected a share of the pool, 0 to 1"
             )
+        ranks = {
+            "decode_context_parallel": self.decode_context_parallel,
+            "prefill_context_parallel": self.prefill_context_parallel,
+        }
+        check_ranks(ranks, self._shares())
+
+    @property
+    def checkpoint_alignment(self) -> int | None:
+        """What all state groups can save inside a step: None if one of them cannot."""
+        rows = zip(self.topology.groups, self.group_options, strict=False)
+        every = [o.checkpoint_alignment for group, o in rows if group.kind is SpecKind.MAMBA]
+        known = [alignment for alignment in every if alignment is not None]
+        return lcm(*known) if known and len(known) == len(every) else None
+
+    def _shares(self) -> list[tuple[GroupSpec, Share]]:
+        groups = self.topology.groups
+        options = self.group_options or (GroupOptions(),) * len(groups)
+        return [
+            (group, share_of(group, is_replicated=o.is_replicated, is_ring=o.is_ring))
+            for group, o in zip(groups, options, strict=True)
+        ]

@@ -17,7 +17,17 @@ from kvbraid.cache.chunk import Position, chunk_rules, plan_chunk
 from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.events import Events
 from kvbraid.cache.retention import ByValue, Dense, Retention, checkpoint_interval
-from kvbraid.cache.step import NO_MATCH, Allocation, BlockInfo, Checkpoint, Match, Need
+from kvbraid.cache.statistics import Starts, Statistics
+from kvbraid.cache.step import (
+    NO_MATCH,
+    Allocation,
+    BlockInfo,
+    Checkpoint,
+    Cursor,
+    KeptState,
+    Match,
+    Need,
+)
 from kvbraid.errors import InvalidValueError
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, HashAlgo, Tokens, none_hash
 from kvbraid.resume import encode
@@ -55,6 +65,7 @@ class CacheManager:
                         o.extra_retained_tokens,
                         o.needs_zeroing,
                         o.is_ring,
+                        o.checkpoint_alignment,
                     )
                     for o in options
                 ],
@@ -206,6 +217,23 @@ class CacheManager:
             raise
         return self._allocation(*done)
 
+    def blocks_needed(self, need: Need, *, is_admission: bool = False) -> int:
+        """Return how many free blocks `allocate` would take, those of the hit included.
+
+        Negative where the request has some to spare, and more than there are where it has to wait
+        for the next step. Changes nothing.
+
+        Args:
+            need: What the request asks; it may ask for nothing new.
+            is_admission: As if a group never held more than it reserves.
+
+        Raises:
+            UnknownError: The request is not known.
+            InvalidValueError: A hit that is not held.
+        """
+        _check_counts(**asdict(need))
+        return self._core.blocks_needed(_encode(need), is_admission)
+
     def decode(self, requests: Sequence[int], tokens: Tokens) -> Allocation:
         """Append one token to each request, then allocate for it: a decoding step in one call.
 
@@ -245,9 +273,43 @@ class CacheManager:
         """Take the blocks to zero before the step runs."""
         return self._core.take_blocks_to_zero()
 
+    def take_kept_states(self) -> list[KeptState]:
+        """Take the states that became findable in this step: what a connector may store.
+
+        Those of requests that ended in the meantime are not among them.
+        """
+        return [KeptState(*state) for state in self._core.take_kept_states()]
+
+    def take_state_tails(self, request: int) -> list[KeptState]:
+        """Take the states at the last boundary of a request's prompt that lies inside a block.
+
+        Each holds what it says as long as no token behind it is computed; then it is copied, and
+        the copy is among `take_kept_states`.
+
+        Raises:
+            UnknownError: The request is not known.
+        """
+        return [KeptState(*state) for state in self._core.take_state_tails(request)]
+
     def take_events(self) -> Events:
         """Take what happened since the last call."""
         return Events(*self._core.take_events())
+
+    def take_statistics(self) -> Statistics:
+        """Take the counts since the last call."""
+        started, resumed, (matches, external, junctions, preemptions, allocated, evicted) = (
+            self._core.take_statistics()
+        )
+        return Statistics(
+            started=Starts(*started),
+            resumed=Starts(*resumed),
+            num_matches=matches,
+            num_external_tokens=external,
+            num_junctions=junctions,
+            num_preemptions=preemptions,
+            num_allocated_blocks=allocated,
+            num_evicted_blocks=evicted,
+        )
 
     # Blocks.
 
@@ -258,6 +320,16 @@ class CacheManager:
             UnknownError: The request is not known.
         """
         return self._core.blocks(request)
+
+    def num_common_prefix_blocks(self, requests: Sequence[int]) -> list[int]:
+        """Return per group how many leading blocks all of these requests hold; 0 for none of them.
+
+        A block that one of them gave back (behind a window, a skipped state) ends the prefix.
+
+        Raises:
+            UnknownError: A request is not known.
+        """
+        return self._core.num_common_prefix_blocks(requests)
 
     def hit_blocks(self, request: int, num_tokens: int) -> list[list[int]]:
         """Return the blocks of a hit, group by group: what `allocate` would adopt.
@@ -317,6 +389,7 @@ class CacheManager:
             self.config.topology,
             max_chunk_tokens=max_chunk_tokens,
             interval=checkpoint_interval(self.config.retention),
+            checkpoint_alignment=self.config.checkpoint_alignment,
         )
         return plan_chunk(rules, position)
 
@@ -336,6 +409,78 @@ class CacheManager:
         """
         _check_counts(block_id=min(block_ids, default=0))
         self._core.free_blocks(block_ids)
+
+    def take_blocks(self, count: int) -> list[int]:
+        """Take the next victims, one reference each: the caller frees them.
+
+        Raises:
+            InvalidValueError: Fewer are free; nothing has changed.
+        """
+        _check_counts(count=count)
+        return self._core.take_blocks(count)
+
+    def hold_blocks(self, block_ids: Sequence[int]) -> None:
+        """Take one more reference of each block: the caller frees them.
+
+        Raises:
+            InvalidValueError: A block that does not exist; nothing has changed.
+        """
+        _check_counts(block_id=min(block_ids, default=0))
+        self._core.hold_blocks(block_ids)
+
+    def register(self, block_id: int, group: int, block_hash: bytes, num_tokens: int) -> None:
+        """Make a block findable by a hash, behind those that are found by it. No event tells it.
+
+        Args:
+            block_id: The block.
+            group: In which group.
+            block_hash: The hash of the whole prefix that the block ends.
+            num_tokens: Of that prefix; remembered for the first hash of a block.
+
+        Raises:
+            InvalidValueError: A block or a group that does not exist, the null block, or a hash
+                of a length that no engine's hashes have.
+        """
+        _check_counts(block_id=block_id, num_tokens=num_tokens)
+        self._check_group(group)
+        self._core.register(block_id, group, block_hash, num_tokens)
+
+    def unregister(self, block_id: int, group: int, block_hash: bytes) -> bool:
+        """Take one hash of a block away; return whether it was found by it. No event tells it.
+
+        Raises:
+            InvalidValueError: A group that does not exist, or a hash of a length that no engine's
+                hashes have.
+        """
+        _check_counts(block_id=block_id)
+        self._check_group(group)
+        return self._core.unregister(block_id, group, block_hash)
+
+    def holders(self, group: int, block_hash: bytes) -> list[int]:
+        """Return the blocks that are found by a hash, oldest first: the first is what a hit takes.
+
+        Raises:
+            InvalidValueError: A group that does not exist, or a hash of a length that no engine's
+                hashes have.
+        """
+        self._check_group(group)
+        return self._core.holders(group, block_hash)
+
+    def kept_blocks(
+        self, group: int, blocks: range, boundaries: Sequence[int]
+    ) -> list[bool] | None:
+        """Return which of a group's blocks the retention keeps of a request; None: all of them.
+
+        Args:
+            group: The group.
+            blocks: Positions in the request's table, one after the other.
+            boundaries: Where others are expected to resume, in tokens.
+
+        Raises:
+            InvalidValueError: A group that does not exist.
+        """
+        self._check_group(group)
+        return self._core.kept_blocks(group, (blocks.start, blocks.stop), boundaries)
 
     def forget(self, block_ids: Sequence[int]) -> None:
         """Drop the hashes of blocks, in this order; the blocks stay with their owners.
@@ -370,6 +515,21 @@ class CacheManager:
         """Return everything findable: (group, hash) to its copies, oldest first. Walks it all."""
         return {(group, digest): copies for group, digest, copies in self._core.cached()}
 
+    def fresh_states(self) -> set[tuple[int, bytes]]:
+        """Return the groups and hashes of the states that are written in this step: for tests.
+
+        Nobody can resume from them before the next one.
+        """
+        return set(self._core.fresh_states())
+
+    def cursors(self, request: int) -> list[Cursor]:
+        """Return how far each table of a request is: for tests.
+
+        Raises:
+            UnknownError: The request is not known.
+        """
+        return [Cursor(*cursor) for cursor in self._core.cursors(request)]
+
     def free_queue(self) -> list[int]:
         """Return the free blocks, next victim first. Walks them all.
 
@@ -391,6 +551,10 @@ class CacheManager:
         `outside`: one entry per reference that the caller holds (popped blocks, copies taken).
         """
         self._core.check_integrity(outside)
+
+    def _check_group(self, group: int) -> None:
+        if not 0 <= group < self.num_groups:
+            raise InvalidValueError(f"group is {group}; the cache has {self.num_groups}")
 
     def _allocation(self, num_fit: int, blocks: bytes, counts: bytes) -> Allocation:
         return Allocation(num_fit, array("I", blocks), array("I", counts), self.num_groups)

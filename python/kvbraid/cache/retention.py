@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from kvbraid.errors import InvalidValueError
+from kvbraid.models import PrefillCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,35 +32,13 @@ class Interval:
             raise InvalidValueError(f"an interval of {self.tokens} tokens; expected 0 or more")
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillCost:
-    """Prefill compute of a model, in any unit: what reusing tokens saves.
-
-    Computing n tokens costs `per_token` * n, and `per_pair` for each of the n * n / 2 pairs of a
-    token and one before it (full attention).
-
-    Raises:
-        InvalidValueError: Neither is above 0, or one is below.
-    """
-
-    per_token: float = 1.0
-    per_pair: float = 0.0
-
-    def __post_init__(self) -> None:
-        if min(self.per_token, self.per_pair) < 0 or self.per_token + self.per_pair <= 0:
-            raise InvalidValueError(
-                f"a prefill cost of {self.per_token} a token and {self.per_pair} a pair; expected "
-                "neither below 0, and not both 0"
-            )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByValue:
     """Keep all that can serve a boundary, as long as there is room; then evict the least value.
 
     Checkpoints are boundaries whose blocks leave only by value: where prompts and requests end,
-    where requests branch off, and every `interval` tokens. All else goes before them. docs/cache.md
-    has the formula.
+    where requests branch off, and every `interval` tokens. All else goes before them. The formula
+    is in docs/cache.md.
 
     Attributes:
         interval: Tokens between checkpoints, a multiple of the alignment; 0: none at intervals.

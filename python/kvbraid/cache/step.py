@@ -44,6 +44,30 @@ class Checkpoint(NamedTuple):
     is_last: bool
 
 
+class Cursor(NamedTuple):
+    """How far a request's table in one group is; for tests.
+
+    `num_registered`: leading blocks that need no registering, None until the first ones do not.
+    `last_state`: position of the state that the step before wrote.
+    """
+
+    num_registered: int | None
+    last_state: int | None
+
+
+class KeptState(NamedTuple):
+    """A state that others can resume from, behind `num_tokens` tokens of a request.
+
+    `block_id` is where it is, or will be once the copies of the step are made: a table does not
+    tell, because states move.
+    """
+
+    request: int
+    group: int
+    block_id: int
+    num_tokens: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Need:
     """What one request asks of one step; in tokens.

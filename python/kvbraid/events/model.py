@@ -117,7 +117,7 @@ class EventBatch:
 
 def _check(name: str, values: tuple[int, ...], largest: int) -> None:
     """Refuse integers outside 0..largest."""
-    for value in values:
-        if not 0 <= value <= largest:
-            msg = f"{name} holds {value}; the wire carries 0 to {largest}"
-            raise InvalidValueError(msg)
+    if not values or (min(values) >= 0 and max(values) <= largest):
+        return
+    value = next(value for value in values if not 0 <= value <= largest)
+    raise InvalidValueError(f"{name} holds {value}; the wire carries 0 to {largest}")

@@ -6,6 +6,7 @@ from kvbraid.models.group_report import group_report
 from kvbraid.models.grouping import Grouping, LayerGroup, form_groups
 from kvbraid.models.layers import KindLayers, LayerSpec, ModelLayers
 from kvbraid.models.pages import CacheLayer, Page
+from kvbraid.models.prefill_cost import PrefillCost, prefill_cost
 from kvbraid.models.read import MODEL_TYPES, complete, engine_layers, kinds_of
 from kvbraid.models.report import report
 from kvbraid.models.shapes import Heads, State, StatePart
@@ -22,6 +23,7 @@ __all__ = [
     "LayerSpec",
     "ModelLayers",
     "Page",
+    "PrefillCost",
     "State",
     "StatePart",
     "complete",
@@ -31,6 +33,7 @@ __all__ = [
     "group_layers",
     "group_report",
     "kinds_of",
+    "prefill_cost",
     "read_config",
     "report",
 ]

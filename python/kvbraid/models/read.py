@@ -33,16 +33,28 @@ def kinds_of(
     Raises:
         InvalidValueError: An unknown architecture, a missing size, or a value that cannot be.
     """
+    _, family = _found(config)
+    return _read(family, reader_of(config, cache_dtype=cache_dtype, state_dtype=state_dtype))
+
+
+def reader_of(
+    config: Mapping[str, object],
+    *,
+    cache_dtype: str | None = None,
+    state_dtype: str | None = None,
+) -> ConfigReader:
+    """Return what reads the text model's fields, with the defaults of its architecture.
+
+    Raises:
+        InvalidValueError: An unknown architecture.
+    """
     values, family = _found(config)
-    return _read(
-        family,
-        ConfigReader(
-            values,
-            model_type=str(values["model_type"]),
-            defaults=family.defaults,
-            cache_dtype=cache_dtype,
-            state_dtype=state_dtype,
-        ),
+    return ConfigReader(
+        values,
+        model_type=str(values["model_type"]),
+        defaults=family.defaults,
+        cache_dtype=cache_dtype,
+        state_dtype=state_dtype,
     )
 
 

@@ -13,17 +13,18 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from kvbraid.errors import UnknownError
-from kvbraid.models import EngineOptions, group_config, read_config
+from kvbraid.models import EngineOptions, PrefillCost, group_config, prefill_cost, read_config
 from kvbraid.spec import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheModel:
-    """One model's cache: groups under the pure rule, and the bytes of a block of its pool."""
+    """One model's cache: groups under the pure rule, bytes of a block, and what prefill costs."""
 
     name: str
     topology: Topology
     block_bytes: int
+    cost: PrefillCost = PrefillCost()  # noqa: RUF009 - frozen
 
     @property
     def alignment(self) -> int:
@@ -102,6 +103,17 @@ CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
 )
 """Name, and the fields of its config; all keep bfloat16, the default."""
 
+ACTIVE_PARAMS: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        "gpt-oss-120b": 5.1e9,
+        "gemma-3-27b": 27.4e9,
+        "qwen3-next-80b-a3b": 3e9,
+        "jamba-mini": 12e9,
+        "llama-3.1-8b": 8e9,
+    }
+)
+"""Parameters that compute one token, as published."""
+
 
 def cache_model(name: str) -> CacheModel:
     """Return a model by name, or that of a `config.json`.
@@ -119,4 +131,9 @@ def cache_model(name: str) -> CacheModel:
         raise UnknownError(msg)
     config = CONFIGS[name] if name in CONFIGS else read_config(path)
     grouping = group_config(config, EngineOptions()).grouping
-    return CacheModel(name=name, topology=grouping.topology(), block_bytes=grouping.block_bytes)
+    return CacheModel(
+        name=name,
+        topology=grouping.topology(),
+        block_bytes=grouping.block_bytes,
+        cost=prefill_cost(config, grouping, active_params=ACTIVE_PARAMS.get(name)),
+    )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from kvbraid.cache.retention import ByValue, Dense, Interval, PrefillCost, Retention
+from kvbraid.cache.retention import ByValue, Dense, Interval, Retention
 from kvbraid.errors import UnknownError
 from kvbraid.sim.cache_models import CacheModel
 from kvbraid.spec import SpecKind
@@ -28,11 +28,11 @@ def _interval(tokens: int) -> CachePolicy:
     return retention
 
 
-def _by_value(model: CacheModel) -> Retention:
-    import os
-    interval=int(os.environ.get("KV_INT","4096"))
-    return ByValue(interval=-(-interval // model.alignment) * model.alignment,
-        cost=PrefillCost(1.0, float(os.environ.get("KV_PAIR","0"))))
+def _by_value(tokens: int) -> CachePolicy:
+    """Checkpoints every so many tokens, rounded up to the alignment."""
+    return lambda model: ByValue(
+        interval=-(-tokens // model.alignment) * model.alignment, cost=model.cost
+    )
 
 
 CACHE_POLICIES: Final[Mapping[str, CachePolicy]] = MappingProxyType(
@@ -41,7 +41,7 @@ CACHE_POLICIES: Final[Mapping[str, CachePolicy]] = MappingProxyType(
         "interval-0": _interval(0),
         "interval-1k": _interval(1_024),
         "interval-8k": _interval(8_192),
-        "value": _by_value,
+        "value": _by_value(8_192),
     }
 )
 

@@ -13,6 +13,7 @@ from tests.unit.cache.caches import chunked, compute, config, full, leave, mamba
 
 TOKENS = list(range(40))
 NOBODY = 12_345
+DIGEST = b"d" * 32
 
 
 @dataclass
@@ -50,12 +51,16 @@ UNKNOWN: dict[str, Call] = {
     "truncate": lambda b: b.cache.truncate(NOBODY, 4),
     "blocks": lambda b: b.cache.blocks(NOBODY),
     "pop_blocks": lambda b: b.cache.pop_blocks(NOBODY),
+    "common prefix": lambda b: b.cache.num_common_prefix_blocks([b.runs, NOBODY]),
     "release": lambda b: b.cache.release([NOBODY]),
     "release, one of two": lambda b: b.cache.release([b.runs, NOBODY]),
     "release twice in one call": lambda b: b.cache.release([b.runs, b.runs]),
     "preempt": lambda b: b.cache.preempt([b.runs, NOBODY]),
     "decode": lambda b: b.cache.decode([b.runs, NOBODY], [1, 2]),
     "allocate": lambda b: b.cache.allocate([b.need(), b.need(request=NOBODY)]),
+    "blocks_needed": lambda b: b.cache.blocks_needed(b.need(request=NOBODY)),
+    "cursors": lambda b: b.cache.cursors(NOBODY),
+    "take_state_tails": lambda b: b.cache.take_state_tails(NOBODY),
 }
 WRONG: dict[str, Call] = {
     "commit of more than is computed": lambda b: b.cache.commit(b.runs, 11),
@@ -95,6 +100,26 @@ WRONG: dict[str, Call] = {
     "free a block too often": lambda b: b.cache.free_blocks([b.used] * 9),
     "forget a block that does not exist": lambda b: b.cache.forget([b.used, 64]),
     "forget a negative block": lambda b: b.cache.forget([-1]),
+    "take more blocks than are free": lambda b: b.cache.take_blocks(64),
+    "take a negative number of blocks": lambda b: b.cache.take_blocks(-1),
+    "hold a block that does not exist": lambda b: b.cache.hold_blocks([b.used, 64]),
+    "hold a negative block": lambda b: b.cache.hold_blocks([-1]),
+    "register the null block": lambda b: b.cache.register(0, 0, DIGEST, 4),
+    "register a block that does not exist": lambda b: b.cache.register(64, 0, DIGEST, 4),
+    "register in a group that does not exist": lambda b: b.cache.register(b.used, 3, DIGEST, 4),
+    "register a short hash": lambda b: b.cache.register(b.used, 0, b"x", 4),
+    "register for a negative count": lambda b: b.cache.register(b.used, 0, DIGEST, -1),
+    "unregister in a group that does not exist": lambda b: b.cache.unregister(1, 3, DIGEST),
+    "unregister a short hash": lambda b: b.cache.unregister(1, 0, b"x"),
+    "holders in a group that does not exist": lambda b: b.cache.holders(-1, DIGEST),
+    "holders of a short hash": lambda b: b.cache.holders(0, b"x"),
+    "kept blocks of a group that does not exist": lambda b: b.cache.kept_blocks(3, range(2), []),
+    "blocks needed for a hit that nobody holds": lambda b: b.cache.blocks_needed(
+        b.need(request=b.waits, num_hit_tokens=38)
+    ),
+    "blocks needed for a negative count": lambda b: b.cache.blocks_needed(
+        b.need(num_new_tokens=-1)
+    ),
 }
 for name in (
     "num_new_tokens",
@@ -202,6 +227,14 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "tokens behind no window": (
         lambda: config(full(4), group_options=(GroupOptions(extra_retained_tokens=1),)),
         "group 0",
+    ),
+    "checkpoints of no state": (
+        lambda: config(full(4), group_options=(GroupOptions(checkpoint_alignment=1),)),
+        "group 0",
+    ),
+    "checkpoints at every zeroth token": (
+        lambda: config(mamba(4), group_options=(GroupOptions(checkpoint_alignment=0),)),
+        "group 0.* at least one",
     ),
     "options of other groups": (
         lambda: config(full(4), group_options=(GroupOptions(), GroupOptions())),

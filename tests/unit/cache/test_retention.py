@@ -74,7 +74,7 @@ def test_what_is_kept_is_what_a_kept_boundary_reads(
     groups: list[GroupSpec], num_prompt: int, every: int | None
 ) -> None:
     unit = lcm(*(spec.block_size for spec in groups))
-    retention = Dense() if every is None else Interval(every * unit)
+    retention: Dense | Interval = Dense() if every is None else Interval(every * unit)
     cache = CacheManager(config(*groups, num_blocks=200, retention=retention))
     tokens = list(range(num_prompt))
     leave(cache, tokens, UNIT)

@@ -21,7 +21,10 @@ STATE: Final = SpecKind.MAMBA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """One group; `is_wide` gives it another number format than the rest of the model."""
+    """One group; `is_wide` gives it another number format than the rest of the model.
+
+    A block covers its tokens on all ranks; `is_replicated`: each of them keeps them all.
+    """
 
     kind: SpecKind
     block_size: int
@@ -29,6 +32,7 @@ class Group:
     chunk: int | None = None
     eagle: bool = False
     is_wide: bool = False
+    is_replicated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,8 @@ class Config:
     tells_computed: bool  # The caller gives num_computed_tokens, or our manager tracks it.
     gives_hashes: bool
     decodes_in_batches: bool
+    num_ranks: int = 1  # Of decode-context parallelism.
+    checkpoint_alignment: int | None = None  # The backend saves a state inside a step.
     caching: bool = True
     events: bool = True
 
@@ -70,7 +76,8 @@ class Config:
     @property
     def partial_hits(self) -> bool:
         """Whether hits may end inside a block of a state group."""
-        states = any(g.kind is STATE and g.block_size > self.hash_block_size for g in self.groups)
+        least = self.hash_block_size + (self.num_ranks == 1)
+        states = any(g.kind is STATE and g.block_size >= least for g in self.groups)
         others = all(
             g.kind in FULL or g.kind is STATE or g.block_size == self.hash_block_size
             for g in self.groups
@@ -118,6 +125,8 @@ FEATURES: Final[dict[str, Callable[[Config], bool]]] = {
         and (config.state_block_size or config.alignment) < config.alignment
     ),
     "chunked": lambda config: any(g.kind is CHUNKED for g in config.groups),
+    "context_parallel": lambda config: config.num_ranks > 1,
+    "checkpoints": lambda config: config.checkpoint_alignment is not None,
 }
 """What a lock-step run must have at least MIN_OF_EACH configurations of."""
 
@@ -177,6 +186,8 @@ def _draw(random: Random, number: int) -> Config | None:
         and num_draft_tokens == 0
         and random.random() < 0.7,
     )
+    config = _over_ranks(random, config)
+    config = _with_checkpoints(random, config)
     if not _is_valid(config):
         return None
     return replace(config, num_blocks=1 + int(random.uniform(1.02, 1.45) * _peak_blocks(config)))
@@ -228,6 +239,31 @@ def _with_eagle(random: Random, groups: tuple[Group, ...]) -> tuple[Group, ...]:
     )
 
 
+def _over_ranks(random: Random, config: Config) -> Config:
+    """Spread full groups over ranks, where their blocks can be cut, and keep the others whole; a
+    full group may be a draft head's, which is kept whole, too."""
+    num_ranks = random.choice((1, 1, 2, 4))
+    groups = tuple(
+        replace(
+            group,
+            is_replicated=group.kind in (*WINDOWS, CHUNKED)
+            or (group.kind in FULL and random.random() < 0.2),
+        )
+        for group in config.groups
+    )
+    sharded = [group for group in groups if group.kind in FULL and not group.is_replicated]
+    if num_ranks == 1 or any(group.block_size % num_ranks for group in sharded):
+        return config
+    return replace(config, groups=groups, num_ranks=num_ranks)
+
+
+def _with_checkpoints(random: Random, config: Config) -> Config:
+    if config.state_block_size is None or random.random() < 0.5:
+        return config
+    every = random.choice((1, config.hash_block_size, 2 * config.hash_block_size))
+    return replace(config, checkpoint_alignment=every)
+
+
 def _retention(random: Random, groups: tuple[Group, ...], alignment: int) -> int | None:
     if not any(group.kind in WINDOWS or group.kind is STATE for group in groups):
         return random.choice((None, 0))
@@ -235,8 +271,12 @@ def _retention(random: Random, groups: tuple[Group, ...], alignment: int) -> int
 
 
 def _is_valid(config: Config) -> bool:
-    """Chunked groups need blocks of the hit alignment, and cannot hold a drafter's layers."""
+    """Chunked groups need blocks of the hit alignment, and cannot hold a drafter's layers. Groups
+    that differ in replication alone are one spec for us, and two for the engine."""
     hit_alignment = config.hash_block_size if config.partial_hits else config.alignment
+    alike = {replace(group, eagle=False) for group in config.groups}
+    if len(alike) > len({replace(group, is_replicated=False) for group in alike}):
+        return False
     return config.alignment <= 64 and all(
         group.block_size == hit_alignment and not group.eagle
         for group in config.groups
@@ -250,7 +290,7 @@ def _peak_blocks(config: Config) -> int:
     total = 0
     for group in config.groups:
         if group.kind is STATE:
-            total += 4 + 2 * config.num_draft_tokens
+            total += 4 + 2 * config.num_draft_tokens + (config.checkpoint_alignment is not None)
             continue
         kept = group.window or group.chunk or config.max_model_len
         tokens = min(config.max_model_len, kept + config.num_reprefillable_tokens + in_flight)

@@ -58,6 +58,8 @@ def manager_of(config: Config) -> CacheManager:
                 config.num_reprefillable_tokens if group.kind in WINDOWS else 0
             ),
             needs_zeroing=config.needs_zeroing and group.kind is not STATE,
+            is_replicated=group.is_replicated,
+            checkpoint_alignment=config.checkpoint_alignment if group.kind is STATE else None,
         )
         for group in config.groups
     )
@@ -73,6 +75,7 @@ def manager_of(config: Config) -> CacheManager:
             max_in_flight_tokens=config.max_in_flight_tokens,
             watermark=config.watermark,
             num_reprefillable_tokens=config.num_reprefillable_tokens,
+            decode_context_parallel=config.num_ranks,
         )
     )
 

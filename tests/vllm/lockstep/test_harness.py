@@ -89,8 +89,8 @@ def _scheduler(config: Config) -> SimpleNamespace:
         mamba_partial_cache_hit=(
             config.hash_block_size < config.alignment and config.partial_hits
         ),
-        mamba_has_prefill_checkpoint_blocks=False,
-        mamba_prefill_checkpoint_alignment=None,
+        mamba_has_prefill_checkpoint_blocks=config.checkpoint_alignment is not None,
+        mamba_prefill_checkpoint_alignment=config.checkpoint_alignment,
         mamba_shared_prefix_checkpoint=False,
     )
 

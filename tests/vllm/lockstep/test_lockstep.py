@@ -4,7 +4,6 @@ One line of JSON says how many operations agreed, and how many configurations ha
 """
 
 import json
-import os
 from collections import Counter
 from typing import Final
 
@@ -13,14 +12,13 @@ import pytest
 from tests.vllm.lockstep.configs import NUM_CONFIGS, generate
 from tests.vllm.lockstep.ours import Ours
 from tests.vllm.lockstep.run import Outcome, run
+from tests.vllm.soak import IS_SOAK, LOCKSTEP_TIMEOUT, NUM_OPERATIONS
 
-IS_SOAK: Final = os.environ.get("KVBRAID_SOAK") == "1"
-NUM_OPERATIONS: Final = 10_000 if IS_SOAK else 1_000
 SEED: Final = int(IS_SOAK)
 SHOWN_FAILURES: Final = 5
 
 
-@pytest.mark.timeout(8 * 3_600 if IS_SOAK else 1_200)
+@pytest.mark.timeout(LOCKSTEP_TIMEOUT)
 def test_our_cache_and_the_engines_are_in_lock_step(capsys: pytest.CaptureFixture[str]) -> None:
     outcomes = [
         run(generate(number), Ours, num_operations=NUM_OPERATIONS, seed=SEED)

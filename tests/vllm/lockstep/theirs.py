@@ -71,7 +71,8 @@ def seeded_hash() -> Any:  # noqa: ANN401 - a function of the engine.
 
 def spec_of(group: Group, config: Config) -> Spec:
     """Return the engine's spec of a group."""
-    block_size = group.block_size
+    is_sharded = group.kind is not SpecKind.MAMBA and not group.is_replicated
+    block_size = group.block_size // (config.num_ranks if is_sharded else 1)
     if group.kind is SpecKind.MAMBA:
         return MambaSpec(
             block_size=block_size,
@@ -79,12 +80,15 @@ def spec_of(group: Group, config: Config) -> Spec:
             dtypes=(torch.float32,),
             mamba_cache_mode="align",
             num_speculative_blocks=config.num_draft_tokens,
+            num_prefill_checkpoint_blocks=int(config.checkpoint_alignment is not None),
+            prefill_checkpoint_alignment=config.checkpoint_alignment,
         )
     sizes = {
         "block_size": block_size,
         "num_kv_heads": 1,
         "head_size": 8,
         "dtype": torch.float32 if group.is_wide else torch.bfloat16,
+        "dcp_sharded": is_sharded,
     }
     window = {
         "sliding_window": group.window,
@@ -123,6 +127,7 @@ def manager_of(config: Config) -> KVCacheManager:
         use_eagle=config.use_eagle,
         num_prefill_lookahead=config.prefill_lookahead,
         enable_kv_cache_events=config.events,
+        dcp_world_size=config.num_ranks,
         watermark=config.watermark,
     )
     assert manager.coordinator.enable_partial_hash_hits == config.partial_hits

@@ -3,6 +3,8 @@
 //! Every group's part of a hit is pinned before any group allocates, so that no group evicts what
 //! another one is about to reuse.
 
+use std::collections::VecDeque;
+
 use super::checkpoints::Checkpoints;
 use super::commit;
 use super::config::CacheConfig;
@@ -12,6 +14,7 @@ use super::group::{Group, Kind};
 use super::pool::{BlockId, NULL_BLOCK, Pool};
 use super::request::{Request, Table};
 use super::state;
+use super::statistics::Statistics;
 use crate::error::{Error, Result};
 use crate::hash::Digest;
 use hashbrown::HashSet;
@@ -61,13 +64,19 @@ pub(super) struct Store {
     pub copies: Vec<Vec<(BlockId, BlockId)>>,
     /// States registered in this step, which hold what they promise only after it.
     pub fresh: HashSet<(Digest, u16)>,
+    /// States registered in this step.
+    pub kept_states: Vec<state::KeptState>,
+    pub statistics: Statistics,
     /// Entries of the hashes that the commit at hand has registered.
     pub entries: commit::Entries,
-    /// Blocks of the hit at hand, group by group.
+    /// The hit at hand.
     hits: Hits,
+    /// The hits of the call at hand that are not adopted yet, and the index that had them.
+    checked: VecDeque<(u64, Hits)>,
 }
 
-/// A hit's blocks: those of group `g` are `blocks[ends[g - 1]..ends[g]]`.
+/// A hit's blocks: those of group `g` are `blocks[ends[g - 1]..ends[g]]`. Without a hit both are
+/// empty.
 #[derive(Debug, Default)]
 struct Hits {
     blocks: Vec<BlockId>,
@@ -76,8 +85,11 @@ struct Hits {
 
 impl Hits {
     fn of(&self, group: usize) -> &[BlockId] {
-        let start = group.checked_sub(1).map_or(0, |before| self.ends[before]);
-        &self.blocks[start..self.ends[group]]
+        let start = group
+            .checked_sub(1)
+            .and_then(|before| self.ends.get(before));
+        let end = self.ends.get(group).copied().unwrap_or(0);
+        &self.blocks[start.copied().unwrap_or(0)..end]
     }
 }
 
@@ -105,17 +117,46 @@ impl Store {
             to_zero: vec![Vec::new(); groups.len()],
             copies: vec![Vec::new(); groups.len()],
             fresh: HashSet::new(),
+            kept_states: Vec::new(),
+            statistics: Statistics::default(),
             entries: commit::Entries::default(),
             hits: Hits::default(),
+            checked: VecDeque::new(),
             groups,
             config,
         }
     }
 
+    /// Begins a call: hits are looked up when they are checked, and kept until they are adopted.
+    pub(super) fn start_checks(&mut self) {
+        self.checked.clear();
+    }
+
     /// Refuses what no state of the pool could serve, and a hit that is not held now.
     pub(super) fn check(&mut self, request: &Request, need: &Need) -> Result<()> {
+        if need.num_new_tokens == 0 && need.num_hit_tokens == 0 && need.num_external_tokens == 0 {
+            return Err(Error::InvalidValue(format!(
+                "request {}: 0 new tokens and nothing to adopt; ask for at least one token",
+                request.id
+            )));
+        }
         self.lengths(request, need)?;
-        self.find_hit(request, need.num_hit_tokens)
+        if need.num_hit_tokens > 0 {
+            let hits = self.find_hit(request, need.num_hit_tokens)?;
+            self.checked.push_back((self.pool.index.version(), hits));
+        }
+        Ok(())
+    }
+
+    /// The hit of a request that was checked, looked up again if blocks came or went since.
+    fn checked_hit(&mut self, request: &Request, need: &Need) -> Result<Hits> {
+        if need.num_hit_tokens == 0 {
+            return Ok(Hits::default());
+        }
+        match self.checked.pop_front() {
+            Some((version, hits)) if version == self.pool.index.version() => Ok(hits),
+            _ => self.find_hit(request, need.num_hit_tokens),
+        }
     }
 
     /// Allocates for one request, which was checked; false when it does not fit. Appends, per group,
@@ -129,11 +170,15 @@ impl Store {
     ) -> Result<bool> {
         let lengths = self.lengths(request, need)?;
         // What an earlier request of the call has evicted is gone: this one does not fit.
-        if self.find_hit(request, need.num_hit_tokens).is_err()
-            || !self.fits(request, need, &lengths, reserved)
-        {
+        let Ok(hits) = self.checked_hit(request, need) else {
+            return Ok(false);
+        };
+        self.hits = hits;
+        if !self.fits(request, need, &lengths, reserved) {
             return Ok(false);
         }
+        self.count_start(request, need);
+        self.note_saved(request, &lengths);
         self.adopt(request, need, &lengths);
         self.extend(request, need, &lengths, out);
         if let Some(junction) = need.junction {
@@ -155,12 +200,6 @@ impl Store {
         let local = computed.saturating_add(need.num_hit_tokens);
         let total = local.saturating_add(need.num_external_tokens).min(max);
         let main = total.saturating_add(need.num_new_tokens);
-        if need.num_new_tokens == 0 && need.num_hit_tokens == 0 && need.num_external_tokens == 0 {
-            return Err(Error::InvalidValue(format!(
-                "request {}: 0 new tokens and nothing to adopt; ask for at least one token",
-                request.id
-            )));
-        }
         let boundary = need.num_hit_tokens + self.config.topology.replay_tokens;
         let is_boundary =
             boundary.is_multiple_of(self.config.hit_alignment()) && local < request.num_tokens();
@@ -187,20 +226,15 @@ impl Store {
     }
 
     /// Looks the blocks of a hit up.
-    fn find_hit(&mut self, request: &Request, tokens: u32) -> Result<()> {
-        self.hits.blocks.clear();
-        self.hits.ends.clear();
-        let looks = if tokens > 0 {
-            self.finder.looks(request, &self.groups, &self.pool)
-        } else {
-            Vec::new()
-        };
+    fn find_hit(&mut self, request: &Request, tokens: u32) -> Result<Hits> {
+        let mut hits = Hits::default();
+        let looks = self.finder.looks(request, &self.groups, &self.pool);
         for group in &self.groups {
             let look = looks.get(usize::from(group.index)).copied().flatten();
             let at = (request, &self.pool);
             let found = self
                 .finder
-                .blocks(at, group, (tokens, look), &mut self.hits.blocks);
+                .blocks(at, group, (tokens, look), &mut hits.blocks);
             if let Err(position) = found
                 && !self.config.hits_may_lack_blocks()
             {
@@ -210,9 +244,9 @@ impl Store {
                     request.id, group.index
                 )));
             }
-            self.hits.ends.push(self.hits.blocks.len());
+            hits.ends.push(hits.blocks.len());
         }
-        Ok(())
+        Ok(hits)
     }
 
     /// The blocks of a hit, group by group.
@@ -221,9 +255,25 @@ impl Store {
         request: &Request,
         tokens: u32,
     ) -> Result<Vec<Vec<BlockId>>> {
-        self.find_hit(request, tokens)?;
+        let hits = self.find_hit(request, tokens)?;
         let groups = 0..self.groups.len();
-        Ok(groups.map(|group| self.hits.of(group).to_vec()).collect())
+        Ok(groups.map(|group| hits.of(group).to_vec()).collect())
+    }
+
+    /// Blocks that a request would take out of the free queue, or has to spare where it is negative.
+    pub(super) fn blocks_needed(
+        &mut self,
+        request: &Request,
+        need: &Need,
+        is_admission: bool,
+    ) -> Result<i64> {
+        let lengths = self.lengths(request, need)?;
+        self.hits = if need.num_hit_tokens > 0 {
+            self.find_hit(request, need.num_hit_tokens)?
+        } else {
+            Hits::default()
+        };
+        Ok(self.needed(request, need, &lengths, is_admission))
     }
 
     /// Whether the step fits. Frees what is read no more: if it fits, or if the engine does anyway.
@@ -263,7 +313,9 @@ impl Store {
         };
         let reserved = i64::try_from(reserved).unwrap_or(i64::MAX);
         let available = free(&self.pool) + freed - reserved;
-        if self.needed(request, need, lengths, false) + watermark > available {
+        let needed = self.needed(request, need, lengths, false);
+        let taken = needed + self.uncounted(request, lengths);
+        if needed + watermark > available || taken > free(&self.pool) + freed {
             return false;
         }
         if !is_eager {
@@ -280,7 +332,13 @@ impl Store {
                 let (table, hits) = (&request.tables[index], self.hits.of(index));
                 match group.kind {
                     Kind::State { speculative } => {
-                        state::needed(self, (group, speculative), table, hits, lengths)
+                        let step = state::Step {
+                            group,
+                            speculative,
+                            lengths,
+                            saves: self.saved_by(request, (group, table), lengths).is_some(),
+                        };
+                        state::needed(self, &step, table, hits)
                     }
                     Kind::Cross => {
                         let encoder = Lengths {
@@ -297,6 +355,28 @@ impl Store {
                         self.needed_of(group, table, hits, lengths, is_admission)
                     }
                 }
+            })
+            .sum()
+    }
+
+    /// Blocks that the request takes and `needed` leaves out.
+    fn uncounted(&self, request: &Request, lengths: &Lengths) -> i64 {
+        if lengths.total <= lengths.local {
+            return 0;
+        }
+        let groups = self.groups.iter().zip(&request.tables).enumerate();
+        groups
+            .map(|(index, (group, table))| {
+                let Kind::State { speculative } = group.kind else {
+                    return 0;
+                };
+                let step = state::Step {
+                    group,
+                    speculative,
+                    lengths,
+                    saves: self.saved_by(request, (group, table), lengths).is_some(),
+                };
+                state::uncounted(&step, table, self.hits.of(index))
             })
             .sum()
     }
@@ -403,7 +483,13 @@ impl Store {
             let before = blocks.len();
             match group.kind {
                 Kind::State { speculative } => {
-                    state::extend(self, (&group, speculative), table, lengths, blocks);
+                    let step = state::Step {
+                        group: &group,
+                        speculative,
+                        lengths,
+                        saves: table.state.saved.is_some(),
+                    };
+                    state::extend(self, &step, (request.id, table), blocks);
                 }
                 Kind::Cross => self.extend_table(&group, table, need.num_encoder_tokens, blocks),
                 Kind::Ring => self.extend_table(&group, table, 1, blocks),
@@ -463,6 +549,8 @@ impl Store {
             && checkpoints.let_go(&mut self.pool)
         {}
         let (block, lost) = self.pool.take();
+        self.statistics.num_allocated_blocks += 1;
+        self.statistics.num_evicted_blocks += u64::from(!lost.is_empty());
         for (key, group) in lost {
             self.log.removed(key, group);
         }
@@ -474,50 +562,5 @@ impl Store {
         for _ in 0..count {
             out.push(self.take_one());
         }
-    }
-
-    /// Gives back what nothing computed after `processed` tokens reads.
-    pub(super) fn free_skipped(&mut self, request: &mut Request, processed: u32) {
-        for (group, table) in self.groups.iter().zip(&mut request.tables) {
-            if let Kind::State { .. } = group.kind {
-                state::free_skipped(&mut self.pool, group, table, processed);
-                continue;
-            }
-            let skipped = group.skipped(processed) / group.block;
-            let end = (skipped as usize).min(table.blocks.len());
-            // From the end down to what was given back before.
-            let start = table.blocks[..end]
-                .iter()
-                .rposition(|&block| block == NULL_BLOCK)
-                .map_or(0, |position| position + 1);
-            if start < end {
-                let freed = &mut table.blocks[start..end];
-                self.pool.free(freed.iter().rev().copied());
-                freed.fill(NULL_BLOCK);
-            }
-        }
-    }
-
-    /// How many blocks `free_skipped` would add to the free queue.
-    fn count_skipped(&self, request: &Request, processed: u32) -> i64 {
-        let groups = self.groups.iter().zip(&request.tables);
-        let freed = groups.map(|(group, table)| {
-            let skipped = group.skipped(processed) / group.block;
-            let end = (skipped as usize).min(table.blocks.len());
-            let is_state = matches!(group.kind, Kind::State { .. });
-            let last_state = is_state
-                .then(|| state::superseded(group, table, processed))
-                .flatten();
-            let is_last = |block: &BlockId| self.pool.refs(*block) == 1;
-            let skipped = table.blocks[..end].iter().rev();
-            let running = skipped.take_while(|&&block| block != NULL_BLOCK || is_state);
-            let beyond = last_state.filter(|&at| at as usize >= end);
-            running.filter(|b| **b != NULL_BLOCK && is_last(b)).count()
-                + beyond
-                    .map(|at| table.blocks[at as usize])
-                    .filter(|b| *b != NULL_BLOCK && is_last(b))
-                    .map_or(0, |_| 1)
-        });
-        i64::try_from(freed.sum::<usize>()).unwrap_or(i64::MAX)
     }
 }

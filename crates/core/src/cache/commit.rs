@@ -85,6 +85,7 @@ impl Store {
                 self.register_state_tail(request, group, table, tokens);
                 for position in first..end {
                     self.note_fresh(table.blocks[position as usize]);
+                    self.note_kept(request.id, table.blocks[position as usize]);
                 }
             }
             Kind::Full
@@ -191,9 +192,7 @@ impl Store {
     /// Forgets the keys of a block and says so.
     pub(super) fn forget(&mut self, block: BlockId) {
         if self.pool.key(block).is_some() {
-            if let Some(checkpoints) = &mut self.checkpoints {
-                checkpoints.forget(&mut self.pool, block);
-            }
+            self.drop_checkpoints_of(block);
             for (key, group) in self.pool.forget(block) {
                 self.log.removed(key, group);
             }
@@ -228,6 +227,10 @@ impl Store {
         table: &mut Table,
         tokens: u32,
     ) {
+        if let Some(saved) = table.state.saved {
+            self.register_saved(request, (group, table), saved);
+            return;
+        }
         let hash_block = self.config.topology.hash_block_size;
         let boundary = last_state_boundary(
             request.num_prompt_tokens,
@@ -252,12 +255,19 @@ impl Store {
         self.fresh.insert((digest, group.index));
         if !tokens.is_multiple_of(group.block) {
             table.shared_tail = Some((position, block));
+            table.state.tail = Some((block, tokens));
             table.num_cached = Some(position);
         }
     }
 
     /// Makes a block findable at a boundary inside it, or again at its end.
-    fn register_inside(&mut self, request: &Request, group: &Group, block: BlockId, tokens: u32) {
+    pub(super) fn register_inside(
+        &mut self,
+        request: &Request,
+        group: &Group,
+        block: BlockId,
+        tokens: u32,
+    ) {
         let hash_block = self.config.topology.hash_block_size;
         let Some(&digest) = request.hash_at(tokens, hash_block) else {
             return; // It also covers tokens that are not there yet.

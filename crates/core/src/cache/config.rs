@@ -15,6 +15,9 @@ pub struct GroupOptions {
     pub needs_zeroing: bool,
     /// One block per request, overwritten in turn; never cached.
     pub is_ring: bool,
+    /// State groups: the backend can save one state inside a step, at multiples of so many tokens
+    /// behind its start.
+    pub checkpoint_alignment: Option<u32>,
 }
 
 /// Prefill compute of a model, in any unit: what reusing tokens saves.
@@ -225,6 +228,14 @@ impl CacheConfig {
             (
                 options.num_speculative_blocks > 0 && group.kind != SpecKind::Mamba,
                 "num_speculative_blocks is for state groups; leave it 0",
+            ),
+            (
+                options.checkpoint_alignment.is_some() && group.kind != SpecKind::Mamba,
+                "checkpoint_alignment is for state groups; leave it out",
+            ),
+            (
+                options.checkpoint_alignment == Some(0),
+                "checkpoint_alignment is 0; give at least one token, or leave it out",
             ),
             (
                 options.extra_retained_tokens > 0 && !group.kind.is_window(),

@@ -33,6 +33,8 @@ pub(super) struct Group {
     /// One unit beyond a boundary is needed, by itself or by a group that is looked up with it.
     pub eagle: bool,
     pub needs_zeroing: bool,
+    /// States are saved inside steps, at multiples behind their start.
+    pub checkpoint_alignment: Option<u32>,
     /// Blocks that a request reserves at most.
     pub admission_cap: Option<u32>,
 }
@@ -83,6 +85,7 @@ impl Group {
                 cacheable: config.caching && spec.prefix_cacheable && is_kept && !is_replayed,
                 eagle: is_eagle(&config.topology, spec),
                 needs_zeroing: options.needs_zeroing,
+                checkpoint_alignment: options.checkpoint_alignment,
                 admission_cap: admission_cap(kind, spec.block_size, config),
             }
         });

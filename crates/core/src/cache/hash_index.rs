@@ -32,6 +32,8 @@ pub(super) struct HashIndex {
     /// Copies beyond the first, oldest first.
     more: HashMap<Key, SmallVec<[BlockId; 2]>>,
     free: Vec<u32>,
+    /// Counts what look-ups can see: copies that came and went.
+    version: u64,
 }
 
 fn short(digest: &Digest) -> u64 {
@@ -47,7 +49,13 @@ impl HashIndex {
             first: Vec::new(),
             more: HashMap::new(),
             free: Vec::new(),
+            version: 0,
         }
+    }
+
+    /// Equal only if nothing came or went.
+    pub(super) fn version(&self) -> u64 {
+        self.version
     }
 
     /// The entry of a hash that some group holds.
@@ -122,6 +130,7 @@ impl HashIndex {
 
     /// Adds a copy behind those that are there.
     pub(super) fn insert(&mut self, key: Key, block: BlockId) {
+        self.version += 1;
         let first =
             &mut self.first[key.entry.0 as usize * self.num_groups + usize::from(key.group)];
         if *first == NULL_BLOCK {
@@ -133,6 +142,7 @@ impl HashIndex {
 
     /// Takes a copy out; an entry without copies is forgotten.
     pub(super) fn remove(&mut self, key: Key, block: BlockId) {
+        self.version += 1;
         let at = key.entry.0 as usize * self.num_groups + usize::from(key.group);
         if !self.more.is_empty()
             && let Some(more) = self.more.get_mut(&key)
@@ -158,7 +168,11 @@ impl HashIndex {
 
     /// Forgets everything, and gives the memory back.
     pub(super) fn clear(&mut self) {
-        *self = Self::new(self.num_groups);
+        let version = self.version + 1;
+        *self = Self {
+            version,
+            ..Self::new(self.num_groups)
+        };
     }
 
     /// Every key that has a copy.

@@ -7,6 +7,7 @@
 //! retention by value `retain` names boundaries worth keeping and `checkpoints` weighs them.
 
 mod allocate;
+mod blocks;
 mod checkpoints;
 mod commit;
 mod config;
@@ -18,7 +19,11 @@ mod hash_index;
 mod pool;
 mod request;
 mod retain;
+mod saved_state;
+mod shared_prefix;
+mod skipped;
 mod state;
+mod statistics;
 
 use hashbrown::HashMap;
 
@@ -29,6 +34,8 @@ pub use events::frame;
 pub use find::Match;
 pub use pool::{BlockId, NULL_BLOCK};
 pub use request::Extra;
+pub use state::{Cursor, KeptState};
+pub use statistics::{Starts, Statistics};
 
 use crate::error::{Error, Result};
 use crate::hash::Digest;
@@ -179,6 +186,7 @@ impl Cache {
     /// `Unknown`.
     pub fn find(&mut self, id: u64) -> Result<Match> {
         self.with(id, |store, request| {
+            store.statistics.num_matches += 1;
             Ok(store.finder.find(request, &store.groups, &store.pool))
         })
     }
@@ -221,6 +229,7 @@ impl Cache {
         {
             return Err(unknown(need.request));
         }
+        self.store.start_checks();
         for need in needs {
             self.with(need.request, |store, request| store.check(request, need))?;
         }
@@ -291,6 +300,7 @@ impl Cache {
         ids.iter().try_for_each(|&id| {
             self.with(id, |store, request| {
                 store.give_back(request);
+                store.count_preemption(request);
                 request.num_computed_tokens = 0;
                 request.quiet_until = 0;
                 Ok(())
@@ -317,6 +327,7 @@ impl Cache {
     pub fn pop_blocks(&mut self, id: u64) -> Result<Vec<BlockId>> {
         let mut request = self.requests.remove(&id).ok_or_else(|| unknown(id))?;
         self.store.note_end(&request);
+        self.store.forget_kept_states(id);
         Ok(request.clear_tables().into_iter().flatten().collect())
     }
 
@@ -403,10 +414,15 @@ impl Cache {
         for &block in blocks {
             self.store.forget(block);
         }
+        self.forget_quiet_steps();
+        Ok(())
+    }
+
+    /// Has every request's next step look at its tables again.
+    fn forget_quiet_steps(&mut self) {
         for request in self.requests.values_mut() {
             request.quiet_until = 0;
         }
-        Ok(())
     }
 
     /// Forgets everything that is cached, unless a block is in use; returns whether it was done.
@@ -424,6 +440,7 @@ impl Cache {
     /// A new step: what the step before registered is written by now.
     pub fn start_step(&mut self) {
         self.store.fresh.clear();
+        self.store.kept_states.clear();
     }
 
     /// The block table of a request, group by group.
@@ -466,6 +483,11 @@ impl Cache {
             .iter_mut()
             .flat_map(std::mem::take)
             .collect()
+    }
+
+    /// Takes the counts since the last call.
+    pub fn take_statistics(&mut self) -> Statistics {
+        std::mem::take(&mut self.store.statistics)
     }
 
     /// Hands the recorded events over, encoded one after the other, and their number; see [`frame`].

@@ -276,6 +276,24 @@ impl Pool {
         }
     }
 
+    /// Forgets one key of a block, which has it; the next one becomes its first.
+    pub(super) fn unregister_key(&mut self, block: BlockId, key: Key) {
+        let mut further = self.further.remove(&block).unwrap_or_default();
+        if self.key(block) == Some(key) {
+            let next = (!further.is_empty()).then(|| further.remove(0));
+            let entry = &mut self.blocks[block as usize];
+            entry.entry = next.map_or(NO_ENTRY, |key| key.entry.0);
+            entry.group = next.map_or(0, |key| key.group);
+            entry.num_tokens = 0;
+        } else {
+            further.retain(|other| *other != key);
+        }
+        if !further.is_empty() {
+            self.further.insert(block, further);
+        }
+        self.index.remove(key, block);
+    }
+
     /// Gives all keys of a block to another one that has none.
     pub(super) fn move_keys(&mut self, from: BlockId, to: BlockId) {
         let num_tokens = self.num_tokens(from);

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::hash::{Chain, ChainSpec, Digest, EmbedsDigest, ExtraKeys, MediaItem};
 
 use super::config::HashFunction;
+use super::saved_state::SavedState;
 
 /// What separates a request's cache from that of the same tokens, and what its events say of it.
 #[derive(Debug, Clone, Default)]
@@ -50,6 +51,11 @@ pub(super) struct StateCursor {
     pub last: Option<u32>,
     /// Positions before this one are given back.
     pub retired: u32,
+    /// The state at the prompt's last boundary inside a block, and the tokens it covers: findable,
+    /// and overwritten by the step that continues it.
+    pub tail: Option<(BlockId, u32)>,
+    /// What the step at hand saves on its way.
+    pub saved: Option<SavedState>,
 }
 
 /// The blocks of one request in one group.
@@ -63,6 +69,16 @@ pub(super) struct Table {
     pub state: StateCursor,
 }
 
+/// Whether a request runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Life {
+    /// It never did.
+    Waits,
+    Runs,
+    /// It did, and gave its blocks back.
+    Preempted,
+}
+
 #[derive(Debug)]
 pub(super) struct Request {
     pub id: u64,
@@ -74,6 +90,7 @@ pub(super) struct Request {
     /// Where other requests are known to branch off; 0 = nowhere.
     pub junction: u32,
     pub tables: Vec<Table>,
+    pub life: Life,
     /// Decoding steps that end before so many computed tokens change no table.
     pub quiet_until: u32,
     /// Retention by value: what will end with it, and up to where it was looked for checkpoints.
@@ -93,6 +110,7 @@ impl Request {
             num_computed_tokens: 0,
             junction: 0,
             tables: vec![Table::default(); num_groups],
+            life: Life::Waits,
             quiet_until: 0,
             ending: Ending::Start,
             num_checked: 0,
@@ -104,9 +122,11 @@ impl Request {
         u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
     }
 
-    /// Whether any group has adopted or registered something: no hit can be added any more.
+    /// Whether any group has adopted, allocated or registered something: no hit can be added any
+    /// more.
     pub(super) fn is_tracked(&self) -> bool {
-        self.tables.iter().any(|table| table.num_cached.is_some())
+        let is_started = |table: &Table| table.num_cached.is_some() || !table.blocks.is_empty();
+        self.tables.iter().any(is_started)
     }
 
     /// Hashes the whole blocks that are not hashed yet.

@@ -63,7 +63,7 @@ impl Store {
             .hash_lookahead
             .max(self.config.num_reprefillable_tokens);
         let unit = self.config.hit_alignment();
-        let dropped = self.groups.iter().any(|group| group.eagle);
+        let dropped = self.has_eagle();
         let boundary = num_tokens.saturating_sub(late) / unit * unit;
         boundary.saturating_sub(if dropped { unit } else { 0 })
     }
@@ -87,6 +87,13 @@ impl Store {
         all.filter(|&(end, _)| from < end && end <= to).collect()
     }
 
+    /// A block is about to lose a hash: what needs it is no checkpoint any more.
+    pub(super) fn drop_checkpoints_of(&mut self, block: BlockId) {
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.forget(&mut self.pool, block);
+        }
+    }
+
     pub(super) fn forget_checkpoints(&mut self) {
         if let Some(checkpoints) = &mut self.checkpoints {
             checkpoints.clear(&mut self.pool);
@@ -96,6 +103,7 @@ impl Store {
     /// Gives all blocks of a request back, tails first. Blocks that lead to no checkpoint are worth
     /// nothing: they are evicted before those which some boundary can still be resumed with.
     pub(super) fn give_back(&mut self, request: &mut Request) {
+        self.forget_kept_states(request.id);
         self.note_end(request);
         let mut tables = request.clear_tables();
         for (group, table) in self.groups.iter().zip(&mut tables) {

@@ -12,16 +12,109 @@ use super::commit;
 use super::group::Group;
 use super::pool::{BlockId, NULL_BLOCK, Pool};
 use super::request::Table;
+use super::{Cache, Digest, Result};
+
+/// A state that others can resume from: what a connector may store. Which block it is in cannot be
+/// told from the table, where states move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeptState {
+    /// Whose tokens it covers.
+    pub request: u64,
+    /// Its group.
+    pub group: u16,
+    /// Where it is, or will be once the copies of the step are made.
+    pub block: BlockId,
+    /// Tokens that it covers.
+    pub num_tokens: u32,
+}
+
+/// How far a request's table in one group is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cursor {
+    /// Leading blocks that need no registering; `None` until the first ones do not.
+    pub num_registered: Option<u32>,
+    /// Position of the state that the step before wrote.
+    pub last_state: Option<u32>,
+}
+
+impl Cache {
+    /// Takes the states that became findable in this step; those of requests that ended are gone.
+    pub fn take_kept_states(&mut self) -> Vec<KeptState> {
+        std::mem::take(&mut self.store.kept_states)
+    }
+
+    /// The groups and hashes of the states that are written in this step: nobody can resume from
+    /// them before the next one.
+    pub fn fresh_states(&self) -> impl Iterator<Item = (u16, &Digest)> {
+        let fresh = self.store.fresh.iter();
+        fresh.map(|(digest, group)| (*group, digest))
+    }
+
+    /// How far each table of a request is.
+    ///
+    /// # Errors
+    /// `Unknown`.
+    pub fn cursors(&self, id: u64) -> Result<impl Iterator<Item = Cursor>> {
+        let tables = self.request(id)?.tables.iter();
+        Ok(tables.map(|table| Cursor {
+            num_registered: table.num_cached,
+            last_state: table.state.last,
+        }))
+    }
+
+    /// Takes, of each group, the state at the last boundary of a request's prompt, where that lies
+    /// inside a block: it holds what it says for as long as no more tokens are computed.
+    ///
+    /// # Errors
+    /// `Unknown`.
+    pub fn take_state_tails(&mut self, id: u64) -> Result<Vec<KeptState>> {
+        self.with(id, |_, request| {
+            let tables = (0u16..).zip(&mut request.tables);
+            let tails = tables.filter_map(|(group, table)| {
+                let (block, num_tokens) = table.state.tail.take()?;
+                Some(KeptState {
+                    request: id,
+                    group,
+                    block,
+                    num_tokens,
+                })
+            });
+            Ok(tails.collect())
+        })
+    }
+}
+
+impl Store {
+    /// Notes a state that was registered, if it was.
+    pub(super) fn note_kept(&mut self, request: u64, block: BlockId) {
+        if let Some(key) = self.pool.key(block) {
+            self.kept_states.push(KeptState {
+                request,
+                group: key.group,
+                block,
+                num_tokens: self.pool.num_tokens(block),
+            });
+        }
+    }
+
+    /// Forgets the states of a request whose blocks are given back.
+    pub(super) fn forget_kept_states(&mut self, request: u64) {
+        self.kept_states.retain(|state| state.request != request);
+    }
+}
+
+/// One step of one request in a state group.
+pub(super) struct Step<'a> {
+    pub group: &'a Group,
+    pub speculative: u32,
+    pub lengths: &'a Lengths,
+    /// It saves a state on its way.
+    pub saves: bool,
+}
 
 /// Blocks that a step takes out of the free queue. More than there are when the hit is a state
 /// that is only written in this step: the request has to wait for the next one.
-pub(super) fn needed(
-    store: &Store,
-    (group, speculative): (&Group, u32),
-    table: &Table,
-    hits: &[BlockId],
-    lengths: &Lengths,
-) -> i64 {
+pub(super) fn needed(store: &Store, step: &Step<'_>, table: &Table, hits: &[BlockId]) -> i64 {
     if let Some(&state) = hits.last()
         && let Some(key) = store.pool.key(state)
         && store
@@ -30,25 +123,35 @@ pub(super) fn needed(
     {
         return i64::from(store.config.num_blocks) + 1;
     }
-    let count = |blocks: usize| i64::try_from(blocks).unwrap_or(i64::MAX);
-    let required = i64::from(lengths.main.div_ceil(group.block) + speculative);
+    let held = table.blocks.len() + hits.len();
+    new_blocks(step, table, hits, held)
+        + i64::try_from(store.num_evictable(hits)).unwrap_or(i64::MAX)
+}
+
+/// Blocks that the step takes beyond those: the engine forgets that what was computed elsewhere has
+/// a state of its own, and takes it all the same.
+pub(super) fn uncounted(step: &Step<'_>, table: &Table, hits: &[BlockId]) -> i64 {
+    let (held, external) = held_before(step.group, table, hits, step.lengths);
+    let counted = new_blocks(step, table, hits, table.blocks.len() + hits.len());
+    let external = i64::try_from(external).unwrap_or(i64::MAX);
+    (new_blocks(step, table, hits, held) + external - counted).max(0)
+}
+
+/// New blocks where so many positions are held already: the state, that of the way, and those of
+/// drafts.
+fn new_blocks(step: &Step<'_>, table: &Table, hits: &[BlockId], held: usize) -> i64 {
+    let Step { group, lengths, .. } = step;
+    let required = i64::from(lengths.main.div_ceil(group.block) + step.speculative);
     let shares_tail = (!hits.is_empty() && !lengths.local.is_multiple_of(group.block))
         || table.shared_tail.is_some();
-    let (held, external) = held_before(group, table, hits, lengths);
-    let mut new = required - count(held);
-    if shares_tail {
-        new = new.max(0) + 1;
-    }
-    if new > 0 {
-        let drafts = if table.state.allocated {
-            0
-        } else {
-            speculative
-        };
-        new = new.min(1 + i64::from(shares_tail) + i64::from(drafts));
-    }
-    new += count(external);
-    new + count(store.num_evictable(hits))
+    let new = required - i64::try_from(held).unwrap_or(i64::MAX);
+    let new = if shares_tail { new.max(0) + 1 } else { new };
+    let drafts = if table.state.allocated {
+        0
+    } else {
+        step.speculative
+    };
+    new.min(1 + i64::from(shares_tail) + i64::from(step.saves) + i64::from(drafts))
 }
 
 /// Positions that the table covers before the step's own state is added, and how many new blocks
@@ -71,15 +174,15 @@ fn held_before(
 /// Adds the running state of this step; appends what is new, null blocks included.
 pub(super) fn extend(
     store: &mut Store,
-    (group, speculative): (&Group, u32),
-    table: &mut Table,
-    lengths: &Lengths,
+    step: &Step<'_>,
+    (request, table): (u64, &mut Table),
     out: &mut Vec<BlockId>,
 ) {
-    let drafts = speculative as usize;
+    let Step { group, lengths, .. } = step;
+    let drafts = step.speculative as usize;
     let required = lengths.main.div_ceil(group.block) as usize + drafts;
     let before = table.blocks.len();
-    if required <= before && table.shared_tail.is_none() {
+    if required <= before && table.shared_tail.is_none() && !step.saves {
         table.state.allocated = true;
         return;
     }
@@ -88,7 +191,8 @@ pub(super) fn extend(
     } else if before > 0 {
         table.state.last = Some(commit::count(before - 1));
     }
-    let skipped = required - drafts - 1;
+    // What is saved on the way goes right before the running state.
+    let skipped = required - drafts - 1 - usize::from(step.saves);
     if before < skipped {
         table.blocks.resize(skipped, NULL_BLOCK);
     }
@@ -106,6 +210,9 @@ pub(super) fn extend(
     if let (Some(shared), Some(copy)) = (shared, copy) {
         if table.state.allocated {
             preserve(store, group, shared.1, copy);
+            if table.state.tail.take().is_some() {
+                store.note_kept(request, copy);
+            }
         } else {
             store.redirect(group, table, shared, copy);
             out.push(copy);

@@ -9,7 +9,11 @@ from functools import cached_property
 from typing import Final
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, make_block_hash_with_group_id
+from vllm.v1.core.kv_cache_utils import (
+    BlockHash,
+    BlockHashWithGroupId,
+    make_block_hash_with_group_id,
+)
 
 from kvbraid.cache import BlockInfo, CacheManager
 
@@ -57,7 +61,7 @@ class Block:
 
 
 class BlockPool:
-    """What the scheduler asks of a pool; the pool itself is in the cache."""
+    """What a scheduler and a connector ask of a pool; the pool itself is in the cache."""
 
     def __init__(self, cache: CacheManager) -> None:
         self._cache = cache
@@ -85,9 +89,37 @@ class BlockPool:
             block = self._blocks[block_id] = Block(self._cache, block_id)
         return block
 
+    def get_new_blocks(self, num_blocks: int) -> list[Block]:
+        """Take the next victims, with one reference each.
+
+        Raises:
+            InvalidValueError: Fewer are free.
+        """
+        return [self.block(block_id) for block_id in self._cache.take_blocks(num_blocks)]
+
+    def touch(self, blocks: Iterable[Block]) -> None:
+        """Take one more reference of each."""
+        self._cache.hold_blocks(self._ids(blocks))
+
     def free_blocks(self, ordered_blocks: Iterable[Block]) -> None:
         """Drop a reference of each; the first is evicted first."""
-        self._cache.free_blocks([block.block_id for block in ordered_blocks])
+        self._cache.free_blocks(self._ids(ordered_blocks))
+
+    def get_cached_block(
+        self, block_hash: BlockHash, kv_cache_group_ids: Sequence[int]
+    ) -> list[Block] | None:
+        """Return, for each group, the block that is found by a hash; None if one has none."""
+        found = []
+        for group in kv_cache_group_ids:
+            holders = self._cache.holders(group, block_hash)
+            if not holders:
+                return None
+            found.append(self.block(holders[0]))
+        return found
+
+    def evict_blocks(self, block_ids: Iterable[int]) -> None:
+        """Make blocks unfindable; they stay with their owners."""
+        self._cache.forget(list(block_ids))
 
     def get_num_free_blocks(self) -> int:
         """Return how many blocks can be handed out."""
@@ -96,6 +128,9 @@ class BlockPool:
     def get_usage(self) -> float:
         """Return the share of the pool that is referenced."""
         return self._cache.usage
+
+    def _ids(self, blocks: Iterable[Block]) -> list[int]:
+        return [block.block_id for block in blocks]
 
 
 class Blocks(KVCacheBlocks):  # type: ignore[misc] # Untyped where vLLM is not installed.

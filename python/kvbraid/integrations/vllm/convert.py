@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from vllm.v1.core.kv_cache_utils import partial_hash_hits_enabled
+from vllm.v1.core.kv_cache_utils import (
+    partial_hash_hits_enabled,
+    resolve_dcp_kv_block_size,
+)
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
@@ -28,8 +31,8 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
-from kvbraid.cache import CacheConfig, Dense, GroupOptions, Interval
-from kvbraid.errors import UnsupportedError
+from kvbraid.cache import CacheConfig, Dense, GroupOptions, Interval, Retention
+from kvbraid.errors import InvalidValueError, UnsupportedError
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 # Exact types: a class derived from one of these may behave in its own way (R-SWA does).
@@ -64,6 +67,8 @@ class EngineSettings:
     events: bool = False
     watermark: float = 0.0
     mamba_shared_prefix_checkpoint: bool = False
+    decode_context_parallel: int = 1
+    prefill_context_parallel: int = 1
 
 
 def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig:
@@ -71,6 +76,7 @@ def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig
 
     Raises:
         UnsupportedError: Names the group or the setting, and what to do about it.
+        InvalidValueError: A retention interval that the groups cannot have.
     """
     groups = config.kv_cache_groups
     for index, group in enumerate(groups):
@@ -78,11 +84,10 @@ def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig
     eagle = _eagle_groups(groups, use_eagle=settings.use_eagle)
     partial_hits = partial_hits_of(config, settings)
     _check_settings(settings, has_eagle=any(eagle), partial_hits=partial_hits)
-    retention = config.prefix_cache_retention_interval
     return CacheConfig(
         topology=Topology(
             groups=tuple(
-                _group_spec(group.kv_cache_spec, eagle=is_eagle, caching=settings.caching)
+                _group_spec(group.kv_cache_spec, settings, eagle=is_eagle)
                 for group, is_eagle in zip(groups, eagle, strict=True)
             ),
             # Without reuse a state's block is as long as a request: no use in a common multiple.
@@ -96,7 +101,7 @@ def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig
         group_options=tuple(_options(group.kv_cache_spec, config) for group in groups),
         caching=settings.caching,
         events=settings.events,
-        retention=Dense() if retention is None else Interval(retention),
+        retention=_retention(config, settings.scheduler_block_size),
         max_model_len=settings.max_model_len,
         max_in_flight_tokens=(
             settings.max_model_len
@@ -105,6 +110,8 @@ def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig
         ),
         watermark=settings.watermark,
         num_reprefillable_tokens=max(0, settings.num_prefill_lookahead - 1),
+        decode_context_parallel=settings.decode_context_parallel,
+        prefill_context_parallel=settings.prefill_context_parallel,
     )
 
 
@@ -117,7 +124,12 @@ def partial_hits_of(config: KVCacheConfig, settings: EngineSettings) -> bool:
         for group in config.kv_cache_groups
     ]
     return bool(
-        partial_hash_hits_enabled(config.kv_cache_groups, settings.hash_block_size, 1, managers)
+        partial_hash_hits_enabled(
+            config.kv_cache_groups,
+            settings.hash_block_size,
+            settings.decode_context_parallel,
+            managers,
+        )
     )
 
 
@@ -129,15 +141,35 @@ def _eagle_groups(groups: Sequence[KVCacheGroupSpec], *, use_eagle: bool) -> lis
     return flags
 
 
-def _group_spec(spec: KVCacheSpec, *, eagle: bool, caching: bool) -> GroupSpec:
+def _retention(config: KVCacheConfig, scheduler_block_size: int) -> Retention:
+    """Return the retention, or refuse it by the name that the option has in vLLM."""
+    interval = config.prefix_cache_retention_interval
+    if interval is None:
+        return Dense()
+    specs = [group.kv_cache_spec for group in config.kv_cache_groups]
+    is_sparse = any(isinstance(spec, SlidingWindowSpec | MambaSpec) for spec in specs)
+    if interval > 0 and not is_sparse:
+        raise InvalidValueError(
+            f"prefix_cache_retention_interval is {interval}, but there is no sliding-window or "
+            "Mamba group whose blocks it could leave out; set it to 0"
+        )
+    if interval < 0 or (is_sparse and interval % scheduler_block_size):
+        raise InvalidValueError(
+            f"prefix_cache_retention_interval is {interval}; expected a non-negative multiple of "
+            f"scheduler_block_size, which is {scheduler_block_size}"
+        )
+    return Interval(interval)
+
+
+def _group_spec(spec: KVCacheSpec, settings: EngineSettings, *, eagle: bool) -> GroupSpec:
     is_chunked = isinstance(spec, ChunkedLocalAttentionSpec)
     return GroupSpec(
         kind=_kind(spec),
-        block_size=spec.block_size,
+        block_size=resolve_dcp_kv_block_size(spec, settings.decode_context_parallel),
         window=spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None,
         chunk=spec.attention_chunk_size if is_chunked else None,
         eagle=eagle,
-        prefix_cacheable=caching and spec.prefix_cacheable,
+        prefix_cacheable=settings.caching and spec.prefix_cacheable,
     )
 
 
@@ -157,7 +189,17 @@ def _options(spec: KVCacheSpec, config: KVCacheConfig) -> GroupOptions:
         and isinstance(spec, AttentionSpec)
         and not is_ring,
         is_ring=is_ring,
+        checkpoint_alignment=_checkpoint_alignment(spec),
+        is_replicated=isinstance(spec, AttentionSpec) and not spec.dcp_sharded,
     )
+
+
+def _checkpoint_alignment(spec: KVCacheSpec) -> int | None:
+    """Return where the backend can save a state inside a chunk, or None."""
+    if not isinstance(spec, MambaSpec) or spec.mamba_cache_mode != "align":
+        return None
+    alignment: int | None = spec.prefill_checkpoint_alignment
+    return alignment if spec.num_prefill_checkpoint_blocks > 0 else None
 
 
 def _check_group(index: int, group: KVCacheGroupSpec, *, caching: bool) -> None:
@@ -183,12 +225,6 @@ def _check_group(index: int, group: KVCacheGroupSpec, *, caching: bool) -> None:
 
 
 def _check_states(index: int, spec: MambaSpec, *, caching: bool) -> None:
-    if spec.num_prefill_checkpoint_blocks > 0:
-        raise UnsupportedError(
-            f"KV cache group {index} (MambaSpec) has num_prefill_checkpoint_blocks = "
-            f"{spec.num_prefill_checkpoint_blocks}: states saved inside a chunk are not "
-            f"supported; {_STOCK}"
-        )
     if caching and spec.mamba_cache_mode != "align":
         raise UnsupportedError(
             f"KV cache group {index} (MambaSpec) has mamba_cache_mode = {spec.mamba_cache_mode!r} "

@@ -7,18 +7,20 @@ from collections.abc import Sequence
 
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
 
-from kvbraid.cache import CacheManager
+from kvbraid.cache import CacheManager, Need
 from kvbraid.integrations.vllm.blocks import Block, BlockPool
 from kvbraid.integrations.vllm.requests import Requests
 
 
 class GroupView:
-    """One group, as the scheduler and the engine read it."""
+    """One group, as the scheduler and the engine read it; blocks cover tokens of all ranks."""
 
-    def __init__(self, index: int, spec: KVCacheSpec, admission_cap: int | None) -> None:
+    def __init__(
+        self, index: int, spec: KVCacheSpec, block_size: int, admission_cap: int | None
+    ) -> None:
         self.kv_cache_group_id = index
         self.kv_cache_spec = spec
-        self.block_size: int = spec.block_size
+        self.block_size = block_size
         self.max_admission_blocks_per_request = admission_cap
 
 
@@ -43,7 +45,10 @@ class Coordinator:
         }
         specs = [group.kv_cache_spec for group in config.kv_cache_groups]
         self.single_type_managers = tuple(
-            GroupView(index, spec, _admission_cap(spec, cache)) for index, spec in enumerate(specs)
+            GroupView(index, spec, group.block_size, _admission_cap(spec, cache))
+            for index, (spec, group) in enumerate(
+                zip(specs, settings.topology.groups, strict=True)
+            )
         )
         self.full_attention_group_id = next(
             (index for index, spec in enumerate(specs) if isinstance(spec, FullAttentionSpec)),
@@ -64,20 +69,17 @@ class Coordinator:
     ) -> int:
         """Return how many blocks a running request still needs for so many tokens.
 
-        The scheduler asks when a connector loads for another request: models with states have
-        no connector here, so that every group counts blocks by tokens.
+        The scheduler asks when a connector loads for another request.
         """
-        del num_encoder_tokens, total_computed_tokens, num_local_computed_tokens
-        del new_computed_blocks, num_tokens_main_model, prefill_end
-        number = self._requests.known(request_id)
-        missing = 0
-        for group, ids in zip(self.single_type_managers, self._cache.blocks(number), strict=True):
-            required = -(-num_tokens // group.block_size)
-            cap = group.max_admission_blocks_per_request
-            if apply_admission_cap and cap is not None:
-                required = min(required, cap)
-            missing += max(required - len(ids), 0)
-        return missing
+        del new_computed_blocks, num_local_computed_tokens, prefill_end  # It has all of its hit.
+        need = Need(
+            request=self._requests.known(request_id),
+            num_new_tokens=max(num_tokens_main_model - total_computed_tokens, 0),
+            num_lookahead_tokens=max(num_tokens - num_tokens_main_model, 0),
+            num_encoder_tokens=num_encoder_tokens,
+            num_computed_tokens=total_computed_tokens,
+        )
+        return self._cache.blocks_needed(need, is_admission=apply_admission_cap)
 
 
 def _admission_cap(spec: KVCacheSpec, cache: CacheManager) -> int | None:

@@ -15,13 +15,13 @@ from vllm.v1.core.kv_cache_utils import (
     to_event_extra_keys,
 )
 from vllm.v1.kv_cache_interface import (
-    KVCacheGroupSpec,
     get_kv_cache_spec_kind,
     get_kv_cache_spec_sliding_window,
 )
 from vllm.v1.request import Request
 
 from kvbraid.cache import Events
+from kvbraid.integrations.vllm.coordinator import GroupView
 
 _DECODER: Final = msgspec.msgpack.Decoder(KVEventBatch)
 
@@ -47,7 +47,7 @@ def _with_tuples(keys: tuple[object, ...] | None) -> tuple[object, ...] | None:
 def reused(
     request: Request,
     num_tokens: int,
-    groups: Sequence[KVCacheGroupSpec],
+    groups: Sequence[GroupView],
     hash_block_size: int,
 ) -> Iterator[BlockStored]:
     """Announce a hit again, for a request that asks for full reports.
@@ -56,7 +56,7 @@ def reused(
     """
     for index, group in enumerate(groups):
         spec = group.kv_cache_spec
-        size = spec.block_size
+        size = group.block_size
         num_blocks = min(
             -(-num_tokens // size), len(request.block_hashes) * hash_block_size // size
         )

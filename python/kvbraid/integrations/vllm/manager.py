@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_interface import (
     CrossAttentionSpec,
     EncoderOnlyAttentionSpec,
     KVCacheConfig,
+    MambaSpec,
 )
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import Request, RequestStatus
@@ -59,7 +60,7 @@ class KvbraidCacheManager:
         watermark: float = 0.0,
         enable_mamba_shared_prefix_checkpoint: bool = False,
     ) -> None:
-        _refuse(dcp_world_size, pcp_world_size, metrics_collector)
+        _refuse(metrics_collector)
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
@@ -70,6 +71,9 @@ class KvbraidCacheManager:
         self.mamba_shared_prefix_checkpoint = False  # Refused where vLLM would do it.
         self.num_kv_cache_groups = len(kv_cache_config.kv_cache_groups)
         self._hash_block_size = hash_block_size
+        self._has_states = any(
+            isinstance(group.kv_cache_spec, MambaSpec) for group in kv_cache_config.kv_cache_groups
+        )
         self.cache = CacheManager(
             cache_config(
                 kv_cache_config,
@@ -84,6 +88,8 @@ class KvbraidCacheManager:
                     events=enable_kv_cache_events,
                     watermark=watermark,
                     mamba_shared_prefix_checkpoint=enable_mamba_shared_prefix_checkpoint,
+                    decode_context_parallel=dcp_world_size,
+                    prefill_context_parallel=pcp_world_size,
                 ),
             )
         )
@@ -126,13 +132,22 @@ class KvbraidCacheManager:
     def truncate_computed_blocks(
         self, blocks: KVCacheBlocks, num_computed_tokens: int
     ) -> KVCacheBlocks:
-        """Return the part of a look-up's result before an aligned token."""
-        kept = []
+        """Return the part of a look-up's result before an aligned token.
+
+        A group of states may end earlier: what is loaded then brings the state.
+        """
+        kept: list[list[int]] = []
         for group, ids in zip(
             self.coordinator.single_type_managers, blocks.get_block_ids(), strict=True
         ):
-            count = num_computed_tokens // group.block_size
-            kept.append(ids[:count] if group.kv_cache_spec.prefix_cacheable else [])
+            spec = group.kv_cache_spec
+            if not spec.prefix_cacheable:
+                kept.append([])
+                continue
+            count, rest = divmod(num_computed_tokens, group.block_size)
+            assert rest == 0, f"{num_computed_tokens} tokens end inside a block of {spec}"
+            assert isinstance(spec, MambaSpec) or count <= len(ids), f"{len(ids)} of {spec}"
+            kept.append(ids[:count])
         return self._blocks(kept)
 
     # Allocating.
@@ -237,13 +252,29 @@ class KvbraidCacheManager:
         return [KVCacheBlockCopy(*copy) for copy in copies], self._objects(ends)
 
     def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
-        """Take the states that a connector is to store: none, as the two are not combined."""
-        return {}
+        """Take the states that a connector may store, by request: group, block, tokens."""
+        if not self._has_states:
+            return {}
+        states = sorted(self.cache.take_kept_states(), key=lambda state: state.group)
+        offloads: dict[str, list[tuple[int, int, int]]] = {}
+        for request, group, block_id, num_tokens in states:
+            request_id = self._requests.id_of(request)
+            offloads.setdefault(request_id, []).append((group, block_id, num_tokens))
+        return offloads
 
     def finalize_partial_tail_offloads(self, request: Request) -> list[tuple[int, int, int]]:
-        """Take the states at a finished request's end: none, as `take_boundary_state_offloads`."""
-        del request
-        return []
+        """Take the states at the end of a finished request's prompt, if they are its last ones."""
+        number = self._requests.find(request.request_id)
+        if number is None:
+            return []
+        tails = self.cache.take_state_tails(number)
+        if request.num_in_flight_tokens:
+            return []
+        return [
+            (group, block_id, num_tokens)
+            for _, group, block_id, num_tokens in tails
+            if num_tokens == request.num_computed_tokens
+        ]
 
     def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:
         """Refuse: a load failed where blocks are zeroed, and the two are not combined.
@@ -339,7 +370,7 @@ class KvbraidCacheManager:
             )
 
     def _report_reuse(self, request: Request, num_tokens: int) -> None:
-        groups = self.kv_cache_config.kv_cache_groups
+        groups = self.coordinator.single_type_managers
         self._events += events.to_vllm(self.cache.take_events())  # They come before.
         self._events += events.reused(request, num_tokens, groups, self._hash_block_size)
 
@@ -355,17 +386,9 @@ class KvbraidCacheManager:
         return [self.block_pool.block(block_id) for block_id in block_ids]
 
 
-def _refuse(
-    dcp_world_size: int, pcp_world_size: int, metrics: KVCacheMetricsCollector | None
-) -> None:
-    problems = (
-        (dcp_world_size > 1, "decode context parallelism", "--decode-context-parallel-size"),
-        (pcp_world_size > 1, "prefill context parallelism", "--prefill-context-parallel-size"),
-        (metrics is not None, "residency metrics of single blocks", "--kv-cache-metrics"),
-    )
-    for is_there, feature, option in problems:
-        if is_there:
-            raise UnsupportedError(
-                f"{feature}: kvbraid was not run with it; leave {option} out, or start vLLM "
-                "without --scheduler-cls"
-            )
+def _refuse(metrics: KVCacheMetricsCollector | None) -> None:
+    if metrics is not None:
+        raise UnsupportedError(
+            "residency metrics of single blocks: kvbraid was not run with them; leave "
+            "--kv-cache-metrics out, or start vLLM without --scheduler-cls"
+        )

@@ -4,13 +4,17 @@ The law: before a call names a request, `number_of` has told the cache every tok
 vLLM's request has by then. Hashes are taken as the engine computed them.
 """
 
+from array import array
 from dataclasses import dataclass
+from typing import Final
 
 from vllm.v1.request import Request
 
 from kvbraid.cache import CacheManager
 from kvbraid.errors import UnknownError, UnsupportedError
-from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Lora, MediaItem
+from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Lora, MediaItem, Tokens
+
+_TOKEN_BYTES: Final = array("I").itemsize
 
 
 @dataclass(slots=True)
@@ -62,7 +66,7 @@ class Requests:
     def _extend(self, request: Request, known: _Known, *, to_prompt: bool) -> None:
         self._cache.extend(
             known.number,
-            request.all_token_ids[known.num_tokens :],
+            self._tokens(request, known.num_tokens),
             block_hashes=request.block_hashes[known.num_hashes :],
             to_prompt=to_prompt,
         )
@@ -71,7 +75,7 @@ class Requests:
         known.num_hashes = len(request.block_hashes)
 
     def _add(self, request: Request) -> int:
-        tokens = request.all_token_ids[:]
+        tokens = self._tokens(request, 0)
         lora = request.lora_request
         number = self._cache.add(
             tokens,
@@ -84,16 +88,31 @@ class Requests:
         self._known[request.request_id] = _Known(
             number,
             request.num_prompt_tokens,
-            len(tokens),
+            request.num_tokens,
             len(request.block_hashes),
             len(request.mm_features),
         )
         return number
 
+    def _tokens(self, request: Request, start: int) -> Tokens:
+        """Return a request's tokens from `start` on, or as many zeros.
+
+        Its hashes come from the engine, so that only events show tokens. Placeholders of media can
+        be negative, which no event can say.
+        """
+        if self._cache.config.events:
+            tokens: list[int] = request.all_token_ids[start:]
+            return tokens
+        return array("I", bytes(_TOKEN_BYTES * (request.num_tokens - start)))
+
     def find(self, request_id: str) -> int | None:
         """Return the number of a request, or None where it is not known."""
         known = self._known.get(request_id)
         return None if known is None else known.number
+
+    def id_of(self, number: int) -> str:
+        """Return vLLM's name of a request that is known. Walks them all."""
+        return next(name for name, known in self._known.items() if known.number == number)
 
     def known(self, request_id: str) -> int:
         """Return the number of a request.

@@ -1,0 +1,40 @@
+//! What running requests have in common: attention over it can be computed once for all of them.
+
+use super::Cache;
+use super::commit;
+use super::pool::{BlockId, NULL_BLOCK};
+use crate::error::Result;
+
+impl Cache {
+    /// Per group, how many leading blocks all of these requests hold. A block that was given back
+    /// ends them: nobody reads it.
+    ///
+    /// # Errors
+    /// `Unknown`.
+    pub fn num_common_prefix_blocks(&self, ids: &[u64]) -> Result<Vec<u32>> {
+        let mut common: Option<Vec<&[BlockId]>> = None;
+        for &id in ids {
+            let tables = self.tables(id)?;
+            common = Some(match common {
+                None => tables.map(|table| common_prefix(table, table)).collect(),
+                Some(common) => tables
+                    .zip(common)
+                    .map(|(table, common)| common_prefix(common, table))
+                    .collect(),
+            });
+        }
+        let none = || vec![&[][..]; self.num_groups()];
+        let common = common.unwrap_or_else(none);
+        Ok(common
+            .into_iter()
+            .map(<[_]>::len)
+            .map(commit::count)
+            .collect())
+    }
+}
+
+fn common_prefix<'a>(one: &'a [BlockId], other: &[BlockId]) -> &'a [BlockId] {
+    let pairs = one.iter().zip(other);
+    let is_shared = |&(one, other): &(&BlockId, &BlockId)| one == other && *one != NULL_BLOCK;
+    &one[..pairs.take_while(is_shared).count()]
+}

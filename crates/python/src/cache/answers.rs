@@ -1,0 +1,88 @@
+//! What the cache answers, as tuples and flat buffers.
+
+use kvbraid_core::cache::{
+    Allocation, BlockId, BlockInfo, Checkpoint, KeptState, Starts, Statistics,
+};
+use kvbraid_core::hash::Digest;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+/// References; group, hash and tokens that it is found by first.
+pub(super) type BlockTuple<'py> = (u32, Option<(u16, Bound<'py, PyBytes>, u32)>);
+
+/// Requests that fit; block ids and counts as buffers of native 32-bit integers.
+pub(super) type AllocationTuple<'py> = (usize, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+
+/// Hash, tokens, value, whether nothing leads on from it.
+pub(super) type CheckpointTuple<'py> = (Bound<'py, PyBytes>, u32, f64, bool);
+
+/// Request, group, block, tokens.
+pub(super) type StateTuple = (u64, u16, BlockId, u32);
+
+/// Requests, their tokens, and those of them that were reused.
+type StartsTuple = (u64, u64, u64);
+
+/// First runs, runs after a preemption; matches, external tokens, junctions, preemptions, allocated
+/// and evicted blocks.
+pub(super) type StatisticsTuple = (StartsTuple, StartsTuple, (u64, u64, u64, u64, u64, u64));
+
+pub(super) fn allocation<'py>(py: Python<'py>, done: &Allocation) -> AllocationTuple<'py> {
+    let bytes =
+        |values: &[u32]| -> Vec<u8> { values.iter().flat_map(|v| v.to_ne_bytes()).collect() };
+    (
+        done.num_fit,
+        PyBytes::new(py, &bytes(&done.blocks)),
+        PyBytes::new(py, &bytes(&done.counts)),
+    )
+}
+
+pub(super) fn block<'py>(py: Python<'py>, info: &BlockInfo) -> BlockTuple<'py> {
+    let key = |(group, digest, tokens): (u16, Digest, u32)| {
+        (group, PyBytes::new(py, digest.as_bytes()), tokens)
+    };
+    (info.num_references, info.key.map(key))
+}
+
+pub(super) fn checkpoint<'py>(py: Python<'py>, checkpoint: &Checkpoint) -> CheckpointTuple<'py> {
+    (
+        PyBytes::new(py, checkpoint.hash.as_bytes()),
+        checkpoint.num_tokens,
+        checkpoint.value,
+        checkpoint.is_last,
+    )
+}
+
+pub(super) fn states(states: Vec<KeptState>) -> Vec<StateTuple> {
+    let tuple = |state: KeptState| (state.request, state.group, state.block, state.num_tokens);
+    states.into_iter().map(tuple).collect()
+}
+
+pub(super) fn statistics(counts: Statistics) -> StatisticsTuple {
+    let Statistics {
+        num_matches,
+        started,
+        resumed,
+        num_external_tokens,
+        num_junctions,
+        num_preemptions,
+        num_allocated_blocks,
+        num_evicted_blocks,
+    } = counts;
+    let rest = (
+        num_matches,
+        num_external_tokens,
+        num_junctions,
+        num_preemptions,
+        num_allocated_blocks,
+        num_evicted_blocks,
+    );
+    (starts(started), starts(resumed), rest)
+}
+
+fn starts(starts: Starts) -> StartsTuple {
+    (
+        starts.num_requests,
+        starts.num_tokens,
+        starts.num_hit_tokens,
+    )
+}

@@ -1,0 +1,38 @@
+"""What an engine publishes of its cache: counts since they were last taken."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Starts(NamedTuple):
+    """Requests that began to run: how many, all tokens that they had then, and those reused."""
+
+    num_requests: int
+    num_tokens: int
+    num_hit_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Counts since the last take. A request starts with its first successful `allocate`.
+
+    Attributes:
+        started: Requests that ran for the first time: a prefix hit rate is
+            `num_hit_tokens / num_tokens`.
+        resumed: Requests that ran again after `preempt`, apart, as they mostly hit themselves.
+        num_matches: Calls of `match`, repeated ones of waiting requests included.
+        num_external_tokens: Tokens that starting requests had computed elsewhere.
+        num_junctions: Starting requests that branch off behind their hit.
+        num_preemptions: Running requests that gave their blocks back.
+        num_allocated_blocks: Blocks that were handed out.
+        num_evicted_blocks: Those of them that could be found until then.
+    """
+
+    started: Starts
+    resumed: Starts
+    num_matches: int
+    num_external_tokens: int
+    num_junctions: int
+    num_preemptions: int
+    num_allocated_blocks: int
+    num_evicted_blocks: int

@@ -1,0 +1,116 @@
+"""Hits of a cache with holes against its brute-force model.
+
+The state machine beside this file mostly meets caches that hold all or nothing of a prompt. Here
+every block may be gone that an eviction could have taken, group by group, so that the groups
+disagree about where a request can go on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kvbraid.cache import CacheConfig, CacheManager, Match, Need
+from kvbraid.spec import EngineDialect
+
+from tests.reference.cache_configs import cache_configs
+from tests.reference.cache_model import CacheModel
+
+EXAMPLES = settings(max_examples=2 * settings().max_examples)
+MOST_TOKENS = 64
+RATES = (0.0, 0.05, 0.2, 0.2, 0.6)
+"""How many of a group's blocks are gone."""
+ROOMY = 500  # Blocks: what is not taken out here stays.
+
+
+class Both:
+    """A cache and its model."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        config = replace(config, num_blocks=ROOMY, caching=True, watermark=0.0)
+        self.native, self.model = CacheManager(config), CacheModel(config)
+
+    def run(self, tokens: Sequence[int], ends: Sequence[int]) -> None:
+        """Have a request reuse what it can, compute the rest step by step, and go."""
+        ours, theirs = self.native.add(tokens), self.model.add(tokens)
+        match = self.match(ours, theirs)
+        start = match.num_tokens
+        for end in (*(end for end in ends if start < end < len(tokens)), len(tokens)):
+            need = Need(request=ours, num_new_tokens=end - start)
+            if start == match.num_tokens:
+                need.num_hit_tokens, need.junction = match
+            self.step(need, theirs)
+            assert self.native.blocks(ours) == self.model.blocks(theirs)
+            start = end
+        self.native.release([ours])
+        self.model.release([theirs])
+        self.same_memory()
+
+    def match(self, ours: int, theirs: int) -> Match:
+        match = self.native.match(ours)
+        assert match == self.model.match(theirs)
+        return match
+
+    def step(self, need: Need, theirs: int) -> None:
+        self.native.start_step()
+        self.model.start_step()
+        assert self.native.allocate([need]).num_fit == 1
+        assert self.model.allocate([replace(need, request=theirs)]).num_fit == 1
+        copies = self.native.take_copies()
+        assert copies == self.model.take_copies()
+        for side in (self.native, self.model):
+            side.free_blocks([block for pair in copies for block in pair])
+
+    def look(self, tokens: Sequence[int]) -> None:
+        """Have a request looked up, no more."""
+        ours, theirs = self.native.add(tokens), self.model.add(tokens)
+        self.match(ours, theirs)
+        self.native.release([ours])
+        self.model.release([theirs])
+
+    def punch(self, random: Random) -> None:
+        """Take blocks out, of each group at another rate."""
+        rates = [random.choice(RATES) for _ in range(self.native.num_groups)]
+        gone = [
+            block
+            for (group, _), blocks in sorted(self.model.cached().items())
+            for block in blocks
+            if random.random() < rates[group]
+        ]
+        self.native.forget(gone)
+        self.model.forget(gone)
+
+    def same_memory(self) -> None:
+        assert self.native.cached() == self.model.cached()
+        assert self.native.free_queue() == self.model.free_queue()
+        assert self.native.take_events().structs() == self.model.take_events()
+
+
+def step_ends(random: Random, unit: int) -> list[int]:
+    """Where steps end: mostly at hash boundaries, where states can be kept."""
+    size = unit * random.choice((1, 1, 2, 3, 4)) + random.choice((0, 0, 0, 1))
+    return list(range(size, MOST_TOKENS, size))
+
+
+def compare(config: CacheConfig, random: Random) -> None:
+    both, unit = Both(config), config.topology.hash_block_size or 1
+    prompt = [random.randrange(2) for _ in range(random.randint(8, MOST_TOKENS))]
+    both.run(prompt, step_ends(random, unit))
+    for _ in range(3):
+        both.punch(random)
+        for _ in range(8):
+            both.look(prompt[: random.randint(1, len(prompt))])
+        both.run([*prompt[: random.randint(1, len(prompt))], 7, 7, 7], ())
+
+
+@EXAMPLES
+@given(config=cache_configs(), seed=st.integers(0, 2**32))
+def test_hits_in_front_of_holes_are_the_rules(config: CacheConfig, seed: int) -> None:
+    compare(config, Random(seed))
+
+
+@EXAMPLES
+@given(config=cache_configs(EngineDialect.VLLM, extras=False), seed=st.integers(0, 2**32))
+def test_hits_in_front_of_holes_are_the_engines(config: CacheConfig, seed: int) -> None:
+    compare(config, Random(seed))

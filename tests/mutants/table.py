@@ -1,0 +1,301 @@
+"""Twenty bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
+
+The nine of the first table are those that a study planted in vLLM's own manager, by the names it
+gave them; four of them survived vLLM's tests. The others are ours. `run.py` plants them one by
+one, `test_table.py` keeps texts and tests findable.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+RULE: Final = "tests/differential/test_resume.py::test_native_answers_equal_brute_force"
+SEARCH: Final = (
+    "tests/differential/test_dialect.py::test_the_dialect_answers_as_the_engine_searches"
+)
+CACHE: Final = "tests/differential/test_cache_manager.py::TestCacheManager"
+PARTIAL: Final = "tests/differential/test_cache_manager.py::TestPartialHits"
+VLLM: Final = "tests/differential/test_cache_manager.py::TestVllmCacheManager"
+HITS: Final = "tests/differential/test_cache_hits.py::test_hits_in_front_of_holes_are_the_rules"
+ENGINE_HITS: Final = (
+    "tests/differential/test_cache_hits.py::test_hits_in_front_of_holes_are_the_engines"
+)
+ADMISSION: Final = (
+    "tests/differential/test_cache_admission.py"
+    "::test_a_request_is_let_in_from_the_same_size_of_the_pool_on"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """`text` occurs once in `file`, which is named from the root of the tree."""
+
+    file: str
+    text: str
+    instead: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A bug; each of `killed_by` alone must fail on it, with an assertion."""
+
+    name: str
+    breaks: str
+    edits: tuple[Edit, ...]
+    killed_by: tuple[str, ...]
+
+
+ALLOCATE: Final = "crates/core/src/cache/allocate.rs"
+COMMIT: Final = "crates/core/src/cache/commit.rs"
+EVENTS: Final = "crates/core/src/cache/events.rs"
+FIND: Final = "crates/core/src/cache/find.rs"
+GROUP: Final = "crates/core/src/cache/group.rs"
+HASH_INDEX: Final = "crates/core/src/cache/hash_index.rs"
+POOL: Final = "crates/core/src/cache/pool.rs"
+RETAIN: Final = "crates/core/src/cache/retain.rs"
+STATE: Final = "crates/core/src/cache/state.rs"
+DIALECT: Final = "crates/core/src/rule/dialect.rs"
+PLAN: Final = "crates/core/src/rule/plan.rs"
+SWEEP: Final = "crates/core/src/rule/sweep.rs"
+
+OF_THE_STUDY: Final = (
+    Mutant(
+        "M01",
+        "a window needs ceil(W / b) blocks of a hit instead of ceil((W - 1) / b)",
+        (
+            Edit(
+                PLAN,
+                ".div_ceil(group.block_size);",
+                ".saturating_add(1).div_ceil(group.block_size);",
+            ),
+            Edit(
+                DIALECT,
+                "let needed = tokens.div_ceil(self.grain) as usize + extra;",
+                "let needed = (tokens + 1).div_ceil(self.grain) as usize + extra;",
+            ),
+        ),
+        (RULE, SEARCH, HITS),
+    ),
+    Mutant(
+        "M06",
+        "each spec is asked once, the length that is left is not offered to the others again",
+        (
+            Edit(
+                SWEEP,
+                "for (index, spec) in plan.others() {",
+                """for (index, spec) in plan.others() {
+            let mut any = 0;
+            for word in buffers.accept.iter_mut().rev() {
+                any |= *word;
+                *word = any;
+            }""",
+            ),
+            Edit(DIALECT, "if is_simple {", "if true {"),
+        ),
+        (RULE, SEARCH, HITS),
+    ),
+    Mutant(
+        "M07",
+        "states ignore the alignment: any state up to the next boundary serves a hit at this one",
+        (
+            Edit(
+                SWEEP,
+                "Demand::Prefix | Demand::Checkpoint => {} // A",
+                """Demand::Checkpoint => {
+            for at in 0..words.len() {
+                let near = at..words.len().min(at + per_step);
+                words[at] = words[near].iter().fold(0, |any, word| any | word);
+            }
+        }
+        Demand::Prefix => {} // A""",
+            ),
+            Edit(
+                DIALECT, "end.is_multiple_of(self.step) && self.holds(*end);", "self.holds(*end);"
+            ),
+        ),
+        (RULE, SEARCH),
+    ),
+    Mutant(
+        "M10",
+        "a stored event names no parent",
+        (
+            Edit(
+                EVENTS,
+                "optional_number(out, store.parent.map(|digest| digest.key()));",
+                "optional_number(out, None);",
+            ),
+        ),
+        (CACHE, VLLM, HITS),
+    ),
+    Mutant(
+        "M12",
+        "the chunk of a token on a chunk's boundary is the one before",
+        (
+            Edit(
+                GROUP,
+                "Kind::Chunk { tokens: chunk } => tokens / chunk * chunk,",
+                "Kind::Chunk { tokens: chunk } => tokens.saturating_sub(1) / chunk * chunk,",
+            ),
+        ),
+        (CACHE, PARTIAL),
+    ),
+    Mutant(
+        "M14",
+        "hits are aligned to the largest block instead of the least common multiple",
+        (
+            Edit(
+                "python/kvbraid/resume.py",
+                "lcm(*(g.block_size for g in topology.groups))",
+                "max(g.block_size for g in topology.groups)",
+            ),
+            Edit(
+                PLAN,
+                "self.step = lcm(self.step, spec.grain);",
+                "self.step = self.step.max(spec.grain);",
+            ),
+        ),
+        (RULE,),
+    ),
+    Mutant(
+        "M15",
+        "a window frees one token too many",
+        (
+            Edit(
+                GROUP,
+                "(tokens + 1).saturating_sub(window).saturating_sub(retained)",
+                "(tokens + 2).saturating_sub(window).saturating_sub(retained)",
+            ),
+        ),
+        (CACHE, VLLM),
+    ),
+    Mutant(
+        "M19",
+        "the admission cap of windows and chunks is ignored",
+        (Edit(ALLOCATE, "required = required.min(cap as usize);", "let _ = cap;"),),
+        (ADMISSION,),
+    ),
+    Mutant(
+        "M20",
+        "a state that is registered in this step is resumed from in it",
+        (
+            Edit(
+                STATE,
+                "return i64::from(store.config.num_blocks) + 1;",
+                "let _ = store.config.num_blocks;",
+            ),
+        ),
+        (CACHE, PARTIAL),
+    ),
+)
+
+OURS: Final = (
+    Mutant(
+        "tail-last",
+        "eviction order: the blocks of a finished request go first block first",
+        (
+            Edit(
+                RETAIN,
+                "self.pool.free(blocks.into_iter().rev());",
+                "self.pool.free(blocks);",
+            ),
+        ),
+        (CACHE, VLLM),
+    ),
+    Mutant(
+        "unfindable-last",
+        "eviction order: freed blocks that nobody can find wait behind those that can be found",
+        (
+            Edit(
+                POOL,
+                "unhashed.push(block);",
+                "let last = self.blocks[0].prev; self.link(block, last, NULL_BLOCK);",
+            ),
+        ),
+        (CACHE, VLLM),
+    ),
+    Mutant(
+        "newest-copy",
+        "copies: when the oldest copy goes, the newest is found instead of the next oldest",
+        (
+            Edit(
+                HASH_INDEX,
+                "self.first[at] = more.remove(0);",
+                "self.first[at] = more.pop().unwrap_or(NULL_BLOCK);",
+            ),
+        ),
+        (CACHE, VLLM),
+    ),
+    Mutant(
+        "state-not-preserved",
+        "copy-on-write: a state that others may resume from stays in the block that is written",
+        (Edit(STATE, "store.pool.move_keys(source, copy);", ""),),
+        (PARTIAL,),
+    ),
+    Mutant(
+        "tail-in-place",
+        "copy-on-write: a hit that ends inside a block goes on writing to the shared block",
+        (Edit(ALLOCATE, "table.shared_tail = Some((position, tail));", "let _ = tail;"),),
+        (PARTIAL,),
+    ),
+    Mutant(
+        "in-flight-freed",
+        "skipped blocks: what tokens in flight still read is freed",
+        (
+            Edit(
+                ALLOCATE,
+                "lengths.total.saturating_sub(need.num_in_flight_tokens);",
+                "lengths.total;",
+            ),
+        ),
+        (CACHE, VLLM),
+    ),
+    Mutant(
+        "state-freed-early",
+        "skipped blocks: the state that this step reads is freed as superseded",
+        (Edit(STATE, "(last + 1 < processed", "(last < processed"),),
+        (CACHE, VLLM),
+    ),
+    Mutant(
+        "junction-not-kept",
+        "junctions: nothing is retained where requests branch off",
+        (Edit(COMMIT, "if request.junction > 0 {", "if false {"),),
+        (CACHE,),
+    ),
+    Mutant(
+        "junction-of-any-group",
+        "junctions: the first group is asked, full or not",
+        (
+            Edit(
+                FIND,
+                "let lead = first.or_else(|| cacheable.next());",
+                "let lead = cacheable.next().or(first);",
+            ),
+        ),
+        (CACHE,),
+    ),
+    Mutant(
+        "groups-backwards",
+        "event order: the last group says first what it stores",
+        (
+            Edit(
+                COMMIT,
+                "for index in 0..self.groups.len() {",
+                "for index in (0..self.groups.len()).rev() {",
+            ),
+        ),
+        (CACHE, VLLM),
+    ),
+    Mutant(
+        "keys-backwards",
+        "event order: a block with several boundaries loses the last one first",
+        (
+            Edit(
+                ALLOCATE,
+                "for (key, group) in lost {",
+                "for (key, group) in lost.into_iter().rev() {",
+            ),
+        ),
+        (PARTIAL,),
+    ),
+)
+
+MUTANTS: Final = OF_THE_STUDY + OURS

@@ -1,0 +1,72 @@
+"""The table of mutants does not rot: texts are there once, tests exist, the page lists them all.
+
+That the tests kill them is for `make mutants` to show, which takes minutes.
+"""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.mutants.table import MUTANTS, OF_THE_STUDY, Edit, Mutant
+from tests.mutants.verdict import kinds
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+EDITS: Final = [(mutant.name, edit) for mutant in MUTANTS for edit in mutant.edits]
+TESTS: Final = sorted({node for mutant in MUTANTS for node in mutant.killed_by})
+
+
+def test_there_are_nine_of_the_study_and_eleven_of_ours() -> None:
+    assert len(OF_THE_STUDY) == 9
+    assert len(MUTANTS) == 20
+    assert max(Counter(mutant.name for mutant in MUTANTS).values()) == 1
+
+
+@pytest.mark.parametrize(
+    "edit", [edit for _, edit in EDITS], ids=[f"{name}-{Path(e.file).stem}" for name, e in EDITS]
+)
+def test_what_a_mutant_replaces_is_there_once(edit: Edit) -> None:
+    text = (ROOT / edit.file).read_text()
+    assert text.count(edit.text) == 1, f"{edit.file} has changed: look at it and mend the table"
+    assert edit.instead != edit.text
+
+
+@cache
+def names_in(file: str) -> frozenset[str]:
+    """What a test file defines at its top: functions, classes and what is assigned."""
+    return frozenset(_names(ast.parse((ROOT / file).read_text())))
+
+
+def _names(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+
+
+@pytest.mark.parametrize("node", TESTS)
+def test_a_test_that_kills_exists(node: str) -> None:
+    file, _, name = node.partition("::")
+    assert name in names_in(file)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_page_lists_the_mutant_and_its_tests(mutant: Mutant) -> None:
+    assert row(mutant) in Path(__file__).with_name("README.md").read_text().splitlines()
+
+
+def row(mutant: Mutant) -> str:
+    names = (node.partition("::") for node in mutant.killed_by)
+    tests = ", ".join(f"`{Path(file).stem}::{name}`" for file, _, name in names)
+    return f"| `{mutant.name}` | {mutant.breaks} | {tests} |"
+
+
+def test_the_kinds_of_an_exception_are_those_of_its_parts() -> None:
+    group = ExceptionGroup("both", [AssertionError(), ExceptionGroup("one", [KeyError()])])
+    assert list(kinds(group)) == ["AssertionError", "KeyError"]
+    assert list(kinds(ValueError())) == ["ValueError"]

@@ -1,0 +1,50 @@
+"""What became of each test of a run: a pytest plugin that writes one JSON object to a file.
+
+`{"passed": node ids, "failed": {node id: kinds of exception}}`; tests of a class count as the
+class, as Hypothesis makes one of each machine. Anything that is not a test's own exception (a
+file that cannot be imported, a fixture) is missing from it.
+"""
+
+import json
+import os
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+REPORT: Final = "KVBRAID_VERDICT"
+"""The environment variable that names the file."""
+
+_passed: Final[list[str]] = []
+_failed: Final[dict[str, list[str]]] = {}
+
+
+def node_of(item: pytest.Item) -> str:
+    return item.nodeid.removesuffix("::runTest")
+
+
+def kinds(error: BaseException) -> Iterator[str]:
+    """Name an exception's class, those of a group one by one."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from kinds(inner)
+    else:
+        yield type(error).__name__
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield  # The exception of a unittest case is only known behind this.
+    if call.when == "call" and call.excinfo is None:
+        _passed.append(node_of(item))
+    elif call.when == "call" and call.excinfo is not None:
+        _failed[node_of(item)] = sorted(set(kinds(call.excinfo.value)))
+    return report
+
+
+def pytest_sessionfinish() -> None:
+    report = {"passed": _passed, "failed": _failed}
+    Path(os.environ[REPORT]).write_text(json.dumps(report))

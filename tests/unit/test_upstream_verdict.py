@@ -1,0 +1,94 @@
+"""What is said of vLLM's own tests: nothing passes by being listed, skipped or never run."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vllm.upstream import fetch, verdict
+from tests.vllm.upstream.verdict import Function, Listed, functions_of, judge, read_list
+
+LIST = Path(verdict.__file__).with_name("cannot.toml")
+PASSES = Function("a.py", "test_a", 3, passed=True, reached=True, why="")
+FAILS = PASSES._replace(passed=False, why="a.py:4: boom")
+ENTRY = Listed("a.py", "test_a", 3, "an internal")
+
+
+@pytest.fixture(autouse=True)
+def no_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict, "LEAST_PASSED", {})
+
+
+def counts(functions: list[Function], listed: list[Listed]) -> tuple[int, int, int]:
+    passed, failed, known = judge(functions, listed).counts().values()
+    return passed, failed, known
+
+
+def test_a_function_passes_if_all_its_cases_do() -> None:
+    def outcome(**more: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of an outcome
+        return {"file": "a.py", "line": 3, "passed": True, "reached": True, **more}
+
+    functions = functions_of(
+        {
+            "a.py::test_a[0]": outcome(),
+            "a.py::test_a[1]": outcome(passed=False, why="a.py:4: boom"),
+            "a.py::test_b[0]": outcome(reached=False, line=9),
+            "a.py::test_b[1]": outcome(line=9),
+            "a.py::test_c": {"reached": False},
+        }
+    )
+    other = PASSES._replace(name="test_b", line=9)
+    never = Function("a.py", "test_c", 0, passed=False, reached=False, why="")
+    assert functions == [FAILS, other, never]
+
+
+def test_a_pass_that_never_reaches_our_code_is_not_counted() -> None:
+    assert counts([PASSES], []) == (1, 0, 0)
+    judged = judge([PASSES._replace(reached=False)], [])
+    assert (judged.passed, len(judged.apart)) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    ("functions", "listed", "says"),
+    [
+        ([FAILS], [], "is not listed: a.py:4: boom"),
+        ([PASSES], [ENTRY], "passes: take it off"),
+        ([FAILS], [ENTRY._replace(line=4)], "listed at line 4"),
+        ([], [ENTRY], "was not run"),
+    ],
+)
+def test_a_list_that_is_not_exact_is_a_failure(
+    functions: list[Function], listed: list[Listed], says: str
+) -> None:
+    (complaint,) = judge(functions, listed).complaints
+    assert says in complaint
+    assert counts(functions, listed)[1] == 1
+
+
+def test_a_failure_that_is_listed_is_none() -> None:
+    assert counts([FAILS], [ENTRY]) == (0, 0, 1)
+
+
+def test_too_few_passes_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict, "LEAST_PASSED", {"a.py": 2})
+    (complaint,) = judge([PASSES], []).complaints
+    assert complaint == "1 functions of a.py pass; expected 2"
+
+
+def test_the_list_names_each_function_once_and_what_it_reaches_for() -> None:
+    listed = read_list(LIST)
+    assert len({(entry.file, entry.name) for entry in listed}) == len(listed)
+    assert {entry.file for entry in listed} <= set(fetch.WANTED)
+    for entry in listed:
+        assert entry.line > 0
+        assert "`" in entry.reaches, entry
+
+
+def test_any_other_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "vllm.tar.gz"
+    path.write_bytes(b"something else")
+    with pytest.raises(SystemExit, match="expected " + fetch.SHA256):
+        fetch.check(path)
+    monkeypatch.setattr(fetch, "SHA256", hashlib.sha256(b"something else").hexdigest())
+    fetch.check(path)

@@ -1,0 +1,34 @@
+"""What tests make by hand, apart from any pool: it has a small pool of its own.
+
+A block keeps its number as a name when another pool takes it over, and is a block of that pool
+from then on, with the hash it had.
+"""
+
+from typing import Final
+
+from kvbraid.integrations.vllm.blocks import NULL_BLOCK_ID
+
+from .blocks import PoolBlock
+from .hash_map import HashMap
+from .pool import BlockPool
+
+_BLOCKS_OF_A_MAP: Final = 64
+
+
+class KVCacheBlock(PoolBlock):
+    """A block that belongs to no engine yet."""
+
+    __slots__ = ()
+
+    def __init__(self, block_id: int, is_null: bool = False) -> None:
+        own_pool = BlockPool(num_gpu_blocks=2, enable_caching=True, hash_block_size=1)
+        super().__init__(own_pool, NULL_BLOCK_ID if is_null else NULL_BLOCK_ID + 1, block_id)
+
+
+class BlockHashToBlockMap(HashMap):
+    """A map of blocks that belong to no engine."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            BlockPool(num_gpu_blocks=_BLOCKS_OF_A_MAP, enable_caching=True, hash_block_size=1)
+        )
