@@ -123,7 +123,7 @@ class Pool:
 
     def move_keys(self, source: int, destination: int) -> None:
         """Hand all keys over, silently: the contents are copied."""
-        end, keys = self.own_end[source], self._drop_keys(source)
+        end, keys = self.own_end.get(source, 0), self._drop_keys(source)
         for key in keys:
             self.register(destination, key, end)
 
