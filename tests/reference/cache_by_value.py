@@ -4,7 +4,6 @@ does whose blocks some checkpoint keeps."""
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 from kvbraid.cache import ByValue, CacheConfig, Need
 
@@ -30,8 +29,10 @@ class KeepingPool(Pool):
     checkpoints: Checkpoints | None = None
     progress: dict[int, Progress] = field(default_factory=dict)
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Self:
-        twin = memo[id(self)] = super().__deepcopy__(memo)
+    def __deepcopy__(self, memo: dict[int, object]) -> "KeepingPool":
+        twin = super().__deepcopy__(memo)
+        assert isinstance(twin, KeepingPool)
+        memo[id(self)] = twin
         twin.checkpoints = copy.deepcopy(self.checkpoints, memo)
         twin.progress = copy.deepcopy(self.progress, memo)
         return twin
@@ -69,6 +70,11 @@ class KeepingPool(Pool):
             self.checkpoints.forget(block)
         super().forget(block)
 
+    def move_keys(self, source: int, destination: int) -> None:
+        assert self.checkpoints is not None
+        super().move_keys(source, destination)
+        self.checkpoints.move(source, destination)
+
     def check(self) -> None:
         kept = [b for b in range(1, self.num_blocks) if self.is_kept(b)]
         free = [*self.free, *(block for block in kept if self.is_free(block))]
@@ -77,12 +83,11 @@ class KeepingPool(Pool):
 
 
 class ByValueModel(CacheModel):
-    """See `CacheModel`. Whole blocks only: hits inside blocks have no model."""
+    """See `CacheModel`; `checkpoints` is what this retention adds."""
 
     def __init__(self, config: CacheConfig) -> None:
         super().__init__(config)
         assert isinstance(config.retention, ByValue)
-        assert not config.topology.partial_hits
         cached = {
             group.index: (group.spec, self.eagle[group.index])
             for group in self.memory.groups
@@ -90,7 +95,7 @@ class ByValueModel(CacheModel):
         }
         self.interval = config.retention.interval
         pool = KeepingPool(config.num_blocks, config.caching)
-        geometry = Geometry(cached, self.hash_block)
+        geometry = Geometry(cached, self.hash_block, self.hit_alignment)
         pool.checkpoints = Checkpoints(geometry, config.retention, pool)
         self.memory.pool = pool
 
@@ -153,14 +158,14 @@ class ByValueModel(CacheModel):
         self.checkpoints.end(tuple(known.hashes), progress.ending, end)
         progress.num_checked = 0
 
-    def preempt(self, requests: Sequence[int]) -> None:
+    def _give_back(self, requests: Sequence[int]) -> None:
         for request in requests:
             self._ended(request)
             tables = self.memory.requests[request].tables
             for group, table in zip(self.memory.groups, tables, strict=True):
                 if group.spec.kind.is_full and not isinstance(group, Ring):
                     self._free_worthless(table.blocks)
-            super().preempt([request])
+            super()._give_back([request])
 
     def _free_worthless(self, blocks: list[int]) -> None:
         """The last blocks lead to no checkpoint: they are the next victims."""

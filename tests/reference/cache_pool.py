@@ -7,7 +7,7 @@ places inside it), and several blocks may have the same key. Nothing is indexed 
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Self, TypeAlias
+from typing import Final, TypeAlias
 
 from kvbraid.events.model import BlockRemoved, Event
 
@@ -50,7 +50,14 @@ class Pool:
     def __post_init__(self) -> None:
         self.free = list(range(1, self.num_blocks))
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+    @property
+    def num_free(self) -> int:
+        return len(self.free)
+
+    def is_free(self, block: int) -> bool:
+        return block in self.free
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Pool":
         """Copy lists and dictionaries; what they hold never changes. Tests make many copies."""
         twin = copy.copy(self)
         twin.free, twin.events = self.free.copy(), self.events.copy()
@@ -58,13 +65,6 @@ class Pool:
         twin.keys = {block: keys.copy() for block, keys in self.keys.items()}
         twin.copies = {key: blocks.copy() for key, blocks in self.copies.items()}
         return twin
-
-    @property
-    def num_free(self) -> int:
-        return len(self.free)
-
-    def is_free(self, block: int) -> bool:
-        return block in self.free
 
     def find(self, key: Key) -> int | None:
         return next(iter(self.copies.get(key, ())), None)
@@ -123,7 +123,7 @@ class Pool:
 
     def move_keys(self, source: int, destination: int) -> None:
         """Hand all keys over, silently: the contents are copied."""
-        end, keys = self.own_end[source], self._drop_keys(source)
+        end, keys = self.own_end.get(source, 0), self._drop_keys(source)
         for key in keys:
             self.register(destination, key, end)
 

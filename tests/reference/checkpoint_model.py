@@ -108,10 +108,11 @@ def same(one: Sequence[bytes], other: Sequence[bytes], count: int) -> bool:
 @dataclass(frozen=True)
 class Geometry:
     """What does not change. `cached`: per group that is, its spec and whether a draft head reads
-    one block beyond a hit; `hash_block` in tokens."""
+    one block beyond a hit; `hash_block` and `alignment`, where hits can end, in tokens."""
 
     cached: dict[int, tuple[GroupSpec, bool]]
     hash_block: int
+    alignment: int
 
     @property
     def full_step(self) -> int | None:
@@ -121,28 +122,30 @@ class Geometry:
 
     @property
     def needs_no_tail(self) -> bool:
-        return all(spec.kind.is_full and not eagle for spec, eagle in self.cached.values())
+        groups = self.cached.values()
+        are_whole = all(self.alignment % spec.block_size == 0 for spec, _ in groups)
+        return are_whole and all(spec.kind.is_full and not eagle for spec, eagle in groups)
 
     def tail(self, end: int) -> list[Place]:
-        """What a resume at `end` needs beside all blocks of full groups."""
+        """What a resume at `end` needs beside all whole blocks of full groups."""
         places = []
         for group, (spec, eagle) in self.cached.items():
-            size = spec.block_size
+            size, last = spec.block_size, -(-end // spec.block_size)
             first = end // size if spec.kind.is_full else resume.first_needed(spec, end) // size
             if spec.kind is SpecKind.MAMBA:
-                first = end // size - 1
-            places += [(group, j) for j in range(first, end // size + eagle)]
+                first = last - 1
+            places += [(group, j) for j in range(first, last + eagle)]
         return places
 
     def size(self, place: Place) -> int:
         return self.cached[place[0]][0].block_size
 
     def tokens(self, place: Place) -> int:
-        """The end of a block, in tokens."""
+        """The end of a whole block, in tokens."""
         return (place[1] + 1) * self.size(place)
 
     def leading(self, end: int) -> list[Place]:
-        """The blocks of full groups that lead to `end`."""
+        """The whole blocks of full groups that lead to `end`."""
         return [
             (group, j)
             for group, (spec, _) in self.cached.items()
@@ -164,10 +167,14 @@ class Checkpoints:
     # ---- paths ---------------------------------------------------------------------------
 
     def shared(self, path: Path, point: Checkpoint) -> int:
-        """Up to how many tokens a path is known to be that of a checkpoint."""
-        unit, step = self.geometry.hash_block, self.geometry.full_step
-        ends = {point.end, *(range(step, point.end, step) if step else ())}
-        return max((end for end in ends if same(path, point.path, end // unit)), default=0)
+        """Up to how many tokens a path is known to be that of a checkpoint: up to a block of the
+        full groups, as a block that is not whole is of one path alone, or up to the end of both.
+        """
+        step, end = self.geometry.full_step, point.end
+        ends = set(range(step, end + 1, step) if step else [end])
+        if len(path) == len(point.path):
+            ends.add(end)
+        return max((end for end in ends if same(path, point.path, end // self.unit)), default=0)
 
     def furthest(self, path: Path, points: Iterable[Checkpoint]) -> int:
         return max((self.shared(path, point) for point in points), default=0)
@@ -278,7 +285,7 @@ class Checkpoints:
             return there
         known = self.furthest(path, self.points)
         full = self.leading(path, known, end)
-        tail = self.blocks_at(hashes, self.geometry.tail(end))
+        tail = self.blocks_at(hashes, self.geometry.tail(end), end)
         if full is None or tail is None or not self.tells(path, known, {**full, **tail}):
             return None
         point = Checkpoint(path, end, full, [*tail.values()], origin, ending)
@@ -301,13 +308,17 @@ class Checkpoints:
         along = [one for one in self.points if known and self.shared(path, one) == known]
         places = self.geometry.leading(end)
         old = [place for place in places if self.geometry.tokens(place) <= known]
-        found = self.blocks_at(path, [place for place in places if place not in old])
+        found = self.blocks_at(path, [place for place in places if place not in old], end)
         return None if found is None else {place: along[0].full[place] for place in old} | found
 
-    def blocks_at(self, path: Path, places: Iterable[Place]) -> dict[Place, int] | None:
+    def blocks_at(self, path: Path, places: Iterable[Place], end: int) -> dict[Place, int] | None:
+        """The oldest copies; a block that `end` is inside of may be held up to there alone."""
         blocks: dict[Place, int] = {}
         for place in places:
-            count = self.geometry.tokens(place) // self.unit
+            tokens = self.geometry.tokens(place)
+            if tokens - self.geometry.size(place) < end:
+                tokens = min(tokens, end)
+            count = tokens // self.unit
             block = self.pool.find((place[0], path[count - 1])) if count <= len(path) else None
             if block is None:
                 return None
@@ -378,6 +389,13 @@ class Checkpoints:
             point.ending, point.has_ended, point.was_resumed = ending, True, False
             self.likelihood.ends[ending].seen += 1
             self.weigh(point)
+
+    def move(self, source: int, destination: int) -> None:
+        """A block's hashes are another one's now."""
+        for point in self.points:
+            point.tail = [destination if b == source else b for b in point.tail]
+            moved = {place: destination for place, b in point.full.items() if b == source}
+            point.full |= moved
 
     # ---- what goes -----------------------------------------------------------------------
 

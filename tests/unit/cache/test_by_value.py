@@ -14,12 +14,12 @@ from kvbraid.cache import (
     CacheConfig,
     CacheManager,
     Interval,
-    PrefillCost,
     Retention,
 )
 from kvbraid.cache.chunk import chunk_rules
 from kvbraid.cache.retention import checkpoint_interval
 from kvbraid.errors import InvalidValueError
+from kvbraid.models import PrefillCost
 from kvbraid.sim.scheduler import SequentialScheduler
 from kvbraid.spec import GroupSpec
 

@@ -116,12 +116,13 @@ impl Group {
         }
     }
 
-    /// Blocks, beside all those of a full group, that must be held for a resume at `tokens`: the
+    /// Blocks, beside all whole ones of a full group, that must be held for a resume at `tokens`: the
     /// first, and the one behind the last.
     pub(super) fn tail_at(&self, tokens: u32) -> (u32, u32) {
         let (last, beyond) = (tokens.div_ceil(self.block), u32::from(self.eagle));
         match self.kind {
-            Kind::Full => (last, last + beyond),
+            // A block that the boundary is inside of leads to no other one.
+            Kind::Full => (tokens / self.block, last + beyond),
             Kind::Window { .. } => (self.first_needed(tokens), last + beyond),
             Kind::Chunk { .. } | Kind::State { .. } => (self.first_needed(tokens), last),
             Kind::Cross | Kind::Ring | Kind::Nothing => (0, 0),

@@ -60,11 +60,11 @@ impl Checkpoints {
             let tokens = pool.num_tokens(block);
             let above = self.nodes[node.parent as usize].end;
             assert!(
-                above < tokens,
+                above < tokens && tokens <= node.end,
                 "block {block} of node {id} ends at {tokens} tokens"
             );
             assert!(
-                !self.is_owned(tokens, node.end) || self.owner(key.entry) == Some(id),
+                !self.is_owned(tokens) || self.owner(key.entry) == Some(id),
                 "block {block} of node {id}"
             );
         }

@@ -136,7 +136,10 @@ impl Checkpoints {
         let full = groups.iter().filter(|group| group.kind == Kind::Full);
         Some(Self {
             policy,
-            needs_no_tail: groups.iter().all(|g| g.kind == Kind::Full && !g.eagle),
+            needs_no_tail: groups.iter().all(|group| {
+                let ends_there = config.hit_alignment().is_multiple_of(group.block);
+                group.kind == Kind::Full && !group.eagle && ends_there
+            }),
             full_step: full.map(|group| group.block).min(),
             groups,
             hash_block: config.topology.hash_block_size,

@@ -81,7 +81,7 @@ impl Checkpoints {
                 (block != NULL_BLOCK).then_some(block)
             };
             if group.kind == Kind::Full {
-                for position in start / group.block..end.div_ceil(group.block) {
+                for position in start / group.block..end / group.block {
                     full.push(holder(position)?);
                 }
             }
@@ -144,9 +144,8 @@ impl Checkpoints {
     }
 
     /// The hashes that belong to a node: of its end, and of those blocks that paths can part behind.
-    /// Other blocks may be another node's too.
     fn entries(&self, pool: &Pool, node: &Node) -> Vec<EntryId> {
-        let own = |block: &&BlockId| self.is_owned(pool.num_tokens(**block), node.end);
+        let own = |block: &&BlockId| self.is_owned(pool.num_tokens(**block));
         let keys = node.full.iter().filter(own).map(|&block| pool.key(block));
         keys.flatten()
             .map(|key| key.entry)
@@ -154,14 +153,11 @@ impl Checkpoints {
             .collect()
     }
 
-    /// Whether the hash of a block of a full group that covers so many tokens belongs to the node
-    /// which ends at `end`. Not if the node ends inside the block, and not if the block ends between
-    /// two places where paths can part: then both paths may need it.
-    pub(super) fn is_owned(&self, tokens: u32, end: u32) -> bool {
-        tokens <= end
-            && self
-                .full_step
-                .is_some_and(|step| tokens.is_multiple_of(step))
+    /// Whether the hash of a full group's block that covers so many tokens belongs to one node.
+    /// If it ends between two places where paths can part, both paths may need the block.
+    pub(super) fn is_owned(&self, tokens: u32) -> bool {
+        self.full_step
+            .is_some_and(|step| tokens.is_multiple_of(step))
     }
 
     fn add(&mut self, node: Node) -> NodeId {
