@@ -294,3 +294,16 @@ def test_64_groups_are_served() -> None:
     cache = CacheManager(config(*groups, num_blocks=64 * 20))
     leave(cache, TOKENS, 4)
     assert cache.match(cache.add(TOKENS)).num_tokens == 36
+
+
+def test_a_request_longer_than_the_model_allows_gets_no_block() -> None:
+    cache = CacheManager(config(full(4), num_blocks=20, max_model_len=8))
+    long, short = cache.add(range(9)), cache.add(range(8))
+    with pytest.raises(InvalidValueError, match="9 tokens, max_model_len is 8"):
+        cache.allocate([Need(request=long, num_new_tokens=9)])
+    cache.allocate([Need(request=short, num_new_tokens=8)])
+    before = picture(cache, [long, short])
+    with pytest.raises(InvalidValueError, match="9 tokens, max_model_len is 8; end it there"):
+        cache.decode([short], [1])
+    assert picture(cache, [long, short]) == before
+    cache.check_integrity()

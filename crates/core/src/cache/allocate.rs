@@ -192,10 +192,22 @@ impl Store {
         Ok(true)
     }
 
+    /// Refuses a request that no block table is long enough for.
+    pub(super) fn check_length(&self, request: u64, num_tokens: u32) -> Result<()> {
+        let max = self.config.max_model_len;
+        if num_tokens > max {
+            return Err(Error::InvalidValue(format!(
+                "request {request}: {num_tokens} tokens, max_model_len is {max}; end it there"
+            )));
+        }
+        Ok(())
+    }
+
     fn lengths(&self, request: &Request, need: &Need) -> Result<Lengths> {
         let computed = need
             .num_computed_tokens
             .unwrap_or(request.num_computed_tokens);
+        self.check_length(request.id, request.num_tokens())?;
         let max = self.config.max_model_len;
         let local = computed.saturating_add(need.num_hit_tokens);
         let total = local.saturating_add(need.num_external_tokens).min(max);

@@ -6,7 +6,7 @@
 use super::allocate::{Need, Store};
 use super::pool::BlockId;
 use super::request::Request;
-use super::{Allocation, Cache, unknown};
+use super::{Allocation, Cache};
 use crate::error::{Error, Result};
 
 impl Cache {
@@ -22,8 +22,9 @@ impl Cache {
                 tokens.len()
             )));
         }
-        if let Some(&id) = ids.iter().find(|id| !self.requests.contains_key(*id)) {
-            return Err(unknown(id));
+        for &id in ids {
+            let num_tokens = self.request(id)?.num_tokens();
+            self.store.check_length(id, num_tokens + 1)?;
         }
         let mut done = Allocation::default();
         let mut is_full = false;
