@@ -242,9 +242,10 @@ class CacheModel:
             ends = [(j + 1) * size] if (j + 1) * size <= hit else self._tails(group, request, j)
             if group.spec.kind is SpecKind.MAMBA:
                 ends = [hit]
+            ends = ends if j >= first else []  # They may not even be hashed yet.
             digests = [request.hashes[end // self.hash_block - 1] for end in ends]
             found = (find((group.index, digest)) for digest in digests)
-            blocks.append(next((b for b in found if b is not None), NULL) if j >= first else NULL)
+            blocks.append(next((b for b in found if b is not None), NULL))
         return blocks
 
     def _tails(self, group: Group, request: Request, place: int) -> list[int]:
