@@ -5,6 +5,7 @@ and what each is worth.
 """
 
 from dataclasses import replace
+from math import lcm
 
 import pytest
 from hypothesis import settings
@@ -16,17 +17,39 @@ from kvbraid.models import PrefillCost
 from tests.differential.test_cache_manager import CacheMachine
 from tests.reference.cache_by_value import ByValueModel
 from tests.reference.cache_configs import cache_configs
+from tests.unit.cache.caches import chunked, config, full, mamba, window
+
+MIXES = (
+    [full(4)],
+    [full(4), full(4)],
+    [full(4), window(9, 4)],
+    [full(4), mamba(4)],
+    [full(4), window(5, 4), mamba(4)],
+    [full(4), chunked(8, 4), window(6, 4)],
+    [full(4, eagle=True), window(9, 4)],
+    [full(4), window(6, 4, eagle=True)],
+    [full(4), full(8)],
+    [full(4), mamba(8)],
+    [full(8), window(6, 4)],
+    [full(4), full(6)],
+    [mamba(4)],
+    [window(9, 4), window(14, 4)],
+    [window(6, 4), mamba(4)],
+)
+"""Groups with many boundaries in few tokens: most requests make checkpoints."""
 
 
 @st.composite
 def by_value_configs(draw: st.DrawFn) -> CacheConfig:
-    """Without replay: nobody resumes at a boundary there. Pools that evict all the time."""
-    config = draw(cache_configs().filter(lambda config: not config.topology.replay_tokens))
-    alignment = config.topology.alignment or 1
+    """Those, or any groups. Without replay: nobody resumes at a boundary there."""
+    alike = cache_configs().filter(lambda config: not config.topology.replay_tokens)
+    few = st.sampled_from(MIXES).map(lambda groups: config(*groups))
+    drawn = draw(st.one_of(few, few, few, alike))
+    alignment = drawn.topology.alignment or lcm(*(g.block_size for g in drawn.topology.groups))
     cost = PrefillCost(draw(st.sampled_from((1.0, 0.5))), draw(st.sampled_from((0.0, 0.1))))
     interval = alignment * draw(st.sampled_from((0, 1, 2, 4)))
     return replace(
-        config,
+        drawn,
         num_blocks=draw(st.sampled_from((8, 14, 20, 30, 60))),
         retention=ByValue(interval=interval, cost=cost),
     )
@@ -53,4 +76,4 @@ class ByValueMachine(CacheMachine):
 
 
 TestByValue = ByValueMachine.TestCase
-TestByValue.settings = settings(max_examples=40, stateful_step_count=25)
+TestByValue.settings = settings(max_examples=100, stateful_step_count=25)

@@ -259,6 +259,19 @@ def test_a_turn_is_worth_what_it_adds_to_the_one_before() -> None:
     assert lives.resume(first) == 32
 
 
+def test_what_two_paths_share_is_lost_with_neither() -> None:
+    """Two requests at once that share 8 of 17 tokens: without one of them, 8 can be resumed."""
+    cost = PrefillCost(per_token=0.0, per_pair=2.0)
+    cache = CacheManager(config(full(UNIT), num_blocks=60, retention=ByValue(cost=cost)))
+    requests = [cache.add([*range(8), *session(number, 9)]) for number in (1, 2)]
+    for request in requests:
+        compute(cache, request, [17])
+    cache.release(requests)
+    lost = 16 * 16 - 8 * 8
+    worth = [point.value for point in cache.checkpoints()]
+    assert worth == pytest.approx([rate_of_ends(2) * lost / 2, rate_of_ends(1) * lost / 2])
+
+
 # ---- requests that stop, and blocks that go otherwise ---------------------------------------
 
 
