@@ -55,6 +55,13 @@ def ends(rules: ChunkRules, position: Position, budget: int) -> Iterator[int]:
             [144, 192, 256, 288, 300],
             id="a junction kept inside a block, then the boundary",
         ),
+        pytest.param(
+            replace(WHOLE, interval=128),
+            replace(PROMPT, start=64),
+            999,
+            [128, 256, 300],
+            id="it stops at the interval of checkpoints",
+        ),
         pytest.param(FINE, PROMPT, 999, [256, 288, 300], id="partial hits keep the tail"),
         pytest.param(
             FINE, replace(PROMPT, start=80), 999, [128, 256, 288, 300], id="a start in a block"
