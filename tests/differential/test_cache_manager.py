@@ -336,11 +336,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.model.hold_blocks(blocks)
         self.held += blocks
 
+    def forgettable(self) -> st.SearchStrategy[int]:
+        return st.integers(1, self.config.num_blocks - 1)
+
     def forget(self, data: st.DataObject) -> None:
-        ids = st.integers(1, self.config.num_blocks - 1)
-        cached = sorted({block for row in self.native.cached().values() for block in row})
-        ids = st.one_of(st.sampled_from(cached), ids) if cached else ids
-        blocks = data.draw(st.lists(ids, min_size=1, max_size=3, unique=True))
+        blocks = data.draw(st.lists(self.forgettable(), min_size=1, max_size=3, unique=True))
         self.native.forget(blocks)
         self.model.forget(blocks)
 

@@ -12,6 +12,9 @@ RULE: Final = "tests/differential/test_resume.py::test_native_answers_equal_brut
 SEARCH: Final = (
     "tests/differential/test_dialect.py::test_the_dialect_answers_as_the_engine_searches"
 )
+COPIES: Final = (
+    "tests/differential/test_cache_copies.py::test_the_oldest_copy_that_is_left_is_found"
+)
 CACHE: Final = "tests/differential/test_cache_manager.py::TestCacheManager"
 PARTIAL: Final = "tests/differential/test_cache_manager.py::TestPartialHits"
 VLLM: Final = "tests/differential/test_cache_manager.py::TestVllmCacheManager"
@@ -222,7 +225,7 @@ OURS: Final = (
                 "self.first[at] = more.pop().unwrap_or(NULL_BLOCK);",
             ),
         ),
-        (CACHE, VLLM),
+        (COPIES,),
     ),
     Mutant(
         "state-not-preserved",
