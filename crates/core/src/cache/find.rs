@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use super::group::{Group, Kind};
+use super::hash_index::EntryId;
 use super::pool::{BlockId, NULL_BLOCK, Pool};
 use super::request::Request;
 use crate::rule::{self, Held, Query, Unknown};
@@ -240,12 +241,12 @@ impl Finder {
         let count = tokens.div_ceil(group.block);
         let first = first_needed(group, tokens, look).min(count);
         out.resize(start + first as usize, NULL_BLOCK);
-        let mut missing = None;
+        let (mut missing, mut previous) = (None, None);
         for position in first..count {
             let end = (position + 1) * group.block;
             let is_state = matches!(group.kind, Kind::State { .. });
             let found = if is_state || end <= tokens {
-                self.holder((request, pool), group.index, end.min(tokens))
+                self.holder_after(&mut previous, (request, pool), group.index, end.min(tokens))
             } else {
                 let furthest = look.map_or(end, |(max, _)| end.min(max));
                 self.tail_holder((request, pool), group, (tokens, furthest))
@@ -256,13 +257,21 @@ impl Finder {
         missing.map_or(Ok(()), Err)
     }
 
-    fn holder(
+    fn holder(&self, at: (&Request, &Pool), group: u16, tokens: u32) -> Option<BlockId> {
+        self.holder_after(&mut None, at, group, tokens)
+    }
+
+    /// As `holder`; looks behind the entry of a shorter prefix first, and names its own.
+    fn holder_after(
         &self,
+        previous: &mut Option<EntryId>,
         (request, pool): (&Request, &Pool),
         group: u16,
         tokens: u32,
     ) -> Option<BlockId> {
-        let entry = pool.index.find(request.hash_at(tokens, self.unit)?)?;
+        let hash = request.hash_at(tokens, self.unit)?;
+        let entry = pool.index.find_after(*previous, hash)?;
+        *previous = Some(entry);
         let block = pool.index.row(entry)[usize::from(group)];
         (block != NULL_BLOCK).then_some(block)
     }
