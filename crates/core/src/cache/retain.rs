@@ -33,9 +33,7 @@ impl Store {
             return;
         }
         request.num_checked = to;
-        let mut ends = self.expected(request, (from, to));
-        ends.sort_by_key(|&(end, _)| end);
-        for (end, origin) in ends {
+        for (end, origin) in self.expected(request, (from, to)) {
             self.keep(request, end, origin);
         }
     }
@@ -63,12 +61,11 @@ impl Store {
             .hash_lookahead
             .max(self.config.num_reprefillable_tokens);
         let unit = self.config.hit_alignment();
-        let dropped = self.has_eagle();
-        let boundary = num_tokens.saturating_sub(late) / unit * unit;
-        boundary.saturating_sub(if dropped { unit } else { 0 })
+        let dropped = if self.has_eagle() { unit } else { 0 };
+        (num_tokens.saturating_sub(late) / unit * unit).saturating_sub(dropped)
     }
 
-    /// Boundaries behind `from` and up to `to` at which requests are expected to resume.
+    /// Boundaries behind `from` and up to `to` at which requests are expected to resume, in order.
     fn expected(&self, request: &Request, (from, to): (u32, u32)) -> SmallVec<[(u32, Origin); 8]> {
         let unit = self.config.hit_alignment();
         let interval = self.checkpoints.as_ref().map_or(0, Checkpoints::interval);
@@ -84,7 +81,9 @@ impl Store {
             (boundary / unit * unit, origin)
         });
         let all = multiples.map(|end| (end, Origin::Interval)).chain(others);
-        all.filter(|&(end, _)| from < end && end <= to).collect()
+        let mut ends: SmallVec<_> = all.filter(|&(end, _)| from < end && end <= to).collect();
+        ends.sort_by_key(|&(end, _)| end);
+        ends
     }
 
     /// A block is about to lose a hash: what needs it is no checkpoint any more.

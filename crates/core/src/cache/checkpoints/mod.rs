@@ -33,7 +33,7 @@ type NodeId = u32;
 const ROOT: NodeId = 0;
 const NO_NODE: NodeId = NodeId::MAX;
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Node {
     parent: NodeId,
     children: Vec<NodeId>,
@@ -168,10 +168,9 @@ impl Checkpoints {
     /// A request resumes behind `tokens`: at a checkpoint, which is one from now on. Returns what it
     /// will be when it ends.
     pub(super) fn resume(&mut self, pool: &mut Pool, request: &Request, tokens: u32) -> Ending {
-        if !self.keep(pool, request, tokens, Origin::Junction) {
+        let Some(id) = self.keep(pool, request, tokens, Origin::Junction) else {
             return Ending::Start;
-        }
-        let id = self.anchor(pool, request, tokens).node;
+        };
         let node = &mut self.nodes[id as usize];
         let goes_on = node.children.is_empty() && node.has_ended;
         if !std::mem::replace(&mut node.was_resumed, true) {
@@ -190,11 +189,12 @@ impl Checkpoints {
         if tokens == 0 {
             return;
         }
-        self.keep(pool, request, tokens, Origin::End);
-        let Anchor { node: id, tokens } = self.anchor(pool, request, tokens);
+        let kept = self.keep(pool, request, tokens, Origin::End);
+        let Some(id) = kept.or_else(|| self.last_on_path(pool, request, tokens)) else {
+            return;
+        };
         let node = &mut self.nodes[id as usize];
-        // A node that ends further is one that another path leads to.
-        if id != ROOT && node.children.is_empty() && node.end == tokens {
+        if id != ROOT && node.children.is_empty() {
             node.ending = request.ending;
             node.has_ended = true;
             node.was_resumed = false;
@@ -203,30 +203,32 @@ impl Checkpoints {
         }
     }
 
-    /// Makes a boundary a checkpoint, or renews it; false if not all that it needs is held.
+    /// The node that the first `end` tokens lead to, unless it is one of a longer, other path.
+    fn last_on_path(&self, pool: &Pool, request: &Request, end: u32) -> Option<NodeId> {
+        let Anchor { node, tokens } = self.anchor(pool, request, end);
+        (self.nodes[node as usize].end == tokens).then_some(node)
+    }
+
+    /// Makes a boundary a checkpoint, or renews it; none if not all that it needs is held.
     pub(super) fn keep(
         &mut self,
         pool: &mut Pool,
         request: &Request,
         end: u32,
         origin: Origin,
-    ) -> bool {
-        let Some(entry) = self.entry_at(pool, request, end) else {
-            return false;
-        };
+    ) -> Option<NodeId> {
+        let entry = self.entry_at(pool, request, end)?;
         let anchor = self.anchor(pool, request, end);
         let is_there = anchor.tokens == end;
         let known = &self.nodes[anchor.node as usize];
         if is_there && known.end == end && known.is_resumable {
             self.note_use(anchor.node);
-            return true;
+            return Some(anchor.node);
         }
-        let Some((full, tail)) = self.needed(pool, request, (anchor.tokens, end)) else {
-            return false;
-        };
+        let (full, tail) = self.needed(pool, request, (anchor.tokens, end))?;
         let says_so = |block: &BlockId| pool.index.row(entry).contains(block);
         if !is_there && !full.iter().chain(&tail).any(says_so) {
-            return false; // No block that is kept would hold the hash of the prefix.
+            return None; // No block that is kept would hold the hash of the prefix.
         }
         let above = self.node_at(pool, request, anchor);
         let id = if is_there {
@@ -253,7 +255,7 @@ impl Checkpoints {
         }
         self.note_use(id);
         self.weigh_below(id);
-        true
+        Some(id)
     }
 
     /// What can be let go, least value first.

@@ -209,18 +209,10 @@ impl Checkpoints {
     /// on there is expected where a request resumes then.
     fn remove(&mut self, pool: &Pool, id: NodeId, released: &mut Vec<BlockId>) {
         let last = self.take(id);
-        let mut node = last.clone();
-        let mut id = id;
-        loop {
-            self.disclaim(pool, &node);
-            self.unpin(&node.full, released);
-            let parent = &mut self.nodes[node.parent as usize];
-            parent.children.retain(|&child| child != id);
-            id = node.parent;
-            if parent.is_resumable || !parent.children.is_empty() {
-                break;
-            }
-            node = self.take(id);
+        let mut id = self.unlink(pool, id, &last, released);
+        while !self.nodes[id as usize].is_resumable && self.nodes[id as usize].children.is_empty() {
+            let node = self.take(id);
+            id = self.unlink(pool, id, &node, released);
         }
         let heir = &mut self.nodes[id as usize];
         if heir.children.is_empty() {
@@ -232,6 +224,21 @@ impl Checkpoints {
         }
         self.weigh(id);
         self.contract(pool, id);
+    }
+
+    /// Has nothing point to a node that was taken out; returns its parent.
+    fn unlink(
+        &mut self,
+        pool: &Pool,
+        id: NodeId,
+        node: &Node,
+        released: &mut Vec<BlockId>,
+    ) -> NodeId {
+        self.disclaim(pool, node);
+        self.unpin(&node.full, released);
+        let siblings = &mut self.nodes[node.parent as usize].children;
+        siblings.retain(|&child| child != id);
+        node.parent
     }
 
     /// Takes a node out of the tree; what points to it is the caller's.
