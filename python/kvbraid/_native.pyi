@@ -163,8 +163,9 @@ _RetentionArg: TypeAlias = int | tuple[int, float, float]
 _CacheConfigTuple: TypeAlias = tuple[
     _TopologyTuple, Sequence[_GroupOptionsTuple], int, bool, bool, _RetentionArg | None
 ]
-# model length, tokens in flight, watermark blocks, re-prefillable tokens, frees skipped when full
-_LimitsTuple: TypeAlias = tuple[int, int | None, int, int, bool]
+# model length, tokens in flight, watermark blocks, re-prefillable tokens, frees skipped when full,
+# partial junctions
+_LimitsTuple: TypeAlias = tuple[int, int | None, int, int, bool, bool]
 # LoRA (name, path), its number, salt, media, embedding digests, session
 _CacheExtraTuple: TypeAlias = tuple[
     tuple[str, str] | None,

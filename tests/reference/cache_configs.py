@@ -136,4 +136,5 @@ def cache_configs(
         max_in_flight_tokens=draw(st.sampled_from((None, None, 4, 12))),
         watermark=draw(st.sampled_from((0.0, 0.0, 0.1))),
         num_reprefillable_tokens=min(again, alignment - 1),
+        partial_junctions=partial and not again and draw(st.booleans()),
     )

@@ -303,9 +303,9 @@ class CacheModel:
         self._count(need)
         self._adopt(request, starts, need)
         new = [g.extend(pool, t, reach) for g, t in zip(groups, request.tables, strict=True)]
-        request.num_computed_tokens = main
         if not need.delay_commit:
             self.commit(need.request, min(main, len(request.tokens)))
+        request.num_computed_tokens = main
         return new
 
     def _count(self, need: Need) -> None:
@@ -453,6 +453,8 @@ class CacheModel:
         """A state that was taken exactly where the same prompt would resume."""
         unit, size = self.hash_block, group.spec.block_size
         end = self._last_boundary(request.num_prompt_tokens, unit)
+        if self._is_partial_junction(request, num_tokens):
+            end = num_tokens
         place, table = -(-end // size) - 1, request.tables[group.index]
         if table.checkpoint is not None:
             self._commit_checkpoint(group, request, table)
@@ -465,6 +467,12 @@ class CacheModel:
         group.this_step.add((group.index, request.hashes[end // unit - 1]))
         if end % size:
             table.tail, table.committed = (place, table.blocks[place]), place
+
+    def _is_partial_junction(self, request: Request, num_tokens: int) -> bool:
+        """Whether a step of the prompt ends right where others branched off."""
+        is_prompt = request.num_computed_tokens < num_tokens <= request.num_prompt_tokens
+        is_junction = num_tokens == request.junction and num_tokens % self.hash_block == 0
+        return self.config.partial_junctions and is_prompt and is_junction
 
     def _commit_checkpoint(self, group: Group, request: Request, table: Table) -> None:
         """The state that was saved on the way is all that its block holds, whatever was committed

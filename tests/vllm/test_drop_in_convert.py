@@ -161,11 +161,41 @@ def test_host_pools_are_refused() -> None:
         cache_config(config, SETTINGS)
 
 
-def test_states_at_junctions_inside_blocks_are_refused_where_they_would_be_kept() -> None:
-    settings = replace(SETTINGS, mamba_shared_prefix_checkpoint=True)
-    topology_of(states(64), full(64), settings=settings)  # Needs a drafter, too.
-    with pytest.raises(UnsupportedError, match="enable_mamba_shared_prefix_checkpoint"):
-        topology_of(states(64), full(64), settings=replace(settings, use_eagle=True))
+@pytest.mark.parametrize(
+    ("use_eagle", "num_prefill_lookahead", "block_size", "are_kept"),
+    [
+        (True, 1, 64, True),
+        (False, 0, 64, False),
+        (True, 3, 64, False),
+        (True, 1, 16, False),  # No hit ends inside a block.
+    ],
+)
+def test_states_are_kept_at_junctions_inside_blocks_where_vllm_does(
+    *, use_eagle: bool, num_prefill_lookahead: int, block_size: int, are_kept: bool
+) -> None:
+    asked = EngineSettings(
+        max_model_len=4096,
+        scheduler_block_size=block_size,
+        hash_block_size=16,
+        use_eagle=use_eagle,
+        num_prefill_lookahead=num_prefill_lookahead,
+        mamba_shared_prefix_checkpoint=True,
+    )
+    config = config_of(states(block_size), full(block_size), num_blocks=9)
+    assert cache_config(config, asked).partial_junctions == are_kept
+    assert not cache_config(
+        config, replace(asked, mamba_shared_prefix_checkpoint=False)
+    ).partial_junctions
+    stock = KVCacheManager(
+        config,
+        max_model_len=4096,
+        scheduler_block_size=block_size,
+        hash_block_size=16,
+        use_eagle=use_eagle,
+        num_prefill_lookahead=num_prefill_lookahead,
+        enable_mamba_shared_prefix_checkpoint=True,
+    )
+    assert stock.mamba_shared_prefix_checkpoint == are_kept
 
 
 def test_drafts_longer_than_a_block_are_refused() -> None:

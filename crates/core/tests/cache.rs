@@ -41,6 +41,7 @@ fn config(groups: Vec<GroupSpec>, num_blocks: u32, retention: Retention) -> Cach
         max_in_flight_tokens: None,
         watermark_blocks: 0,
         num_reprefillable_tokens: 0,
+        partial_junctions: false,
         hash: none_hash(HashAlgo::Sha256, None).map(|none_hash| HashFunction {
             algo: HashAlgo::Sha256,
             none_hash,

@@ -89,6 +89,7 @@ def chunk_rules(
     *,
     max_chunk_tokens: int | None = None,
     checkpoint_alignment: int | None = None,
+    partial_junctions: bool = False,
     interval: int = 0,
 ) -> ChunkRules:
     """Derive the rules from the groups; the rest is as in `ChunkRules`.
@@ -111,6 +112,7 @@ def chunk_rules(
         hash_block_size=hash_block_size,
         partial_hits=topology.partial_hits and hash_block_size < alignment,
         eagle=any(group.eagle for group in cacheable),
+        partial_junctions=partial_junctions,
         max_chunk_tokens=max_chunk_tokens,
         interval=interval,
         checkpoint_alignment=checkpoint_alignment,

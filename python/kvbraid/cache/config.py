@@ -50,6 +50,8 @@ class CacheConfig:
         watermark: Share of the pool to leave free when a waiting request is admitted.
         num_reprefillable_tokens: Last tokens that may be computed again (drafts of several
             tokens), so that they are not cached.
+        partial_junctions: Keep a state at a junction inside a block, too, where a step ends there
+            (`plan_chunk` sees to it). Needs partial hits, and no tokens that are computed again.
         decode_context_parallel: Ranks that the tokens of a sharded group are spread over. The
             topology has the effective block sizes already: see `GroupSpec.sharded_over`.
         prefill_context_parallel: Ranks that compute a prompt together. Changes no block size.
@@ -69,6 +71,7 @@ class CacheConfig:
     max_in_flight_tokens: int | None = None
     watermark: float = 0.0
     num_reprefillable_tokens: int = 0
+    partial_junctions: bool = False
     decode_context_parallel: int = 1
     prefill_context_parallel: int = 1
 

@@ -80,6 +80,7 @@ class CacheManager:
                 int(config.watermark * config.num_blocks),
                 config.num_reprefillable_tokens,
                 topology.dialect is EngineDialect.VLLM,
+                config.partial_junctions,
             ),
             _hash_function(config),
         )
@@ -390,6 +391,7 @@ class CacheManager:
             max_chunk_tokens=max_chunk_tokens,
             interval=checkpoint_interval(self.config.retention),
             checkpoint_alignment=self.config.checkpoint_alignment,
+            partial_junctions=self.config.partial_junctions,
         )
         return plan_chunk(rules, position)
 

@@ -1,14 +1,17 @@
 """Hits that end inside a block: which of several blocks with the same tokens a request takes."""
 
+from dataclasses import replace
+
+import pytest
 from kvbraid.cache.chunk import chunk_rules
 from kvbraid.cache.config import CacheConfig
 from kvbraid.cache.events import Events
 from kvbraid.cache.manager import CacheManager
 from kvbraid.cache.retention import Interval
-from kvbraid.cache.step import Need
+from kvbraid.cache.step import NO_MATCH, Need
 from kvbraid.hashing import EngineHash, block_hashes
 from kvbraid.sim.scheduler import SequentialScheduler
-from kvbraid.spec import GroupSpec, SpecKind, Topology
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 FULL, STATE = SpecKind.FULL_ATTENTION, SpecKind.MAMBA
 TOPOLOGY = Topology(
@@ -40,3 +43,44 @@ def test_a_hit_takes_the_block_that_is_known_where_it_ends_not_an_older_one_know
     assert cache.allocate([need]).num_fit == 1
     copied = {source for source, _ in cache.take_copies()}
     assert inside in copied
+
+
+@pytest.mark.parametrize(("partial_junctions", "third_hit"), [(True, 20), (False, 16)])
+def test_the_third_request_resumes_where_the_second_branched_off_inside_a_block(
+    partial_junctions: bool,
+    third_hit: int,
+) -> None:
+    config = CacheConfig(
+        topology=replace(
+            TOPOLOGY,
+            groups=(GroupSpec(kind=FULL, block_size=4), GroupSpec(kind=STATE, block_size=16)),
+            alignment=16,
+            hash_block_size=4,
+            dialect=EngineDialect.PURE,
+        ),
+        num_blocks=99,
+        partial_junctions=partial_junctions,
+    )
+    cache = CacheManager(config)
+    shared = list(range(20))
+    hits = [run(cache, [*shared, *range(100 * own, 100 * own + 40)]) for own in (1, 2, 3)]
+    assert hits == [0, 0, third_hit]  # The first left no state before its end.
+
+
+def run(cache: CacheManager, prompt: list[int]) -> int:
+    """Compute a prompt in the steps that the cache plans; return how much was reused."""
+    request = cache.add(prompt)
+    match = cache.match(request)
+    done, hit = match.num_tokens, match.num_tokens
+    while done < len(prompt):
+        chunk = cache.plan_chunk(request, 999, match=match if done == hit else NO_MATCH)
+        cache.start_step()
+        need = Need(
+            request=request, num_new_tokens=chunk, num_hit_tokens=hit, junction=match.junction
+        )
+        assert cache.allocate([need]).num_fit == 1
+        cache.check_integrity()
+        done, hit = done + chunk, 0
+    cache.free_blocks([block for pair in cache.take_copies() for block in pair])
+    cache.release([request])
+    return match.num_tokens

@@ -266,6 +266,20 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: config(full(4, eagle=True), window(8, 4), num_reprefillable_tokens=4),
         "num_reprefillable_tokens",
     ),
+    "junctions inside blocks, and no hits there": (
+        lambda: config(full(4), mamba(4), partial_junctions=True),
+        "partial_hits",
+    ),
+    "junctions inside blocks, and tokens computed again": (
+        lambda: config(
+            full(8),
+            mamba(8),
+            topology={"hash_block_size": 4, "partial_hits": True},
+            partial_junctions=True,
+            num_reprefillable_tokens=1,
+        ),
+        "re-prefillable",
+    ),
     "more tokens again than none": (
         lambda: config(full(4), num_reprefillable_tokens=-1),
         "num_reprefillable_tokens",

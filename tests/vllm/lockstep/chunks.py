@@ -16,6 +16,7 @@ def rules_of(config: Config) -> ChunkRules:
         hash_block_size=config.hash_block_size,
         partial_hits=config.partial_hits and config.hash_block_size < config.alignment,
         eagle=config.use_eagle,
+        partial_junctions=config.partial_junctions,
         checkpoint_alignment=config.checkpoint_alignment,
         max_chunk_tokens=min(config.token_budget, threshold) if threshold else config.token_budget,
     )

@@ -62,6 +62,7 @@ class Config:
     decodes_in_batches: bool
     num_ranks: int = 1  # Of decode-context parallelism.
     checkpoint_alignment: int | None = None  # The backend saves a state inside a step.
+    partial_junctions: bool = False  # States are kept at junctions inside a block.
     caching: bool = True
     events: bool = True
 
@@ -127,6 +128,7 @@ FEATURES: Final[dict[str, Callable[[Config], bool]]] = {
     "chunked": lambda config: any(g.kind is CHUNKED for g in config.groups),
     "context_parallel": lambda config: config.num_ranks > 1,
     "checkpoints": lambda config: config.checkpoint_alignment is not None,
+    "partial_junctions": lambda config: config.partial_junctions,
 }
 """What a lock-step run must have at least MIN_OF_EACH configurations of."""
 
@@ -188,6 +190,8 @@ def _draw(random: Random, number: int) -> Config | None:
     )
     config = _over_ranks(random, config)
     config = _with_checkpoints(random, config)
+    config = _with_partial_junctions(random, config)
+    config = _with_short_chunks(random, config)
     if not _is_valid(config):
         return None
     return replace(config, num_blocks=1 + int(random.uniform(1.02, 1.45) * _peak_blocks(config)))
@@ -262,6 +266,26 @@ def _with_checkpoints(random: Random, config: Config) -> Config:
         return config
     every = random.choice((1, config.hash_block_size, 2 * config.hash_block_size))
     return replace(config, checkpoint_alignment=every)
+
+
+def _with_partial_junctions(random: Random, config: Config) -> Config:
+    """The engine keeps them beside a drafter alone, and one of a single module."""
+    can = config.partial_hits and config.use_eagle and not config.num_reprefillable_tokens
+    return replace(config, partial_junctions=True) if can and random.random() < 0.6 else config
+
+
+def _with_short_chunks(random: Random, config: Config) -> Config:
+    """A state that no hit can end at is registered only if its step is under way in the next."""
+    size = config.state_block_size or config.alignment
+    if config.partial_hits or size >= config.alignment or random.random() < 0.25:
+        return config
+    return replace(
+        config,
+        retention=None,
+        steps_in_flight=2,
+        long_prefill_tokens=size,
+        decodes_in_batches=False,
+    )
 
 
 def _retention(random: Random, groups: tuple[Group, ...], alignment: int) -> int | None:

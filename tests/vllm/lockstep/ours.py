@@ -75,6 +75,7 @@ def manager_of(config: Config) -> CacheManager:
             max_in_flight_tokens=config.max_in_flight_tokens,
             watermark=config.watermark,
             num_reprefillable_tokens=config.num_reprefillable_tokens,
+            partial_junctions=config.partial_junctions,
             decode_context_parallel=config.num_ranks,
         )
     )

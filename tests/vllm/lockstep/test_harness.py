@@ -91,7 +91,7 @@ def _scheduler(config: Config) -> SimpleNamespace:
         ),
         mamba_has_prefill_checkpoint_blocks=config.checkpoint_alignment is not None,
         mamba_prefill_checkpoint_alignment=config.checkpoint_alignment,
-        mamba_shared_prefix_checkpoint=False,
+        mamba_shared_prefix_checkpoint=config.partial_junctions,
     )
 
 

@@ -129,8 +129,10 @@ def manager_of(config: Config) -> KVCacheManager:
         enable_kv_cache_events=config.events,
         dcp_world_size=config.num_ranks,
         watermark=config.watermark,
+        enable_mamba_shared_prefix_checkpoint=config.partial_junctions,
     )
     assert manager.coordinator.enable_partial_hash_hits == config.partial_hits
+    assert manager.mamba_shared_prefix_checkpoint == config.partial_junctions
     assert cache_config.needs_kv_cache_zeroing == config.needs_zeroing
     manager.block_pool.cached_block_hashes_by_block = InsertionOrder()
     return manager

@@ -184,11 +184,12 @@ impl Store {
         if let Some(junction) = need.junction {
             request.junction = junction;
         }
-        request.num_computed_tokens = lengths.main;
         request.quiet_until = 0;
         if !need.delay_commit {
             self.commit(request, lengths.main.min(request.num_tokens()));
         }
+        // Only now: the commit asks where the step began.
+        request.num_computed_tokens = lengths.main;
         Ok(true)
     }
 

@@ -219,7 +219,7 @@ impl Store {
         }
     }
 
-    /// Lets a state group be resumed at the prompt's last hash boundary, if this step ends there.
+    /// Lets a state group be resumed where this step ends, if somebody is expected to.
     fn register_state_tail(
         &mut self,
         request: &Request,
@@ -232,12 +232,7 @@ impl Store {
             return;
         }
         let hash_block = self.config.topology.hash_block_size;
-        let boundary = last_state_boundary(
-            request.num_prompt_tokens,
-            hash_block,
-            self.groups.iter().any(|group| group.eagle),
-        );
-        if tokens == 0 || tokens != boundary {
+        if !self.keeps_state_at(request, tokens) {
             return;
         }
         let position = tokens.div_ceil(group.block) - 1;
@@ -258,6 +253,20 @@ impl Store {
             table.state.tail = Some((block, tokens));
             table.num_cached = Some(position);
         }
+    }
+
+    /// Whether the state that a step leaves after `tokens` is kept even inside a block: at the last
+    /// boundary of the prompt, and at a junction that the step itself came to. One behind the prompt
+    /// is written again by the next token.
+    fn keeps_state_at(&self, request: &Request, tokens: u32) -> bool {
+        let unit = self.config.topology.hash_block_size;
+        let prompt = request.num_prompt_tokens;
+        let is_prompt_end = tokens == last_state_boundary(prompt, unit, self.has_eagle());
+        let is_junction = self.config.partial_junctions
+            && tokens == request.junction
+            && tokens.is_multiple_of(unit)
+            && (request.num_computed_tokens + 1..=prompt).contains(&tokens);
+        tokens > 0 && (is_prompt_end || is_junction)
     }
 
     /// Makes a block findable at a boundary inside it, or again at its end.

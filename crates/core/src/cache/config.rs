@@ -71,6 +71,10 @@ pub struct HashFunction {
 
 /// A cache, before it exists.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent switches, each an engine's own"
+)]
 pub struct CacheConfig {
     /// Groups, alignment and dialect.
     pub topology: Topology,
@@ -92,6 +96,8 @@ pub struct CacheConfig {
     pub watermark_blocks: u32,
     /// Last tokens of a request that may be computed again, so that they are not cached.
     pub num_reprefillable_tokens: u32,
+    /// A state is kept at a junction inside a block, too, where a step ends there.
+    pub partial_junctions: bool,
     /// `None`: requests bring their hashes.
     pub hash: Option<HashFunction>,
     /// A request that does not fit gives back what it reads no more all the same, as vLLM does.
@@ -136,6 +142,7 @@ impl CacheConfig {
             ));
         }
         self.check_alignment()?;
+        self.check_junctions()?;
         self.check_retention()?;
         (0..self.topology.groups.len()).try_for_each(|group| self.check_group(group))
     }
@@ -152,6 +159,19 @@ impl CacheConfig {
             }
         }
         Ok(())
+    }
+
+    fn check_junctions(&self) -> Result<()> {
+        if !self.partial_junctions
+            || (self.topology.partial_hits && self.num_reprefillable_tokens == 0)
+        {
+            return Ok(());
+        }
+        Err(Error::InvalidValue(format!(
+            "partial_junctions with partial_hits {} and {} re-prefillable tokens; states inside a \
+             block need the former, and none of the latter: leave partial_junctions out",
+            self.topology.partial_hits, self.num_reprefillable_tokens
+        )))
     }
 
     fn check_retention(&self) -> Result<()> {

@@ -49,8 +49,9 @@ impl RetentionArg {
     }
 }
 
-/// model length, tokens in flight, watermark blocks, re-prefillable tokens, frees skipped when full.
-pub(super) type LimitsTuple = (u32, Option<u32>, u32, u32, bool);
+/// model length, tokens in flight, watermark blocks, re-prefillable tokens, frees skipped when full,
+/// partial junctions.
+pub(super) type LimitsTuple = (u32, Option<u32>, u32, u32, bool, bool);
 
 /// Algorithm and seed hash.
 pub(super) type HashTuple = (String, PyBackedBytes);
@@ -87,6 +88,7 @@ impl ConfigTuple {
             watermark_blocks: limits.2,
             num_reprefillable_tokens: limits.3,
             frees_skipped_when_full: limits.4,
+            partial_junctions: limits.5,
             hash: hash.map(function).transpose()?,
         })
     }

@@ -83,7 +83,8 @@ def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig
         _check_group(index, group, caching=settings.caching)
     eagle = _eagle_groups(groups, use_eagle=settings.use_eagle)
     partial_hits = partial_hits_of(config, settings)
-    _check_settings(settings, has_eagle=any(eagle), partial_hits=partial_hits)
+    num_reprefillable_tokens = max(0, settings.num_prefill_lookahead - 1)
+    _check_settings(settings, has_eagle=any(eagle))
     return CacheConfig(
         topology=Topology(
             groups=tuple(
@@ -109,7 +110,11 @@ def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig
             else settings.max_in_flight_tokens
         ),
         watermark=settings.watermark,
-        num_reprefillable_tokens=max(0, settings.num_prefill_lookahead - 1),
+        num_reprefillable_tokens=num_reprefillable_tokens,
+        partial_junctions=settings.mamba_shared_prefix_checkpoint
+        and any(eagle)
+        and partial_hits
+        and not num_reprefillable_tokens,
         decode_context_parallel=settings.decode_context_parallel,
         prefill_context_parallel=settings.prefill_context_parallel,
     )
@@ -232,15 +237,10 @@ def _check_states(index: int, spec: MambaSpec, *, caching: bool) -> None:
         )
 
 
-def _check_settings(settings: EngineSettings, *, has_eagle: bool, partial_hits: bool) -> None:
+def _check_settings(settings: EngineSettings, *, has_eagle: bool) -> None:
     lookahead = settings.num_prefill_lookahead
     if settings.caching and has_eagle and settings.scheduler_block_size < lookahead:
         raise UnsupportedError(
             f"drafts of {lookahead} tokens and blocks of {settings.scheduler_block_size}: a hit "
             "has to leave the drafts' tokens out; draft less, or pass a larger --block-size"
-        )
-    if settings.mamba_shared_prefix_checkpoint and has_eagle and partial_hits and lookahead <= 1:
-        raise UnsupportedError(
-            "enable_mamba_shared_prefix_checkpoint: states are not yet kept at junctions inside a "
-            f"block; leave it off, or {_STOCK}"
         )

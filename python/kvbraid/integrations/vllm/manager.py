@@ -68,7 +68,6 @@ class KvbraidCacheManager:
         self.use_eagle = use_eagle
         self.log_stats = log_stats
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
-        self.mamba_shared_prefix_checkpoint = False  # Refused where vLLM would do it.
         self.num_kv_cache_groups = len(kv_cache_config.kv_cache_groups)
         self._hash_block_size = hash_block_size
         self._has_states = any(
@@ -93,6 +92,7 @@ class KvbraidCacheManager:
                 ),
             )
         )
+        self.mamba_shared_prefix_checkpoint = self.cache.config.partial_junctions
         self._requests = Requests(self.cache, hash_block_size)
         self._events: list[KVCacheEvent] = []
         self.block_pool = BlockPool(self.cache)
