@@ -40,8 +40,8 @@ def engine_chain_keys(
     engine: _EngineArg, tokens: Buffer | Sequence[int], extra: _ExtraArg
 ) -> list[int]: ...
 
-# kind, block_size, window, chunk, eagle, prefix_cacheable
-_GroupTuple: TypeAlias = tuple[str, int, int | None, int | None, bool, bool]
+# kind, block_size, window, chunk, eagle, prefix_cacheable, variant
+_GroupTuple: TypeAlias = tuple[str, int, int | None, int | None, bool, bool, int]
 # groups, alignment, hash_block_size, partial_hits, replay_tokens, hash_lookahead, dialect names
 _TopologyTuple: TypeAlias = tuple[Sequence[_GroupTuple], int, int, bool, int, int, Sequence[str]]
 # unit in tokens, words of whole blocks per group, words of interior entries per group

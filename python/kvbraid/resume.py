@@ -16,7 +16,7 @@ from kvbraid.spec import EngineDialect, Topology
 Entries: TypeAlias = Mapping[int, Collection[int]] | Sequence[Collection[int]]
 """Per group (by index) the boundaries in tokens where it holds an entry."""
 
-GroupTuple: TypeAlias = tuple[str, int, int | None, int | None, bool, bool]
+GroupTuple: TypeAlias = tuple[str, int, int | None, int | None, bool, bool, int]
 TopologyTuple: TypeAlias = tuple[Sequence[GroupTuple], int, int, bool, int, int, Sequence[str]]
 """A topology as the native core takes it: `GroupSpec` and `Topology` field by field."""
 
@@ -61,7 +61,7 @@ def accepted(
 def encode(topology: Topology) -> TopologyTuple:
     """Return the topology as the native core takes it, with its defaults filled in."""
     groups = [
-        (g.kind.value, g.block_size, g.window, g.chunk, g.eagle, g.prefix_cacheable)
+        (g.kind.value, g.block_size, g.window, g.chunk, g.eagle, g.prefix_cacheable, g.variant)
         for g in topology.groups
     ]
     return (

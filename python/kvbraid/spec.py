@@ -4,7 +4,7 @@ Frozen data, validated in the constructor; the native core holds the same struct
 are those of a capture's `config.json`, so that an operator can paste one into `fleet.toml`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, TypeVar
@@ -47,6 +47,9 @@ _WINDOW: Final = frozenset({SpecKind.SLIDING_WINDOW, SpecKind.SLIDING_WINDOW_MLA
 class GroupSpec:
     """One group: layers that share a kind and a block table.
 
+    `variant` tells groups of one kind and size apart that differ in what the rule does not ask
+    for: heads, number format, replication. Engines look equal groups up together, others apart.
+
     Raises:
         TopologyError: A size below one token, or a window kind without a window.
     """
@@ -57,9 +60,13 @@ class GroupSpec:
     chunk: int | None = None
     eagle: bool = False
     prefix_cacheable: bool = True
+    variant: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what no engine can have."""
+        if self.variant < 0:
+            msg = f"variant = {self.variant}; it must be at least 0"
+            raise TopologyError(msg)
         for name in ("block_size", "window", "chunk"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -86,6 +93,18 @@ class GroupSpec:
             )
             raise TopologyError(msg)
         return replace(self, block_size=self.block_size * num_ranks)
+
+
+def told_apart(groups: Iterable[GroupSpec], by: Sequence[object]) -> tuple[GroupSpec, ...]:
+    """Number the variants of groups: equal ones stay equal only where `by`, one per group, is."""
+    variants: dict[GroupSpec, list[object]] = {}
+    numbered = []
+    for group, identity in zip(groups, by, strict=True):
+        known = variants.setdefault(replace(group, eagle=False), [])
+        if identity not in known:
+            known.append(identity)
+        numbered.append(replace(group, variant=known.index(identity)))
+    return tuple(numbered)
 
 
 class EngineDialect(Enum):
@@ -166,6 +185,7 @@ def _group(fields: "_Fields") -> GroupSpec:
             chunk=fields.tokens("chunk"),
             eagle=fields.flag("use_eagle", "eagle"),
             prefix_cacheable=fields.flag("prefix_cacheable", default=True),
+            variant=fields.tokens("variant", least=0) or 0,
         )
     except TopologyError as error:
         msg = f"{fields.path}: {error}"

@@ -34,6 +34,7 @@ def shared_group(draw: st.DrawFn, unit: int, ratios: tuple[int, ...], partial: b
         window=draw(st.integers(1, 4 * size + 1)) if kind.is_window else None,
         chunk=draw(st.integers(1, 4 * size)) if is_chunked else None,
         eagle=not is_chunked and not is_state and draw(st.sampled_from((False, False, True))),
+        variant=draw(st.sampled_from((0, 0, 0, 1))),
     )
     options = GroupOptions(
         num_speculative_blocks=draw(st.sampled_from((0, 0, 1, 2))) if is_state else 0,

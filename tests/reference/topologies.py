@@ -40,6 +40,7 @@ def groups(draw: st.DrawFn, hash_block: int, ratios: tuple[int, ...], eagle: boo
         chunk=chunk,
         eagle=eagle and draw(st.booleans()),
         prefix_cacheable=draw(st.sampled_from((True, True, True, False))),
+        variant=draw(st.sampled_from((0, 0, 0, 1))),
     )
 
 

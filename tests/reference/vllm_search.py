@@ -6,7 +6,7 @@ truth value per block (or hash block) and is true only where all groups of a spe
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from kvbraid.spec import GroupSpec, SpecKind, Topology
@@ -113,10 +113,8 @@ def merge(topology: Topology, held: Held) -> list[Merged]:
     for group, entries in zip(topology.groups, held, strict=True):
         if not restricts(topology, group, strict=True):
             continue
-        key = (group.kind, group.block_size, group.window, group.chunk)
         for spec in specs:
-            g = spec.group
-            if (g.kind, g.block_size, g.window, g.chunk) == key:
+            if replace(spec.group, eagle=False) == replace(group, eagle=False):
                 spec.entries &= set(entries)
                 spec.eagle |= group.eagle
                 break

@@ -39,7 +39,7 @@ def test_every_field_arrives() -> None:
     group = {"kind": "chunked_local_attention", "block_size": 16, "chunk": 256, "use_eagle": True}
     topology = topology_from_mapping(
         {
-            "groups": [{**group, "prefix_cacheable": False, "manager": "X"}],
+            "groups": [{**group, "prefix_cacheable": False, "variant": 1, "manager": "X"}],
             "alignment": 64, "hash_block_size": 8, "partial_hits": True, "replay_tokens": 4,
             "hash_lookahead": 2, "engine": "sglang", "hash_algo": "xxhash", "PYTHONHASHSEED": 0,
             "report_mode": "full",
@@ -49,7 +49,7 @@ def test_every_field_arrives() -> None:
         groups=(
             GroupSpec(
                 kind=SpecKind.CHUNKED_LOCAL_ATTENTION, block_size=16, chunk=256, eagle=True,
-                prefix_cacheable=False,
+                prefix_cacheable=False, variant=1,
             ),
         ),
         alignment=64, hash_block_size=8, partial_hits=True, replay_tokens=4, hash_lookahead=2,

@@ -58,6 +58,12 @@ def test_every_kind_of_group_is_taken_over(spec: Any, expected: dict[str, Any]) 
     assert second == GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=64)
 
 
+def test_specs_that_differ_in_heads_or_format_alone_are_told_apart() -> None:
+    wide = replace(full(64), num_kv_heads=2 * full(64).num_kv_heads)
+    groups = topology_of(full(64), wide, full(64), window(40))
+    assert [group.variant for group in groups] == [0, 1, 0, 0]
+
+
 def test_sizes_retention_and_limits_are_taken_over() -> None:
     settings = replace(
         SETTINGS, max_in_flight_tokens=256, events=True, watermark=0.1, num_prefill_lookahead=3

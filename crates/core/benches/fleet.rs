@@ -69,6 +69,7 @@ fn index() -> Index {
         chunk: None,
         eagle: false,
         prefix_cacheable: true,
+        variant: 0,
     };
     let topology = Topology {
         groups: vec![full],

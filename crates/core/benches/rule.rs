@@ -21,6 +21,7 @@ fn group(kind: SpecKind, window: Option<u32>) -> GroupSpec {
         chunk: None,
         eagle: false,
         prefix_cacheable: true,
+        variant: 0,
     }
 }
 

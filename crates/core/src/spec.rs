@@ -96,6 +96,8 @@ pub struct GroupSpec {
     pub eagle: bool,
     /// False for groups the engine marks as not prefix-cacheable: they never restrict a prefix.
     pub prefix_cacheable: bool,
+    /// Tells groups apart that differ in heads, number format or replication alone.
+    pub variant: u32,
 }
 
 impl GroupSpec {

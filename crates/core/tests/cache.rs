@@ -17,6 +17,7 @@ fn group(kind: SpecKind, block_size: u32) -> GroupSpec {
         chunk: (kind == SpecKind::ChunkedLocalAttention).then_some(12),
         eagle: false,
         prefix_cacheable: true,
+        variant: 0,
     }
 }
 

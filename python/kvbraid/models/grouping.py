@@ -20,7 +20,7 @@ from typing import Final
 from kvbraid.errors import TopologyError
 from kvbraid.models.pages import CacheLayer, Page, unified
 from kvbraid.models.shapes import State
-from kvbraid.spec import GroupSpec, SpecKind, Topology
+from kvbraid.spec import GroupSpec, SpecKind, Topology, told_apart
 
 _CLOSE_BUCKETS: Final = 1.5  # Below this ratio of sizes, padding beats a further group.
 
@@ -131,7 +131,10 @@ class Grouping:
     def topology(self) -> Topology:
         """Return what a cache or an index of such a pod is built from."""
         return Topology(
-            groups=tuple(group.spec() for group in self.groups),
+            groups=told_apart(
+                (group.spec() for group in self.groups),
+                by=[(group.page.shape, group.page.padded_bytes) for group in self.groups],
+            ),
             alignment=self.alignment,
             hash_block_size=self.hash_block_size,
             partial_hits=self.partial_hits,

@@ -219,7 +219,7 @@ def _groups(random: Random) -> tuple[Group, ...]:
                 block_size=block_size,
                 window=_window(random, block_size) if kind in WINDOWS else None,
                 chunk=random.randint(1, 6 * block_size) if kind is CHUNKED else None,
-                is_wide=is_mixed and kind in WINDOWS,
+                is_wide=is_mixed and kind is not STATE and random.random() < 0.6,
             )
         )
     return tuple(groups)
@@ -295,12 +295,8 @@ def _retention(random: Random, groups: tuple[Group, ...], alignment: int) -> int
 
 
 def _is_valid(config: Config) -> bool:
-    """Chunked groups need blocks of the hit alignment, and cannot hold a drafter's layers. Groups
-    that differ in replication alone are one spec for us, and two for the engine."""
+    """Chunked groups need blocks of the hit alignment, and cannot hold a drafter's layers."""
     hit_alignment = config.hash_block_size if config.partial_hits else config.alignment
-    alike = {replace(group, eagle=False) for group in config.groups}
-    if len(alike) > len({replace(group, is_replicated=False) for group in alike}):
-        return False
     return config.alignment <= 64 and all(
         group.block_size == hit_alignment and not group.eagle
         for group in config.groups

@@ -37,6 +37,7 @@ def topology_of(config: Config) -> Topology:
                 window=group.window,
                 chunk=group.chunk,
                 eagle=group.eagle,
+                variant=2 * group.is_wide + group.is_replicated,
             )
             for group in config.groups
         ),

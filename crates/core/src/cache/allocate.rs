@@ -389,7 +389,7 @@ impl Store {
                     lengths,
                     saves: self.saved_by(request, (group, table), lengths).is_some(),
                 };
-                state::uncounted(&step, table, self.hits.of(index))
+                state::uncounted(self, &step, table, self.hits.of(index))
             })
             .sum()
     }

@@ -128,13 +128,17 @@ pub(super) fn needed(store: &Store, step: &Step<'_>, table: &Table, hits: &[Bloc
         + i64::try_from(store.num_evictable(hits)).unwrap_or(i64::MAX)
 }
 
-/// Blocks that the step takes beyond those: the engine forgets that what was computed elsewhere has
-/// a state of its own, and takes it all the same.
-pub(super) fn uncounted(step: &Step<'_>, table: &Table, hits: &[BlockId]) -> i64 {
+/// Blocks that the step takes beyond those, or fewer: the engine forgets that what was computed
+/// elsewhere has a state of its own, and takes it all the same; it counts the state of a hit that
+/// lies behind what was computed elsewhere, and leaves it alone.
+pub(super) fn uncounted(store: &Store, step: &Step<'_>, table: &Table, hits: &[BlockId]) -> i64 {
+    let skipped = (step.group.skipped(step.lengths.total) / step.group.block) as usize;
+    let kept = &hits[skipped.min(hits.len())..];
+    let count = |blocks: usize| i64::try_from(blocks).unwrap_or(i64::MAX);
     let (held, external) = held_before(step.group, table, hits, step.lengths);
+    let taken = new_blocks(step, table, kept, held).max(0) + count(external);
     let counted = new_blocks(step, table, hits, table.blocks.len() + hits.len());
-    let external = i64::try_from(external).unwrap_or(i64::MAX);
-    (new_blocks(step, table, hits, held) + external - counted).max(0)
+    taken + count(store.num_evictable(kept)) - counted - count(store.num_evictable(hits))
 }
 
 /// New blocks where so many positions are held already: the state, that of the way, and those of

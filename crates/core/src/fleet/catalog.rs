@@ -394,6 +394,7 @@ impl Catalog {
             chunk: unsent.filter(|_| kind == SpecKind::ChunkedLocalAttention),
             eagle: false,
             prefix_cacheable: true,
+            variant: 0,
         }
     }
 }

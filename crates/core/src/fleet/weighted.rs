@@ -266,6 +266,7 @@ fn unit_group(kind: SpecKind, window: Option<u32>) -> GroupSpec {
         chunk: None,
         eagle: false,
         prefix_cacheable: true,
+        variant: 0,
     }
 }
 

@@ -12,6 +12,7 @@ fn group(kind: SpecKind, block_size: u32) -> GroupSpec {
         chunk,
         eagle: false,
         prefix_cacheable: true,
+        variant: 0,
     }
 }
 

@@ -33,7 +33,7 @@ from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 from kvbraid.cache import CacheConfig, Dense, GroupOptions, Interval, Retention
 from kvbraid.errors import InvalidValueError, UnsupportedError
-from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology, told_apart
 
 # Exact types: a class derived from one of these may behave in its own way (R-SWA does).
 _SUPPORTED: Final = frozenset(
@@ -87,9 +87,12 @@ def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig
     _check_settings(settings, has_eagle=any(eagle))
     return CacheConfig(
         topology=Topology(
-            groups=tuple(
-                _group_spec(group.kv_cache_spec, settings, eagle=is_eagle)
-                for group, is_eagle in zip(groups, eagle, strict=True)
+            groups=told_apart(
+                (
+                    _group_spec(group.kv_cache_spec, settings, eagle=is_eagle)
+                    for group, is_eagle in zip(groups, eagle, strict=True)
+                ),
+                by=[group.kv_cache_spec for group in groups],
             ),
             # Without reuse a state's block is as long as a request: no use in a common multiple.
             alignment=settings.scheduler_block_size if settings.caching else None,
