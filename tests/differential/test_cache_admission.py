@@ -65,3 +65,50 @@ def test_a_request_is_let_in_from_the_same_size_of_the_pool_on(
     ]
     assert answers == sorted(answers)
     assert answers[-1]
+
+
+@given(
+    config=st.one_of(
+        cache_configs(),
+        cache_configs(EngineDialect.VLLM, extras=False),
+    ),
+    num_tokens=st.integers(2, MOST_TOKENS),
+    num_loaded=st.integers(0, 6),
+    is_waiting=st.booleans(),
+)
+def test_a_hit_and_a_load_fit_into_as_many_free_blocks(
+    config: CacheConfig, num_tokens: int, num_loaded: int, is_waiting: bool
+) -> None:
+    """Somebody computed the prompt; ever more blocks are taken since."""
+    num_blocks = 3 + 2 * sum(num_tokens + 3 for _ in config.topology.groups)
+    config = replace(config, num_blocks=num_blocks, max_model_len=1 << 20)
+    for num_taken in range(num_blocks - 1):
+        native, model = CacheManager(config), CacheModel(config)
+        held = [leave_free(cache, num_tokens, num_taken) for cache in (native, model)][0]
+        tokens = list(range(num_tokens + 6))
+        ours, other = native.add(tokens), model.add(tokens)
+        match = native.match(ours)
+        assert match == model.match(other)
+        loaded = min(num_loaded, num_tokens + 5 - match.num_tokens)
+        need = Need(
+            request=ours,
+            num_new_tokens=num_tokens + 6 - match.num_tokens - loaded,
+            num_hit_tokens=match.num_tokens,
+            junction=match.junction,
+            num_external_tokens=loaded,
+            is_waiting=is_waiting,
+        )
+        got = native.allocate([need])
+        assert got.num_fit == model.allocate([replace(need, request=other)]).num_fit
+        assert native.free_queue() == model.free_queue()
+        native.check_integrity([*held, *(block for pair in native.take_copies() for block in pair)])
+
+
+def leave_free(cache: CacheManager | CacheModel, num_tokens: int, num_taken: int) -> list[int]:
+    """Have a prompt computed and so many blocks taken; return those."""
+    request = cache.add(list(range(num_tokens)))
+    assert cache.allocate([Need(request=request, num_new_tokens=num_tokens)]).num_fit
+    cache.start_step()
+    cache.free_blocks([block for pair in cache.take_copies() for block in pair])
+    cache.release([request])
+    return cache.take_blocks(min(num_taken, len(cache.free_queue())))
