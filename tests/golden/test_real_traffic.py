@@ -4,7 +4,6 @@ The fixtures are the first operations of captures of vLLM 0.32 (`tests/fixtures/
 whole captures lie beside the repository, they are replayed too.
 """
 
-import os
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,9 +16,7 @@ from kvbraid.sim.captures import Capture, read_capture
 from kvbraid.sim.replay import ReplayOptions, Report, replay
 from kvbraid.spec import Topology
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-FIXTURES: Final = ROOT / "tests" / "fixtures" / "captures"
-WHOLE: Final = Path(os.environ.get("KVBRAID_CAPTURES", ROOT.parent / "shared" / "captures"))
+from tests.captures import FIXTURES, WHOLE
 
 FULL_REPORTS: Final = "sched_k_reportfull"
 CONCURRENT: Final = "sched_a_gemma3_conc4"

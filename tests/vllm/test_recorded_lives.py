@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.captures import LIVES, folder_of
 from tests.contract.recorded_life import assert_is_lived_again
-from tests.contract.test_recorded_lives import LIVES, folder_of
 from tests.vllm.stock_cache import StockCache
 
 

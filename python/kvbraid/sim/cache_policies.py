@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 
 from kvbraid.cache.retention import ByValue, Dense, Interval, Retention
 from kvbraid.errors import UnknownError
+from kvbraid.models import PrefillCost
 from kvbraid.sim.cache_models import CacheModel
 from kvbraid.spec import SpecKind
 
@@ -28,10 +29,10 @@ def _interval(tokens: int) -> CachePolicy:
     return retention
 
 
-def _by_value(tokens: int) -> CachePolicy:
-    """Checkpoints every so many tokens, rounded up to the alignment."""
+def _by_value(tokens: int, cost: PrefillCost | None = None) -> CachePolicy:
+    """Checkpoints every so many tokens, rounded up to the alignment; the cost of the model."""
     return lambda model: ByValue(
-        interval=-(-tokens // model.alignment) * model.alignment, cost=model.cost
+        interval=-(-tokens // model.alignment) * model.alignment, cost=cost or model.cost
     )
 
 
@@ -42,6 +43,7 @@ CACHE_POLICIES: Final[Mapping[str, CachePolicy]] = MappingProxyType(
         "interval-1k": _interval(1_024),
         "interval-8k": _interval(8_192),
         "value": _by_value(8_192),
+        "value-flat": _by_value(8_192, PrefillCost()),
     }
 )
 

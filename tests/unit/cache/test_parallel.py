@@ -1,19 +1,18 @@
 """Context parallelism: which groups are admitted, and what a hit is when ranks share tokens."""
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import lcm
 from typing import Any
 
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
-from kvbraid.cache import CacheManager, GroupOptions, Need
+from kvbraid.cache import CacheManager, GroupOptions
 from kvbraid.cache.parallel import ADMITTED, Share
 from kvbraid.errors import InvalidValueError, TopologyError
 from kvbraid.spec import GroupSpec, SpecKind
 
-from tests.unit.cache.caches import chunked, config, full, leave, mamba, window
+from tests.unit.cache.caches import chunked, compute, config, full, leave, mamba, window
 
 WHOLE, REPLICATED = GroupOptions(), GroupOptions(is_replicated=True)
 GROUPS: dict[str, tuple[GroupSpec, GroupOptions]] = {
@@ -160,15 +159,7 @@ def test_a_hit_is_what_all_ranks_hold(data: st.DataObject) -> None:
         stops = range(expected + ranks.state_block, len(prompt), ranks.state_block)
         chosen = data.draw(st.sets(st.sampled_from(stops))) if stops else set()
         ends = [expected, *sorted(chosen), len(prompt)]
-        for start, end in pairwise(ends):
-            cache.start_step()
-            first = start == expected
-            need = Need(
-                request=request,
-                num_new_tokens=end - start,
-                num_hit_tokens=expected if first else 0,
-            )
-            assert cache.allocate([need]).num_fit == 1
+        compute(cache, request, ends[1:], hit=expected)
         cache.release([request])
         cache.check_integrity()
         known = [end for tokens_, ends_ in lives for end in ends_ if tokens_[:end] == prompt[:end]]

@@ -48,7 +48,7 @@ def test_json_has_one_line_per_memory_and_policy(trace: Path) -> None:
     # Without an interval the second prompt finds no window where it branches off; 1 024 is none.
     assert hits == {
         "dense": 512 + 1_024, "interval-0": 1_024, "interval-1k": 1_024, "interval-8k": 1_024,
-        "value": 512 + 1_024,
+        "value": 512 + 1_024, "value-flat": 512 + 1_024,
     }  # fmt: skip
     assert rows[-1]["prompt_tokens"] == 3 * 1_025
     # 64 blocks of the first prompt, 32 more of the second, and a window of 8 for each of the two.
