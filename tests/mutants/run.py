@@ -97,6 +97,8 @@ def copy_tree() -> None:
     for path in TREE.rglob("*"):
         if path.is_file() and path not in wanted and path.suffix != ".so":
             path.unlink()
+    for root in TREE.glob("crates/*/src/lib.rs"):
+        root.touch()  # A run that was stopped may have left the build of a mutant behind.
 
 
 @contextmanager
