@@ -97,8 +97,10 @@ def copy_tree() -> None:
     for path in TREE.rglob("*"):
         if path.is_file() and path not in wanted and path.suffix != ".so":
             path.unlink()
+    # A run that was stopped may have left the build of a mutant behind.
+    shutil.rmtree(BUILD / "debug" / "incremental", ignore_errors=True)
     for root in TREE.glob("crates/*/src/lib.rs"):
-        root.touch()  # A run that was stopped may have left the build of a mutant behind.
+        root.touch()
 
 
 @contextmanager
