@@ -21,7 +21,9 @@ Row = tuple[GroupSpec, GroupOptions]
 
 
 @st.composite
-def shared_group(draw: st.DrawFn, unit: int, ratios: tuple[int, ...], partial: bool) -> Row:
+def shared_group(
+    draw: st.DrawFn, unit: int, ratios: tuple[int, ...], partial: bool, extras: bool
+) -> Row:
     """A group whose prefixes are reused; with partial hits, only full and state groups have
     blocks of more than the unit."""
     kind = draw(st.sampled_from(SHARED))
@@ -34,7 +36,7 @@ def shared_group(draw: st.DrawFn, unit: int, ratios: tuple[int, ...], partial: b
         window=draw(st.integers(1, 4 * size + 1)) if kind.is_window else None,
         chunk=draw(st.integers(1, 4 * size)) if is_chunked else None,
         eagle=not is_chunked and not is_state and draw(st.sampled_from((False, False, True))),
-        variant=draw(st.sampled_from((0, 0, 0, 1))),
+        variant=draw(st.sampled_from((0, 0, 0, 1))) if extras else 0,
     )
     options = GroupOptions(
         num_speculative_blocks=draw(st.sampled_from((0, 0, 1, 2))) if is_state else 0,
@@ -65,11 +67,11 @@ def unshared_group(draw: st.DrawFn, unit: int) -> Row:
 
 
 @st.composite
-def mixes(draw: st.DrawFn) -> tuple[list[Row], int, bool]:
+def mixes(draw: st.DrawFn, *, extras: bool) -> tuple[list[Row], int, bool]:
     """Groups, their hash block, and whether hits end inside blocks."""
     unit, ratios = draw(st.sampled_from((1, 2, 3))), draw(st.sampled_from(RATIOS))
     partial = draw(st.sampled_from((False, False, True)))
-    rows = draw(st.lists(shared_group(unit, ratios, partial), min_size=1, max_size=4))
+    rows = draw(st.lists(shared_group(unit, ratios, partial, extras), min_size=1, max_size=4))
     rows += draw(st.sampled_from(([], [], rows[:1])))
     rows += draw(st.sampled_from(([], [], [draw(unshared_group(unit))])))
     rows = draw(st.permutations(rows))
@@ -104,7 +106,7 @@ def cache_configs(
     draw: st.DrawFn, dialect: EngineDialect = EngineDialect.PURE, *, extras: bool = True
 ) -> CacheConfig:
     """`extras`: also what the engine that users run does not have."""
-    rows, unit, partial = draw(mixes())
+    rows, unit, partial = draw(mixes(extras=extras))
     if not extras:
         rows = [(as_the_engine_has_it(spec, rows), options) for spec, options in rows]
     specs = [spec for spec, _ in rows]
@@ -137,5 +139,5 @@ def cache_configs(
         max_in_flight_tokens=draw(st.sampled_from((None, None, 4, 12))),
         watermark=draw(st.sampled_from((0.0, 0.0, 0.1))),
         num_reprefillable_tokens=min(again, alignment - 1),
-        partial_junctions=partial and not again and draw(st.booleans()),
+        partial_junctions=extras and partial and not again and draw(st.booleans()),
     )
