@@ -14,6 +14,7 @@ from tests.reference.cache_configs import cache_configs
 from tests.reference.cache_model import CacheModel
 
 MOST_TOKENS = 40
+CONFIGS = st.one_of(cache_configs(), cache_configs(EngineDialect.VLLM, extras=False))
 
 
 def fits(config: CacheConfig, tokens: list[int], need: Need) -> bool:
@@ -28,10 +29,7 @@ def fits(config: CacheConfig, tokens: list[int], need: Need) -> bool:
 
 
 @given(
-    config=st.one_of(
-        cache_configs(),
-        cache_configs(EngineDialect.VLLM, extras=False),
-    ),
+    config=CONFIGS,
     num_tokens=st.integers(1, MOST_TOKENS),
     share=st.integers(1, 4),
     in_flight=st.sampled_from((None, 1, 4, 12)),
@@ -68,10 +66,7 @@ def test_a_request_is_let_in_from_the_same_size_of_the_pool_on(
 
 
 @given(
-    config=st.one_of(
-        cache_configs(),
-        cache_configs(EngineDialect.VLLM, extras=False),
-    ),
+    config=CONFIGS,
     num_tokens=st.integers(2, MOST_TOKENS),
     num_loaded=st.integers(0, 6),
     is_waiting=st.booleans(),

@@ -24,7 +24,8 @@ from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Lora, MediaItem
 from kvbraid.spec import EngineDialect
 
 from tests.reference.cache_configs import cache_configs
-from tests.reference.cache_model import CacheModel, Fitted, Request
+from tests.reference.cache_memory import Fitted, Request
+from tests.reference.cache_model import CacheModel
 
 RUNS = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 14)), min_size=1, max_size=3)
 """Tokens as runs of equal ones, so that most prompts share a prefix."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from kvbraid.cache import ByValue, CacheConfig, Need
 
 from tests.reference.cache_groups import Ring
-from tests.reference.cache_model import CacheModel, Request
+from tests.reference.cache_memory import Request
+from tests.reference.cache_model import CacheModel
 from tests.reference.cache_pool import OutOfBlocksError, Pool
 from tests.reference.cache_retention import reused_boundaries
 from tests.reference.checkpoint_model import Checkpoints, Ending, Geometry, Origin

@@ -9,7 +9,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import Final
 
@@ -20,48 +20,10 @@ from kvbraid.spec import EngineDialect, GroupSpec, SpecKind
 
 from tests.reference import resume, vllm_search
 from tests.reference.cache_groups import Cross, Group, Reach, Ring, Start, State, Table
+from tests.reference.cache_memory import Fitted, Memory, Request
 from tests.reference.cache_pool import NULL, OutOfBlocksError, Pool
 from tests.reference.cache_retention import Keeper, reused_boundaries
 from tests.reference.cache_stores import partial_store, store
-
-
-@dataclass
-class Request:
-    tokens: list[int]
-    num_prompt_tokens: int
-    extra: ExtraKeys
-    lora_id: int | None
-    hashes: list[bytes]
-    tables: list[Table]
-    given_hashes: bool = False
-    num_computed_tokens: int = 0
-    junction: int = 0
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """`new[i][g]`: what request i got in group g, as far as requests fitted."""
-
-    new: list[list[list[int]]]
-
-    @property
-    def num_fit(self) -> int:
-        return len(self.new)
-
-    def new_blocks(self, i: int) -> list[list[int]]:
-        return self.new[i]
-
-
-@dataclass
-class Memory:
-    """All that changes."""
-
-    pool: Pool
-    groups: list[Group]
-    requests: dict[int, Request] = field(default_factory=dict)
-    running: set[int] = field(default_factory=set)
-    preempted: set[int] = field(default_factory=set)  # Requests that ran, and do not now.
-    counts: Counter[str] = field(default_factory=Counter)
 
 
 class CacheModel:

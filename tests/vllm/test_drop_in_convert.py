@@ -179,28 +179,18 @@ def test_host_pools_are_refused() -> None:
 def test_states_are_kept_at_junctions_inside_blocks_where_vllm_does(
     *, use_eagle: bool, num_prefill_lookahead: int, block_size: int, are_kept: bool
 ) -> None:
-    asked = EngineSettings(
-        max_model_len=4096,
-        scheduler_block_size=block_size,
-        hash_block_size=16,
-        use_eagle=use_eagle,
-        num_prefill_lookahead=num_prefill_lookahead,
-        mamba_shared_prefix_checkpoint=True,
-    )
+    settings: dict[str, Any] = {
+        "max_model_len": 4096,
+        "scheduler_block_size": block_size,
+        "hash_block_size": 16,
+        "use_eagle": use_eagle,
+        "num_prefill_lookahead": num_prefill_lookahead,
+    }
+    asked = EngineSettings(**settings, mamba_shared_prefix_checkpoint=True)
     config = config_of(states(block_size), full(block_size), num_blocks=9)
     assert cache_config(config, asked).partial_junctions == are_kept
-    assert not cache_config(
-        config, replace(asked, mamba_shared_prefix_checkpoint=False)
-    ).partial_junctions
-    stock = KVCacheManager(
-        config,
-        max_model_len=4096,
-        scheduler_block_size=block_size,
-        hash_block_size=16,
-        use_eagle=use_eagle,
-        num_prefill_lookahead=num_prefill_lookahead,
-        enable_mamba_shared_prefix_checkpoint=True,
-    )
+    assert not cache_config(config, EngineSettings(**settings)).partial_junctions
+    stock = KVCacheManager(config, **settings, enable_mamba_shared_prefix_checkpoint=True)
     assert stock.mamba_shared_prefix_checkpoint == are_kept
 
 

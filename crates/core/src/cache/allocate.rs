@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use super::checkpoints::Checkpoints;
-use super::commit;
+use super::commit::{self, signed};
 use super::config::CacheConfig;
 use super::events::EventLog;
 use super::find::Finder;
@@ -304,7 +304,7 @@ impl Store {
         };
         let is_eager = self.config.frees_skipped_when_full;
         let processed = lengths.total.saturating_sub(need.num_in_flight_tokens);
-        let free = |pool: &Pool| i64::try_from(pool.num_free()).unwrap_or(i64::MAX);
+        let free = |pool: &Pool| signed(pool.num_free());
         if need.full_sequence_must_fit {
             let all = request.num_tokens().min(self.config.max_model_len);
             let whole = Lengths {
@@ -324,8 +324,7 @@ impl Store {
         } else {
             self.count_skipped(request, processed)
         };
-        let reserved = i64::try_from(reserved).unwrap_or(i64::MAX);
-        let available = free(&self.pool) + freed - reserved;
+        let available = free(&self.pool) + freed - signed(reserved);
         let needed = self.needed(request, need, lengths, false);
         let taken = needed + self.uncounted(request, lengths);
         if needed + watermark > available || taken > free(&self.pool) + freed {
@@ -407,15 +406,14 @@ impl Store {
             required = required.min(cap as usize);
         }
         let length = table.blocks.len();
-        let count = |blocks: usize| i64::try_from(blocks).unwrap_or(i64::MAX);
         if table.num_cached.is_some() {
-            return count(required.saturating_sub(length));
+            return signed(required.saturating_sub(length));
         }
         let skipped = (group.skipped(lengths.total) / group.block) as usize;
         let new = required.saturating_sub(skipped.max(hits.len() + length));
         let kept = &hits[skipped.saturating_sub(length).min(hits.len())..];
         let has_shared_tail = !hits.is_empty() && !lengths.local.is_multiple_of(group.block);
-        count(new + self.num_evictable(kept) + usize::from(has_shared_tail))
+        signed(new + self.num_evictable(kept) + usize::from(has_shared_tail))
     }
 
     /// Blocks that would leave the free queue when they are touched.

@@ -15,6 +15,11 @@ pub(super) fn count(blocks: usize) -> u32 {
     u32::try_from(blocks).unwrap_or(u32::MAX)
 }
 
+/// A number of blocks, for sums that may fall below 0.
+pub(super) fn signed(blocks: usize) -> i64 {
+    i64::try_from(blocks).unwrap_or(i64::MAX)
+}
+
 /// Entries by hash number, from the first one noted on.
 #[derive(Debug, Default)]
 pub(super) struct Entries {
@@ -125,7 +130,7 @@ impl Store {
     pub(super) fn boundaries(&self, request: &Request) -> SmallVec<[u32; 3]> {
         let prompt = request.num_prompt_tokens;
         let mut boundaries = SmallVec::new();
-        if self.groups.iter().any(|group| group.eagle) {
+        if self.has_eagle() {
             let block = self.config.topology.alignment;
             let behind = |tokens: u32| (tokens / block * block).saturating_sub(block);
             boundaries.extend([behind(prompt.saturating_sub(1)), behind(prompt)]);

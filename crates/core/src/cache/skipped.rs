@@ -2,6 +2,7 @@
 //! state.
 
 use super::allocate::Store;
+use super::commit::signed;
 use super::group::Kind;
 use super::pool::{BlockId, NULL_BLOCK};
 use super::request::Request;
@@ -50,6 +51,6 @@ impl Store {
                     .filter(|b| *b != NULL_BLOCK && is_last(b))
                     .map_or(0, |_| 1)
         });
-        i64::try_from(freed.sum::<usize>()).unwrap_or(i64::MAX)
+        signed(freed.sum())
     }
 }

@@ -8,7 +8,7 @@
 //! takes the blocks of rejected drafts along.
 
 use super::allocate::{Lengths, Store};
-use super::commit;
+use super::commit::{self, signed};
 use super::group::Group;
 use super::pool::{BlockId, NULL_BLOCK, Pool};
 use super::request::Table;
@@ -124,8 +124,7 @@ pub(super) fn needed(store: &Store, step: &Step<'_>, table: &Table, hits: &[Bloc
         return i64::from(store.config.num_blocks) + 1;
     }
     let held = table.blocks.len() + hits.len();
-    new_blocks(step, table, hits, held)
-        + i64::try_from(store.num_evictable(hits)).unwrap_or(i64::MAX)
+    new_blocks(step, table, hits, held) + signed(store.num_evictable(hits))
 }
 
 /// Blocks that the step takes beyond those, or fewer: the engine forgets that what was computed
@@ -134,11 +133,10 @@ pub(super) fn needed(store: &Store, step: &Step<'_>, table: &Table, hits: &[Bloc
 pub(super) fn uncounted(store: &Store, step: &Step<'_>, table: &Table, hits: &[BlockId]) -> i64 {
     let skipped = (step.group.skipped(step.lengths.total) / step.group.block) as usize;
     let kept = &hits[skipped.min(hits.len())..];
-    let count = |blocks: usize| i64::try_from(blocks).unwrap_or(i64::MAX);
     let (held, external) = held_before(step.group, table, hits, step.lengths);
-    let taken = new_blocks(step, table, kept, held).max(0) + count(external);
+    let taken = new_blocks(step, table, kept, held).max(0) + signed(external);
     let counted = new_blocks(step, table, hits, table.blocks.len() + hits.len());
-    taken + count(store.num_evictable(kept)) - counted - count(store.num_evictable(hits))
+    taken + signed(store.num_evictable(kept)) - counted - signed(store.num_evictable(hits))
 }
 
 /// New blocks where so many positions are held already: the state, that of the way, and those of
@@ -148,7 +146,7 @@ fn new_blocks(step: &Step<'_>, table: &Table, hits: &[BlockId], held: usize) -> 
     let required = i64::from(lengths.main.div_ceil(group.block) + step.speculative);
     let shares_tail = (!hits.is_empty() && !lengths.local.is_multiple_of(group.block))
         || table.shared_tail.is_some();
-    let new = required - i64::try_from(held).unwrap_or(i64::MAX);
+    let new = required - signed(held);
     let new = if shares_tail { new.max(0) + 1 } else { new };
     let drafts = if table.state.allocated {
         0
