@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kvbraid.cache import CacheConfig, CacheManager, Match, Need
-from kvbraid.spec import EngineDialect
+from kvbraid.cache import CacheConfig, CacheManager, GroupOptions, Match, Need
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 from tests.reference.cache_configs import cache_configs
 from tests.reference.cache_model import CacheModel
@@ -21,6 +21,22 @@ EXAMPLES = settings(max_examples=2 * settings().max_examples)
 MOST_TOKENS = 64  # Of a request, as long as the shortest model lets it be.
 RATES = (0.0, 0.05, 0.2, 0.2, 0.6)
 """How many of a group's blocks are gone."""
+WINDOW_OF_ONE = CacheConfig(
+    topology=Topology(
+        groups=(
+            GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=3, window=1, eagle=True),
+            GroupSpec(kind=SpecKind.MAMBA, block_size=6),
+        ),
+        alignment=6,
+        hash_block_size=3,
+        partial_hits=True,
+        dialect=EngineDialect.VLLM,
+    ),
+    num_blocks=8,
+    group_options=(GroupOptions(extra_retained_tokens=3), GroupOptions()),
+    num_reprefillable_tokens=1,
+)
+"""The last block of a hit is found by the search, kept as one more token, and read by nobody."""
 ROOMY = 500  # Blocks: what is not taken out here stays.
 
 
@@ -113,5 +129,6 @@ def test_hits_in_front_of_holes_are_the_rules(config: CacheConfig, seed: int) ->
 
 @EXAMPLES
 @given(config=cache_configs(EngineDialect.VLLM, extras=False), seed=st.integers(0, 2**32))
+@example(config=WINDOW_OF_ONE, seed=0)
 def test_hits_in_front_of_holes_are_the_engines(config: CacheConfig, seed: int) -> None:
     compare(config, Random(seed))

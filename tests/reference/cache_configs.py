@@ -36,7 +36,7 @@ def shared_group(
         window=draw(st.integers(1, 4 * size + 1)) if kind.is_window else None,
         chunk=draw(st.integers(1, 4 * size)) if is_chunked else None,
         eagle=not is_chunked and not is_state and draw(st.sampled_from((False, False, True))),
-        variant=draw(st.sampled_from((0, 0, 0, 1))) if extras else 0,
+        variant=draw(st.sampled_from((0, 0, 0, 1))),
     )
     options = GroupOptions(
         num_speculative_blocks=draw(st.sampled_from((0, 0, 1, 2))) if is_state else 0,
@@ -139,5 +139,5 @@ def cache_configs(
         max_in_flight_tokens=draw(st.sampled_from((None, None, 4, 12))),
         watermark=draw(st.sampled_from((0.0, 0.0, 0.1))),
         num_reprefillable_tokens=min(again, alignment - 1),
-        partial_junctions=extras and partial and not again and draw(st.booleans()),
+        partial_junctions=partial and not again and draw(st.booleans()),
     )

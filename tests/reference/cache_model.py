@@ -191,17 +191,33 @@ class CacheModel:
         replayed = self.config.topology.replay_tokens and group.spec.kind.is_window
         return group.is_shared and not replayed and not group.options.is_ring
 
-    def _hit_blocks(self, group: Group, request: Request, hit: int) -> list[int]:
-        """The blocks of a hit, empty where the next token reads nothing."""
-        if not self._is_shared(group) or not hit:
-            return []
+    def _hits(self, request: Request, hit: int) -> list[list[int]]:
+        """By group the blocks of a hit."""
+        shared = [self._is_shared(group) and hit > 0 for group in self.memory.groups]
+        looks: dict[int, vllm_search.Look | None] = {}
+        if self.is_vllm and any(shared):
+            held, num_tokens = self._held(request), len(request.tokens)
+            looks = vllm_search.last_looks(self.config.topology, num_tokens, held)
+        return [
+            self._hit_blocks(group, request, hit, looks.get(group.index)) if is_shared else []
+            for group, is_shared in zip(self.memory.groups, shared, strict=True)
+        ]
+
+    def _hit_blocks(
+        self, group: Group, request: Request, hit: int, look: vllm_search.Look | None
+    ) -> list[int]:
+        """The blocks of a hit, empty where the next token reads nothing. `look`: how the engine
+        came by them."""
         size, find = group.spec.block_size, self.memory.pool.find
         first = resume.first_needed(group.spec, hit) // size
         if group.spec.kind is SpecKind.MAMBA:
             first = -(-hit // size) - 1
+        if group.spec.window == 1 and look is not None and not look.drop:
+            first -= 1  # The block that ended the search: nothing reads it.
         blocks = []
         for j in range(-(-hit // size)):
-            ends = [(j + 1) * size] if (j + 1) * size <= hit else self._tails(group, request, j)
+            is_whole = (j + 1) * size <= hit
+            ends = [(j + 1) * size] if is_whole else self._tails(group, request, j, look)
             if group.spec.kind is SpecKind.MAMBA:
                 ends = [hit]
             ends = ends if j >= first else []  # They may not even be hashed yet.
@@ -210,13 +226,14 @@ class CacheModel:
             blocks.append(next((b for b in found if b is not None), NULL))
         return blocks
 
-    def _tails(self, group: Group, request: Request, place: int) -> list[int]:
+    def _tails(
+        self, group: Group, request: Request, place: int, look: vllm_search.Look | None
+    ) -> list[int]:
         """Where the shared block of a hit that ends inside it may end itself, best first."""
         start, size = place * group.spec.block_size, group.spec.block_size
         last = min(start + size, len(request.hashes) * self.hash_block)
-        if self.is_vllm:  # It never asks for what lies behind the longest hit.
-            beyond = self.hash_block if self.eagle[group.index] else 0
-            last = min(last, len(request.tokens) - 1 + beyond)
+        if look is not None:
+            last = min(last, look.max_length)
         return list(range(last // self.hash_block * self.hash_block, start, -self.hash_block))
 
     # ---- steps ---------------------------------------------------------------------------
@@ -246,10 +263,8 @@ class CacheModel:
             request.junction = need.junction
         local = self._local(need)
         computed = at_most(local + need.num_external_tokens, limit)
-        starts = [
-            Start(self._hit_blocks(group, request, need.num_hit_tokens), local, computed - local)
-            for group in groups
-        ]
+        hits = self._hits(request, need.num_hit_tokens)
+        starts = [Start(blocks, local, computed - local) for blocks in hits]
         watermark = int(self.config.watermark * self.config.num_blocks) * need.is_waiting
         if need.full_sequence_must_fit:
             whole = at_most(len(request.tokens), limit)

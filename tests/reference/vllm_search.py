@@ -6,7 +6,7 @@ truth value per block (or hash block) and is true only where all groups of a spe
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from kvbraid.spec import GroupSpec, SpecKind, Topology
@@ -16,6 +16,14 @@ from tests.reference.resume import FULL, WINDOW, alignment, hash_block, restrict
 Held = Sequence[Collection[int]]
 
 
+@dataclass(frozen=True)
+class Look:
+    """How far a group was read, in tokens, and whether a block of what was found was dropped."""
+
+    max_length: int
+    drop: bool
+
+
 @dataclass
 class Merged:
     """Groups of equal spec, looked up together."""
@@ -23,6 +31,8 @@ class Merged:
     group: GroupSpec
     entries: set[int]
     eagle: bool
+    last: Look | None = None
+    members: list[int] = field(default_factory=list)
 
     @property
     def is_full(self) -> bool:
@@ -40,6 +50,7 @@ class Search:
         return self.topology.partial_hits and spec.group.block_size > self.hash_block
 
     def find(self, spec: Merged, max_length: int, *, drop: bool) -> int:
+        spec.last = Look(max_length, drop)
         if spec.is_full:
             return self.find_full(spec, max_length, drop=drop)
         if spec.group.kind in WINDOW:
@@ -110,20 +121,31 @@ class Search:
 def merge(topology: Topology, held: Held) -> list[Merged]:
     """Specs in the engine's order, full attention first."""
     specs: list[Merged] = []
-    for group, entries in zip(topology.groups, held, strict=True):
+    for index, (group, entries) in enumerate(zip(topology.groups, held, strict=True)):
         if not restricts(topology, group, strict=True):
             continue
         for spec in specs:
             if replace(spec.group, eagle=False) == replace(group, eagle=False):
                 spec.entries &= set(entries)
                 spec.eagle |= group.eagle
+                spec.members.append(index)
                 break
         else:
-            specs.append(Merged(group, set(entries), group.eagle))
+            specs.append(Merged(group, set(entries), group.eagle, members=[index]))
     return sorted(specs, key=lambda spec: not spec.is_full)
 
 
 def resume(topology: Topology, num_tokens: int, held: Held) -> int:
+    return search_all(topology, num_tokens, held)[0]
+
+
+def last_looks(topology: Topology, num_tokens: int, held: Held) -> dict[int, Look | None]:
+    """By group that is looked up: what the blocks of its hit come from."""
+    specs = search_all(topology, num_tokens, held)[1]
+    return {index: spec.last for spec in specs for index in spec.members}
+
+
+def search_all(topology: Topology, num_tokens: int, held: Held) -> tuple[int, list[Merged]]:
     search = Search(topology, num_tokens, alignment(topology), hash_block(topology))
     entries = [{e for e in group if e <= num_tokens} for group in held]
     specs = merge(topology, entries)
@@ -131,7 +153,7 @@ def resume(topology: Topology, num_tokens: int, held: Held) -> int:
         hit = search.find(specs[0], num_tokens - 1, drop=specs[0].eagle)
     else:
         hit = settle(search, specs)
-    return max(hit - topology.replay_tokens, 0)
+    return max(hit - topology.replay_tokens, 0), specs
 
 
 def longest_for(search: Search, spec: Merged, current: int) -> int:
