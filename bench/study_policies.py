@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import groupby, product
@@ -40,6 +40,9 @@ TRACES: Final = {
 """File, and where it comes from."""
 
 SHARES: Final = ("1/8", "1/4", "1/2", "1")
+
+RIVALS: Final = ("dense", "interval-0", "interval-1k", "interval-8k")
+"""What the reference engine can be set to."""
 
 Row: TypeAlias = dict[str, Any]
 
@@ -93,7 +96,8 @@ def run(study: Study) -> int:
         with study.results.open("a") as file:
             file.write(json.dumps(row) + "\n")
     rows = [done[cell] for cell in study.cells()]
-    (study.folder / "policies.md").write_text("\n".join(table(rows)) + "\n")
+    page = (*table(rows), "", *summary(rows))
+    (study.folder / "policies.md").write_text("\n".join(page) + "\n")
     draw(
         study.folder / "policies.png",
         panels(rows),
@@ -213,6 +217,28 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
         if counts:
             said = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
             yield from ("", f"{trace}: {said}.")
+
+
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield how each policy does against the best of the rivals in the same pool."""
+    yield from (
+        "Against the best of the reference engine's policies in each pool, in points:",
+        "",
+        "| policy | not behind | furthest behind | where | furthest ahead | where |",
+        "|---|--:|--:|---|--:|---|",
+    )
+    rates = {cell_of(row): 100 * row["hit_rate"] for row in rows}
+    leads: dict[str, list[tuple[float, Cell]]] = {}
+    for cell, rate in rates.items():
+        best = max(rates[replace(cell, policy=rival)] for rival in RIVALS)
+        leads.setdefault(cell.policy, []).append((rate - best, cell))
+    for policy, found in leads.items():
+        not_behind = sum(lead >= 0 for lead, _ in found)
+        ends = (
+            f"{lead:+.2f} | {cell.trace}, {cell.model}, {cell.share}"
+            for lead, cell in (min(found), max(found))
+        )
+        yield f"| {policy} | {not_behind} of {len(found)} | {' | '.join(ends)} |"
 
 
 def panels(rows: Sequence[Row]) -> dict[str, Curves]:

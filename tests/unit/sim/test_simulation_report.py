@@ -142,6 +142,7 @@ def test_a_study_computes_what_is_missing_and_nothing_else(
     assert len(lines) == num_cells
     page = (study.folder / "policies.md").read_text()
     assert "| small | gpt-oss-120b | 1 | " in page
+    assert "| value | 10 of 10 | +0.00 | small, " in page
     stale = json.dumps({**json.loads(lines[1]), "version": study_policies.VERSION - 1})
     study.results.write_text("\n".join([stale, *lines[2:], lines[0][:50]]))
     capsys.readouterr()
