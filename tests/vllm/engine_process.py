@@ -1,13 +1,13 @@
 """A real vLLM in a process of its own: prompts in, its own account of cache hits out.
 
 `python engine_process.py` reads JSON lines from standard input: first the settings of the engine
-(`{"model", "endpoint", "block_size", "num_blocks", "max_model_len", "scheduler", "is_async",
-"seeded_dtype"}`, the last null for dummy weights), then commands: `{"prompts": [[...], ...],
-"max_tokens": n}`, `{"reset": true}`, or `{"tamper": {"prompt", "max_tokens"}}`. Each is answered
-by one line: `{"ready": true}`, then `{"cached": tokens reused per prompt, "outputs": [[...], ...],
-"published": messages sent so far}`, `{"reset": whether it was done}`, or what `engine_tamper`
-says. Unless `scheduler` names a class of ours it never imports kvbraid: what it says is the truth
-the tests compare with.
+(`{"model", "endpoint", "block_size", "num_blocks", "max_model_len", "scheduler", "options",
+"is_async", "seeded_dtype"}`: our scheduler's options, and null for dummy weights), then commands:
+`{"prompts": [[...], ...], "max_tokens": n}`, `{"reset": true}`, or `{"tamper": {"prompt",
+"max_tokens"}}`. Each is answered by one line: `{"ready": true}`, then `{"cached": tokens reused
+per prompt, "outputs": [[...], ...], "published": messages sent so far}`, `{"reset": whether it was
+done}`, or what `engine_tamper` says. Unless `scheduler` names a class of ours it
+never imports kvbraid: what it says is the truth the tests compare with.
 """
 
 import json
@@ -58,6 +58,7 @@ def start(settings: dict[str, Any]) -> Any:  # noqa: ANN401 - vLLM exists only i
         enable_prefix_caching=True,
         async_scheduling=settings["is_async"],
         scheduler_cls=settings["scheduler"],
+        additional_config={"kvbraid": settings["options"]},
         kv_events_config=KVEventsConfig(
             enable_kv_cache_events=True, publisher="zmq", endpoint=settings["endpoint"]
         ),

@@ -9,9 +9,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -117,22 +118,10 @@ class LiveEngine:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def start(
-        self, model: LiveModel, endpoint: str, *, scheduler: str | None, is_seeded: bool
-    ) -> None:
-        """Load the model; returns when it takes requests."""
+    def start(self, settings: Mapping[str, object]) -> None:
+        """Load a model, as `engine_process` says; returns when it takes requests."""
         self._subscriber.poll(0)  # A binding subscriber subscribes only inside a call.
-        settings = {
-            "model": str(models_folder() / model.folder),
-            "endpoint": endpoint,
-            "block_size": model.block_size,
-            "num_blocks": model.num_blocks,
-            "max_model_len": model.max_model_len,
-            "scheduler": scheduler,
-            "is_async": False,
-            "seeded_dtype": model.dtype if is_seeded else None,
-        }
-        assert self._ask(settings) == {"ready": True}
+        assert self._ask(dict(settings)) == {"ready": True}
 
     def generate(self, prompt: list[int], max_tokens: int) -> tuple[int, list[int], list[bytes]]:
         """Return the tokens the engine reused, its output, and the payloads it published."""
@@ -172,11 +161,16 @@ class LiveEngine:
 
 @contextlib.contextmanager
 def running(
-    model: LiveModel, *, scheduler: str | None = None, is_seeded: bool = False
+    model: LiveModel,
+    *,
+    scheduler: str | None = None,
+    options: Mapping[str, object] = MappingProxyType({}),
+    is_seeded: bool = False,
 ) -> Iterator[LiveEngine]:
     """Start the model's engine, with its own scheduler or ours, and stop it at the end.
 
-    `is_seeded`: with weights that make outputs depend on the prompt.
+    `options` are our scheduler's. `is_seeded`: with weights that make outputs depend on the
+    prompt.
     """
     cache = str(Path(sys.prefix) / "engine-cache")  # What an engine compiles at its first start.
     with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
@@ -195,8 +189,19 @@ def running(
         ) as process:
             try:
                 engine = LiveEngine(process, subscriber)
-                endpoint = subscriber.getsockopt_string(zmq.LAST_ENDPOINT)
-                engine.start(model, endpoint, scheduler=scheduler, is_seeded=is_seeded)
+                engine.start(
+                    {
+                        "model": str(models_folder() / model.folder),
+                        "endpoint": subscriber.getsockopt_string(zmq.LAST_ENDPOINT),
+                        "block_size": model.block_size,
+                        "num_blocks": model.num_blocks,
+                        "max_model_len": model.max_model_len,
+                        "scheduler": scheduler,
+                        "options": dict(options),
+                        "is_async": False,
+                        "seeded_dtype": model.dtype if is_seeded else None,
+                    }
+                )
                 yield engine
             finally:
                 process.kill()

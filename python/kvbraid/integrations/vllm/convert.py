@@ -5,7 +5,7 @@ does is refused here by name, before an engine starts; nothing is approximated.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from vllm.v1.core.kv_cache_utils import (
@@ -31,7 +31,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
-from kvbraid.cache import CacheConfig, Dense, GroupOptions, Interval, Retention
+from kvbraid.cache import ByValue, CacheConfig, Dense, GroupOptions, Interval, Retention
 from kvbraid.errors import InvalidValueError, UnsupportedError
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology, told_apart
 
@@ -55,7 +55,10 @@ _STOCK: Final = "start vLLM without --scheduler-cls"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """What a vLLM scheduler says of its cache besides the `KVCacheConfig`."""
+    """What a vLLM scheduler says of its cache besides the `KVCacheConfig`.
+
+    `by_value`, its interval in any number of tokens, takes the place of the engine's retention.
+    """
 
     max_model_len: int
     scheduler_block_size: int
@@ -69,6 +72,7 @@ class EngineSettings:
     mamba_shared_prefix_checkpoint: bool = False
     decode_context_parallel: int = 1
     prefill_context_parallel: int = 1
+    by_value: ByValue | None = None
 
 
 def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig:
@@ -105,7 +109,7 @@ def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig
         group_options=tuple(_options(group.kv_cache_spec, config) for group in groups),
         caching=settings.caching,
         events=settings.events,
-        retention=_retention(config, settings.scheduler_block_size),
+        retention=_retention(config, settings),
         max_model_len=settings.max_model_len,
         max_in_flight_tokens=(
             settings.max_model_len
@@ -149,8 +153,12 @@ def _eagle_groups(groups: Sequence[KVCacheGroupSpec], *, use_eagle: bool) -> lis
     return flags
 
 
-def _retention(config: KVCacheConfig, scheduler_block_size: int) -> Retention:
+def _retention(config: KVCacheConfig, settings: EngineSettings) -> Retention:
     """Return the retention, or refuse it by the name that the option has in vLLM."""
+    scheduler_block_size, by_value = settings.scheduler_block_size, settings.by_value
+    if by_value is not None:
+        interval = -(-by_value.interval // scheduler_block_size) * scheduler_block_size
+        return replace(by_value, interval=interval)
     interval = config.prefix_cache_retention_interval
     if interval is None:
         return Dense()

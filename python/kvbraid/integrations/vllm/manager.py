@@ -23,7 +23,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import Request, RequestStatus
 
-from kvbraid.cache import CacheManager, Need
+from kvbraid.cache import ByValue, CacheManager, Need
 from kvbraid.errors import UnsupportedError
 from kvbraid.integrations.vllm import events
 from kvbraid.integrations.vllm.blocks import Block, BlockPool, Blocks
@@ -36,6 +36,8 @@ _WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 class KvbraidCacheManager:
     """Our cache, with the methods and names of vLLM's manager.
+
+    `by_value` takes the place of the retention that the engine's configuration has.
 
     Raises:
         UnsupportedError: A model or a setting that our cache does not do as vLLM does.
@@ -59,6 +61,8 @@ class KvbraidCacheManager:
         metrics_collector: KVCacheMetricsCollector | None = None,
         watermark: float = 0.0,
         enable_mamba_shared_prefix_checkpoint: bool = False,
+        *,
+        by_value: ByValue | None = None,
     ) -> None:
         _refuse(metrics_collector)
         self.kv_cache_config = kv_cache_config
@@ -89,6 +93,7 @@ class KvbraidCacheManager:
                     mamba_shared_prefix_checkpoint=enable_mamba_shared_prefix_checkpoint,
                     decode_context_parallel=dcp_world_size,
                     prefill_context_parallel=pcp_world_size,
+                    by_value=by_value,
                 ),
             )
         )

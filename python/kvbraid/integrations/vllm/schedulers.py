@@ -7,6 +7,7 @@ Each is vLLM's own scheduler, unchanged but for the manager that it builds. Name
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import vllm.envs
@@ -18,14 +19,16 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from kvbraid.cache import ByValue
 from kvbraid.errors import UnsupportedError
 from kvbraid.integrations.vllm.manager import KvbraidCacheManager
+from kvbraid.integrations.vllm.options import retention_of
 
 _ONE_AT_A_TIME: Final = threading.Lock()
 
 
 @contextmanager
-def _our_manager() -> Iterator[None]:
+def _our_manager(by_value: ByValue | None) -> Iterator[None]:
     """Have vLLM's scheduler build our manager for as long as this is open.
 
     Its constructor names the class, and there is no hook: the name is looked up in its module when
@@ -34,7 +37,7 @@ def _our_manager() -> Iterator[None]:
     """
     with _ONE_AT_A_TIME:
         original = stock.KVCacheManager
-        stock.KVCacheManager = KvbraidCacheManager
+        stock.KVCacheManager = partial(KvbraidCacheManager, by_value=by_value)
         try:
             yield
         finally:
@@ -56,7 +59,7 @@ class _OnKvbraid:
         _check_pairing(vllm_config, type(self))
         _check_features(vllm_config)
         _check_connector(vllm_config, kv_cache_config)
-        with _our_manager():
+        with _our_manager(retention_of(vllm_config)):
             super().__init__(vllm_config, kv_cache_config, *args, **kwargs)  # type: ignore[call-arg]
 
 
