@@ -14,7 +14,7 @@ from kvbraid.models import PrefillCost
 
 from tests.vllm.live_engine import MODELS, LiveModel, running
 from tests.vllm.test_drop_in_live import SCHEDULER
-from tests.vllm.test_drop_in_schedulers import LAYOUTS, config, scheduler
+from tests.vllm.test_drop_in_schedulers import LAYOUTS, Engines, Layout, config, scheduler
 
 if True:  # Only after `drop_in_pair` has imported vLLM with its warnings off.
     from kvbraid.integrations.vllm import KvbraidScheduler
@@ -27,9 +27,7 @@ SECOND_HITS: Final = {"gemma3": 0, "qwen3next": 896}
 
 
 def asking(**options: object) -> Any:  # noqa: ANN401 - vLLM's own type.
-    made = config(LAYOUTS["window and full"], is_async=False)
-    made.additional_config = {"kvbraid": options}
-    return made
+    return config(LAYOUTS["window and full"], is_async=False, **options)
 
 
 def test_the_engines_retention_stays_unless_asked() -> None:
@@ -73,6 +71,15 @@ def test_a_model_that_is_not_known_is_refused_with_a_remedy() -> None:
     made.model_config = SimpleNamespace(hf_config=unheard_of)
     with pytest.raises(InvalidValueError, match=r'unheard_of.*"value-flat"'):
         retention_of(made)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_an_engine_lives_with_retention_by_value(layout: Layout, is_async: bool) -> None:
+    engines = Engines(layout, is_async=is_async, retention="value-flat", interval=64)
+    engines.live()
+    assert engines.num_preempted > 0
+    assert engines.num_hits > 0
 
 
 @pytest.mark.timeout(900)
