@@ -42,9 +42,8 @@ MIXES = (
 
 @st.composite
 def by_value_configs(draw: st.DrawFn) -> CacheConfig:
-    """Those, or any groups. Without replay: nobody resumes at a boundary there."""
-    every = st.one_of(cache_configs(), cache_configs(EngineDialect.VLLM, extras=False))
-    alike = every.filter(lambda config: not config.topology.replay_tokens)
+    """Those, or any groups."""
+    alike = st.one_of(cache_configs(), cache_configs(EngineDialect.VLLM, extras=False))
     few = st.sampled_from(MIXES).map(lambda groups: config(*groups))
     drawn = draw(st.one_of(few, few, alike, alike))
     alignment = drawn.topology.alignment or lcm(*(g.block_size for g in drawn.topology.groups))

@@ -134,10 +134,11 @@ class ByValueModel(CacheModel):
     # ---- what happens --------------------------------------------------------------------
 
     def _resumed(self, request: Request, need: Need) -> None:
-        progress, hit = self._progress(need.request), need.num_hit_tokens
-        if hit:
-            progress.ending = self.checkpoints.resume(tuple(request.hashes), progress.ending, hit)
-            progress.num_checked = hit
+        progress = self._progress(need.request)
+        if need.num_hit_tokens:
+            at = need.num_hit_tokens + self.config.topology.replay_tokens
+            progress.ending = self.checkpoints.resume(tuple(request.hashes), progress.ending, at)
+            progress.num_checked = at
 
     def commit(self, request: int, num_tokens: int) -> None:
         super().commit(request, num_tokens)

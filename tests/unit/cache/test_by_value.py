@@ -225,6 +225,10 @@ def rate_of_ends(number: int) -> float:
     return 8 * 0.25 / (8 + number)
 
 
+RATE_OF_FIRST_TURN = 8 * 0.5 / (8 + 1)
+"""Of the first end of a request that went on where another had ended: the guess is 1/2."""
+
+
 def test_per_token_all_depths_are_worth_the_same_per_block() -> None:
     lives = engine(full(UNIT))
     for num_tokens in (17, 65):
@@ -254,8 +258,7 @@ def test_a_turn_is_worth_what_it_adds_to_the_one_before() -> None:
     lives.run([*first[:32], *session(2, 9)])
     worth = values(lives)
     assert alone == pytest.approx(rate_of_ends(1) * 32 / (8 + 1))
-    rate_of_turns = 8 * 0.5 / (8 + 1)
-    assert worth[40] == pytest.approx(rate_of_turns * 8 / (2 + 1))
+    assert worth[40] == pytest.approx(RATE_OF_FIRST_TURN * 8 / (2 + 1))
     assert lives.resume(first) == 32
 
 
@@ -288,6 +291,19 @@ def test_a_preempted_request_resumes_where_it_was(groups: Sequence[GroupSpec]) -
     compute(cache, other, [UNIT * (waiting // per_block) - UNIT])
     cache.check_integrity()
     assert cache.match(request).num_tokens == 20
+
+
+def test_who_replays_tokens_goes_on_at_the_boundary_behind_them() -> None:
+    """The last 3 tokens of a hit are computed again, for the window: it is one more turn."""
+    groups, replay = (full(UNIT), window(3, UNIT)), {"replay_tokens": 3}
+    cache = CacheManager(config(*groups, num_blocks=60, topology=replay, retention=ByValue()))
+    for num_tokens, hit in ((16, 0), (24, 13)):
+        request = cache.add(session(1, num_tokens))
+        compute(cache, request, [num_tokens], hit=hit)
+        cache.release([request])
+    (end,) = cache.checkpoints()
+    assert end.num_tokens == 24
+    assert end.value == pytest.approx(RATE_OF_FIRST_TURN * UNIT)
 
 
 def test_kept_blocks_are_free_and_are_used_when_nothing_else_is() -> None:

@@ -9,14 +9,14 @@ use super::pool::{BlockId, Pool};
 use super::request::Request;
 
 impl Store {
-    /// A request resumes behind what it reuses.
+    /// A request resumes at a boundary, having reused so many tokens.
     pub(super) fn note_resume(&mut self, request: &mut Request, num_tokens: u32) {
         let Some(checkpoints) = &mut self.checkpoints else {
             return;
         };
-        let unit = self.config.topology.hash_block_size;
-        request.ending = checkpoints.resume(&mut self.pool, request, num_tokens / unit * unit);
-        request.num_checked = num_tokens;
+        let boundary = num_tokens + self.config.topology.replay_tokens;
+        request.ending = checkpoints.resume(&mut self.pool, request, boundary);
+        request.num_checked = boundary;
     }
 
     /// More of a request is registered: up to `num_tokens`.
