@@ -381,8 +381,8 @@ class Driver:
         job.is_gone = True
         if job.is_running:
             self._running.remove(job)
-        else:
-            self._waiting.remove(job)
+        else:  # Preempted with its last token in flight; it may be loading by now.
+            (self._loading if job in self._loading else self._waiting).remove(job)
         job.is_running = False
         self._requests.remember(tuple(job.tokens), job.request.extra)
         if self._config.loads:
