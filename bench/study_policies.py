@@ -29,6 +29,8 @@ from kvbraid.sim.simulation_plot import Curves, draw, load_matplotlib
 from kvbraid.sim.trace import Trace
 from kvbraid.sim.traces import read_trace
 
+from bench import clairvoyant
+
 VERSION: Final = 1
 """Of what a cell computes. Raise it with any change of the cache, the policies or the traces."""
 
@@ -40,6 +42,9 @@ TRACES: Final = {
 """File, and where it comes from."""
 
 SHARES: Final = ("1/8", "1/4", "1/2", "1")
+
+BOUNDED: Final = ("mooncake_conversation_trace", "mooncake_synthetic_trace")
+"""Traces of which the page says what is left to gain; with the third all policies reuse 96 %."""
 
 RIVALS: Final = ("dense", "interval-0", "interval-1k", "interval-8k")
 """What the reference engine can be set to."""
@@ -96,7 +101,7 @@ def run(study: Study) -> int:
         with study.results.open("a") as file:
             file.write(json.dumps(row) + "\n")
     rows = [done[cell] for cell in study.cells()]
-    page = (*table(rows), "", *summary(rows))
+    page = (*table(rows), "", *summary(rows), "", *bounds(study))
     (study.folder / "policies.md").write_text("\n".join(page) + "\n")
     draw(
         study.folder / "policies.png",
@@ -239,6 +244,21 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
             for lead, cell in (min(found), max(found))
         )
         yield f"| {policy} | {not_behind} of {len(found)} | {' | '.join(ends)} |"
+
+
+def bounds(study: Study) -> Iterator[str]:
+    """Yield what is left to gain."""
+    yield from (
+        "Had eviction known the future, a model of full attention would have reused, in percent:",
+        "",
+        f"| trace | {' | '.join(SHARES)} |",
+        "|---|" + "--:|" * len(SHARES),
+    )
+    for name in BOUNDED:
+        trace = _trace(study.traces, name, study.limit)
+        whole = clairvoyant.num_blocks(trace)
+        rates = (clairvoyant.hit_rate(trace, int(whole * Fraction(share))) for share in SHARES)
+        yield f"| {name} | {' | '.join(f'{100 * rate:.2f}' for rate in rates)} |"
 
 
 def panels(rows: Sequence[Row]) -> dict[str, Curves]:

@@ -128,6 +128,7 @@ def test_sizes_are_read_and_shown(text: str, num_bytes: int, shown: str) -> None
 def study(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     monkeypatch.setattr(study_policies, "TRACES", {"small.jsonl": "here"})
     monkeypatch.setattr(study_policies, "SHARES", ("1/2", "1"))
+    monkeypatch.setattr(study_policies, "BOUNDED", ("small",))
     study_policies._trace.cache_clear()
     study_policies._footprint.cache_clear()
     return Study(traces=trace.parent, folder=tmp_path / "results")
@@ -143,6 +144,7 @@ def test_a_study_computes_what_is_missing_and_nothing_else(
     page = (study.folder / "policies.md").read_text()
     assert "| small | gpt-oss-120b | 1 | " in page
     assert "| value | 10 of 10 | +0.00 | small, " in page
+    assert "| small | 33.30 | 49.95 |" in page  # One block, and all three.
     stale = json.dumps({**json.loads(lines[1]), "version": study_policies.VERSION - 1})
     study.results.write_text("\n".join([stale, *lines[2:], lines[0][:50]]))
     capsys.readouterr()
