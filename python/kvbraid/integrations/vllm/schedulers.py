@@ -68,6 +68,7 @@ class KvbraidScheduler(_OnKvbraid, Scheduler):  # type: ignore[misc] # Untyped w
 
     Raises:
         UnsupportedError: Names what is not supported, and the remedy.
+        InvalidValueError: Options that there are not (docs/vllm.md).
     """
 
 
@@ -76,6 +77,7 @@ class KvbraidAsyncScheduler(_OnKvbraid, AsyncScheduler):  # type: ignore[misc] #
 
     Raises:
         UnsupportedError: Names what is not supported, and the remedy.
+        InvalidValueError: Options that there are not (docs/vllm.md).
     """
 
 
