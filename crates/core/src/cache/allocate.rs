@@ -6,12 +6,12 @@
 use std::collections::VecDeque;
 
 use super::checkpoints::Checkpoints;
-use super::commit::{self, signed};
+use super::commit;
 use super::config::CacheConfig;
 use super::events::EventLog;
 use super::find::Finder;
 use super::group::{Group, Kind};
-use super::pool::{BlockId, NULL_BLOCK, Pool};
+use super::pool::{BlockId, NULL_BLOCK, Pool, count, signed};
 use super::request::{Request, Table};
 use super::state;
 use super::statistics::Statistics;
@@ -442,7 +442,7 @@ impl Store {
             }
             table.blocks.resize(skipped, NULL_BLOCK);
             table.blocks.extend_from_slice(kept);
-            table.num_cached = Some(commit::count(table.blocks.len()));
+            table.num_cached = Some(count(table.blocks.len()));
             if let Some(&tail) = kept.last()
                 && !lengths.local.is_multiple_of(group.block)
             {
@@ -509,7 +509,7 @@ impl Store {
                     self.extend_table(&group, table, lengths.slots, blocks);
                 }
             }
-            counts.push(commit::count(blocks.len() - before));
+            counts.push(count(blocks.len() - before));
         }
     }
 

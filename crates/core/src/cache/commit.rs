@@ -6,19 +6,9 @@ use super::allocate::Store;
 use super::events;
 use super::group::{Group, Keep, Kind};
 use super::hash_index::{EntryId, Key};
-use super::pool::{BlockId, NULL_BLOCK};
+use super::pool::{BlockId, NULL_BLOCK, count};
 use super::request::{Request, Table};
 use crate::hash::Digest;
-
-/// A number of blocks or a position among them.
-pub(super) fn count(blocks: usize) -> u32 {
-    u32::try_from(blocks).unwrap_or(u32::MAX)
-}
-
-/// A number of blocks, for sums that may fall below 0.
-pub(super) fn signed(blocks: usize) -> i64 {
-    i64::try_from(blocks).unwrap_or(i64::MAX)
-}
 
 /// Entries by hash number, from the first one noted on.
 #[derive(Debug, Default)]

@@ -23,6 +23,16 @@ pub const NULL_BLOCK: BlockId = 0;
 
 const NO_ENTRY: u32 = u32::MAX;
 
+/// A number of blocks or a position among them.
+pub(super) fn count(blocks: usize) -> u32 {
+    u32::try_from(blocks).unwrap_or(u32::MAX)
+}
+
+/// A number of blocks, for sums that may fall below 0.
+pub(super) fn signed(blocks: usize) -> i64 {
+    i64::try_from(blocks).unwrap_or(i64::MAX)
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Block {
     refs: u32,

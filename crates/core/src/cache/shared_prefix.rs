@@ -1,8 +1,7 @@
 //! What running requests have in common: attention over it can be computed once for all of them.
 
 use super::Cache;
-use super::commit;
-use super::pool::{BlockId, NULL_BLOCK};
+use super::pool::{BlockId, NULL_BLOCK, count};
 use crate::error::Result;
 
 impl Cache {
@@ -25,11 +24,7 @@ impl Cache {
         }
         let none = || vec![&[][..]; self.num_groups()];
         let common = common.unwrap_or_else(none);
-        Ok(common
-            .into_iter()
-            .map(<[_]>::len)
-            .map(commit::count)
-            .collect())
+        Ok(common.into_iter().map(<[_]>::len).map(count).collect())
     }
 }
 

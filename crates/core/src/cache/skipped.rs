@@ -2,9 +2,8 @@
 //! state.
 
 use super::allocate::Store;
-use super::commit::signed;
 use super::group::Kind;
-use super::pool::{BlockId, NULL_BLOCK};
+use super::pool::{BlockId, NULL_BLOCK, signed};
 use super::request::Request;
 use super::state;
 

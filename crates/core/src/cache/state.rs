@@ -8,9 +8,9 @@
 //! takes the blocks of rejected drafts along.
 
 use super::allocate::{Lengths, Store};
-use super::commit::{self, signed};
+
 use super::group::Group;
-use super::pool::{BlockId, NULL_BLOCK, Pool};
+use super::pool::{BlockId, NULL_BLOCK, Pool, count, signed};
 use super::request::Table;
 use super::{Cache, Digest, Result};
 
@@ -189,9 +189,9 @@ pub(super) fn extend(
         return;
     }
     if table.state.allocated {
-        table.state.last = Some(commit::count(before - 1 - drafts));
+        table.state.last = Some(count(before - 1 - drafts));
     } else if before > 0 {
-        table.state.last = Some(commit::count(before - 1));
+        table.state.last = Some(count(before - 1));
     }
     // What is saved on the way goes right before the running state.
     let skipped = required - drafts - 1 - usize::from(step.saves);
@@ -249,7 +249,7 @@ pub(super) fn superseded(group: &Group, table: &Table, processed: u32) -> Option
 
 /// Gives back the states that nothing computed after `processed` tokens reads.
 pub(super) fn free_skipped(pool: &mut Pool, group: &Group, table: &mut Table, processed: u32) {
-    let end = (group.skipped(processed) / group.block).min(commit::count(table.blocks.len()));
+    let end = (group.skipped(processed) / group.block).min(count(table.blocks.len()));
     let start = table.state.retired;
     if start < end {
         let retired = &mut table.blocks[start as usize..end as usize];

@@ -2,10 +2,9 @@
 
 use super::{Anchor, Checkpoints, NO_NODE, Node, NodeId, ROOT};
 use crate::cache::checkpoints::value::{Key, Weight};
-use crate::cache::commit::count;
 use crate::cache::group::{Group, Kind};
 use crate::cache::hash_index::EntryId;
-use crate::cache::pool::{BlockId, NULL_BLOCK, Pool};
+use crate::cache::pool::{BlockId, NULL_BLOCK, Pool, count};
 use crate::cache::request::Request;
 
 impl Checkpoints {
