@@ -14,7 +14,7 @@ from kvbraid.sim.trace import Trace, TraceRequest
 _NEVER: Final = 1 << 62
 
 
-def num_blocks(trace: Trace) -> int:
+def working_set(trace: Trace) -> int:
     """Return how many blocks the prompts of a trace have, shared ones once."""
     return len({block for request in trace.play() for block in request.ids})
 

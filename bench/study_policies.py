@@ -256,7 +256,7 @@ def bounds(study: Study) -> Iterator[str]:
     )
     for name in BOUNDED:
         trace = _trace(study.traces, name, study.limit)
-        whole = clairvoyant.num_blocks(trace)
+        whole = clairvoyant.working_set(trace)
         rates = (clairvoyant.hit_rate(trace, int(whole * Fraction(share))) for share in SHARES)
         yield f"| {name} | {' | '.join(f'{100 * rate:.2f}' for rate in rates)} |"
 

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 from kvbraid.cache import ByValue, CacheConfig
 from kvbraid.models import PrefillCost
-from kvbraid.spec import EngineDialect
 
 from tests.differential.test_cache_manager import CacheMachine
 from tests.reference.cache_by_value import ByValueModel
-from tests.reference.cache_configs import cache_configs
+from tests.reference.cache_configs import BOTH_DIALECTS
 from tests.unit.cache.caches import chunked, config, full, mamba, window
 
 MIXES = (
@@ -43,9 +42,8 @@ MIXES = (
 @st.composite
 def by_value_configs(draw: st.DrawFn) -> CacheConfig:
     """Those, or any groups."""
-    alike = st.one_of(cache_configs(), cache_configs(EngineDialect.VLLM, extras=False))
     few = st.sampled_from(MIXES).map(lambda groups: config(*groups))
-    drawn = draw(st.one_of(few, few, alike, alike))
+    drawn = draw(st.one_of(few, few, BOTH_DIALECTS, BOTH_DIALECTS))
     alignment = drawn.topology.alignment or lcm(*(g.block_size for g in drawn.topology.groups))
     cost = PrefillCost(draw(st.sampled_from((1.0, 0.5))), draw(st.sampled_from((0.0, 0.1))))
     interval = alignment * draw(st.sampled_from((0, 1, 2, 4)))

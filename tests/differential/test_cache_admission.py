@@ -8,13 +8,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 from kvbraid.cache import CacheConfig, CacheManager, Need
-from kvbraid.spec import EngineDialect
 
-from tests.reference.cache_configs import cache_configs
+from tests.reference.cache_configs import BOTH_DIALECTS
 from tests.reference.cache_model import CacheModel
 
 MOST_TOKENS = 40
-CONFIGS = st.one_of(cache_configs(), cache_configs(EngineDialect.VLLM, extras=False))
 
 
 def fits(config: CacheConfig, tokens: list[int], need: Need) -> bool:
@@ -29,7 +27,7 @@ def fits(config: CacheConfig, tokens: list[int], need: Need) -> bool:
 
 
 @given(
-    config=CONFIGS,
+    config=BOTH_DIALECTS,
     num_tokens=st.integers(1, MOST_TOKENS),
     share=st.integers(1, 4),
     in_flight=st.sampled_from((None, 1, 4, 12)),
@@ -66,7 +64,7 @@ def test_a_request_is_let_in_from_the_same_size_of_the_pool_on(
 
 
 @given(
-    config=CONFIGS,
+    config=BOTH_DIALECTS,
     num_tokens=st.integers(2, MOST_TOKENS),
     num_loaded=st.integers(0, 6),
     is_waiting=st.booleans(),

@@ -21,9 +21,7 @@ Row = tuple[GroupSpec, GroupOptions]
 
 
 @st.composite
-def shared_group(
-    draw: st.DrawFn, unit: int, ratios: tuple[int, ...], partial: bool, extras: bool
-) -> Row:
+def shared_group(draw: st.DrawFn, unit: int, ratios: tuple[int, ...], partial: bool) -> Row:
     """A group whose prefixes are reused; with partial hits, only full and state groups have
     blocks of more than the unit."""
     kind = draw(st.sampled_from(SHARED))
@@ -67,11 +65,11 @@ def unshared_group(draw: st.DrawFn, unit: int) -> Row:
 
 
 @st.composite
-def mixes(draw: st.DrawFn, *, extras: bool) -> tuple[list[Row], int, bool]:
+def mixes(draw: st.DrawFn) -> tuple[list[Row], int, bool]:
     """Groups, their hash block, and whether hits end inside blocks."""
     unit, ratios = draw(st.sampled_from((1, 2, 3))), draw(st.sampled_from(RATIOS))
     partial = draw(st.sampled_from((False, False, True)))
-    rows = draw(st.lists(shared_group(unit, ratios, partial, extras), min_size=1, max_size=4))
+    rows = draw(st.lists(shared_group(unit, ratios, partial), min_size=1, max_size=4))
     rows += draw(st.sampled_from(([], [], rows[:1])))
     rows += draw(st.sampled_from(([], [], [draw(unshared_group(unit))])))
     rows = draw(st.permutations(rows))
@@ -106,7 +104,7 @@ def cache_configs(
     draw: st.DrawFn, dialect: EngineDialect = EngineDialect.PURE, *, extras: bool = True
 ) -> CacheConfig:
     """`extras`: also what the engine that users run does not have."""
-    rows, unit, partial = draw(mixes(extras=extras))
+    rows, unit, partial = draw(mixes())
     if not extras:
         rows = [(as_the_engine_has_it(spec, rows), options) for spec, options in rows]
     specs = [spec for spec, _ in rows]
@@ -141,3 +139,6 @@ def cache_configs(
         num_reprefillable_tokens=min(again, alignment - 1),
         partial_junctions=partial and not again and draw(st.booleans()),
     )
+
+
+BOTH_DIALECTS = st.one_of(cache_configs(), cache_configs(EngineDialect.VLLM, extras=False))

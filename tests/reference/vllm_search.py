@@ -146,6 +146,7 @@ def last_looks(topology: Topology, num_tokens: int, held: Held) -> dict[int, Loo
 
 
 def search_all(topology: Topology, num_tokens: int, held: Held) -> tuple[int, list[Merged]]:
+    """The hit, and the specs as they were looked up last."""
     search = Search(topology, num_tokens, alignment(topology), hash_block(topology))
     entries = [{e for e in group if e <= num_tokens} for group in held]
     specs = merge(topology, entries)

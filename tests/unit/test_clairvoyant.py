@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvbraid.sim.trace import Trace, TraceRequest
 
-from bench.clairvoyant import hit_rate, num_blocks
+from bench.clairvoyant import hit_rate, working_set
 
 BLOCK = 4
 PROMPTS = st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=6)
@@ -47,4 +47,4 @@ def test_nothing_that_can_be_kept_is_hit_more_often(prompts: list[str], capacity
     trace = trace_of(prompts)
     expected = most_hits(prompts, capacity) * BLOCK / sum(len(p) * BLOCK + 1 for p in prompts)
     assert abs(hit_rate(trace, capacity) - expected) < 1e-12
-    assert num_blocks(trace) == len({p[: n + 1] for p in prompts for n in range(len(p))})
+    assert working_set(trace) == len({p[: n + 1] for p in prompts for n in range(len(p))})

@@ -247,6 +247,7 @@ def test_steps_are_scheduled_alike(layout: Layout, is_async: bool) -> None:
     assert engines.num_preempted > 0
     assert "inside" not in str(layout) or engines.num_copies > 0
     assert engines.num_hits > 0
+    alike(made.kv_cache_manager.prefix_cache_stats for made in engines.schedulers)
 
 
 def test_the_stock_manager_is_never_built(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 Full-attention and chunked groups keep every block under every policy.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from kvbraid.errors import InvalidValueError
@@ -54,6 +54,10 @@ class ByValue:
     def __post_init__(self) -> None:
         if self.interval < 0:
             raise InvalidValueError(f"an interval of {self.interval} tokens; expected 0 or more")
+
+    def aligned(self, alignment: int) -> "ByValue":
+        """Return it with the interval rounded up to multiples of so many tokens."""
+        return replace(self, interval=-(-self.interval // alignment) * alignment)
 
 
 Retention: TypeAlias = Dense | Interval | ByValue

@@ -31,9 +31,7 @@ def _interval(tokens: int) -> CachePolicy:
 
 def _by_value(tokens: int, cost: PrefillCost | None = None) -> CachePolicy:
     """Checkpoints every so many tokens, rounded up to the alignment; the cost of the model."""
-    return lambda model: ByValue(
-        interval=-(-tokens // model.alignment) * model.alignment, cost=cost or model.cost
-    )
+    return lambda model: ByValue(interval=tokens, cost=cost or model.cost).aligned(model.alignment)
 
 
 CACHE_POLICIES: Final[Mapping[str, CachePolicy]] = MappingProxyType(

@@ -8,7 +8,6 @@
 //! takes the blocks of rejected drafts along.
 
 use super::allocate::{Lengths, Store};
-
 use super::group::Group;
 use super::pool::{BlockId, NULL_BLOCK, Pool, count, signed};
 use super::request::Table;

@@ -5,7 +5,7 @@ does is refused here by name, before an engine starts; nothing is approximated.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from vllm.v1.core.kv_cache_utils import (
@@ -155,10 +155,9 @@ def _eagle_groups(groups: Sequence[KVCacheGroupSpec], *, use_eagle: bool) -> lis
 
 def _retention(config: KVCacheConfig, settings: EngineSettings) -> Retention:
     """Return the retention, or refuse it by the name that the option has in vLLM."""
-    scheduler_block_size, by_value = settings.scheduler_block_size, settings.by_value
-    if by_value is not None:
-        interval = -(-by_value.interval // scheduler_block_size) * scheduler_block_size
-        return replace(by_value, interval=interval)
+    scheduler_block_size = settings.scheduler_block_size
+    if settings.by_value is not None:
+        return settings.by_value.aligned(scheduler_block_size)
     interval = config.prefix_cache_retention_interval
     if interval is None:
         return Dense()
