@@ -1,0 +1,174 @@
+//! Copies of one rank come and go, and its presence bits with them.
+//!
+//! A bit is set while some channel of its plane has a copy at a hash that stands there.
+
+use super::planes::{PlaneId, Planes};
+use super::rank::{Rank, Shared};
+use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Whereabouts};
+
+impl Rank {
+    /// Adds a copy and shows it.
+    pub(super) fn add_copy(&mut self, slot: SlotId, channel: ChannelId, planes: &mut Planes) {
+        if !self.counts_copies && self.slots.holds(slot, channel) {
+            return;
+        }
+        let is_first = self.slots.add_copy(slot, channel);
+        if !is_first {
+            return;
+        }
+        let Channel { key, plane } = self.slots.channel(channel);
+        if let Whereabouts::Placed(node) = self.slots.whereabouts(slot)
+            && !planes.set(plane, node, self.column.1)
+        {
+            let mut twins = self.slots.held_channels(slot);
+            if !twins.any(|c| c != channel && self.slots.channel(c).plane == plane) {
+                drop(twins);
+                self.contradict("two_hashes_at_one_boundary");
+            }
+        }
+        if self.has_doubts {
+            self.drop_doubt(slot, key, planes);
+        }
+    }
+
+    /// An event spoke of a copy that was in doubt.
+    fn drop_doubt(&mut self, slot: SlotId, key: ChannelKey, planes: &mut Planes) -> bool {
+        let Some(twin) = self.slots.find_channel(ChannelKey {
+            doubted: true,
+            ..key
+        }) else {
+            return false;
+        };
+        let dropped = self.slots.drop_copies(slot, twin);
+        if dropped {
+            self.hide(slot, self.slots.channel(twin).plane, planes);
+        }
+        dropped
+    }
+
+    /// Clears the bit of a plane in which the slot has no copy any more.
+    pub(super) fn hide(&mut self, slot: SlotId, plane: PlaneId, planes: &mut Planes) {
+        if let Whereabouts::Placed(node) = self.slots.whereabouts(slot)
+            && !self.slots.plane_is_held(slot, plane)
+        {
+            planes.clear(plane, node, self.column.1);
+        }
+    }
+
+    /// Takes a copy away; false when there was none.
+    pub(super) fn remove_copy(
+        &mut self,
+        slot: SlotId,
+        key: ChannelKey,
+        planes: &mut Planes,
+    ) -> bool {
+        // A removal does not say whether the block was whole.
+        let held = [false, true].map(|partial| {
+            let channel = self.slots.find_channel(ChannelKey { partial, ..key })?;
+            self.slots.holds(slot, channel).then_some(channel)
+        });
+        match held {
+            [Some(whole), Some(part)] => {
+                self.remove_either(slot, whole, part, planes);
+                return true;
+            }
+            [Some(channel), None] | [None, Some(channel)] => {
+                if self.slots.remove_copy(slot, channel) == Some(true) {
+                    self.hide(slot, self.slots.channel(channel).plane, planes);
+                    self.retire_if_bare(slot);
+                }
+                return true;
+            }
+            [None, None] => {}
+        }
+        let was_doubted = [false, true]
+            .map(|partial| self.drop_doubt(slot, ChannelKey { partial, ..key }, planes))
+            .contains(&true);
+        if was_doubted {
+            self.retire_if_bare(slot);
+        }
+        was_doubted
+    }
+
+    /// One of two copies went, and nobody said which: the last of its kind is in doubt.
+    fn remove_either(
+        &mut self,
+        slot: SlotId,
+        whole: ChannelId,
+        part: ChannelId,
+        planes: &mut Planes,
+    ) {
+        let is_last = [whole, part].map(|channel| self.slots.copies(slot, channel) == 1);
+        match is_last {
+            [false, _] => {
+                self.slots.remove_copy(slot, whole);
+            }
+            [true, false] => {
+                self.slots.remove_copy(slot, part);
+                self.doubt(slot, whole, planes);
+            }
+            [true, true] => {
+                self.doubt(slot, whole, planes);
+                self.doubt(slot, part, planes);
+            }
+        }
+    }
+
+    /// Copies of a channel may be gone: they leave what is certain and stay possible.
+    fn doubt(&mut self, slot: SlotId, channel: ChannelId, planes: &mut Planes) {
+        let Channel { key, plane } = self.slots.channel(channel);
+        let twin = self.channel(
+            ChannelKey {
+                doubted: true,
+                ..key
+            },
+            planes,
+        );
+        if self.slots.add_copy(slot, twin)
+            && let Whereabouts::Placed(node) = self.slots.whereabouts(slot)
+        {
+            planes.set(self.slots.channel(twin).plane, node, self.column.1);
+        }
+        self.slots.drop_copies(slot, channel);
+        self.hide(slot, plane, planes);
+    }
+
+    pub(super) fn retire_if_bare(&mut self, slot: SlotId) {
+        if !self.slots.is_held(slot)
+            && matches!(self.slots.whereabouts(slot), Whereabouts::Placed(_))
+        {
+            self.slots.retire(slot);
+        }
+    }
+
+    /// A group's block turned out larger: what was taken for whole blocks were parts of one.
+    pub(super) fn regrade(&mut self, group: u16, shared: &mut Shared<'_>) {
+        let whole: Vec<(ChannelId, ChannelKey)> = self
+            .slots
+            .channels()
+            .filter(|(_, c)| c.key.group == group && !c.key.partial)
+            .map(|(id, c)| (id, c.key))
+            .collect();
+        for (from, key) in whole {
+            let to = self.channel(
+                ChannelKey {
+                    partial: true,
+                    ..key
+                },
+                shared.planes,
+            );
+            let slots: Vec<SlotId> = self.slots.iter().collect();
+            for slot in slots {
+                let copies = self.slots.copies(slot, from);
+                if copies == 0 {
+                    continue;
+                }
+                self.slots.drop_copies(slot, from);
+                self.hide(slot, self.slots.channel(from).plane, shared.planes);
+                for _ in 0..copies {
+                    self.add_copy(slot, to, shared.planes);
+                }
+            }
+        }
+    }
+}

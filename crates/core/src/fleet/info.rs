@@ -1,0 +1,98 @@
+//! What is known of every rank, for people.
+
+use std::collections::BTreeMap;
+
+use super::Index;
+use super::rank::{Placed, Rank, State};
+
+/// What is known of one rank, for people.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RankInfo {
+    /// Name of the pod.
+    pub pod: String,
+    /// The rank.
+    pub dp_rank: u32,
+    /// Its model.
+    pub model: String,
+    /// State.
+    pub state: State,
+    /// Why the state is not exact.
+    pub reason: String,
+    /// Batches taken in.
+    pub messages: u64,
+    /// Group by group: wire index, kind, block size, window, chunk.
+    pub groups: Vec<GroupInfo>,
+    /// Hashes placed by each means, and those not placed.
+    pub placed: Placed,
+    /// Listings that wait for their place.
+    pub unplaced: u64,
+    /// Refusals and notes by reason.
+    pub refused: BTreeMap<String, u64>,
+    /// How much the engine's hash function is trusted.
+    pub hash_function: &'static str,
+    /// Hashes named.
+    pub blocks: usize,
+}
+
+/// One group as known now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupInfo {
+    /// Wire index; `None` for events without one.
+    pub group: Option<u16>,
+    /// Kind, window, block size and so on.
+    pub spec: crate::spec::GroupSpec,
+}
+
+impl Index {
+    /// What is known of every rank.
+    #[must_use]
+    pub fn pods(&self) -> Vec<RankInfo> {
+        let ranks = self.pods.iter().flat_map(|(name, pod)| {
+            let model = self.models.get(&pod.spec.model);
+            pod.columns.values().filter_map(move |&column| {
+                Some(info(name, &pod.spec.model, model?.ranks[column].as_ref()?))
+            })
+        });
+        ranks.collect()
+    }
+
+    /// The models that have pods.
+    #[must_use]
+    pub fn models(&self) -> Vec<String> {
+        self.models.keys().cloned().collect()
+    }
+}
+
+fn info(pod: &str, model: &str, rank: &Rank) -> RankInfo {
+    let groups = rank.catalog.view().map_or_else(Vec::new, |view| {
+        let pairs = view.groups.iter().zip(view.topology.groups);
+        pairs
+            .map(|(&group, spec)| GroupInfo {
+                group: Rank::group_name(group),
+                spec,
+            })
+            .collect()
+    });
+    let mut refused: BTreeMap<String, u64> = rank
+        .refused
+        .iter()
+        .map(|(&reason, &count)| (reason.to_owned(), count))
+        .collect();
+    for (reason, count) in &rank.refused_outside {
+        *refused.entry(reason.clone()).or_insert(0) += count;
+    }
+    RankInfo {
+        pod: pod.to_owned(),
+        dp_rank: rank.dp_rank,
+        model: model.to_owned(),
+        state: rank.state(),
+        reason: rank.reason(),
+        messages: rank.messages,
+        groups,
+        placed: rank.placed,
+        unplaced: rank.limbo.unplaced(&rank.slots),
+        refused,
+        hash_function: rank.chain.standing().name(),
+        blocks: rank.slots.len(),
+    }
+}

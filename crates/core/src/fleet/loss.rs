@@ -1,0 +1,137 @@
+//! What one rank ceases to hold at once: a clear, a restart, a loss, a memory limit.
+
+use super::engine_chain::EngineChain;
+use super::nodes::NodeId;
+use super::rank::{Rank, Shared};
+use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Whereabouts};
+use super::tier::Tier;
+
+impl Rank {
+    /// The engine dropped its GPU tier. Copies on other tiers are in doubt from now on.
+    pub(super) fn clear(&mut self, shared: &mut Shared<'_>) {
+        let doubts: Vec<(ChannelId, ChannelKey)> = self
+            .slots
+            .channels()
+            .filter(|(_, c)| c.key.tier != Tier::Gpu && !c.key.doubted)
+            .map(|(id, c)| (id, c.key))
+            .collect();
+        self.has_doubts |= !doubts.is_empty();
+        let twins: Vec<(ChannelId, ChannelId)> = doubts
+            .into_iter()
+            .map(|(id, key)| {
+                (
+                    id,
+                    self.channel(
+                        ChannelKey {
+                            doubted: true,
+                            ..key
+                        },
+                        shared.planes,
+                    ),
+                )
+            })
+            .collect();
+        let slots: Vec<SlotId> = self.slots.iter().collect();
+        for slot in slots {
+            self.clear_slot(slot, &twins, shared);
+        }
+        self.forgot.remove(Tier::Gpu);
+    }
+
+    /// The engine restarted: hashes may mean other prefixes now.
+    pub(super) fn restart(&mut self, shared: &mut Shared<'_>, chain: EngineChain) {
+        self.clear(shared);
+        let slots: Vec<SlotId> = self
+            .slots
+            .iter()
+            .filter(|&s| !self.slots.is_held(s))
+            .collect();
+        for slot in slots {
+            self.forget_name(slot, shared);
+        }
+        self.limbo.sweep(&mut self.slots);
+        self.chain = chain;
+        self.contradicted = None;
+        self.saw_media = false;
+    }
+
+    fn clear_slot(
+        &mut self,
+        slot: SlotId,
+        twins: &[(ChannelId, ChannelId)],
+        shared: &mut Shared<'_>,
+    ) {
+        for &(channel, twin) in twins {
+            if self.slots.holds(slot, channel) && !self.slots.holds(slot, twin) {
+                self.slots.add_copy(slot, twin);
+                if let Whereabouts::Placed(node) = self.slots.whereabouts(slot) {
+                    shared
+                        .planes
+                        .set(self.slots.channel(twin).plane, node, self.column.1);
+                }
+            }
+        }
+        self.drop_channels(slot, |key| !key.doubted || key.tier == Tier::Gpu, shared);
+    }
+
+    /// Drops all copies of some channels at a slot.
+    fn drop_channels(
+        &mut self,
+        slot: SlotId,
+        drops: impl Fn(ChannelKey) -> bool,
+        shared: &mut Shared<'_>,
+    ) {
+        let held: Vec<ChannelId> = self.slots.held_channels(slot).collect();
+        for channel in held {
+            let Channel { key, plane } = self.slots.channel(channel);
+            if drops(key) {
+                self.slots.drop_copies(slot, channel);
+                self.hide(slot, plane, shared.planes);
+            }
+        }
+        self.retire_if_bare(slot);
+    }
+
+    /// Drops everything that is held on any tier: it is no longer known to be there.
+    pub(super) fn lose(&mut self, shared: &mut Shared<'_>) {
+        let slots: Vec<SlotId> = self.slots.iter().collect();
+        for slot in slots {
+            self.drop_channels(slot, |_| true, shared);
+        }
+        self.forgot = Tier::ALL.into_iter().collect();
+    }
+
+    /// Remembers that the tiers which have a copy here are not known any more.
+    fn forget_copies(&mut self, slot: SlotId) {
+        for channel in self.slots.held_channels(slot) {
+            self.forgot.insert(self.slots.channel(channel).key.tier);
+        }
+    }
+
+    /// Drops what stands at nodes that must go.
+    pub(super) fn evict(&mut self, is_doomed: impl Fn(NodeId) -> bool, shared: &mut Shared<'_>) {
+        let doomed: Vec<SlotId> = self
+            .slots
+            .iter()
+            .filter(|&slot| match self.slots.whereabouts(slot) {
+                Whereabouts::Placed(node) => is_doomed(node),
+                Whereabouts::Limbo(_) => false,
+            })
+            .collect();
+        for slot in doomed {
+            self.forget_copies(slot);
+            self.drop_channels(slot, |_| true, shared);
+            self.forget_name(slot, shared);
+        }
+    }
+
+    /// Drops everything undecided.
+    pub(super) fn evict_limbo(&mut self, shared: &mut Shared<'_>) {
+        let undecided: Vec<SlotId> = self.limbo.slots().collect();
+        for slot in undecided {
+            self.forget_copies(slot);
+            self.drop_channels(slot, |_| true, shared);
+        }
+        self.limbo.sweep(&mut self.slots);
+    }
+}

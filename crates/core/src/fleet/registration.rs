@@ -1,0 +1,152 @@
+//! Which pods there are, and which column of its model each of their ranks has.
+//!
+//! A registration is judged before anything changes: one that is refused leaves all as it was.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::Index;
+use super::catalog::{Catalog, PodConfig};
+use super::engine_chain::EngineChain;
+use super::model::Model;
+use super::rank::Rank;
+use crate::error::{Error, Result};
+use crate::hash::HashAlgo;
+
+/// How a pod is registered.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PodSpec {
+    /// The model it serves.
+    pub model: String,
+    /// Data-parallel ranks.
+    pub dp_size: u32,
+    /// Groups and engine.
+    pub config: PodConfig,
+    /// The engine's hash algorithm, where configured.
+    pub algo: Option<HashAlgo>,
+    /// The engine's hash seed, where configured.
+    pub seed: Option<String>,
+    /// Paths of LoRA adapters by name.
+    pub loras: BTreeMap<String, String>,
+}
+
+#[derive(Debug)]
+pub(super) struct Pod {
+    pub(super) name: Arc<str>,
+    pub(super) spec: PodSpec,
+    /// Column of each rank.
+    pub(super) columns: BTreeMap<u32, usize>,
+}
+
+impl Pod {
+    pub(super) fn members(&self) -> impl Iterator<Item = Member> + '_ {
+        self.columns.iter().map(|(&dp_rank, &column)| Member {
+            pod: Arc::clone(&self.name),
+            dp_rank,
+            column: Some(column),
+        })
+    }
+}
+
+/// One rank of a roster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Name of the pod.
+    pub pod: Arc<str>,
+    /// The rank.
+    pub dp_rank: u32,
+    /// `None` for a pod that does not serve the model.
+    pub(super) column: Option<usize>,
+}
+
+impl Index {
+    /// Registers a pod; the same registration again changes nothing, another one starts anew.
+    ///
+    /// # Errors
+    /// `InvalidValue` for a topology that no engine can have, or no rank.
+    pub fn register(&mut self, name: &str, spec: PodSpec) -> Result<bool> {
+        if self.pods.get(name).is_some_and(|pod| pod.spec == spec) {
+            return Ok(false);
+        }
+        if spec.dp_size == 0 {
+            let text = format!("pod {name:?}: dp_size 0; a pod has at least one rank");
+            return Err(Error::InvalidValue(text));
+        }
+        Catalog::new(spec.config.clone())?;
+        if self.pods.contains_key(name) {
+            self.remove(name)?;
+        }
+        let dp_size = spec.dp_size;
+        self.models.entry(spec.model.clone()).or_default();
+        self.pods.insert(
+            name.to_owned(),
+            Pod {
+                name: name.into(),
+                spec,
+                columns: BTreeMap::new(),
+            },
+        );
+        for dp_rank in 0..dp_size {
+            self.add_rank(name, dp_rank)?;
+        }
+        Ok(true)
+    }
+
+    pub(super) fn add_rank(&mut self, name: &str, dp_rank: u32) -> Result<usize> {
+        let pod = self.pods.get_mut(name).ok_or_else(|| unknown_pod(name))?;
+        let model = self.models.entry(pod.spec.model.clone()).or_default();
+        let (index, column) = model.free_column();
+        let spec = &pod.spec;
+        let chain = if self.options.use_hash_functions {
+            EngineChain::new(spec.algo, spec.seed.as_deref())
+        } else {
+            EngineChain::off()
+        };
+        let catalog = Catalog::new(spec.config.clone())?;
+        let rank = Rank::new(dp_rank, column, catalog, chain, self.options.counts_copies);
+        model.ranks[index] = Some(Rank {
+            loras: spec.loras.clone(),
+            ..rank
+        });
+        model.invalidate();
+        pod.columns.insert(dp_rank, index);
+        Ok(index)
+    }
+
+    /// Removes a pod, all of its ranks and all they hold.
+    ///
+    /// # Errors
+    /// `Unknown` for a pod that is not registered.
+    pub fn remove(&mut self, name: &str) -> Result<()> {
+        let pod = self.pods.remove(name).ok_or_else(|| unknown_pod(name))?;
+        let Some(model) = self.models.get_mut(&pod.spec.model) else {
+            return Ok(());
+        };
+        for &column in pod.columns.values() {
+            model.remove(column);
+        }
+        if model.ranks.iter().all(Option::is_none) {
+            self.models.remove(&pod.spec.model);
+        }
+        Ok(())
+    }
+
+    pub(super) fn locate(&mut self, name: &str, dp_rank: u32) -> Result<(&mut Model, usize)> {
+        let pod = self.pods.get(name).ok_or_else(|| unknown_pod(name))?;
+        let column = *pod.columns.get(&dp_rank).ok_or_else(|| {
+            let ranks = pod.columns.len();
+            Error::Unknown(format!(
+                "pod {name:?} has no rank {dp_rank}; it has {ranks}"
+            ))
+        })?;
+        let model = self
+            .models
+            .get_mut(&pod.spec.model)
+            .ok_or_else(|| unknown_pod(name))?;
+        Ok((model, column))
+    }
+}
+
+pub(super) fn unknown_pod(name: &str) -> Error {
+    Error::Unknown(format!("pod {name:?} is not registered; register it first"))
+}
