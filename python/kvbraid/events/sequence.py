@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NamedTuple, TypeAlias
 
+from kvbraid.events.held import HeldBatches
 from kvbraid.ids import PodState
 
 
@@ -97,8 +98,8 @@ class SequenceTracker:
     """Numbers of one publisher; not thread-safe, one owner feeds it.
 
     Args:
-        hold_limit_bytes: Payload bytes held back at most; beyond, live batches are counted as
-            overflowed and asked for again once the replay is through.
+        hold_limit_bytes: What held batches may take, their overhead included (held.py); beyond,
+            live batches are counted as overflowed and asked for again once the replay is through.
         remembered: For how many numbers back a payload's digest is kept, to tell duplicates from
             restarts.
 
@@ -185,8 +186,9 @@ class SequenceTracker:
 
     def check_integrity(self) -> None:
         """Assert what must hold between any two inputs."""
-        assert self._held_bytes == sum(map(len, self._held.values()))
-        assert all(seq > self.last for seq in self._held), (self.last, sorted(self._held))
+        self._held.check_integrity()
+        lowest = self._held.lowest()
+        assert lowest is None or lowest > self.last, (self.last, lowest)
         assert (self._ask is not None) == (self._phase in {Phase.REPLAYING, Phase.POLLING})
         if self._phase is not Phase.REPLAYING:
             assert not self._held
@@ -202,8 +204,7 @@ class SequenceTracker:
         self._lost_to = -1
         self._is_complete = False
         self._why = "history before the connection is unknown"
-        self._held: dict[int, bytes] = {}
-        self._held_bytes = 0
+        self._held = HeldBatches()
         # A ring by number: a dict that forgets its oldest entry costs many times as much.
         self._ring_seqs = [-1] * self._remembered
         self._ring_digests = [0] * self._remembered
@@ -276,14 +277,9 @@ class SequenceTracker:
         self._is_changed = True
         self._proof = None  # Degraded either way: a clear or a restart is what helps now.
 
-    def _hold(self, seq: int, payload: bytes) -> None:
-        self._held[seq] = payload
-        self._held_bytes += len(payload)
-
     def _release(self) -> None:
         """Deliver what is held and next."""
-        while (payload := self._held.pop(self.last + 1, None)) is not None:
-            self._held_bytes -= len(payload)
+        while (payload := self._held.take(self.last + 1)) is not None:
             self._deliver(self.last + 1, payload)
 
     def _restart(self) -> None:
@@ -316,13 +312,14 @@ class SequenceTracker:
             self._restart()
             self._seen = seq
             self._remember(seq, payload)
-            self._hold(seq, payload)
+            self._held.hold(seq, payload)
 
     def _settle(self, *, may_ask: bool) -> None:
         """The replay is through: deliver what was held; ask for, or give up, what is missing."""
         while self._held or self._seen > self.last:
             self._release()
-            upto = min(self._held) if self._held else self._seen + 1
+            lowest = self._held.lowest()
+            upto = self._seen + 1 if lowest is None else lowest
             if upto <= self.last + 1:
                 continue
             if may_ask and self._is_askable(upto):
@@ -382,10 +379,9 @@ def _open_and_hold(t: SequenceTracker, seq: int, payload: bytes) -> None:
 
 def _close(t: SequenceTracker) -> None:
     """Keep nothing undelivered: behind the next connection there may be another engine."""
-    for seq in t._held:
+    for seq in t._held.numbers():
         t._ring_seqs[seq % t._remembered] = -1  # Its number may come again with other bytes.
     t._held.clear()
-    t._held_bytes = 0
     t._seen = t.last
     t._ask = None
     t._enter(Phase.DOWN)
@@ -397,11 +393,11 @@ def _hold_live(t: SequenceTracker, seq: int, payload: bytes) -> None:
         t._repeat(seq, payload)
         return
     t._seen = seq
-    if t._held_bytes + len(payload) > t._hold_limit_bytes:
+    if t._held.num_bytes + t._held.cost(payload) > t._hold_limit_bytes:
         t.counts.overflowed += 1
         return
     t._remember(seq, payload)
-    t._hold(seq, payload)
+    t._held.hold(seq, payload)
 
 
 def _next(t: SequenceTracker, seq: int, payload: bytes) -> None:
@@ -432,8 +428,9 @@ def _take(t: SequenceTracker, seq: int, payload: bytes) -> None:
         t.counts.duplicates += 1
     else:
         t._remember(seq, payload)
-        t._hold(seq, payload)
-        if t._held_bytes > t._hold_limit_bytes and (first := min(t._held)) > t.last + 1:
+        t._held.hold(seq, payload)
+        first = t._held.lowest()
+        if first is not None and first > t.last + 1 and t._held.num_bytes > t._hold_limit_bytes:
             t._lose(first - 1, f"batches {t.last + 1} to {first - 1} are lost")
         t._release()
 

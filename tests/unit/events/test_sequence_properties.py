@@ -8,6 +8,7 @@ from collections import deque
 
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from kvbraid.events.held import OVERHEAD_BYTES
 from kvbraid.events.sequence import AskReplay, Deliver, Lose, Output, Reset, SequenceTracker
 from kvbraid.ids import PodState
 
@@ -41,7 +42,7 @@ class Link(RuleBasedStateMachine):
     @initialize(
         buffer_batches=st.sampled_from([1, 3, 1000]),
         remembered=st.sampled_from([2, 1000]),
-        hold_limit_bytes=st.sampled_from([20, 1 << 20]),
+        hold_limit_bytes=st.sampled_from([2 * OVERHEAD_BYTES + 20, 1 << 20]),
     )
     def start(self, buffer_batches: int, remembered: int, hold_limit_bytes: int) -> None:
         self.engine = Engine(buffer_batches)

@@ -1,6 +1,7 @@
 """Each rule of sequence tracking, one by one."""
 
 import pytest
+from kvbraid.events.held import HeldBatches
 from kvbraid.events.sequence import (
     TABLE,
     AskReplay,
@@ -13,6 +14,8 @@ from kvbraid.events.sequence import (
     SetState,
 )
 from kvbraid.ids import PodState
+
+TWO_HELD = 2 * HeldBatches.cost(b"a0")
 
 
 def payload(seq: int, life: str = "a") -> bytes:
@@ -315,7 +318,7 @@ def test_answers_of_a_replay_given_up_are_ignored() -> None:
 
 
 def test_what_the_hold_buffer_cannot_take_is_asked_for_again() -> None:
-    tracker = SequenceTracker(hold_limit_bytes=4)
+    tracker = SequenceTracker(hold_limit_bytes=TWO_HELD)
     tracker.connected()
     feed(tracker, 1, 2, 3, 4)
     assert tracker.counts.overflowed == 2
@@ -327,7 +330,7 @@ def test_what_the_hold_buffer_cannot_take_is_asked_for_again() -> None:
 
 
 def test_a_replay_with_a_hole_holds_no_more_than_the_limit() -> None:
-    tracker = SequenceTracker(hold_limit_bytes=4)
+    tracker = SequenceTracker(hold_limit_bytes=TWO_HELD)
     tracker.connected()
     out = tracker.replayed(5, payload(5)) + tracker.replayed(6, payload(6))
     assert out == []
