@@ -11,8 +11,14 @@ KvbraidError
 └── ServiceError        a running server refused a request or could not be reached
 
 Every message shows the offending value, says what was expected and, where there is one, names
-the remedy. Broken invariants are asserts, not members of this tree.
+the remedy. Broken invariants are asserts, not members of this tree. `shown` and `one_line` keep a
+message short and on one line whatever the value is.
 """
+
+from typing import Final
+
+_SHOWN_CHARACTERS: Final = 80
+_LINE_CHARACTERS: Final = 1000
 
 
 class KvbraidError(Exception):
@@ -49,3 +55,27 @@ class UnsupportedError(KvbraidError):
 
 class ServiceError(KvbraidError):
     """A running server refused a request or could not be reached."""
+
+
+def shown(value: object) -> str:
+    """Return a value as messages show it: on one line, and short, whatever it is."""
+    try:
+        text = repr(value[: _SHOWN_CHARACTERS + 1] if isinstance(value, str) else value)
+    except (RecursionError, ValueError):  # Nested too deeply, or a number of too many digits.
+        text = f"a {type(value).__name__} too long to show"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
+
+
+def one_line(text: str) -> str:
+    """Return the text as one line that any terminal may see: clipped, nothing unprintable."""
+    if len(text) > _LINE_CHARACTERS:
+        half = _LINE_CHARACTERS // 2
+        text = f"{text[:half]} ... {text[-half:]}"
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """Return the text with everything escaped that would move, hide or turn around other text."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

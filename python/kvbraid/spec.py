@@ -7,9 +7,10 @@ are those of a capture's `config.json`, so that an operator can paste one into `
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from math import lcm
 from typing import Final, TypeVar
 
-from kvbraid.errors import TopologyError
+from kvbraid.errors import TopologyError, shown
 
 
 class SpecKind(Enum):
@@ -136,6 +137,20 @@ class Topology:
     report_mode: str = "incremental"
     unsent_tokens: tuple[tuple[SpecKind, int], ...] = ()
 
+    def __post_init__(self) -> None:
+        """Refuse block sizes that have no common boundary in reach.
+
+        Raises:
+            TopologyError: Their least common multiple is not below 2^32 tokens.
+        """
+        sizes = sorted({group.block_size for group in self.groups})
+        if lcm(*sizes) >= 1 << 32:
+            msg = (
+                f"the block sizes {shown(sizes)} have the least common multiple "
+                f"{shown(lcm(*sizes))}; expected less than 4294967296 tokens"
+            )
+            raise TopologyError(msg)
+
 
 HASH_ALGOS: Final = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 """The engines' hash functions that the query means can compute."""
@@ -260,4 +275,4 @@ class _Fields:
 
     @staticmethod
     def _wrong(path: str, value: object, expected: str) -> TopologyError:
-        return TopologyError(f"{path} = {value!r}; expected {expected}")
+        return TopologyError(f"{path} = {shown(value)}; expected {expected}")

@@ -126,15 +126,26 @@ class FakeIndex:
 
 @dataclass
 class FakeFeed:
-    """Remembers which pods it follows; `refuse` is raised by the next `add`."""
+    """Remembers which pods it follows.
+
+    `refuse` is raised by every `add`, `refuse_next` by the next one, `unusable` by `check`.
+    """
 
     following: dict[str, PodConfig] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
     refuse: Exception | None = None
+    refuse_next: Exception | None = None
+    unusable: Exception | None = None
+
+    def check(self, config: PodConfig, replaced: PodConfig | None, /) -> None:
+        del config, replaced
+        if self.unusable is not None:
+            raise self.unusable
 
     def add(self, pod: PodId, config: PodConfig, /) -> None:
-        if self.refuse is not None:
-            raise self.refuse
+        refuse, self.refuse_next = self.refuse or self.refuse_next, None
+        if refuse is not None:
+            raise refuse
         self.log.append(f"add {pod}")
         self.following[pod] = config
 

@@ -12,6 +12,7 @@ from httpx import Response
 from kvbraid.fleet.request import MediaItem
 from kvbraid.service.answers import ExplainAnswer, ScoreAnswer
 from kvbraid.service.registry import Service
+from kvbraid.service.requests import ScoreBody
 from kvbraid.service.routes import Call, up_to_a_millisecond
 from starlette.testclient import TestClient
 
@@ -79,11 +80,73 @@ def test_lists_in_the_query_may_be_separated_by_commas(
 def test_null_and_absent_optional_fields_mean_the_same(
     client: TestClient, index: FakeIndex
 ) -> None:
-    nulls = dict.fromkeys(["lora", "cache_salt", "extra_keys", "pods", "tiers"])
-    for fields in ({}, nulls):
+    optional = set(ScoreBody.__struct_fields__) - {"model", "token_ids"}
+    for fields in ({}, dict.fromkeys(optional)):
         body = {"model": "m", "token_ids": [1], **fields}
         client.post("/v1/score", json=body).raise_for_status()
     assert index.requests[0] == index.requests[1]
+
+
+def test_null_media_in_the_query_mean_none(client: TestClient, index: FakeIndex) -> None:
+    for query in ("model=m", "model=m&extra_keys=null"):
+        client.post(f"/v1/score?{query}", content=b"", headers=RAW).raise_for_status()
+    assert index.requests[0] == index.requests[1]
+
+
+MEDIA = '[{"identifier":"a","offset":0,"length":1,"%s":1}]'
+CRAFTED = [
+    "x", "off set", "foo` - at `$.bar", "x` - at `$[...]", "x` - at `$.extra_keys[0]", "` - at `$",
+    " - at `$.pods", "", "`", "a`b", "k" * 3000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", CRAFTED)
+@pytest.mark.parametrize("path", ["/v1/score", "/v1/explain"])
+def test_an_unknown_key_is_the_callers_fault_whatever_it_is_called(
+    client: TestClient, path: str, key: str
+) -> None:
+    media = MEDIA % key
+    bodies = [
+        f'{{"model":"m","token_ids":[1],"{key}":1}}',
+        f'{{"model":"m","token_ids":[1],"extra_keys":{media}}}',
+    ]
+    queries = [
+        urlencode({"model": "m", key or "?": 1}),
+        urlencode({"model": "m", "extra_keys": media}),
+    ]
+    answers = [client.post(path, content=body) for body in bodies]
+    if len(key) < 1000:
+        answers += [client.post(f"{path}?{query}", content=b"", headers=RAW) for query in queries]
+    for answer in answers:
+        status, code, message = refusal(answer)
+        assert (status, code) == (400, "malformed_body")
+        assert "unknown key" in message
+        assert len(answer.content) < 2000
+
+
+def test_an_unknown_key_of_media_is_named_with_its_place_and_the_known_ones(
+    client: TestClient,
+) -> None:
+    media = MEDIA % "ofset"
+    body = f'{{"model":"m","token_ids":[1],"extra_keys":{media}}}'
+    told = "unknown key extra_keys[0].ofset; did you mean offset?"
+    assert refusal(client.post("/v1/score", content=body))[2] == told
+    query = urlencode({"model": "m", "extra_keys": media})
+    answer = client.post(f"/v1/score?{query}", content=b"", headers=RAW)
+    assert refusal(answer)[2] == f"query: {told}"
+
+
+@pytest.mark.parametrize(
+    "change", [{"model": "x" * 3000}, {"pods": ["x" * 3000]}, {"strategy": "\n" * 900}]
+)
+def test_a_value_is_echoed_clipped_and_on_one_line(
+    client: TestClient, change: dict[str, Any]
+) -> None:
+    answer = client.post("/v1/score", json={"model": "m", "token_ids": [1], **change})
+    message = refusal(answer)[2]
+    assert answer.status_code in {400, 404}
+    assert len(message) < 1100
+    assert message.isprintable()
 
 
 @pytest.mark.parametrize("path", ["/v1/score", "/v1/explain"])

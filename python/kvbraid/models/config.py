@@ -7,7 +7,7 @@ of defaults has it and it is recorded in `assumed`, or it is refused by name. Re
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias, cast
 
-from kvbraid.errors import InvalidValueError
+from kvbraid.errors import InvalidValueError, shown
 
 Names: TypeAlias = tuple[str, ...]
 Default: TypeAlias = "int | str | Callable[[ConfigReader], int | str]"
@@ -57,15 +57,6 @@ def text_model(config: Mapping[str, object]) -> Mapping[str, object]:
     raise InvalidValueError(msg)
 
 
-def shown(value: object) -> str:
-    """Return a value as messages show it: on one line, and short."""
-    try:
-        text = repr(value)
-    except (RecursionError, ValueError):  # Nested too deeply, or a number of too many digits.
-        text = f"a {type(value).__name__} too long to show"
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
 class ConfigReader:
     """Reads named fields of one config; a dot in a name goes into a nested object.
 
@@ -83,7 +74,7 @@ class ConfigReader:
     ) -> None:
         for name, dtype in (("cache_dtype", cache_dtype), ("state_dtype", state_dtype)):
             if dtype is not None and dtype not in DTYPE_BYTES:
-                msg = f"{name} = {dtype!r}; expected one of {', '.join(DTYPE_BYTES)}"
+                msg = f"{name} = {shown(dtype)}; expected one of {', '.join(DTYPE_BYTES)}"
                 raise InvalidValueError(msg)
         self.model_type = model_type
         self.assumed: dict[str, object] = {}

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from kvbraid.errors import InvalidValueError, TopologyError
-from kvbraid.models.config import ConfigReader, shown, text_model
+from kvbraid.errors import InvalidValueError, TopologyError, shown
+from kvbraid.models.config import ConfigReader, text_model
 from kvbraid.models.family import Family
 from kvbraid.models.layers import KindLayers, LayerSpec, ModelLayers
 from kvbraid.models.patterns import Layers, Role

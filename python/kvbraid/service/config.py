@@ -4,24 +4,25 @@ Both are decoded by the same structs, and every refusal names the key and a reme
 file is the only I/O; nothing here knows whether a pod is registered.
 """
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from kvbraid.errors import InvalidValueError, KvbraidError
+from kvbraid.errors import InvalidValueError, KvbraidError, TopologyError, one_line, shown
+from kvbraid.fleet.index import FleetIndex
 from kvbraid.ids import PodId
 from kvbraid.models import complete, kinds_of, read_config
+from kvbraid.service.decoding import describe
 from kvbraid.service.errors import RefusalError
 from kvbraid.spec import Topology, topology_from_mapping
 
-_Positive = Annotated[int, Meta(ge=1)]
+_Positive = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -48,7 +49,7 @@ class IndexOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     keys: Literal["auto", "join"] = "auto"
     memory_limit_bytes: _Positive | None = None
     limbo_limit_bytes: _Positive = 64 << 20
-    canonical_block_size: _Positive = 16
+    canonical_block_size: Annotated[int, Meta(ge=1, lt=1 << 32)] = 16
 
 
 class PodFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -128,6 +129,9 @@ def read_fleet_file(path: Path) -> FleetConfig:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         msg = f"{path}: not TOML: {error}"
         raise InvalidValueError(msg) from None
+    except RecursionError:
+        msg = f"{path}: nested too deeply; no key of a fleet.toml holds more than lists of tables"
+        raise InvalidValueError(msg) from None
     except msgspec.ValidationError as error:
         msg = f"{path}: {describe(error, FleetFile)}"
         raise InvalidValueError(msg) from None
@@ -157,16 +161,17 @@ def _pods(path: Path, parsed: FleetFile) -> dict[PodId, PodConfig]:
         try:
             pod = pod_id(entry.id)
             if pod in pods:
-                msg = f"{where}.id = {entry.id!r} is a duplicate; give each pod an id of its own"
+                msg = f"{where}.id = {pod!r} is a duplicate; give each pod an id of its own"
                 raise InvalidValueError(msg)
             config = entry.model_config
             config_path = None if config is None else path.parent / config
             pods[pod] = pod_config(entry, config_path, schemes=FILE_SCHEMES)
         except RefusalError as error:
-            msg = f"{where} ({entry.id}): {error}; {error.remedy}"
+            msg = f"{where} ({one_line(entry.id)}): {error.told()}"
             raise InvalidValueError(msg) from None
         except KvbraidError as error:
-            msg = str(error) if str(error).startswith(where) else f"{where} ({entry.id}): {error}"
+            told = str(error)
+            msg = told if told.startswith(where) else f"{where} ({one_line(entry.id)}): {told}"
             raise InvalidValueError(msg) from None
     return pods
 
@@ -186,7 +191,7 @@ def pod_id(text: str) -> PodId:
     """
     if not _POD_ID.fullmatch(text):
         remedy = "use 1 to 128 letters, digits and . _ : / -, a letter or digit first"
-        raise RefusalError("invalid_value", f"pod id {text!r}", remedy=remedy)
+        raise RefusalError("invalid_value", f"pod id {shown(text)}", remedy=remedy)
     return PodId(text)
 
 
@@ -195,16 +200,30 @@ def pod_config(
 ) -> PodConfig:
     """Check what the struct's types cannot: endpoints, topology and the model's config.json.
 
+    What comes out is accepted by every index: one that is thrown away has taken it.
+
     Raises:
-        RefusalError: `invalid_endpoint`.
+        RefusalError: `invalid_endpoint`; `malformed_body` for a value nested too deeply.
         TopologyError: A field of the topology, or a group that the model cannot have.
         InvalidValueError: A config.json that cannot be read, or is of no known model.
     """
+    try:
+        config = _pod_config(body, model_config, schemes)
+    except RecursionError:
+        raise RefusalError("malformed_body", "a value is nested too deeply") from None
+    if config.topology is not None:
+        _try_topology(config.model, config.topology)
+    return config
+
+
+def _pod_config(
+    body: PodFields, model_config: _ModelConfig, schemes: tuple[str, ...]
+) -> PodConfig:
     _check_endpoint("endpoint", body.endpoint, body.dp_size, schemes)
     if body.replay_endpoint is not None:
         _check_endpoint("replay_endpoint", body.replay_endpoint, body.dp_size, schemes)
         if body.replay_endpoint.startswith("tcp://*"):
-            message = f"replay_endpoint = {body.replay_endpoint!r} names no host"
+            message = f"replay_endpoint = {shown(body.replay_endpoint)} names no host"
             remedy = "give the host that the engine's replay socket listens on"
             raise RefusalError("invalid_endpoint", message, remedy=remedy)
     return PodConfig(
@@ -230,72 +249,26 @@ def _topology(given: Mapping[str, object] | None, model_config: _ModelConfig) ->
         raise type(error)(f"model_config: {error}") from None
 
 
+def _try_topology(model: str, topology: Topology) -> None:
+    """Let an index refuse a topology before anything depends on it."""
+    try:
+        FleetIndex().register(PodId("trial"), model=model, topology=topology)
+    except InvalidValueError as error:
+        raise TopologyError(f"topology: {error}") from None
+
+
 def _check_endpoint(name: str, endpoint: str, dp_size: int, schemes: tuple[str, ...]) -> None:
     scheme, separator, rest = endpoint.partition("://")
     if not separator or not rest or scheme not in schemes:
-        raise RefusalError("invalid_endpoint", f"{name} = {endpoint!r}")
+        raise RefusalError("invalid_endpoint", f"{name} = {shown(endpoint)}")
     if scheme != "tcp":
         return
     match = _TCP.fullmatch(endpoint)
     if match is None:
-        raise RefusalError("invalid_endpoint", f"{name} = {endpoint!r}")
+        raise RefusalError("invalid_endpoint", f"{name} = {shown(endpoint)}")
     last = int(match[2]) + dp_size - 1
     if not 1 <= int(match[2]) <= last <= 65535:
-        message = f"{name} = {endpoint!r} with dp_size = {dp_size} ends at port {last}"
+        message = f"{name} = {shown(endpoint)} with dp_size = {dp_size} ends at port {last}"
         raise RefusalError(
             "invalid_endpoint", message, remedy="every rank needs a port of 1 to 65535"
         )
-
-
-_Body = TypeVar("_Body", bound=msgspec.Struct)
-
-
-def decode_body(body: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
-    """Decode a JSON body into the decoder's struct.
-
-    Raises:
-        RefusalError: `malformed_body`, with the key or the place.
-    """
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise RefusalError("malformed_body", describe(error, decoder.type)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RefusalError("malformed_body", f"not JSON: {error}") from None
-
-
-_UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`")
-_AT: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
-
-
-def describe(error: msgspec.ValidationError, root: type[msgspec.Struct]) -> str:
-    """Say in one line which key is wrong and what would be right.
-
-    Args:
-        error: What msgspec found while decoding into `root`.
-        root: The struct whose (nested) fields are the known keys.
-    """
-    text = str(error)
-    at = _AT.search(text)
-    path = at["path"] if at else ""
-    unknown = _UNKNOWN_FIELD.match(text)
-    if unknown is None:
-        problem = text[: at.start()] if at else text
-        return f"{path}: {problem}" if path else problem
-    known = _fields_at(root, path)
-    near = difflib.get_close_matches(unknown["key"], known, n=1)
-    key = f"{path}.{unknown['key']}" if path else unknown["key"]
-    remedy = f"did you mean {near[0]}?" if near else f"remove it; known: {', '.join(known)}"
-    return f"unknown key {key}; {remedy}"
-
-
-def _fields_at(root: type[msgspec.Struct], path: str) -> list[str]:
-    """Names of the keys that the struct at a path such as `pods[...]` knows."""
-    current: msgspec.inspect.Type = msgspec.inspect.type_info(root)
-    for step in re.split(r"\.|(?=\[)", path) if path else []:
-        if isinstance(current, msgspec.inspect.ListType):
-            current = current.item_type
-        elif isinstance(current, msgspec.inspect.StructType):
-            current = next(known.type for known in current.fields if known.encode_name == step)
-    assert isinstance(current, msgspec.inspect.StructType)
-    return [known.encode_name for known in current.fields]

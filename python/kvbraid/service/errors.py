@@ -15,6 +15,7 @@ from kvbraid.errors import (
     TooLargeError,
     TopologyError,
     UnknownError,
+    one_line,
 )
 
 
@@ -60,16 +61,20 @@ class RefusalError(KvbraidError):
 
     Args:
         code: Key of ERRORS; it decides the status and the usual remedy.
-        message: One line that shows the offending value.
+        message: Shows the offending value; it is kept on one line and clipped.
         remedy: Replaces the table's remedy where this case has a better one.
     """
 
     def __init__(self, code: str, message: str, *, remedy: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(one_line(message))
         kind = ERRORS[code]
         self.code = code
         self.status = kind.status
         self.remedy = remedy or kind.remedy
+
+    def told(self) -> str:
+        """Return message and remedy as one sentence."""
+        return f"{self}; {self.remedy}"
 
     def body(self) -> bytes:
         """Return the JSON answer."""

@@ -90,6 +90,10 @@ class Follower:
                     feed.heard_at = now
                     feed.fall_silent()
 
+    def bound(self) -> tuple[str, ...]:
+        """Return the addresses that are bound, as written; from any thread."""
+        return tuple(self._bound)
+
     def strays(self) -> Counter[str]:
         """Count messages that concern no followed pod, by reason."""
         return sum((link.strays for link in self.links), Counter())

@@ -67,6 +67,9 @@ class Feed(Protocol):
     def add(self, pod: PodId, config: PodConfig, /) -> None:
         """Follow a pod, all ranks, with a replay from 0."""
 
+    def check(self, config: PodConfig, replaced: PodConfig | None, /) -> None:
+        """Refuse an address that `add` could not bind once `replaced` is gone; change nothing."""
+
     def remove(self, pod: PodId, /) -> None:
         """Stop following; once this returns no further batch of that pod is applied."""
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from kvbraid.errors import KvbraidError
+from kvbraid.errors import KvbraidError, shown
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.answers import FeedRow, IndexRow, PodChange, PodRow
 from kvbraid.service.config import Limits, PodConfig
@@ -53,11 +53,13 @@ class Service:
         """Register a pod, or replace it when the configuration differs.
 
         A replaced pod is forgotten and rebuilt by replay: what was indexed under the old
-        configuration may mean something else under the new one.
+        configuration may mean something else under the new one. Before that, everything that
+        the new one can be refused for is tried: a refusal changes nothing.
 
         Raises:
-            RefusalError: `too_many_pods`.
-            KvbraidError: The index or the subscriber refused; the pod is then not registered.
+            RefusalError: `too_many_pods`; `invalid_endpoint` for an address that cannot be bound.
+            KvbraidError: The index or the subscriber refused all the same, because something
+                changed meanwhile: a new pod is then not registered, an old one is rebuilt.
         """
         with self._lock:
             old = self._pods.get(pod)
@@ -67,9 +69,11 @@ class Service:
             if ranks > self.limits.pods:
                 message = f"{ranks} pod ranks would be registered; limit {self.limits.pods}"
                 raise RefusalError("too_many_pods", message)
-            if old is not None:
-                self._remove(pod)
-            self._add(pod, config)
+            self.feed.check(config, old)
+            if old is None:
+                self._add(pod, config)
+            else:
+                self._replace(pod, old, config)
             return PodChange(pod=pod, status="created" if old is None else "replaced")
 
     def delete(self, pod: PodId) -> PodChange:
@@ -80,7 +84,7 @@ class Service:
         """
         with self._lock:
             if pod not in self._pods:
-                raise RefusalError("unknown_pod", f"pod {pod!r} is not registered")
+                raise RefusalError("unknown_pod", f"pod {shown(pod)} is not registered")
             self._remove(pod)
             return PodChange(pod=pod, status="removed")
 
@@ -125,6 +129,14 @@ class Service:
             self.index.remove(pod)
             raise
         self._set_pods({**self._pods, pod: config})
+
+    def _replace(self, pod: PodId, old: PodConfig, new: PodConfig) -> None:
+        self._remove(pod)
+        try:
+            self._add(pod, new)
+        except KvbraidError:
+            self._add(pod, old)
+            raise
 
     def _remove(self, pod: PodId) -> None:
         self.feed.remove(pod)

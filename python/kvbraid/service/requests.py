@@ -15,7 +15,7 @@ from msgspec import Meta
 from kvbraid._native import find_token_ids
 from kvbraid.fleet.request import MediaItem, Request, Strategy
 from kvbraid.ids import Tier
-from kvbraid.service.config import decode_body, describe
+from kvbraid.service.decoding import decode_body, describe
 from kvbraid.service.errors import RefusalError
 
 OCTET_STREAM: Final = b"application/octet-stream"
@@ -32,16 +32,19 @@ class MediaBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     length: _Offset
 
 
+_Media: TypeAlias = list[MediaBody] | None
+
+
 class RequestFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Everything of a request but its tokens; null and absent mean the same."""
 
     model: str
     lora: str | None = None
     cache_salt: str | None = None
-    extra_keys: list[MediaBody] | None = None
+    extra_keys: _Media = None
     pods: list[str] | None = None
     tiers: list[Tier] | None = None
-    strategy: Strategy = "exact"
+    strategy: Strategy | None = None
 
 
 class ScoreBody(RequestFields, kw_only=True):
@@ -51,7 +54,7 @@ class ScoreBody(RequestFields, kw_only=True):
 
 
 _JSON: Final = msgspec.json.Decoder(ScoreBody)
-_MEDIA: Final = msgspec.json.Decoder(list[MediaBody])
+_MEDIA: Final[msgspec.json.Decoder[_Media]] = msgspec.json.Decoder(_Media)
 _LISTS: Final = frozenset({"pods", "tiers"})
 
 
@@ -84,7 +87,7 @@ def parse_score_request(
         extra_keys=_media(fields.extra_keys),
         pods=fields.pods,
         tiers=None if fields.tiers is None else [tier.value for tier in fields.tiers],
-        strategy=fields.strategy,
+        strategy=fields.strategy or "exact",
     )
 
 
@@ -126,7 +129,17 @@ def _query_value(name: str, texts: list[str]) -> object:
     if len(texts) > 1:
         msg = f"{name} is given {len(texts)} times"
         raise ValueError(msg)
-    return _MEDIA.decode(texts[0]) if name == "extra_keys" else texts[0]
+    return _query_media(texts[0]) if name == "extra_keys" else texts[0]
+
+
+def _query_media(text: str) -> _Media:
+    try:
+        return _MEDIA.decode(text)
+    except msgspec.ValidationError as error:
+        problem = describe(error, RequestFields, under="extra_keys")
+        raise RefusalError("malformed_body", f"query: {problem}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RefusalError("malformed_body", f"query: extra_keys: not JSON: {error}") from None
 
 
 def _media(items: Sequence[MediaBody] | None) -> list[MediaItem] | None:

@@ -10,11 +10,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from kvbraid.errors import shown
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
 from kvbraid.service import answers
 from kvbraid.service.access import Access
-from kvbraid.service.config import HTTP_SCHEMES, PodBody, decode_body, pod_config, pod_id
+from kvbraid.service.config import HTTP_SCHEMES, PodBody, pod_config, pod_id
+from kvbraid.service.decoding import decode_body
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.metrics import CONTENT_TYPE, Metrics
 from kvbraid.service.registry import Service
@@ -128,10 +130,12 @@ def _known_request(service: Service, call: Call) -> Request:
         call.body, call.content_type, call.query, max_tokens=service.limits.tokens
     )
     if request.model not in service.models:
-        raise RefusalError("unknown_model", f"no registered pod serves model {request.model!r}")
+        raise RefusalError(
+            "unknown_model", f"no registered pod serves model {shown(request.model)}"
+        )
     for pod in request.pods or ():
         if pod not in service.pods:
-            raise RefusalError("unknown_pod", f"pod {pod!r} is not registered")
+            raise RefusalError("unknown_pod", f"pod {shown(pod)} is not registered")
     return request
 
 

@@ -15,10 +15,12 @@ from typing import Final
 
 import uvicorn
 
-from kvbraid.errors import InvalidValueError
+from kvbraid.errors import InvalidValueError, KvbraidError
+from kvbraid.ids import PodId
 from kvbraid.service.access import Access
 from kvbraid.service.app import Application
-from kvbraid.service.config import FleetConfig, ServerOptions
+from kvbraid.service.config import FleetConfig, PodConfig, ServerOptions
+from kvbraid.service.errors import as_refusal
 from kvbraid.service.protocol import ScoreProtocol
 from kvbraid.service.registry import Service
 
@@ -58,10 +60,17 @@ def following(service: Service, config: FleetConfig) -> Iterator[None]:
     service.feed.start()
     try:
         for pod, pod_config in config.pods.items():
-            service.put(pod, pod_config)
+            _put(service, pod, pod_config)
         yield
     finally:
         service.feed.close()
+
+
+def _put(service: Service, pod: PodId, config: PodConfig) -> None:
+    try:
+        service.put(pod, config)
+    except KvbraidError as error:
+        raise InvalidValueError(f"pod {pod!r}: {as_refusal(error).told()}") from None
 
 
 def end_process() -> None:
@@ -124,8 +133,11 @@ def _listen(options: ServerOptions) -> socket.socket:
     address = (options.host, options.port)
     try:
         return socket.create_server(address, family=family, backlog=_BACKLOG)
-    except OSError as error:
-        msg = f"cannot listen on {options.host}:{options.port}: {error.strerror}; choose another"
+    except (OSError, UnicodeError) as error:
+        # A number of the system has one text; what Python makes of it repeats the address.
+        number = getattr(error, "errno", None) or 0
+        why = os.strerror(number) if number > 0 else "no such address"
+        msg = f"cannot listen on {options.host}:{options.port}: {why}; choose another"
         raise InvalidValueError(msg) from None
 
 

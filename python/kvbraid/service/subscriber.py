@@ -16,6 +16,7 @@ from typing import Final, Self
 
 from kvbraid.errors import InvalidValueError, KvbraidError, ServiceError
 from kvbraid.ids import PodId
+from kvbraid.service.bindable import bound_addresses, check_bindable, wait_until_free
 from kvbraid.service.feed import FeedConfig, FeedStatus, Sink
 from kvbraid.service.follower import Follower, Patience
 from kvbraid.service.reactor import Reactor
@@ -107,14 +108,34 @@ class Subscriber:
         """
         self._command(lambda follower: follower.add(pod, feed))
 
+    def check(self, feed: FeedConfig, replaced: FeedConfig | None = None) -> None:
+        """Refuse an address that `add` could not bind once `replaced` is gone; change nothing.
+
+        Raises:
+            RefusalError: `invalid_endpoint`.
+            InvalidValueError: A malformed endpoint.
+        """
+        follower = self._follower
+        check_bindable(
+            bound_addresses(feed),
+            held=() if follower is None else follower.bound(),
+            leaving=() if replaced is None else bound_addresses(replaced),
+        )
+
     def remove(self, pod: PodId) -> None:
         """Stop following a pod; once this returns the sink hears no more of it.
+
+        An address that only this pod had bound is free by then: ZeroMQ lets go of it later.
 
         Raises:
             UnknownError: The pod is not followed.
             ServiceError: The subscriber is not running.
         """
+        follower = self._follower
+        held = frozenset() if follower is None else frozenset(follower.bound())
         self._command(lambda follower: follower.remove(pod))
+        if follower is not None:
+            wait_until_free(held.difference(follower.bound()))
 
     def status(self) -> list[FeedStatus]:
         """Return one row per followed pod and rank, in order; none before the start.

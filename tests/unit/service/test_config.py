@@ -8,6 +8,7 @@ from kvbraid.errors import InvalidValueError
 from kvbraid.service.config import FleetConfig, ServerOptions, override, read_fleet_file
 from kvbraid.spec import SpecKind, Topology
 
+TOPOLOGY = "topology = {groups = [{kind = 'full_attention', block_size = %s}]}"
 POD = '[[pods]]\nid = "a"\nmodel = "m"\nendpoint = "tcp://h:1"\n'
 
 
@@ -29,6 +30,20 @@ POD = '[[pods]]\nid = "a"\nmodel = "m"\nendpoint = "tcp://h:1"\n'
         (POD + "model_config = {}", "pods[0].model_config: Expected `str | null`, got `object`"),
         (POD + "topology = {alignment = 0}", "pods[0] (a): topology.alignment = 0; expected"),
         ("x =", "not TOML"),
+        ("a = " + "[" * 3000 + "]" * 3000, "nested too deeply"),
+        ("[limits]\nbody_bytes = 99999999999999999999999", "limits.body_bytes: Expected `int` <="),
+        ("[index]\nmemory_limit_bytes = 36893488147419103232", "index.memory_limit_bytes: Expect"),
+        ("[index]\nlimbo_limit_bytes = 36893488147419103232", "index.limbo_limit_bytes: Expected"),
+        ("[index]\ncanonical_block_size = 4294967296", "index.canonical_block_size: Expected"),
+        (
+            POD + TOPOLOGY % "65537}, {kind='full_attention', block_size=65539",
+            "[65537, 65539] have",
+        ),
+        (
+            POD + TOPOLOGY % "16}], hash_block_size = 7, x = [{",
+            "(a): topology: group 0: block_siz",
+        ),
+        (POD.replace('"a"', '"a\\nb"'), "pods[0] (a\\nb): pod id 'a\\nb'; use 1 to 128"),
         ("\udcff", "not TOML"),
     ],
 )

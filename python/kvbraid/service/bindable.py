@@ -1,0 +1,86 @@
+"""Whether the addresses of a pod can be bound, tried before anything depends on it.
+
+Each address is bound by a socket of a context of its own and let go again. One that is bound
+here already is shared, and a port that the replaced pod holds may become free with it: of that
+only the host is tried, on any port. Nothing is connected to, and nobody is kept waiting but the
+caller: a pod's feed is never touched here.
+"""
+
+import time
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from typing import Final
+
+import zmq
+
+from kvbraid.errors import shown
+from kvbraid.service.endpoints import rank_endpoint, subscriber_binds
+from kvbraid.service.errors import RefusalError
+from kvbraid.service.feed import FeedConfig
+
+_FREE_WITHIN_S: Final = 2.0
+_TRY_EVERY_S: Final = 0.002
+
+
+def bound_addresses(feed: FeedConfig) -> list[str]:
+    """Return the addresses that a subscriber binds for a pod, one per rank, or none.
+
+    Raises:
+        InvalidValueError: A malformed endpoint.
+    """
+    is_bound = subscriber_binds(feed.endpoint) if feed.bind is None else feed.bind
+    return [rank_endpoint(feed.endpoint, rank) for rank in range(feed.dp_size * is_bound)]
+
+
+def check_bindable(
+    addresses: Sequence[str], *, held: Collection[str], leaving: Sequence[str]
+) -> None:
+    """Bind each address and let it go again.
+
+    Args:
+        addresses: As `bound_addresses` gives them.
+        held: What this process has bound; such an address is shared, not bound again.
+        leaving: Those among them whose ports may become free.
+
+    Raises:
+        RefusalError: `invalid_endpoint`, for the first that cannot be bound.
+    """
+    ports = {_port(address) for address in leaving}
+    tried = [
+        (address, f"{address.rpartition(':')[0]}:*" if _port(address) in ports else address)
+        for address in addresses
+        if address not in held
+    ]
+    if not tried:
+        return
+    # Terminating the context waits until every port is free again.
+    with zmq.Context() as context, closing(context.socket(zmq.SUB)) as socket:
+        socket.linger = 0
+        for address, variant in tried:
+            _bind(socket, address, variant)
+
+
+def wait_until_free(addresses: Collection[str]) -> None:
+    """Return once addresses that ZeroMQ was told to let go of are free, or after two seconds."""
+    until = time.monotonic() + _FREE_WITHIN_S
+    while addresses:
+        try:
+            return check_bindable(list(addresses), held=(), leaving=())
+        except RefusalError:
+            if time.monotonic() >= until:
+                return None
+            time.sleep(_TRY_EVERY_S)
+    return None
+
+
+def _bind(socket: "zmq.Socket[bytes]", address: str, variant: str) -> None:
+    try:
+        socket.bind(variant)
+    except zmq.ZMQError as error:
+        message = f"{shown(address)} cannot be bound: {zmq.strerror(error.errno or 0)}"
+        remedy = "give a free port and an address of this host, or let the engine bind"
+        raise RefusalError("invalid_endpoint", message, remedy=remedy) from None
+
+
+def _port(address: str) -> str:
+    return address.rpartition(":")[2] if address.startswith("tcp:") else address
