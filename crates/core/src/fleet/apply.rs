@@ -22,6 +22,8 @@ pub struct Applied {
     pub cleared: u64,
     /// Events and details refused.
     pub refused: u64,
+    /// Units of work on what is undecided: grows with the batch, hardly faster.
+    pub effort: u64,
 }
 
 /// Buffers kept from batch to batch.
@@ -53,6 +55,7 @@ impl<'a> Intake<'a> {
         let mut applied = Applied::default();
         let mut learned = false;
         self.rank.messages += 1;
+        self.rank.begin_batch();
         for refusal in &self.batch.refused {
             self.rank.refuse(refusal.reason.name(), 1);
             applied.refused += 1;
@@ -65,6 +68,7 @@ impl<'a> Intake<'a> {
             learned |= self.name(piece);
             self.count(piece, &mut applied);
         }
+        applied.effort = self.rank.end_batch(&mut self.shared);
         self.rank.trim(&mut self.shared);
         (applied, learned)
     }
@@ -90,6 +94,7 @@ impl<'a> Intake<'a> {
                 self.scratch.named.push(None);
                 continue;
             };
+            self.rank.earn(stored.hashes.len, stored.tokens.len);
             learned |= self.learn(stored);
             let named = if !is_dense(stored) {
                 None

@@ -10,6 +10,7 @@ mod apply;
 mod bounds;
 pub mod catalog;
 mod copies;
+mod effort;
 mod engine_chain;
 mod explain;
 mod feed;

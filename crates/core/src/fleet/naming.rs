@@ -199,7 +199,7 @@ impl Naming<'_, '_> {
 
     fn settle(&mut self) {
         if self.rank.limbo.is_unsettled() {
-            self.rank.solve(self.shared, Means::Join);
+            self.rank.solve(self.shared);
         }
     }
 
@@ -385,8 +385,13 @@ impl Naming<'_, '_> {
             listed: &listed,
         };
         let bit = self.rank.column.1;
-        let Rank { slots, limbo, .. } = &mut *self.rank;
-        let mut world = Rank::world(slots, self.shared, bit, Means::Join);
+        let Rank {
+            slots,
+            limbo,
+            effort,
+            ..
+        } = &mut *self.rank;
+        let mut world = Rank::world(slots, self.shared, bit, Means::Join, effort);
         limbo.add_span(store, &mut world);
     }
 

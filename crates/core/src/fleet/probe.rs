@@ -5,6 +5,7 @@
 use hashbrown::HashMap;
 
 use super::catalog::gcd;
+use super::effort::Effort;
 use super::engine_chain::HashFunction;
 use super::limbo::{Means, Possible};
 use super::naming::Naming;
@@ -87,7 +88,7 @@ impl Search<'_, '_> {
                     let ahead = ladder.ahead(prompt, i).unwrap_or(0);
                     Naming::place(rank, key, step, salt, ahead);
                 }
-                rank.solve(shared, Means::Query);
+                rank.solve_for_query(shared, &Effort::unlimited());
             });
         }
     }
@@ -126,7 +127,8 @@ impl Search<'_, '_> {
         };
         let bit = rank.column.1;
         let Rank { slots, limbo, .. } = rank;
-        let mut world = Rank::world(slots, &mut shared, bit, Means::Join);
+        let effort = Effort::unlimited();
+        let mut world = Rank::world(slots, &mut shared, bit, Means::Join, &effort);
         let found = limbo.possible(&walk, &mut world);
         rank.settle_accounts();
         found

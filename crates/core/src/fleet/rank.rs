@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::answer::TierSet;
 use super::catalog::{Catalog, UNGROUPED};
+use super::effort::Effort;
 use super::engine_chain::EngineChain;
 use super::limbo::{Limbo, Means, World};
 use super::nodes::Nodes;
@@ -59,6 +60,13 @@ pub struct Placed {
     pub query: u64,
 }
 
+/// Units of effort that a rank keeps from batch to batch.
+const MOST_EFFORT_KEPT: u64 = 1 << 22;
+/// Units of effort that a store earns per hash that it lists.
+const UNITS_PER_HASH: usize = 1;
+/// Tokens of a store that earn one unit of effort.
+const TOKENS_PER_UNIT: u32 = 4;
+
 /// One rank.
 #[derive(Debug)]
 pub(super) struct Rank {
@@ -74,6 +82,8 @@ pub(super) struct Rank {
     pub slots: Slots,
     /// What is undecided.
     pub limbo: Limbo,
+    /// Work that batches may still ask of limbo, beyond what their own size bounds.
+    pub effort: Effort,
     /// Groups.
     pub catalog: Catalog,
     /// Hash function.
@@ -129,6 +139,7 @@ impl Rank {
             column,
             slots: Slots::default(),
             limbo: Limbo::default(),
+            effort: Effort::of(MOST_EFFORT_KEPT),
             catalog,
             chain,
             loras: BTreeMap::new(),
@@ -198,6 +209,7 @@ impl Rank {
         shared: &'a mut Shared<'_>,
         bit: u64,
         means: Means,
+        effort: &'a Effort,
     ) -> World<'a> {
         World {
             nodes: shared.nodes,
@@ -205,14 +217,52 @@ impl Rank {
             slots,
             bit,
             means,
+            effort,
         }
     }
 
-    /// Draws the consequences of what limbo was told.
-    pub(super) fn solve(&mut self, shared: &mut Shared<'_>, means: Means) {
-        let mut world = Self::world(&mut self.slots, shared, self.column.1, means);
+    /// Draws the consequences of what events told limbo.
+    pub(super) fn solve(&mut self, shared: &mut Shared<'_>) {
+        let bit = self.column.1;
+        let Self {
+            slots,
+            limbo,
+            effort,
+            ..
+        } = self;
+        limbo.solve(&mut Self::world(slots, shared, bit, Means::Join, effort));
+        self.settle_accounts();
+    }
+
+    /// Draws the consequences of what a request told limbo, within what the request may spend.
+    pub(super) fn solve_for_query(&mut self, shared: &mut Shared<'_>, effort: &Effort) {
+        let bit = self.column.1;
+        let mut world = Self::world(&mut self.slots, shared, bit, Means::Query, effort);
         self.limbo.solve(&mut world);
         self.settle_accounts();
+    }
+
+    /// A batch, or a slice of one, begins: what earlier ones left of the effort is kept up to a
+    /// bound, so that a quiet rank may once do much, and none may for long.
+    pub(super) fn begin_batch(&mut self) {
+        self.effort.renew(MOST_EFFORT_KEPT);
+    }
+
+    /// A store's own size pays for looking at what is undecided.
+    pub(super) fn earn(&mut self, num_hashes: u32, num_tokens: u32) {
+        let tokens = num_tokens / TOKENS_PER_UNIT;
+        self.effort
+            .earn(num_hashes as usize * UNITS_PER_HASH + tokens as usize);
+    }
+
+    /// A batch, or a slice of one, ends, and nobody holds slots any more: where it asked for more
+    /// work than was left, everything undecided is forgotten. Returns the units that it took.
+    pub(super) fn end_batch(&mut self, shared: &mut Shared<'_>) -> u64 {
+        if self.effort.is_exhausted() {
+            self.evict_limbo(shared);
+            self.refuse("too_much_undecided", 1);
+        }
+        self.effort.spent()
     }
 
     /// Moves limbo's counters into the rank's.

@@ -17,6 +17,7 @@ mod span;
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use super::effort::Effort;
 use super::nodes::{Nodes, Place, SaltId};
 use super::planes::Planes;
 use super::slots::{EngineKey, EntryId, SlotId, Slots, Whereabouts};
@@ -151,6 +152,8 @@ pub(super) struct World<'a> {
     pub bit: u64,
     /// Who gets the credit for what is placed.
     pub means: Means,
+    /// What may still be spent on narrowing: it is optional, everything else is not.
+    pub effort: &'a Effort,
 }
 
 impl World<'_> {

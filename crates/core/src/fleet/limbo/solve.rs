@@ -9,6 +9,7 @@ impl Limbo {
     /// Draws every consequence of the facts told so far.
     pub(crate) fn solve(&mut self, world: &mut World<'_>) {
         while let Some(fact) = self.facts.pop() {
+            world.effort.note(1);
             match fact {
                 Fact::Stands(entry, at, ahead) => self.stands(entry, at, ahead, world),
                 Fact::SameSalt(a, b) => self.unite(a, b, world),

@@ -149,7 +149,11 @@ impl Limbo {
 
     /// Narrows where the hashes of a span may stand, and tells what follows.
     pub(super) fn narrow(&mut self, id: SpanId, world: &mut World<'_>) {
-        let Some(mut span) = self.spans.get_mut(id.0).map(std::mem::take) else {
+        // What is left unlooked at stays as wide as it is: that is allowed at any time.
+        let Some(mut span) = (self.spans.get_mut(id.0))
+            .filter(|span| world.effort.spend(1 + 2 * span.listed.len()))
+            .map(std::mem::take)
+        else {
             return;
         };
         let before: Vec<(u32, u32)> = span.listed.iter().map(|l| (l.low, l.high)).collect();
@@ -297,6 +301,9 @@ impl Limbo {
     /// every other span that lists the hash has that boundary among its own candidates.
     fn may_end(&self, span: &Span, index: usize, block: u32, world: &World<'_>) -> bool {
         let slot = span.listed[index].slot;
+        if !world.effort.spend(1) {
+            return true;
+        }
         if self.is_taken(span, slot, block, world) {
             return false;
         }
@@ -310,6 +317,9 @@ impl Limbo {
             .filter_map(|id| self.spans.get(id.0))
             .all(|other| {
                 // The span at hand is lent out, so that it is not found among the others.
+                if !world.effort.spend(1 + other.listed.len() / 8) {
+                    return true;
+                }
                 let listed = other.listed.iter().find(|l| !l.fixed && l.slot == slot);
                 other.start.frame != span.start.frame
                     || listed.is_none_or(|l| {
