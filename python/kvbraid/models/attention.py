@@ -1,6 +1,7 @@
 """Architectures of attention layers alone: full, windowed, chunked, latent, sparse."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from kvbraid.models.config import Default
@@ -80,6 +81,9 @@ GEMMA: Final = Family(
 GEMMA2: Final = interleaved(2, GEMMA_HEADS)
 GPT_OSS: Final = interleaved(2, {})
 FOURTH_FULL: Final = interleaved(4, USUAL)
+COHERE2: Final = replace(
+    FOURTH_FULL, sizes={Role.FULL: ATTENTION, Role.WINDOW: replace(SLIDING, itself=1)}
+)
 GEMMA3: Final = interleaved(
     6, {"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
 )

@@ -36,13 +36,18 @@ COMPRESSED: Final = "compressed entries, in blocks that pack pages of several si
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Keys and values per head; `value_dim` defaults to the key's; `index` adds index keys."""
+    """Keys and values per head; `value_dim` defaults to the key's; `index` adds index keys.
+
+    `itself` is 1 where the config's window counts the tokens before a token and not the token
+    itself, as an engine's window does.
+    """
 
     kind: SpecKind = SpecKind.FULL_ATTENTION
     kv_heads: Names = KV_HEADS
     key_dim: Names = HEAD_DIM
     value_dim: Names | None = None
     window: Names | None = None
+    itself: int = 0
     chunk: Names | None = None
     index: tuple[Names, Names] | None = None  # Index heads and their size, where there are some.
 
@@ -59,7 +64,7 @@ class Attention:
         index = 0 if self.index is None else prod(config.size(*each) for each in self.index)
         return LayerSpec(
             kind=self.kind,
-            window=None if self.window is None else config.size(*self.window),
+            window=None if self.window is None else config.size(*self.window) + self.itself,
             chunk=None if self.chunk is None else config.size(*self.chunk),
             kv_bytes_per_token=heads.bytes_per_token + index * config.kv_element_bytes(),
             shape=None if index else heads,

@@ -9,16 +9,20 @@ import pytest
 from kvbraid.errors import InvalidValueError, TopologyError
 from kvbraid.models import (
     MODEL_TYPES,
+    EngineOptions,
     KindLayers,
     LayerSpec,
     ModelLayers,
     complete,
+    group_config,
     kinds_of,
     report,
 )
+from kvbraid.sim.captures import read_capture
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 FIXTURES: Final = Path(__file__).parents[2] / "fixtures" / "models"
+CAPTURES: Final = FIXTURES.with_name("captures")
 HEADS: Final = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 LLAMA: Final = {"model_type": "llama", "num_hidden_layers": 4, "dtype": "bfloat16", **HEADS}
 S, F, C = "sliding_attention", "full_attention", "chunked_attention"
@@ -441,6 +445,17 @@ def test_a_kind_of_two_sizes_says_neither() -> None:
     ]
     model = ModelLayers(model_type="two_windows", num_layers=2, kinds=tuple(windows))
     assert complete(Topology(groups=()), model).unsent_tokens == ()
+
+
+def test_cohere2s_window_holds_the_token_itself_beside_those_that_the_config_counts() -> None:
+    config = model("cohere2", 4, layer_types=[S, S, S, F], sliding_window=128)
+    fixture = read_capture(CAPTURES / "cohere2").topology
+    assert complete(fixture, kinds_of(config)) == fixture
+    assert {group.window for group in fixture.groups} == {129, None}
+    learned = complete(Topology(groups=()), kinds_of(config))
+    assert learned.unsent_tokens == ((SpecKind.SLIDING_WINDOW, 129),)
+    grouped = group_config(config, EngineOptions(block_size=32)).grouping.topology()
+    assert grouped.groups == fixture.groups
 
 
 def test_an_engine_may_keep_windowed_layers_in_full() -> None:
