@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use kvbraid_core::fleet::{Index, Options, PodConfig, PodSpec, Prompt, Request, Strategy, TierSet};
 use kvbraid_core::prefix::Unit;
+use kvbraid_core::secret::Secret;
 use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
 const PODS: u32 = 64;
@@ -84,7 +85,7 @@ fn index() -> Index {
         topology: Some(topology),
         ..PodConfig::default()
     };
-    let mut index = Index::new(Options::default());
+    let mut index = Index::new(Options::new(Secret::new([7; 32])));
     for pod in 0..PODS {
         let name = format!("pod{pod}");
         let spec = PodSpec {
@@ -144,7 +145,7 @@ fn main() {
     ingest("decode", &tokens, 1);
     let mut index = index();
     apply_all(&mut index, &[payload(&tokens, 0, 512)]);
-    let unit = Unit::new(16);
+    let unit = Unit::new(Secret::new([7; 32]).field(), 16);
     let mut keys = Vec::new();
     time("keys", || {
         keys.clear();

@@ -10,6 +10,7 @@ pub mod hash;
 mod key_table;
 pub mod prefix;
 pub mod rule;
+pub mod secret;
 pub mod spec;
 pub mod token_json;
 pub mod wire;

@@ -7,13 +7,11 @@
 //! start is unknown has a [`Step`] that maps any start to its end, steps compose, and they invert,
 //! so a whole subtree moves to its place without its tokens (`fleet::limbo` rests on this).
 //!
-//! It is not a cryptographic hash. A collision (about 2^-61 per pair for text nobody crafted)
-//! would mislead a prediction, never an engine.
+//! The base R is drawn at random (`secret`), and never shown: two different prefixes of at most L
+//! tokens have one key for at most L of the 2^61 bases, whoever chose the prefixes.
 
+/// The field's prime, of the Mersenne kind, so that folding needs no division.
 const P: u64 = (1 << 61) - 1;
-/// The base: any large constant of the field with no structure (digits of the golden ratio).
-const R: u64 = 0x1E37_79B9_7F4A_7C15 % P;
-
 const fn add(a: u64, b: u64) -> u64 {
     let s = a + b;
     if s >= P { s - P } else { s }
@@ -35,7 +33,7 @@ const fn fold(x: u128) -> u64 {
     if s >= P { s - P } else { s }
 }
 
-const fn mul(a: u64, b: u64) -> u64 {
+pub(crate) const fn mul(a: u64, b: u64) -> u64 {
     fold(a as u128 * b as u128)
 }
 
@@ -50,8 +48,6 @@ const fn pow(mut base: u64, mut exponent: u64) -> u64 {
     }
     result
 }
-
-const R_INVERSE: u64 = pow(R, P - 2);
 
 /// Maps any 64-bit value into the field, well mixed (the finaliser of splitmix64).
 #[must_use]
@@ -80,34 +76,80 @@ impl Step {
         tokens: 0,
         local: 0,
     };
+}
 
-    /// The key at the end of the span, given the key at its start.
+/// The base of the keys, with what undoes it. Copied into whatever composes steps.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Field {
+    base: u64,
+    inverse: u64,
+}
+
+impl std::fmt::Debug for Field {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Field").finish_non_exhaustive()
+    }
+}
+
+impl Field {
+    /// The keys over a base; any number, of which 2 to P - 2 are told apart.
     #[must_use]
-    pub const fn apply(self, start: PrefixKey) -> PrefixKey {
-        add(mul(start, pow(R, self.tokens as u64)), self.local)
+    pub const fn new(base: u64) -> Self {
+        let base = 2 + base % (P - 3);
+        let inverse = pow(base, P - 2);
+        Self { base, inverse }
     }
 
-    /// The key at the start of the span, given the key at its end.
+    /// The key at the end of a span, given the key at its start.
     #[must_use]
-    pub const fn undo(self, end: PrefixKey) -> PrefixKey {
-        mul(sub(end, self.local), pow(R_INVERSE, self.tokens as u64))
+    pub const fn apply(self, step: Step, start: PrefixKey) -> PrefixKey {
+        add(mul(start, pow(self.base, step.tokens as u64)), step.local)
     }
 
-    /// This span, then `next`.
+    /// The key at the start of a span, given the key at its end.
     #[must_use]
-    pub const fn then(self, next: Self) -> Self {
-        Self {
-            tokens: self.tokens + next.tokens,
-            local: next.apply(self.local),
+    pub const fn undo(self, step: Step, end: PrefixKey) -> PrefixKey {
+        let shift = pow(self.inverse, step.tokens as u64);
+        mul(sub(end, step.local), shift)
+    }
+
+    /// One span, then the next.
+    #[must_use]
+    pub const fn then(self, first: Step, next: Step) -> Step {
+        Step {
+            tokens: first.tokens + next.tokens,
+            local: self.apply(next, first.local),
         }
     }
 
-    /// What must follow `self` to make `whole`; `whole` must not be shorter.
+    /// What must follow `first` to make `whole`, which must not be shorter.
     #[must_use]
-    pub const fn rest_of(self, whole: Self) -> Self {
-        let tokens = whole.tokens - self.tokens;
-        let local = sub(whole.local, mul(self.local, pow(R, tokens as u64)));
-        Self { tokens, local }
+    pub const fn rest_of(self, first: Step, whole: Step) -> Step {
+        let tokens = whole.tokens - first.tokens;
+        let shifted = mul(first.local, pow(self.base, tokens as u64));
+        Step {
+            tokens,
+            local: sub(whole.local, shifted),
+        }
+    }
+
+    /// The step of any span of tokens.
+    #[must_use]
+    pub fn step_of(self, tokens: &[u32]) -> Step {
+        let mut local = 0;
+        for &token in tokens {
+            local = add(mul(local, self.base), add(u64::from(token), 1));
+        }
+        Step {
+            tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+            local,
+        }
+    }
+
+    /// What an extra key adds to the local part of a span that ends `tokens_after` tokens later.
+    #[must_use]
+    pub const fn mark(self, extra: u64, tokens_after: u32) -> u64 {
+        mul(extra, pow(self.base, tokens_after as u64))
     }
 }
 
@@ -116,6 +158,8 @@ impl Step {
 pub struct Unit {
     /// Tokens per unit.
     pub tokens: u32,
+    /// What the steps are made in.
+    pub field: Field,
     powers: Vec<u64>,
     whole: u64,
 }
@@ -123,16 +167,17 @@ pub struct Unit {
 impl Unit {
     /// Prepares steps of `tokens` tokens (at least 1).
     #[must_use]
-    pub fn new(tokens: u32) -> Self {
+    pub fn new(field: Field, tokens: u32) -> Self {
         let mut powers: Vec<u64> = Vec::with_capacity(tokens as usize);
         let mut power = 1;
         for _ in 0..tokens {
             powers.push(power);
-            power = mul(power, R);
+            power = mul(power, field.base);
         }
         powers.reverse();
         Self {
             tokens,
+            field,
             powers,
             whole: power,
         }
@@ -167,26 +212,6 @@ impl Unit {
     }
 }
 
-/// The step of any span of tokens.
-#[must_use]
-pub fn step_of(tokens: &[u32]) -> Step {
-    let mut local = 0;
-    for &token in tokens {
-        local = add(mul(local, R), add(u64::from(token), 1));
-    }
-    Step {
-        tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
-        local,
-    }
-}
-
-/// What an extra key at `token`, `tokens_after` tokens before the end of a span, adds to the
-/// span's local part.
-#[must_use]
-pub const fn mark(extra: u64, tokens_after: u32) -> u64 {
-    mul(extra, pow(R, tokens_after as u64))
-}
-
 /// The sum of two keys: adds marks to a local part, or a salt to a key.
 #[must_use]
 pub const fn plus(a: u64, b: u64) -> u64 {
@@ -203,49 +228,63 @@ pub const fn minus(a: u64, b: u64) -> u64 {
 mod tests {
     use super::*;
 
+    const FIELD: Field = Field::new(0x1E37_79B9_7F4A_7C13);
+
     #[test]
     fn a_prefix_has_one_key_however_it_is_cut() {
         let tokens: Vec<u32> = (0..96).map(|i| i * 7919 % 50_000).collect();
         let mut fine = Vec::new();
-        Unit::new(16).keys(5, &tokens, &mut fine);
+        Unit::new(FIELD, 16).keys(5, &tokens, &mut fine);
         let mut coarse = Vec::new();
-        Unit::new(48).keys(5, &tokens, &mut coarse);
+        Unit::new(FIELD, 48).keys(5, &tokens, &mut coarse);
         assert_eq!(fine[2], coarse[0]);
         assert_eq!(fine[5], coarse[1]);
-        assert_eq!(step_of(&tokens).apply(5), fine[5]);
+        assert_eq!(FIELD.apply(FIELD.step_of(&tokens), 5), fine[5]);
     }
 
     #[test]
     fn steps_compose_invert_and_split() {
-        let (a, b) = (step_of(&[1, 2, 3]), step_of(&[4, 0, 9, u32::MAX]));
-        let whole = step_of(&[1, 2, 3, 4, 0, 9, u32::MAX]);
-        assert_eq!(a.then(b), whole);
-        assert_eq!(a.rest_of(whole), b);
-        assert_eq!(whole.undo(whole.apply(77)), 77);
-        assert_eq!(Step::NONE.apply(77), 77);
+        let (a, b) = (
+            FIELD.step_of(&[1, 2, 3]),
+            FIELD.step_of(&[4, 0, 9, u32::MAX]),
+        );
+        let whole = FIELD.step_of(&[1, 2, 3, 4, 0, 9, u32::MAX]);
+        assert_eq!(FIELD.then(a, b), whole);
+        assert_eq!(FIELD.rest_of(a, whole), b);
+        assert_eq!(FIELD.undo(whole, FIELD.apply(whole, 77)), 77);
+        assert_eq!(FIELD.apply(Step::NONE, 77), 77);
     }
 
     #[test]
     fn a_mark_changes_the_key_at_its_token_and_every_later_one() {
         let tokens = [1, 2, 3, 4];
-        let plain = step_of(&tokens);
+        let plain = FIELD.step_of(&tokens);
         // The mark on token 1 has two tokens after it.
         let marked = Step {
-            local: plus(plain.local, mark(99, 2)),
+            local: plus(plain.local, FIELD.mark(99, 2)),
             ..plain
         };
         let split = Step {
-            local: plus(step_of(&[1, 2]).local, 99),
+            local: plus(FIELD.step_of(&[1, 2]).local, 99),
             tokens: 2,
         };
-        assert_eq!(split.then(step_of(&[3, 4])), marked);
+        assert_eq!(FIELD.then(split, FIELD.step_of(&[3, 4])), marked);
+    }
+
+    #[test]
+    fn every_base_is_one_that_separates() {
+        for base in [0, 1, 2, P - 3, P - 2, P - 1, P, u64::MAX] {
+            let field = Field::new(base);
+            assert!((2..P - 1).contains(&field.base), "{base}");
+            assert_eq!(mul(field.base, field.inverse), 1);
+        }
     }
 
     #[test]
     fn golden_keys() {
-        // Any change of these constants would orphan whatever was stored under them.
+        // The keys of one base, which is drawn anew elsewhere: the arithmetic must not change.
         let mut keys = Vec::new();
-        Unit::new(4).keys(0, &[0, 1, 2, 3, 4, 5, 6, 7], &mut keys);
+        Unit::new(FIELD, 4).keys(0, &[0, 1, 2, 3, 4, 5, 6, 7], &mut keys);
         assert_eq!(keys, GOLDEN);
     }
     const GOLDEN: [u64; 2] = [1_646_065_056_146_220_836, 1_835_511_744_839_152_427];

@@ -6,8 +6,11 @@ use kvbraid_core::cache::{
     PrefillCost, Retention,
 };
 use kvbraid_core::hash::{Digest, HashAlgo, none_hash};
+use kvbraid_core::secret::Secret;
 use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 use proptest::prelude::*;
+
+const SECRET: Secret = Secret::new([7; 32]);
 
 fn group(kind: SpecKind, block_size: u32) -> GroupSpec {
     GroupSpec {
@@ -162,7 +165,7 @@ proptest! {
         num_blocks in 8..60u32,
         ops in proptest::collection::vec(op(), 1..40),
     ) {
-        let mut cache = Cache::new(config(groups, num_blocks, retention)).expect("a valid config");
+        let mut cache = Cache::new(config(groups, num_blocks, retention), &SECRET).expect("a valid config");
         let mut running: Vec<(u64, u32)> = Vec::new();
         for op in ops {
             cache.start_step();
@@ -219,7 +222,8 @@ fn single_blocks_are_taken_held_and_found() {
         group(SpecKind::FullAttention, 4),
         group(SpecKind::SlidingWindow, 4),
     ];
-    let mut cache = Cache::new(config(groups, 6, Retention::Interval(8))).expect("a valid config");
+    let mut cache =
+        Cache::new(config(groups, 6, Retention::Interval(8)), &SECRET).expect("a valid config");
     let digests = [1u8, 2].map(|byte| Digest::from_bytes(&[byte; 32]).expect("32 bytes"));
     assert!(
         cache.take_blocks(6).is_err(),
@@ -263,7 +267,8 @@ fn single_blocks_are_taken_held_and_found() {
 #[test]
 fn a_step_takes_the_blocks_that_it_needs_and_tells_the_states_that_it_kept() {
     let groups = vec![group(SpecKind::FullAttention, 4), group(SpecKind::Mamba, 4)];
-    let mut cache = Cache::new(config(groups, 20, Retention::Dense)).expect("a valid config");
+    let mut cache =
+        Cache::new(config(groups, 20, Retention::Dense), &SECRET).expect("a valid config");
     let id = cache.add(prompt(1, 9)).expect("a prompt");
     let need = Need {
         request: id,

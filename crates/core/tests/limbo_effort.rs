@@ -4,6 +4,7 @@ mod encoder;
 
 use encoder::{Value, batch, map, text, uints};
 use kvbraid_core::fleet::{Applied, Index, Options, PodSpec, RankInfo};
+use kvbraid_core::secret::Secret;
 
 const POD: &str = "a";
 
@@ -67,7 +68,7 @@ fn sparse_store_and_its_halves(n: usize) -> Vec<Vec<Value>> {
 
 #[test]
 fn a_batch_that_asks_for_too_much_makes_the_rank_forget_what_is_undecided() {
-    let mut index = index(Options::default());
+    let mut index = index(Options::new(Secret::new([7; 32])));
     apply(&mut index, &sparse_store_and_its_halves(4000));
     assert!(refused(&index, "too_much_undecided") > 0);
 }

@@ -14,6 +14,7 @@ use pyo3::types::PyBytes;
 
 use crate::errors::to_python;
 use crate::hash::embeds_digests;
+use crate::secret;
 use crate::tokens::TokenArg;
 
 /// `LoRA` (name, path), its number, salt, media (identifier, offset, length), embedding digests,
@@ -92,7 +93,7 @@ struct CacheCore {
 impl CacheCore {
     #[new]
     fn new(config: ConfigTuple, limits: LimitsTuple, hash: Option<HashTuple>) -> PyResult<Self> {
-        let cache = Cache::new(config.decode(limits, hash)?).map_err(to_python)?;
+        let cache = Cache::new(config.decode(limits, hash)?, &secret::draw()).map_err(to_python)?;
         Ok(Self {
             cache: Mutex::new(cache),
         })

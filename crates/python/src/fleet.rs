@@ -9,19 +9,31 @@ use kvbraid_core::fleet::{
     State, Strategy, Tier, TierSet,
 };
 use kvbraid_core::hash::{HashAlgo, MediaItem};
+use kvbraid_core::secret::Secret;
 use kvbraid_core::spec::GroupSpec;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::errors::to_python;
+use crate::secret;
 use crate::tokens::TokenArg;
 use crate::topology::{TopologyTuple, decode_kind};
 
 /// `use_hash_functions`, `counts_copies`, `all_groups`, `memory_limit_bytes`,
-/// `limbo_limit_bytes`, weights of gpu, cpu and storage, `canonical_block_size`.
+/// `limbo_limit_bytes`, weights of gpu, cpu and storage, `canonical_block_size`, secret (drawn here
+/// without one).
 #[derive(FromPyObject)]
-struct OptionsTuple(bool, bool, bool, usize, usize, [f64; 3], NonZeroU32);
+struct OptionsTuple(
+    bool,
+    bool,
+    bool,
+    usize,
+    usize,
+    [f64; 3],
+    NonZeroU32,
+    Option<[u8; 32]>,
+);
 
 /// model, `dp_size`, topology, `only_full_is_published`, `full_reports`, hash algorithm, hash
 /// seed, LoRA paths by name, kinds with the window or chunk that events do not carry.
@@ -272,7 +284,8 @@ impl RequestTuple {
 impl FleetCore {
     #[new]
     fn new(options: OptionsTuple) -> Self {
-        let OptionsTuple(hash, counts, all_groups, memory, limbo, weights, canonical) = options;
+        let OptionsTuple(hash, counts, all_groups, memory, limbo, weights, canonical, fixed) =
+            options;
         let options = Options {
             use_hash_functions: hash,
             counts_copies: counts,
@@ -281,6 +294,7 @@ impl FleetCore {
             limbo_limit_bytes: limbo,
             weights,
             canonical_block_size: canonical,
+            secret: fixed.map_or_else(secret::draw, Secret::new),
         };
         Self {
             index: Mutex::new(Index::new(options)),

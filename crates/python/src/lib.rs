@@ -6,6 +6,7 @@ mod fleet;
 mod hash;
 mod payload;
 mod rule;
+mod secret;
 mod token_json;
 mod tokens;
 mod topology;

@@ -7,7 +7,7 @@ interpreter.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from kvbraid import _native
@@ -34,6 +34,9 @@ Presence: TypeAlias = Literal["count", "set", "full-only"]
 
 TIER_WEIGHTS: Final[Mapping[Tier, float]] = {Tier.GPU: 1.0, Tier.CPU: 0.8, Tier.STORAGE: 0.5}
 
+SECRET_BYTES: Final = 32
+"""Length of the secret that keys and tables are made with."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexOptions:
@@ -42,7 +45,9 @@ class IndexOptions:
     `memory_limit_bytes` None means no limit: above it the least recently matched boundaries are
     forgotten, and the answers of the pods concerned become bounds. `limbo_limit_bytes` bounds what
     is undecided of one rank. `canonical_block_size` is the tokens per block that the
-    `weighted_blocks` strategy counts in; it need not be any engine's.
+    `weighted_blocks` strategy counts in; it need not be any engine's. `secret` is what keys and
+    hash tables are made with. None draws it at random, as every index needs that strangers can
+    send prompts to; 32 bytes fix it, so that a test can be repeated.
     """
 
     keys: Keys = "auto"
@@ -51,9 +56,13 @@ class IndexOptions:
     limbo_limit_bytes: int = 64 << 20
     tier_weights: Mapping[Tier, float] | None = None
     canonical_block_size: int = 16
+    secret: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse a block without tokens."""
+        """Refuse a block without tokens, and a secret of another length."""
+        if self.secret is not None and len(self.secret) != SECRET_BYTES:
+            msg = f"secret has {len(self.secret)} bytes; it has {SECRET_BYTES}, or is None"
+            raise InvalidValueError(msg)
         if self.canonical_block_size < 1:
             msg = f"canonical_block_size = {self.canonical_block_size}; it is at least 1 token"
             raise InvalidValueError(msg)
@@ -74,6 +83,7 @@ class FleetIndex:
                 options.limbo_limit_bytes,
                 [weights[tier] for tier in Tier],
                 options.canonical_block_size,
+                options.secret,
             )
         )
 

@@ -17,6 +17,7 @@ use super::state;
 use super::statistics::Statistics;
 use crate::error::{Error, Result};
 use crate::hash::Digest;
+use crate::secret::Secret;
 use hashbrown::HashSet;
 
 /// What one request asks of one step; tokens.
@@ -107,10 +108,10 @@ pub(super) struct Lengths {
 }
 
 impl Store {
-    pub(super) fn new(config: CacheConfig) -> Self {
+    pub(super) fn new(config: CacheConfig, secret: &Secret) -> Self {
         let groups = Group::all(&config);
         Self {
-            pool: Pool::new(config.num_blocks, groups.len()),
+            pool: Pool::new(config.num_blocks, groups.len(), secret.spread()),
             log: EventLog::new(&config.topology, config.events),
             finder: Finder::new(&config.topology, &groups),
             checkpoints: Checkpoints::new(&config, &groups),

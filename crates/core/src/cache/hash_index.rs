@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use super::pool::{BlockId, NULL_BLOCK};
 use crate::hash::Digest;
 use crate::key_table::KeyTable;
+use crate::secret::Spread;
 
 /// Index of a hash that somebody holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -41,10 +42,10 @@ fn short(digest: &Digest) -> u64 {
 }
 
 impl HashIndex {
-    pub(super) fn new(num_groups: usize) -> Self {
+    pub(super) fn new(num_groups: usize, spread: Spread) -> Self {
         Self {
             num_groups,
-            by_key: KeyTable::default(),
+            by_key: KeyTable::new(spread),
             digests: Vec::new(),
             first: Vec::new(),
             more: HashMap::new(),
@@ -171,7 +172,7 @@ impl HashIndex {
         let version = self.version + 1;
         *self = Self {
             version,
-            ..Self::new(self.num_groups)
+            ..Self::new(self.num_groups, self.by_key.spread())
         };
     }
 

@@ -25,6 +25,7 @@ mod skipped;
 mod state;
 mod statistics;
 
+use crate::secret::Secret;
 use hashbrown::HashMap;
 
 pub use allocate::Need;
@@ -104,14 +105,14 @@ fn unknown(id: u64) -> Error {
 }
 
 impl Cache {
-    /// An empty cache.
+    /// An empty cache; `secret` spreads the hashes in its tables.
     ///
     /// # Errors
     /// `InvalidValue` for what cannot work; see [`CacheConfig::validate`].
-    pub fn new(config: CacheConfig) -> Result<Self> {
+    pub fn new(config: CacheConfig, secret: &Secret) -> Result<Self> {
         config.validate()?;
         Ok(Self {
-            store: Store::new(config),
+            store: Store::new(config, secret),
             requests: HashMap::new(),
             next_id: 0,
         })

@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 
 use super::hash_index::{EntryId, HashIndex, Key};
 use crate::hash::Digest;
+use crate::secret::Spread;
 
 /// A physical block; one numbering for all groups.
 pub type BlockId = u32;
@@ -74,7 +75,7 @@ pub(super) struct Pool {
 
 impl Pool {
     /// All blocks free but the null block, to be handed out in the order of their ids.
-    pub(super) fn new(num_blocks: u32, num_groups: usize) -> Self {
+    pub(super) fn new(num_blocks: u32, num_groups: usize, spread: Spread) -> Self {
         let last = num_blocks - 1;
         let block = |id: BlockId| Block {
             refs: 0,
@@ -88,7 +89,7 @@ impl Pool {
         Self {
             blocks: (0..num_blocks).map(block).collect(),
             num_free: last as usize,
-            index: HashIndex::new(num_groups),
+            index: HashIndex::new(num_groups, spread),
             further: HashMap::new(),
             unhashed: Vec::new(),
         }

@@ -7,7 +7,7 @@ use super::catalog::GroupNews;
 use super::naming::{Naming, Units, is_dense};
 use super::rank::{Rank, Shared};
 use super::slots::{ChannelKey, SlotId, Whereabouts};
-use super::texts::Texts;
+use super::texts::{Marks, Texts};
 use super::tier::Tier;
 use crate::wire::{Batch, Event, Medium, Removed, Span, Stored};
 
@@ -41,6 +41,8 @@ pub(super) struct Intake<'a> {
     pub shared: Shared<'a>,
     /// Texts.
     pub texts: &'a mut Texts,
+    /// What texts and lookahead add to keys.
+    pub marks: &'a Marks,
     /// Prepared steps.
     pub units: &'a mut Units,
     /// The batch.
@@ -78,6 +80,7 @@ impl<'a> Intake<'a> {
             rank: self.rank,
             shared: &mut self.shared,
             texts: self.texts,
+            marks: self.marks,
             units: self.units,
             batch: self.batch,
         }

@@ -52,6 +52,7 @@ pub use walk::Prompt;
 
 use crate::error::{Error, Result};
 use crate::rule;
+use crate::secret::Secret;
 use crate::wire::{Decoder, Limits};
 use model::Model;
 use query::{Ask, Search};
@@ -75,10 +76,14 @@ pub struct Options {
     pub weights: [f64; 3],
     /// Tokens per block of the `weighted_blocks` strategy.
     pub canonical_block_size: NonZeroU32,
+    /// What keys and tables are made with: random bytes that nobody outside knows.
+    pub secret: Secret,
 }
 
-impl Default for Options {
-    fn default() -> Self {
+impl Options {
+    /// The defaults, with a secret.
+    #[must_use]
+    pub const fn new(secret: Secret) -> Self {
         Self {
             use_hash_functions: true,
             counts_copies: true,
@@ -87,6 +92,7 @@ impl Default for Options {
             limbo_limit_bytes: 64 << 20,
             weights: [1.0, 0.8, 0.5],
             canonical_block_size: const { NonZeroU32::new(16).unwrap() },
+            secret,
         }
     }
 }

@@ -13,7 +13,8 @@ use super::nodes::Nodes;
 use super::planes::Planes;
 use super::rank::{Rank, Shared};
 use super::slots::Whereabouts;
-use super::texts::Texts;
+use super::texts::{Marks, Texts};
+use crate::secret::Secret;
 use crate::wire::Batch;
 
 /// Ranks with the same view in the same word of the planes: one evaluation answers for all.
@@ -52,7 +53,7 @@ impl Class {
 }
 
 /// All pods of one model.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Model {
     /// Boundaries.
     pub nodes: Nodes,
@@ -60,6 +61,8 @@ pub(super) struct Model {
     pub planes: Planes,
     /// Salts, owners.
     pub texts: Texts,
+    /// What texts and lookahead add to keys.
+    pub marks: Arc<Marks>,
     /// Ranks by column; `None` = free.
     pub ranks: Vec<Option<Rank>>,
     /// Increases with every request, for forgetting the least recently matched.
@@ -72,6 +75,23 @@ pub(super) struct Model {
 }
 
 impl Model {
+    /// No rank yet.
+    pub(super) fn new(secret: &Secret) -> Self {
+        let marks = Marks::new(secret);
+        Self {
+            nodes: Nodes::new(secret),
+            planes: Planes::default(),
+            texts: Texts::default(),
+            ranks: Vec::new(),
+            tick: 0,
+            units: Units::new(marks.field()),
+            marks: Arc::new(marks),
+            scratch: Scratch::default(),
+            classes: None,
+            roster: None,
+        }
+    }
+
     /// The column that a new rank gets.
     pub(super) fn free_column(&mut self) -> (usize, (u16, u64)) {
         let index = self
@@ -105,6 +125,7 @@ impl Model {
             rank,
             shared,
             texts: &mut self.texts,
+            marks: &self.marks,
             units: &mut self.units,
             batch,
             scratch: &mut self.scratch,

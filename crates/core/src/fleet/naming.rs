@@ -13,19 +13,30 @@ use super::limbo::{At, Fact, Frame, Means, Salt, SparseStore};
 use super::nodes::{NodeId, Place, SaltId};
 use super::rank::{Rank, Shared};
 use super::slots::{EngineKey, SlotId, Whereabouts};
-use super::texts::{Texts, digest_mark, lookahead_mark, lora_seed, media_mark};
-use crate::prefix::{PrefixKey, Step, Unit, mark, plus};
+use super::texts::{Marks, Texts};
+use crate::prefix::{Field, PrefixKey, Step, Unit, plus};
 use crate::wire::{Batch, ExtraKey, Stored};
 
 /// Prepared steps by block size.
-#[derive(Debug, Default)]
-pub(super) struct Units(HashMap<u32, Arc<Unit>>);
+#[derive(Debug)]
+pub(super) struct Units {
+    field: Field,
+    by_size: HashMap<u32, Arc<Unit>>,
+}
 
 impl Units {
+    /// Nothing prepared.
+    pub(super) fn new(field: Field) -> Self {
+        Self {
+            field,
+            by_size: HashMap::new(),
+        }
+    }
+
     /// The steps of one block size.
     pub(super) fn get(&mut self, tokens: u32) -> Arc<Unit> {
-        let unit = self.0.entry(tokens);
-        Arc::clone(unit.or_insert_with(|| Arc::new(Unit::new(tokens))))
+        let unit = self.by_size.entry(tokens);
+        Arc::clone(unit.or_insert_with(|| Arc::new(Unit::new(self.field, tokens))))
     }
 }
 
@@ -46,6 +57,8 @@ pub(super) struct Naming<'a, 'b> {
     pub shared: &'a mut Shared<'b>,
     /// The model's texts.
     pub texts: &'a mut Texts,
+    /// What texts and lookahead add to keys.
+    pub marks: &'a Marks,
     /// Prepared steps.
     pub units: &'a mut Units,
     /// The batch that the store is in.
@@ -92,10 +105,10 @@ impl Naming<'_, '_> {
     /// The key of the empty prefix: of an adapter, or of the base model.
     fn root_seed(&mut self, stored: &Stored) -> PrefixKey {
         let Some(id) = nameless_lora(self.batch, stored) else {
-            return lora_seed(lora(self.batch, stored));
+            return self.marks.lora_seed(lora(self.batch, stored));
         };
         self.rank.contradict("lora_without_name");
-        lora_seed(Some(&format!("\0{id}"))) // Apart from every name.
+        self.marks.lora_seed(Some(&format!("\0{id}"))) // Apart from every name.
     }
 
     /// Where the tokens of a store start.
@@ -213,25 +226,27 @@ impl Naming<'_, '_> {
                 ExtraKey::Text(_) if is_root => continue,
                 ExtraKey::Text(text) => {
                     self.rank.contradict("media_without_offset");
-                    (media_mark(self.batch.text(text)), 0)
+                    (self.marks.media(self.batch.text(text)), 0)
                 }
                 ExtraKey::Item { id, offset } => match u32::try_from(offset) {
-                    Ok(offset) if offset < block_size => (media_mark(self.batch.text(id)), offset),
+                    Ok(offset) if offset < block_size => {
+                        (self.marks.media(self.batch.text(id)), offset)
+                    }
                     // It begins in the lookahead, or began in an earlier block.
                     Ok(_) | Err(_) => continue,
                 },
-                ExtraKey::Digest(digest) => (digest_mark(self.batch.digest(digest)), 0),
+                ExtraKey::Digest(digest) => (self.marks.embeddings(self.batch.digest(digest)), 0),
             };
             self.rank.saw_media = true;
             let after = (block_size - 1).saturating_sub(offset);
-            sum = plus(sum, mark(extra, after));
+            sum = plus(sum, self.marks.field().mark(extra, after));
         }
         sum
     }
 
     /// What lies behind a block within its lookahead: tokens, and media that begin there.
     fn ahead(&self, stored: &Stored, block: usize) -> u64 {
-        let tokens = lookahead_mark(self.batch.lookahead_of(stored, block));
+        let tokens = self.marks.lookahead(self.batch.lookahead_of(stored, block));
         let block_size = i64::from(stored.block_size);
         let keys = self.batch.extra_keys_of(stored, block).iter();
         keys.filter_map(|key| match *key {
@@ -239,7 +254,8 @@ impl Naming<'_, '_> {
             ExtraKey::Text(_) | ExtraKey::Digest(_) => None,
         })
         .fold(tokens, |sum, (id, offset)| {
-            plus(sum, mark(media_mark(self.batch.text(id)), offset))
+            let extra = self.marks.media(self.batch.text(id));
+            plus(sum, self.marks.field().mark(extra, offset))
         })
     }
 
@@ -376,7 +392,12 @@ impl Naming<'_, '_> {
         let listed: Vec<(SlotId, u64)> = slots
             .iter()
             .enumerate()
-            .map(|(j, &slot)| (slot, lookahead_mark(self.batch.lookahead_of(stored, j))))
+            .map(|(j, &slot)| {
+                (
+                    slot,
+                    self.marks.lookahead(self.batch.lookahead_of(stored, j)),
+                )
+            })
             .collect();
         let store = SparseStore {
             start: anchor.at,

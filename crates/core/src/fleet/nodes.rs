@@ -4,7 +4,8 @@
 //! so that the next boundary of a prefix is mostly the next node: lookups try that one first.
 
 use crate::key_table::KeyTable;
-use crate::prefix::{PrefixKey, minus, plus, scatter};
+use crate::prefix::{PrefixKey, minus, plus};
+use crate::secret::{Mixer, Secret};
 
 /// Index of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -17,16 +18,6 @@ pub(super) struct SaltId(pub u32);
 impl SaltId {
     /// No salt.
     pub(super) const NONE: Self = Self(0);
-
-    /// What the salt adds to a prefix key.
-    #[must_use]
-    pub(super) fn term(self) -> PrefixKey {
-        if self == Self::NONE {
-            0
-        } else {
-            scatter(0x5A17_0000_0000_0000 | u64::from(self.0))
-        }
-    }
 }
 
 /// Where a hash stands: how many tokens it covers, their key, and whose cache it is in.
@@ -44,14 +35,6 @@ pub(super) struct Place {
     pub salt: SaltId,
 }
 
-impl Place {
-    /// The key under which the node is found.
-    #[must_use]
-    pub(super) fn key(self) -> PrefixKey {
-        plus(plus(self.prefix, self.ahead), self.salt.term())
-    }
-}
-
 #[derive(Debug, Clone, Copy)]
 struct Meta {
     boundary: u32,
@@ -61,8 +44,9 @@ struct Meta {
 }
 
 /// All nodes of one model.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Nodes {
+    salts: Mixer,
     keys: Vec<PrefixKey>,
     meta: Vec<Meta>,
     /// Lookahead part of the identity, for the few nodes that have one.
@@ -72,6 +56,34 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
+    /// No nodes yet.
+    #[must_use]
+    pub(super) fn new(secret: &Secret) -> Self {
+        Self {
+            salts: secret.mixer("salts"),
+            keys: Vec::new(),
+            meta: Vec::new(),
+            ahead: hashbrown::HashMap::new(),
+            by_key: KeyTable::new(secret.spread()),
+            free: Vec::new(),
+        }
+    }
+
+    /// What a salt adds to a prefix key.
+    #[must_use]
+    pub(super) fn term(&self, salt: SaltId) -> PrefixKey {
+        match salt {
+            SaltId::NONE => 0,
+            SaltId(id) => self.salts.mix(u64::from(id)),
+        }
+    }
+
+    /// The key under which the node of a place is found.
+    #[must_use]
+    pub(super) fn key_of(&self, place: Place) -> PrefixKey {
+        plus(plus(place.prefix, place.ahead), self.term(place.salt))
+    }
+
     /// The node of a key, trying the one after `hint` first.
     #[must_use]
     pub(super) fn find(&self, key: PrefixKey, hint: Option<NodeId>) -> Option<NodeId> {
@@ -86,7 +98,7 @@ impl Nodes {
 
     /// The node of a place, made if there is none. The caller must `acquire` a new node.
     pub(super) fn find_or_create(&mut self, place: Place, hint: Option<NodeId>) -> NodeId {
-        let key = place.key();
+        let key = self.key_of(place);
         if let Some(node) = self.find(key, hint) {
             return node;
         }
@@ -121,7 +133,10 @@ impl Nodes {
         } else {
             self.ahead.get(&node.0).copied().unwrap_or(0)
         };
-        let prefix = minus(minus(self.keys[node.0 as usize], meta.salt.term()), ahead);
+        let prefix = minus(
+            minus(self.keys[node.0 as usize], self.term(meta.salt)),
+            ahead,
+        );
         Place {
             boundary: meta.boundary,
             prefix,
@@ -133,7 +148,7 @@ impl Nodes {
     /// Whether the node is the one of this place.
     #[must_use]
     pub(super) fn is_at(&self, node: NodeId, place: Place) -> bool {
-        self.keys[node.0 as usize] == place.key()
+        self.keys[node.0 as usize] == self.key_of(place)
     }
 
     /// One more slot points to the node.

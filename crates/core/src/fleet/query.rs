@@ -108,8 +108,12 @@ impl<'a, 'p> Search<'a, 'p> {
         if let Some(at) = self.ladders.iter().position(|l| l.is(unit, lookahead)) {
             return at;
         }
-        self.ladders
-            .push(Ladder::new(&self.ask.prompt, unit, lookahead));
+        self.ladders.push(Ladder::new(
+            &self.model.marks,
+            &self.ask.prompt,
+            unit,
+            lookahead,
+        ));
         self.ladders.len() - 1
     }
 

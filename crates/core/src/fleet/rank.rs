@@ -10,6 +10,7 @@ use super::limbo::{Limbo, Means, World};
 use super::nodes::Nodes;
 use super::planes::{PlaneKey, Planes};
 use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
+use crate::secret::Secret;
 
 /// How far the history of a rank is known; in all but `Exact` an answer is a bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -133,12 +134,13 @@ impl Rank {
         catalog: Catalog,
         chain: EngineChain,
         counts_copies: bool,
+        secret: &Secret,
     ) -> Self {
         Self {
             dp_rank,
             column,
-            slots: Slots::default(),
-            limbo: Limbo::default(),
+            slots: Slots::new(secret.spread()),
+            limbo: Limbo::new(secret.field()),
             effort: Effort::of(MOST_EFFORT_KEPT),
             catalog,
             chain,

@@ -77,7 +77,10 @@ impl Index {
             self.remove(name)?;
         }
         let dp_size = spec.dp_size;
-        self.models.entry(spec.model.clone()).or_default();
+        let secret = &self.options.secret;
+        self.models
+            .entry(spec.model.clone())
+            .or_insert_with(|| Model::new(secret));
         self.pods.insert(
             name.to_owned(),
             Pod {
@@ -94,7 +97,11 @@ impl Index {
 
     pub(super) fn add_rank(&mut self, name: &str, dp_rank: u32) -> Result<usize> {
         let pod = self.pods.get_mut(name).ok_or_else(|| unknown_pod(name))?;
-        let model = self.models.entry(pod.spec.model.clone()).or_default();
+        let secret = &self.options.secret;
+        let model = self
+            .models
+            .entry(pod.spec.model.clone())
+            .or_insert_with(|| Model::new(secret));
         let (index, column) = model.free_column();
         let spec = &pod.spec;
         let chain = if self.options.use_hash_functions {
@@ -103,7 +110,14 @@ impl Index {
             EngineChain::off()
         };
         let catalog = Catalog::new(spec.config.clone())?;
-        let rank = Rank::new(dp_rank, column, catalog, chain, self.options.counts_copies);
+        let rank = Rank::new(
+            dp_rank,
+            column,
+            catalog,
+            chain,
+            self.options.counts_copies,
+            secret,
+        );
         model.ranks[index] = Some(Rank {
             loras: spec.loras.clone(),
             ..rank

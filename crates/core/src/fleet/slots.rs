@@ -12,6 +12,7 @@ use super::nodes::NodeId;
 use super::planes::PlaneId;
 use super::tier::Tier;
 use crate::key_table::KeyTable;
+use crate::secret::Spread;
 
 /// An engine's hash of a block, as the wire's 64-bit integer.
 pub(super) type EngineKey = u64;
@@ -79,7 +80,7 @@ const MASKED: u16 = 64;
 const NAMES_KEPT: usize = 8192;
 
 /// The table of one rank.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Slots {
     by_key: KeyTable,
     table: Vec<Slot>,
@@ -92,6 +93,19 @@ pub(super) struct Slots {
 }
 
 impl Slots {
+    /// No hash yet.
+    #[must_use]
+    pub(super) fn new(spread: Spread) -> Self {
+        Self {
+            by_key: KeyTable::new(spread),
+            table: Vec::new(),
+            free: Vec::new(),
+            channels: Vec::new(),
+            more: HashMap::new(),
+            retired: VecDeque::new(),
+        }
+    }
+
     /// The slot of a hash.
     #[must_use]
     pub(super) fn find(&self, key: EngineKey) -> Option<SlotId> {

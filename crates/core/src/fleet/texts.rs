@@ -1,10 +1,10 @@
 //! Interned texts (salts, LoRA names, owners), and the keys that texts add to prefixes.
 
 use hashbrown::HashMap;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::nodes::SaltId;
-use crate::prefix::{PrefixKey, scatter};
+use crate::prefix::{Field, PrefixKey};
+use crate::secret::{Mixer, Secret, TextHash};
 
 /// The texts of one model; 0 stands for none.
 #[derive(Debug, Default)]
@@ -47,31 +47,65 @@ impl Texts {
     }
 }
 
-/// The key of the empty prefix under a LoRA adapter.
-#[must_use]
-pub(super) fn lora_seed(name: Option<&str>) -> PrefixKey {
-    name.filter(|n| !n.is_empty())
-        .map_or(0, |n| scatter(xxh3_64_with_seed(n.as_bytes(), 0x10AA)))
+/// What texts, and tokens after a boundary, add to keys. Nobody who does not know the secret can
+/// choose two sums that are equal.
+#[derive(Debug, Clone)]
+pub(super) struct Marks {
+    field: Field,
+    texts: TextHash,
+    ahead: Mixer,
 }
 
-/// What a multimodal item adds at its first token.
-#[must_use]
-pub(super) fn media_mark(identifier: &str) -> u64 {
-    scatter(xxh3_64_with_seed(identifier.as_bytes(), 0x3D1A))
+/// What a text is, so that an adapter and an image of one name add different numbers.
+#[derive(Clone, Copy)]
+enum Purpose {
+    Lora = 1,
+    Media,
+    Embeddings,
 }
 
-/// What prompt embeddings add at the first token of their block.
-#[must_use]
-pub(super) fn digest_mark(digest: &[u8]) -> u64 {
-    scatter(xxh3_64_with_seed(digest, 0xE3BD))
-}
-
-/// What lookahead tokens add to a block's identity.
-#[must_use]
-pub(super) fn lookahead_mark(tokens: &[u32]) -> u64 {
-    if tokens.is_empty() {
-        return 0;
+impl Marks {
+    /// The marks of a secret.
+    #[must_use]
+    pub(super) fn new(secret: &Secret) -> Self {
+        Self {
+            field: secret.field(),
+            texts: secret.text_hash(),
+            ahead: secret.mixer("lookahead"),
+        }
     }
-    let step = crate::prefix::step_of(tokens);
-    scatter(step.local ^ (u64::from(step.tokens) << 61))
+
+    /// What prefixes are made in.
+    #[must_use]
+    pub(super) fn field(&self) -> Field {
+        self.field
+    }
+
+    /// The key of the empty prefix under a LoRA adapter.
+    #[must_use]
+    pub(super) fn lora_seed(&self, name: Option<&str>) -> PrefixKey {
+        name.filter(|n| !n.is_empty())
+            .map_or(0, |n| self.texts.of(Purpose::Lora as u8, n.as_bytes()))
+    }
+
+    /// What a multimodal item adds at its first token.
+    #[must_use]
+    pub(super) fn media(&self, identifier: &str) -> u64 {
+        self.texts.of(Purpose::Media as u8, identifier.as_bytes())
+    }
+
+    /// What prompt embeddings add at the first token of their block.
+    #[must_use]
+    pub(super) fn embeddings(&self, digest: &[u8]) -> u64 {
+        self.texts.of(Purpose::Embeddings as u8, digest)
+    }
+
+    /// What lookahead tokens add to a block's identity.
+    #[must_use]
+    pub(super) fn lookahead(&self, tokens: &[u32]) -> u64 {
+        if tokens.is_empty() {
+            return 0;
+        }
+        self.ahead.mix(self.field.step_of(tokens).local)
+    }
 }

@@ -1,10 +1,12 @@
 //! One request along one unit of tokens: its keys, and the nodes that stand at them.
 
+use std::sync::Arc;
+
 use super::limbo::Walk;
 use super::nodes::{NodeId, Nodes, SaltId};
-use super::texts::{lookahead_mark, lora_seed, media_mark};
+use super::texts::Marks;
 use crate::hash::MediaItem;
-use crate::prefix::{PrefixKey, Unit, mark, plus};
+use crate::prefix::{PrefixKey, Unit, plus};
 
 /// A request as the index sees it.
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +32,7 @@ impl Prompt<'_> {
 /// The keys and nodes of a request at multiples of one unit.
 #[derive(Debug)]
 pub(super) struct Ladder {
+    marks: Arc<Marks>,
     unit: Unit,
     lookahead: u32,
     seed: PrefixKey,
@@ -41,16 +44,17 @@ pub(super) struct Ladder {
 impl Ladder {
     /// The keys of a prompt at every `unit` tokens.
     #[must_use]
-    pub(super) fn new(prompt: &Prompt<'_>, unit: u32, lookahead: u32) -> Self {
-        let unit = Unit::new(unit);
-        let seed = lora_seed(prompt.lora);
+    pub(super) fn new(marks: &Arc<Marks>, prompt: &Prompt<'_>, unit: u32, lookahead: u32) -> Self {
+        let unit = Unit::new(marks.field(), unit);
+        let seed = marks.lora_seed(prompt.lora);
         let mut prefixes = Vec::with_capacity(prompt.tokens.len() / unit.tokens as usize);
         if prompt.media.is_empty() {
             unit.keys(seed, prompt.tokens, &mut prefixes);
         } else {
-            keys_with_media(&unit, seed, prompt, &mut prefixes);
+            keys_with_media(marks, &unit, (seed, prompt), &mut prefixes);
         }
         Self {
+            marks: Arc::clone(marks),
             unit,
             lookahead,
             seed,
@@ -105,9 +109,10 @@ impl Ladder {
                 .offset
                 .checked_sub(end)
                 .filter(|&o| o < self.lookahead)?;
-            Some(mark(media_mark(item.id), offset))
+            let extra = self.marks.media(item.id);
+            Some(self.marks.field().mark(extra, offset))
         });
-        Some(behind.fold(lookahead_mark(tokens), plus))
+        Some(behind.fold(self.marks.lookahead(tokens), plus))
     }
 
     /// Finds the nodes; what lies behind the last one is cut off.
@@ -115,7 +120,7 @@ impl Ladder {
         let mut hint = None;
         self.nodes.clear();
         self.nodes.reserve(self.prefixes.len());
-        let salt = salt.term();
+        let salt = nodes.term(salt);
         for (i, &prefix) in self.prefixes.iter().enumerate() {
             let ahead = self.ahead(prompt, i);
             let node = ahead.and_then(|ahead| nodes.find(plus(plus(prefix, ahead), salt), hint));
@@ -131,7 +136,12 @@ impl Ladder {
     }
 }
 
-fn keys_with_media(unit: &Unit, seed: PrefixKey, prompt: &Prompt<'_>, out: &mut Vec<PrefixKey>) {
+fn keys_with_media(
+    marks: &Marks,
+    unit: &Unit,
+    (seed, prompt): (PrefixKey, &Prompt<'_>),
+    out: &mut Vec<PrefixKey>,
+) {
     let mut items = prompt.media.iter().peekable();
     let mut key = seed;
     for (i, chunk) in prompt.tokens.chunks_exact(unit.tokens as usize).enumerate() {
@@ -141,7 +151,7 @@ fn keys_with_media(unit: &Unit, seed: PrefixKey, prompt: &Prompt<'_>, out: &mut 
             .saturating_mul(unit.tokens);
         while let Some(item) = items.next_if(|item| item.offset < start + unit.tokens) {
             let after = unit.tokens - 1 - item.offset.saturating_sub(start);
-            local = plus(local, mark(media_mark(item.id), after));
+            local = plus(local, unit.field.mark(marks.media(item.id), after));
         }
         key = unit.advance(key, local);
         out.push(key);

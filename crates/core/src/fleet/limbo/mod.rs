@@ -21,7 +21,7 @@ use super::effort::Effort;
 use super::nodes::{Nodes, Place, SaltId};
 use super::planes::Planes;
 use super::slots::{EngineKey, EntryId, SlotId, Slots, Whereabouts};
-use crate::prefix::{PrefixKey, Step};
+use crate::prefix::{Field, PrefixKey, Step};
 
 pub(super) use reach::{Possible, Walk};
 pub(super) use span::SparseStore;
@@ -117,8 +117,9 @@ pub(super) enum Means {
 }
 
 /// Everything of one rank that is undecided.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Limbo {
+    field: Field,
     entries: Slab<Entry>,
     tries: Slab<Trie>,
     spans: Slab<span::Span>,
@@ -173,6 +174,26 @@ impl World<'_> {
 }
 
 impl Limbo {
+    /// Nothing undecided.
+    #[must_use]
+    pub(super) fn new(field: Field) -> Self {
+        Self {
+            field,
+            entries: Slab::default(),
+            tries: Slab::default(),
+            spans: Slab::default(),
+            classes: Vec::new(),
+            by_first_token: HashMap::new(),
+            by_start: HashMap::new(),
+            by_prefix: HashMap::new(),
+            facts: Vec::new(),
+            contradictions: 0,
+            placed_by_join: 0,
+            placed_by_query: 0,
+            swept_at: 0,
+        }
+    }
+
     /// Whether nothing is undecided.
     #[must_use]
     pub(super) fn is_empty(&self) -> bool {

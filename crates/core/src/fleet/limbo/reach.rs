@@ -110,13 +110,14 @@ impl Limbo {
         found: &mut Possible,
     ) {
         let span = &self.spans[id.0];
-        if !self.admits(span.class, walk.salt) || !walk.reaches(start.then(span.end_from_start(0)))
+        if !self.admits(span.class, walk.salt)
+            || !walk.reaches(self.field.then(start, span.end_from_start(0)))
         {
             return;
         }
         for (slot, low, high) in span.open() {
             for block in low..=high {
-                let end = start.then(span.end_from_start(block));
+                let end = self.field.then(start, span.end_from_start(block));
                 if walk.reaches(end) && !self.is_taken(span, slot, block, world) {
                     found.at.push((slot, end.tokens));
                 }
@@ -151,14 +152,14 @@ impl Limbo {
         let trie = &self.tries[id.0];
         for member in &trie.members {
             if let Some((slot, step)) = self.member(*member, id)
-                && walk.reaches(base.then(step))
+                && walk.reaches(self.field.then(base, step))
                 && self.admits(self.entries[member.0].class, walk.salt)
             {
                 found.at.push((slot, base.tokens + step.tokens));
             }
         }
         for &span in &trie.spans {
-            let start = base.then(self.spans[span.0].start_step());
+            let start = self.field.then(base, self.spans[span.0].start_step());
             if walk.reaches(start) {
                 self.span_possible(span, start, walk, world, found);
             }

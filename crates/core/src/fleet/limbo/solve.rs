@@ -72,7 +72,7 @@ impl Limbo {
         }
         let step = Step {
             tokens: outer.step.tokens - inner.step.tokens,
-            local: inner.step.undo(outer.step.local),
+            local: self.field.undo(inner.step, outer.step.local),
         };
         let root = self.tries[trie.0].root;
         self.facts.push(Fact::Stands(
@@ -98,7 +98,7 @@ impl Limbo {
             {
                 *at = At {
                     frame: base.frame,
-                    step: base.step.then(at.step),
+                    step: self.field.then(base.step, at.step),
                 };
             }
         }
@@ -109,7 +109,7 @@ impl Limbo {
             {
                 let at = At {
                     frame: base.frame,
-                    step: base.step.then(old.step),
+                    step: self.field.then(base.step, old.step),
                 };
                 let ahead = entry.ahead;
                 self.facts.push(Fact::Stands(member, at, ahead));

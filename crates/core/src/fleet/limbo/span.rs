@@ -9,7 +9,7 @@
 use super::{At, ClassId, Fact, Frame, Limbo, Salt, SpanId, World};
 use crate::fleet::nodes::Place;
 use crate::fleet::slots::{EntryId, SlotId, Slots, Whereabouts};
-use crate::prefix::Step;
+use crate::prefix::{Field, Step};
 
 /// A sparse store as it comes from the wire.
 pub(crate) struct SparseStore<'a> {
@@ -38,6 +38,7 @@ struct Listed {
 /// An undecided sparse store.
 #[derive(Debug)]
 pub(super) struct Span {
+    field: Field,
     start: At,
     pub(super) class: ClassId,
     ends: Vec<Step>,
@@ -46,7 +47,7 @@ pub(super) struct Span {
 
 impl Span {
     fn end(&self, block: u32) -> Step {
-        self.start.step.then(self.ends[block as usize])
+        self.field.then(self.start.step, self.ends[block as usize])
     }
 
     /// The block of the span that ends at this step from its frame's origin.
@@ -108,6 +109,7 @@ impl Limbo {
                 elsewhere: None,
             });
         let span = Span {
+            field: self.field,
             start: store.start,
             class,
             ends: store.ends,
@@ -137,7 +139,7 @@ impl Limbo {
         };
         span.start = At {
             frame: base.frame,
-            step: base.step.then(span.start.step),
+            step: self.field.then(base.step, span.start.step),
         };
         let start = span.start;
         match start.frame {
@@ -166,7 +168,7 @@ impl Limbo {
                 continue;
             }
             listed.fixed = true;
-            let step = span.start.step.then(span.ends[listed.low as usize]);
+            let step = (self.field).then(span.start.step, span.ends[listed.low as usize]);
             let at = At {
                 frame: span.start.frame,
                 step,
@@ -248,7 +250,7 @@ impl Limbo {
         };
         let step = Step {
             tokens,
-            local: inner.step.undo(place.prefix),
+            local: self.field.undo(inner.step, place.prefix),
         };
         let root = self.tries[trie.0].root;
         self.facts.push(Fact::Stands(
@@ -367,10 +369,13 @@ impl Limbo {
             ahead,
             salt,
         };
-        world.nodes.find(place.key(), None).is_some_and(|node| {
-            let mut channels = world.slots.channels();
-            channels.any(|(_, c)| world.planes.word(c.plane, node) & world.bit != 0)
-        })
+        world
+            .nodes
+            .find(world.nodes.key_of(place), None)
+            .is_some_and(|node| {
+                let mut channels = world.slots.channels();
+                channels.any(|(_, c)| world.planes.word(c.plane, node) & world.bit != 0)
+            })
     }
 
     /// Drops a span; its undecided hashes keep their entries.
@@ -411,6 +416,7 @@ impl Limbo {
 impl Default for Span {
     fn default() -> Self {
         Self {
+            field: Field::new(0),
             start: At {
                 frame: Frame::Absolute,
                 step: Step::NONE,

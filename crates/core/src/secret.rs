@@ -1,0 +1,181 @@
+//! What is drawn at random, so that nobody outside can choose texts, tokens or hashes that collide.
+//!
+//! A [`Secret`] comes from whoever makes an index or a cache; everything here is a function of it, so
+//! that one secret gives one behaviour (tests fix it). It is never shown: not in an answer, not in an
+//! error, not by `Debug`.
+
+use sha2::{Digest as _, Sha256};
+
+use crate::prefix::{Field, mul, plus, scatter};
+
+/// 32 random bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Secret([u8; 32]);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Secret").finish_non_exhaustive()
+    }
+}
+
+impl Secret {
+    /// Takes bytes that nobody else knows.
+    #[must_use]
+    pub const fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// A number for one purpose; the numbers of two purposes say nothing of each other.
+    fn number(&self, purpose: &str) -> u128 {
+        let hash = Sha256::new().chain_update(self.0).chain_update(purpose);
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&hash.finalize()[..16]);
+        u128::from_le_bytes(bytes)
+    }
+
+    /// The base of the prefix keys.
+    #[must_use]
+    pub fn field(&self) -> Field {
+        Field::new(low(self.number("base of prefixes")))
+    }
+
+    /// How a table spreads its keys.
+    #[must_use]
+    pub(crate) fn spread(&self) -> Spread {
+        Spread {
+            times: self.number("multiplier of tables"),
+            plus: self.number("offset of tables"),
+        }
+    }
+
+    /// What makes a number into a summand of keys, for one purpose.
+    #[must_use]
+    pub(crate) fn mixer(&self, purpose: &str) -> Mixer {
+        let number = self.number(purpose);
+        Mixer {
+            plus: scatter(low(number)),
+            times: scatter(low(number >> 64)) | 1,
+        }
+    }
+
+    /// What makes texts into summands of keys.
+    #[must_use]
+    pub(crate) fn text_hash(&self) -> TextHash {
+        TextHash(Sha256::new().chain_update(self.0).chain_update([0; 31]))
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "half of the bits are what is wanted"
+)]
+const fn low(number: u128) -> u64 {
+    number as u64
+}
+
+/// Spreads 64-bit keys over 32 bits: by multiplying, adding and taking the highest bits of 128, so
+/// that any two keys, whoever chose them, agree with a probability of 2^-32.
+#[derive(Clone, Copy)]
+pub(crate) struct Spread {
+    times: u128,
+    plus: u128,
+}
+
+impl std::fmt::Debug for Spread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Spread").finish_non_exhaustive()
+    }
+}
+
+impl Spread {
+    /// The bits of a key.
+    #[inline]
+    pub(crate) const fn tag(self, key: u64) -> u32 {
+        let product = self.times.wrapping_mul(key as u128);
+        (product.wrapping_add(self.plus) >> 96) as u32
+    }
+}
+
+/// Makes numbers that others can choose into summands of keys that they cannot.
+#[derive(Clone, Copy)]
+pub(crate) struct Mixer {
+    plus: u64,
+    times: u64,
+}
+
+impl std::fmt::Debug for Mixer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mixer").finish_non_exhaustive()
+    }
+}
+
+impl Mixer {
+    /// The summand of a number below 2^61.
+    #[inline]
+    pub(crate) const fn mix(self, number: u64) -> u64 {
+        scatter(mul(plus(number, self.plus), self.times))
+    }
+}
+
+/// SHA-256 after the secret, one block of it, so that short texts cost one block more.
+#[derive(Clone)]
+pub(crate) struct TextHash(Sha256);
+
+impl std::fmt::Debug for TextHash {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TextHash").finish_non_exhaustive()
+    }
+}
+
+impl TextHash {
+    /// The summand of a text, for one purpose.
+    #[must_use]
+    pub(crate) fn of(&self, purpose: u8, text: &[u8]) -> u64 {
+        let hash = self.0.clone().chain_update([purpose]).chain_update(text);
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&hash.finalize()[..8]);
+        scatter(u64::from_le_bytes(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: Secret = Secret::new([1; 32]);
+    const TWO: Secret = Secret::new([2; 32]);
+
+    #[test]
+    fn two_secrets_agree_about_nothing() {
+        assert_ne!(ONE.field(), TWO.field());
+        assert_ne!(ONE.spread().tag(7), TWO.spread().tag(7));
+        assert_ne!(ONE.mixer("salt").mix(7), TWO.mixer("salt").mix(7));
+        let texts = [ONE, TWO].map(|secret| secret.text_hash().of(1, b"adapter"));
+        assert_ne!(texts[0], texts[1]);
+    }
+
+    #[test]
+    fn one_secret_agrees_with_itself_and_tells_purposes_apart() {
+        assert_eq!(ONE.field(), Secret::new([1; 32]).field());
+        assert_ne!(ONE.mixer("salt").mix(7), ONE.mixer("lookahead").mix(7));
+        let hash = ONE.text_hash();
+        assert_ne!(hash.of(1, b"x"), hash.of(2, b"x"));
+        // Neither does a text run into the purpose before it.
+        assert_ne!(hash.of(1, b""), hash.of(1, b"\0"));
+    }
+
+    #[test]
+    fn a_secret_is_never_printed() {
+        let shown = [
+            format!("{ONE:?}"),
+            format!("{:?}", ONE.field()),
+            format!("{:?}", ONE.spread()),
+            format!("{:?}", ONE.mixer("salt")),
+            format!("{:?}", ONE.text_hash()),
+        ];
+        assert!(
+            shown.iter().all(|text| !text.contains(char::is_numeric)),
+            "{shown:?}"
+        );
+    }
+}
