@@ -69,7 +69,11 @@ def _request(command: _Command) -> _Command:
     "--allow-registration", is_flag=True, default=None,
     help="Allow PUT and DELETE without a token on an address other machines reach.",
 )  # fmt: skip
-def serve(config: Path | None, **flags: str | int | bool | None) -> None:
+@click.option(
+    "--allow-host", "allow_hosts", multiple=True,
+    help="A further name by which PUT and DELETE may call 127.0.0.1; may be repeated.",
+)  # fmt: skip
+def serve(config: Path | None, **flags: str | int | bool | tuple[str, ...] | None) -> None:
     """Follow engines and answer over HTTP; ends on SIGTERM or Ctrl-C."""
     from kvbraid.service.config import FleetConfig, override, read_fleet_file
     from kvbraid.service.serve import serve

@@ -10,6 +10,7 @@ from kvbraid.ids import PodState
 from kvbraid.service.access import Access
 from kvbraid.service.answers import PodsAnswer
 from kvbraid.service.app import Application
+from kvbraid.service.config import ServerOptions
 from kvbraid.service.registry import Service
 from kvbraid.spec import EngineDialect, SpecKind
 from starlette.testclient import TestClient
@@ -252,8 +253,9 @@ def test_who_may_change_the_fleet(
     header: str | None,
     expected: tuple[int, str] | None,
 ) -> None:
-    access = Access.of(host=host, token=token, allow_registration=allowed)
-    headers = {} if header is None else {"authorization": header}
+    options = ServerOptions(host=host, token=token, allow_registration=allowed)
+    access = Access.of(options)
+    headers = {"host": "localhost"} | ({} if header is None else {"authorization": header})
     with TestClient(Application(service, access=access)) as client:
         put = client.put("/v1/pods/a", json=POD, headers=headers)
         delete = client.delete("/v1/pods/a", headers=headers)

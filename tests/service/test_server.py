@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import resource
 import signal
 import socket
 import subprocess
@@ -14,6 +15,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from kvbraid.errors import InvalidValueError
+from kvbraid.service.config import FleetConfig, Limits, ServerOptions
+from kvbraid.service.door import Door
+from kvbraid.service.registry import Service
+from kvbraid.service.server import run_server
+
+from tests.service.fakes import FakeFeed, FakeIndex
 
 ROOT = Path(__file__).parents[2]
 END_S = 5.0
@@ -102,9 +110,15 @@ def test_a_slow_call_and_half_a_request_do_not_hold_up_the_end() -> None:
         halfway = server.connect()
         halfway.connect()
         halfway.sock.sendall(b"POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
-        post(server.connect(), "/v1/explain")
+        explained = server.connect()
+        post(explained, "/v1/explain")
         assert server.line() == "explaining"
         status, took_s = server.end(signal.SIGTERM)
+        with explained.getresponse() as answer:
+            assert answer.status == 503
+            assert json.loads(answer.read())["error"]["code"] == "shutting_down"
+        assert server.process.stderr is not None
+        assert "Traceback" not in server.process.stderr.read()
     assert status == 0
     assert took_s < END_S
 
@@ -129,3 +143,25 @@ def test_after_the_signal_nothing_is_accepted() -> None:
         server.process.wait(timeout=20)
         with pytest.raises(OSError, match="refused"):
             socket.create_connection((server.host, server.port), timeout=5)
+
+
+def test_an_address_in_use_is_said_once_with_its_remedy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidValueError) as refused:
+            run_server(
+                FleetConfig(server=ServerOptions(port=port)),
+                Service(FakeIndex(), FakeFeed()),
+                announce=lambda _: None,
+            )
+    told = f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another"
+    assert str(refused.value) == told
+
+
+def test_most_descriptors_are_left_to_the_feeds() -> None:
+    door = Door(Limits(connections=1 << 40))
+    door.leave_descriptors()
+    assert door.max_connections <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+    small = Door(Limits(connections=3))
+    small.leave_descriptors()
+    assert small.max_connections == 3

@@ -1,41 +1,74 @@
 """Who may register and remove pods: a pure decision on the address, the flags and the token.
 
-Reading (score, pods, metrics) is open to whoever reaches the port.
+Reading (score, pods, metrics) is open to whoever reaches the port. Where everybody on this
+machine may change the fleet, a page in a browser of this machine must not: the name by which it
+calls the server, and the one that it came from, are those of this machine or it is refused.
 """
 
 import hmac
 import ipaddress
+import re
 from dataclasses import dataclass
+from typing import Final
 
+from kvbraid.errors import shown
+from kvbraid.service.config import ServerOptions
 from kvbraid.service.errors import RefusalError
+
+_NAME: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^:/@\[\]\s]+)(:[0-9]{1,5})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """With a token every change needs it; without one, changes are on or off."""
+    """With a token every change needs it; without one, changes are on or off.
+
+    Attributes:
+        hosts: Names by which a change may call the server, beside this machine's own; None where
+            any will do.
+    """
 
     token: str | None = None
     changes_allowed: bool = True
+    hosts: frozenset[str] | None = None
 
     @classmethod
-    def of(cls, *, host: str, token: str | None, allow_registration: bool) -> "Access":
+    def of(cls, options: ServerOptions) -> "Access":
         """Decide by address: changes are on where only this machine can connect."""
-        return cls(token=token, changes_allowed=allow_registration or is_loopback(host))
+        is_local = is_loopback(options.host)
+        is_guarded = is_local and options.token is None
+        return cls(
+            token=options.token,
+            changes_allowed=options.allow_registration or is_local,
+            hosts=frozenset(map(str.lower, options.allow_hosts)) if is_guarded else None,
+        )
 
-    def check(self, authorization: bytes) -> None:
-        """Refuse a change that the header does not entitle to.
+    def check(self, authorization: bytes, host: bytes, origin: bytes | None) -> None:
+        """Refuse a change that these headers do not entitle to.
 
         Raises:
-            RefusalError: `registration_off` or `unauthorized`.
+            RefusalError: `registration_off`, `unauthorized` or `foreign_host`.
         """
-        if self.token is None:
-            if not self.changes_allowed:
-                raise RefusalError("registration_off", "PUT and DELETE are off on this address")
+        if self.token is not None:
+            scheme, _, given = authorization.partition(b" ")
+            same = hmac.compare_digest(given.strip(), self.token.encode())
+            if scheme.lower() != b"bearer" or not same:
+                raise RefusalError("unauthorized", "the bearer token is missing or wrong")
             return
-        scheme, _, given = authorization.partition(b" ")
-        same = hmac.compare_digest(given.strip(), self.token.encode())
-        if scheme.lower() != b"bearer" or not same:
-            raise RefusalError("unauthorized", "the bearer token is missing or wrong")
+        if not self.changes_allowed:
+            raise RefusalError("registration_off", "PUT and DELETE are off on this address")
+        if self.hosts is not None:
+            self._check_name("host", host)
+            if origin is not None:
+                self._check_name("origin", origin.partition(b"://")[2])
+
+    def _check_name(self, header: str, value: bytes) -> None:
+        """Refuse a name that a page of another site may have."""
+        assert self.hosts is not None
+        found = _NAME.fullmatch(value.decode("latin-1").lower())
+        name = found[1].strip("[]") if found else ""
+        if not is_loopback(name) and name not in self.hosts:
+            told = f"the {header} of this change is {shown(value.decode('latin-1'))}"
+            raise RefusalError("foreign_host", f"{told}, which is no name of this machine")
 
 
 def is_loopback(host: str) -> bool:

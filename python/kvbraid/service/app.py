@@ -5,9 +5,12 @@ and answers; every error leaves here in one JSON shape. POST /v1/score reaches i
 routing and before any middleware.
 """
 
+import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
@@ -21,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvbraid.errors import KvbraidError
 from kvbraid.service.access import Access
+from kvbraid.service.door import Door
 from kvbraid.service.errors import RefusalError, as_refusal
 from kvbraid.service.metrics import Metrics
 from kvbraid.service.openapi import document
@@ -30,6 +34,11 @@ from kvbraid.service.routes import ROUTES, Answer, Call, Context, Route
 SCORE_PATH: Final = "/v1/score"
 _SCORE: Final = next(route for route in ROUTES if route.path == SCORE_PATH)
 _logger: Final = logging.getLogger(__name__)
+_DECISIVE: Final = frozenset(
+    {b"authorization", b"content-length", b"content-type", b"host", b"origin"}
+)
+# The rest of a body that is refused while it arrives is not worth reading.
+_LEAVE_THE_REST: Final = frozenset({"body_too_large", "overloaded", "shutting_down"})
 _HTTP_CODES: Final = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -43,21 +52,27 @@ class Endpoint:
     def __init__(self, route: Route, context: Context) -> None:
         self._route = route
         self._context = context
+        self._door = context.door
         self.body_limit = context.service.limits.body_bytes
         self._observe = context.metrics.score_latency.observe if route is _SCORE else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request."""
+        body = bytearray()
         try:
-            call = await self._read(scope, receive)
+            call = await self._read(scope, receive, body)
+            short = self.is_short(call)
+            answer = self.answer(call) if short else await _on_thread(self.answer, call)
         except ClientGoneError:
             return
         except RefusalError as error:
             answer = _refused(error)
-        else:
-            short = self.is_short(call)
-            answer = self.answer(call) if short else await _on_thread(self.answer, call)
-        await _send(send, answer)
+        except asyncio.CancelledError:
+            answer = _refused(RefusalError("shutting_down", "given up: the server ends"))
+        finally:
+            self._door.release(len(body))
+        with contextlib.suppress(asyncio.CancelledError):  # The end does not wait for a reader.
+            await _send(send, answer)
 
     def is_short(self, call: Call) -> bool:
         """Whether the call may run on the event loop's own thread."""
@@ -77,34 +92,29 @@ class Endpoint:
             self._observe(time.perf_counter() - start_s)
         return answer
 
-    async def _read(self, scope: Scope, receive: Receive) -> Call:
-        content_type = authorization = b""
-        length = 0
-        for name, value in scope["headers"]:
-            if name == b"content-type":
-                content_type = value
-            elif name == b"content-length":
-                length = int(value)
-            elif name == b"authorization":
-                authorization = value
-        body = b"" if self._route.body is None else await self._read_body(length, receive)
+    async def _read(self, scope: Scope, receive: Receive, body: bytearray) -> Call:
+        given = _once(scope["headers"])
+        if self._route.changes:
+            origin, host = given.get(b"origin"), given.get(b"host", b"")
+            self._context.access.check(given.get(b"authorization", b""), host, origin)
+        if self._route.body is not None:
+            self._check_length(int(given.get(b"content-length", b"0")))
+            await self._read_body(receive, body)
         pod = scope.get("path_params", {}).get("id", "")
-        return Call(body, content_type, scope["query_string"], authorization, pod)
+        return Call(bytes(body), given.get(b"content-type", b""), scope["query_string"], pod)
 
-    async def _read_body(self, length: int, receive: Receive) -> bytes:
+    async def _read_body(self, receive: Receive, body: bytearray) -> None:
         """Read the whole body, and no more than the limit of it."""
-        self._check_length(length)
-        chunks, size = [], 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientGoneError
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            self._check_length(size)
-            chunks.append(chunk)
+            piece = message.get("body", b"")
+            self._check_length(len(body) + len(piece))
+            self._door.hold(len(piece))
+            body += piece
             if not message.get("more_body", False):
-                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+                return
 
     def _check_length(self, length: int) -> None:
         if length > self.body_limit:
@@ -120,9 +130,19 @@ async def _on_thread(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
     return await run_sync(partial(call, *args, **kwargs), abandon_on_cancel=True)
 
 
+def _once(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Return the headers by name; of those that decide something there may be one each."""
+    given = dict(headers)
+    if len(given) != len(headers):
+        for name, count in Counter(name for name, _ in headers).items():
+            if count > 1 and name in _DECISIVE:
+                message = f"{count} headers {name.decode()}; expected one"
+                raise RefusalError("malformed_http", message)
+    return given
+
+
 def _refused(error: RefusalError) -> Answer:
-    # The rest of a body that is too large is not worth reading.
-    return Answer(error.body(), error.status, close=error.code == "body_too_large")
+    return Answer(error.body(), error.status, close=error.code in _LEAVE_THE_REST)
 
 
 async def _send(send: Send, answer: Answer) -> None:
@@ -139,11 +159,14 @@ async def _send(send: Send, answer: Answer) -> None:
 class Application:
     """The ASGI application of a service whose feed is started and closed elsewhere.
 
-    `score` is the endpoint of SCORE_PATH, for a server that can reach it directly.
+    `score` is the endpoint of SCORE_PATH, for a server that can reach it directly; `door` has the
+    limits that its connections keep to.
     """
 
     def __init__(self, service: Service, *, access: Access | None = None) -> None:
-        context = Context(service, access or Access(), Metrics(service), document(ROUTES))
+        self.door = Door(service.limits)
+        metrics = Metrics(service, self.door)
+        context = Context(service, access or Access(), metrics, document(ROUTES), self.door)
         endpoints = [(route, Endpoint(route, context)) for route in ROUTES]
         self.score = next(endpoint for route, endpoint in endpoints if route is _SCORE)
         self._starlette = Starlette(
@@ -168,6 +191,6 @@ class Application:
 async def _routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = _HTTP_CODES.get(error.status_code, "internal")
-    refusal = RefusalError(code, f"{request.method} {request.url.path}")
+    refusal = RefusalError(code, f"{request.method} {request.scope['path']}")
     headers = {"content-type": "application/json", **(error.headers or {})}
     return Response(refusal.body(), refusal.status, headers)

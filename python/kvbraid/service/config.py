@@ -26,20 +26,35 @@ _Positive = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Sizes above which the service refuses: bytes, tokens, registered pod ranks."""
+    """Sizes and times above which the service refuses: bytes, tokens, pod ranks, seconds.
+
+    `bodies_bytes` bounds the bodies of all requests together, `head_bytes` the first line and the
+    headers of one. A request has `request_s` to arrive, and its answer to be taken; a connection
+    on which nothing was begun is closed after `idle_s`.
+    """
 
     body_bytes: _Positive = 16 << 20
+    bodies_bytes: _Positive = 256 << 20
+    head_bytes: _Positive = 64 << 10
     tokens: _Positive = 1 << 20
     pods: _Positive = 1024
+    connections: _Positive = 1024
+    request_s: _Positive = 30
+    idle_s: _Positive = 60
 
 
 class ServerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where to listen, who may register pods, and when a silent pod is asked for news."""
+    """Where to listen, who may register pods, and when a silent pod is asked for news.
+
+    `allow_hosts` are names by which changes may call a server that listens on loopback and has
+    no token, beside localhost and loopback addresses.
+    """
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8090
     token: Annotated[str, Meta(min_length=1)] | None = None
     allow_registration: bool = False
+    allow_hosts: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
     silence_s: Annotated[float, Meta(gt=0)] = 5.0
 
 
@@ -141,12 +156,12 @@ def read_fleet_file(path: Path) -> FleetConfig:
 
 
 def override(config: FleetConfig, flags: Mapping[str, object]) -> FleetConfig:
-    """Replace server options by the command line's flags; None means not given.
+    """Replace server options by the command line's flags; None or nothing means not given.
 
     Raises:
         InvalidValueError: A flag's value is not what the option accepts.
     """
-    given = {name: value for name, value in flags.items() if value is not None}
+    given = {name: value for name, value in flags.items() if value not in (None, ())}
     options = {**msgspec.structs.asdict(config.server), **given}
     try:
         return replace(config, server=msgspec.convert(options, ServerOptions))

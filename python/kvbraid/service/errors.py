@@ -31,20 +31,29 @@ ERRORS: Final[Mapping[str, ErrorKind]] = {
     "invalid_value": ErrorKind(400, "correct the value that the message shows"),
     "invalid_topology": ErrorKind(400, "use the field names of an engine's exported config.json"),
     "invalid_endpoint": ErrorKind(400, "give tcp://HOST:PORT; other transports: fleet.toml"),
+    "malformed_http": ErrorKind(400, "send HTTP/1.1, and each deciding header once"),
     "unauthorized": ErrorKind(401, "send the header Authorization: Bearer TOKEN"),
     "registration_off": ErrorKind(
         403, "start the server with --token, --allow-registration, or on 127.0.0.1"
+    ),
+    "foreign_host": ErrorKind(
+        403, "call the server as localhost, list the name in server.allow_hosts, or use a token"
     ),
     "not_found": ErrorKind(404, "GET /openapi.json lists every route"),
     "unknown_model": ErrorKind(404, "GET /v1/models lists the models; PUT /v1/pods/{id} adds one"),
     "unknown_pod": ErrorKind(404, "GET /v1/pods lists the pods"),
     "method_not_allowed": ErrorKind(405, "GET /openapi.json lists the methods of every route"),
+    "request_timeout": ErrorKind(408, "send faster, or raise limits.request_s in fleet.toml"),
     "too_many_pods": ErrorKind(409, "remove a pod, or raise limits.pods in fleet.toml"),
     "body_too_large": ErrorKind(413, "send fewer bytes, or raise limits.body_bytes in fleet.toml"),
     "too_many_tokens": ErrorKind(413, "send fewer tokens, or raise limits.tokens in fleet.toml"),
     "too_large": ErrorKind(413, "send less than the limit that the message shows"),
+    "head_too_large": ErrorKind(431, "send fewer headers, or raise limits.head_bytes"),
     "internal": ErrorKind(500, "report it with the server's log"),
     "not_ready": ErrorKind(503, "wait until the pods named in the message have been replayed"),
+    "overloaded": ErrorKind(503, "send less at a time, or raise limits.bodies_bytes"),
+    "shutting_down": ErrorKind(503, "ask another server, or this one once it is back"),
+    "too_many_connections": ErrorKind(503, "close some, or raise limits.connections"),
 }
 """Every code that an answer can carry."""
 

@@ -19,6 +19,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from kvbraid.ids import PodState
+from kvbraid.service.door import Door
 from kvbraid.service.registry import Service
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -50,7 +51,8 @@ class LatencyHistogram:
 class Metrics(Collector):
     """Collects one service; `render` gives the text of GET /metrics."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, door: Door) -> None:
+        self._door = door
         self.score_latency = LatencyHistogram()
         self._service = service
         self._registry = CollectorRegistry(auto_describe=False)
@@ -89,7 +91,19 @@ class Metrics(Collector):
         )
         for reason, count in self._service.feed.strays().items():
             strays.add_metric([reason], count)
-        yield from (state, messages, placed, refused, strays)
+        unheard = CounterMetricFamily(
+            "kvbraid_http_refused",
+            "Requests and connections refused or given up before any route, by reason.",
+            labels=["reason"],
+        )
+        for reason, count in list(self._door.refused.items()):
+            unheard.add_metric([reason], count)
+        yield from (state, messages, placed, refused, strays, unheard)
+        yield GaugeMetricFamily(
+            "kvbraid_http_bodies_bytes",
+            "Bytes of request bodies that are arriving or being answered.",
+            value=self._door.held_bytes,
+        )
         yield GaugeMetricFamily(
             "kvbraid_memory_bytes",
             "Bytes that the index accounts for.",

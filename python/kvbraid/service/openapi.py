@@ -12,7 +12,11 @@ from kvbraid.service.requests import RequestFields
 from kvbraid.service.routes import Route
 
 _JSON: Final = "application/json"
-_EVERYWHERE: Final = ("internal",)
+EVERYWHERE: Final = (
+    "malformed_http", "request_timeout", "head_too_large", "internal", "overloaded",
+    "shutting_down", "too_many_connections",
+)  # fmt: skip
+"""Codes of every route; most of them are refused before a route is known."""
 
 
 def document(routes: Sequence[Route]) -> bytes:
@@ -77,7 +81,7 @@ def _successes(route: Route, ref: _Refs) -> dict[str, Any]:
 
 def _refusals(route: Route, ref: _Refs) -> dict[str, Any]:
     codes: dict[int, list[str]] = {}
-    for code in (*route.errors, *_EVERYWHERE):
+    for code in (*route.errors, *EVERYWHERE):
         codes.setdefault(ERRORS[code].status, []).append(code)
     content = {_JSON: {"schema": ref[ErrorAnswer]}}
     return {

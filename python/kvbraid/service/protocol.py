@@ -10,18 +10,18 @@ import asyncio
 from typing import Any, Final
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from kvbraid.service.app import SCORE_PATH, Application
-from kvbraid.service.routes import Answer, Call
+from kvbraid.service.connection import Connection
+from kvbraid.service.routes import Call
 
 _URL: Final = SCORE_PATH.encode()
 _QUERY: Final = _URL + b"?"
 
 
-class ScoreProtocol(HttpToolsProtocol):
-    """One connection. `_chunks` is the body so far of a request on the short cut, else None."""
+class ScoreProtocol(Connection):
+    """One connection. `_body` is what has arrived of a request on the short cut, else None."""
 
     def __init__(
         self,
@@ -34,34 +34,38 @@ class ScoreProtocol(HttpToolsProtocol):
         app = config.app
         assert isinstance(app, Application)
         self._endpoint = app.score
-        self._chunks: list[bytes] | None = None
-        self._size = 0
+        self._body: bytes | bytearray | None = None
+        self._content_type = b""
 
-    def on_headers_complete(self) -> None:
+    def begin_request(self) -> None:
         """Take the short cut, or not."""
         if self._is_usual_score():
-            self._chunks, self._size = [], 0
+            self._body = b""
         else:
-            super().on_headers_complete()
+            super().begin_request()
 
     def on_body(self, body: bytes) -> None:
         """Keep a part of the body, up to the limit."""
-        if self._chunks is None:
+        if self._body is None:
             super().on_body(body)
             return
-        self._chunks.append(body)
-        self._size += len(body)
-        if self._size > self._endpoint.body_limit:
+        self._door.hold(len(body))
+        if not self._body:
+            self._body = body
+        else:
+            self._body = bytearray(self._body) if isinstance(self._body, bytes) else self._body
+            self._body += body
+        if len(self._body) > self._endpoint.body_limit:
             self._hand_over()
 
     def on_message_complete(self) -> None:
         """Answer at once when that is short."""
-        if self._chunks is not None:
-            call = self._call(b"".join(self._chunks))
+        if self._body is not None:
+            call = Call(bytes(self._body), self._content_type, self.url[len(_QUERY) :])
             if self._endpoint.is_short(call):
-                self._chunks = None
-                self._write(self._endpoint.answer(call))
-                self.on_response_complete()
+                self._forget()
+                self.write(self._endpoint.answer(call))
+                self.rest()
                 return
             self._hand_over()
         super().on_message_complete()
@@ -73,7 +77,7 @@ class ScoreProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget a request that will never be complete."""
-        self._chunks = None
+        self._forget()
         super().connection_lost(exc)
 
     def _is_usual_score(self) -> bool:
@@ -86,27 +90,25 @@ class ScoreProtocol(HttpToolsProtocol):
             and not self.expect_100_continue
             and not self.flow.write_paused
             and (self.cycle is None or self.cycle.response_complete)
-            and int(self._header(b"content-length", b"0")) <= self._endpoint.body_limit
+            and self._has_usual_headers()
         )
+
+    def _has_usual_headers(self) -> bool:
+        """Whether no header comes twice and the body is within its limit; note its type."""
+        given = dict(self.headers)
+        self._content_type = given.get(b"content-type", b"")
+        length = int(given.get(b"content-length", b"0"))
+        return len(given) == len(self.headers) and length <= self._endpoint.body_limit
 
     def _hand_over(self) -> None:
         """Give what was collected to uvicorn, as if it arrived now."""
-        if self._chunks is not None:
-            chunks, self._chunks = self._chunks, None
-            super().on_headers_complete()
-            for chunk in chunks:
-                super().on_body(chunk)
+        if self._body is not None:
+            body = bytes(self._body)
+            self._forget()
+            super().begin_request()
+            super().on_body(body)
 
-    def _call(self, body: bytes) -> Call:
-        return Call(body, self._header(b"content-type", b""), self.url[len(_QUERY) :])
-
-    def _header(self, wanted: bytes, default: bytes) -> bytes:
-        return next((value for name, value in self.headers if name == wanted), default)
-
-    def _write(self, answer: Answer) -> None:
-        head = b"%scontent-type: %s\r\ncontent-length: %d\r\n\r\n" % (
-            STATUS_LINE[answer.status],
-            answer.content_type.encode(),
-            len(answer.body),
-        )
-        self.transport.write(head + answer.body)
+    def _forget(self) -> None:
+        if self._body is not None:
+            self._door.release(len(self._body))
+            self._body = None

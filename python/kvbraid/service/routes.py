@@ -17,6 +17,7 @@ from kvbraid.service import answers
 from kvbraid.service.access import Access
 from kvbraid.service.config import HTTP_SCHEMES, PodBody, pod_config, pod_id
 from kvbraid.service.decoding import decode_body
+from kvbraid.service.door import Door
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.metrics import CONTENT_TYPE, Metrics
 from kvbraid.service.registry import Service
@@ -30,6 +31,7 @@ class Context(NamedTuple):
     access: Access
     metrics: Metrics
     openapi: bytes
+    door: Door
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,6 @@ class Call:
     body: bytes = b""
     content_type: bytes = b""
     query: bytes = b""
-    authorization: bytes = b""
     pod: str = ""
 
 
@@ -79,7 +80,6 @@ def list_pods(context: Context, call: Call) -> Answer:
 
 def put_pod(context: Context, call: Call) -> Answer:
     """Register a pod, or replace its configuration; the same body again changes nothing."""
-    context.access.check(call.authorization)
     pod = pod_id(call.pod)
     body = decode_body(call.body, _POD)
     change = context.service.put(pod, pod_config(body, body.model_config, schemes=HTTP_SCHEMES))
@@ -88,7 +88,6 @@ def put_pod(context: Context, call: Call) -> Answer:
 
 def delete_pod(context: Context, call: Call) -> Answer:
     """Stop following a pod and forget it, all ranks."""
-    context.access.check(call.authorization)
     return Answer(_encode(context.service.delete(PodId(call.pod))))
 
 
@@ -168,8 +167,8 @@ def up_to_a_millisecond(service: Service, call: Call) -> bool:
 class Route:
     """One route: how it is found, what it takes, what it answers, who handles it.
 
-    `answers` maps each status of success to its body; `errors` lists the codes it can refuse
-    with, beside those of every route.
+    `changes` says that not everybody may call it. `answers` maps each status of success to its
+    body; `errors` lists the codes it can refuse with, beside those of every route.
     """
 
     method: str
@@ -178,6 +177,7 @@ class Route:
     inline: Callable[[Service, Call], bool]
     body: type[msgspec.Struct] | None = None
     raw_tokens: bool = False
+    changes: bool = False
     answers: Mapping[int, type[msgspec.Struct] | None]
     errors: tuple[str, ...] = ()
 
@@ -191,7 +191,7 @@ _READ_ERRORS: Final = (
     "malformed_body", "invalid_value", "unknown_model", "unknown_pod",
     "body_too_large", "too_many_tokens", "too_large",
 )  # fmt: skip
-_CHANGE_ERRORS: Final = ("unauthorized", "registration_off")
+_CHANGE_ERRORS: Final = ("unauthorized", "registration_off", "foreign_host")
 
 ROUTES: Final = (
     Route(
@@ -208,12 +208,14 @@ ROUTES: Final = (
     ),
     Route(
         method="PUT", path="/v1/pods/{id}", handler=put_pod, inline=never_inline, body=PodBody,
+        changes=True,
         answers={200: answers.PodChange, 201: answers.PodChange},
         errors=(*_CHANGE_ERRORS, "malformed_body", "body_too_large", "invalid_value",
                 "invalid_topology", "invalid_endpoint", "too_many_pods"),
     ),
     Route(
         method="DELETE", path="/v1/pods/{id}", handler=delete_pod, inline=never_inline,
+        changes=True,
         answers={200: answers.PodChange}, errors=(*_CHANGE_ERRORS, "unknown_pod"),
     ),
     Route(

@@ -4,6 +4,7 @@ SIGTERM and SIGINT stop accepting, let requests in flight finish, close idle con
 return. What is still in flight after END_S is cancelled, so that the process can exit with 0.
 """
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -28,6 +29,7 @@ END_S: Final = 3
 """Seconds that requests in flight have after a signal."""
 
 _BACKLOG: Final = 2048
+_TICKS_PER_SWEEP: Final = 5
 
 
 def run_server(config: FleetConfig, service: Service, *, announce: Callable[[str], None]) -> None:
@@ -43,13 +45,12 @@ def run_server(config: FleetConfig, service: Service, *, announce: Callable[[str
         KvbraidError: A configured pod was refused.
     """
     options = config.server
-    access = Access.of(
-        host=options.host, token=options.token, allow_registration=options.allow_registration
-    )
+    access = Access.of(options)
     with _listen(options) as listener:
         url = _url(listener)
         app = Application(service, access=access)
-        server = _Server(_uvicorn_config(app), announce=lambda: announce(url))
+        app.door.leave_descriptors()
+        server = _Server(app, announce=lambda: announce(url))
         with following(service, config):
             server.run(sockets=[listener])
 
@@ -89,15 +90,23 @@ def end_process() -> None:
 class _Server(uvicorn.Server):
     """Ends on a signal without raising it again: an asked-for end is not a failure."""
 
-    def __init__(self, config: uvicorn.Config, *, announce: Callable[[], None]) -> None:
-        super().__init__(config)
+    def __init__(self, app: Application, *, announce: Callable[[], None]) -> None:
+        super().__init__(_uvicorn_config(app))
         self._announce = announce
+        self._door = app.door
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Say that requests are answered, once they are and a signal ends in order."""
         await super().startup(sockets)
         if self.started:
             self._announce()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second."""
+        if counter % _TICKS_PER_SWEEP == 0:
+            now = asyncio.get_running_loop().time()
+            self._door.sweep(self.server_state.connections, now)  # type: ignore[arg-type]
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -119,11 +128,12 @@ def _uvicorn_config(app: Application) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         interface="asgi3",
-        log_level="warning",
+        log_level="error",  # What clients do wrong is counted, not logged.
         access_log=False,
         proxy_headers=False,
         server_header=False,
         date_header=False,
+        timeout_keep_alive=app.door.limits.idle_s,
         timeout_graceful_shutdown=END_S,
     )
 

@@ -1,0 +1,183 @@
+"""One HTTP/1.1 connection within limits: of its head, of its time, of its place among others.
+
+uvicorn parses and answers; here is what it leaves open. The bytes of a head are bounded while
+they arrive; a client that does not finish its request, or does not read its answer, is closed
+after a documented time; what is not HTTP is answered in the one JSON shape. Answers to earlier
+requests of the same connection go out first.
+"""
+
+import asyncio
+import logging
+from typing import Any, Final
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from kvbraid.service.app import Application
+from kvbraid.service.errors import RefusalError
+from kvbraid.service.routes import Answer
+
+_logger: Final = logging.getLogger(__name__)
+
+
+class Connection(HttpToolsProtocol):
+    """A connection that keeps to the limits of its application's door."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        app = config.app
+        assert isinstance(app, Application)
+        self._door = app.door
+        self._max_head_bytes = app.door.limits.head_bytes
+        self._since: float | None = None  # When the client last began, or was answered.
+        self._in_head = False
+        self._in_message = False
+        self._head_bytes = 0  # Of the head under way, without the piece that it began in.
+        self._first_bytes = 0  # The whole of that piece.
+        self._piece_bytes = 0
+        self._unsent_bytes = 0
+        self._unsent_since = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a place, or be told that there is none."""
+        super().connection_made(transport)
+        admitted = self._door.admit(self.connections)  # type: ignore[arg-type]
+        self._since = self.loop.time()
+        if not admitted:
+            number = self._door.max_connections
+            self.refuse(RefusalError("too_many_connections", f"{number} are being answered"))
+
+    def data_received(self, data: bytes) -> None:
+        """Parse a piece; what is not HTTP, or too long a head, ends the connection."""
+        self._unset_keepalive_if_required()
+        self._piece_bytes = len(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            return  # Answered like any other request: no protocol is offered.
+        except httptools.HttpParserError as error:
+            self.refuse(_refusal(error))
+            return
+        if self._in_head and self._head_bytes > self._max_head_bytes:
+            self.refuse(self._head_too_large(self._head_bytes))
+
+    def on_message_begin(self) -> None:
+        """Begin to count a head and its time."""
+        super().on_message_begin()
+        self._in_head = self._in_message = True
+        self._head_bytes, self._first_bytes = 0, self._piece_bytes
+        self._since = self.loop.time()
+
+    def on_headers_complete(self) -> None:
+        """Refuse a head that is too large though it came in few pieces."""
+        self._in_head = False
+        if self._first_bytes + self._head_bytes > self._max_head_bytes:
+            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if size > self._max_head_bytes:
+                raise self._head_too_large(size)
+        self.begin_request()
+
+    def begin_request(self) -> None:
+        """Take a request whose head is complete and within its limit."""
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Wait for the client no longer."""
+        self._in_message = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the client again."""
+        self._since = self.loop.time()
+        super().on_response_complete()
+
+    def rest(self) -> None:
+        """Wait for the client again, after an answer that uvicorn knows nothing of."""
+        self.server_state.total_requests += 1
+        self._in_message = False
+        self._since = self.loop.time()
+
+    def waiting_since(self) -> float | None:
+        """Since when the client is waited for; None while it is answered, or is leaving."""
+        return None if self._is_answering() or self.transport.is_closing() else self._since
+
+    def give_way(self) -> None:
+        """Close at once."""
+        self.transport.abort()
+
+    def expire(self, now: float) -> None:
+        """Close if the client has not sent its request, or read its answer, for too long."""
+        limits = self._door.limits
+        unsent = self.transport.get_write_buffer_size()
+        if unsent != self._unsent_bytes:
+            self._unsent_bytes, self._unsent_since = unsent, now
+        if unsent and now - self._unsent_since > limits.request_s:
+            self._door.refused["unread_answer"] += 1
+            self.transport.abort()
+            return
+        since = self.waiting_since()
+        if since is None or self.flow.read_paused:
+            return
+        if not self._in_message and now - since > limits.idle_s:
+            self.transport.close()
+        elif self._in_message and now - since > limits.request_s:
+            told = f"the request did not arrive within {limits.request_s} s"
+            self.refuse(RefusalError("request_timeout", told))
+
+    def refuse(self, error: RefusalError) -> None:
+        """Answer with an error, unless earlier answers are due, and close."""
+        self._door.refused[error.code] += 1
+        if self._is_answering():
+            # The last of them ends the connection.
+            self.cycle.keep_alive = False
+            self.flow.pause_reading()
+        else:
+            if not self._is_answered_early():
+                self.write(Answer(error.body(), error.status, close=True))
+            self.transport.close()
+
+    def write(self, answer: Answer) -> None:
+        """Write a whole answer."""
+        head = b"%scontent-type: %s\r\ncontent-length: %d\r\n%s\r\n" % (
+            STATUS_LINE[answer.status],
+            answer.content_type.encode(),
+            len(answer.body),
+            b"connection: close\r\n" if answer.close else b"",
+        )
+        self.transport.write(head + answer.body)
+
+    def _is_answering(self) -> bool:
+        """Whether an answer is due to a request that has arrived whole."""
+        if self.pipeline:
+            return True
+        is_open = self.cycle is not None and not self.cycle.response_complete
+        return is_open and (self._in_head or not self._in_message)
+
+    def _is_answered_early(self) -> bool:
+        """Whether the request that is still arriving has its answer already."""
+        is_own = self.cycle is not None and self.cycle.scope is self.scope
+        return self._in_message and is_own and self.cycle.response_complete
+
+    def _head_too_large(self, size: int) -> RefusalError:
+        return RefusalError("head_too_large", f"{size} bytes; limit {self._max_head_bytes}")
+
+
+def _refusal(error: httptools.HttpParserError) -> RefusalError:
+    """What the parser, or one of its callbacks, has refused."""
+    cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
+    if isinstance(cause, RefusalError):
+        return cause
+    if isinstance(cause, httptools.HttpParserError | UnicodeDecodeError):
+        return RefusalError("malformed_http", f"not HTTP/1.1: {cause}")
+    _logger.error("a connection failed", exc_info=cause)
+    return RefusalError("internal", f"unexpected {type(cause).__name__}")

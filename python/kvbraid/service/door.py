@@ -1,0 +1,90 @@
+"""What all connections share: how many there may be, what their bodies hold, what was refused.
+
+The law: a client that sends nothing, half a request or one it never reads the answer of costs a
+descriptor for a documented time and no longer, and gives way before that when others need its
+place. A request that is being answered is never cut off here. Must be used on the event loop.
+"""
+
+import heapq
+import resource
+from collections import Counter
+from collections.abc import Collection, Iterable
+from typing import Final, Protocol
+
+from kvbraid.service.config import Limits
+from kvbraid.service.errors import RefusalError
+
+_SHARE_OF_DESCRIPTORS: Final = 4  # The others are for the feeds, whose sockets cannot wait.
+_SHARE_THAT_GIVES_WAY: Final = 16  # At once, so that a flood pays for the search.
+
+
+class Waiter(Protocol):
+    """A connection, as the door sees it."""
+
+    def waiting_since(self) -> float | None:
+        """Since when the client is waited for; None while it is answered."""
+
+    def give_way(self) -> None:
+        """Close at once."""
+
+    def expire(self, now: float) -> None:
+        """Close if a time limit is over."""
+
+
+class Door:
+    """The limits of the HTTP side as numbers, and what is counted against them.
+
+    Attributes:
+        refused: What was refused or given up before any route saw it, by reason.
+        held_bytes: Request bodies that are arriving or being answered, all together.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.max_connections = limits.connections
+        self.refused: Counter[str] = Counter()
+        self.held_bytes = 0
+
+    def leave_descriptors(self) -> None:
+        """Keep most of the process's descriptors free of HTTP connections."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY:
+            share = max(1, soft // _SHARE_OF_DESCRIPTORS)
+            self.max_connections = min(self.limits.connections, share)
+
+    def admit(self, connections: Collection[Waiter]) -> bool:
+        """Whether a new connection, counted already, may stay; others may give way to it."""
+        if len(connections) <= self.max_connections:
+            return True
+        waiting = (
+            (since, number, each)
+            for number, each in enumerate(connections)
+            if (since := each.waiting_since()) is not None
+        )
+        leaving = heapq.nsmallest(1 + self.max_connections // _SHARE_THAT_GIVES_WAY, waiting)
+        for _, _, each in leaving:
+            self.refused["gave_way"] += 1
+            each.give_way()
+        return bool(leaving)
+
+    def sweep(self, connections: Iterable[Waiter], now: float) -> None:
+        """Close what has kept us waiting for too long."""
+        for each in list(connections):
+            each.expire(now)
+
+    def hold(self, num_bytes: int) -> None:
+        """Count bytes of a body that has to be kept.
+
+        Raises:
+            RefusalError: `overloaded`; nothing was counted.
+        """
+        if self.held_bytes + num_bytes > self.limits.bodies_bytes:
+            message = (
+                f"request bodies hold {self.held_bytes} bytes; limit {self.limits.bodies_bytes}"
+            )
+            raise RefusalError("overloaded", message)
+        self.held_bytes += num_bytes
+
+    def release(self, num_bytes: int) -> None:
+        """Stop counting bytes that were held."""
+        self.held_bytes -= num_bytes
