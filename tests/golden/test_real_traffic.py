@@ -24,6 +24,7 @@ WIDTH_WITHOUT_HASH: Final = {
     "mistral_swa": 0.20,
     "sched_e_swa_only": 0.09,
     "sched_c_mamba_align_fine": 0.02,
+    "mimo2": 0.18,
 }
 """Captures whose hashes the wire alone cannot all place, and how wide their bounds may be."""
 
@@ -36,6 +37,9 @@ def directories() -> list[Path]:
 def name_of(folder: Path) -> str:
     return f"{'fixture' if folder.parent == FIXTURES else 'whole'}-{folder.name}"
 
+
+UNSENT: Final = {"llama4", "sched_d_llama4", "sched_h_eagle_dense"}
+"""Captures with a chunk or a draft head's groups, which no event tells of."""
 
 LLAMA4: Final = {
     "model_type": "llama4_text",
@@ -89,6 +93,20 @@ def test_without_the_hash_function_bounds_hold_the_truth_and_are_mostly_exact(
         assert report.exact + late == report.requests
     elif folder.parent == WHOLE:
         assert width(report) <= WIDTH_WITHOUT_HASH[folder.name]
+
+
+@pytest.mark.parametrize("keys", ["auto", "join"])
+@pytest.mark.parametrize("folder", [f for f in CAPTURES if f.name not in UNSENT], ids=name_of)
+def test_groups_learned_from_events_are_answered_for_like_configured_ones(
+    folder: Path, keys: Keys
+) -> None:
+    capture = capture_at(folder)
+    learned = replace(capture, topology=replace(capture.topology, groups=()))
+    drifts = folder.name == FULL_REPORTS
+    configured, found = (
+        replay(told, ReplayOptions(keys=keys, full_reports=drifts)) for told in (capture, learned)
+    )
+    assert found == configured
 
 
 @pytest.mark.parametrize("folder", [f for f in CAPTURES if f.name == "llama4"], ids=name_of)

@@ -31,6 +31,8 @@ pub struct Applied {
 pub(super) struct Scratch {
     slots: Vec<SlotId>,
     named: Vec<Option<(usize, usize)>>,
+    /// Groups whose block turned out larger in the piece at hand.
+    grown: Vec<u16>,
 }
 
 /// One rank, the shared part of its model, and the batch at hand.
@@ -114,6 +116,10 @@ impl<'a> Intake<'a> {
             self.scratch.named.push(named);
             previous = named;
         }
+        if !self.scratch.grown.is_empty() {
+            self.rank.regrade(&self.scratch.grown, &mut self.shared);
+            self.scratch.grown.clear();
+        }
         learned
     }
 
@@ -130,8 +136,9 @@ impl<'a> Intake<'a> {
         match self.rank.catalog.learn(news) {
             Ok(false) => false,
             Ok(true) => {
-                if before > 0 && self.rank.catalog.block_size(group) > before {
-                    self.rank.regrade(group, &mut self.shared);
+                let has_grown = before > 0 && self.rank.catalog.block_size(group) > before;
+                if has_grown && !self.scratch.grown.contains(&group) {
+                    self.scratch.grown.push(group);
                 }
                 true
             }

@@ -69,6 +69,8 @@ struct Known {
     kind: Option<SpecKind>,
     window: Option<u32>,
     block_size: u32,
+    /// What all sizes seen are multiples of: entries within a block stand at hashes too.
+    grain: u32,
 }
 
 /// The index of the group that ungrouped events of an unconfigured pod belong to.
@@ -194,6 +196,7 @@ impl Catalog {
                 kind: Some(g.kind),
                 window: g.window,
                 block_size: g.block_size,
+                grain: g.block_size,
             });
         }
         if group == UNGROUPED {
@@ -245,6 +248,7 @@ impl Catalog {
                     kind: news.kind,
                     window: news.window,
                     block_size: news.block_size,
+                    grain: news.block_size,
                 },
             );
             return Ok(true);
@@ -269,21 +273,25 @@ impl Catalog {
         self.learned[index] = Some(known);
     }
 
-    /// Tokens per hash of the engine's chain: configured, or the greatest common divisor of what
-    /// was seen; 0 while nothing is known.
+    /// Tokens per hash of the engine's chain, where the operator said which groups there are.
     #[must_use]
-    pub fn hash_block_size(&self) -> u32 {
-        if let Some(topology) = &self.config.topology
-            && !topology.groups.is_empty()
-        {
-            return topology.hash_block_size;
-        }
-        self.learned
-            .iter()
-            .flatten()
-            .chain(&self.ungrouped)
-            .map(|k| k.block_size)
-            .fold(0, gcd)
+    pub fn configured_hash_block(&self) -> Option<u32> {
+        let topology = self.config.topology.as_ref()?;
+        (!topology.groups.is_empty()).then_some(topology.hash_block_size)
+    }
+
+    /// What every boundary seen is a multiple of, in tokens: the configured hash block, or the
+    /// greatest common divisor of all sizes seen, of which the engine's hash block is a divisor;
+    /// 0 while nothing is known.
+    #[must_use]
+    pub fn grain(&self) -> u32 {
+        self.configured_hash_block().unwrap_or_else(|| {
+            let seen = self.learned.iter().flatten().chain(&self.ungrouped);
+            // What no prefix is looked up in need not follow the chain.
+            seen.filter(|known| !known.kind.is_some_and(SpecKind::is_never_reused))
+                .map(|known| known.grain)
+                .fold(0, gcd)
+        })
     }
 
     /// What the rule is evaluated with; `None` while no group is known, which means that the pod
@@ -361,8 +369,13 @@ impl Catalog {
         let is_undeclared = matches!(self.learned.first(), Some(Some(Known { kind: None, .. })));
         let template = self.config.topology.as_ref();
         let mut topology = bare_topology(groups);
+        topology.hash_block_size = self.grain().max(1);
         if let Some(template) = template {
             topology.partial_hits = template.partial_hits;
+            if template.partial_hits && template.hash_block_size > 1 {
+                // Hits may end where nothing was stored yet. 1 stands for a size not given.
+                topology.hash_block_size = gcd(topology.hash_block_size, template.hash_block_size);
+            }
             topology.replay_tokens = template.replay_tokens;
             topology.dialect = template.dialect;
         }
@@ -432,6 +445,7 @@ fn merge(
         kind,
         window,
         block_size: known.block_size.max(news.block_size),
+        grain: gcd(known.grain, news.block_size),
     })
 }
 

@@ -12,11 +12,19 @@ impl Rank {
         if !self.counts_copies && self.slots.holds(slot, channel) {
             return;
         }
+        let is_first = self.count_copy(slot, channel, planes);
+        if is_first && self.has_doubts {
+            self.drop_doubt(slot, self.slots.channel(channel).key, planes);
+        }
+    }
+
+    /// Counts a copy and shows it; what is in doubt stays so. True: the channel's first.
+    fn count_copy(&mut self, slot: SlotId, channel: ChannelId, planes: &mut Planes) -> bool {
         let is_first = self.slots.add_copy(slot, channel);
         if !is_first {
-            return;
+            return false;
         }
-        let Channel { key, plane } = self.slots.channel(channel);
+        let plane = self.slots.channel(channel).plane;
         if let Whereabouts::Placed(node) = self.slots.whereabouts(slot)
             && !planes.set(plane, node, self.column.1)
         {
@@ -26,9 +34,7 @@ impl Rank {
                 self.contradict("two_hashes_at_one_boundary");
             }
         }
-        if self.has_doubts {
-            self.drop_doubt(slot, key, planes);
-        }
+        true
     }
 
     /// An event spoke of a copy that was in doubt.
@@ -141,34 +147,45 @@ impl Rank {
         }
     }
 
-    /// A group's block turned out larger: what was taken for whole blocks were parts of one.
-    pub(super) fn regrade(&mut self, group: u16, shared: &mut Shared<'_>) {
+    /// The blocks of these groups turned out larger: what was taken for whole blocks were parts of
+    /// one. Nobody spoke of a copy, so that what is in doubt stays in doubt.
+    pub(super) fn regrade(&mut self, groups: &[u16], shared: &mut Shared<'_>) {
         let whole: Vec<(ChannelId, ChannelKey)> = self
             .slots
             .channels()
-            .filter(|(_, c)| c.key.group == group && !c.key.partial)
+            .filter(|(_, c)| groups.contains(&c.key.group) && !c.key.partial)
             .map(|(id, c)| (id, c.key))
             .collect();
-        for (from, key) in whole {
-            let to = self.channel(
-                ChannelKey {
+        let moves: Vec<(ChannelId, ChannelId)> = whole
+            .into_iter()
+            .map(|(from, key)| {
+                let part = ChannelKey {
                     partial: true,
                     ..key
-                },
-                shared.planes,
-            );
-            let slots: Vec<SlotId> = self.slots.iter().collect();
-            for slot in slots {
-                let copies = self.slots.copies(slot, from);
-                if copies == 0 {
-                    continue;
-                }
-                self.slots.drop_copies(slot, from);
-                self.hide(slot, self.slots.channel(from).plane, shared.planes);
-                for _ in 0..copies {
-                    self.add_copy(slot, to, shared.planes);
-                }
+                };
+                (from, self.channel(part, shared.planes))
+            })
+            .collect();
+        if moves.is_empty() {
+            return;
+        }
+        let slots: Vec<SlotId> = self.slots.iter().collect();
+        for slot in slots {
+            for &(from, to) in &moves {
+                self.move_copies(slot, from, to, shared.planes);
             }
+        }
+    }
+
+    fn move_copies(&mut self, slot: SlotId, from: ChannelId, to: ChannelId, planes: &mut Planes) {
+        let copies = self.slots.copies(slot, from);
+        if copies == 0 {
+            return;
+        }
+        self.slots.drop_copies(slot, from);
+        self.hide(slot, self.slots.channel(from).plane, planes);
+        for _ in 0..copies {
+            self.count_copy(slot, to, planes);
         }
     }
 }

@@ -1,7 +1,12 @@
 //! What is known of one engine's hash function: the third means of placing a hash.
 //!
 //! A configured function counts at once, a documented default only once confirmed. Every root
-//! store whose salt is visible confirms or refutes it, by its first hash.
+//! store whose salt is visible confirms or refutes it, by its first hash; a sparse one can only
+//! confirm it. Where groups are learned from events, the first of them does not tell the hash
+//! block: it is found as the divisor with which a store's own hash comes out, and until then the
+//! function is not used, because it would exclude what it cannot name.
+
+use hashbrown::HashSet;
 
 use crate::hash::{ChainSpec, Digest, ExtraKeys, HashAlgo, none_hash};
 
@@ -43,18 +48,43 @@ impl Standing {
     }
 }
 
-/// What a root store shows: enough to hash its first block.
+/// Tokens per hash of an engine's chain, as far as known without looking at hashes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HashBlock {
+    /// The operator said so.
+    Is(u32),
+    /// A divisor of this: of all sizes seen.
+    Divides(u32),
+}
+
+/// The hashes of a root store.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Shown<'a> {
+    /// One hash, at the end of the tokens.
+    AtTheEnd(u64),
+    /// Hashes at ends of some blocks; their salt may be hidden with the first.
+    Somewhere(&'a [u64]),
+}
+
+/// What a root store shows: enough to hash its first blocks.
 pub(super) struct RootStore<'a> {
-    /// Tokens of the first block of its group.
+    /// Tokens from the start of the prompt to a block's end.
     pub tokens: &'a [u32],
-    /// Tokens per hash of the engine's chain; divides their number.
-    pub unit: u32,
+    /// Tokens per hash.
+    pub unit: HashBlock,
     /// LoRA name and path.
     pub lora: Option<(&'a str, &'a str)>,
     /// The salt.
     pub salt: Option<&'a str>,
-    /// The hash of that block.
-    pub key: u64,
+    /// Hashes along the tokens.
+    pub shown: Shown<'a>,
+}
+
+/// What a root store says of a function.
+enum Finding {
+    Agrees(HashFunction, u32),
+    Disagrees,
+    Nothing,
 }
 
 /// The function of one engine, as far as known.
@@ -63,19 +93,35 @@ pub(super) struct EngineChain {
     candidates: Vec<HashFunction>,
     standing: Standing,
     misses: u32,
+    /// The hash block with which a store agreed.
+    unit: Option<u32>,
+    /// What may still be spent on stores that need not agree.
+    effort: usize,
 }
 
 /// So many root stores may disagree before assumed defaults are given up.
 const MISSES: u32 = 16;
+/// What stores that need not agree may cost in one life of an engine: the tokens hashed, and
+/// `TOKENS_PER_HASH` for each hash. An honest engine's first store costs a few thousand.
+const EFFORT: usize = 1 << 20;
+const TOKENS_PER_HASH: usize = 16;
+/// A hash block is no smaller part than this of what was seen.
+const MOST_HASHES_PER_BLOCK: u32 = 1 << 12;
 
 impl EngineChain {
     /// Nothing known, and nothing will be tried.
     #[must_use]
     pub(super) fn off() -> Self {
+        Self::of(Vec::new(), Standing::Unknown)
+    }
+
+    fn of(candidates: Vec<HashFunction>, standing: Standing) -> Self {
         Self {
-            candidates: Vec::new(),
-            standing: Standing::Unknown,
+            candidates,
+            standing,
             misses: 0,
+            unit: None,
+            effort: EFFORT,
         }
     }
 
@@ -88,11 +134,7 @@ impl EngineChain {
         if let Some(function) = algo.and_then(function)
             && seed.is_some()
         {
-            return Self {
-                candidates: vec![function],
-                standing: Standing::Configured,
-                misses: 0,
-            };
+            return Self::of(vec![function], Standing::Configured);
         }
         let algos = match algo {
             Some(algo) => vec![algo],
@@ -104,11 +146,7 @@ impl EngineChain {
         } else {
             Standing::Assumed
         };
-        Self {
-            candidates,
-            standing,
-            misses: 0,
-        }
+        Self::of(candidates, standing)
     }
 
     /// How much it is trusted.
@@ -117,54 +155,197 @@ impl EngineChain {
         self.standing
     }
 
-    /// The function, once it may be used.
+    /// The function and its hash block, once both may be used.
     #[must_use]
-    pub(super) fn usable(&self) -> Option<HashFunction> {
+    pub(super) fn usable(&self, configured: Option<u32>) -> Option<(HashFunction, u32)> {
         match self.standing {
-            Standing::Configured | Standing::Confirmed => self.candidates.first().copied(),
+            Standing::Configured | Standing::Confirmed => {
+                Some((*self.candidates.first()?, configured.or(self.unit)?))
+            }
             Standing::Unknown | Standing::Assumed | Standing::Refuted => None,
         }
     }
 
+    /// Whether a store that can only confirm would tell anything new.
+    #[must_use]
+    pub(super) fn is_sought(&self, unit: HashBlock) -> bool {
+        self.effort > 0
+            && match self.standing {
+                Standing::Assumed => true,
+                Standing::Configured => matches!(unit, HashBlock::Divides(_)),
+                Standing::Unknown | Standing::Confirmed | Standing::Refuted => false,
+            }
+    }
+
     /// Compares a root store with the function. False: a trusted function is contradicted now.
     pub(super) fn check(&mut self, root: &RootStore<'_>) -> bool {
-        match self.standing {
-            Standing::Unknown | Standing::Refuted => true,
-            Standing::Configured | Standing::Confirmed => {
-                let agrees = self.candidates.first().is_some_and(|f| agrees(*f, root));
-                self.standing = if agrees {
-                    Standing::Confirmed
-                } else {
-                    Standing::Refuted
-                };
-                agrees
+        if matches!(self.standing, Standing::Unknown | Standing::Refuted) {
+            return true;
+        }
+        let finding = match (root.unit, self.unit) {
+            (HashBlock::Is(unit), _) | (HashBlock::Divides(_), Some(unit)) => {
+                let is_free = matches!(root.shown, Shown::AtTheEnd(_));
+                self.compare(root, unit, is_free)
             }
-            Standing::Assumed => {
-                if let Some(i) = self.candidates.iter().position(|f| agrees(*f, root)) {
-                    self.candidates = vec![self.candidates[i]];
-                    self.standing = Standing::Confirmed;
-                } else {
-                    self.misses += 1;
-                    if self.misses == MISSES {
-                        self.standing = Standing::Unknown;
-                    }
+            (HashBlock::Divides(all), None) => self.find_unit(root, all),
+        };
+        match (finding, self.standing) {
+            (Finding::Nothing, _) => {}
+            (Finding::Disagrees, _) if matches!(root.shown, Shown::Somewhere(_)) => {}
+            (Finding::Agrees(function, unit), _) => {
+                self.candidates = vec![function];
+                self.unit = Some(unit);
+                self.standing = Standing::Confirmed;
+            }
+            (Finding::Disagrees, Standing::Assumed) => {
+                self.misses += 1;
+                if self.misses == MISSES {
+                    self.standing = Standing::Unknown;
                 }
-                true
             }
+            (Finding::Disagrees, _) => {
+                self.standing = Standing::Refuted;
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Tries the divisors of what was seen, the largest first: it is the usual one. A store
+    /// disagrees only if all were tried.
+    fn find_unit(&mut self, root: &RootStore<'_>, all: u32) -> Finding {
+        for parts in (1..=all.min(MOST_HASHES_PER_BLOCK)).filter(|n| all.is_multiple_of(*n)) {
+            match self.compare(root, all / parts, false) {
+                Finding::Disagrees => {}
+                other @ (Finding::Agrees(..) | Finding::Nothing) => return other,
+            }
+        }
+        if all <= MOST_HASHES_PER_BLOCK && all > 0 {
+            Finding::Disagrees
+        } else {
+            Finding::Nothing
+        }
+    }
+
+    fn compare(&mut self, root: &RootStore<'_>, unit: u32, is_free: bool) -> Finding {
+        let num_tokens = root.tokens.len();
+        if unit == 0 || !num_tokens.is_multiple_of(unit as usize) {
+            return Finding::Nothing;
+        }
+        if !is_free {
+            let hashes = num_tokens / unit as usize;
+            let cost = self.candidates.len() * (num_tokens + hashes * TOKENS_PER_HASH);
+            let Some(left) = self.effort.checked_sub(cost) else {
+                return Finding::Nothing;
+            };
+            self.effort = left;
+        }
+        match self.candidates.iter().find(|f| agrees(**f, root, unit)) {
+            Some(function) => Finding::Agrees(*function, unit),
+            None => Finding::Disagrees,
         }
     }
 }
 
-fn agrees(function: HashFunction, root: &RootStore<'_>) -> bool {
+fn agrees(function: HashFunction, root: &RootStore<'_>, unit: u32) -> bool {
     let extra = ExtraKeys {
         lora: root.lora,
         cache_salt: root.salt,
         ..ExtraKeys::default()
     };
-    let spec = ChainSpec::new(function.algo, function.none_hash, root.unit)
+    let spec = ChainSpec::new(function.algo, function.none_hash, unit)
         .and_then(|spec| spec.with_extra(extra));
     let Ok(spec) = spec else { return false };
     let mut keys = Vec::new();
     crate::hash::chain_keys(&spec, root.tokens, &mut keys);
-    keys.last() == Some(&root.key)
+    match root.shown {
+        Shown::AtTheEnd(key) => keys.last() == Some(&key),
+        Shown::Somewhere(listed) => {
+            let listed: HashSet<u64> = listed.iter().copied().collect();
+            keys.iter().any(|key| listed.contains(key))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALGO: HashAlgo = HashAlgo::Sha256;
+
+    fn configured() -> EngineChain {
+        EngineChain::new(Some(ALGO), Some("0"))
+    }
+
+    fn keys(tokens: &[u32], unit: u32) -> Vec<u64> {
+        let seed = none_hash(ALGO, Some("0")).expect("a cryptographic function");
+        let spec = ChainSpec::new(ALGO, seed, unit).expect("a chain");
+        let mut keys = Vec::new();
+        crate::hash::chain_keys(&spec, tokens, &mut keys);
+        keys
+    }
+
+    fn root<'a>(tokens: &'a [u32], unit: HashBlock, shown: Shown<'a>) -> RootStore<'a> {
+        RootStore {
+            tokens,
+            unit,
+            lora: None,
+            salt: None,
+            shown,
+        }
+    }
+
+    #[test]
+    fn a_block_of_several_hashes_tells_the_hash_block() {
+        let tokens: Vec<u32> = (0..1056).collect();
+        for unit in [1, 16, 33, 528, 1056] {
+            let last = *keys(&tokens, unit).last().expect("a key");
+            let mut chain = configured();
+            assert!(chain.usable(None).is_none(), "before any store");
+            let shown = Shown::AtTheEnd(last);
+            assert!(chain.check(&root(&tokens, HashBlock::Divides(1056), shown)));
+            assert_eq!(chain.usable(None).map(|(_, unit)| unit), Some(unit));
+        }
+    }
+
+    #[test]
+    fn a_sparse_store_confirms_and_never_refutes() {
+        let tokens: Vec<u32> = (0..256).collect();
+        let (right, wrong) = (keys(&tokens, 32), [1, 2, 3]);
+        let unit = HashBlock::Divides(64);
+        let mut chain = configured();
+        assert!(chain.check(&root(&tokens, unit, Shown::Somewhere(&wrong))));
+        assert_eq!(chain.standing(), Standing::Configured);
+        assert!(chain.check(&root(&tokens, unit, Shown::Somewhere(&right[4..6]))));
+        assert_eq!(chain.standing(), Standing::Confirmed);
+    }
+
+    #[test]
+    fn what_stores_that_tell_nothing_cost_is_bounded_for_an_engine_s_whole_life() {
+        let tokens: Vec<u32> = (0..4096).collect();
+        let mut chain = EngineChain::new(None, None);
+        let mut spent = Vec::new();
+        for _ in 0..1000 {
+            let before = chain.effort;
+            let shown = Shown::Somewhere(&[1]);
+            assert!(chain.check(&root(&tokens, HashBlock::Divides(64), shown)));
+            spent.push(before - chain.effort);
+        }
+        assert!(spent.iter().sum::<usize>() <= EFFORT);
+        assert_eq!(spent.last(), Some(&0), "later stores are not hashed");
+        assert_eq!(chain.standing(), Standing::Assumed);
+    }
+
+    #[test]
+    fn a_block_too_large_to_try_all_its_divisors_refutes_nothing() {
+        let tokens: Vec<u32> = (0..1 << 16).collect();
+        let mut chain = configured();
+        let store = root(&tokens, HashBlock::Divides(1 << 16), Shown::AtTheEnd(1));
+        for _ in 0..20 {
+            assert!(chain.check(&store));
+        }
+        assert!(chain.effort < EFFORT);
+        assert_eq!(chain.standing(), Standing::Configured);
+        assert!(chain.usable(None).is_none());
+    }
 }

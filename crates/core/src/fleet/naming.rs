@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::engine_chain::RootStore;
+use super::engine_chain::{HashBlock, RootStore, Shown};
 use super::limbo::{At, Fact, Frame, Means, Salt, SparseStore};
 use super::nodes::{NodeId, Place, SaltId};
 use super::rank::{Rank, Shared};
@@ -163,14 +163,15 @@ impl Naming<'_, '_> {
     /// Names every boundary of a dense store; appends the slots of its hashes.
     pub(super) fn dense(&mut self, stored: &Stored, out: &mut Vec<SlotId>) {
         let anchor = self.anchor(stored, true);
-        if stored.parent.is_none() {
-            self.check_chain(stored);
-        }
-        self.index_first_token(stored, anchor.at);
         let (mut step, block_size) = (anchor.at.step, stored.block_size);
         let mut hint = None;
         let tokens = self.batch.tokens_of(stored.tokens);
         let hashes = self.batch.hashes_of(stored.hashes);
+        if stored.parent.is_none() {
+            let first = &tokens[..block_size as usize];
+            self.check_chain(stored, first, Shown::AtTheEnd(hashes[0]));
+        }
+        self.index_first_token(stored, anchor.at);
         let unit = self.units.get(block_size);
         self.rank.slots.fetch(hashes);
         for (j, (chunk, &hash)) in tokens
@@ -340,6 +341,10 @@ impl Naming<'_, '_> {
             && u64::from(stored.hashes.len) * u64::from(block_size) <= u64::from(stored.tokens.len)
             && !self.rank.saw_media
             && !self.has_media(stored);
+        if tells_blocks && stored.parent.is_none() && self.rank.chain.is_sought(self.hash_block()) {
+            let tokens = self.batch.tokens_of(stored.tokens);
+            self.check_chain(stored, tokens, Shown::Somewhere(hashes));
+        }
         let anchor = tells_blocks.then(|| self.anchor(stored, false));
         let salt = anchor.as_ref().map(|a| a.salt);
         for &hash in hashes {
@@ -427,35 +432,42 @@ impl Naming<'_, '_> {
     }
 
     /// Compares a root store with what is known of the engine's hash function.
-    fn check_chain(&mut self, stored: &Stored) {
-        let unit = self.rank.catalog.hash_block_size();
-        if unit == 0 || !stored.block_size.is_multiple_of(unit) || !stored.lookahead.is_empty() {
-            return;
-        }
+    fn check_chain(&mut self, stored: &Stored, tokens: &[u32], shown: Shown<'_>) {
         let keys = self.batch.extra_keys_of(stored, 0);
-        if keys.iter().any(|key| !matches!(key, ExtraKey::Text(_))) {
-            return;
-        }
-        let name = lora(self.batch, stored);
-        if nameless_lora(self.batch, stored).is_some() {
+        let is_text = |key: &ExtraKey| matches!(key, ExtraKey::Text(_));
+        if !stored.lookahead.is_empty()
+            || !keys.iter().all(is_text)
+            || nameless_lora(self.batch, stored).is_some()
+        {
             return;
         }
         let salt = self.root_salt(stored);
+        let unit = self.hash_block();
         let Rank { chain, loras, .. } = &mut *self.rank;
-        let path = name.and_then(|name| loras.get(name)).map(String::as_str);
-        if name.is_some() && path.is_none() {
-            return;
-        }
+        let lora = match lora(self.batch, stored) {
+            Some(name) => match loras.get(name) {
+                Some(path) => Some((name, path.as_str())),
+                None => return,
+            },
+            None => None,
+        };
         let root = RootStore {
-            tokens: &self.batch.tokens_of(stored.tokens)[..stored.block_size as usize],
+            tokens,
             unit,
-            lora: name.zip(path),
+            lora,
             salt: salt.as_deref(),
-            key: self.batch.hashes_of(stored.hashes)[0],
+            shown,
         };
         if !chain.check(&root) {
             self.rank.contradict("contradicts_hash_function");
         }
+    }
+
+    fn hash_block(&self) -> HashBlock {
+        let catalog = &self.rank.catalog;
+        catalog
+            .configured_hash_block()
+            .map_or_else(|| HashBlock::Divides(catalog.grain()), HashBlock::Is)
     }
 
     /// Used by queries: the hash stands here for good.

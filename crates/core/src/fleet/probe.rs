@@ -43,9 +43,9 @@ impl Search<'_, '_> {
             Some(name) => Some(rank.loras.get(name)?.clone()),
             None => None,
         };
-        let unit = rank.catalog.hash_block_size();
         let lookahead = rank.catalog.lookahead();
-        let hash = rank.chain.usable()?;
+        let configured = rank.catalog.configured_hash_block();
+        let (hash, unit) = rank.chain.usable(configured)?;
         (unit > 0).then_some(Function {
             hash,
             unit,
@@ -106,8 +106,8 @@ impl Search<'_, '_> {
                 {
                     // Floating tries hang at multiples of the hash block, which may be finer than
                     // what the rule looks at.
-                    let hash = rank.map_or(0, |r| r.catalog.hash_block_size());
-                    let unit = gcd(class.unit(), hash);
+                    let grain = rank.map_or(0, |r| r.catalog.grain());
+                    let unit = gcd(class.unit(), grain);
                     let at = self.ladder(unit, class.view.topology.hash_lookahead);
                     let possible = self.possible(column, at);
                     self.possible.insert(column, possible);

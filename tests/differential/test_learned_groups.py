@@ -1,0 +1,133 @@
+"""Groups learned from events: the order in which groups speak never changes an answer.
+
+The same engines publish the same events twice: in one index the groups of each batch come in the
+engine's order, in the other in any order, each group's own events as they happened. Once every
+group has shown a whole block, both answer like an index that was told the groups.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+from kvbraid.events import encode_batch
+from kvbraid.events.model import AllBlocksCleared, Event
+from kvbraid.fleet.answer import PodScore
+from kvbraid.fleet.index import FleetIndex, IndexOptions
+from kvbraid.fleet.request import Request
+from kvbraid.hashing import HashAlgo
+from kvbraid.ids import PodId, PodState
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
+
+from tests.reference import fleet_traffic as traffic
+from tests.reference.fleet_index import Prefix
+from tests.reference.fleet_traffic import Engine, Habits, Hashes
+
+SEED = "7"
+POD = PodId("pod")
+KINDS = (SpecKind.FULL_ATTENTION, SpecKind.SLIDING_WINDOW, SpecKind.MAMBA)
+
+
+@st.composite
+def told_by_events(draw: st.DrawFn) -> Topology:
+    """Groups of which events tell everything: no chunks, no draft heads, the usual alignment."""
+    unit = draw(st.sampled_from((2, 4)))  # 1 would say nothing to learned groups.
+    ratios = draw(st.sampled_from(((1, 2), (2, 1, 4), (2, 3), (1,))))
+    chosen = []
+    for _ in range(draw(st.integers(1, 4))):
+        kind, size = draw(st.sampled_from(KINDS)), unit * draw(st.sampled_from(ratios))
+        window = draw(st.integers(2, 3 * size)) if kind.is_window else None
+        chosen.append(GroupSpec(kind=kind, block_size=size, window=window))
+    return Topology(
+        groups=tuple(chosen),
+        hash_block_size=unit,
+        partial_hits=draw(st.booleans()),
+        dialect=EngineDialect.PURE,
+    )
+
+
+HABITS = st.builds(
+    Habits,
+    sparse=st.sampled_from((0.0, 0.3, 0.6)),
+    orphan=st.sampled_from((0.0, 0.3)),
+    partial=st.sampled_from((0.0, 0.5)),
+    other_tier=st.sampled_from((0.0, 0.2)),
+    unknown_removal=st.just(0.0),
+)
+
+
+def in_other_order(events: Sequence[Event], random: Random, num_groups: int) -> list[Event]:
+    """The groups in any order between two clears, each group's events in their own."""
+    shuffled: list[Event] = []
+    piece: list[Event] = []
+    for event in (*events, None):
+        if event is not None and not isinstance(event, AllBlocksCleared):
+            piece.append(event)
+            continue
+        rank = random.sample(range(num_groups), num_groups)
+        shuffled += sorted(piece, key=lambda e: rank[getattr(e, "group_idx", 0)])
+        shuffled += [] if event is None else [event]
+        piece = []
+    return shuffled
+
+
+def row(index: FleetIndex, prompt: Prefix) -> PodScore:
+    request = Request(model="m", token_ids=prompt.tokens, lora=prompt.lora, cache_salt=prompt.salt)
+    (found,) = index.score(request).rows
+    index.check_integrity()
+    assert found.state is PodState.EXACT
+    return found
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    topology=told_by_events(),
+    habits=HABITS,
+    algo=st.sampled_from((None, HashAlgo.SHA256, HashAlgo.XXHASH_CBOR)),
+    steps=st.sampled_from((2, 10, 20)),
+)
+def test_answers_do_not_hang_on_which_group_speaks_first(
+    seed: int, topology: Topology, habits: Habits, algo: HashAlgo | None, steps: int
+) -> None:
+    random = Random(seed)
+    told = replace(topology, hash_algo=algo and algo.value, hash_seed=algo and SEED)
+    options = IndexOptions(keys="auto" if algo else "join")
+    indices = [FleetIndex(options) for _ in range(3)]
+    for index, groups in zip(indices, ((), (), told.groups), strict=True):
+        of_index = replace(told, groups=groups)
+        index.register(POD, model="m", topology=of_index, loras=traffic.LORAS)
+    hashes = Hashes(traffic.unit_of(topology), algo, SEED)
+    engine = Engine(pod=POD, dp_rank=0, topology=told, hashes=hashes, habits=habits, random=random)
+    prompts = traffic.prompts(random, hashes.block_size, 3)
+    for _ in range(steps):
+        for _ in range(random.choice((1, 2, 5))):
+            engine.act(prompts)
+        if random.random() < 0.1:
+            engine.clear()
+            engine.act(prompts)
+        num_groups = len(topology.groups)
+        orders = (engine.pending, in_other_order(engine.pending, random, num_groups))
+        for index, events in zip(indices, (*orders, engine.pending), strict=True):
+            index.apply(POD, encode_batch(events))
+        engine.pending = []
+        check(indices, prompts, random, is_hash_known=algo is not None)
+
+
+def check(
+    indices: Sequence[FleetIndex],
+    prompts: Sequence[Prefix],
+    random: Random,
+    *,
+    is_hash_known: bool,
+) -> None:
+    first, other, configured = indices
+    prompt = traffic.request(random, prompts)
+    rows = [row(index, prompt) for index in indices]
+    assert rows[0].tiers == rows[1].tiers, prompt
+    sizes = [[(g.kind, g.block_size) for g in index.pods()[0].groups] for index in indices]
+    assert sizes[0] == sizes[1]
+    (standing,) = {index.pods()[0].hash_function for index in (first, other)}
+    if sizes[0] == sizes[2] and (standing == "confirmed" or not is_hash_known):
+        assert rows[0].tiers == rows[2].tiers, prompt
+    assert configured.pods()[0].refused == first.pods()[0].refused
