@@ -86,6 +86,8 @@ type GroupTuple = (
     bool,
 );
 type StripTuple = (GroupTuple, Vec<bool>, Option<Vec<u32>>);
+/// Why the state is not exact, strips of all groups.
+type WhyTuple = (String, Vec<StripTuple>);
 /// pod, rank, model, (state, reason), messages, groups, (tokens, join, query, unplaced), refused,
 /// (hash function, blocks).
 type InfoTuple = (
@@ -380,28 +382,34 @@ impl FleetCore {
         })
     }
 
-    /// The answer, and per row the strips of its groups.
+    /// The answer, and per row why its state is not exact and the strips of its groups. These are
+    /// drawn after the lock is let go.
     fn explain(
         &self,
         py: Python<'_>,
         request: RequestTuple,
         tokens: TokenArg,
-    ) -> PyResult<(FleetAnswer, Vec<Vec<StripTuple>>)> {
-        let (answer, strips) = py
-            .detach(|| request.with(&tokens, |request| self.index.lock().explain(request)))
+    ) -> PyResult<(FleetAnswer, Vec<WhyTuple>)> {
+        let (explained, strips) = py
+            .detach(|| {
+                let explained =
+                    request.with(&tokens, |request| self.index.lock().explain(request))?;
+                let strips = explained.strips();
+                Ok((explained, strips))
+            })
             .map_err(to_python)?;
-        let strips = strips
-            .into_iter()
-            .map(|strip| strip.into_iter().map(strip_tuple).collect())
+        let whys = explained.reasons().map(str::to_owned).zip(strips);
+        let whys = whys
+            .map(|(reason, strip)| (reason, strip.into_iter().map(strip_tuple).collect()))
             .collect();
         let num_tokens = tokens.as_slice().len();
         Ok((
             FleetAnswer {
                 model: request.0,
                 num_tokens,
-                answer,
+                answer: explained.answer,
             },
-            strips,
+            whys,
         ))
     }
 

@@ -168,12 +168,14 @@ class FleetIndex:
     def explain(self, request: Request) -> Explanation:
         """Say why every rank answers what it does, group by group, by the exact strategy.
 
-        Raises as `score`.
+        Raises:
+            InvalidValueError: As `score`; or more than 4 194 304 blocks would be shown, over all
+                groups of all ranks.
+            UnknownError: As `score`.
         """
-        answer, strips = self._core.explain(_encode_request(request), request.token_ids)
-        reasons = {(row.pod, row.dp_rank): row.reason for row in self.pods()}
+        answer, whys = self._core.explain(_encode_request(request), request.token_ids)
         rows = []
-        for score, groups in zip(Scores(answer).rows, strips, strict=True):
+        for score, (reason, groups) in zip(Scores(answer).rows, whys, strict=True):
             rows.append(
                 PodExplanation(
                     pod=score.pod,
@@ -182,7 +184,7 @@ class FleetIndex:
                     lower=score.lower,
                     upper=score.upper,
                     limiting=score.limiting,
-                    reason=_reason(score.exactness, reasons[score.pod, score.dp_rank]),
+                    reason=_reason(score.exactness, reason),
                     groups=[_strip(*strip) for strip in groups],
                 )
             )

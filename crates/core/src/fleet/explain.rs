@@ -1,8 +1,16 @@
 //! Why an answer is what it is: what each group holds along the request, and what it accepts.
+//!
+//! What the index knows is noted while the answer is made (a [`Draft`] per rank, the words that the
+//! answer was read from among it). The strips are drawn from that afterwards, without the index:
+//! however long the request, explaining it keeps nobody waiting for longer than scoring it.
 
-use super::model::Class;
-use super::query::Search;
+use std::sync::Arc;
+
+use super::catalog::View;
+use super::query::{Search, Words};
 use super::rank::Rank;
+use super::{Answer, Index, Request, Strategy, unknown_model};
+use crate::error::{Error, Result};
 use crate::rule::{self, Query, Unknown};
 use crate::spec::GroupSpec;
 
@@ -22,61 +30,140 @@ pub struct GroupStrip {
 /// All groups of one rank along a request, in the engine's order.
 pub type Strip = Vec<GroupStrip>;
 
-/// The strips of every rank asked for, in that order.
-pub(super) fn strips(search: &mut Search<'_, '_>, scratch: &mut rule::Scratch) -> Vec<Strip> {
-    let classes = search.model.classes();
-    let columns = search.ask.columns.clone();
-    columns
-        .into_iter()
-        .map(|column| {
-            let class = classes
-                .iter()
-                .find(|class| class.columns().any(|c| c == column));
-            class.map_or_else(Vec::new, |class| {
-                group_strips(search, class, column, scratch)
-            })
-        })
-        .collect()
+/// What the ranks of one class hold along a request.
+#[derive(Debug)]
+pub(super) struct Sight {
+    pub(super) view: View,
+    /// Tokens per word.
+    pub(super) unit: u32,
+    pub(super) words: Words,
 }
 
-fn group_strips(
-    search: &mut Search<'_, '_>,
-    class: &Class,
-    column: usize,
-    scratch: &mut rule::Scratch,
-) -> Vec<GroupStrip> {
-    let at = search.climb(class);
-    let unit = search.unit(at);
-    let words = search.words(class, at, search.ask.tiers, false);
-    let bit = u32::try_from(column % 64).unwrap_or(0);
-    let num_tokens = u32::try_from(search.ask.prompt.tokens.len()).unwrap_or(u32::MAX);
-    let query = Query {
-        num_tokens,
-        mask: 1 << bit,
-        unknown: Unknown::Strict,
-    };
-    let topology = &class.view.topology;
-    (0..topology.groups.len())
-        .map(|group| {
-            let spec = topology.groups[group];
-            let (whole, _) = words.of(group);
-            let step = (spec.block_size / unit) as usize;
-            let held = (0..(num_tokens / spec.block_size) as usize)
-                .map(|j| {
-                    whole
-                        .get((j + 1) * step - 1)
-                        .is_some_and(|w| w & (1 << bit) != 0)
-                })
-                .collect();
-            let accepted = words.with_held(unit, |held| {
-                rule::accepted(topology, held, query, (group, bit), scratch)
-            });
-            GroupStrip {
-                group: Rank::group_name(class.view.groups[group]),
+/// One rank of an explanation that is not drawn yet.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Draft {
+    /// Why its state is not exact.
+    pub(super) reason: String,
+    /// What it is seen with, and its bit there; `None` for a rank of which no group is known.
+    pub(super) sight: Option<(Arc<Sight>, u32)>,
+}
+
+/// Blocks that one explanation shows, over all groups of all ranks: what it costs in memory (some 50
+/// bytes each in Python) is bounded before it is drawn.
+const MAX_BLOCKS: u64 = 4 << 20;
+
+/// An answer, and all that is needed to say why.
+#[derive(Debug)]
+pub struct Explained {
+    /// The answer.
+    pub answer: Answer,
+    pub(super) num_tokens: u32,
+    /// In the order of the answer's rows.
+    pub(super) drafts: Vec<Draft>,
+}
+
+impl Explained {
+    /// Why each rank's state is not exact, in the order of the rows; empty where it is.
+    pub fn reasons(&self) -> impl Iterator<Item = &str> {
+        self.drafts.iter().map(|draft| draft.reason.as_str())
+    }
+
+    /// The strips of every rank, in the order of the rows. This costs a look at each block of each
+    /// group of each rank, and needs nothing of the index.
+    #[must_use]
+    pub fn strips(&self) -> Vec<Strip> {
+        let mut scratch = rule::Scratch::default();
+        let drafts = self.drafts.iter();
+        drafts
+            .map(|draft| match &draft.sight {
+                Some((sight, bit)) => sight.strip(*bit, self.num_tokens, &mut scratch),
+                None => Vec::new(),
+            })
+            .collect()
+    }
+}
+
+impl Index {
+    /// What every rank holds along the request, group by group, and what each group accepts.
+    ///
+    /// What is explained is the exact answer, whatever strategy the request names.
+    ///
+    /// # Errors
+    /// As `score` by the exact strategy; `InvalidValue` for more blocks than an explanation shows.
+    pub fn explain(&mut self, request: &Request<'_>) -> Result<Explained> {
+        let request = &Request {
+            strategy: Strategy::Exact,
+            ..request.clone()
+        };
+        let roster = self.roster(request)?;
+        let ask = self.ask(request, &roster);
+        let model = self
+            .models
+            .get_mut(request.model)
+            .ok_or_else(|| unknown_model(request))?;
+        let mut search = Search::new(model, &ask).keeping_sights();
+        let rows = search.rows(&mut self.scratch);
+        let sights = search.sights.take().unwrap_or_default();
+        let draft = |&column: &usize| Draft {
+            reason: model.ranks[column].as_ref().map_or_else(String::new, Rank::reason),
+            sight: sights.get(&column).cloned(),
+        };
+        let explained = Explained {
+            answer: Answer { roster, rows },
+            num_tokens: u32::try_from(request.prompt.tokens.len()).unwrap_or(u32::MAX),
+            drafts: ask.columns.iter().map(draft).collect(),
+        };
+        explained.check_size()?;
+        Ok(explained)
+    }
+}
+
+impl Explained {
+    fn check_size(&self) -> Result<()> {
+        let sights = self.drafts.iter().filter_map(|draft| draft.sight.as_ref());
+        let groups = sights.flat_map(|(sight, _)| &sight.view.topology.groups);
+        let blocks: u64 = groups
+            .map(|group| u64::from(self.num_tokens / group.block_size))
+            .sum();
+        if blocks > MAX_BLOCKS {
+            let text = format!(
+                "the explanation would show {blocks} blocks over all groups of all pods; at most \
+                 {MAX_BLOCKS}: name fewer pods, or explain a shorter prompt"
+            );
+            return Err(Error::InvalidValue(text));
+        }
+        Ok(())
+    }
+}
+
+impl Sight {
+    fn strip(&self, bit: u32, num_tokens: u32, scratch: &mut rule::Scratch) -> Strip {
+        let query = Query {
+            num_tokens,
+            mask: 1 << bit,
+            unknown: Unknown::Strict,
+        };
+        let topology = &self.view.topology;
+        let groups = topology.groups.iter().enumerate();
+        groups
+            .map(|(group, &spec)| GroupStrip {
+                group: Rank::group_name(self.view.groups[group]),
                 spec,
-                held,
-                accepted,
-            }
-        })
-        .collect()
+                held: self.held(group, spec.block_size, (bit, num_tokens)),
+                accepted: self.words.with_held(self.unit, |held| {
+                    rule::accepted(topology, held, query, (group, bit), scratch)
+                }),
+            })
+            .collect()
+    }
+
+    fn held(&self, group: usize, block_size: u32, (bit, num_tokens): (u32, u32)) -> Vec<bool> {
+        let (whole, _) = self.words.of(group);
+        let step = (block_size / self.unit) as usize;
+        let is_held = |j: usize| {
+            let word = whole.get((j + 1) * step - 1);
+            word.is_some_and(|word| word & (1 << bit) != 0)
+        };
+        (0..(num_tokens / block_size) as usize).map(is_held).collect()
+    }
 }

@@ -42,7 +42,7 @@ use std::sync::Arc;
 pub use answer::{Bounds, Row, TierSet};
 pub use apply::Applied;
 pub use catalog::PodConfig;
-pub use explain::{GroupStrip, Strip};
+pub use explain::{Explained, GroupStrip, Strip};
 pub use info::{GroupInfo, RankInfo};
 pub use rank::{Placed, State};
 pub use registration::{Member, PodSpec};
@@ -153,27 +153,6 @@ impl Index {
             rows.insert(at, Row::of_stranger(request.prompt.last_token(), ask.tiers));
         }
         Ok(Answer { roster, rows })
-    }
-
-    /// What every rank holds along the request, group by group, and what each group accepts.
-    ///
-    /// What is explained is the exact answer, whatever strategy the request names.
-    ///
-    /// # Errors
-    /// As `score` by the exact strategy.
-    pub fn explain(&mut self, request: &Request<'_>) -> Result<(Answer, Vec<Strip>)> {
-        let request = &Request {
-            strategy: Strategy::Exact,
-            ..request.clone()
-        };
-        let answer = self.score(request)?;
-        let ask = self.ask(request, &answer.roster);
-        let model = self
-            .models
-            .get_mut(request.model)
-            .ok_or_else(|| unknown_model(request))?;
-        let strips = explain::strips(&mut Search::new(model, &ask), &mut self.scratch);
-        Ok((answer, strips))
     }
 
     fn ask<'p>(&self, request: &Request<'p>, roster: &[Member]) -> Ask<'p> {

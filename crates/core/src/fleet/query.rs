@@ -5,9 +5,12 @@
 //! the rule per class of ranks and set of tiers, 64 ranks at a time. Ranks whose answer is not
 //! certain get an upper bound of their own.
 
+use std::sync::Arc;
+
 use hashbrown::HashMap;
 
 use super::answer::{Bounds, Row, TierSet, Weights};
+use super::explain::Sight;
 use super::limbo::Possible;
 use super::model::{Class, Model};
 use super::nodes::SaltId;
@@ -78,6 +81,8 @@ pub(super) struct Search<'a, 'p> {
     pub(super) probed: Vec<usize>,
     /// Where the undecided hashes of the other ranks may stand.
     pub(super) possible: HashMap<usize, Possible>,
+    /// What each column was seen with, and its bit there; kept where somebody will explain it.
+    pub(super) sights: Option<HashMap<usize, (Arc<Sight>, u32)>>,
 }
 
 /// Stands for a salt that no event ever showed.
@@ -97,10 +102,19 @@ impl<'a, 'p> Search<'a, 'p> {
             salt,
             probed: Vec::new(),
             possible: HashMap::new(),
+            sights: None,
         };
         search.probe();
         search.find_possible();
         search
+    }
+
+    /// Keeps the words that the answer is read from.
+    pub(super) fn keeping_sights(self) -> Self {
+        Self {
+            sights: Some(HashMap::new()),
+            ..self
+        }
     }
 
     /// The ladder of one unit, made once per request.
@@ -239,6 +253,12 @@ impl<'a, 'p> Search<'a, 'p> {
             };
             self.answer_class(&class, &tier_sets, scratch, &mut sheet);
         }
+        for (position, &column) in columns.iter().enumerate() {
+            let first = asked.positions[column];
+            if first != position {
+                rows[position] = rows[first].clone();
+            }
+        }
         rows
     }
 
@@ -248,7 +268,7 @@ impl<'a, 'p> Search<'a, 'p> {
             masks: vec![0; num_columns.div_ceil(64)],
             positions: vec![0; num_columns],
         };
-        for (position, &column) in self.ask.columns.iter().enumerate() {
+        for (position, &column) in self.ask.columns.iter().enumerate().rev() {
             asked.masks[column / 64] |= 1 << (column % 64);
             asked.positions[column] = position;
         }
@@ -327,6 +347,9 @@ impl<'a, 'p> Search<'a, 'p> {
                     (row.bounds, row.present, row.limiting) = (bounds, present[bit], limit);
                 }
             }
+            if index == 0 {
+                self.keep_sight(class, at, words);
+            }
         }
         let weighted = self
             .ask
@@ -339,6 +362,22 @@ impl<'a, 'p> Search<'a, 'p> {
                 Some(None) => (0.0, false),
                 Some(Some(scores)) => (scores[column % 64], true),
             };
+        }
+    }
+
+    fn keep_sight(&mut self, class: &Class, at: usize, words: Words) {
+        let unit = self.unit(at);
+        let Some(sights) = &mut self.sights else {
+            return;
+        };
+        let sight = Arc::new(Sight {
+            view: class.view.clone(),
+            unit,
+            words,
+        });
+        for (column, bit) in class.columns().map(|column| (column, column % 64)) {
+            let bit = u32::try_from(bit).unwrap_or(0);
+            sights.insert(column, (Arc::clone(&sight), bit));
         }
     }
 
@@ -364,7 +403,7 @@ impl Sheet<'_> {
     }
 }
 
-/// Which columns are asked for, by word, and where each stands in the answer.
+/// Which columns are asked for, by word, and where each first stands in the answer.
 struct Asked {
     masks: Vec<u64>,
     positions: Vec<usize>,

@@ -1,10 +1,11 @@
 //! The rule one boundary at a time: what `explain` shows and which group ends a prefix.
 //!
 //! This is the definition read aloud: for a boundary, AND the blocks that the group needs there.
-//! It costs a window per boundary, so the hot path never comes here except for one boundary per
-//! answer.
+//! That costs a window per boundary, so the hot path never comes here except for one boundary per
+//! answer. All boundaries of one group together ([`accepted`]) are read from how many blocks in a
+//! row are held up to each: linear in the blocks of the request, whatever the group demands.
 
-use super::plan::{Demand, Plan};
+use super::plan::{Demand, Plan, Spec};
 use super::sweep::member_entry;
 use super::{HOLDERS, Held, Query, Scratch};
 use crate::spec::Topology;
@@ -37,18 +38,77 @@ pub fn accepted(
             ..query
         },
     );
-    let grain = plan
-        .spec_of
-        .get(group)
-        .copied()
-        .flatten()
-        .map(|index| plan.specs[index].grain)?;
-    let ends = (grain..=plan.limit).step_by(grain);
-    Some(
-        ends.filter(|&end| accepts(plan, held, (group, plan.mask), end, 0) != 0)
-            .map(|e| plan.tokens(e))
-            .collect(),
-    )
+    let index = plan.spec_of.get(group).copied().flatten()?;
+    let spec = &plan.specs[index];
+    let holds = |end| member_entry(plan, held, index, group, end) & plan.mask != 0;
+    let line = if spec.demand == Demand::Prefix && spec.is_fine() {
+        Line::of_entries(plan, spec, holds)
+    } else {
+        Line::of_blocks(plan, spec, holds)
+    };
+    let ends = (1..=plan.limit / spec.grain).filter(|&own| line.accepts(plan, spec, own));
+    Some(ends.map(|own| plan.tokens(own * spec.grain)).collect())
+}
+
+/// One group in front of one holder: how many grains in a row are held that end at each grain.
+///
+/// ```text
+/// held      x  x  .  x  x  x
+/// run       1  2  0  1  2  3      a window of 2 is accepted at 2, 5 and 6, a prefix at 1 and 2
+/// ```
+struct Line {
+    runs: Vec<usize>,
+}
+
+impl Line {
+    fn of_blocks(plan: &Plan, spec: &Spec, holds: impl Fn(usize) -> bool) -> Self {
+        let mut run = 0;
+        let runs = (1..=plan.units / spec.grain).map(|end| {
+            run = if holds(end) { run + 1 } else { 0 };
+            run
+        });
+        Self {
+            runs: runs.collect(),
+        }
+    }
+
+    /// Whole blocks from the first on, extended by interior entries of the next one: everything up
+    /// to the furthest of these counts as held.
+    fn of_entries(plan: &Plan, spec: &Spec, holds: impl Fn(usize) -> bool) -> Self {
+        let per_block = spec.block / spec.grain;
+        let limit = plan.probe_limit / spec.grain;
+        let whole = (1..=limit / per_block)
+            .take_while(|block| holds(block * per_block))
+            .count()
+            * per_block;
+        let interior = whole + 1..=(whole + per_block).min(limit);
+        let reach = interior.rev().find(|&end| holds(end)).unwrap_or(whole);
+        Self {
+            runs: (1..=reach).collect(),
+        }
+    }
+
+    /// Whether boundary `own` (in grains, at least 1) is accepted, as [`accepts`] says of it alone.
+    fn accepts(&self, plan: &Plan, spec: &Spec, own: usize) -> bool {
+        let first = first_needed(plan, spec, own, 0).min(own);
+        let last = own + spec.extra();
+        let run = self.runs.get(last - 1).copied().unwrap_or(0);
+        last <= plan.units / spec.grain && run >= last - first
+    }
+}
+
+/// The grain after which everything up to boundary `own` (in grains) must be held.
+///
+/// `known` is a boundary, in units, that is known to be reached in full attention.
+fn first_needed(plan: &Plan, spec: &Spec, own: usize, known: usize) -> usize {
+    match spec.demand {
+        Demand::Prefix => known / spec.block,
+        Demand::Window { blocks } => own.saturating_sub(blocks),
+        Demand::Chunk { tokens } => {
+            (plan.tokens(own * spec.grain) / tokens * tokens / spec.group.block_size) as usize
+        }
+        Demand::Checkpoint => own - 1,
+    }
 }
 
 /// For each holder, which group refuses the first boundary beyond its answer that is refused.
@@ -133,17 +193,10 @@ fn accepts(
     }
     let own = end / spec.grain;
     let last = own + spec.extra();
-    let first = match spec.demand {
-        Demand::Prefix if spec.is_fine() => {
-            return holders & reaches(plan, held, (index, group), last);
-        }
-        Demand::Prefix => known / spec.block,
-        Demand::Window { blocks } => own.saturating_sub(blocks),
-        Demand::Chunk { tokens } => {
-            (plan.tokens(end) / tokens * tokens / spec.group.block_size) as usize
-        }
-        Demand::Checkpoint => own - 1,
-    };
+    if spec.demand == Demand::Prefix && spec.is_fine() {
+        return holders & reaches(plan, held, (index, group), last);
+    }
+    let first = first_needed(plan, spec, own, known);
     if last > plan.units / spec.grain {
         return 0;
     }
