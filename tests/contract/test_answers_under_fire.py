@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from kvbraid.errors import InvalidValueError
-from kvbraid.events import BlockStored, Event, encode_batch
+from kvbraid.events import BlockRemoved, BlockStored, Event, encode_batch
 from kvbraid.fleet.answer import PodInfo, PodScore
 from kvbraid.fleet.index import FleetIndex
-from kvbraid.fleet.request import Request, Strategy
+from kvbraid.fleet.request import MediaItem, Request, Strategy
 from kvbraid.ids import PodId, PodState
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
@@ -79,7 +79,7 @@ def test_every_boundary_of_a_long_prompt_is_explained(group: GroupSpec) -> None:
     tell(index, stored(range(LONG), range(LONG)))
     (row,) = index.explain(request_of(range(LONG + 1))).rows
     (strip,) = row.groups
-    assert all(strip.held)
+    assert list(strip.held) == [True] * LONG + [False]
     assert strip.accepted == list(range(1, LONG + 1))
 
 
@@ -130,3 +130,94 @@ def test_a_pod_named_twice_is_explained_twice() -> None:
     first, second = index.explain(request_of(range(8), pods=["a", "a"])).rows
     assert first == second
     assert first.groups[0].accepted == [1, 2, 3, 4]
+
+
+# --- sizes that nobody needs ---------------------------------------------------------------------
+
+HUGE = 2**32 - 1
+LARGEST = 1 << 20
+
+
+def test_an_event_of_a_huge_block_teaches_nothing_and_is_counted() -> None:
+    index = index_of()
+    tell(index, stored([1], None, block_size=HUGE, kv_cache_spec_kind="full_attention"))
+    row = row_of(index, range(8))
+    assert (row.state, row.lower, row.upper) == (PodState.DEGRADED, 0, 7)
+    assert info(index).refused == {"contradicts_size_limit": 1}
+    assert not info(index).groups
+
+
+def test_a_huge_block_cannot_be_configured() -> None:
+    with pytest.raises(InvalidValueError, match=r"block_size 1048577 .* at most 1048576 tokens"):
+        index_of(GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=LARGEST + 1))
+
+
+@pytest.mark.parametrize("strategy", ["exact", "weighted_blocks"])
+def test_a_block_larger_than_the_request_costs_it_nothing(strategy: Strategy) -> None:
+    """Pods of a thousand different large blocks: a table for each would be gigabytes."""
+    index = FleetIndex()
+    for i in range(1000):
+        group = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=LARGEST - i)
+        index.register(PodId(f"p{i:03}"), model="m", topology=Topology(groups=(group,)))
+    rows = index.score(request_of(range(8), strategy=strategy)).rows
+    assert {(row.lower, row.upper, row.exactness) for row in rows} == {(0, 0, "exact")}
+    index.explain(request_of(range(8)))
+
+
+# --- lookahead and media -------------------------------------------------------------------------
+
+
+def test_a_long_learned_lookahead_costs_a_long_request_nothing_more() -> None:
+    index = index_of()
+    ahead = [list(range(1, LONG))]
+    tell(index, stored([1], [0], kv_cache_spec_kind="full_attention", lookahead_token_ids=ahead))
+    assert row_of(index, range(2 * LONG)).lower == 1
+    assert row_of(index, [*range(LONG - 1), 5, 7]).lower == 0
+
+
+def test_many_media_items_cost_a_long_request_nothing_more() -> None:
+    index = index_of()
+    media = [MediaItem(identifier=f"m{i}", offset=i, length=1) for i in range(LONG)]
+    keys = [[["m0", 0], ["m1", 1]]]
+    event = {"lookahead_token_ids": [[1]], "extra_keys": keys}
+    tell(index, stored([1], [0], kv_cache_spec_kind="full_attention", **event))
+    assert row_of(index, range(LONG), extra_keys=media).lower == 1
+    assert row_of(index, range(LONG), extra_keys=media[1:]).lower == 0
+
+
+# --- channels ------------------------------------------------------------------------------------
+
+
+def owned(count: int, first: int = 0) -> list[Event]:
+    """One copy of each of these hashes, each of its own owner, below a parent nobody knows."""
+    hashes = range(first, first + count)
+    return [stored([h], [7], parent_block_hash=10**12, ownership=f"o{h}") for h in hashes]
+
+
+def test_owners_without_end_are_counted_and_leave_no_answer_exact() -> None:
+    index = index_of(FULL)
+    tell(index, *owned(70_000, first=1))
+    tell(index, stored(range(100_000, 100_004), range(4)))
+    index.check_integrity()
+    assert info(index).refused["too_many_channels"] == 70_000 - 4096 + 1
+    row = row_of(index, range(8))
+    assert (row.lower, row.upper, row.exactness) == (0, 7, "bound")
+
+
+def test_a_channel_that_exists_still_counts_when_no_other_can_be_made() -> None:
+    index = index_of(FULL)
+    tell(index, stored(range(100_000, 100_004), range(4)), *owned(5000, first=1))
+    row = row_of(index, range(8))
+    assert (row.lower, row.upper) == (4, 7)
+
+
+def test_copies_of_a_block_by_many_owners_go_one_by_one() -> None:
+    index = index_of(FULL)
+    owners = [f"o{i}" for i in range(200)]
+    tell(index, *(stored([1], [7], ownership=owner) for owner in owners + owners[50:]))
+    for count, owner in enumerate(owners + owners[50:], start=1):
+        assert row_of(index, [7, 8]).lower == 1
+        tell(index, BlockRemoved(block_hashes=(1,), group_idx=0, ownership=owner))
+        index.check_integrity()
+        assert row_of(index, [7, 8]).lower == int(count < 350)
+    assert info(index).refused == {}

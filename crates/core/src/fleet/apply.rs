@@ -187,7 +187,12 @@ impl<'a> Intake<'a> {
             partial: stored.block_size != 0 && stored.block_size < whole,
             ..self.channel_key(group, stored.medium, stored.remote, stored.owner)
         };
-        let channel = self.rank.channel(key, self.shared.planes);
+        let Some(channel) = self.rank.channel_of_store(key, self.shared.planes) else {
+            for &slot in slots {
+                self.rank.retire_if_bare(slot);
+            }
+            return;
+        };
         for &slot in slots {
             match self.rank.slots.whereabouts(slot) {
                 Whereabouts::Placed(_) if by_tokens => self.rank.placed.tokens += 1,

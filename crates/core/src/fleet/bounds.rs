@@ -40,7 +40,7 @@ impl Search<'_, '_> {
                 upper,
             };
         }
-        let has_doubt = rank.slots.channels().any(|(_, c)| c.key.doubted);
+        let has_doubt = rank.slots.has_doubts();
         let may_stand = self.possible.get(&column);
         let is_undecided = may_stand.is_some_and(|p| !p.at.is_empty() || !p.anywhere.is_empty());
         if !class.view.has_unknown && !has_doubt && !is_undecided {

@@ -48,6 +48,8 @@ pub enum Contradiction {
     Group,
     /// Another number of lookahead tokens.
     Lookahead,
+    /// A block that no request is as long as.
+    SizeLimit,
 }
 
 impl Contradiction {
@@ -60,6 +62,7 @@ impl Contradiction {
             Self::BlockSize => "contradicts_block_size",
             Self::Group => "contradicts_group_count",
             Self::Lookahead => "contradicts_lookahead",
+            Self::SizeLimit => "contradicts_size_limit",
         }
     }
 }
@@ -77,6 +80,10 @@ struct Known {
 pub const UNGROUPED: u16 = u16::MAX;
 /// No engine has more groups than this.
 pub const MAX_GROUPS: u32 = 256;
+
+/// No block has more tokens: it is the longest request that the HTTP service answers as long as
+/// nobody configures more, and engines have blocks of at most a few thousand.
+pub const MAX_BLOCK_TOKENS: u32 = 1 << 20;
 
 /// What the rule is evaluated with for one pod.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -132,13 +139,22 @@ impl Catalog {
     /// Starts from what the operator configured.
     ///
     /// # Errors
-    /// Whatever `Topology::validate` refuses; more groups than any engine has; a window or chunk of
-    /// no tokens.
+    /// Whatever `Topology::validate` refuses; more groups or larger blocks than any engine has; a
+    /// window or chunk of no tokens.
     pub fn new(config: PodConfig) -> Result<Self> {
         if let Some(topology) = &config.topology {
             topology.validate()?;
             if topology.groups.len() > MAX_GROUPS as usize {
                 let text = format!("{} groups; at most {MAX_GROUPS}", topology.groups.len());
+                return Err(Error::InvalidValue(text));
+            }
+            if let Some(group) = (topology.groups.iter()).find(|g| g.block_size > MAX_BLOCK_TOKENS)
+            {
+                let text = format!(
+                    "block_size {} of a {} group; a block has at most {MAX_BLOCK_TOKENS} tokens",
+                    group.block_size,
+                    group.kind.name()
+                );
                 return Err(Error::InvalidValue(text));
             }
         }
@@ -223,6 +239,9 @@ impl Catalog {
     /// # Errors
     /// The first contradiction; what is known stays as it was.
     pub fn learn(&mut self, news: GroupNews) -> std::result::Result<bool, Contradiction> {
+        if news.block_size > MAX_BLOCK_TOKENS {
+            return Err(Contradiction::SizeLimit);
+        }
         let has_new_lookahead = news.lookahead > 0 && news.lookahead != self.lookahead;
         if has_new_lookahead && self.lookahead > 0 {
             return Err(Contradiction::Lookahead);

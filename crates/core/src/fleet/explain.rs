@@ -105,7 +105,9 @@ impl Index {
         let rows = search.rows(&mut self.scratch);
         let sights = search.sights.take().unwrap_or_default();
         let draft = |&column: &usize| Draft {
-            reason: model.ranks[column].as_ref().map_or_else(String::new, Rank::reason),
+            reason: model.ranks[column]
+                .as_ref()
+                .map_or_else(String::new, Rank::reason),
             sight: sights.get(&column).cloned(),
         };
         let explained = Explained {
@@ -164,6 +166,8 @@ impl Sight {
             let word = whole.get((j + 1) * step - 1);
             word.is_some_and(|word| word & (1 << bit) != 0)
         };
-        (0..(num_tokens / block_size) as usize).map(is_held).collect()
+        (0..(num_tokens / block_size) as usize)
+            .map(is_held)
+            .collect()
     }
 }

@@ -5,6 +5,7 @@
 //! `limbo` for what is undecided) -> `slots`, `nodes`, `planes` (copies, boundaries, bits);
 //! `query` (a request) -> `walk` (keys and nodes) -> the rule -> `answer`.
 
+mod ahead;
 pub mod answer;
 mod apply;
 mod bounds;

@@ -76,7 +76,7 @@ impl Search<'_, '_> {
                 continue;
             }
             self.salt = self.model.texts.salt(self.ask.prompt.salt);
-            let (salt, prompt) = (self.salt, &self.ask.prompt);
+            let salt = self.salt;
             let ladder = &self.ladders[at];
             self.model.with_rank(column, |rank, shared| {
                 for (key, i) in matches {
@@ -85,7 +85,7 @@ impl Search<'_, '_> {
                         tokens,
                         local: ladder.prefixes()[i],
                     };
-                    let ahead = ladder.ahead(prompt, i).unwrap_or(0);
+                    let ahead = ladder.ahead(i).unwrap_or(0);
                     Naming::place(rank, key, step, salt, ahead);
                 }
                 rank.solve_for_query(shared, &Effort::unlimited());

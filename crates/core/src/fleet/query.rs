@@ -135,8 +135,8 @@ impl<'a, 'p> Search<'a, 'p> {
     pub(super) fn climb(&mut self, class: &Class) -> usize {
         let at = self.ladder(class.unit(), class.view.topology.hash_lookahead);
         let ladder = &mut self.ladders[at];
-        if ladder.nodes.is_empty() {
-            ladder.look_up(&self.ask.prompt, self.salt, &self.model.nodes);
+        if !ladder.is_looked_up() {
+            ladder.look_up(self.salt, &self.model.nodes);
             if self.ask.touch {
                 self.model.tick += 1;
                 for node in ladder.nodes.iter().flatten() {

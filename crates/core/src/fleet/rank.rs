@@ -276,6 +276,21 @@ impl Rank {
         }
     }
 
+    /// The channel of what an event stored, made when it is new. `None`: the rank has as many as it
+    /// may have, so that these copies are not known to be there, and cannot be excluded either.
+    pub(super) fn channel_of_store(
+        &mut self,
+        key: ChannelKey,
+        planes: &mut Planes,
+    ) -> Option<ChannelId> {
+        if self.slots.has_all_channels() && self.slots.find_channel(key).is_none() {
+            self.refuse("too_many_channels", 1);
+            self.forgot.insert(key.tier);
+            return None;
+        }
+        Some(self.channel(key, planes))
+    }
+
     /// The channel of a key, made when it is new.
     pub(super) fn channel(&mut self, key: ChannelKey, planes: &mut Planes) -> ChannelId {
         if let Some(channel) = self.slots.find_channel(key) {

@@ -3,10 +3,14 @@
 //! Presence is a count of copies per channel (group, tier, owner, …), kept on the hash, so that a
 //! removal is exact whether or not the hash was ever placed. The first copy is a bit of the slot's
 //! mask; further copies, which are rare, live in a side table.
+//!
+//! Whatever a producer invents as owners, nothing here costs more than what is held: a channel is
+//! found by its key, the channels of a slot are those that hold it, and their number is limited.
 
 use std::collections::VecDeque;
 
 use hashbrown::HashMap;
+use smallvec::SmallVec;
 
 use super::nodes::NodeId;
 use super::planes::PlaneId;
@@ -75,9 +79,17 @@ struct Slot {
 const LIMBO: u32 = 1 << 31;
 /// Channels from this one on are counted in the side table alone.
 const MASKED: u16 = 64;
+/// Channels of one rank that events may make: groups times tiers times owners, with room to spare.
+/// Each can have a doubted twin and, when its group's block turns out larger, an interior one.
+const MAX_CHANNELS: usize = 4096;
+/// So many channels are found by looking at each; most ranks never have more.
+const FEW: usize = 8;
 
 /// Names without a copy that a rank keeps at least: about half a megabyte.
 const NAMES_KEPT: usize = 8192;
+
+/// Copies of one slot by channel.
+type Counts = SmallVec<[(u16, u32); 2]>;
 
 /// The table of one rank.
 #[derive(Debug)]
@@ -86,8 +98,13 @@ pub(super) struct Slots {
     table: Vec<Slot>,
     free: Vec<u32>,
     channels: Vec<Channel>,
-    /// Copies beyond the first (all copies, for channels without a mask bit).
-    more: HashMap<(u32, u16), u32>,
+    by_channel_key: HashMap<ChannelKey, ChannelId>,
+    /// The planes that the channels go to, each once.
+    planes: Vec<PlaneId>,
+    num_doubted: usize,
+    /// By slot, in the order of channels: copies beyond the first (all copies, for channels without
+    /// a mask bit).
+    more: HashMap<u32, Counts>,
     /// Slots without a copy, oldest first; kept a while because children still name them.
     retired: VecDeque<u32>,
 }
@@ -101,6 +118,9 @@ impl Slots {
             table: Vec::new(),
             free: Vec::new(),
             channels: Vec::new(),
+            by_channel_key: HashMap::new(),
+            planes: Vec::new(),
+            num_doubted: 0,
             more: HashMap::new(),
             retired: VecDeque::new(),
         }
@@ -168,14 +188,44 @@ impl Slots {
     /// The channel of a key, if it exists.
     #[must_use]
     pub(super) fn find_channel(&self, key: ChannelKey) -> Option<ChannelId> {
-        let index = self.channels.iter().position(|c| c.key == key)?;
-        u16::try_from(index).ok().map(ChannelId)
+        if self.channels.len() <= FEW {
+            return self
+                .channels()
+                .find(|(_, c)| c.key == key)
+                .map(|(id, _)| id);
+        }
+        self.by_channel_key.get(&key).copied()
     }
 
-    /// Adds a channel.
+    /// Whether there are as many channels as events may make.
+    #[must_use]
+    pub(super) fn has_all_channels(&self) -> bool {
+        self.channels.len() >= MAX_CHANNELS
+    }
+
+    /// Adds a channel that does not exist.
     pub(super) fn add_channel(&mut self, channel: Channel) -> ChannelId {
+        let id = u16::try_from(self.channels.len()).expect("few channels, and twins of them");
+        let id = ChannelId(id);
         self.channels.push(channel);
-        ChannelId(u16::try_from(self.channels.len() - 1).expect("fewer than 65536 channels"))
+        self.by_channel_key.insert(channel.key, id);
+        self.num_doubted += usize::from(channel.key.doubted);
+        if !self.planes.contains(&channel.plane) {
+            self.planes.push(channel.plane);
+        }
+        id
+    }
+
+    /// Whether some channel counts copies that are in doubt.
+    #[must_use]
+    pub(super) fn has_doubts(&self) -> bool {
+        self.num_doubted > 0
+    }
+
+    /// The planes in which the rank may show something.
+    #[must_use]
+    pub(super) fn planes(&self) -> &[PlaneId] {
+        &self.planes
     }
 
     /// A channel by index.
@@ -198,23 +248,21 @@ impl Slots {
                 return true;
             }
         }
-        let count = self.more.entry((slot.0, channel.0)).or_insert(0);
-        *count += 1;
-        channel.0 >= MASKED && *count == 1
+        let counts = self.more.entry(slot.0).or_default();
+        match counts.binary_search_by_key(&channel.0, |(c, _)| *c) {
+            Ok(at) => counts[at].1 += 1,
+            Err(at) => {
+                counts.insert(at, (channel.0, 1));
+                return channel.0 >= MASKED;
+            }
+        }
+        false
     }
 
     /// Takes a copy away. `None`: there was none; `Some(true)`: it was the channel's last.
     pub(super) fn remove_copy(&mut self, slot: SlotId, channel: ChannelId) -> Option<bool> {
-        let at = (slot.0, channel.0);
-        if !self.more.is_empty()
-            && let Some(count) = self.more.get_mut(&at)
-        {
-            *count -= 1;
-            if *count > 0 {
-                return Some(false);
-            }
-            self.more.remove(&at);
-            return Some(channel.0 >= MASKED);
+        if let Some(last) = self.take_counted(slot, channel, 1) {
+            return Some(last && channel.0 >= MASKED);
         }
         if channel.0 >= MASKED {
             return None;
@@ -225,9 +273,33 @@ impl Slots {
         held.then_some(true)
     }
 
+    /// Takes up to `copies` off the side table; whether none is left there, `None` if none was.
+    fn take_counted(&mut self, slot: SlotId, channel: ChannelId, copies: u32) -> Option<bool> {
+        if self.more.is_empty() {
+            return None;
+        }
+        let counts = self.more.get_mut(&slot.0)?;
+        let at = counts.binary_search_by_key(&channel.0, |(c, _)| *c).ok()?;
+        counts[at].1 = counts[at].1.saturating_sub(copies);
+        let is_last = counts[at].1 == 0;
+        if is_last {
+            counts.remove(at);
+            if counts.is_empty() {
+                self.more.remove(&slot.0);
+            }
+        }
+        Some(is_last)
+    }
+
+    fn counted(&self, slot: SlotId, channel: ChannelId) -> u32 {
+        let counts = self.more.get(&slot.0).map_or(&[][..], SmallVec::as_slice);
+        let at = counts.binary_search_by_key(&channel.0, |(c, _)| *c);
+        at.map_or(0, |at| counts[at].1)
+    }
+
     /// Drops all copies of a channel at a slot; true when there was one.
     pub(super) fn drop_copies(&mut self, slot: SlotId, channel: ChannelId) -> bool {
-        let more = self.more.remove(&(slot.0, channel.0)).is_some();
+        let more = self.take_counted(slot, channel, u32::MAX).is_some();
         if channel.0 >= MASKED {
             return more;
         }
@@ -243,31 +315,33 @@ impl Slots {
         if channel.0 < MASKED {
             self.table[slot.0 as usize].mask & (1 << channel.0) != 0
         } else {
-            self.more.contains_key(&(slot.0, channel.0))
+            self.counted(slot, channel) > 0
         }
     }
 
     /// Whether any channel has a copy at the slot.
     #[must_use]
     pub(super) fn is_held(&self, slot: SlotId) -> bool {
-        self.table[slot.0 as usize].mask != 0
-            || (self.channels.len() > usize::from(MASKED)
-                && self.held_channels(slot).next().is_some())
+        self.table[slot.0 as usize].mask != 0 || self.beyond_mask(slot).next().is_some()
     }
 
     /// The channels that have a copy at the slot.
     pub(super) fn held_channels(&self, slot: SlotId) -> impl Iterator<Item = ChannelId> + '_ {
-        let mask = self.table[slot.0 as usize].mask;
-        let count = self.channels.len().min(usize::from(u16::MAX));
-        (0..u16::try_from(count).unwrap_or(u16::MAX))
-            .map(ChannelId)
-            .filter(move |c| {
-                if c.0 < MASKED {
-                    mask & (1 << c.0) != 0
-                } else {
-                    self.more.contains_key(&(slot.0, c.0))
-                }
-            })
+        let mut mask = self.table[slot.0 as usize].mask;
+        let masked = std::iter::from_fn(move || {
+            let bit = u16::try_from(mask.trailing_zeros()).unwrap_or(MASKED);
+            mask &= mask.wrapping_sub(1);
+            (bit < MASKED).then_some(ChannelId(bit))
+        });
+        masked.chain(self.beyond_mask(slot))
+    }
+
+    /// The channels without a mask bit that have a copy at the slot.
+    fn beyond_mask(&self, slot: SlotId) -> impl Iterator<Item = ChannelId> + '_ {
+        let may_be = self.channels.len() > usize::from(MASKED);
+        let counts = self.more.get(&slot.0).filter(|_| may_be);
+        let channels = counts.into_iter().flatten().map(|(c, _)| *c);
+        channels.filter(|c| *c >= MASKED).map(ChannelId)
     }
 
     /// Whether another channel of the same plane has a copy at the slot.
@@ -322,7 +396,7 @@ impl Slots {
     #[must_use]
     pub(super) fn copies(&self, slot: SlotId, channel: ChannelId) -> u32 {
         let first = u32::from(channel.0 < MASKED && self.holds(slot, channel));
-        first + self.more.get(&(slot.0, channel.0)).copied().unwrap_or(0)
+        first + self.counted(slot, channel)
     }
 
     /// Bytes held, by capacity.
@@ -331,6 +405,8 @@ impl Slots {
         self.by_key.bytes()
             + self.table.capacity() * size_of::<Slot>()
             + self.more.allocation_size()
+            + self.channels.capacity() * size_of::<Channel>()
+            + self.by_channel_key.allocation_size()
             + (self.free.capacity() + self.retired.capacity()) * 4
     }
 
@@ -348,14 +424,27 @@ impl Slots {
                 "slot {slot:?} by its key"
             );
         }
-        for (&(slot, channel), &count) in &self.more {
+        for (&slot, counts) in &self.more {
             assert!(
-                count > 0,
-                "slot {slot} channel {channel}: an empty count is kept"
+                !counts.is_empty(),
+                "slot {slot}: an empty list of counts is kept"
             );
-            assert!(
-                self.holds(SlotId(slot), ChannelId(channel)),
-                "slot {slot}: copies, no bit"
+            for &(channel, count) in counts {
+                assert!(
+                    count > 0,
+                    "slot {slot} channel {channel}: an empty count is kept"
+                );
+                assert!(
+                    self.holds(SlotId(slot), ChannelId(channel)),
+                    "slot {slot}: copies, no bit"
+                );
+            }
+        }
+        for (id, channel) in self.channels() {
+            assert_eq!(
+                self.find_channel(channel.key),
+                Some(id),
+                "a channel by its key"
             );
         }
     }

@@ -3,7 +3,7 @@
 use hashbrown::HashMap;
 
 use super::nodes::SaltId;
-use crate::prefix::{Field, PrefixKey};
+use crate::prefix::{Field, PrefixKey, Step};
 use crate::secret::{Mixer, Secret, TextHash};
 
 /// The texts of one model; 0 stands for none.
@@ -106,6 +106,12 @@ impl Marks {
         if tokens.is_empty() {
             return 0;
         }
-        self.ahead.mix(self.field.step_of(tokens).local)
+        self.lookahead_step(self.field.step_of(tokens))
+    }
+
+    /// What lookahead tokens (at least one) add, by their step.
+    #[must_use]
+    pub(super) fn lookahead_step(&self, step: Step) -> u64 {
+        self.ahead.mix(step.local)
     }
 }

@@ -1,7 +1,6 @@
 //! One request along one unit of tokens: its keys, and the nodes that stand at them.
 
-use std::sync::Arc;
-
+use super::ahead::aheads;
 use super::limbo::Walk;
 use super::nodes::{NodeId, Nodes, SaltId};
 use super::texts::Marks;
@@ -32,47 +31,62 @@ impl Prompt<'_> {
 /// The keys and nodes of a request at multiples of one unit.
 #[derive(Debug)]
 pub(super) struct Ladder {
-    marks: Arc<Marks>,
-    unit: Unit,
+    unit: u32,
     lookahead: u32,
     seed: PrefixKey,
     prefixes: Vec<PrefixKey>,
+    /// What lies after each boundary; of no use without a lookahead.
+    aheads: Vec<u64>,
     /// The node at `(i + 1) * unit` tokens, where somebody named one; filled by `look_up`.
     pub nodes: Vec<Option<NodeId>>,
+    is_looked_up: bool,
 }
 
 impl Ladder {
     /// The keys of a prompt at every `unit` tokens.
     #[must_use]
-    pub(super) fn new(marks: &Arc<Marks>, prompt: &Prompt<'_>, unit: u32, lookahead: u32) -> Self {
-        let unit = Unit::new(marks.field(), unit);
-        let seed = marks.lora_seed(prompt.lora);
-        let mut prefixes = Vec::with_capacity(prompt.tokens.len() / unit.tokens as usize);
-        if prompt.media.is_empty() {
-            unit.keys(seed, prompt.tokens, &mut prefixes);
-        } else {
-            keys_with_media(marks, &unit, (seed, prompt), &mut prefixes);
-        }
-        Self {
-            marks: Arc::clone(marks),
+    pub(super) fn new(marks: &Marks, prompt: &Prompt<'_>, unit: u32, lookahead: u32) -> Self {
+        let mut ladder = Self {
             unit,
             lookahead,
-            seed,
-            prefixes,
+            seed: marks.lora_seed(prompt.lora),
+            prefixes: Vec::new(),
+            aheads: Vec::new(),
             nodes: Vec::new(),
+            is_looked_up: false,
+        };
+        // A step that the request does not reach needs no preparation: whatever an event or an
+        // operator says of block sizes costs no more than the request's length.
+        if unit as usize <= prompt.tokens.len() {
+            ladder.fill(marks, prompt);
+        }
+        ladder
+    }
+
+    fn fill(&mut self, marks: &Marks, prompt: &Prompt<'_>) {
+        let unit = Unit::new(marks.field(), self.unit);
+        self.prefixes
+            .reserve(prompt.tokens.len() / self.unit as usize);
+        if prompt.media.is_empty() {
+            unit.keys(self.seed, prompt.tokens, &mut self.prefixes);
+        } else {
+            keys_with_media(marks, &unit, (self.seed, prompt), &mut self.prefixes);
+        }
+        if self.lookahead > 0 {
+            self.aheads = aheads(marks, prompt, &unit, self.lookahead);
         }
     }
 
     /// Whether it has this unit and lookahead.
     #[must_use]
     pub(super) fn is(&self, unit: u32, lookahead: u32) -> bool {
-        self.unit.tokens == unit && self.lookahead == lookahead
+        self.unit == unit && self.lookahead == lookahead
     }
 
     /// Tokens per step.
     #[must_use]
     pub(super) fn unit(&self) -> u32 {
-        self.unit.tokens
+        self.unit
     }
 
     /// The key of each boundary, salt and lookahead apart.
@@ -84,7 +98,7 @@ impl Ladder {
     /// The request as limbo sees it.
     #[must_use]
     pub(super) fn walk<'a>(&'a self, prompt: &Prompt<'a>, salt: SaltId) -> Walk<'a> {
-        let (unit, seed, keys) = (&self.unit, self.seed, &self.prefixes);
+        let (unit, seed, keys) = (self.unit, self.seed, &self.prefixes);
         Walk {
             unit,
             seed,
@@ -97,32 +111,28 @@ impl Ladder {
     /// What the lookahead tokens behind boundary `i`, and media that begin there, add to its
     /// identity; `None` where the request ends before them, so that no hash of it exists.
     #[must_use]
-    pub(super) fn ahead(&self, prompt: &Prompt<'_>, i: usize) -> Option<u64> {
+    pub(super) fn ahead(&self, i: usize) -> Option<u64> {
         if self.lookahead == 0 {
             return Some(0);
         }
-        let end = (i + 1) * self.unit.tokens as usize;
-        let tokens = prompt.tokens.get(end..end + self.lookahead as usize)?;
-        let end = u32::try_from(end).ok()?;
-        let behind = prompt.media.iter().filter_map(|item| {
-            let offset = item
-                .offset
-                .checked_sub(end)
-                .filter(|&o| o < self.lookahead)?;
-            let extra = self.marks.media(item.id);
-            Some(self.marks.field().mark(extra, offset))
-        });
-        Some(behind.fold(self.marks.lookahead(tokens), plus))
+        self.aheads.get(i).copied()
+    }
+
+    /// Whether the nodes were found, if there are any.
+    #[must_use]
+    pub(super) fn is_looked_up(&self) -> bool {
+        self.is_looked_up
     }
 
     /// Finds the nodes; what lies behind the last one is cut off.
-    pub(super) fn look_up(&mut self, prompt: &Prompt<'_>, salt: SaltId, nodes: &Nodes) {
+    pub(super) fn look_up(&mut self, salt: SaltId, nodes: &Nodes) {
         let mut hint = None;
+        self.is_looked_up = true;
         self.nodes.clear();
         self.nodes.reserve(self.prefixes.len());
         let salt = nodes.term(salt);
         for (i, &prefix) in self.prefixes.iter().enumerate() {
-            let ahead = self.ahead(prompt, i);
+            let ahead = self.ahead(i);
             let node = ahead.and_then(|ahead| nodes.find(plus(plus(prefix, ahead), salt), hint));
             hint = node.or(hint);
             self.nodes.push(node);

@@ -3,12 +3,12 @@
 use super::{At, EntryId, Frame, Limbo, SpanId, TrieId, World};
 use crate::fleet::nodes::SaltId;
 use crate::fleet::slots::SlotId;
-use crate::prefix::{PrefixKey, Step, Unit};
+use crate::prefix::{PrefixKey, Step};
 
 /// One request as positions see it.
 pub(crate) struct Walk<'a> {
-    /// Steps between the keys.
-    pub unit: &'a Unit,
+    /// Tokens between the keys.
+    pub unit: u32,
     /// Key of the empty prefix.
     pub seed: PrefixKey,
     /// Key at `(i + 1) * unit` tokens.
@@ -24,12 +24,10 @@ impl Walk<'_> {
         if tokens == 0 {
             return Some(self.seed);
         }
-        if !tokens.is_multiple_of(self.unit.tokens) {
+        if !tokens.is_multiple_of(self.unit) {
             return None;
         }
-        self.keys
-            .get((tokens / self.unit.tokens - 1) as usize)
-            .copied()
+        self.keys.get((tokens / self.unit - 1) as usize).copied()
     }
 
     /// Whether the request reaches this position.
@@ -41,7 +39,7 @@ impl Walk<'_> {
     fn steps(&self) -> impl Iterator<Item = Step> + '_ {
         let start = std::iter::once(&self.seed).chain(self.keys);
         (0u32..).zip(start).map(|(i, &local)| Step {
-            tokens: i * self.unit.tokens,
+            tokens: i * self.unit,
             local,
         })
     }

@@ -373,8 +373,8 @@ impl Limbo {
             .nodes
             .find(world.nodes.key_of(place), None)
             .is_some_and(|node| {
-                let mut channels = world.slots.channels();
-                channels.any(|(_, c)| world.planes.word(c.plane, node) & world.bit != 0)
+                let mut planes = world.slots.planes().iter();
+                planes.any(|&plane| world.planes.word(plane, node) & world.bit != 0)
             })
     }
 
