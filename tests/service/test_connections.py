@@ -8,6 +8,7 @@ import pytest
 from kvbraid.ids import PodId
 from kvbraid.service.app import Application
 from kvbraid.service.config import Limits, PodConfig
+from kvbraid.service.connection import SLICE_BYTES
 from kvbraid.service.registry import Service
 
 from tests.service.fakes import FakeFeed, FakeIndex
@@ -157,6 +158,34 @@ def test_many_requests_in_one_piece_are_no_large_head(wires: Wires) -> None:
     wire.send(post() * 200 + post()[:20])
     wire.send(post()[20:])
     assert statuses(wire.answers()) == [200] * 201
+
+
+def test_a_large_piece_is_parsed_in_slices_between_which_others_have_their_turn(
+    wires: Wires,
+) -> None:
+    flood = post() * (4 * SLICE_BYTES // len(post()))
+    greedy, other = wires.connect(), wires.connect()
+    greedy.send(flood, settle=False)
+    assert 0 < len(greedy.answers()) * len(post()) <= SLICE_BYTES
+    assert greedy.transport.is_paused
+    other.send(HEALTH, settle=False)
+    wires.settle()
+    assert statuses(other.answers()) == [200]
+    assert statuses(greedy.answers()) == [200] * (len(flood) // len(post()))
+    assert not greedy.transport.is_paused
+
+
+def test_what_uvicorn_is_not_ready_for_is_not_parsed_yet(wires: Wires) -> None:
+    wire = wires.connect()
+    ask = post(path=b"/v1/explain")
+    wire.send(ask * 3 + post() * (2 * SLICE_BYTES // len(post())) + HEALTH, settle=False)
+    assert wire.answers() == []
+    assert wire.transport.is_paused
+    assert wire.protocol.has_rest()
+    wires.finish()
+    assert set(statuses(wire.answers())) == {200}
+    assert len(wire.answers()) == 4 + 2 * SLICE_BYTES // len(post())
+    assert not wire.transport.is_paused
 
 
 def test_a_new_connection_takes_the_place_of_the_one_waited_for_longest(wires: Wires) -> None:

@@ -145,10 +145,19 @@ class Wires:
     def settle(self) -> None:
         """Run until only calls on threads, if any, are under way."""
         self.loop.run_until_complete(_several_turns())
+        while any(each.has_rest() and not each.flow.read_paused for each in self.connections()):
+            self.loop.run_until_complete(_several_turns())
+
+    def connections(self) -> list[ScoreProtocol]:
+        """Those that are open, or closing."""
+        return [each for each in self.state.connections if isinstance(each, ScoreProtocol)]
 
     def finish(self) -> None:
         """Run until every answer is complete, also of calls on threads."""
-        self.loop.run_until_complete(_all(self.state.tasks))
+        while self.state.tasks or any(each.has_rest() for each in self.connections()):
+            self.loop.run_until_complete(asyncio.sleep(0))
+            if self.state.tasks:
+                self.loop.run_until_complete(asyncio.wait(list(self.state.tasks)))
 
     def later(self, seconds: float) -> None:
         """Let time pass, and the server look after its connections."""
@@ -160,8 +169,3 @@ class Wires:
 async def _several_turns() -> None:
     for _ in range(8):
         await asyncio.sleep(0)
-
-
-async def _all(tasks: set[asyncio.Task[None]]) -> None:
-    while tasks:
-        await asyncio.wait(list(tasks))

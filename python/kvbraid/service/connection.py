@@ -3,7 +3,8 @@
 uvicorn parses and answers; here is what it leaves open. The bytes of a head are bounded while
 they arrive; a client that does not finish its request, or does not read its answer, is closed
 after a documented time; what is not HTTP is answered in the one JSON shape. Answers to earlier
-requests of the same connection go out first.
+requests of the same connection go out first. A large piece is parsed in slices, in turn with
+everything else on the event loop: a client that floods waits for the others, not they for it.
 """
 
 import asyncio
@@ -12,12 +13,16 @@ from typing import Any, Final
 
 import httptools
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from kvbraid.service.app import Application
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.routes import Answer
+
+SLICE_BYTES: Final = 64 << 10
+"""Bytes of one connection that are parsed before others have their turn."""
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -43,12 +48,15 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0  # Of the head under way, without the piece that it began in.
         self._first_bytes = 0  # The whole of that piece.
         self._piece_bytes = 0
+        self._rest = bytearray()  # Arrived, to be parsed in a later turn.
+        self._has_turn = False
         self._unsent_bytes = 0
         self._unsent_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a place, or be told that there is none."""
         super().connection_made(transport)
+        self.flow = _Flow(transport, self)
         admitted = self._door.admit(self.connections)  # type: ignore[arg-type]
         self._since = self.loop.time()
         if not admitted:
@@ -56,13 +64,47 @@ class Connection(HttpToolsProtocol):
             self.refuse(RefusalError("too_many_connections", f"{number} are being answered"))
 
     def data_received(self, data: bytes) -> None:
-        """Parse a piece; what is not HTTP, or too long a head, ends the connection."""
+        """Parse a piece, or its first slice."""
         self._unset_keepalive_if_required()
-        self._piece_bytes = len(data)
+        if len(data) <= SLICE_BYTES and not self._rest:
+            self._parse(data)
+            return
+        self._rest += data
+        self.transport.pause_reading()
+        if not self._has_turn:
+            self._parse_slice()
+
+    def has_rest(self) -> bool:
+        """Whether something has arrived that is not parsed yet."""
+        return bool(self._rest)
+
+    def take_turn(self) -> None:
+        """Parse a slice of the rest once others have had their turn."""
+        if not self._has_turn:
+            self._has_turn = True
+            self.loop.call_soon(self._parse_slice)
+
+    def _parse_slice(self) -> None:
+        self._has_turn = False
+        if self.transport.is_closing():
+            self._rest.clear()
+        if not self._rest or self.flow.read_paused:
+            return  # Goes on when uvicorn is ready for more.
+        piece = bytes(self._rest[:SLICE_BYTES])
+        del self._rest[:SLICE_BYTES]
+        self._parse(piece)
+        if self._rest:
+            self.take_turn()
+        elif not self.flow.read_paused:
+            self.transport.resume_reading()
+
+    def _parse(self, piece: bytes) -> None:
+        """Parse bytes; what is not HTTP, or too long a head, ends the connection."""
+        self._piece_bytes = len(piece)
         if self._in_head:
-            self._head_bytes += len(data)
+            self._head_bytes += len(piece)
         try:
-            self.parser.feed_data(data)
+            self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
             return  # Answered like any other request: no protocol is offered.
         except httptools.HttpParserError as error:
@@ -137,6 +179,7 @@ class Connection(HttpToolsProtocol):
     def refuse(self, error: RefusalError) -> None:
         """Answer with an error, unless earlier answers are due, and close."""
         self._door.refused[error.code] += 1
+        self._rest.clear()
         if self._is_answering():
             # The last of them ends the connection.
             self.cycle.keep_alive = False
@@ -170,6 +213,22 @@ class Connection(HttpToolsProtocol):
 
     def _head_too_large(self, size: int) -> RefusalError:
         return RefusalError("head_too_large", f"{size} bytes; limit {self._max_head_bytes}")
+
+
+class _Flow(FlowControl):
+    """Goes on reading only when what has arrived is parsed."""
+
+    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
+        super().__init__(transport)
+        self._connection = connection
+
+    def resume_reading(self) -> None:
+        """Parse the rest, or read on."""
+        if self._connection.has_rest():
+            self.read_paused = False
+            self._connection.take_turn()
+        else:
+            super().resume_reading()
 
 
 def _refusal(error: httptools.HttpParserError) -> RefusalError:
