@@ -4,6 +4,7 @@ Exit status: 0 done, 1 a check failed, 2 wrong usage, bad input or an unreachabl
 on stderr that ends with the remedy).
 """
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Final
 import click
 
 from kvbraid import __version__
-from kvbraid.errors import KvbraidError
+from kvbraid.errors import InvalidValueError, KvbraidError, one_line
 
 _USAGE: Final = 2
 _DEFAULT_URL: Final = "http://127.0.0.1:8090"
@@ -24,8 +25,42 @@ def main() -> None:
         cli()
     except KvbraidError as error:
         remedy = getattr(error, "remedy", None)
-        click.echo(f"kvbraid: {error}" + (f"; {remedy}" if remedy else ""), err=True)
-        sys.exit(_USAGE)
+        _fail(f"{error}" + (f"; {remedy}" if remedy else ""))
+    except OSError as error:
+        if error.filename is not None:  # Every file that is read or written has its own message.
+            raise
+        # What is left in the buffer goes nowhere, else Python would try again at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _fail(f"the output cannot be written: {error.strerror}; write it elsewhere")
+
+
+def _fail(message: str) -> None:
+    click.echo(f"kvbraid: {one_line(message)}", err=True)
+    sys.exit(_USAGE)
+
+
+class _Characters(click.ParamType[str]):
+    """Text that is text: bytes of a command line that are not UTF-8 are refused in one line."""
+
+    name = "text"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            name = "an argument" if param is None else param.get_error_hint(ctx).strip("'")
+            raise InvalidValueError(f"{name} has bytes that are not UTF-8; give text") from None
+        return value
+
+
+class _Secret(click.Option):
+    """An option whose variable counts as given when it is empty, so that this is refused."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        return os.environ.get(self.envvar) if isinstance(self.envvar, str) else None
+
+
+_TEXT: Final = _Characters()
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -37,7 +72,7 @@ def cli() -> None:
 _Command = Callable[..., Any]
 
 _url = click.option(
-    "--url", envvar="KVBRAID_URL", default=_DEFAULT_URL, show_default=True,
+    "--url", type=_TEXT, envvar="KVBRAID_URL", default=_DEFAULT_URL, show_default=True,
     help="Base URL of a running server.",
 )  # fmt: skip
 _json = click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON line.")
@@ -47,10 +82,14 @@ def _request(command: _Command) -> _Command:
     """Add the options that make a request."""
     for option in (
         click.argument("tokens", default="-"),
-        click.option("--model", required=True, help="Model name, as pods are registered with."),
-        click.option("--lora", help="LoRA adapter of the request."),
-        click.option("--cache-salt", help="Cache salt of the request."),
-        click.option("--pod", "pods", multiple=True, help="Only this pod; may be repeated."),
+        click.option(
+            "--model", type=_TEXT, required=True, help="Model name, as pods are registered with."
+        ),
+        click.option("--lora", type=_TEXT, help="LoRA adapter of the request."),
+        click.option("--cache-salt", type=_TEXT, help="Cache salt of the request."),
+        click.option(
+            "--pod", "pods", type=_TEXT, multiple=True, help="Only this pod; may be repeated."
+        ),
         click.option(
             "--tier", "tiers", multiple=True, type=click.Choice(["gpu", "cpu", "storage"]),
             help="Only these tiers; may be repeated.",
@@ -62,15 +101,18 @@ def _request(command: _Command) -> _Command:
 
 @cli.command()
 @click.option("--config", type=click.Path(path_type=Path), help="A fleet.toml.")
-@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--host", type=_TEXT, help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 = any.  [default: 8090]")
-@click.option("--token", envvar="KVBRAID_TOKEN", help="Bearer token that PUT and DELETE need.")
+@click.option(
+    "--token", type=_TEXT, cls=_Secret, envvar="KVBRAID_TOKEN",
+    help="Bearer token that PUT and DELETE need.",
+)  # fmt: skip
 @click.option(
     "--allow-registration", is_flag=True, default=None,
     help="Allow PUT and DELETE without a token on an address other machines reach.",
 )  # fmt: skip
 @click.option(
-    "--allow-host", "allow_hosts", multiple=True,
+    "--allow-host", "allow_hosts", type=_TEXT, multiple=True,
     help="A further name by which PUT and DELETE may call 127.0.0.1; may be repeated.",
 )  # fmt: skip
 def serve(config: Path | None, **flags: str | int | bool | tuple[str, ...] | None) -> None:
@@ -128,8 +170,10 @@ def pods(url: str, *, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("pod", nargs=-1)
-@click.option("--endpoint", help="Listen to this ZeroMQ endpoint instead of a server's pods.")
+@click.argument("pod", nargs=-1, type=_TEXT)
+@click.option(
+    "--endpoint", type=_TEXT, help="Listen to this ZeroMQ endpoint instead of a server's pods."
+)
 @click.option("--count", type=click.IntRange(1), help="End after this many messages.")
 @_url
 def tail(pod: tuple[str, ...], endpoint: str | None, count: int | None, url: str) -> None:
@@ -205,7 +249,7 @@ def cache() -> None:
 @click.argument("trace", type=click.Path(path_type=Path))
 @click.option("--model", required=True, help="A model that is known by name, or a config.json.")
 @click.option(
-    "--memory", "memories", multiple=True, required=True,
+    "--memory", "memories", type=_TEXT, multiple=True, required=True,
     help="Memory for the cache, as 40GiB; may be repeated.",
 )  # fmt: skip
 @click.option(

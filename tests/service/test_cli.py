@@ -1,6 +1,7 @@
 """The command line against a server of fakes and real feeds; exit statuses and one-line errors."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -67,14 +68,66 @@ def test_explain_draws_and_pods_lists(url: str, tokens: str) -> None:
     assert json.loads(run("pods", "--url", url, "--json"))["pods"][0]["last_seq"] == 7
 
 
-def failing(*arguments: str) -> str:
+def failing(*arguments: str | bytes, output: int = subprocess.PIPE, **variables: str) -> str:
     """Run the real command, and return its one line on stderr; the exit status is 2."""
     main = "import sys; from kvbraid.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", main, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
+    done = subprocess.run(
+        command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=30, check=False,
+        env={**os.environ, **variables},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout or "") == (2, "")
     (line,) = done.stderr.splitlines()
     return line
+
+
+NOT_UTF8 = b"\xff"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["score", "-", "--model", NOT_UTF8],
+        ["score", "-", "--model", "m", "--cache-salt", NOT_UTF8],
+        ["explain", "-", "--model", "m", "--lora", NOT_UTF8],
+        ["score", "-", "--model", "m", "--pod", NOT_UTF8],
+        ["pods", "--url", b"http://" + NOT_UTF8],
+        ["serve", "--token", NOT_UTF8],
+        ["serve", "--host", NOT_UTF8],
+        ["serve", "--allow-host", NOT_UTF8],
+        ["tail", "--endpoint", b"tcp://" + NOT_UTF8],
+        ["tail", NOT_UTF8],
+    ],
+)
+def test_bytes_that_are_no_text_are_refused_in_one_line(arguments: list[str | bytes]) -> None:
+    assert failing(*arguments).endswith("has bytes that are not UTF-8; give text")
+
+
+def test_an_empty_token_is_refused_wherever_it_is_given() -> None:
+    given = failing("serve", "--port", "0", "--token", "")
+    assert given == failing("serve", "--port", "0", KVBRAID_TOKEN="")
+    assert given.startswith("kvbraid: --token: ")
+
+
+def test_output_that_cannot_be_written_is_one_line(url: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        for arguments in (["pods", "--url", url], ["pods", "--json", "--url", url], ["--help"]):
+            line = failing(*arguments, output=full.fileno())
+            assert line.startswith("kvbraid: the output cannot be written: No space left")
+
+
+@pytest.mark.parametrize("size", ["99999999999GiB", "9" * 400 + "GiB", "9" * 5000, "1B"])
+def test_memory_that_no_cache_can_have_is_refused_in_one_line(tmp_path: Path, size: str) -> None:
+    trace, model = tmp_path / "trace.jsonl", tmp_path / "config.json"
+    trace.write_text('{"timestamp":0,"input_length":512,"output_length":1,"hash_ids":[0]}\n')
+    config = {
+        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64,
+        "num_attention_heads": 4, "num_key_value_heads": 2,
+    }  # fmt: skip
+    model.write_text(json.dumps(config))
+    line = failing("cache", "simulate", str(trace), "--model", str(model), "--memory", size)
+    assert "memory" in line
+    assert len(line) < 300
 
 
 def test_a_refusal_is_one_line_with_its_remedy_and_exit_2(url: str, tokens: str) -> None:

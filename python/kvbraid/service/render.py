@@ -1,7 +1,8 @@
 """Answers as text for people: tables, the strips of an explanation, lines of events.
 
-Rich decides whether there is a terminal: without one the same text comes plain. Nothing here
-reads or sends anything.
+Rich decides whether there is a terminal: without one the same text comes plain. What servers and
+engines call things is text, never markup, and nothing in it moves or turns a terminal's line.
+Nothing here reads or sends anything.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvbraid.errors import printable
 from kvbraid.events.model import (
     AllBlocksCleared,
     BlockRemoved,
@@ -45,12 +47,13 @@ _MIN_CELLS: Final = 10
 
 def show_scores(console: Console, answer: ScoreAnswer) -> None:
     """Print one line per pod and rank, best first."""
-    table = Table(title=f"{answer.model}: {answer.num_tokens} tokens", title_justify="left")
+    title = _text(f"{answer.model}: {answer.num_tokens} tokens")
+    table = Table(title=title, title_justify="left")
     for name in ("pod", "rank", "state", "reusable", "present", "ended by", "score"):
         table.add_column(name, justify="left" if name in {"pod", "state"} else "right")
     for row in sorted(answer.pods, key=lambda row: (-row.score, -row.lower, row.pod)):
         table.add_row(
-            row.pod,
+            _text(row.pod),
             str(row.dp_rank),
             _state(row.state),
             _bounds(row.lower, row.upper),
@@ -70,15 +73,15 @@ def show_pods(console: Console, answer: PodsAnswer) -> None:
         table.add_column(name)
     for row in answer.pods:
         table.add_row(
-            row.pod,
+            _text(row.pod),
             str(row.dp_rank),
-            row.model,
-            _state(row.state) + Text(f" {row.reason}" if row.reason else ""),
+            _text(row.model),
+            _state(row.state) + _text(f" {row.reason}" if row.reason else ""),
             "-" if row.last_seq is None else str(row.last_seq),
             str(row.messages),
             ", ".join(f"{_group(g.group)} {g.kind.value}/{g.block_size}" for g in row.groups),
-            _counts(row.placed),
-            _counts(row.refused),
+            _text(_counts(row.placed)),
+            _text(_counts(row.refused)),
         )
     console.print(table)
 
@@ -124,12 +127,12 @@ class _Scale:
 
 
 def _headline(row: ExplainRow, num_tokens: int) -> Text:
-    text = Text.assemble((row.pod, "bold"), f" rank {row.dp_rank} ", _state(row.state))
+    text = Text.assemble((printable(row.pod), "bold"), f" rank {row.dp_rank} ", _state(row.state))
     text.append(f": {_bounds(row.lower, row.upper)} of {num_tokens} tokens")
     if row.limiting is not None:
         text.append(f", ended by {_ended_by(row.limiting)}")
     if row.reason:
-        text.append(f" ({row.reason})")
+        text.append(printable(f" ({row.reason})"))
     return text
 
 
@@ -179,7 +182,7 @@ def event_lines(source: str, seq: int, batch: EventBatch) -> list[str]:
     for refusal in batch.refused:
         place = "" if refusal.event_index is None else f" (event {refusal.event_index})"
         lines.append(f"{start} refused {refusal.reason}{place}")
-    return lines or [f"{start} empty"]
+    return [printable(line) for line in lines or [f"{start} empty"]]
 
 
 def _when(ts: float | None) -> str:
@@ -242,6 +245,10 @@ def _ended_by(limiting: Limiting | None) -> str:
 
 def _bounds(lower: int, upper: int) -> str:
     return str(lower) if lower == upper else f"{lower} to {upper}"
+
+
+def _text(text: str) -> Text:
+    return Text(printable(text))
 
 
 def _state(state: PodState) -> Text:

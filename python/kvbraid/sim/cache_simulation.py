@@ -26,6 +26,9 @@ CHUNK_TOKENS: Final = 8_192
 Progress: TypeAlias = Callable[[int], None]  # Gets the number of requests done.
 
 
+_TOO_MANY_BLOCKS: Final = 1 << 32
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HitRate:
     """What one cache reused of a trace. Tokens are those of the prompts that were not left out."""
@@ -46,6 +49,22 @@ class HitRate:
         return {**asdict(self), "hit_rate": round(self.rate, 6)}
 
 
+def check_pool(model: CacheModel, num_blocks: int) -> None:
+    """Refuse a pool that cannot hold anything, or that no cache numbers.
+
+    Raises:
+        InvalidValueError: It says how much memory to give.
+    """
+    if not 2 <= num_blocks < _TOO_MANY_BLOCKS:
+        remedy = "more" if num_blocks < 2 else "less"
+        msg = (
+            f"a pool of {num_blocks} blocks, each of {model.block_bytes:,} bytes for "
+            f"{model.name}; expected at least two, one of which stands for none, and fewer than "
+            f"{_TOO_MANY_BLOCKS}: give {remedy} memory"
+        )
+        raise InvalidValueError(msg)
+
+
 def simulate(
     trace: Trace,
     model: CacheModel,
@@ -59,12 +78,7 @@ def simulate(
     Raises:
         InvalidValueError: A pool that cannot hold anything.
     """
-    if num_blocks < 2:
-        msg = (
-            f"a pool of {num_blocks} blocks, each of {model.block_bytes:,} bytes for "
-            f"{model.name}; expected at least two, one of which stands for none: give more memory"
-        )
-        raise InvalidValueError(msg)
+    check_pool(model, num_blocks)
     cache = _Cache(model, num_blocks, retention)
     hashes = PrefixHashes(trace.block_tokens, model.hash_block_size)
     prompt_tokens = hit_tokens = num_left_out = 0

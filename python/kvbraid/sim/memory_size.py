@@ -4,7 +4,7 @@ import re
 from types import MappingProxyType
 from typing import Final
 
-from kvbraid.errors import InvalidValueError
+from kvbraid.errors import InvalidValueError, shown
 
 UNITS: Final = MappingProxyType(
     {
@@ -15,7 +15,7 @@ UNITS: Final = MappingProxyType(
     }
 )
 
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_SIZE: Final = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)")
 
 
 def parse_size(text: str) -> int:
@@ -26,7 +26,8 @@ def parse_size(text: str) -> int:
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None or found[2] not in UNITS:
-        msg = f"{text!r} is not a size of memory; expected a number and a unit, as 40GiB or 80GB"
+        expected = "expected a number and a unit, as 40GiB or 80GB"
+        msg = f"{shown(text)} is not a size of memory; {expected}"
         raise InvalidValueError(msg)
     return int(float(found[1]) * UNITS[found[2]])
 

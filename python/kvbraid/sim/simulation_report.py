@@ -13,7 +13,7 @@ from rich.table import Table
 
 from kvbraid.sim.cache_models import CacheModel, cache_model
 from kvbraid.sim.cache_policies import CACHE_POLICIES, retention_of
-from kvbraid.sim.cache_simulation import HitRate, simulate
+from kvbraid.sim.cache_simulation import HitRate, check_pool, simulate
 from kvbraid.sim.footprint import Footprint, footprint
 from kvbraid.sim.memory_size import parse_size, show_size
 from kvbraid.sim.simulation_plot import draw, load_matplotlib
@@ -57,6 +57,8 @@ def run_simulations(path: Path, options: SimulationOptions, *, as_json: bool) ->
     trace = read_trace(path)
     if options.num_requests is not None:
         trace = trace.first(options.num_requests)
+    for memory in memories:
+        check_pool(model, model.num_blocks(memory))
     cells = []
     with _progress() as progress:
         working_set = footprint(trace, model)

@@ -10,10 +10,12 @@ from kvbraid.service.answers import (
     ExplainGroup,
     ExplainRow,
     Limiting,
+    PodRow,
+    PodsAnswer,
     ScoreAnswer,
     ScoreRow,
 )
-from kvbraid.service.render import event_lines, show_explanation, show_scores
+from kvbraid.service.render import event_lines, show_explanation, show_pods, show_scores
 from kvbraid.spec import SpecKind
 from rich.console import Console
 
@@ -116,3 +118,35 @@ def test_every_event_and_refusal_is_a_line() -> None:
 def test_a_time_that_no_clock_shows_is_dashes(ts: float | None) -> None:
     (line,) = event_lines("a", -1, EventBatch(ts=ts, events=()))
     assert line == "--:--:--.--- a #-1 empty"
+
+
+HOSTILE = "a\x1b[2J\u202eb[/bold]\n"
+
+
+def test_what_an_engine_sends_cannot_steer_the_terminal() -> None:
+    stored = BlockStored(
+        block_hashes=(1,), parent_block_hash=None, token_ids=(1,), block_size=1, group_idx=0,
+        kv_cache_spec_kind=HOSTILE, medium=HOSTILE, lora_name=HOSTILE,
+    )  # fmt: skip
+    batch = EventBatch(
+        ts=0.5, events=(stored,), refused=(Refusal(reason=HOSTILE, event_index=None),)
+    )
+    for line in event_lines(HOSTILE, 7, batch):
+        assert line.isprintable()
+        assert "a\\x1b[2J\\u202eb[/bold]\\n" in line
+
+
+def test_what_a_server_calls_things_is_text_and_no_markup() -> None:
+    file = StringIO()
+    console = Console(width=200, file=file)
+    show_scores(console, ScoreAnswer(model=HOSTILE, num_tokens=1, pods=[]))
+    row = PodRow(
+        pod=HOSTILE, dp_rank=0, model=HOSTILE, state=PodState.EXACT, reason=HOSTILE, messages=0,
+        groups=[], placed={}, refused={HOSTILE: 1}, hash_function="", num_blocks=0, last_seq=None,
+        endpoint="", replay_endpoint=None, bind=None,
+    )  # fmt: skip
+    show_pods(console, PodsAnswer(pods=[row]))
+    shown = file.getvalue()
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert "[/bold]" in shown
