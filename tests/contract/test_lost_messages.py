@@ -39,19 +39,24 @@ class Engine:
         self.log: list[bytes] = []
         self.buffer = buffer
         self._asked: int | None = None
-        self.feed = RankFeed(
-            index,
-            POD,
-            0,
-            tracker=SequenceTracker(),
-            start_replay=self._start_replay,
-            stop_replay=lambda feed: None,
-        )
+        self.feed = RankFeed(index, POD, 0, tracker=SequenceTracker(), owner=self)
         self.feed.announce()
 
-    def _start_replay(self, feed: RankFeed, start: int) -> bool:
+    def start_replay(self, feed: RankFeed, start: int) -> bool:
+        del feed
         self._asked = start
         return self.buffer is not None
+
+    def stop_replay(self, feed: RankFeed) -> None:
+        """Nothing is under way: answers come at once."""
+
+    def rouse(self, feed: RankFeed) -> None:
+        """Do at once what would wait for a turn."""
+        while feed.read(0.0):
+            pass
+
+    def start_again(self, feed: RankFeed) -> None:
+        raise AssertionError("no feed fails here")
 
     def connect(self) -> None:
         """The subscriber connects."""

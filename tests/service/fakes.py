@@ -136,6 +136,7 @@ class FakeFeed:
     refuse: Exception | None = None
     refuse_next: Exception | None = None
     unusable: Exception | None = None
+    failure: str | None = None
 
     def check(self, config: PodConfig, replaced: PodConfig | None, /) -> None:
         del config, replaced

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvbraid.ids import PodId, PodState
@@ -37,6 +37,7 @@ class RecordingSink:
 
     def __init__(self) -> None:
         self.ranks: dict[tuple[str, int], Rank] = {}
+        self.gathered: list[int] = []  # How many batches came in one call.
         self._changed = threading.Condition()
 
     def rank(self, pod: str, dp_rank: int = 0) -> Rank:
@@ -52,6 +53,13 @@ class RecordingSink:
             self.rank(pod, dp_rank).batches.append(payload)
             self._changed.notify_all()
         return Applied(cleared=int(payload.startswith(CLEAR)))
+
+    def apply_many(
+        self, pod: PodId, payloads: Sequence[bytes], *, dp_rank: int = 0, budget_s: float
+    ) -> list[Applied]:
+        assert budget_s > 0
+        self.gathered.append(len(payloads))
+        return [self.apply(pod, payload, dp_rank=dp_rank) for payload in payloads]
 
     def reset(self, pod: PodId, *, dp_rank: int = 0) -> None:
         with self._changed:

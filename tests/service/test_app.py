@@ -90,6 +90,15 @@ def test_the_feed_runs_before_pods_are_added_and_is_closed_also_after_an_error(
     assert feed.log == ["start", "add a", "close"]
 
 
+def test_health_fails_while_no_pod_can_be_followed(client: TestClient, feed: FakeFeed) -> None:
+    feed.failure = "the subscriber's thread failed"
+    answer = client.get("/healthz")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "not_following"
+    feed.failure = None
+    assert client.get("/healthz").status_code == 200
+
+
 def test_the_document_is_the_golden_one(client: TestClient) -> None:
     served = client.get("/openapi.json")
     assert served.content == document(ROUTES)

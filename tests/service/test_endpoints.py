@@ -1,8 +1,20 @@
 """Addresses and topics."""
 
+import contextlib
+import string
+
 import pytest
+import zmq
+from hypothesis import example, given
+from hypothesis import strategies as st
 from kvbraid.errors import InvalidValueError
-from kvbraid.service.endpoints import engine_binds, rank_endpoint, subscriber_binds, topic_names
+from kvbraid.service.endpoints import (
+    check_connects,
+    engine_binds,
+    rank_endpoint,
+    subscriber_binds,
+    topic_names,
+)
 
 
 @pytest.mark.parametrize(
@@ -77,3 +89,65 @@ def test_a_topic_names_pod_and_model_split_on_the_first_two_at_signs(
     topic: bytes, expected: tuple[str, str] | None
 ) -> None:
     assert topic_names(topic) == expected
+
+
+APART = zmq.Context()  # Its one thread looks the names up that are tried here.
+
+
+def zeromq_takes(endpoint: str) -> bool:
+    """Whether ZeroMQ would connect to it; nothing is listening, and nobody waits."""
+    with contextlib.closing(APART.socket(zmq.SUB)) as socket:
+        socket.linger = 0
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError:
+            return False
+        return True
+
+
+def is_taken(endpoint: str) -> bool:
+    try:
+        check_connects(endpoint)
+    except InvalidValueError:
+        return False
+    return True
+
+
+@given(
+    st.text(string.ascii_letters + string.digits + ".-_[]*%@!", min_size=1, max_size=8),
+    st.integers(1, 65535),
+)
+@example("-engine-7", 6557)
+@example(".x", 1)
+@example("_x", 1)
+@example("engine-7.", 1)
+@example("*", 1)
+def test_a_host_is_accepted_if_and_only_if_zeromq_accepts_it(host: str, port: int) -> None:
+    endpoint = f"tcp://{host}.invalid:{port}"  # A name that exists nowhere.
+    assert is_taken(endpoint) == zeromq_takes(endpoint)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "named"),
+    [
+        ("tcp://-engine-7:6557", "which ZeroMQ refuses"),
+        ("tcp://.x:1", "which ZeroMQ refuses"),
+        ("tcp://_x:1", "which ZeroMQ refuses"),
+        ("tcp://1.2.3.4:0;10.0.0.1:5557", "which ZeroMQ refuses"),
+        ("tcp://é:1", "which ZeroMQ refuses"),
+        ("tcp://host:\u0665", "no port between"),
+        ("tcp://*:5557", "cannot be connected to"),
+        ("tcp://host:0", "cannot be connected to"),
+        ("tcp://host:*", "cannot be connected to"),
+        (f"ipc:///{'x' * 107}", "at most 107 bytes"),
+    ],
+)
+def test_an_endpoint_that_zeromq_would_refuse_is_refused_first(endpoint: str, named: str) -> None:
+    with pytest.raises(InvalidValueError, match=named):
+        check_connects(endpoint)
+
+
+def test_the_longest_path_is_one_that_zeromq_takes() -> None:
+    assert zeromq_takes(f"ipc:///{'x' * 106}")
+    check_connects(f"ipc:///{'x' * 106}")
+    assert not zeromq_takes(f"ipc:///{'x' * 107}")

@@ -2,17 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
 
 use kvbraid_core::Error;
 use kvbraid_core::fleet::{
-    Answer, GroupStrip, Index, Member, Options, PodConfig, PodSpec, Prompt, RankInfo, Request, Row,
-    State, Strategy, Tier, TierSet,
+    Answer, Applied, GroupStrip, Index, Member, Options, PodConfig, PodSpec, Prompt, RankInfo,
+    Request, Row, State, Strategy, Tier, TierSet,
 };
 use kvbraid_core::hash::{HashAlgo, MediaItem};
 use kvbraid_core::secret::Secret;
 use kvbraid_core::spec::GroupSpec;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
 use crate::errors::to_python;
@@ -62,6 +64,8 @@ struct RequestTuple(
     String,
 );
 
+/// stored, removed, cleared, refused.
+type AppliedTuple = (u64, u64, u64, u64);
 type LimitingTuple = (Option<u16>, u32);
 /// pod, `dp_rank`, state, lower, upper, exactness, present, tiers, limiting, score.
 type RowTuple = (
@@ -158,6 +162,15 @@ fn row_tuple((member, value): (&Member, &Row)) -> RowTuple {
             .limiting
             .map(|(group, boundary)| ((group != u16::MAX).then_some(group), boundary)),
         value.score,
+    )
+}
+
+fn applied_tuple(applied: &Applied) -> AppliedTuple {
+    (
+        applied.stored,
+        applied.removed,
+        applied.cleared,
+        applied.refused,
     )
 }
 
@@ -321,16 +334,38 @@ impl FleetCore {
         name: &str,
         dp_rank: u32,
         payload: &[u8],
-    ) -> PyResult<(u64, u64, u64, u64)> {
+    ) -> PyResult<AppliedTuple> {
         let applied = py
             .detach(|| self.index.lock().apply(name, dp_rank, payload))
             .map_err(to_python)?;
-        Ok((
-            applied.stored,
-            applied.removed,
-            applied.cleared,
-            applied.refused,
-        ))
+        Ok(applied_tuple(&applied))
+    }
+
+    /// As `apply` for each payload in order, until `budget_us` are over: at least the first.
+    fn apply_many(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        dp_rank: u32,
+        payloads: Vec<PyBackedBytes>,
+        budget_us: u64,
+    ) -> PyResult<Vec<AppliedTuple>> {
+        let budget = Duration::from_micros(budget_us);
+        py.detach(|| {
+            let begin = Instant::now();
+            let mut done = Vec::with_capacity(payloads.len());
+            for payload in &payloads {
+                // The lock is let go in between: a score waits for one batch, not for all.
+                done.push(applied_tuple(
+                    &self.index.lock().apply(name, dp_rank, payload)?,
+                ));
+                if begin.elapsed() >= budget {
+                    break;
+                }
+            }
+            Ok(done)
+        })
+        .map_err(to_python)
     }
 
     fn reset(&self, py: Python<'_>, name: &str, dp_rank: u32) -> PyResult<()> {

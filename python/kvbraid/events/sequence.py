@@ -23,6 +23,8 @@ from typing import Final, NamedTuple, TypeAlias
 from kvbraid.events.held import HeldBatches
 from kvbraid.ids import PodState
 
+_NOT_CONNECTED: Final = "not connected"
+
 
 class Deliver(NamedTuple):
     """Apply this batch now."""
@@ -114,7 +116,8 @@ class SequenceTracker:
         self._remembered = remembered
         self._phase = Phase.DOWN
         self._row = TABLE[Phase.DOWN]
-        self._said = SetState(PodState.STALE, "not connected")
+        self._down = _NOT_CONNECTED  # Why there is no connection.
+        self._said = SetState(PodState.STALE, self._down)
         self._out: list[Output] = []
         self._last_digest: int | None = None  # None: `last` was lost, or nothing came yet.
         self._forget()
@@ -184,6 +187,15 @@ class SequenceTracker:
             self._mark_complete()
         return self._take_out()
 
+    def failed(self, why: str) -> list[Output]:
+        """What was delivered may not have arrived whole: know nothing, as before a connection."""
+        self._forget()
+        self._out.clear()
+        self._out.append(Reset())
+        self._down = why
+        self._enter(Phase.DOWN)
+        return self._take_out()
+
     def check_integrity(self) -> None:
         """Assert what must hold between any two inputs."""
         self._held.check_integrity()
@@ -225,7 +237,7 @@ class SequenceTracker:
 
     def _now(self) -> SetState:
         if self._phase is Phase.DOWN:
-            return SetState(PodState.STALE, "not connected")
+            return SetState(PodState.STALE, self._down)
         if self._phase is Phase.REPLAYING:
             assert self._ask is not None
             return SetState(PodState.REBUILDING, f"replay from {self._ask.start} is under way")
@@ -384,6 +396,7 @@ def _close(t: SequenceTracker) -> None:
     t._held.clear()
     t._seen = t.last
     t._ask = None
+    t._down = _NOT_CONNECTED
     t._enter(Phase.DOWN)
 
 

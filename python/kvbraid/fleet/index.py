@@ -1,9 +1,9 @@
 """The index of a fleet: event bytes in, scores and explanations out.
 
 Law: an answer never guesses. What the events (and, where its hash function is known, the engine's
-own chain) do not decide widens the answer to a bound. Nothing here does I/O or reads a clock; a
-feed tells it how complete a pod's history is. Thread-safe; every call that does work releases the
-interpreter.
+own chain) do not decide widens the answer to a bound. Nothing here does I/O; nothing depends on a
+clock but how many batches `apply_many` takes at once. A feed tells how complete a history is.
+Thread-safe; every call that does work releases the interpreter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -136,6 +136,20 @@ class FleetIndex:
             UnknownError: The pod is not registered.
         """
         return Applied._make(self._core.apply(pod, dp_rank, payload))
+
+    def apply_many(
+        self, pod: PodId, payloads: Sequence[bytes], *, dp_rank: int = 0, budget_s: float
+    ) -> list[Applied]:
+        """As `apply` for each payload in order, at least one, and no further once time is up.
+
+        Returns one row per applied batch. The rest is the caller's to bring again: other work
+        comes in between.
+
+        Raises:
+            UnknownError: The pod is not registered.
+        """
+        done = self._core.apply_many(pod, dp_rank, payloads, round(budget_s * 1e6))
+        return [Applied._make(row) for row in done]
 
     def reset(self, pod: PodId, *, dp_rank: int = 0) -> None:
         """Note that a rank's engine restarted: its GPU tier is empty, other tiers are in doubt."""

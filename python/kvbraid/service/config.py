@@ -192,7 +192,7 @@ def _pods(path: Path, parsed: FleetFile) -> dict[PodId, PodConfig]:
 
 
 _POD_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
-_TCP: Final = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+_TCP: Final = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*):([0-9]{1,5})")
 HTTP_SCHEMES: Final = ("tcp",)
 FILE_SCHEMES: Final = ("tcp", "ipc", "inproc")
 _ModelConfig: TypeAlias = Mapping[str, object] | Path | None

@@ -1,8 +1,10 @@
 """Addresses and topics of event feeds: who binds, which port a rank has, what a topic names.
 
-Pure text; opens nothing.
+Pure text; opens nothing. What passes here ZeroMQ takes: its own rule for hosts is repeated, and
+tests/service/test_endpoints.py asks ZeroMQ itself.
 """
 
+import re
 from typing import Final
 
 from kvbraid.errors import InvalidValueError
@@ -10,6 +12,9 @@ from kvbraid.errors import InvalidValueError
 _TRANSPORTS: Final = ("tcp", "ipc", "inproc")
 _ANY_HOST: Final = frozenset({"*", "0.0.0.0", "[::]", "::"})  # noqa: S104  Recognised, not bound.
 _MAX_PORT: Final = 65535
+_HOST: Final = re.compile(r"\*|[A-Za-z0-9\[:][A-Za-z0-9.:%\[\]_-]*")
+_MAX_PATH_BYTES: Final = 107
+"""Of an ipc endpoint: a Unix domain socket's address has room for no more."""
 
 
 def rank_endpoint(endpoint: str, rank: int) -> str:
@@ -30,6 +35,22 @@ def rank_endpoint(endpoint: str, rank: int) -> str:
         f"endpoint {endpoint!r} has no place for data-parallel rank {rank}: only tcp and inproc "
         "endpoints have ranks; use tcp, or dp_size 1"
     )
+
+
+def check_connects(endpoint: str) -> None:
+    """Check that a connection can be made to a well-formed endpoint.
+
+    Raises:
+        InvalidValueError: It names any host, or any port, which only somebody who binds may.
+    """
+    transport, address = _split(endpoint)
+    if transport == "tcp":
+        host, port = _host_and_port(endpoint, address)
+        if host == "*" or port == 0:
+            raise InvalidValueError(
+                f"endpoint {endpoint!r} cannot be connected to: write tcp://HOST:PORT with the "
+                "host and port that the engine listens on"
+            )
 
 
 def engine_binds(endpoint: str) -> bool:
@@ -59,16 +80,27 @@ def _split(endpoint: str) -> tuple[str, str]:
             f"endpoint {endpoint!r} is not a ZeroMQ endpoint: write tcp://HOST:PORT, ipc://PATH "
             "or inproc://NAME"
         )
+    if transport == "ipc" and len(address.encode()) > _MAX_PATH_BYTES:
+        raise InvalidValueError(
+            f"endpoint {endpoint!r} is too long: a path has at most {_MAX_PATH_BYTES} bytes"
+        )
     return transport, address
 
 
 def _host_and_port(endpoint: str, address: str) -> tuple[str, int]:
     """Split a tcp address; port `*` is 0, which lets the system choose."""
     host, _, port_text = address.rpartition(":")
-    port = 0 if port_text == "*" else int(port_text) if port_text.isdecimal() else -1
+    is_number = port_text.isascii() and port_text.isdecimal()
+    port = 0 if port_text == "*" else int(port_text) if is_number else -1
     if not host or not 0 <= port <= _MAX_PORT:
         raise InvalidValueError(
             f"endpoint {endpoint!r} has no port between 0 and {_MAX_PORT}: write tcp://HOST:PORT"
+        )
+    if not _HOST.fullmatch(host):
+        raise InvalidValueError(
+            f"endpoint {endpoint!r} has the host {host!r}, which ZeroMQ refuses: it begins with a "
+            "letter or digit and has letters, digits, dots, dashes and underscores; write "
+            "tcp://HOST:PORT"
         )
     return host, port
 

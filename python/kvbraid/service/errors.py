@@ -50,6 +50,7 @@ ERRORS: Final[Mapping[str, ErrorKind]] = {
     "too_large": ErrorKind(413, "send less than the limit that the message shows"),
     "head_too_large": ErrorKind(431, "send fewer headers, or raise limits.head_bytes"),
     "internal": ErrorKind(500, "report it with the server's log"),
+    "not_following": ErrorKind(503, "it begins anew by itself; the server's log says what failed"),
     "not_ready": ErrorKind(503, "wait until the pods named in the message have been replayed"),
     "overloaded": ErrorKind(503, "send less at a time, or raise limits.bodies_bytes"),
     "shutting_down": ErrorKind(503, "ask another server, or this one once it is back"),

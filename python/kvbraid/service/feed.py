@@ -1,10 +1,16 @@
 """One rank's event feed: carries out what its sequence tracker says, and counts.
 
-Opens no socket: links and replays bring numbers and payloads, the sink takes the batches. All
-methods but `status` belong to the subscriber's thread.
+Opens no socket: links and replays bring numbers and payloads, the sink takes the batches. What is
+to do waits in a list, and one turn carries out a slice: a feed that has much to do holds up no
+other. The law: nothing is carried out before what came before it. Whatever fails here is this
+feed's own trouble: it says so, and starts again from 0. All methods but `status` belong to the
+subscriber's thread.
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -20,8 +26,15 @@ from kvbraid.events.sequence import (
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.endpoints import topic_names
 
-MAX_MESSAGE_BYTES: Final = 256 << 20
-"""ZeroMQ drops the connection of who sends a longer frame."""
+MAX_MESSAGE_BYTES: Final = 32 << 20
+"""ZeroMQ drops the connection of an engine that sends a longer frame."""
+
+TURN_S: Final = 0.02
+"""How long a feed applies batches before it is another feed's turn."""
+
+_GATHERED: Final = 64
+_GATHERED_BYTES: Final = 1 << 20
+_REASON_LENGTH: Final = 200
 
 MAX_SEQ: Final = (1 << 63) - 1
 """Above this a number is refused: no engine counts that far, and the end marker is up there."""
@@ -38,8 +51,13 @@ class Applied(Protocol):
 class Sink(Protocol):
     """Where batches go: `FleetIndex`, or a fake. Called from the subscriber's thread only."""
 
-    def apply(self, pod: PodId, payload: bytes, *, dp_rank: int = 0) -> Applied:
-        """Apply one published batch; bad bytes are counted there, not raised."""
+    def apply_many(
+        self, pod: PodId, payloads: Sequence[bytes], *, dp_rank: int = 0, budget_s: float
+    ) -> Sequence[Applied]:
+        """Apply published batches in order, at least one, and no further one once time is up.
+
+        Returns one row per applied batch. Bad bytes are counted there, not raised.
+        """
 
     def reset(self, pod: PodId, *, dp_rank: int = 0) -> None:
         """Forget what the rank of a restarted engine held."""
@@ -97,7 +115,8 @@ class FeedStatus:
 
     `endpoint` is the real one where port 0 was asked for; `topic` is the last topic seen;
     `messages` counts applied batches, replayed ones included; `lost` counts batches;
-    `duplicates`, `overflowed` (see sequence.py), `restarts` and `replays` count what they say.
+    `duplicates`, `overflowed` (see sequence.py), `restarts` and `replays` count what they say;
+    `failures` counts how often the feed had to start again because something in it raised.
     """
 
     pod: PodId
@@ -113,25 +132,30 @@ class FeedStatus:
     lost: int
     overflowed: int
     replays: int
+    failures: int
+
+
+class Owner(Protocol):
+    """What a feed asks of the follower that owns it."""
+
+    def start_replay(self, feed: "RankFeed", start: int) -> bool:
+        """Start a replay, replacing one under way; False: there is nobody to ask."""
+
+    def stop_replay(self, feed: "RankFeed") -> None:
+        """Drop the replay under way, if any."""
+
+    def rouse(self, feed: "RankFeed") -> None:
+        """See to it that the feed's `read` is called, until it says that nothing is left."""
+
+    def start_again(self, feed: "RankFeed") -> None:
+        """Connect a feed anew that has failed, after a pause."""
 
 
 class RankFeed:
-    """Follows one rank of one pod.
-
-    Args:
-        start_replay: Starts a replay for this feed, replacing one under way; False: it cannot.
-        stop_replay: Drops the replay under way, if any.
-    """
+    """Follows one rank of one pod."""
 
     def __init__(
-        self,
-        sink: Sink,
-        pod: PodId,
-        rank: int,
-        *,
-        tracker: SequenceTracker,
-        start_replay: Callable[["RankFeed", int], bool],
-        stop_replay: Callable[["RankFeed"], None],
+        self, sink: Sink, pod: PodId, rank: int, *, tracker: SequenceTracker, owner: Owner
     ) -> None:
         self.pod = pod
         self.rank = rank
@@ -142,54 +166,132 @@ class RankFeed:
         self.topic = b""
         self.heard_at = 0.0
         self._sink = sink
-        self._apply = sink.apply
-        self._start_replay = start_replay
-        self._stop_replay = stop_replay
+        self._owner = owner
+        self._todo: deque[Output] = deque()
+        self._cleared = -1  # The last delivered batch that held a clear the tracker must hear of.
+        self._ask: int | None = None  # Where a replay must begin that waits for its turn.
         self._messages = 0
-        self._ask: int | None = None
+        self._failures = 0
 
-    def stop_replay(self) -> None:
-        """Drop the replay under way, if any."""
-        self._stop_replay(self)
+    @property
+    def is_behind(self) -> bool:
+        """Whether something waits to be carried out: nothing more should be read meanwhile."""
+        return bool(self._todo)
 
     def take(self, seq: int, payload: bytes) -> None:
         """Take a live batch."""
         if not self.tracker.advance(seq, payload):
             self.carry_out(self.tracker.message(seq, payload))
-        elif self._deliver(payload):
-            self.carry_out(self.tracker.cleared(seq))
+            return
+        if not self._todo:
+            self._owner.rouse(self)
+        self._todo.append(Deliver(seq, payload))
 
-    def _deliver(self, payload: bytes) -> int:
-        self._messages += 1
-        return self._apply(self.pod, payload, dp_rank=self.rank).cleared
+    def carry_out(self, outputs: Sequence[Output]) -> None:
+        """Have a turn do what the tracker said, and what follows from that."""
+        if any(isinstance(output, AskReplay) for output in outputs):
+            self.stop_replay()  # What it would still answer is not what is asked for now.
+        if outputs:
+            self._todo.extend(outputs)
+            self._owner.rouse(self)
 
-    def carry_out(self, outputs: list[Output]) -> None:
-        """Do what the tracker said, and what follows from that."""
-        cleared = -1
-        for output in outputs:
-            if isinstance(output, Deliver):
-                if self._deliver(output.payload):
-                    cleared = output.seq
-            else:
+    def read(self, now: float) -> bool:
+        """Carry out a slice of what is to do; see Reader."""
+        deadline = time.monotonic() + TURN_S
+        while self._todo:
+            self._step()
+            if not self._todo:
+                self._follow_up()
+            if time.monotonic() >= deadline:
+                break
+        return bool(self._todo)
+
+    def broke(self, error: BaseException) -> None:
+        """Say that something in this feed raised, and start again; see Reader."""
+        self.fail(error)
+        self._owner.start_again(self)
+
+    def fail(self, error: BaseException) -> None:
+        """Count and show a failure, and know nothing from here on; never raises.
+
+        What was being applied may be half applied, so that the rank is reset. A sink that cannot
+        even take that (the pod is gone from it, say) is left alone.
+        """
+        self._failures += 1
+        self._todo.clear()
+        self._cleared, self._ask = -1, None
+        why = f"the feed failed: {type(error).__name__}: {error}"[:_REASON_LENGTH]
+        with contextlib.suppress(BaseException):
+            self.stop_replay()
+        for output in self.tracker.failed(why):
+            with contextlib.suppress(BaseException):
                 _ACTIONS[type(output)](self, output)
-        if cleared >= 0:
-            self.carry_out(self.tracker.cleared(cleared))
-        if self._ask is not None:
+        with contextlib.suppress(BaseException):
+            self.refuse("feed_failed")
+
+    def stop_replay(self) -> None:
+        """Drop the replay under way, if any."""
+        self._owner.stop_replay(self)
+
+    def _step(self) -> None:
+        """Carry out the first things to do: deliveries in a row at once, all else alone."""
+        batches: list[Deliver] = []
+        num_bytes = 0
+        while self._todo and len(batches) < _GATHERED and num_bytes < _GATHERED_BYTES:
+            output = self._todo.popleft()
+            if not isinstance(output, Deliver):
+                self._todo.appendleft(output)
+                break
+            batches.append(output)
+            num_bytes += len(output.payload)
+        if batches:
+            self._deliver(batches)
+        else:
+            output = self._todo.popleft()
+            _ACTIONS[type(output)](self, output)
+
+    def _deliver(self, batches: list[Deliver]) -> None:
+        """Apply as many as there is time for; the others stay on top of what is to do."""
+        applied = self._sink.apply_many(
+            self.pod,
+            [batch.payload for batch in batches],
+            dp_rank=self.rank,
+            budget_s=TURN_S,
+        )
+        self._messages += len(applied)
+        self._todo.extendleft(reversed(batches[len(applied) :]))
+        for batch, result in zip(batches, applied, strict=False):
+            if result.cleared:
+                self._cleared = batch.seq
+
+    def _follow_up(self) -> None:
+        """Tell the tracker of a clear; then ask for the replay that it wants."""
+        if self._cleared >= 0:
+            cleared, self._cleared = self._cleared, -1
+            self._todo.extend(self.tracker.cleared(cleared))
+        if self._ask is not None and not self._todo:
             start, self._ask = self._ask, None
-            if not self._start_replay(self, start):
-                self.carry_out(self.tracker.replay_failed())
+            if not self._owner.start_replay(self, start):
+                self._todo.extend(self.tracker.replay_failed())
 
     def announce(self) -> None:
         """Show the state before the first connection."""
         self._set_state(SetState(self.tracker.state, self.tracker.reason))
+
+    def forget(self) -> None:
+        """Have the sink forget what an earlier feed brought: it will come again, from 0."""
+        with contextlib.suppress(BaseException):  # It may not know the pod any more.
+            self._reset(Reset())
 
     def connected(self) -> None:
         """The connection stands."""
         self.carry_out(self.tracker.connected())
 
     def disconnected(self) -> None:
-        """The connection is gone."""
+        """The connection is gone; what it wanted to ask is not asked any more."""
         self.stop_replay()
+        self._ask = None
+        self._todo = deque(output for output in self._todo if not isinstance(output, AskReplay))
         self.carry_out(self.tracker.disconnected())
 
     def fall_silent(self) -> None:
@@ -226,6 +328,7 @@ class RankFeed:
             lost=counts.lost,
             overflowed=counts.overflowed,
             replays=counts.replays,
+            failures=self._failures,
         )
 
     def _note_ask(self, output: AskReplay) -> None:
@@ -233,6 +336,7 @@ class RankFeed:
         self._ask = output.start
 
     def _reset(self, output: Reset) -> None:
+        self._cleared = -1  # It was another life's.
         self._sink.reset(self.pod, dp_rank=self.rank)
 
     def _lose(self, output: Lose) -> None:

@@ -1,30 +1,67 @@
 """What the subscriber's thread owns: feeds by pod, their links and replays, and what time asks.
 
-Not thread-safe: `subscriber.py` runs it in one thread and passes other threads' wishes on.
+Whatever fails in one feed stays with it: the others are attended all the same. Not thread-safe:
+`subscriber.py` runs it in one thread and passes other threads' wishes on.
 """
 
 import time
 from collections import Counter
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
-from kvbraid.errors import InvalidValueError, KvbraidError, UnknownError
+from kvbraid.errors import InvalidValueError, ServiceError, UnknownError
 from kvbraid.events.sequence import SequenceTracker
 from kvbraid.ids import PodId
-from kvbraid.service.endpoints import rank_endpoint, subscriber_binds
+from kvbraid.service.backoff import Backoff
+from kvbraid.service.capacity import check_capacity
+from kvbraid.service.endpoints import check_connects, rank_endpoint, subscriber_binds
 from kvbraid.service.feed import FeedConfig, RankFeed, Sink
 from kvbraid.service.link import BoundLink, ConnectedLink, Link
-from kvbraid.service.reactor import Reactor
 from kvbraid.service.replay import Replay
+from kvbraid.service.wires import Wires
+
+_CALM_S: Final = 60.0  # A feed that did not fail for so long starts again at once.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long to wait for what, in seconds, and how much to hold back meanwhile, per rank."""
+    """How long to wait for what, in seconds, and how much may wait meanwhile.
+
+    `hold_limit_bytes` is per rank, `queue_limit_bytes` per connection.
+    """
 
     silence_s: float
     replay_timeout_s: float
     retry_max_s: float
     hold_limit_bytes: int
+    queue_limit_bytes: int
+
+
+class Addresses(NamedTuple):
+    """Where one rank is followed."""
+
+    endpoint: str
+    replay_endpoint: str | None
+    is_bound: bool
+
+
+def rank_addresses(config: FeedConfig) -> list[Addresses]:
+    """Return the addresses of every rank.
+
+    Raises:
+        InvalidValueError: One that is malformed, or that nobody can connect to.
+    """
+    is_bound = subscriber_binds(config.endpoint) if config.bind is None else config.bind
+    found = []
+    for rank in range(config.dp_size):
+        endpoint, replay = rank_endpoint(config.endpoint, rank), config.replay_endpoint
+        if not is_bound:
+            check_connects(endpoint)
+        if replay is not None:
+            replay = rank_endpoint(replay, rank)
+            check_connects(replay)
+        found.append(Addresses(endpoint, replay, is_bound))
+    return found
 
 
 class Follower:
@@ -33,33 +70,56 @@ class Follower:
     Attributes:
         feeds: By pod, one per rank. Replaced, never changed in place: others may read it.
         links: Likewise.
+        configs: Likewise; what `add` was told.
     """
 
-    def __init__(self, sink: Sink, reactor: Reactor, patience: Patience) -> None:
+    def __init__(self, sink: Sink, wires: Wires, patience: Patience) -> None:
         self.feeds: dict[PodId, tuple[RankFeed, ...]] = {}
         self.links: tuple[Link, ...] = ()
+        self.configs: dict[PodId, FeedConfig] = {}
         self._sink = sink
-        self._reactor = reactor
+        self._wires = wires
         self._patience = patience
+        self._link_of: dict[RankFeed, Link] = {}
+        self._backoffs: dict[RankFeed, Backoff] = {}
         self._bound: dict[str, BoundLink] = {}  # By the address as written.
         self._replays: dict[RankFeed, Replay] = {}
+        self._bound_before: dict[str, str] = {}  # Real addresses by those written.
+        self._is_taking_over = False
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks are followed; from any thread."""
+        return sum(map(len, self.feeds.values()))
+
+    def take_over(self, old: "Follower") -> None:
+        """Follow what another one followed; what cannot be opened now is tried again."""
+        self._bound_before = {written: link.endpoint for written, link in old._bound.items()}
+        self._is_taking_over = True
+        for pod, config in old.configs.items():
+            self.add(pod, config)
+        self._is_taking_over = False
 
     def add(self, pod: PodId, config: FeedConfig) -> None:
         """Follow a pod: all of its ranks, or on an error none.
 
         Raises:
             InvalidValueError: A malformed endpoint, or the pod is followed already.
+            RefusalError: `too_many_pods`: the process may not open enough files.
             ServiceError: An address cannot be bound.
         """
         if pod in self.feeds:
             raise InvalidValueError(f"pod {pod!r} is followed already; remove it first")
         if config.dp_size < 1:
             raise InvalidValueError(f"dp_size is {config.dp_size}; expected at least 1")
+        if not self._is_taking_over:
+            check_capacity(self.num_ranks + config.dp_size)
         self.feeds = {**self.feeds, pod: ()}
+        self.configs = {**self.configs, pod: config}
         try:
-            for rank in range(config.dp_size):
-                self._add_rank(pod, rank, config)
-        except KvbraidError:
+            for rank, addresses in enumerate(rank_addresses(config)):
+                self._add_rank(pod, rank, config, addresses)
+        except BaseException:
             self.remove(pod)
             raise
 
@@ -72,23 +132,32 @@ class Follower:
         if pod not in self.feeds:
             raise UnknownError(f"pod {pod!r} is not followed; followed: {sorted(self.feeds)}")
         for feed in self.feeds[pod]:
-            self._stop_replay(feed)
-            for link in self.links:
-                if feed in link.feeds() and not link.discard(feed):
-                    self._close(link)
+            self.stop_replay(feed)
+            link = self._link_of.pop(feed, None)
+            if link is not None and not link.discard(feed):
+                self._close(link)
+            self._wires.reactor.forget(feed)
+            self._backoffs.pop(feed, None)
         self.feeds = {name: ranks for name, ranks in self.feeds.items() if name != pod}
+        self.configs = {name: config for name, config in self.configs.items() if name != pod}
 
     def attend(self, now: float) -> None:
         """Do what is due: give up late replays, reopen links, ask silent pods."""
         late_since = now - self._patience.replay_timeout_s
-        for replay in [r for r in self._replays.values() if r.heard_at <= late_since]:
-            replay.fail()
+        for replay in list(self._replays.values()):
+            try:
+                if replay.heard_at <= late_since:
+                    replay.fail()
+                else:
+                    replay.attend(now)
+            except BaseException as error:  # noqa: BLE001  It is told where it belongs.
+                replay.broke(error)
         for link in self.links:
-            link.attend(now)
-            for feed in link.feeds():
-                if now - feed.heard_at >= self._patience.silence_s:
-                    feed.heard_at = now
-                    feed.fall_silent()
+            try:
+                link.attend(now)
+                self._ask_the_silent(link, now)
+            except BaseException as error:  # noqa: BLE001  Likewise.
+                link.broke(error)
 
     def bound(self) -> tuple[str, ...]:
         """Return the addresses that are bound, as written; from any thread."""
@@ -98,63 +167,76 @@ class Follower:
         """Count messages that concern no followed pod, by reason."""
         return sum((link.strays for link in self.links), Counter())
 
-    def close(self) -> None:
-        """Close every socket."""
-        for replay in self._replays.values():
-            replay.close()
-        for link in self.links:
-            link.close()
+    def start_replay(self, feed: RankFeed, start: int) -> bool:
+        """Start a replay, replacing one under way; False: there is nobody to ask."""
+        self.stop_replay(feed)
+        if feed.replay_endpoint is None:
+            return False
+        now = time.monotonic()
+        self._replays[feed] = replay = Replay(self._wires, feed, start, now)
+        replay.attend(now)
+        return True
 
-    def _add_rank(self, pod: PodId, rank: int, config: FeedConfig) -> None:
-        feed = RankFeed(
-            self._sink,
-            pod,
-            rank,
-            tracker=SequenceTracker(hold_limit_bytes=self._patience.hold_limit_bytes),
-            start_replay=self._start_replay,
-            stop_replay=self._stop_replay,
-        )
-        feed.announce()
+    def stop_replay(self, feed: RankFeed) -> None:
+        """Drop the replay under way, if any."""
+        replay = self._replays.pop(feed, None)
+        if replay is not None:
+            replay.close()
+
+    def rouse(self, feed: RankFeed) -> None:
+        """Give a feed turns until it has nothing left to do."""
+        self._wires.reactor.rouse(feed)
+
+    def start_again(self, feed: RankFeed) -> None:
+        """Connect a feed anew that has failed, after a pause that grows."""
+        now = time.monotonic()
+        self._link_of[feed].start_again(feed, now, self._backoffs[feed].pause_s(now))
+
+    def _ask_the_silent(self, link: Link, now: float) -> None:
+        for feed in link.feeds():
+            if now - feed.heard_at >= self._patience.silence_s:
+                feed.heard_at = now
+                feed.fall_silent()
+
+    def _add_rank(self, pod: PodId, rank: int, config: FeedConfig, addresses: Addresses) -> None:
+        tracker = SequenceTracker(hold_limit_bytes=self._patience.hold_limit_bytes)
+        feed = RankFeed(self._sink, pod, rank, tracker=tracker, owner=self)
         feed.model = config.model
         feed.heard_at = time.monotonic()
-        feed.endpoint = rank_endpoint(config.endpoint, rank)
-        if config.replay_endpoint is not None:
-            feed.replay_endpoint = rank_endpoint(config.replay_endpoint, rank)
-        is_bound = subscriber_binds(feed.endpoint) if config.bind is None else config.bind
-        if is_bound:
+        feed.endpoint, feed.replay_endpoint = addresses.endpoint, addresses.replay_endpoint
+        if self._is_taking_over:
+            feed.forget()
+        feed.announce()
+        self._backoffs[feed] = Backoff(self._patience.retry_max_s, calm_s=_CALM_S)
+        self.feeds = {**self.feeds, pod: (*self.feeds[pod], feed)}
+        if addresses.is_bound:
             self._share(feed)
         else:
-            self._open(ConnectedLink(self._reactor, feed, retry_max_s=self._patience.retry_max_s))
-        self.feeds = {**self.feeds, pod: (*self.feeds[pod], feed)}
+            self._open(ConnectedLink(self._wires, feed), feed)
 
     def _share(self, feed: RankFeed) -> None:
         """Put a feed on the link that is bound to its address, bound now if it was not."""
         written = feed.endpoint
         link = self._bound.get(written)
         if link is None:
-            link = BoundLink(self._reactor, written, retry_max_s=self._patience.retry_max_s)
-            self._open(link)
+            link = BoundLink(self._wires, self._bound_before.get(written, written))
+            self._open(link, feed)
             self._bound[written] = link
+        self._link_of[feed] = link
         feed.endpoint = link.endpoint
         link.add(feed)
 
-    def _open(self, link: Link) -> None:
-        link.open()
+    def _open(self, link: Link, feed: RankFeed) -> None:
+        try:
+            link.open(time.monotonic())
+        except ServiceError as error:
+            if not self._is_taking_over:
+                raise
+            link.broke(error)
         self.links = (*self.links, link)
+        self._link_of[feed] = link
 
     def _close(self, link: Link) -> None:
         link.close()
         self.links = tuple(other for other in self.links if other is not link)
         self._bound = {key: bound for key, bound in self._bound.items() if bound is not link}
-
-    def _start_replay(self, feed: RankFeed, start: int) -> bool:
-        self._stop_replay(feed)
-        if feed.replay_endpoint is None:
-            return False
-        self._replays[feed] = Replay(self._reactor, feed, start, time.monotonic())
-        return True
-
-    def _stop_replay(self, feed: RankFeed) -> None:
-        replay = self._replays.pop(feed, None)
-        if replay is not None:
-            replay.close()

@@ -10,46 +10,59 @@ there may be a restarted engine:
   topic name the pod.
 
 A malformed message is counted and never followed. One that is shorter than three frames may take
-the next one with it: the sequence then shows a gap, like any other loss.
+the next one with it: the sequence then shows a gap, like any other loss. A connection through
+which more comes than is read is cut; what it had brought is such a gap too. What cannot be opened
+is tried again; what fails otherwise is the trouble of the link's own feeds.
 """
 
-import itertools
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from kvbraid.errors import ServiceError
 from kvbraid.ids import PodId
+from kvbraid.service.backoff import Backoff
 from kvbraid.service.endpoints import topic_names
-from kvbraid.service.feed import MAX_MESSAGE_BYTES, MAX_SEQ, RankFeed
-from kvbraid.service.reactor import SLICE, Reactor
+from kvbraid.service.feed import MAX_SEQ, RankFeed
+from kvbraid.service.meter import Meter
+from kvbraid.service.names import FRESH_S
+from kvbraid.service.reactor import SLICE, SLICE_BYTES
+from kvbraid.service.wires import Wires, next_event, open_monitor
 
 # As plain integers: an operation on ZeroMQ's enumerations costs more than the call itself.
 _NOBLOCK: Final = int(zmq.NOBLOCK)
-_POLLIN: Final = int(zmq.POLLIN)
-_RECEIVE_HWM: Final = 100_000  # Beyond, ZeroMQ drops and the sequence shows it: no engine waits.
+_RECEIVE_HWM: Final = 1_000  # Beyond, messages wait at the engine, which never waits itself.
 _HEARTBEAT_MS: Final = 2_000  # Answered by the engine's ZeroMQ thread, not by the engine.
 _HEARTBEAT_TIMEOUT_MS: Final = 8_000
 _STABLE_S: Final = 5.0  # A connection that lasted this long ends the back-off.
-_MIN_DELAY_S: Final = 0.05
-_MAX_TOPICS: Final = 1_024
-_monitor_numbers: Final = itertools.count()
+_MAX_TOPIC_BYTES: Final = 4_096  # Room for any pod id and model name.
+_EVENTS: Final = int(
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_ACCEPTED
+    | zmq.EVENT_DISCONNECTED
+)
 
 
 class Link(ABC):
     """What both kinds share: the sockets and reading three frames quickly."""
 
-    def __init__(self, reactor: Reactor, endpoint: str, *, retry_max_s: float) -> None:
+    def __init__(self, wires: Wires, endpoint: str) -> None:
         self.endpoint = endpoint
         self.strays: Counter[str] = Counter()  # Messages that concern no pod, by reason.
-        self._reactor = reactor
-        self._retry_max_s = retry_max_s
+        self._wires = wires
+        self._reactor = wires.reactor
+        self._backoff = Backoff(wires.retry_max_s, calm_s=_STABLE_S)
+        self._reopen_at = 0.0
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
+        self._meters: dict[int, Meter] = {}  # By descriptor.
+        self._is_drained = True
+        self._num_bytes = 0  # Taken in this turn.
         self._usual_topic: bytes | None = None
         self._usual_feed: RankFeed | None = None
         self._is_usual_wrong = False
@@ -63,11 +76,15 @@ class Link(ABC):
         """Remove a feed; return whether others remain."""
 
     @abstractmethod
-    def attend(self, now: float) -> None:
-        """Do what only time calls for; called several times a second."""
+    def start_again(self, feed: RankFeed, now: float, pause_s: float) -> None:
+        """Bring a feed that failed to a fresh connection, after a pause."""
 
     @abstractmethod
-    def _attach(self, opened: zmq.Socket[bytes]) -> None:
+    def _locate(self, now: float) -> str | None:
+        """Return the address to attach to; None: not known yet, and `_reopen_at` is set."""
+
+    @abstractmethod
+    def _attach(self, opened: zmq.Socket[bytes], address: str) -> None:
         """Connect or bind."""
 
     @abstractmethod
@@ -82,63 +99,102 @@ class Link(ABC):
     def _drained(self) -> None:
         """Take notice that every message that had arrived is read."""
 
+    @abstractmethod
+    def _count(self, num_bytes: int) -> None:
+        """Count what has been handed over in a turn, where that is not done message by message."""
+
     def _hand_over(self, feed: RankFeed, seq: int, frame: zmq.Frame) -> None:
         """Give a well-formed message to its feed."""
         feed.take(seq, frame.bytes)
 
-    def open(self) -> None:
-        """Open the sockets.
+    @property
+    def _is_open(self) -> bool:
+        return self._socket is not None
+
+    def attend(self, now: float) -> None:
+        """Do what only time calls for; called several times a second. May raise as `open`."""
+        if not self._is_open and now >= self._reopen_at:
+            self.open(now)
+        for meter in self._meters.values():
+            waiting = meter.unread(is_drained=self._is_drained)
+            if waiting > self._wires.queue_limit_bytes:
+                meter.cut()
+                for feed in self.feeds():
+                    feed.refuse("queue_overflow")
+
+    def open(self, now: float) -> None:
+        """Open the sockets, or have the name looked up first and do it later.
 
         Raises:
-            ServiceError: The address cannot be bound or connected to.
+            ServiceError: The address cannot be bound or connected to, or its name has none.
         """
-        opened: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
-        opened.set(zmq.LINGER, 0)
-        opened.set(zmq.RCVHWM, _RECEIVE_HWM)
-        opened.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        opened.set(zmq.RECONNECT_IVL, 100)
-        opened.set(zmq.RECONNECT_IVL_MAX, int(self._retry_max_s * 1000))
-        opened.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-        opened.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
-        opened.subscribe(b"")
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
-        address = f"inproc://kvbraid-link-{next(_monitor_numbers)}"
-        monitor = opened.get_monitor_socket(events, address)
+        self._reopen_at = now
+        address = self._locate(now)
+        if address is None:
+            return
         try:
-            self._attach(opened)
-        except zmq.ZMQError as error:
-            opened.disable_monitor()
-            monitor.close(linger=0)
-            opened.close()
+            self._open_sockets(address)
+        except (zmq.ZMQError, OSError) as error:
+            self.close()
             raise ServiceError(
                 f"cannot follow {self.endpoint!r}: {error}; check the address, and that no other "
                 "process has bound it"
             ) from error
-        self._socket, self._monitor = opened, monitor
-        self._reactor.watch(monitor, self)
+
+    def _open_sockets(self, address: str) -> None:
+        opened = self._socket = self._wires.open_socket(zmq.SUB, address)
+        opened.set(zmq.RCVHWM, _RECEIVE_HWM)
+        opened.set(zmq.RECONNECT_IVL, 100)
+        opened.set(zmq.RECONNECT_IVL_MAX, int(self._wires.retry_max_s * 1000))
+        opened.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        opened.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+        opened.subscribe(b"")
+        self._monitor = open_monitor(opened, _EVENTS)
+        self._attach(opened, address)
+        self._reactor.watch(self._monitor, self)
         self._reactor.watch(opened, self)
 
     def close(self) -> None:
         """Close the sockets; what was not read yet is dropped."""
-        if self._socket is not None and self._monitor is not None:
+        if self._socket is not None:
             self._socket.disable_monitor()
-            self._reactor.close_socket(self._monitor)
+            if self._monitor is not None:
+                self._reactor.close_socket(self._monitor)
             self._reactor.close_socket(self._socket)
             self._socket = self._monitor = None
+        self._meters.clear()
         self._reactor.forget(self)
+
+    def broke(self, error: BaseException) -> None:
+        """Start again with all feeds; see Reader."""
+        now = time.monotonic()
+        self.close()
+        self._reopen_at = now + self._backoff.pause_s(now)
+        for feed in self.feeds():
+            feed.fail(error)
 
     def read(self, now: float) -> bool:
         """Take a slice of messages; see Reader."""
         self._read_monitor(now)
+        self._is_drained = False
         if self._socket is None:
             return False
-        recv = self._socket.recv
+        if any(feed.is_behind for feed in self.feeds()):
+            return True
+        self._num_bytes = 0
+        self._is_drained = self._read_slice(self._socket.recv, now)
+        self._count(self._num_bytes)
+        if self._is_drained:
+            self._drained()
+        return not self._is_drained
+
+    def _read_slice(self, recv: Callable[..., Any], now: float) -> bool:
+        """Read messages until the slice is full; return whether none was left before that."""
         for _ in range(SLICE):
             try:
                 topic = recv(_NOBLOCK)
             except zmq.Again:
-                self._drained()
-                return False
+                return True
             if topic != self._usual_topic:
                 self._read_unusual(topic, now)
                 continue
@@ -147,13 +203,15 @@ class Link(ABC):
                 number, frame = recv(_NOBLOCK), recv(_NOBLOCK, False)
             except zmq.Again:
                 self._refuse(feed, "bad_frames")
-                return False
+                return True
             if frame.more or len(number) != 8:
                 self._skip_rest(frame.more)
                 self._refuse(feed, "bad_frames")
-            else:
-                self._take(feed, number, frame, now)
-        return True
+                continue
+            self._take(feed, number, frame, now)
+            if self._num_bytes > SLICE_BYTES:
+                break
+        return False
 
     def _read_unusual(self, topic: bytes, now: float) -> None:
         """Read the rest of a message whose topic is new here, frame by frame."""
@@ -161,10 +219,11 @@ class Link(ABC):
         frames: list[zmq.Frame] = []
         while self._socket.rcvmore:
             frames.append(self._socket.recv(_NOBLOCK, False))
-        feed = self._owner(topic)
-        if len(frames) != 2 or len(frames[0].bytes) != 8:
-            self._refuse(feed, "bad_frames")
+        is_wrong = len(frames) != 2 or len(frames[0].bytes) != 8
+        if is_wrong or len(topic) > _MAX_TOPIC_BYTES:
+            self._refuse(self._owner(topic[:_MAX_TOPIC_BYTES]), "bad_frames")
             return
+        feed = self._owner(topic)
         self._usual_topic, self._usual_feed = topic, feed
         self._is_usual_wrong = feed is not None and feed.contradicts(topic)
         if feed is not None:
@@ -172,7 +231,9 @@ class Link(ABC):
         self._take(feed, frames[0].bytes, frames[1], now)
 
     def _take(self, feed: RankFeed | None, number: bytes, frame: zmq.Frame, now: float) -> None:
+        """Give a whole message to its feed."""
         seq = int.from_bytes(number, "big")
+        self._num_bytes += len(frame)
         if feed is None:
             self._refuse(feed, "unknown_topic")
         elif seq > MAX_SEQ:
@@ -197,20 +258,26 @@ class Link(ABC):
 
     def _read_monitor(self, now: float) -> None:
         """Take notice of connections before reading what came through them."""
-        while self._monitor is not None and int(self._monitor.get(zmq.EVENTS)) & _POLLIN:
-            event = recv_monitor_message(self._monitor)
-            self._notice(int(event["event"]), int(event["value"]), now)
+        while self._monitor is not None and (event := next_event(self._monitor)) is not None:
+            kind, fd = event
+            if kind in (zmq.EVENT_CONNECTED, zmq.EVENT_ACCEPTED):
+                meter = Meter.of(fd)
+                if meter is not None:
+                    self._meters[fd] = meter
+            elif kind == zmq.EVENT_DISCONNECTED:
+                self._meters.pop(fd, None)
+            self._notice(kind, fd, now)
 
 
 class ConnectedLink(Link):
     """A connection to the one engine rank that binds the address."""
 
-    def __init__(self, reactor: Reactor, feed: RankFeed, *, retry_max_s: float) -> None:
-        super().__init__(reactor, feed.endpoint, retry_max_s=retry_max_s)
+    def __init__(self, wires: Wires, feed: RankFeed) -> None:
+        super().__init__(wires, feed.endpoint)
         self._feed = feed
         self._connected_at: float | None = None
-        self._delay_s = _MIN_DELAY_S
-        self._reopen_at = 0.0
+        self._address = ""  # Where the socket that is open now connects to.
+        self._look_again_at = 0.0
 
     def feeds(self) -> Iterable[RankFeed]:
         """Return the one feed."""
@@ -221,13 +288,39 @@ class ConnectedLink(Link):
         return False
 
     def attend(self, now: float) -> None:
-        """Open a new socket once the delay after a disconnection is over."""
-        if self._socket is None and now >= self._reopen_at:
-            self.open()
+        """Also follow a name to another address while no connection stands."""
+        super().attend(now)
+        if self._is_open and self._connected_at is None and now >= self._look_again_at:
+            address = self._locate(now)
+            if address is not None:
+                self._look_again_at = now + FRESH_S
+                if address != self._address:
+                    self.close()
+                    self.open(now)
 
-    def _attach(self, opened: zmq.Socket[bytes]) -> None:
-        opened.connect(self.endpoint)
-        if self.endpoint.startswith("inproc:"):  # Without a connection to monitor: always there.
+    def start_again(self, feed: RankFeed, now: float, pause_s: float) -> None:
+        """Close, and open a new socket after the pause."""
+        self._connected_at = None
+        self.close()
+        self._reopen_at = now + pause_s
+
+    def close(self) -> None:
+        """Close the sockets; the next connection begins anew."""
+        self._connected_at = None
+        super().close()
+
+    def _locate(self, now: float) -> str | None:
+        try:
+            return self._wires.names.locate(self.endpoint, now)
+        except ServiceError:
+            self._reopen_at = self._look_again_at = now + self._backoff.pause_s(now)
+            self._feed.refuse("unknown_host")
+            return None
+
+    def _attach(self, opened: zmq.Socket[bytes], address: str) -> None:
+        opened.connect(address)
+        self._address = address
+        if address.startswith("inproc:"):  # Without a connection to monitor: always there.
             self._feed.connected()
 
     def _notice(self, event: int, fd: int, now: float) -> None:
@@ -236,14 +329,13 @@ class ConnectedLink(Link):
             self._feed.heard_at = now
             self._feed.connected()
         elif event == zmq.EVENT_DISCONNECTED and self._connected_at is not None:
-            is_stable = now - self._connected_at >= _STABLE_S
-            self._delay_s = (
-                _MIN_DELAY_S if is_stable else min(2 * self._delay_s, self._retry_max_s)
-            )
-            self._reopen_at = now + self._delay_s
-            self._connected_at = None
             self.close()
+            self._reopen_at = now + self._backoff.pause_s(now)
             self._feed.disconnected()
+
+    def _count(self, num_bytes: int) -> None:
+        for meter in self._meters.values():
+            meter.taken += num_bytes
 
     def _owner(self, topic: bytes) -> RankFeed | None:
         return self._feed
@@ -255,10 +347,11 @@ class ConnectedLink(Link):
 class BoundLink(Link):
     """An address that engines connect to; several pods may share it."""
 
-    def __init__(self, reactor: Reactor, endpoint: str, *, retry_max_s: float) -> None:
-        super().__init__(reactor, endpoint, retry_max_s=retry_max_s)
+    def __init__(self, wires: Wires, endpoint: str) -> None:
+        super().__init__(wires, endpoint)
         self._feeds: dict[PodId, RankFeed] = {}
         self._peers: dict[RankFeed, int] = {}  # Which connection a feed was heard on.
+        self._paused: dict[RankFeed, float] = {}  # Feeds that failed, until when.
         self._unheard: list[int] = []  # Connections through which nothing has come yet.
         self._leaving: list[int] = []  # Broken ones whose last messages may still be unread.
 
@@ -272,6 +365,7 @@ class BoundLink(Link):
         """Remove a pod; return whether others remain."""
         del self._feeds[feed.pod]
         self._peers.pop(feed, None)
+        self._paused.pop(feed, None)
         self._usual_topic = None
         return bool(self._feeds)
 
@@ -280,10 +374,31 @@ class BoundLink(Link):
         return tuple(self._feeds.values())
 
     def attend(self, now: float) -> None:
-        """Nothing: a bound socket stays open."""
+        """Also let feeds that failed begin again."""
+        super().attend(now)
+        for feed in [feed for feed, until in self._paused.items() if now >= until]:
+            del self._paused[feed]
+            self._greet()
 
-    def _attach(self, opened: zmq.Socket[bytes]) -> None:
-        opened.bind(self.endpoint)
+    def start_again(self, feed: RankFeed, now: float, pause_s: float) -> None:
+        """Let the address stand, which may be others' too; the feed hears nothing for a while."""
+        self._paused[feed] = now + pause_s
+        peer = self._peers.pop(feed, None)
+        if peer is not None:
+            self._unheard.append(peer)
+
+    def close(self) -> None:
+        """Close the sockets; every connection is gone with them."""
+        self._peers.clear()
+        self._unheard.clear()
+        self._leaving.clear()
+        super().close()
+
+    def _locate(self, now: float) -> str | None:
+        return self.endpoint
+
+    def _attach(self, opened: zmq.Socket[bytes], address: str) -> None:
+        opened.bind(address)
         self.endpoint = opened.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def _notice(self, event: int, fd: int, now: float) -> None:
@@ -308,7 +423,7 @@ class BoundLink(Link):
         """A pod that has the address for itself is connected before its first message."""
         if len(self._feeds) == 1 and self._unheard:
             (feed,) = self._feeds.values()
-            if feed not in self._peers:
+            if feed not in self._peers and feed not in self._paused:
                 self._peers[feed] = self._unheard.pop()
                 feed.connected()
 
@@ -322,9 +437,18 @@ class BoundLink(Link):
         names = topic_names(topic)
         return None if names is None else self._feeds.get(PodId(names[0]))
 
+    def _count(self, num_bytes: int) -> None:
+        """Nothing: every message says through which connection it came."""
+
     def _hand_over(self, feed: RankFeed, seq: int, frame: zmq.Frame) -> None:
         peer = int(frame.get(zmq.SRCFD))
+        meter = self._meters.get(peer)
+        if meter is not None:
+            meter.taken += len(frame)
         if self._peers.get(feed) != peer:
+            if feed in self._paused:
+                feed.refuse("feed_pausing")
+                return
             if feed in self._peers:
                 self._hang_up(feed)
             if peer in self._unheard:

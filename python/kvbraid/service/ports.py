@@ -64,6 +64,10 @@ class Index(Protocol):
 class Feed(Protocol):
     """The part of `Subscriber` that the service calls; thread-safe."""
 
+    @property
+    def failure(self) -> str | None:
+        """Why nothing is followed at the moment although it should be; None when all is well."""
+
     def add(self, pod: PodId, config: PodConfig, /) -> None:
         """Follow a pod, all ranks, with a replay from 0."""
 

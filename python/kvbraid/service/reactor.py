@@ -2,8 +2,9 @@
 
 ZeroMQ's file descriptor is edge-triggered: it announces that something happened, not that
 something is left. So a reader that was woken is read in slices until it says that nothing is
-left, in turn with all other readers: no publisher can starve another. One thread owns a reactor;
-only `wake` may be called from others.
+left, in turn with all other readers: no publisher can starve another. Whatever a reader raises
+is told to that reader and stops no other. One thread owns a reactor; only `wake` may be called
+from others.
 """
 
 import contextlib
@@ -16,12 +17,18 @@ import zmq
 SLICE: Final = 256
 """Messages that a reader takes per turn at most."""
 
+SLICE_BYTES: Final = 1 << 20
+"""A reader that has taken so much ends its turn."""
+
 
 class Reader(Protocol):
     """Someone to be told that a socket may have something."""
 
     def read(self, now: float) -> bool:
         """Take up to a slice of messages; return whether more may be left. `now`: monotonic."""
+
+    def broke(self, error: BaseException) -> None:
+        """Deal with what `read` raised."""
 
 
 class Reactor:
@@ -31,8 +38,10 @@ class Reactor:
         self._selector = selectors.DefaultSelector()
         self._fds: dict[zmq.Socket[bytes], int] = {}
         self._busy: dict[Reader, None] = {}  # As an ordered set.
+        self._roused: dict[Reader, None] = {}  # Likewise: their turn comes after the others'.
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
         self._selector.register(self._wake_in, selectors.EVENT_READ, None)
 
     def watch(self, watched: zmq.Socket[bytes], reader: Reader) -> None:
@@ -41,18 +50,26 @@ class Reactor:
         self._selector.register(fd, selectors.EVENT_READ, reader)
         self._busy[reader] = None
 
+    def rouse(self, reader: Reader) -> None:
+        """Give a reader turns that has something to do whatever its sockets say."""
+        self._roused[reader] = None
+
     def close_socket(self, watched: zmq.Socket[bytes]) -> None:
-        """Stop watching a socket and close it, dropping what is unsent and unread."""
-        self._selector.unregister(self._fds.pop(watched))
+        """Stop watching a socket, if it was watched, and close it; drop what it has not sent."""
+        fd = self._fds.pop(watched, None)
+        if fd is not None:
+            self._selector.unregister(fd)
         watched.close(linger=0)
 
     def forget(self, reader: Reader) -> None:
-        """Never call this reader again, unless it watches anew."""
+        """Never call this reader again, unless it watches anew or is roused."""
         self._busy.pop(reader, None)
+        self._roused.pop(reader, None)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a reader is ready, `wake` is called, or the time is over."""
-        for key, _ in self._selector.select(0 if self._busy else timeout_s):
+        is_idle = not self._busy and not self._roused
+        for key, _ in self._selector.select(timeout_s if is_idle else 0):
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
                     self._wake_in.recv(4096)
@@ -60,15 +77,19 @@ class Reactor:
                 self._busy[key.data] = None
 
     def read(self, now: float) -> None:
-        """Give each ready reader one turn."""
+        """Give each ready reader one turn, and then each that was roused meanwhile."""
         for reader in list(self._busy):
-            # A reader's turn may have closed another one.
-            if reader in self._busy and not reader.read(now):
-                self.forget(reader)
+            if reader in self._busy:  # A reader's turn may have closed another one.
+                self._give_turn(reader, now)
+        roused, self._roused = self._roused, {}
+        for reader in roused:
+            self._busy[reader] = None
+            self._give_turn(reader, now)
 
     def wake(self) -> None:
         """End a `wait`; from any thread."""
-        self._wake_out.send(b"x")
+        with contextlib.suppress(BlockingIOError):  # Full of wake-ups that nobody read yet.
+            self._wake_out.send(b"x")
 
     def close(self) -> None:
         """Close what is still watched, and the reactor."""
@@ -77,3 +98,13 @@ class Reactor:
         self._selector.close()
         self._wake_in.close()
         self._wake_out.close()
+
+    def _give_turn(self, reader: Reader, now: float) -> None:
+        try:
+            is_left = reader.read(now)
+        except BaseException as error:  # noqa: BLE001  A panic of the core is no Exception.
+            self.forget(reader)
+            reader.broke(error)
+        else:
+            if not is_left:
+                self._busy.pop(reader, None)

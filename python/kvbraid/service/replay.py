@@ -1,15 +1,19 @@
 """One replay: a question to an engine's ROUTER, and its answers in either framing.
 
 A fresh DEALER per question, so that answers to an older one can never be taken for this one's.
-It reads no faster than the feed applies, and gives up when no further batch comes in time.
+It reads no faster than the feed applies, and gives up when no further batch comes in time. An
+engine that sends more than is read meanwhile is cut off; the next replay goes on from there.
 """
 
 from typing import Final
 
 import zmq
 
-from kvbraid.service.feed import MAX_MESSAGE_BYTES, MAX_SEQ, RankFeed
-from kvbraid.service.reactor import SLICE, Reactor
+from kvbraid.errors import ServiceError
+from kvbraid.service.feed import MAX_SEQ, RankFeed
+from kvbraid.service.meter import Meter
+from kvbraid.service.reactor import SLICE, SLICE_BYTES
+from kvbraid.service.wires import Wires, next_event, open_monitor
 
 _END_MARKER: Final = b"\xff" * 8
 _RECEIVE_HWM: Final = (
@@ -18,33 +22,64 @@ _RECEIVE_HWM: Final = (
 
 
 class Replay:
-    """The answers to one question, read by the reactor until the end marker or a time-out."""
+    """The answers to one question, read by the reactor until the end marker or a time-out.
 
-    def __init__(self, reactor: Reactor, feed: RankFeed, start: int, now: float) -> None:
-        assert feed.replay_endpoint is not None
-        self._reactor = reactor
+    Attributes:
+        heard_at: When the last new answer came, or the question was put.
+    """
+
+    def __init__(self, wires: Wires, feed: RankFeed, start: int, now: float) -> None:
+        self.heard_at = now
+        self._wires = wires
         self._feed = feed
         self._start = start
         self._highest = -1
-        self.heard_at = now  # When the last new answer came.
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        self._socket.set(zmq.RCVHWM, _RECEIVE_HWM)
-        self._socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        self._socket.connect(feed.replay_endpoint)
-        self._socket.send_multipart([b"", start.to_bytes(8, "big")])
-        reactor.watch(self._socket, self)
+        self._socket: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._meter: Meter | None = None
+        self._is_drained = False
+
+    def attend(self, now: float) -> None:
+        """Ask once the address is known; see to it that no more comes than is read.
+
+        Raises:
+            ZMQError: No socket could be opened.
+        """
+        if self._socket is None:
+            self._ask(now)
+            return
+        while self._monitor is not None and (event := next_event(self._monitor)) is not None:
+            self._meter = Meter.of(event[1])
+        if self._meter is not None:
+            waiting = self._meter.unread(is_drained=self._is_drained)
+            if waiting > self._wires.queue_limit_bytes:
+                self._feed.refuse("queue_overflow")
+                self.fail()
 
     def read(self, now: float) -> bool:
         """Take a slice of answers; see Reader."""
+        self._is_drained = False
+        if self._feed.is_behind:
+            return True
+        num_bytes = 0
         for _ in range(SLICE):
-            if self._socket.closed:  # An answer told of a restart: another replay is under way.
-                return False
+            # An answer may have told of a restart: then another replay is to begin.
+            if self._socket is None or num_bytes > SLICE_BYTES:
+                break
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return False
+                self._is_drained = True
+                break
+            num_bytes += sum(map(len, frames))
             self._take(frames, now)
-        return True
+        if self._meter is not None:
+            self._meter.taken += num_bytes
+        return self._socket is not None and not self._is_drained
+
+    def broke(self, error: BaseException) -> None:
+        """Leave it to the feed; see Reader."""
+        self._feed.broke(error)
 
     def fail(self) -> None:
         """Give up: no further answer came in time."""
@@ -52,9 +87,31 @@ class Replay:
         self._feed.carry_out(self._feed.tracker.replay_failed())
 
     def close(self) -> None:
-        """Drop the question; its answers reach nobody. Called by who started it."""
-        self._reactor.close_socket(self._socket)
-        self._reactor.forget(self)
+        """Drop the question; its answers reach nobody. Called by the feed's owner."""
+        opened, self._socket = self._socket, None
+        if opened is not None:
+            opened.disable_monitor()
+            if self._monitor is not None:
+                self._monitor.close(linger=0)
+            self._wires.reactor.close_socket(opened)
+        self._wires.reactor.forget(self)
+
+    def _ask(self, now: float) -> None:
+        endpoint = self._feed.replay_endpoint
+        assert endpoint is not None
+        try:
+            address = self._wires.names.locate(endpoint, now)
+        except ServiceError:
+            self._feed.refuse("unknown_host")  # Looked up again until the replay is too late.
+            return
+        if address is None:
+            return
+        opened = self._socket = self._wires.open_socket(zmq.DEALER, address)
+        opened.set(zmq.RCVHWM, _RECEIVE_HWM)
+        self._monitor = open_monitor(opened, zmq.EVENT_CONNECTED)
+        opened.connect(address)
+        opened.send_multipart([b"", self._start.to_bytes(8, "big")])
+        self._wires.reactor.watch(opened, self)
 
     def _take(self, frames: list[bytes], now: float) -> None:
         """Take one answer: ["", topic, seq, payload] or ["", seq, payload]."""

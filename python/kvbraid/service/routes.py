@@ -98,8 +98,11 @@ def list_models(context: Context, call: Call) -> Answer:
 
 
 def healthz(context: Context, call: Call) -> Answer:
-    """The process answers."""
-    del context, call
+    """The process answers, and follows its pods."""
+    del call
+    failure = context.service.feed.failure
+    if failure is not None:
+        raise RefusalError("not_following", failure)
     return Answer(_encode(answers.StatusAnswer(status="ok")))
 
 
@@ -224,7 +227,7 @@ ROUTES: Final = (
     ),
     Route(
         method="GET", path="/healthz", handler=healthz, inline=at_once,
-        answers={200: answers.StatusAnswer},
+        answers={200: answers.StatusAnswer}, errors=("not_following",),
     ),
     Route(
         method="GET", path="/readyz", handler=readyz, inline=never_inline,

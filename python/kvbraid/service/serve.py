@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from kvbraid.fleet.index import FleetIndex, IndexOptions
+from kvbraid.service.capacity import raise_descriptor_limit
 from kvbraid.service.config import FleetConfig
 from kvbraid.service.registry import Service
 from kvbraid.service.server import end_process, run_server
@@ -14,6 +15,7 @@ def serve(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
 
     Raises as `run_server`.
     """
+    raise_descriptor_limit()
     options = IndexOptions(
         keys=config.index.keys,
         memory_limit_bytes=config.index.memory_limit_bytes,

@@ -1,11 +1,16 @@
 """Follows the event feeds of any number of pods and ranks, in one thread of its own.
 
-ZeroMQ's own thread takes messages off the wire without Python, into large queues: an engine never
-waits for us, and what does not fit is a gap in the sequence like any other loss. The subscriber's
-thread applies batches to the sink in slices, pod by pod. Every method may be called from any
+ZeroMQ's own thread takes messages off the wire without Python, into queues that are bounded in
+bytes: an engine never waits for us, and what does not fit is a gap in the sequence like any other
+loss. The subscriber's thread applies batches to the sink in slices, pod by pod. What fails in one
+feed is that feed's trouble (feed.py). Should the thread itself fail, every pod turns stale,
+`failure` says why, and it begins anew with the same pods. Every method may be called from any
 thread; `add` and `remove` wait until the subscriber's thread has done it.
 """
 
+import contextlib
+import dataclasses
+import logging
 import threading
 import time
 from collections import deque
@@ -15,13 +20,23 @@ from types import TracebackType
 from typing import Final, Self
 
 from kvbraid.errors import InvalidValueError, KvbraidError, ServiceError
-from kvbraid.ids import PodId
+from kvbraid.ids import PodId, PodState
+from kvbraid.service.backoff import Backoff
 from kvbraid.service.bindable import bound_addresses, check_bindable, wait_until_free
+from kvbraid.service.capacity import check_capacity, new_context
 from kvbraid.service.feed import FeedConfig, FeedStatus, Sink
-from kvbraid.service.follower import Follower, Patience
+from kvbraid.service.follower import Follower, Patience, rank_addresses
+from kvbraid.service.names import Names
 from kvbraid.service.reactor import Reactor
+from kvbraid.service.wires import Wires
 
 _LONGEST_TICK_S: Final = 0.25
+_CALM_S: Final = 60.0
+CLOSE_S: Final = 1.5
+"""How long `close` waits for a sink that takes its time."""
+
+_REASON_LENGTH: Final = 200
+_logger: Final = logging.getLogger(__name__)
 
 
 class Subscriber:
@@ -33,6 +48,8 @@ class Subscriber:
         replay_timeout_s: After how long without an answer a replay has failed.
         retry_max_s: Longest pause between two attempts to connect.
         hold_limit_bytes: How much each rank may hold back while a replay is under way.
+        queue_limit_bytes: How much a connection may have received that nobody has read yet; one
+            with more is cut and made again. Looked at four times a second, tcp on Linux only.
 
     Raises:
         InvalidValueError: A time or size that is not above 0.
@@ -46,23 +63,27 @@ class Subscriber:
         replay_timeout_s: float = 5.0,
         retry_max_s: float = 5.0,
         hold_limit_bytes: int = 32 << 20,
+        queue_limit_bytes: int = 64 << 20,
     ) -> None:
         _check_positive(silence_s=silence_s, replay_timeout_s=replay_timeout_s)
         _check_positive(retry_max_s=retry_max_s, hold_limit_bytes=hold_limit_bytes)
+        _check_positive(queue_limit_bytes=queue_limit_bytes)
         self._patience = Patience(
             silence_s=silence_s,
             replay_timeout_s=replay_timeout_s,
             retry_max_s=retry_max_s,
             hold_limit_bytes=hold_limit_bytes,
+            queue_limit_bytes=queue_limit_bytes,
         )
         self._sink = sink
         self._tick_s = min(silence_s / 4, replay_timeout_s / 4, _LONGEST_TICK_S)
         self._lock = threading.Lock()  # Guards starting, stopping and giving commands.
         self._commands: deque[tuple[Future[None], Callable[[], None]]] = deque()
         self._thread: threading.Thread | None = None
-        self._reactor: Reactor | None = None  # None: not running.
+        self._is_closing = threading.Event()
+        self._reactor: Reactor | None = None  # None: nobody would carry out a command.
         self._follower: Follower | None = None
-        self._failure: BaseException | None = None
+        self._failure: str | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -80,24 +101,37 @@ class Subscriber:
         """Start the thread, once; pods are added afterwards."""
         with self._lock:
             assert self._thread is None, "a subscriber starts once"
-            self._reactor = Reactor()
-            self._follower = Follower(self._sink, self._reactor, self._patience)
+            wires = self._open_wires()
+            self._reactor = wires.reactor
+            self._follower = Follower(self._sink, wires, self._patience)
             self._thread = threading.Thread(
                 target=self._run,
-                args=(self._reactor, self._follower),
+                args=(wires, self._follower),
                 name="kvbraid-subscriber",
                 daemon=True,
             )
             self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread and close every socket; does nothing the second time."""
+        """Stop the thread and close every socket; does nothing the second time.
+
+        The thread cannot end while the sink takes a batch. It is waited for no longer than
+        CLOSE_S, ends after the batch, and commands that still wait are refused at once.
+        """
         with self._lock:
+            self._is_closing.set()
             reactor, self._reactor = self._reactor, None
             if reactor is not None:
                 reactor.wake()
-        if self._thread is not None:
-            self._thread.join()
+        if self._thread is None:
+            return
+        self._thread.join(CLOSE_S)
+        self._refuse_commands()
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing is followed at the moment although it should be; None when all is well."""
+        return self._failure
 
     def add(self, pod: PodId, feed: FeedConfig) -> None:
         """Follow a pod, all ranks, beginning with a replay from 0.
@@ -112,10 +146,15 @@ class Subscriber:
         """Refuse an address that `add` could not bind once `replaced` is gone; change nothing.
 
         Raises:
-            RefusalError: `invalid_endpoint`.
+            RefusalError: `invalid_endpoint`; `too_many_pods` for the files of this process.
             InvalidValueError: A malformed endpoint.
         """
         follower = self._follower
+        rank_addresses(feed)
+        if follower is not None:
+            check_capacity(
+                follower.num_ranks + feed.dp_size - (replaced.dp_size if replaced else 0)
+            )
         check_bindable(
             bound_addresses(feed),
             held=() if follower is None else follower.bound(),
@@ -140,21 +179,23 @@ class Subscriber:
     def status(self) -> list[FeedStatus]:
         """Return one row per followed pod and rank, in order; none before the start.
 
-        Raises:
-            ServiceError: The subscriber's thread has died.
+        While the thread has failed (`failure`), every row is stale.
         """
-        if self._failure is not None:
-            raise self._stopped()
         feeds = self._follower.feeds if self._follower is not None else {}
-        return [feed.status() for pod in sorted(feeds) for feed in feeds[pod]]
+        rows = [feed.status() for pod in sorted(feeds) for feed in feeds[pod]]
+        why = self._failure
+        if why is None:
+            return rows
+        return [dataclasses.replace(row, state=PodState.STALE, reason=why) for row in rows]
 
     def strays(self) -> dict[str, int]:
         """Return how many messages concerned no followed pod, by reason."""
         return dict(self._follower.strays()) if self._follower is not None else {}
 
     def _stopped(self) -> ServiceError:
-        why = "is not running" if self._failure is None else f"died of {self._failure!r}"
-        return ServiceError(f"subscriber {why}; start a new one")
+        if self._failure is None:
+            return ServiceError("subscriber is not running; start a new one")
+        return ServiceError(f"subscriber: {self._failure}; try again in a moment")
 
     def _command(self, work: Callable[[Follower], None]) -> None:
         """Have the subscriber's thread do something, and wait for it."""
@@ -167,38 +208,97 @@ class Subscriber:
             self._reactor.wake()
         done.result()
 
+    def _open_wires(self) -> Wires:
+        return Wires(
+            context=new_context(),
+            reactor=Reactor(),
+            names=Names(),
+            retry_max_s=self._patience.retry_max_s,
+            queue_limit_bytes=self._patience.queue_limit_bytes,
+        )
+
+    def _refuse_commands(self) -> None:
+        """Let nobody wait for what will not be done."""
+        with self._lock:
+            commands = list(self._commands)
+            self._commands.clear()
+        for done, _ in commands:
+            done.set_exception(self._stopped())
+
     # The subscriber's thread.
 
-    def _run(self, reactor: Reactor, follower: Follower) -> None:
+    def _run(self, wires: Wires, follower: Follower) -> None:
+        """Work until the end; after a failure begin anew, after a pause that grows."""
+        backoff = Backoff(self._patience.retry_max_s, calm_s=_CALM_S)
+        is_first = True
+        while not self._is_closing.is_set():
+            try:
+                if not is_first:
+                    wires, follower = self._begin_anew()
+                is_first = False
+                self._work(wires, follower)
+            except BaseException as error:
+                _logger.exception("the subscriber's thread failed; it begins anew")
+                self._mourn(error)
+                self._refuse_commands()
+                self._is_closing.wait(backoff.pause_s(time.monotonic()))
+        self._refuse_commands()
+
+    def _begin_anew(self) -> tuple[Wires, Follower]:
+        """Follow the same pods with new sockets."""
+        old = self._follower
+        assert old is not None
+        wires = self._open_wires()
+        try:
+            follower = Follower(self._sink, wires, self._patience)
+            follower.take_over(old)
+        except BaseException:
+            wires.close()
+            raise
+        with self._lock:
+            self._follower, self._failure = follower, None
+            if not self._is_closing.is_set():
+                self._reactor = wires.reactor
+        return wires, follower
+
+    def _mourn(self, error: BaseException) -> None:
+        """Nothing is followed now: say so of every pod. Never raises."""
+        why = f"the subscriber's thread failed: {type(error).__name__}: {error}"
+        self._failure = why[:_REASON_LENGTH]
+        assert self._follower is not None
+        for pod, feeds in self._follower.feeds.items():
+            for feed in feeds:
+                with contextlib.suppress(BaseException):
+                    self._sink.set_state(
+                        pod, PodState.STALE, dp_rank=feed.rank, reason=self._failure
+                    )
+
+    def _work(self, wires: Wires, follower: Follower) -> None:
         try:
             attend_at = 0.0
-            while self._reactor is reactor:
-                reactor.wait(self._tick_s)
+            while not self._is_closing.is_set():
+                wires.reactor.wait(self._tick_s)
                 self._obey()
                 now = time.monotonic()
-                reactor.read(now)
+                wires.reactor.read(now)
                 if now >= attend_at:
                     attend_at = now + self._tick_s
                     follower.attend(now)
-        except BaseException as error:
-            self._failure = error
-            raise
         finally:
             with self._lock:
                 self._reactor = None  # From here on nobody gives commands.
-            for done, _ in self._commands:
-                done.set_exception(self._stopped())
-            follower.close()
-            reactor.close()
+            wires.close()
 
     def _obey(self) -> None:
-        """Carry out commands from other threads; their errors go back there."""
+        """Carry out commands from other threads; whatever they raise goes back there."""
         while self._commands:
             done, work = self._commands.popleft()
             try:
                 work()
             except KvbraidError as error:
                 done.set_exception(error)
+            except BaseException as error:  # noqa: BLE001  Somebody waits for an answer.
+                done.set_exception(ServiceError(f"subscriber: {type(error).__name__}: {error}"))
             else:
                 done.set_result(None)
 

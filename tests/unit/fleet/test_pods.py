@@ -357,3 +357,30 @@ def test_what_was_forgotten_for_want_of_memory_is_not_excluded_until_a_clear() -
     assert bounds(index) == (0, 16)
     tell(index, AllBlocksCleared())
     assert bounds(index) == (0, 0)
+
+
+def test_many_batches_at_once_are_the_same_as_one_after_the_other() -> None:
+    payloads = [
+        encode_batch([stored()], ts=1.0),
+        b"\x00",
+        encode_batch([AllBlocksCleared()], ts=2.0),
+        encode_batch([stored(2)], ts=3.0),
+    ]
+    together, apart = FleetIndex(), FleetIndex()
+    for index in (together, apart):
+        index.register(POD, model="m")
+    applied = together.apply_many(POD, payloads, budget_s=60)
+    assert applied == [apart.apply(POD, payload) for payload in payloads]
+    assert [row.cleared for row in applied] == [0, 0, 1, 0]
+    assert together.pods() == apart.pods()
+    assert together.apply_many(POD, [], budget_s=60) == []
+
+
+def test_without_time_one_batch_is_applied_and_the_rest_is_left() -> None:
+    index = FleetIndex()
+    index.register(POD, model="m")
+    payload = encode_batch([stored()], ts=1.0)
+    assert len(index.apply_many(POD, [payload] * 3, budget_s=0)) == 1
+    assert index.pods()[0].messages == 1
+    with pytest.raises(UnknownError):
+        index.apply_many(PodId("b"), [payload], budget_s=0)

@@ -1,0 +1,60 @@
+"""What all links and replays of one subscriber share: a context of ZeroMQ, a reactor, names.
+
+The context is the subscriber's own, so that its limits and its I/O thread are nobody else's. It
+is only ever given addresses: a name is looked up elsewhere (names.py).
+"""
+
+import itertools
+from dataclasses import dataclass
+from typing import Final
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from kvbraid.service.feed import MAX_MESSAGE_BYTES
+from kvbraid.service.names import Names
+from kvbraid.service.reactor import Reactor
+
+_POLLIN: Final = int(zmq.POLLIN)
+_monitor_numbers: Final = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wires:
+    """One per running subscriber.
+
+    `retry_max_s` is the longest pause between two attempts to connect; `queue_limit_bytes` is how
+    much one connection may have received that nobody has read yet.
+    """
+
+    context: "zmq.Context[zmq.Socket[bytes]]"
+    reactor: Reactor
+    names: Names
+    retry_max_s: float
+    queue_limit_bytes: int
+
+    def open_socket(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
+        """Open a socket: within the process only those of one context reach each other."""
+        is_inside = endpoint.startswith("inproc:")
+        opened = (zmq.Context.instance() if is_inside else self.context).socket(kind)
+        opened.set(zmq.LINGER, 0)
+        opened.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        return opened
+
+    def close(self) -> None:
+        """Close every socket that was opened here, and the reactor."""
+        self.reactor.close()
+        self.context.destroy(linger=0)
+
+
+def open_monitor(watched: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    """Open the socket that tells what the connections of another one do."""
+    return watched.get_monitor_socket(events, f"inproc://kvbraid-monitor-{next(_monitor_numbers)}")
+
+
+def next_event(monitor: zmq.Socket[bytes]) -> tuple[int, int] | None:
+    """Return what a connection did, and its descriptor; None when nothing is left to tell."""
+    if not int(monitor.get(zmq.EVENTS)) & _POLLIN:
+        return None
+    event = recv_monitor_message(monitor)
+    return int(event["event"]), int(event["value"])
