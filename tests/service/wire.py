@@ -124,7 +124,7 @@ class Wires:
         self.clock = Clock(self.loop)
         self.state = ServerState()
         self.config = uvicorn.Config(
-            app, http=ScoreProtocol, ws="none", lifespan="off", log_level="critical"
+            app, http=ScoreProtocol, ws="none", lifespan="off", log_level="error"
         )
 
     def __enter__(self) -> "Wires":
@@ -147,6 +147,16 @@ class Wires:
         self.loop.run_until_complete(_several_turns())
         while any(each.has_rest() and not each.flow.read_paused for each in self.connections()):
             self.loop.run_until_complete(_several_turns())
+
+    def answer(self) -> None:
+        """Run until every request that has arrived whole is answered."""
+        self.settle()
+        while any(
+            each.waiting_since() is None and not each.transport.is_closing()
+            for each in self.connections()
+        ):
+            self.loop.run_until_complete(asyncio.sleep(0.0002))
+            self.settle()
 
     def connections(self) -> list[ScoreProtocol]:
         """Those that are open, or closing."""

@@ -1,0 +1,31 @@
+"""docs/threat-model.md against the code: every limit it names is one, with its default."""
+
+import re
+from pathlib import Path
+
+import msgspec
+from kvbraid.service.config import IndexOptions, Limits
+from kvbraid.service.connection import SLICE_BYTES
+from kvbraid.service.errors import ERRORS
+
+TEXT = (Path(__file__).parents[2] / "docs" / "threat-model.md").read_text(encoding="utf-8")
+
+
+def test_the_limits_are_the_options_with_their_defaults() -> None:
+    listed = dict(re.findall(r"^\| `([\w.]+)` \| (\w+) \|", TEXT, re.MULTILINE))
+    options = {f"limits.{name}": value for name, value in msgspec.to_builtins(Limits()).items()}
+    index = msgspec.to_builtins(IndexOptions())
+    options |= {f"index.{name}": index[name] for name in index if name.endswith("_bytes")}
+    assert listed == {
+        name: "none" if value is None else str(value) for name, value in options.items()
+    }
+
+
+def test_the_codes_are_codes_with_their_statuses() -> None:
+    named = re.findall(r"(\d{3}) `(\w+)`", TEXT)
+    assert named
+    assert all(ERRORS[code].status == int(status) for status, code in named)
+
+
+def test_the_slice_is_the_one_that_is_parsed_at_once() -> None:
+    assert f"slices of {SLICE_BYTES}," in TEXT
