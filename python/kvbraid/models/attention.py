@@ -4,23 +4,30 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from kvbraid.models.config import Default
+from kvbraid.models.config import ConfigReader, Default
 from kvbraid.models.family import ATTENTION, DIVIDED, USUAL, Family
+from kvbraid.models.layers import LayerSpec
 from kvbraid.models.patterns import (
     FULL,
     WINDOW,
     Role,
+    all_or_none,
+    cycled,
     every,
     every_nth,
     first_of,
     full_unless,
     listed,
+    looped,
     owners,
     repeated,
     shared_by_factor,
+    two_of_each,
+    where,
     window_from_layer,
+    windows_listed,
 )
-from kvbraid.models.sizes import Attention, Latent, SharedKeyValue, Sizer
+from kvbraid.models.sizes import KV_HEADS, Attention, Latent, SharedKeyValue, Sizer
 from kvbraid.spec import SpecKind
 
 SLIDING: Final = Attention(kind=SpecKind.SLIDING_WINDOW, window=("sliding_window",))
@@ -28,20 +35,63 @@ CHUNKED: Final = Attention(kind=SpecKind.CHUNKED_LOCAL_ATTENTION, chunk=("attent
 FULL_AND_WINDOW: Final[Mapping[Role, Sizer]] = {Role.FULL: ATTENTION, Role.WINDOW: SLIDING}
 GEMMA_HEADS: Final[Mapping[str, Default]] = {"head_dim": 256}
 
+WINDOWS: Final = full_unless("sliding_window", every(WINDOW))
+# An engine gives a window that is set to all layers, unless their types are listed.
 DENSE: Final = Family(
-    pattern=every(FULL), sizes={Role.FULL: ATTENTION}, fields="num_hidden_layers", defaults=USUAL
-)
-WINDOW_IF_SET: Final = Family(
-    pattern=first_of(listed("layer_types"), full_unless("sliding_window", every(WINDOW))),
+    pattern=all_or_none(WINDOWS),
     sizes=FULL_AND_WINDOW,
-    fields="layer_types, sliding_window",
+    fields="num_hidden_layers",
     defaults=USUAL,
 )
+WINDOW_IF_SET: Final = replace(
+    DENSE,
+    pattern=first_of(listed("layer_types"), WINDOWS),
+    fields="layer_types, sliding_window",
+)
+WINDOW_IF_LISTED: Final = replace(
+    DENSE, pattern=first_of(listed("layer_types"), every(FULL)), fields="layer_types"
+)
+ALWAYS_LISTED: Final = replace(DENSE, pattern=listed("layer_types"), fields="layer_types")
 WINDOW_BY_FLAG: Final = Family(
     pattern=first_of(listed("layer_types"), window_from_layer),
     sizes=FULL_AND_WINDOW,
     fields="layer_types, use_sliding_window",
     defaults=USUAL,
+)
+WINDOW_OR_FULL_BY_FLAG: Final = replace(
+    DENSE,
+    pattern=where("use_sliding_window", all_or_none(WINDOWS)),
+    fields="use_sliding_window",
+)
+NO_WINDOW: Final = replace(DENSE, pattern=every(FULL))
+WINDOW_WITHOUT_ROTATION: Final = replace(
+    DENSE,
+    pattern=first_of(
+        listed("layer_types"),
+        where(
+            "use_sliding_window",
+            full_unless(
+                "sliding_window",
+                first_of(
+                    listed("no_rope_layers", {1: FULL, 0: WINDOW}),
+                    every_nth("no_rope_layer_interval", nth=WINDOW, others=FULL),
+                ),
+            ),
+        ),
+    ),
+    fields="layer_types, no_rope_layers",
+    defaults={**USUAL, "no_rope_layer_interval": 4},
+)
+MUSE_GLIMMER: Final = replace(
+    DENSE,
+    pattern=listed("no_rope_layers", {1: WINDOW, 0: FULL}),
+    fields="no_rope_layers",
+)
+RNJ1: Final = replace(
+    DENSE,
+    pattern=listed("layer_types", {"chunked_attention": WINDOW, "full_attention": FULL}),
+    fields="layer_types",
+    defaults={},
 )
 MLA: Final = Family(pattern=every(FULL), sizes={Role.FULL: Latent()}, fields="num_hidden_layers")
 MLA_INDEXED: Final = Family(
@@ -84,6 +134,69 @@ FOURTH_FULL: Final = interleaved(4, USUAL)
 COHERE2: Final = replace(
     FOURTH_FULL, sizes={Role.FULL: ATTENTION, Role.WINDOW: replace(SLIDING, itself=1)}
 )
+AFMOE: Final = replace(
+    FOURTH_FULL,
+    pattern=first_of(
+        listed("layer_types"),
+        every_nth("global_attn_every_n_layers", nth=FULL, others=WINDOW),
+    ),
+    fields="layer_types, global_attn_every_n_layers",
+    defaults=USUAL,
+)
+EXAONE_MOE: Final = Family(
+    pattern=listed("layer_types"),
+    sizes={
+        Role.FULL: ATTENTION,
+        Role.WINDOW: replace(SLIDING, window=("sliding_windows", "sliding_window")),
+    },
+    fields="layer_types",
+    defaults=DIVIDED,
+    per_layer=("sliding_windows",),
+)
+PLAMO3: Final = Family(
+    pattern=first_of(
+        windows_listed("interleaved_sliding_window"),
+        every_nth("sliding_window_pattern", nth=FULL, others=WINDOW),
+    ),
+    sizes={
+        Role.FULL: ATTENTION,
+        Role.WINDOW: replace(SLIDING, window=("interleaved_sliding_window", "sliding_window")),
+    },
+    fields="interleaved_sliding_window, sliding_window_pattern",
+    per_layer=("interleaved_sliding_window",),
+)
+PANGU: Final = Family(
+    pattern=first_of(windows_listed("interleaved_sliding_window"), every(FULL)),
+    sizes={
+        Role.FULL: ATTENTION,
+        Role.WINDOW: replace(SLIDING, window=("interleaved_sliding_window",)),
+    },
+    fields="num_hidden_layers",
+    defaults=USUAL,
+    per_layer=("interleaved_sliding_window",),
+)
+LOOPED: Final = Family(
+    pattern=looped,
+    sizes={Role.FULL: ATTENTION, Role.WINDOW: replace(SLIDING, window=("loop_window_size",))},
+    fields="num_hidden_layers",
+    defaults={**USUAL, "loop_num": 2, "loop_window_size": 64},
+)
+CYCLED: Final = Family(
+    pattern=cycled,
+    sizes={Role.FULL: Attention(kv_heads=("num_attention_heads",))},
+    fields="num_hidden_layers",
+)
+TWO_LATENTS: Final = replace(MLA, pattern=two_of_each)
+UNCOMPRESSED: Final = Family(
+    pattern=every(FULL),
+    sizes={Role.FULL: Attention(kv_heads=("num_attention_heads",), key_dim=("qk_head_dim",))},
+    fields="num_hidden_layers",
+    defaults={
+        "qk_head_dim": lambda config: (
+            config.size("qk_nope_head_dim") + config.size("qk_rope_head_dim")
+        )
+    },
+)
 GEMMA3: Final = interleaved(
     6, {"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
 )
@@ -93,14 +206,18 @@ GEMMA3N: Final = Family(
     fields="layer_types",
     defaults=GEMMA_HEADS,
 )
+
+
+def gemma4_full(config: ConfigReader) -> LayerSpec:
+    """Return a full layer's bytes; it has heads of its own only where it has keys alone."""
+    alone = config.find("attention_k_eq_v") is True
+    kv_heads = ("num_global_key_value_heads",) if alone else KV_HEADS
+    return Attention(kv_heads=kv_heads, key_dim=("global_head_dim",))(config)
+
+
 GEMMA4: Final = Family(
     pattern=owners(listed("layer_types")),
-    sizes={
-        Role.FULL: Attention(
-            kv_heads=("num_global_key_value_heads",), key_dim=("global_head_dim",)
-        ),
-        Role.WINDOW: SLIDING,
-    },
+    sizes={Role.FULL: gemma4_full, Role.WINDOW: SLIDING},
     fields="layer_types",
     defaults={"num_global_key_value_heads": lambda config: config.size("num_key_value_heads")},
 )
@@ -179,7 +296,7 @@ DEEPSEEK_V4: Final = Family(
     },
     fields="compress_ratios",
 )
-HUNYUAN: Final = Family(
+HUNYUAN_LARGE: Final = Family(
     pattern=shared_by_factor,
     sizes={Role.FULL: ATTENTION},
     fields="num_hidden_layers",

@@ -5,6 +5,7 @@ of defaults has it and it is recorded in `assumed`, or it is refused by name. Re
 """
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Final, TypeAlias, cast
 
 from kvbraid.errors import InvalidValueError, shown
@@ -83,6 +84,23 @@ class ConfigReader:
         self._state_dtype = state_dtype
         self._defaults = {**COMMON_DEFAULTS, **defaults}
 
+    def at_layer(self, number: int, names: Names) -> "ConfigReader":
+        """Return a reader of one layer: each of these fields that lists its layers is that entry.
+
+        What it assumes is recorded here too. A list that ends before the layer is left whole.
+        """
+        lists = {name: self._values.get(name) for name in names}
+        entries = {
+            name: entry[number]
+            for name, entry in lists.items()
+            if isinstance(entry, list) and number < len(entry)
+        }
+        if not entries:
+            return self
+        reader = copy(self)
+        reader._values = {**self._values, **entries}
+        return reader
+
     def find(self, *names: str) -> object | None:
         """Return the first of these fields that is present, else a listed default, else None."""
         for name in names:
@@ -130,7 +148,7 @@ class ConfigReader:
 
     def num_layers(self) -> int:
         """Return the number of layers, at most `MAX_LAYERS`."""
-        value = self.size("num_hidden_layers", "num_layers", "n_layer")
+        value = self.size("num_hidden_layers", "num_layers", "n_layer", "n_layers")
         if value > MAX_LAYERS:
             raise self.wrong("num_hidden_layers", value, f"at most {MAX_LAYERS}")
         return value

@@ -94,8 +94,15 @@ def group_layers(model: ModelLayers, options: EngineOptions) -> Grouping:
 
 
 def _layers(model: ModelLayers, pages: Sequence[Page]) -> Iterator[CacheLayer]:
-    for kind, page in zip(model.kinds, pages, strict=True):
-        yield from (CacheLayer(number=number, page=page) for number in kind.layers)
+    """All layers: kind by kind, and those of one kind by number whatever else they differ in."""
+    for wanted in dict.fromkeys(kind.spec.kind for kind in model.kinds):
+        of_kind = [
+            CacheLayer(number=number, page=page)
+            for kind, page in zip(model.kinds, pages, strict=True)
+            if kind.spec.kind is wanted
+            for number in kind.layers
+        ]
+        yield from sorted(of_kind, key=lambda layer: layer.number)
 
 
 def _page(kind: KindLayers, options: EngineOptions) -> Page:

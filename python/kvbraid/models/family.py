@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvbraid.models.config import ConfigReader, Default
+from kvbraid.models.config import ConfigReader, Default, Names
 from kvbraid.models.patterns import Pattern, Role
 from kvbraid.models.sizes import Attention, Sizer
 
@@ -14,8 +14,9 @@ class Family:
     """One architecture: who owns which cache, how large, and what its configs leave out.
 
     `first` names roles that an engine registers before all others, whichever layers they stand
-    in; the rest follow in order of first appearance. `engine_state_dtype` is the type that an
-    engine gives to state matrices where the config names none (None: the model's own).
+    in; the rest follow in order of first appearance. `per_layer` names the fields that may list
+    one entry per layer. `engine_state_dtype` is the type that an engine gives to state matrices
+    where the config names none (None: the model's own).
     """
 
     pattern: Pattern
@@ -23,7 +24,8 @@ class Family:
     fields: str  # What `pattern` reads, for the message where none of it is there.
     defaults: Mapping[str, Default] = field(default_factory=dict)
     first: tuple[Role, ...] = ()
-    engine_state_dtype: str | None = None
+    per_layer: Names = ()
+    engine_state_dtype: "Default | None" = None
 
 
 def head_dim_by_division(config: ConfigReader) -> int:

@@ -166,12 +166,64 @@ def window_from_layer(config: ConfigReader) -> Layers:
 
 
 def full_unless(name: str, pattern: Pattern) -> Pattern:
-    """`pattern` where the config has this size; all layers full where it is absent or null."""
+    """`pattern` where the config has this size; all layers full where it is absent, null or 0."""
 
     def read(config: ConfigReader) -> Layers | None:
-        if config.optional_size(name) is None:
+        value = config.find(name)
+        if value is None or (value == 0 and not isinstance(value, bool)):
+            return (FULL,) * config.num_layers()
+        config.as_size(name, value)
+        return pattern(config)
+
+    return read
+
+
+def all_or_none(pattern: Pattern) -> Pattern:
+    """`pattern` for a class that knows no layer types of its own: a mixed list makes all full."""
+
+    def read(config: ConfigReader) -> Layers | None:
+        types = config.items("layer_types")
+        if types is not None and any(each != "sliding_attention" for each in types):
             return (FULL,) * config.num_layers()
         return pattern(config)
+
+    return read
+
+
+def windowed(pattern: Pattern) -> Pattern:
+    """`pattern` with a window in place of all that is full, where the config has one."""
+
+    def read(config: ConfigReader) -> Layers | None:
+        layers = pattern(config)
+        if layers is None or config.optional_size("sliding_window") is None:
+            return layers
+        return tuple(WINDOW if roles == FULL else roles for roles in layers)
+
+    return read
+
+
+def where(name: str, pattern: Pattern) -> Pattern:
+    """`pattern` where this flag is set; all layers full elsewhere."""
+
+    def read(config: ConfigReader) -> Layers | None:
+        return pattern(config) if config.find(name) is True else (FULL,) * config.num_layers()
+
+    return read
+
+
+def windows_listed(name: str) -> Pattern:
+    """A window per layer, null or 0 where a layer is full; one number holds for all layers."""
+
+    def read(config: ConfigReader) -> Layers | None:
+        value, count = config.find(name), config.num_layers()
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            config.as_size(name, value)
+            return (WINDOW,) * count
+        if len(value) < count:
+            raise config.wrong(name, value, f"{count} entries, one per layer")
+        return tuple(WINDOW if each else FULL for each in value[:count])
 
     return read
 
@@ -197,6 +249,57 @@ def shared_by_factor(config: ConfigReader) -> Layers:
     count = config.num_layers()
     factor = config.size("cla_share_factor") if config.find("use_cla") is True else 1
     return tuple(FULL if i % factor == 0 else NO_CACHE for i in range(count))
+
+
+def two_of_each(config: ConfigReader) -> Layers:
+    """Two attention blocks in each layer, each with a cache of its own, counted one by one."""
+    return (FULL,) * (2 * config.num_layers())
+
+
+def looped(config: ConfigReader) -> Layers:
+    """Layers that are run twice: in full at first, then with a window of their own."""
+    if config.size("loop_num") != 2:
+        raise config.wrong("loop_num", config.find("loop_num"), "2")
+    return (FULL + WINDOW,) * config.num_layers()
+
+
+def cycled(config: ConfigReader) -> Layers:
+    """Two stacks of layers that are run in cycles, with a cache for each run of a layer.
+
+    In each of `H_cycles` the low stack runs `L_cycles` times and the high one once.
+    """
+    runs = config.size("H_cycles") * (config.size("L_cycles") + 1)
+    if config.find("num_layers_per_stack") is not None:  # Where the class has written it.
+        return (FULL,) * (runs * config.size("num_layers_per_stack"))
+    return (FULL,) * (runs * config.num_layers())
+
+
+def blocks_listed(config: ConfigReader) -> Layers | None:
+    """A block per layer, with or without attention, each with a number of heads of its own."""
+    blocks = config.items("block_configs")
+    if blocks is None:
+        return None
+    count = config.num_layers()
+    if len(blocks) < count:
+        raise config.wrong("block_configs", blocks, f"{count} entries, one per layer")
+    attention = [b.get("attention") if isinstance(b, Mapping) else None for b in blocks[:count]]
+    return tuple(
+        FULL if isinstance(each, Mapping) and each.get("n_heads_in_group") else NO_CACHE
+        for each in attention
+    )
+
+
+def last_of_each(name: str, *, tail: Roles, last: Roles, others: Roles) -> Pattern:
+    """The last layer of each group of this size differs, and what is left over at the end."""
+
+    def read(config: ConfigReader) -> Layers:
+        step, count = config.size(name), config.num_layers()
+        whole = count // step * step
+        return tuple(
+            tail if i >= whole else last if (i + 1) % step == 0 else others for i in range(count)
+        )
+
+    return read
 
 
 def decoder_decoder(config: ConfigReader) -> Layers:

@@ -4,7 +4,7 @@ Pure: dictionaries in, frozen data out. What a config does not say is refused by
 as assumed; an architecture that the table does not have is refused.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -98,8 +98,9 @@ def _found(config: Mapping[str, object]) -> tuple[Mapping[str, object], Family]:
 def _read(family: Family, reader: ConfigReader) -> ModelLayers:
     layers = _layers(family, reader)
     kinds = tuple(
-        KindLayers(spec=_sized(family, role, reader), layers=numbers)
+        KindLayers(spec=spec, layers=numbers)
         for role, numbers in _by_role(layers, family.first).items()
+        for spec, numbers in _by_spec(family, role, numbers, reader)
     )
     return ModelLayers(
         model_type=reader.model_type,
@@ -107,6 +108,20 @@ def _read(family: Family, reader: ConfigReader) -> ModelLayers:
         kinds=kinds,
         assumed=reader.assumed,
     )
+
+
+def _by_spec(
+    family: Family, role: Role, numbers: tuple[int, ...], reader: ConfigReader
+) -> Iterator[tuple[LayerSpec, tuple[int, ...]]]:
+    """The layers of one role by what they keep: in most families all the same."""
+    if not family.per_layer:
+        yield _sized(family, role, reader), numbers
+        return
+    found: dict[LayerSpec, list[int]] = {}
+    for number in numbers:
+        spec = _sized(family, role, reader.at_layer(number, family.per_layer))
+        found.setdefault(spec, []).append(number)
+    yield from ((spec, tuple(each)) for spec, each in found.items())
 
 
 def complete(topology: Topology, model: ModelLayers) -> Topology:

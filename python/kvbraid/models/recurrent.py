@@ -9,7 +9,6 @@ from kvbraid.models.family import (
     ATTENTION,
     DIVIDED,
     Family,
-    one_kv_head_per_query_head,
     per_head,
 )
 from kvbraid.models.layers import LayerSpec
@@ -18,21 +17,25 @@ from kvbraid.models.patterns import (
     FULL,
     NO_CACHE,
     STATE,
+    Layers,
     Role,
     at,
     decoder_decoder,
     every,
     every_nth,
     first_of,
+    last_of_each,
     listed,
     period,
     spelled,
+    windowed,
 )
 from kvbraid.models.sizes import (
     Attention,
     Latent,
     Mamba1,
     Mamba2,
+    delta,
     gated_delta,
     kimi_delta,
     lightning,
@@ -47,6 +50,7 @@ GATED_DELTA: Final = Family(
     sizes={Role.FULL: ATTENTION, Role.STATE: gated_delta},
     fields="layer_types, full_attention_interval",
 )
+OLMO_HYBRID: Final = replace(GATED_DELTA, defaults=DIVIDED)
 KIMI_LINEAR: Final = Family(
     pattern=first_of(
         at("linear_attn_config.full_attn_layers", inside=FULL, outside=STATE, first=1),
@@ -55,6 +59,35 @@ KIMI_LINEAR: Final = Family(
     sizes={Role.FULL: Latent(), Role.STATE: kimi_delta},
     fields="linear_attn_config.full_attn_layers",
     engine_state_dtype="float32",
+)
+
+
+def is_delta(config: ConfigReader) -> bool:
+    """Whether a Bailing hybrid keeps delta states (its third version) or lightning ones."""
+    return config.find("short_conv_kernel_size") is not None
+
+
+def bailing_state(config: ConfigReader) -> LayerSpec:
+    """Return the bytes of one state."""
+    if not is_delta(config):
+        return lightning(config)
+    return delta(config, "num_attention_heads", "head_dim", "short_conv_kernel_size")
+
+
+def bailing_layers(config: ConfigReader) -> Layers | None:
+    """The last layer of each group is full; what is left over at the end only beside deltas."""
+    tail = FULL if is_delta(config) else STATE
+    return last_of_each("layer_group_size", tail=tail, last=FULL, others=STATE)(config)
+
+
+BAILING_HYBRID: Final = Family(
+    pattern=bailing_layers,
+    sizes={Role.FULL: Latent(), Role.STATE: bailing_state},
+    fields="layer_group_size",
+    defaults=DIVIDED,
+    engine_state_dtype=lambda config: (
+        "float32" if is_delta(config) else str(config.find("dtype", "torch_dtype"))
+    ),
 )
 LIGHTNING: Final = Family(
     pattern=first_of(listed("attn_type_list", {0: STATE, 1: FULL}), listed("layer_types")),
@@ -85,13 +118,21 @@ def layers_listed(config: ConfigReader) -> int:
     return len(listing)
 
 
+NEMOTRON_ATTENTION: Final = Attention(key_dim=("attention_head_dim", "head_dim"))
 NEMOTRON_H: Final = Family(
-    pattern=first_of(
-        spelled("hybrid_override_pattern", {"M": STATE, "*": FULL, "-": NO_CACHE, "E": NO_CACHE}),
-        listed("layers_block_type"),
+    pattern=windowed(
+        first_of(
+            spelled(
+                "hybrid_override_pattern", {"M": STATE, "*": FULL, "-": NO_CACHE, "E": NO_CACHE}
+            ),
+            listed("layers_block_type"),
+        )
     ),
     sizes={
-        Role.FULL: Attention(key_dim=("attention_head_dim", "head_dim")),
+        Role.FULL: NEMOTRON_ATTENTION,
+        Role.WINDOW: replace(
+            NEMOTRON_ATTENTION, kind=SpecKind.SLIDING_WINDOW, window=("sliding_window",)
+        ),
         Role.STATE: Mamba2(
             heads="mamba_num_heads",
             head_dim="mamba_head_dim",
@@ -136,7 +177,7 @@ ZAMBA2: Final = Family(
         listed("layers_block_type"), at("hybrid_layer_ids", inside=BOTH, outside=STATE)
     ),
     sizes={
-        Role.FULL: Attention(key_dim=("attention_head_dim",)),
+        Role.FULL: Attention(kv_heads=("num_attention_heads",), key_dim=("attention_head_dim",)),
         Role.STATE: Mamba2(
             heads="n_mamba_heads",
             head_dim="mamba_headdim",
@@ -146,10 +187,7 @@ ZAMBA2: Final = Family(
         ),
     },
     fields="layers_block_type, hybrid_layer_ids",
-    defaults={
-        "num_key_value_heads": one_kv_head_per_query_head,
-        "mamba_headdim": per_head("n_mamba_heads", "mamba_expand"),
-    },
+    defaults={"mamba_headdim": per_head("n_mamba_heads", "mamba_expand")},
     first=(Role.FULL,),  # The shared attention blocks are built before the layers that use them.
 )
 PURE_MAMBA: Final = Family(

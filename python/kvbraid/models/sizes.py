@@ -190,9 +190,13 @@ def gated_delta(config: ConfigReader) -> LayerSpec:
 
 def kimi_delta(config: ConfigReader) -> LayerSpec:
     """Return the bytes of one Kimi delta attention state."""
-    heads = config.size("linear_attn_config.num_heads")
-    dim = config.size("linear_attn_config.head_dim")
-    kernel = config.size("linear_attn_config.short_conv_kernel_size")
+    names = ("num_heads", "head_dim", "short_conv_kernel_size")
+    return delta(config, *(f"linear_attn_config.{name}" for name in names))
+
+
+def delta(config: ConfigReader, heads_name: str, dim_name: str, kernel_name: str) -> LayerSpec:
+    """Return the bytes of one delta state, named as an architecture names its sizes."""
+    heads, dim, kernel = config.size(heads_name), config.size(dim_name), config.size(kernel_name)
     return recurrent(
         _inputs(config, "state heads", heads, kernel, channels=3 * dim),
         _matrices(config, num=heads, elements=dim * dim),
