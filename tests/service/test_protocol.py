@@ -130,3 +130,13 @@ def test_a_client_that_leaves_halfway_harms_nobody(server: Server, wire: socket.
 def test_what_is_not_http_is_refused(wire: socket.socket) -> None:
     wire.sendall(b"\x00\x01\x02\r\n\r\n")
     assert wire.recv(12) == b"HTTP/1.1 400"
+
+
+def test_a_client_that_goes_on_sending_after_its_refusal_still_reads_it(
+    wire: socket.socket,
+) -> None:
+    wire.sendall(b"GET /healthz HTTP/1.1\r\nhost: h\r\nx: " + b"a" * (8 << 20))
+    status, headers, body = read(wire)
+    assert (status, headers["connection"]) == (431, "close")
+    assert json.loads(body)["error"]["code"] == "head_too_large"
+    assert wire.recv(1) == b""

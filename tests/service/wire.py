@@ -21,18 +21,23 @@ class Transport(asyncio.Transport):
         self.sent = bytearray()
         self.unread = 0
         self.is_paused = False
+        self.has_ended = False
         self._loop = loop
         self._is_closing = False
         self.lost: Callable[[Exception | None], None] = lambda _: None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._is_closing:
+            assert not self.has_ended
             self.sent += data
 
     def close(self) -> None:
         if not self._is_closing:
             self._is_closing = True
             self._loop.call_soon(self.lost, None)
+
+    def write_eof(self) -> None:
+        self.has_ended = True
 
     def abort(self) -> None:
         self.close()
@@ -75,7 +80,8 @@ class Wire:
         self.protocol.connection_made(self.transport)
 
     def closed(self) -> bool:
-        return self.transport.is_closing()
+        """Whether the server has ended its side."""
+        return self.transport.is_closing() or self.transport.has_ended
 
     def send(self, data: bytes, *, settle: bool = True) -> "Wire":
         """Let a piece arrive, unless the connection is closed, and let the loop run dry."""

@@ -24,6 +24,9 @@ from kvbraid.service.routes import Answer
 SLICE_BYTES: Final = 64 << 10
 """Bytes of one connection that are parsed before others have their turn."""
 
+_LINGER_S: Final = 1.0
+"""How long a client that was refused may go on sending: a reset would take the answer with it."""
+
 _logger: Final = logging.getLogger(__name__)
 
 
@@ -50,6 +53,7 @@ class Connection(HttpToolsProtocol):
         self._piece_bytes = 0
         self._rest = bytearray()  # Arrived, to be parsed in a later turn.
         self._has_turn = False
+        self._is_refused = False
         self._unsent_bytes = 0
         self._unsent_since = 0.0
 
@@ -65,6 +69,8 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse a piece, or its first slice."""
+        if self._is_refused:
+            return
         self._unset_keepalive_if_required()
         if len(data) <= SLICE_BYTES and not self._rest:
             self._parse(data)
@@ -168,7 +174,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
             return
         since = self.waiting_since()
-        if since is None or self.flow.read_paused:
+        if since is None or self.flow.read_paused or self._is_refused:
             return
         if not self._in_message and now - since > limits.idle_s:
             self.transport.close()
@@ -187,7 +193,20 @@ class Connection(HttpToolsProtocol):
         else:
             if not self._is_answered_early():
                 self.write(Answer(error.body(), error.status, close=True))
+            self.leave()
+
+    def leave(self) -> None:
+        """Give up what is arriving, end our side, and close once the client has, or soon."""
+        self._is_refused = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if len(self.connections) > self._door.max_connections:
             self.transport.close()
+        else:
+            self.transport.write_eof()
+            self.transport.resume_reading()
+            self.loop.call_later(_LINGER_S, self.transport.close)
 
     def write(self, answer: Answer) -> None:
         """Write a whole answer."""

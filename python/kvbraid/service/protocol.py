@@ -80,6 +80,11 @@ class ScoreProtocol(Connection):
         self._forget()
         super().connection_lost(exc)
 
+    def leave(self) -> None:
+        """Forget a request that is refused while it arrives."""
+        self._forget()
+        super().leave()
+
     def _is_usual_score(self) -> bool:
         return (
             (self.url == _URL or self.url.startswith(_QUERY))
