@@ -116,6 +116,7 @@ class SequenceTracker:
         self._remembered = remembered
         self._phase = Phase.DOWN
         self._row = TABLE[Phase.DOWN]
+        self._known_to = -1  # What a failed feed had heard of: it must come again, or is lost.
         self._down = _NOT_CONNECTED  # Why there is no connection.
         self._said = SetState(PodState.STALE, self._down)
         self._out: list[Output] = []
@@ -189,6 +190,7 @@ class SequenceTracker:
 
     def failed(self, why: str) -> list[Output]:
         """What was delivered may not have arrived whole: know nothing, as before a connection."""
+        self._known_to = max(self._known_to, self.last)
         self._forget()
         self._out.clear()
         self._out.append(Reset())
@@ -297,6 +299,7 @@ class SequenceTracker:
     def _restart(self) -> None:
         """Another engine life: forget, and ask it for everything."""
         self.counts.restarts += 1
+        self._known_to = -1
         self._out.append(Reset())
         self._forget()
         self._start_replay(0)
@@ -381,6 +384,7 @@ def _ignore_batch(tracker: SequenceTracker, seq: int, payload: bytes) -> None:
 def _open(t: SequenceTracker) -> None:
     """Ask for what was missed: everything at first, from last + 1 at a reconnection."""
     t._need_proof()
+    t._seen = max(t._seen, t._known_to)
     t._start_replay(t.last + 1)
 
 

@@ -223,11 +223,15 @@ class RankFeed:
         why = f"the feed failed: {type(error).__name__}: {error}"[:_REASON_LENGTH]
         with contextlib.suppress(BaseException):
             self.stop_replay()
+        self._begin_anew(why)
+        with contextlib.suppress(BaseException):
+            self.refuse("feed_failed")
+
+    def _begin_anew(self, why: str) -> None:
+        """Know nothing, and say so to a sink that may not even know the pod any more."""
         for output in self.tracker.failed(why):
             with contextlib.suppress(BaseException):
                 _ACTIONS[type(output)](self, output)
-        with contextlib.suppress(BaseException):
-            self.refuse("feed_failed")
 
     def stop_replay(self) -> None:
         """Drop the replay under way, if any."""
@@ -280,8 +284,7 @@ class RankFeed:
 
     def forget(self) -> None:
         """Have the sink forget what an earlier feed brought: it will come again, from 0."""
-        with contextlib.suppress(BaseException):  # It may not know the pod any more.
-            self._reset(Reset())
+        self._begin_anew("not connected again yet")
 
     def connected(self) -> None:
         """The connection stands."""

@@ -85,6 +85,7 @@ class Follower:
         self._bound: dict[str, BoundLink] = {}  # By the address as written.
         self._replays: dict[RankFeed, Replay] = {}
         self._bound_before: dict[str, str] = {}  # Real addresses by those written.
+        self._trackers: dict[tuple[PodId, int], SequenceTracker] = {}  # Those taken over.
         self._is_taking_over = False
 
     @property
@@ -95,6 +96,7 @@ class Follower:
     def take_over(self, old: "Follower") -> None:
         """Follow what another one followed; what cannot be opened now is tried again."""
         self._bound_before = {written: link.endpoint for written, link in old._bound.items()}
+        self._trackers = {(f.pod, f.rank): f.tracker for fs in old.feeds.values() for f in fs}
         self._is_taking_over = True
         for pod, config in old.configs.items():
             self.add(pod, config)
@@ -199,14 +201,17 @@ class Follower:
                 feed.fall_silent()
 
     def _add_rank(self, pod: PodId, rank: int, config: FeedConfig, addresses: Addresses) -> None:
-        tracker = SequenceTracker(hold_limit_bytes=self._patience.hold_limit_bytes)
+        tracker = self._trackers.pop((pod, rank), None)
+        if tracker is None:
+            tracker = SequenceTracker(hold_limit_bytes=self._patience.hold_limit_bytes)
         feed = RankFeed(self._sink, pod, rank, tracker=tracker, owner=self)
         feed.model = config.model
         feed.heard_at = time.monotonic()
         feed.endpoint, feed.replay_endpoint = addresses.endpoint, addresses.replay_endpoint
         if self._is_taking_over:
             feed.forget()
-        feed.announce()
+        else:
+            feed.announce()
         self._backoffs[feed] = Backoff(self._patience.retry_max_s, calm_s=_CALM_S)
         self.feeds = {**self.feeds, pod: (*self.feeds[pod], feed)}
         if addresses.is_bound:

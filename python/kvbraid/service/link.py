@@ -116,8 +116,7 @@ class Link(ABC):
         if not self._is_open and now >= self._reopen_at:
             self.open(now)
         for meter in self._meters.values():
-            waiting = meter.unread(is_drained=self._is_drained)
-            if waiting > self._wires.queue_limit_bytes:
+            if self._wires.brings_too_much(meter, is_drained=self._is_drained):
                 meter.cut()
                 for feed in self.feeds():
                     feed.refuse("queue_overflow")

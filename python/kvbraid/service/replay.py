@@ -50,11 +50,11 @@ class Replay:
             return
         while self._monitor is not None and (event := next_event(self._monitor)) is not None:
             self._meter = Meter.of(event[1])
-        if self._meter is not None:
-            waiting = self._meter.unread(is_drained=self._is_drained)
-            if waiting > self._wires.queue_limit_bytes:
-                self._feed.refuse("queue_overflow")
-                self.fail()
+        if self._meter is not None and self._wires.brings_too_much(
+            self._meter, is_drained=self._is_drained
+        ):
+            self._feed.refuse("queue_overflow")
+            self.fail()
 
     def read(self, now: float) -> bool:
         """Take a slice of answers; see Reader."""

@@ -12,8 +12,12 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from kvbraid.service.feed import MAX_MESSAGE_BYTES
+from kvbraid.service.meter import Meter
 from kvbraid.service.names import Names
 from kvbraid.service.reactor import Reactor
+
+_BESIDE_BYTES: Final = 1 << 20
+"""Room beside the payload of one message: its other frames, heartbeats, what came meanwhile."""
 
 _POLLIN: Final = int(zmq.POLLIN)
 _monitor_numbers: Final = itertools.count()
@@ -40,6 +44,14 @@ class Wires:
         opened.set(zmq.LINGER, 0)
         opened.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         return opened
+
+    def brings_too_much(self, meter: Meter, *, is_drained: bool) -> bool:
+        """Whether a connection is to be cut.
+
+        `is_drained`: no whole message waits to be read, so that all that waits is one message.
+        """
+        most = MAX_MESSAGE_BYTES + _BESIDE_BYTES if is_drained else self.queue_limit_bytes
+        return meter.unread(is_drained=is_drained) > min(most, self.queue_limit_bytes)
 
     def close(self) -> None:
         """Close every socket that was opened here, and the reactor."""

@@ -139,6 +139,16 @@ class Link(RuleBasedStateMachine):
         self.live.clear()
         self.carry_out(self.tracker.disconnected())
 
+    @rule(reconnects=st.booleans())
+    def fail(self, *, reconnects: bool) -> None:
+        """Something raised while a batch was applied: nothing that was delivered counts."""
+        self.is_up = False
+        self.answers = None
+        self.live.clear()
+        self.carry_out(self.tracker.failed("broken"))
+        if reconnects:
+            self.connect()
+
     @rule(num=st.integers(0, 5), reconnects=st.booleans())
     def restart_engine(self, *, num: int, reconnects: bool) -> None:
         self.disconnect()

@@ -352,3 +352,30 @@ def test_a_live_batch_that_contradicts_a_held_answer_is_a_restart() -> None:
     tracker.connected()
     tracker.replayed(3, payload(3))
     assert kinds(feed(tracker, 3, life="b"))[0] == "Reset"
+
+
+def test_a_feed_that_failed_forgets_and_asks_for_all_it_had_heard_of() -> None:
+    tracker = live_at(2)
+    assert tracker.failed("broken") == [Reset(), SetState(PodState.STALE, "broken")]
+    tracker.check_integrity()
+    assert tracker.connected()[0] == AskReplay(0)
+    assert delivered(replay(tracker, 0, 1, 2)) == [0, 1, 2]
+    assert state(tracker) is PodState.EXACT
+
+
+def test_a_feed_that_failed_is_not_exact_when_the_replay_brings_nothing_back() -> None:
+    tracker = live_at(2)
+    tracker.failed("broken")
+    tracker.connected()
+    assert AskReplay(0) in replay(tracker), "asked once more, now with the hole known"
+    assert Lose(0, 2) in replay(tracker)
+    assert state(tracker) is PodState.DEGRADED
+
+
+def test_a_failure_while_a_replay_is_under_way_leaves_nothing_held() -> None:
+    tracker = live_at(0)
+    feed(tracker, 2, 3)
+    tracker.failed("broken")
+    tracker.check_integrity()
+    tracker.disconnected()
+    assert tracker.reason == "broken"
