@@ -21,6 +21,7 @@ from kvbraid.service.door import Door
 from kvbraid.service.registry import Service
 from kvbraid.service.server import run_server
 
+from tests.service.engines import RawEngine, seq_bytes
 from tests.service.fakes import FakeFeed, FakeIndex
 
 ROOT = Path(__file__).parents[2]
@@ -52,8 +53,9 @@ class Server:
 
 
 @contextmanager
-def running(explain_s: float = 0.0) -> Iterator[Server]:
-    command = [sys.executable, "-m", "tests.service.fake_server", str(explain_s)]
+def running(explain_s: float = 0.0, *, stuck: tuple[str, str] | None = None) -> Iterator[Server]:
+    module = ["fake_server", str(explain_s)] if stuck is None else ["stuck_server", *stuck]
+    command = [sys.executable, "-m", f"tests.service.{module[0]}", *module[1:]]
     with (
         ExitStack() as connections,
         subprocess.Popen(
@@ -120,6 +122,25 @@ def test_a_slow_call_and_half_a_request_do_not_hold_up_the_end() -> None:
         assert server.process.stderr is not None
         assert "Traceback" not in server.process.stderr.read()
     assert status == 0
+    assert took_s < END_S
+
+
+def test_a_batch_that_never_ends_and_a_change_that_waits_for_it_do_not_hold_up_the_end() -> None:
+    with RawEngine() as engine, running(stuck=(engine.endpoint, engine.replay_endpoint)) as server:
+        client, _ = engine.asked()
+        engine.answer(client, b"", seq_bytes(0), b"0")
+        assert server.line() == "applying"
+        pod = json.dumps({"model": "m", "endpoint": "tcp://127.0.0.1:1"})
+        server.connect().request("PUT", "/v1/pods/b", pod, {"content-type": "application/json"})
+        other = server.connect()
+        other.request("GET", "/healthz")
+        with other.getresponse() as answer:
+            assert answer.status == 200
+        status, took_s = server.end(signal.SIGTERM)
+        assert server.process.stderr is not None
+        errors = server.process.stderr.read()
+    assert status == 0, errors
+    assert "Traceback" not in errors
     assert took_s < END_S
 
 

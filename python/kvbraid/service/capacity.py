@@ -15,7 +15,10 @@ DESCRIPTORS_PER_RANK: Final = 8
 """A subscription and its monitor take 4 (two ends each), a replay under way another 4."""
 
 _RESERVE: Final = 128
-"""Descriptors for everything else: HTTP connections, files, the event loop."""
+"""Descriptors for files, the event loop and the like."""
+
+_CONNECTIONS: Final = 1024
+"""Descriptors for HTTP connections (limits.connections), or a quarter of all if less."""
 
 
 def new_context() -> "zmq.Context[zmq.Socket[bytes]]":
@@ -36,7 +39,8 @@ def max_ranks() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         soft = 1 << 30
-    return max(0, (soft - _RESERVE) // DESCRIPTORS_PER_RANK)
+    left = soft - min(_CONNECTIONS, soft // 4) - _RESERVE
+    return max(0, left // DESCRIPTORS_PER_RANK)
 
 
 def check_capacity(num_ranks: int) -> None:

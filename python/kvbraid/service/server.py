@@ -75,13 +75,13 @@ def _put(service: Service, pod: PodId, config: PodConfig) -> None:
 
 
 def end_process() -> None:
-    """End with 0 even when a cancelled call still runs on its thread; else simply return.
+    """End with 0 even when a call still runs on its thread; else simply return.
 
-    Python would join such a thread before it exits. Nothing is left to save by then: the
+    Python would join such a thread before it exits; one that it does not join may be inside the
+    native core, which must not find the interpreter gone. Nothing is left to save by then: the
     sockets are closed, and the index lives in memory only.
     """
-    main = threading.main_thread()
-    if any(not thread.daemon for thread in threading.enumerate() if thread is not main):
+    if threading.active_count() > 1:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

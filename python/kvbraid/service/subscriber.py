@@ -32,7 +32,7 @@ from kvbraid.service.wires import Wires
 
 _LONGEST_TICK_S: Final = 0.25
 _CALM_S: Final = 60.0
-CLOSE_S: Final = 1.5
+CLOSE_S: Final = 1.0
 """How long `close` waits for a sink that takes its time."""
 
 _REASON_LENGTH: Final = 200
