@@ -8,6 +8,10 @@ use kvbraid_core::secret::Secret;
 
 const POD: &str = "a";
 
+fn options() -> Options {
+    Options::new(Secret::new([7; 32]))
+}
+
 /// An index that follows one pod of one full-attention group that its events tell.
 fn index(options: Options) -> Index {
     let mut index = Index::new(options);
@@ -66,9 +70,219 @@ fn sparse_store_and_its_halves(n: usize) -> Vec<Vec<Value>> {
     ]
 }
 
+/// A prompt told backwards, block by block.
+fn chain_told_backwards(n: usize) -> Vec<Vec<Value>> {
+    let parent = |hash: u64| (hash < n as u64).then_some(hash + 1);
+    let events = (1..=n as u64).map(|hash| stored(&[hash], parent(hash), &[hash % 1000]));
+    vec![events.collect()]
+}
+
+/// Children of unknown parents, then one store that names all of these.
+fn parents_after_their_children(n: usize) -> Vec<Vec<Value>> {
+    let parents = numbers(n + 1)[1..].to_vec();
+    let children = parents
+        .iter()
+        .map(|&p| stored(&[p + (1 << 40)], Some(p), &[7]));
+    vec![
+        children.collect(),
+        vec![stored(&parents, None, &numbers(n))],
+    ]
+}
+
+/// The same, with the parents below a hash that only then is told.
+fn parents_in_a_trie_after_their_children(n: usize) -> Vec<Vec<Value>> {
+    let root = 1 << 50;
+    let [children, mut parents] = <[_; 2]>::try_from(parents_after_their_children(n)).expect("two");
+    parents[0] = stored(&numbers(n + 1)[1..], Some(root), &numbers(n));
+    vec![children, parents, vec![stored(&[root], None, &[3])]]
+}
+
+/// Tries below unknown hashes, all with one first token.
+fn tries_of_one_first_token(n: usize) -> Vec<Vec<Value>> {
+    let events = numbers(n)
+        .into_iter()
+        .map(|i| stored(&[i + 1], Some(i + (1 << 40)), &[7]));
+    vec![events.collect()]
+}
+
+/// Two root stores of one hash in two blocks, in turn.
+fn two_sparse_stores_in_turn(n: usize) -> Vec<Vec<Value>> {
+    let pair = [stored(&[1], None, &[7, 8]), stored(&[2], None, &[7, 9])];
+    vec![pair.into_iter().cycle().take(n).collect()]
+}
+
+/// One hash in many stores of two blocks, of which the second differs.
+fn one_hash_in_many_sparse_stores(n: usize) -> Vec<Vec<Value>> {
+    let events = numbers(n)
+        .into_iter()
+        .map(|i| stored(&[1], None, &[7, i + 10]));
+    vec![events.collect()]
+}
+
+/// Pairs of hashes, each overlapping the one before it, in the same eight blocks.
+fn overlapping_sparse_stores(n: usize) -> Vec<Vec<Value>> {
+    let tokens = numbers(8);
+    let events = (1..n as u64).map(|i| stored(&[i, i + 1], None, &tokens));
+    vec![events.collect()]
+}
+
+/// The same below unknown parents.
+fn overlapping_floating_stores(n: usize) -> Vec<Vec<Value>> {
+    let tokens = numbers(8);
+    let events = (1..n as u64).map(|i| stored(&[i, i + 1], Some(i + (1 << 40)), &tokens));
+    vec![events.collect()]
+}
+
+/// States of every sixteenth block at most, then all but the first again, with one more.
+fn shifted_states(n: usize) -> Vec<Vec<Value>> {
+    let hashes = numbers(n + 2);
+    vec![
+        vec![stored(&hashes[1..=n], None, &numbers(16 * n))],
+        vec![stored(&hashes[2..], None, &numbers(16 * n + 16))],
+    ]
+}
+
+/// Windows of 256 blocks, each half over the one before it, of a prompt that grows.
+fn windows_of_a_growing_prompt(n: usize) -> Vec<Vec<Value>> {
+    let events = (0..n).map(|k| {
+        let end = 2048 + 128 * k;
+        let hashes = numbers(end);
+        stored(&hashes[end - 256..], None, &numbers(end))
+    });
+    events.map(|event| vec![event]).collect()
+}
+
+type Row = (&'static str, fn(usize) -> Vec<Vec<Value>>, usize);
+
+/// What bad input, or a pod that lost history, can tell; and how much of it.
+const ROWS: [Row; 10] = [
+    (
+        "a sparse store and its halves",
+        sparse_store_and_its_halves,
+        500,
+    ),
+    ("a chain told backwards", chain_told_backwards, 2000),
+    (
+        "parents after their children",
+        parents_after_their_children,
+        2000,
+    ),
+    (
+        "parents in a trie after their children",
+        parents_in_a_trie_after_their_children,
+        2000,
+    ),
+    ("tries of one first token", tries_of_one_first_token, 2000),
+    ("two sparse stores in turn", two_sparse_stores_in_turn, 1000),
+    (
+        "one hash in many sparse stores",
+        one_hash_in_many_sparse_stores,
+        1000,
+    ),
+    ("overlapping sparse stores", overlapping_sparse_stores, 1000),
+    (
+        "overlapping floating stores",
+        overlapping_floating_stores,
+        1000,
+    ),
+    ("shifted states", shifted_states, 200),
+];
+
+fn effort(batches: &[Vec<Value>]) -> u64 {
+    let mut index = index(options());
+    let effort = apply(&mut index, batches).iter().map(|a| a.effort).sum();
+    assert_eq!(refused(&index, "too_much_undecided"), 0);
+    effort
+}
+
+#[test]
+fn twice_as_much_that_is_undecided_costs_twice_the_effort() {
+    for (name, row, n) in ROWS {
+        let (once, twice) = (effort(&row(n)), effort(&row(2 * n)));
+        assert!(once > n as u64 / 2, "{name}: {once} units for {n}");
+        assert!(
+            twice <= once * 5 / 2,
+            "{name}: {once} units, and {twice} for twice as much"
+        );
+    }
+}
+
+#[test]
+fn windows_that_overlap_cost_what_they_list() {
+    let (once, twice) = (
+        effort(&windows_of_a_growing_prompt(16)),
+        effort(&windows_of_a_growing_prompt(32)),
+    );
+    assert!(twice <= once * 5 / 2, "{once} units, then {twice}");
+}
+
+/// One hash in many stores of three blocks, of which the last differs: all say the same, and each is
+/// compared with every other.
+fn one_hash_among_two_blocks(n: usize) -> Vec<Vec<Value>> {
+    let events = numbers(n)
+        .into_iter()
+        .map(|i| stored(&[1, i + 100], None, &[7, 8, i + 10]));
+    vec![events.collect()]
+}
+
 #[test]
 fn a_batch_that_asks_for_too_much_makes_the_rank_forget_what_is_undecided() {
-    let mut index = index(Options::new(Secret::new([7; 32])));
-    apply(&mut index, &sparse_store_and_its_halves(4000));
-    assert!(refused(&index, "too_much_undecided") > 0);
+    let mut index = index(options());
+    let few = apply(&mut index, &one_hash_among_two_blocks(100));
+    assert_eq!(refused(&index, "too_much_undecided"), 0);
+    assert!(info(&index).unplaced > 0);
+    let many = apply(&mut index, &one_hash_among_two_blocks(4000));
+    assert_eq!(refused(&index, "too_much_undecided"), 1);
+    assert_eq!(info(&index).unplaced, 0);
+    assert!(many[0].effort < 2_000_000, "{} units", many[0].effort);
+    assert!(few[0].effort < 100_000, "{} units", few[0].effort);
+}
+
+/// Hashes without tokens: nothing is known of where they stand.
+fn hashes_alone(first: u64, n: u64) -> Vec<Value> {
+    let hashes: Vec<u64> = (first..first + n).collect();
+    vec![map(&[
+        ("type", text("BlockStored")),
+        ("block_hashes", uints(&hashes)),
+        ("parent_block_hash", Value::Nil),
+        ("token_ids", Value::Array(Vec::new())),
+        ("block_size", Value::Uint(0)),
+    ])]
+}
+
+/// The most bytes that an index has while 100 batches of 2 000 hashes alone come in.
+fn most_bytes(options: Options) -> (usize, u64) {
+    let mut index = index(options);
+    let most = (0..100).map(|batch| {
+        apply(&mut index, &[hashes_alone(batch * 2000, 2000)]);
+        index.bytes()
+    });
+    (
+        most.max().unwrap_or(0),
+        refused(&index, "forgotten_undecided"),
+    )
+}
+
+#[test]
+fn what_is_undecided_is_bounded_after_every_batch() {
+    let (unbounded, never) = most_bytes(options());
+    let (bounded, forgotten) = most_bytes(Options {
+        limbo_limit_bytes: 2 << 20,
+        ..options()
+    });
+    assert_eq!(never, 0);
+    assert!(forgotten >= 5, "{forgotten}");
+    assert!(unbounded > 20 << 20, "{unbounded}");
+    // Beside limbo itself: names, and what one batch adds.
+    assert!(bounded < 6 << 20, "{bounded}");
+}
+
+#[test]
+fn the_memory_limit_bounds_what_is_undecided_too() {
+    let (bounded, forgotten) = most_bytes(Options {
+        memory_limit_bytes: 4 << 20,
+        ..options()
+    });
+    assert!(forgotten >= 5, "{forgotten}");
+    assert!(bounded < 6 << 20, "{bounded}");
 }

@@ -32,6 +32,7 @@ mod request;
 mod slots;
 mod texts;
 mod tier;
+mod undecided;
 mod walk;
 mod weight;
 mod weighted;
@@ -94,6 +95,14 @@ impl Options {
             weights: [1.0, 0.8, 0.5],
             canonical_block_size: const { NonZeroU32::new(16).unwrap() },
             secret,
+        }
+    }
+
+    /// Bytes that what is undecided of one rank may take: half of all at most.
+    fn limbo_limit(&self) -> usize {
+        match self.memory_limit_bytes {
+            0 => self.limbo_limit_bytes,
+            all => self.limbo_limit_bytes.min(all / 2),
         }
     }
 }

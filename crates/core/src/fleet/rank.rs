@@ -10,6 +10,7 @@ use super::limbo::{Limbo, Means, World};
 use super::nodes::Nodes;
 use super::planes::{PlaneKey, Planes};
 use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
+use super::undecided;
 use crate::secret::Secret;
 
 /// How far the history of a rank is known; in all but `Exact` an answer is a bound.
@@ -61,13 +62,6 @@ pub struct Placed {
     pub query: u64,
 }
 
-/// Units of effort that a rank keeps from batch to batch.
-const MOST_EFFORT_KEPT: u64 = 1 << 22;
-/// Units of effort that a store earns per hash that it lists.
-const UNITS_PER_HASH: usize = 1;
-/// Tokens of a store that earn one unit of effort.
-const TOKENS_PER_UNIT: u32 = 4;
-
 /// One rank.
 #[derive(Debug)]
 pub(super) struct Rank {
@@ -85,6 +79,8 @@ pub(super) struct Rank {
     pub limbo: Limbo,
     /// Work that batches may still ask of limbo, beyond what their own size bounds.
     pub effort: Effort,
+    /// Bytes that limbo may hold.
+    pub limbo_limit: usize,
     /// Groups.
     pub catalog: Catalog,
     /// Hash function.
@@ -141,7 +137,8 @@ impl Rank {
             column,
             slots: Slots::new(secret.spread()),
             limbo: Limbo::new(secret.field()),
-            effort: Effort::of(MOST_EFFORT_KEPT),
+            effort: undecided::effort_at_first(),
+            limbo_limit: usize::MAX,
             catalog,
             chain,
             loras: BTreeMap::new(),
@@ -242,29 +239,6 @@ impl Rank {
         let mut world = Self::world(&mut self.slots, shared, bit, Means::Query, effort);
         self.limbo.solve(&mut world);
         self.settle_accounts();
-    }
-
-    /// A batch, or a slice of one, begins: what earlier ones left of the effort is kept up to a
-    /// bound, so that a quiet rank may once do much, and none may for long.
-    pub(super) fn begin_batch(&mut self) {
-        self.effort.renew(MOST_EFFORT_KEPT);
-    }
-
-    /// A store's own size pays for looking at what is undecided.
-    pub(super) fn earn(&mut self, num_hashes: u32, num_tokens: u32) {
-        let tokens = num_tokens / TOKENS_PER_UNIT;
-        self.effort
-            .earn(num_hashes as usize * UNITS_PER_HASH + tokens as usize);
-    }
-
-    /// A batch, or a slice of one, ends, and nobody holds slots any more: where it asked for more
-    /// work than was left, everything undecided is forgotten. Returns the units that it took.
-    pub(super) fn end_batch(&mut self, shared: &mut Shared<'_>) -> u64 {
-        if self.effort.is_exhausted() {
-            self.evict_limbo(shared);
-            self.refuse("too_much_undecided", 1);
-        }
-        self.effort.spent()
     }
 
     /// Moves limbo's counters into the rank's.

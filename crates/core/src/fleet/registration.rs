@@ -120,6 +120,7 @@ impl Index {
         );
         model.ranks[index] = Some(Rank {
             loras: spec.loras.clone(),
+            limbo_limit: self.options.limbo_limit(),
             ..rank
         });
         model.invalidate();

@@ -1,150 +1,230 @@
-//! Forgetting what can no longer matter, and what a memory limit does not allow.
+//! Forgetting what can no longer matter, and giving back what only numbered it.
 //!
 //! A name may go only when nothing undecided still speaks of it: otherwise its hash would come
 //! back with a second identity. So a hash stays while it is held, while a floating trie hangs
-//! below it that holds something, and while a span lists it beside something held.
+//! below it that holds something, and while a span lists it beside something held. What stays moves
+//! into lists of its own size, so that a sweep costs what there is, and memory comes back.
 
-use hashbrown::HashSet;
+use super::frames::Trie;
+use super::salts::Class;
+use super::span::Span;
+use super::{At, ClassId, Entry, Fact, Frame, Limbo, SpanId, TrieId};
+use crate::fleet::slots::{EntryId, Slots, Whereabouts};
 
-use super::{Class, ClassId, Limbo, Slab};
-use crate::fleet::nodes::SaltId;
-use crate::fleet::slots::{EntryId, SlotId, Slots, Whereabouts};
-
-/// Entries and spans that a rank may keep without a sweep: about a megabyte.
+/// Entries and spans, and again tries and classes, that a rank may keep without a sweep: about a
+/// megabyte.
 const ALLOWANCE: usize = 4096;
+/// What a first token of a trie takes in the tree and beside the trie.
+const FIRST_TOKEN_BYTES: usize = 32;
+
+/// What stays.
+struct Live {
+    entries: Vec<bool>,
+    spans: Vec<bool>,
+}
+
+/// New numbers of what stays.
+struct Renumbered {
+    entries: Vec<Option<EntryId>>,
+    tries: Vec<Option<TrieId>>,
+    classes: Vec<Option<ClassId>>,
+}
 
 impl Limbo {
     /// Sweeps when limbo has doubled since the last sweep, beyond an allowance: what is known of a
-    /// hash stays true when its last copy goes, and names it again when it comes back.
+    /// hash stays true when its last copy goes, and names it again when it comes back. Tries and
+    /// classes that became part of others are only given back.
     pub(crate) fn sweep_if_grown(&mut self, slots: &mut Slots) {
         if self.entries.len() + self.spans.len() > (2 * self.swept_at).max(ALLOWANCE) {
             self.sweep(slots);
+        } else if self.tries.len() + self.classes.len() > (2 * self.renumbered_at).max(ALLOWANCE) {
+            let all = Live {
+                entries: vec![true; self.entries.end()],
+                spans: vec![true; self.spans.end()],
+            };
+            self.keep(&all, slots);
         }
     }
 
     /// Forgets every undecided hash that nothing held depends on.
     pub(crate) fn sweep(&mut self, slots: &mut Slots) {
-        let live = self.live_entries(slots);
-        let dead_spans: Vec<u32> = (self.spans.iter())
-            .filter(|(_, s)| !s.open().any(|(slot, ..)| is_live(slot, slots, &live)))
-            .map(|(id, _)| id)
-            .collect();
-        for id in dead_spans {
-            self.remove_span(super::SpanId(id), slots);
-        }
-        let dead: Vec<EntryId> = (self.entries.iter())
-            .map(|(id, _)| EntryId(id))
-            .filter(|id| !live.contains(id))
-            .collect();
-        for id in dead {
-            self.drop_trie_of(id);
-            let slot = self.entries[id.0].slot;
-            self.remove_entry(id);
-            slots.forget(slot);
-        }
-        self.facts.clear();
-        self.rebuild_classes();
+        let live = self.live(slots);
+        self.keep(&live, slots);
         self.swept_at = self.entries.len() + self.spans.len();
     }
 
-    /// The entries that something held depends on.
-    fn live_entries(&self, slots: &Slots) -> HashSet<EntryId> {
-        let mut live: HashSet<EntryId> = (self.entries.iter())
-            .filter(|(_, e)| slots.is_held(e.slot))
-            .map(|(id, _)| EntryId(id))
-            .collect();
-        loop {
-            let before = live.len();
-            for (_, trie) in self.tries.iter() {
-                let held = |id: &EntryId| live.contains(id);
-                let in_span = |id: &super::SpanId| {
-                    self.spans[id.0]
-                        .open()
-                        .any(|(slot, ..)| is_live(slot, slots, &live))
-                };
-                if trie.members.iter().any(held) || trie.spans.iter().any(in_span) {
-                    live.insert(trie.root);
+    /// What something held depends on.
+    fn live(&self, slots: &Slots) -> Live {
+        let mut live = Live {
+            entries: vec![false; self.entries.end()],
+            spans: vec![false; self.spans.end()],
+        };
+        let held = self.entries.iter().filter(|(_, e)| slots.is_held(e.slot));
+        let mut found: Vec<EntryId> = held.map(|(id, _)| EntryId(id)).collect();
+        let root_of = |at: At| match self.resolve(at).frame {
+            Frame::Trie(trie) => Some(self.tries[trie.0 as usize].root),
+            Frame::Absolute => None,
+        };
+        while let Some(id) = found.pop() {
+            if std::mem::replace(&mut live.entries[id.0 as usize], true) {
+                continue;
+            }
+            let entry = &self.entries[id.0];
+            found.extend(entry.at.and_then(root_of));
+            for &(span_id, i) in &entry.spans {
+                let span = &self.spans[span_id.0];
+                let is_new = span.listed[i as usize].is_open()
+                    && !std::mem::replace(&mut live.spans[span_id.0 as usize], true);
+                if is_new {
+                    found.extend(root_of(span.start));
+                    let open = span.listed.iter().filter(|l| l.is_open());
+                    found.extend(open.filter_map(|l| l.entry));
                 }
             }
-            for (_, span) in self.spans.iter() {
-                if span.open().any(|(slot, ..)| is_live(slot, slots, &live)) {
-                    for (slot, ..) in span.open() {
-                        if let Whereabouts::Limbo(entry) = slots.whereabouts(slot) {
-                            live.insert(entry);
-                        }
-                    }
+        }
+        live
+    }
+
+    /// Moves what stays into lists of its own size, and forgets the rest. No fact waits any more.
+    fn keep(&mut self, live: &Live, slots: &mut Slots) {
+        let mut old = std::mem::replace(self, Self::new(self.field));
+        self.contradictions = old.contradictions;
+        (self.placed_by_join, self.placed_by_query) = (old.placed_by_join, old.placed_by_query);
+        self.swept_at = old.swept_at;
+        let mut new = Renumbered {
+            entries: vec![None; old.entries.end()],
+            tries: vec![None; old.tries.len()],
+            classes: vec![None; old.classes.len()],
+        };
+        self.keep_entries(&old, &mut new, live, slots);
+        self.keep_tries(&old, &mut new);
+        for (id, entry) in old.entries.iter() {
+            if let (Some(at), Some(moved)) = (entry.at, new.entries[id as usize]) {
+                self.enter_frame(moved, new.at(&old, at));
+            }
+        }
+        for (id, span) in std::mem::take(&mut old.spans).into_items() {
+            if live.spans[id as usize] {
+                self.keep_span(&old, &mut new, span);
+            }
+        }
+        self.renumbered_at = self.tries.len() + self.classes.len();
+    }
+
+    fn keep_entries(&mut self, old: &Self, new: &mut Renumbered, live: &Live, slots: &mut Slots) {
+        for (id, entry) in old.entries.iter() {
+            if !live.entries[id as usize] {
+                slots.forget(entry.slot);
+                continue;
+            }
+            let class = self.keep_class(old, new, entry.class);
+            let moved = EntryId(self.entries.insert(Entry {
+                ahead: entry.ahead,
+                mentions: entry.mentions,
+                ..Entry::new(entry.slot, class)
+            }));
+            new.entries[id as usize] = Some(moved);
+            slots.set_whereabouts(entry.slot, Whereabouts::Limbo(moved));
+            self.enter_class(moved);
+        }
+    }
+
+    fn keep_class(&mut self, old: &Self, new: &mut Renumbered, class: ClassId) -> ClassId {
+        let root = old.root(class);
+        *new.classes[root.0 as usize].get_or_insert_with(|| self.new_class(old.label(root)))
+    }
+
+    /// Tries that hang nowhere stay with the hash that they float below.
+    fn keep_tries(&mut self, old: &Self, new: &mut Renumbered) {
+        for (id, trie) in old.tries.iter().enumerate() {
+            if trie.hangs.get().is_none()
+                && let Some(root) = new.entries[trie.root.0 as usize]
+            {
+                let moved = self.new_trie(root);
+                new.tries[id] = Some(moved);
+                for &token in &trie.first_tokens {
+                    self.index_first_token(moved, token);
                 }
             }
-            if live.len() == before {
-                return live;
-            }
         }
     }
 
-    fn drop_trie_of(&mut self, id: EntryId) {
-        let Some(trie_id) = self.entries[id.0].trie.take() else {
-            return;
-        };
-        let Some(trie) = self.tries.remove(trie_id.0) else {
-            return;
-        };
-        self.unindex(trie_id, &trie.first_tokens);
+    fn keep_span(&mut self, old: &Self, new: &mut Renumbered, span: Span) {
+        let (start, class) = (
+            new.at(old, span.start),
+            self.keep_class(old, new, span.class),
+        );
+        let id = SpanId(self.spans.insert(span.moved(start, class)));
+        for i in 0..self.spans[id.0].listed.len() {
+            let entry = self.spans[id.0].listed[i].entry;
+            let entry = entry.and_then(|entry| new.entries[entry.0 as usize]);
+            let number = u32::try_from(i).unwrap_or(u32::MAX);
+            let named_at = entry.map_or(0, |entry| self.name_span(entry, id, number));
+            let listed = &mut self.spans[id.0].listed[i];
+            (listed.entry, listed.named_at) = (entry, named_at);
+        }
+        self.span_bytes += self.spans[id.0].list_bytes();
+        self.enter_span(id);
     }
 
-    fn rebuild_classes(&mut self) {
-        let old = std::mem::take(&mut self.classes);
-        let root = |mut id: u32| {
-            while old[id as usize].parent != id {
-                id = old[id as usize].parent;
-            }
-            id
-        };
-        let mut renamed: hashbrown::HashMap<u32, u32> = hashbrown::HashMap::new();
-        let mut classes: Vec<Class> = Vec::new();
-        let mut rename = |id: ClassId| {
-            let old_root = root(id.0);
-            *renamed.entry(old_root).or_insert_with(|| {
-                let new = u32::try_from(classes.len()).unwrap_or(u32::MAX);
-                let label: Option<SaltId> = old[old_root as usize].label;
-                classes.push(Class {
-                    parent: new,
-                    label,
-                    members: Vec::new(),
-                });
-                new
-            })
-        };
-        for (_, entry) in self.entries.iter_mut() {
-            entry.class = ClassId(rename(entry.class));
-        }
-        for (_, span) in self.spans.iter_mut() {
-            span.class = ClassId(rename(span.class));
-        }
-        for (id, entry) in self.entries.iter() {
-            classes[entry.class.0 as usize].members.push(EntryId(id));
-        }
-        self.classes = classes;
-    }
-
-    /// Bytes held, by estimate of what each item carries.
+    /// Bytes held, by capacity; what each trie is found under by estimate.
     #[must_use]
     pub(crate) fn bytes(&self) -> usize {
-        let spans: usize = self.spans.iter().map(|(_, s)| s.bytes()).sum();
-        let members: usize = self
-            .tries
-            .iter()
-            .map(|(_, t)| t.members.capacity() * 4)
-            .sum();
-        spans
-            + members
-            + self.entries.len() * (size_of::<super::Entry>() + 48)
-            + self.tries.len() * (size_of::<super::Trie>() + 32)
-            + self.classes.len() * size_of::<Class>()
+        self.entries.bytes()
+            + self.spans.bytes()
+            + self.span_bytes
+            + self.tries.capacity() * size_of::<Trie>()
+            + self.classes.capacity() * size_of::<Class>()
+            + self.by_first_token.len() * FIRST_TOKEN_BYTES
+            + self.by_start.allocation_size()
+            + self.by_prefix.allocation_size()
+            + self.facts.capacity() * size_of::<Fact>()
+            + self.dirty.capacity() * size_of::<SpanId>()
     }
 
-    /// Panics unless entries, tries, spans and indices agree.
+    /// Panics unless entries, tries, spans, classes and what finds them agree.
     pub(crate) fn check_integrity(&self, slots: &Slots) {
-        assert!(self.facts.is_empty(), "facts are left unsolved");
+        assert!(!self.is_unsettled(), "facts or spans are left unsolved");
+        self.check_entries(slots);
+        self.check_spans(slots);
+        let mut placed = 0;
+        for (id, trie) in (0..).map(TrieId).zip(&self.tries) {
+            for member in self.members(id) {
+                let at = self.entries[member.0].at.map(|at| self.resolve(at).frame);
+                assert_eq!(at, Some(Frame::Trie(id)), "entry {member:?} of trie {id:?}");
+                placed += 1;
+            }
+            let is_empty = trie.members.is_none() && trie.spans.is_none();
+            assert!(
+                is_empty || trie.hangs.get().is_none(),
+                "trie {id:?} hangs and has something"
+            );
+        }
+        for (&key, &head) in &self.by_prefix {
+            for entry in self.at_prefix(key) {
+                let at = self.entries[entry.0]
+                    .at
+                    .filter(|at| at.frame == Frame::Absolute);
+                assert_eq!(
+                    at.map(|at| at.step.local),
+                    Some(key),
+                    "entry {head:?} at {key}"
+                );
+                placed += 1;
+            }
+        }
+        let with_place = self.entries.iter().filter(|(_, e)| e.at.is_some()).count();
+        assert_eq!(placed, with_place, "entries found where they stand");
+        let lists: usize = self.spans.iter().map(|(_, s)| s.list_bytes()).sum();
+        assert_eq!(self.span_bytes, lists, "bytes of the lists of spans");
+    }
+
+    fn check_entries(&self, slots: &Slots) {
+        let in_classes: usize = (0..self.classes.len())
+            .filter_map(|id| u32::try_from(id).ok())
+            .map(|id| self.of_class(ClassId(id)).len())
+            .sum();
+        assert_eq!(in_classes, self.entries.len(), "entries of some class");
         for (id, entry) in self.entries.iter() {
             assert_eq!(
                 slots.whereabouts(entry.slot),
@@ -152,27 +232,36 @@ impl Limbo {
                 "entry {id} and its slot disagree"
             );
             if let Some(trie) = entry.trie {
-                assert_eq!(
-                    self.tries[trie.0].root,
-                    EntryId(id),
-                    "trie below entry {id}"
-                );
+                let trie = &self.tries[trie.0 as usize];
+                assert_eq!(trie.root, EntryId(id), "trie below entry {id}");
                 assert!(
-                    entry.at.is_none(),
+                    entry.at.is_none() && trie.hangs.get().is_none(),
                     "entry {id} has a position and a floating trie"
                 );
             }
-            if let Some(super::At {
-                frame: super::Frame::Trie(trie),
-                ..
-            }) = entry.at
-            {
-                assert!(
-                    self.tries[trie.0].members.contains(&EntryId(id)),
-                    "entry {id} is not among the members of its trie"
+            for (at, &(span, i)) in entry.spans.iter().enumerate() {
+                let listed = &self.spans[span.0].listed[i as usize];
+                assert_eq!(
+                    (listed.entry, listed.named_at as usize, listed.slot),
+                    (Some(EntryId(id)), at, entry.slot),
+                    "entry {id} and span {span:?} disagree"
                 );
             }
         }
+    }
+
+    fn check_spans(&self, slots: &Slots) {
+        let starting = self
+            .by_start
+            .keys()
+            .map(|&key| self.spans_from(key).count());
+        let floating = (0u32..).map(TrieId).take(self.tries.len());
+        let floating = floating.map(|trie| self.spans_in(trie).count());
+        assert_eq!(
+            starting.chain(floating).sum::<usize>(),
+            self.spans.len(),
+            "spans found where they start"
+        );
         for (id, span) in self.spans.iter() {
             for (slot, low, high) in span.open() {
                 assert!(low <= high, "span {id}: no block is left for slot {slot:?}");
@@ -185,14 +274,17 @@ impl Limbo {
     }
 }
 
-fn is_live(slot: SlotId, slots: &Slots, live: &HashSet<EntryId>) -> bool {
-    matches!(slots.whereabouts(slot), Whereabouts::Limbo(entry) if live.contains(&entry))
-}
-
-impl<T> Slab<T> {
-    fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> + '_ {
-        (0u32..)
-            .zip(&mut self.items)
-            .filter_map(|(id, item)| item.as_mut().map(|item| (id, item)))
+impl Renumbered {
+    /// The same position, in the frames that stay.
+    fn at(&self, old: &Limbo, at: At) -> At {
+        let at = old.resolve(at);
+        let frame = match at.frame {
+            Frame::Absolute => Frame::Absolute,
+            Frame::Trie(trie) => {
+                let moved = self.tries[trie.0 as usize];
+                Frame::Trie(moved.expect("what is live keeps what it hangs below"))
+            }
+        };
+        At { frame, ..at }
     }
 }

@@ -10,9 +10,15 @@
 //! gets an absolute position and a salt leaves for a node. Nothing here ever guesses.
 
 mod forget;
+mod frames;
+mod order;
 mod reach;
+mod salts;
+mod slab;
 mod solve;
 mod span;
+
+use std::collections::{BTreeSet, VecDeque};
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -22,12 +28,15 @@ use super::nodes::{Nodes, Place, SaltId};
 use super::planes::Planes;
 use super::slots::{EngineKey, EntryId, SlotId, Slots, Whereabouts};
 use crate::prefix::{Field, PrefixKey, Step};
+use frames::Trie;
+use salts::Class;
+use slab::{Links, Slab};
 
 pub(super) use reach::{Possible, Walk};
 pub(super) use span::SparseStore;
 
 /// Index of a floating trie.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct TrieId(u32);
 
 /// Index of an undecided sparse store.
@@ -56,6 +65,20 @@ pub(super) struct At {
     pub step: Step,
 }
 
+impl At {
+    /// The position of a node.
+    pub(super) fn of(place: Place) -> Self {
+        let step = Step {
+            tokens: place.boundary,
+            local: place.prefix,
+        };
+        Self {
+            frame: Frame::Absolute,
+            step,
+        }
+    }
+}
+
 /// The salt of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Salt {
@@ -74,9 +97,11 @@ pub(super) enum Fact {
     SameSalt(ClassId, ClassId),
     /// The class has this salt.
     HasSalt(ClassId, SaltId),
-    /// Something a span depends on changed.
-    Recheck(SpanId),
 }
+
+/// The ring of what has one place to be found at: the members or the spans of a trie, the hashes of
+/// a prefix, the spans of a start.
+struct OfFrame;
 
 #[derive(Debug)]
 struct Entry {
@@ -84,27 +109,31 @@ struct Entry {
     class: ClassId,
     at: Option<At>,
     ahead: u64,
-    spans: SmallVec<[SpanId; 2]>,
+    /// The spans that list it, and as what number.
+    spans: SmallVec<[(SpanId, u32); 1]>,
     /// The trie that floats below this hash.
     trie: Option<TrieId>,
     /// Store listings that wait here, for the statistics of what placed them.
     mentions: u32,
+    in_class: Links,
+    in_frame: Links,
 }
 
-#[derive(Debug)]
-struct Trie {
-    root: EntryId,
-    members: Vec<EntryId>,
-    spans: Vec<SpanId>,
-    /// Its first tokens, under which requests find it.
-    first_tokens: SmallVec<[u32; 1]>,
-}
-
-#[derive(Debug, Default)]
-struct Class {
-    parent: u32,
-    label: Option<SaltId>,
-    members: Vec<EntryId>,
+impl Entry {
+    /// A hash of a class of which nothing else is known.
+    fn new(slot: SlotId, class: ClassId) -> Self {
+        Self {
+            slot,
+            class,
+            at: None,
+            ahead: 0,
+            spans: SmallVec::new(),
+            trie: None,
+            mentions: 0,
+            in_class: Links::default(),
+            in_frame: Links::default(),
+        }
+    }
 }
 
 /// How a hash got its place.
@@ -121,24 +150,32 @@ pub(super) enum Means {
 pub(super) struct Limbo {
     field: Field,
     entries: Slab<Entry>,
-    tries: Slab<Trie>,
     spans: Slab<span::Span>,
+    /// Tries and classes, those that are part of others by now included, until the next sweep.
+    tries: Vec<Trie>,
     classes: Vec<Class>,
     /// Floating tries by their first token: what does not depend on any group's block size, which
     /// may be learned after the trie began.
-    by_first_token: HashMap<u32, Vec<TrieId>>,
-    /// Undecided spans with an absolute start, by the prefix key of that start.
-    by_start: HashMap<PrefixKey, Vec<SpanId>>,
-    /// Hashes with an absolute position and an unknown salt, by prefix key.
-    by_prefix: HashMap<PrefixKey, SmallVec<[EntryId; 1]>>,
+    by_first_token: BTreeSet<(u32, TrieId)>,
+    /// Undecided spans with an absolute start, by the prefix key of that start: one of a ring.
+    by_start: HashMap<PrefixKey, SpanId>,
+    /// Hashes with an absolute position and an unknown salt, by prefix key: one of a ring.
+    by_prefix: HashMap<PrefixKey, EntryId>,
     facts: Vec<Fact>,
+    /// Spans that something changed for since they were looked at.
+    dirty: VecDeque<SpanId>,
+    /// Bytes of the lists of all spans.
+    span_bytes: usize,
     /// Facts that contradicted each other, since the last look.
     pub contradictions: u64,
     /// Listings placed by a join and by a query, since the last look.
     pub placed_by_join: u64,
     /// See `placed_by_join`.
     pub placed_by_query: u64,
+    /// Hashes and spans that the last sweep left.
     swept_at: usize,
+    /// Tries and classes that the last sweep or renumbering left.
+    renumbered_at: usize,
 }
 
 /// The rest of the pod's world, lent for one operation.
@@ -180,17 +217,20 @@ impl Limbo {
         Self {
             field,
             entries: Slab::default(),
-            tries: Slab::default(),
             spans: Slab::default(),
+            tries: Vec::new(),
             classes: Vec::new(),
-            by_first_token: HashMap::new(),
+            by_first_token: BTreeSet::new(),
             by_start: HashMap::new(),
             by_prefix: HashMap::new(),
             facts: Vec::new(),
+            dirty: VecDeque::new(),
+            span_bytes: 0,
             contradictions: 0,
             placed_by_join: 0,
             placed_by_query: 0,
             swept_at: 0,
+            renumbered_at: 0,
         }
     }
 
@@ -226,18 +266,10 @@ impl Limbo {
             Some(Salt::Known(label)) => self.new_class(Some(label)),
             None => self.new_class(None),
         };
-        let entry = EntryId(self.entries.insert(Entry {
-            slot: SlotId(0),
-            class,
-            at: None,
-            ahead: 0,
-            spans: SmallVec::new(),
-            trie: None,
-            mentions: 0,
-        }));
+        let entry = EntryId(self.entries.insert(Entry::new(SlotId(0), class)));
         let slot = slots.insert(key, Whereabouts::Limbo(entry));
         self.entries[entry.0].slot = slot;
-        self.classes[class.0 as usize].members.push(entry);
+        self.enter_class(entry);
         entry
     }
 
@@ -253,166 +285,20 @@ impl Limbo {
         held.map(|(_, e)| u64::from(e.mentions)).sum()
     }
 
-    /// Where a hash stands as far as known: its own position, or the origin of the trie that
-    /// floats below it (made when there is none).
-    pub(super) fn anchor(&mut self, entry: EntryId) -> (At, ClassId) {
-        let class = self.root(self.entries[entry.0].class);
-        if let Some(at) = self.entries[entry.0].at {
-            return (at, class);
-        }
-        let trie = if let Some(trie) = self.entries[entry.0].trie {
-            trie
-        } else {
-            let trie = TrieId(self.tries.insert(Trie {
-                root: entry,
-                members: Vec::new(),
-                spans: Vec::new(),
-                first_tokens: SmallVec::new(),
-            }));
-            self.entries[entry.0].trie = Some(trie);
-            trie
-        };
-        (
-            At {
-                frame: Frame::Trie(trie),
-                step: Step::NONE,
-            },
-            class,
-        )
-    }
-
-    /// A class of its own.
-    pub(super) fn new_class(&mut self, label: Option<SaltId>) -> ClassId {
-        let id = u32::try_from(self.classes.len()).expect("fewer than 2^32 classes");
-        self.classes.push(Class {
-            parent: id,
-            label,
-            members: Vec::new(),
-        });
-        ClassId(id)
-    }
-
-    /// The class that stands for `class` by now.
-    #[must_use]
-    pub(super) fn root(&self, class: ClassId) -> ClassId {
-        let mut id = class.0;
-        while self.classes[id as usize].parent != id {
-            id = self.classes[id as usize].parent;
-        }
-        ClassId(id)
-    }
-
-    fn label(&self, class: ClassId) -> Option<SaltId> {
-        self.classes[self.root(class).0 as usize].label
-    }
-
     /// The slot of an undecided hash.
     #[must_use]
     pub(super) fn slot_of(&self, entry: EntryId) -> SlotId {
         self.entries[entry.0].slot
     }
 
-    /// The salt class of a hash.
-    #[must_use]
-    pub(super) fn class_of(&self, entry: EntryId) -> ClassId {
-        self.root(self.entries[entry.0].class)
-    }
-
     /// Whether facts wait to be solved.
     #[must_use]
     pub(super) fn is_unsettled(&self) -> bool {
-        !self.facts.is_empty()
-    }
-
-    /// Notes under which first token a trie is found by requests.
-    pub(super) fn index_first_token(&mut self, trie: TrieId, token: u32) {
-        let known = &mut self.tries[trie.0].first_tokens;
-        if !known.contains(&token) {
-            known.push(token);
-            self.by_first_token.entry(token).or_default().push(trie);
-        }
-    }
-
-    /// A trie that goes is found under its first tokens no more.
-    fn unindex(&mut self, id: TrieId, first_tokens: &[u32]) {
-        for token in first_tokens {
-            if let Some(tries) = self.by_first_token.get_mut(token) {
-                tries.retain(|&t| t != id);
-                if tries.is_empty() {
-                    self.by_first_token.remove(token);
-                }
-            }
-        }
+        !self.facts.is_empty() || !self.dirty.is_empty()
     }
 
     /// Adds a fact; `solve` draws its consequences.
     pub(super) fn tell(&mut self, fact: Fact) {
         self.facts.push(fact);
-    }
-}
-
-/// Slots with stable indices that are used again.
-#[derive(Debug)]
-struct Slab<T> {
-    items: Vec<Option<T>>,
-    free: Vec<u32>,
-}
-
-impl<T> Default for Slab<T> {
-    fn default() -> Self {
-        Self {
-            items: Vec::new(),
-            free: Vec::new(),
-        }
-    }
-}
-
-impl<T> Slab<T> {
-    fn insert(&mut self, item: T) -> u32 {
-        if let Some(id) = self.free.pop() {
-            self.items[id as usize] = Some(item);
-            return id;
-        }
-        self.items.push(Some(item));
-        u32::try_from(self.items.len() - 1).expect("fewer than 2^32 items")
-    }
-
-    fn remove(&mut self, id: u32) -> Option<T> {
-        let item = self.items[id as usize].take();
-        if item.is_some() {
-            self.free.push(id);
-        }
-        item
-    }
-
-    fn get(&self, id: u32) -> Option<&T> {
-        self.items.get(id as usize)?.as_ref()
-    }
-
-    fn get_mut(&mut self, id: u32) -> Option<&mut T> {
-        self.items.get_mut(id as usize)?.as_mut()
-    }
-
-    fn len(&self) -> usize {
-        self.items.len() - self.free.len()
-    }
-
-    fn iter(&self) -> impl Iterator<Item = (u32, &T)> + '_ {
-        (0u32..)
-            .zip(&self.items)
-            .filter_map(|(id, item)| item.as_ref().map(|item| (id, item)))
-    }
-}
-
-impl<T> std::ops::Index<u32> for Slab<T> {
-    type Output = T;
-    fn index(&self, id: u32) -> &T {
-        self.get(id).expect("a live item")
-    }
-}
-
-impl<T> std::ops::IndexMut<u32> for Slab<T> {
-    fn index_mut(&mut self, id: u32) -> &mut T {
-        self.get_mut(id).expect("a live item")
     }
 }

@@ -1,6 +1,6 @@
 //! Where along one request undecided hashes may stand: the substance of upper bounds.
 
-use super::{At, EntryId, Frame, Limbo, SpanId, TrieId, World};
+use super::{Limbo, SpanId, TrieId, World};
 use crate::fleet::nodes::SaltId;
 use crate::fleet::slots::SlotId;
 use crate::prefix::{PrefixKey, Step};
@@ -65,13 +65,13 @@ impl Limbo {
             }
         }
         for step in walk.steps() {
-            for id in self.by_prefix.get(&step.local).into_iter().flatten() {
+            for id in self.at_prefix(step.local) {
                 let entry = &self.entries[id.0];
                 if self.admits(entry.class, walk.salt) {
                     found.at.push((entry.slot, step.tokens));
                 }
             }
-            for &span in self.by_start.get(&step.local).into_iter().flatten() {
+            for span in self.spans_from(step.local) {
                 self.span_possible(span, step, walk, world, &mut found);
             }
         }
@@ -82,16 +82,13 @@ impl Limbo {
     /// Rechecks the spans that start on the request until nothing narrows any more: boundaries
     /// may have been taken since they were last looked at.
     fn narrow_along(&mut self, walk: &Walk<'_>, world: &mut World<'_>) {
-        let starts = walk
-            .steps()
-            .filter_map(|step| self.by_start.get(&step.local))
-            .flatten();
+        let starts = walk.steps().flat_map(|step| self.spans_from(step.local));
         let spans: Vec<SpanId> = starts
-            .copied()
-            .filter(|id| walk.reaches(self.spans[id.0].first_end()))
+            .filter(|id| walk.reaches(self.spans[id.0].end(self.field, 0)))
             .collect();
-        self.facts
-            .extend(spans.into_iter().map(super::Fact::Recheck));
+        for id in spans {
+            self.mark(id);
+        }
         self.solve(world);
     }
 
@@ -133,7 +130,7 @@ impl Limbo {
             let Some(token) = walk.tokens.get(base.tokens as usize) else {
                 return;
             };
-            for &trie in self.by_first_token.get(token).into_iter().flatten() {
+            for trie in self.tries_from(*token) {
                 self.trie_possible(trie, base, walk, world, found);
             }
         }
@@ -147,31 +144,21 @@ impl Limbo {
         world: &World<'_>,
         found: &mut Possible,
     ) {
-        let trie = &self.tries[id.0];
-        for member in &trie.members {
-            if let Some((slot, step)) = self.member(*member, id)
-                && walk.reaches(self.field.then(base, step))
-                && self.admits(self.entries[member.0].class, walk.salt)
+        for member in self.members(id) {
+            let entry = &self.entries[member.0];
+            if let Some(at) = entry.at.map(|at| self.resolve(at))
+                && walk.reaches(self.field.then(base, at.step))
+                && self.admits(entry.class, walk.salt)
             {
-                found.at.push((slot, base.tokens + step.tokens));
+                found.at.push((entry.slot, base.tokens + at.step.tokens));
             }
         }
-        for &span in &trie.spans {
-            let start = self.field.then(base, self.spans[span.0].start_step());
+        for span in self.spans_in(id) {
+            let start = self.resolve(self.spans[span.0].start).step;
+            let start = self.field.then(base, start);
             if walk.reaches(start) {
                 self.span_possible(span, start, walk, world, found);
             }
-        }
-    }
-
-    fn member(&self, id: EntryId, trie: TrieId) -> Option<(SlotId, Step)> {
-        let entry = self.entries.get(id.0)?;
-        match entry.at {
-            Some(At {
-                frame: Frame::Trie(t),
-                step,
-            }) if t == trie => Some((entry.slot, step)),
-            Some(_) | None => None,
         }
     }
 }

@@ -5,11 +5,14 @@
 //! a may be    |--lo-----------hi|                  order:  a before b
 //! b may be          |--lo-----------hi|
 //! ```
+//!
+//! A span names the entries of its undecided hashes, and each of them names it; `order` narrows.
 
-use super::{At, ClassId, Fact, Frame, Limbo, Salt, SpanId, World};
+use super::slab::{Linked, Links};
+use super::{At, ClassId, Fact, Frame, Limbo, OfFrame, Salt, SpanId, TrieId, World};
 use crate::fleet::nodes::Place;
-use crate::fleet::slots::{EntryId, SlotId, Slots, Whereabouts};
-use crate::prefix::{Field, Step};
+use crate::fleet::slots::{EntryId, SlotId, Whereabouts};
+use crate::prefix::{Field, PrefixKey, Step};
 
 /// A sparse store as it comes from the wire.
 pub(crate) struct SparseStore<'a> {
@@ -24,68 +27,81 @@ pub(crate) struct SparseStore<'a> {
 }
 
 #[derive(Debug)]
-struct Listed {
-    slot: SlotId,
+pub(super) struct Listed {
+    pub slot: SlotId,
+    /// Its entry, while it is undecided.
+    pub entry: Option<EntryId>,
+    /// Where the entry names this span among its own.
+    pub named_at: u32,
     ahead: u64,
-    low: u32,
-    high: u32,
-    /// Its block is known; the slot may be gone.
-    fixed: bool,
+    pub low: u32,
+    pub high: u32,
+    /// Its block is known.
+    pub fixed: bool,
     /// It stands at a node, but the span floats: noted here because the slot may go.
-    elsewhere: Option<Place>,
+    pub elsewhere: Option<Place>,
+}
+
+impl Listed {
+    /// It is not known where it stands.
+    pub(super) fn is_open(&self) -> bool {
+        !self.fixed && self.entry.is_some()
+    }
 }
 
 /// An undecided sparse store.
 #[derive(Debug)]
 pub(super) struct Span {
-    field: Field,
-    start: At,
-    pub(super) class: ClassId,
-    ends: Vec<Step>,
-    listed: Vec<Listed>,
+    pub start: At,
+    pub class: ClassId,
+    pub ends: Box<[Step]>,
+    pub listed: Box<[Listed]>,
+    in_frame: Links,
+    /// It waits to be looked at.
+    is_dirty: bool,
+    /// It was never looked at: its own size pays for the first time.
+    is_new: bool,
+}
+
+impl Linked<OfFrame> for Span {
+    fn links(&self) -> Links {
+        self.in_frame
+    }
+    fn links_mut(&mut self) -> &mut Links {
+        &mut self.in_frame
+    }
 }
 
 impl Span {
-    fn end(&self, block: u32) -> Step {
-        self.field.then(self.start.step, self.ends[block as usize])
+    /// The same span under new numbers; nothing changed for it.
+    pub(super) fn moved(self, start: At, class: ClassId) -> Self {
+        Self {
+            start,
+            class,
+            is_dirty: false,
+            ..self
+        }
     }
 
-    /// The block of the span that ends at this step from its frame's origin.
-    fn block_at(&self, step: Step) -> Option<u32> {
-        let tokens = step.tokens.checked_sub(self.start.step.tokens)?;
-        let block = self
-            .ends
-            .binary_search_by_key(&tokens, |end| end.tokens)
-            .ok()?;
-        let block = u32::try_from(block).ok()?;
-        (self.end(block) == step).then_some(block)
+    /// Where a block ends, from the origin of the span's frame.
+    pub(super) fn end(&self, field: Field, block: u32) -> Step {
+        field.then(self.start.step, self.ends[block as usize])
     }
 
     /// Undecided hashes, each with the first and the last block whose end it may be.
     pub(super) fn open(&self) -> impl Iterator<Item = (SlotId, u32, u32)> + '_ {
-        let open = self
-            .listed
-            .iter()
-            .filter(|l| !l.fixed && l.elsewhere.is_none());
+        let open = self.listed.iter().filter(|l| l.is_open());
         open.map(|l| (l.slot, l.low, l.high))
-    }
-
-    pub(super) fn start_step(&self) -> Step {
-        self.start.step
     }
 
     pub(super) fn end_from_start(&self, block: u32) -> Step {
         self.ends[block as usize]
     }
 
-    pub(super) fn first_end(&self) -> Step {
-        self.end(0)
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        size_of::<Self>()
-            + self.ends.capacity() * size_of::<Step>()
-            + self.listed.capacity() * size_of::<Listed>()
+    /// Bytes of its lists, and of the names that its hashes keep of it.
+    pub(super) fn list_bytes(&self) -> usize {
+        let named = 2 * size_of::<(SpanId, u32)>();
+        size_of_val(&*self.ends) + size_of_val(&*self.listed) + self.listed.len() * named
     }
 }
 
@@ -96,240 +112,270 @@ impl Limbo {
             Salt::Of(class) => self.root(class),
             Salt::Known(salt) => self.new_class(Some(salt)),
         };
+        for &(slot, ahead) in store.listed {
+            match world.slots.whereabouts(slot) {
+                Whereabouts::Limbo(entry) => {
+                    let entry = &mut self.entries[entry.0];
+                    entry.ahead = ahead;
+                    self.facts.push(Fact::SameSalt(class, entry.class));
+                }
+                Whereabouts::Placed(node) => {
+                    let salt = world.nodes.place(node).salt;
+                    self.facts.push(Fact::HasSalt(class, salt));
+                }
+            }
+        }
+        if self.is_told(&store, world) {
+            return;
+        }
+        let id = SpanId(self.spans.insert(Span::default()));
+        let span = self.span_of(id, class, store, world);
+        self.span_bytes += span.list_bytes();
+        self.spans[id.0] = span;
+        self.enter_span(id);
+        self.mark(id);
+    }
+
+    fn span_of(
+        &mut self,
+        id: SpanId,
+        class: ClassId,
+        store: SparseStore<'_>,
+        world: &World<'_>,
+    ) -> Span {
         let num_blocks = u32::try_from(store.ends.len()).unwrap_or(u32::MAX);
         let num_listed = u32::try_from(store.listed.len()).unwrap_or(u32::MAX);
-        let listed = (0u32..)
-            .zip(store.listed)
-            .map(|(i, &(slot, ahead))| Listed {
+        let listed = (0u32..).zip(store.listed).map(|(i, &(slot, ahead))| {
+            let (entry, elsewhere) = match world.slots.whereabouts(slot) {
+                Whereabouts::Limbo(entry) => (Some(entry), None),
+                Whereabouts::Placed(node) => (None, Some(world.nodes.place(node))),
+            };
+            Listed {
                 slot,
+                entry,
+                named_at: entry.map_or(0, |entry| self.name_span(entry, id, i)),
                 ahead,
                 low: i,
                 high: num_blocks.saturating_sub(num_listed - i),
                 fixed: false,
-                elsewhere: None,
-            });
-        let span = Span {
-            field: self.field,
+                elsewhere,
+            }
+        });
+        Span {
             start: store.start,
             class,
-            ends: store.ends,
             listed: listed.collect(),
-        };
-        let start = span.start;
-        let id = SpanId(self.spans.insert(span));
-        match start.frame {
-            Frame::Absolute => self.by_start.entry(start.step.local).or_default().push(id),
-            Frame::Trie(trie) => self.tries[trie.0].spans.push(id),
+            ends: store.ends.into_boxed_slice(),
+            is_new: true,
+            ..Span::default()
         }
-        for &(slot, ahead) in store.listed {
-            if let Whereabouts::Limbo(entry) = world.slots.whereabouts(slot) {
-                self.entries[entry.0].spans.push(id);
-                self.entries[entry.0].ahead = ahead;
-                let other = self.entries[entry.0].class;
-                self.facts.push(Fact::SameSalt(class, other));
-            }
-        }
-        self.facts.push(Fact::Recheck(id));
     }
 
-    /// The trie that a span was in hangs at `base` now.
-    pub(super) fn move_span(&mut self, id: SpanId, base: At) {
+    /// An entry names a span that lists it as number `i`; where it does.
+    pub(super) fn name_span(&mut self, entry: EntryId, id: SpanId, i: u32) -> u32 {
+        let spans = &mut self.entries[entry.0].spans;
+        spans.push((id, i));
+        u32::try_from(spans.len() - 1).unwrap_or(u32::MAX)
+    }
+
+    /// Whether a span says just what a store says: engines repeat themselves.
+    fn is_told(&self, store: &SparseStore<'_>, world: &World<'_>) -> bool {
+        let whereabouts = |&(slot, _): &(SlotId, u64)| world.slots.whereabouts(slot);
+        let first = store
+            .listed
+            .iter()
+            .find_map(|listed| match whereabouts(listed) {
+                Whereabouts::Limbo(entry) => Some(entry),
+                Whereabouts::Placed(_) => None,
+            });
+        let Some(first) = first else { return false };
+        let start = self.resolve(store.start);
+        let mut spans = self.entries[first.0].spans.iter();
+        spans
+            .by_ref()
+            .take_while(|_| world.effort.spend(1))
+            .map(|&(id, _)| &self.spans[id.0])
+            .any(|span| {
+                span.listed.len() == store.listed.len()
+                    && self.resolve(span.start) == start
+                    && *span.ends == *store.ends
+                    && (span.listed.iter().zip(store.listed)).all(|(known, listed)| {
+                        match whereabouts(listed) {
+                            Whereabouts::Limbo(entry) => known.entry == Some(entry),
+                            Whereabouts::Placed(node) => {
+                                known.elsewhere == Some(world.nodes.place(node))
+                            }
+                        }
+                    })
+            })
+    }
+
+    /// A span is found where it starts from now on.
+    pub(super) fn enter_span(&mut self, id: SpanId) {
+        let start = self.resolve(self.spans[id.0].start);
+        self.spans[id.0].start = start;
+        match start.frame {
+            Frame::Trie(trie) => {
+                let trie = &mut self.tries[trie.0 as usize];
+                trie.weight += 1;
+                let head = trie.spans.map(|s| s.0);
+                trie.spans = Some(SpanId(self.spans.enter::<OfFrame>(head, id.0)));
+            }
+            Frame::Absolute => {
+                let head = self.by_start.get(&start.step.local).map(|s| s.0);
+                let head = SpanId(self.spans.enter::<OfFrame>(head, id.0));
+                self.by_start.insert(start.step.local, head);
+            }
+        }
+    }
+
+    fn leave_start(&mut self, id: SpanId) {
+        let start = self.resolve(self.spans[id.0].start);
+        let rest = self.spans.leave::<OfFrame>(id.0).map(SpanId);
+        match (start.frame, rest) {
+            (Frame::Trie(trie), rest) => self.tries[trie.0 as usize].spans = rest,
+            (Frame::Absolute, Some(rest)) => {
+                self.by_start.insert(start.step.local, rest);
+            }
+            (Frame::Absolute, None) => {
+                self.by_start.remove(&start.step.local);
+            }
+        }
+    }
+
+    /// The undecided spans with an absolute start of this key.
+    pub(super) fn spans_from(&self, key: PrefixKey) -> impl Iterator<Item = SpanId> + '_ {
+        let head = self.by_start.get(&key).map(|s| s.0);
+        self.spans.ring::<OfFrame>(head).map(SpanId)
+    }
+
+    /// The undecided spans that start in a floating trie.
+    pub(super) fn spans_in(&self, trie: TrieId) -> impl Iterator<Item = SpanId> + '_ {
+        let head = self.tries[trie.0 as usize].spans.map(|s| s.0);
+        self.spans.ring::<OfFrame>(head).map(SpanId)
+    }
+
+    /// Something changed for a span: it is to be looked at.
+    pub(super) fn mark(&mut self, id: SpanId) {
+        if let Some(span) = self.spans.get_mut(id.0)
+            && !std::mem::replace(&mut span.is_dirty, true)
+        {
+            self.dirty.push_back(id);
+        }
+    }
+
+    /// Something changed for a hash: the spans that list it are to be looked at.
+    pub(super) fn mark_spans_of(&mut self, id: EntryId) {
+        for at in 0..self.entries[id.0].spans.len() {
+            self.mark(self.entries[id.0].spans[at].0);
+        }
+    }
+
+    /// A span is to be compared with all that list the same hashes.
+    pub(super) fn mark_around(&mut self, id: SpanId) {
+        self.mark(id);
+        for i in 0..self.spans[id.0].listed.len() {
+            let listed = &self.spans[id.0].listed[i];
+            if let Some(entry) = listed.entry.filter(|_| listed.is_open()) {
+                self.mark_spans_of(entry);
+            }
+        }
+    }
+
+    /// A hash got its node: the spans that list it know from now on where it stands.
+    pub(super) fn leave_spans(&mut self, id: EntryId, place: Place) {
+        for (span_id, i) in std::mem::take(&mut self.entries[id.0].spans) {
+            let span = &mut self.spans[span_id.0];
+            let listed = &mut span.listed[i as usize];
+            listed.entry = None;
+            listed.elsewhere = Some(place);
+            self.facts.push(Fact::HasSalt(span.class, place.salt));
+            self.mark(span_id);
+        }
+    }
+
+    /// Narrows where the hashes of a span may stand, and tells what follows. Without effort the
+    /// span stays as wide as it is, which is true at any time.
+    pub(super) fn narrow(&mut self, id: SpanId, world: &mut World<'_>) {
         let Some(span) = self.spans.get_mut(id.0) else {
             return;
         };
-        span.start = At {
-            frame: base.frame,
-            step: self.field.then(base.step, span.start.step),
-        };
-        let start = span.start;
-        match start.frame {
-            Frame::Absolute => self.by_start.entry(start.step.local).or_default().push(id),
-            Frame::Trie(trie) => self.tries[trie.0].spans.push(id),
-        }
-        self.facts.push(Fact::Recheck(id));
-    }
-
-    /// Narrows where the hashes of a span may stand, and tells what follows.
-    pub(super) fn narrow(&mut self, id: SpanId, world: &mut World<'_>) {
-        // What is left unlooked at stays as wide as it is: that is allowed at any time.
-        let Some(mut span) = (self.spans.get_mut(id.0))
-            .filter(|span| world.effort.spend(1 + 2 * span.listed.len()))
-            .map(std::mem::take)
-        else {
+        span.is_dirty = false;
+        let cost = 1 + 2 * span.listed.len();
+        if std::mem::take(&mut span.is_new) {
+            world.effort.note(cost as u64);
+        } else if !world.effort.spend(cost) {
             return;
-        };
+        }
+        let mut span = std::mem::take(span);
+        span.start = self.resolve(span.start);
         let before: Vec<(u32, u32)> = span.listed.iter().map(|l| (l.low, l.high)).collect();
-        let consistent = self.fix_known(&mut span, world) && self.order(&mut span, world);
-        if !consistent {
+        let is_consistent = self.fix_known(&mut span) && self.order(id, &mut span, world);
+        if is_consistent {
+            self.tell_fixed(&mut span);
+        } else {
             self.contradictions += 1;
         }
-        for listed in &mut span.listed {
-            if listed.fixed || listed.low != listed.high || !consistent {
-                continue;
-            }
-            listed.fixed = true;
-            let step = (self.field).then(span.start.step, span.ends[listed.low as usize]);
-            let at = At {
-                frame: span.start.frame,
-                step,
-            };
-            if let Some(place) = listed.elsewhere {
-                self.pin_trie(at, place);
-            } else if let Whereabouts::Limbo(entry) = world.slots.whereabouts(listed.slot) {
-                self.facts.push(Fact::Stands(entry, at, listed.ahead));
+        for (listed, before) in span.listed.iter().zip(before) {
+            if (listed.low, listed.high) != before
+                && let Some(entry) = listed.entry
+            {
+                for at in 0..self.entries[entry.0].spans.len() {
+                    let (other, _) = self.entries[entry.0].spans[at];
+                    if other != id {
+                        self.mark(other);
+                    }
+                }
             }
         }
         let is_decided = span.listed.iter().all(|l| l.fixed);
-        for (listed, before) in span.listed.iter().zip(before) {
-            if (listed.low, listed.high) != before
-                && let Whereabouts::Limbo(entry) = world.slots.whereabouts(listed.slot)
-                && let Some(entry) = self.entries.get(entry.0)
-            {
-                let others = entry.spans.iter().filter(|other| **other != id);
-                self.facts.extend(others.map(|&other| Fact::Recheck(other)));
-            }
-        }
         self.spans[id.0] = span;
-        if is_decided || !consistent {
-            self.remove_span(id, world.slots);
+        if is_decided || !is_consistent {
+            self.remove_span(id);
+        }
+    }
+
+    /// Tells of every hash that has one block left where it stands.
+    fn tell_fixed(&mut self, span: &mut Span) {
+        let Span {
+            start,
+            ends,
+            listed,
+            ..
+        } = span;
+        for listed in listed.iter_mut().filter(|l| !l.fixed && l.low == l.high) {
+            listed.fixed = true;
+            let at = self.further(*start, ends[listed.low as usize]);
+            if let Some(place) = listed.elsewhere {
+                self.pin_trie(at, place);
+            } else if let Some(entry) = listed.entry {
+                self.facts.push(Fact::Stands(entry, at, listed.ahead));
+            }
         }
     }
 
     /// Fixes the hashes whose place is known from elsewhere. False: a place outside the span.
-    fn fix_known(&mut self, span: &mut Span, world: &World<'_>) -> bool {
+    fn fix_known(&self, span: &mut Span) -> bool {
         for i in 0..span.listed.len() {
-            let listed = &mut span.listed[i];
+            let listed = &span.listed[i];
             if listed.fixed {
                 continue;
             }
-            if listed.elsewhere.is_none()
-                && let Whereabouts::Placed(node) = world.slots.whereabouts(listed.slot)
-            {
-                let place = world.nodes.place(node);
-                listed.elsewhere = Some(place);
-                self.facts.push(Fact::HasSalt(span.class, place.salt));
-            }
-            let Some(step) = self.known_step(&span.listed[i], span.start.frame, world) else {
+            let at = match (listed.elsewhere, listed.entry) {
+                (Some(place), _) => Some(At::of(place)),
+                (None, Some(entry)) => self.entries[entry.0].at.map(|at| self.resolve(at)),
+                (None, None) => None,
+            };
+            let Some(at) = at.filter(|at| at.frame == span.start.frame) else {
                 continue;
             };
-            let Some(block) = span.block_at(step) else {
+            let Some(block) = span.block_at(self.field, span.start.step, at.step) else {
                 return false;
             };
             let listed = &mut span.listed[i];
             (listed.low, listed.high, listed.fixed) = (block, block, true);
         }
         true
-    }
-
-    /// Where a listed hash stands in `frame`, if that is known.
-    fn known_step(&self, listed: &Listed, frame: Frame, world: &World<'_>) -> Option<Step> {
-        if let Some(place) = listed.elsewhere {
-            let step = Step {
-                tokens: place.boundary,
-                local: place.prefix,
-            };
-            return (frame == Frame::Absolute).then_some(step);
-        }
-        let Whereabouts::Limbo(entry) = world.slots.whereabouts(listed.slot) else {
-            return None;
-        };
-        self.entries[entry.0]
-            .at
-            .filter(|at| at.frame == frame)
-            .map(|at| at.step)
-    }
-
-    /// A placed hash stands at `inner` in a floating trie: the trie has its place.
-    pub(crate) fn pin_trie(&mut self, inner: At, place: Place) {
-        let Frame::Trie(trie) = inner.frame else {
-            return;
-        };
-        let Some(tokens) = place.boundary.checked_sub(inner.step.tokens) else {
-            self.contradictions += 1;
-            return;
-        };
-        let step = Step {
-            tokens,
-            local: self.field.undo(inner.step, place.prefix),
-        };
-        let root = self.tries[trie.0].root;
-        self.facts.push(Fact::Stands(
-            root,
-            At {
-                frame: Frame::Absolute,
-                step,
-            },
-            0,
-        ));
-    }
-
-    /// Propagates the order of the listed hashes, skipping boundaries that another hash of the
-    /// same salt has. False: no block is left for some hash.
-    fn order(&self, span: &mut Span, world: &World<'_>) -> bool {
-        let mut next = 0;
-        for i in 0..span.listed.len() {
-            let mut low = span.listed[i].low.max(next);
-            while !span.listed[i].fixed
-                && low <= span.listed[i].high
-                && !self.may_end(span, i, low, world)
-            {
-                low += 1;
-            }
-            span.listed[i].low = low;
-            next = low + 1;
-        }
-        let mut bound = u32::try_from(span.ends.len()).unwrap_or(u32::MAX);
-        for i in (0..span.listed.len()).rev() {
-            let Some(last) = bound.checked_sub(1) else {
-                return false;
-            };
-            let mut high = span.listed[i].high.min(last);
-            while !span.listed[i].fixed
-                && high > span.listed[i].low
-                && !self.may_end(span, i, high, world)
-            {
-                high -= 1;
-            }
-            if high < span.listed[i].low {
-                return false;
-            }
-            span.listed[i].high = high;
-            bound = high;
-        }
-        true
-    }
-
-    /// Whether a listed hash may stand at the end of a block: no other hash is known there, and
-    /// every other span that lists the hash has that boundary among its own candidates.
-    fn may_end(&self, span: &Span, index: usize, block: u32, world: &World<'_>) -> bool {
-        let slot = span.listed[index].slot;
-        if !world.effort.spend(1) {
-            return true;
-        }
-        if self.is_taken(span, slot, block, world) {
-            return false;
-        }
-        let Whereabouts::Limbo(entry) = world.slots.whereabouts(slot) else {
-            return true;
-        };
-        let end = span.end(block);
-        self.entries[entry.0]
-            .spans
-            .iter()
-            .filter_map(|id| self.spans.get(id.0))
-            .all(|other| {
-                // The span at hand is lent out, so that it is not found among the others.
-                if !world.effort.spend(1 + other.listed.len() / 8) {
-                    return true;
-                }
-                let listed = other.listed.iter().find(|l| !l.fixed && l.slot == slot);
-                other.start.frame != span.start.frame
-                    || listed.is_none_or(|l| {
-                        other
-                            .block_at(end)
-                            .is_some_and(|b| (l.low..=l.high).contains(&b))
-                    })
-            })
     }
 
     /// Whether another hash of the same salt is known to stand at the end of a block.
@@ -343,16 +389,17 @@ impl Limbo {
         if span.start.frame != Frame::Absolute {
             return false;
         }
-        let step = span.end(block);
+        let step = span.end(self.field, block);
         let class = self.root(span.class);
-        let in_class = |e: &EntryId| {
+        let is_other = |e: EntryId| {
             let entry = &self.entries[e.0];
             entry.slot != slot && self.root(entry.class) == class
         };
-        if self
-            .by_prefix
-            .get(&step.local)
-            .is_some_and(|ids| ids.iter().any(in_class))
+        let mut there = self.at_prefix(step.local);
+        if there
+            .by_ref()
+            .take_while(|_| world.effort.spend(1))
+            .any(is_other)
         {
             return true;
         }
@@ -379,35 +426,21 @@ impl Limbo {
     }
 
     /// Drops a span; its undecided hashes keep their entries.
-    pub(super) fn remove_span(&mut self, id: SpanId, slots: &Slots) {
+    fn remove_span(&mut self, id: SpanId) {
+        self.leave_start(id);
         let Some(span) = self.spans.remove(id.0) else {
             return;
         };
-        match span.start.frame {
-            Frame::Absolute => {
-                let key = span.start.step.local;
-                if let Some(ids) = self.by_start.get_mut(&key) {
-                    ids.retain(|s| *s != id);
-                    if ids.is_empty() {
-                        self.by_start.remove(&key);
-                    }
-                }
-            }
-            Frame::Trie(trie) => {
-                if let Some(trie) = self.tries.get_mut(trie.0) {
-                    trie.spans.retain(|s| *s != id);
-                }
-            }
-        }
-        for listed in span
-            .listed
-            .iter()
-            .filter(|l| !l.fixed && l.elsewhere.is_none())
-        {
-            if let Whereabouts::Limbo(entry) = slots.whereabouts(listed.slot)
-                && let Some(entry) = self.entries.get_mut(entry.0)
+        self.span_bytes -= span.list_bytes();
+        for listed in &span.listed {
+            let Some(entry) = listed.entry else { continue };
+            let spans = &mut self.entries[entry.0].spans;
+            spans.swap_remove(listed.named_at as usize);
+            // The one that took its place among the entry's spans is told so.
+            if let Some(&(moved, i)) = spans.get(listed.named_at as usize)
+                && let Some(moved) = self.spans.get_mut(moved.0)
             {
-                entry.spans.retain(|s| *s != id);
+                moved.listed[i as usize].named_at = listed.named_at;
             }
         }
     }
@@ -416,14 +449,16 @@ impl Limbo {
 impl Default for Span {
     fn default() -> Self {
         Self {
-            field: Field::new(0),
             start: At {
                 frame: Frame::Absolute,
                 step: Step::NONE,
             },
             class: ClassId(0),
-            ends: Vec::new(),
-            listed: Vec::new(),
+            ends: Box::default(),
+            listed: Box::default(),
+            in_frame: Links::default(),
+            is_dirty: false,
+            is_new: false,
         }
     }
 }

@@ -1,0 +1,245 @@
+//! Where positions are measured from: floating tries, and how they come to hang somewhere.
+//!
+//! A trie that hangs only says where: what was in it keeps its position, measured from the trie's
+//! own origin, and is read through it ([`Limbo::resolve`]). The members of both become one ring, so
+//! that hanging costs the same however many they are. Only the way to the absolute start visits
+//! each, once, because each may leave for a node then.
+
+use std::cell::Cell;
+
+use smallvec::SmallVec;
+
+use super::slab::{Linked, Links};
+use super::{At, ClassId, Entry, Fact, Frame, Limbo, OfFrame, SpanId, TrieId, World};
+use crate::fleet::slots::EntryId;
+use crate::prefix::{PrefixKey, Step};
+
+#[derive(Debug)]
+pub(super) struct Trie {
+    /// The hash that it floats below.
+    pub root: EntryId,
+    /// Where its origin stands, once known. A look-up shortens the way that it went.
+    pub hangs: Cell<Option<At>>,
+    /// The ring of the hashes that have a position in it.
+    pub members: Option<EntryId>,
+    /// The ring of the spans that start in it.
+    pub spans: Option<SpanId>,
+    /// Members and spans that came into it.
+    pub weight: usize,
+    /// Its first tokens, under which requests find it.
+    pub first_tokens: SmallVec<[u32; 1]>,
+}
+
+impl Linked<OfFrame> for Entry {
+    fn links(&self) -> Links {
+        self.in_frame
+    }
+    fn links_mut(&mut self) -> &mut Links {
+        &mut self.in_frame
+    }
+}
+
+impl Limbo {
+    /// Where a hash stands as far as known: its own position, or the origin of the trie that
+    /// floats below it (made when there is none).
+    pub(in crate::fleet) fn anchor(&mut self, entry: EntryId) -> (At, ClassId) {
+        let class = self.class_of(entry);
+        if let Some(at) = self.entries[entry.0].at {
+            return (self.resolve(at), class);
+        }
+        let trie = match self.entries[entry.0].trie {
+            Some(trie) => trie,
+            None => self.new_trie(entry),
+        };
+        (
+            At {
+                frame: Frame::Trie(trie),
+                step: Step::NONE,
+            },
+            class,
+        )
+    }
+
+    /// A trie that floats below a hash.
+    pub(super) fn new_trie(&mut self, root: EntryId) -> TrieId {
+        let id = TrieId(u32::try_from(self.tries.len()).expect("fewer than 2^32 tries"));
+        self.tries.push(Trie {
+            root,
+            hangs: Cell::new(None),
+            members: None,
+            spans: None,
+            weight: 0,
+            first_tokens: SmallVec::new(),
+        });
+        self.entries[root.0].trie = Some(id);
+        id
+    }
+
+    /// The same position, from the absolute start or from a trie that still floats.
+    pub(super) fn resolve(&self, at: At) -> At {
+        match at.frame {
+            Frame::Absolute => at,
+            Frame::Trie(trie) => {
+                (self.origin(trie)).map_or(at, |origin| self.further(origin, at.step))
+            }
+        }
+    }
+
+    /// So much further on.
+    pub(super) fn further(&self, at: At, step: Step) -> At {
+        At {
+            frame: at.frame,
+            step: self.field.then(at.step, step),
+        }
+    }
+
+    /// Where the origin of a trie stands, if it hangs anywhere.
+    fn origin(&self, mut trie: TrieId) -> Option<At> {
+        let hangs = |trie: TrieId| self.tries[trie.0 as usize].hangs.get();
+        let mut path: SmallVec<[TrieId; 8]> = SmallVec::new();
+        while let Some(At {
+            frame: Frame::Trie(outer),
+            ..
+        }) = hangs(trie)
+            && hangs(outer).is_some()
+        {
+            path.push(trie);
+            trie = outer;
+        }
+        let mut origin = hangs(trie)?;
+        for &trie in path.iter().rev() {
+            let below = hangs(trie)?;
+            origin = self.further(origin, below.step);
+            self.tries[trie.0 as usize].hangs.set(Some(origin));
+        }
+        Some(origin)
+    }
+
+    /// A hash has this position from now on; the position is resolved.
+    pub(super) fn enter_frame(&mut self, id: EntryId, at: At) {
+        self.entries[id.0].at = Some(at);
+        match at.frame {
+            Frame::Trie(trie) => {
+                let trie = &mut self.tries[trie.0 as usize];
+                trie.weight += 1;
+                let head = trie.members.map(|e| e.0);
+                trie.members = Some(EntryId(self.entries.enter::<OfFrame>(head, id.0)));
+            }
+            Frame::Absolute => {
+                let head = self.by_prefix.get(&at.step.local).map(|e| e.0);
+                let head = EntryId(self.entries.enter::<OfFrame>(head, id.0));
+                self.by_prefix.insert(at.step.local, head);
+            }
+        }
+    }
+
+    /// A hash is found at its position no more.
+    pub(super) fn leave_frame(&mut self, id: EntryId) {
+        let Some(at) = self.entries[id.0].at.map(|at| self.resolve(at)) else {
+            return;
+        };
+        let rest = self.entries.leave::<OfFrame>(id.0).map(EntryId);
+        match (at.frame, rest) {
+            (Frame::Trie(trie), rest) => self.tries[trie.0 as usize].members = rest,
+            (Frame::Absolute, Some(rest)) => {
+                self.by_prefix.insert(at.step.local, rest);
+            }
+            (Frame::Absolute, None) => {
+                self.by_prefix.remove(&at.step.local);
+            }
+        }
+    }
+
+    /// The undecided hashes with an absolute position of this key.
+    pub(super) fn at_prefix(&self, key: PrefixKey) -> impl Iterator<Item = EntryId> + '_ {
+        let head = self.by_prefix.get(&key).map(|e| e.0);
+        self.entries.ring::<OfFrame>(head).map(EntryId)
+    }
+
+    /// The hashes that have a position in a floating trie.
+    pub(super) fn members(&self, trie: TrieId) -> impl Iterator<Item = EntryId> + '_ {
+        let head = self.tries[trie.0 as usize].members.map(|e| e.0);
+        self.entries.ring::<OfFrame>(head).map(EntryId)
+    }
+
+    /// The hash that a trie floats below got a position: everything in the trie has one with it.
+    pub(super) fn hang(&mut self, id: TrieId, at: At, world: &World<'_>) {
+        self.unindex(id);
+        let trie = &mut self.tries[id.0 as usize];
+        trie.hangs.set(Some(at));
+        self.entries[trie.root.0].trie = None;
+        match at.frame {
+            Frame::Trie(outer) => self.merge_tries(id, outer, world),
+            Frame::Absolute => self.land(id, world),
+        }
+    }
+
+    /// A trie came to hang in another: spans of one may say something of hashes of the other.
+    fn merge_tries(&mut self, inner: TrieId, outer: TrieId, world: &World<'_>) {
+        let weight = |id: TrieId| self.tries[id.0 as usize].weight;
+        let (small, sum) = if weight(inner) <= weight(outer) {
+            (inner, weight(inner) + weight(outer))
+        } else {
+            (outer, weight(inner) + weight(outer))
+        };
+        // Whatever relates both is found from either side.
+        let members: Vec<EntryId> = self.members(small).collect();
+        let spans: Vec<SpanId> = self.spans_in(small).collect();
+        world.effort.note((members.len() + spans.len()) as u64);
+        for id in members {
+            self.mark_spans_of(id);
+        }
+        for id in spans {
+            self.mark_around(id);
+        }
+        let Trie { members, spans, .. } = &mut self.tries[inner.0 as usize];
+        let (members, spans) = (members.take(), spans.take());
+        let into = &mut self.tries[outer.0 as usize];
+        into.weight = sum;
+        let (a, b) = (into.members.map(|e| e.0), members.map(|e| e.0));
+        into.members = self.entries.join::<OfFrame>(a, b).map(EntryId);
+        let (a, b) = (into.spans.map(|s| s.0), spans.map(|s| s.0));
+        into.spans = self.spans.join::<OfFrame>(a, b).map(SpanId);
+    }
+
+    /// A trie came to hang at the absolute start. Told anew, each member draws its consequences.
+    fn land(&mut self, id: TrieId, world: &World<'_>) {
+        let members: Vec<EntryId> = self.members(id).collect();
+        let spans: Vec<SpanId> = self.spans_in(id).collect();
+        world.effort.note((members.len() + spans.len()) as u64);
+        let trie = &mut self.tries[id.0 as usize];
+        (trie.members, trie.spans) = (None, None);
+        for member in members {
+            let entry = &mut self.entries[member.0];
+            let ahead = entry.ahead;
+            if let Some(at) = entry.at.take() {
+                let at = self.resolve(at);
+                self.facts.push(Fact::Stands(member, at, ahead));
+            }
+        }
+        for span in spans {
+            self.enter_span(span);
+            self.mark(span);
+        }
+    }
+
+    /// Notes under which first token a trie is found by requests.
+    pub(in crate::fleet) fn index_first_token(&mut self, trie: TrieId, token: u32) {
+        if self.by_first_token.insert((token, trie)) {
+            self.tries[trie.0 as usize].first_tokens.push(token);
+        }
+    }
+
+    /// The floating tries that some store continues with this token.
+    pub(super) fn tries_from(&self, token: u32) -> impl Iterator<Item = TrieId> + '_ {
+        let range = (token, TrieId(0))..=(token, TrieId(u32::MAX));
+        self.by_first_token.range(range).map(|&(_, trie)| trie)
+    }
+
+    /// A trie that hangs is found under its first tokens no more.
+    fn unindex(&mut self, id: TrieId) {
+        for token in std::mem::take(&mut self.tries[id.0 as usize].first_tokens) {
+            self.by_first_token.remove(&(token, id));
+        }
+    }
+}

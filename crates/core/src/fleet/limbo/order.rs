@@ -1,0 +1,183 @@
+//! Narrowing one span: the order of its hashes, boundaries that are taken, and the other spans that
+//! list the same hash.
+//!
+//! Candidates that another span excludes are jumped over, not walked over. Every look beyond the
+//! first at each hash asks for effort; without it a candidate counts as possible.
+
+use smallvec::SmallVec;
+
+use super::span::Span;
+use super::{Limbo, SpanId, World};
+use crate::prefix::{Field, Step};
+
+/// Another span that lists the same hash, in the same frame.
+struct Rival<'a> {
+    span: &'a Span,
+    /// Where it starts.
+    start: Step,
+    /// Boundaries that it leaves the hash, in tokens from the origin of the frame.
+    first: u32,
+    last: u32,
+}
+
+impl Span {
+    /// The block that ends at this position, if the span starts at `start`.
+    pub(super) fn block_at(&self, field: Field, start: Step, end: Step) -> Option<u32> {
+        let block = self.block_of(end.tokens.checked_sub(start.tokens)?)?;
+        (field.then(start, self.ends[block as usize]) == end).then_some(block)
+    }
+
+    /// The block that ends so many tokens after the start.
+    fn block_of(&self, tokens: u32) -> Option<u32> {
+        let block = (self.ends).binary_search_by_key(&tokens, |end| end.tokens);
+        u32::try_from(block.ok()?).ok()
+    }
+
+    /// Where a block ends, in tokens from the origin of the frame.
+    fn tokens_at(&self, block: u32) -> u32 {
+        self.start.step.tokens + self.ends[block as usize].tokens
+    }
+
+    /// The first block that ends at so many tokens or more; the number of blocks if none does.
+    fn first_block_from(&self, tokens: u32) -> u32 {
+        let start = self.start.step.tokens;
+        let block = self.ends.partition_point(|end| start + end.tokens < tokens);
+        u32::try_from(block).unwrap_or(u32::MAX)
+    }
+}
+
+impl Rival<'_> {
+    /// The first block from `block` on that is not excluded at first sight.
+    fn up(&self, field: Field, span: &Span, block: u32) -> u32 {
+        let tokens = span.tokens_at(block);
+        if tokens < self.first {
+            return span.first_block_from(self.first);
+        }
+        if tokens > self.last {
+            return u32::try_from(span.ends.len()).unwrap_or(u32::MAX);
+        }
+        block + u32::from(!self.has_end_of(field, span, block))
+    }
+
+    /// The last block up to `block` that is not excluded at first sight.
+    fn down(&self, field: Field, span: &Span, block: u32) -> u32 {
+        let tokens = span.tokens_at(block);
+        if tokens > self.last {
+            return span.first_block_from(self.last + 1).saturating_sub(1);
+        }
+        if tokens < self.first {
+            return 0;
+        }
+        block - u32::from(!self.has_end_of(field, span, block))
+    }
+
+    /// Whether some block ends where that one of `span` does.
+    fn has_end_of(&self, field: Field, span: &Span, block: u32) -> bool {
+        let end = span.ends[block as usize];
+        if self.start == span.start.step {
+            let same = self.span.block_of(end.tokens);
+            return same.is_some_and(|same| self.span.ends[same as usize] == end);
+        }
+        let end = field.then(span.start.step, end);
+        self.span.block_at(field, self.start, end).is_some()
+    }
+}
+
+impl Limbo {
+    /// Propagates the order of the listed hashes of a span that is lent out. False: no block is
+    /// left for some hash.
+    pub(super) fn order(&self, id: SpanId, span: &mut Span, world: &World<'_>) -> bool {
+        let mut next = 0;
+        for i in 0..span.listed.len() {
+            let low = span.listed[i].low.max(next);
+            span.listed[i].low = low;
+            if !span.listed[i].fixed {
+                span.listed[i].low = self.lowest(id, span, i, world);
+            }
+            next = span.listed[i].low + 1;
+        }
+        let mut bound = u32::try_from(span.ends.len()).unwrap_or(u32::MAX);
+        for i in (0..span.listed.len()).rev() {
+            let Some(last) = bound.checked_sub(1) else {
+                return false;
+            };
+            span.listed[i].high = span.listed[i].high.min(last);
+            if !span.listed[i].fixed {
+                span.listed[i].high = self.highest(id, span, i, world);
+            }
+            if span.listed[i].high < span.listed[i].low {
+                return false;
+            }
+            bound = span.listed[i].high;
+        }
+        true
+    }
+
+    /// The first block that a listed hash may end; above its last one if there is none.
+    fn lowest(&self, id: SpanId, span: &Span, i: usize, world: &World<'_>) -> u32 {
+        let rivals = self.rivals(id, span, i, world);
+        let listed = &span.listed[i];
+        let mut low = listed.low;
+        while low <= listed.high {
+            let up = rivals.iter().map(|rival| rival.up(self.field, span, low));
+            let next = match up.max() {
+                Some(up) if up > low => up,
+                Some(_) | None => low + u32::from(self.is_taken(span, listed.slot, low, world)),
+            };
+            if next == low || !world.effort.spend(1) {
+                break;
+            }
+            low = next;
+        }
+        low
+    }
+
+    /// The last block that a listed hash may end; the first one is known to be possible.
+    fn highest(&self, id: SpanId, span: &Span, i: usize, world: &World<'_>) -> u32 {
+        let rivals = self.rivals(id, span, i, world);
+        let listed = &span.listed[i];
+        let mut high = listed.high;
+        while high > listed.low {
+            let down = rivals
+                .iter()
+                .map(|rival| rival.down(self.field, span, high));
+            let next = match down.min() {
+                Some(down) if down < high => down.max(listed.low),
+                Some(_) | None => high - u32::from(self.is_taken(span, listed.slot, high, world)),
+            };
+            if next == high || !world.effort.spend(1) {
+                break;
+            }
+            high = next;
+        }
+        high
+    }
+
+    fn rivals(
+        &self,
+        id: SpanId,
+        span: &Span,
+        i: usize,
+        world: &World<'_>,
+    ) -> SmallVec<[Rival<'_>; 2]> {
+        let Some(entry) = span.listed[i].entry else {
+            return SmallVec::new();
+        };
+        let others = self.entries[entry.0].spans.iter();
+        others
+            .filter(|(other, _)| *other != id)
+            .take_while(|_| world.effort.spend(1))
+            .filter_map(|&(other, at)| {
+                let other = &self.spans[other.0];
+                let (listed, start) = (&other.listed[at as usize], self.resolve(other.start));
+                let is_rival = !listed.fixed && start.frame == span.start.frame;
+                is_rival.then(|| Rival {
+                    span: other,
+                    start: start.step,
+                    first: start.step.tokens + other.ends[listed.low as usize].tokens,
+                    last: start.step.tokens + other.ends[listed.high as usize].tokens,
+                })
+            })
+            .collect()
+    }
+}

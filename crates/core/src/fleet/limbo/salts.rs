@@ -1,0 +1,141 @@
+//! Classes of hashes that share one salt, known or not: union and find.
+
+use std::cell::Cell;
+
+use super::slab::{Linked, Links};
+use super::{ClassId, Entry, Limbo, World};
+use crate::fleet::nodes::SaltId;
+use crate::fleet::slots::EntryId;
+
+#[derive(Debug)]
+pub(super) struct Class {
+    /// Itself, or a class that it was united with. A look-up shortens the way that it went.
+    pub parent: Cell<u32>,
+    /// Classes united here.
+    pub weight: u32,
+    pub label: Option<SaltId>,
+    /// The ring of its hashes.
+    pub members: Option<EntryId>,
+}
+
+/// The ring of a class.
+pub(super) struct OfClass;
+
+impl Linked<OfClass> for Entry {
+    fn links(&self) -> Links {
+        self.in_class
+    }
+    fn links_mut(&mut self) -> &mut Links {
+        &mut self.in_class
+    }
+}
+
+impl Limbo {
+    /// A class of its own.
+    pub(in crate::fleet) fn new_class(&mut self, label: Option<SaltId>) -> ClassId {
+        let id = u32::try_from(self.classes.len()).expect("fewer than 2^32 classes");
+        self.classes.push(Class {
+            parent: Cell::new(id),
+            weight: 1,
+            label,
+            members: None,
+        });
+        ClassId(id)
+    }
+
+    /// The class that stands for `class` by now.
+    #[must_use]
+    pub(super) fn root(&self, class: ClassId) -> ClassId {
+        let parent = |id: u32| self.classes[id as usize].parent.get();
+        let mut id = class.0;
+        while parent(id) != id {
+            let above = parent(parent(id));
+            self.classes[id as usize].parent.set(above);
+            id = above;
+        }
+        ClassId(id)
+    }
+
+    /// The salt of a class, where it is known.
+    pub(super) fn label(&self, class: ClassId) -> Option<SaltId> {
+        self.classes[self.root(class).0 as usize].label
+    }
+
+    /// The salt class of a hash.
+    #[must_use]
+    pub(in crate::fleet) fn class_of(&self, entry: EntryId) -> ClassId {
+        self.root(self.entries[entry.0].class)
+    }
+
+    /// A hash is of its class from now on.
+    pub(super) fn enter_class(&mut self, id: EntryId) {
+        let class = self.class_of(id).0 as usize;
+        let head = self.classes[class].members.map(|e| e.0);
+        let head = EntryId(self.entries.enter::<OfClass>(head, id.0));
+        self.classes[class].members = Some(head);
+    }
+
+    /// A hash is among those of its class no more.
+    pub(super) fn leave_class(&mut self, id: EntryId) {
+        let class = self.class_of(id).0 as usize;
+        self.classes[class].members = self.entries.leave::<OfClass>(id.0).map(EntryId);
+    }
+
+    /// The hashes of a class.
+    pub(super) fn of_class(&self, class: ClassId) -> Vec<EntryId> {
+        let head = self.classes[class.0 as usize].members.map(|e| e.0);
+        self.entries.ring::<OfClass>(head).map(EntryId).collect()
+    }
+
+    /// Two classes are one.
+    pub(super) fn unite(&mut self, a: ClassId, b: ClassId, world: &mut World<'_>) {
+        let (a, b) = (self.root(a), self.root(b));
+        if a == b {
+            return;
+        }
+        let weight = |class: ClassId| self.classes[class.0 as usize].weight;
+        let (small, large) = if weight(a) < weight(b) {
+            (a, b)
+        } else {
+            (b, a)
+        };
+        let (salt, newly_known) = match (self.label(small), self.label(large)) {
+            (Some(x), Some(y)) => {
+                self.contradictions += u64::from(x != y);
+                (Some(y), Vec::new())
+            }
+            (Some(salt), None) => (Some(salt), self.of_class(large)),
+            (None, Some(salt)) => (Some(salt), self.of_class(small)),
+            (None, None) => (None, Vec::new()),
+        };
+        let weights = weight(small).saturating_add(weight(large));
+        let lost = &mut self.classes[small.0 as usize];
+        lost.parent.set(large.0);
+        let members = lost.members.take();
+        let kept = &mut self.classes[large.0 as usize];
+        kept.weight = weights;
+        kept.label = salt;
+        let (a, b) = (kept.members.map(|e| e.0), members.map(|e| e.0));
+        kept.members = self.entries.join::<OfClass>(a, b).map(EntryId);
+        self.leave_where_decided(&newly_known, world);
+    }
+
+    /// A class has this salt.
+    pub(super) fn has_salt(&mut self, class: ClassId, salt: SaltId, world: &mut World<'_>) {
+        let root = self.root(class);
+        if let Some(old) = self.classes[root.0 as usize].label {
+            self.contradictions += u64::from(old != salt);
+            return;
+        }
+        self.classes[root.0 as usize].label = Some(salt);
+        let members = self.of_class(root);
+        self.leave_where_decided(&members, world);
+    }
+
+    fn leave_where_decided(&mut self, entries: &[EntryId], world: &mut World<'_>) {
+        world.effort.note(entries.len() as u64);
+        for &entry in entries {
+            self.leave_if_decided(entry, world);
+        }
+    }
+}
