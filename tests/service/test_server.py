@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from kvbraid.errors import InvalidValueError
+from kvbraid.service.capacity import DESCRIPTORS_PER_RANK, max_ranks
 from kvbraid.service.config import FleetConfig, Limits, ServerOptions
 from kvbraid.service.door import Door
 from kvbraid.service.registry import Service
@@ -182,7 +183,10 @@ def test_an_address_in_use_is_said_once_with_its_remedy() -> None:
 def test_most_descriptors_are_left_to_the_feeds() -> None:
     door = Door(Limits(connections=1 << 40))
     door.leave_descriptors()
-    assert door.max_connections <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert door.max_connections == limit // 4
+    usual = min(Limits().connections, door.max_connections)
+    assert max_ranks() * DESCRIPTORS_PER_RANK + usual <= limit
     small = Door(Limits(connections=3))
     small.leave_descriptors()
     assert small.max_connections == 3

@@ -1,4 +1,4 @@
-"""How many ranks this process can follow: sockets of ZeroMQ and descriptors of the system.
+"""What this process has room for: sockets of ZeroMQ, and descriptors, of which HTTP has a share.
 
 Checked when a pod is registered, so that no limit is met for the first time while an engine
 reconnects. Counts by what a rank takes at most; opens nothing but ZeroMQ's context.
@@ -14,11 +14,14 @@ from kvbraid.service.errors import RefusalError
 DESCRIPTORS_PER_RANK: Final = 8
 """A subscription and its monitor take 4 (two ends each), a replay under way another 4."""
 
+SHARE_OF_CONNECTIONS: Final = 4
+"""One descriptor in so many is for HTTP connections; feeds, which cannot wait, have the others."""
+
 _RESERVE: Final = 128
 """Descriptors for files, the event loop and the like."""
 
 _CONNECTIONS: Final = 1024
-"""Descriptors for HTTP connections (limits.connections), or a quarter of all if less."""
+"""Descriptors kept for HTTP connections (limits.connections) where a quarter of all is more."""
 
 
 def new_context() -> "zmq.Context[zmq.Socket[bytes]]":
@@ -34,13 +37,20 @@ def raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def max_connections() -> int:
+    """Return how many HTTP connections leave the feeds their descriptors."""
+    return max(1, _descriptors() // SHARE_OF_CONNECTIONS)
+
+
 def max_ranks() -> int:
     """Return how many ranks the descriptors of this process suffice for."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        soft = 1 << 30
-    left = soft - min(_CONNECTIONS, soft // 4) - _RESERVE
+    left = _descriptors() - min(_CONNECTIONS, max_connections()) - _RESERVE
     return max(0, left // DESCRIPTORS_PER_RANK)
+
+
+def _descriptors() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 30 if soft == resource.RLIM_INFINITY else soft
 
 
 def check_capacity(num_ranks: int) -> None:

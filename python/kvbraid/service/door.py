@@ -6,15 +6,14 @@ place. A request that is being answered is never cut off here. Must be used on t
 """
 
 import heapq
-import resource
 from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Final, Protocol
 
+from kvbraid.service.capacity import max_connections
 from kvbraid.service.config import Limits
 from kvbraid.service.errors import RefusalError
 
-_SHARE_OF_DESCRIPTORS: Final = 4  # The others are for the feeds, whose sockets cannot wait.
 _SHARE_THAT_GIVES_WAY: Final = 16  # At once, so that a flood pays for the search.
 
 
@@ -47,10 +46,7 @@ class Door:
 
     def leave_descriptors(self) -> None:
         """Keep most of the process's descriptors free of HTTP connections."""
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft != resource.RLIM_INFINITY:
-            share = max(1, soft // _SHARE_OF_DESCRIPTORS)
-            self.max_connections = min(self.limits.connections, share)
+        self.max_connections = min(self.limits.connections, max_connections())
 
     def admit(self, connections: Collection[Waiter]) -> bool:
         """Whether a new connection, counted already, may stay; others may give way to it."""
