@@ -234,7 +234,7 @@ fn a_batch_that_asks_for_too_much_makes_the_rank_forget_what_is_undecided() {
     let many = apply(&mut index, &one_hash_among_two_blocks(4000));
     assert_eq!(refused(&index, "too_much_undecided"), 1);
     assert_eq!(info(&index).unplaced, 0);
-    assert!(many[0].effort < 2_000_000, "{} units", many[0].effort);
+    assert!(many[0].effort < 600_000, "{} units", many[0].effort);
     assert!(few[0].effort < 100_000, "{} units", few[0].effort);
 }
 
