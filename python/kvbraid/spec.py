@@ -122,7 +122,9 @@ class Topology:
 
     `alignment` and `hash_block_size` default to the least common multiple and the greatest
     common divisor of the groups' block sizes (vLLM's own defaults). `unsent_tokens` has, by kind,
-    the window or chunk of groups that are learned from events which do not carry it.
+    the window or chunk of groups that are learned from events which do not carry it. `retention`
+    is the engine's own setting (`prefix_cache_retention_interval`, tokens): an engine that has one
+    keeps whole windows, by which sparse stores are placed where the hash function is unknown.
     """
 
     groups: tuple[GroupSpec, ...]
@@ -135,6 +137,7 @@ class Topology:
     hash_algo: str | None = None
     hash_seed: str | None = None
     report_mode: str = "incremental"
+    retention: int | None = None
     unsent_tokens: tuple[tuple[SpecKind, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -182,6 +185,7 @@ def topology_from_mapping(mapping: Mapping[str, object]) -> Topology:
         hash_algo=top.choice("hash_algo", among=HASH_ALGOS),
         hash_seed=top.seed("PYTHONHASHSEED", "hash_seed"),
         report_mode=top.choice("report_mode", among=REPORT_MODES) or "incremental",
+        retention=top.tokens("retention", least=0),
     )
 
 

@@ -24,7 +24,6 @@ WIDTH_WITHOUT_HASH: Final = {
     "mistral_swa": 0.20,
     "sched_e_swa_only": 0.09,
     "sched_c_mamba_align_fine": 0.02,
-    "mimo2": 0.18,
 }
 """Captures whose hashes the wire alone cannot all place, and how wide their bounds may be."""
 
@@ -116,6 +115,15 @@ def test_a_models_config_says_what_groups_learned_from_events_lack(folder: Path)
     assert replay(learned).bounded > 0
     report = replay(told)
     assert report.exact + report.by_class["late_clear"] == report.requests
+
+
+def test_the_retention_places_what_events_alone_leave_undecided() -> None:
+    """Full blocks of 64, windows of 32: the first block of a kept window is on no dense store."""
+    capture = capture_at(FIXTURES / "mimo2")
+    untold = replace(capture, topology=replace(capture.topology, retention=None))
+    without, told = (replay(c, ReplayOptions(keys="join")) for c in (untold, capture))
+    assert (without.bounded, without.bounds_kept) == (19, without.requests)
+    assert (told.exact, told.placed["unplaced"]) == (told.requests, 0)
 
 
 @pytest.mark.parametrize("folder", [f for f in CAPTURES if f.name == CONCURRENT], ids=name_of)

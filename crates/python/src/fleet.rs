@@ -37,15 +37,16 @@ struct OptionsTuple(
     Option<[u8; 32]>,
 );
 
-/// model, `dp_size`, topology, `only_full_is_published`, `full_reports`, hash algorithm, hash
-/// seed, LoRA paths by name, kinds with the window or chunk that events do not carry.
+/// model, `dp_size`, topology, `only_full_is_published`, (`full_reports`, `keeps_whole_windows`),
+/// hash algorithm, hash seed, LoRA paths by name, kinds with the window or chunk that events do not
+/// carry.
 #[derive(FromPyObject)]
 struct PodTuple(
     String,
     u32,
     Option<TopologyTuple>,
     bool,
-    bool,
+    (bool, bool),
     Option<String>,
     Option<String>,
     BTreeMap<String, String>,
@@ -213,8 +214,8 @@ fn info_tuple(info: RankInfo) -> InfoTuple {
 
 impl PodTuple {
     fn decode(self) -> Result<PodSpec, Error> {
-        let Self(model, dp_size, topology, only_full, full_reports, algo, seed, loras, unsent) =
-            self;
+        let Self(model, dp_size, topology, only_full, habits, algo, seed, loras, unsent) = self;
+        let (full_reports, keeps_whole_windows) = habits;
         let algo = algo.map(|name| {
             HashAlgo::from_name(&name).ok_or_else(|| {
                 let names = HashAlgo::NAMES.map(|(name, _)| name).join(", ");
@@ -225,6 +226,7 @@ impl PodTuple {
             topology: topology.map(TopologyTuple::decode).transpose()?,
             only_full_is_published: only_full,
             full_reports,
+            keeps_whole_windows,
             unsent: unsent
                 .into_iter()
                 .map(|(kind, tokens)| Ok((decode_kind(&kind)?, tokens)))

@@ -113,7 +113,10 @@ class FleetIndex:
                 dp_size,
                 native,
                 topology is not None and topology.dialect is EngineDialect.SGLANG,
-                topology is not None and topology.report_mode == "full",
+                (
+                    topology is not None and topology.report_mode == "full",
+                    topology is not None and topology.retention is not None,
+                ),
                 None if topology is None else topology.hash_algo,
                 None if topology is None else topology.hash_seed,
                 dict(loras or {}),

@@ -4,6 +4,7 @@
 //! block size seen of a group is its block size, and its first kind and window are its own; a
 //! window or chunk that no event carries is what the operator said of its kind.
 
+use super::limbo::Tails;
 use crate::error::{Error, Result};
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
@@ -16,6 +17,8 @@ pub struct PodConfig {
     pub only_full_is_published: bool,
     /// Reused blocks are announced again without a copy: counts drift, so that lower is 0.
     pub full_reports: bool,
+    /// The engine keeps whole windows of its window groups, that end at multiples of the alignment.
+    pub keeps_whole_windows: bool,
     /// The window or chunk, in tokens, of learned groups of a kind where events do not carry it.
     pub unsent: Vec<(SpecKind, u32)>,
 }
@@ -80,6 +83,8 @@ struct Known {
 pub const UNGROUPED: u16 = u16::MAX;
 /// No engine has more groups than this.
 pub const MAX_GROUPS: u32 = 256;
+/// Of an alignment of more blocks, what a retention keeps tells too little for what it costs.
+const MOST_BLOCKS_PER_ALIGNMENT: u32 = 64;
 
 /// No block has more tokens: it is the longest request that the HTTP service answers as long as
 /// nobody configures more, and engines have blocks of at most a few thousand.
@@ -122,8 +127,15 @@ fn only_one(groups: impl Iterator<Item = (u16, bool)> + Clone) -> u16 {
     }
 }
 
-fn lcm(values: impl Iterator<Item = u32>) -> u32 {
-    values.fold(1, |a, b| a / gcd(a, b) * b)
+/// Least common multiple; one that no token count reaches becomes the largest multiple of the
+/// greatest common divisor, which is as far from any hit.
+fn lcm(values: impl Iterator<Item = u32> + Clone) -> u32 {
+    let mut all = values.clone();
+    let exact = all.try_fold(1u32, |a, b| (a / gcd(a, b)).checked_mul(b));
+    exact.unwrap_or_else(|| {
+        let step = values.fold(0, gcd).max(1);
+        u32::MAX / step * step
+    })
 }
 
 /// Greatest common divisor; `gcd(0, b) = b`.
@@ -305,12 +317,47 @@ impl Catalog {
     #[must_use]
     pub fn grain(&self) -> u32 {
         self.configured_hash_block().unwrap_or_else(|| {
-            let seen = self.learned.iter().flatten().chain(&self.ungrouped);
             // What no prefix is looked up in need not follow the chain.
-            seen.filter(|known| !known.kind.is_some_and(SpecKind::is_never_reused))
-                .map(|known| known.grain)
-                .fold(0, gcd)
+            self.reused().map(|known| known.grain).fold(0, gcd)
         })
+    }
+
+    /// What a store of blocks of this size keeps of its group, if the operator said that whole
+    /// windows are kept, and that tells anything. The alignment of learned groups only grows, so
+    /// that tails end at multiples of a smaller one too.
+    #[must_use]
+    pub(super) fn tails(&self, group: u16, block_size: u32) -> Option<Tails> {
+        if !self.config.keeps_whole_windows || self.config.full_reports {
+            return None;
+        }
+        let known = self.known(group)?;
+        let topology = self.config.topology.as_ref();
+        let groups = self.configured_groups().unwrap_or_default();
+        // Entries within blocks, and a draft head's windows, end elsewhere.
+        if topology.is_some_and(|t| t.partial_hits)
+            || groups.iter().any(|g| g.eagle)
+            || known.block_size != block_size
+        {
+            return None;
+        }
+        let spec = groups.get(usize::from(group)).copied();
+        let spec = spec.unwrap_or_else(|| self.learned_group(known));
+        let window = spec.window.filter(|_| spec.kind.is_window())?;
+        let alignment = match topology.filter(|_| !groups.is_empty()) {
+            Some(topology) => topology.alignment,
+            None => lcm(self.reused().map(|k| k.block_size.max(1))),
+        };
+        let every = alignment / block_size.max(1);
+        let blocks = (window - 1).div_ceil(block_size.max(1));
+        let tells = blocks > 0 && every * block_size == alignment;
+        (tells && (2..=MOST_BLOCKS_PER_ALIGNMENT).contains(&every))
+            .then_some(Tails { blocks, every })
+    }
+
+    /// Learned groups that some prefix is looked up in.
+    fn reused(&self) -> impl Iterator<Item = &Known> + Clone {
+        let all = self.learned.iter().flatten().chain(&self.ungrouped);
+        all.filter(|known| !known.kind.is_some_and(SpecKind::is_never_reused))
     }
 
     /// What the rule is evaluated with; `None` while no group is known, which means that the pod

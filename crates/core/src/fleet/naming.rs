@@ -15,7 +15,7 @@ use super::rank::{Rank, Shared};
 use super::slots::{EngineKey, SlotId, Whereabouts};
 use super::texts::{Marks, Texts};
 use crate::prefix::{Field, PrefixKey, Step, Unit, plus};
-use crate::wire::{Batch, ExtraKey, Stored};
+use crate::wire::{Batch, ExtraKey, Medium, Stored};
 
 /// Prepared steps by block size.
 #[derive(Debug)]
@@ -404,11 +404,17 @@ impl Naming<'_, '_> {
                 )
             })
             .collect();
+        let is_own = stored.medium == Medium::Gpu && !stored.remote && stored.owner.is_none();
+        let catalog = &self.rank.catalog;
+        let tails = is_own
+            .then(|| catalog.tails(catalog.resolve(stored.group), stored.block_size))
+            .flatten();
         let store = SparseStore {
             start: anchor.at,
             salt: anchor.salt,
             ends,
             listed: &listed,
+            tails,
         };
         let bit = self.rank.column.1;
         let Rank {

@@ -17,6 +17,7 @@ mod salts;
 mod slab;
 mod solve;
 mod span;
+mod tails;
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -34,6 +35,7 @@ use slab::{Links, Slab};
 
 pub(super) use reach::{Possible, Walk};
 pub(super) use span::SparseStore;
+pub(super) use tails::Tails;
 
 /// Index of a floating trie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

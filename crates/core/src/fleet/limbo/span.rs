@@ -9,6 +9,7 @@
 //! A span names the entries of its undecided hashes, and each of them names it; `order` narrows.
 
 use super::slab::{Linked, Links};
+use super::tails::Tails;
 use super::{At, ClassId, Fact, Frame, Limbo, OfFrame, Salt, SpanId, TrieId, World};
 use crate::fleet::nodes::Place;
 use crate::fleet::slots::{EntryId, SlotId, Whereabouts};
@@ -24,6 +25,8 @@ pub(crate) struct SparseStore<'a> {
     pub ends: Vec<Step>,
     /// The slots of the listed hashes, in order, each with its lookahead part.
     pub listed: &'a [(SlotId, u64)],
+    /// What its engine keeps of such a group, where known.
+    pub tails: Option<Tails>,
 }
 
 #[derive(Debug)]
@@ -56,6 +59,8 @@ pub(super) struct Span {
     pub class: ClassId,
     pub ends: Box<[Step]>,
     pub listed: Box<[Listed]>,
+    /// What its engine keeps of such a group, where known.
+    pub tails: Option<Tails>,
     in_frame: Links,
     /// It waits to be looked at.
     is_dirty: bool,
@@ -166,6 +171,7 @@ impl Limbo {
             class,
             listed: listed.collect(),
             ends: store.ends.into_boxed_slice(),
+            tails: store.tails,
             is_new: true,
             ..Span::default()
         }
@@ -310,7 +316,9 @@ impl Limbo {
         let mut span = std::mem::take(span);
         span.start = self.resolve(span.start);
         let before: Vec<(u32, u32)> = span.listed.iter().map(|l| (l.low, l.high)).collect();
-        let is_consistent = self.fix_known(&mut span) && self.order(id, &mut span, world);
+        let is_consistent = self.fix_known(&mut span)
+            && self.order(id, &mut span, world)
+            && span.keep_whole_windows();
         if is_consistent {
             self.tell_fixed(&mut span);
         } else {
@@ -456,6 +464,7 @@ impl Default for Span {
             class: ClassId(0),
             ends: Box::default(),
             listed: Box::default(),
+            tails: None,
             in_frame: Links::default(),
             is_dirty: false,
             is_new: false,
