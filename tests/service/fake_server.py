@@ -1,6 +1,7 @@
 """A process that serves fakes: prints its address, counts, and ends by a signal.
 
-The first argument is how many seconds a score takes; it runs on the event loop's thread pool.
+The arguments: how many seconds an explanation takes, on the thread pool; how many pods there are;
+how many seconds a client has for anything.
 """
 
 import sys
@@ -8,7 +9,7 @@ import threading
 
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
-from kvbraid.service.config import FleetConfig, PodConfig, ServerOptions
+from kvbraid.service.config import FleetConfig, Limits, PodConfig, ServerOptions
 from kvbraid.service.registry import Service
 from kvbraid.service.server import end_process, run_server
 
@@ -38,13 +39,15 @@ def main() -> None:
         PodId(f"pod-{n}"): PodConfig(model="m", endpoint=f"tcp://h:{n + 1}")
         for n in range(num_pods)
     }
-    config = FleetConfig(server=ServerOptions(port=0), pods=pods)
+    patience_s = int(sys.argv[3]) if len(sys.argv) > 3 else 60
+    limits = Limits(request_s=patience_s, idle_s=patience_s)
+    config = FleetConfig(server=ServerOptions(port=0), pods=pods, limits=limits)
 
     def announce(url: str) -> None:
         sys.stdout.write(url + "\n")
         sys.stdout.flush()
 
-    run_server(config, Service(index, FakeFeed()), announce=announce)
+    run_server(config, Service(index, FakeFeed(), limits=limits), announce=announce)
     end_process()
 
 

@@ -121,6 +121,7 @@ def test_an_unknown_key_is_the_callers_fault_whatever_it_is_called(
         status, code, message = refusal(answer)
         assert (status, code) == (400, "malformed_body")
         assert "unknown key" in message
+        assert "did you mean" in message or "model" in message or "identifier" in message
         assert len(answer.content) < 2000
 
 

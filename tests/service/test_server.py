@@ -54,8 +54,11 @@ class Server:
 
 
 @contextmanager
-def running(explain_s: float = 0.0, *, stuck: tuple[str, str] | None = None) -> Iterator[Server]:
-    module = ["fake_server", str(explain_s)] if stuck is None else ["stuck_server", *stuck]
+def running(
+    explain_s: float = 0.0, *, patience_s: int = 60, stuck: tuple[str, str] | None = None
+) -> Iterator[Server]:
+    fake = ["fake_server", str(explain_s), "1", str(patience_s)]
+    module = fake if stuck is None else ["stuck_server", *stuck]
     command = [sys.executable, "-m", f"tests.service.{module[0]}", *module[1:]]
     with (
         ExitStack() as connections,
@@ -190,3 +193,16 @@ def test_most_descriptors_are_left_to_the_feeds() -> None:
     small = Door(Limits(connections=3))
     small.leave_descriptors()
     assert small.max_connections == 3
+
+
+def test_a_running_server_closes_who_says_nothing_and_who_says_half() -> None:
+    with running(patience_s=1) as server:
+        address = (server.host, server.port)
+        with (
+            socket.create_connection(address, timeout=20) as silent,
+            socket.create_connection(address, timeout=20) as half,
+        ):
+            half.sendall(b"POST /v1/sc")
+            with half.makefile("rb") as answer:
+                assert answer.read().startswith(b"HTTP/1.1 408 ")
+            assert silent.recv(1) == b""

@@ -218,14 +218,11 @@ def pod_config(
     What comes out is accepted by every index: one that is thrown away has taken it.
 
     Raises:
-        RefusalError: `invalid_endpoint`; `malformed_body` for a value nested too deeply.
+        RefusalError: `invalid_endpoint`.
         TopologyError: A field of the topology, or a group that the model cannot have.
         InvalidValueError: A config.json that cannot be read, or is of no known model.
     """
-    try:
-        config = _pod_config(body, model_config, schemes)
-    except RecursionError:
-        raise RefusalError("malformed_body", "a value is nested too deeply") from None
+    config = _pod_config(body, model_config, schemes)
     if config.topology is not None:
         _try_topology(config.model, config.topology)
     return config
