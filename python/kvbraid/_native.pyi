@@ -72,8 +72,10 @@ def decode_batch(
     """
 
 # use_hash_functions, counts_copies, all_groups, memory_limit_bytes, limbo_limit_bytes, weights,
-# canonical_block_size, secret (32 bytes; None: drawn at random)
-_OptionsTuple: TypeAlias = tuple[bool, bool, bool, int, int, Sequence[float], int, bytes | None]
+# canonical_block_size, max_ranks, secret (32 bytes; None: drawn at random)
+_OptionsTuple: TypeAlias = tuple[
+    bool, bool, bool, int, int, Sequence[float], int, int, bytes | None
+]
 # model, dp_size, topology, only_full_is_published, full_reports and keeps_whole_windows, hash
 # algorithm, seed, LoRA paths, kinds with the window or chunk that events do not carry
 _PodTuple: TypeAlias = tuple[

@@ -51,9 +51,24 @@ class World:
             if self.forgets:
                 self.index.enforce_limits()
             if self.random.random() < engine.habits.restart:
-                engine.restart(self.index)
+                self.restart(engine.pod, engine.feed)
             self.index.check_integrity()
             yield
+
+    def restart(self, pod: PodId, feed: int) -> None:
+        """A feed sees its publisher come back empty: so are all engines that publish by it."""
+        self.index.set_state(pod, PodState.REBUILDING, dp_rank=feed)
+        fed = [engine for engine in self.engines if (engine.pod, engine.feed) == (pod, feed)]
+        rebuilding = {
+            row.dp_rank
+            for row in self.index.pods()
+            if row.pod == pod and row.state is PodState.REBUILDING
+        }
+        assert rebuilding == {engine.dp_rank for engine in fed}
+        self.index.reset(pod, dp_rank=feed)
+        self.index.set_state(pod, PodState.EXACT, dp_rank=feed)
+        for engine in fed:
+            engine.restart()
 
     def ask(self) -> Iterator[tuple[Engine, Prefix, PodScore]]:
         """One request, every engine's row of the answer."""
@@ -91,7 +106,11 @@ def world(
     options: IndexOptions,
     filler_ranks: int = 0,
 ) -> World:
-    """Pods of two ranks each, behind a pod with so many ranks that holds nothing."""
+    """Pods of two ranks each, after a pod with so many ranks that holds nothing.
+
+    Each rank has a feed, or both publish by that of the first, which alone is registered: the
+    other shows itself by its payloads.
+    """
     random = Random(seed)
     index = FleetIndex(options)
     if filler_ranks:
@@ -99,7 +118,8 @@ def world(
     engines = []
     for number, topology in enumerate(fleet):
         unit = traffic.unit_of(topology)
-        for dp_rank in range(2):
+        feeds = random.choice(((0, 1), (0, 0)))
+        for dp_rank, feed in enumerate(feeds):
             engine = Engine(
                 pod=PodId(f"pod{number}"),
                 dp_rank=dp_rank,
@@ -107,9 +127,12 @@ def world(
                 hashes=Hashes(unit, algo, SEED),
                 habits=habits,
                 random=random,
+                feed=feed,
             )
             engines.append(engine)
-    traffic.register(index, engines, {engine.pod: 2 for engine in engines})
+    traffic.register(index, engines, {engine.pod: engine.feed + 1 for engine in engines})
+    for engine in engines:
+        engine.publish(index)
     unit = max(traffic.unit_of(topology) for topology in fleet)
     prompts = traffic.prompts(random, unit, random.randint(1, 4))
     return World(index, engines, prompts, random, idle=RankModel(fleet[0], {}))

@@ -35,7 +35,7 @@ STORED: dict[str, st.SearchStrategy[Any]] = {
     "medium": st.none() | st.sampled_from(["GPU", "cpu_pinned", "Disk", "Mooncake", ""]),
     "lora_name": st.none() | WORDS,
     "extra_keys": st.none() | st.lists(st.none() | ITEM | WORDS, max_size=3),
-    "group_idx": st.none() | st.integers(-1, 3),
+    "group_idx": st.none() | st.integers(-1, 3) | st.sampled_from((255, 256, 65535, 2**64 - 1)),
     "kv_cache_spec_kind": st.none() | st.sampled_from([*sorted(model.KINDS), "new_kind"]),
     "kv_cache_spec_sliding_window": st.none() | st.integers(0, 2048),
     "locality": st.none() | st.sampled_from(["LOCAL", "remote", "FAR"]),
@@ -78,7 +78,7 @@ def payloads(draw: st.DrawFn) -> bytes:
     listed = draw(st.lists(events(), max_size=4)) + draw(st.lists(ODD, max_size=1))
     repeated = [event for event in listed for _ in range(draw(st.integers(1, 2)))]
     head = draw(st.floats(allow_nan=False) | st.integers(0, 2**40) | st.sampled_from([None, "x"]))
-    tail = draw(st.lists(st.integers(-1, 3) | ODD, max_size=2))
+    tail = draw(st.lists(st.integers(-1, 3) | st.sampled_from((4095, 4096)) | ODD, max_size=2))
     return bytes(msgpack.packb([head, repeated, *tail]))
 
 

@@ -30,5 +30,12 @@ def test_every_reason_that_a_payload_can_have_is_kept_as_a_file() -> None:
     assert reasons | {"too_large"} == {
         *NOTES,
         *("malformed_batch", "malformed_event", "unknown_event", "too_large", "bad_hash"),
-        *("bad_tokens", "bad_extra_keys", "bad_lookahead", "negative_group", "bad_text"),
+        *(
+            "bad_tokens",
+            "bad_extra_keys",
+            "bad_lookahead",
+            "negative_group",
+            "large_group",
+            "bad_text",
+        ),
     }

@@ -61,7 +61,10 @@ class Habits:
 
 @dataclass(slots=True)
 class Engine:
-    """One rank: what it holds (`model`), and what it has not sent yet (`pending`)."""
+    """One rank: what it holds (`model`), and what it has not sent yet (`pending`).
+
+    Its batches come by one `feed`; where that is another rank's, they name their own.
+    """
 
     pod: PodId
     dp_rank: int
@@ -69,6 +72,7 @@ class Engine:
     hashes: Hashes
     habits: Habits
     random: Random
+    feed: int
     model: RankModel = field(init=False)
     pending: list[Event] = field(init=False, default_factory=list)
     removed: int = field(init=False, default=0)
@@ -172,24 +176,23 @@ class Engine:
         self.pending.append(AllBlocksCleared())
         self.model.clear()
 
-    def restart(self, index: FleetIndex) -> None:
-        """Start anew with all sent; the feed notices."""
+    def restart(self) -> None:
+        """Start anew with all sent."""
         assert not self.pending
-        index.reset(self.pod, dp_rank=self.dp_rank)
         self.model.restart()
 
     def publish(self, index: FleetIndex, *, forgets: bool = False) -> None:
-        """Send what waits, in one batch, in either encoding, by a feed that may not know ranks.
+        """Send what waits, in one batch, in either encoding.
 
         An index that `forgets` for want of memory does not find all that is removed.
         """
-        is_named = self.random.random() < 0.5
+        is_named = self.feed != self.dp_rank or self.random.random() < 0.5
         payload = encode_batch(
             self.pending,
             dp_rank=self.dp_rank if is_named else None,
             form=self.random.choice(("map", "array")),
         )
-        applied = index.apply(self.pod, payload, dp_rank=0 if is_named else self.dp_rank)
+        applied = index.apply(self.pod, payload, dp_rank=self.feed)
         assert applied.refused == 0
         assert applied.removed == self.removed or (forgets and applied.removed < self.removed)
         self.pending, self.removed = [], 0

@@ -96,7 +96,7 @@ def _read(unpacker: Any, state: Found) -> None:  # noqa: ANN401 - the library ha
     state["index"] = None
     if num_fields > 2:
         rank = unpacker.unpack()
-        if rank is None or _is_int(rank, 0, 2**32 - 1):
+        if rank is None or _is_int(rank, 0, 4095):
             state["dp_rank"] = rank
         else:
             state["refused"].append(("bad_rank", None))
@@ -223,7 +223,9 @@ def _locality(value: object) -> str:
 def _group(value: object) -> object:
     if type(value) is int and value < 0:
         raise RefusedError("negative_group")
-    return _int(0, 2**32 - 1)(value)
+    if type(value) is int and value > 255:
+        raise RefusedError("large_group")
+    return _int(0, 255)(value)
 
 
 def _hash(value: object) -> int:

@@ -23,8 +23,8 @@ use crate::tokens::TokenArg;
 use crate::topology::{TopologyTuple, decode_kind};
 
 /// `use_hash_functions`, `counts_copies`, `all_groups`, `memory_limit_bytes`,
-/// `limbo_limit_bytes`, weights of gpu, cpu and storage, `canonical_block_size`, secret (drawn here
-/// without one).
+/// `limbo_limit_bytes`, weights of gpu, cpu and storage, `canonical_block_size`, `max_ranks`, secret
+/// (drawn here without one).
 #[derive(FromPyObject)]
 struct OptionsTuple(
     bool,
@@ -34,6 +34,7 @@ struct OptionsTuple(
     usize,
     [f64; 3],
     NonZeroU32,
+    usize,
     Option<[u8; 32]>,
 );
 
@@ -301,7 +302,7 @@ impl RequestTuple {
 impl FleetCore {
     #[new]
     fn new(options: OptionsTuple) -> Self {
-        let OptionsTuple(hash, counts, all_groups, memory, limbo, weights, canonical, fixed) =
+        let OptionsTuple(hash, counts, all_groups, memory, limbo, weights, canonical, ranks, fixed) =
             options;
         let options = Options {
             use_hash_functions: hash,
@@ -311,6 +312,7 @@ impl FleetCore {
             limbo_limit_bytes: limbo,
             weights,
             canonical_block_size: canonical,
+            max_ranks: ranks,
             secret: fixed.map_or_else(secret::draw, Secret::new),
         };
         Self {

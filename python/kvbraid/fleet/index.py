@@ -34,6 +34,9 @@ Presence: TypeAlias = Literal["count", "set", "full-only"]
 
 TIER_WEIGHTS: Final[Mapping[Tier, float]] = {Tier.GPU: 1.0, Tier.CPU: 0.8, Tier.STORAGE: 0.5}
 
+MOST_RANKS: Final = 1 << 20
+"""Ranks that no index can have more of."""
+
 SECRET_BYTES: Final = 32
 """Length of the secret that keys and tables are made with."""
 
@@ -45,9 +48,10 @@ class IndexOptions:
     `memory_limit_bytes` None means no limit: above it the least recently matched boundaries are
     forgotten, and the answers of the pods concerned become bounds. `limbo_limit_bytes` bounds what
     is undecided of one rank. `canonical_block_size` is the tokens per block that the
-    `weighted_blocks` strategy counts in; it need not be any engine's. `secret` is what keys and
-    hash tables are made with. None draws it at random, as every index needs that strangers can
-    send prompts to; 32 bytes fix it, so that a test can be repeated.
+    `weighted_blocks` strategy counts in; it need not be any engine's. `max_ranks` is for
+    those of all pods: registering more is refused, and so is a further rank that a payload names.
+    `secret` is what keys and hash tables are made with. None draws it at random, as every index
+    needs that strangers can send prompts to; 32 bytes fix it, so that a test can be repeated.
     """
 
     keys: Keys = "auto"
@@ -56,10 +60,14 @@ class IndexOptions:
     limbo_limit_bytes: int = 64 << 20
     tier_weights: Mapping[Tier, float] | None = None
     canonical_block_size: int = 16
+    max_ranks: int = 65_536
     secret: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse a block without tokens, and a secret of another length."""
+        """Refuse a block without tokens, a secret of another length, and too many ranks."""
+        if not 1 <= self.max_ranks <= MOST_RANKS:
+            msg = f"max_ranks = {self.max_ranks}; it is from 1 to {MOST_RANKS}"
+            raise InvalidValueError(msg)
         if self.secret is not None and len(self.secret) != SECRET_BYTES:
             msg = f"secret has {len(self.secret)} bytes; it has {SECRET_BYTES}, or is None"
             raise InvalidValueError(msg)
@@ -83,6 +91,7 @@ class FleetIndex:
                 options.limbo_limit_bytes,
                 [weights[tier] for tier in Tier],
                 options.canonical_block_size,
+                options.max_ranks,
                 options.secret,
             )
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from kvbraid.fleet.index import FleetIndex, IndexOptions
+from kvbraid.fleet.index import MOST_RANKS, FleetIndex, IndexOptions
 from kvbraid.service.capacity import raise_descriptor_limit
 from kvbraid.service.config import FleetConfig
 from kvbraid.service.registry import Service
@@ -21,6 +21,7 @@ def serve(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
         memory_limit_bytes=config.index.memory_limit_bytes,
         limbo_limit_bytes=config.index.limbo_limit_bytes,
         canonical_block_size=config.index.canonical_block_size,
+        max_ranks=min(config.limits.pods, MOST_RANKS),
     )
     index = FleetIndex(options)
     feed = Subscriber(index, silence_s=config.server.silence_s)

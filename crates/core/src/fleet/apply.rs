@@ -9,7 +9,7 @@ use super::rank::{Rank, Shared};
 use super::slots::{ChannelKey, SlotId, Whereabouts};
 use super::texts::{Marks, Texts};
 use super::tier::Tier;
-use crate::wire::{Batch, Event, Medium, Removed, Span, Stored};
+use crate::wire::{Batch, Event, Medium, RefusalReason, Removed, Span, Stored};
 
 /// What one batch did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -61,8 +61,14 @@ impl<'a> Intake<'a> {
         self.rank.messages += 1;
         self.rank.begin_batch();
         for refusal in &self.batch.refused {
-            self.rank.refuse(refusal.reason.name(), 1);
             applied.refused += 1;
+            let reason = refusal.reason;
+            if reason == RefusalReason::LargeGroup {
+                // What the rank holds in that group decides its answers, and is not known.
+                self.rank.contradict(reason.name());
+            } else {
+                self.rank.refuse(reason.name(), 1);
+            }
         }
         let batch = self.batch;
         for piece in batch

@@ -7,6 +7,7 @@
 use super::limbo::Tails;
 use crate::error::{Error, Result};
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
+use crate::wire::MAX_GROUPS;
 
 /// What an operator says of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -81,8 +82,6 @@ struct Known {
 
 /// The index of the group that ungrouped events of an unconfigured pod belong to.
 pub const UNGROUPED: u16 = u16::MAX;
-/// No engine has more groups than this.
-pub const MAX_GROUPS: u32 = 256;
 /// Of an alignment of more blocks, what a retention keeps tells too little for what it costs.
 const MOST_BLOCKS_PER_ALIGNMENT: u32 = 64;
 

@@ -1,29 +1,28 @@
 //! What the feed of a rank tells: payloads, losses, restarts, and how far it knows the history.
 //!
-//! Bad bytes are refused and counted, never an error.
+//! A payload may name another rank than its feed's: what the feed tells of itself is then told of that
+//! rank too. Where several feeds write to one rank the worst of their states is the rank's. Bad
+//! bytes are refused and counted, never an error.
 
 use super::engine_chain::EngineChain;
-use super::limits::{CHECK_EVERY, MAX_RANKS};
-use super::model::Model;
+use super::limits::{CHECK_EVERY, NAMED_BY_PAYLOADS};
 use super::rank::{Rank, State};
 use super::registration::unknown_pod;
 use super::{Applied, Index};
 use crate::error::Result;
+use crate::wire::{Batch, MAX_RANKS};
 
 impl Index {
     /// Takes in one published payload. Bad bytes are refused and counted, never an error.
     ///
-    /// A batch that names another data-parallel rank than the feed's is that rank's.
+    /// A batch that names another data-parallel rank than the feed's is that rank's; a rank that
+    /// there is no room for is refused, with all that is said of it, and counted at the feed's.
     ///
     /// # Errors
     /// `Unknown` for a pod that is not registered.
     pub fn apply(&mut self, name: &str, dp_rank: u32, payload: &[u8]) -> Result<Applied> {
         let mut decoder = std::mem::take(&mut self.decoder);
-        let batch = decoder.decode(payload);
-        let rank = batch.dp_rank.unwrap_or(dp_rank);
-        let result = self
-            .column_for(name, rank, dp_rank)
-            .map(|(model, column)| model.apply(column, batch));
+        let result = self.take_in(name, dp_rank, decoder.decode(payload));
         self.decoder = decoder;
         self.batches_to_check -= 1;
         if self.batches_to_check == 0 {
@@ -33,32 +32,86 @@ impl Index {
         result
     }
 
-    fn column_for(
-        &mut self,
-        name: &str,
-        dp_rank: u32,
-        feed_rank: u32,
-    ) -> Result<(&mut Model, usize)> {
+    fn take_in(&mut self, name: &str, feed: u32, batch: &Batch) -> Result<Applied> {
+        let row = batch.dp_rank.unwrap_or(feed);
         let pod = self.pods.get(name).ok_or_else(|| unknown_pod(name))?;
-        if !pod.columns.contains_key(&dp_rank) && dp_rank < MAX_RANKS {
+        if !pod.columns.contains_key(&row) && row < MAX_RANKS {
             // A rank nobody registered shows itself: it gets a row of its own.
-            let (state, reason) = self.state_of(name, feed_rank);
-            self.add_rank(name, dp_rank)?;
-            self.set_state(name, dp_rank, state, reason)?;
+            let named = pod.columns.len().saturating_sub(pod.spec.dp_size as usize);
+            if named >= NAMED_BY_PAYLOADS || self.num_ranks() >= self.options.max_ranks {
+                self.note_refused(name, feed, "too_many_ranks")?;
+                return Ok(Applied {
+                    refused: 1,
+                    ..Applied::default()
+                });
+            }
+            self.add_rank(name, row)?;
         }
-        self.locate(name, dp_rank)
+        self.note_writer(name, row, feed)?;
+        let (model, column) = self.locate(name, row)?;
+        Ok(model.apply(column, batch))
     }
 
-    fn state_of(&mut self, name: &str, dp_rank: u32) -> (State, String) {
-        self.locate(name, dp_rank)
-            .ok()
-            .and_then(|(model, column)| model.ranks[column].as_ref())
-            .map_or((State::Exact, String::new()), |r| {
-                (r.feed_state, r.feed_reason.clone())
-            })
+    /// Remembers which feeds write to a row. Two of them tell two histories as one.
+    fn note_writer(&mut self, name: &str, row: u32, feed: u32) -> Result<()> {
+        let (model, column) = self.locate(name, row)?;
+        if let Some(rank) = &mut model.ranks[column]
+            && !rank.told_by.contains(&feed)
+        {
+            rank.told_by.push(feed);
+            if rank.told_by.len() > 1 {
+                rank.contradict("rank_of_two_feeds");
+            }
+            if !rank.feeds.contains(&feed) {
+                rank.feeds.push(feed);
+                self.combine_states(name, row);
+            }
+        }
+        Ok(())
     }
 
-    /// The engine of a rank restarted: its GPU tier is gone, other tiers are in doubt.
+    /// The rows that a feed writes to: that of its own rank, and those that its payloads named.
+    fn rows_of(&self, name: &str, feed: u32) -> Vec<u32> {
+        let Some(pod) = self.pods.get(name) else {
+            return Vec::new();
+        };
+        let ranks = self.models.get(&pod.spec.model).map(|model| &model.ranks);
+        let is_written = |column: usize| {
+            ranks
+                .and_then(|ranks| ranks[column].as_ref())
+                .is_some_and(|rank| rank.feeds.contains(&feed))
+        };
+        let rows = pod.columns.iter();
+        rows.filter(|&(&row, &column)| row == feed || is_written(column))
+            .map(|(&row, _)| row)
+            .collect()
+    }
+
+    /// Makes the state of a row the worst of those of the feeds that write to it.
+    fn combine_states(&mut self, name: &str, row: u32) {
+        let Some(pod) = self.pods.get(name) else {
+            return;
+        };
+        let (Some(&column), Some(model)) =
+            (pod.columns.get(&row), self.models.get_mut(&pod.spec.model))
+        else {
+            return;
+        };
+        let Some(rank) = &mut model.ranks[column] else {
+            return;
+        };
+        let own = (row < pod.spec.dp_size).then_some(row);
+        let feeds = own.iter().chain(&rank.feeds);
+        let worst = feeds
+            .filter_map(|feed| pod.feeds.get(feed))
+            .max_by_key(|(state, _)| state.severity());
+        (rank.feed_state, rank.feed_reason) =
+            worst.cloned().unwrap_or((State::Exact, String::new()));
+    }
+
+    /// The engine of a feed restarted: the GPU tier of the ranks that it writes to is gone, other
+    /// tiers are in doubt. A rank that another feed writes to as well is lost instead: what of it
+    /// is gone nobody can say.
     ///
     /// # Errors
     /// `Unknown` for a pod or rank that is not registered.
@@ -68,22 +121,37 @@ impl Index {
             Some(pod) if use_hash => EngineChain::new(pod.spec.algo, pod.spec.seed.as_deref()),
             Some(_) | None => EngineChain::off(),
         };
-        let (model, column) = self.locate(name, dp_rank)?;
-        model.with_rank(column, |rank, shared| rank.restart(shared, chain));
+        self.locate(name, dp_rank)?;
+        for row in self.rows_of(name, dp_rank) {
+            let chain = chain.clone();
+            let (model, column) = self.locate(name, row)?;
+            model.with_rank(column, |rank, shared| {
+                rank.told_by.retain(|feed| *feed != dp_rank);
+                if rank.told_by.is_empty() {
+                    rank.restart(shared, chain);
+                } else {
+                    rank.lose(shared);
+                }
+            });
+        }
         Ok(())
     }
 
-    /// Messages of a rank were lost for good: what it holds is no longer known.
+    /// Messages of a feed were lost for good: what the ranks that it writes to hold is no longer
+    /// known.
     ///
     /// # Errors
     /// `Unknown` for a pod or rank that is not registered.
     pub fn lose(&mut self, name: &str, dp_rank: u32) -> Result<()> {
-        let (model, column) = self.locate(name, dp_rank)?;
-        model.with_rank(column, Rank::lose);
+        self.locate(name, dp_rank)?;
+        for row in self.rows_of(name, dp_rank) {
+            let (model, column) = self.locate(name, row)?;
+            model.with_rank(column, Rank::lose);
+        }
         Ok(())
     }
 
-    /// How far the feed knows a rank's history.
+    /// How far a feed knows the history of the ranks that it writes to.
     ///
     /// # Errors
     /// `Unknown` for a pod or rank that is not registered.
@@ -94,10 +162,12 @@ impl Index {
         state: State,
         reason: String,
     ) -> Result<()> {
-        let (model, column) = self.locate(name, dp_rank)?;
-        if let Some(rank) = &mut model.ranks[column] {
-            rank.feed_state = state;
-            rank.feed_reason = reason;
+        self.locate(name, dp_rank)?;
+        if let Some(pod) = self.pods.get_mut(name) {
+            pod.feeds.insert(dp_rank, (state, reason));
+        }
+        for row in self.rows_of(name, dp_rank) {
+            self.combine_states(name, row);
         }
         Ok(())
     }

@@ -3,8 +3,9 @@
 use super::Index;
 use super::model::Model;
 
-/// No engine has more data-parallel ranks than this.
-pub(super) const MAX_RANKS: u32 = 4096;
+/// Ranks that the payloads of one pod may name beyond those registered: an engine that makes ranks
+/// up leaves room for those of other pods.
+pub(super) const NAMED_BY_PAYLOADS: usize = 256;
 
 /// Memory is compared with its limit once in so many batches: measuring walks every rank.
 pub(super) const CHECK_EVERY: u32 = 256;

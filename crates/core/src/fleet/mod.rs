@@ -78,6 +78,8 @@ pub struct Options {
     pub weights: [f64; 3],
     /// Tokens per block of the `weighted_blocks` strategy.
     pub canonical_block_size: NonZeroU32,
+    /// Ranks of all pods: registering more is refused, and so are further ranks that payloads name.
+    pub max_ranks: usize,
     /// What keys and tables are made with: random bytes that nobody outside knows.
     pub secret: Secret,
 }
@@ -94,6 +96,7 @@ impl Options {
             limbo_limit_bytes: 64 << 20,
             weights: [1.0, 0.8, 0.5],
             canonical_block_size: const { NonZeroU32::new(16).unwrap() },
+            max_ranks: 65_536,
             secret,
         }
     }

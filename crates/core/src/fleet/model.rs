@@ -1,6 +1,7 @@
 //! One model's pods: shared boundaries and bits, the ranks, and which of them the rule can be
 //! evaluated for together.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
@@ -65,6 +66,7 @@ pub(super) struct Model {
     pub marks: Arc<Marks>,
     /// Ranks by column; `None` = free.
     pub ranks: Vec<Option<Rank>>,
+    free: BTreeSet<usize>,
     /// Increases with every request, for forgetting the least recently matched.
     pub tick: u32,
     units: Units,
@@ -83,6 +85,7 @@ impl Model {
             planes: Planes::default(),
             texts: Texts::default(),
             ranks: Vec::new(),
+            free: BTreeSet::new(),
             tick: 0,
             units: Units::new(marks.field()),
             marks: Arc::new(marks),
@@ -94,14 +97,10 @@ impl Model {
 
     /// The column that a new rank gets.
     pub(super) fn free_column(&mut self) -> (usize, (u16, u64)) {
-        let index = self
-            .ranks
-            .iter()
-            .position(Option::is_none)
-            .unwrap_or_else(|| {
-                self.ranks.push(None);
-                self.ranks.len() - 1
-            });
+        let index = self.free.pop_first().unwrap_or_else(|| {
+            self.ranks.push(None);
+            self.ranks.len() - 1
+        });
         let word = u16::try_from(index / 64).expect("fewer than 2^22 ranks");
         (index, (word, 1 << (index % 64)))
     }
@@ -161,6 +160,7 @@ impl Model {
             }
         });
         self.ranks[index] = None;
+        self.free.insert(index);
         self.invalidate();
     }
 

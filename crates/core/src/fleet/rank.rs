@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use smallvec::SmallVec;
+
 use super::answer::TierSet;
 use super::catalog::{Catalog, UNGROUPED};
 use super::effort::Effort;
@@ -39,6 +41,16 @@ impl State {
     #[must_use]
     pub fn name(self) -> &'static str {
         Self::NAMES[self as usize].0
+    }
+
+    /// How little can be said in a state: the worst of several feeds' states is their rank's.
+    pub(super) fn severity(self) -> u8 {
+        match self {
+            Self::Exact => 0,
+            Self::Degraded => 1,
+            Self::Rebuilding => 2,
+            Self::Stale => 3,
+        }
     }
 
     /// The state with this name.
@@ -87,7 +99,12 @@ pub(super) struct Rank {
     pub chain: EngineChain,
     /// Paths of LoRA adapters by name: part of the engine's hash.
     pub loras: BTreeMap<String, String>,
-    /// As the feed says.
+    /// The feeds whose payloads were this rank's: what is true of them is true of it.
+    pub feeds: SmallVec<[u32; 1]>,
+    /// Those of them whose history is part of what is known here: they published since they last
+    /// began anew.
+    pub told_by: SmallVec<[u32; 1]>,
+    /// As the feeds say.
     pub feed_state: State,
     /// Why, in words.
     pub feed_reason: String,
@@ -142,6 +159,8 @@ impl Rank {
             catalog,
             chain,
             loras: BTreeMap::new(),
+            feeds: SmallVec::new(),
+            told_by: SmallVec::new(),
             feed_state: State::Exact,
             feed_reason: String::new(),
             contradicted: None,

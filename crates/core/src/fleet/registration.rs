@@ -9,9 +9,10 @@ use super::Index;
 use super::catalog::{Catalog, PodConfig};
 use super::engine_chain::EngineChain;
 use super::model::Model;
-use super::rank::Rank;
+use super::rank::{Rank, State};
 use crate::error::{Error, Result};
 use crate::hash::HashAlgo;
+use crate::wire::MAX_RANKS;
 
 /// How a pod is registered.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -36,6 +37,8 @@ pub(super) struct Pod {
     pub(super) spec: PodSpec,
     /// Column of each rank.
     pub(super) columns: BTreeMap<u32, usize>,
+    /// How far each feed knows the history of what it tells, where it said so.
+    pub(super) feeds: BTreeMap<u32, (State, String)>,
 }
 
 impl Pod {
@@ -63,7 +66,8 @@ impl Index {
     /// Registers a pod; the same registration again changes nothing, another one starts anew.
     ///
     /// # Errors
-    /// `InvalidValue` for a topology that no engine can have, or no rank.
+    /// `InvalidValue` for a topology that no engine can have, no rank, or more ranks than an engine
+    /// or this index has.
     pub fn register(&mut self, name: &str, spec: PodSpec) -> Result<bool> {
         if self.pods.get(name).is_some_and(|pod| pod.spec == spec) {
             return Ok(false);
@@ -72,6 +76,12 @@ impl Index {
             let text = format!("pod {name:?}: dp_size 0; a pod has at least one rank");
             return Err(Error::InvalidValue(text));
         }
+        if spec.dp_size > MAX_RANKS {
+            let dp_size = spec.dp_size;
+            let text = format!("pod {name:?}: dp_size {dp_size}; a pod has at most {MAX_RANKS}");
+            return Err(Error::InvalidValue(text));
+        }
+        self.check_room(name, spec.dp_size as usize)?;
         Catalog::new(spec.config.clone())?;
         if self.pods.contains_key(name) {
             self.remove(name)?;
@@ -87,12 +97,30 @@ impl Index {
                 name: name.into(),
                 spec,
                 columns: BTreeMap::new(),
+                feeds: BTreeMap::new(),
             },
         );
         for dp_rank in 0..dp_size {
             self.add_rank(name, dp_rank)?;
         }
         Ok(true)
+    }
+
+    /// Registered ranks alone are counted: those that payloads named never keep a pod out.
+    fn check_room(&self, name: &str, dp_size: usize) -> Result<()> {
+        let others = self.pods.iter().filter(|(other, _)| *other != name);
+        let ranks = dp_size + others.map(|(_, p)| p.spec.dp_size as usize).sum::<usize>();
+        if ranks > self.options.max_ranks {
+            let limit = self.options.max_ranks;
+            let text = format!("pod {name:?}: {ranks} ranks would be registered; at most {limit}");
+            return Err(Error::InvalidValue(text));
+        }
+        Ok(())
+    }
+
+    /// Ranks of all pods, registered or named by payloads.
+    pub(super) fn num_ranks(&self) -> usize {
+        self.pods.values().map(|pod| pod.columns.len()).sum()
     }
 
     pub(super) fn add_rank(&mut self, name: &str, dp_rank: u32) -> Result<usize> {

@@ -6,7 +6,9 @@
 use crate::spec::SpecKind;
 use crate::wire::cursor::{Cursor, Head, Read};
 use crate::wire::fields::{Field, Fields, Tag};
-use crate::wire::{Batch, Event, Limits, Medium, RefusalReason, Removed, Span, Stored, keys};
+use crate::wire::{
+    Batch, Event, Limits, MAX_GROUPS, Medium, RefusalReason, Removed, Span, Stored, keys,
+};
 
 /// Reads the events of one batch from `cursor` into the arenas of the batch.
 pub(super) struct EventReader<'a, 'p> {
@@ -313,7 +315,10 @@ fn group(cursor: &mut Cursor<'_>) -> Read<u32> {
     if index < 0 {
         return Err(RefusalReason::NegativeGroup);
     }
-    u32::try_from(index).map_err(|_| RefusalReason::MalformedEvent)
+    u32::try_from(index)
+        .ok()
+        .filter(|&index| index < MAX_GROUPS)
+        .ok_or(RefusalReason::LargeGroup)
 }
 
 fn is_remote(cursor: &mut Cursor<'_>) -> Read<bool> {

@@ -25,6 +25,11 @@ use event::EventReader;
 /// in a vector that has just doubled reaches 48).
 pub const MAX_ARENA_BYTES_PER_BYTE: usize = 64;
 
+/// Groups of one engine; no engine has more.
+pub const MAX_GROUPS: u32 = 256;
+/// Data-parallel ranks of one engine; no engine has more.
+pub const MAX_RANKS: u32 = 4096;
+
 /// What the decoder accepts; larger things are refused as `too_large`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
@@ -119,8 +124,8 @@ impl Decoder {
         *cursor = reader.cursor;
         if fields > 2 {
             match attempt(cursor, Cursor::u32)? {
-                Ok(rank) => self.batch.dp_rank = rank,
-                Err(_) => self.batch.refuse(RefusalReason::BadRank, None),
+                Ok(rank) if rank.is_none_or(|rank| rank < MAX_RANKS) => self.batch.dp_rank = rank,
+                Ok(_) | Err(_) => self.batch.refuse(RefusalReason::BadRank, None),
             }
         }
         for _ in 3..fields {

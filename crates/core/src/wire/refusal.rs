@@ -21,13 +21,15 @@ pub enum RefusalReason {
     BadLookahead,
     /// A group index below zero.
     NegativeGroup,
+    /// A group index that no engine has: what is held in that group is not known.
+    LargeGroup,
     /// A text that is not UTF-8.
     BadText,
     /// A spec kind that this version does not know; the event is delivered with kind `unknown`.
     UnknownKind,
     /// A timestamp that is no number; the batch is delivered without one.
     BadTimestamp,
-    /// A data-parallel rank that is no small integer; the batch is delivered without one.
+    /// A data-parallel rank that is no integer from 0 to 4095; the batch is delivered without one.
     BadRank,
     /// Bytes after the end of the batch; the batch is delivered.
     TrailingBytes,
@@ -35,7 +37,7 @@ pub enum RefusalReason {
 
 impl RefusalReason {
     /// Name of each reason, in the order of the enum.
-    pub const NAMES: [(&'static str, RefusalReason); 14] = [
+    pub const NAMES: [(&'static str, RefusalReason); 15] = [
         ("malformed_batch", RefusalReason::MalformedBatch),
         ("too_large", RefusalReason::TooLarge),
         ("unknown_event", RefusalReason::UnknownEvent),
@@ -45,6 +47,7 @@ impl RefusalReason {
         ("bad_extra_keys", RefusalReason::BadExtraKeys),
         ("bad_lookahead", RefusalReason::BadLookahead),
         ("negative_group", RefusalReason::NegativeGroup),
+        ("large_group", RefusalReason::LargeGroup),
         ("bad_text", RefusalReason::BadText),
         ("unknown_kind", RefusalReason::UnknownKind),
         ("bad_timestamp", RefusalReason::BadTimestamp),
