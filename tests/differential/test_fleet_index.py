@@ -276,3 +276,28 @@ def test_an_index_short_of_memory_forgets_and_says_so(
     for _ in fleet_world.steps(steps):
         for engine, prompt, row in fleet_world.ask():
             check_bounds(row, engine, prompt)
+
+
+@given(
+    seed=SEEDS,
+    fleet=FLEETS,
+    steps=STEPS,
+    other_tier=st.sampled_from((0.0, 0.3)),
+    restart=st.sampled_from((0.0, 0.1)),
+)
+def test_two_hashes_of_one_prefix_leave_bounds_and_only_where_a_request_passes_it(
+    seed: int, fleet: list[Topology], steps: int, other_tier: float, restart: float
+) -> None:
+    """Clears, removals of one of the two, and restarts come between."""
+    twins = Habits(
+        sparse=0.0, orphan=0.0, partial=0.5, other_tier=other_tier, restart=restart, twins=0.5
+    )
+    fleet_world = world(seed, fleet, twins, None, JOIN)
+    for _ in fleet_world.steps(steps):
+        for engine, prompt, row in fleet_world.ask():
+            meaning = engine.hashes.meaning
+            doubles = (meaning[h] for h in meaning if h & traffic.TWIN)
+            if any(double.is_prefix_of(prompt) for double in doubles):
+                check_bounds(row, engine, prompt)
+            elif engine.model.is_named:
+                check_exact(row, engine, prompt)

@@ -6,7 +6,7 @@ tokens, removals of what was never stored. `publish` tells the index and the mod
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from kvbraid.events import encode_batch
@@ -20,6 +20,7 @@ from tests.reference import resume as rule
 from tests.reference.fleet_index import Prefix, RankModel
 
 LORAS = {"a": "/adapters/a", "b": "/adapters/b"}
+TWIN = 1 << 62
 MEDIUM = {Tier.GPU: "GPU", Tier.CPU: "CPU", Tier.STORAGE: "STORAGE"}
 
 
@@ -46,6 +47,12 @@ class Hashes:
         self.meaning.update(zip(keys, prefixes, strict=True))
         return keys
 
+    def twin(self, block_hash: int) -> int:
+        """Another hash of the same prefix."""
+        twin = block_hash ^ TWIN
+        self.meaning[twin] = self.meaning[block_hash]
+        return twin
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
@@ -57,6 +64,7 @@ class Habits:
     other_tier: float = 0.1
     restart: float = 0.03
     unknown_removal: float = 0.1
+    twins: float = 0.0
 
 
 @dataclass(slots=True)
@@ -72,7 +80,7 @@ class Engine:
     hashes: Hashes
     habits: Habits
     random: Random
-    feed: int
+    feed: int = 0
     model: RankModel = field(init=False)
     pending: list[Event] = field(init=False, default_factory=list)
     removed: int = field(init=False, default=0)
@@ -87,6 +95,7 @@ class Engine:
             (3, self.evict),
             (2, self.offload),
             (2, self.store_parts),
+            (2 if self.habits.twins else 0, self.store_twins),
         ]
         weights, choices = zip(*actions, strict=True)
         self.random.choices(choices, weights)[0](self.random.choice(prompts))
@@ -130,6 +139,23 @@ class Engine:
             start = self.random.randrange(units) * unit
         blocks = self.random.randint(0, (len(prompt.tokens) - start) // size)
         self._store(group, prompt, (start, start + blocks * size), size, Tier.GPU)
+
+    def store_twins(self, prompt: Prefix) -> None:
+        """Store the start of a prompt, and again under other hashes, as no engine should."""
+        self.prefill(prompt)
+        tiers = {medium: tier for tier, medium in MEDIUM.items()}
+        for event in list(self.pending):
+            if not isinstance(event, BlockStored) or event.parent_block_hash is not None:
+                continue
+            is_dense = len(event.token_ids) == len(event.block_hashes) * event.block_size > 0
+            hashes = tuple(self.hashes.twin(block_hash) for block_hash in event.block_hashes)
+            group, size = event.group_idx or 0, event.block_size
+            grade = size == self.topology.groups[group].block_size
+            held = (self.model.is_held(group, h, is_partial=grade) for h in hashes)
+            if is_dense and not any(held) and self.random.random() < self.habits.twins:
+                self.pending.append(replace(event, block_hashes=hashes))
+                self.model.store(group, hashes, tiers[event.medium], size)
+                self.model.tell(None, hashes)
 
     def offload(self, prompt: Prefix) -> None:
         """Announce copies on another tier by hash alone."""

@@ -238,10 +238,50 @@ def test_what_was_learned_can_be_contradicted_too(reason: str) -> None:
     assert info(index).reason == reason
 
 
-def test_two_hashes_at_one_boundary_degrade_the_pod() -> None:
+def test_two_hashes_at_one_boundary_leave_a_bound_from_there_on_and_nothing_else() -> None:
+    index = index_of()
+    other = (*PROMPT[:4], *range(40, 53))
+    tell(index, stored(), stored(token_ids=other[:16], block_hashes=(0, 21, 22, 23)))
+    tell(index, stored(parent_block_hash=0, blocks=1, token_ids=PROMPT[4:8], block_hashes=(10,)))
+    assert info(index).refused == {"two_hashes_at_one_boundary": 1}
+    assert info(index).state is PodState.EXACT
+    assert bounds(index) == (4, 16)
+    assert bounds(index, other) == (16, 16)
+    # What it would take to find the first hash is not known to be there without the second either.
+    tell(index, BlockRemoved(block_hashes=(10,), group_idx=0))
+    assert bounds(index) == (4, 16)
+
+
+def test_a_clear_forgets_that_there_were_two_hashes_at_one_boundary() -> None:
     index = index_of()
     tell(index, stored(), stored(block_hashes=(10, 11, 12, 13)))
-    assert info(index).reason == "two_hashes_at_one_boundary"
+    assert (bounds(index), info(index).state) == ((0, 16), PodState.EXACT)
+    tell(index, AllBlocksCleared())
+    assert bounds(index) == (0, 0)
+    tell(index, stored())
+    assert bounds(index) == (16, 16)
+
+
+def test_one_of_two_hashes_at_a_boundary_goes_and_the_other_still_shows() -> None:
+    index = index_of(Topology(groups=(FULL,)))
+    tell(index, stored(), stored(block_hashes=(10, 11, 12, 13)))
+    tell(index, BlockRemoved(block_hashes=(10, 11, 12, 13), group_idx=0))
+    assert bounds(index) == (0, 16)
+    tell(index, BlockRemoved(block_hashes=(0, 1, 2, 3), group_idx=0))
+    assert bounds(index) == (0, 0)
+
+
+def test_a_copy_in_doubt_stays_in_the_upper_bound_across_a_restart() -> None:
+    """Two hashes at one boundary on disk, a clear, the removal of one: the other may be there."""
+    index = index_of(Topology(groups=(FULL,)))
+    tell(index, stored(1, medium="disk"), stored(1, medium="disk", block_hashes=(10,)))
+    tell(index, AllBlocksCleared())
+    tell(index, BlockRemoved(block_hashes=(10,), medium="disk", group_idx=0))
+    for _ in range(2):
+        (row,) = index.score(Request(model="m", token_ids=PROMPT, tiers=["gpu", "storage"])).rows
+        assert (row.lower, row.upper) == (0, 4)
+        index.check_integrity()
+        index.reset(POD)
 
 
 def test_one_hash_at_two_boundaries_degrades_the_pod() -> None:

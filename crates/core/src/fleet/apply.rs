@@ -205,7 +205,7 @@ impl<'a> Intake<'a> {
                 Whereabouts::Placed(_) => self.rank.placed.join += 1,
                 Whereabouts::Limbo(entry) => self.rank.limbo.mention(entry),
             }
-            self.rank.add_copy(slot, channel, self.shared.planes);
+            self.rank.add_copy(slot, channel, &mut self.shared);
         }
     }
 

@@ -3,6 +3,7 @@
 use super::answer::{Bounds, TierSet};
 use super::catalog::View;
 use super::model::Class;
+use super::nodes::NodeId;
 use super::query::{Search, Words};
 use super::rank::{Rank, State};
 use super::slots::SlotId;
@@ -25,7 +26,7 @@ impl Search<'_, '_> {
         let certain = if class.view.lower_is_zero || !rank.can_promise() {
             0
         } else {
-            lower
+            self.unambiguous(class, at, column, (set, lower), scratch)
         };
         let everything = rank.state() != State::Exact
             || class.view.upper_is_everything
@@ -54,6 +55,42 @@ impl Search<'_, '_> {
             lower: certain,
             upper: upper.max(certain),
         }
+    }
+
+    /// How much of `lower` rests on boundaries before the first at which the rank held two hashes:
+    /// which of them the request has, and so what comes after, nobody can say.
+    fn unambiguous(
+        &self,
+        class: &Class,
+        at: usize,
+        column: usize,
+        (set, lower): (TierSet, u32),
+        scratch: &mut rule::Scratch,
+    ) -> u32 {
+        let Some(rank) = &self.model.ranks[column] else {
+            return lower;
+        };
+        let sharing = &rank.slots.sharing;
+        if sharing.is_empty() {
+            return lower;
+        }
+        let key = |node: &NodeId| self.model.nodes.key(*node);
+        let is_ambiguous =
+            |node: &Option<NodeId>| node.as_ref().is_some_and(|n| sharing.is_ambiguous(key(n)));
+        let Some(first) = self.ladders[at].nodes.iter().position(is_ambiguous) else {
+            return lower;
+        };
+        let mut words = self.words(class, at, set, false);
+        for list in words.whole.iter_mut().chain(&mut words.partial) {
+            list.truncate(first);
+        }
+        let bit = column % 64;
+        let query = self.query(1 << bit, Unknown::Strict);
+        let topology = &class.view.topology;
+        let answers = words.with_held(self.unit(at), |held| {
+            rule::resume(topology, held, query, scratch)
+        });
+        answers[bit].min(lower)
     }
 
     /// The largest boundary that cannot be excluded for one rank.

@@ -8,31 +8,28 @@ use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Whereabouts};
 
 impl Rank {
     /// Adds a copy and shows it.
-    pub(super) fn add_copy(&mut self, slot: SlotId, channel: ChannelId, planes: &mut Planes) {
+    pub(super) fn add_copy(&mut self, slot: SlotId, channel: ChannelId, shared: &mut Shared<'_>) {
         if !self.counts_copies && self.slots.holds(slot, channel) {
             return;
         }
-        let is_first = self.count_copy(slot, channel, planes);
+        let is_first = self.count_copy(slot, channel, shared);
         if is_first && self.has_doubts {
-            self.drop_doubt(slot, self.slots.channel(channel).key, planes);
+            self.drop_doubt(slot, self.slots.channel(channel).key, shared.planes);
         }
     }
 
     /// Counts a copy and shows it; what is in doubt stays so. True: the channel's first.
-    fn count_copy(&mut self, slot: SlotId, channel: ChannelId, planes: &mut Planes) -> bool {
-        let is_first = self.slots.add_copy(slot, channel);
-        if !is_first {
+    fn count_copy(&mut self, slot: SlotId, channel: ChannelId, shared: &mut Shared<'_>) -> bool {
+        if !self.slots.add_copy(slot, channel) {
             return false;
         }
-        let plane = self.slots.channel(channel).plane;
-        if let Whereabouts::Placed(node) = self.slots.whereabouts(slot)
-            && !planes.set(plane, node, self.column.1)
+        let bit = self.column.1;
+        if self.slots.show(slot, channel, shared.planes, bit)
+            && let Whereabouts::Placed(node) = self.slots.whereabouts(slot)
+            && !self.slots.channel(channel).key.doubted
         {
-            let mut twins = self.slots.held_channels(slot);
-            if !twins.any(|c| c != channel && self.slots.channel(c).plane == plane) {
-                drop(twins);
-                self.contradict("two_hashes_at_one_boundary");
-            }
+            self.slots.sharing.mark(shared.nodes.key(node));
+            self.settle_accounts();
         }
         true
     }
@@ -54,11 +51,7 @@ impl Rank {
 
     /// Clears the bit of a plane in which the slot has no copy any more.
     pub(super) fn hide(&mut self, slot: SlotId, plane: PlaneId, planes: &mut Planes) {
-        if let Whereabouts::Placed(node) = self.slots.whereabouts(slot)
-            && !self.slots.plane_is_held(slot, plane)
-        {
-            planes.clear(plane, node, self.column.1);
-        }
+        self.slots.hide(slot, plane, planes, self.column.1);
     }
 
     /// Takes a copy away; false when there was none.
@@ -130,10 +123,8 @@ impl Rank {
             },
             planes,
         );
-        if self.slots.add_copy(slot, twin)
-            && let Whereabouts::Placed(node) = self.slots.whereabouts(slot)
-        {
-            planes.set(self.slots.channel(twin).plane, node, self.column.1);
+        if self.slots.add_copy(slot, twin) {
+            self.slots.show(slot, twin, planes, self.column.1);
         }
         self.slots.drop_copies(slot, channel);
         self.hide(slot, plane, planes);
@@ -172,20 +163,26 @@ impl Rank {
         let slots: Vec<SlotId> = self.slots.iter().collect();
         for slot in slots {
             for &(from, to) in &moves {
-                self.move_copies(slot, from, to, shared.planes);
+                self.move_copies(slot, from, to, shared);
             }
         }
     }
 
-    fn move_copies(&mut self, slot: SlotId, from: ChannelId, to: ChannelId, planes: &mut Planes) {
+    fn move_copies(
+        &mut self,
+        slot: SlotId,
+        from: ChannelId,
+        to: ChannelId,
+        shared: &mut Shared<'_>,
+    ) {
         let copies = self.slots.copies(slot, from);
         if copies == 0 {
             return;
         }
         self.slots.drop_copies(slot, from);
-        self.hide(slot, self.slots.channel(from).plane, planes);
+        self.hide(slot, self.slots.channel(from).plane, shared.planes);
         for _ in 0..copies {
-            self.count_copy(slot, to, planes);
+            self.count_copy(slot, to, shared);
         }
     }
 }

@@ -39,7 +39,10 @@ impl Index {
             // A rank nobody registered shows itself: it gets a row of its own.
             let named = pod.columns.len().saturating_sub(pod.spec.dp_size as usize);
             if named >= NAMED_BY_PAYLOADS || self.num_ranks() >= self.options.max_ranks {
-                self.note_refused(name, feed, "too_many_ranks")?;
+                let (model, column) = self.locate(name, feed)?;
+                if let Some(rank) = &mut model.ranks[column] {
+                    rank.refuse("too_many_ranks", 1);
+                }
                 return Ok(Applied {
                     refused: 1,
                     ..Applied::default()

@@ -1,5 +1,7 @@
 //! What one rank ceases to hold at once: a clear, a restart, a loss, a memory limit.
 
+use smallvec::SmallVec;
+
 use super::engine_chain::EngineChain;
 use super::nodes::NodeId;
 use super::rank::{Rank, Shared};
@@ -9,32 +11,10 @@ use super::tier::Tier;
 impl Rank {
     /// The engine dropped its GPU tier. Copies on other tiers are in doubt from now on.
     pub(super) fn clear(&mut self, shared: &mut Shared<'_>) {
-        let doubts: Vec<(ChannelId, ChannelKey)> = self
-            .slots
-            .channels()
-            .filter(|(_, c)| c.key.tier != Tier::Gpu && !c.key.doubted)
-            .map(|(id, c)| (id, c.key))
-            .collect();
-        self.has_doubts |= !doubts.is_empty();
-        let twins: Vec<(ChannelId, ChannelId)> = doubts
-            .into_iter()
-            .map(|(id, key)| {
-                (
-                    id,
-                    self.channel(
-                        ChannelKey {
-                            doubted: true,
-                            ..key
-                        },
-                        shared.planes,
-                    ),
-                )
-            })
-            .collect();
-        let slots: Vec<SlotId> = self.slots.iter().collect();
-        for slot in slots {
-            self.clear_slot(slot, &twins, shared);
+        for slot in self.slots.take_stirred() {
+            self.clear_slot(slot, shared);
         }
+        self.slots.sharing.forget();
         self.forgot.remove(Tier::Gpu);
     }
 
@@ -55,20 +35,21 @@ impl Rank {
         self.saw_media = false;
     }
 
-    fn clear_slot(
-        &mut self,
-        slot: SlotId,
-        twins: &[(ChannelId, ChannelId)],
-        shared: &mut Shared<'_>,
-    ) {
-        for &(channel, twin) in twins {
-            if self.slots.holds(slot, channel) && !self.slots.holds(slot, twin) {
-                self.slots.add_copy(slot, twin);
-                if let Whereabouts::Placed(node) = self.slots.whereabouts(slot) {
-                    shared
-                        .planes
-                        .set(self.slots.channel(twin).plane, node, self.column.1);
-                }
+    fn clear_slot(&mut self, slot: SlotId, shared: &mut Shared<'_>) {
+        let held: SmallVec<[ChannelId; 8]> = self.slots.held_channels(slot).collect();
+        for channel in held {
+            let key = self.slots.channel(channel).key;
+            if key.doubted || key.tier == Tier::Gpu {
+                continue;
+            }
+            let doubted = ChannelKey {
+                doubted: true,
+                ..key
+            };
+            let twin = self.channel(doubted, shared.planes);
+            self.has_doubts = true;
+            if !self.slots.holds(slot, twin) && self.slots.add_doubt(slot, twin) {
+                (self.slots).show(slot, twin, shared.planes, self.column.1);
             }
         }
         self.drop_channels(slot, |key| !key.doubted || key.tier == Tier::Gpu, shared);
@@ -98,6 +79,7 @@ impl Rank {
         for slot in slots {
             self.drop_channels(slot, |_| true, shared);
         }
+        self.slots.sharing.forget();
         self.forgot = Tier::ALL.into_iter().collect();
     }
 

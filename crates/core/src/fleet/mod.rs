@@ -29,6 +29,7 @@ mod query;
 mod rank;
 mod registration;
 mod request;
+mod shown;
 mod slots;
 mod texts;
 mod tier;

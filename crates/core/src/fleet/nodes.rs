@@ -124,6 +124,12 @@ impl Nodes {
         NodeId(id)
     }
 
+    /// The key of a node.
+    #[must_use]
+    pub(super) fn key(&self, node: NodeId) -> PrefixKey {
+        self.keys[node.0 as usize]
+    }
+
     /// Where a node stands.
     #[must_use]
     pub(super) fn place(&self, node: NodeId) -> Place {

@@ -260,12 +260,20 @@ impl Rank {
         self.settle_accounts();
     }
 
-    /// Moves limbo's counters into the rank's.
+    /// Moves the counters of limbo, and of shared boundaries, into the rank's.
     pub(super) fn settle_accounts(&mut self) {
         self.placed.join += std::mem::take(&mut self.limbo.placed_by_join);
         self.placed.query += std::mem::take(&mut self.limbo.placed_by_query);
         if std::mem::take(&mut self.limbo.contradictions) > 0 {
             self.contradict("contradicts_earlier_place");
+        }
+        let (found, too_many) = self.slots.sharing.take_found();
+        self.refuse("two_hashes_at_one_boundary", found);
+        if too_many {
+            // More than are told apart: then it is the whole rank of which nothing is certain.
+            self.contradicted
+                .get_or_insert("two_hashes_at_one_boundary");
+            self.slots.sharing.forget();
         }
     }
 
@@ -343,7 +351,7 @@ impl Rank {
                 let plane = self.slots.channel(channel).plane;
                 let shown = planes.word(plane, node) & self.column.1 != 0;
                 assert!(
-                    shown || self.contradicted.is_some(),
+                    shown,
                     "slot {slot:?} channel {channel:?} is held but not shown"
                 );
             }

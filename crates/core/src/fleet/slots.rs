@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 
 use super::nodes::NodeId;
 use super::planes::PlaneId;
+use super::shown::Sharing;
 use super::tier::Tier;
 use crate::key_table::KeyTable;
 use crate::secret::Spread;
@@ -74,6 +75,7 @@ struct Slot {
     mask: u64,
     place: u32,
     retired: bool,
+    stirred: bool,
 }
 
 const LIMBO: u32 = 1 << 31;
@@ -105,6 +107,10 @@ pub(super) struct Slots {
     /// By slot, in the order of channels: copies beyond the first (all copies, for channels without
     /// a mask bit).
     more: HashMap<u32, Counts>,
+    /// Bits that more than one hash sets.
+    pub(super) sharing: Sharing,
+    /// Slots that got a copy since the last clear, each once.
+    stirred: Vec<u32>,
     /// Slots without a copy, oldest first; kept a while because children still name them.
     retired: VecDeque<u32>,
 }
@@ -122,6 +128,8 @@ impl Slots {
             planes: Vec::new(),
             num_doubted: 0,
             more: HashMap::new(),
+            sharing: Sharing::default(),
+            stirred: Vec::new(),
             retired: VecDeque::new(),
         }
     }
@@ -146,9 +154,11 @@ impl Slots {
             mask: 0,
             place: encode(whereabouts),
             retired: false,
+            stirred: false,
         };
         let id = if let Some(id) = self.free.pop() {
-            self.table[id as usize] = slot;
+            let stirred = self.table[id as usize].stirred;
+            self.table[id as usize] = Slot { stirred, ..slot };
             id
         } else {
             self.table.push(slot);
@@ -239,8 +249,47 @@ impl Slots {
         (0u16..).map(ChannelId).zip(self.channels.iter().copied())
     }
 
+    /// Notes that a clear has something to do at a slot.
+    fn stir(&mut self, slot: SlotId) {
+        if self.stirred.len() == self.stirred.capacity() {
+            self.drop_still();
+        }
+        self.table[slot.0 as usize].stirred = true;
+        self.stirred.push(slot.0);
+    }
+
+    /// Leaves slots without copies out of what a clear looks at, and makes room for as many as stay.
+    fn drop_still(&mut self) {
+        let mut stirred = std::mem::take(&mut self.stirred);
+        stirred.retain(|&id| {
+            let is_held = self.is_held(SlotId(id));
+            self.table[id as usize].stirred = is_held;
+            is_held
+        });
+        stirred.reserve_exact(stirred.len().max(64));
+        self.stirred = stirred;
+    }
+
+    /// The held slots that got a copy since the last clear: what the others hold is in doubt since.
+    pub(super) fn take_stirred(&mut self) -> Vec<SlotId> {
+        let stirred = std::mem::take(&mut self.stirred);
+        for &id in &stirred {
+            self.table[id as usize].stirred = false;
+        }
+        let slots = stirred.into_iter().map(SlotId);
+        slots.filter(|&slot| self.is_held(slot)).collect()
+    }
+
     /// Adds a copy; true when it is the channel's first.
     pub(super) fn add_copy(&mut self, slot: SlotId, channel: ChannelId) -> bool {
+        if !self.table[slot.0 as usize].stirred {
+            self.stir(slot);
+        }
+        self.add_doubt(slot, channel)
+    }
+
+    /// As `add_copy`, for a copy in doubt on a tier that no clear empties.
+    pub(super) fn add_doubt(&mut self, slot: SlotId, channel: ChannelId) -> bool {
         if channel.0 < MASKED {
             let mask = &mut self.table[slot.0 as usize].mask;
             if *mask & (1 << channel.0) == 0 {
@@ -407,11 +456,15 @@ impl Slots {
             + self.more.allocation_size()
             + self.channels.capacity() * size_of::<Channel>()
             + self.by_channel_key.allocation_size()
-            + (self.free.capacity() + self.retired.capacity()) * 4
+            + (self.free.capacity() + self.retired.capacity() + self.stirred.capacity()) * 4
+            + self.sharing.bytes()
     }
 
     /// Panics unless every slot is found by its key and the side table speaks of live slots.
     pub(super) fn check_integrity(&self) {
+        self.check_sharing();
+        let stirred = self.table.iter().filter(|slot| slot.stirred).count();
+        assert_eq!(stirred, self.stirred.len(), "what a clear looks at");
         assert_eq!(
             self.by_key.len() + self.free.len(),
             self.table.len(),

@@ -202,10 +202,8 @@ impl World<'_> {
         let node = self.nodes.find_or_create(place, None);
         self.nodes.acquire(node);
         self.slots.set_whereabouts(slot, Whereabouts::Placed(node));
-        for channel in self.slots.held_channels(slot) {
-            self.planes
-                .set(self.slots.channel(channel).plane, node, self.bit);
-        }
+        let key = self.nodes.key(node);
+        self.slots.show_all(slot, key, self.planes, self.bit);
         if !self.slots.is_held(slot) {
             self.slots.retire(slot);
         }
