@@ -1,8 +1,9 @@
 """A real vLLM in a process of its own: prompts in, its own account of cache hits out.
 
 `python engine_process.py` reads JSON lines from standard input: first the settings of the engine
-(`{"model", "endpoint", "block_size", "num_blocks", "max_model_len", "scheduler", "options",
-"is_async", "seeded_dtype"}`: our scheduler's options, and null for dummy weights), then commands:
+(`{"model", "endpoint", "block_size", "num_blocks", "max_model_len", "retention", "scheduler",
+"options", "is_async", "seeded_dtype"}`: our scheduler's options, and null for dummy weights), then
+commands:
 `{"prompts": [[...], ...], "max_tokens": n}`, `{"reset": true}`, or `{"tamper": {"prompt",
 "max_tokens"}}`. Each is answered by one line: `{"ready": true}`, then `{"cached": tokens reused
 per prompt, "outputs": [[...], ...], "published": messages sent so far}`, `{"reset": whether it was
@@ -14,6 +15,7 @@ import json
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TextIO
 
 ENVIRONMENT = {
@@ -53,6 +55,8 @@ def start(settings: dict[str, Any]) -> Any:  # noqa: ANN401 - vLLM exists only i
         block_size=settings["block_size"],
         num_gpu_blocks_override=settings["num_blocks"],
         max_model_len=settings["max_model_len"],
+        prefix_cache_retention_interval=settings["retention"],
+        skip_tokenizer_init=not (Path(settings["model"]) / "tokenizer.json").exists(),
         max_num_batched_tokens=4_096,
         max_num_seqs=4,
         enable_prefix_caching=True,
@@ -85,7 +89,9 @@ def generate(engine: Any, request: dict[str, Any]) -> dict[str, Any]:  # noqa: A
 
     results = engine.generate(
         [{"prompt_token_ids": prompt} for prompt in request["prompts"]],
-        SamplingParams(max_tokens=request["max_tokens"], ignore_eos=True, temperature=0.0),
+        SamplingParams(
+            max_tokens=request["max_tokens"], ignore_eos=True, temperature=0.0, detokenize=False
+        ),
         use_tqdm=False,
     )
     return {

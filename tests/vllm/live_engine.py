@@ -39,7 +39,10 @@ def _topology(*groups: GroupSpec) -> Topology:
 
 @dataclass(frozen=True, slots=True)
 class LiveModel:
-    """A tiny model, the pool that makes it evict, and what an operator would configure."""
+    """A tiny model, the pool that makes it evict, and what an operator would configure.
+
+    `retention` is the engine's option of tokens between the blocks it keeps, None for all.
+    """
 
     folder: str
     block_size: int
@@ -47,6 +50,13 @@ class LiveModel:
     topology: Topology
     max_model_len: int = 1_200
     dtype: str = "float32"  # Of seeded weights.
+    retention: int | None = 0
+    beside: Path | None = None  # Where its folder lies, if not with the other models.
+
+    @property
+    def path(self) -> Path:
+        """The folder that the engine reads."""
+        return (self.beside or models_folder()) / self.folder
 
 
 MODELS: Final = (
@@ -191,11 +201,12 @@ def running(
                 engine = LiveEngine(process, subscriber)
                 engine.start(
                     {
-                        "model": str(models_folder() / model.folder),
+                        "model": str(model.path),
                         "endpoint": subscriber.getsockopt_string(zmq.LAST_ENDPOINT),
                         "block_size": model.block_size,
                         "num_blocks": model.num_blocks,
                         "max_model_len": model.max_model_len,
+                        "retention": model.retention,
                         "scheduler": scheduler,
                         "options": dict(options),
                         "is_async": False,

@@ -1,0 +1,89 @@
+"""More architectures live: what the index says, and our cache beside the engine's own.
+
+Each model's groups are what `kvbraid.models` reads from its config. Two engines get the same
+prompts one after another: one on its own cache, one on ours. Before each request the index says
+how much the first will reuse; then hits, events and outputs of both must be the same. Retention
+is a case's own.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+from kvbraid.fleet.index import FleetIndex
+from kvbraid.fleet.request import Request
+from kvbraid.ids import PodId
+from kvbraid.models import EngineOptions, group_config, read_config
+
+from tests.tiny_models import FOLDER, OWN
+from tests.vllm.live_engine import LiveModel, running
+from tests.vllm.soak import LIVE_TIMEOUT
+from tests.vllm.test_drop_in_live import SCHEDULER, events_of
+from tests.vllm.test_live_engines import MAX_OUTPUT, Prompts
+
+POD: Final = PodId("pod0")
+OPTIONS: Final = EngineOptions(block_size=32, kernel_block_size=32)
+
+
+def read_from(folder: Path, num_blocks: int, retention: int | None) -> LiveModel:
+    """A live model whose groups are read from its config."""
+    topology = group_config(read_config(folder / "config.json"), OPTIONS).grouping.topology()
+    return LiveModel(
+        folder=folder.name,
+        block_size=32,
+        num_blocks=num_blocks,
+        topology=replace(topology, hash_algo="sha256", hash_seed="0"),
+        retention=retention,
+        beside=folder.parent,
+    )
+
+
+LIVE: Final = (("cohere2", 210, 256),)
+"""Architecture, blocks of the pool, retention."""
+
+
+def test_each_live_model_has_a_config() -> None:
+    assert {name for name, _, _ in LIVE} <= set(OWN)
+
+
+@pytest.mark.timeout(LIVE_TIMEOUT)
+@pytest.mark.parametrize(
+    ("name", "num_blocks", "retention"), LIVE, ids=lambda each: str(each).lower()
+)
+def test_hits_events_and_outputs_are_the_engines_and_the_index_knew_the_hits(
+    name: str, num_blocks: int, retention: int | None
+) -> None:
+    model = read_from(FOLDER / name, num_blocks, retention)
+    index = FleetIndex()
+    index.register(POD, model="tiny", topology=model.topology)
+    prompts = Prompts(model, seed=7)
+    num_removed = num_hits = num_requests = 0
+    outputs: set[tuple[int, ...]] = set()
+    with (
+        running(model, is_seeded=True) as theirs,
+        running(model, scheduler=SCHEDULER, is_seeded=True) as ours,
+    ):
+        for number, prompt in enumerate(prompts):
+            (row,) = index.score(Request(model="tiny", token_ids=prompt)).rows
+            expected = theirs.generate_together([prompt], MAX_OUTPUT)
+            answer = ours.generate_together([prompt], MAX_OUTPUT)
+            (cached,) = expected.cached
+            assert (row.lower, row.upper) == (cached, cached), (
+                f"request {number}: {cached} of {row}"
+            )
+            assert answer.cached == expected.cached, f"request {number}"
+            assert list(map(events_of, answer.payloads)) == list(map(events_of, expected.payloads))
+            assert answer.outputs == expected.outputs, f"request {number}"
+            for payload in expected.payloads:
+                applied = index.apply(POD, payload)
+                assert not applied.refused
+                num_removed += applied.removed
+            index.check_integrity()
+            outputs.add(tuple(expected.outputs[0]))
+            prompts.remember(prompt, expected.outputs[0])
+            num_hits += cached > 0
+            num_requests += 1
+    assert num_removed > 0, "nothing was evicted: the pool is too large to prove anything"
+    assert num_hits > num_requests // 4
+    assert len(outputs) > num_requests * 3 // 4, "outputs repeat: they tell too little"
