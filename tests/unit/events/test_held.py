@@ -42,20 +42,6 @@ def test_holes_are_settled_with_logarithmic_work_each() -> None:
     assert comparisons_to_settle(2_000) <= 2_000 * 2 * 14
 
 
-def answers_from_above(num_holes: int) -> int:
-    """A replay beyond the limit that answers every other number, the highest first."""
-    tracker = SequenceTracker(hold_limit_bytes=1)
-    tracker.connected()
-    CountedNumber.compared = 0
-    for index in range(num_holes, 0, -1):
-        tracker.replayed(CountedNumber(2 * index), b"%d" % index)
-    return CountedNumber.compared
-
-
-def test_answers_beyond_the_limit_cost_logarithmic_work_each() -> None:
-    assert answers_from_above(2_000) <= 2_000 * 2 * 14
-
-
 def test_empty_batches_are_not_held_for_free() -> None:
     tracker = SequenceTracker(hold_limit_bytes=100 * OVERHEAD_BYTES)
     tracker.connected()
