@@ -221,3 +221,140 @@ def test_copies_of_a_block_by_many_owners_go_one_by_one() -> None:
         index.check_integrity()
         assert row_of(index, [7, 8]).lower == int(count < 350)
     assert info(index).refused == {}
+
+
+# --- what is undecided ---------------------------------------------------------------------------
+
+
+def test_a_floating_trie_of_one_token_leaves_a_long_request_a_bound() -> None:
+    """Each member may stand at each boundary: 2000 times 65536 places."""
+    index = index_of(FULL)
+    members = 2000
+    tell(index, stored(range(1, members + 1), [7] * members, parent_block_hash=10**12))
+    row = row_of(index, [7] * 65_536)
+    assert (row.lower, row.upper, row.state) == (0, 65_535, PodState.EXACT)
+    assert info(index).refused == {"answer_cut_short": 1}
+    assert row_of(index, [7] * 8).upper == 0, "none of them stands at the first boundary"
+    assert row_of(index, [7] * 8, tiers=["cpu"]).exactness == "exact"
+
+
+def test_many_floating_tries_of_one_token_leave_a_long_request_a_bound() -> None:
+    index = index_of(FULL)
+    tell(index, *(stored([i], [7], parent_block_hash=10**12 + i) for i in range(5000)))
+    assert row_of(index, [7] * 65_536).upper == 65_535
+    assert info(index).refused == {"answer_cut_short": 1}
+
+
+def test_what_one_rank_has_undecided_spoils_no_other_answer() -> None:
+    index = index_of(FULL, pods=["a", "b"])
+    tell(index, *(stored([i], [7], parent_block_hash=10**12 + i) for i in range(5000)))
+    tell(index, stored([1], [9], parent_block_hash=10**12), pod="b")
+    tell(index, stored(range(100, 108), [7] * 8), pod="b")
+    a, b = index.score(request_of([7] * 65_536)).rows
+    assert (a.exactness, a.upper) == ("bound", 65_535)
+    assert (b.exactness, b.upper) == ("exact", 8)
+
+
+def test_hashes_that_may_stand_anywhere_count_once() -> None:
+    """20 000 of them along 65 536 boundaries; the answer is as if there were one."""
+    index = index_of(FULL)
+    tell(index, stored(range(20_000), None, block_size=0))
+    row = row_of(index, range(65_536))
+    assert (row.lower, row.upper) == (0, 65_535)
+    assert info(index).refused == {}
+
+
+def windows(count: int, blocks: int, prompt: int) -> list[Event]:
+    """The last blocks of a prompt that grows, by hashes alone, as a window group tells them."""
+    spec = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": blocks + 1}
+    ends = (prompt + k * blocks // 2 for k in range(count))
+    return [stored(range(end - blocks, end), range(end), **spec) for end in ends]
+
+
+def test_a_window_stored_again_and_again_costs_an_answer_each_boundary_once() -> None:
+    index = index_of()
+    for event in windows(count=64, blocks=256, prompt=8192):
+        tell(index, event)
+    row = row_of(index, range(20_000))
+    index.check_integrity()
+    assert row.lower == 0
+    assert row.upper >= 8192 + 63 * 128
+
+
+def test_states_stored_sparsely_and_shifted_cost_an_answer_each_boundary_once() -> None:
+    index = index_of()
+    tokens = list(range(16 * 2048))
+    spec = {"kv_cache_spec_kind": "mamba"}
+    tell(index, stored(range(1, 2049), tokens, **spec))
+    tell(index, stored(range(2, 2050), tokens + tokens[:16], **spec))
+    assert row_of(index, [*tokens, 1]).upper == len(tokens)
+    index.check_integrity()
+
+
+# --- fields that no request has ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": None}, "model is None; expected text"),
+        ({"model": "\ud800"}, "model is '\\ud800'; expected text"),
+        ({"cache_salt": "a\ud800"}, "cache_salt is 'a\\ud800'; expected text"),
+        ({"lora": 5}, "lora is 5; expected text"),
+        ({"pods": "a"}, "pods is 'a'; expected a list of pod ids, or None"),
+        ({"tiers": [1]}, "tiers is [1]; expected a list of tier names, or None"),
+        ({"strategy": None}, "strategy is None; expected the name of a strategy"),
+        ({"extra_keys": 5}, "extra_keys is 5; expected a list of MediaItem, or None"),
+        ({"extra_keys": ["a"]}, "extra_keys[0].identifier is None; expected text"),
+        (
+            {"extra_keys": [MediaItem(identifier="a", offset=-1, length=1)]},
+            "extra_keys[0].offset is -1; expected an integer from 0 to 4294967295",
+        ),
+        (
+            {"extra_keys": [MediaItem(identifier="a", offset=0, length=2**32)]},
+            "extra_keys[0].length is 4294967296; expected an integer from 0 to 4294967295",
+        ),
+        (
+            {"extra_keys": [MediaItem(identifier="\ud800", offset=0, length=1)]},
+            "extra_keys[0].identifier is '\\ud800'; expected text",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_field_that_no_request_has_is_named(fields: dict[str, Any], message: str) -> None:
+    index = index_of(FULL)
+    request = Request(**{"model": "m", "token_ids": [1, 2], **fields})
+    for call in (index.score, index.explain):
+        with pytest.raises(InvalidValueError) as raised:
+            call(request)
+        assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": None}, "model is None; expected text"),
+        ({"dp_size": 2**32}, "dp_size is 4294967296; expected an integer from 1 to 4294967295"),
+        ({"loras": {"a": "\ud800"}}, "loras has '\\ud800'; expected names and paths"),
+    ],
+    ids=["model", "dp_size", "loras"],
+)
+def test_an_argument_that_no_registration_has_is_named(
+    fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidValueError) as raised:
+        FleetIndex().register(POD, **{"model": "m", **fields})
+    assert str(raised.value).startswith(message)
+
+
+def test_a_list_of_tokens_that_shrinks_while_it_is_read_is_refused() -> None:
+    tokens: list[Any] = [1, 2, 3]
+
+    class Clearing:
+        def __index__(self) -> int:
+            tokens.clear()
+            return 1
+
+    tokens.insert(1, Clearing())
+    with pytest.raises(InvalidValueError, match="had 4 items and has no item 2 any more"):
+        index_of(FULL).score(Request(model="m", token_ids=tokens))

@@ -49,15 +49,27 @@ impl<'py> FromPyObject<'_, 'py> for TokenArg {
 }
 
 fn from_list(list: &Bound<'_, PyList>) -> PyResult<Vec<u32>> {
-    let mut tokens = Vec::with_capacity(list.len());
-    for index in 0..list.len() {
+    let len = list.len();
+    let mut tokens = Vec::with_capacity(len);
+    for index in 0..len {
         let token = match exact_int(list, index).map(u32::try_from) {
             Some(Ok(token)) => token,
-            Some(Err(_)) | None => any_int(index, &list.get_item(index)?)?,
+            Some(Err(_)) | None => match list.get_item(index) {
+                Ok(item) => any_int(index, &item)?,
+                // An item's own `__index__` can do anything, to this list too.
+                Err(_) => return Err(shrunk(index, len)),
+            },
         };
         tokens.push(token);
     }
     Ok(tokens)
+}
+
+fn shrunk(index: usize, len: usize) -> PyErr {
+    InvalidValueError::new_err(format!(
+        "the list of token ids had {len} items and has no item {index} any more; give one that \
+         nothing changes while it is read"
+    ))
 }
 
 /// The item's value if it is exactly an `int` of one machine word; does not touch its reference

@@ -21,6 +21,7 @@ from kvbraid.fleet.answer import (
     PodInfo,
     Scores,
 )
+from kvbraid.fleet.fields import refuse_registration, refuse_request
 from kvbraid.fleet.request import Request
 from kvbraid.ids import GroupId, PodId, PodState, Tier
 from kvbraid.resume import encode
@@ -31,6 +32,9 @@ Keys: TypeAlias = Literal["auto", "join"]
 
 Presence: TypeAlias = Literal["count", "set", "full-only"]
 """How copies count; all but `count` are shortcuts, there to show what they would cost."""
+
+_NOT_TAKEN: Final = (TypeError, AttributeError, OverflowError, UnicodeError)
+"""What a value that no field can have makes a conversion raise."""
 
 TIER_WEIGHTS: Final[Mapping[Tier, float]] = {Tier.GPU: 1.0, Tier.CPU: 0.8, Tier.STORAGE: 0.5}
 
@@ -115,23 +119,25 @@ class FleetIndex:
             raise InvalidValueError(msg)
         native = None if topology is None else encode(topology)
         unsent = () if topology is None else topology.unsent_tokens
-        self._core.register(
-            pod,
+        registration = (
+            model,
+            dp_size,
+            native,
+            topology is not None and topology.dialect is EngineDialect.SGLANG,
             (
-                model,
-                dp_size,
-                native,
-                topology is not None and topology.dialect is EngineDialect.SGLANG,
-                (
-                    topology is not None and topology.report_mode == "full",
-                    topology is not None and topology.retention is not None,
-                ),
-                None if topology is None else topology.hash_algo,
-                None if topology is None else topology.hash_seed,
-                dict(loras or {}),
-                [(kind.value, tokens) for kind, tokens in unsent],
+                topology is not None and topology.report_mode == "full",
+                topology is not None and topology.retention is not None,
             ),
+            None if topology is None else topology.hash_algo,
+            None if topology is None else topology.hash_seed,
+            dict(loras or {}),
+            [(kind.value, tokens) for kind, tokens in unsent],
         )
+        try:
+            self._core.register(pod, registration)
+        except _NOT_TAKEN:
+            refuse_registration(model, dp_size, loras)
+            raise
 
     def remove(self, pod: PodId) -> None:
         """Forget a pod, all of its ranks, and all they hold.
@@ -187,9 +193,15 @@ class FleetIndex:
         Raises:
             UnknownError: No pod serves the model, or a pod asked for does not; `weighted_blocks`
                 answers for such a pod with an `unknown` row.
-            InvalidValueError: A token id or tier that does not exist.
+            InvalidValueError: A token id or tier that does not exist, or another field that no
+                request can have.
         """
-        return Scores(self._core.score(_encode_request(request), request.token_ids))
+        try:
+            answer = self._core.score(_encode_request(request), request.token_ids)
+        except _NOT_TAKEN:
+            refuse_request(request)
+            raise
+        return Scores(answer)
 
     def explain(self, request: Request) -> Explanation:
         """Say why every rank answers what it does, group by group, by the exact strategy.
@@ -199,7 +211,11 @@ class FleetIndex:
                 groups of all ranks.
             UnknownError: As `score`.
         """
-        answer, whys = self._core.explain(_encode_request(request), request.token_ids)
+        try:
+            answer, whys = self._core.explain(_encode_request(request), request.token_ids)
+        except _NOT_TAKEN:
+            refuse_request(request)
+            raise
         rows = []
         for score, (reason, groups) in zip(Scores(answer).rows, whys, strict=True):
             rows.append(

@@ -4,11 +4,12 @@
 //! (naming is timeless, and groups come in any order), then copies are counted in wire order.
 
 use super::catalog::GroupNews;
-use super::naming::{Naming, Units, is_dense};
+use super::naming::{Naming, is_dense};
 use super::rank::{Rank, Shared};
 use super::slots::{ChannelKey, SlotId, Whereabouts};
 use super::texts::{Marks, Texts};
 use super::tier::Tier;
+use super::units::Units;
 use crate::wire::{Batch, Event, Medium, RefusalReason, Removed, Span, Stored};
 
 /// What one batch did.

@@ -2,11 +2,11 @@
 
 use super::answer::{Bounds, TierSet};
 use super::catalog::View;
+use super::limbo::Possible;
 use super::model::Class;
 use super::nodes::NodeId;
 use super::query::{Search, Words};
-use super::rank::{Rank, State};
-use super::slots::SlotId;
+use super::rank::State;
 use crate::rule::{self, Unknown};
 
 impl Search<'_, '_> {
@@ -28,9 +28,11 @@ impl Search<'_, '_> {
         } else {
             self.unambiguous(class, at, column, (set, lower), scratch)
         };
+        let may_stand = self.possible.get(&column);
         let everything = rank.state() != State::Exact
             || class.view.upper_is_everything
-            || rank.forgot.overlaps(set);
+            || rank.forgot.overlaps(set)
+            || may_stand.is_some_and(|possible| possible.everything);
         if everything {
             let topology = &class.view.topology;
             let step = rule::alignment(topology);
@@ -42,8 +44,7 @@ impl Search<'_, '_> {
             };
         }
         let has_doubt = rank.slots.has_doubts();
-        let may_stand = self.possible.get(&column);
-        let is_undecided = may_stand.is_some_and(|p| !p.at.is_empty() || !p.anywhere.is_empty());
+        let is_undecided = may_stand.is_some_and(|possible| !possible.is_empty());
         if !class.view.has_unknown && !has_doubt && !is_undecided {
             return Bounds {
                 lower: certain,
@@ -108,17 +109,8 @@ impl Search<'_, '_> {
         for list in words.whole.iter_mut().chain(&mut words.partial) {
             list.resize(length, 0);
         }
-        if let (Some(rank), Some(possible)) =
-            (&self.model.ranks[column], self.possible.get(&column))
-        {
-            let unit = self.ladders[at].unit();
-            for &(slot, boundary) in possible.at.iter().filter(|(_, b)| b.is_multiple_of(unit)) {
-                let i = (boundary / unit - 1) as usize;
-                show(rank, slot, &class.view, set, bit, &mut words, i..i + 1);
-            }
-            for &slot in &possible.anywhere {
-                show(rank, slot, &class.view, set, bit, &mut words, 0..length);
-            }
+        if let Some(possible) = self.possible.get(&column) {
+            show(possible, &class.view, (set, bit), self.unit(at), &mut words);
         }
         let query = self.query(1 << bit, Unknown::Lax);
         let topology = &class.view.topology;
@@ -129,38 +121,34 @@ impl Search<'_, '_> {
     }
 }
 
-/// Shows the copies of an undecided hash at some boundaries.
+/// Shows one rank's undecided copies wherever they may stand.
 fn show(
-    rank: &Rank,
-    slot: SlotId,
+    possible: &Possible,
     view: &View,
-    set: TierSet,
-    bit: usize,
+    (set, bit): (TierSet, usize),
+    unit: u32,
     words: &mut Words,
-    range: std::ops::Range<usize>,
 ) {
-    for channel in rank.slots.held_channels(slot) {
-        let key = rank.slots.channel(channel).key;
-        if !set.contains(key.tier) {
-            continue;
-        }
-        for (group, _) in view
-            .groups
-            .iter()
-            .enumerate()
-            .filter(|(_, g)| **g == key.group)
+    // The walk that found them may be finer than what the rule looks at.
+    let per_word = (unit / possible.unit.max(1)) as usize;
+    for (kind, places) in possible.iter().filter(|(kind, _)| set.contains(kind.tier)) {
+        let lists = if kind.partial {
+            &mut words.partial
+        } else {
+            &mut words.whole
+        };
+        for (list, _) in lists
+            .iter_mut()
+            .zip(&view.groups)
+            .filter(|(_, g)| **g == kind.group)
         {
-            let lists = if key.partial {
-                &mut words.partial
-            } else {
-                &mut words.whole
-            };
-            let Some(list) = lists.get_mut(group) else {
-                continue;
-            };
-            for word in list.get_mut(range.clone()).into_iter().flatten() {
-                *word |= 1 << bit;
-            }
+            places.each(list.len() * per_word, |boundary| {
+                if boundary.is_multiple_of(per_word)
+                    && let Some(word) = list.get_mut(boundary / per_word - 1)
+                {
+                    *word |= 1 << bit;
+                }
+            });
         }
     }
 }

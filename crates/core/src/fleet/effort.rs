@@ -26,12 +26,6 @@ impl Effort {
         }
     }
 
-    /// As much as is asked for: for work that nothing bounds yet.
-    #[must_use]
-    pub(super) fn unlimited() -> Self {
-        Self::of(u64::MAX)
-    }
-
     /// Asks for work. False: not that much is left, and nothing is from now on.
     #[must_use]
     pub(super) fn spend(&self, units: usize) -> bool {

@@ -34,6 +34,7 @@ mod slots;
 mod texts;
 mod tier;
 mod undecided;
+mod units;
 mod walk;
 mod weight;
 mod weighted;

@@ -9,12 +9,12 @@ use hashbrown::HashMap;
 use super::Member;
 use super::apply::{Applied, Intake, Scratch};
 use super::catalog::{View, gcd};
-use super::naming::Units;
 use super::nodes::Nodes;
 use super::planes::Planes;
 use super::rank::{Rank, Shared};
 use super::slots::Whereabouts;
 use super::texts::{Marks, Texts};
+use super::units::Units;
 use crate::secret::Secret;
 use crate::wire::Batch;
 
@@ -201,7 +201,8 @@ impl Model {
     #[must_use]
     pub(super) fn bytes(&self) -> usize {
         let ranks: usize = self.ranks.iter().flatten().map(Rank::bytes).sum();
-        self.nodes.bytes() + self.planes.bytes() + self.texts.bytes() + ranks
+        let shared = self.nodes.bytes() + self.planes.bytes() + self.texts.bytes();
+        shared + self.units.bytes() + ranks
     }
 
     /// Forgets the least recently matched tenth of the boundaries, with all copies there. A rank

@@ -4,41 +4,15 @@
 //! runs over a whole batch before any copy is counted, whatever order groups come in. A sparse
 //! store is looked up by its hashes; what stays unknown waits in limbo with all that is known.
 
-use std::sync::Arc;
-
-use hashbrown::HashMap;
-
 use super::engine_chain::{HashBlock, RootStore, Shown};
 use super::limbo::{At, Fact, Frame, Means, Salt, SparseStore};
 use super::nodes::{NodeId, Place, SaltId};
 use super::rank::{Rank, Shared};
 use super::slots::{EngineKey, SlotId, Whereabouts};
 use super::texts::{Marks, Texts};
-use crate::prefix::{Field, PrefixKey, Step, Unit, plus};
+use super::units::Units;
+use crate::prefix::{PrefixKey, Step, plus};
 use crate::wire::{Batch, ExtraKey, Medium, Stored};
-
-/// Prepared steps by block size.
-#[derive(Debug)]
-pub(super) struct Units {
-    field: Field,
-    by_size: HashMap<u32, Arc<Unit>>,
-}
-
-impl Units {
-    /// Nothing prepared.
-    pub(super) fn new(field: Field) -> Self {
-        Self {
-            field,
-            by_size: HashMap::new(),
-        }
-    }
-
-    /// The steps of one block size.
-    pub(super) fn get(&mut self, tokens: u32) -> Arc<Unit> {
-        let unit = self.by_size.entry(tokens);
-        Arc::clone(unit.or_insert_with(|| Arc::new(Unit::new(self.field, tokens))))
-    }
-}
 
 /// Whether a store lists the hash of every block of its tokens.
 #[must_use]

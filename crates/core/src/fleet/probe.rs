@@ -7,14 +7,27 @@ use hashbrown::HashMap;
 use super::catalog::gcd;
 use super::effort::Effort;
 use super::engine_chain::HashFunction;
-use super::limbo::{Means, Possible};
+use super::limbo::{Looks, Means, Possible};
 use super::naming::Naming;
 use super::query::Search;
-use super::rank::{Rank, Shared};
+use super::rank::{Rank, Shared, State};
 use super::slots::EngineKey;
 use super::walk::Prompt;
 use crate::hash::{ChainSpec, ExtraKeys, chain_keys};
 use crate::prefix::Step;
+
+/// What one answer may look at in limbo, shared by the ranks that have something undecided.
+const LOOKS: u64 = 1 << 15;
+/// The share of one rank among many.
+const LEAST_LOOKS: u64 = 1 << 8;
+/// A longer request may look at more.
+const LOOKS_PER_BOUNDARY: u64 = 1;
+/// What narrowing may follow from what a request shows, for one rank. Whatever follows does so once:
+/// places only become fewer, so that this is no cost of each answer.
+const CONSEQUENCES: u64 = 1 << 20;
+/// A chain whose hashes cover more tokens after their block than this, and than the block, costs
+/// more than its request is long: nothing is compared with it.
+const LONG_LOOKAHEAD: u32 = 16;
 
 impl Search<'_, '_> {
     /// The third means: compares undecided hashes with the request's own engine chains.
@@ -46,7 +59,7 @@ impl Search<'_, '_> {
         let lookahead = rank.catalog.lookahead();
         let configured = rank.catalog.configured_hash_block();
         let (hash, unit) = rank.chain.usable(configured)?;
-        (unit > 0).then_some(Function {
+        (unit > 0 && lookahead <= unit.max(LONG_LOOKAHEAD)).then_some(Function {
             hash,
             unit,
             lookahead,
@@ -62,7 +75,9 @@ impl Search<'_, '_> {
             keys.iter().enumerate().map(|(i, &key)| (key, i)).collect();
         let at = self.ladder(function.unit, function.lookahead);
         for &column in columns {
-            self.probed.push(column);
+            if !self.probed.insert(column) {
+                continue;
+            }
             let Some(rank) = self.model.ranks[column].as_ref() else {
                 continue;
             };
@@ -88,7 +103,7 @@ impl Search<'_, '_> {
                     let ahead = ladder.ahead(i).unwrap_or(0);
                     Naming::place(rank, key, step, salt, ahead);
                 }
-                rank.solve_for_query(shared, &Effort::unlimited());
+                rank.solve_for_query(shared, &Effort::of(CONSEQUENCES));
             });
         }
     }
@@ -96,27 +111,45 @@ impl Search<'_, '_> {
     /// Finds where undecided hashes may stand. This can decide some of them, so that it comes
     /// before any node is looked up.
     pub(super) fn find_possible(&mut self) {
-        for class in self.model.classes().iter() {
-            for column in class.columns() {
-                let rank = self.model.ranks[column].as_ref();
-                let is_undecided = rank.is_some_and(|r| !r.limbo.is_empty());
-                if is_undecided
-                    && self.ask.columns.contains(&column)
-                    && !self.probed.contains(&column)
-                {
-                    // Floating tries hang at multiples of the hash block, which may be finer than
-                    // what the rule looks at.
-                    let grain = rank.map_or(0, |r| r.catalog.grain());
-                    let unit = gcd(class.unit(), grain);
-                    let at = self.ladder(unit, class.view.topology.hash_lookahead);
-                    let possible = self.possible(column, at);
-                    self.possible.insert(column, possible);
-                }
-            }
+        let undecided = self.undecided();
+        // What one rank has undecided never takes from what may be looked at for another.
+        let share = (LOOKS / undecided.len().max(1) as u64).max(LEAST_LOOKS);
+        for (column, unit, lookahead, wanted) in undecided {
+            let at = self.ladder(unit, lookahead);
+            let num_boundaries = self.ladders[at].prefixes().len() as u64;
+            let looks = Looks {
+                narrowing: Effort::of(2 * share),
+                finding: wanted.then(|| Effort::of(share + LOOKS_PER_BOUNDARY * num_boundaries)),
+            };
+            let found = self.possible(column, at, &looks);
+            self.possible.insert(column, found);
         }
     }
 
-    fn possible(&mut self, column: usize, at: usize) -> Possible {
+    /// The ranks asked for whose undecided hashes were compared with no chain: each with the unit and
+    /// lookahead of the boundaries where they may stand, and whether their places make a difference.
+    fn undecided(&mut self) -> Vec<(usize, u32, u32, bool)> {
+        let mut found = Vec::new();
+        for class in self.model.classes().iter() {
+            for column in class.columns().filter(|&c| self.asked.has(c)) {
+                let rank = self.model.ranks[column].as_ref();
+                let Some(rank) = rank.filter(|r| !r.limbo.is_empty()) else {
+                    continue;
+                };
+                if self.probed.contains(&column) {
+                    continue;
+                }
+                // Floating tries hang at multiples of the hash block, which may be finer than what
+                // the rule looks at.
+                let unit = gcd(class.unit(), rank.catalog.grain());
+                let wanted = rank.state() == State::Exact && !class.view.upper_is_everything;
+                found.push((column, unit, class.view.topology.hash_lookahead, wanted));
+            }
+        }
+        found
+    }
+
+    fn possible(&mut self, column: usize, at: usize, looks: &Looks) -> Possible {
         let walk = self.ladders[at].walk(&self.ask.prompt, self.salt);
         let Some(rank) = self.model.ranks[column].as_mut() else {
             return Possible::default();
@@ -127,9 +160,12 @@ impl Search<'_, '_> {
         };
         let bit = rank.column.1;
         let Rank { slots, limbo, .. } = rank;
-        let effort = Effort::unlimited();
+        let effort = Effort::of(CONSEQUENCES);
         let mut world = Rank::world(slots, &mut shared, bit, Means::Join, &effort);
-        let found = limbo.possible(&walk, &mut world);
+        let found = limbo.possible(&walk, &mut world, looks);
+        if found.everything {
+            rank.refuse("answer_cut_short", 1);
+        }
         rank.settle_accounts();
         found
     }

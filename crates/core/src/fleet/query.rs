@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::answer::{Bounds, Row, TierSet, Weights};
 use super::explain::Sight;
@@ -75,10 +75,11 @@ pub(super) struct Search<'a, 'p> {
     pub(super) model: &'a mut Model,
     /// The request.
     pub(super) ask: &'a Ask<'p>,
+    pub(super) asked: Arc<Asked>,
     pub(super) ladders: Vec<Ladder>,
     pub(super) salt: SaltId,
     /// Ranks whose undecided hashes were all compared with the request's own engine chain.
-    pub(super) probed: Vec<usize>,
+    pub(super) probed: HashSet<usize>,
     /// Where the undecided hashes of the other ranks may stand.
     pub(super) possible: HashMap<usize, Possible>,
     /// What each column was seen with, and its bit there; kept where somebody will explain it.
@@ -95,12 +96,14 @@ impl<'a, 'p> Search<'a, 'p> {
             .texts
             .known_salt(ask.prompt.salt)
             .unwrap_or(UNSEEN_SALT);
+        let asked = Arc::new(Asked::new(&ask.columns, model.ranks.len()));
         let mut search = Self {
             model,
             ask,
+            asked,
             ladders: Vec::new(),
             salt,
-            probed: Vec::new(),
+            probed: HashSet::new(),
             possible: HashMap::new(),
             sights: None,
         };
@@ -237,7 +240,7 @@ impl<'a, 'p> Search<'a, 'p> {
             .iter()
             .map(|&column| self.empty_row(column, &tier_sets))
             .collect();
-        let asked = self.asked();
+        let asked = Arc::clone(&self.asked);
         for class in self.model.classes().iter() {
             let mask = class.mask & asked.masks[usize::from(class.word)];
             if mask == 0 {
@@ -260,19 +263,6 @@ impl<'a, 'p> Search<'a, 'p> {
             }
         }
         rows
-    }
-
-    fn asked(&self) -> Asked {
-        let num_columns = self.model.ranks.len();
-        let mut asked = Asked {
-            masks: vec![0; num_columns.div_ceil(64)],
-            positions: vec![0; num_columns],
-        };
-        for (position, &column) in self.ask.columns.iter().enumerate().rev() {
-            asked.masks[column / 64] |= 1 << (column % 64);
-            asked.positions[column] = position;
-        }
-        asked
     }
 
     /// The sets of tiers to answer for: the one asked for, GPU, and each further tier that holds
@@ -404,9 +394,29 @@ impl Sheet<'_> {
 }
 
 /// Which columns are asked for, by word, and where each first stands in the answer.
-struct Asked {
+pub(super) struct Asked {
     masks: Vec<u64>,
     positions: Vec<usize>,
+}
+
+impl Asked {
+    fn new(columns: &[usize], num_columns: usize) -> Self {
+        let mut asked = Self {
+            masks: vec![0; num_columns.div_ceil(64)],
+            positions: vec![0; num_columns],
+        };
+        for (position, &column) in columns.iter().enumerate().rev() {
+            asked.masks[column / 64] |= 1 << (column % 64);
+            asked.positions[column] = position;
+        }
+        asked
+    }
+
+    /// Whether a column is asked for.
+    #[must_use]
+    pub(super) fn has(&self, column: usize) -> bool {
+        self.masks[column / 64] & (1 << (column % 64)) != 0
+    }
 }
 
 /// Leaves only the full-attention groups.

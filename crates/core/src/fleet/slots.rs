@@ -454,6 +454,7 @@ impl Slots {
         self.by_key.bytes()
             + self.table.capacity() * size_of::<Slot>()
             + self.more.allocation_size()
+            + self.more.values().map(spilled_bytes).sum::<usize>()
             + self.channels.capacity() * size_of::<Channel>()
             + self.by_channel_key.allocation_size()
             + (self.free.capacity() + self.retired.capacity() + self.stirred.capacity()) * 4
@@ -500,6 +501,15 @@ impl Slots {
                 "a channel by its key"
             );
         }
+    }
+}
+
+/// Bytes of counts that do not fit in the table itself.
+fn spilled_bytes(counts: &Counts) -> usize {
+    if counts.spilled() {
+        counts.capacity() * size_of::<(u16, u32)>()
+    } else {
+        0
     }
 }
 

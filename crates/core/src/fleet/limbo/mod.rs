@@ -12,6 +12,7 @@
 mod forget;
 mod frames;
 mod order;
+mod possible;
 mod reach;
 mod salts;
 mod slab;
@@ -33,7 +34,8 @@ use frames::Trie;
 use salts::Class;
 use slab::{Links, Slab};
 
-pub(super) use reach::{Possible, Walk};
+pub(super) use possible::Possible;
+pub(super) use reach::{Looks, Walk};
 pub(super) use span::SparseStore;
 pub(super) use tails::Tails;
 

@@ -1,9 +1,26 @@
 //! Where along one request undecided hashes may stand: the substance of upper bounds.
+//!
+//! Law: what is not found here cannot be there, or the answer says that everything may be. An
+//! answer looks at its own boundaries and at a fixed number of things beside them: what is undecided
+//! comes from engines, and a request from somebody else.
 
-use super::{Limbo, SpanId, TrieId, World};
+use std::ops::RangeInclusive;
+
+use smallvec::SmallVec;
+
+use super::possible::{Kind, Possible};
+use super::span::Span;
+use super::{ClassId, Limbo, SpanId, TrieId, World};
+use crate::fleet::catalog::gcd;
+use crate::fleet::effort::Effort;
 use crate::fleet::nodes::SaltId;
-use crate::fleet::slots::SlotId;
+use crate::fleet::slots::{SlotId, Whereabouts};
 use crate::prefix::{PrefixKey, Step};
+
+/// Entries that are passed over at the cost of one look.
+const ENTRIES_PER_UNIT: usize = 8;
+/// What comparing two keys costs in looks: a power of the base is computed for it.
+const LOOKS_PER_KEY: usize = 4;
 
 /// One request as positions see it.
 pub(crate) struct Walk<'a> {
@@ -45,76 +62,146 @@ impl Walk<'_> {
     }
 }
 
-/// Boundaries of a request where undecided hashes may stand.
-#[derive(Debug, Default)]
-pub(crate) struct Possible {
-    /// (hash, boundary in tokens).
-    pub at: Vec<(SlotId, u32)>,
-    /// Hashes of which nothing is known: they may stand at any boundary.
-    pub anywhere: Vec<SlotId>,
+/// How much one answer may look at in the limbo of one rank.
+#[derive(Debug)]
+pub(crate) struct Looks {
+    /// For narrowing spans along the request.
+    pub narrowing: Effort,
+    /// For finding where hashes may stand; `None` where nobody asks.
+    pub finding: Option<Effort>,
 }
 
 impl Limbo {
     /// Finds where the hashes may stand along a request; narrows spans on the way.
-    pub(crate) fn possible(&mut self, walk: &Walk<'_>, world: &mut World<'_>) -> Possible {
-        self.narrow_along(walk, world);
-        let mut found = Possible::default();
-        for (_, entry) in self.entries.iter() {
-            if entry.at.is_none() && entry.spans.is_empty() && self.admits(entry.class, walk.salt) {
-                found.anywhere.push(entry.slot);
-            }
-        }
-        for step in walk.steps() {
-            for id in self.at_prefix(step.local) {
-                let entry = &self.entries[id.0];
-                if self.admits(entry.class, walk.salt) {
-                    found.at.push((entry.slot, step.tokens));
-                }
-            }
-            for span in self.spans_from(step.local) {
-                self.span_possible(span, step, walk, world, &mut found);
-            }
-        }
-        self.tries_possible(walk, world, &mut found);
-        found
+    pub(crate) fn possible(
+        &mut self,
+        walk: &Walk<'_>,
+        world: &mut World<'_>,
+        looks: &Looks,
+    ) -> Possible {
+        self.narrow_along(walk, world, &looks.narrowing);
+        let Some(effort) = &looks.finding else {
+            return Possible::default();
+        };
+        let mut reach = Reach {
+            limbo: self,
+            walk,
+            world,
+            effort,
+            found: Possible::along(walk.unit),
+        };
+        reach.look_anywhere();
+        reach.look_along();
+        reach.look_below_tries();
+        reach.found.everything = effort.is_exhausted();
+        reach.found
     }
 
     /// Rechecks the spans that start on the request until nothing narrows any more: boundaries
-    /// may have been taken since they were last looked at.
-    fn narrow_along(&mut self, walk: &Walk<'_>, world: &mut World<'_>) {
-        let starts = walk.steps().flat_map(|step| self.spans_from(step.local));
-        let spans: Vec<SpanId> = starts
-            .filter(|id| walk.reaches(self.spans[id.0].end(self.field, 0)))
-            .collect();
+    /// may have been taken since they were last looked at. Where there are too many of them for one
+    /// answer, they stay as wide as they are.
+    fn narrow_along(&mut self, walk: &Walk<'_>, world: &mut World<'_>, effort: &Effort) {
+        if self.by_start.is_empty() {
+            return;
+        }
+        let mut spans: Vec<SpanId> = Vec::new();
+        for step in walk.steps() {
+            for id in self.spans_from(step.local) {
+                if !effort.spend(self.cost_of_narrowing(id)) {
+                    return;
+                }
+                if walk.reaches(self.spans[id.0].end(self.field, 0)) {
+                    spans.push(id);
+                }
+            }
+        }
         for id in spans {
             self.mark(id);
         }
         self.solve(world);
     }
 
-    fn admits(&self, class: super::ClassId, salt: SaltId) -> bool {
-        self.label(class).is_none_or(|label| label == salt)
+    /// What one recheck of a span is likely to look at: every other span that lists one of its
+    /// hashes, for the first and the last block of each.
+    fn cost_of_narrowing(&self, id: SpanId) -> usize {
+        let listed = &self.spans[id.0].listed;
+        let entries = listed.iter().filter_map(|l| l.entry);
+        let of_hashes: usize = entries.map(|e| 2 * self.entries[e.0].spans.len()).sum();
+        listed.len() + of_hashes
     }
 
-    fn span_possible(
-        &self,
-        id: SpanId,
-        start: Step,
-        walk: &Walk<'_>,
-        world: &World<'_>,
-        found: &mut Possible,
-    ) {
-        let span = &self.spans[id.0];
-        if !self.admits(span.class, walk.salt)
-            || !walk.reaches(self.field.then(start, span.end_from_start(0)))
-        {
+    fn admits(&self, class: ClassId, salt: SaltId) -> bool {
+        self.label(class).is_none_or(|label| label == salt)
+    }
+}
+
+/// One look at the limbo of one rank along one request.
+struct Reach<'a, 'w> {
+    limbo: &'a Limbo,
+    walk: &'a Walk<'a>,
+    world: &'a World<'w>,
+    effort: &'a Effort,
+    found: Possible,
+}
+
+/// Blocks of a span that starts at `start`; each `period`th ends at a boundary of the walk.
+struct Blocks {
+    start: Step,
+    period: u32,
+    range: RangeInclusive<u32>,
+}
+
+/// By kind and lookahead the first block that was not looked at yet.
+type Seen = SmallVec<[((Kind, u64), u32); 2]>;
+
+/// Where looking at `range` must begin, all of which is seen from now on. First blocks only grow.
+fn next_unseen(seen: &mut Seen, like: (Kind, u64), range: &RangeInclusive<u32>) -> u32 {
+    let (low, next) = (*range.start(), *range.end() + 1);
+    if let Some((_, unseen)) = seen.iter_mut().find(|(other, _)| *other == like) {
+        let from = low.max(*unseen);
+        *unseen = next.max(*unseen);
+        return from;
+    }
+    seen.push((like, next));
+    low
+}
+
+impl Reach<'_, '_> {
+    /// Hashes of which nothing is known: they may stand at any boundary.
+    fn look_anywhere(&mut self) {
+        let num_entries = self.limbo.entries.len();
+        if !self.effort.spend(num_entries / ENTRIES_PER_UNIT) {
             return;
         }
-        for (slot, low, high) in span.open() {
-            for block in low..=high {
-                let end = self.field.then(start, span.end_from_start(block));
-                if walk.reaches(end) && !self.is_taken(span, slot, block, world) {
-                    found.at.push((slot, end.tokens));
+        for (_, entry) in self.limbo.entries.iter() {
+            if entry.at.is_none()
+                && entry.spans.is_empty()
+                && self.limbo.admits(entry.class, self.walk.salt)
+            {
+                for kind in self.kinds(entry.slot) {
+                    self.found.insert_anywhere(kind);
+                }
+            }
+        }
+    }
+
+    /// Hashes and spans whose own position is on the request.
+    fn look_along(&mut self) {
+        let limbo = self.limbo;
+        for (at, step) in self.walk.steps().enumerate() {
+            for id in limbo.at_prefix(step.local) {
+                if !self.effort.spend(1) {
+                    return;
+                }
+                let entry = &limbo.entries[id.0];
+                if limbo.admits(entry.class, self.walk.salt) {
+                    self.show(entry.slot, at);
+                }
+            }
+            for span in limbo.spans_from(step.local) {
+                self.look_in_span(span, step);
+                if self.effort.is_exhausted() {
+                    return;
                 }
             }
         }
@@ -122,43 +209,160 @@ impl Limbo {
 
     /// Floating tries, wherever their first token stands in the request: below some hash, so that
     /// it is never the very first.
-    fn tries_possible(&self, walk: &Walk<'_>, world: &World<'_>, found: &mut Possible) {
-        if self.by_first_token.is_empty() {
+    fn look_below_tries(&mut self) {
+        let limbo = self.limbo;
+        if limbo.by_first_token.is_empty() {
             return;
         }
-        for base in walk.steps().skip(1) {
-            let Some(token) = walk.tokens.get(base.tokens as usize) else {
+        for base in self.walk.steps().skip(1) {
+            let Some(token) = self.walk.tokens.get(base.tokens as usize) else {
                 return;
             };
-            for trie in self.tries_from(*token) {
-                self.trie_possible(trie, base, walk, world, found);
+            for trie in limbo.tries_from(*token) {
+                self.look_below(trie, base);
+                if self.effort.is_exhausted() {
+                    return;
+                }
             }
         }
     }
 
-    fn trie_possible(
-        &self,
-        id: TrieId,
-        base: Step,
-        walk: &Walk<'_>,
-        world: &World<'_>,
-        found: &mut Possible,
-    ) {
-        for member in self.members(id) {
-            let entry = &self.entries[member.0];
-            if let Some(at) = entry.at.map(|at| self.resolve(at))
-                && walk.reaches(self.field.then(base, at.step))
-                && self.admits(entry.class, walk.salt)
+    fn look_below(&mut self, id: TrieId, base: Step) {
+        let limbo = self.limbo;
+        for member in limbo.members(id) {
+            if !self.effort.spend(1) {
+                return;
+            }
+            let entry = &limbo.entries[member.0];
+            if let Some(at) = entry.at.map(|at| limbo.resolve(at))
+                && let Some(at) = self.boundary(base, at.step)
+                && limbo.admits(entry.class, self.walk.salt)
             {
-                found.at.push((entry.slot, base.tokens + at.step.tokens));
+                self.show(entry.slot, at);
             }
         }
-        for span in self.spans_in(id) {
-            let start = self.resolve(self.spans[span.0].start).step;
-            let start = self.field.then(base, start);
-            if walk.reaches(start) {
-                self.span_possible(span, start, walk, world, found);
+        for span in limbo.spans_in(id) {
+            if !self.effort.spend(1) {
+                return;
+            }
+            let start = limbo.resolve(limbo.spans[span.0].start).step;
+            let start = limbo.field.then(base, start);
+            if self.walk.reaches(start) {
+                self.look_in_span(span, start);
             }
         }
+    }
+
+    /// The hashes of a span that starts at `start`, at each block that is left to them.
+    ///
+    /// First and last blocks only grow along a span. So each block is looked at once for all hashes
+    /// that are alike (in kind and lookahead), not once for each.
+    fn look_in_span(&mut self, id: SpanId, start: Step) {
+        let limbo = self.limbo;
+        let span = &limbo.spans[id.0];
+        if !limbo.admits(span.class, self.walk.salt) || !self.effort.spend(1 + span.listed.len()) {
+            return;
+        }
+        let (period, reached) = self.reach_of(span, start);
+        if reached == 0 {
+            return;
+        }
+        let mut seen = Seen::new();
+        for (slot, low, high) in span.open() {
+            let ahead = match self.world.slots.whereabouts(slot) {
+                Whereabouts::Limbo(entry) => limbo.entries[entry.0].ahead,
+                Whereabouts::Placed(_) => 0,
+            };
+            for kind in self.kinds(slot) {
+                if !self.effort.spend(seen.len() / 8) {
+                    return;
+                }
+                let from = next_unseen(&mut seen, (kind, ahead), &(low..=high));
+                let blocks = Blocks {
+                    start,
+                    period,
+                    range: from..=high.min(reached - 1),
+                };
+                self.look_at(span, (slot, kind), &blocks);
+            }
+        }
+    }
+
+    fn look_at(&mut self, span: &Span, (slot, kind): (SlotId, Kind), blocks: &Blocks) {
+        let (from, last) = (*blocks.range.start(), *blocks.range.end());
+        // Blocks that end between the boundaries of the walk are stepped over.
+        let first = (from + 1).next_multiple_of(blocks.period) - 1;
+        for block in (first..=last).step_by(blocks.period as usize) {
+            if !self.effort.spend(1) {
+                return;
+            }
+            if !self.limbo.is_taken(span, slot, block, self.world) {
+                let tokens = blocks.start.tokens + span.end_from_start(block).tokens;
+                self.found.insert(kind, (tokens / self.walk.unit) as usize);
+            }
+        }
+    }
+
+    /// How many blocks of a span lie between two boundaries of the walk, and how many from the first
+    /// on the request reaches. Whatever lies before what is reached is reached.
+    fn reach_of(&self, span: &Span, start: Step) -> (u32, u32) {
+        let period = self.walk.unit / gcd(self.walk.unit, span.end_from_start(0).tokens);
+        let ends = |nth: u32| {
+            let end = span.end_from_start(nth * period - 1);
+            self.boundary(start, end).is_some()
+        };
+        let num_blocks = u32::try_from(span.ends.len()).unwrap_or(u32::MAX);
+        let (mut reached, mut beyond) = (0, num_blocks / period + 1);
+        while beyond - reached > 1 {
+            let middle = reached.midpoint(beyond);
+            if ends(middle) {
+                reached = middle;
+            } else {
+                beyond = middle;
+            }
+        }
+        (period, reached * period)
+    }
+
+    /// The boundary, in units, that lies `step` after `base`, if it is on the request.
+    fn boundary(&self, base: Step, step: Step) -> Option<usize> {
+        let tokens = base.tokens.checked_add(step.tokens)?;
+        // A place beyond the request, or between its boundaries, costs no arithmetic of keys.
+        let key = self.walk.key_at(tokens)?;
+        if !self.effort.spend(LOOKS_PER_KEY) {
+            return None;
+        }
+        (self.limbo.field.then(base, step).local == key)
+            .then_some((tokens / self.walk.unit) as usize)
+    }
+
+    /// Copies of a hash may stand at a boundary, in units; nothing stands at the very start.
+    fn show(&mut self, slot: SlotId, at: usize) {
+        if at > 0 {
+            for kind in self.kinds(slot) {
+                self.found.insert(kind, at);
+            }
+        }
+    }
+
+    /// What the copies of a hash are to the rule, each once.
+    fn kinds(&self, slot: SlotId) -> SmallVec<[Kind; 2]> {
+        let slots = &self.world.slots;
+        let mut kinds: SmallVec<[Kind; 2]> = SmallVec::new();
+        for channel in slots.held_channels(slot) {
+            let key = slots.channel(channel).key;
+            let kind = Kind {
+                group: key.group,
+                partial: key.partial,
+                tier: key.tier,
+            };
+            if !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
+            if !self.effort.spend(kinds.len() / 2) {
+                break;
+            }
+        }
+        kinds
     }
 }

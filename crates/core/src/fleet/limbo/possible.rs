@@ -1,0 +1,91 @@
+//! Boundaries of one request where undecided hashes may stand.
+//!
+//! Kept by kind of copy, a bit per boundary: its size is that of the request, however many hashes may
+//! stand at one boundary. Nothing here knows which hash that is.
+
+use hashbrown::HashMap;
+
+use crate::fleet::tier::Tier;
+
+/// What a copy is to the rule: whose group's block, whole or interior, on which tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Kind {
+    /// Group index on the wire.
+    pub group: u16,
+    /// Smaller than the group's block.
+    pub partial: bool,
+    /// Where the copy is.
+    pub tier: Tier,
+}
+
+/// Boundaries where copies of one kind may stand, counted in units of the walk from 1 on.
+#[derive(Debug, Default)]
+pub(crate) struct Places {
+    anywhere: bool,
+    /// Bit `i % 64` of word `i / 64`: boundary `i + 1`.
+    bits: Vec<u64>,
+}
+
+impl Places {
+    /// Calls `show` with each boundary up to `count`.
+    pub(crate) fn each(&self, count: usize, mut show: impl FnMut(usize)) {
+        if self.anywhere {
+            (1..=count).for_each(show);
+            return;
+        }
+        for (at, &word) in self.bits.iter().enumerate() {
+            let mut left = word;
+            while left != 0 {
+                show(at * 64 + left.trailing_zeros() as usize + 1);
+                left &= left - 1;
+            }
+        }
+    }
+}
+
+/// Boundaries of a request where undecided hashes of one rank may stand.
+#[derive(Debug, Default)]
+pub(crate) struct Possible {
+    places: HashMap<Kind, Places>,
+    /// Tokens per unit of the walk.
+    pub unit: u32,
+    /// Nothing can be excluded: there was more to look at than one answer may.
+    pub everything: bool,
+}
+
+impl Possible {
+    /// Nothing found yet along a walk of this unit.
+    #[must_use]
+    pub(super) fn along(unit: u32) -> Self {
+        Self {
+            unit,
+            ..Self::default()
+        }
+    }
+
+    /// Whether nothing may stand anywhere.
+    #[must_use]
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.everything && self.places.is_empty()
+    }
+
+    /// Each kind, and where copies of it may stand.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Kind, &Places)> {
+        self.places.iter().map(|(&kind, places)| (kind, places))
+    }
+
+    /// Copies of this kind may stand at boundary `at`, in units from 1 on.
+    pub(super) fn insert(&mut self, kind: Kind, at: usize) {
+        let bits = &mut self.places.entry(kind).or_default().bits;
+        let (word, bit) = ((at - 1) / 64, (at - 1) % 64);
+        if bits.len() <= word {
+            bits.resize(word + 1, 0);
+        }
+        bits[word] |= 1 << bit;
+    }
+
+    /// Copies of this kind may stand at every boundary.
+    pub(super) fn insert_anywhere(&mut self, kind: Kind) {
+        self.places.entry(kind).or_default().anywhere = true;
+    }
+}

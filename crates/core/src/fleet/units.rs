@@ -1,0 +1,78 @@
+//! Prepared steps by block size, kept from store to store.
+//!
+//! Preparing one costs what hashing one of its blocks does, so that forgetting all of them is cheap:
+//! however many block sizes engines invent, what is kept stays below a bound. Large blocks, which
+//! no engine stores by the thousand, are prepared where they are needed and not kept.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use crate::prefix::{Field, Unit};
+
+/// Tokens of all prepared blocks together: a megabyte.
+const MOST_TOKENS: usize = 1 << 17;
+
+/// Prepared steps by block size.
+#[derive(Debug)]
+pub(super) struct Units {
+    field: Field,
+    by_size: HashMap<u32, Arc<Unit>>,
+    num_tokens: usize,
+}
+
+impl Units {
+    /// Nothing prepared.
+    #[must_use]
+    pub(super) fn new(field: Field) -> Self {
+        Self {
+            field,
+            by_size: HashMap::new(),
+            num_tokens: 0,
+        }
+    }
+
+    /// The steps of one block size; the caller has a block of that many tokens.
+    pub(super) fn get(&mut self, tokens: u32) -> Arc<Unit> {
+        if let Some(unit) = self.by_size.get(&tokens) {
+            return Arc::clone(unit);
+        }
+        let unit = Arc::new(Unit::new(self.field, tokens));
+        let size = tokens as usize;
+        if size <= MOST_TOKENS {
+            if self.num_tokens + size > MOST_TOKENS {
+                self.by_size.clear();
+                self.num_tokens = 0;
+            }
+            self.num_tokens += size;
+            self.by_size.insert(tokens, Arc::clone(&unit));
+        }
+        unit
+    }
+
+    /// Bytes held.
+    #[must_use]
+    pub(super) fn bytes(&self) -> usize {
+        self.num_tokens * size_of::<u64>()
+            + self.by_size.len() * size_of::<Unit>()
+            + self.by_size.allocation_size()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Units;
+    use crate::prefix::Field;
+
+    #[test]
+    fn what_is_kept_is_bounded_however_many_sizes_there_are() {
+        let mut units = Units::new(Field::new(5));
+        let mut most = 0;
+        for tokens in (1..3000).chain([1 << 17, 1 << 18, 1]) {
+            assert_eq!(units.get(tokens).tokens, tokens);
+            most = most.max(units.bytes());
+        }
+        assert!(most < 2 << 20, "{most} bytes");
+        assert!(most > 1 << 20, "what is kept is accounted");
+    }
+}
