@@ -1,5 +1,6 @@
 """docs/threat-model.md against the code: every limit it names is one, with its default."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import msgspec
 from kvbraid.service.config import IndexOptions, Limits
 from kvbraid.service.connection import SLICE_BYTES
 from kvbraid.service.errors import ERRORS
+from kvbraid.service.feed import MAX_MESSAGE_BYTES
+from kvbraid.service.subscriber import Subscriber
 
 TEXT = (Path(__file__).parents[2] / "docs" / "threat-model.md").read_text(encoding="utf-8")
 
@@ -29,3 +32,13 @@ def test_the_codes_are_codes_with_their_statuses() -> None:
 
 def test_the_slice_is_the_one_that_is_parsed_at_once() -> None:
     assert f"slices of {SLICE_BYTES}," in TEXT
+
+
+def test_the_limits_of_a_feed_are_the_subscribers() -> None:
+    listed = re.findall(r"^\| [a-z][^|`]* \| (\d+) \|", TEXT.split("Of a feed,")[1], re.MULTILINE)
+    options = inspect.signature(Subscriber).parameters
+    assert [int(number) for number in listed] == [
+        MAX_MESSAGE_BYTES,
+        options["queue_limit_bytes"].default,
+        options["hold_limit_bytes"].default,
+    ]

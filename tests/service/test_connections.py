@@ -309,3 +309,32 @@ def test_what_is_refused_before_any_route_is_in_the_metrics(wires: Wires) -> Non
     lines = wire.answers()[0][2].decode().splitlines()
     assert 'kvbraid_http_refused_total{reason="malformed_http"} 1.0' in lines
     assert "kvbraid_http_bodies_bytes 0.0" in lines
+
+
+@pytest.mark.parametrize("bad", [b"\x00\x01", post(b"", b"transfer-encoding: chunked") + b"xyz"])
+def test_after_a_refusal_that_waits_for_answers_nothing_is_parsed_any_more(
+    wires: Wires, bad: bytes
+) -> None:
+    wire = wires.connect()
+    wire.send(post(path=b"/v1/explain") + bad, settle=False)
+    for _ in range(3):
+        wire.send(b"more \x00", settle=False)
+    wires.finish()
+    wires.later(1)
+    assert wire.closed()
+    assert wires.app.door.refused == {"malformed_http": 1}
+    assert 500 not in statuses(wire.answers())
+
+
+def test_a_malformed_body_behind_a_request_that_is_being_answered_ends_the_connection(
+    wires: Wires,
+) -> None:
+    wire = wires.connect()
+    head = b"POST /v1/explain HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n"
+    wire.send(post(path=b"/v1/explain") + head + b"xyz\r\n", settle=False)
+    wire.send(b"more", settle=False)
+    wires.finish()
+    wires.later(1)
+    assert statuses(wire.answers()) == [200]
+    assert wire.closed()
+    assert wires.app.door.refused == {"malformed_http": 1}

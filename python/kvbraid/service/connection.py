@@ -53,7 +53,8 @@ class Connection(HttpToolsProtocol):
         self._piece_bytes = 0
         self._rest = bytearray()  # Arrived, to be parsed in a later turn.
         self._has_turn = False
-        self._is_refused = False
+        self._is_refused = False  # Nothing is parsed any more.
+        self._is_leaving = False  # Our side has ended.
         self._unsent_bytes = 0
         self._unsent_since = 0.0
 
@@ -174,7 +175,11 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
             return
         since = self.waiting_since()
-        if since is None or self.flow.read_paused or self._is_refused:
+        if since is None or self._is_leaving:
+            return
+        if self._is_refused:
+            self.transport.close()  # What was answered before has gone out.
+        if self.flow.read_paused:
             return
         if not self._in_message and now - since > limits.idle_s:
             self.transport.close()
@@ -183,13 +188,17 @@ class Connection(HttpToolsProtocol):
             self.refuse(RefusalError("request_timeout", told))
 
     def refuse(self, error: RefusalError) -> None:
-        """Answer with an error, unless earlier answers are due, and close."""
+        """Answer with an error, unless earlier answers are due, and close; read no more."""
+        if self._is_refused:
+            return
+        self._is_refused = True
         self._door.refused[error.code] += 1
         self._rest.clear()
         if self._is_answering():
             # The last of them ends the connection.
             self.cycle.keep_alive = False
-            self.flow.pause_reading()
+            if not self._in_head:
+                self._give_up_body()
         else:
             if not self._is_answered_early():
                 self.write(Answer(error.body(), error.status, close=True))
@@ -197,16 +206,20 @@ class Connection(HttpToolsProtocol):
 
     def leave(self) -> None:
         """Give up what is arriving, end our side, and close once the client has, or soon."""
-        self._is_refused = True
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        self._give_up_body()
+        self._is_leaving = True
         if len(self.connections) > self._door.max_connections:
             self.transport.close()
         else:
             self.transport.write_eof()
             self.transport.resume_reading()
             self.loop.call_later(_LINGER_S, self.transport.close)
+
+    def _give_up_body(self) -> None:
+        """Tell whoever waits for the rest of a body that there is none."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
     def write(self, answer: Answer) -> None:
         """Write a whole answer."""
