@@ -39,7 +39,7 @@ def read_from(folder: Path, num_blocks: int, retention: int | None) -> LiveModel
     )
 
 
-LIVE: Final = (("cohere2", 210, 256),)
+LIVE: Final = (("cohere2", 210, 256), ("mimo_v2_flash", 190, 256))
 """Architecture, blocks of the pool, retention."""
 
 
