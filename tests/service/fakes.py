@@ -39,7 +39,10 @@ class FakeExplanation:
 
 @dataclass
 class FakeIndex:
-    """Holds nothing; answers a row per rank. `hold` makes score wait, `fail` makes it raise."""
+    """Holds nothing; answers a row per rank.
+
+    `hold` makes score wait, `is_busy` what must not wait fail, `fail` makes score raise.
+    """
 
     registered: dict[str, tuple[str, int]] = field(default_factory=dict)
     topologies: dict[str, Topology | None] = field(default_factory=dict)
@@ -48,6 +51,7 @@ class FakeIndex:
     threads: list[int] = field(default_factory=list)
     hold: threading.Event | None = None
     held: threading.Event = field(default_factory=threading.Event)
+    is_busy: bool = False
     fail: Exception | None = None
 
     def register(
@@ -85,6 +89,9 @@ class FakeIndex:
             self.held.set()
             self.hold.wait(timeout=30)
         return FakeScores(request, self._ranks(request))
+
+    def try_score(self, request: Request) -> FakeScores | None:
+        return None if self.is_busy else self.score(request)
 
     def explain(self, request: Request) -> FakeExplanation:
         group = SimpleNamespace(

@@ -13,7 +13,7 @@ from kvbraid.fleet.request import MediaItem
 from kvbraid.service.answers import ExplainAnswer, ScoreAnswer
 from kvbraid.service.registry import Service
 from kvbraid.service.requests import ScoreBody
-from kvbraid.service.routes import Call, up_to_a_millisecond
+from kvbraid.service.routes import Call, is_short
 from starlette.testclient import TestClient
 
 from tests.service.fakes import FakeIndex
@@ -236,9 +236,30 @@ def test_short_calls_run_inline_and_long_ones_on_another_thread(
     body = {"model": "m", "token_ids": [1]}
     client.post("/v1/score", json=body).raise_for_status()
     assert client.portal is not None
-    assert index.threads == [client.portal.call(threading.get_ident)]
-    assert up_to_a_millisecond(service, Call(body=bytes(250_000)))
-    assert not up_to_a_millisecond(service, Call(body=bytes(1_000_000)))
+    loop = client.portal.call(threading.get_ident)
+    assert index.threads == [loop]
+    assert is_short(service, Call(body=bytes(250_000)))
+    assert not is_short(service, Call(body=bytes(1_000_000)))
+
+
+def test_a_score_that_would_wait_for_the_index_waits_on_another_thread(
+    client: TestClient, index: FakeIndex
+) -> None:
+    index.is_busy = True
+    index.hold = threading.Event()
+    body = {"model": "m", "token_ids": [1]}
+    scored: list[Response] = []
+    asking = threading.Thread(target=lambda: scored.append(client.post("/v1/score", json=body)))
+    asking.start()
+    assert index.held.wait(timeout=30)
+    assert client.get("/healthz").status_code == 200
+    index.hold.set()
+    asking.join()
+    assert scored[0].status_code == 200
+    assert client.portal is not None
+    assert index.threads != [client.portal.call(threading.get_ident)]
+    latency = [line for line in client.get("/metrics").text.splitlines() if "_count" in line]
+    assert latency == ["kvbraid_score_seconds_count 1.0"]
 
 
 def test_explain_reads_as_documented(client: TestClient) -> None:

@@ -12,13 +12,13 @@ use kvbraid_core::fleet::{
 use kvbraid_core::hash::{HashAlgo, MediaItem};
 use kvbraid_core::secret::Secret;
 use kvbraid_core::spec::GroupSpec;
-use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
 use crate::errors::to_python;
 use crate::secret;
+use crate::shared_index::SharedIndex;
 use crate::tokens::TokenArg;
 use crate::topology::{TopologyTuple, decode_kind};
 
@@ -111,7 +111,7 @@ type InfoTuple = (
 /// What every pod of a fleet holds, and what a request can reuse.
 #[pyclass(frozen, module = "kvbraid._native")]
 pub(crate) struct FleetCore {
-    index: Mutex<Index>,
+    index: SharedIndex,
 }
 
 /// One answer: rows as tuples, or the whole as JSON.
@@ -120,6 +120,16 @@ pub(crate) struct FleetAnswer {
     model: String,
     num_tokens: usize,
     answer: Answer,
+}
+
+impl FleetAnswer {
+    fn of(model: String, tokens: &TokenArg, answer: Answer) -> Self {
+        Self {
+            model,
+            num_tokens: tokens.as_slice().len(),
+            answer,
+        }
+    }
 }
 
 #[pymethods]
@@ -316,18 +326,18 @@ impl FleetCore {
             secret: fixed.map_or_else(secret::draw, Secret::new),
         };
         Self {
-            index: Mutex::new(Index::new(options)),
+            index: SharedIndex::new(Index::new(options)),
         }
     }
 
     fn register(&self, py: Python<'_>, name: &str, pod: PodTuple) -> PyResult<bool> {
         let spec = pod.decode().map_err(to_python)?;
-        py.detach(|| self.index.lock().register(name, spec))
+        py.detach(|| self.index.change(|index| index.register(name, spec)))
             .map_err(to_python)
     }
 
     fn remove(&self, py: Python<'_>, name: &str) -> PyResult<()> {
-        py.detach(|| self.index.lock().remove(name))
+        py.detach(|| self.index.change(|index| index.remove(name)))
             .map_err(to_python)
     }
 
@@ -340,7 +350,7 @@ impl FleetCore {
         payload: &[u8],
     ) -> PyResult<AppliedTuple> {
         let applied = py
-            .detach(|| self.index.lock().apply(name, dp_rank, payload))
+            .detach(|| self.index.take_in(name, dp_rank, payload))
             .map_err(to_python)?;
         Ok(applied_tuple(&applied))
     }
@@ -360,9 +370,7 @@ impl FleetCore {
             let mut done = Vec::with_capacity(payloads.len());
             for payload in &payloads {
                 // The lock is let go in between: a score waits for one batch, not for all.
-                done.push(applied_tuple(
-                    &self.index.lock().apply(name, dp_rank, payload)?,
-                ));
+                done.push(applied_tuple(&self.index.take_in(name, dp_rank, payload)?));
                 if begin.elapsed() >= budget {
                     break;
                 }
@@ -373,12 +381,12 @@ impl FleetCore {
     }
 
     fn reset(&self, py: Python<'_>, name: &str, dp_rank: u32) -> PyResult<()> {
-        py.detach(|| self.index.lock().reset(name, dp_rank))
+        py.detach(|| self.index.change(|index| index.reset(name, dp_rank)))
             .map_err(to_python)
     }
 
     fn lose(&self, py: Python<'_>, name: &str, dp_rank: u32) -> PyResult<()> {
-        py.detach(|| self.index.lock().lose(name, dp_rank))
+        py.detach(|| self.index.change(|index| index.lose(name, dp_rank)))
             .map_err(to_python)
     }
 
@@ -395,13 +403,19 @@ impl FleetCore {
                 "state {state:?} is not a pod state"
             )))
         })?;
-        py.detach(|| self.index.lock().set_state(name, dp_rank, state, reason))
-            .map_err(to_python)
+        py.detach(|| {
+            self.index
+                .change(|index| index.set_state(name, dp_rank, state, reason))
+        })
+        .map_err(to_python)
     }
 
     fn note_refused(&self, py: Python<'_>, name: &str, dp_rank: u32, reason: &str) -> PyResult<()> {
-        py.detach(|| self.index.lock().note_refused(name, dp_rank, reason))
-            .map_err(to_python)
+        py.detach(|| {
+            self.index
+                .change(|index| index.note_refused(name, dp_rank, reason))
+        })
+        .map_err(to_python)
     }
 
     fn score(
@@ -411,14 +425,26 @@ impl FleetCore {
         tokens: TokenArg,
     ) -> PyResult<FleetAnswer> {
         let answer = py
-            .detach(|| request.with(&tokens, |request| self.index.lock().score(request)))
+            .detach(|| request.with(&tokens, |request| self.index.ask().score(request)))
             .map_err(to_python)?;
-        let num_tokens = tokens.as_slice().len();
-        Ok(FleetAnswer {
-            model: request.0,
-            num_tokens,
-            answer,
-        })
+        Ok(FleetAnswer::of(request.0, &tokens, answer))
+    }
+
+    /// As `score`, if nobody has the index now; else nothing.
+    fn try_score(
+        &self,
+        py: Python<'_>,
+        request: RequestTuple,
+        tokens: TokenArg,
+    ) -> PyResult<Option<FleetAnswer>> {
+        let try_score = |request: &Request<'_>| {
+            let index = self.index.try_ask();
+            index.map(|mut index| index.score(request)).transpose()
+        };
+        let answer = py
+            .detach(|| request.with(&tokens, try_score))
+            .map_err(to_python)?;
+        Ok(answer.map(|answer| FleetAnswer::of(request.0, &tokens, answer)))
     }
 
     /// The answer, and per row why its state is not exact and the strips of its groups. These are
@@ -432,7 +458,7 @@ impl FleetCore {
         let (explained, strips) = py
             .detach(|| {
                 let explained =
-                    request.with(&tokens, |request| self.index.lock().explain(request))?;
+                    request.with(&tokens, |request| self.index.ask().explain(request))?;
                 let strips = explained.strips();
                 Ok((explained, strips))
             })
@@ -441,38 +467,31 @@ impl FleetCore {
         let whys = whys
             .map(|(reason, strip)| (reason, strip.into_iter().map(strip_tuple).collect()))
             .collect();
-        let num_tokens = tokens.as_slice().len();
-        Ok((
-            FleetAnswer {
-                model: request.0,
-                num_tokens,
-                answer: explained.answer,
-            },
-            whys,
-        ))
+        let answer = FleetAnswer::of(request.0, &tokens, explained.answer);
+        Ok((answer, whys))
     }
 
     fn pods(&self, py: Python<'_>) -> Vec<InfoTuple> {
-        let infos = py.detach(|| self.index.lock().pods());
+        let infos = py.detach(|| self.index.ask().pods());
         infos.into_iter().map(info_tuple).collect()
     }
 
     fn models(&self, py: Python<'_>) -> Vec<String> {
-        py.detach(|| self.index.lock().models())
+        py.detach(|| self.index.ask().models())
     }
 
     /// Bytes held, by capacity and estimate.
     fn memory_bytes(&self, py: Python<'_>) -> usize {
-        py.detach(|| self.index.lock().bytes())
+        py.detach(|| self.index.ask().bytes())
     }
 
     fn enforce_limits(&self, py: Python<'_>) {
-        py.detach(|| self.index.lock().enforce_limits());
+        py.detach(|| self.index.change(Index::enforce_limits));
     }
 
     /// Panics unless every structure agrees with every other.
     fn check_integrity(&self, py: Python<'_>) {
-        py.detach(|| self.index.lock().check_integrity());
+        py.detach(|| self.index.ask().check_integrity());
     }
 }
 

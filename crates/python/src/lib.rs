@@ -7,6 +7,7 @@ mod hash;
 mod payload;
 mod rule;
 mod secret;
+mod shared_index;
 mod token_json;
 mod tokens;
 mod topology;

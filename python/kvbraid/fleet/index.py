@@ -203,6 +203,14 @@ class FleetIndex:
             raise
         return Scores(answer)
 
+    def try_score(self, request: Request) -> Scores | None:
+        """Score if nobody has the index right now, for callers who must not wait; else None.
+
+        Raises as `score`.
+        """
+        answer = self._core.try_score(_encode_request(request), request.token_ids)
+        return None if answer is None else Scores(answer)
+
     def explain(self, request: Request) -> Explanation:
         """Say why every rank answers what it does, group by group, by the exact strategy.
 

@@ -42,6 +42,11 @@ _LEAVE_THE_REST: Final = frozenset({"body_too_large", "overloaded", "shutting_do
 _HTTP_CODES: Final = {404: "not_found", 405: "method_not_allowed"}
 
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_A = TypeVar("_A", Answer, Answer | None)
+
+
 class ClientGoneError(KvbraidError):
     """The client closed the connection before its body was complete; nobody is answered."""
 
@@ -61,8 +66,8 @@ class Endpoint:
         body = bytearray()
         try:
             call = await self._read(scope, receive, body)
-            short = self.is_short(call)
-            answer = self.answer(call) if short else await _on_thread(self.answer, call)
+            at_once = self.answer_at_once(call)
+            answer = at_once if at_once is not None else await _on_thread(self.answer, call)
         except ClientGoneError:
             return
         except RefusalError as error:
@@ -74,21 +79,24 @@ class Endpoint:
         with contextlib.suppress(asyncio.CancelledError):  # The end does not wait for a reader.
             await _send(send, answer)
 
-    def is_short(self, call: Call) -> bool:
-        """Whether the call may run on the event loop's own thread."""
-        return self._route.inline(self._context.service, call)
+    def answer_at_once(self, call: Call) -> Answer | None:
+        """Answer as far as the event loop's own thread may: None where that has to wait."""
+        return self._run(self._route.at_once, call)
 
     def answer(self, call: Call) -> Answer:
         """Run the handler; every error becomes an answer, an unexpected one is logged too."""
+        return self._run(self._route.handler, call)
+
+    def _run(self, handler: Callable[[Context, Call], _A], call: Call) -> _A | Answer:
         start_s = time.perf_counter()
         try:
-            answer = self._route.handler(self._context, call)
+            answer = handler(self._context, call)
         except KvbraidError as error:
             return _refused(as_refusal(error))
         except Exception as error:
             _logger.exception("%s %s failed", self._route.method, self._route.path)
             return _refused(RefusalError("internal", f"unexpected {type(error).__name__}"))
-        if self._observe is not None:
+        if self._observe is not None and answer is not None:
             self._observe(time.perf_counter() - start_s)
         return answer
 
@@ -119,10 +127,6 @@ class Endpoint:
     def _check_length(self, length: int) -> None:
         if length > self.body_limit:
             raise RefusalError("body_too_large", f"{length} bytes; limit {self.body_limit}")
-
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 
 async def _on_thread(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:

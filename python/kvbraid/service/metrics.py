@@ -4,6 +4,7 @@ Nothing is counted twice: pods, messages, means and refusals are read from the i
 Only the latency of score calls is kept here.
 """
 
+import threading
 from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import accumulate
@@ -30,22 +31,27 @@ _BUCKETS_S: Final = (
 
 
 class LatencyHistogram:
-    """Counts of durations per bucket; one writer, any number of readers."""
+    """Counts of durations per bucket; any thread counts, any thread reads."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._counts = [0] * (len(_BUCKETS_S) + 1)
         self._sum_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one duration. Must be called by one thread only: the event loop's."""
-        self._counts[bisect_left(_BUCKETS_S, seconds)] += 1
-        self._sum_s += seconds
+        """Count one duration. Scores are answered by the event loop and by worker threads."""
+        bucket = bisect_left(_BUCKETS_S, seconds)
+        with self._lock:  # Adding is reading and writing: another thread may come in between.
+            self._counts[bucket] += 1
+            self._sum_s += seconds
 
     def family(self, name: str, text: str) -> HistogramMetricFamily:
         """Return the cumulative form that Prometheus reads."""
         bounds = [*map(str, _BUCKETS_S), "+Inf"]
-        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
-        return HistogramMetricFamily(name, text, buckets=buckets, sum_value=self._sum_s)
+        with self._lock:
+            counts, sum_s = self._counts.copy(), self._sum_s
+        buckets = list(zip(bounds, accumulate(counts), strict=True))
+        return HistogramMetricFamily(name, text, buckets=buckets, sum_value=sum_s)
 
 
 class Metrics(Collector):

@@ -51,6 +51,9 @@ class Index(Protocol):
     def score(self, request: Request) -> Scores:
         """Say what each pod could reuse."""
 
+    def try_score(self, request: Request) -> Scores | None:
+        """As `score`, if that need not wait for anybody; else None."""
+
     def explain(self, request: Request) -> Explanation:
         """Say why each pod answers what it does."""
 

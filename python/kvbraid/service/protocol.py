@@ -62,9 +62,10 @@ class ScoreProtocol(Connection):
         """Answer at once when that is short."""
         if self._body is not None:
             call = Call(bytes(self._body), self._content_type, self.url[len(_QUERY) :])
-            if self._endpoint.is_short(call):
+            answer = self._endpoint.answer_at_once(call)
+            if answer is not None:
                 self._forget()
-                self.write(self._endpoint.answer(call))
+                self.write(answer)
                 self.rest()
                 return
             self._hand_over()

@@ -141,16 +141,10 @@ def _known_request(service: Service, call: Call) -> Request:
     return request
 
 
-def at_once(service: Service, call: Call) -> bool:
-    """For handlers that never wait and touch nothing large."""
-    del service, call
-    return True
-
-
-def never_inline(service: Service, call: Call) -> bool:
+def never_at_once(context: Context, call: Call) -> Answer | None:
     """For handlers that may wait for a lock or walk the whole index."""
-    del service, call
-    return False
+    del context, call
+    return None
 
 
 _INLINE_NS: Final = 1_000_000
@@ -159,7 +153,15 @@ _NS_PER_RAW_BYTE: Final = 1
 _NS_PER_RANK: Final = 1_000
 
 
-def up_to_a_millisecond(service: Service, call: Call) -> bool:
+def score_at_once(context: Context, call: Call) -> Answer | None:
+    """Score a short call, unless somebody has the index: waiting for it is no work for a loop."""
+    if not is_short(context.service, call):
+        return None
+    scores = context.service.index.try_score(_known_request(context.service, call))
+    return None if scores is None else Answer(scores.to_json())
+
+
+def is_short(service: Service, call: Call) -> bool:
     """Estimate a score call from its size: reading and hashing a byte, answering a rank."""
     raw = call.content_type.startswith(OCTET_STREAM)
     per_byte = _NS_PER_RAW_BYTE if raw else _NS_PER_JSON_BYTE
@@ -170,6 +172,9 @@ def up_to_a_millisecond(service: Service, call: Call) -> bool:
 class Route:
     """One route: how it is found, what it takes, what it answers, who handles it.
 
+    `at_once` is what the event loop's own thread may run: it answers without waiting for anybody,
+    or not at all. Then `handler` answers on a thread.
+
     `changes` says that not everybody may call it. `answers` maps each status of success to its
     body; `errors` lists the codes it can refuse with, beside those of every route.
     """
@@ -177,7 +182,7 @@ class Route:
     method: str
     path: str
     handler: Callable[[Context, Call], Answer]
-    inline: Callable[[Service, Call], bool]
+    at_once: Callable[[Context, Call], Answer | None]
     body: type[msgspec.Struct] | None = None
     raw_tokens: bool = False
     changes: bool = False
@@ -198,46 +203,46 @@ _CHANGE_ERRORS: Final = ("unauthorized", "registration_off", "foreign_host")
 
 ROUTES: Final = (
     Route(
-        method="POST", path="/v1/score", handler=score, inline=up_to_a_millisecond,
+        method="POST", path="/v1/score", handler=score, at_once=score_at_once,
         body=ScoreBody, raw_tokens=True, answers={200: answers.ScoreAnswer}, errors=_READ_ERRORS,
     ),
     Route(
-        method="POST", path="/v1/explain", handler=explain, inline=never_inline,
+        method="POST", path="/v1/explain", handler=explain, at_once=never_at_once,
         body=ScoreBody, raw_tokens=True, answers={200: answers.ExplainAnswer}, errors=_READ_ERRORS,
     ),
     Route(
-        method="GET", path="/v1/pods", handler=list_pods, inline=never_inline,
+        method="GET", path="/v1/pods", handler=list_pods, at_once=never_at_once,
         answers={200: answers.PodsAnswer},
     ),
     Route(
-        method="PUT", path="/v1/pods/{id}", handler=put_pod, inline=never_inline, body=PodBody,
+        method="PUT", path="/v1/pods/{id}", handler=put_pod, at_once=never_at_once, body=PodBody,
         changes=True,
         answers={200: answers.PodChange, 201: answers.PodChange},
         errors=(*_CHANGE_ERRORS, "malformed_body", "body_too_large", "invalid_value",
                 "invalid_topology", "invalid_endpoint", "too_many_pods"),
     ),
     Route(
-        method="DELETE", path="/v1/pods/{id}", handler=delete_pod, inline=never_inline,
+        method="DELETE", path="/v1/pods/{id}", handler=delete_pod, at_once=never_at_once,
         changes=True,
         answers={200: answers.PodChange}, errors=(*_CHANGE_ERRORS, "unknown_pod"),
     ),
     Route(
-        method="GET", path="/v1/models", handler=list_models, inline=at_once,
+        method="GET", path="/v1/models", handler=list_models, at_once=list_models,
         answers={200: answers.ModelsAnswer},
     ),
     Route(
-        method="GET", path="/healthz", handler=healthz, inline=at_once,
+        method="GET", path="/healthz", handler=healthz, at_once=healthz,
         answers={200: answers.StatusAnswer}, errors=("not_following",),
     ),
     Route(
-        method="GET", path="/readyz", handler=readyz, inline=never_inline,
+        method="GET", path="/readyz", handler=readyz, at_once=never_at_once,
         answers={200: answers.StatusAnswer}, errors=("not_ready",),
     ),
     Route(
-        method="GET", path="/metrics", handler=metrics, inline=never_inline, answers={200: None},
+        method="GET", path="/metrics", handler=metrics, at_once=never_at_once, answers={200: None},
     ),
     Route(
-        method="GET", path="/openapi.json", handler=openapi, inline=at_once, answers={200: None},
+        method="GET", path="/openapi.json", handler=openapi, at_once=openapi, answers={200: None},
     ),
 )  # fmt: skip
 """Every route; the application and the OpenAPI document are both built from it."""

@@ -2,11 +2,15 @@
 //!
 //! A batch is taken in pieces between clears. Within a piece all dense stores are named first
 //! (naming is timeless, and groups come in any order), then copies are counted in wire order.
+//! Both stop within an event when the slice's work is done (`intake`), and go on from there.
+
+use std::ops::Range;
 
 use super::catalog::GroupNews;
+use super::intake::{Phase, Progress, TOKENS_PER_UNIT, Target};
 use super::naming::{Naming, is_dense};
 use super::rank::{Rank, Shared};
-use super::slots::{ChannelKey, SlotId, Whereabouts};
+use super::slots::{ChannelId, ChannelKey, SlotId, Whereabouts};
 use super::texts::{Marks, Texts};
 use super::tier::Tier;
 use super::units::Units;
@@ -27,17 +31,8 @@ pub struct Applied {
     pub effort: u64,
 }
 
-/// Buffers kept from batch to batch.
-#[derive(Debug, Default)]
-pub(super) struct Scratch {
-    slots: Vec<SlotId>,
-    named: Vec<Option<(usize, usize)>>,
-    /// Groups whose block turned out larger in the piece at hand.
-    grown: Vec<u16>,
-}
-
 /// One rank, the shared part of its model, and the batch at hand.
-pub(super) struct Intake<'a> {
+pub(super) struct Slice<'a> {
     /// Whose batch it is.
     pub rank: &'a mut Rank,
     /// Boundaries and bits.
@@ -50,19 +45,36 @@ pub(super) struct Intake<'a> {
     pub units: &'a mut Units,
     /// The batch.
     pub batch: &'a Batch,
-    /// Buffers.
-    pub scratch: &'a mut Scratch,
+    /// How far it has come.
+    pub progress: &'a mut Progress,
+    /// What is known of the groups changed.
+    pub learned: bool,
 }
 
-impl<'a> Intake<'a> {
-    /// Takes the batch in. True in the second place: what is known of the groups changed.
-    pub(super) fn run(&mut self) -> (Applied, bool) {
-        let mut applied = Applied::default();
-        let mut learned = false;
+impl<'a> Slice<'a> {
+    /// Takes in as much of the batch as the slice's work allows. True: all of it is in.
+    pub(super) fn run(&mut self) -> bool {
+        loop {
+            match self.progress.phase {
+                Phase::Begin => self.begin(),
+                Phase::Name => self.name(),
+                Phase::Count => self.count(),
+                Phase::Trim => self.trim(),
+                Phase::Done => break,
+            }
+            if self.progress.left == 0 {
+                break;
+            }
+        }
+        self.rank.is_midway = self.progress.phase != Phase::Done;
+        !self.rank.is_midway
+    }
+
+    fn begin(&mut self) {
         self.rank.messages += 1;
         self.rank.begin_batch();
         for refusal in &self.batch.refused {
-            applied.refused += 1;
+            self.progress.applied.refused += 1;
             let reason = refusal.reason;
             if reason == RefusalReason::LargeGroup {
                 // What the rank holds in that group decides its answers, and is not known.
@@ -71,17 +83,31 @@ impl<'a> Intake<'a> {
                 self.rank.refuse(reason.name(), 1);
             }
         }
-        let batch = self.batch;
-        for piece in batch
-            .events
-            .split_inclusive(|e| matches!(e, Event::Cleared))
-        {
-            learned |= self.name(piece);
-            self.count(piece, &mut applied);
+        self.next_piece();
+    }
+
+    /// The piece after the one at hand: up to the next clear, or the end.
+    fn next_piece(&mut self) {
+        let start = self.progress.piece.end;
+        let events = &self.batch.events[start..];
+        let clear = events.iter().position(|e| matches!(e, Event::Cleared));
+        let len = clear.map_or(events.len(), |at| at + 1);
+        self.progress.piece = start..start + len;
+        self.progress.begin_piece();
+        self.progress.phase = Phase::Name;
+        if len == 0 {
+            // Nobody holds slots any more.
+            self.progress.applied.effort = self.rank.end_batch(&mut self.shared);
+            self.progress.phase = Phase::Trim;
         }
-        applied.effort = self.rank.end_batch(&mut self.shared);
-        self.rank.trim(&mut self.shared);
-        (applied, learned)
+    }
+
+    fn trim(&mut self) {
+        let forgotten = self.rank.trim(&mut self.shared, self.progress.left);
+        self.progress.work(forgotten);
+        if self.progress.left > 0 {
+            self.progress.phase = Phase::Done;
+        }
     }
 
     fn naming(&mut self) -> Naming<'_, 'a> {
@@ -95,39 +121,60 @@ impl<'a> Intake<'a> {
         }
     }
 
-    /// Learns groups and names the dense stores of a piece.
-    fn name(&mut self, piece: &[Event]) -> bool {
-        self.scratch.slots.clear();
-        self.scratch.named.clear();
-        let mut learned = false;
-        let mut previous = None;
-        for event in piece {
-            let Event::Stored(stored) = event else {
-                self.scratch.named.push(None);
-                continue;
-            };
+    /// Learns groups and names the dense stores of the piece.
+    fn name(&mut self) {
+        let batch = self.batch;
+        while self.progress.left > 0 && self.progress.event < self.progress.piece.end {
+            match &batch.events[self.progress.event] {
+                Event::Stored(stored) => self.name_store(stored),
+                Event::Removed(_) | Event::Cleared => self.named(None),
+            }
+        }
+        if self.progress.event == self.progress.piece.end {
+            if !self.progress.grown.is_empty() {
+                self.rank.regrade(&self.progress.grown, &mut self.shared);
+                self.progress.work(self.rank.slots.len());
+                self.progress.grown.clear();
+            }
+            self.progress.event = self.progress.piece.start;
+            self.progress.phase = Phase::Count;
+        }
+    }
+
+    fn name_store(&mut self, stored: &Stored) {
+        if self.progress.chain.is_none() {
             self.rank.earn(stored.hashes.len, stored.tokens.len);
-            learned |= self.learn(stored);
-            let named = if !is_dense(stored) {
-                None
-            } else if stored.same_as_previous && previous.is_some() {
-                previous
-            } else {
-                let mut slots = std::mem::take(&mut self.scratch.slots);
-                let first = slots.len();
-                self.naming().dense(stored, &mut slots);
-                let range = (first, slots.len());
-                self.scratch.slots = slots;
-                Some(range)
-            };
-            self.scratch.named.push(named);
-            previous = named;
+            self.learned |= self.learn(stored);
+            if !is_dense(stored) {
+                self.progress.previous = None;
+                return self.named(None);
+            }
+            if stored.same_as_previous && self.progress.previous.is_some() {
+                return self.named(self.progress.previous.clone());
+            }
+            self.progress.chain = Some(self.naming().begin(stored));
         }
-        if !self.scratch.grown.is_empty() {
-            self.rank.regrade(&self.scratch.grown, &mut self.shared);
-            self.scratch.grown.clear();
+        let Some(mut chain) = self.progress.chain.take() else {
+            return;
+        };
+        let blocks = stored.hashes.len as usize;
+        let count = self.progress.take(blocks - chain.done(), stored.block_size);
+        let mut slots = std::mem::take(&mut self.progress.slots);
+        self.naming().extend(stored, &mut chain, count, &mut slots);
+        self.progress.slots = slots;
+        if chain.done() < blocks {
+            self.progress.chain = Some(chain);
+        } else {
+            let end = self.progress.slots.len();
+            self.progress.previous = Some(end - blocks..end);
+            self.named(self.progress.previous.clone());
         }
-        learned
+    }
+
+    /// The event at hand is named, by these slots where it is a dense store.
+    fn named(&mut self, slots: Option<Range<usize>>) {
+        self.progress.named.push(slots);
+        self.progress.next_event();
     }
 
     fn learn(&mut self, stored: &Stored) -> bool {
@@ -144,8 +191,8 @@ impl<'a> Intake<'a> {
             Ok(false) => false,
             Ok(true) => {
                 let has_grown = before > 0 && self.rank.catalog.block_size(group) > before;
-                if has_grown && !self.scratch.grown.contains(&group) {
-                    self.scratch.grown.push(group);
+                if has_grown && !self.progress.grown.contains(&group) {
+                    self.progress.grown.push(group);
                 }
                 true
             }
@@ -156,45 +203,98 @@ impl<'a> Intake<'a> {
         }
     }
 
-    /// Counts the copies of a piece, in wire order.
-    fn count(&mut self, piece: &[Event], applied: &mut Applied) {
-        let mut slots: Vec<SlotId> = Vec::new();
-        let mut previous_was_sparse = false;
-        for (i, event) in piece.iter().enumerate() {
-            match event {
-                Event::Stored(stored) => {
-                    applied.stored += u64::from(stored.hashes.len);
-                    if let Some((first, end)) = self.scratch.named[i] {
-                        let named = std::mem::take(&mut self.scratch.slots);
-                        self.store(stored, &named[first..end], true);
-                        self.scratch.slots = named;
-                        previous_was_sparse = false;
-                        continue;
-                    }
-                    if !(stored.same_as_previous && previous_was_sparse) {
-                        slots.clear();
-                        self.naming().sparse(stored, &mut slots);
-                    }
-                    self.store(stored, &slots, false);
-                    previous_was_sparse = true;
-                }
-                Event::Removed(removed) => applied.removed += self.remove(removed),
+    /// Counts the copies of the piece, in wire order.
+    fn count(&mut self) {
+        let batch = self.batch;
+        while self.progress.left > 0 && self.progress.event < self.progress.piece.end {
+            match &batch.events[self.progress.event] {
+                Event::Stored(stored) => self.count_store(stored),
+                Event::Removed(removed) => self.remove(removed),
                 Event::Cleared => {
-                    applied.cleared += 1;
+                    self.progress.applied.cleared += 1;
+                    self.progress.work(self.rank.slots.len());
                     self.rank.clear(&mut self.shared);
+                    self.progress.next_event();
                 }
             }
         }
+        if self.progress.event == self.progress.piece.end {
+            self.next_piece();
+        }
     }
 
-    fn store(&mut self, stored: &Stored, slots: &[SlotId], by_tokens: bool) {
+    fn count_store(&mut self, stored: &Stored) {
+        let blocks = stored.hashes.len as usize;
+        let at = self.progress.event - self.progress.piece.start;
+        let named = self.progress.named[at].clone();
+        if self.progress.hashes == 0 {
+            self.progress.applied.stored += blocks as u64;
+        }
+        let channel = self.channel(stored);
+        let from = self.progress.hashes;
+        let by_tokens = named.is_some();
+        if let Some(named) = named {
+            let count = self.progress.take(blocks - from, 0);
+            let first = named.start + from;
+            let slots = std::mem::take(&mut self.progress.slots);
+            self.store(channel, &slots[first..first + count], by_tokens);
+            self.progress.slots = slots;
+            self.progress.hashes += count;
+        } else {
+            let mut slots = std::mem::take(&mut self.progress.sparse);
+            let count = self.look_up(stored, &mut slots);
+            self.store(channel, &slots[from..from + count], by_tokens);
+            self.progress.sparse = slots;
+            self.progress.hashes += count;
+        }
+        if self.progress.hashes == blocks {
+            self.progress.previous_was_sparse = !by_tokens;
+            self.progress.next_event();
+        }
+    }
+
+    /// Where the copies of the store at hand go; asked once per event, as asking counts refusals.
+    fn channel(&mut self, stored: &Stored) -> Option<ChannelId> {
+        if let Target::Channel(channel) = self.progress.target {
+            return channel;
+        }
         let group = self.rank.catalog.resolve(stored.group);
         let whole = self.rank.catalog.block_size(group);
         let key = ChannelKey {
             partial: stored.block_size != 0 && stored.block_size < whole,
             ..self.channel_key(group, stored.medium, stored.remote, stored.owner)
         };
-        let Some(channel) = self.rank.channel_of_store(key, self.shared.planes) else {
+        let channel = self.rank.channel_of_store(key, self.shared.planes);
+        self.progress.target = Target::Channel(channel);
+        channel
+    }
+
+    /// The slots of a sparse store, as many as the slice takes. What carries tokens is one thing to
+    /// know, and is not divided.
+    fn look_up(&mut self, stored: &Stored, slots: &mut Vec<SlotId>) -> usize {
+        let blocks = stored.hashes.len as usize;
+        let from = self.progress.hashes;
+        if stored.same_as_previous && self.progress.previous_was_sparse {
+            return self.progress.take(blocks - from, 0);
+        }
+        if from == 0 {
+            slots.clear();
+        }
+        if !stored.tokens.is_empty() {
+            if from == 0 {
+                self.naming().sparse(stored, 0..blocks, slots);
+                self.progress
+                    .work((stored.tokens.len / TOKENS_PER_UNIT) as usize);
+            }
+            return self.progress.take(blocks - from, 0);
+        }
+        let count = self.progress.take(blocks - from, 0);
+        self.naming().sparse(stored, from..from + count, slots);
+        count
+    }
+
+    fn store(&mut self, channel: Option<ChannelId>, slots: &[SlotId], by_tokens: bool) {
+        let Some(channel) = channel else {
             for &slot in slots {
                 self.rank.retire_if_bare(slot);
             }
@@ -210,19 +310,28 @@ impl<'a> Intake<'a> {
         }
     }
 
-    fn remove(&mut self, removed: &Removed) -> u64 {
-        let group = self.rank.catalog.resolve(removed.group);
-        let key = self.channel_key(group, removed.medium, removed.remote, removed.owner);
-        let hashes = self.batch.hashes_of(removed.hashes);
+    fn remove(&mut self, removed: &Removed) {
+        let key = if let Target::Key(key) = self.progress.target {
+            key
+        } else {
+            let group = self.rank.catalog.resolve(removed.group);
+            self.channel_key(group, removed.medium, removed.remote, removed.owner)
+        };
+        self.progress.target = Target::Key(key);
+        let hashes = &self.batch.hashes_of(removed.hashes)[self.progress.hashes..];
+        let count = self.progress.take(hashes.len(), 0).min(hashes.len());
         let mut found = 0;
-        for &hash in hashes {
+        for &hash in &hashes[..count] {
             if let Some(slot) = self.rank.slots.find(hash) {
                 found += u64::from(self.rank.remove_copy(slot, key, self.shared.planes));
             }
         }
-        self.rank
-            .refuse("removed_unknown", hashes.len() as u64 - found);
-        found
+        self.rank.refuse("removed_unknown", count as u64 - found);
+        self.progress.applied.removed += found;
+        self.progress.hashes += count;
+        if count == hashes.len() {
+            self.progress.next_event();
+        }
     }
 
     fn channel_key(

@@ -5,12 +5,13 @@
 //! bytes are refused and counted, never an error.
 
 use super::engine_chain::EngineChain;
+use super::intake::{Intake, Phase};
 use super::limits::{CHECK_EVERY, NAMED_BY_PAYLOADS};
 use super::rank::{Rank, State};
 use super::registration::unknown_pod;
 use super::{Applied, Index};
 use crate::error::Result;
-use crate::wire::{Batch, MAX_RANKS};
+use crate::wire::MAX_RANKS;
 
 impl Index {
     /// Takes in one published payload. Bad bytes are refused and counted, never an error.
@@ -21,38 +22,70 @@ impl Index {
     /// # Errors
     /// `Unknown` for a pod that is not registered.
     pub fn apply(&mut self, name: &str, dp_rank: u32, payload: &[u8]) -> Result<Applied> {
-        let mut decoder = std::mem::take(&mut self.decoder);
-        let result = self.take_in(name, dp_rank, decoder.decode(payload));
-        self.decoder = decoder;
+        let mut intake = self.take_intake();
+        intake.read(payload);
+        let result = self.advance(name, dp_rank, &mut intake, usize::MAX);
+        let applied = intake.applied();
+        self.give_back(intake);
+        result.map(|_| applied)
+    }
+
+    /// What a payload is decoded into, to be given back when the batch is in: its memory is kept.
+    pub fn take_intake(&mut self) -> Intake {
+        self.intake.take().unwrap_or_default()
+    }
+
+    /// Keeps the memory of an intake for the next batch, and looks at the limits now and then.
+    pub fn give_back(&mut self, intake: Intake) {
+        self.intake = Some(intake);
         self.batches_to_check -= 1;
         if self.batches_to_check == 0 {
             self.batches_to_check = CHECK_EVERY;
             self.enforce_limits();
         }
-        result
     }
 
-    fn take_in(&mut self, name: &str, feed: u32, batch: &Batch) -> Result<Applied> {
-        let row = batch.dp_rank.unwrap_or(feed);
+    /// Takes in the next slice of a batch that was read: about so many listed hashes. True: all of
+    /// it is in. Until then only questions may be asked, and nothing else be changed (`intake`).
+    ///
+    /// # Errors
+    /// As `apply`.
+    pub fn advance(
+        &mut self,
+        name: &str,
+        dp_rank: u32,
+        intake: &mut Intake,
+        work: usize,
+    ) -> Result<bool> {
+        let row = intake.dp_rank().unwrap_or(dp_rank);
+        if intake.progress.phase == Phase::Begin {
+            if !self.has_row(name, row, dp_rank)? {
+                intake.progress.refuse();
+                return Ok(true);
+            }
+            self.note_writer(name, row, dp_rank)?;
+        }
+        let (model, column) = self.locate(name, row)?;
+        intake.progress.left = work.max(1);
+        Ok(model.advance(column, intake))
+    }
+
+    /// Whether a rank that a payload names has a row. One that nobody registered shows itself: it
+    /// gets a row of its own, where there is room for one.
+    fn has_row(&mut self, name: &str, row: u32, feed: u32) -> Result<bool> {
         let pod = self.pods.get(name).ok_or_else(|| unknown_pod(name))?;
         if !pod.columns.contains_key(&row) && row < MAX_RANKS {
-            // A rank nobody registered shows itself: it gets a row of its own.
             let named = pod.columns.len().saturating_sub(pod.spec.dp_size as usize);
             if named >= NAMED_BY_PAYLOADS || self.num_ranks() >= self.options.max_ranks {
                 let (model, column) = self.locate(name, feed)?;
                 if let Some(rank) = &mut model.ranks[column] {
                     rank.refuse("too_many_ranks", 1);
                 }
-                return Ok(Applied {
-                    refused: 1,
-                    ..Applied::default()
-                });
+                return Ok(false);
             }
             self.add_rank(name, row)?;
         }
-        self.note_writer(name, row, feed)?;
-        let (model, column) = self.locate(name, row)?;
-        Ok(model.apply(column, batch))
+        Ok(true)
     }
 
     /// Remembers which feeds write to a row. Two of them tell two histories as one.

@@ -1,6 +1,7 @@
 //! How much an index holds, and what it forgets above its limits.
 
 use super::Index;
+use super::intake::Intake;
 use super::model::Model;
 
 /// Ranks that the payloads of one pod may name beyond those registered: an engine that makes ranks
@@ -14,7 +15,8 @@ impl Index {
     /// Bytes held, by capacity and estimate.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.models.values().map(Model::bytes).sum::<usize>() + self.decoder.arena_bytes()
+        self.models.values().map(Model::bytes).sum::<usize>()
+            + self.intake.as_ref().map_or(0, Intake::bytes)
     }
 
     /// Brings memory under its limits now (it happens by itself from time to time).

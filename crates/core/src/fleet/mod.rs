@@ -16,6 +16,7 @@ mod engine_chain;
 mod explain;
 mod feed;
 mod info;
+mod intake;
 mod json;
 mod limbo;
 mod limits;
@@ -48,6 +49,7 @@ pub use apply::Applied;
 pub use catalog::PodConfig;
 pub use explain::{Explained, GroupStrip, Strip};
 pub use info::{GroupInfo, RankInfo};
+pub use intake::{Intake, SLICE};
 pub use rank::{Placed, State};
 pub use registration::{Member, PodSpec};
 pub use request::{Request, Strategy};
@@ -57,7 +59,6 @@ pub use walk::Prompt;
 use crate::error::{Error, Result};
 use crate::rule;
 use crate::secret::Secret;
-use crate::wire::{Decoder, Limits};
 use model::Model;
 use query::{Ask, Search};
 use registration::Pod;
@@ -127,7 +128,8 @@ pub struct Index {
     options: Options,
     models: BTreeMap<String, Model>,
     pods: BTreeMap<String, Pod>,
-    decoder: Decoder,
+    /// Arenas and buffers between two batches; away while one is taken in.
+    intake: Option<Intake>,
     scratch: rule::Scratch,
     batches_to_check: u32,
 }
@@ -140,7 +142,7 @@ impl Index {
             options,
             models: BTreeMap::new(),
             pods: BTreeMap::new(),
-            decoder: Decoder::new(Limits::default()),
+            intake: None,
             scratch: rule::Scratch::default(),
             batches_to_check: limits::CHECK_EVERY,
         }

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::Member;
-use super::apply::{Applied, Intake, Scratch};
+use super::apply::Slice;
 use super::catalog::{View, gcd};
+use super::intake::Intake;
 use super::nodes::Nodes;
 use super::planes::Planes;
 use super::rank::{Rank, Shared};
@@ -16,7 +17,6 @@ use super::slots::Whereabouts;
 use super::texts::{Marks, Texts};
 use super::units::Units;
 use crate::secret::Secret;
-use crate::wire::Batch;
 
 /// Ranks with the same view in the same word of the planes: one evaluation answers for all.
 #[derive(Debug, Clone)]
@@ -70,7 +70,6 @@ pub(super) struct Model {
     /// Increases with every request, for forgetting the least recently matched.
     pub tick: u32,
     units: Units,
-    scratch: Scratch,
     classes: Option<Arc<[Class]>>,
     /// All ranks by name, for requests that ask for all.
     pub roster: Option<Arc<[Member]>>,
@@ -89,7 +88,6 @@ impl Model {
             tick: 0,
             units: Units::new(marks.field()),
             marks: Arc::new(marks),
-            scratch: Scratch::default(),
             classes: None,
             roster: None,
         }
@@ -111,29 +109,30 @@ impl Model {
         self.roster = None;
     }
 
-    /// Takes in a batch of one rank.
-    pub(super) fn apply(&mut self, index: usize, batch: &Batch) -> Applied {
+    /// Takes in a slice of a batch of one rank. True: the batch is in.
+    pub(super) fn advance(&mut self, index: usize, intake: &mut Intake) -> bool {
         let Some(rank) = self.ranks[index].as_mut() else {
-            return Applied::default();
+            return true;
         };
-        let shared = Shared {
-            nodes: &mut self.nodes,
-            planes: &mut self.planes,
-        };
-        let mut intake = Intake {
+        let (batch, progress) = intake.parts();
+        let mut slice = Slice {
             rank,
-            shared,
+            shared: Shared {
+                nodes: &mut self.nodes,
+                planes: &mut self.planes,
+            },
             texts: &mut self.texts,
             marks: &self.marks,
             units: &mut self.units,
             batch,
-            scratch: &mut self.scratch,
+            progress,
+            learned: false,
         };
-        let (applied, learned) = intake.run();
-        if learned {
+        let is_in = slice.run();
+        if slice.learned {
             self.invalidate();
         }
-        applied
+        is_in
     }
 
     /// Runs an operation on one rank with the shared part at hand.

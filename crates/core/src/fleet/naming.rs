@@ -4,6 +4,8 @@
 //! runs over a whole batch before any copy is counted, whatever order groups come in. A sparse
 //! store is looked up by its hashes; what stays unknown waits in limbo with all that is known.
 
+use std::ops::Range;
+
 use super::engine_chain::{HashBlock, RootStore, Shown};
 use super::limbo::{At, Fact, Frame, Means, Salt, SparseStore};
 use super::nodes::{NodeId, Place, SaltId};
@@ -40,10 +42,29 @@ pub(super) struct Naming<'a, 'b> {
 }
 
 /// Where the tokens of a store start, and whose cache they are in.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 struct Anchor {
     at: At,
     salt: Salt,
+}
+
+/// A dense store while it is named.
+#[derive(Debug)]
+pub(super) struct Chain {
+    /// Where the next block starts.
+    anchor: Anchor,
+    /// Blocks that are named.
+    done: usize,
+    /// The node of the last one.
+    hint: Option<NodeId>,
+}
+
+impl Chain {
+    /// How many blocks are named.
+    #[must_use]
+    pub(super) fn done(&self) -> usize {
+        self.done
+    }
 }
 
 fn lora<'a>(batch: &'a Batch, stored: &Stored) -> Option<&'a str> {
@@ -106,6 +127,16 @@ impl Naming<'_, '_> {
                 salt,
             };
         };
+        let anchor = self.below(parent);
+        if let (Salt::Of(class), Some(salt)) = (anchor.salt, stored.salt) {
+            let salt = self.texts.salt(Some(self.batch.text(salt)));
+            self.rank.limbo.tell(Fact::HasSalt(class, salt));
+        }
+        anchor
+    }
+
+    /// Where the tokens after a hash start.
+    fn below(&mut self, parent: EngineKey) -> Anchor {
         if let Some(slot) = self.rank.slots.find(parent)
             && let Whereabouts::Placed(node) = self.rank.slots.whereabouts(slot)
         {
@@ -124,34 +155,46 @@ impl Naming<'_, '_> {
         }
         let entry = self.rank.limbo.entry(parent, None, &mut self.rank.slots);
         let (at, class) = self.rank.limbo.anchor(entry);
-        if let Some(salt) = stored.salt {
-            let salt = self.texts.salt(Some(self.batch.text(salt)));
-            self.rank.limbo.tell(Fact::HasSalt(class, salt));
-        }
         Anchor {
             at,
             salt: Salt::Of(class),
         }
     }
 
-    /// Names every boundary of a dense store; appends the slots of its hashes.
-    pub(super) fn dense(&mut self, stored: &Stored, out: &mut Vec<SlotId>) {
+    /// Begins to name a dense store; [`Self::extend`] names its blocks.
+    pub(super) fn begin(&mut self, stored: &Stored) -> Chain {
         let anchor = self.anchor(stored, true);
-        let (mut step, block_size) = (anchor.at.step, stored.block_size);
-        let mut hint = None;
-        let tokens = self.batch.tokens_of(stored.tokens);
-        let hashes = self.batch.hashes_of(stored.hashes);
         if stored.parent.is_none() {
-            let first = &tokens[..block_size as usize];
-            self.check_chain(stored, first, Shown::AtTheEnd(hashes[0]));
+            let first = &self.batch.tokens_of(stored.tokens)[..stored.block_size as usize];
+            let hash = self.batch.hashes_of(stored.hashes)[0];
+            self.check_chain(stored, first, Shown::AtTheEnd(hash));
         }
         self.index_first_token(stored, anchor.at);
+        Chain {
+            anchor,
+            done: 0,
+            hint: None,
+        }
+    }
+
+    /// Names the next blocks of a dense store; appends the slots of their hashes.
+    pub(super) fn extend(
+        &mut self,
+        stored: &Stored,
+        chain: &mut Chain,
+        count: usize,
+        out: &mut Vec<SlotId>,
+    ) {
+        let Anchor { at, salt } = chain.anchor;
+        let (mut step, block_size) = (at.step, stored.block_size);
+        let (first, end) = (chain.done, chain.done + count);
+        let tokens = self.batch.tokens_of(stored.tokens);
+        let tokens = &tokens[first * block_size as usize..end * block_size as usize];
+        let hashes = &self.batch.hashes_of(stored.hashes)[first..end];
         let unit = self.units.get(block_size);
         self.rank.slots.fetch(hashes);
-        for (j, (chunk, &hash)) in tokens
-            .chunks_exact(block_size as usize)
-            .zip(hashes)
-            .enumerate()
+        for (j, (chunk, &hash)) in
+            (first..).zip(tokens.chunks_exact(block_size as usize).zip(hashes))
         {
             let mut local = unit.local(chunk);
             if stored.extra_keys.is_some_and(|keys| !keys.is_empty()) {
@@ -163,11 +206,7 @@ impl Naming<'_, '_> {
                 local: key,
             };
             let ahead = self.ahead(stored, j);
-            let at = At {
-                frame: anchor.at.frame,
-                step,
-            };
-            out.push(match (at.frame, anchor.salt) {
+            out.push(match (at.frame, salt) {
                 (Frame::Absolute, Salt::Known(salt)) => {
                     let place = Place {
                         boundary: step.tokens,
@@ -175,14 +214,30 @@ impl Naming<'_, '_> {
                         ahead,
                         salt,
                     };
-                    self.name_placed(hash, place, &mut hint)
+                    self.name_placed(hash, place, &mut chain.hint)
                 }
-                (Frame::Absolute | Frame::Trie(_), salt) => {
-                    self.name_floating(hash, at, salt, ahead)
+                (frame @ (Frame::Absolute | Frame::Trie(_)), salt) => {
+                    self.name_floating(hash, At { frame, step }, salt, ahead)
                 }
             });
         }
         self.settle();
+        chain.done = end;
+        chain.anchor.at.step = step;
+        if end < stored.hashes.len as usize {
+            self.follow(chain, hashes);
+        }
+    }
+
+    /// What was settled may have moved the trie that a chain floats in: its last hash knows.
+    fn follow(&mut self, chain: &mut Chain, hashes: &[EngineKey]) {
+        let is_fixed = matches!(
+            (chain.anchor.at.frame, chain.anchor.salt),
+            (Frame::Absolute, Salt::Known(_))
+        );
+        if let (false, Some(&last)) = (is_fixed, hashes.last()) {
+            chain.anchor = self.below(last);
+        }
     }
 
     fn settle(&mut self) {
@@ -296,9 +351,10 @@ impl Naming<'_, '_> {
         limbo.slot_of(entry)
     }
 
-    /// Finds the slots of a sparse or token-less store; what is unknown goes to limbo.
-    pub(super) fn sparse(&mut self, stored: &Stored, out: &mut Vec<SlotId>) {
-        let hashes = self.batch.hashes_of(stored.hashes);
+    /// Finds the slots of a sparse store, or of a part of a token-less one; what is unknown goes to
+    /// limbo.
+    pub(super) fn sparse(&mut self, stored: &Stored, part: Range<usize>, out: &mut Vec<SlotId>) {
+        let hashes = &self.batch.hashes_of(stored.hashes)[part];
         let first = out.len();
         let is_placed =
             |rank: &Rank, slot| matches!(rank.slots.whereabouts(slot), Whereabouts::Placed(_));

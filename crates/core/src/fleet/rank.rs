@@ -74,8 +74,15 @@ pub struct Placed {
     pub query: u64,
 }
 
+/// Why a rank is not exact while a batch of it is taken in.
+const MIDWAY: &str = "a long batch is being taken in";
+
 /// One rank.
 #[derive(Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent facts, each asked for by its name"
+)]
 pub(super) struct Rank {
     /// The rank's number.
     #[expect(
@@ -120,6 +127,8 @@ pub(super) struct Rank {
     pub saw_media: bool,
     /// Some copies have been in doubt since a clear.
     pub has_doubts: bool,
+    /// A part of a batch is in, the rest is not: what is shown now its engine may never have held.
+    pub is_midway: bool,
     /// Published batches taken in.
     pub messages: u64,
     /// Means of placing.
@@ -168,6 +177,7 @@ impl Rank {
             counts_copies,
             saw_media: false,
             has_doubts: false,
+            is_midway: false,
             messages: 0,
             placed: Placed::default(),
             refused: BTreeMap::new(),
@@ -175,11 +185,13 @@ impl Rank {
         }
     }
 
-    /// The state that users see: a contradiction degrades whatever the feed says.
+    /// The state that users see: a contradiction degrades whatever the feed says, and half a batch
+    /// is a rebuild.
     #[must_use]
     pub(super) fn state(&self) -> State {
         match self.feed_state {
             State::Exact if self.contradicted.is_some() => State::Degraded,
+            State::Exact if self.is_midway => State::Rebuilding,
             known @ (State::Exact | State::Rebuilding | State::Degraded | State::Stale) => known,
         }
     }
@@ -187,20 +199,21 @@ impl Rank {
     /// Why the state is not exact, in words; empty when it is.
     #[must_use]
     pub(super) fn reason(&self) -> String {
-        match self.contradicted {
-            Some(reason) if self.feed_reason.is_empty() => reason.to_owned(),
-            Some(reason) => format!("{}; {reason}", self.feed_reason),
-            None => self.feed_reason.clone(),
-        }
+        let feed = Some(self.feed_reason.as_str()).filter(|reason| !reason.is_empty());
+        let midway = self.is_midway.then_some(MIDWAY);
+        let reasons = feed.into_iter().chain(self.contradicted).chain(midway);
+        reasons.collect::<Vec<_>>().join("; ")
     }
 
     /// Whether what it is known to hold is certainly there, and everything that its engine asks for
     /// is known. While a replay is under way, or without a connection, removals may be missing; a
-    /// history with a hole may have hidden a whole group, unless the groups are configured; and a
-    /// contradicted configuration or place says that the rule is applied to something else.
+    /// history with a hole may have hidden a whole group, unless the groups are configured; a
+    /// contradicted configuration or place says that the rule is applied to something else; and in
+    /// the middle of a batch removals may be to come of what is shown.
     #[must_use]
     pub(super) fn can_promise(&self) -> bool {
         self.contradicted.is_none()
+            && !self.is_midway
             && match self.feed_state {
                 State::Exact => true,
                 State::Degraded => self.catalog.is_configured(),
@@ -315,12 +328,17 @@ impl Rank {
         }
     }
 
-    /// Forgets names that nobody holds, beyond the allowance.
-    pub(super) fn trim(&mut self, shared: &mut Shared<'_>) {
-        while let Some(slot) = self.slots.next_to_forget() {
+    /// Forgets names that nobody holds, beyond the allowance, and at most so many. Returns how many
+    /// it were: fewer mean that none is left.
+    pub(super) fn trim(&mut self, shared: &mut Shared<'_>, most: usize) -> usize {
+        for forgotten in 0..most {
+            let Some(slot) = self.slots.next_to_forget() else {
+                self.limbo.sweep_if_grown(&mut self.slots);
+                return forgotten;
+            };
             self.forget_name(slot, shared);
         }
-        self.limbo.sweep_if_grown(&mut self.slots);
+        most
     }
 
     /// The wire's name of a group index.

@@ -98,6 +98,12 @@ impl Decoder {
         &self.batch
     }
 
+    /// What the last call decoded.
+    #[must_use]
+    pub fn batch(&self) -> &Batch {
+        &self.batch
+    }
+
     /// Bytes that the arenas occupy now, used or not.
     #[must_use]
     pub fn arena_bytes(&self) -> usize {

@@ -1,0 +1,176 @@
+//! What a request is told while a long batch is taken in slice by slice.
+//!
+//! No thread and no clock: `Index::advance` stops after each slice, and the test asks there.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where something does")]
+
+mod encoder;
+
+use encoder::{Value, batch, map, text, uints};
+use kvbraid_core::fleet::{
+    Index, Options, PodSpec, Prompt, Request, Row, State, Strategy, TierSet,
+};
+use kvbraid_core::secret::Secret;
+
+const BLOCK: u32 = 2;
+const PROMPT_BLOCKS: u32 = 40;
+const LONG: u32 = 32;
+
+fn prompt() -> Vec<u32> {
+    (0..PROMPT_BLOCKS * BLOCK).collect()
+}
+
+fn store(blocks: u32) -> Value {
+    map(&[
+        ("type", text("BlockStored")),
+        ("block_hashes", uints(&(1..=blocks).collect::<Vec<u32>>())),
+        ("parent_block_hash", Value::Nil),
+        ("token_ids", uints(&prompt()[..(blocks * BLOCK) as usize])),
+        ("block_size", Value::Uint(BLOCK.into())),
+        ("kv_cache_spec_kind", text("full_attention")),
+        ("group_idx", Value::Uint(0)),
+    ])
+}
+
+fn remove(hashes: &[u32]) -> Value {
+    map(&[
+        ("type", text("BlockRemoved")),
+        ("block_hashes", uints(hashes)),
+        ("group_idx", Value::Uint(0)),
+    ])
+}
+
+fn clear() -> Value {
+    map(&[("type", text("AllBlocksCleared"))])
+}
+
+fn fleet() -> Index {
+    let mut index = Index::new(Options::new(Secret::new([7; 32])));
+    for (pod, blocks) in [("long", 3), ("other", 5)] {
+        let spec = PodSpec {
+            model: "m".to_owned(),
+            dp_size: 1,
+            ..PodSpec::default()
+        };
+        index.register(pod, spec).unwrap();
+        index.apply(pod, 0, &batch(&[store(blocks)])).unwrap();
+    }
+    index
+}
+
+/// The rows of `long` and `other`.
+fn rows(index: &mut Index) -> [Row; 2] {
+    let tokens = prompt();
+    let request = Request {
+        model: "m",
+        prompt: Prompt {
+            tokens: &tokens,
+            lora: None,
+            salt: None,
+            media: &[],
+        },
+        pods: None,
+        tiers: TierSet::GPU,
+        strategy: Strategy::Exact,
+    };
+    let answer = index.score(&request).unwrap();
+    let explained = index.explain(&request).unwrap().answer;
+    assert_eq!(explained.rows, answer.rows);
+    answer.rows.try_into().unwrap()
+}
+
+fn tokens(row: &Row) -> (u32, u32) {
+    (row.bounds.lower, row.bounds.upper)
+}
+
+/// Takes a batch in; the answers at each pause.
+fn pauses(index: &mut Index, payload: &[u8], work: usize) -> Vec<[Row; 2]> {
+    let mut intake = index.take_intake();
+    intake.read(payload);
+    let mut pauses = vec![];
+    while !index.advance("long", 0, &mut intake, work).unwrap() {
+        index.check_integrity();
+        pauses.push(rows(index));
+    }
+    index.give_back(intake);
+    index.check_integrity();
+    pauses
+}
+
+#[test]
+fn in_the_middle_of_a_batch_its_rank_answers_with_a_bound_and_others_as_ever() {
+    let mut index = fleet();
+    let [before, other] = rows(&mut index);
+    assert!(before.is_exact() && tokens(&before) == (3 * BLOCK, 3 * BLOCK));
+    let events = [
+        store(LONG),
+        remove(&[9]),
+        clear(),
+        store(LONG),
+        remove(&[LONG]),
+    ];
+    let pauses = pauses(&mut index, &batch(&events), 4);
+    assert!(pauses.len() > 30, "{} pauses", pauses.len());
+    for [long, beside] in &pauses {
+        assert_eq!(beside, &other);
+        assert!(!long.is_exact() && long.state == State::Rebuilding);
+        assert_eq!(tokens(long), (0, (PROMPT_BLOCKS - 1) * BLOCK));
+    }
+    let [after, beside] = rows(&mut index);
+    assert_eq!(beside, other);
+    assert!(after.is_exact());
+    assert_eq!(tokens(&after), ((LONG - 1) * BLOCK, (LONG - 1) * BLOCK));
+}
+
+#[test]
+fn a_batch_within_one_slice_is_never_half_in() {
+    let mut index = fleet();
+    assert!(pauses(&mut index, &batch(&[store(LONG)]), 1_000).is_empty());
+    assert!(rows(&mut index)[0].is_exact());
+}
+
+#[test]
+fn a_rank_whose_groups_are_not_known_yet_promises_nothing_either() {
+    let mut index = fleet();
+    index.reset("long", 0).unwrap();
+    for slice in 1..3 {
+        let payload = batch(&[remove(&[1; 40]), store(LONG)]);
+        let [long, _] = &pauses(&mut index, &payload, slice)[0];
+        assert!(!long.is_exact());
+        assert_eq!(tokens(long).0, 0);
+    }
+}
+
+#[test]
+fn a_chain_whose_place_is_told_between_two_of_its_slices_goes_on_from_there() {
+    // The parent of the chain is named by the chain's own first hash in a later store: what is
+    // settled after a slice moves the trie that the rest of the chain was measured in.
+    let below = |parent: u32, first: u32, count: u32| {
+        let from = (first - 1) * BLOCK;
+        let tokens = &prompt()[from as usize..(from + count * BLOCK) as usize];
+        map(&[
+            ("type", text("BlockStored")),
+            (
+                "block_hashes",
+                uints(&(first..first + count).collect::<Vec<u32>>()),
+            ),
+            ("parent_block_hash", Value::Uint(parent.into())),
+            ("token_ids", uints(tokens)),
+            ("block_size", Value::Uint(BLOCK.into())),
+            ("kv_cache_spec_kind", text("full_attention")),
+            ("group_idx", Value::Uint(0)),
+        ])
+    };
+    for work in 1..8 {
+        let mut index = fleet();
+        index.reset("long", 0).unwrap();
+        // Hashes 5 to 20 float below 4; 8 to 24 float below 7, which the first chain names.
+        let first = batch(&[below(7, 8, 17)]);
+        index.apply("long", 0, &first).unwrap();
+        let events = [below(4, 5, 16), store(4), below(24, 25, 8)];
+        pauses(&mut index, &batch(&events), work);
+        let [long, _] = rows(&mut index);
+        assert!(long.is_exact(), "{work} {long:?}");
+        assert_eq!(tokens(&long), (LONG * BLOCK, LONG * BLOCK));
+    }
+}

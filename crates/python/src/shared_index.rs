@@ -1,0 +1,70 @@
+//! An index that many threads use: who waits for whom.
+//!
+//! Law: whoever changes the index has the turn to the end of the change, so that no change sees half
+//! of another; whoever asks needs the index alone, which a long change lets go between its slices,
+//! to whoever waits first.
+
+use kvbraid_core::Error;
+use kvbraid_core::fleet::{Applied, Index, SLICE};
+use parking_lot::{Mutex, MutexGuard};
+
+/// A longer payload is decoded without the index: that takes a millisecond or more.
+const LONG_PAYLOAD_BYTES: usize = 256 << 10;
+
+/// An index and its two locks.
+pub(crate) struct SharedIndex {
+    /// Whose turn it is to change the index, for as long as a change takes. Taken before `index`.
+    turn: Mutex<()>,
+    index: Mutex<Index>,
+}
+
+impl SharedIndex {
+    /// Shares an index.
+    pub(crate) fn new(index: Index) -> Self {
+        Self {
+            turn: Mutex::new(()),
+            index: Mutex::new(index),
+        }
+    }
+
+    /// The index, for a question.
+    pub(crate) fn ask(&self) -> MutexGuard<'_, Index> {
+        self.index.lock()
+    }
+
+    /// The index, for a question, if nobody has it now.
+    pub(crate) fn try_ask(&self) -> Option<MutexGuard<'_, Index>> {
+        self.index.try_lock()
+    }
+
+    /// Makes a change that is not divided.
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Index) -> T) -> T {
+        let _turn = self.turn.lock();
+        change(&mut self.index.lock())
+    }
+
+    /// Takes a batch in, slice by slice.
+    pub(crate) fn take_in(
+        &self,
+        name: &str,
+        dp_rank: u32,
+        payload: &[u8],
+    ) -> Result<Applied, Error> {
+        let _turn = self.turn.lock();
+        let mut index = self.index.lock();
+        let mut intake = index.take_intake();
+        if payload.len() > LONG_PAYLOAD_BYTES {
+            MutexGuard::unlocked(&mut index, || intake.read(payload));
+        } else {
+            intake.read(payload);
+        }
+        let mut is_in = index.advance(name, dp_rank, &mut intake, SLICE);
+        while let Ok(false) = is_in {
+            MutexGuard::bump(&mut index);
+            is_in = index.advance(name, dp_rank, &mut intake, SLICE);
+        }
+        let applied = intake.applied();
+        index.give_back(intake);
+        is_in.map(|_| applied)
+    }
+}
