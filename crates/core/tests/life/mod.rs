@@ -1,0 +1,329 @@
+//! A life of an index, made of small choices: the same for random numbers and for a fuzzer's bytes.
+//!
+//! Law: after every step the index's structures agree with each other, an answer's bounds hold, and
+//! an index that took the same in another way says the same. The domain is small, so that hashes,
+//! parents, groups, block sizes, media, owners, salts, tiers and lookaheads collide. Most of what
+//! engines say is consistent (a hash is a function of its prefix), or every life would be degraded
+//! after a few steps and show nothing.
+#![allow(dead_code, reason = "each binary uses its own part")]
+#![allow(clippy::unwrap_used, reason = "a life ends where something fails")]
+
+mod events;
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+use kvbraid_core::fleet::{
+    Applied, Index, Options, PodConfig, PodSpec, Prompt, RankInfo, Request, State, Strategy, Tier,
+    TierSet,
+};
+use kvbraid_core::hash::{HashAlgo, MediaItem};
+use kvbraid_core::secret::Secret;
+use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
+
+/// Where choices come from.
+pub(crate) trait Choices {
+    /// A number below `limit`.
+    fn below(&mut self, limit: usize) -> usize;
+
+    /// Whether there is nothing left to choose by.
+    fn is_at_end(&self) -> bool;
+
+    /// True once in so many times.
+    fn once_in(&mut self, times: usize) -> bool {
+        self.below(times) + 1 == times
+    }
+
+    /// One of a table.
+    fn one_of<T: Clone>(&mut self, table: &[T]) -> T
+    where
+        Self: Sized,
+    {
+        table[self.below(table.len())].clone()
+    }
+}
+
+/// xorshift64: the same numbers everywhere.
+pub(crate) struct Numbers(pub u64);
+
+impl Choices for Numbers {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from((self.0 >> 16) % limit as u64).unwrap_or(0)
+    }
+
+    fn is_at_end(&self) -> bool {
+        false
+    }
+}
+
+/// The bytes of a fuzzer, one a choice.
+pub(crate) struct Bytes<'a>(pub &'a [u8]);
+
+impl Choices for Bytes<'_> {
+    fn below(&mut self, limit: usize) -> usize {
+        let Some((&first, rest)) = self.0.split_first() else {
+            return 0;
+        };
+        self.0 = rest;
+        usize::from(first) % limit
+    }
+
+    fn is_at_end(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+const PODS: [&str; 2] = ["a", "b"];
+const MODEL: &str = "m";
+const STATES: [State; 4] = [
+    State::Exact,
+    State::Rebuilding,
+    State::Degraded,
+    State::Stale,
+];
+
+/// An index, and its twin that takes every batch in by small slices; both are asked the same.
+pub(crate) struct Life {
+    index: Index,
+    twin: Index,
+    registered: [bool; 2],
+    engine: events::Engine,
+    /// Both know the same: nothing is forgotten, and nobody lies (two slices of a lie may be read as
+    /// two, and then the twin knows better).
+    is_same: bool,
+}
+
+impl Life {
+    /// An index with two pods.
+    pub(crate) fn new(choices: &mut impl Choices) -> Self {
+        let is_same = choices.below(2) == 0;
+        let (memory, limbo) = if is_same {
+            (0, 64 << 20)
+        } else {
+            (
+                choices.one_of(&[0, 0, 1, 20_000]),
+                choices.one_of(&[64 << 20, 1_000, 0]),
+            )
+        };
+        let options = Options {
+            use_hash_functions: choices.below(2) == 0,
+            memory_limit_bytes: memory,
+            limbo_limit_bytes: limbo,
+            canonical_block_size: NonZeroU32::new(2).unwrap(),
+            ..Options::new(Secret::new([7; 32]))
+        };
+        let mut life = Self {
+            index: Index::new(options),
+            twin: Index::new(options),
+            registered: [false; 2],
+            engine: events::Engine {
+                groups: choices.one_of(&events::GROUPS),
+                lies: !is_same && choices.below(2) == 0,
+            },
+            is_same,
+        };
+        for pod in 0..PODS.len() {
+            life.register(pod, choices);
+        }
+        life
+    }
+
+    /// One thing that happens to an index, checked.
+    pub(crate) fn step(&mut self, choices: &mut impl Choices) {
+        let pod = choices.below(PODS.len());
+        match choices.below(32) {
+            0..=15 => self.apply(pod, choices),
+            16..=22 => self.ask(choices),
+            23 | 24 => self.told(pod, choices, Index::reset),
+            25 => self.told(pod, choices, Index::lose),
+            26 | 27 => {
+                let state = choices.one_of(&STATES);
+                self.told(pod, choices, |index, name, rank| {
+                    index.set_state(name, rank, state, String::new())
+                });
+            }
+            28 => self.told(pod, choices, |index, name, rank| {
+                index.note_refused(name, rank, "bad_frame_count")
+            }),
+            29 => {
+                self.index.enforce_limits();
+                self.twin.enforce_limits();
+            }
+            30 => self.register(pod, choices),
+            _ => self.remove(pod),
+        }
+        self.index.check_integrity();
+        self.twin.check_integrity();
+        if self.is_same {
+            for (one, other) in self.index.pods().into_iter().zip(self.twin.pods()) {
+                // Listings count where their hash is when they are counted, which slices may change.
+                let (placed, unplaced) = (one.placed, one.unplaced);
+                assert_eq!(
+                    one,
+                    RankInfo {
+                        placed,
+                        unplaced,
+                        ..other
+                    }
+                );
+            }
+        }
+    }
+
+    fn apply(&mut self, pod: usize, choices: &mut impl Choices) {
+        let rank = u32::from(choices.once_in(4));
+        let payload = events::batch(self.engine, choices);
+        let applied = self.index.apply(PODS[pod], rank, &payload);
+        assert!(applied.is_ok() || !self.registered[pod]);
+        let mut intake = self.twin.take_intake();
+        intake.read(&payload);
+        let work = 1 + choices.below(4);
+        while let Ok(false) = self.twin.advance(PODS[pod], rank, &mut intake, work) {
+            self.twin.check_integrity();
+        }
+        // Slices settle more often, which takes other looks at what is undecided.
+        let effort = applied.as_ref().map_or(0, |applied| applied.effort);
+        let in_slices = Applied {
+            effort,
+            ..intake.applied()
+        };
+        self.twin.give_back(intake);
+        assert!(
+            applied.is_err() || applied == Ok(in_slices) || !self.is_same,
+            "{applied:?} {in_slices:?}"
+        );
+    }
+
+    fn told(
+        &mut self,
+        pod: usize,
+        choices: &mut impl Choices,
+        tell: impl Fn(&mut Index, &str, u32) -> kvbraid_core::Result<()>,
+    ) {
+        let rank = u32::from(choices.once_in(4));
+        let told = tell(&mut self.index, PODS[pod], rank);
+        assert_eq!(told, tell(&mut self.twin, PODS[pod], rank));
+        assert!(told.is_ok() || !self.registered[pod] || rank > 0);
+    }
+
+    fn register(&mut self, pod: usize, choices: &mut impl Choices) {
+        let spec = PodSpec {
+            model: MODEL.to_owned(),
+            dp_size: 1 + u32::from(choices.once_in(3)),
+            config: config(self.engine.groups, choices),
+            algo: choices.one_of(&[None, None, Some(HashAlgo::Sha256)]),
+            seed: None,
+            loras: BTreeMap::from([("l".to_owned(), "/l".to_owned())]),
+        };
+        self.index.register(PODS[pod], spec.clone()).unwrap();
+        self.twin.register(PODS[pod], spec).unwrap();
+        self.registered[pod] = true;
+    }
+
+    fn remove(&mut self, pod: usize) {
+        let removed = self.index.remove(PODS[pod]);
+        assert_eq!(removed, self.twin.remove(PODS[pod]));
+        assert_eq!(removed.is_ok(), self.registered[pod]);
+        self.registered[pod] = false;
+    }
+
+    /// Scores and explains a request; every row keeps what rows promise.
+    fn ask(&mut self, choices: &mut impl Choices) {
+        let tokens = events::prompt(choices, 12);
+        let media = [MediaItem {
+            id: "i",
+            offset: u32::try_from(choices.below(6)).unwrap(),
+            length: 2,
+        }];
+        let request = Request {
+            model: MODEL,
+            prompt: Prompt {
+                tokens: &tokens,
+                lora: choices.one_of(&[None, None, None, Some("l")]),
+                salt: choices.one_of(&[None, None, None, Some("s"), Some("t")]),
+                media: if choices.once_in(6) { &media } else { &[] },
+            },
+            pods: None,
+            tiers: choices.one_of(&[
+                TierSet::default(),
+                TierSet::GPU,
+                Tier::ALL.into_iter().collect(),
+                [Tier::Storage].into_iter().collect(),
+            ]),
+            strategy: choices.one_of(&[Strategy::Exact, Strategy::WeightedBlocks]),
+        };
+        let Ok(answer) = self.index.score(&request) else {
+            assert_eq!(self.registered, [false; 2], "a model with a pod is known");
+            return;
+        };
+        let last = request.prompt.last_token();
+        for row in &answer.rows {
+            for bounds in std::iter::once(row.bounds).chain(row.tiers.iter().map(|(_, b)| *b)) {
+                assert!(
+                    bounds.lower <= bounds.upper && bounds.upper <= last,
+                    "{row:?}"
+                );
+            }
+        }
+        assert_eq!(answer.rows.len(), answer.roster.len());
+        self.index.check_integrity();
+        let again = self.index.score(&request).unwrap();
+        assert_eq!(answer, again, "a request asked twice");
+        let other = self.twin.score(&request).unwrap();
+        assert!(!self.is_same || answer == other, "{answer:?} {other:?}");
+        let explained = self.index.explain(&request).unwrap();
+        let (strips, explained) = (explained.strips(), &explained.answer);
+        assert_eq!(strips.len(), explained.rows.len());
+        for (row, other) in explained.rows.iter().zip(&answer.rows) {
+            assert_eq!((row.state, row.bounds), (other.state, other.bounds));
+        }
+    }
+}
+
+/// What an operator says of a pod: mostly nothing, or what its engine really has.
+fn config(groups: events::Groups, choices: &mut impl Choices) -> PodConfig {
+    let known = PodConfig {
+        topology: Some(topology(groups)),
+        ..PodConfig::default()
+    };
+    match choices.below(8) {
+        0..=2 => PodConfig::default(),
+        3..=5 => known,
+        6 => PodConfig {
+            full_reports: true,
+            ..known
+        },
+        _ => PodConfig {
+            only_full_is_published: true,
+            ..known
+        },
+    }
+}
+
+fn topology(groups: events::Groups) -> Topology {
+    let group = |&(kind, block_size): &(&str, u32)| {
+        let kind = SpecKind::from_name(kind).unwrap();
+        GroupSpec {
+            kind,
+            block_size,
+            window: kind.is_window().then_some(events::WINDOW),
+            chunk: (kind == SpecKind::ChunkedLocalAttention).then_some(4),
+            eagle: false,
+            prefix_cacheable: true,
+            variant: 0,
+        }
+    };
+    let largest = groups.iter().map(|(_, size)| *size).max().unwrap_or(1);
+    Topology {
+        groups: groups.iter().map(group).collect(),
+        alignment: largest,
+        hash_block_size: groups.iter().map(|(_, size)| *size).min().unwrap_or(1),
+        partial_hits: false,
+        replay_tokens: 0,
+        hash_lookahead: 0,
+        dialect: EngineDialect::PURE,
+    }
+}

@@ -1,0 +1,20 @@
+//! Property: whatever engines publish and feeds tell, in whatever order, the index never panics, its
+//! structures agree after every step, and its answers keep what answers promise.
+
+#![no_main]
+
+#[path = "../../crates/core/tests/encoder/mod.rs"]
+mod encoder;
+#[path = "../../crates/core/tests/life/mod.rs"]
+mod life;
+
+use libfuzzer_sys::fuzz_target;
+use life::{Bytes, Choices, Life};
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut choices = Bytes(bytes);
+    let mut life = Life::new(&mut choices);
+    while !choices.is_at_end() {
+        life.step(&mut choices);
+    }
+});
