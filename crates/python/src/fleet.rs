@@ -1,42 +1,24 @@
 //! The fleet index as a Python class. Every call that does work releases the interpreter first.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use kvbraid_core::Error;
 use kvbraid_core::fleet::{
-    Answer, Applied, GroupStrip, Index, Member, Options, PodConfig, PodSpec, Prompt, RankInfo,
-    Request, Row, State, Strategy, Tier, TierSet,
+    Answer, Applied, GroupStrip, Index, Member, PodConfig, PodSpec, Prompt, RankInfo, Request, Row,
+    State, Strategy, Tier, TierSet,
 };
 use kvbraid_core::hash::{HashAlgo, MediaItem};
-use kvbraid_core::secret::Secret;
 use kvbraid_core::spec::GroupSpec;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
 use crate::errors::to_python;
-use crate::secret;
+use crate::options::OptionsTuple;
 use crate::shared_index::SharedIndex;
 use crate::tokens::TokenArg;
 use crate::topology::{TopologyTuple, decode_kind};
-
-/// `use_hash_functions`, `counts_copies`, `all_groups`, `memory_limit_bytes`,
-/// `limbo_limit_bytes`, weights of gpu, cpu and storage, `canonical_block_size`, `max_ranks`, secret
-/// (drawn here without one).
-#[derive(FromPyObject)]
-struct OptionsTuple(
-    bool,
-    bool,
-    bool,
-    usize,
-    usize,
-    [f64; 3],
-    NonZeroU32,
-    usize,
-    Option<[u8; 32]>,
-);
 
 /// model, `dp_size`, topology, `only_full_is_published`, (`full_reports`, `keeps_whole_windows`),
 /// hash algorithm, hash seed, LoRA paths by name, kinds with the window or chunk that events do not
@@ -312,21 +294,8 @@ impl RequestTuple {
 impl FleetCore {
     #[new]
     fn new(options: OptionsTuple) -> Self {
-        let OptionsTuple(hash, counts, all_groups, memory, limbo, weights, canonical, ranks, fixed) =
-            options;
-        let options = Options {
-            use_hash_functions: hash,
-            counts_copies: counts,
-            all_groups,
-            memory_limit_bytes: memory,
-            limbo_limit_bytes: limbo,
-            weights,
-            canonical_block_size: canonical,
-            max_ranks: ranks,
-            secret: fixed.map_or_else(secret::draw, Secret::new),
-        };
         Self {
-            index: SharedIndex::new(Index::new(options)),
+            index: SharedIndex::new(Index::new(options.decode())),
         }
     }
 

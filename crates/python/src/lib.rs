@@ -4,6 +4,7 @@ mod cache;
 mod errors;
 mod fleet;
 mod hash;
+mod options;
 mod payload;
 mod rule;
 mod secret;

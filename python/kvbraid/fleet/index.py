@@ -249,7 +249,7 @@ class FleetIndex:
         return self._core.models()
 
     def memory_bytes(self) -> int:
-        """Return the bytes held, by capacity (limbo and texts by estimate)."""
+        """Return the bytes held, by capacity (limbo by estimate)."""
         return self._core.memory_bytes()
 
     def enforce_limits(self) -> None:

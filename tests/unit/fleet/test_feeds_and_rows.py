@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from kvbraid.errors import InvalidValueError
-from kvbraid.events import AllBlocksCleared, BlockStored, encode_batch
+from kvbraid.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, encode_batch
 from kvbraid.fleet.index import FleetIndex, IndexOptions
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
@@ -176,3 +176,39 @@ def test_a_group_that_no_engine_has_is_refused_and_degrades_its_rank() -> None:
         tell(index, 0, None, STORE, replace(STORE, group_idx=group))
         assert rows(index) == [(0, "degraded", 0, 8)]
         assert refused(index) == {"large_group": 1}
+
+
+# --- texts -----------------------------------------------------------------------------------
+
+
+def long_text(number: int) -> str:
+    return f"{number:060000d}"
+
+
+def test_texts_of_one_pod_take_no_memory_and_evict_nothing_of_another() -> None:
+    """Owners of stores and of removals, and salts: each named once, 60 kB long."""
+    index = an_index(options=IndexOptions(memory_limit_bytes=2_000_000))
+    index.register(PodId("b"), model="m", topology=FULL)
+    tell(index, 0, None, STORE)
+    before = index.memory_bytes()
+    for number in range(64):
+        text = long_text(number)
+        events: list[Event] = [
+            BlockRemoved(block_hashes=(7,), group_idx=0, ownership=text),
+            replace(STORE, block_hashes=(number + 10, number + 110), extra_keys=((text,), None)),
+            BlockRemoved(block_hashes=(number + 10, number + 110), group_idx=0),
+        ]
+        index.apply(PodId("b"), encode_batch(events))
+        index.enforce_limits()
+    index.check_integrity()
+    assert index.memory_bytes() - before < 500_000
+    (first, *_) = rows(index)
+    assert first == (0, "exact", 8, 8)
+
+
+def test_a_salt_that_was_never_told_finds_nothing_and_one_that_was_finds_its_own() -> None:
+    index = an_index()
+    tell(index, 0, None, replace(STORE, extra_keys=((long_text(1),), None)))
+    for salt, held in ((None, 0), (long_text(1), 8), (long_text(2), 0)):
+        request = Request(model="m", token_ids=PROMPT, cache_salt=salt)
+        assert [row.lower for row in index.score(request).rows] == [held]

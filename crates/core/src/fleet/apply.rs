@@ -11,7 +11,7 @@ use super::intake::{Phase, Progress, TOKENS_PER_UNIT, Target};
 use super::naming::{Naming, is_dense};
 use super::rank::{Rank, Shared};
 use super::slots::{ChannelId, ChannelKey, SlotId, Whereabouts};
-use super::texts::{Marks, Texts};
+use super::texts::Marks;
 use super::tier::Tier;
 use super::units::Units;
 use crate::wire::{Batch, Event, Medium, RefusalReason, Removed, Span, Stored};
@@ -37,9 +37,7 @@ pub(super) struct Slice<'a> {
     pub rank: &'a mut Rank,
     /// Boundaries and bits.
     pub shared: Shared<'a>,
-    /// Texts.
-    pub texts: &'a mut Texts,
-    /// What texts and lookahead add to keys.
+    /// What texts and lookahead are to keys.
     pub marks: &'a Marks,
     /// Prepared steps.
     pub units: &'a mut Units,
@@ -114,7 +112,6 @@ impl<'a> Slice<'a> {
         Naming {
             rank: self.rank,
             shared: &mut self.shared,
-            texts: self.texts,
             marks: self.marks,
             units: self.units,
             batch: self.batch,
@@ -352,7 +349,7 @@ impl<'a> Slice<'a> {
                 Tier::Storage
             }
         };
-        let owner = self.texts.intern(owner.map(|o| self.batch.text(o)));
+        let owner = self.marks.owner(owner.map(|o| self.batch.text(o)));
         ChannelKey {
             group,
             partial: false,

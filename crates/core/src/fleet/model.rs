@@ -14,7 +14,7 @@ use super::nodes::Nodes;
 use super::planes::Planes;
 use super::rank::{Rank, Shared};
 use super::slots::Whereabouts;
-use super::texts::{Marks, Texts};
+use super::texts::Marks;
 use super::units::Units;
 use crate::secret::Secret;
 
@@ -60,9 +60,7 @@ pub(super) struct Model {
     pub nodes: Nodes,
     /// Presence bits.
     pub planes: Planes,
-    /// Salts, owners.
-    pub texts: Texts,
-    /// What texts and lookahead add to keys.
+    /// What texts and lookahead are to keys.
     pub marks: Arc<Marks>,
     /// Ranks by column; `None` = free.
     pub ranks: Vec<Option<Rank>>,
@@ -82,7 +80,6 @@ impl Model {
         Self {
             nodes: Nodes::new(secret),
             planes: Planes::default(),
-            texts: Texts::default(),
             ranks: Vec::new(),
             free: BTreeSet::new(),
             tick: 0,
@@ -121,7 +118,6 @@ impl Model {
                 nodes: &mut self.nodes,
                 planes: &mut self.planes,
             },
-            texts: &mut self.texts,
             marks: &self.marks,
             units: &mut self.units,
             batch,
@@ -200,7 +196,7 @@ impl Model {
     #[must_use]
     pub(super) fn bytes(&self) -> usize {
         let ranks: usize = self.ranks.iter().flatten().map(Rank::bytes).sum();
-        let shared = self.nodes.bytes() + self.planes.bytes() + self.texts.bytes();
+        let shared = self.nodes.bytes() + self.planes.bytes();
         shared + self.units.bytes() + ranks
     }
 

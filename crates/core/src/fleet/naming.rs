@@ -11,7 +11,7 @@ use super::limbo::{At, Fact, Frame, Means, Salt, SparseStore};
 use super::nodes::{NodeId, Place, SaltId};
 use super::rank::{Rank, Shared};
 use super::slots::{EngineKey, SlotId, Whereabouts};
-use super::texts::{Marks, Texts};
+use super::texts::Marks;
 use super::units::Units;
 use crate::prefix::{PrefixKey, Step, plus};
 use crate::wire::{Batch, ExtraKey, Medium, Stored};
@@ -31,9 +31,7 @@ pub(super) struct Naming<'a, 'b> {
     pub rank: &'a mut Rank,
     /// The model's boundaries and bits.
     pub shared: &'a mut Shared<'b>,
-    /// The model's texts.
-    pub texts: &'a mut Texts,
-    /// What texts and lookahead add to keys.
+    /// What texts and lookahead are to keys.
     pub marks: &'a Marks,
     /// Prepared steps.
     pub units: &'a mut Units,
@@ -115,7 +113,7 @@ impl Naming<'_, '_> {
             };
             let text = self.root_salt(stored);
             let salt = if first_block_is_listed || text.is_some() {
-                Salt::Known(self.texts.salt(text.as_deref()))
+                Salt::Known(self.marks.salt(text.as_deref()))
             } else {
                 Salt::Of(self.rank.limbo.new_class(None))
             };
@@ -129,7 +127,7 @@ impl Naming<'_, '_> {
         };
         let anchor = self.below(parent);
         if let (Salt::Of(class), Some(salt)) = (anchor.salt, stored.salt) {
-            let salt = self.texts.salt(Some(self.batch.text(salt)));
+            let salt = self.marks.salt(Some(self.batch.text(salt)));
             self.rank.limbo.tell(Fact::HasSalt(class, salt));
         }
         anchor

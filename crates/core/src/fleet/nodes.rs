@@ -11,9 +11,9 @@ use crate::secret::{Mixer, Secret};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct NodeId(pub u32);
 
-/// An interned cache salt (or another text that separates whole caches); 0 = none.
+/// The number of a cache salt (or another text that separates whole caches); 0 = none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct SaltId(pub u32);
+pub(super) struct SaltId(pub u64);
 
 impl SaltId {
     /// No salt.
@@ -38,7 +38,6 @@ pub(super) struct Place {
 #[derive(Debug, Clone, Copy)]
 struct Meta {
     boundary: u32,
-    salt: SaltId,
     refs: u32,
     matched_at: u32,
 }
@@ -51,6 +50,8 @@ pub(super) struct Nodes {
     meta: Vec<Meta>,
     /// Lookahead part of the identity, for the few nodes that have one.
     ahead: hashbrown::HashMap<u32, u64>,
+    /// Salts, of the nodes that have one.
+    salted: hashbrown::HashMap<u32, SaltId>,
     by_key: KeyTable,
     free: Vec<u32>,
 }
@@ -64,6 +65,7 @@ impl Nodes {
             keys: Vec::new(),
             meta: Vec::new(),
             ahead: hashbrown::HashMap::new(),
+            salted: hashbrown::HashMap::new(),
             by_key: KeyTable::new(secret.spread()),
             free: Vec::new(),
         }
@@ -74,7 +76,7 @@ impl Nodes {
     pub(super) fn term(&self, salt: SaltId) -> PrefixKey {
         match salt {
             SaltId::NONE => 0,
-            SaltId(id) => self.salts.mix(u64::from(id)),
+            SaltId(number) => self.salts.mix(number),
         }
     }
 
@@ -104,7 +106,6 @@ impl Nodes {
         }
         let meta = Meta {
             boundary: place.boundary,
-            salt: place.salt,
             refs: 0,
             matched_at: 0,
         };
@@ -119,6 +120,9 @@ impl Nodes {
         };
         if place.ahead != 0 {
             self.ahead.insert(id, place.ahead);
+        }
+        if place.salt != SaltId::NONE {
+            self.salted.insert(id, place.salt);
         }
         self.by_key.insert(key, id);
         NodeId(id)
@@ -139,15 +143,17 @@ impl Nodes {
         } else {
             self.ahead.get(&node.0).copied().unwrap_or(0)
         };
-        let prefix = minus(
-            minus(self.keys[node.0 as usize], self.term(meta.salt)),
-            ahead,
-        );
+        let salt = if self.salted.is_empty() {
+            SaltId::NONE
+        } else {
+            self.salted.get(&node.0).copied().unwrap_or(SaltId::NONE)
+        };
+        let prefix = minus(minus(self.keys[node.0 as usize], self.term(salt)), ahead);
         Place {
             boundary: meta.boundary,
             prefix,
             ahead,
-            salt: meta.salt,
+            salt,
         }
     }
 
@@ -175,6 +181,9 @@ impl Nodes {
         self.by_key.remove(key, id);
         if !self.ahead.is_empty() {
             self.ahead.remove(&id);
+        }
+        if !self.salted.is_empty() {
+            self.salted.remove(&id);
         }
         // No prefix has this key, so that the free node is never found as somebody's successor.
         self.keys[id as usize] = u64::MAX;
@@ -218,6 +227,7 @@ impl Nodes {
             + self.free.capacity() * 4
             + self.by_key.bytes()
             + self.ahead.allocation_size()
+            + self.salted.allocation_size()
     }
 
     /// Panics unless every live node is found by its key and no free one is.

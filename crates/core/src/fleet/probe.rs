@@ -90,7 +90,6 @@ impl Search<'_, '_> {
             if matches.is_empty() {
                 continue;
             }
-            self.salt = self.model.texts.salt(self.ask.prompt.salt);
             let salt = self.salt;
             let ladder = &self.ladders[at];
             self.model.with_rank(column, |rank, shared| {

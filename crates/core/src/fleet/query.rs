@@ -86,16 +86,10 @@ pub(super) struct Search<'a, 'p> {
     pub(super) sights: Option<HashMap<usize, (Arc<Sight>, u32)>>,
 }
 
-/// Stands for a salt that no event ever showed.
-const UNSEEN_SALT: SaltId = SaltId(u32::MAX);
-
 impl<'a, 'p> Search<'a, 'p> {
     /// Prepares an answer: keys, the engines' chains where needed, nodes.
     pub(super) fn new(model: &'a mut Model, ask: &'a Ask<'p>) -> Self {
-        let salt = model
-            .texts
-            .known_salt(ask.prompt.salt)
-            .unwrap_or(UNSEEN_SALT);
+        let salt = model.marks.salt(ask.prompt.salt);
         let asked = Arc::new(Asked::new(&ask.columns, model.ranks.len()));
         let mut search = Self {
             model,

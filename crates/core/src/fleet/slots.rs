@@ -54,8 +54,8 @@ pub(super) struct ChannelKey {
     pub tier: Tier,
     /// The producer called the copy remote.
     pub remote: bool,
-    /// The interned owner; 0 = none.
-    pub owner: u32,
+    /// The number of the owner's name; 0 = none.
+    pub owner: u64,
     /// Unconfirmed since a clear.
     pub doubted: bool,
 }

@@ -1,51 +1,11 @@
-//! Interned texts (salts, LoRA names, owners), and the keys that texts add to prefixes.
-
-use hashbrown::HashMap;
+//! What texts are to the index: numbers that a secret makes of them.
+//!
+//! No text is kept. Equal texts have equal numbers, and nobody who does not know the secret can
+//! find two texts with one number; so texts take no memory, whoever sends how many of them.
 
 use super::nodes::SaltId;
 use crate::prefix::{Field, PrefixKey, Step};
 use crate::secret::{Mixer, Secret, TextHash};
-
-/// The texts of one model; 0 stands for none.
-#[derive(Debug, Default)]
-pub(super) struct Texts {
-    ids: HashMap<Box<str>, u32>,
-}
-
-impl Texts {
-    /// The number of a text, made when it is new; 0 for none or an empty one.
-    pub(super) fn intern(&mut self, text: Option<&str>) -> u32 {
-        let Some(text) = text.filter(|t| !t.is_empty()) else {
-            return 0;
-        };
-        if let Some(&id) = self.ids.get(text) {
-            return id;
-        }
-        let id = u32::try_from(self.ids.len() + 1).expect("fewer than 2^32 texts");
-        self.ids.insert(text.into(), id);
-        id
-    }
-
-    /// The salt of a text.
-    pub(super) fn salt(&mut self, text: Option<&str>) -> SaltId {
-        SaltId(self.intern(text))
-    }
-
-    /// The salt of a text that some event or request showed before; `None` for a new one.
-    #[must_use]
-    pub(super) fn known_salt(&self, text: Option<&str>) -> Option<SaltId> {
-        match text.filter(|t| !t.is_empty()) {
-            None => Some(SaltId::NONE),
-            Some(text) => self.ids.get(text).map(|&id| SaltId(id)),
-        }
-    }
-
-    /// Bytes held, by estimate.
-    #[must_use]
-    pub(super) fn bytes(&self) -> usize {
-        self.ids.allocation_size() + self.ids.keys().map(|t| t.len()).sum::<usize>()
-    }
-}
 
 /// What texts, and tokens after a boundary, add to keys. Nobody who does not know the secret can
 /// choose two sums that are equal.
@@ -62,6 +22,8 @@ enum Purpose {
     Lora = 1,
     Media,
     Embeddings,
+    Salt,
+    Owner,
 }
 
 impl Marks {
@@ -81,11 +43,29 @@ impl Marks {
         self.field
     }
 
+    /// The number of a text; 0 for none or an empty one.
+    fn number(&self, purpose: Purpose, text: Option<&str>) -> u64 {
+        text.filter(|text| !text.is_empty()).map_or(0, |text| {
+            self.texts.of(purpose as u8, text.as_bytes()).max(1)
+        })
+    }
+
+    /// The salt of a text.
+    #[must_use]
+    pub(super) fn salt(&self, text: Option<&str>) -> SaltId {
+        SaltId(self.number(Purpose::Salt, text))
+    }
+
+    /// The owner that a text names.
+    #[must_use]
+    pub(super) fn owner(&self, text: Option<&str>) -> u64 {
+        self.number(Purpose::Owner, text)
+    }
+
     /// The key of the empty prefix under a LoRA adapter.
     #[must_use]
     pub(super) fn lora_seed(&self, name: Option<&str>) -> PrefixKey {
-        name.filter(|n| !n.is_empty())
-            .map_or(0, |n| self.texts.of(Purpose::Lora as u8, n.as_bytes()))
+        self.number(Purpose::Lora, name)
     }
 
     /// What a multimodal item adds at its first token.
