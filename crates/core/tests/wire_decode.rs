@@ -4,7 +4,9 @@ mod encoder;
 
 use encoder::{Value, batch, encode, map, text, uints};
 use kvbraid_core::spec::SpecKind;
-use kvbraid_core::wire::{Batch, Decoder, Event, ExtraKey, Limits, Medium, RefusalReason, Stored};
+use kvbraid_core::wire::{
+    Batch, Decoder, Event, ExtraKey, Limits, MAX_GROUPS, Medium, RefusalReason, Stored,
+};
 use proptest::prelude::*;
 
 fn decode(payload: &[u8]) -> Batch {
@@ -334,6 +336,7 @@ fn one_bad_event_is_refused_by_reason_and_its_neighbours_stay() {
             store(&[("token_ids", Value::Array(vec![uints(&[1_u32, 2])]))]),
         ),
         ("negative_group", store(&[("group_idx", Value::Int(-1))])),
+        ("large_group", store(&[("group_idx", Value::Uint(256))])),
     ];
     for (reason, event) in cases {
         assert_eq!(refused(&event), reason, "{event:?}");
@@ -490,7 +493,7 @@ struct Facts {
 fn facts() -> impl Strategy<Value = Facts> {
     let token = prop_oneof![0..300_u32, any::<u32>()];
     let hash = prop_oneof![0..3_u64, any::<u64>()];
-    let group = proptest::option::of(any::<u32>());
+    let group = proptest::option::of(0..MAX_GROUPS);
     (
         proptest::collection::vec(hash.clone(), 0..5),
         proptest::option::of(hash),
