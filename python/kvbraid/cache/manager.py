@@ -544,7 +544,7 @@ class CacheManager:
         return [Checkpoint(*checkpoint) for checkpoint in self._core.checkpoints()]
 
     def memory_bytes(self) -> int:
-        """Return the bytes that blocks and hashes take, by capacity."""
+        """Return the bytes that blocks, hashes and checkpoints take, by capacity."""
         return self._core.memory_bytes()
 
     def check_integrity(self, outside: Sequence[int] = ()) -> None:

@@ -13,6 +13,7 @@ from kvbraid.cache import (
     ByValue,
     CacheConfig,
     CacheManager,
+    Dense,
     Interval,
     Retention,
 )
@@ -447,3 +448,17 @@ def test_a_cost_that_is_none_is_refused(per_token: float, per_pair: float) -> No
 def test_an_endless_cost_is_refused(endless: float) -> None:
     with pytest.raises(InvalidValueError, match="prefill cost"):
         CacheManager(config(*STATE, retention=ByValue(cost=PrefillCost(1.0, endless))))
+
+
+def test_checkpoints_are_in_the_memory_account() -> None:
+    """The same requests, with and without checkpoints: what they differ by is the checkpoints'."""
+    by_value, dense = (
+        CacheManager(config(*STATE, num_blocks=4000, retention=retention))
+        for retention in (ByValue(interval=UNIT), Dense())
+    )
+    for cache in (by_value, dense):
+        for number in range(200):
+            leave(cache, session(number, 21), UNIT)
+    points = len(by_value.checkpoints())
+    assert points >= 200
+    assert by_value.memory_bytes() - dense.memory_bytes() >= 100 * points

@@ -41,6 +41,7 @@ pub use statistics::{Starts, Statistics};
 use crate::error::{Error, Result};
 use crate::hash::Digest;
 use allocate::Store;
+use checkpoints::Checkpoints;
 use request::Request;
 
 /// Blocks that a step handed out: those of request `i` and group `g` come after those of request
@@ -540,10 +541,11 @@ impl Cache {
         checkpoints.flat_map(|all| all.queued(&self.store.pool))
     }
 
-    /// Bytes held by blocks and hashes, by capacity.
+    /// Bytes held by blocks, hashes and checkpoints, by capacity; walks the checkpoints.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        self.store.pool.bytes()
+        let checkpoints = self.store.checkpoints.as_ref();
+        self.store.pool.bytes() + checkpoints.map_or(0, Checkpoints::bytes)
     }
 
     /// Walks everything. `outside`: references that the caller holds (popped blocks, copies taken).

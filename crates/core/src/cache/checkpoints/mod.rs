@@ -341,6 +341,17 @@ impl Checkpoints {
         self.owners.clear();
     }
 
+    /// Bytes held, by capacity; a place in the queue counts twice, for the room in the tree's nodes.
+    pub(in crate::cache) fn bytes(&self) -> usize {
+        let ids = self.unused.capacity() + self.owners.capacity() + self.pins.capacity();
+        let lists: usize = (self.nodes.iter())
+            .map(|n| n.children.capacity() + n.full.capacity() + n.tail.capacity())
+            .sum();
+        self.nodes.capacity() * size_of::<Node>()
+            + (ids + lists) * size_of::<NodeId>()
+            + self.queue.len() * 2 * size_of::<(Key, NodeId)>()
+    }
+
     /// The nodes that need a block. Mostly it is the one that its hash belongs to.
     fn holders(&self, pool: &Pool, block: BlockId) -> SmallVec<[NodeId; 1]> {
         let has = |id: &NodeId| {
