@@ -54,7 +54,7 @@ class Row:
 
     `rival` may be a configuration of our own (a row that compares ours with ours says so in
     `question`). `check` asserts, before anything is timed, that both sides do the same work.
-    `beside` are figures shown on stderr with the row, never compared.
+    `beside` are figures shown with the row, never compared.
     """
 
     name: str

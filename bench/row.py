@@ -16,11 +16,14 @@ from bench.measure import Figures, Row, take_samples
 
 
 def line(row: Row, taken: dict[str, Figures]) -> str:
-    """Return the row's JSON line; null stands for a side that was not measured."""
+    """Return the row's JSON line; null stands for a side that was not measured.
+
+    What stands beside the row follows in a field of its own, where it was measured.
+    """
     ours, rival = (taken[side].median if side in taken else None for side in ("ours", "rival"))
     better, worse = (ours, rival) if row.larger_is_better else (rival, ours)
     ratio = better / worse if better and worse else None
-    figures = {
+    figures: dict[str, object] = {
         "bench": row.name,
         "ours": _rounded(ours),
         "rival": _rounded(rival),
@@ -29,6 +32,8 @@ def line(row: Row, taken: dict[str, Figures]) -> str:
         "target": str(row.target),
         "met": None if ours is None else row.target.is_met(ours, ratio),
     }
+    if not row.beside.keys().isdisjoint(taken):
+        figures["beside"] = {name: _rounded(taken[name].median) for name in row.beside}
     return json.dumps(figures)
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
-ENVIRONMENTS = {"cache": ".venv-vllm", "fleet": ".venv-bench"}
-"""Where an area's rival is installed; the area is the first word of a file's name."""
+ENVIRONMENTS = {"cache": ".venv-vllm", "fire": ".venv-bench", "fleet": ".venv-bench"}
+"""Where an area is measured, beside its rival if it has one; files' names begin with the area."""
 
 
 def command_of(module: str, *arguments: str) -> list[str]:
