@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 from kvbraid.errors import InvalidValueError, ServiceError, UnknownError
 from kvbraid.ids import PodId, PodState
-from kvbraid.service.feed import FeedStatus, PodFeed
+from kvbraid.service.feed import GATHERED, FeedStatus, PodFeed
 from kvbraid.service.publisher import Publisher
 from kvbraid.service.subscriber import Subscriber
 
@@ -430,6 +430,26 @@ def test_batches_in_a_row_come_to_the_sink_together_and_other_things_in_between(
         sink.wait(holds(sink.rank("a"), "0", "1", "2", "4", "5", "6", state=PodState.DEGRADED))
         assert sink.gathered == [3, 3]
         assert sink.rank("a").losses == 1
+
+
+def test_live_batches_that_wait_are_taken_in_runs_in_order_whoever_else_shares_the_address(
+    subscriber: Subscriber, sink: RecordingSink
+) -> None:
+    """More than are ever taken at once, from two pods in turn."""
+    for pod in (A, B):
+        subscriber.add(pod, PodFeed(LOOPBACK, bind=True))
+    endpoint = subscriber.status()[0].endpoint
+    batches = [b"%d" % seq for seq in range(3 * GATHERED)]
+    with Publisher(endpoint, topic="kv@a@m") as a, Publisher(endpoint, topic="kv@b@m") as b:
+        assert a.wait_subscribed(TIMEOUT_S)
+        assert b.wait_subscribed(TIMEOUT_S)
+        for batch in batches:
+            a.publish(batch)
+            b.publish(batch)
+        for pod in (A, B):
+            sink.wait(holds(sink.rank(pod), *(batch.decode() for batch in batches)))
+        assert max(sink.gathered) <= GATHERED
+        assert [row.messages for row in subscriber.status()] == [len(batches)] * 2
 
 
 def test_a_long_topic_is_a_bad_frame_and_is_not_kept(

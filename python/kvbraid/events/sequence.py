@@ -15,7 +15,7 @@ delivered last. So no replay is trusted until the engine has shown that batch to
 decodes a payload.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NamedTuple, TypeAlias
@@ -145,16 +145,18 @@ class SequenceTracker:
         self._row.disconnected(self)
         return self._take_out()
 
-    def advance(self, seq: int, payload: bytes) -> bool:
-        """Settle a live batch if it is the next one and nothing is in doubt: apply it now.
+    def advance(self, first: int, payloads: Sequence[bytes]) -> bool:
+        """Settle live batches of consecutive numbers if they are next and nothing is in doubt.
 
-        The shortcut of `message` for nearly every batch; False: nothing was done, call `message`.
+        The shortcut of `message` for nearly every batch: True: apply them now; False: nothing was
+        done, call `message` for each. There is at least one.
         """
-        if seq != self.last + 1 or seq == 0 or self._row.message is not _next:
+        if first != self.last + 1 or first == 0 or self._row.message is not _next:
             return False
-        self.last = self._seen = seq
-        self._remember(seq, payload)
-        self._last_digest = hash(payload)
+        for seq, payload in enumerate(payloads, first):
+            self._remember(seq, payload)
+        self.last = self._seen = first + len(payloads) - 1
+        self._last_digest = hash(payloads[-1])
         return True
 
     def message(self, seq: int, payload: bytes) -> list[Output]:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from kvbraid.events.sequence import (
     AskReplay,
@@ -32,12 +32,21 @@ MAX_MESSAGE_BYTES: Final = 32 << 20
 TURN_S: Final = 0.02
 """How long a feed applies batches before it is another feed's turn."""
 
-_GATHERED: Final = 64
+GATHERED: Final = 64
+"""Batches that are taken or applied at once at most."""
+
 _GATHERED_BYTES: Final = 1 << 20
 _REASON_LENGTH: Final = 200
 
 MAX_SEQ: Final = (1 << 63) - 1
 """Above this a number is refused: no engine counts that far, and the end marker is up there."""
+
+
+class _Run(NamedTuple):
+    """Batches of consecutive numbers to apply at once, at least one."""
+
+    first: int
+    payloads: list[bytes]
 
 
 class Applied(Protocol):
@@ -167,7 +176,7 @@ class RankFeed:
         self.heard_at = 0.0
         self._sink = sink
         self._owner = owner
-        self._todo: deque[Output] = deque()
+        self._todo: deque[Output | _Run] = deque()
         self._cleared = -1  # The last delivered batch that held a clear the tracker must hear of.
         self._ask: int | None = None  # Where a replay must begin that waits for its turn.
         self._messages = 0
@@ -178,14 +187,14 @@ class RankFeed:
         """Whether something waits to be carried out: nothing more should be read meanwhile."""
         return bool(self._todo)
 
-    def take(self, seq: int, payload: bytes) -> None:
-        """Take a live batch."""
-        if not self.tracker.advance(seq, payload):
-            self.carry_out(self.tracker.message(seq, payload))
-            return
-        if not self._todo:
+    def take(self, first: int, payloads: list[bytes]) -> None:
+        """Take live batches of consecutive numbers: 1 to GATHERED of them."""
+        if self.tracker.advance(first, payloads):
+            self._todo.append(_Run(first, payloads))
             self._owner.rouse(self)
-        self._todo.append(Deliver(seq, payload))
+            return
+        for seq, payload in enumerate(payloads, first):
+            self.carry_out(self.tracker.message(seq, payload))
 
     def carry_out(self, outputs: Sequence[Output]) -> None:
         """Have a turn do what the tracker said, and what follows from that."""
@@ -238,35 +247,39 @@ class RankFeed:
         self._owner.stop_replay(self)
 
     def _step(self) -> None:
-        """Carry out the first things to do: deliveries in a row at once, all else alone."""
-        batches: list[Deliver] = []
-        num_bytes = 0
-        while self._todo and len(batches) < _GATHERED and num_bytes < _GATHERED_BYTES:
-            output = self._todo.popleft()
-            if not isinstance(output, Deliver):
-                self._todo.appendleft(output)
-                break
-            batches.append(output)
-            num_bytes += len(output.payload)
-        if batches:
-            self._deliver(batches)
+        """Carry out the first thing to do; deliveries in a row are one."""
+        output = self._todo.popleft()
+        if isinstance(output, _Run):
+            self._apply(output)
+        elif isinstance(output, Deliver):
+            self._apply(self._gather(output))
         else:
-            output = self._todo.popleft()
             _ACTIONS[type(output)](self, output)
 
-    def _deliver(self, batches: list[Deliver]) -> None:
+    def _gather(self, deliver: Deliver) -> _Run:
+        """Take what is delivered right after it, too."""
+        run = _Run(deliver.seq, [deliver.payload])
+        num_bytes = len(deliver.payload)
+        while self._todo and len(run.payloads) < GATHERED and num_bytes < _GATHERED_BYTES:
+            output = self._todo[0]
+            if not isinstance(output, Deliver) or output.seq != run.first + len(run.payloads):
+                break
+            self._todo.popleft()
+            run.payloads.append(output.payload)
+            num_bytes += len(output.payload)
+        return run
+
+    def _apply(self, run: _Run) -> None:
         """Apply as many as there is time for; the others stay on top of what is to do."""
-        applied = self._sink.apply_many(
-            self.pod,
-            [batch.payload for batch in batches],
-            dp_rank=self.rank,
-            budget_s=TURN_S,
-        )
-        self._messages += len(applied)
-        self._todo.extendleft(reversed(batches[len(applied) :]))
-        for batch, result in zip(batches, applied, strict=False):
+        first, payloads = run
+        applied = self._sink.apply_many(self.pod, payloads, dp_rank=self.rank, budget_s=TURN_S)
+        done = len(applied)
+        self._messages += done
+        if done < len(payloads):
+            self._todo.appendleft(_Run(first + done, payloads[done:]))
+        for seq, result in enumerate(applied, first):
             if result.cleared:
-                self._cleared = batch.seq
+                self._cleared = seq
 
     def _follow_up(self) -> None:
         """Tell the tracker of a clear; then ask for the replay that it wants."""

@@ -27,7 +27,7 @@ from kvbraid.errors import ServiceError
 from kvbraid.ids import PodId
 from kvbraid.service.backoff import Backoff
 from kvbraid.service.endpoints import topic_names
-from kvbraid.service.feed import MAX_SEQ, RankFeed
+from kvbraid.service.feed import GATHERED, MAX_SEQ, RankFeed
 from kvbraid.service.meter import Meter
 from kvbraid.service.names import FRESH_S
 from kvbraid.service.reactor import SLICE, SLICE_BYTES
@@ -63,6 +63,9 @@ class Link(ABC):
         self._meters: dict[int, Meter] = {}  # By descriptor.
         self._is_drained = True
         self._num_bytes = 0  # Taken in this turn.
+        self._run: list[bytes] = []  # Read, of consecutive numbers, and not yet taken by:
+        self._run_feed: RankFeed | None = None
+        self._run_first = 0
         self._usual_topic: bytes | None = None
         self._usual_feed: RankFeed | None = None
         self._is_usual_wrong = False
@@ -104,8 +107,20 @@ class Link(ABC):
         """Count what has been handed over in a turn, where that is not done message by message."""
 
     def _hand_over(self, feed: RankFeed, seq: int, frame: zmq.Frame) -> None:
-        """Give a well-formed message to its feed."""
-        feed.take(seq, frame.bytes)
+        """Give a well-formed message to its feed, together with the next ones."""
+        run = self._run
+        is_next = feed is self._run_feed and seq == self._run_first + len(run)
+        if not is_next or len(run) == GATHERED:
+            self._end_run()
+            run, self._run_feed, self._run_first = self._run, feed, seq
+        run.append(frame.bytes)
+
+    def _end_run(self) -> None:
+        """Have the feed take what was gathered for it; before it is told of anything else."""
+        run, feed = self._run, self._run_feed
+        self._run, self._run_feed = [], None
+        if run and feed is not None:
+            feed.take(self._run_first, run)
 
     @property
     def _is_open(self) -> bool:
@@ -162,6 +177,7 @@ class Link(ABC):
             self._reactor.close_socket(self._socket)
             self._socket = self._monitor = None
         self._meters.clear()
+        self._run, self._run_feed = [], None
         self._reactor.forget(self)
 
     def broke(self, error: BaseException) -> None:
@@ -182,6 +198,7 @@ class Link(ABC):
             return True
         self._num_bytes = 0
         self._is_drained = self._read_slice(self._socket.recv, now)
+        self._end_run()
         self._count(self._num_bytes)
         if self._is_drained:
             self._drained()
@@ -448,6 +465,7 @@ class BoundLink(Link):
             if feed in self._paused:
                 feed.refuse("feed_pausing")
                 return
+            self._end_run()
             if feed in self._peers:
                 self._hang_up(feed)
             if peer in self._unheard:

@@ -80,10 +80,19 @@ class Link(RuleBasedStateMachine):
             if self.is_up:
                 self.live.extend([batch] * {"lost": 0, "twice": 2}.get(fate, 1))
 
-    @rule(num=st.integers(1, 4))
-    def receive(self, num: int) -> None:
-        for _ in range(min(num, len(self.live))):
-            self.carry_out(self.tracker.message(*self.live.popleft()))
+    @rule(num=st.integers(1, 4), is_gathered=st.booleans())
+    def receive(self, num: int, *, is_gathered: bool) -> None:
+        batches = [self.live.popleft() for _ in range(min(num, len(self.live)))]
+        while batches:
+            first = batches[0][0]
+            run = [batches.pop(0)]
+            while is_gathered and batches and batches[0][0] == first + len(run):
+                run.append(batches.pop(0))
+            if self.tracker.advance(first, [payload for _, payload in run]):
+                self.carry_out([Deliver(*batch) for batch in run])
+                continue
+            for batch in run:
+                self.carry_out(self.tracker.message(*batch))
 
     @precondition(lambda self: self.engine.log and self.is_up)
     @rule(data=st.data())
@@ -164,7 +173,7 @@ class Link(RuleBasedStateMachine):
             self.connect()
         for _ in range(3):
             while self.live:
-                self.receive(4)
+                self.receive(4, is_gathered=True)
             while self.answers is not None:
                 self.end_replay()
             self.fall_silent()

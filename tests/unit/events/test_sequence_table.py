@@ -118,6 +118,30 @@ def test_without_replay_a_later_first_batch_is_a_late_start() -> None:
     assert state(tracker) is PodState.DEGRADED
 
 
+def test_a_run_of_consecutive_batches_is_settled_as_one_by_one() -> None:
+    tracker, other = live_at(1), live_at(1)
+    assert tracker.advance(2, [payload(2), payload(3), payload(4)])
+    feed(other, 2, 3, 4)
+    tracker.check_integrity()
+    for each in (tracker, other):
+        assert each.last == 4
+        assert feed(each, 3) == []
+        assert each.counts.duplicates == 1
+        assert kinds(feed(each, 3, life="b"))[0] == "Reset"
+
+
+def test_a_run_that_is_not_next_or_comes_while_something_is_in_doubt_changes_nothing() -> None:
+    tracker = live_at(1)
+    for first in (0, 1, 3):
+        assert not tracker.advance(first, [payload(first), payload(first + 1)])
+    feed(tracker, 4)
+    assert state(tracker) is PodState.REBUILDING
+    assert not tracker.advance(2, [payload(2)])
+    assert tracker.last == 1
+    assert not SequenceTracker().advance(0, [payload(0)])
+    tracker.check_integrity()
+
+
 def test_a_gap_asks_from_the_first_missing_number_and_proves_the_engine() -> None:
     tracker = live_at(3)
     assert feed(tracker, 6)[0] == AskReplay(4)
