@@ -214,17 +214,24 @@ def scores_meanwhile(prepare: Prepare, n: int) -> Side:
 
 @contextlib.contextmanager
 def bystander_scored(index: FleetIndex) -> Iterator[list[float]]:
-    """Score the second pod in a thread of its own; yield the milliseconds, as they come."""
+    """Score the second pod in a thread of its own; yield the milliseconds, as they come.
+
+    A score is due a pause after the one before it: what it waits for the interpreter counts, too.
+    """
     waits: list[float] = []
     started, ended = threading.Event(), threading.Event()
     request = Request(model="other", token_ids=BYSTANDER_PROMPT)
 
     def score() -> None:
-        while not ended.is_set():
-            begin = time.perf_counter_ns()
+        due = time.perf_counter()
+        while True:
             index.score(request)
-            waits.append((time.perf_counter_ns() - begin) / 1e6)
+            done = time.perf_counter()
+            waits.append((done - due) * 1_000)
             started.set()
+            if ended.is_set():
+                return
+            due = done + PAUSE_S
             time.sleep(PAUSE_S)
 
     thread = threading.Thread(target=score)
