@@ -153,8 +153,11 @@ class SequenceTracker:
         """
         if first != self.last + 1 or first == 0 or self._row.message is not _next:
             return False
-        for seq, payload in enumerate(payloads, first):
-            self._remember(seq, payload)
+        seqs, digests, num_slots = self._ring_seqs, self._ring_digests, self._remembered
+        for seq, payload in enumerate(payloads, first):  # As `_remember`, without the calls.
+            slot = seq % num_slots
+            seqs[slot] = seq
+            digests[slot] = hash(payload)
         self.last = self._seen = first + len(payloads) - 1
         self._last_digest = hash(payloads[-1])
         return True

@@ -167,7 +167,7 @@ class FleetIndex:
             UnknownError: The pod is not registered.
         """
         done = self._core.apply_many(pod, dp_rank, payloads, round(budget_s * 1e6))
-        return [Applied._make(row) for row in done]
+        return list(map(Applied._make, done))
 
     def reset(self, pod: PodId, *, dp_rank: int = 0) -> None:
         """Note that a rank's engine restarted: its GPU tier is empty, other tiers are in doubt."""
