@@ -225,8 +225,8 @@ class SequenceTracker:
         self._why = "history before the connection is unknown"
         self._held = HeldBatches()
         # A ring by number: a dict that forgets its oldest entry costs many times as much.
-        self._ring_seqs = [-1] * self._remembered
-        self._ring_digests = [0] * self._remembered
+        self._ring_seqs: list[int] = [-1] * self._remembered
+        self._ring_digests: list[int] = [0] * self._remembered
         self._last_digest = None
         self._ask: _Ask | None = None
         self._proof: _Proof | None = None
