@@ -1,9 +1,9 @@
-"""More architectures live: what the index says, and our cache beside the engine's own.
+"""Six more architectures live: what the index says, and our cache beside the engine's own.
 
 Each model's groups are what `kvbraid.models` reads from its config. Two engines get the same
 prompts one after another: one on its own cache, one on ours. Before each request the index says
 how much the first will reuse; then hits, events and outputs of both must be the same. Retention
-is a case's own.
+is the engine's default, off, or every 256 tokens.
 """
 
 from dataclasses import replace
@@ -39,12 +39,23 @@ def read_from(folder: Path, num_blocks: int, retention: int | None) -> LiveModel
     )
 
 
-LIVE: Final = (("cohere2", 210, 256), ("mimo_v2_flash", 190, 256))
+LIVE: Final = (
+    ("cohere2", 210, 0),
+    ("cohere2", 210, 256),
+    ("exaone_moe", 260, 0),
+    ("exaone_moe", 260, None),
+    ("mimo_v2_flash", 190, 0),
+    ("mimo_v2_flash", 190, 256),
+    ("step3p5", 210, 256),
+    ("gemma3n_text", 210, None),
+    ("exaone4", 210, 0),
+)
 """Architecture, blocks of the pool, retention."""
 
 
-def test_each_live_model_has_a_config() -> None:
-    assert {name for name, _, _ in LIVE} <= set(OWN)
+def test_each_tiny_model_is_run() -> None:
+    assert {name for name, _, _ in LIVE} == set(OWN)
+    assert {retention for _, _, retention in LIVE} == {0, 256, None}
 
 
 @pytest.mark.timeout(LIVE_TIMEOUT)
