@@ -14,22 +14,10 @@ from typing import Final
 import zmq
 
 from kvbraid.errors import shown
-from kvbraid.service.endpoints import rank_endpoint, subscriber_binds
 from kvbraid.service.errors import RefusalError
-from kvbraid.service.feed import FeedConfig
 
 _FREE_WITHIN_S: Final = 2.0
 _TRY_EVERY_S: Final = 0.002
-
-
-def bound_addresses(feed: FeedConfig) -> list[str]:
-    """Return the addresses that a subscriber binds for a pod, one per rank, or none.
-
-    Raises:
-        InvalidValueError: A malformed endpoint.
-    """
-    is_bound = subscriber_binds(feed.endpoint) if feed.bind is None else feed.bind
-    return [rank_endpoint(feed.endpoint, rank) for rank in range(feed.dp_size * is_bound)]
 
 
 def check_bindable(
@@ -38,7 +26,7 @@ def check_bindable(
     """Bind each address and let it go again.
 
     Args:
-        addresses: As `bound_addresses` gives them.
+        addresses: One per rank of the pod that is bound here.
         held: What this process has bound; such an address is shared, not bound again.
         leaving: Those among them whose ports may become free.
 

@@ -43,6 +43,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         app = config.app
         assert isinstance(app, Application)
+        self._application = app
         self._door = app.door
         self._max_head_bytes = app.door.limits.head_bytes
         self._since: float | None = None  # When the client last began, or was answered.

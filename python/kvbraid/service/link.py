@@ -316,7 +316,6 @@ class ConnectedLink(Link):
 
     def start_again(self, feed: RankFeed, now: float, pause_s: float) -> None:
         """Close, and open a new socket after the pause."""
-        self._connected_at = None
         self.close()
         self._reopen_at = now + pause_s
 

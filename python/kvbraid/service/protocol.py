@@ -12,7 +12,7 @@ from typing import Any, Final
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from kvbraid.service.app import SCORE_PATH, Application
+from kvbraid.service.app import SCORE_PATH
 from kvbraid.service.connection import Connection
 from kvbraid.service.routes import Call
 
@@ -31,9 +31,7 @@ class ScoreProtocol(Connection):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        app = config.app
-        assert isinstance(app, Application)
-        self._endpoint = app.score
+        self._endpoint = self._application.score
         self._body: bytes | bytearray | None = None
         self._content_type = b""
 

@@ -22,7 +22,7 @@ from typing import Final, Self
 from kvbraid.errors import InvalidValueError, KvbraidError, ServiceError
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.backoff import Backoff
-from kvbraid.service.bindable import bound_addresses, check_bindable, wait_until_free
+from kvbraid.service.bindable import check_bindable, wait_until_free
 from kvbraid.service.capacity import check_capacity, new_context
 from kvbraid.service.feed import FeedConfig, FeedStatus, Sink
 from kvbraid.service.follower import Follower, Patience, rank_addresses
@@ -150,15 +150,15 @@ class Subscriber:
             InvalidValueError: A malformed endpoint.
         """
         follower = self._follower
-        rank_addresses(feed)
+        wanted = _bound(feed)
         if follower is not None:
             check_capacity(
                 follower.num_ranks + feed.dp_size - (replaced.dp_size if replaced else 0)
             )
         check_bindable(
-            bound_addresses(feed),
+            wanted,
             held=() if follower is None else follower.bound(),
-            leaving=() if replaced is None else bound_addresses(replaced),
+            leaving=() if replaced is None else _bound(replaced),
         )
 
     def remove(self, pod: PodId) -> None:
@@ -301,6 +301,11 @@ class Subscriber:
                 done.set_exception(ServiceError(f"subscriber: {type(error).__name__}: {error}"))
             else:
                 done.set_result(None)
+
+
+def _bound(feed: FeedConfig) -> list[str]:
+    """The addresses of a pod that are bound here, one per rank, or none."""
+    return [rank.endpoint for rank in rank_addresses(feed) if rank.is_bound]
 
 
 def _check_positive(**values: float) -> None:

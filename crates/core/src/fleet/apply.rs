@@ -50,7 +50,7 @@ pub(super) struct Slice<'a> {
 }
 
 impl<'a> Slice<'a> {
-    /// Takes in as much of the batch as the slice's work allows. True: all of it is in.
+    /// Takes in as much of the batch as the slice's work allows. Returns whether the whole batch is in.
     pub(super) fn run(&mut self) -> bool {
         loop {
             match self.progress.phase {

@@ -35,7 +35,8 @@ impl Default for Intake {
 }
 
 impl Intake {
-    /// Decodes a payload; nothing of it is in the index yet. Bad bytes are refused and counted there.
+    /// Decodes a payload, and changes nothing in the index yet. Bad bytes are refused here, and counted
+    /// with the first slice.
     pub fn read(&mut self, payload: &[u8]) {
         self.decoder.decode(payload);
         self.progress.rewind();

@@ -133,7 +133,7 @@ impl Limbo {
         }
     }
 
-    /// A hash is found at its position no more.
+    /// Takes a hash out of the ring of its position.
     pub(super) fn leave_frame(&mut self, id: EntryId) {
         let Some(at) = self.entries[id.0].at.map(|at| self.resolve(at)) else {
             return;
@@ -177,10 +177,11 @@ impl Limbo {
     /// A trie came to hang in another: spans of one may say something of hashes of the other.
     fn merge_tries(&mut self, inner: TrieId, outer: TrieId, world: &World<'_>) {
         let weight = |id: TrieId| self.tries[id.0 as usize].weight;
-        let (small, sum) = if weight(inner) <= weight(outer) {
-            (inner, weight(inner) + weight(outer))
+        let sum = weight(inner) + weight(outer);
+        let small = if weight(inner) <= weight(outer) {
+            inner
         } else {
-            (outer, weight(inner) + weight(outer))
+            outer
         };
         // Whatever relates both is found from either side.
         let members: Vec<EntryId> = self.members(small).collect();
@@ -236,7 +237,7 @@ impl Limbo {
         self.by_first_token.range(range).map(|&(_, trie)| trie)
     }
 
-    /// A trie that hangs is found under its first tokens no more.
+    /// Removes a trie from the index of first tokens: it floats no longer.
     fn unindex(&mut self, id: TrieId) {
         for token in std::mem::take(&mut self.tries[id.0 as usize].first_tokens) {
             self.by_first_token.remove(&(token, id));

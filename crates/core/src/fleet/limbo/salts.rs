@@ -75,7 +75,7 @@ impl Limbo {
         self.classes[class].members = Some(head);
     }
 
-    /// A hash is among those of its class no more.
+    /// Takes a hash out of the ring of its class.
     pub(super) fn leave_class(&mut self, id: EntryId) {
         let class = self.class_of(id).0 as usize;
         self.classes[class].members = self.entries.leave::<OfClass>(id.0).map(EntryId);
