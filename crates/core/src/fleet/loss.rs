@@ -62,7 +62,7 @@ impl Rank {
         drops: impl Fn(ChannelKey) -> bool,
         shared: &mut Shared<'_>,
     ) {
-        let held: Vec<ChannelId> = self.slots.held_channels(slot).collect();
+        let held: SmallVec<[ChannelId; 8]> = self.slots.held_channels(slot).collect();
         for channel in held {
             let Channel { key, plane } = self.slots.channel(channel);
             if drops(key) {
@@ -109,11 +109,10 @@ impl Rank {
 
     /// Drops everything undecided.
     pub(super) fn evict_limbo(&mut self, shared: &mut Shared<'_>) {
-        let undecided: Vec<SlotId> = self.limbo.slots().collect();
-        for slot in undecided {
+        for slot in self.limbo.take_all() {
             self.forget_copies(slot);
             self.drop_channels(slot, |_| true, shared);
+            self.slots.forget(slot);
         }
-        self.limbo.sweep(&mut self.slots);
     }
 }

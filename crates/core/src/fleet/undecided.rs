@@ -46,13 +46,13 @@ impl Rank {
         self.effort.spent()
     }
 
-    /// Brings limbo under its limit. What nothing held depends on goes first; when that leaves more
-    /// than a half of the limit everything goes, so that the next look is as many bytes away.
+    /// Brings limbo under its limit. What nothing held depends on goes first, where that is half of
+    /// it; else everything goes, so that the next look is as many bytes away.
     pub(super) fn bound_limbo(&mut self, shared: &mut Shared<'_>) {
         if self.limbo.bytes() <= self.limbo_limit {
             return;
         }
-        self.limbo.sweep(&mut self.slots);
+        self.limbo.sweep_if_half_goes(&mut self.slots);
         if self.limbo.bytes() > self.limbo_limit / 2 {
             self.evict_limbo(shared);
             self.refuse("forgotten_undecided", 1);

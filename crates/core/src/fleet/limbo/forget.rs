@@ -9,11 +9,10 @@ use super::frames::Trie;
 use super::salts::Class;
 use super::span::Span;
 use super::{At, ClassId, Entry, Fact, Frame, Limbo, SpanId, TrieId};
-use crate::fleet::slots::{EntryId, Slots, Whereabouts};
+use crate::fleet::slots::{EntryId, SlotId, Slots, Whereabouts};
 
-/// Entries and spans, and again tries and classes, that a rank may keep without a sweep: about a
-/// megabyte.
-const ALLOWANCE: usize = 4096;
+/// Entries, spans, tries and classes that a rank may keep without a sweep: about a megabyte.
+const ALLOWANCE: usize = 8192;
 /// What a first token of a trie takes in the tree and beside the trie.
 const FIRST_TOKEN_BYTES: usize = 32;
 
@@ -31,26 +30,62 @@ struct Renumbered {
 }
 
 impl Limbo {
-    /// Sweeps when limbo has doubled since the last sweep, beyond an allowance: what is known of a
-    /// hash stays true when its last copy goes, and names it again when it comes back. Tries and
-    /// classes that became part of others are only given back.
+    /// Sweeps when limbo has doubled since the last look, beyond an allowance: what is known of a
+    /// hash stays true when its last copy goes, and names it again when it comes back.
     pub(crate) fn sweep_if_grown(&mut self, slots: &mut Slots) {
-        if self.entries.len() + self.spans.len() > (2 * self.swept_at).max(ALLOWANCE) {
-            self.sweep(slots);
-        } else if self.tries.len() + self.classes.len() > (2 * self.renumbered_at).max(ALLOWANCE) {
-            let all = Live {
-                entries: vec![true; self.entries.end()],
-                spans: vec![true; self.spans.end()],
-            };
-            self.keep(&all, slots);
+        if self.len() > (2 * self.looked_at).max(ALLOWANCE) {
+            self.sweep_if_half_goes(slots);
         }
+    }
+
+    /// Sweeps where at least half of what there is goes: moving the rest costs as much as that gives
+    /// back. False: more stays.
+    pub(crate) fn sweep_if_half_goes(&mut self, slots: &mut Slots) -> bool {
+        let live = self.live(slots);
+        let goes = 2 * self.len_of(&live) <= self.len();
+        if goes {
+            self.keep(&live, slots);
+        }
+        self.looked_at = self.len();
+        goes
     }
 
     /// Forgets every undecided hash that nothing held depends on.
     pub(crate) fn sweep(&mut self, slots: &mut Slots) {
         let live = self.live(slots);
         self.keep(&live, slots);
-        self.swept_at = self.entries.len() + self.spans.len();
+        self.looked_at = self.len();
+    }
+
+    /// Forgets everything undecided, and returns the slots that were: they stand nowhere now.
+    pub(crate) fn take_all(&mut self) -> impl Iterator<Item = SlotId> + use<> {
+        let old = self.renew();
+        old.entries.into_items().map(|(_, entry)| entry.slot)
+    }
+
+    /// Leaves nothing but the counters; returns what was.
+    fn renew(&mut self) -> Self {
+        let old = std::mem::replace(self, Self::new(self.field));
+        self.contradictions = old.contradictions;
+        (self.placed_by_join, self.placed_by_query) = (old.placed_by_join, old.placed_by_query);
+        self.looked_at = old.looked_at;
+        old
+    }
+
+    /// Everything that has a number, tries and classes that became part of others included.
+    fn len(&self) -> usize {
+        self.entries.len() + self.spans.len() + self.tries.len() + self.classes.len()
+    }
+
+    /// How much of it a sweep leaves, at most.
+    fn len_of(&self, live: &Live) -> usize {
+        let count = |flags: &[bool]| flags.iter().filter(|&&flag| flag).count();
+        let hashes = count(&live.entries) + count(&live.spans);
+        let floats =
+            |trie: &&Trie| trie.hangs.get().is_none() && live.entries[trie.root.0 as usize];
+        let is_root = |(id, class): &(u32, &Class)| class.parent.get() == *id;
+        let classes = (0u32..).zip(&self.classes).filter(is_root).count();
+        hashes + self.tries.iter().filter(floats).count() + classes.min(hashes)
     }
 
     /// What something held depends on.
@@ -87,10 +122,7 @@ impl Limbo {
 
     /// Moves what stays into lists of its own size, and forgets the rest. No fact waits any more.
     fn keep(&mut self, live: &Live, slots: &mut Slots) {
-        let mut old = std::mem::replace(self, Self::new(self.field));
-        self.contradictions = old.contradictions;
-        (self.placed_by_join, self.placed_by_query) = (old.placed_by_join, old.placed_by_query);
-        self.swept_at = old.swept_at;
+        let mut old = self.renew();
         let mut new = Renumbered {
             entries: vec![None; old.entries.end()],
             tries: vec![None; old.tries.len()],
@@ -108,7 +140,6 @@ impl Limbo {
                 self.keep_span(&old, &mut new, span);
             }
         }
-        self.renumbered_at = self.tries.len() + self.classes.len();
     }
 
     fn keep_entries(&mut self, old: &Self, new: &mut Renumbered, live: &Live, slots: &mut Slots) {

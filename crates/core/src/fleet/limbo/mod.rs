@@ -176,10 +176,8 @@ pub(super) struct Limbo {
     pub placed_by_join: u64,
     /// See `placed_by_join`.
     pub placed_by_query: u64,
-    /// Hashes and spans that the last sweep left.
-    swept_at: usize,
-    /// Tries and classes that the last sweep or renumbering left.
-    renumbered_at: usize,
+    /// How much there was after the last look at what may go.
+    looked_at: usize,
 }
 
 /// The rest of the pod's world, lent for one operation.
@@ -231,8 +229,7 @@ impl Limbo {
             contradictions: 0,
             placed_by_join: 0,
             placed_by_query: 0,
-            swept_at: 0,
-            renumbered_at: 0,
+            looked_at: 0,
         }
     }
 
