@@ -286,3 +286,39 @@ fn the_memory_limit_bounds_what_is_undecided_too() {
     assert!(forgotten >= 5, "{forgotten}");
     assert!(bounded < 6 << 20, "{bounded}");
 }
+
+fn removed(hashes: &[u64]) -> Value {
+    map(&[
+        ("type", text("BlockRemoved")),
+        ("block_hashes", uints(hashes)),
+    ])
+}
+
+/// What an index holds after so many rounds of stores below unknown hashes, most of which go again.
+fn bytes_after_coming_and_going(rounds: u64) -> usize {
+    let mut index = index(options());
+    for round in 0..rounds {
+        let first = round * 1000 + 1;
+        let hashes: Vec<u64> = (first..first + 1000).collect();
+        let stores = hashes
+            .iter()
+            .map(|&hash| stored(&[hash], Some(hash + (1 << 40)), &[7]));
+        let gone: Vec<u64> = hashes
+            .iter()
+            .copied()
+            .filter(|hash| hash % 8192 > 64)
+            .collect();
+        apply(&mut index, &[stores.collect(), vec![removed(&gone)]]);
+    }
+    assert_eq!(refused(&index, "forgotten_undecided"), 0);
+    index.bytes()
+}
+
+#[test]
+fn what_comes_and_goes_undecided_takes_the_memory_of_what_stays() {
+    let (few, many) = (
+        bytes_after_coming_and_going(10),
+        bytes_after_coming_and_going(60),
+    );
+    assert!(many < 2 * few, "{few} bytes, then {many}");
+}
