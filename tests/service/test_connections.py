@@ -338,3 +338,13 @@ def test_a_malformed_body_behind_a_request_that_is_being_answered_ends_the_conne
     assert statuses(wire.answers()) == [200]
     assert wire.closed()
     assert wires.app.door.refused == {"malformed_http": 1}
+
+
+@pytest.mark.parametrize("path", [b"/v1/score", b"/v1/explain"])
+def test_whoever_waits_to_be_told_to_go_on_and_sends_rubbish_is_told_once(
+    wires: Wires, path: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = b"POST %b HTTP/1.1\r\nhost: h\r\nexpect: 100-continue\r\n" % path
+    wire = wires.connect().send(head + b"transfer-encoding: chunked\r\n\r\nxyz\r\n")
+    assert statuses(wire.answers()) == [400]
+    assert not caplog.records

@@ -220,6 +220,7 @@ class Connection(HttpToolsProtocol):
         """Tell whoever waits for the rest of a body that there is none."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
+            self.cycle.waiting_for_100_continue = False  # Nothing may follow the end of our side.
             self.cycle.message_event.set()
 
     def write(self, answer: Answer) -> None:
