@@ -9,16 +9,13 @@ are the same and make outputs depend on the whole prompt, so that a wrong block 
 from collections.abc import Iterator
 from itertools import islice
 from random import Random
-from typing import Any
 
-import msgspec
 import pytest
 
-from tests.vllm.live_engine import DROP_IN_MODELS, LiveModel, running
+from tests.vllm.live_engine import DROP_IN_MODELS, LiveModel
+from tests.vllm.live_pair import events_of, running_both
 from tests.vllm.soak import LIVE_TIMEOUT, NUM_REQUESTS
 from tests.vllm.test_live_engines import MAX_OUTPUT, Prompts
-
-SCHEDULER = "kvbraid.integrations.vllm.KvbraidScheduler"
 
 
 def batches(prompts: Prompts) -> Iterator[list[list[int]]]:
@@ -29,27 +26,17 @@ def batches(prompts: Prompts) -> Iterator[list[list[int]]]:
         yield batch
 
 
-def events_of(payload: bytes) -> list[Any]:
-    """Return all of a payload but its time."""
-    batch: list[Any] = msgspec.msgpack.decode(payload)
-    return batch[1:]
-
-
 @pytest.mark.timeout(LIVE_TIMEOUT)
 @pytest.mark.parametrize("model", DROP_IN_MODELS, ids=lambda model: model.folder)
 def test_an_engine_on_our_cache_does_what_it_does_on_its_own(model: LiveModel) -> None:
     num_removed = num_hits = num_requests = 0
     outputs: set[tuple[int, ...]] = set()
-    with (
-        running(model, is_seeded=True) as theirs,
-        running(model, scheduler=SCHEDULER, is_seeded=True) as ours,
-    ):
+    with running_both(model) as pair:
         stream = Prompts(model, seed=7)
         for number, prompts in enumerate(batches(stream)):
             if number % 12 == 11:
-                assert (theirs.reset(), ours.reset()) == (True, True)
-            expected = theirs.generate_together(prompts, MAX_OUTPUT)
-            answer = ours.generate_together(prompts, MAX_OUTPUT)
+                assert pair.reset() == (True, True)
+            expected, answer = pair.generate_together(prompts, MAX_OUTPUT)
             assert answer.cached == expected.cached, f"batch {number}"
             events = [events_of(payload) for payload in expected.payloads]
             assert [events_of(payload) for payload in answer.payloads] == events

@@ -12,8 +12,8 @@ from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
 from kvbraid.models import PrefillCost
 
-from tests.vllm.live_engine import MODELS, LiveModel, running
-from tests.vllm.test_drop_in_live import SCHEDULER
+from tests.vllm.live_engine import MODELS, LiveModel
+from tests.vllm.live_pair import running_both
 from tests.vllm.test_drop_in_schedulers import LAYOUTS, Engines, Layout, config, scheduler
 
 if True:  # Only after `drop_in_pair` has imported vLLM with its warnings off.
@@ -93,16 +93,12 @@ def test_the_second_request_of_a_prefix_hits_and_answers_the_same(model: LiveMod
     index = FleetIndex()
     index.register(POD, model="tiny", topology=model.topology)
     options = {"retention": "value", "interval": 256}
-    with (
-        running(model, is_seeded=True) as theirs,
-        running(model, scheduler=SCHEDULER, options=options, is_seeded=True) as ours,
-    ):
+    with running_both(model, options=options) as pair:
         hits = []
         for _ in range(3):
             prompt = document + [random.randrange(10, 250) for _ in range(100)]
             (row,) = index.score(Request(model="tiny", token_ids=prompt)).rows
-            expected = theirs.generate_together([prompt], MAX_OUTPUT)
-            answer = ours.generate_together([prompt], MAX_OUTPUT)
+            expected, answer = pair.generate_together([prompt], MAX_OUTPUT)
             assert answer.outputs == expected.outputs
             assert (row.lower, row.upper) == (answer.cached[0], answer.cached[0])
             for payload in answer.payloads:

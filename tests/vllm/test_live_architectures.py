@@ -17,9 +17,9 @@ from kvbraid.ids import PodId
 from kvbraid.models import EngineOptions, group_config, read_config
 
 from tests.tiny_models import FOLDER, OWN
-from tests.vllm.live_engine import LiveModel, running
+from tests.vllm.live_engine import LiveModel
+from tests.vllm.live_pair import events_of, running_both
 from tests.vllm.soak import LIVE_TIMEOUT
-from tests.vllm.test_drop_in_live import SCHEDULER, events_of
 from tests.vllm.test_live_engines import MAX_OUTPUT, Prompts
 
 POD: Final = PodId("pod0")
@@ -71,14 +71,10 @@ def test_hits_events_and_outputs_are_the_engines_and_the_index_knew_the_hits(
     prompts = Prompts(model, seed=7)
     num_removed = num_hits = num_requests = 0
     outputs: set[tuple[int, ...]] = set()
-    with (
-        running(model, is_seeded=True) as theirs,
-        running(model, scheduler=SCHEDULER, is_seeded=True) as ours,
-    ):
+    with running_both(model) as pair:
         for number, prompt in enumerate(prompts):
             (row,) = index.score(Request(model="tiny", token_ids=prompt)).rows
-            expected = theirs.generate_together([prompt], MAX_OUTPUT)
-            answer = ours.generate_together([prompt], MAX_OUTPUT)
+            expected, answer = pair.generate_together([prompt], MAX_OUTPUT)
             (cached,) = expected.cached
             assert (row.lower, row.upper) == (cached, cached), (
                 f"request {number}: {cached} of {row}"
