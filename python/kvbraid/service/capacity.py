@@ -20,9 +20,6 @@ SHARE_OF_CONNECTIONS: Final = 4
 _RESERVE: Final = 128
 """Descriptors for files, the event loop and the like."""
 
-_CONNECTIONS: Final = 1024
-"""Descriptors kept for HTTP connections (limits.connections) where a quarter of all is more."""
-
 
 def new_context() -> "zmq.Context[zmq.Socket[bytes]]":
     """Return a context of its own that has room for as many sockets as ZeroMQ allows at all."""
@@ -44,7 +41,7 @@ def max_connections() -> int:
 
 def max_ranks() -> int:
     """Return how many ranks the descriptors of this process suffice for."""
-    left = _descriptors() - min(_CONNECTIONS, max_connections()) - _RESERVE
+    left = _descriptors() - max_connections() - _RESERVE
     return max(0, left // DESCRIPTORS_PER_RANK)
 
 

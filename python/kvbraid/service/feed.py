@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
+from kvbraid.errors import one_line
 from kvbraid.events.sequence import (
     AskReplay,
     Deliver,
@@ -36,7 +37,6 @@ GATHERED: Final = 64
 """Batches that are taken or applied at once at most."""
 
 _GATHERED_BYTES: Final = 1 << 20
-_REASON_LENGTH: Final = 200
 
 MAX_SEQ: Final = (1 << 63) - 1
 """Above this a number is refused: no engine counts that far, and the end marker is up there."""
@@ -229,7 +229,7 @@ class RankFeed:
         self._failures += 1
         self._todo.clear()
         self._cleared, self._ask = -1, None
-        why = f"the feed failed: {type(error).__name__}: {error}"[:_REASON_LENGTH]
+        why = one_line(f"the feed failed: {type(error).__name__}: {error}")
         with contextlib.suppress(BaseException):
             self.stop_replay()
         self._begin_anew(why)

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Final, Self
 
-from kvbraid.errors import InvalidValueError, KvbraidError, ServiceError
+from kvbraid.errors import InvalidValueError, KvbraidError, ServiceError, one_line
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.backoff import Backoff
 from kvbraid.service.bindable import check_bindable, wait_until_free
@@ -35,7 +35,6 @@ _CALM_S: Final = 60.0
 CLOSE_S: Final = 1.0
 """How long `close` waits for a sink that takes its time."""
 
-_REASON_LENGTH: Final = 200
 _logger: Final = logging.getLogger(__name__)
 
 
@@ -263,8 +262,9 @@ class Subscriber:
 
     def _mourn(self, error: BaseException) -> None:
         """Nothing is followed now: say so of every pod. Never raises."""
-        why = f"the subscriber's thread failed: {type(error).__name__}: {error}"
-        self._failure = why[:_REASON_LENGTH]
+        self._failure = one_line(
+            f"the subscriber's thread failed: {type(error).__name__}: {error}"
+        )
         assert self._follower is not None
         for pod, feeds in self._follower.feeds.items():
             for feed in feeds:
