@@ -210,7 +210,7 @@ def shifted_states(n: int) -> Fire:
 def floating_trie(n: int) -> Fire:
     """n members below an unknown parent and 65 536 tokens, all of them the same."""
     store = stored(range(1, n + 1), UNKNOWN, [7] * n)
-    return Fire(batches=[batch([store])], prompt=same(7, 65_536), groups=LEARNED)
+    return Fire(batches=[batch([store])], prompt=same(7, 65_536))
 
 
 def lookahead(n: int) -> Fire:

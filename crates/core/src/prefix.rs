@@ -146,10 +146,50 @@ impl Field {
         }
     }
 
+    /// Takes a prefix so many tokens further, for ascending numbers of tokens.
+    #[must_use]
+    pub const fn further(self) -> Powers {
+        Powers::of(self.base)
+    }
+
+    /// Takes a prefix so many tokens back, for ascending numbers of tokens.
+    #[must_use]
+    pub const fn back(self) -> Powers {
+        Powers::of(self.inverse)
+    }
+
     /// What an extra key adds to the local part of a span that ends `tokens_after` tokens later.
     #[must_use]
     pub const fn mark(self, extra: u64, tokens_after: u32) -> u64 {
         mul(extra, pow(self.base, tokens_after as u64))
+    }
+}
+
+/// Powers of the base, or of what undoes it, one after the other: each costs what it is further than
+/// the one before it.
+#[derive(Clone)]
+pub struct Powers {
+    base: u64,
+    exponent: u32,
+    power: u64,
+}
+
+impl Powers {
+    const fn of(base: u64) -> Self {
+        Self {
+            base,
+            exponent: 0,
+            power: 1,
+        }
+    }
+
+    /// A number times the power of this exponent, which must not be smaller than the last one.
+    #[must_use]
+    pub const fn times(&mut self, number: u64, exponent: u32) -> u64 {
+        let further = pow(self.base, (exponent - self.exponent) as u64);
+        self.exponent = exponent;
+        self.power = mul(self.power, further);
+        mul(number, self.power)
     }
 }
 
@@ -269,6 +309,16 @@ mod tests {
             tokens: 2,
         };
         assert_eq!(FIELD.then(split, FIELD.step_of(&[3, 4])), marked);
+    }
+
+    #[test]
+    fn powers_in_turn_are_those_of_each_by_itself() {
+        let (mut further, mut back) = (FIELD.further(), FIELD.back());
+        for exponent in [0, 0, 1, 2, 16, 17, 17, 100_000] {
+            let key = FIELD.mark(99, exponent);
+            assert_eq!(further.times(99, exponent), key);
+            assert_eq!(back.times(key, exponent), 99);
+        }
     }
 
     #[test]

@@ -3,7 +3,9 @@
 mod encoder;
 
 use encoder::{Value, batch, map, text, uints};
-use kvbraid_core::fleet::{Applied, Index, Options, PodSpec, RankInfo};
+use kvbraid_core::fleet::{
+    Applied, Index, Options, PodSpec, Prompt, RankInfo, Request, Strategy, TierSet,
+};
 use kvbraid_core::secret::Secret;
 
 const POD: &str = "a";
@@ -32,6 +34,8 @@ fn stored(hashes: &[u64], parent: Option<u64>, tokens: &[u64]) -> Value {
         ("parent_block_hash", parent.map_or(Value::Nil, Value::Uint)),
         ("token_ids", uints(tokens)),
         ("block_size", Value::Uint(1)),
+        ("kv_cache_spec_kind", text("full_attention")),
+        ("group_idx", Value::Uint(0)),
     ])
 }
 
@@ -152,7 +156,8 @@ fn windows_of_a_growing_prompt(n: usize) -> Vec<Vec<Value>> {
     events.map(|event| vec![event]).collect()
 }
 
-type Row = (&'static str, fn(usize) -> Vec<Vec<Value>>, usize);
+type Rows = fn(usize) -> Vec<Vec<Value>>;
+type Row = (&'static str, Rows, usize);
 
 /// What bad input, or a pod that lost history, can tell; and how much of it.
 const ROWS: [Row; 10] = [
@@ -214,6 +219,160 @@ fn windows_that_overlap_cost_what_they_list() {
         effort(&windows_of_a_growing_prompt(32)),
     );
     assert!(twice <= once * 5 / 2, "{once} units, then {twice}");
+}
+
+#[test]
+fn a_span_is_looked_at_again_only_where_another_excludes_what_it_allows() {
+    // Half of the hashes, in the blocks of all of them, have more room than the first store leaves.
+    let n = 1000;
+    let mut index = index(options());
+    let batches = apply(&mut index, &sparse_store_and_its_halves(n));
+    for (half, applied) in batches[1..].iter().enumerate() {
+        assert!(
+            applied.effort <= 8 * n as u64 / 2,
+            "half {half}: {} units for {} hashes",
+            applied.effort,
+            n / 2
+        );
+    }
+}
+
+/// The most units that one of three scores takes, as the first may place what is undecided; and how
+/// many of them were cut short.
+fn effort_of_answers(batches: &[Vec<Value>], tokens: &[u64]) -> (u64, u64) {
+    let mut index = index(options());
+    apply(&mut index, batches);
+    let tokens: Vec<u32> = (tokens.iter())
+        .map(|&token| token.try_into().expect("a token"))
+        .collect();
+    let request = Request {
+        model: "m",
+        prompt: Prompt {
+            tokens: &tokens,
+            lora: None,
+            salt: None,
+            media: &[],
+        },
+        pods: None,
+        tiers: TierSet::GPU,
+        strategy: Strategy::Exact,
+    };
+    let efforts = (0..3).map(|_| {
+        let answer = index.score(&request).expect("a known model");
+        index.check_integrity();
+        answer.effort
+    });
+    let most = efforts.max().unwrap_or(0);
+    (most, refused(&index, "answer_cut_short"))
+}
+
+/// Members of a trie below an unknown hash, all of one token.
+fn floating_trie(n: usize) -> Vec<Vec<Value>> {
+    let hashes = numbers(n + 1);
+    vec![vec![stored(&hashes[1..], Some(1 << 40), &vec![7; n])]]
+}
+
+#[test]
+fn a_score_of_twice_as_much_that_is_undecided_costs_twice_the_effort() {
+    let rows: [(&str, Rows, usize, usize); 3] = [
+        (
+            "a sparse store and its halves",
+            sparse_store_and_its_halves,
+            500,
+            2 * 500,
+        ),
+        ("shifted states", shifted_states, 200, 16 * 200),
+        (
+            "windows of a growing prompt",
+            windows_of_a_growing_prompt,
+            8,
+            2048 + 128 * 7,
+        ),
+    ];
+    for (name, row, n, num_tokens) in rows {
+        let effort = |times: usize| {
+            let prompt = numbers(times * num_tokens);
+            let (effort, cut_short) = effort_of_answers(&row(times * n), &prompt);
+            assert_eq!(cut_short, 0, "{name}");
+            effort
+        };
+        let (once, twice) = (effort(1), effort(2));
+        assert!(once > n as u64 / 2, "{name}: {once} units for {n}");
+        assert!(
+            twice <= once * 5 / 2,
+            "{name}: {once} units, and {twice} for twice as much"
+        );
+    }
+}
+
+#[test]
+fn a_score_costs_what_is_undecided_along_it_however_long_the_prompt_is() {
+    let batches = [vec![stored(&[1, 2, 3], None, &numbers(16))]];
+    let efforts = [100, 10_000].map(|n| effort_of_answers(&batches, &numbers(n)).0);
+    assert!(efforts[0] > 16, "{efforts:?}");
+    assert_eq!(efforts[0], efforts[1]);
+}
+
+#[test]
+fn a_score_that_may_look_at_more_than_its_share_stops_there() {
+    // Every member may stand behind each of the prompt's tokens.
+    let num_tokens = 20_000;
+    let (effort, cut_short) = effort_of_answers(&floating_trie(1000), &vec![7; num_tokens]);
+    assert_eq!(cut_short, 3);
+    assert!(effort > num_tokens as u64, "{effort} units");
+    assert!(effort <= num_tokens as u64 + (1 << 16), "{effort} units");
+}
+
+/// A number of clears in one batch.
+fn clears(n: usize) -> Vec<Value> {
+    vec![map(&[("type", text("AllBlocksCleared"))]); n]
+}
+
+#[test]
+fn clears_of_what_nobody_holds_look_at_no_name() {
+    let num_names = 2000;
+    let known = vec![stored(&numbers(num_names), None, &numbers(num_names))];
+    let mut index = index(options());
+    let applied = apply(&mut index, &[known, clears(1), clears(1), clears(1000)]);
+    let efforts: Vec<u64> = applied.iter().map(|a| a.effort).collect();
+    assert!(efforts[1] >= num_names as u64, "{efforts:?}");
+    assert_eq!(efforts[2..], [0, 0]);
+    assert_eq!(info(&index).blocks, num_names, "the names are kept");
+}
+
+#[test]
+fn clears_after_a_store_look_at_what_it_stored_once() {
+    let effort = |num_names: usize, num_clears: usize| {
+        let mut events = vec![stored(&numbers(num_names), None, &numbers(num_names))];
+        events.extend(clears(num_clears));
+        apply(&mut index(options()), &[events])[0].effort
+    };
+    let [once, again, twice] = [effort(1000, 1), effort(1000, 100), effort(2000, 100)];
+    assert!(once >= 1000, "{once}");
+    assert_eq!(again, once);
+    assert!(twice <= once * 5 / 2, "{once}, then {twice}");
+}
+
+/// Tries of one first token in batches of 100, with a limit that some of these pass; what each batch
+/// took, at most, and how often everything was forgotten.
+fn evictions(n: usize) -> (u64, u64) {
+    let mut index = index(Options {
+        limbo_limit_bytes: n * 400,
+        ..options()
+    });
+    let mut batches = tries_of_one_first_token(4 * n);
+    let batches: Vec<Vec<Value>> = batches.remove(0).chunks(100).map(<[_]>::to_vec).collect();
+    let efforts = apply(&mut index, &batches);
+    let most = efforts.iter().map(|a| a.effort).max();
+    (most.unwrap_or(0), refused(&index, "forgotten_undecided"))
+}
+
+#[test]
+fn forgetting_what_is_undecided_looks_at_each_of_it_once() {
+    let [(once, times), (twice, times_again)] = [500, 1000].map(evictions);
+    assert!(times > 1 && times_again > 1, "{times}, {times_again}");
+    assert!(once > 250, "{once}");
+    assert!(twice <= once * 5 / 2, "{once}, then {twice}");
 }
 
 /// One hash in many stores of three blocks, of which the last differs: all say the same, and each is

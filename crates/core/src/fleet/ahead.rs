@@ -8,28 +8,43 @@
 //! All boundaries are read in one pass, whatever the lookahead: it is learned from an event, and a
 //! request has many boundaries.
 
+use super::effort::Effort;
 use super::texts::Marks;
-use super::walk::Prompt;
-use crate::prefix::{Step, Unit, minus, plus};
+use super::walk::MediaMark;
+use crate::prefix::{Field, Step, Unit, minus, plus};
 
 /// For each boundary whose lookahead (at least 1 token) is whole within the request: what the
 /// tokens there, and media that begin among them, add to the identity of a hash.
 #[must_use]
-pub(super) fn aheads(marks: &Marks, prompt: &Prompt<'_>, unit: &Unit, lookahead: u32) -> Vec<u64> {
-    let mut aheads = token_marks(marks, prompt.tokens, unit, lookahead as usize);
-    if !prompt.media.is_empty() {
-        add_media(marks, prompt, (unit.tokens, lookahead), &mut aheads);
+pub(super) fn aheads(
+    marks: &Marks,
+    (tokens, media): (&[u32], &[MediaMark]),
+    (unit, lookahead): (&Unit, u32),
+    effort: &Effort,
+) -> Vec<u64> {
+    let mut aheads = token_marks(marks, tokens, (unit, lookahead as usize), effort);
+    if !media.is_empty() {
+        let along = (unit.tokens, lookahead);
+        add_media(marks.field(), media, along, &mut aheads, effort);
     }
     aheads
 }
 
-fn token_marks(marks: &Marks, tokens: &[u32], unit: &Unit, lookahead: usize) -> Vec<u64> {
+fn token_marks(
+    marks: &Marks,
+    tokens: &[u32],
+    (unit, lookahead): (&Unit, usize),
+    effort: &Effort,
+) -> Vec<u64> {
     let size = unit.tokens as usize;
     let count = tokens.len().saturating_sub(lookahead) / size;
     if lookahead <= size {
         let ends = (1..=count).map(|i| i * size);
         return ends
-            .map(|end| marks.lookahead(&tokens[end..end + lookahead]))
+            .map(|end| {
+                effort.note(lookahead as u64);
+                marks.lookahead(&tokens[end..end + lookahead])
+            })
             .collect();
     }
     if count == 0 {
@@ -37,6 +52,7 @@ fn token_marks(marks: &Marks, tokens: &[u32], unit: &Unit, lookahead: usize) -> 
     }
     // The step of a long lookahead is what takes the prefix before it to the one after it.
     let advance = |to: &mut Step, chunk: &[u32]| {
+        effort.note(size as u64);
         *to = Step {
             tokens: to.tokens + unit.tokens,
             local: unit.advance(to.local, unit.local(chunk)),
@@ -56,17 +72,18 @@ fn token_marks(marks: &Marks, tokens: &[u32], unit: &Unit, lookahead: usize) -> 
 }
 
 fn add_media(
-    marks: &Marks,
-    prompt: &Prompt<'_>,
+    field: Field,
+    media: &[MediaMark],
     (unit, lookahead): (u32, u32),
     aheads: &mut [u64],
+    effort: &Effort,
 ) {
-    let field = marks.field();
     // Sums from the start, measured from token 0: a window of items is a difference of two.
+    let (mut further, mut back) = (field.further(), field.back());
     let mut sum = 0;
     let mut sums = vec![sum];
-    for item in prompt.media {
-        sum = plus(sum, field.mark(marks.media(item.id), item.offset));
+    for item in media {
+        sum = plus(sum, further.times(item.extra, item.offset));
         sums.push(sum);
     }
     let (mut first, mut next) = (0, 0);
@@ -74,10 +91,8 @@ fn add_media(
     for ahead in aheads {
         end += unit;
         let begins = |at: usize, before: u32| {
-            prompt
-                .media
-                .get(at)
-                .is_some_and(|item| item.offset < before)
+            effort.note(1);
+            media.get(at).is_some_and(|item| item.offset < before)
         };
         while begins(first, end) {
             first += 1;
@@ -88,11 +103,7 @@ fn add_media(
         }
         if next > first {
             let from_start = minus(sums[next], sums[first]);
-            let step = Step {
-                tokens: end,
-                local: 0,
-            };
-            *ahead = plus(*ahead, field.undo(step, from_start));
+            *ahead = plus(*ahead, back.times(from_start, end));
         }
     }
 }
@@ -100,18 +111,22 @@ fn add_media(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hash::MediaItem;
     use crate::secret::Secret;
 
     /// Each boundary by itself, as the page on extra keys says it.
-    fn one_by_one(marks: &Marks, prompt: &Prompt<'_>, unit: u32, lookahead: u32) -> Vec<u64> {
+    fn one_by_one(
+        marks: &Marks,
+        (token_ids, media): (&[u32], &[MediaMark]),
+        unit: u32,
+        lookahead: u32,
+    ) -> Vec<u64> {
         let mut found = Vec::new();
         let mut end = unit;
-        while (end + lookahead) as usize <= prompt.tokens.len() {
-            let tokens = &prompt.tokens[end as usize..(end + lookahead) as usize];
-            let items = prompt.media.iter().filter_map(|item| {
+        while (end + lookahead) as usize <= token_ids.len() {
+            let tokens = &token_ids[end as usize..(end + lookahead) as usize];
+            let items = media.iter().filter_map(|item| {
                 let offset = item.offset.checked_sub(end).filter(|o| *o < lookahead)?;
-                Some(marks.field().mark(marks.media(item.id), offset))
+                Some(marks.field().mark(item.extra, offset))
             });
             found.push(items.fold(marks.lookahead(tokens), plus));
             end += unit;
@@ -130,29 +145,61 @@ mod tests {
             vec![15, 16, 17, 60],
             vec![96, 97, 98, 400],
         ] {
-            let media: Vec<MediaItem<'_>> = offsets
+            let media: Vec<MediaMark> = offsets
                 .iter()
                 .zip(ids)
-                .map(|(&offset, id)| MediaItem {
-                    id,
+                .map(|(&offset, id)| MediaMark {
                     offset,
-                    length: 2,
+                    extra: marks.media(id),
                 })
                 .collect();
-            let prompt = Prompt {
-                tokens: &tokens,
-                lora: None,
-                salt: None,
-                media: &media,
-            };
             for (unit, lookahead) in [(1, 1), (4, 1), (4, 4), (4, 5), (3, 50), (16, 96), (16, 200)]
             {
                 assert_eq!(
-                    aheads(&marks, &prompt, &Unit::new(marks.field(), unit), lookahead),
-                    one_by_one(&marks, &prompt, unit, lookahead),
+                    aheads(
+                        &marks,
+                        (&tokens, &media),
+                        (&Unit::new(marks.field(), unit), lookahead),
+                        &Effort::default()
+                    ),
+                    one_by_one(&marks, (&tokens, &media), unit, lookahead),
                     "unit {unit}, lookahead {lookahead}, media at {offsets:?}"
                 );
             }
+        }
+    }
+
+    /// The looks at a prompt with an item at each of its first tokens.
+    fn looks(num_tokens: u32, unit: u32, lookahead: u32, num_items: u32) -> u64 {
+        let marks = Marks::new(&Secret::new([7; 32]));
+        let tokens: Vec<u32> = (0..num_tokens).collect();
+        let items = (0..num_items).map(|offset| MediaMark { offset, extra: 7 });
+        let media: Vec<MediaMark> = items.collect();
+        let effort = Effort::default();
+        let unit = Unit::new(marks.field(), unit);
+        let _ = aheads(&marks, (&tokens, &media), (&unit, lookahead), &effort);
+        effort.spent()
+    }
+
+    #[test]
+    fn a_lookahead_costs_the_same_however_long_it_is() {
+        for unit in [1, 16] {
+            for lookahead in [1, 16, 17, 1_000, 4_000] {
+                let looks = looks(8_192, unit, lookahead, 0);
+                let boundaries = (8_192 - lookahead) / unit;
+                let most = 2 * boundaries.min(8_192) * unit;
+                assert!(looks >= boundaries.into(), "{unit}, {lookahead}: {looks}");
+                assert!(looks <= most.into(), "{unit}, {lookahead}: {looks}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_item_is_looked_at_by_itself_and_not_at_each_boundary() {
+        for lookahead in [1, 16, 1_000] {
+            let [none, once, twice] = [0, 4_096, 8_192].map(|n| looks(8_192, 1, lookahead, n));
+            assert!(once >= none + 4_096, "{lookahead}: {none}, {once}");
+            assert!(twice <= none + 5 * 8_192, "{lookahead}: {none}, {twice}");
         }
     }
 }

@@ -104,6 +104,7 @@ impl Index {
         let mut search = Search::new(model, &ask).keeping_sights();
         let rows = search.rows(&mut self.scratch);
         let sights = search.sights.take().unwrap_or_default();
+        let effort = search.effort.spent();
         let draft = |&column: &usize| Draft {
             reason: model.ranks[column]
                 .as_ref()
@@ -111,7 +112,11 @@ impl Index {
             sight: sights.get(&column).cloned(),
         };
         let explained = Explained {
-            answer: Answer { roster, rows },
+            answer: Answer {
+                roster,
+                rows,
+                effort,
+            },
             num_tokens: u32::try_from(request.prompt.tokens.len()).unwrap_or(u32::MAX),
             drafts: ask.columns.iter().map(draft).collect(),
         };

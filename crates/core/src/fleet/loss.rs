@@ -36,6 +36,7 @@ impl Rank {
     }
 
     fn clear_slot(&mut self, slot: SlotId, shared: &mut Shared<'_>) {
+        self.effort.note(1);
         let held: SmallVec<[ChannelId; 8]> = self.slots.held_channels(slot).collect();
         for channel in held {
             let key = self.slots.channel(channel).key;
@@ -110,6 +111,7 @@ impl Rank {
     /// Drops everything undecided.
     pub(super) fn evict_limbo(&mut self, shared: &mut Shared<'_>) {
         for slot in self.limbo.take_all() {
+            self.effort.note(1);
             self.forget_copies(slot);
             self.drop_channels(slot, |_| true, shared);
             self.slots.forget(slot);

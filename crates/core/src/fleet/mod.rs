@@ -120,6 +120,9 @@ pub struct Answer {
     pub roster: Arc<[Member]>,
     /// One row per rank.
     pub rows: Vec<Row>,
+    /// Units of work on what is undecided and on what lies after each boundary: grows with the
+    /// request and with what is undecided along it, hardly faster.
+    pub effort: u64,
 }
 
 /// The index of a fleet.
@@ -160,7 +163,9 @@ impl Index {
             .models
             .get_mut(request.model)
             .ok_or_else(|| unknown_model(request))?;
-        let mut rows = Search::new(model, &ask).rows(&mut self.scratch);
+        let mut search = Search::new(model, &ask);
+        let mut rows = search.rows(&mut self.scratch);
+        let effort = search.effort.spent();
         for (at, member) in roster
             .iter()
             .enumerate()
@@ -169,7 +174,11 @@ impl Index {
             debug_assert!(at <= rows.len(), "no row for a member before {member:?}");
             rows.insert(at, Row::of_stranger(request.prompt.last_token(), ask.tiers));
         }
-        Ok(Answer { roster, rows })
+        Ok(Answer {
+            roster,
+            rows,
+            effort,
+        })
     }
 
     fn ask<'p>(&self, request: &Request<'p>, roster: &[Member]) -> Ask<'p> {

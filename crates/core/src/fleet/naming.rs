@@ -356,10 +356,12 @@ impl Naming<'_, '_> {
         let first = out.len();
         let is_placed =
             |rank: &Rank, slot| matches!(rank.slots.whereabouts(slot), Whereabouts::Placed(_));
-        out.extend(hashes.iter().filter_map(|&hash| self.rank.slots.find(hash)));
-        if out.len() - first == hashes.len()
-            && out[first..].iter().all(|&slot| is_placed(self.rank, slot))
-        {
+        let slots = hashes.iter().map_while(|&hash| {
+            let slot = self.rank.slots.find(hash);
+            slot.filter(|&slot| is_placed(self.rank, slot))
+        });
+        out.extend(slots);
+        if out.len() - first == hashes.len() {
             return;
         }
         out.truncate(first);
@@ -376,14 +378,11 @@ impl Naming<'_, '_> {
         let anchor = tells_blocks.then(|| self.anchor(stored, false));
         let salt = anchor.as_ref().map(|a| a.salt);
         for &hash in hashes {
-            let slot = self.rank.slots.find(hash);
-            out.push(match slot {
-                Some(slot) if is_placed(self.rank, slot) => slot,
-                Some(_) | None => {
-                    let entry = self.rank.limbo.entry(hash, salt, &mut self.rank.slots);
-                    self.rank.limbo.slot_of(entry)
-                }
-            });
+            let Rank { slots, limbo, .. } = &mut *self.rank;
+            out.push(slots.find(hash).unwrap_or_else(|| {
+                let entry = limbo.new_entry(hash, salt, slots);
+                limbo.slot_of(entry)
+            }));
         }
         if let Some(anchor) = anchor {
             self.add_span(stored, anchor, &out[first..]);

@@ -92,6 +92,7 @@ impl Search<'_, '_> {
             }
             let salt = self.salt;
             let ladder = &self.ladders[at];
+            let effort = Effort::of(CONSEQUENCES);
             self.model.with_rank(column, |rank, shared| {
                 for (key, i) in matches {
                     let tokens = u32::try_from(i + 1).unwrap_or(u32::MAX) * ladder.unit();
@@ -102,8 +103,9 @@ impl Search<'_, '_> {
                     let ahead = ladder.ahead(i).unwrap_or(0);
                     Naming::place(rank, key, step, salt, ahead);
                 }
-                rank.solve_for_query(shared, &Effort::of(CONSEQUENCES));
+                rank.solve_for_query(shared, &effort);
             });
+            self.effort.note(effort.spent());
         }
     }
 
@@ -166,6 +168,9 @@ impl Search<'_, '_> {
             rank.refuse("answer_cut_short", 1);
         }
         rank.settle_accounts();
+        let looked = looks.finding.as_ref().map_or(0, Effort::spent);
+        self.effort
+            .note(effort.spent() + looks.narrowing.spent() + looked);
         found
     }
 }

@@ -10,13 +10,14 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 
 use super::answer::{Bounds, Row, TierSet, Weights};
+use super::effort::Effort;
 use super::explain::Sight;
 use super::limbo::Possible;
 use super::model::{Class, Model};
 use super::nodes::SaltId;
 use super::planes::PlaneKey;
 use super::rank::{Rank, State};
-use super::walk::{Ladder, Prompt};
+use super::walk::{Ladder, MediaMark, Prompt};
 use super::weight::score;
 use super::weighted::{self, Canonical};
 use crate::rule::{self, Held, Query, Unknown};
@@ -76,12 +77,16 @@ pub(super) struct Search<'a, 'p> {
     /// The request.
     pub(super) ask: &'a Ask<'p>,
     pub(super) asked: Arc<Asked>,
+    /// The request's media.
+    media: Vec<MediaMark>,
     pub(super) ladders: Vec<Ladder>,
     pub(super) salt: SaltId,
     /// Ranks whose undecided hashes were all compared with the request's own engine chain.
     pub(super) probed: HashSet<usize>,
     /// Where the undecided hashes of the other ranks may stand.
     pub(super) possible: HashMap<usize, Possible>,
+    /// What was done for this answer beyond the rule.
+    pub(super) effort: Effort,
     /// What each column was seen with, and its bit there; kept where somebody will explain it.
     pub(super) sights: Option<HashMap<usize, (Arc<Sight>, u32)>>,
 }
@@ -90,15 +95,18 @@ impl<'a, 'p> Search<'a, 'p> {
     /// Prepares an answer: keys, the engines' chains where needed, nodes.
     pub(super) fn new(model: &'a mut Model, ask: &'a Ask<'p>) -> Self {
         let salt = model.marks.salt(ask.prompt.salt);
+        let media = MediaMark::of(&model.marks, &ask.prompt);
         let asked = Arc::new(Asked::new(&ask.columns, model.ranks.len()));
         let mut search = Self {
             model,
             ask,
             asked,
+            media,
             ladders: Vec::new(),
             salt,
             probed: HashSet::new(),
             possible: HashMap::new(),
+            effort: Effort::default(),
             sights: None,
         };
         search.probe();
@@ -122,8 +130,9 @@ impl<'a, 'p> Search<'a, 'p> {
         self.ladders.push(Ladder::new(
             &self.model.marks,
             &self.ask.prompt,
-            unit,
-            lookahead,
+            &self.media,
+            (unit, lookahead),
+            &self.effort,
         ));
         self.ladders.len() - 1
     }

@@ -1,6 +1,7 @@
 //! One request along one unit of tokens: its keys, and the nodes that stand at them.
 
 use super::ahead::aheads;
+use super::effort::Effort;
 use super::limbo::Walk;
 use super::nodes::{NodeId, Nodes, SaltId};
 use super::texts::Marks;
@@ -28,6 +29,29 @@ impl Prompt<'_> {
     }
 }
 
+/// A multimodal item as keys see it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MediaMark {
+    /// Its first token.
+    pub(super) offset: u32,
+    /// What it adds there.
+    pub(super) extra: u64,
+}
+
+impl MediaMark {
+    /// The items of a request, in its order.
+    #[must_use]
+    pub(super) fn of(marks: &Marks, prompt: &Prompt<'_>) -> Vec<Self> {
+        let items = prompt.media.iter();
+        items
+            .map(|item| Self {
+                offset: item.offset,
+                extra: marks.media(item.id),
+            })
+            .collect()
+    }
+}
+
 /// The keys and nodes of a request at multiples of one unit.
 #[derive(Debug)]
 pub(super) struct Ladder {
@@ -43,9 +67,15 @@ pub(super) struct Ladder {
 }
 
 impl Ladder {
-    /// The keys of a prompt at every `unit` tokens.
+    /// The keys of a prompt, whose media are these, at every `unit` tokens.
     #[must_use]
-    pub(super) fn new(marks: &Marks, prompt: &Prompt<'_>, unit: u32, lookahead: u32) -> Self {
+    pub(super) fn new(
+        marks: &Marks,
+        prompt: &Prompt<'_>,
+        media: &[MediaMark],
+        (unit, lookahead): (u32, u32),
+        effort: &Effort,
+    ) -> Self {
         let mut ladder = Self {
             unit,
             lookahead,
@@ -58,22 +88,22 @@ impl Ladder {
         // A step that the request does not reach needs no preparation: whatever an event or an
         // operator says of block sizes costs no more than the request's length.
         if unit as usize <= prompt.tokens.len() {
-            ladder.fill(marks, prompt);
+            ladder.fill(marks, (prompt.tokens, media), effort);
         }
         ladder
     }
 
-    fn fill(&mut self, marks: &Marks, prompt: &Prompt<'_>) {
+    fn fill(&mut self, marks: &Marks, (tokens, media): (&[u32], &[MediaMark]), effort: &Effort) {
         let unit = Unit::new(marks.field(), self.unit);
-        self.prefixes
-            .reserve(prompt.tokens.len() / self.unit as usize);
-        if prompt.media.is_empty() {
-            unit.keys(self.seed, prompt.tokens, &mut self.prefixes);
+        self.prefixes.reserve(tokens.len() / self.unit as usize);
+        if media.is_empty() {
+            unit.keys(self.seed, tokens, &mut self.prefixes);
         } else {
-            keys_with_media(marks, &unit, (self.seed, prompt), &mut self.prefixes);
+            keys_with_media(&unit, self.seed, (tokens, media), &mut self.prefixes);
         }
         if self.lookahead > 0 {
-            self.aheads = aheads(marks, prompt, &unit, self.lookahead);
+            let along = (&unit, self.lookahead);
+            self.aheads = aheads(marks, (tokens, media), along, effort);
         }
     }
 
@@ -147,21 +177,21 @@ impl Ladder {
 }
 
 fn keys_with_media(
-    marks: &Marks,
     unit: &Unit,
-    (seed, prompt): (PrefixKey, &Prompt<'_>),
+    seed: PrefixKey,
+    (tokens, media): (&[u32], &[MediaMark]),
     out: &mut Vec<PrefixKey>,
 ) {
-    let mut items = prompt.media.iter().peekable();
+    let mut items = media.iter().peekable();
     let mut key = seed;
-    for (i, chunk) in prompt.tokens.chunks_exact(unit.tokens as usize).enumerate() {
+    for (i, chunk) in tokens.chunks_exact(unit.tokens as usize).enumerate() {
         let mut local = unit.local(chunk);
         let start = u32::try_from(i)
             .unwrap_or(u32::MAX)
             .saturating_mul(unit.tokens);
         while let Some(item) = items.next_if(|item| item.offset < start + unit.tokens) {
             let after = unit.tokens - 1 - item.offset.saturating_sub(start);
-            local = plus(local, unit.field.mark(marks.media(item.id), after));
+            local = plus(local, unit.field.mark(item.extra, after));
         }
         key = unit.advance(key, local);
         out.push(key);

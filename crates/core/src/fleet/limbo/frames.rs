@@ -156,6 +156,11 @@ impl Limbo {
         self.entries.ring::<OfFrame>(head).map(EntryId)
     }
 
+    /// The undecided hashes that stand where one does, it among them.
+    pub(super) fn hashes_beside(&self, id: EntryId) -> impl Iterator<Item = EntryId> + '_ {
+        self.entries.ring::<OfFrame>(Some(id.0)).map(EntryId)
+    }
+
     /// The hashes that have a position in a floating trie.
     pub(super) fn members(&self, trie: TrieId) -> impl Iterator<Item = EntryId> + '_ {
         let head = self.tries[trie.0 as usize].members.map(|e| e.0);

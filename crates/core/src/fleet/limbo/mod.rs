@@ -19,6 +19,7 @@ mod slab;
 mod solve;
 mod span;
 mod tails;
+mod taken;
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -260,6 +261,16 @@ impl Limbo {
                 Whereabouts::Placed(node) => panic!("hash {key} is placed at {node:?}"),
             }
         }
+        self.new_entry(key, salt, slots)
+    }
+
+    /// The entry, made with a slot, of a hash that has none.
+    pub(super) fn new_entry(
+        &mut self,
+        key: EngineKey,
+        salt: Option<Salt>,
+        slots: &mut Slots,
+    ) -> EntryId {
         let class = match salt {
             Some(Salt::Of(class)) => self.root(class),
             Some(Salt::Known(label)) => self.new_class(Some(label)),

@@ -7,7 +7,9 @@
 use smallvec::SmallVec;
 
 use super::span::Span;
+use super::taken::Standing;
 use super::{Limbo, SpanId, World};
+use crate::fleet::slots::SlotId;
 use crate::prefix::{Field, Step};
 
 /// Another span that lists the same hash, in the same frame.
@@ -34,7 +36,7 @@ impl Span {
     }
 
     /// Where a block ends, in tokens from the origin of the frame.
-    fn tokens_at(&self, block: u32) -> u32 {
+    pub(super) fn tokens_at(&self, block: u32) -> u32 {
         self.start.step.tokens + self.ends[block as usize].tokens
     }
 
@@ -87,12 +89,13 @@ impl Limbo {
     /// Propagates the order of the listed hashes of a span that is lent out. False: no block is
     /// left for some hash.
     pub(super) fn order(&self, id: SpanId, span: &mut Span, world: &World<'_>) -> bool {
+        let beside = self.standing_beside(span);
         let mut next = 0;
         for i in 0..span.listed.len() {
             let low = span.listed[i].low.max(next);
             span.listed[i].low = low;
             if !span.listed[i].fixed {
-                span.listed[i].low = self.lowest(id, span, i, world);
+                span.listed[i].low = self.lowest((id, beside), span, i, world);
             }
             next = span.listed[i].low + 1;
         }
@@ -103,7 +106,7 @@ impl Limbo {
             };
             span.listed[i].high = span.listed[i].high.min(last);
             if !span.listed[i].fixed {
-                span.listed[i].high = self.highest(id, span, i, world);
+                span.listed[i].high = self.highest((id, beside), span, i, world);
             }
             if span.listed[i].high < span.listed[i].low {
                 return false;
@@ -114,15 +117,22 @@ impl Limbo {
     }
 
     /// The first block that a listed hash may end; above its last one if there is none.
-    fn lowest(&self, id: SpanId, span: &Span, i: usize, world: &World<'_>) -> u32 {
+    fn lowest(
+        &self,
+        (id, beside): (SpanId, Option<Standing>),
+        span: &Span,
+        i: usize,
+        world: &World<'_>,
+    ) -> u32 {
         let rivals = self.rivals(id, span, i, world);
         let listed = &span.listed[i];
+        let is_taken = |block| self.is_end_taken(beside, (span, listed.slot, block), world);
         let mut low = listed.low;
         while low <= listed.high {
             let up = rivals.iter().map(|rival| rival.up(self.field, span, low));
             let next = match up.max() {
                 Some(up) if up > low => up,
-                Some(_) | None => low + u32::from(self.is_taken(span, listed.slot, low, world)),
+                Some(_) | None => low + u32::from(is_taken(low)),
             };
             if next == low || !world.effort.spend(1) {
                 break;
@@ -133,9 +143,16 @@ impl Limbo {
     }
 
     /// The last block that a listed hash may end; the first one is known to be possible.
-    fn highest(&self, id: SpanId, span: &Span, i: usize, world: &World<'_>) -> u32 {
+    fn highest(
+        &self,
+        (id, beside): (SpanId, Option<Standing>),
+        span: &Span,
+        i: usize,
+        world: &World<'_>,
+    ) -> u32 {
         let rivals = self.rivals(id, span, i, world);
         let listed = &span.listed[i];
+        let is_taken = |block| self.is_end_taken(beside, (span, listed.slot, block), world);
         let mut high = listed.high;
         while high > listed.low {
             let down = rivals
@@ -143,7 +160,7 @@ impl Limbo {
                 .map(|rival| rival.down(self.field, span, high));
             let next = match down.min() {
                 Some(down) if down < high => down.max(listed.low),
-                Some(_) | None => high - u32::from(self.is_taken(span, listed.slot, high, world)),
+                Some(_) | None => high - u32::from(is_taken(high)),
             };
             if next == high || !world.effort.spend(1) {
                 break;
@@ -151,6 +168,16 @@ impl Limbo {
             high = next;
         }
         high
+    }
+
+    fn is_end_taken(
+        &self,
+        beside: Option<Standing>,
+        (span, slot, block): (&Span, SlotId, u32),
+        world: &World<'_>,
+    ) -> bool {
+        beside
+            .is_some_and(|beside| self.is_taken(beside, (slot, span.end(self.field, block)), world))
     }
 
     fn rivals(

@@ -27,6 +27,19 @@ pub(crate) struct Places {
 }
 
 impl Places {
+    /// Boundary `at`, in units from 1 on, is one of them.
+    pub(super) fn insert(&mut self, at: usize) {
+        let (word, bit) = ((at - 1) / 64, (at - 1) % 64);
+        if self.bits.len() <= word {
+            self.bits.resize(word + 1, 0);
+        }
+        self.bits[word] |= 1 << bit;
+    }
+
+    fn is_empty(&self) -> bool {
+        !self.anywhere && self.bits.is_empty()
+    }
+
     /// Calls `show` with each boundary up to `count`.
     pub(crate) fn each(&self, count: usize, mut show: impl FnMut(usize)) {
         if self.anywhere {
@@ -66,7 +79,7 @@ impl Possible {
     /// Whether nothing may stand anywhere.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
-        !self.everything && self.places.is_empty()
+        !self.everything && self.places.values().all(Places::is_empty)
     }
 
     /// Each kind, and where copies of it may stand.
@@ -74,14 +87,9 @@ impl Possible {
         self.places.iter().map(|(&kind, places)| (kind, places))
     }
 
-    /// Copies of this kind may stand at boundary `at`, in units from 1 on.
-    pub(super) fn insert(&mut self, kind: Kind, at: usize) {
-        let bits = &mut self.places.entry(kind).or_default().bits;
-        let (word, bit) = ((at - 1) / 64, (at - 1) % 64);
-        if bits.len() <= word {
-            bits.resize(word + 1, 0);
-        }
-        bits[word] |= 1 << bit;
+    /// Where copies of this kind may stand.
+    pub(super) fn places(&mut self, kind: Kind) -> &mut Places {
+        self.places.entry(kind).or_default()
     }
 
     /// Copies of this kind may stand at every boundary.

@@ -6,6 +6,7 @@
 
 use std::ops::RangeInclusive;
 
+use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use super::possible::{Kind, Possible};
@@ -14,7 +15,7 @@ use super::{ClassId, Limbo, SpanId, TrieId, World};
 use crate::fleet::catalog::gcd;
 use crate::fleet::effort::Effort;
 use crate::fleet::nodes::SaltId;
-use crate::fleet::slots::{SlotId, Whereabouts};
+use crate::fleet::slots::{EntryId, SlotId, Whereabouts};
 use crate::prefix::{PrefixKey, Step};
 
 /// Entries that are passed over at the cost of one look.
@@ -50,6 +51,31 @@ impl Walk<'_> {
     /// Whether the request reaches this position.
     fn reaches(&self, step: Step) -> bool {
         self.key_at(step.tokens) == Some(step.local)
+    }
+
+    /// What a table by prefix keys has along the request, in its order, each with its boundary.
+    /// Whichever is shorter is walked over: the request, or the table.
+    fn meets<T: Copy>(
+        &self,
+        table: &HashMap<PrefixKey, T>,
+        effort: &Effort,
+        step_of: impl Fn(T) -> Step,
+    ) -> Vec<(usize, T)> {
+        if table.len() > self.keys.len() {
+            effort.note(self.keys.len() as u64);
+            let steps = self.steps().enumerate();
+            return steps
+                .filter_map(|(at, step)| Some((at, *table.get(&step.local)?)))
+                .collect();
+        }
+        effort.note(table.len() as u64);
+        let all = table.values().map(|&item| (step_of(item), item));
+        let mut met: Vec<(usize, T)> = all
+            .filter(|(step, _)| self.reaches(*step))
+            .map(|(step, item)| ((step.tokens / self.unit) as usize, item))
+            .collect();
+        met.sort_unstable_by_key(|(at, _)| *at);
+        met
     }
 
     /// Every position of the request, the start included.
@@ -101,12 +127,9 @@ impl Limbo {
     /// may have been taken since they were last looked at. Where there are too many of them for one
     /// answer, they stay as wide as they are.
     fn narrow_along(&mut self, walk: &Walk<'_>, world: &mut World<'_>, effort: &Effort) {
-        if self.by_start.is_empty() {
-            return;
-        }
         let mut spans: Vec<SpanId> = Vec::new();
-        for step in walk.steps() {
-            for id in self.spans_from(step.local) {
+        for (_, head) in self.starts_along(walk, effort) {
+            for id in self.spans_beside(head) {
                 if !effort.spend(self.cost_of_narrowing(id)) {
                     return;
                 }
@@ -128,6 +151,18 @@ impl Limbo {
         let entries = listed.iter().filter_map(|l| l.entry);
         let of_hashes: usize = entries.map(|e| 2 * self.entries[e.0].spans.len()).sum();
         listed.len() + of_hashes
+    }
+
+    /// One of the spans of each start that the request reaches.
+    fn starts_along(&self, walk: &Walk<'_>, effort: &Effort) -> Vec<(usize, SpanId)> {
+        walk.meets(&self.by_start, effort, |id| self.spans[id.0].start.step)
+    }
+
+    /// One of the hashes of each position that the request reaches.
+    fn hashes_along(&self, walk: &Walk<'_>, effort: &Effort) -> Vec<(usize, EntryId)> {
+        walk.meets(&self.by_prefix, effort, |id| {
+            self.entries[id.0].at.map_or(Step::NONE, |at| at.step)
+        })
     }
 
     fn admits(&self, class: ClassId, salt: SaltId) -> bool {
@@ -188,8 +223,8 @@ impl Reach<'_, '_> {
     /// Hashes and spans whose own position is on the request.
     fn look_along(&mut self) {
         let limbo = self.limbo;
-        for (at, step) in self.walk.steps().enumerate() {
-            for id in limbo.at_prefix(step.local) {
+        for (at, head) in limbo.hashes_along(self.walk, self.effort) {
+            for id in limbo.hashes_beside(head) {
                 if !self.effort.spend(1) {
                     return;
                 }
@@ -198,8 +233,10 @@ impl Reach<'_, '_> {
                     self.show(entry.slot, at);
                 }
             }
-            for span in limbo.spans_from(step.local) {
-                self.look_in_span(span, step);
+        }
+        for (_, head) in limbo.starts_along(self.walk, self.effort) {
+            for span in limbo.spans_beside(head) {
+                self.look_in_span(span, limbo.spans[span.0].start.step);
                 if self.effort.is_exhausted() {
                     return;
                 }
@@ -290,15 +327,23 @@ impl Reach<'_, '_> {
 
     fn look_at(&mut self, span: &Span, (slot, kind): (SlotId, Kind), blocks: &Blocks) {
         let (from, last) = (*blocks.range.start(), *blocks.range.end());
+        let beside = self.limbo.standing_beside(span);
+        let places = self.found.places(kind);
         // Blocks that end between the boundaries of the walk are stepped over.
         let first = (from + 1).next_multiple_of(blocks.period) - 1;
         for block in (first..=last).step_by(blocks.period as usize) {
             if !self.effort.spend(1) {
                 return;
             }
-            if !self.limbo.is_taken(span, slot, block, self.world) {
-                let tokens = blocks.start.tokens + span.end_from_start(block).tokens;
-                self.found.insert(kind, (tokens / self.walk.unit) as usize);
+            let tokens = blocks.start.tokens + span.end_from_start(block).tokens;
+            let boundary = (tokens / self.walk.unit) as usize;
+            // What the request reaches ends where its own prefix does.
+            let local = self.walk.keys[boundary - 1];
+            let at = Step { tokens, local };
+            let is_taken =
+                beside.is_some_and(|beside| self.limbo.is_taken(beside, (slot, at), self.world));
+            if !is_taken {
+                places.insert(boundary);
             }
         }
     }
@@ -340,7 +385,7 @@ impl Reach<'_, '_> {
     fn show(&mut self, slot: SlotId, at: usize) {
         if at > 0 {
             for kind in self.kinds(slot) {
-                self.found.insert(kind, at);
+                self.found.places(kind).insert(at);
             }
         }
     }

@@ -255,6 +255,11 @@ impl Limbo {
         self.spans.ring::<OfFrame>(head).map(SpanId)
     }
 
+    /// The undecided spans that start where one does, it among them.
+    pub(super) fn spans_beside(&self, id: SpanId) -> impl Iterator<Item = SpanId> + '_ {
+        self.spans.ring::<OfFrame>(Some(id.0)).map(SpanId)
+    }
+
     /// The undecided spans that start in a floating trie.
     pub(super) fn spans_in(&self, trie: TrieId) -> impl Iterator<Item = SpanId> + '_ {
         let head = self.tries[trie.0 as usize].spans.map(|s| s.0);
@@ -329,8 +334,8 @@ impl Limbo {
                 && let Some(entry) = listed.entry
             {
                 for at in 0..self.entries[entry.0].spans.len() {
-                    let (other, _) = self.entries[entry.0].spans[at];
-                    if other != id {
+                    let (other, i) = self.entries[entry.0].spans[at];
+                    if other != id && (!is_consistent || self.is_news(&span, listed, (other, i))) {
                         self.mark(other);
                     }
                 }
@@ -341,6 +346,18 @@ impl Limbo {
         if is_decided || !is_consistent {
             self.remove_span(id);
         }
+    }
+
+    /// Whether what is left to a hash in one span excludes something that another leaves it.
+    fn is_news(&self, span: &Span, listed: &Listed, (other, i): (SpanId, u32)) -> bool {
+        let other = &self.spans[other.0];
+        let theirs = &other.listed[i as usize];
+        let start = self.resolve(other.start);
+        let end = |block: u32| start.step.tokens + other.end_from_start(block).tokens;
+        start.frame == span.start.frame
+            && !theirs.fixed
+            && (end(theirs.low) < span.tokens_at(listed.low)
+                || end(theirs.high) > span.tokens_at(listed.high))
     }
 
     /// Tells of every hash that has one block left where it stands.
@@ -384,53 +401,6 @@ impl Limbo {
             (listed.low, listed.high, listed.fixed) = (block, block, true);
         }
         true
-    }
-
-    /// Whether another hash of the same salt is known to stand at the end of a block.
-    pub(super) fn is_taken(
-        &self,
-        span: &Span,
-        slot: SlotId,
-        block: u32,
-        world: &World<'_>,
-    ) -> bool {
-        if span.start.frame != Frame::Absolute {
-            return false;
-        }
-        let step = span.end(self.field, block);
-        let class = self.root(span.class);
-        let is_other = |e: EntryId| {
-            let entry = &self.entries[e.0];
-            entry.slot != slot && self.root(entry.class) == class
-        };
-        let mut there = self.at_prefix(step.local);
-        if there
-            .by_ref()
-            .take_while(|_| world.effort.spend(1))
-            .any(is_other)
-        {
-            return true;
-        }
-        // An undecided hash is at no node: whatever is held there is another hash.
-        let (Some(salt), Whereabouts::Limbo(entry)) =
-            (self.label(class), world.slots.whereabouts(slot))
-        else {
-            return false;
-        };
-        let ahead = self.entries[entry.0].ahead;
-        let place = Place {
-            boundary: step.tokens,
-            prefix: step.local,
-            ahead,
-            salt,
-        };
-        world
-            .nodes
-            .find(world.nodes.key_of(place), None)
-            .is_some_and(|node| {
-                let mut planes = world.slots.planes().iter();
-                planes.any(|&plane| world.planes.word(plane, node) & world.bit != 0)
-            })
     }
 
     /// Drops a span; its undecided hashes keep their entries.
