@@ -58,6 +58,17 @@ impl Secret {
         }
     }
 
+    /// What tells payloads apart.
+    #[must_use]
+    pub fn payload_hash(&self) -> PayloadHash {
+        let mut bytes = [0; PAYLOAD_SECRET];
+        for (part, chunk) in bytes.chunks_exact_mut(16).enumerate() {
+            let number = self.number(&format!("digests of payloads, part {part}"));
+            chunk.copy_from_slice(&number.to_le_bytes());
+        }
+        PayloadHash(bytes)
+    }
+
     /// What makes texts into summands of keys.
     #[must_use]
     pub(crate) fn text_hash(&self) -> TextHash {
@@ -138,6 +149,27 @@ impl TextHash {
     }
 }
 
+/// Tells payloads apart by 64 bits: XXH3 with a secret of its own, several bytes a cycle.
+#[derive(Clone)]
+pub struct PayloadHash([u8; PAYLOAD_SECRET]);
+
+/// What XXH3 mixes into its input; its own default has this length too.
+const PAYLOAD_SECRET: usize = 192;
+
+impl std::fmt::Debug for PayloadHash {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PayloadHash").finish_non_exhaustive()
+    }
+}
+
+impl PayloadHash {
+    /// The digest of a payload.
+    #[must_use]
+    pub fn of(&self, payload: &[u8]) -> u64 {
+        xxhash_rust::xxh3::xxh3_64_with_secret(payload, &self.0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,6 +184,10 @@ mod tests {
         assert_ne!(ONE.mixer("salt").mix(7), TWO.mixer("salt").mix(7));
         let texts = [ONE, TWO].map(|secret| secret.text_hash().of(1, b"adapter"));
         assert_ne!(texts[0], texts[1]);
+        for len in [0, 3, 16, 17, 200, 4096] {
+            let digests = [ONE, TWO].map(|secret| secret.payload_hash().of(&vec![7; len]));
+            assert_ne!(digests[0], digests[1], "{len} bytes");
+        }
     }
 
     #[test]
@@ -165,6 +201,21 @@ mod tests {
     }
 
     #[test]
+    fn payloads_that_differ_in_one_bit_have_two_digests() {
+        let hash = ONE.payload_hash();
+        for len in [1, 8, 16, 100, 240, 241, 3000] {
+            let payload = vec![0; len];
+            let digest = hash.of(&payload);
+            assert_eq!(digest, ONE.payload_hash().of(&payload));
+            for at in 0..len {
+                let mut other = payload.clone();
+                other[at] = 0x10;
+                assert_ne!(hash.of(&other), digest, "byte {at} of {len}");
+            }
+        }
+    }
+
+    #[test]
     fn a_secret_is_never_printed() {
         let shown = [
             format!("{ONE:?}"),
@@ -172,6 +223,7 @@ mod tests {
             format!("{:?}", ONE.spread()),
             format!("{:?}", ONE.mixer("salt")),
             format!("{:?}", ONE.text_hash()),
+            format!("{:?}", ONE.payload_hash()),
         ];
         assert!(
             shown.iter().all(|text| !text.contains(char::is_numeric)),

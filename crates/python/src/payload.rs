@@ -1,11 +1,17 @@
-//! What an engine publishes: the payload around events that its cache recorded.
+//! What an engine publishes: the payload around events that its cache recorded, and what tells one
+//! payload from another.
 
 use kvbraid_core::cache;
+use kvbraid_core::secret::PayloadHash;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
-/// Adds the functions of this file.
+use crate::secret;
+
+/// Adds the class and the function of this file.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PayloadDigest>()?;
     module.add_function(wrap_pyfunction!(encode_events, module)?)
 }
 
@@ -28,4 +34,34 @@ fn encode_events<'py>(
         end.copy_from_slice(&tail);
         Ok(())
     })
+}
+
+/// Digests of payloads, each object with a secret of its own.
+#[pyclass(frozen, module = "kvbraid._native")]
+struct PayloadDigest {
+    hash: PayloadHash,
+}
+
+#[pymethods]
+impl PayloadDigest {
+    #[new]
+    fn new() -> Self {
+        Self {
+            hash: secret::draw().payload_hash(),
+        }
+    }
+
+    fn of(&self, py: Python<'_>, payload: &[u8]) -> u64 {
+        py.detach(|| self.hash.of(payload))
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "arguments arrive owned")]
+    fn of_each(&self, py: Python<'_>, payloads: Vec<PyBackedBytes>) -> Vec<u64> {
+        py.detach(|| {
+            payloads
+                .iter()
+                .map(|payload| self.hash.of(payload))
+                .collect()
+        })
+    }
 }

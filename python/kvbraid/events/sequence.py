@@ -20,10 +20,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NamedTuple, TypeAlias
 
+from kvbraid._native import PayloadDigest
 from kvbraid.events.held import HeldBatches
 from kvbraid.ids import PodState
 
 _NOT_CONNECTED: Final = "not connected"
+_DIGEST: Final = PayloadDigest()
+"""Keyed at random, so that nobody outside can make two payloads that are taken for one."""
 
 
 class Deliver(NamedTuple):
@@ -154,12 +157,12 @@ class SequenceTracker:
         if first != self.last + 1 or first == 0 or self._row.message is not _next:
             return False
         seqs, digests, num_slots = self._ring_seqs, self._ring_digests, self._remembered
-        for seq, payload in enumerate(payloads, first):  # As `_remember`, without the calls.
+        # As `_remember`, without the calls.
+        for seq, digest in enumerate(_DIGEST.of_each(payloads), first):
             slot = seq % num_slots
             seqs[slot] = seq
-            digests[slot] = hash(payload)
+            digests[slot] = self._last_digest = digest
         self.last = self._seen = first + len(payloads) - 1
-        self._last_digest = hash(payloads[-1])
         return True
 
     def message(self, seq: int, payload: bytes) -> list[Output]:
@@ -275,11 +278,11 @@ class SequenceTracker:
     def _remember(self, seq: int, payload: bytes) -> None:
         slot = seq % self._remembered
         self._ring_seqs[slot] = seq
-        self._ring_digests[slot] = hash(payload)
+        self._ring_digests[slot] = _DIGEST.of(payload)
 
     def _deliver(self, seq: int, payload: bytes) -> None:
         self.last = seq
-        self._last_digest = hash(payload)
+        self._last_digest = _DIGEST.of(payload)
         self._out.append(Deliver(seq, payload))
         if seq == 0:
             self._mark_complete()
@@ -316,7 +319,7 @@ class SequenceTracker:
         slot = seq % self._remembered
         if self._ring_seqs[slot] != seq:
             return None
-        return self._ring_digests[slot] == hash(payload)
+        return self._ring_digests[slot] == _DIGEST.of(payload)
 
     def _repeat(self, seq: int, payload: bytes) -> None:
         """A live number that is already used: a duplicate, or another engine life.
@@ -442,7 +445,7 @@ def _take(t: SequenceTracker, seq: int, payload: bytes) -> None:
     t._ask.lowest = seq if t._ask.lowest is None else min(t._ask.lowest, seq)
     same = t._is_same(seq, payload)
     if t._proof is not None and seq == t._proof.seq:
-        same = t._proof.digest == hash(payload)
+        same = t._proof.digest == _DIGEST.of(payload)
         t._proof = None
     if same is False:
         t._restart()

@@ -114,6 +114,7 @@ impl<'a> Slice<'a> {
             shared: &mut self.shared,
             marks: self.marks,
             units: self.units,
+            keys: &mut self.progress.keys,
             batch: self.batch,
         }
     }

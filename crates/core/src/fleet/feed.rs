@@ -58,6 +58,13 @@ impl Index {
         work: usize,
     ) -> Result<bool> {
         let row = intake.dp_rank().unwrap_or(dp_rank);
+        intake.progress.left = work.max(1);
+        // Nearly every batch: its feed is known to write to this rank, which is looked up once.
+        if let Ok((model, column)) = self.locate(name, row)
+            && model.is_told_by(column, dp_rank)
+        {
+            return Ok(model.advance(column, intake));
+        }
         if intake.progress.phase == Phase::Begin {
             if !self.has_row(name, row, dp_rank)? {
                 intake.progress.refuse();
@@ -66,7 +73,6 @@ impl Index {
             self.note_writer(name, row, dp_rank)?;
         }
         let (model, column) = self.locate(name, row)?;
-        intake.progress.left = work.max(1);
         Ok(model.advance(column, intake))
     }
 

@@ -11,6 +11,7 @@ use std::ops::Range;
 use super::apply::Applied;
 use super::naming::Chain;
 use super::slots::{ChannelId, ChannelKey, SlotId};
+use crate::prefix::PrefixKey;
 use crate::wire::{Batch, Decoder, Limits};
 
 /// Work of one slice: some two milliseconds. A unit is a listed hash.
@@ -110,6 +111,8 @@ pub(super) struct Progress {
     pub chain: Option<Chain>,
     /// The slots of the dense stores of the piece, in order.
     pub slots: Vec<SlotId>,
+    /// The keys of the blocks at hand.
+    pub keys: Vec<PrefixKey>,
     /// Which of them belong to each event of the piece.
     pub named: Vec<Option<Range<usize>>>,
     /// Which of them belong to the last store.
@@ -176,6 +179,7 @@ impl Progress {
 
     fn bytes(&self) -> usize {
         (self.slots.capacity() + self.sparse.capacity()) * size_of::<SlotId>()
+            + self.keys.capacity() * size_of::<PrefixKey>()
             + self.named.capacity() * size_of::<Option<Range<usize>>>()
     }
 }

@@ -106,6 +106,12 @@ impl Model {
         self.roster = None;
     }
 
+    /// Whether what a feed publishes is part of what is known of a rank.
+    pub(super) fn is_told_by(&self, index: usize, feed: u32) -> bool {
+        let rank = self.ranks[index].as_ref();
+        rank.is_some_and(|rank| rank.told_by.contains(&feed))
+    }
+
     /// Takes in a slice of a batch of one rank. True: the batch is in.
     pub(super) fn advance(&mut self, index: usize, intake: &mut Intake) -> bool {
         let Some(rank) = self.ranks[index].as_mut() else {

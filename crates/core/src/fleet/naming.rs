@@ -14,7 +14,7 @@ use super::slots::{EngineKey, SlotId, Whereabouts};
 use super::texts::Marks;
 use super::units::Units;
 use crate::prefix::{PrefixKey, Step, plus};
-use crate::wire::{Batch, ExtraKey, Medium, Stored};
+use crate::wire::{Batch, ExtraKey, Medium, Span, Stored};
 
 /// Whether a store lists the hash of every block of its tokens.
 #[must_use]
@@ -35,6 +35,8 @@ pub(super) struct Naming<'a, 'b> {
     pub marks: &'a Marks,
     /// Prepared steps.
     pub units: &'a mut Units,
+    /// A buffer.
+    pub keys: &'a mut Vec<PrefixKey>,
     /// The batch that the store is in.
     pub batch: &'a Batch,
 }
@@ -186,22 +188,13 @@ impl Naming<'_, '_> {
         let Anchor { at, salt } = chain.anchor;
         let (mut step, block_size) = (at.step, stored.block_size);
         let (first, end) = (chain.done, chain.done + count);
-        let tokens = self.batch.tokens_of(stored.tokens);
-        let tokens = &tokens[first * block_size as usize..end * block_size as usize];
         let hashes = &self.batch.hashes_of(stored.hashes)[first..end];
-        let unit = self.units.get(block_size);
+        self.find_keys(stored, first..end, step.local);
         self.rank.slots.fetch(hashes);
-        for (j, (chunk, &hash)) in
-            (first..).zip(tokens.chunks_exact(block_size as usize).zip(hashes))
-        {
-            let mut local = unit.local(chunk);
-            if stored.extra_keys.is_some_and(|keys| !keys.is_empty()) {
-                local = plus(local, self.marks(stored, j, block_size));
-            }
-            let key = unit.advance(step.local, local);
+        for (j, &hash) in (first..).zip(hashes) {
             step = Step {
                 tokens: step.tokens + block_size,
-                local: key,
+                local: self.keys[j - first],
             };
             let ahead = self.ahead(stored, j);
             out.push(match (at.frame, salt) {
@@ -225,6 +218,29 @@ impl Naming<'_, '_> {
         if end < stored.hashes.len as usize {
             self.follow(chain, hashes);
         }
+    }
+
+    /// Finds the keys at the ends of some blocks of a dense store, from the key at their start.
+    fn find_keys(&mut self, stored: &Stored, blocks: Range<usize>, start: PrefixKey) {
+        let size = stored.block_size as usize;
+        let tokens = self.batch.tokens_of(stored.tokens);
+        let tokens = &tokens[blocks.start * size..blocks.end * size];
+        self.keys.clear();
+        if stored.extra_keys.is_none_or(Span::is_empty) {
+            let keys = &mut *self.keys;
+            return (self.units).with(stored.block_size, |unit| unit.keys(start, tokens, keys));
+        }
+        for block in blocks {
+            let marks = self.marks(stored, block, stored.block_size);
+            self.keys.push(marks);
+        }
+        self.units.with(stored.block_size, |unit| {
+            let mut key = start;
+            for (chunk, marks) in tokens.chunks_exact(size).zip(self.keys.iter_mut()) {
+                key = unit.advance(key, plus(unit.local(chunk), *marks));
+                *marks = key;
+            }
+        });
     }
 
     /// What was settled may have moved the trie that a chain floats in: its last hash knows.
@@ -409,18 +425,16 @@ impl Naming<'_, '_> {
 
     fn add_span(&mut self, stored: &Stored, anchor: Anchor, slots: &[SlotId]) {
         self.index_first_token(stored, anchor.at);
-        let unit = self.units.get(stored.block_size);
-        let mut ends = Vec::with_capacity((stored.tokens.len / stored.block_size) as usize);
-        let mut end = Step::NONE;
         let tokens = self.batch.tokens_of(stored.tokens);
-        for chunk in tokens.chunks_exact(stored.block_size as usize) {
-            let local = unit.advance(end.local, unit.local(chunk));
-            end = Step {
-                tokens: end.tokens + stored.block_size,
-                local,
-            };
-            ends.push(end);
-        }
+        let ends = self.units.with(stored.block_size, |unit| {
+            let chunks = tokens.chunks_exact(stored.block_size as usize);
+            let ends = chunks.scan(Step::NONE, |end, chunk| {
+                end.tokens += stored.block_size;
+                end.local = unit.advance(end.local, unit.local(chunk));
+                Some(*end)
+            });
+            ends.collect()
+        });
         let listed: Vec<(SlotId, u64)> = slots
             .iter()
             .enumerate()

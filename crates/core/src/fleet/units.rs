@@ -4,8 +4,6 @@
 //! however many block sizes engines invent, what is kept stays below a bound. Large blocks, which
 //! no engine stores by the thousand, are prepared where they are needed and not kept.
 
-use std::sync::Arc;
-
 use hashbrown::HashMap;
 
 use crate::prefix::{Field, Unit};
@@ -17,7 +15,7 @@ const MOST_TOKENS: usize = 1 << 17;
 #[derive(Debug)]
 pub(super) struct Units {
     field: Field,
-    by_size: HashMap<u32, Arc<Unit>>,
+    by_size: HashMap<u32, Unit>,
     num_tokens: usize,
 }
 
@@ -32,30 +30,37 @@ impl Units {
         }
     }
 
-    /// The steps of one block size; the caller has a block of that many tokens.
-    pub(super) fn get(&mut self, tokens: u32) -> Arc<Unit> {
+    /// Works with the steps of one block size; the caller has a block of that many tokens.
+    ///
+    /// They are lent, not shared: to count owners is an atomic operation, which waits until everything
+    /// that was written before has reached memory.
+    pub(super) fn with<T>(&mut self, tokens: u32, work: impl FnOnce(&Unit) -> T) -> T {
         if let Some(unit) = self.by_size.get(&tokens) {
-            return Arc::clone(unit);
+            return work(unit);
         }
-        let unit = Arc::new(Unit::new(self.field, tokens));
-        let size = tokens as usize;
-        if size <= MOST_TOKENS {
-            if self.num_tokens + size > MOST_TOKENS {
-                self.by_size.clear();
-                self.num_tokens = 0;
-            }
-            self.num_tokens += size;
-            self.by_size.insert(tokens, Arc::clone(&unit));
+        let unit = Unit::new(self.field, tokens);
+        let result = work(&unit);
+        self.keep(unit);
+        result
+    }
+
+    fn keep(&mut self, unit: Unit) {
+        let size = unit.tokens as usize;
+        if size > MOST_TOKENS {
+            return;
         }
-        unit
+        if self.num_tokens + size > MOST_TOKENS {
+            self.by_size.clear();
+            self.num_tokens = 0;
+        }
+        self.num_tokens += size;
+        self.by_size.insert(unit.tokens, unit);
     }
 
     /// Bytes held.
     #[must_use]
     pub(super) fn bytes(&self) -> usize {
-        self.num_tokens * size_of::<u64>()
-            + self.by_size.len() * size_of::<Unit>()
-            + self.by_size.allocation_size()
+        self.num_tokens * size_of::<u64>() + self.by_size.allocation_size()
     }
 }
 
@@ -69,7 +74,7 @@ mod tests {
         let mut units = Units::new(Field::new(5));
         let mut most = 0;
         for tokens in (1..3000).chain([1 << 17, 1 << 18, 1]) {
-            assert_eq!(units.get(tokens).tokens, tokens);
+            assert_eq!(units.with(tokens, |unit| unit.tokens), tokens);
             most = most.max(units.bytes());
         }
         assert!(most < 2 << 20, "{most} bytes");

@@ -16,19 +16,18 @@ const TRUNCATED: RefusalReason = RefusalReason::MalformedBatch;
 const WRONG_TYPE: RefusalReason = RefusalReason::MalformedEvent;
 const NIL: u8 = 0xc0;
 
-/// Where a token's bits lie in the eight bytes at its marker, and how many bytes it takes.
+/// Where a token's bits lie in the eight bytes at its marker.
 #[derive(Debug, Clone, Copy)]
 struct TokenWidth {
     skip: u8,
     shift: u8,
-    /// 0: not one of the usual markers.
-    len: u8,
+    is_usual: bool,
 }
 
 const UNUSUAL: TokenWidth = TokenWidth {
     skip: 0,
     shift: 0,
-    len: 0,
+    is_usual: false,
 };
 
 /// The width of a token by its marker: fixint, u8, u16 and u32.
@@ -39,27 +38,50 @@ const TOKEN_WIDTHS: [TokenWidth; 256] = {
         widths[marker] = TokenWidth {
             skip: 0,
             shift: 56,
-            len: 1,
+            is_usual: true,
         };
         marker += 1;
     }
     widths[0xcc] = TokenWidth {
         skip: 8,
         shift: 56,
-        len: 2,
+        is_usual: true,
     };
     widths[0xcd] = TokenWidth {
         skip: 8,
         shift: 48,
-        len: 3,
+        is_usual: true,
     };
     widths[0xce] = TokenWidth {
         skip: 8,
         shift: 32,
-        len: 5,
+        is_usual: true,
     };
     widths
 };
+
+/// Bytes from which two usual tokens can be read wherever the second begins.
+const PAIR: usize = 17;
+
+/// How many bytes a usual token takes, by its marker; up to 9 for any marker. It is computed, as a look
+/// at a table takes longer, and where a token begins is known only after those before it.
+#[inline]
+fn token_len(marker: u8) -> usize {
+    1 + (usize::from(marker >> 7) << (marker & 3))
+}
+
+/// The token that begins these bytes, at least eight, if its marker is a usual one.
+#[inline]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the shift leaves at most 32 bits"
+)]
+fn usual_token(bytes: &[u8]) -> Option<u32> {
+    let eight = bytes.first_chunk::<8>()?;
+    let width = TOKEN_WIDTHS[usize::from(eight[0])];
+    let bits = u64::from_be_bytes(*eight) << (width.skip & 63) >> (width.shift & 63);
+    width.is_usual.then_some(bits as u32)
+}
 
 /// What a value is; for texts, bytes and containers: how long.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -103,8 +125,13 @@ impl<'a> Cursor<'a> {
     }
 
     /// Steps over `expected` if it stands here; never over nothing.
+    #[inline]
     pub(super) fn take_same(&mut self, expected: &[u8]) -> bool {
-        let is_same = !expected.is_empty() && self.bytes[self.at..].starts_with(expected);
+        // Most of what differs does so in the first byte.
+        let is_same = self
+            .peek()
+            .is_some_and(|next| expected.first() == Some(&next))
+            && self.bytes[self.at..].starts_with(expected);
         if is_same {
             self.at += expected.len();
         }
@@ -266,6 +293,13 @@ impl<'a> Cursor<'a> {
     /// The number of elements of the array that starts here.
     #[inline]
     pub(super) fn array(&mut self) -> Read<u32> {
+        if let Some(marker @ 0x90..=0x9f) = self.peek() {
+            let len = u32::from(marker & 0xf);
+            if self.remaining() > len as usize {
+                self.at += 1;
+                return Ok(len);
+            }
+        }
         if let Head::Array(len) = self.head()? {
             Ok(len)
         } else {
@@ -380,35 +414,39 @@ impl<'a> Cursor<'a> {
     }
 
     /// Reads `count` token ids.
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "the shift leaves at most 32 bits"
-    )]
     pub(super) fn tokens(&mut self, count: u32, tokens: &mut Vec<u32>) -> Read<()> {
         let start = tokens.len();
         tokens.resize(start + count as usize, 0);
-        let mut at = self.at;
-        for token in &mut tokens[start..] {
-            // Eight bytes hold any usual token: no branch depends on how wide it is.
-            let eight = self
-                .bytes
-                .get(at..at + 8)
-                .and_then(<[u8]>::first_chunk::<8>);
-            let width = eight.map_or(UNUSUAL, |eight| TOKEN_WIDTHS[usize::from(eight[0])]);
-            if let Some(eight) = eight
-                && width.len > 0
-            {
-                let bits = u64::from_be_bytes(*eight);
-                *token = (bits << (width.skip & 63) >> (width.shift & 63)) as u32;
-                at += usize::from(width.len);
+        let mut here = *self; // A copy stays in registers.
+        let mut pairs = tokens[start..].chunks_exact_mut(2);
+        for pair in &mut pairs {
+            if let Some((values, len)) = here.two_usual_tokens() {
+                pair.copy_from_slice(&values);
+                here.at += len;
             } else {
-                self.at = at;
-                *token = self.token()?;
-                at = self.at;
+                *self = here;
+                pair[0] = self.token()?;
+                pair[1] = self.token()?;
+                here = *self;
             }
         }
-        self.at = at;
+        *self = here;
+        for token in pairs.into_remainder() {
+            *token = self.token()?;
+        }
         Ok(())
+    }
+
+    /// The next two tokens, and their bytes, if both have usual markers. No branch depends on which.
+    #[inline]
+    fn two_usual_tokens(self) -> Option<([u32; 2], usize)> {
+        let bytes = self.bytes.get(self.at..self.at + PAIR)?;
+        let (_, second) = bytes.split_at(token_len(bytes[0]));
+        let len = bytes.len() - second.len() + token_len(second[0]);
+        match (usual_token(bytes), usual_token(second)) {
+            (Some(first), Some(second)) => Some(([first, second], len)),
+            (None, _) | (_, None) => None,
+        }
     }
 
     /// Reads one token id, however wide its integer.
@@ -451,6 +489,33 @@ mod tests {
         let mut cursor = Cursor::new(&bytes);
         assert_eq!(cursor.skip(), Ok(()));
         assert!(cursor.is_at_end());
+    }
+
+    #[test]
+    fn tokens_are_read_alike_in_pairs_and_one_by_one() {
+        let spellings: [&[u8]; 9] = [
+            &[0x7f],
+            &[0xcc, 0x80],
+            &[0xcd, 0xcd, 0xce],
+            &[0xce, 0xff, 0, 0xcc, 1],
+            &[0xcf, 0, 0, 0, 0, 0xff, 0, 0xcc, 1],
+            &[0xd0, 0x11],
+            &[0xd1, 0x11, 0x22],
+            &[0xd2, 0x11, 0x22, 0x33, 0x44],
+            &[0xff], // Below 0, so that it is refused.
+        ];
+        for choice in 0..9_usize.pow(4) {
+            let chosen = (0..4).map(|at| spellings[choice / 9_usize.pow(at) % 9]);
+            let bytes = chosen.collect::<Vec<_>>().concat();
+            // With bytes behind them, and at the end of the input.
+            for bytes in [[&bytes[..], &[0; 32]].concat(), bytes] {
+                let (mut pairs, mut single) = (Cursor::new(&bytes), Cursor::new(&bytes));
+                let mut read = Vec::new();
+                let result = pairs.tokens(4, &mut read).map(|()| (read, pairs.at()));
+                let expected: Read<Vec<u32>> = (0..4).map(|_| single.token()).collect();
+                assert_eq!(result, expected.map(|tokens| (tokens, single.at())));
+            }
+        }
     }
 
     #[test]

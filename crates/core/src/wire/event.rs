@@ -1,11 +1,13 @@
 //! One event: either spelling into a draft, the draft into an event of the batch.
 //!
 //! A refused event leaves nothing behind in the arenas. Lists whose bytes equal those of the
-//! previous store are not decoded again: groups of one model often repeat the same span.
+//! previous store are not decoded again: groups of one model often repeat the same span. Neither is
+//! the rest of an event (`rest`).
 
 use crate::spec::SpecKind;
 use crate::wire::cursor::{Cursor, Head, Read};
 use crate::wire::fields::{Field, Fields, Tag};
+use crate::wire::rest::{Rest, Turn};
 use crate::wire::{
     Batch, Event, Limits, MAX_GROUPS, Medium, RefusalReason, Removed, Span, Stored, keys,
 };
@@ -19,16 +21,20 @@ pub(super) struct EventReader<'a, 'p> {
     seconds: &'a mut Vec<u32>,
     draft: Draft<'p>,
     previous: Option<Draft<'p>>,
+    /// Where the event at hand has said what is its own, and how far the cursor was.
+    turn: Option<(Turn, usize)>,
+    /// The rests of the last store and the last remove.
+    rests: [Option<Rest<'p>>; 2],
 }
 
 /// A store while its fields arrive, in any order. A remove has some of its fields.
 #[derive(Debug, Clone, Copy, Default)]
-struct Draft<'p> {
-    seen: Fields,
-    stored: Stored,
-    hashes: &'p [u8],
+pub(super) struct Draft<'p> {
+    pub(super) seen: Fields,
+    pub(super) stored: Stored,
+    pub(super) hashes: &'p [u8],
     /// Empty for pairs, which imply lookaheads besides the tokens.
-    tokens: &'p [u8],
+    pub(super) tokens: &'p [u8],
     /// Decoded last: it takes the number of hashes and the LoRA name. Empty when null.
     extra_keys: &'p [u8],
     /// Decoded last: it takes the number of hashes. Empty when null.
@@ -50,6 +56,8 @@ impl<'a, 'p> EventReader<'a, 'p> {
             seconds,
             draft: Draft::default(),
             previous: None,
+            turn: None,
+            rests: [None; 2],
         }
     }
 
@@ -60,7 +68,10 @@ impl<'a, 'p> EventReader<'a, 'p> {
     pub(super) fn read(&mut self, index: u32) -> Read<()> {
         let (start, marks) = (self.cursor, self.batch.marks());
         match self.event() {
-            Ok(event) => self.batch.events.push(event),
+            Ok(event) => {
+                self.batch.events.push(event);
+                self.keep_rest();
+            }
             Err(reason) => {
                 self.cursor = start;
                 self.batch.truncate(marks);
@@ -77,13 +88,10 @@ impl<'a, 'p> EventReader<'a, 'p> {
 
     fn event(&mut self) -> Read<Event> {
         self.draft = Draft::default();
+        self.turn = None;
         let tag = match self.cursor.head()? {
             Head::Array(len) => self.positional_fields(len)?,
-            Head::Map(len) => {
-                let tag = Tag::find(self.cursor, len)?;
-                self.named_fields(tag, len)?;
-                tag
-            }
+            Head::Map(len) => self.tag_and_named_fields(len)?,
             Head::Nil
             | Head::Bool
             | Head::Int(_)
@@ -109,25 +117,73 @@ impl<'a, 'p> EventReader<'a, 'p> {
         }
         let tag = Tag::named(self.cursor.str_bytes()?).ok_or(RefusalReason::UnknownEvent)?;
         let mut positions = tag.positions().iter();
-        for _ in 1..len {
+        for left in (0..len - 1).rev() {
             match positions.next() {
                 Some(field) => self.field(tag, *field)?,
                 None => self.cursor.skip()?,
             }
+            if self.take_rest(tag, left) {
+                break;
+            }
         }
+        Ok(tag)
+    }
+
+    fn tag_and_named_fields(&mut self, len: u32) -> Read<Tag> {
+        if len > 0
+            && let Some(tag) = Tag::take_first(&mut self.cursor)
+        {
+            self.draft.seen.insert(Field::Type);
+            self.named_fields(tag, len - 1)?;
+            return Ok(tag);
+        }
+        let tag = Tag::find(self.cursor, len)?;
+        self.named_fields(tag, len)?;
         Ok(tag)
     }
 
     /// Reads a map of `len` entries: fields by name, in any order.
     fn named_fields(&mut self, tag: Tag, len: u32) -> Read<()> {
         let mut next = 0;
-        for _ in 0..len {
+        for left in (0..len).rev() {
             match tag.take_key(&mut self.cursor, &mut next)? {
                 Some(field) => self.field(tag, field)?,
                 None => self.cursor.skip()?,
             }
+            if self.take_rest(tag, left) {
+                break;
+            }
         }
         Ok(())
+    }
+
+    /// Steps over the rest of an event that has just said what is its own, if it says what the last
+    /// one said. Later the rest of this one is kept.
+    fn take_rest(&mut self, tag: Tag, left: u32) -> bool {
+        if self.turn.is_some() || !self.draft.seen.has(tag.own().1) {
+            return false;
+        }
+        let turn = Turn {
+            tag,
+            seen: self.draft.seen,
+            left,
+        };
+        if let Some(rest) = &self.rests[usize::from(tag == Tag::Removed)]
+            && let Some(bytes) = rest.expected(turn)
+            && self.cursor.take_same(bytes)
+        {
+            self.draft = rest.complete(&self.draft);
+            return true;
+        }
+        self.turn = Some((turn, self.cursor.at()));
+        false
+    }
+
+    fn keep_rest(&mut self) {
+        if let Some((turn, start)) = self.turn {
+            let rest = Rest::of(turn, self.cursor.since(start), self.draft);
+            self.rests[usize::from(turn.tag == Tag::Removed)] = rest;
+        }
     }
 
     /// Reads the value of one field into the draft.

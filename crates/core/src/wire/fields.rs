@@ -51,6 +51,27 @@ impl Tag {
         }
     }
 
+    /// The fields in which events differ from those before them, as engines write them: first, and the
+    /// one named here last.
+    pub(super) const fn own(self) -> (Fields, Field) {
+        match self {
+            Self::Stored => {
+                let own = Fields::of(&[
+                    Field::Type,
+                    Field::BlockHashes,
+                    Field::Parent,
+                    Field::Tokens,
+                    Field::BlockSize,
+                ]);
+                (own, Field::BlockSize)
+            }
+            Self::Removed | Self::Cleared => {
+                let own = Fields::of(&[Field::Type, Field::BlockHashes]);
+                (own, Field::BlockHashes)
+            }
+        }
+    }
+
     /// The fields of the map spelling in the order in which vLLM declares them, each under its
     /// name as MessagePack writes it: the first byte is the head of the text. Others are ignored.
     fn names(self) -> &'static [(&'static [u8], Field)] {
@@ -90,9 +111,8 @@ impl Tag {
     /// Looks from `next` on first, and moves it behind what was found: engines write in order.
     pub(super) fn take_key(self, cursor: &mut Cursor<'_>, next: &mut usize) -> Read<Option<Field>> {
         let names = self.names();
-        let head = cursor.peek().unwrap_or_default();
         for (at, (name, field)) in names.iter().enumerate().skip(*next) {
-            if name[0] == head && cursor.take_same(name) {
+            if cursor.take_same(name) {
                 *next = at + 1;
                 return Ok(Some(*field));
             }
@@ -106,7 +126,17 @@ impl Tag {
             .map(|(_, field)| *field))
     }
 
-    /// Looks through a map of `len` entries for its tag, which engines put first.
+    /// Steps over the tag where it is the first entry of a map, as engines write it.
+    pub(super) fn take_first(cursor: &mut Cursor<'_>) -> Option<Self> {
+        let entries: [(&[u8], Self); 2] = [
+            (b"\xa4type\xabBlockStored", Self::Stored),
+            (b"\xa4type\xacBlockRemoved", Self::Removed),
+        ];
+        let first = entries.iter().find(|(entry, _)| cursor.take_same(entry));
+        first.map(|(_, tag)| *tag)
+    }
+
+    /// Looks through a map of `len` entries for its tag.
     pub(super) fn find(mut cursor: Cursor<'_>, len: u32) -> Read<Self> {
         for _ in 0..len {
             if take_any_key(&mut cursor)? == Some(b"type") {
@@ -156,12 +186,13 @@ pub(super) enum Field {
 pub(super) struct Fields(u32);
 
 impl Fields {
-    fn of(fields: &[Field]) -> Self {
-        Self(
-            fields
-                .iter()
-                .fold(0, |bits, field| bits | 1 << *field as u32),
-        )
+    const fn of(fields: &[Field]) -> Self {
+        let (mut bits, mut at) = (0, 0);
+        while at < fields.len() {
+            bits |= 1 << fields[at] as u32;
+            at += 1;
+        }
+        Self(bits)
     }
 
     /// Adds the field; false when it was there.
@@ -172,7 +203,16 @@ impl Fields {
         is_new
     }
 
+    pub(super) fn has(self, field: Field) -> bool {
+        self.0 & 1 << field as u32 != 0
+    }
+
     pub(super) fn has_all(self, others: Self) -> bool {
         self.0 & others.0 == others.0
+    }
+
+    /// Those that are in both sets.
+    pub(super) fn within(self, others: Self) -> Self {
+        Self(self.0 & others.0)
     }
 }

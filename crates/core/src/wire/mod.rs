@@ -14,6 +14,7 @@ mod event;
 mod fields;
 mod keys;
 mod refusal;
+mod rest;
 
 pub use batch::{Batch, Event, ExtraKey, Medium, Removed, Span, Stored};
 pub use refusal::{Refusal, RefusalReason};
