@@ -29,6 +29,7 @@ NATIVE_WRAPPERS: Final = frozenset(
         "__init__.py",
         "cache/events.py",
         "cache/manager.py",
+        "events/digest.py",
         "events/wire.py",
         "fleet/answer.py",
         "fleet/index.py",

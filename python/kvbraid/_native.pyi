@@ -9,6 +9,7 @@ __all__ = [
     "CacheCore",
     "FleetAnswer",
     "FleetCore",
+    "PayloadDigest",
     "__version__",
     "decode_batch",
     "encode_events",

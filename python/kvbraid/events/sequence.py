@@ -20,13 +20,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NamedTuple, TypeAlias
 
-from kvbraid._native import PayloadDigest
+from kvbraid.events.digest import digest_of, digests_of
 from kvbraid.events.held import HeldBatches
 from kvbraid.ids import PodState
 
 _NOT_CONNECTED: Final = "not connected"
-_DIGEST: Final = PayloadDigest()
-"""Keyed at random, so that nobody outside can make two payloads that are taken for one."""
 
 
 class Deliver(NamedTuple):
@@ -158,7 +156,7 @@ class SequenceTracker:
             return False
         seqs, digests, num_slots = self._ring_seqs, self._ring_digests, self._remembered
         # As `_remember`, without the calls.
-        for seq, digest in enumerate(_DIGEST.of_each(payloads), first):
+        for seq, digest in enumerate(digests_of(payloads), first):
             slot = seq % num_slots
             seqs[slot] = seq
             digests[slot] = self._last_digest = digest
@@ -278,11 +276,11 @@ class SequenceTracker:
     def _remember(self, seq: int, payload: bytes) -> None:
         slot = seq % self._remembered
         self._ring_seqs[slot] = seq
-        self._ring_digests[slot] = _DIGEST.of(payload)
+        self._ring_digests[slot] = digest_of(payload)
 
     def _deliver(self, seq: int, payload: bytes) -> None:
         self.last = seq
-        self._last_digest = _DIGEST.of(payload)
+        self._last_digest = digest_of(payload)
         self._out.append(Deliver(seq, payload))
         if seq == 0:
             self._mark_complete()
@@ -319,7 +317,7 @@ class SequenceTracker:
         slot = seq % self._remembered
         if self._ring_seqs[slot] != seq:
             return None
-        return self._ring_digests[slot] == _DIGEST.of(payload)
+        return self._ring_digests[slot] == digest_of(payload)
 
     def _repeat(self, seq: int, payload: bytes) -> None:
         """A live number that is already used: a duplicate, or another engine life.
@@ -445,7 +443,7 @@ def _take(t: SequenceTracker, seq: int, payload: bytes) -> None:
     t._ask.lowest = seq if t._ask.lowest is None else min(t._ask.lowest, seq)
     same = t._is_same(seq, payload)
     if t._proof is not None and seq == t._proof.seq:
-        same = t._proof.digest == _DIGEST.of(payload)
+        same = t._proof.digest == digest_of(payload)
         t._proof = None
     if same is False:
         t._restart()
