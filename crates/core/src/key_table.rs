@@ -89,6 +89,14 @@ impl KeyTable {
         self.entries.len()
     }
 
+    /// Gives back what the records do not need.
+    pub(crate) fn give_back(&mut self) {
+        self.entries.shrink_to_fit(|entry| place(entry.tag));
+    }
+
+    /// Bytes of a record in the table.
+    pub(crate) const ENTRY: usize = size_of::<Entry>();
+
     /// Bytes held.
     pub(crate) fn bytes(&self) -> usize {
         self.entries.allocation_size()

@@ -446,7 +446,7 @@ impl FleetCore {
     }
 
     fn enforce_limits(&self, py: Python<'_>) {
-        py.detach(|| self.index.change(Index::enforce_limits));
+        py.detach(|| self.index.change(Index::check_limits));
     }
 
     /// Panics unless every structure agrees with every other.

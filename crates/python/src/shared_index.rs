@@ -39,10 +39,13 @@ impl SharedIndex {
         self.index.try_lock()
     }
 
-    /// Makes a change that is not divided.
+    /// Makes a change that is not divided. What it leaves to be tidied up is.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Index) -> T) -> T {
         let _turn = self.turn.lock();
-        change(&mut self.index.lock())
+        let mut index = self.index.lock();
+        let changed = change(&mut index);
+        keep_limits(&mut index);
+        changed
     }
 
     /// Takes batches in until the time is over: at least the first.
@@ -87,6 +90,14 @@ impl SharedIndex {
         }
         let applied = intake.applied();
         index.give_back(intake);
+        keep_limits(&mut index);
         is_in.map(|_| applied)
+    }
+}
+
+/// Tidies up, a portion at a time.
+fn keep_limits(index: &mut MutexGuard<'_, Index>) {
+    while !index.keep_limits() {
+        MutexGuard::bump(index);
     }
 }

@@ -49,9 +49,9 @@ SECRET_BYTES: Final = 32
 class IndexOptions:
     """How an index works, fixed for its life.
 
-    `memory_limit_bytes` None means no limit: above it the least recently matched boundaries are
-    forgotten, and the answers of the pods concerned become bounds. `limbo_limit_bytes` bounds what
-    is undecided of one rank. `canonical_block_size` is the tokens per block that the
+    `memory_limit_bytes` None means no limit: above it the pod that holds most forgets the blocks
+    least recently matched, and its answers become bounds. `limbo_limit_bytes` bounds what is
+    undecided of one rank. `canonical_block_size` is the tokens per block that the
     `weighted_blocks` strategy counts in; it need not be any engine's. `max_ranks` is for
     those of all pods: registering more is refused, and so is a further rank that a payload names.
     `secret` is what keys and hash tables are made with. None draws it at random, as every index

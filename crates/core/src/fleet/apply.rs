@@ -130,12 +130,24 @@ impl<'a> Slice<'a> {
         }
         if self.progress.event == self.progress.piece.end {
             if !self.progress.grown.is_empty() {
-                self.rank.regrade(&self.progress.grown, &mut self.shared);
-                self.progress.work(self.rank.slots.len());
-                self.progress.grown.clear();
+                self.regrade();
+                return;
             }
             self.progress.event = self.progress.piece.start;
             self.progress.phase = Phase::Count;
+        }
+    }
+
+    /// Regrades as many slots as the slice takes.
+    fn regrade(&mut self) {
+        let (from, most) = (self.progress.regraded, self.progress.left);
+        let grown = &self.progress.grown;
+        let end = (self.rank).regrade(grown, from..from.saturating_add(most), &mut self.shared);
+        self.progress.work(end - from);
+        self.progress.regraded = end;
+        if end - from < most {
+            self.progress.regraded = 0;
+            self.progress.grown.clear();
         }
     }
 

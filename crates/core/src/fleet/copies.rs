@@ -2,6 +2,8 @@
 //!
 //! A bit is set while some channel of its plane has a copy at a hash that stands there.
 
+use std::ops::Range;
+
 use super::planes::{PlaneId, Planes};
 use super::rank::{Rank, Shared};
 use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Whereabouts};
@@ -139,8 +141,14 @@ impl Rank {
     }
 
     /// The blocks of these groups turned out larger: what was taken for whole blocks were parts of
-    /// one. Nobody spoke of a copy, so that what is in doubt stays in doubt.
-    pub(super) fn regrade(&mut self, groups: &[u16], shared: &mut Shared<'_>) {
+    /// one. Nobody spoke of a copy, so that what is in doubt stays in doubt. Looks at a part of the
+    /// table, and returns where it came to.
+    pub(super) fn regrade(
+        &mut self,
+        groups: &[u16],
+        part: Range<usize>,
+        shared: &mut Shared<'_>,
+    ) -> usize {
         let whole: Vec<(ChannelId, ChannelKey)> = self
             .slots
             .channels()
@@ -157,15 +165,18 @@ impl Rank {
                 (from, self.channel(part, shared.planes))
             })
             .collect();
+        let end = part.end.min(self.slots.end());
         if moves.is_empty() {
-            return;
+            return end;
         }
-        let slots: Vec<SlotId> = self.slots.iter().collect();
-        for slot in slots {
-            for &(from, to) in &moves {
-                self.move_copies(slot, from, to, shared);
+        for at in part.start..end {
+            if let Some(slot) = self.slots.held_at(at) {
+                for &(from, to) in &moves {
+                    self.move_copies(slot, from, to, shared);
+                }
             }
         }
+        end
     }
 
     fn move_copies(

@@ -6,7 +6,7 @@
 
 use super::engine_chain::EngineChain;
 use super::intake::{Intake, Phase};
-use super::limits::{CHECK_EVERY, NAMED_BY_PAYLOADS};
+use super::limits::{INTAKE_KEPT, NAMED_BY_PAYLOADS};
 use super::rank::{Rank, State};
 use super::registration::unknown_pod;
 use super::{Applied, Index};
@@ -27,6 +27,7 @@ impl Index {
         let result = self.advance(name, dp_rank, &mut intake, usize::MAX);
         let applied = intake.applied();
         self.give_back(intake);
+        while !self.keep_limits() {}
         result.map(|_| applied)
     }
 
@@ -35,13 +36,12 @@ impl Index {
         self.intake.take().unwrap_or_default()
     }
 
-    /// Keeps the memory of an intake for the next batch, and looks at the limits now and then.
+    /// Keeps the memory of an intake for the next batch, unless a long one left much of it. Then it
+    /// is time for `keep_limits`.
     pub fn give_back(&mut self, intake: Intake) {
-        self.intake = Some(intake);
-        self.batches_to_check -= 1;
-        if self.batches_to_check == 0 {
-            self.batches_to_check = CHECK_EVERY;
-            self.enforce_limits();
+        self.note_taken_in(intake.applied().stored);
+        if intake.bytes() <= INTAKE_KEPT {
+            self.intake = Some(intake);
         }
     }
 

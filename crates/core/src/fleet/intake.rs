@@ -119,6 +119,8 @@ pub(super) struct Progress {
     pub previous: Option<Range<usize>>,
     /// Groups whose block turned out larger in the piece.
     pub grown: Vec<u16>,
+    /// The slot at which regrading them goes on.
+    pub regraded: usize,
     /// Where the copies of the event at hand go to, or are taken from.
     pub target: Target,
     /// The slots of the last sparse store.
@@ -152,6 +154,7 @@ impl Progress {
         self.named.clear();
         self.previous = None;
         self.grown.clear();
+        self.regraded = 0;
         self.target = Target::Unknown;
         self.previous_was_sparse = false;
     }

@@ -1,26 +1,69 @@
 //! What one rank ceases to hold at once: a clear, a restart, a loss, a memory limit.
+//!
+//! What takes everything costs a pass over the table and one over the presence bits, however the
+//! copies are spread: it holds the index for some milliseconds per million of blocks.
 
 use smallvec::SmallVec;
 
 use super::engine_chain::EngineChain;
-use super::nodes::NodeId;
 use super::rank::{Rank, Shared};
-use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Whereabouts};
+use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
 use super::tier::Tier;
+
+/// Clearing a page of a plane costs as much as so many bits do one by one.
+const BITS_PER_PAGE: usize = 4;
 
 impl Rank {
     /// The engine dropped its GPU tier. Copies on other tiers are in doubt from now on.
     pub(super) fn clear(&mut self, shared: &mut Shared<'_>) {
-        for slot in self.slots.take_stirred() {
-            self.clear_slot(slot, shared);
+        let stirred = self.slots.take_stirred();
+        let pages: usize = (self.slots.planes().iter())
+            .map(|&plane| shared.planes.num_pages(plane))
+            .sum();
+        if pages * BITS_PER_PAGE > stirred.len() {
+            for slot in stirred {
+                self.clear_slot(slot, shared);
+            }
+        } else {
+            self.clear_slots(stirred, shared);
         }
         self.slots.sharing.forget();
         self.forgot.remove(Tier::Gpu);
     }
 
+    /// Clears many slots: those with copies on the GPU alone without a look at their bits, which go
+    /// plane by plane.
+    fn clear_slots(&mut self, slots: Vec<SlotId>, shared: &mut Shared<'_>) {
+        let on_gpu = |(_, channel): &(ChannelId, Channel)| channel.key.tier == Tier::Gpu;
+        let gpu: Vec<(ChannelId, Channel)> = self.slots.channels().filter(on_gpu).collect();
+        let mask = Slots::mask_of(gpu.iter().map(|(id, _)| *id));
+        for slot in slots {
+            if self.slots.drop_within(slot, mask) {
+                self.retire_if_bare(slot);
+            } else {
+                self.clear_slot(slot, shared);
+            }
+        }
+        for (_, Channel { plane, .. }) in gpu {
+            shared.planes.clear_all(plane, self.column.1);
+            self.slots.sharing.show_nothing_in(plane);
+        }
+    }
+
     /// The engine restarted: hashes may mean other prefixes now.
     pub(super) fn restart(&mut self, shared: &mut Shared<'_>, chain: EngineChain) {
         self.clear(shared);
+        if self.slots.holds_nothing() {
+            self.forget_everything(shared);
+        } else {
+            self.forget_what_is_not_held(shared);
+        }
+        self.chain = chain;
+        self.contradicted = None;
+        self.saw_media = false;
+    }
+
+    fn forget_what_is_not_held(&mut self, shared: &mut Shared<'_>) {
         let slots: Vec<SlotId> = self
             .slots
             .iter()
@@ -30,9 +73,6 @@ impl Rank {
             self.forget_name(slot, shared);
         }
         self.limbo.sweep(&mut self.slots);
-        self.chain = chain;
-        self.contradicted = None;
-        self.saw_media = false;
     }
 
     fn clear_slot(&mut self, slot: SlotId, shared: &mut Shared<'_>) {
@@ -54,6 +94,7 @@ impl Rank {
             }
         }
         self.drop_channels(slot, |key| !key.doubted || key.tier == Tier::Gpu, shared);
+        self.retire_if_bare(slot);
     }
 
     /// Drops all copies of some channels at a slot.
@@ -71,17 +112,28 @@ impl Rank {
                 self.hide(slot, plane, shared.planes);
             }
         }
-        self.retire_if_bare(slot);
     }
 
     /// Drops everything that is held on any tier: it is no longer known to be there.
     pub(super) fn lose(&mut self, shared: &mut Shared<'_>) {
-        let slots: Vec<SlotId> = self.slots.iter().collect();
-        for slot in slots {
-            self.drop_channels(slot, |_| true, shared);
-        }
+        self.show_nothing(shared);
+        self.slots.drop_all();
         self.slots.sharing.forget();
         self.forgot = Tier::ALL.into_iter().collect();
+    }
+
+    fn show_nothing(&self, shared: &mut Shared<'_>) {
+        for &plane in self.slots.planes() {
+            shared.planes.clear_all(plane, self.column.1);
+        }
+    }
+
+    /// Forgets every name, and with it every copy. The nodes are released by and by.
+    pub(super) fn forget_everything(&mut self, shared: &mut Shared<'_>) {
+        self.show_nothing(shared);
+        drop(self.limbo.take_all());
+        shared.nodes.let_go(self.slots.take_all());
+        self.has_doubts = false;
     }
 
     /// Remembers that the tiers which have a copy here are not known any more.
@@ -91,21 +143,26 @@ impl Rank {
         }
     }
 
-    /// Drops what stands at nodes that must go.
-    pub(super) fn evict(&mut self, is_doomed: impl Fn(NodeId) -> bool, shared: &mut Shared<'_>) {
-        let doomed: Vec<SlotId> = self
-            .slots
-            .iter()
-            .filter(|&slot| match self.slots.whereabouts(slot) {
-                Whereabouts::Placed(node) => is_doomed(node),
-                Whereabouts::Limbo(_) => false,
-            })
-            .collect();
-        for slot in doomed {
-            self.forget_copies(slot);
-            self.drop_channels(slot, |_| true, shared);
-            self.forget_name(slot, shared);
+    /// Forgets a placed hash with all its copies. True: it had some.
+    pub(super) fn evict(&mut self, slot: SlotId, shared: &mut Shared<'_>) -> bool {
+        debug_assert!(matches!(
+            self.slots.whereabouts(slot),
+            Whereabouts::Placed(_)
+        ));
+        let is_held = self.slots.is_held(slot);
+        self.forget_copies(slot);
+        self.drop_channels(slot, |_| true, shared);
+        self.forget_name(slot, shared);
+        is_held
+    }
+
+    /// Forgets everything, for want of memory.
+    pub(super) fn evict_everything(&mut self, shared: &mut Shared<'_>) {
+        for (_, channel) in self.slots.channels() {
+            self.forgot.insert(channel.key.tier);
         }
+        self.refuse("forgotten_for_memory", self.slots.len() as u64);
+        self.forget_everything(shared);
     }
 
     /// Drops everything undecided.

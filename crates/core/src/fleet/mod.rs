@@ -15,6 +15,7 @@ mod effort;
 mod engine_chain;
 mod explain;
 mod feed;
+mod idle;
 mod info;
 mod intake;
 mod json;
@@ -24,6 +25,7 @@ mod loss;
 mod model;
 mod naming;
 mod nodes;
+mod oldest;
 mod planes;
 mod probe;
 mod query;
@@ -73,7 +75,7 @@ pub struct Options {
     pub counts_copies: bool,
     /// All groups are evaluated; `false` (full attention only) is a shortcut for comparison.
     pub all_groups: bool,
-    /// Forget the least recently matched boundaries above this many bytes; 0 = no limit.
+    /// Above this many bytes the pod that holds most forgets; 0 = no limit.
     pub memory_limit_bytes: usize,
     /// Forget what is undecided of a rank above this many bytes.
     pub limbo_limit_bytes: usize,
@@ -134,7 +136,8 @@ pub struct Index {
     /// Arenas and buffers between two batches; away while one is taken in.
     intake: Option<Intake>,
     scratch: rule::Scratch,
-    batches_to_check: u32,
+    /// What was taken in since memory was last compared with its limits.
+    unchecked: usize,
 }
 
 impl Index {
@@ -147,7 +150,7 @@ impl Index {
             pods: BTreeMap::new(),
             intake: None,
             scratch: rule::Scratch::default(),
-            batches_to_check: limits::CHECK_EVERY,
+            unchecked: 0,
         }
     }
 

@@ -151,15 +151,9 @@ impl Model {
         Some(operation(rank, &mut shared))
     }
 
-    /// Removes a rank and everything it holds.
+    /// Removes a rank and everything it holds; its nodes are released by and by.
     pub(super) fn remove(&mut self, index: usize) {
-        self.with_rank(index, |rank, shared| {
-            rank.lose(shared);
-            let bare: Vec<_> = rank.slots.iter().collect();
-            for slot in bare {
-                rank.forget_name(slot, shared);
-            }
-        });
+        self.with_rank(index, Rank::forget_everything);
         self.ranks[index] = None;
         self.free.insert(index);
         self.invalidate();
@@ -206,41 +200,10 @@ impl Model {
         shared + self.units.bytes() + ranks
     }
 
-    /// Forgets the least recently matched tenth of the boundaries, with all copies there. A rank
-    /// that held one of them says so from then on: its upper bounds are the whole prompt.
-    pub(super) fn forget_oldest(&mut self) {
-        let span = u32::try_from(self.nodes.span()).unwrap_or(u32::MAX);
-        let mut ticks: Vec<u32> = (0..span)
-            .map(super::nodes::NodeId)
-            .filter(|&node| self.nodes.refs(node) > 0)
-            .map(|node| self.nodes.matched_at(node))
-            .collect();
-        if ticks.is_empty() {
-            return;
-        }
-        let tenth = ticks.len() / 10;
-        let (_, &mut newest_to_go, _) = ticks.select_nth_unstable(tenth);
-        let mut left = tenth + 1;
-        let doomed: Vec<bool> = (0..span)
-            .map(|id| {
-                let node = super::nodes::NodeId(id);
-                let goes = self.nodes.refs(node) > 0
-                    && self.nodes.matched_at(node) <= newest_to_go
-                    && left > 0;
-                left -= usize::from(goes);
-                goes
-            })
-            .collect();
-        for index in 0..self.ranks.len() {
-            self.with_rank(index, |rank, shared| {
-                rank.evict(|node| doomed[node.0 as usize], shared);
-            });
-        }
-    }
-
     /// Panics unless nodes, bits and ranks agree.
     pub(super) fn check_integrity(&self) {
         self.nodes.check_integrity();
+        self.planes.check_integrity();
         let mut refs: HashMap<u32, u32> = HashMap::new();
         let mut bits: HashMap<(super::planes::PlaneKey, u32), u64> = HashMap::new();
         for rank in self.ranks.iter().flatten() {
@@ -262,6 +225,9 @@ impl Model {
                     *bits.entry((plane, node.0)).or_insert(0) |= rank.column.1;
                 }
             }
+        }
+        for node in self.nodes.waiting() {
+            *refs.entry(node.0).or_insert(0) += 1;
         }
         assert_eq!(refs.len(), self.nodes.len(), "nodes without a slot");
         for (&node, &count) in &refs {

@@ -3,6 +3,7 @@
 //! A node exists as long as a slot of some pod points to it. Nodes of one store are made in order,
 //! so that the next boundary of a prefix is mostly the next node: lookups try that one first.
 
+use super::idle::{Moved, idle_in_table};
 use crate::key_table::KeyTable;
 use crate::prefix::{PrefixKey, minus, plus};
 use crate::secret::{Mixer, Secret};
@@ -54,6 +55,8 @@ pub(super) struct Nodes {
     salted: hashbrown::HashMap<u32, SaltId>,
     by_key: KeyTable,
     free: Vec<u32>,
+    /// Nodes that slots which are gone still point to, once for each.
+    let_go: Vec<NodeId>,
 }
 
 impl Nodes {
@@ -68,6 +71,7 @@ impl Nodes {
             salted: hashbrown::HashMap::new(),
             by_key: KeyTable::new(secret.spread()),
             free: Vec::new(),
+            let_go: Vec::new(),
         }
     }
 
@@ -190,6 +194,33 @@ impl Nodes {
         self.free.push(id);
     }
 
+    /// Slots that pointed to these nodes are gone: `release_some` looks at them by and by.
+    pub(super) fn let_go(&mut self, nodes: Vec<NodeId>) {
+        if self.let_go.is_empty() {
+            self.let_go = nodes;
+        } else {
+            self.let_go.extend(nodes);
+        }
+    }
+
+    /// Releases some of the nodes that were let go. Returns how many it were: with 0 none is left.
+    pub(super) fn release_some(&mut self, most: usize) -> usize {
+        let rest = self.let_go.len().saturating_sub(most);
+        let some = self.let_go.split_off(rest);
+        for &node in &some {
+            self.release(node);
+        }
+        if rest == 0 {
+            self.let_go = Vec::new();
+        }
+        some.len()
+    }
+
+    /// Nodes that slots which are gone still point to, once for each.
+    pub(super) fn waiting(&self) -> &[NodeId] {
+        &self.let_go
+    }
+
     /// Notes that a request matched the node at this tick.
     pub(super) fn touch(&mut self, node: NodeId, tick: u32) {
         self.meta[node.0 as usize].matched_at = tick;
@@ -213,10 +244,54 @@ impl Nodes {
         self.keys.len() - self.free.len()
     }
 
-    /// One more than the largest node index.
+    /// Bytes that the tables keep ready for more.
     #[must_use]
-    pub(super) fn span(&self) -> usize {
-        self.keys.len()
+    pub(super) fn idle_bytes(&self) -> usize {
+        let each = size_of::<PrefixKey>() + size_of::<Meta>();
+        (self.keys.capacity() - self.len()) * each
+            + self.free.capacity() * 4
+            + idle_in_table(self.by_key.bytes(), self.by_key.len(), KeyTable::ENTRY)
+            + idle_in_table(self.ahead.allocation_size(), self.ahead.len(), 16)
+            + idle_in_table(self.salted.allocation_size(), self.salted.len(), 16)
+    }
+
+    /// Moves so many nodes at most from the end to free places, and gives back what then is idle.
+    pub(super) fn give_back(&mut self, most: usize) -> Moved {
+        let end = self.len().max(self.keys.len().saturating_sub(most));
+        let end = u32::try_from(end).expect("fewer than 2^32 boundaries");
+        self.free.retain(|&id| id < end);
+        let to = (end..).take(self.keys.len() - end as usize);
+        let to = to.map(|id| self.move_to_free(id)).collect();
+        self.keys.truncate(end as usize);
+        self.keys.shrink_to_fit();
+        self.meta.truncate(end as usize);
+        self.meta.shrink_to_fit();
+        self.free.shrink_to_fit();
+        if self.free.is_empty() {
+            self.by_key.give_back();
+            self.ahead.shrink_to_fit();
+            self.salted.shrink_to_fit();
+        }
+        Moved { end, to }
+    }
+
+    fn move_to_free(&mut self, from: u32) -> Option<u32> {
+        let meta = self.meta[from as usize];
+        if meta.refs == 0 {
+            return None;
+        }
+        let to = self.free.pop()?;
+        let key = self.keys[from as usize];
+        (self.keys[to as usize], self.meta[to as usize]) = (key, meta);
+        self.by_key.remove(key, from);
+        self.by_key.insert(key, to);
+        if let Some(ahead) = self.ahead.remove(&from) {
+            self.ahead.insert(to, ahead);
+        }
+        if let Some(salt) = self.salted.remove(&from) {
+            self.salted.insert(to, salt);
+        }
+        Some(to)
     }
 
     /// Bytes held, by capacity.
@@ -224,7 +299,7 @@ impl Nodes {
     pub(super) fn bytes(&self) -> usize {
         self.keys.capacity() * size_of::<PrefixKey>()
             + self.meta.capacity() * size_of::<Meta>()
-            + self.free.capacity() * 4
+            + (self.free.capacity() + self.let_go.capacity()) * 4
             + self.by_key.bytes()
             + self.ahead.allocation_size()
             + self.salted.allocation_size()

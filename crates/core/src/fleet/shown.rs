@@ -7,6 +7,7 @@
 
 use hashbrown::{HashMap, HashSet};
 
+use super::idle::{Moved, idle_in_table};
 use super::nodes::NodeId;
 use super::planes::{PlaneId, Planes};
 use super::slots::{ChannelId, SlotId, Slots, Whereabouts};
@@ -50,10 +51,42 @@ impl Sharing {
         self.ambiguous.shrink_to(AMBIGUOUS_KEPT / 64);
     }
 
+    /// Nothing is held any more.
+    pub(super) fn show_nothing(&mut self) {
+        self.bits = HashMap::new();
+    }
+
+    /// Nothing is held any more in a plane.
+    pub(super) fn show_nothing_in(&mut self, plane: PlaneId) {
+        self.bits.retain(|(_, other), _| *other != plane);
+    }
+
     /// How many boundaries were found since the last look; true: more than are told apart.
     pub(super) fn take_found(&mut self) -> (u64, bool) {
         let found = std::mem::take(&mut self.found);
         (found, self.ambiguous.len() > AMBIGUOUS_KEPT)
+    }
+
+    /// Nodes moved.
+    pub(super) fn follow(&mut self, moved: &Moved) {
+        let is_moved = |(node, _): &(NodeId, PlaneId), _: &mut u32| node.0 >= moved.end;
+        let bits: Vec<_> = self.bits.extract_if(is_moved).collect();
+        for ((node, plane), hashes) in bits {
+            if let Some(node) = moved.place_of(node.0) {
+                self.bits.insert((NodeId(node), plane), hashes);
+            }
+        }
+    }
+
+    /// Gives back what the bits do not need.
+    pub(super) fn give_back(&mut self) {
+        self.bits.shrink_to_fit();
+    }
+
+    /// Bytes that are kept ready for more.
+    #[must_use]
+    pub(super) fn idle_bytes(&self) -> usize {
+        idle_in_table(self.bits.allocation_size(), self.bits.len(), 12)
     }
 
     /// Bytes held, by capacity.

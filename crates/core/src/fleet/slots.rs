@@ -7,6 +7,9 @@
 //! Whatever a producer invents as owners, nothing here costs more than what is held: a channel is
 //! found by its key, the channels of a slot are those that hold it, and their number is limited.
 
+mod idle;
+mod whole;
+
 use std::collections::VecDeque;
 
 use hashbrown::HashMap;
@@ -79,6 +82,8 @@ struct Slot {
 }
 
 const LIMBO: u32 = 1 << 31;
+/// The place of a slot that no hash has.
+const NOWHERE: u32 = u32::MAX;
 /// Channels from this one on are counted in the side table alone.
 const MASKED: u16 = 64;
 /// Channels of one rank that events may make: groups times tiers times owners, with room to spare.
@@ -107,12 +112,16 @@ pub(super) struct Slots {
     /// By slot, in the order of channels: copies beyond the first (all copies, for channels without
     /// a mask bit).
     more: HashMap<u32, Counts>,
+    /// Bytes of those that do not fit in the side table itself.
+    spilled: usize,
     /// Bits that more than one hash sets.
     pub(super) sharing: Sharing,
     /// Slots that got a copy since the last clear, each once.
     stirred: Vec<u32>,
     /// Slots without a copy, oldest first; kept a while because children still name them.
     retired: VecDeque<u32>,
+    /// The slot at which the search for the oldest goes on.
+    hand: usize,
 }
 
 impl Slots {
@@ -128,9 +137,11 @@ impl Slots {
             planes: Vec::new(),
             num_doubted: 0,
             more: HashMap::new(),
+            spilled: 0,
             sharing: Sharing::default(),
             stirred: Vec::new(),
             retired: VecDeque::new(),
+            hand: 0,
         }
     }
 
@@ -173,7 +184,8 @@ impl Slots {
         let key = self.key(slot);
         debug_assert!(!self.is_held(slot), "slot {slot:?} is forgotten while held");
         if self.by_key.remove(key, slot.0) {
-            self.table[slot.0 as usize].retired = false;
+            let entry = &mut self.table[slot.0 as usize];
+            (entry.retired, entry.place) = (false, NOWHERE);
             self.free.push(slot.0);
         }
     }
@@ -301,7 +313,9 @@ impl Slots {
         match counts.binary_search_by_key(&channel.0, |(c, _)| *c) {
             Ok(at) => counts[at].1 += 1,
             Err(at) => {
+                self.spilled -= spilled_bytes(counts);
                 counts.insert(at, (channel.0, 1));
+                self.spilled += spilled_bytes(counts);
                 return channel.0 >= MASKED;
             }
         }
@@ -334,6 +348,7 @@ impl Slots {
         if is_last {
             counts.remove(at);
             if counts.is_empty() {
+                self.spilled -= spilled_bytes(counts);
                 self.more.remove(&slot.0);
             }
         }
@@ -415,7 +430,16 @@ impl Slots {
     /// may still be stored under it, and it may come back in a store that does not tell its place.
     /// The allowance bounds how many such names a rank keeps.
     pub(super) fn next_to_forget(&mut self) -> Option<SlotId> {
-        while self.retired.len() > self.retired_allowance() {
+        self.next_beyond(Self::retired_allowance)
+    }
+
+    /// The next retired slot that is still without copies.
+    pub(super) fn next_retired(&mut self) -> Option<SlotId> {
+        self.next_beyond(|_| 0)
+    }
+
+    fn next_beyond(&mut self, allowance: impl Fn(&Self) -> usize) -> Option<SlotId> {
+        while self.retired.len() > allowance(self) {
             let id = self.retired.pop_front()?;
             // A slot that was forgotten meanwhile lost its mark; its index may be in use again.
             let was_retired = std::mem::take(&mut self.table[id as usize].retired);
@@ -428,6 +452,14 @@ impl Slots {
 
     fn retired_allowance(&self) -> usize {
         NAMES_KEPT + self.len().saturating_sub(self.retired.len()) / 8
+    }
+
+    /// Bytes of copies beyond the first, and of channels.
+    #[must_use]
+    pub(super) fn bytes_beside(&self) -> (usize, usize) {
+        let channels = self.channels.capacity() * size_of::<Channel>();
+        let more = self.more.allocation_size() + self.spilled + self.sharing.bytes();
+        (more, channels + self.by_channel_key.allocation_size())
     }
 
     /// Named hashes, held or not.
@@ -453,12 +485,9 @@ impl Slots {
     pub(super) fn bytes(&self) -> usize {
         self.by_key.bytes()
             + self.table.capacity() * size_of::<Slot>()
-            + self.more.allocation_size()
-            + self.more.values().map(spilled_bytes).sum::<usize>()
-            + self.channels.capacity() * size_of::<Channel>()
-            + self.by_channel_key.allocation_size()
+            + self.bytes_beside().0
+            + self.bytes_beside().1
             + (self.free.capacity() + self.retired.capacity() + self.stirred.capacity()) * 4
-            + self.sharing.bytes()
     }
 
     /// Panics unless every slot is found by its key and the side table speaks of live slots.
@@ -471,6 +500,9 @@ impl Slots {
             self.table.len(),
             "slots and free slots"
         );
+        for &id in &self.free {
+            assert_eq!(self.table[id as usize].place, NOWHERE, "slot {id} is free");
+        }
         for slot in self.iter() {
             assert_eq!(
                 self.find(self.key(slot)),
@@ -478,6 +510,8 @@ impl Slots {
                 "slot {slot:?} by its key"
             );
         }
+        let spilled: usize = self.more.values().map(spilled_bytes).sum();
+        assert_eq!(spilled, self.spilled, "bytes of counts");
         for (&slot, counts) in &self.more {
             assert!(
                 !counts.is_empty(),

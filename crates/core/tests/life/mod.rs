@@ -104,7 +104,7 @@ impl Life {
             (0, 64 << 20)
         } else {
             (
-                choices.one_of(&[0, 0, 1, 20_000]),
+                choices.one_of(&[0, 0, 1, 20_000, 60_000]),
                 choices.one_of(&[64 << 20, 1_000, 0]),
             )
         };
@@ -150,7 +150,7 @@ impl Life {
             }),
             29 => {
                 self.index.enforce_limits();
-                self.twin.enforce_limits();
+                self.twin.check_limits();
             }
             30 => self.register(pod, choices),
             _ => self.remove(pod),
@@ -191,6 +191,9 @@ impl Life {
             ..intake.applied()
         };
         self.twin.give_back(intake);
+        while !self.twin.keep_limits() {
+            self.twin.check_integrity();
+        }
         assert!(
             applied.is_err() || applied == Ok(in_slices) || !self.is_same,
             "{applied:?} {in_slices:?}"

@@ -240,6 +240,17 @@ impl Limbo {
         self.entries.len() == 0
     }
 
+    /// Hashes that wait here.
+    #[must_use]
+    pub(super) fn num_hashes(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// A hash that waits here has another slot.
+    pub(super) fn move_slot(&mut self, entry: EntryId, slot: SlotId) {
+        self.entries[entry.0].slot = slot;
+    }
+
     /// The slots of the hashes that wait here.
     pub(super) fn slots(&self) -> impl Iterator<Item = SlotId> + '_ {
         self.entries.iter().map(|(_, e)| e.slot)

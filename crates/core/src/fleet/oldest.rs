@@ -1,0 +1,63 @@
+//! Which blocks of a rank go first for want of memory: those that no request matched for longest.
+//!
+//! Nothing is kept in order for that. A sample of the rank's table says when the oldest eighth was
+//! last matched, and a hand that goes round the table takes what is as old: a portion costs the same
+//! however much the rank holds.
+
+use super::nodes::Nodes;
+use super::rank::{Rank, Shared};
+
+/// Slots that the sample looks at.
+const SAMPLED: usize = 512;
+/// One in so many of the rank's blocks counts as old.
+const OLD: usize = 8;
+/// Slots that the hand may pass for each that goes.
+const LOOKS: usize = 64;
+
+impl Rank {
+    /// Forgets so many names at most: first those that nobody holds, then the least recently matched.
+    pub(super) fn forget_oldest(&mut self, most: usize, shared: &mut Shared<'_>) {
+        let left = most - self.forget_retired(most, shared);
+        let last = self.matched_last(shared.nodes);
+        if self.evict_round(left, last, shared) == 0 && left == most {
+            // Nothing as old stands where the hand is: an index above its limit comes down all the same.
+            self.evict_round(left, u32::MAX, shared);
+        }
+    }
+
+    /// Goes on round the table, and forgets what was not matched after `last`. Returns how many.
+    fn evict_round(&mut self, most: usize, last: u32, shared: &mut Shared<'_>) -> usize {
+        let (mut looks, mut names, mut blocks) = (LOOKS * most, 0, 0);
+        while names < most
+            && let Some((slot, node)) = self.slots.next_placed(&mut looks)
+        {
+            if shared.nodes.matched_at(node) <= last {
+                blocks += u64::from(self.evict(slot, shared));
+                names += 1;
+            }
+        }
+        self.refuse("forgotten_for_memory", blocks);
+        names
+    }
+
+    fn forget_retired(&mut self, most: usize, shared: &mut Shared<'_>) -> usize {
+        for forgotten in 0..most {
+            let Some(slot) = self.slots.next_retired() else {
+                return forgotten;
+            };
+            self.forget_name(slot, shared);
+        }
+        most
+    }
+
+    /// When the last of the old blocks was matched.
+    fn matched_last(&self, nodes: &Nodes) -> u32 {
+        let sample = self.slots.sample(SAMPLED);
+        let mut ticks: Vec<u32> = sample.map(|node| nodes.matched_at(node)).collect();
+        if ticks.is_empty() {
+            return u32::MAX;
+        }
+        let old = ticks.len() / OLD;
+        *ticks.select_nth_unstable(old).1
+    }
+}

@@ -1,0 +1,93 @@
+//! Many slots at once, in the order in which the table has them.
+
+use hashbrown::HashMap;
+
+use super::{ChannelId, LIMBO, MASKED, NodeId, SlotId, Slots};
+
+impl Slots {
+    /// The channels that have a bit of a slot's mask, as a mask.
+    #[must_use]
+    pub(crate) fn mask_of(channels: impl Iterator<Item = ChannelId>) -> u64 {
+        let masked = channels.filter(|channel| channel.0 < MASKED);
+        masked.fold(0, |mask, channel| mask | 1 << channel.0)
+    }
+
+    /// Drops every copy at a slot, if each is the only one of a channel of this mask.
+    pub(crate) fn drop_within(&mut self, slot: SlotId, channels: u64) -> bool {
+        let mask = &mut self.table[slot.0 as usize].mask;
+        let is_within =
+            *mask & !channels == 0 && (self.more.is_empty() || !self.more.contains_key(&slot.0));
+        if is_within {
+            *mask = 0;
+        }
+        is_within
+    }
+
+    /// Whether no slot has a copy.
+    #[must_use]
+    pub(crate) fn holds_nothing(&self) -> bool {
+        self.more.is_empty() && self.table.iter().all(|slot| slot.mask == 0)
+    }
+
+    /// One more than the largest slot index.
+    #[must_use]
+    pub(crate) fn end(&self) -> usize {
+        self.table.len()
+    }
+
+    /// The slot of an index, if it has a copy.
+    #[must_use]
+    pub(crate) fn held_at(&self, index: usize) -> Option<SlotId> {
+        let slot = SlotId(u32::try_from(index).ok()?);
+        self.is_held(slot).then_some(slot)
+    }
+
+    /// Drops every copy of every slot. What shows of them is the caller's.
+    pub(crate) fn drop_all(&mut self) {
+        for at in 0..self.table.len() {
+            let entry = &mut self.table[at];
+            (entry.mask, entry.stirred) = (0, false);
+            if entry.place & LIMBO == 0 {
+                self.retire(SlotId(u32::try_from(at).expect("fewer than 2^32 hashes")));
+            }
+        }
+        self.stirred = Vec::new();
+        (self.more, self.spilled) = (HashMap::new(), 0);
+        self.sharing.show_nothing();
+    }
+
+    /// Forgets everything but where two hashes were held. Returns the nodes that slots stood at.
+    pub(crate) fn take_all(&mut self) -> Vec<NodeId> {
+        let sharing = std::mem::take(&mut self.sharing);
+        let old = std::mem::replace(self, Self::new(self.by_key.spread()));
+        self.sharing = sharing;
+        self.sharing.show_nothing();
+        let places = old.table.into_iter().map(|slot| slot.place);
+        places
+            .filter(|place| place & LIMBO == 0)
+            .map(NodeId)
+            .collect()
+    }
+
+    /// So many slots spread over the whole table, and where each stands that stands anywhere.
+    pub(crate) fn sample(&self, many: usize) -> impl Iterator<Item = NodeId> + '_ {
+        let step = self.table.len().div_ceil(many).max(1);
+        let some = self.table.iter().skip(self.hand % step).step_by(step);
+        some.filter(|slot| slot.place & LIMBO == 0)
+            .map(|slot| NodeId(slot.place))
+    }
+
+    /// The next slot that stands somewhere, in a round over the table; none among so many.
+    pub(crate) fn next_placed(&mut self, looks: &mut usize) -> Option<(SlotId, NodeId)> {
+        while *looks > 0 && !self.table.is_empty() {
+            *looks -= 1;
+            self.hand = (self.hand + 1) % self.table.len();
+            let place = self.table[self.hand].place;
+            if place & LIMBO == 0 {
+                let id = u32::try_from(self.hand).expect("fewer than 2^32 hashes");
+                return Some((SlotId(id), NodeId(place)));
+            }
+        }
+        None
+    }
+}
