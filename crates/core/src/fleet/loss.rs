@@ -3,9 +3,11 @@
 //! What takes everything costs a pass over the table and one over the presence bits, however the
 //! copies are spread: it holds the index for some milliseconds per million of blocks.
 
+use hashbrown::HashSet;
 use smallvec::SmallVec;
 
 use super::engine_chain::EngineChain;
+use super::planes::PlaneId;
 use super::rank::{Rank, Shared};
 use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
 use super::tier::Tier;
@@ -17,26 +19,33 @@ impl Rank {
     /// The engine dropped its GPU tier. Copies on other tiers are in doubt from now on.
     pub(super) fn clear(&mut self, shared: &mut Shared<'_>) {
         let stirred = self.slots.take_stirred();
-        let pages: usize = (self.slots.planes().iter())
-            .map(|&plane| shared.planes.num_pages(plane))
-            .sum();
-        if pages * BITS_PER_PAGE > stirred.len() {
-            for slot in stirred {
-                self.clear_slot(slot, shared);
+        self.effort.note(stirred.len() as u64);
+        match stirred.len() {
+            0 => {}
+            few if few < self.pages(shared) * BITS_PER_PAGE => {
+                for slot in stirred {
+                    self.clear_slot(slot, shared);
+                }
             }
-        } else {
-            self.clear_slots(stirred, shared);
+            _ => self.clear_slots(stirred, shared),
         }
         self.slots.sharing.forget();
         self.forgot.remove(Tier::Gpu);
+    }
+
+    /// Pages of presence bits that the rank may be shown in.
+    fn pages(&self, shared: &Shared<'_>) -> usize {
+        let planes = self.slots.planes().iter();
+        planes.map(|&plane| shared.planes.num_pages(plane)).sum()
     }
 
     /// Clears many slots: those with copies on the GPU alone without a look at their bits, which go
     /// plane by plane.
     fn clear_slots(&mut self, slots: Vec<SlotId>, shared: &mut Shared<'_>) {
         let on_gpu = |(_, channel): &(ChannelId, Channel)| channel.key.tier == Tier::Gpu;
-        let gpu: Vec<(ChannelId, Channel)> = self.slots.channels().filter(on_gpu).collect();
-        let mask = Slots::mask_of(gpu.iter().map(|(id, _)| *id));
+        let gpu = self.slots.channels().filter(on_gpu);
+        let mask = Slots::mask_of(gpu.clone().map(|(id, _)| id));
+        let planes: HashSet<PlaneId> = gpu.map(|(_, channel)| channel.plane).collect();
         for slot in slots {
             if self.slots.drop_within(slot, mask) {
                 self.retire_if_bare(slot);
@@ -44,10 +53,10 @@ impl Rank {
                 self.clear_slot(slot, shared);
             }
         }
-        for (_, Channel { plane, .. }) in gpu {
+        for &plane in &planes {
             shared.planes.clear_all(plane, self.column.1);
-            self.slots.sharing.show_nothing_in(plane);
         }
+        self.slots.sharing.show_nothing_in(&planes);
     }
 
     /// The engine restarted: hashes may mean other prefixes now.
@@ -76,7 +85,6 @@ impl Rank {
     }
 
     fn clear_slot(&mut self, slot: SlotId, shared: &mut Shared<'_>) {
-        self.effort.note(1);
         let held: SmallVec<[ChannelId; 8]> = self.slots.held_channels(slot).collect();
         for channel in held {
             let key = self.slots.channel(channel).key;

@@ -56,9 +56,9 @@ impl Sharing {
         self.bits = HashMap::new();
     }
 
-    /// Nothing is held any more in a plane.
-    pub(super) fn show_nothing_in(&mut self, plane: PlaneId) {
-        self.bits.retain(|(_, other), _| *other != plane);
+    /// Nothing is held any more in these planes.
+    pub(super) fn show_nothing_in(&mut self, planes: &HashSet<PlaneId>) {
+        self.bits.retain(|(_, plane), _| !planes.contains(plane));
     }
 
     /// How many boundaries were found since the last look; true: more than are told apart.

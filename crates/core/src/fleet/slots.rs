@@ -257,7 +257,7 @@ impl Slots {
     }
 
     /// All channels with their indices.
-    pub(super) fn channels(&self) -> impl Iterator<Item = (ChannelId, Channel)> + '_ {
+    pub(super) fn channels(&self) -> impl Iterator<Item = (ChannelId, Channel)> + Clone + '_ {
         (0u16..).map(ChannelId).zip(self.channels.iter().copied())
     }
 
