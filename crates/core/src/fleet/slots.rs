@@ -403,7 +403,7 @@ impl Slots {
     /// The channels without a mask bit that have a copy at the slot.
     fn beyond_mask(&self, slot: SlotId) -> impl Iterator<Item = ChannelId> + '_ {
         let may_be = self.channels.len() > usize::from(MASKED);
-        let counts = self.more.get(&slot.0).filter(|_| may_be);
+        let counts = may_be.then(|| self.more.get(&slot.0)).flatten();
         let channels = counts.into_iter().flatten().map(|(c, _)| *c);
         channels.filter(|c| *c >= MASKED).map(ChannelId)
     }
