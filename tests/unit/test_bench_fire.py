@@ -52,6 +52,27 @@ def test_an_input_is_read_and_at_most_doubted(shape: Shape) -> None:
         assert len(index.score(request_of(fire)).rows) == fire.num_pods
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        fire_inputs.sparse_halves,
+        fire_inputs.growing_windows,
+        fire_inputs.shifted_states,
+        fire_inputs.floating_trie,
+    ],
+    ids=lambda shape: shape.__name__,
+)
+def test_a_score_looks_where_the_undecided_may_stand(shape: Shape) -> None:
+    # Where nothing can be excluded at all, nothing is looked at, and the row times nothing.
+    fire = shape(2)
+    index = index_of(fire)
+    for payload in fire.batches:
+        index.apply(PodId("pod0"), payload)
+    elsewhere = Request(model="model", token_ids=array("I", [1_000_000]) * 64)
+    assert index.score(elsewhere).rows[0].upper == 0
+    assert index.score(request_of(fire)).rows[0].upper > 0
+
+
 def test_the_bystander_is_scored_whatever_goes_on() -> None:
     index, act = given_up(8)
     with bystander_scored(index) as waits:
