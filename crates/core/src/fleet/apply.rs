@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::catalog::GroupNews;
-use super::intake::{Phase, Progress, TOKENS_PER_UNIT, Target};
+use super::intake::{Phase, Progress, TOKENS_PER_HASH, Target};
 use super::naming::{Naming, is_dense};
 use super::rank::{Rank, Shared};
 use super::slots::{ChannelId, ChannelKey, SlotId, Whereabouts};
@@ -294,7 +294,7 @@ impl<'a> Slice<'a> {
             if from == 0 {
                 self.naming().sparse(stored, 0..blocks, slots);
                 self.progress
-                    .work((stored.tokens.len / TOKENS_PER_UNIT) as usize);
+                    .work((stored.tokens.len / TOKENS_PER_HASH) as usize);
             }
             return self.progress.take(blocks - from, 0);
         }

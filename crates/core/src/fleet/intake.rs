@@ -17,7 +17,7 @@ use crate::wire::{Batch, Decoder, Limits};
 /// Work of one slice: some two milliseconds. A unit is a listed hash.
 pub const SLICE: usize = 8192;
 /// So many tokens cost as much as a hash does.
-pub(super) const TOKENS_PER_UNIT: u32 = 128;
+pub(super) const TOKENS_PER_HASH: u32 = 128;
 
 /// The decoder's arenas, and how far the batch in them has come. Kept from batch to batch.
 #[derive(Debug)]
@@ -174,7 +174,7 @@ impl Progress {
 
     /// How many of the blocks that are left of an event this slice takes; at least one.
     pub(super) fn take(&mut self, blocks: usize, tokens_per_block: u32) -> usize {
-        let cost = 1 + (tokens_per_block / TOKENS_PER_UNIT) as usize;
+        let cost = 1 + (tokens_per_block / TOKENS_PER_HASH) as usize;
         let taken = blocks.min((self.left / cost).max(1));
         self.work(taken * cost);
         taken
