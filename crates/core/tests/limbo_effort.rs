@@ -481,3 +481,25 @@ fn what_comes_and_goes_undecided_takes_the_memory_of_what_stays() {
     );
     assert!(many < 2 * few, "{few} bytes, then {many}");
 }
+
+#[test]
+fn a_sparse_store_longer_than_any_prompt_is_taken_in_slice_by_slice_as_hashes_alone() {
+    let store = |num_hashes: u64| {
+        let hashes: Vec<u64> = (1..=num_hashes).collect();
+        let tokens: Vec<u64> = (0..2 * num_hashes).collect();
+        batch(&[stored(&hashes, None, &tokens)])
+    };
+    for (num_hashes, is_long) in [(131_072, false), (131_073, true)] {
+        let mut index = index(options());
+        let mut intake = index.take_intake();
+        intake.read(&store(num_hashes));
+        let is_in = index.advance(POD, 0, &mut intake, 1000).expect("a known pod");
+        assert!(!is_in);
+        let after_one_slice = info(&index).blocks as u64;
+        assert_eq!(after_one_slice < num_hashes, is_long, "{after_one_slice}");
+        while !index.advance(POD, 0, &mut intake, 8192).expect("a known pod") {}
+        index.give_back(intake);
+        index.check_integrity();
+        assert_eq!(refused(&index, "long_sparse_store"), u64::from(is_long));
+    }
+}

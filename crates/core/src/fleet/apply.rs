@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::catalog::GroupNews;
 use super::intake::{Phase, Progress, TOKENS_PER_HASH, Target};
-use super::naming::{Naming, is_dense};
+use super::naming::{Naming, is_dense, is_one};
 use super::rank::{Rank, Shared};
 use super::slots::{ChannelId, ChannelKey, SlotId, Whereabouts};
 use super::texts::Marks;
@@ -279,8 +279,8 @@ impl<'a> Slice<'a> {
         channel
     }
 
-    /// The slots of a sparse store, as many as the slice takes. What carries tokens is one thing to
-    /// know, and is not divided.
+    /// The slots of a sparse store, as many as the slice takes. What is one thing to know is not
+    /// divided.
     fn look_up(&mut self, stored: &Stored, slots: &mut Vec<SlotId>) -> usize {
         let blocks = stored.hashes.len as usize;
         let from = self.progress.hashes;
@@ -290,7 +290,7 @@ impl<'a> Slice<'a> {
         if from == 0 {
             slots.clear();
         }
-        if !stored.tokens.is_empty() {
+        if is_one(stored) {
             if from == 0 {
                 self.naming().sparse(stored, 0..blocks, slots);
                 self.progress
@@ -298,6 +298,9 @@ impl<'a> Slice<'a> {
             }
             return self.progress.take(blocks - from, 0);
         }
+        let is_too_long = from == 0 && !stored.tokens.is_empty();
+        self.rank
+            .refuse("long_sparse_store", u64::from(is_too_long));
         let count = self.progress.take(blocks - from, 0);
         self.naming().sparse(stored, from..from + count, slots);
         count

@@ -25,6 +25,16 @@ pub(super) fn is_dense(stored: &Stored) -> bool {
             == u64::from(stored.hashes.len) * u64::from(stored.block_size)
 }
 
+/// Hashes of a sparse store that its tokens may tell the places of: more than any prompt has blocks.
+const MOST_TOLD: u32 = 131_072;
+
+/// Whether a sparse store and its tokens are one thing to know. What is too long for that is so many
+/// hashes alone, which may stand anywhere.
+#[must_use]
+pub(super) fn is_one(stored: &Stored) -> bool {
+    !stored.tokens.is_empty() && stored.hashes.len <= MOST_TOLD
+}
+
 /// One store being named.
 pub(super) struct Naming<'a, 'b> {
     /// Whose store it is.
@@ -382,7 +392,8 @@ impl Naming<'_, '_> {
         }
         out.truncate(first);
         let block_size = stored.block_size;
-        let tells_blocks = block_size > 0
+        let tells_blocks = is_one(stored)
+            && block_size > 0
             && stored.tokens.len.is_multiple_of(block_size)
             && u64::from(stored.hashes.len) * u64::from(block_size) <= u64::from(stored.tokens.len)
             && !self.rank.saw_media
