@@ -493,13 +493,47 @@ fn a_sparse_store_longer_than_any_prompt_is_taken_in_slice_by_slice_as_hashes_al
         let mut index = index(options());
         let mut intake = index.take_intake();
         intake.read(&store(num_hashes));
-        let is_in = index.advance(POD, 0, &mut intake, 1000).expect("a known pod");
+        let is_in = index
+            .advance(POD, 0, &mut intake, 1000)
+            .expect("a known pod");
         assert!(!is_in);
         let after_one_slice = info(&index).blocks as u64;
         assert_eq!(after_one_slice < num_hashes, is_long, "{after_one_slice}");
-        while !index.advance(POD, 0, &mut intake, 8192).expect("a known pod") {}
+        while !index
+            .advance(POD, 0, &mut intake, 8192)
+            .expect("a known pod")
+        {}
         index.give_back(intake);
         index.check_integrity();
         assert_eq!(refused(&index, "long_sparse_store"), u64::from(is_long));
     }
+}
+
+#[test]
+fn what_is_undecided_and_too_much_goes_slice_by_slice() {
+    let mut index = index(Options {
+        limbo_limit_bytes: 1 << 20,
+        ..options()
+    });
+    let mut intake = index.take_intake();
+    intake.read(&batch(&hashes_alone(1, 20_000)));
+    let mut blocks = vec![];
+    while !index
+        .advance(POD, 0, &mut intake, 1000)
+        .expect("a known pod")
+    {
+        index.check_integrity();
+        blocks.push(info(&index).blocks);
+    }
+    index.give_back(intake);
+    index.check_integrity();
+    assert_eq!(refused(&index, "forgotten_undecided"), 1);
+    assert_eq!(
+        (blocks.iter().max(), info(&index).blocks),
+        (Some(&20_000), 0)
+    );
+    assert!(
+        blocks.windows(2).all(|pair| pair[0] <= pair[1] + 1000),
+        "{blocks:?}"
+    );
 }

@@ -70,6 +70,7 @@ impl<'a> Slice<'a> {
 
     fn begin(&mut self) {
         self.rank.messages += 1;
+        self.rank.forget_doomed(usize::MAX, &mut self.shared);
         self.rank.begin_batch();
         for refusal in &self.batch.refused {
             self.progress.applied.refused += 1;
@@ -95,7 +96,7 @@ impl<'a> Slice<'a> {
         self.progress.phase = Phase::Name;
         if len == 0 {
             // Nobody holds slots any more.
-            self.progress.applied.effort = self.rank.end_batch(&mut self.shared);
+            self.progress.applied.effort = self.rank.end_batch();
             self.progress.phase = Phase::Trim;
         }
     }

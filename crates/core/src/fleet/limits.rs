@@ -8,6 +8,7 @@
 use super::Index;
 use super::intake::Intake;
 use super::model::Model;
+use super::rank::{Rank, Shared};
 
 /// Ranks that the payloads of one pod may name beyond those registered: an engine that makes ranks
 /// up leaves room for those of other pods.
@@ -60,6 +61,9 @@ impl Index {
         let limit = self.options.memory_limit_bytes;
         if limit == 0 || self.unchecked < HASHES_A_CHECK {
             return true;
+        }
+        if self.models.values_mut().any(Model::forget_doomed) {
+            return false;
         }
         let idle: usize = self.models.values().map(Model::idle_bytes).sum();
         let room = limit / 5;
@@ -140,6 +144,16 @@ impl Size {
 }
 
 impl Model {
+    /// Forgets a portion of what stands nowhere. False: nothing is left.
+    fn forget_doomed(&mut self) -> bool {
+        let columns = 0..self.ranks.len();
+        let forget = |rank: &mut Rank, shared: &mut Shared<'_>| rank.forget_doomed(PORTION, shared);
+        columns.into_iter().any(|column| {
+            let forgotten = self.with_rank(column, forget);
+            forgotten.is_some_and(|slots| slots > 0)
+        })
+    }
+
     fn undecided_bytes(&self) -> usize {
         let ranks = self.ranks.iter().flatten();
         ranks.map(|rank| rank.limbo.bytes()).sum()
@@ -194,9 +208,9 @@ impl Model {
     }
 
     fn forget_undecided(&mut self, column: usize) {
-        self.with_rank(column, |rank, shared| {
+        self.with_rank(column, |rank, _| {
             rank.refuse("forgotten_undecided", u64::from(!rank.limbo.is_empty()));
-            rank.evict_limbo(shared);
+            rank.evict_limbo();
         });
     }
 }

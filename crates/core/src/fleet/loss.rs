@@ -140,6 +140,7 @@ impl Rank {
     pub(super) fn forget_everything(&mut self, shared: &mut Shared<'_>) {
         self.show_nothing(shared);
         drop(self.limbo.take_all());
+        self.doomed = Vec::new();
         shared.nodes.let_go(self.slots.take_all());
         self.has_doubts = false;
     }
@@ -173,13 +174,27 @@ impl Rank {
         self.forget_everything(shared);
     }
 
-    /// Drops everything undecided.
-    pub(super) fn evict_limbo(&mut self, shared: &mut Shared<'_>) {
+    /// Forgets everything undecided. Its slots, which stand nowhere from now on, go by and by.
+    pub(super) fn evict_limbo(&mut self) {
         for slot in self.limbo.take_all() {
             self.effort.note(1);
             self.forget_copies(slot);
+            self.doomed.push(slot);
+        }
+    }
+
+    /// Forgets some of the slots that stand nowhere. Returns how many it were: fewer than `most` mean
+    /// that none is left.
+    pub(super) fn forget_doomed(&mut self, most: usize, shared: &mut Shared<'_>) -> usize {
+        let rest = self.doomed.len().saturating_sub(most);
+        let some = self.doomed.split_off(rest);
+        for &slot in &some {
             self.drop_channels(slot, |_| true, shared);
             self.slots.forget(slot);
         }
+        if rest == 0 {
+            self.doomed = Vec::new();
+        }
+        some.len()
     }
 }

@@ -96,6 +96,8 @@ pub(super) struct Rank {
     pub slots: Slots,
     /// What is undecided.
     pub limbo: Limbo,
+    /// Slots of what was undecided and is forgotten: they stand nowhere, and go by and by.
+    pub doomed: Vec<SlotId>,
     /// Work that batches may still ask of limbo, beyond what their own size bounds.
     pub effort: Effort,
     /// Bytes that limbo may hold.
@@ -163,6 +165,7 @@ impl Rank {
             column,
             slots: Slots::new(secret.spread()),
             limbo: Limbo::new(secret.field()),
+            doomed: Vec::new(),
             effort: undecided::effort_at_first(),
             limbo_limit: usize::MAX,
             catalog,
@@ -328,10 +331,11 @@ impl Rank {
         }
     }
 
-    /// Forgets names that nobody holds, beyond the allowance, and at most so many. Returns how many
-    /// it were: fewer mean that none is left.
+    /// Forgets slots that stand nowhere, and names that nobody holds, beyond the allowance, and at most
+    /// so many. Returns how many it were: fewer mean that none is left.
     pub(super) fn trim(&mut self, shared: &mut Shared<'_>, most: usize) -> usize {
-        for forgotten in 0..most {
+        let doomed = self.forget_doomed(most, shared);
+        for forgotten in doomed..most {
             let Some(slot) = self.slots.next_to_forget() else {
                 self.limbo.sweep_if_grown(&mut self.slots);
                 return forgotten;
@@ -350,7 +354,8 @@ impl Rank {
     /// Bytes held, by capacity and estimate.
     #[must_use]
     pub(super) fn bytes(&self) -> usize {
-        size_of::<Self>() + self.slots.bytes() + self.limbo.bytes()
+        let doomed = self.doomed.capacity() * size_of::<SlotId>();
+        size_of::<Self>() + self.slots.bytes() + self.limbo.bytes() + doomed
     }
 
     /// Panics unless slots, bits, nodes and limbo agree.

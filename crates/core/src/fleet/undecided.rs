@@ -6,7 +6,7 @@
 //! batches, when nobody holds slots.
 
 use super::effort::Effort;
-use super::rank::{Rank, Shared};
+use super::rank::Rank;
 
 /// Units of effort that a rank keeps from batch to batch: some 15 to 35 ms of work. The recorded
 /// engines never ask for more than 3 000 units in one batch.
@@ -37,24 +37,24 @@ impl Rank {
 
     /// A batch ends, and nobody holds slots any more: too much work or memory is given up. Returns
     /// the units of effort that the batch took.
-    pub(super) fn end_batch(&mut self, shared: &mut Shared<'_>) -> u64 {
+    pub(super) fn end_batch(&mut self) -> u64 {
         if self.effort.is_exhausted() {
-            self.evict_limbo(shared);
+            self.evict_limbo();
             self.refuse("too_much_undecided", 1);
         }
-        self.bound_limbo(shared);
+        self.bound_limbo();
         self.effort.spent()
     }
 
     /// Brings limbo under its limit. What nothing held depends on goes first, where that is half of
     /// it; else everything goes, so that the next look is as many bytes away.
-    pub(super) fn bound_limbo(&mut self, shared: &mut Shared<'_>) {
+    pub(super) fn bound_limbo(&mut self) {
         if self.limbo.bytes() <= self.limbo_limit {
             return;
         }
         self.limbo.sweep_if_half_goes(&mut self.slots);
         if self.limbo.bytes() > self.limbo_limit / 2 {
-            self.evict_limbo(shared);
+            self.evict_limbo();
             self.refuse("forgotten_undecided", 1);
         }
     }
