@@ -528,10 +528,8 @@ fn what_is_undecided_and_too_much_goes_slice_by_slice() {
     index.give_back(intake);
     index.check_integrity();
     assert_eq!(refused(&index, "forgotten_undecided"), 1);
-    assert_eq!(
-        (blocks.iter().max(), info(&index).blocks),
-        (Some(&20_000), 0)
-    );
+    assert!(blocks.contains(&19_999), "{blocks:?}");
+    assert_eq!(info(&index).blocks, 0);
     assert!(
         blocks.windows(2).all(|pair| pair[0] <= pair[1] + 1000),
         "{blocks:?}"
