@@ -174,3 +174,56 @@ fn a_chain_whose_place_is_told_between_two_of_its_slices_goes_on_from_there() {
         assert_eq!(tokens(&long), (LONG * BLOCK, LONG * BLOCK));
     }
 }
+
+#[test]
+fn a_block_size_that_turns_out_larger_regrades_the_rank_slice_by_slice() {
+    let mut index = fleet();
+    index.apply("long", 0, &batch(&[store(LONG)])).unwrap();
+    let larger = map(&[
+        ("type", text("BlockStored")),
+        ("block_hashes", uints(&[100u32])),
+        ("parent_block_hash", Value::Nil),
+        ("token_ids", uints(&prompt()[..2 * BLOCK as usize])),
+        ("block_size", Value::Uint((2 * BLOCK).into())),
+        ("kv_cache_spec_kind", text("full_attention")),
+        ("group_idx", Value::Uint(0)),
+    ]);
+    let pauses = pauses(&mut index, &batch(&[larger]), 4);
+    assert!(pauses.len() >= LONG as usize / 4, "{} pauses", pauses.len());
+    assert!(pauses.iter().all(|[long, _]| !long.is_exact()));
+    let [long, other] = rows(&mut index);
+    assert_eq!(
+        tokens(&long),
+        (2 * BLOCK, 2 * BLOCK),
+        "what was whole is a part"
+    );
+    assert_eq!(tokens(&other), (5 * BLOCK, 5 * BLOCK));
+}
+
+#[test]
+fn a_clear_of_many_blocks_leaves_what_other_tiers_hold_in_doubt() {
+    let mut index = fleet();
+    let on_cpu = map(&[
+        ("type", text("BlockStored")),
+        ("block_hashes", uints(&[1u32, 2])),
+        ("parent_block_hash", Value::Nil),
+        ("token_ids", uints(&prompt()[..2 * BLOCK as usize])),
+        ("block_size", Value::Uint(BLOCK.into())),
+        ("kv_cache_spec_kind", text("full_attention")),
+        ("group_idx", Value::Uint(0)),
+        ("medium", text("CPU")),
+    ]);
+    // A second copy of the third block, and enough blocks for their bits to go plane by plane.
+    let events = [store(LONG), on_cpu, store(3)];
+    index.apply("long", 0, &batch(&events)).unwrap();
+    index.apply("long", 0, &batch(&[clear()])).unwrap();
+    index.check_integrity();
+    let [long, other] = rows(&mut index);
+    assert_eq!(tokens(&long), (0, 0));
+    let (_, with_cpu) = long.tiers.last().unwrap();
+    assert_eq!((with_cpu.lower, with_cpu.upper), (0, 2 * BLOCK));
+    assert_eq!(tokens(&other), (5 * BLOCK, 5 * BLOCK));
+    index.apply("long", 0, &batch(&[store(LONG)])).unwrap();
+    index.check_integrity();
+    assert_eq!(tokens(&rows(&mut index)[0]), (LONG * BLOCK, LONG * BLOCK));
+}
