@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::catalog::GroupNews;
 use super::intake::{Phase, Progress, TOKENS_PER_HASH, Target};
-use super::naming::{Naming, is_dense, is_one};
+use super::naming::{Chain, Naming, is_dense, is_one};
 use super::rank::{Rank, Shared};
 use super::slots::{ChannelId, ChannelKey, SlotId, Whereabouts};
 use super::texts::Marks;
@@ -153,19 +153,8 @@ impl<'a> Slice<'a> {
     }
 
     fn name_store(&mut self, stored: &Stored) {
-        if self.progress.chain.is_none() {
-            self.rank.earn(stored.hashes.len, stored.tokens.len);
-            self.learned |= self.learn(stored);
-            if !is_dense(stored) {
-                self.progress.previous = None;
-                return self.named(None);
-            }
-            if stored.same_as_previous && self.progress.previous.is_some() {
-                return self.named(self.progress.previous.clone());
-            }
-            self.progress.chain = Some(self.naming().begin(stored));
-        }
-        let Some(mut chain) = self.progress.chain.take() else {
+        let begun = self.progress.chain.take();
+        let Some(mut chain) = begun.or_else(|| self.begin_store(stored)) else {
             return;
         };
         let blocks = stored.hashes.len as usize;
@@ -177,9 +166,27 @@ impl<'a> Slice<'a> {
             self.progress.chain = Some(chain);
         } else {
             let end = self.progress.slots.len();
-            self.progress.previous = Some(end - blocks..end);
-            self.named(self.progress.previous.clone());
+            let named = end - blocks..end;
+            // Reading back what was just written would wait until it is in memory.
+            self.progress.previous = Some(named.clone());
+            self.named(Some(named));
         }
+    }
+
+    /// Learns from a store, and begins to name it unless nothing is to be named.
+    fn begin_store(&mut self, stored: &Stored) -> Option<Chain> {
+        self.rank.earn(stored.hashes.len, stored.tokens.len);
+        self.learned |= self.learn(stored);
+        if !is_dense(stored) {
+            self.progress.previous = None;
+            self.named(None);
+            return None;
+        }
+        if stored.same_as_previous && self.progress.previous.is_some() {
+            self.named(self.progress.previous.clone());
+            return None;
+        }
+        Some(self.naming().begin(stored))
     }
 
     /// The event at hand is named, by these slots where it is a dense store.

@@ -147,7 +147,7 @@ impl Naming<'_, '_> {
 
     /// Where the tokens after a hash start.
     fn below(&mut self, parent: EngineKey) -> Anchor {
-        if let Some(slot) = self.rank.slots.find(parent)
+        if let Some(slot) = self.rank.slots.find_parent(parent)
             && let Whereabouts::Placed(node) = self.rank.slots.whereabouts(slot)
         {
             let place = self.shared.nodes.place(node);

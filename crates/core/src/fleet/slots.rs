@@ -104,6 +104,8 @@ pub(super) struct Slots {
     by_key: KeyTable,
     table: Vec<Slot>,
     free: Vec<u32>,
+    /// The slot that was made last, unless it was forgotten.
+    newest: Option<SlotId>,
     channels: Vec<Channel>,
     by_channel_key: HashMap<ChannelKey, ChannelId>,
     /// The planes that the channels go to, each once.
@@ -132,6 +134,7 @@ impl Slots {
             by_key: KeyTable::new(spread),
             table: Vec::new(),
             free: Vec::new(),
+            newest: None,
             channels: Vec::new(),
             by_channel_key: HashMap::new(),
             planes: Vec::new(),
@@ -150,6 +153,14 @@ impl Slots {
     pub(super) fn find(&self, key: EngineKey) -> Option<SlotId> {
         let has = |id: u32| self.table[id as usize].key == key;
         self.by_key.find(key, has).map(SlotId)
+    }
+
+    /// As `find`, for the parent of a store: mostly the hash that was new last. What was written into
+    /// the table just now is slow to be read back.
+    #[must_use]
+    pub(super) fn find_parent(&self, key: EngineKey) -> Option<SlotId> {
+        let newest = self.newest.filter(|&slot| self.key(slot) == key);
+        newest.or_else(|| self.find(key))
     }
 
     /// Looks hashes up that will be looked up one by one next: nothing here waits for anything
@@ -176,6 +187,7 @@ impl Slots {
             u32::try_from(self.table.len() - 1).expect("fewer than 2^32 hashes")
         };
         self.by_key.insert(key, id);
+        self.newest = Some(SlotId(id));
         SlotId(id)
     }
 
@@ -187,6 +199,7 @@ impl Slots {
             let entry = &mut self.table[slot.0 as usize];
             (entry.retired, entry.place) = (false, NOWHERE);
             self.free.push(slot.0);
+            self.newest = self.newest.filter(|&newest| newest != slot);
         }
     }
 
@@ -512,6 +525,9 @@ impl Slots {
         }
         let spilled: usize = self.more.values().map(spilled_bytes).sum();
         assert_eq!(spilled, self.spilled, "bytes of counts");
+        if let Some(newest) = self.newest {
+            assert_eq!(self.find(self.key(newest)), Some(newest), "the newest slot");
+        }
         for (&slot, counts) in &self.more {
             assert!(
                 !counts.is_empty(),
