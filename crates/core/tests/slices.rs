@@ -213,8 +213,17 @@ fn a_clear_of_many_blocks_leaves_what_other_tiers_hold_in_doubt() {
         ("group_idx", Value::Uint(0)),
         ("medium", text("CPU")),
     ]);
-    // A second copy of the third block, and enough blocks for their bits to go plane by plane.
-    let events = [store(LONG), on_cpu, store(3)];
+    let twin = map(&[
+        ("type", text("BlockStored")),
+        ("block_hashes", uints(&[200u32, 201, 202, 203])),
+        ("parent_block_hash", Value::Nil),
+        ("token_ids", uints(&prompt()[..4 * BLOCK as usize])),
+        ("block_size", Value::Uint(BLOCK.into())),
+        ("kv_cache_spec_kind", text("full_attention")),
+        ("group_idx", Value::Uint(0)),
+    ]);
+    // Second copies, two hashes at each of four boundaries, and enough blocks for their bits to go plane by plane.
+    let events = [store(LONG), on_cpu, store(3), twin];
     index.apply("long", 0, &batch(&events)).unwrap();
     index.apply("long", 0, &batch(&[clear()])).unwrap();
     index.check_integrity();
