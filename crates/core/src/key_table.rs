@@ -3,6 +3,9 @@
 //! Each entry keeps 32 bits of its key's hash beside the index: neither growing the table nor
 //! passing over another key touches the records, which are mostly not in the processor's caches.
 //! Those bits depend on a secret, so that nobody can choose keys which share them.
+//!
+//! A large table grows by and by: its records move to a larger one a few at each insertion, and are
+//! looked for in both until then, so that no single insertion costs what all of them do.
 
 use hashbrown::HashTable;
 
@@ -19,7 +22,18 @@ struct Entry {
 pub(crate) struct KeyTable {
     spread: Spread,
     entries: HashTable<Entry>,
+    /// The table before it grew last: what is still in it moves to `entries`.
+    former: HashTable<Entry>,
+    /// Buckets of `former` that were not looked at yet: those below.
+    unmoved: usize,
+    /// Buckets that an insertion looks at, so that `former` is empty before `entries` is full.
+    stride: usize,
 }
+
+/// A table of so many buckets moves at once, which takes a millisecond.
+const AT_ONCE: usize = 1 << 16;
+/// Buckets that an insertion looks at, at least, while records move.
+const STRIDE: usize = 8;
 
 /// Where in the table a tag is looked for. Tags are spread already: what is wanted is that their
 /// bits reach both ends of the word, the table's index and its control bytes.
@@ -33,6 +47,9 @@ impl KeyTable {
         Self {
             spread,
             entries: HashTable::new(),
+            former: HashTable::new(),
+            unmoved: 0,
+            stride: STRIDE,
         }
     }
 
@@ -45,7 +62,11 @@ impl KeyTable {
     pub(crate) fn find(&self, key: u64, has: impl Fn(u32) -> bool) -> Option<u32> {
         let tag = self.spread.tag(key);
         let is_it = |entry: &Entry| entry.tag == tag && has(entry.id);
-        self.entries.find(place(tag), is_it).map(|entry| entry.id)
+        let found = self.entries.find(place(tag), is_it);
+        if found.is_none() && !self.former.is_empty() {
+            return self.former.find(place(tag), is_it).map(|entry| entry.id);
+        }
+        found.map(|entry| entry.id)
     }
 
     /// Adds the record of a key that is not in the table.
@@ -53,44 +74,74 @@ impl KeyTable {
         if self.entries.len() == self.entries.capacity() {
             self.renew();
         }
+        if self.unmoved > 0 {
+            self.move_some(self.stride);
+        }
         let tag = self.spread.tag(key);
+        self.put(Entry { tag, id });
+    }
+
+    fn put(&mut self, entry: Entry) {
         self.entries
-            .insert_unique(place(tag), Entry { tag, id }, |entry| place(entry.tag));
+            .insert_unique(place(entry.tag), entry, |entry| place(entry.tag));
     }
 
     /// Makes room, by what is in the table alone: removals leave marks, and a table that counts them
     /// doubles where its load only comes and goes.
     fn renew(&mut self) {
+        self.move_some(usize::MAX);
         let len = self.entries.len();
         let room = HashTable::with_capacity(len + len / 8 + 1);
-        for entry in std::mem::replace(&mut self.entries, room) {
-            self.entries
-                .insert_unique(place(entry.tag), entry, |entry| place(entry.tag));
+        self.former = std::mem::replace(&mut self.entries, room);
+        self.unmoved = self.former.num_buckets();
+        let insertions = self.entries.capacity() - len;
+        self.stride = self.unmoved.div_ceil(insertions).max(STRIDE);
+        if self.unmoved <= AT_ONCE {
+            self.move_some(usize::MAX);
+        }
+    }
+
+    /// Moves what is in the next buckets of the former table.
+    fn move_some(&mut self, buckets: usize) {
+        let rest = self.unmoved.saturating_sub(buckets);
+        for bucket in rest..self.unmoved {
+            if let Ok(found) = self.former.get_bucket_entry(bucket) {
+                let (entry, _) = found.remove();
+                self.put(entry);
+            }
+        }
+        self.unmoved = rest;
+        if rest == 0 {
+            self.former = HashTable::new();
         }
     }
 
     /// Takes a record out; false when it was not in.
     pub(crate) fn remove(&mut self, key: u64, id: u32) -> bool {
+        let place = place(self.spread.tag(key));
         let is_it = |entry: &Entry| entry.id == id;
-        let Ok(found) = self.entries.find_entry(place(self.spread.tag(key)), is_it) else {
-            return false;
-        };
-        found.remove();
-        true
+        for table in [&mut self.entries, &mut self.former] {
+            if let Ok(found) = table.find_entry(place, is_it) {
+                found.remove();
+                return true;
+            }
+        }
+        false
     }
 
     /// All records.
     pub(crate) fn ids(&self) -> impl Iterator<Item = u32> + '_ {
-        self.entries.iter().map(|entry| entry.id)
+        (self.entries.iter().chain(&self.former)).map(|entry| entry.id)
     }
 
     /// How many records.
     pub(crate) fn len(&self) -> usize {
-        self.entries.len()
+        self.entries.len() + self.former.len()
     }
 
     /// Gives back what the records do not need.
     pub(crate) fn give_back(&mut self) {
+        self.move_some(usize::MAX);
         self.entries.shrink_to_fit(|entry| place(entry.tag));
     }
 
@@ -99,13 +150,14 @@ impl KeyTable {
 
     /// Bytes held.
     pub(crate) fn bytes(&self) -> usize {
-        self.entries.allocation_size()
+        self.entries.allocation_size() + self.former.allocation_size()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::collections::BTreeMap;
 
     use super::*;
     use crate::secret::Secret;
@@ -145,5 +197,46 @@ mod tests {
         }
         // One record each, but for the few whose tags are equal by chance.
         assert!(looked_at.get() < 4096 + 8, "{looked_at:?} records");
+    }
+
+    #[test]
+    fn a_table_that_grows_by_and_by_has_what_a_plain_one_has() {
+        let mut table = KeyTable::new(Secret::new([7; 32]).spread());
+        let mut model: BTreeMap<u64, u32> = BTreeMap::new();
+        let mut was_moving = 0;
+        for step in 0..400_000u32 {
+            // Keys of which two thirds stay: those that go are in either table.
+            let key = u64::from(step).wrapping_mul(0x5851_F42D_4C95_7F2D);
+            table.insert(key, step);
+            model.insert(key, step);
+            if step % 3 == 2 {
+                let (&gone, &id) = model.iter().next().expect("more come than go");
+                assert!(table.remove(gone, id));
+                assert!(!table.remove(gone, id));
+                model.remove(&gone);
+            }
+            was_moving += u32::from(table.unmoved > 0);
+            if step % 50_021 == 0 || (table.unmoved > 0 && step % 5_003 == 0) {
+                let keys: BTreeMap<u32, u64> = model.iter().map(|(&key, &id)| (id, key)).collect();
+                for (&key, &id) in &model {
+                    assert_eq!(table.find(key, |id| keys.get(&id) == Some(&key)), Some(id));
+                }
+                assert!(table.ids().all(|id| keys.contains_key(&id)));
+            }
+            assert_eq!(table.len(), model.len());
+        }
+        assert!(was_moving > 10_000, "{was_moving} insertions beside a move");
+    }
+
+    #[test]
+    fn no_insertion_into_a_large_table_moves_more_than_its_share() {
+        let mut table = KeyTable::new(Secret::new([7; 32]).spread());
+        let mut before = 0;
+        for id in 0..500_000u32 {
+            table.insert(u64::from(id), id);
+            let moved = before - before.min(table.former.len());
+            assert!(moved <= STRIDE || id < 60_000, "{moved} records at {id}");
+            before = table.former.len();
+        }
     }
 }

@@ -28,6 +28,7 @@ impl Slots {
             end,
             to: to.collect(),
         };
+        self.newest = self.newest.filter(|newest| newest.0 < end);
         self.table.truncate(end as usize);
         self.table.shrink_to_fit();
         self.stirred.retain(|&id| id < end);
