@@ -406,20 +406,21 @@ impl Limbo {
     /// Drops a span; its undecided hashes keep their entries.
     fn remove_span(&mut self, id: SpanId) {
         self.leave_start(id);
-        let Some(span) = self.spans.remove(id.0) else {
-            return;
-        };
-        self.span_bytes -= span.list_bytes();
-        for listed in &span.listed {
-            let Some(entry) = listed.entry else { continue };
+        for i in 0..self.spans[id.0].listed.len() {
+            let Listed {
+                entry, named_at, ..
+            } = self.spans[id.0].listed[i];
+            let Some(entry) = entry else { continue };
             let spans = &mut self.entries[entry.0].spans;
-            spans.swap_remove(listed.named_at as usize);
-            // The one that took its place among the entry's spans is told so.
-            if let Some(&(moved, i)) = spans.get(listed.named_at as usize)
-                && let Some(moved) = self.spans.get_mut(moved.0)
-            {
-                moved.listed[i as usize].named_at = listed.named_at;
+            spans.swap_remove(named_at as usize);
+            // The one that took its place among the entry's spans is told so: this one perhaps, which
+            // may list a hash twice.
+            if let Some(&(moved, at)) = spans.get(named_at as usize) {
+                self.spans[moved.0].listed[at as usize].named_at = named_at;
             }
+        }
+        if let Some(span) = self.spans.remove(id.0) {
+            self.span_bytes -= span.list_bytes();
         }
     }
 }
