@@ -236,3 +236,34 @@ fn a_clear_of_many_blocks_leaves_what_other_tiers_hold_in_doubt() {
     index.check_integrity();
     assert_eq!(tokens(&rows(&mut index)[0]), (LONG * BLOCK, LONG * BLOCK));
 }
+
+#[test]
+fn what_a_panic_left_of_a_rank_is_forgotten_and_no_other_rank_loses_anything() {
+    let mut index = fleet();
+    let [_, other] = rows(&mut index);
+    // Half of a batch is in, and what is undecided waits for the rest of it.
+    let mut intake = index.take_intake();
+    let undecided = map(&[
+        ("type", text("BlockStored")),
+        ("block_hashes", uints(&[900_u32, 901])),
+        ("parent_block_hash", Value::Uint(899)),
+        ("token_ids", uints(&[7_u32; 4])),
+        ("block_size", Value::Uint(BLOCK.into())),
+    ]);
+    intake.read(&batch(&[undecided, store(LONG), clear(), store(LONG)]));
+    assert!(!index.advance("long", 0, &mut intake, 8).unwrap());
+    index.discard("long", 0).unwrap();
+    index.check_integrity();
+    let [long, same] = rows(&mut index);
+    assert_eq!(tokens(&long), (0, (PROMPT_BLOCKS - 1) * BLOCK));
+    assert_eq!(same.bounds, other.bounds);
+    // A replay from the start tells it all again.
+    index.reset("long", 0).unwrap();
+    index
+        .apply("long", 0, &batch(&[clear(), store(3)]))
+        .unwrap();
+    index.check_integrity();
+    let [long, _] = rows(&mut index);
+    assert_eq!(tokens(&long), (3 * BLOCK, 3 * BLOCK));
+    assert!(index.discard("nobody", 0).is_err());
+}

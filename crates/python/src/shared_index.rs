@@ -4,6 +4,7 @@
 //! of another; whoever asks needs the index alone, which a long change lets go between its slices,
 //! to whoever waits first.
 
+use std::panic::{self, AssertUnwindSafe};
 use std::time::{Duration, Instant};
 
 use kvbraid_core::Error;
@@ -68,7 +69,8 @@ impl SharedIndex {
         Ok(done)
     }
 
-    /// Takes a batch in, slice by slice.
+    /// Takes a batch in. Should that panic, the ranks that the feed writes to know nothing from then on,
+    /// and every other rank what it knew; whoever called is told by the panic.
     pub(crate) fn take_in(
         &self,
         name: &str,
@@ -76,6 +78,16 @@ impl SharedIndex {
         payload: &[u8],
     ) -> Result<Applied, Error> {
         let _turn = self.turn.lock();
+        let take_in = || self.take_in_slices(name, dp_rank, payload);
+        panic::catch_unwind(AssertUnwindSafe(take_in)).unwrap_or_else(|panicked| {
+            // The pod is registered: something of it panicked.
+            let _ = self.index.lock().discard(name, dp_rank);
+            panic::resume_unwind(panicked)
+        })
+    }
+
+    /// Takes a batch in, slice by slice. The caller has the turn.
+    fn take_in_slices(&self, name: &str, dp_rank: u32, payload: &[u8]) -> Result<Applied, Error> {
         let mut index = self.index.lock();
         let mut intake = index.take_intake();
         if payload.len() > LONG_PAYLOAD_BYTES {

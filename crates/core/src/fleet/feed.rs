@@ -193,6 +193,20 @@ impl Index {
         Ok(())
     }
 
+    /// A change of the ranks that a feed writes to panicked half way: everything that is known of them
+    /// is forgotten, without a look at what is undecided, which may contradict itself.
+    ///
+    /// # Errors
+    /// `Unknown` for a pod or rank that is not registered.
+    pub fn discard(&mut self, name: &str, dp_rank: u32) -> Result<()> {
+        self.locate(name, dp_rank)?;
+        for row in self.rows_of(name, dp_rank) {
+            let (model, column) = self.locate(name, row)?;
+            model.with_rank(column, Rank::discard);
+        }
+        Ok(())
+    }
+
     /// How far a feed knows the history of the ranks that it writes to.
     ///
     /// # Errors

@@ -145,6 +145,15 @@ impl Rank {
         self.has_doubts = false;
     }
 
+    /// Knows nothing from here on, whatever state a change left it in.
+    pub(super) fn discard(&mut self, shared: &mut Shared<'_>) {
+        self.forget_everything(shared);
+        self.slots.sharing.forget();
+        self.forgot = Tier::ALL.into_iter().collect();
+        self.is_midway = false;
+        self.refuse("internal_error", 1);
+    }
+
     /// Remembers that the tiers which have a copy here are not known any more.
     fn forget_copies(&mut self, slot: SlotId) {
         for channel in self.slots.held_channels(slot) {
