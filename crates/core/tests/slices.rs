@@ -8,7 +8,7 @@ mod encoder;
 
 use encoder::{Value, batch, map, text, uints};
 use kvbraid_core::fleet::{
-    Index, Options, PodSpec, Prompt, Request, Row, State, Strategy, TierSet,
+    Index, Options, PodSpec, Prompt, RankInfo, Request, Row, State, Strategy, TierSet,
 };
 use kvbraid_core::secret::Secret;
 
@@ -266,4 +266,35 @@ fn what_a_panic_left_of_a_rank_is_forgotten_and_no_other_rank_loses_anything() {
     let [long, _] = rows(&mut index);
     assert_eq!(tokens(&long), (3 * BLOCK, 3 * BLOCK));
     assert!(index.discard("nobody", 0).is_err());
+}
+
+#[test]
+fn what_is_known_of_all_ranks_can_be_asked_a_few_at_a_time() {
+    let mut index = fleet();
+    for (pod, dp_size) in [("middle", 3), ("a", 2)] {
+        let spec = PodSpec {
+            model: "m".to_owned(),
+            dp_size,
+            ..PodSpec::default()
+        };
+        index.register(pod, spec).unwrap();
+    }
+    let all = index.pods();
+    for most in 1..=8 {
+        let mut found = vec![];
+        loop {
+            let last: Option<(String, u32)> =
+                (found.last()).map(|info: &RankInfo| (info.pod.clone(), info.dp_rank));
+            let last = last.as_ref().map(|(pod, rank)| (pod.as_str(), *rank));
+            let next = index.pods_after(last, most);
+            assert!(next.len() <= most);
+            if next.is_empty() {
+                break;
+            }
+            found.extend(next);
+        }
+        assert_eq!(found, all, "{most} at a time");
+    }
+    // A pod that is gone meanwhile is passed over.
+    assert_eq!(index.pods_after(Some(("b", 9)), 1)[0].pod, "long");
 }

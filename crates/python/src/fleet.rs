@@ -432,7 +432,7 @@ impl FleetCore {
     }
 
     fn pods(&self, py: Python<'_>) -> Vec<InfoTuple> {
-        let infos = py.detach(|| self.index.ask().pods());
+        let infos = py.detach(|| self.index.pods());
         infos.into_iter().map(info_tuple).collect()
     }
 

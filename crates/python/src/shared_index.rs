@@ -8,11 +8,14 @@ use std::panic::{self, AssertUnwindSafe};
 use std::time::{Duration, Instant};
 
 use kvbraid_core::Error;
-use kvbraid_core::fleet::{Applied, Index, SLICE};
+use kvbraid_core::fleet::{Applied, Index, RankInfo, SLICE};
 use parking_lot::{Mutex, MutexGuard};
 
 /// A longer payload is decoded without the index: that takes a millisecond or more.
 const LONG_PAYLOAD_BYTES: usize = 256 << 10;
+
+/// Ranks that are looked at in one hold: each takes milliseconds where much of it is undecided.
+const RANKS_AT_ONCE: usize = 8;
 
 /// An index and its two locks.
 pub(crate) struct SharedIndex {
@@ -38,6 +41,19 @@ impl SharedIndex {
     /// The index, for a question, if nobody has it now.
     pub(crate) fn try_ask(&self) -> Option<MutexGuard<'_, Index>> {
         self.index.try_lock()
+    }
+
+    /// What is known of every rank, a few ranks at a time.
+    pub(crate) fn pods(&self) -> Vec<RankInfo> {
+        let mut pods: Vec<RankInfo> = Vec::new();
+        loop {
+            let last = pods.last().map(|info| (info.pod.as_str(), info.dp_rank));
+            let next = self.ask().pods_after(last, RANKS_AT_ONCE);
+            if next.is_empty() {
+                return pods;
+            }
+            pods.extend(next);
+        }
     }
 
     /// Makes a change that is not divided. What it leaves to be tidied up is.

@@ -1,6 +1,7 @@
 //! What is known of every rank, for people.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use super::Index;
 use super::rank::{Placed, Rank, State};
@@ -47,13 +48,25 @@ impl Index {
     /// What is known of every rank.
     #[must_use]
     pub fn pods(&self) -> Vec<RankInfo> {
-        let ranks = self.pods.iter().flat_map(|(name, pod)| {
+        self.pods_after(None, usize::MAX)
+    }
+
+    /// What is known of so many ranks, in the order of pods and ranks: the next after `last`. Each costs
+    /// a look at what is undecided of it.
+    #[must_use]
+    pub fn pods_after(&self, last: Option<(&str, u32)>, most: usize) -> Vec<RankInfo> {
+        let first = last.map_or(Bound::Unbounded, |(name, _)| Bound::Included(name));
+        let pods = self.pods.range::<str, _>((first, Bound::Unbounded));
+        let is_after = move |name: &str, rank: u32| last.is_none_or(|last| (name, rank) > last);
+        let ranks = pods.flat_map(|(name, pod)| {
             let model = self.models.get(&pod.spec.model);
-            pod.columns.values().filter_map(move |&column| {
+            let columns = pod.columns.iter();
+            let columns = columns.filter(move |&(&rank, _)| is_after(name, rank));
+            columns.filter_map(move |(_, &column)| {
                 Some(info(name, &pod.spec.model, model?.ranks[column].as_ref()?))
             })
         });
-        ranks.collect()
+        ranks.take(most).collect()
     }
 
     /// The models that have pods.
