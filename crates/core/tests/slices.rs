@@ -298,3 +298,47 @@ fn what_is_known_of_all_ranks_can_be_asked_a_few_at_a_time() {
     // A pod that is gone meanwhile is passed over.
     assert_eq!(index.pods_after(Some(("b", 9)), 1)[0].pod, "long");
 }
+
+/// Blocks on the CPU tier of `long`.
+fn stored_on_cpu() -> Index {
+    let mut index = fleet();
+    let on_cpu = map(&[
+        ("type", text("BlockStored")),
+        ("block_hashes", uints(&(1..=LONG).collect::<Vec<u32>>())),
+        ("parent_block_hash", Value::Nil),
+        ("token_ids", uints(&prompt()[..(LONG * BLOCK) as usize])),
+        ("block_size", Value::Uint(BLOCK.into())),
+        ("medium", text("CPU")),
+        ("kv_cache_spec_kind", text("full_attention")),
+        ("group_idx", Value::Uint(0)),
+    ]);
+    index.apply("long", 0, &batch(&[on_cpu])).unwrap();
+    index
+}
+
+#[test]
+fn a_clear_that_makes_doubts_goes_slice_by_slice() {
+    let mut index = stored_on_cpu();
+    let paused = pauses(&mut index, &batch(&[clear()]), 8);
+    assert!(paused.len() >= LONG as usize / 8, "{} pauses", paused.len());
+    let [long, other] = rows(&mut index);
+    assert_eq!((tokens(&long), tokens(&other)), ((0, 0), (10, 10)));
+}
+
+#[test]
+fn a_restart_that_makes_doubts_is_prepared_slice_by_slice() {
+    let (mut index, mut whole) = (stored_on_cpu(), stored_on_cpu());
+    let mut num_pauses = 0;
+    while !index.begin_reset("long", 0, 8).unwrap() {
+        index.check_integrity();
+        let [long, other] = rows(&mut index);
+        assert!(!long.is_exact() && tokens(&other) == (10, 10));
+        num_pauses += 1;
+    }
+    assert!(num_pauses >= LONG as usize / 8 - 1, "{num_pauses} pauses");
+    index.reset("long", 0).unwrap();
+    whole.reset("long", 0).unwrap();
+    index.check_integrity();
+    assert_eq!(rows(&mut index), rows(&mut whole));
+    assert_eq!(index.pods(), whole.pods());
+}

@@ -341,7 +341,7 @@ impl FleetCore {
     }
 
     fn reset(&self, py: Python<'_>, name: &str, dp_rank: u32) -> PyResult<()> {
-        py.detach(|| self.index.change(|index| index.reset(name, dp_rank)))
+        py.detach(|| self.index.reset(name, dp_rank))
             .map_err(to_python)
     }
 

@@ -65,6 +65,18 @@ impl SharedIndex {
         changed
     }
 
+    /// Resets the ranks of a feed, a portion at a time.
+    pub(crate) fn reset(&self, name: &str, dp_rank: u32) -> Result<(), Error> {
+        let _turn = self.turn.lock();
+        let mut index = self.index.lock();
+        while !index.begin_reset(name, dp_rank, SLICE)? {
+            MutexGuard::bump(&mut index);
+        }
+        index.reset(name, dp_rank)?;
+        keep_limits(&mut index);
+        Ok(())
+    }
+
     /// Takes batches in until the time is over: at least the first.
     pub(crate) fn take_in_many(
         &self,

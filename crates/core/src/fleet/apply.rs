@@ -228,16 +228,23 @@ impl<'a> Slice<'a> {
             match &batch.events[self.progress.event] {
                 Event::Stored(stored) => self.count_store(stored),
                 Event::Removed(removed) => self.remove(removed),
-                Event::Cleared => {
-                    self.progress.applied.cleared += 1;
-                    self.progress.work(self.rank.slots.len());
-                    self.rank.clear(&mut self.shared);
-                    self.progress.next_event();
-                }
+                Event::Cleared => self.clear(),
             }
         }
         if self.progress.event == self.progress.piece.end {
             self.next_piece();
+        }
+    }
+
+    /// Clears, or as many slots as the slice takes.
+    fn clear(&mut self) {
+        let most = self.progress.left;
+        if self.rank.clear_some(most, &mut self.shared) {
+            self.progress.applied.cleared += 1;
+            self.progress.work(self.rank.slots.len());
+            self.progress.next_event();
+        } else {
+            self.progress.work(most);
         }
     }
 

@@ -179,6 +179,27 @@ impl Index {
         Ok(())
     }
 
+    /// Does a part of what a `reset` does, by a look at so many slots at most: copies beyond the GPU become
+    /// doubts one by one. True: the rest of it is quick.
+    ///
+    /// # Errors
+    /// As `reset`.
+    pub fn begin_reset(&mut self, name: &str, dp_rank: u32, most: usize) -> Result<bool> {
+        self.locate(name, dp_rank)?;
+        for row in self.rows_of(name, dp_rank) {
+            let (model, column) = self.locate(name, row)?;
+            let is_done = model.with_rank(column, |rank, shared| {
+                let is_shared = rank.told_by.iter().any(|feed| *feed != dp_rank);
+                rank.is_midway = !is_shared && !rank.clear_some(most, shared);
+                !rank.is_midway
+            });
+            if is_done == Some(false) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Messages of a feed were lost for good: what the ranks that it writes to hold is no longer
     /// known.
     ///

@@ -33,6 +33,21 @@ impl Rank {
         self.forgot.remove(Tier::Gpu);
     }
 
+    /// Does as much of a clear as looks at so many slots. True: it is done. Copies on the GPU alone go at
+    /// once, which is quick.
+    pub(super) fn clear_some(&mut self, most: usize, shared: &mut Shared<'_>) -> bool {
+        let on_gpu = |(_, channel): (ChannelId, Channel)| channel.key.tier == Tier::Gpu;
+        if self.slots.num_stirred() <= most || self.slots.channels().all(on_gpu) {
+            self.clear(shared);
+            return true;
+        }
+        self.effort.note(most as u64);
+        for slot in self.slots.take_some_stirred(most) {
+            self.clear_slot(slot, shared);
+        }
+        false
+    }
+
     /// Pages of presence bits that the rank may be shown in.
     fn pages(&self, shared: &Shared<'_>) -> usize {
         let planes = self.slots.planes().iter();

@@ -297,12 +297,27 @@ impl Slots {
 
     /// The held slots that got a copy since the last clear: what the others hold is in doubt since.
     pub(super) fn take_stirred(&mut self) -> Vec<SlotId> {
-        let stirred = std::mem::take(&mut self.stirred);
-        for &id in &stirred {
-            self.table[id as usize].stirred = false;
+        let all = self.take_some_stirred(usize::MAX);
+        self.stirred = Vec::new();
+        all
+    }
+
+    /// Those of them among so many slots that got one.
+    pub(super) fn take_some_stirred(&mut self, most: usize) -> Vec<SlotId> {
+        let rest = self.stirred.len().saturating_sub(most);
+        let some: Vec<SlotId> = self.stirred.drain(rest..).map(SlotId).collect();
+        for slot in &some {
+            self.table[slot.0 as usize].stirred = false;
         }
-        let slots = stirred.into_iter().map(SlotId);
-        slots.filter(|&slot| self.is_held(slot)).collect()
+        some.into_iter()
+            .filter(|&slot| self.is_held(slot))
+            .collect()
+    }
+
+    /// How many slots got a copy since the last clear, held or not.
+    #[must_use]
+    pub(super) fn num_stirred(&self) -> usize {
+        self.stirred.len()
     }
 
     /// Adds a copy; true when it is the channel's first.

@@ -134,10 +134,10 @@ impl Life {
     /// One thing that happens to an index, checked.
     pub(crate) fn step(&mut self, choices: &mut impl Choices) {
         let pod = choices.below(PODS.len());
-        match choices.below(32) {
+        match choices.below(33) {
             0..=15 => self.apply(pod, choices),
             16..=22 => self.ask(choices),
-            23 | 24 => self.told(pod, choices, Index::reset),
+            23 | 24 => self.restart(pod, choices),
             25 => self.told(pod, choices, Index::lose),
             26 | 27 => {
                 let state = choices.one_of(&STATES);
@@ -153,6 +153,7 @@ impl Life {
                 self.twin.check_limits();
             }
             30 => self.register(pod, choices),
+            31 => self.told(pod, choices, Index::discard),
             _ => self.remove(pod),
         }
         self.index.check_integrity();
@@ -198,6 +199,18 @@ impl Life {
             applied.is_err() || applied == Ok(in_slices) || !self.is_same,
             "{applied:?} {in_slices:?}"
         );
+    }
+
+    /// An engine restarts: the twin takes it in a few slots at a time.
+    fn restart(&mut self, pod: usize, choices: &mut impl Choices) {
+        let rank = u32::from(choices.once_in(4));
+        let most = 1 + choices.below(4);
+        while self.twin.begin_reset(PODS[pod], rank, most) == Ok(false) {
+            self.twin.check_integrity();
+        }
+        let told = self.index.reset(PODS[pod], rank);
+        assert_eq!(told, self.twin.reset(PODS[pod], rank));
+        assert!(told.is_ok() || !self.registered[pod] || rank > 0);
     }
 
     fn told(
