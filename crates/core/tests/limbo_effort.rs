@@ -1,11 +1,11 @@
 //! What is undecided costs work in proportion to what told of it: effort is counted, not timed.
 
+mod asking;
 mod encoder;
 
+use asking::request;
 use encoder::{Value, batch, map, text, uints};
-use kvbraid_core::fleet::{
-    Applied, Index, Options, PodSpec, Prompt, RankInfo, Request, Strategy, TierSet,
-};
+use kvbraid_core::fleet::{Applied, Index, Options, PodSpec, RankInfo};
 use kvbraid_core::secret::Secret;
 
 const POD: &str = "a";
@@ -245,18 +245,7 @@ fn effort_of_answers(batches: &[Vec<Value>], tokens: &[u64]) -> (u64, u64) {
     let tokens: Vec<u32> = (tokens.iter())
         .map(|&token| token.try_into().expect("a token"))
         .collect();
-    let request = Request {
-        model: "m",
-        prompt: Prompt {
-            tokens: &tokens,
-            lora: None,
-            salt: None,
-            media: &[],
-        },
-        pods: None,
-        tiers: TierSet::GPU,
-        strategy: Strategy::Exact,
-    };
+    let request = request(&tokens);
     let efforts = (0..3).map(|_| {
         let answer = index.score(&request).expect("a known model");
         index.check_integrity();

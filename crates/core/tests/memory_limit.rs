@@ -3,12 +3,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where something does")]
 
+mod asking;
 mod encoder;
 
+use asking::request;
 use encoder::{Value, batch, map, text, uints};
-use kvbraid_core::fleet::{
-    Index, Options, PodSpec, Prompt, RankInfo, Request, Row, Strategy, TierSet,
-};
+use kvbraid_core::fleet::{Index, Options, PodSpec, RankInfo, Request, Row};
 use kvbraid_core::secret::Secret;
 
 const CHAIN: u64 = 64;
@@ -70,16 +70,8 @@ fn row(index: &mut Index, pod: &str, chain: u64) -> Row {
     tokens.push(0);
     let pods = [pod.to_owned()];
     let request = Request {
-        model: "m",
-        prompt: Prompt {
-            tokens: &tokens,
-            lora: None,
-            salt: None,
-            media: &[],
-        },
         pods: Some(&pods),
-        tiers: TierSet::GPU,
-        strategy: Strategy::Exact,
+        ..request(&tokens)
     };
     index.score(&request).unwrap().rows.remove(0)
 }

@@ -4,12 +4,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where something does")]
 
+mod asking;
 mod encoder;
 
+use asking::request;
 use encoder::{Value, batch, map, text, uints};
-use kvbraid_core::fleet::{
-    Index, Options, PodSpec, Prompt, RankInfo, Request, Row, State, Strategy, TierSet,
-};
+use kvbraid_core::fleet::{Index, Options, PodSpec, RankInfo, Row, State};
 use kvbraid_core::secret::Secret;
 
 const BLOCK: u32 = 2;
@@ -61,18 +61,7 @@ fn fleet() -> Index {
 /// The rows of `long` and `other`.
 fn rows(index: &mut Index) -> [Row; 2] {
     let tokens = prompt();
-    let request = Request {
-        model: "m",
-        prompt: Prompt {
-            tokens: &tokens,
-            lora: None,
-            salt: None,
-            media: &[],
-        },
-        pods: None,
-        tiers: TierSet::GPU,
-        strategy: Strategy::Exact,
-    };
+    let request = request(&tokens);
     let answer = index.score(&request).unwrap();
     let explained = index.explain(&request).unwrap().answer;
     assert_eq!(explained.rows, answer.rows);

@@ -179,8 +179,8 @@ impl Index {
         Ok(())
     }
 
-    /// Does a part of what a `reset` does, by a look at so many slots at most: copies beyond the GPU become
-    /// doubts one by one. True: the rest of it is quick.
+    /// Prepares a `reset`: of at most so many slots, copies on the CPU and storage tiers become doubts.
+    /// Returns whether no such copies are left, so that the reset itself is quick.
     ///
     /// # Errors
     /// As `reset`.

@@ -20,7 +20,7 @@ impl Rank {
         let left = most - self.forget_retired(most, shared);
         let last = self.matched_last(shared.nodes);
         if self.evict_round(left, last, shared) == 0 && left == most {
-            // Nothing as old stands where the hand is: an index above its limit comes down all the same.
+            // The hand passed no block as old as that, and the index is above its limit: newer ones go.
             self.evict_round(left, u32::MAX, shared);
         }
     }

@@ -1,8 +1,8 @@
 //! Presence bits: for each (group, tier, …, 64 ranks) one word per node.
 //!
 //! A plane is made when its first bit is set, in pages, so that groups, tiers and ranks that hold
-//! nothing cost nothing: a page lives while some bit of it is set. The memory of a page is put down
-//! to one rank that has a bit there.
+//! nothing cost nothing: a page lives while some bit of it is set. One rank that has a bit in a page
+//! is charged with the page's memory.
 
 use hashbrown::HashMap;
 

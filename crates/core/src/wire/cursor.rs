@@ -507,7 +507,7 @@ mod tests {
         for choice in 0..9_usize.pow(4) {
             let chosen = (0..4).map(|at| spellings[choice / 9_usize.pow(at) % 9]);
             let bytes = chosen.collect::<Vec<_>>().concat();
-            // With bytes behind them, and at the end of the input.
+            // Once with further bytes after the tokens, and once at the end of the input.
             for bytes in [[&bytes[..], &[0; 32]].concat(), bytes] {
                 let (mut pairs, mut single) = (Cursor::new(&bytes), Cursor::new(&bytes));
                 let mut read = Vec::new();

@@ -39,15 +39,13 @@ impl Limbo {
     }
 
     /// Sweeps where at least half of what there is goes: moving the rest costs as much as that gives
-    /// back. False: more stays.
-    pub(crate) fn sweep_if_half_goes(&mut self, slots: &mut Slots) -> bool {
+    /// back.
+    pub(crate) fn sweep_if_half_goes(&mut self, slots: &mut Slots) {
         let live = self.live(slots);
-        let goes = 2 * self.len_of(&live) <= self.len();
-        if goes {
+        if 2 * self.len_of(&live) <= self.len() {
             self.keep(&live, slots);
         }
         self.looked_at = self.len();
-        goes
     }
 
     /// Forgets every undecided hash that nothing held depends on.

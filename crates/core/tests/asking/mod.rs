@@ -1,0 +1,19 @@
+//! What tests ask an index: the exact answer of every pod of model `m`, on the GPU alone.
+
+use kvbraid_core::fleet::{Prompt, Request, Strategy, TierSet};
+
+/// A request of plain tokens; a test replaces what it wants otherwise.
+pub(crate) fn request(tokens: &[u32]) -> Request<'_> {
+    Request {
+        model: "m",
+        prompt: Prompt {
+            tokens,
+            lora: None,
+            salt: None,
+            media: &[],
+        },
+        pods: None,
+        tiers: TierSet::GPU,
+        strategy: Strategy::Exact,
+    }
+}
