@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Final
 
-from kvbraid.sim.trace import Trace, TraceRequest
+from kvbraid.sim.traces.trace import Trace, TraceRequest
 
 _NEVER: Final = 1 << 62
 

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from kvbraid.cache import Retention
-from kvbraid.sim.cache_models import CONFIGS, cache_model
-from kvbraid.sim.cache_policies import CACHE_POLICIES, retention_of
-from kvbraid.sim.cache_simulation import HitRate, simulate
-from kvbraid.sim.footprint import Footprint, footprint
-from kvbraid.sim.memory_size import show_size
-from kvbraid.sim.simulation_plot import Curves, draw, load_matplotlib
-from kvbraid.sim.trace import Trace
-from kvbraid.sim.traces import read_trace
+from kvbraid.sim.traces.footprint import Footprint, footprint
+from kvbraid.sim.traces.memory_size import show_size
+from kvbraid.sim.traces.models import CONFIGS, cache_model
+from kvbraid.sim.traces.plot import Curves, draw, load_matplotlib
+from kvbraid.sim.traces.policies import CACHE_POLICIES, retention_of
+from kvbraid.sim.traces.read import read_trace
+from kvbraid.sim.traces.simulation import HitRate, simulate
+from kvbraid.sim.traces.trace import Trace
 
 from bench import clairvoyant
 

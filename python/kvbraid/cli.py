@@ -230,8 +230,8 @@ def replay(
     *, as_json: bool, fail_under: float | None,
 ) -> None:  # fmt: skip
     """Predict every request of recorded engine traffic and compare with what was reused."""
-    from kvbraid.sim.replay import ReplayOptions
-    from kvbraid.sim.replay_report import run_replays
+    from kvbraid.sim.captures.replay import ReplayOptions
+    from kvbraid.sim.captures.report import run_replays
 
     full_reports = report_mode == "full"
     options = ReplayOptions(keys=keys, presence=presence, full_reports=full_reports)
@@ -267,7 +267,7 @@ def cache() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line per result.")
 def simulate(trace: Path, *, as_json: bool, **options: Any) -> None:  # noqa: ANN401
     """Play the requests of TRACE, a file, against a cache alone, and print token hit rates."""
-    from kvbraid.sim.simulation_report import SimulationOptions, run_simulations
+    from kvbraid.sim.traces.report import SimulationOptions, run_simulations
 
     run_simulations(trace, SimulationOptions(**options), as_json=as_json)
 
@@ -319,7 +319,7 @@ def model(config: Path, *, groups: bool, as_json: bool, **options: Any) -> None:
 @click.option("--seed", type=int, default=1, show_default=True)
 def demo(*, keep: bool, requests: int, seed: int) -> None:
     """Start a server and four simulated engines, and check every prediction; 1 if any is wrong."""
-    from kvbraid.sim.demo import run_demo
+    from kvbraid.sim.fleet.demo import run_demo
 
     sys.exit(run_demo(serve=keep, requests=requests, seed=seed))
 

@@ -15,7 +15,7 @@ from kvbraid.cache.chunk import chunk_rules
 from kvbraid.cache.config import CacheConfig
 from kvbraid.cache.retention import Dense, Interval
 from kvbraid.hashing import ExtraKeys, Lora
-from kvbraid.sim.captures import Lookup, read_capture
+from kvbraid.sim.captures.read import Lookup, read_capture
 from kvbraid.sim.scheduler import Cache, SequentialScheduler
 from kvbraid.spec import topology_from_mapping
 

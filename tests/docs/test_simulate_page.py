@@ -4,11 +4,11 @@ import re
 from itertools import groupby
 from pathlib import Path
 
-from kvbraid.sim.cache_models import CONFIGS, CacheModel, cache_model
-from kvbraid.sim.cache_policies import CACHE_POLICIES
-from kvbraid.sim.cache_simulation import CHUNK_TOKENS
-from kvbraid.sim.trace_sessions import MAX_IDLE_S, NUM_ACTIVE
-from kvbraid.sim.traces import FORMS
+from kvbraid.sim.traces.models import CONFIGS, CacheModel, cache_model
+from kvbraid.sim.traces.policies import CACHE_POLICIES
+from kvbraid.sim.traces.read import FORMS
+from kvbraid.sim.traces.sessions import MAX_IDLE_S, NUM_ACTIVE
+from kvbraid.sim.traces.simulation import CHUNK_TOKENS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text(encoding="utf-8")
 

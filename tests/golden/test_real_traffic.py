@@ -12,8 +12,8 @@ from typing import Final
 import pytest
 from kvbraid.fleet.index import Keys
 from kvbraid.models import complete, kinds_of
-from kvbraid.sim.captures import Capture, read_capture
-from kvbraid.sim.replay import ReplayOptions, Report, replay
+from kvbraid.sim.captures.read import Capture, read_capture
+from kvbraid.sim.captures.replay import ReplayOptions, Report, replay
 from kvbraid.spec import Topology
 
 from tests.captures import FIXTURES, WHOLE

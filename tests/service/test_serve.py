@@ -17,7 +17,7 @@ from kvbraid.events.wire import encode_batch
 from kvbraid.service.answers import PodsAnswer, ScoreAnswer
 from kvbraid.service.client import Client
 from kvbraid.service.publisher import Publisher
-from kvbraid.sim.captures import Lookup, read_capture
+from kvbraid.sim.captures.read import Lookup, read_capture
 
 from tests.service.test_pods import LLAMA4
 

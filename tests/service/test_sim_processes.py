@@ -8,9 +8,9 @@ import msgspec
 import pytest
 import zmq
 from kvbraid.errors import ServiceError
-from kvbraid.sim.engine import EngineRequest
-from kvbraid.sim.presets import PRESETS
-from kvbraid.sim.processes import EngineProcess
+from kvbraid.sim.fleet.engine import EngineRequest
+from kvbraid.sim.fleet.presets import PRESETS
+from kvbraid.sim.fleet.processes import EngineProcess
 
 PRESET = PRESETS["qwen3-next-sim"]
 

@@ -5,7 +5,7 @@ from itertools import combinations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from kvbraid.sim.trace import Trace, TraceRequest
+from kvbraid.sim.traces.trace import Trace, TraceRequest
 
 from bench.clairvoyant import hit_rate, working_set
 

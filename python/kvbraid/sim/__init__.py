@@ -1,1 +1,1 @@
-"""Simulated engines, workloads and the demo: what a fleet does, without a model."""
+"""What a fleet does, without a model: simulated engines, recorded captures, traces of prompts."""

@@ -18,7 +18,7 @@ from kvbraid.models import (
     kinds_of,
     report,
 )
-from kvbraid.sim.captures import read_capture
+from kvbraid.sim.captures.read import read_capture
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 FIXTURES: Final = Path(__file__).parents[2] / "fixtures" / "models"

@@ -4,7 +4,7 @@ import signal
 import threading
 
 import pytest
-from kvbraid.sim.interrupts import handled_interrupts
+from kvbraid.sim.fleet.interrupts import handled_interrupts
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

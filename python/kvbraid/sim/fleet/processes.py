@@ -18,8 +18,8 @@ import httpx
 import msgspec
 
 from kvbraid.errors import ServiceError
-from kvbraid.sim.engine import EngineAnswer, EngineRequest, Ready
-from kvbraid.sim.presets import Preset
+from kvbraid.sim.fleet.engine import EngineAnswer, EngineRequest, Ready
+from kvbraid.sim.fleet.presets import Preset
 
 _START_S: Final = 30.0
 _STOP_S: Final = 6.0
@@ -79,7 +79,7 @@ class EngineProcess(_Process):
     """One simulated engine. Starting does not wait for it; `ready` does."""
 
     def __init__(self, pod: str, preset: Preset) -> None:
-        module = ["-m", "kvbraid.sim.engine", "--preset", preset.model, "--pod", pod]
+        module = ["-m", "kvbraid.sim.fleet.engine", "--preset", preset.model, "--pod", pod]
         super().__init__(f"engine {pod}", module, pipes=True)
         self.pod = pod
         self.preset = preset

@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from kvbraid.sim.cache_models import CacheModel, cache_model
-from kvbraid.sim.cache_policies import CACHE_POLICIES, retention_of
-from kvbraid.sim.cache_simulation import HitRate, check_pool, simulate
-from kvbraid.sim.footprint import Footprint, footprint
-from kvbraid.sim.memory_size import parse_size, show_size
-from kvbraid.sim.simulation_plot import draw, load_matplotlib
-from kvbraid.sim.trace import Trace
-from kvbraid.sim.traces import read_trace
+from kvbraid.sim.traces.footprint import Footprint, footprint
+from kvbraid.sim.traces.memory_size import parse_size, show_size
+from kvbraid.sim.traces.models import CacheModel, cache_model
+from kvbraid.sim.traces.plot import draw, load_matplotlib
+from kvbraid.sim.traces.policies import CACHE_POLICIES, retention_of
+from kvbraid.sim.traces.read import read_trace
+from kvbraid.sim.traces.simulation import HitRate, check_pool, simulate
+from kvbraid.sim.traces.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

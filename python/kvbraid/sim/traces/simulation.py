@@ -17,9 +17,9 @@ from kvbraid.cache import CacheConfig, CacheManager, Need, Retention
 from kvbraid.cache.chunk import ChunkRules, Position, chunk_rules, plan_chunk
 from kvbraid.cache.retention import checkpoint_interval
 from kvbraid.errors import InvalidValueError
-from kvbraid.sim.cache_models import CacheModel
-from kvbraid.sim.prefix_hashes import PrefixHashes
-from kvbraid.sim.trace import Trace
+from kvbraid.sim.traces.models import CacheModel
+from kvbraid.sim.traces.prefix_hashes import PrefixHashes
+from kvbraid.sim.traces.trace import Trace
 
 CHUNK_TOKENS: Final = 8_192
 

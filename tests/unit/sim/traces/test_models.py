@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from kvbraid.errors import InvalidValueError, UnknownError
 from kvbraid.models import EngineOptions, group_config
-from kvbraid.sim.cache_models import CONFIGS, cache_model
+from kvbraid.sim.traces.models import CONFIGS, cache_model
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "models"
+FIXTURES = Path(__file__).parents[3] / "fixtures" / "models"
 FIXTURE_OF = {name: name for name in CONFIGS} | {"jamba-mini": "jamba-v0.1"}
 
 

@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 from kvbraid.errors import InvalidValueError
-from kvbraid.sim.engine import EngineRequest, SimulatedEngine
-from kvbraid.sim.presets import PRESETS, topology_body
-from kvbraid.sim.workload import WorkloadShape, WorkRequest, shared_prefix_workload
+from kvbraid.sim.fleet.engine import EngineRequest, SimulatedEngine
+from kvbraid.sim.fleet.presets import PRESETS, topology_body
+from kvbraid.sim.fleet.workload import WorkloadShape, WorkRequest, shared_prefix_workload
 
 
 def take(requests: int, *, seed: int = 1, models: tuple[str, ...] = ("m",)) -> list[WorkRequest]:

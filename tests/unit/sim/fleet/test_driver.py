@@ -10,13 +10,13 @@ import httpx
 import pytest
 from kvbraid.cache.manager import CacheManager
 from kvbraid.errors import ServiceError
-from kvbraid.sim import driver as driver_module
-from kvbraid.sim.demo import FLEET
-from kvbraid.sim.display import Display, describe_groups, totals
-from kvbraid.sim.driver import Driver, Outcome
-from kvbraid.sim.engine import EngineAnswer, EngineRequest, Ready, SimulatedEngine
-from kvbraid.sim.presets import PRESETS, Preset
-from kvbraid.sim.workload import shared_prefix_workload
+from kvbraid.sim.fleet import driver as driver_module
+from kvbraid.sim.fleet.demo import FLEET
+from kvbraid.sim.fleet.display import Display, describe_groups, totals
+from kvbraid.sim.fleet.driver import Driver, Outcome
+from kvbraid.sim.fleet.engine import EngineAnswer, EngineRequest, Ready, SimulatedEngine
+from kvbraid.sim.fleet.presets import PRESETS, Preset
+from kvbraid.sim.fleet.workload import shared_prefix_workload
 from rich.console import Console
 
 MODELS = ("gpt-oss-sim", "qwen3-next-sim")

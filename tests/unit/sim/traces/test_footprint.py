@@ -1,9 +1,9 @@
 """The ideal footprint, against sums made by hand."""
 
 import pytest
-from kvbraid.sim.cache_models import CacheModel, cache_model
-from kvbraid.sim.footprint import Footprint, footprint, ideal_blocks
-from kvbraid.sim.trace import Trace, TraceRequest
+from kvbraid.sim.traces.footprint import Footprint, footprint, ideal_blocks
+from kvbraid.sim.traces.models import CacheModel, cache_model
+from kvbraid.sim.traces.trace import Trace, TraceRequest
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 CHUNKED = GroupSpec(kind=SpecKind.CHUNKED_LOCAL_ATTENTION, block_size=16, chunk=64)

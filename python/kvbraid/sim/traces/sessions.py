@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any, Final
 
 from kvbraid.errors import TraceError
-from kvbraid.sim.trace import Trace, TraceRequest
+from kvbraid.sim.traces.trace import Trace, TraceRequest
 
 NUM_ACTIVE: Final = 40
 MAX_IDLE_S: Final = 60.0

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from kvbraid.sim.demo import _verdict
-from kvbraid.sim.driver import PodTally
-from kvbraid.sim.engine import EngineAnswer
-from kvbraid.sim.presets import PRESETS
+from kvbraid.sim.fleet.demo import _verdict
+from kvbraid.sim.fleet.driver import PodTally
+from kvbraid.sim.fleet.engine import EngineAnswer
+from kvbraid.sim.fleet.presets import PRESETS
 
 
 @pytest.mark.parametrize(

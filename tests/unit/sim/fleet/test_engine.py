@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 from kvbraid.hashing import EngineHash, ExtraKeys, block_keys
-from kvbraid.sim.engine import EngineAnswer, EngineRequest, SimulatedEngine
-from kvbraid.sim.presets import PRESETS
+from kvbraid.sim.fleet.engine import EngineAnswer, EngineRequest, SimulatedEngine
+from kvbraid.sim.fleet.presets import PRESETS
 
 PRESET = PRESETS["gpt-oss-sim"]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 from kvbraid.errors import TraceError
-from kvbraid.sim.trace import Trace, TraceRequest, check_chained
+from kvbraid.sim.traces.trace import Trace, TraceRequest, check_chained
 
 BLOCK_TOKENS: Final = 512
 

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 from kvbraid.cli import cli
 from kvbraid.errors import CaptureError
-from kvbraid.sim.captures import Lookup, read_capture
+from kvbraid.sim.captures.read import Lookup, read_capture
 
-GOOD: Final = Path(__file__).resolve().parents[2] / "fixtures" / "captures" / "gptoss"
+GOOD: Final = Path(__file__).resolve().parents[3] / "fixtures" / "captures" / "gptoss"
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Final
 import pytest
 from kvbraid.cache import ByValue, Dense, Interval, Retention
 from kvbraid.errors import InvalidValueError, UnknownError
-from kvbraid.sim.cache_models import CacheModel, cache_model
-from kvbraid.sim.cache_policies import CACHE_POLICIES, retention_of
-from kvbraid.sim.cache_simulation import HitRate, simulate
-from kvbraid.sim.trace import Trace, TraceRequest
+from kvbraid.sim.traces.models import CacheModel, cache_model
+from kvbraid.sim.traces.policies import CACHE_POLICIES, retention_of
+from kvbraid.sim.traces.simulation import HitRate, simulate
+from kvbraid.sim.traces.trace import Trace, TraceRequest
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 FULL: Final = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16)

@@ -17,7 +17,7 @@ import msgspec
 from kvbraid.fleet.index import FleetIndex, IndexOptions, Keys, Presence
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
-from kvbraid.sim.captures import Capture, Lookup, Reset
+from kvbraid.sim.captures.read import Capture, Lookup, Reset
 
 _POD: Final = PodId("pod")
 _MODEL: Final = "model"

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 from kvbraid.cli import cli
 from kvbraid.errors import InvalidValueError, KvbraidError
-from kvbraid.sim.cache_models import CONFIGS, cache_model
-from kvbraid.sim.cache_policies import CACHE_POLICIES
-from kvbraid.sim.memory_size import parse_size, show_size
-from kvbraid.sim.simulation_plot import draw
+from kvbraid.sim.traces.memory_size import parse_size, show_size
+from kvbraid.sim.traces.models import CONFIGS, cache_model
+from kvbraid.sim.traces.plot import draw
+from kvbraid.sim.traces.policies import CACHE_POLICIES
 
 from bench import study_policies
 from bench.study_policies import Study

@@ -17,12 +17,12 @@ from typing import Final
 import httpx
 from rich.console import Console
 
-from kvbraid.sim.display import Display, totals
-from kvbraid.sim.driver import Driver, PodTally
-from kvbraid.sim.interrupts import Interrupts, handled_interrupts
-from kvbraid.sim.presets import PRESETS
-from kvbraid.sim.processes import EngineProcess, ServerProcess
-from kvbraid.sim.workload import WorkRequest, shared_prefix_workload
+from kvbraid.sim.fleet.display import Display, totals
+from kvbraid.sim.fleet.driver import Driver, PodTally
+from kvbraid.sim.fleet.interrupts import Interrupts, handled_interrupts
+from kvbraid.sim.fleet.presets import PRESETS
+from kvbraid.sim.fleet.processes import EngineProcess, ServerProcess
+from kvbraid.sim.fleet.workload import WorkRequest, shared_prefix_workload
 
 FLEET: Final = (
     ("gpt-oss-0", "gpt-oss-sim"),

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kvbraid.sim.driver import Outcome, PodTally
+from kvbraid.sim.fleet.driver import Outcome, PodTally
 from kvbraid.spec import GroupSpec, Topology
 
 _NUM_PLAIN_LINES: Final = 10

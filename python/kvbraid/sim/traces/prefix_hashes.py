@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvbraid.errors import InvalidValueError
-from kvbraid.sim.trace import TraceRequest
+from kvbraid.sim.traces.trace import TraceRequest
 
 PART_TOKENS: Final = 16
 

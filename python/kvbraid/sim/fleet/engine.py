@@ -1,6 +1,6 @@
 """A simulated engine: the cache behind a request loop, publishing as an engine does.
 
-As a process (`python -m kvbraid.sim.engine`) it says where it publishes on its first line of
+As a process (`python -m kvbraid.sim.fleet.engine`) it says where it publishes on its first line of
 output, then answers one JSON line per request line, and ends with its input: it cannot outlive
 whoever started it. It computes nothing; generated tokens come with the request.
 """
@@ -21,7 +21,7 @@ from kvbraid.errors import KvbraidError
 from kvbraid.events.model import BlockRemoved, BlockStored
 from kvbraid.hashing import ExtraKeys
 from kvbraid.service.publisher import Publisher
-from kvbraid.sim.presets import PRESETS, Preset, cache_config
+from kvbraid.sim.fleet.presets import PRESETS, Preset, cache_config
 from kvbraid.sim.scheduler import SequentialScheduler
 
 

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from kvbraid.cache.retention import ByValue, Dense, Interval, Retention
 from kvbraid.errors import UnknownError
 from kvbraid.models import PrefillCost
-from kvbraid.sim.cache_models import CacheModel
+from kvbraid.sim.traces.models import CacheModel
 from kvbraid.spec import SpecKind
 
 CachePolicy: TypeAlias = Callable[[CacheModel], Retention]

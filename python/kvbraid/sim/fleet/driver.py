@@ -13,9 +13,9 @@ from typing import Any, Final, Protocol
 import httpx
 
 from kvbraid.errors import ServiceError
-from kvbraid.sim.engine import EngineAnswer, EngineRequest, Ready
-from kvbraid.sim.presets import Preset, topology_body
-from kvbraid.sim.workload import WorkRequest
+from kvbraid.sim.fleet.engine import EngineAnswer, EngineRequest, Ready
+from kvbraid.sim.fleet.presets import Preset, topology_body
+from kvbraid.sim.fleet.workload import WorkRequest
 
 _SETTLE_S: Final = 15.0
 _POLL_S: Final = 0.002

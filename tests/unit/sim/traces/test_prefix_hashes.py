@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kvbraid.errors import InvalidValueError
-from kvbraid.sim.prefix_hashes import PrefixHashes, num_leading, num_shared
-from kvbraid.sim.trace import TraceRequest
+from kvbraid.sim.traces.prefix_hashes import PrefixHashes, num_leading, num_shared
+from kvbraid.sim.traces.trace import TraceRequest
 
 
 def chained(prompts: list[list[int]]) -> list[list[int]]:

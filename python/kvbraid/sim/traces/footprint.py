@@ -12,9 +12,9 @@ from math import lcm
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from kvbraid.sim.cache_models import CacheModel
-from kvbraid.sim.prefix_hashes import num_leading
-from kvbraid.sim.trace import Trace
+from kvbraid.sim.traces.models import CacheModel
+from kvbraid.sim.traces.prefix_hashes import num_leading
+from kvbraid.sim.traces.trace import Trace
 from kvbraid.spec import GroupSpec, SpecKind
 
 _FirstBlock: TypeAlias = Callable[[GroupSpec, int], int]

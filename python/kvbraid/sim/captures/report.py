@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
-from kvbraid.sim.captures import read_capture
-from kvbraid.sim.replay import ReplayOptions, Report, replay
+from kvbraid.sim.captures.read import read_capture
+from kvbraid.sim.captures.replay import ReplayOptions, Report, replay
 
 
 def run_replays(

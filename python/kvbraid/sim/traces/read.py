@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from kvbraid.errors import TraceError
-from kvbraid.sim import trace_mooncake, trace_sessions
-from kvbraid.sim.trace import Trace
+from kvbraid.sim.traces import mooncake, sessions
+from kvbraid.sim.traces.trace import Trace
 
 _Reader: TypeAlias = Callable[[str, Iterable[bytes], str], Trace]
 
 FORMS: Final[tuple[tuple[str, _Reader], ...]] = (
-    ("hash_ids", trace_mooncake.read),
-    ("reqs", trace_sessions.read),
+    ("hash_ids", mooncake.read),
+    ("reqs", sessions.read),
 )
 """The field of the first line that tells a form, and its reader."""
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import zstandard
 from kvbraid.errors import TraceError
-from kvbraid.sim import traces
-from kvbraid.sim.trace import Trace
-from kvbraid.sim.trace_sessions import Call, Session, interleave
-from kvbraid.sim.traces import read_trace
+from kvbraid.sim.traces import read
+from kvbraid.sim.traces.read import read_trace
+from kvbraid.sim.traces.sessions import Call, Session, interleave
+from kvbraid.sim.traces.trace import Trace
 
 
 def mooncake(*rows: tuple[int, list[int]]) -> str:
@@ -65,7 +65,7 @@ def test_compressed_traces_are_read(tmp_path: Path) -> None:
 def test_a_missing_decompressor_is_one_line_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(traces, "_module", lambda _name: None)
+    monkeypatch.setattr(read, "_module", lambda _name: None)
     path = written(tmp_path, "", name="some.jsonl.zst")
     with pytest.raises(TraceError, match=r"pip install 'kvbraid\[traces\]'"):
         read_trace(path)

@@ -1,0 +1,1 @@
+"""Captures: the recorded lives of real engines, read from disk and replayed."""
