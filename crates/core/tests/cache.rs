@@ -297,3 +297,39 @@ fn a_step_takes_the_blocks_that_it_needs_and_tells_the_states_that_it_kept() {
     assert!(cache.take_state_tails(id + 1).is_err());
     assert!(cache.blocks_needed(&Need::default(), true).is_ok());
 }
+
+#[test]
+fn a_request_that_is_given_twice_is_refused_before_anything_changes() {
+    let groups = vec![group(SpecKind::FullAttention, 4)];
+    let mut cache =
+        Cache::new(config(groups, 20, Retention::Dense), &SECRET).expect("a valid config");
+    let first = cache.add(prompt(1, 9)).expect("a prompt");
+    assert!(begin(&mut cache, first, 9));
+    let id = cache.add(prompt(1, 9)).expect("a prompt");
+    let need = Need {
+        request: id,
+        num_new_tokens: 1,
+        num_hit_tokens: 8,
+        ..Need::default()
+    };
+    let free = cache.num_free_blocks();
+    assert!(cache.allocate(&[need, need], 0).is_err());
+    assert!(cache.release(&[first, id, first]).is_err());
+    assert!(cache.preempt(&[first, first]).is_err());
+    assert_eq!(cache.num_free_blocks(), free);
+    assert_eq!(
+        cache
+            .progress(first)
+            .expect("still known")
+            .num_computed_tokens,
+        9
+    );
+    assert_eq!(
+        cache
+            .allocate(&[need], 0)
+            .expect("given once, it is served")
+            .num_fit,
+        1
+    );
+    cache.check_integrity(&[]);
+}

@@ -149,7 +149,8 @@ class CacheManager:
         """Give all blocks of finished requests back, tails first, and forget the requests.
 
         Raises:
-            UnknownError: One of them is not known, or is given twice.
+            UnknownError: One of them is not known.
+            InvalidValueError: One of them is given twice.
         """
         self._core.release(requests)
 
@@ -205,9 +206,9 @@ class CacheManager:
             reserved_blocks: Free blocks to leave to others.
 
         Raises:
-            UnknownError: A request is not known; nothing has changed.
-            InvalidValueError: A hit that is no longer held, or a request for nothing; earlier
-                requests of the call stand.
+            UnknownError: A request is not known.
+            InvalidValueError: A hit that is no longer held, a request for nothing, or the same
+                request twice. As with every error, nothing has changed.
         """
         try:
             done = self._core.allocate([_encode(need) for need in needs], reserved_blocks)

@@ -54,7 +54,6 @@ UNKNOWN: dict[str, Call] = {
     "common prefix": lambda b: b.cache.num_common_prefix_blocks([b.runs, NOBODY]),
     "release": lambda b: b.cache.release([NOBODY]),
     "release, one of two": lambda b: b.cache.release([b.runs, NOBODY]),
-    "release twice in one call": lambda b: b.cache.release([b.runs, b.runs]),
     "preempt": lambda b: b.cache.preempt([b.runs, NOBODY]),
     "decode": lambda b: b.cache.decode([b.runs, NOBODY], [1, 2]),
     "allocate": lambda b: b.cache.allocate([b.need(), b.need(request=NOBODY)]),
@@ -63,6 +62,12 @@ UNKNOWN: dict[str, Call] = {
     "take_state_tails": lambda b: b.cache.take_state_tails(NOBODY),
 }
 WRONG: dict[str, Call] = {
+    "release twice in one call": lambda b: b.cache.release([b.runs, b.runs]),
+    "preempt twice in one call": lambda b: b.cache.preempt([b.runs, b.runs]),
+    "allocate twice in one call": lambda b: b.cache.allocate([b.need(), b.need()]),
+    "adopt a hit twice in one call": lambda b: b.cache.allocate(
+        [b.need(request=b.waits, num_hit_tokens=8)] * 2
+    ),
     "commit of more than is computed": lambda b: b.cache.commit(b.runs, 11),
     "commit of a negative count": lambda b: b.cache.commit(b.runs, -1),
     "roll back forwards": lambda b: b.cache.roll_back(b.runs, 11),
@@ -153,8 +158,7 @@ def unchanged(busy: Busy, call: Call, error: type[KvbraidError]) -> str:
 
 @pytest.mark.parametrize("call", UNKNOWN.values(), ids=UNKNOWN.keys())
 def test_an_unknown_request_is_named_and_nothing_changes(busy: Busy, call: Call) -> None:
-    message = unchanged(busy, call, UnknownError)
-    assert str(NOBODY) in message or "twice" in message
+    assert str(NOBODY) in unchanged(busy, call, UnknownError)
 
 
 @pytest.mark.parametrize("call", WRONG.values(), ids=WRONG.keys())

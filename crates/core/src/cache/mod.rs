@@ -27,6 +27,7 @@ mod statistics;
 
 use crate::secret::Secret;
 use hashbrown::HashMap;
+use smallvec::SmallVec;
 
 pub use allocate::Need;
 pub use checkpoints::Checkpoint;
@@ -223,14 +224,9 @@ impl Cache {
     /// Allocates for many requests in order; stops at the first that does not fit.
     ///
     /// # Errors
-    /// `Unknown` or `InvalidValue`, before anything has changed.
+    /// `Unknown` or `InvalidValue` (a request that is given twice, too), before anything has changed.
     pub fn allocate(&mut self, needs: &[Need], reserved_blocks: usize) -> Result<Allocation> {
-        if let Some(need) = needs
-            .iter()
-            .find(|n| !self.requests.contains_key(&n.request))
-        {
-            return Err(unknown(need.request));
-        }
+        self.check_distinct(needs.iter().map(|need| need.request))?;
         self.store.start_checks();
         for need in needs {
             self.with(need.request, |store, request| store.check(request, need))?;
@@ -282,9 +278,9 @@ impl Cache {
     /// Gives all blocks of requests back, tails first, and forgets the requests.
     ///
     /// # Errors
-    /// `Unknown`, before anything has changed.
+    /// `Unknown`, or `InvalidValue` for a request that is given twice, before anything has changed.
     pub fn release(&mut self, ids: &[u64]) -> Result<()> {
-        self.check_distinct(ids)?;
+        self.check_distinct(ids.iter().copied())?;
         for id in ids {
             if let Some(mut request) = self.requests.remove(id) {
                 self.store.give_back(&mut request);
@@ -296,9 +292,9 @@ impl Cache {
     /// Gives all blocks of requests back; they stay known, with nothing computed.
     ///
     /// # Errors
-    /// `Unknown`, before anything has changed.
+    /// `Unknown`, or `InvalidValue` for a request that is given twice, before anything has changed.
     pub fn preempt(&mut self, ids: &[u64]) -> Result<()> {
-        self.check_distinct(ids)?;
+        self.check_distinct(ids.iter().copied())?;
         ids.iter().try_for_each(|&id| {
             self.with(id, |store, request| {
                 store.give_back(request);
@@ -310,16 +306,20 @@ impl Cache {
         })
     }
 
-    fn check_distinct(&self, ids: &[u64]) -> Result<()> {
-        for (position, id) in ids.iter().enumerate() {
-            self.request(*id)?;
-            if ids[..position].contains(id) {
-                return Err(Error::Unknown(format!(
-                    "request {id} is given twice; once released it is not known"
-                )));
-            }
+    /// Refuses requests that are not known, and one that is given twice.
+    fn check_distinct(&self, ids: impl Iterator<Item = u64> + Clone) -> Result<()> {
+        for id in ids.clone() {
+            self.request(id)?;
         }
-        Ok(())
+        let mut sorted: SmallVec<[u64; 64]> = ids.collect();
+        sorted.sort_unstable();
+        match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(Error::InvalidValue(format!(
+                "request {} is given twice in one call; give each request once",
+                pair[0]
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// Forgets a request and hands its blocks over, groups in order: the caller frees them.
