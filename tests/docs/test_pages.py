@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from kvbraid.sim.captures.read import read_capture
+from kvbraid.sim.captures.replay import ReplayOptions, replay
 
+from tests.captures import FIXTURES
 from tests.docs.markdown import (
     ROOT,
     blocks,
@@ -70,6 +73,26 @@ def test_the_readme_shows_what_its_program_prints() -> None:
     assert len([line for line in program.splitlines() if line]) <= 12
     printed = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, timeout=30)
     assert json.loads(printed) == json.loads(answer)
+
+
+def test_the_figures_of_the_readme_are_those_of_the_replays_that_it_shows() -> None:
+    shown = [command for command in commands(README) if command.startswith("kvbraid replay")]
+    names = re.findall(r"\w+", shown[0].partition("{")[2])
+    captures = [read_capture(FIXTURES / name) for name in names]
+    sources = {
+        json.loads((FIXTURES / name / "config.json").read_text())["source"] for name in names
+    }
+    assert sources == {"real model execution on CPU"}
+    shortcut, ours = (
+        [replay(capture, ReplayOptions(presence=presence)) for capture in captures]
+        for presence in ("full-only", "count")
+    )
+    asked, exact = (sum(getattr(report, n) for report in ours) for n in ("requests", "exact"))
+    opening = " ".join(README.read_text().partition("```")[0].split())
+    over = sum(report.over for report in shortcut)
+    assert f"overestimated {over} of {asked} recorded vLLM lookups" in opening
+    assert f"it got {exact} right" in opening
+    assert asked - exact == sum(report.by_class["late_clear"] for report in ours) == 1
 
 
 def test_continuous_integration_runs_the_readme_commands() -> None:
