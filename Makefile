@@ -167,15 +167,14 @@ docs: .venv/built ## Write the generated parts of docs/
 
 # ---- numbers and the real engine -----------------------------------------------------------
 
-# The files that ONLY names, by their beginning or by a row; each area's rival has an environment.
-BENCH_FILES = $(if $(ONLY),$(or $(wildcard bench/bench_$(ONLY)*.py),$(shell grep -l '"$(ONLY)"' bench/bench_*.py)),$(wildcard bench/bench_*.py))
-BENCH_VENVS = $(if $(filter bench/bench_cache%,$(BENCH_FILES)),.venv-vllm) $(if $(filter-out bench/bench_cache%,$(BENCH_FILES)),.venv-bench)
+BENCH = $(PYTHON) bench/harness/run.py $(if $(ONLY),--only $(ONLY))
 
-bench: $(BENCH_VENVS:%=%/installed) ## Measure ours against the rivals; ONLY=fleet, cache or score_8k narrows it
-	@$(PYTHON) bench/run.py $(if $(ONLY),--only $(ONLY))
+bench: ## Measure ours against the rivals; ONLY=fleet, cache or score_8k narrows it
+	@needed=$$($(BENCH) --environments) && $(MAKE) --no-print-directory $$(printf '%s/installed ' $$needed)
+	@$(BENCH)
 
 study: .venv-study/installed ## Simulate for hours what a table shows: ONLY=policies; JOBS=2, TRACES=folder
-	@.venv-study/bin/python bench/study.py $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs $(JOBS)) \
+	@.venv-study/bin/python bench/studies/run.py $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs $(JOBS)) \
 		$(if $(TRACES),--traces $(TRACES))
 
 clean: ## Remove environments and builds

@@ -1,4 +1,4 @@
-"""`kvbraid cache simulate` as people and programs see it, and the study made of the same parts."""
+"""`kvbraid cache simulate` as people and programs see it."""
 
 import json
 import sys
@@ -9,12 +9,9 @@ from click.testing import CliRunner
 from kvbraid.cli import cli
 from kvbraid.errors import InvalidValueError, KvbraidError
 from kvbraid.sim.traces.memory_size import parse_size, show_size
-from kvbraid.sim.traces.models import CONFIGS, cache_model
+from kvbraid.sim.traces.models import cache_model
 from kvbraid.sim.traces.plot import draw
 from kvbraid.sim.traces.policies import CACHE_POLICIES
-
-from bench import study_policies
-from bench.study_policies import Study
 
 MODEL = "gpt-oss-120b"
 BLOCK_BYTES = cache_model(MODEL).block_bytes
@@ -122,42 +119,3 @@ def test_what_cannot_be_simulated_is_refused(
 def test_sizes_are_read_and_shown(text: str, num_bytes: int, shown: str) -> None:
     assert parse_size(text) == num_bytes
     assert show_size(num_bytes) == shown
-
-
-@pytest.fixture
-def study(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
-    monkeypatch.setattr(study_policies, "TRACES", {"small.jsonl": "here"})
-    monkeypatch.setattr(study_policies, "SHARES", ("1/2", "1"))
-    monkeypatch.setattr(study_policies, "BOUNDED", ("small",))
-    study_policies._trace.cache_clear()
-    study_policies._footprint.cache_clear()
-    return Study(traces=trace.parent, folder=tmp_path / "results")
-
-
-def test_a_study_computes_what_is_missing_and_nothing_else(
-    study: Study, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert study_policies.run(study) == 0
-    num_cells = len(CONFIGS) * 2 * len(CACHE_POLICIES)
-    lines = study.results.read_text().splitlines()
-    assert len(lines) == num_cells
-    page = (study.folder / "policies.md").read_text()
-    assert "| small | gpt-oss-120b | 1 | " in page
-    assert "| value | 10 of 10 | +0.00 | small, " in page
-    assert "| small | 33.30 | 49.95 |" in page  # One block, and all three.
-    stale = json.dumps({**json.loads(lines[1]), "version": study_policies.VERSION - 1})
-    study.results.write_text("\n".join([stale, *lines[2:], lines[0][:50]]))
-    capsys.readouterr()
-    assert study_policies.run(study) == 0
-    said = capsys.readouterr().err
-    assert f"{num_cells - 2} cells are there, 2 to do" in said
-    assert "a line is cut off" in said
-    assert (study.folder / "policies.md").read_text() == page
-    assert (study.folder / "policies.png").exists()
-
-
-def test_a_study_without_its_traces_says_what_to_fetch(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert study_policies.run(Study(traces=tmp_path, folder=tmp_path / "results")) == 2
-    assert "mooncake_conversation_trace.jsonl.zst is missing; it is of" in capsys.readouterr().err

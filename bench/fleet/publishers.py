@@ -6,8 +6,8 @@ from typing import Any
 
 import zmq
 
-from bench.service import Service, wait_until
-from bench.streams import NUM_PODS, Batch
+from bench.fleet.service import Service, wait_until
+from bench.fleet.streams import NUM_PODS, Batch
 
 
 class Publishers:

@@ -1,8 +1,8 @@
 """Measure rows of one module and print a JSON line for each; everything else goes to stderr.
 
-`python -m bench.row MODULE [ROW …] [--side SIDE]`, started by `run.py`. No row runs in the memory
-that another left behind: several rows are measured in a fork each, after what the module names as
-`PRELOAD` has been imported, once for all. Without ROW, print the rows and their questions.
+`python -m bench.harness.row MODULE [ROW …] [--side SIDE]`, started by `run.py`. No row runs in
+the memory that another left: several rows are measured in a fork each, after what the module names
+as `PRELOAD` has been imported, once for all. Without ROW, print the rows and their questions.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import multiprocessing
 import sys
 from collections.abc import Sequence
 
-from bench.measure import Figures, Row, take_samples
+from bench.harness.measure import Figures, Row, take_samples
 
 
 def line(row: Row, taken: dict[str, Figures]) -> str:
@@ -55,12 +55,12 @@ def measure(row: Row, side: str | None) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the rows that the command line names, or list them all."""
-    parser = argparse.ArgumentParser(prog="python -m bench.row")
+    parser = argparse.ArgumentParser(prog="python -m bench.harness.row")
     parser.add_argument("module")
     parser.add_argument("rows", nargs="*")
     parser.add_argument("--side", choices=("ours", "rival"), help="measure this side alone")
     options = parser.parse_args(arguments)
-    module = importlib.import_module(f"bench.{options.module}")
+    module = importlib.import_module(options.module)
     rows: dict[str, Row] = {row.name: row for row in module.ROWS}
     if not options.rows:
         print(json.dumps({row.name: row.question for row in rows.values()}))

@@ -9,9 +9,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from bench.cache_ours import Ours
-from bench.cache_pair import agree, rival
-from bench.cache_side import (
+from bench.cache.ours import Ours
+from bench.cache.pair import agree, rival
+from bench.cache.side import (
     BLOCK,
     FULL,
     FULL_ONLY,
@@ -25,7 +25,7 @@ from bench.cache_side import (
     random_tokens,
     window,
 )
-from bench.measure import Row, Sample, Side, Target, repeated_cpu_us
+from bench.harness.measure import Row, Sample, Side, Target, repeated_cpu_us
 
 NUM_TOKENS = 8_192
 NUM_ADVERSARIAL = 131_072
@@ -103,7 +103,7 @@ def row(name: str, groups: Groups) -> Row:
     )
 
 
-PRELOAD = "bench.cache_rival"
+PRELOAD = "bench.cache.rival"
 
 ROWS = (
     row("match_full", FULL_ONLY),

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bench.cache_ours import Ours
-from bench.cache_pair import agree, rival
-from bench.cache_side import BLOCK, GEMMA3, AnyCache, Factory, prefill, random_tokens
-from bench.measure import Row, Sample, Side, Target
+from bench.cache.ours import Ours
+from bench.cache.pair import agree, rival
+from bench.cache.side import BLOCK, GEMMA3, AnyCache, Factory, prefill, random_tokens
+from bench.harness.measure import Row, Sample, Side, Target
 
 NUM_TOKENS = 8_192
 NUM_PROMPTS = 16
@@ -115,7 +115,7 @@ def decoding_leaves(new: Factory) -> object:
     return free, cache.blocks(requests[5]), cache.match(cache.add(tokens))
 
 
-PRELOAD = "bench.cache_rival"
+PRELOAD = "bench.cache.rival"
 
 ROWS = (
     Row(

@@ -13,9 +13,9 @@ import numpy as np
 from kvbraid.fleet.request import Request
 from kvbraid.spec import GroupSpec, SpecKind
 
-from bench.measure import Row, Sample, Side, Target, repeated_us
-from bench.ours import FULL, apply_all, new_index
-from bench.streams import Batch, Chain, Event, batch, prefill_events, stored
+from bench.fleet.ours import FULL, apply_all, new_index
+from bench.fleet.streams import Batch, Chain, Event, batch, prefill_events, stored
+from bench.harness.measure import Row, Sample, Side, Target, repeated_us
 
 NUM_PODS = 32
 NUM_KEYS = 512

@@ -29,7 +29,7 @@ from kvbraid.sim.traces.read import read_trace
 from kvbraid.sim.traces.simulation import HitRate, simulate
 from kvbraid.sim.traces.trace import Trace
 
-from bench import clairvoyant
+from bench.studies import clairvoyant
 
 VERSION: Final = 1
 """Of what a cell computes. Raise it with any change of the cache, the policies or the traces."""

@@ -15,7 +15,7 @@ from kvbraid.cache import (
 )
 from kvbraid.spec import EngineDialect, Topology
 
-from bench.cache_side import Groups, Hit
+from bench.cache.side import Groups, Hit
 
 Request: TypeAlias = int
 

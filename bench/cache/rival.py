@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from kvbraid.spec import GroupSpec, SpecKind
 
-from bench.cache_side import BLOCK, Groups, Hit
+from bench.cache.side import BLOCK, Groups, Hit
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

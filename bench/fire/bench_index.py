@@ -23,7 +23,7 @@ from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
 from kvbraid.spec import Topology
 
-from bench.fire_inputs import (
+from bench.fire.inputs import (
     MEGABYTE,
     ONE_TOKEN,
     SIXTEEN,
@@ -51,7 +51,7 @@ from bench.fire_inputs import (
     sparse_overlap,
     stored,
 )
-from bench.measure import Row, Sample, Side, Target
+from bench.harness.measure import Row, Sample, Side, Target
 
 MODEL: Final = "model"
 PUBLISHER: Final = PodId("pod0")

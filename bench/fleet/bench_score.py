@@ -13,10 +13,9 @@ from kvbraid.fleet.index import FleetIndex
 from kvbraid.fleet.request import Request
 from kvbraid.spec import GroupSpec, SpecKind
 
-from bench.measure import Row, Sample, Side, Target, repeated_us
-from bench.ours import FULL, apply_all, new_index
-from bench.rival import Tree, tree_events
-from bench.streams import (
+from bench.fleet.ours import FULL, apply_all, new_index
+from bench.fleet.rival import Tree, tree_events
+from bench.fleet.streams import (
     NUM_PODS,
     Batch,
     Chain,
@@ -25,6 +24,7 @@ from bench.streams import (
     prefill_events,
     stored,
 )
+from bench.harness.measure import Row, Sample, Side, Target, repeated_us
 
 WINDOW = 1_024
 WINDOW_GROUP = GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=16, window=WINDOW)

@@ -8,11 +8,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from bench.measure import Row, Sample, Side, Target, cpu_us_of, cpu_us_of_process
-from bench.ours import Server, apply_all, new_index
-from bench.publishers import Publishers, wait_applied
-from bench.rival import Indexer, Tree, tree_events
-from bench.streams import Batch, Mix, one_block_events, shared_chain
+from bench.fleet.ours import Server, apply_all, new_index
+from bench.fleet.publishers import Publishers, wait_applied
+from bench.fleet.rival import Indexer, Tree, tree_events
+from bench.fleet.streams import Batch, Mix, one_block_events, shared_chain
+from bench.harness.measure import Row, Sample, Side, Target, cpu_us_of, cpu_us_of_process
 
 Stream: TypeAlias = Callable[[], list[Batch]]
 

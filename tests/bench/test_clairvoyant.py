@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvbraid.sim.traces.trace import Trace, TraceRequest
 
-from bench.clairvoyant import hit_rate, working_set
+from bench.studies.clairvoyant import hit_rate, working_set
 
 BLOCK = 4
 PROMPTS = st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=6)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from bench.measure import Row, Sample, Side, Target, cpu_us_of_process
-from bench.ours import Server
-from bench.publishers import Publishers, wait_applied
-from bench.rival import Indexer
-from bench.streams import Mix, Tokens, queries
+from bench.fleet.ours import Server
+from bench.fleet.publishers import Publishers, wait_applied
+from bench.fleet.rival import Indexer
+from bench.fleet.streams import Mix, Tokens, queries
+from bench.harness.measure import Row, Sample, Side, Target, cpu_us_of_process
 
 NUM_CONNECTIONS = 16
 NUM_PROMPTS = 32

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from bench.measure import Row, Sample, Side, Target
+from bench.harness.measure import Row, Sample, Side, Target
 
 NUM_BLOCKS = int(os.environ.get("KVBRAID_BENCH_CACHE_BLOCKS", "1_000_000"))
 
@@ -23,7 +23,7 @@ def measured(side: str, figure: str) -> Side:
     @contextlib.contextmanager
     def context() -> Iterator[Sample]:
         def sample() -> float:
-            command = [sys.executable, "-m", "bench.cache_memory", side, str(NUM_BLOCKS)]
+            command = [sys.executable, "-m", "bench.cache.memory", side, str(NUM_BLOCKS)]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             return float(json.loads(done.stdout.splitlines()[-1])[figure])
 

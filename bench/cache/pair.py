@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import TypeAlias
 
-from bench.cache_ours import Ours
-from bench.cache_side import AnyCache, Factory, Groups
+from bench.cache.ours import Ours
+from bench.cache.side import AnyCache, Factory, Groups
 
 Work: TypeAlias = Callable[[Factory], object]
 """Does a row's work once on an empty cache; returns what both sides must agree on."""
@@ -18,7 +18,7 @@ def rival(
     retention: int | None = None,
 ) -> AnyCache:
     """Make the rival's cache."""
-    from bench.cache_rival import Rival
+    from bench.cache.rival import Rival
 
     return Rival(groups, num_blocks, events=events, retention=retention)
 

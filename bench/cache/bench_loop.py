@@ -11,10 +11,10 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 
-from bench.cache_ours import Ours, OursWithStructs
-from bench.cache_pair import agree, rival
-from bench.cache_side import GEMMA3, AnyCache, Factory, random_tokens
-from bench.measure import Row, Sample, Side, Target
+from bench.cache.ours import Ours, OursWithStructs
+from bench.cache.pair import agree, rival
+from bench.cache.side import GEMMA3, AnyCache, Factory, random_tokens
+from bench.harness.measure import Row, Sample, Side, Target
 
 NUM_PREFIXES = 8
 PREFIX_TOKENS = 4_096
@@ -88,7 +88,7 @@ def served(new: Factory) -> object:
 
 check: Callable[[], None] = agree(served)
 
-PRELOAD = "bench.cache_rival"
+PRELOAD = "bench.cache.rival"
 
 ROWS = (
     Row(

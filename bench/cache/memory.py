@@ -1,6 +1,6 @@
 """What an engine cache of a million blocks occupies, measured in this process; one JSON line.
 
-`python -m bench.cache_memory SIDE [NUM_BLOCKS]`: resident bytes per block of the empty pool, and
+`python -m bench.cache.memory SIDE [NUM_BLOCKS]`: resident bytes per block of the empty pool, and
 then per (group, hash) that is findable, the worst between half and all of the blocks.
 """
 
@@ -10,10 +10,10 @@ import json
 import os
 import sys
 
-from bench.cache_ours import Ours
-from bench.cache_pair import rival
-from bench.cache_side import BLOCK, GEMMA3, random_tokens
-from bench.measure import rss_bytes_of_process
+from bench.cache.ours import Ours
+from bench.cache.pair import rival
+from bench.cache.side import BLOCK, GEMMA3, random_tokens
+from bench.harness.measure import rss_bytes_of_process
 
 PROMPT_TOKENS = 8_192
 NUM_BLOCKS = 1_000_000

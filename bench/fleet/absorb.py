@@ -1,6 +1,6 @@
 """A process that applies a stream from standard input to an index, and says how much it grew.
 
-Run by `bench_fleet_memory.py`, so that nothing else of the benchmark is in its memory. Frames:
+Run by `bench_memory.py`, so that nothing else of the benchmark is in its memory. Frames:
 pod and length as little-endian uint32, then the payload.
 """
 
@@ -9,9 +9,9 @@ import os
 import struct
 import sys
 
-from bench.measure import rss_bytes_of_process
-from bench.ours import accounted_bytes, new_index, pod_name
-from bench.streams import Batch
+from bench.fleet.ours import accounted_bytes, new_index, pod_name
+from bench.fleet.streams import Batch
+from bench.harness.measure import rss_bytes_of_process
 
 _HEAD = struct.Struct("<II")
 

@@ -7,11 +7,11 @@ import pytest
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
 
-from bench import fire_inputs
-from bench.bench_fire import ROWS, bystander_scored, given_up, index_of, request_of
-from bench.fire_inputs import Shape
-from bench.measure import Figures
-from bench.row import line
+from bench.fire import inputs as fire_inputs
+from bench.fire.bench_index import ROWS, bystander_scored, given_up, index_of, request_of
+from bench.fire.inputs import Shape
+from bench.harness.measure import Figures
+from bench.harness.row import line
 
 SHAPES: list[Shape] = [
     fire_inputs.sparse_halves,

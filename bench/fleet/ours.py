@@ -9,8 +9,8 @@ from kvbraid.fleet.index import FleetIndex
 from kvbraid.ids import PodId
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
-from bench.service import Service
-from bench.streams import NUM_PODS, Batch
+from bench.fleet.service import Service
+from bench.fleet.streams import NUM_PODS, Batch
 
 FULL = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16)
 

@@ -7,22 +7,22 @@ import argparse
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
     """Run the study that is asked for."""
-    from bench import study_policies
+    from bench.studies import policies
 
-    studies = {"policies": study_policies.run}
-    parser = argparse.ArgumentParser(prog="bench/study.py")
+    studies = {"policies": policies.run}
+    parser = argparse.ArgumentParser(prog="bench/studies/run.py")
     parser.add_argument("--only", choices=studies, required=True)
     parser.add_argument("--traces", type=Path, default=ROOT.parent / "shared" / "traces")
     parser.add_argument("--folder", type=Path, default=ROOT / "bench" / "studies")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time")
     parser.add_argument("--requests", type=int, help="only the first of each trace, to try it out")
     options = parser.parse_args()
-    study = study_policies.Study(
+    study = policies.Study(
         traces=options.traces,
         folder=options.folder,
         num_jobs=options.jobs,

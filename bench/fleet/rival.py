@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from bench.service import Service
-from bench.streams import BLOCK, Batch
+from bench.fleet.service import Service
+from bench.fleet.streams import BLOCK, Batch
 
 
 def _rival() -> Any:  # noqa: ANN401 - the wheel ships no types for these two names.

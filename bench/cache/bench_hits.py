@@ -11,9 +11,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from bench.cache_ours import OursByValue
-from bench.cache_pair import rival
-from bench.cache_side import (
+from bench.cache.ours import OursByValue
+from bench.cache.pair import rival
+from bench.cache.side import (
     BLOCK,
     GEMMA3,
     GPT_OSS,
@@ -24,7 +24,7 @@ from bench.cache_side import (
     prefill,
     random_tokens,
 )
-from bench.measure import Row, Sample, Side, Target
+from bench.harness.measure import Row, Sample, Side, Target
 
 NUM_SESSIONS = 12
 NUM_TURNS = 6
@@ -114,7 +114,7 @@ def row(name: str, groups: Groups, share: float) -> Row:
     )
 
 
-PRELOAD = "bench.cache_rival"
+PRELOAD = "bench.cache.rival"
 
 ROWS = (
     row("hit_rate_gemma3", GEMMA3, 1.0),

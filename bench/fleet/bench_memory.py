@@ -16,12 +16,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from bench.absorb import frame
-from bench.measure import Row, Sample, Side, Target, rss_bytes_of_process
-from bench.ours import accounted_bytes, apply_all, new_index
-from bench.publishers import Publishers, wait_applied
-from bench.rival import Indexer
-from bench.streams import (
+from bench.fleet.absorb import frame
+from bench.fleet.ours import accounted_bytes, apply_all, new_index
+from bench.fleet.publishers import Publishers, wait_applied
+from bench.fleet.rival import Indexer
+from bench.fleet.streams import (
     NUM_PODS,
     Batch,
     Chain,
@@ -31,6 +30,7 @@ from bench.streams import (
     removed,
     shared_chain,
 )
+from bench.harness.measure import Row, Sample, Side, Target, rss_bytes_of_process
 
 NUM_BLOCKS = int(os.environ.get("KVBRAID_BENCH_BLOCKS", "10_000_000"))
 CHURN_BLOCKS = NUM_BLOCKS // 10
@@ -71,7 +71,7 @@ def bytes_per_entry(stream: Stream) -> Side:
     @contextlib.contextmanager
     def side() -> Iterator[Sample]:
         def sample() -> float:
-            command = [sys.executable, "-m", "bench.absorb"]
+            command = [sys.executable, "-m", "bench.fleet.absorb"]
             with subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
             ) as process:

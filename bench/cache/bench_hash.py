@@ -11,8 +11,8 @@ from itertools import count
 
 from kvbraid.hashing import EngineHash, Tokens, block_hashes
 
-from bench.cache_side import BLOCK, random_tokens
-from bench.measure import Row, Sample, Side, Target, repeated_cpu_us
+from bench.cache.side import BLOCK, random_tokens
+from bench.harness.measure import Row, Sample, Side, Target, repeated_cpu_us
 
 NUM_TOKENS = 131_072
 ENGINE = EngineHash(block_size=BLOCK)
@@ -33,7 +33,7 @@ def ours(*, as_list: bool) -> Side:
 @contextlib.contextmanager
 def theirs() -> Iterator[Sample]:
     """The engine's own."""
-    from bench.cache_rival import HASHER, new_request
+    from bench.cache.rival import HASHER, new_request
 
     request = new_request(0, random_tokens(1, NUM_TOKENS))
     request.block_hashes = []
@@ -42,7 +42,7 @@ def theirs() -> Iterator[Sample]:
 
 def check() -> None:
     """Both give the same bytes."""
-    from bench.cache_rival import new_request
+    from bench.cache.rival import new_request
 
     tokens = random_tokens(1, NUM_TOKENS)
     expected = [bytes(digest) for digest in new_request(0, tokens).block_hashes]
@@ -51,7 +51,7 @@ def check() -> None:
             assert ours == theirs, f"block {block} differs"
 
 
-PRELOAD = "bench.cache_rival"
+PRELOAD = "bench.cache.rival"
 
 ROWS = (
     Row(

@@ -1,0 +1,143 @@
+"""Run the benchmarks: one JSON line per row on stdout, progress and spreads on stderr.
+
+`make bench`; ONLY=fleet (an area), ONLY=fleet_score (one of its files) or ONLY=score_8k (a row)
+narrows it. Each area runs in the environment that has its rival, where that exists, else in this
+one. The lines, the machine and the commit are also written to `.bench/results.json`. A row that
+cannot be measured is a line with nulls, and exit status 1; a missed target is not an error.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+ENVIRONMENTS = {"cache": ".venv-vllm", "fire": ".venv-bench", "fleet": ".venv-bench"}
+"""Where an area, a folder beside this one, is measured: beside its rival if it has one."""
+
+
+def files(only: str | None) -> Iterator[tuple[Path, bool]]:
+    """Yield the files that are measured, and whether whole, or only the row that `only` names."""
+    for area in ENVIRONMENTS:
+        for path in sorted((ROOT / "bench" / area).glob("bench_*.py")):
+            name = f"{area}_{path.stem.removeprefix('bench_')}"
+            is_whole = only is None or name.startswith(only)
+            if is_whole or f'"{only}"' in path.read_text():
+                yield path, is_whole
+
+
+def command_of(path: Path, *arguments: str) -> list[str]:
+    """Return the command that runs `bench.harness.row` on a file in its area's environment."""
+    area = path.parent.name
+    python = ROOT / ENVIRONMENTS[area] / "bin" / "python"
+    executable = str(python) if python.exists() else sys.executable
+    return [executable, "-m", "bench.harness.row", f"bench.{area}.{path.stem}", *arguments]
+
+
+def selected(only: str | None) -> Iterator[tuple[Path, list[str]]]:
+    """Yield the files and rows that are measured by one command.
+
+    Importing vLLM takes longer than measuring, so that the rows of a file share it; other files
+    start a process for each row.
+    """
+    for path, is_whole in files(only):
+        listed = subprocess.run(
+            command_of(path), cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+        )
+        rows = [name for name in json.loads(listed.stdout) if is_whole or name == only]
+        if "PRELOAD" in path.read_text():
+            yield path, rows
+        else:
+            yield from ((path, [row]) for row in rows)
+
+
+def measure(path: Path, rows: list[str], side: str | None) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each row that could be measured, as they come."""
+    command = command_of(path, *rows)
+    if side:
+        command += ["--side", side]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None  # Asked for above.
+        for text in process.stdout:
+            yield json.loads(text)
+
+
+def unmeasured(row: str) -> dict[str, Any]:
+    """Return the line of a row that failed."""
+    names = ("ours", "rival", "unit", "ratio", "target")
+    return {"bench": row, **dict.fromkeys(names), "met": False}
+
+
+def setting() -> dict[str, Any]:
+    """Return where and on what the figures were taken."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    models = [
+        text.partition(":")[2].strip()
+        for text in Path("/proc/cpuinfo").read_text().splitlines()
+        if text.startswith("model name")
+    ]
+    return {
+        "commit": commit.stdout.strip(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": models[0] if models else platform.processor(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "python": platform.python_version(),
+    }
+
+
+def main() -> int:
+    """Measure the selected rows, or say which environments that needs."""
+    parser = argparse.ArgumentParser(prog="bench/harness/run.py")
+    parser.add_argument("--only", help="an area (fleet), a file (fleet_score) or a row (score_8k)")
+    parser.add_argument("--side", choices=("ours", "rival"), help="measure this side alone")
+    parser.add_argument(
+        "--environments", action="store_true", help="print the environments that this needs"
+    )
+    options = parser.parse_args()
+    areas = dict.fromkeys(path.parent.name for path, _ in files(options.only))
+    if not areas:
+        print(f"no benchmark is called {options.only!r}; see bench/*/bench_*.py", file=sys.stderr)
+        return 2
+    if options.environments:
+        print(*dict.fromkeys(ENVIRONMENTS[area] for area in areas))
+        return 0
+    return report(options.only, options.side)
+
+
+def report(only: str | None, side: str | None) -> int:
+    """Measure, print and write down the selected rows; return the exit status."""
+    results: list[dict[str, Any]] = []
+    written = {"setting": setting(), "rows": results}
+    failed: list[str] = []
+    for path, rows in selected(only):
+        missing = dict.fromkeys(rows)
+        for figures in measure(path, rows, side):
+            del missing[figures["bench"]]
+            results.append(figures)
+            print(json.dumps(figures), flush=True)
+        for row in missing:
+            results.append(unmeasured(row))
+            print(json.dumps(results[-1]), flush=True)
+        failed += missing
+    folder = ROOT / ".bench"
+    folder.mkdir(exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(written, indent=1) + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
