@@ -1,49 +1,89 @@
-"""kvbraid: exact reusable prefixes for hybrid-attention language models."""
+"""kvbraid: exact reusable prefixes for hybrid-attention language models.
 
-from kvbraid._native import __version__
-from kvbraid.errors import (
-    CaptureError,
-    InvalidValueError,
-    KvbraidError,
-    ServiceError,
-    TooLargeError,
-    TopologyError,
-    TraceError,
-    UnknownError,
-)
-from kvbraid.fleet.answer import Bounds, Explanation, PodExplanation, PodInfo, PodScore, Scores
-from kvbraid.fleet.index import FleetIndex, IndexOptions
-from kvbraid.fleet.request import MediaItem, Request
-from kvbraid.ids import GroupId, PodId, PodState, Tier
-from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology, topology_from_mapping
+A public name is resolved when somebody asks for it. `import kvbraid` therefore loads no other
+module, and what works without the native core (`kvbraid.models`, `kvbraid.spec`) never loads it.
+"""
 
-__all__ = [
-    "Bounds",
-    "CaptureError",
-    "EngineDialect",
-    "Explanation",
-    "FleetIndex",
-    "GroupId",
-    "GroupSpec",
-    "IndexOptions",
-    "InvalidValueError",
-    "KvbraidError",
-    "MediaItem",
-    "PodExplanation",
-    "PodId",
-    "PodInfo",
-    "PodScore",
-    "PodState",
-    "Request",
-    "Scores",
-    "ServiceError",
-    "SpecKind",
-    "Tier",
-    "TooLargeError",
-    "Topology",
-    "TopologyError",
-    "TraceError",
-    "UnknownError",
-    "__version__",
-    "topology_from_mapping",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from kvbraid._native import __version__ as __version__
+    from kvbraid.errors import (
+        CaptureError as CaptureError,
+        InvalidValueError as InvalidValueError,
+        KvbraidError as KvbraidError,
+        ServiceError as ServiceError,
+        TooLargeError as TooLargeError,
+        TopologyError as TopologyError,
+        TraceError as TraceError,
+        UnknownError as UnknownError,
+        UnsupportedError as UnsupportedError,
+    )
+    from kvbraid.fleet.answer import (
+        Bounds as Bounds,
+        Explanation as Explanation,
+        PodExplanation as PodExplanation,
+        PodInfo as PodInfo,
+        PodScore as PodScore,
+        Scores as Scores,
+    )
+    from kvbraid.fleet.index import (
+        FleetIndex as FleetIndex,
+        IndexOptions as IndexOptions,
+    )
+    from kvbraid.fleet.request import (
+        MediaItem as MediaItem,
+        Request as Request,
+    )
+    from kvbraid.ids import (
+        GroupId as GroupId,
+        PodId as PodId,
+        PodState as PodState,
+        Tier as Tier,
+    )
+    from kvbraid.spec import (
+        EngineDialect as EngineDialect,
+        GroupSpec as GroupSpec,
+        SpecKind as SpecKind,
+        Topology as Topology,
+        topology_from_mapping as topology_from_mapping,
+    )
+
+_NAMES: Final = {
+    "_native": ("__version__",),
+    "errors": (
+        "CaptureError",
+        "InvalidValueError",
+        "KvbraidError",
+        "ServiceError",
+        "TooLargeError",
+        "TopologyError",
+        "TraceError",
+        "UnknownError",
+        "UnsupportedError",
+    ),
+    "fleet.answer": ("Bounds", "Explanation", "PodExplanation", "PodInfo", "PodScore", "Scores"),
+    "fleet.index": ("FleetIndex", "IndexOptions"),
+    "fleet.request": ("MediaItem", "Request"),
+    "ids": ("GroupId", "PodId", "PodState", "Tier"),
+    "spec": ("EngineDialect", "GroupSpec", "SpecKind", "Topology", "topology_from_mapping"),
+}
+"""Each module of the package with the names that it gives to the package itself."""
+
+_MODULES: Final = {name: f"kvbraid.{module}" for module, names in _NAMES.items() for name in names}
+
+__all__ = sorted(_MODULES)  # noqa: PLE0605 - the names are those of the table, written once.
+
+if not TYPE_CHECKING:  # A type checker that saw it would accept any name at all.
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            msg = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(msg)
+        value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -13,7 +13,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
-from kvbraid import _native
+from kvbraid._native import engine_chain, engine_chain_keys, engine_none_hash
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockHash
 
@@ -93,7 +93,7 @@ def none_hash(algo: HashAlgo, seed: str | None) -> BlockHash | None:
 
     `seed` is PYTHONHASHSEED as the engine's environment has it; None means that it is not set.
     """
-    digest = _native.engine_none_hash(algo.value, seed)
+    digest = engine_none_hash(algo.value, seed)
     return None if digest is None else BlockHash(digest)
 
 
@@ -104,7 +104,7 @@ def block_hashes(
 
     Raises InvalidValueError for a random seed, a value that is not a token id, unsorted media.
     """
-    digests = _native.engine_chain(_engine(engine), tokens, _extra(extra))
+    digests = engine_chain(_engine(engine), tokens, _extra(extra))
     width = 32 if engine.algo in (HashAlgo.SHA256, HashAlgo.SHA256_CBOR) else 16
     # One call for all: slicing them one by one costs more than hashing.
     return cast(
@@ -114,7 +114,7 @@ def block_hashes(
 
 def block_keys(tokens: Tokens, engine: EngineHash, extra: ExtraKeys = NO_EXTRA_KEYS) -> list[int]:
     """Return the integer form of `block_hashes`: the last 8 bytes of each, read big-endian."""
-    return _native.engine_chain_keys(_engine(engine), tokens, _extra(extra))
+    return engine_chain_keys(_engine(engine), tokens, _extra(extra))
 
 
 def _engine(engine: EngineHash) -> tuple[str, bytes, int, int]:

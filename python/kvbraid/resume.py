@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from math import gcd, lcm
 from typing import Final, TypeAlias
 
-from kvbraid import _native
+from kvbraid._native import resume as resume_words
+from kvbraid._native import resume_accepted
 from kvbraid.errors import InvalidValueError
 from kvbraid.spec import EngineDialect, Topology
 
@@ -43,7 +44,7 @@ def resume(topology: Topology, num_tokens: int, held: Entries, *, strict: bool =
         InvalidValueError: An entry at a boundary where the group cannot have one.
     """
     query = (num_tokens, _ONE_HOLDER, strict)
-    return _native.resume(encode(topology), _words(topology, num_tokens, held), query)[0]
+    return resume_words(encode(topology), _words(topology, num_tokens, held), query)[0]
 
 
 def accepted(
@@ -55,7 +56,7 @@ def accepted(
     """
     query = (num_tokens, _ONE_HOLDER, strict)
     words = _words(topology, num_tokens, held)
-    return _native.resume_accepted(encode(topology), words, query, group)
+    return resume_accepted(encode(topology), words, query, group)
 
 
 def encode(topology: Topology) -> TopologyTuple:

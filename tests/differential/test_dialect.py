@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import example, given, settings
-from kvbraid import _native
+from kvbraid._native import resume as native_resume
 from kvbraid.resume import encode
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
@@ -145,7 +145,7 @@ def answer(departure: Departure, dialect: list[str]) -> int:
     case = Case(departure.topology, departure.num_tokens, (departure.held,))
     encoded = (*encode(departure.topology)[:-1], dialect)
     query = (departure.num_tokens, 1, True)
-    return _native.resume(encoded, words_of(case, [0]), query)[0]
+    return native_resume(encoded, words_of(case, [0]), query)[0]
 
 
 @pytest.mark.parametrize("departure", DEPARTURES, ids=lambda departure: departure.flag)

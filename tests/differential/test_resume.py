@@ -6,7 +6,8 @@ from random import Random
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kvbraid import _native
+from kvbraid._native import resume as native_resume
+from kvbraid._native import resume_accepted, resume_limiting, resume_present
 from kvbraid.resume import HeldTuple, encode
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
@@ -55,7 +56,7 @@ def native(case: Case, seed: int = 0, *, strict: bool = True) -> list[int]:
     """The answers in the order of the holders; every other bit must answer 0."""
     bits = bits_of(case, seed)
     query = (case.num_tokens, sum(1 << bit for bit in bits), strict)
-    answers = _native.resume(encode(case.topology), words_of(case, bits), query)
+    answers = native_resume(encode(case.topology), words_of(case, bits), query)
     assert all(answer == 0 for bit, answer in enumerate(answers) if bit not in bits)
     return [answers[bit] for bit in bits]
 
@@ -120,7 +121,7 @@ def test_a_strict_answer_never_exceeds_a_lax_one(case: Case) -> None:
 def test_present_equals_brute_force(case: Case, seed: int) -> None:
     bits = bits_of(case, seed)
     query = (case.num_tokens, sum(1 << bit for bit in bits), True)
-    answers = _native.resume_present(encode(case.topology), words_of(case, bits), query)
+    answers = resume_present(encode(case.topology), words_of(case, bits), query)
     assert [answers[bit] for bit in bits] == [
         reference.present(case.topology, case.num_tokens, holder) for holder in case.holders
     ]
@@ -159,7 +160,7 @@ def test_accepted_boundaries_equal_brute_force(case: Case, seed: int) -> None:
     for bit, holder in zip(bits, case.holders, strict=True):
         for group in range(len(case.topology.groups)):
             query = (case.num_tokens, 1 << bit, True)
-            found = _native.resume_accepted(encode(case.topology), words, query, group)
+            found = resume_accepted(encode(case.topology), words, query, group)
             expected = accepted_by_brute_force(case.topology, case.num_tokens, holder, group)
             assert found == expected
 
@@ -170,8 +171,8 @@ def test_the_limiting_group_refuses_the_next_boundary(case: Case, seed: int) -> 
     bits = bits_of(case, seed)
     words, mask = words_of(case, bits), sum(1 << bit for bit in bits)
     query = (case.num_tokens, mask, True)
-    answers = _native.resume(encode(case.topology), words, query)
-    limits = _native.resume_limiting(encode(case.topology), words, query, answers)
+    answers = native_resume(encode(case.topology), words, query)
+    limits = resume_limiting(encode(case.topology), words, query, answers)
     for bit, holder in zip(bits, case.holders, strict=True):
         refused = [
             (group, length)

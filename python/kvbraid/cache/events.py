@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvbraid import _native
+from kvbraid._native import encode_events
 from kvbraid.events.model import Event
 from kvbraid.events.wire import decode
 
@@ -19,7 +19,7 @@ class Events:
 
     def to_bytes(self, ts: float, dp_rank: int | None = None) -> bytes:
         """Return the payload that an engine publishes. `ts`: seconds since the epoch."""
-        return _native.encode_events(self.encoded, self.num_events, ts, dp_rank)
+        return encode_events(self.encoded, self.num_events, ts, dp_rank)
 
     def structs(self) -> tuple[Event, ...]:
         """Return the events as structures, decoded from the bytes."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final, TypeAlias
 
-from kvbraid import _native
+from kvbraid._native import CacheCore
 from kvbraid.cache.chunk import Position, chunk_rules, plan_chunk
 from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.events import Events
@@ -56,7 +56,7 @@ class CacheManager:
         options = config.group_options or (GroupOptions(),) * len(topology.groups)
         self.config = config
         self.num_groups = len(topology.groups)
-        self._core = _native.CacheCore(
+        self._core = CacheCore(
             (
                 encode(topology),
                 [

@@ -8,9 +8,9 @@ Thread-safe; every call that does work releases the interpreter.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from kvbraid import _native
+from kvbraid._native import FleetCore
 from kvbraid.errors import InvalidValueError
 from kvbraid.fleet.answer import (
     Applied,
@@ -26,6 +26,9 @@ from kvbraid.fleet.request import Request
 from kvbraid.ids import GroupId, PodId, PodState, Tier
 from kvbraid.resume import encode
 from kvbraid.spec import EngineDialect, SpecKind, Topology
+
+if TYPE_CHECKING:
+    from kvbraid._native import _InfoTuple
 
 Keys: TypeAlias = Literal["auto", "join"]
 """Whether engines' hash functions may be used, or placing rests on tokens and joins alone."""
@@ -86,7 +89,7 @@ class FleetIndex:
     def __init__(self, options: IndexOptions | None = None) -> None:
         options = options or IndexOptions()
         weights = {**TIER_WEIGHTS, **(options.tier_weights or {})}
-        self._core = _native.FleetCore(
+        self._core = FleetCore(
             (
                 options.keys == "auto",
                 options.presence != "set",
@@ -321,7 +324,7 @@ def _known_group(group: _Group) -> KnownGroup:
     )
 
 
-def _info(row: "_native._InfoTuple") -> PodInfo:
+def _info(row: "_InfoTuple") -> PodInfo:
     pod, dp_rank, model, (state, reason), messages, groups, placed, refused, rest = row
     return PodInfo(
         pod=PodId(pod),
