@@ -2,7 +2,7 @@
 #
 #   .venv        developer's install: editable, debug build, all checkers   (lint, docs, fmt)
 #   .venv-wheel  what a user gets: the release wheel, with the test extra    (test, soak)
-#   .venv-demo   `pip install .` and nothing else                            (demo)
+#   .venv-demo   `pip install .[serve]` and nothing else                     (demo)
 #   .venv-bench  the release wheel and the fleet's rival                     (bench)
 #   .venv-study  the release wheel and what studies draw with               (study)
 #   .venv-vllm   the release wheel and a real vLLM for CPU                   (test-vllm, bench)
@@ -63,7 +63,7 @@ dist/built: $(SOURCES)
 .venv-demo/installed: $(SOURCES)
 	@echo "installing kvbraid into .venv-demo (about half a minute the first time)"
 	@test -x .venv-demo/bin/python || $(PYTHON) -m venv .venv-demo
-	@.venv-demo/bin/python $(PIP) .
+	@.venv-demo/bin/python $(PIP) '.[serve]'
 	@touch $@
 
 .venv-bench/installed: dist/built
@@ -92,7 +92,7 @@ dist/built: $(SOURCES)
 .venv-study/installed: dist/built
 	@echo "setting up .venv-study (the wheel, matplotlib)"
 	@test -x .venv-study/bin/python || $(PYTHON) -m venv .venv-study
-	@.venv-study/bin/python $(PIP) "$$(ls dist/*.whl)[plot,traces]"
+	@.venv-study/bin/python $(PIP) "$$(ls dist/*.whl)[plot,serve,traces]"
 	@.venv-study/bin/python $(PIP) --force-reinstall --no-deps dist/*.whl
 	@touch $@
 

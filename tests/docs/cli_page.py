@@ -15,7 +15,8 @@ WIDTH: Final = 99
 HEADER: Final = """\
 # The command line
 
-Written by `make docs` from the commands' own help; do not edit by hand.
+Written by `make docs` from the commands' own help; do not edit by hand. The command comes with the
+extra `serve` ([installing](install.md)).
 """
 
 

@@ -1,0 +1,91 @@
+"""The base install: the library works without the extra `serve`, whose absence takes one line."""
+
+import re
+from importlib import metadata
+
+import pytest
+from kvbraid import extras
+
+from tests.unit.test_package import fresh
+
+BLOCKED = """
+from kvbraid.extras import SERVE
+sys.modules.update(dict.fromkeys((*SERVE, "typing_extensions")))
+"""
+"""An import of a module of the extra fails from now on; msgspec uses another one if it can."""
+
+
+def required(extra: str | None) -> set[str]:
+    """Return the packages that an extra asks for, or the base, as their distributions spell it."""
+    lines = metadata.requires("kvbraid") or []
+    wanted = [line for line in lines if ("extra ==" in line) == (extra is not None)]
+    return {
+        re.split(r"[<>=;\[ ]", line, maxsplit=1)[0].replace("-", "_")
+        for line in wanted
+        if extra is None or re.search(rf"extra == ['\"]{extra}['\"]", line)
+    }
+
+
+def test_the_base_needs_msgspec_and_nothing_else() -> None:
+    assert required(None) == {"msgspec"}
+
+
+def test_the_modules_of_the_extra_are_those_of_its_packages() -> None:
+    modules = {
+        module
+        for module, packages in metadata.packages_distributions().items()
+        if required("serve") & {package.replace("-", "_") for package in packages}
+    }
+    assert {*extras.SERVE} <= modules
+    assert len(extras.SERVE) == len(required("serve")) - 1, "uvicorn imports uvloop, we do not"
+
+
+def test_the_library_works_without_the_extra() -> None:
+    program = f"""{BLOCKED}
+before = set(sys.modules)
+import kvbraid, kvbraid.cache, kvbraid.events, kvbraid.hashing, kvbraid.models, kvbraid.resume
+print(*[name for name in kvbraid.__all__ if getattr(kvbraid, name) is None])
+loaded = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+print(*loaded - {{*sys.stdlib_module_names, "msgspec", "kvbraid"}})
+"""
+    assert fresh(program) == ["", ""]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["serve"], ["model", "config.json"]])
+def test_a_command_without_the_extra_names_it_in_one_line(arguments: list[str]) -> None:
+    program = f"""{BLOCKED}
+sys.stderr = sys.stdout
+sys.argv[1:] = {arguments!r}
+from kvbraid.__main__ import main
+try:
+    main()
+except SystemExit as exit:
+    print(exit.code)
+"""
+    assert fresh(program) == [
+        "kvbraid: this command needs click, which is not installed: pip install 'kvbraid[serve]'",
+        "2",
+    ]
+
+
+def test_a_module_of_the_service_names_the_extra() -> None:
+    program = f"""{BLOCKED}
+try:
+    import kvbraid.service.subscriber
+except ImportError as error:
+    print(error)
+"""
+    (line,) = fresh(program)
+    assert "kvbraid.service needs click" in line
+    assert line.endswith("pip install 'kvbraid[serve]'")
+
+
+def test_the_command_runs_where_the_extra_is_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kvbraid.__main__ import main
+
+    monkeypatch.setattr("sys.argv", ["kvbraid", "--version"])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main()
+    assert "kvbraid" in capsys.readouterr().out
