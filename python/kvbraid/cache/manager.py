@@ -207,8 +207,7 @@ class CacheManager:
 
         Raises:
             UnknownError: A request is not known.
-            InvalidValueError: A hit that is no longer held, a request for nothing, or the same
-                request twice. As with every error, nothing has changed.
+            InvalidValueError: A hit that is no longer held, a need of nothing, a request twice.
         """
         try:
             done = self._core.allocate([_encode(need) for need in needs], reserved_blocks)
