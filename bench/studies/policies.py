@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from kvbraid.cache import Retention
+from kvbraid.report.plot import Curves, draw, load_matplotlib
 from kvbraid.sim.traces.footprint import Footprint, footprint
 from kvbraid.sim.traces.memory_size import show_size
 from kvbraid.sim.traces.models import CONFIGS, cache_model
-from kvbraid.sim.traces.plot import Curves, draw, load_matplotlib
 from kvbraid.sim.traces.policies import CACHE_POLICIES, retention_of
 from kvbraid.sim.traces.read import read_trace
 from kvbraid.sim.traces.simulation import HitRate, simulate

@@ -4,6 +4,7 @@ Exit status: 0 done, 1 a check failed, 2 wrong usage, bad input or an unreachabl
 on stderr that ends with the remedy).
 """
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -134,8 +135,8 @@ def serve(config: Path | None, **flags: str | int | bool | tuple[str, ...] | Non
 @_url
 def score(tokens: str, url: str, *, as_json: bool, **query: Any) -> None:  # noqa: ANN401
     """Show what each pod can reuse of TOKENS: a file (JSON list or raw uint32) or - for stdin."""
+    from kvbraid.report.answers import show_scores
     from kvbraid.service.client import Client, read_tokens, to_json
-    from kvbraid.service.render import show_scores
 
     with Client(url) as client:
         answer = client.score(read_tokens(tokens), query)
@@ -148,8 +149,8 @@ def score(tokens: str, url: str, *, as_json: bool, **query: Any) -> None:  # noq
 @_url
 def explain(tokens: str, url: str, *, as_json: bool, **query: Any) -> None:  # noqa: ANN401
     """Draw which blocks of TOKENS each pod and group holds, and which group ends the prefix."""
+    from kvbraid.report.answers import show_explanation
     from kvbraid.service.client import Client, read_tokens, to_json
-    from kvbraid.service.render import show_explanation
 
     with Client(url) as client:
         answer = client.explain(read_tokens(tokens), query)
@@ -161,8 +162,8 @@ def explain(tokens: str, url: str, *, as_json: bool, **query: Any) -> None:  # n
 @_url
 def pods(url: str, *, as_json: bool) -> None:
     """List the registered pods: state, progress, what was placed and refused."""
+    from kvbraid.report.answers import show_pods
     from kvbraid.service.client import Client, to_json
-    from kvbraid.service.render import show_pods
 
     with Client(url) as client:
         answer = client.pods()
@@ -180,8 +181,8 @@ def tail(pod: tuple[str, ...], endpoint: str | None, count: int | None, url: str
     """Show live events, of a server's pods (all, or PODs) or of one endpoint; ends on Ctrl-C."""
     from itertools import islice
 
+    from kvbraid.report.events import event_lines
     from kvbraid.service.client import Client
-    from kvbraid.service.render import event_lines
     from kvbraid.service.tail import source_of, sources_of
     from kvbraid.service.tail import tail as listen
 
@@ -230,8 +231,8 @@ def replay(
     *, as_json: bool, fail_under: float | None,
 ) -> None:  # fmt: skip
     """Predict every request of recorded engine traffic and compare with what was reused."""
+    from kvbraid.report.replay import run_replays
     from kvbraid.sim.captures.replay import ReplayOptions
-    from kvbraid.sim.captures.report import run_replays
 
     full_reports = report_mode == "full"
     options = ReplayOptions(keys=keys, presence=presence, full_reports=full_reports)
@@ -265,11 +266,12 @@ def cache() -> None:
     "--plot", type=click.Path(path_type=Path), help="Draw hit rates against memory into this file."
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line per result.")
-def simulate(trace: Path, *, as_json: bool, **options: Any) -> None:  # noqa: ANN401
+def simulate(trace: Path, *, as_json: bool, plot: Path | None, **options: Any) -> None:  # noqa: ANN401
     """Play the requests of TRACE, a file, against a cache alone, and print token hit rates."""
-    from kvbraid.sim.traces.report import SimulationOptions, run_simulations
+    from kvbraid.report.simulation import run_simulations
+    from kvbraid.sim.traces.grid import Grid, GridOptions
 
-    run_simulations(trace, SimulationOptions(**options), as_json=as_json)
+    run_simulations(Grid.of(trace, GridOptions(**options)), as_json=as_json, plot=plot)
 
 
 _GROUPED: Final = "Needs --groups."
@@ -299,18 +301,21 @@ _GROUPED: Final = "Needs --groups."
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def model(config: Path, *, groups: bool, as_json: bool, **options: Any) -> None:  # noqa: ANN401
     """Read a Hugging Face config.json into layers and kinds, with their sizes."""
-    from kvbraid.models import EngineOptions, group_report, report
+    from kvbraid.models import EngineOptions, group_config, kinds_of, read_config
+    from kvbraid.report.models import group_table, layer_table
 
     given = {name: value for name, value in options.items() if value is not None}
     if groups:
-        click.echo(group_report(config, EngineOptions(**given), as_json=as_json))
+        grouped = group_config(read_config(config), EngineOptions(**given))
+        click.echo(json.dumps(grouped.to_json()) if as_json else group_table(grouped))
         return
     if given:
         parameters = click.get_current_context().command.params
         flags = ", ".join(each.opts[0] for each in parameters if each.name in given)
         msg = f"{flags} without --groups; add --groups, or leave it out"
         raise click.UsageError(msg)
-    click.echo(report(config, as_json=as_json))
+    layers = kinds_of(read_config(config))
+    click.echo(json.dumps(layers.to_json()) if as_json else layer_table(layers))
 
 
 @cli.command()
@@ -319,15 +324,16 @@ def model(config: Path, *, groups: bool, as_json: bool, **options: Any) -> None:
 @click.option("--seed", type=int, default=1, show_default=True)
 def demo(*, keep: bool, requests: int, seed: int) -> None:
     """Start a server and four simulated engines, and check every prediction; 1 if any is wrong."""
+    from kvbraid.report.demo import watch
     from kvbraid.sim.fleet.demo import run_demo
 
-    sys.exit(run_demo(serve=keep, requests=requests, seed=seed))
+    sys.exit(run_demo(serve=keep, requests=requests, seed=seed, watch=watch))
 
 
 def _print(answer: Any, as_json: Callable[[Any], str] | None, show: _Command) -> None:  # noqa: ANN401
     if as_json is not None:
         click.echo(as_json(answer))
         return
-    from rich.console import Console
+    from kvbraid.report.console import stdout
 
-    show(Console(highlight=False), answer)
+    show(stdout(), answer)

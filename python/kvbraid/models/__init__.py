@@ -2,13 +2,11 @@
 
 from kvbraid.models.engine_groups import EngineOptions, GroupedModel, group_config, group_layers
 from kvbraid.models.files import read_config
-from kvbraid.models.group_report import group_report
 from kvbraid.models.grouping import Grouping, LayerGroup, form_groups
 from kvbraid.models.layers import KindLayers, LayerSpec, ModelLayers
 from kvbraid.models.pages import CacheLayer, Page
 from kvbraid.models.prefill_cost import PrefillCost, prefill_cost
 from kvbraid.models.read import MODEL_TYPES, complete, engine_layers, kinds_of
-from kvbraid.models.report import report
 from kvbraid.models.shapes import Heads, State, StatePart
 
 __all__ = [
@@ -31,9 +29,7 @@ __all__ = [
     "form_groups",
     "group_config",
     "group_layers",
-    "group_report",
     "kinds_of",
     "prefill_cost",
     "read_config",
-    "report",
 ]

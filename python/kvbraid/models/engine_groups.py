@@ -69,6 +69,20 @@ class GroupedModel:
     options: EngineOptions
     grouping: Grouping
 
+    def to_json(self) -> dict[str, object]:
+        """Return the object that `kvbraid model --groups --json` prints."""
+        return {
+            "model_type": self.model.model_type,
+            "num_layers": self.model.num_layers,
+            "num_ranks": self.options.num_ranks,
+            "groups": [group.to_json() for group in self.grouping.groups],
+            "block_bytes": self.grouping.block_bytes,
+            "padding_slots": self.grouping.padding_slots,
+            "alignment": self.grouping.alignment,
+            "hash_block_size": self.grouping.hash_block_size,
+            "assumed": dict(self.model.assumed),
+        }
+
 
 def group_config(config: Mapping[str, object], options: EngineOptions) -> GroupedModel:
     """Group the layers of a `config.json`, already parsed.

@@ -67,6 +67,20 @@ class LayerGroup:
             chunk=self.page.chunk if limited else None,
         )
 
+    def to_json(self) -> dict[str, object]:
+        """Return the group as `kvbraid model --groups --json` prints it."""
+        spec = self.spec()
+        return {
+            "kind": spec.kind.value,
+            "layers": list(self.numbers),
+            "block_size": spec.block_size,
+            "window": spec.window,
+            "chunk": spec.chunk,
+            "page_bytes": [layer.page.page_bytes for layer in self.layers],
+            "padding_bytes": self.padding_bytes,
+            "block_bytes": self.block_bytes,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:

@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from click.testing import CliRunner
-from kvbraid.cli import cli
 from kvbraid.errors import InvalidValueError, TopologyError
 from kvbraid.models import (
     CacheLayer,
     EngineOptions,
-    GroupedModel,
     Grouping,
     Heads,
     KindLayers,
@@ -24,9 +21,7 @@ from kvbraid.models import (
     form_groups,
     group_config,
     group_layers,
-    group_report,
 )
-from kvbraid.models.group_report import to_table
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 FIXTURES: Final = Path(__file__).parents[2] / "fixtures" / "models"
@@ -477,80 +472,3 @@ PARTIAL: Final[dict[str, tuple[tuple[Page, ...], bool]]] = {
 def test_hits_may_end_inside_a_states_block_where_every_group_allows_it(case: str) -> None:
     pages, expected = PARTIAL[case]
     assert Grouping(groups=form_groups(layers(*pages))).topology().partial_hits is expected
-
-
-# ---- the report --------------------------------------------------------------------------------
-
-
-def test_the_json_report_is_one_object_of_the_documented_shape() -> None:
-    path = FIXTURES / "gemma-3-27b.json"
-    printed = group_report(path, EngineOptions(num_ranks=2), as_json=True)
-    assert "\n" not in printed
-    found: dict[str, Any] = json.loads(printed)
-    groups = found.pop("groups")
-    assert found == {
-        "model_type": "gemma3_text",
-        "num_layers": 62,
-        "num_ranks": 2,
-        "block_bytes": 655_360,
-        "padding_slots": 8,
-        "alignment": 16,
-        "hash_block_size": 16,
-        "assumed": {"sliding_window_pattern": 6},
-    }
-    assert groups[5] == {
-        "kind": "sliding_window",
-        "layers": [6, 13, 20, 27, 34, 42, 49, 56],
-        "block_size": 16,
-        "window": 1024,
-        "chunk": None,
-        "page_bytes": [65_536] * 8,
-        "padding_bytes": 0,
-        "block_bytes": 524_288,
-    }
-
-
-def test_the_table_shows_groups_pages_and_sums() -> None:
-    path = FIXTURES / "qwen3-next-80b-a3b.json"
-    printed = group_report(path, EngineOptions(num_ranks=2), as_json=False)
-    assert printed.startswith("qwen3_next: 48 layers, 4 groups")
-    assert (
-        "A block takes 6,684,672 bytes on each of 2 ranks; 0 layer slots are padding." in printed
-    )
-    assert "Groups agree every 544 tokens; the engine hashes every 544." in printed
-    assert "assumed: mamba_ssm_dtype = bfloat16 (not in the config)" in printed
-    assert max(map(len, printed.splitlines())) <= 118
-    assert "A block takes 13,369,344 bytes;" in group_report(path, DEFAULT, as_json=False)
-
-
-def test_the_table_shows_the_range_of_unequal_pages() -> None:
-    sizes = model(kind_layers(FULL, [0], SMALL), kind_layers(FULL, [1], WIDE))
-    grouping = group_layers(sizes, DEFAULT)
-    grouped = GroupedModel(model=sizes, options=DEFAULT, grouping=grouping)
-    assert "8,192-65,536" in to_table(grouped)
-    assert len(grouping.groups) == 1
-
-
-# ---- the command -------------------------------------------------------------------------------
-
-
-def command(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(cli, ["model", *arguments])
-    return result.exit_code, result.output
-
-
-def test_the_command_passes_its_options_on() -> None:
-    path = str(FIXTURES / "qwen3-next-80b-a3b.json")
-    options = ("--block-size", "128", "--kernel-block", "64", "--state-dtype", "float32")
-    status, output = command(path, "--groups", *options, "--tp", "2", "--json")
-    found = json.loads(output)
-    assert (status, found["num_ranks"]) == (0, 2)
-    assert found["alignment"] == 1152
-
-
-def test_the_command_without_groups_shows_layers_and_refuses_options_of_groups() -> None:
-    path = str(FIXTURES / "gpt-oss-20b.json")
-    assert "24 layers" in command(path)[1]
-    status, output = command(path, "--kernel-block", "64", "--tp", "2")
-    assert status == 2
-    assert "--kernel-block, --tp without --groups; add --groups" in output

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from kvbraid.errors import InvalidValueError, TopologyError
@@ -16,7 +16,7 @@ from kvbraid.models import (
     complete,
     group_config,
     kinds_of,
-    report,
+    read_config,
 )
 from kvbraid.sim.captures.read import read_capture
 from kvbraid.spec import GroupSpec, SpecKind, Topology
@@ -497,32 +497,6 @@ def test_a_model_of_states_alone_has_no_full_group() -> None:
         complete(Topology(groups=(FULL,)), kinds_of(mamba))
 
 
-def test_the_json_report_is_one_object_of_the_documented_shape() -> None:
-    printed = report(FIXTURES / "llama-4-scout-17b-16e.json", as_json=True)
-    assert "\n" not in printed
-    found: dict[str, Any] = json.loads(printed)
-    assert list(found) == ["model_type", "num_layers", "kinds", "assumed"]
-    assert (found["model_type"], found["num_layers"]) == ("llama4_text", 48)
-    assert found["kinds"][1] == {
-        "kind": "full_attention",
-        "layers": list(range(3, 48, 4)),
-        "window": None,
-        "chunk": None,
-        "kv_bytes_per_token": 4096,
-        "state_bytes": None,
-    }
-    assert found["kinds"][0]["chunk"] == 8192
-
-
-def test_the_table_shows_kinds_runs_of_layers_and_what_was_assumed() -> None:
-    printed = report(FIXTURES / "gemma-3-4b.json", as_json=False)
-    assert printed.startswith("gemma3_text: 34 layers")
-    assert "sliding_window" in printed
-    assert "0-4, 6-10, 12-16" in printed
-    assert "assumed: head_dim = 256 (not in the config)" in printed
-    assert max(map(len, printed.splitlines())) <= 118
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -539,5 +513,5 @@ def test_a_file_that_is_no_config_is_refused_with_its_path(
     if content is not None:
         path.write_text(content)
     with pytest.raises(InvalidValueError, match=message) as refusal:
-        report(path, as_json=False)
+        read_config(path)
     assert str(path) in str(refusal.value)

@@ -6,9 +6,9 @@ the server by its HTTP interface only.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import httpx
 
@@ -58,6 +58,16 @@ class PodTally:
     def messages(self) -> int:
         """Messages that the engine has published."""
         return self.answer.last_seq + 1
+
+
+class Totals(NamedTuple):
+    """All pods so far: requests that were predicted exactly, wrong or early, and tokens."""
+
+    exact: int
+    wrong: int
+    early: int
+    predicted: int
+    true: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +179,17 @@ class Driver:
         if not response.is_success:
             raise ServiceError(f"{method} {path}: {response.status_code} {response.text}")
         return response.json()
+
+
+def totals(tallies: Collection[PodTally]) -> Totals:
+    """Sum what the pods' tallies count."""
+    return Totals(
+        exact=sum(tally.exact for tally in tallies),
+        wrong=sum(tally.wrong for tally in tallies),
+        early=sum(tally.early for tally in tallies),
+        predicted=sum(tally.predicted for tally in tallies),
+        true=sum(tally.true for tally in tallies),
+    )
 
 
 def _seq(last_seq: int | None) -> int:

@@ -1,6 +1,5 @@
 """The driver against a server that knows the truth, is late, or is wrong."""
 
-import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,12 +11,10 @@ from kvbraid.cache.manager import CacheManager
 from kvbraid.errors import ServiceError
 from kvbraid.sim.fleet import driver as driver_module
 from kvbraid.sim.fleet.demo import FLEET
-from kvbraid.sim.fleet.display import Display, describe_groups, totals
-from kvbraid.sim.fleet.driver import Driver, Outcome
+from kvbraid.sim.fleet.driver import Driver, Outcome, totals
 from kvbraid.sim.fleet.engine import EngineAnswer, EngineRequest, Ready, SimulatedEngine
 from kvbraid.sim.fleet.presets import PRESETS, Preset
 from kvbraid.sim.fleet.workload import shared_prefix_workload
-from rich.console import Console
 
 MODELS = ("gpt-oss-sim", "qwen3-next-sim")
 
@@ -170,26 +167,3 @@ def test_a_refusal_of_the_server_is_an_error_with_its_text() -> None:
     driver = Driver(httpx.Client(transport=transport, base_url="http://server"), fleet())
     with pytest.raises(ServiceError, match="PUT /v1/pods/gpt-oss-0: 400 no such thing"):
         driver.register()
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_the_display_shows_pods_and_progress_on_either_kind_of_output(is_terminal: bool) -> None:
-    driver, outcomes = play(Oracle(fleet()), requests=10)
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=is_terminal, width=160)
-    with Display(console, list(driver.tallies.values()), num_requests=10) as display:
-        for number, outcome in enumerate(outcomes, start=1):
-            display.show(number, outcome)
-    text = out.getvalue()
-    assert ("qwen3-next-1" in text) == is_terminal
-    assert ("10/10 requests: 9 exact, 0 wrong, 1 early" in text) != is_terminal
-
-
-def test_a_topology_is_described_in_a_few_words() -> None:
-    words = {model: describe_groups(preset.topology) for model, preset in PRESETS.items()}
-    assert words == {
-        "gpt-oss-sim": "window 128 + full",
-        "gemma-3-sim": "5 x window 256 + full",
-        "llama-4-sim": "3 x chunked_local 256 + full",
-        "qwen3-next-sim": "3 x mamba + full",
-    }

@@ -22,7 +22,6 @@ def load_matplotlib() -> Any:  # noqa: ANN401 - a module that may be absent
     """
     try:
         import matplotlib.figure
-        import matplotlib.ticker
     except ImportError:
         msg = "a plot needs matplotlib, which is not installed: pip install 'kvbraid[plot]'"
         raise InvalidValueError(msg) from None
@@ -46,22 +45,26 @@ def draw(
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for axes, (title, curves) in zip(grid.flat, panels.items(), strict=False):
-        for marker, (policy, points) in zip(_cycle(len(curves)), curves.items(), strict=True):
-            memories, rates = [x for x, _ in points], [100 * y for _, y in points]
-            axes.plot(memories, rates, marker=marker, label=policy, markersize=4, linewidth=1.2)
-        axes.set_title(title, fontsize=9)
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
-        axes.set_xlabel(memory)
-        axes.set_ylabel("token hit rate (%)")
-        axes.set_ylim(bottom=0)
-        axes.grid(visible=True, alpha=0.3)
-        axes.legend(fontsize=7)
+        _draw_panel(axes, title, curves, memory)
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
         msg = f"{path}: the plot cannot be written: {error}"
         raise InvalidValueError(msg) from error
+
+
+def _draw_panel(axes: Any, title: str, curves: Curves, memory: str) -> None:  # noqa: ANN401
+    for marker, (policy, points) in zip(_cycle(len(curves)), curves.items(), strict=True):
+        memories, rates = [x for x, _ in points], [100 * y for _, y in points]
+        axes.plot(memories, rates, marker=marker, label=policy, markersize=4, linewidth=1.2)
+    axes.set_title(title, fontsize=9)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel(memory)
+    axes.set_ylabel("token hit rate (%)")
+    axes.set_ylim(bottom=0)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(fontsize=7)
 
 
 def _cycle(length: int) -> str:

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 from kvbraid.cli import cli
 from kvbraid.errors import InvalidValueError, KvbraidError
+from kvbraid.report.plot import draw
 from kvbraid.sim.traces.memory_size import parse_size, show_size
 from kvbraid.sim.traces.models import cache_model
-from kvbraid.sim.traces.plot import draw
 from kvbraid.sim.traces.policies import CACHE_POLICIES
 
 MODEL = "gpt-oss-120b"

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.box import SIMPLE
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import Progress
 from rich.table import Table
 
+from kvbraid.report.console import progress, stdout
 from kvbraid.sim.captures.read import read_capture
 from kvbraid.sim.captures.replay import ReplayOptions, Report, replay
 
@@ -22,35 +22,25 @@ def run_replays(
         CaptureError: A capture cannot be read; those before it have been reported.
     """
     reports = []
-    with _progress() as progress:
+    with progress() as bars:
         for directory in directories:
-            report = _replay_one(directory, options, progress)
+            report = _replay_one(directory, options, bars)
             reports.append(report)
             if as_json:
                 print(json.dumps(report.to_dict()), flush=True)  # noqa: T201 - the output itself
     if not as_json:
-        Console(highlight=False).print(_table(reports))
+        stdout().print(_table(reports))
     return reports
 
 
-def _replay_one(directory: Path, options: ReplayOptions, progress: Progress) -> Report:
+def _replay_one(directory: Path, options: ReplayOptions, bars: Progress) -> Report:
     capture = read_capture(directory)
-    task = progress.add_task(capture.name, total=len(capture.operations))
+    task = bars.add_task(capture.name, total=len(capture.operations))
 
     def show(done: int, _total: int) -> None:
-        progress.update(task, completed=done)
+        bars.update(task, completed=done)
 
     return replay(capture, options, progress=show)
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
 
 
 _COUNTS = {

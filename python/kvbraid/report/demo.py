@@ -3,7 +3,8 @@
 It shows what the driver's tallies hold and changes none of it.
 """
 
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Iterable
 from types import TracebackType
 from typing import Final, Self
 
@@ -12,10 +13,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kvbraid.sim.fleet.driver import Outcome, PodTally
+from kvbraid.report.console import stdout
+from kvbraid.sim.fleet.driver import Outcome, PodTally, totals
 from kvbraid.spec import GroupSpec, Topology
 
 _NUM_PLAIN_LINES: Final = 10
+_PAUSE_S: Final = 0.05  # After each request on a terminal, for the table to be read.
 _COLUMNS: Final = (
     "pod",
     "state",
@@ -27,6 +30,19 @@ _COLUMNS: Final = (
     "blocks",
     "evicted",
 )
+
+
+def watch(outcomes: Iterable[Outcome], tallies: Collection[PodTally], num_requests: int) -> None:
+    """Show outcomes as they come, and leave the last table there, also when interrupted."""
+    console = stdout()
+    display = Display(console, tallies, num_requests=num_requests)
+    number = 0
+    try:
+        with display:
+            for number, outcome in enumerate(outcomes, start=1):
+                display.show(number, outcome)
+    finally:
+        console.print(display.table(number))
 
 
 class Display:
@@ -45,6 +61,7 @@ class Display:
         """Show the state after the request of this number, counted from 1."""
         if self.is_live:
             self._live.update(self.table(number, outcome), refresh=True)
+            time.sleep(_PAUSE_S)
         elif number % max(1, self._num_requests // _NUM_PLAIN_LINES) == 0:
             exact, wrong, early, predicted, true = totals(self._tallies)
             self._console.print(
@@ -80,17 +97,6 @@ class Display:
     ) -> None:
         if self.is_live:
             self._live.stop()
-
-
-def totals(tallies: Collection[PodTally]) -> tuple[int, int, int, int, int]:
-    """Sum exact, wrong and early requests, and predicted and true tokens."""
-    return (
-        sum(tally.exact for tally in tallies),
-        sum(tally.wrong for tally in tallies),
-        sum(tally.early for tally in tallies),
-        sum(tally.predicted for tally in tallies),
-        sum(tally.true for tally in tallies),
-    )
 
 
 def describe_groups(topology: Topology) -> str:

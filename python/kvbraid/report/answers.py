@@ -1,27 +1,19 @@
-"""Answers as text for people: tables, the strips of an explanation, lines of events.
+"""A server's answers as tables, and the strips of an explanation.
 
-Rich decides whether there is a terminal: without one the same text comes plain. What servers and
-engines call things is text, never markup, and nothing in it moves or turns a terminal's line.
-Nothing here reads or sends anything.
+What servers and engines call things is text, never markup, and nothing in it moves or turns a
+terminal's line. Nothing here reads or sends anything.
 """
 
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from kvbraid.errors import printable
-from kvbraid.events.model import (
-    AllBlocksCleared,
-    BlockRemoved,
-    BlockStored,
-    Event,
-    EventBatch,
-)
 from kvbraid.ids import PodState
+from kvbraid.report.events import group_name
 from kvbraid.service.answers import (
     ExplainAnswer,
     ExplainGroup,
@@ -41,7 +33,6 @@ _HELD, _PARTLY, _MISSING, _ACCEPTED = "█", "▒", "·", "^"
 _CELL_STYLE: Final = {_HELD: "green", _PARTLY: "yellow", _MISSING: "dim", _ACCEPTED: "cyan"}
 _LABEL_COLUMNS: Final = 30
 _NUMBERS: Final = frozenset({"rank", "last seq", "messages"})
-_NO_TIME: Final = "--:--:--.---"
 _MIN_CELLS: Final = 10
 
 
@@ -79,7 +70,7 @@ def show_pods(console: Console, answer: PodsAnswer) -> None:
             _state(row.state) + _text(f" {row.reason}" if row.reason else ""),
             "-" if row.last_seq is None else str(row.last_seq),
             str(row.messages),
-            ", ".join(f"{_group(g.group)} {g.kind.value}/{g.block_size}" for g in row.groups),
+            ", ".join(f"{group_name(g.group)} {g.kind.value}/{g.block_size}" for g in row.groups),
             _text(_counts(row.placed)),
             _text(_counts(row.refused)),
         )
@@ -140,7 +131,7 @@ def _strip(scale: _Scale, row: ExplainRow, number: int, group: ExplainGroup) -> 
     """Draw one cell per unit: held when all blocks that overlap it are, missing when none is."""
     name = group.kind.value + (f"/{group.window}" if group.window else "")
     ends = row.limiting is not None and row.limiting.group == group.group
-    label = f"{'>' if ends else ' '} {_group(group.group, number)} {name}"
+    label = f"{'>' if ends else ' '} {group_name(group.group, number)} {name}"
     line = Text(f"{label:<{_LABEL_COLUMNS}.{_LABEL_COLUMNS}}", style="bold red" if ends else "")
     for cell in range(scale.cells):
         first = cell * scale.unit // group.block_size
@@ -175,72 +166,8 @@ def _ruler(scale: _Scale, row: ExplainRow) -> Text:
     return line.append(f"{text} {_bounds(row.lower, row.upper)}", style="bold")
 
 
-def event_lines(source: str, seq: int, batch: EventBatch) -> list[str]:
-    """Return one line per event and refusal of a batch."""
-    start = f"{_when(batch.ts)} {source} #{seq}"
-    lines = [f"{start} {_EVENT_TEXT[type(event)](event)}" for event in batch.events]
-    for refusal in batch.refused:
-        place = "" if refusal.event_index is None else f" (event {refusal.event_index})"
-        lines.append(f"{start} refused {refusal.reason}{place}")
-    return [printable(line) for line in lines or [f"{start} empty"]]
-
-
-def _when(ts: float | None) -> str:
-    """Return the time of day in UTC; dashes for a time that no clock shows."""
-    if ts is None:
-        return _NO_TIME
-    try:
-        return f"{datetime.fromtimestamp(ts, UTC):%H:%M:%S.%f}"[:12]
-    except (OverflowError, ValueError, OSError):
-        return _NO_TIME
-
-
-def _stored(event: BlockStored) -> str:
-    kind = event.kv_cache_spec_kind or "kind unknown"
-    window = event.kv_cache_spec_sliding_window
-    parent = event.parent_block_hash
-    parts = [
-        f"stored  {_group(event.group_idx)} {kind}{f'/{window}' if window else ''}",
-        f"{len(event.block_hashes)} blocks of {event.block_size}",
-        f"{len(event.token_ids)} tokens",
-        "root" if parent is None else f"after {parent:016x}",
-        event.medium,
-        _hashes(event.block_hashes),
-    ]
-    parts += [f"lora {event.lora_name}"] if event.lora_name else []
-    return "  ".join(parts)
-
-
-def _removed(event: BlockRemoved) -> str:
-    count = len(event.block_hashes)
-    where = f"{_group(event.group_idx)}  {count} blocks  {event.medium}"
-    return f"removed {where}  {_hashes(event.block_hashes)}"
-
-
-def _cleared(event: AllBlocksCleared) -> str:
-    del event
-    return "cleared all blocks"
-
-
-_EVENT_TEXT: Final[Mapping[type[Event], Callable[[Any], str]]] = {
-    BlockStored: _stored,
-    BlockRemoved: _removed,
-    AllBlocksCleared: _cleared,
-}
-
-
-def _hashes(hashes: tuple[int, ...]) -> str:
-    shown = " ".join(f"{value:016x}" for value in hashes[:2])
-    return shown + (f" +{len(hashes) - 2}" if len(hashes) > 2 else "")
-
-
-def _group(group: int | None, number: int | None = None) -> str:
-    shown = group if group is not None else number
-    return "g-" if shown is None else f"g{shown}"
-
-
 def _ended_by(limiting: Limiting | None) -> str:
-    return "" if limiting is None else f"{_group(limiting.group)} at {limiting.boundary}"
+    return "" if limiting is None else f"{group_name(limiting.group)} at {limiting.boundary}"
 
 
 def _bounds(lower: int, upper: int) -> str:

@@ -5,6 +5,8 @@ from io import StringIO
 import pytest
 from kvbraid.events.model import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Refusal
 from kvbraid.ids import PodState
+from kvbraid.report.answers import show_explanation, show_pods, show_scores
+from kvbraid.report.events import event_lines
 from kvbraid.service.answers import (
     ExplainAnswer,
     ExplainGroup,
@@ -15,7 +17,6 @@ from kvbraid.service.answers import (
     ScoreAnswer,
     ScoreRow,
 )
-from kvbraid.service.render import event_lines, show_explanation, show_pods, show_scores
 from kvbraid.spec import SpecKind
 from rich.console import Console
 

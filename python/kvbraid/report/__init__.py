@@ -1,0 +1,1 @@
+"""Results as people see them: tables, progress, pictures. rich and matplotlib live here."""

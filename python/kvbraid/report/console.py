@@ -1,0 +1,38 @@
+"""Where reports go: the terminal, a text, or a bar of progress on standard error.
+
+Rich decides whether there is a terminal: without one the same text comes plain.
+"""
+
+from io import StringIO
+from typing import Final
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
+
+_TEXT_COLUMNS: Final = 118
+
+
+def stdout() -> Console:
+    """Return the console of the results, which colours no number."""
+    return Console(highlight=False)
+
+
+def as_text(*parts: RenderableType) -> str:
+    """Return what a console without colours would print, without spaces at the ends of lines."""
+    out = StringIO()
+    console = Console(file=out, width=_TEXT_COLUMNS, force_terminal=False, color_system=None)
+    for part in parts:
+        console.print(part)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def progress(*columns: ProgressColumn) -> Progress:
+    """Return a bar per task, followed by `columns`, which disappears when all are done."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+    )

@@ -1,0 +1,77 @@
+"""Every policy at every memory: the cells that `kvbraid cache simulate` computes for one trace."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from kvbraid.cache.retention import Retention
+from kvbraid.sim.traces.memory_size import parse_size
+from kvbraid.sim.traces.models import CacheModel, cache_model
+from kvbraid.sim.traces.policies import CACHE_POLICIES, retention_of
+from kvbraid.sim.traces.read import read_trace
+from kvbraid.sim.traces.simulation import HitRate, Progress, check_pool, simulate
+from kvbraid.sim.traces.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridOptions:
+    """What to simulate: `memories` as people write them; no policy given: all of them."""
+
+    model: str
+    memories: Sequence[str]
+    policies: Sequence[str] = ()
+    num_requests: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One policy at one memory, and what the cache reused."""
+
+    memory_bytes: int
+    policy: str
+    result: HitRate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """What is simulated: one trace and one model, `memories` in ascending order."""
+
+    trace: Trace
+    model: CacheModel
+    memories: Sequence[int]
+    policies: Mapping[str, Retention]
+
+    @classmethod
+    def of(cls, path: Path, options: GridOptions) -> "Grid":
+        """Read a trace and everything that is asked about it.
+
+        Raises:
+            TraceError: The trace cannot be read.
+            InvalidValueError: A size that is none, or a pool that holds nothing.
+            UnknownError: No such model or policy.
+        """
+        model = cache_model(options.model)
+        memories = sorted({parse_size(text) for text in options.memories})
+        policies = {name: retention_of(name, model) for name in options.policies or CACHE_POLICIES}
+        trace = read_trace(path)
+        if options.num_requests is not None:
+            trace = trace.first(options.num_requests)
+        for memory in memories:
+            check_pool(model, model.num_blocks(memory))
+        return cls(trace=trace, model=model, memories=memories, policies=policies)
+
+    def cases(self) -> Iterator[tuple[int, str]]:
+        """Yield each memory with each policy."""
+        yield from product(self.memories, self.policies)
+
+    def cell(self, memory_bytes: int, policy: str, progress: Progress) -> Cell:
+        """Simulate one case."""
+        result = simulate(
+            self.trace,
+            self.model,
+            self.model.num_blocks(memory_bytes),
+            self.policies[policy],
+            progress=progress,
+        )
+        return Cell(memory_bytes=memory_bytes, policy=policy, result=result)
