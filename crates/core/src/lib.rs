@@ -3,6 +3,7 @@
 //! It holds what is large or hot: engine hashing, wire decoding, the resume rule, the block cache and the fleet
 //! index. It never does I/O, never reads a clock, holds no global state and knows no Python.
 
+pub mod blocks;
 pub mod cache;
 pub mod error;
 pub mod fleet;

@@ -1,9 +1,10 @@
 //! The cache under random steps: after each one blocks, hashes and requests agree, a hit is what the
 //! cache then really hands out, and when all requests are gone every block is free.
 
+use kvbraid_core::blocks::{BlockId, Extra, NULL_BLOCK};
 use kvbraid_core::cache::{
-    ByValue, Cache, CacheConfig, Extra, GroupOptions, HashFunction, NULL_BLOCK, Need, NewRequest,
-    PrefillCost, Retention,
+    ByValue, Cache, CacheConfig, GroupOptions, HashFunction, Need, NewRequest, PrefillCost,
+    Retention,
 };
 use kvbraid_core::hash::{Digest, HashAlgo, none_hash};
 use kvbraid_core::secret::Secret;
@@ -198,7 +199,7 @@ proptest! {
                     prop_assert_eq!(cache.progress(id).expect("known").num_computed_tokens, 0);
                     cache.release(&[id]).expect("known");
                 }
-                Op::Forget(block) if block < num_blocks => cache.forget(&[block]).expect("exists"),
+                Op::Forget(block) if block < num_blocks => cache.forget(&[BlockId(block)]).expect("exists"),
                 Op::Reset => prop_assert_eq!(
                     cache.reset(),
                     cache.num_free_blocks() + 1 == num_blocks as usize
@@ -230,30 +231,31 @@ fn single_blocks_are_taken_held_and_found() {
         "the null block is not handed out"
     );
     let taken = cache.take_blocks(2).expect("five are free");
-    assert_eq!(taken, [1, 2]);
+    let [one, two] = [BlockId(1), BlockId(2)];
+    assert_eq!(taken, [one, two]);
     cache.hold_blocks(&taken).expect("they exist");
-    assert!(cache.hold_blocks(&[9]).is_err());
+    assert!(cache.hold_blocks(&[BlockId(9)]).is_err());
     for &block in &taken {
         cache
             .register(block, (1, &digests[0]), 4)
             .expect("a block of a group");
     }
     cache
-        .register(1, (0, &digests[1]), 8)
+        .register(one, (0, &digests[1]), 8)
         .expect("a block of a group");
     assert!(cache.register(NULL_BLOCK, (0, &digests[0]), 4).is_err());
     assert!(
-        cache.register(1, (2, &digests[0]), 4).is_err(),
+        cache.register(one, (2, &digests[0]), 4).is_err(),
         "no such group"
     );
-    assert_eq!(cache.holders(1, &digests[0]), [1, 2]);
-    assert!(cache.unregister(1, (1, &digests[0])));
-    assert!(!cache.unregister(1, (1, &digests[0])));
-    assert_eq!(cache.holders(1, &digests[0]), [2]);
-    assert_eq!(cache.holders(0, &digests[1]), [1]);
-    cache.check_integrity(&[1, 1, 2, 2]);
+    assert_eq!(cache.holders(1, &digests[0]), [one, two]);
+    assert!(cache.unregister(one, (1, &digests[0])));
+    assert!(!cache.unregister(one, (1, &digests[0])));
+    assert_eq!(cache.holders(1, &digests[0]), [two]);
+    assert_eq!(cache.holders(0, &digests[1]), [one]);
+    cache.check_integrity(&[one, one, two, two]);
     cache
-        .free_blocks(&[1, 1, 2, 2])
+        .free_blocks(&[one, one, two, two])
         .expect("two references each");
     cache.check_integrity(&[]);
     assert_eq!(

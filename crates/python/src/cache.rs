@@ -3,9 +3,12 @@
 mod answers;
 mod config;
 
-use answers::{AllocationTuple, BlockTuple, CheckpointTuple, StateTuple, StatisticsTuple};
+use answers::{
+    AllocationTuple, BlockTuple, CheckpointTuple, StateTuple, StatisticsTuple, block_ids, numbers,
+};
 use config::{ConfigTuple, HashTuple, LimitsTuple};
-use kvbraid_core::cache::{BlockId, Cache, Extra, Match, Need, NewRequest};
+use kvbraid_core::blocks::{BlockId, Extra};
+use kvbraid_core::cache::{BlockCopy, Cache, Match, Need, NewRequest};
 use kvbraid_core::hash::{Digest, EmbedsDigest};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -209,15 +212,13 @@ impl CacheCore {
         self.cache.lock().preempt(&requests).map_err(to_python)
     }
 
-    fn pop_blocks(&self, request: u64) -> PyResult<Vec<BlockId>> {
-        self.cache.lock().pop_blocks(request).map_err(to_python)
+    fn pop_blocks(&self, request: u64) -> PyResult<Vec<u32>> {
+        let blocks = self.cache.lock().pop_blocks(request);
+        blocks.map(numbers).map_err(to_python)
     }
 
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "extracted arguments are owned"
-    )]
-    fn free_blocks(&self, blocks: Vec<BlockId>) -> PyResult<()> {
+    fn free_blocks(&self, blocks: Vec<u32>) -> PyResult<()> {
+        let blocks = block_ids(blocks);
         self.cache.lock().free_blocks(&blocks).map_err(to_python)
     }
 
@@ -235,11 +236,8 @@ impl CacheCore {
             .map_err(to_python)
     }
 
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "extracted arguments are owned"
-    )]
-    fn forget(&self, blocks: Vec<BlockId>) -> PyResult<()> {
+    fn forget(&self, blocks: Vec<u32>) -> PyResult<()> {
+        let blocks = block_ids(blocks);
         self.cache.lock().forget(&blocks).map_err(to_python)
     }
 
@@ -251,28 +249,22 @@ impl CacheCore {
         self.cache.lock().start_step();
     }
 
-    fn blocks(&self, request: u64) -> PyResult<Vec<Vec<BlockId>>> {
+    fn blocks(&self, request: u64) -> PyResult<Vec<Vec<u32>>> {
         let cache = self.cache.lock();
         let tables = cache.tables(request).map_err(to_python)?;
-        Ok(tables.map(<[BlockId]>::to_vec).collect())
+        let numbers = |table: &[BlockId]| table.iter().map(|block| block.0).collect();
+        Ok(tables.map(numbers).collect())
     }
 
-    fn hit_blocks(&self, request: u64, num_tokens: u32) -> PyResult<Vec<Vec<BlockId>>> {
-        self.cache
-            .lock()
-            .hit_blocks(request, num_tokens)
+    fn hit_blocks(&self, request: u64, num_tokens: u32) -> PyResult<Vec<Vec<u32>>> {
+        let groups = self.cache.lock().hit_blocks(request, num_tokens);
+        groups
+            .map(|groups| groups.into_iter().map(numbers).collect())
             .map_err(to_python)
     }
 
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "extracted arguments are owned"
-    )]
-    fn describe<'py>(
-        &self,
-        py: Python<'py>,
-        blocks: Vec<BlockId>,
-    ) -> PyResult<Vec<BlockTuple<'py>>> {
+    fn describe<'py>(&self, py: Python<'py>, blocks: Vec<u32>) -> PyResult<Vec<BlockTuple<'py>>> {
+        let blocks = block_ids(blocks);
         let infos = self.cache.lock().describe(&blocks).map_err(to_python)?;
         Ok(infos.iter().map(|info| answers::block(py, info)).collect())
     }
@@ -331,34 +323,33 @@ impl CacheCore {
         needed.map_err(to_python)
     }
 
-    fn take_blocks(&self, count: usize) -> PyResult<Vec<BlockId>> {
-        self.cache.lock().take_blocks(count).map_err(to_python)
+    fn take_blocks(&self, count: usize) -> PyResult<Vec<u32>> {
+        let blocks = self.cache.lock().take_blocks(count);
+        blocks.map(numbers).map_err(to_python)
     }
 
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "extracted arguments are owned"
-    )]
-    fn hold_blocks(&self, blocks: Vec<BlockId>) -> PyResult<()> {
+    fn hold_blocks(&self, blocks: Vec<u32>) -> PyResult<()> {
+        let blocks = block_ids(blocks);
         self.cache.lock().hold_blocks(&blocks).map_err(to_python)
     }
 
-    fn register(&self, block: BlockId, group: u16, hash: &[u8], num_tokens: u32) -> PyResult<()> {
+    fn register(&self, block: u32, group: u16, hash: &[u8], num_tokens: u32) -> PyResult<()> {
         let digest = Digest::from_bytes(hash).map_err(to_python)?;
         let mut cache = self.cache.lock();
         cache
-            .register(block, (group, &digest), num_tokens)
+            .register(BlockId(block), (group, &digest), num_tokens)
             .map_err(to_python)
     }
 
-    fn unregister(&self, block: BlockId, group: u16, hash: &[u8]) -> PyResult<bool> {
+    fn unregister(&self, block: u32, group: u16, hash: &[u8]) -> PyResult<bool> {
         let digest = Digest::from_bytes(hash).map_err(to_python)?;
-        Ok(self.cache.lock().unregister(block, (group, &digest)))
+        let mut cache = self.cache.lock();
+        Ok(cache.unregister(BlockId(block), (group, &digest)))
     }
 
-    fn holders(&self, group: u16, hash: &[u8]) -> PyResult<Vec<BlockId>> {
+    fn holders(&self, group: u16, hash: &[u8]) -> PyResult<Vec<u32>> {
         let digest = Digest::from_bytes(hash).map_err(to_python)?;
-        Ok(self.cache.lock().holders(group, &digest))
+        Ok(numbers(self.cache.lock().holders(group, &digest)))
     }
 
     #[expect(
@@ -377,12 +368,14 @@ impl CacheCore {
             .map_err(to_python)
     }
 
-    fn take_copies(&self) -> Vec<(BlockId, BlockId)> {
-        self.cache.lock().take_copies()
+    fn take_copies(&self) -> Vec<(u32, u32)> {
+        let copies = self.cache.lock().take_copies();
+        let ends = |copy: BlockCopy| (copy.source.0, copy.destination.0);
+        copies.into_iter().map(ends).collect()
     }
 
-    fn take_blocks_to_zero(&self) -> Vec<BlockId> {
-        self.cache.lock().take_blocks_to_zero()
+    fn take_blocks_to_zero(&self) -> Vec<u32> {
+        numbers(self.cache.lock().take_blocks_to_zero())
     }
 
     fn take_events<'py>(&self, py: Python<'py>) -> (Bound<'py, PyBytes>, u32) {
@@ -402,16 +395,19 @@ impl CacheCore {
         self.cache.lock().blocks_for(num_tokens)
     }
 
-    fn cached<'py>(&self, py: Python<'py>) -> Vec<(u16, Bound<'py, PyBytes>, Vec<BlockId>)> {
+    fn cached<'py>(&self, py: Python<'py>) -> Vec<(u16, Bound<'py, PyBytes>, Vec<u32>)> {
         let cache = self.cache.lock();
         let cached = cache.cached();
         cached
-            .map(|(group, digest, copies)| (group, PyBytes::new(py, digest.as_bytes()), copies))
+            .map(|(group, digest, copies)| {
+                (group, PyBytes::new(py, digest.as_bytes()), numbers(copies))
+            })
             .collect()
     }
 
-    fn free_queue(&self) -> Vec<BlockId> {
-        self.cache.lock().free_queue().collect()
+    fn free_queue(&self) -> Vec<u32> {
+        let cache = self.cache.lock();
+        cache.free_queue().map(|block| block.0).collect()
     }
 
     fn checkpoints<'py>(&self, py: Python<'py>) -> Vec<CheckpointTuple<'py>> {
@@ -426,12 +422,8 @@ impl CacheCore {
         self.cache.lock().memory_bytes()
     }
 
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "extracted arguments are owned"
-    )]
-    fn check_integrity(&self, outside: Vec<BlockId>) {
-        self.cache.lock().check_integrity(&outside);
+    fn check_integrity(&self, outside: Vec<u32>) {
+        self.cache.lock().check_integrity(&block_ids(outside));
     }
 }
 

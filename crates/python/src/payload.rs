@@ -1,7 +1,7 @@
 //! What an engine publishes: the payload around events that its cache recorded, and what tells one
 //! payload from another.
 
-use kvbraid_core::cache;
+use kvbraid_core::blocks;
 use kvbraid_core::secret::PayloadHash;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -24,7 +24,7 @@ fn encode_events<'py>(
     ts: f64,
     dp_rank: Option<u32>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let (head, tail) = cache::frame(num_events, ts, dp_rank);
+    let (head, tail) = blocks::frame(num_events, ts, dp_rank);
     let len = head.len() + events.len() + tail.len();
     PyBytes::new_with(py, len, |payload| {
         let (start, rest) = payload.split_at_mut(head.len());

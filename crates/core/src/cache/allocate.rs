@@ -5,16 +5,15 @@
 
 use std::collections::VecDeque;
 
+use super::BlockCopy;
 use super::checkpoints::Checkpoints;
-use super::commit;
 use super::config::CacheConfig;
-use super::events::EventLog;
 use super::find::Finder;
 use super::group::{Group, Kind};
-use super::pool::{BlockId, NULL_BLOCK, Pool, count, signed};
 use super::request::{Request, Table};
 use super::state;
 use super::statistics::Statistics;
+use crate::blocks::{BlockId, Entries, EventLog, NULL_BLOCK, Pool, count, signed};
 use crate::error::{Error, Result};
 use crate::hash::Digest;
 use crate::secret::Secret;
@@ -49,6 +48,9 @@ pub struct Need {
     pub is_waiting: bool,
 }
 
+/// The engines' word for the memory that the blocks are in.
+const MEDIUM: &str = "GPU";
+
 /// Everything but the requests.
 #[derive(Debug)]
 pub(super) struct Store {
@@ -61,15 +63,15 @@ pub(super) struct Store {
     pub checkpoints: Option<Checkpoints>,
     /// Per group: blocks to be zeroed before they are used.
     pub to_zero: Vec<Vec<BlockId>>,
-    /// Per group: copies to be made, source and destination, both held.
-    pub copies: Vec<Vec<(BlockId, BlockId)>>,
+    /// Per group: copies to be made, both ends held.
+    pub copies: Vec<Vec<BlockCopy>>,
     /// States registered in this step, which hold what they promise only after it.
     pub fresh: HashSet<(Digest, u16)>,
     /// States registered in this step.
     pub kept_states: Vec<state::KeptState>,
     pub statistics: Statistics,
     /// Entries of the hashes that the commit at hand has registered.
-    pub entries: commit::Entries,
+    pub entries: Entries,
     /// The hit at hand.
     hits: Hits,
     /// The hits of the call at hand that are not adopted yet, and the index that had them.
@@ -111,8 +113,8 @@ impl Store {
     pub(super) fn new(config: CacheConfig, secret: &Secret) -> Self {
         let groups = Group::all(&config);
         Self {
-            pool: Pool::new(config.num_blocks, groups.len(), secret.spread()),
-            log: EventLog::new(&config.topology, config.events),
+            pool: Pool::new(config.num_blocks, groups.len(), secret),
+            log: EventLog::new(&config.topology, MEDIUM, config.events),
             finder: Finder::new(&config.topology, &groups),
             checkpoints: Checkpoints::new(&config, &groups),
             to_zero: vec![Vec::new(); groups.len()],
@@ -120,7 +122,7 @@ impl Store {
             fresh: HashSet::new(),
             kept_states: Vec::new(),
             statistics: Statistics::default(),
-            entries: commit::Entries::default(),
+            entries: Entries::default(),
             hits: Hits::default(),
             checked: VecDeque::new(),
             groups,
@@ -544,7 +546,10 @@ impl Store {
     ) {
         debug_assert_eq!(table.blocks[position as usize], source);
         table.blocks[position as usize] = copy;
-        self.copies[usize::from(group.index)].push((source, copy));
+        self.copies[usize::from(group.index)].push(BlockCopy {
+            source,
+            destination: copy,
+        });
         self.pool.touch(copy);
     }
 

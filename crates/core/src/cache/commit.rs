@@ -3,41 +3,9 @@
 use smallvec::SmallVec;
 
 use super::allocate::Store;
-use super::events;
 use super::group::{Group, Keep, Kind};
-use super::hash_index::{EntryId, Key};
-use super::pool::{BlockId, NULL_BLOCK, count};
 use super::request::{Request, Table};
-use crate::hash::Digest;
-
-/// Entries by hash number, from the first one noted on.
-#[derive(Debug, Default)]
-pub(super) struct Entries {
-    first: u32,
-    entries: Vec<Option<EntryId>>,
-}
-
-impl Entries {
-    fn of(&self, hash: u32) -> Option<EntryId> {
-        let at = hash.checked_sub(self.first)?;
-        self.entries.get(at as usize).copied().flatten()
-    }
-
-    fn note(&mut self, hash: u32, entry: EntryId) {
-        if self.entries.is_empty() {
-            self.first = hash;
-        }
-        if let Some(at) = hash.checked_sub(self.first) {
-            let len = self.entries.len().max(at as usize + 1);
-            self.entries.resize(len, None);
-            self.entries[at as usize] = Some(entry);
-        }
-    }
-
-    fn clear(&mut self) {
-        self.entries.clear();
-    }
-}
+use crate::blocks::{BlockId, Key, ListedBlock, NULL_BLOCK, StoreEvent, count};
 
 impl Store {
     /// Registers the whole blocks of the first `num_tokens` tokens, group by group.
@@ -147,7 +115,7 @@ impl Store {
             self.config.hit_alignment(),
             boundaries,
         );
-        let mut listed: SmallVec<[(Digest, u32); 16]> = SmallVec::new();
+        let mut listed: SmallVec<[ListedBlock; 16]> = SmallVec::new();
         for position in positions.clone() {
             let block = table.blocks[position as usize];
             if block == NULL_BLOCK || keep.as_ref().is_some_and(|keep| !keep.keeps(position)) {
@@ -166,21 +134,20 @@ impl Store {
             self.pool.register(block, key, end);
             self.entries.note(end / hash_block, key.entry);
             if self.log.is_on() {
-                listed.push((digest, end - group.block));
+                let start = end - group.block;
+                listed.push(ListedBlock { digest, start });
             }
         }
         if self.log.is_on() {
             let (start, end) = (positions.start * group.block, positions.end * group.block);
-            self.log.stored(
-                request,
-                &events::Store {
-                    group,
-                    listed: &listed,
-                    parent: request.hash_at(start, hash_block).copied(),
-                    tokens: (start, end),
-                    block_size: group.block,
-                },
-            );
+            self.log.stored(&StoreEvent {
+                source: request.source(),
+                group: group.index,
+                listed: &listed,
+                parent: request.hash_at(start, hash_block).copied(),
+                span: start..end,
+                block_size: group.block,
+            });
         }
     }
 
@@ -293,16 +260,14 @@ impl Store {
         let key = self.pool.key_of(&digest, group.index, None);
         self.pool.register(block, key, tokens);
         let start = tokens - hash_block;
-        self.log.stored(
-            request,
-            &events::Store {
-                group,
-                listed: &[(digest, start)],
-                parent: request.hash_at(start, hash_block).copied(),
-                tokens: (start, tokens),
-                block_size: hash_block,
-            },
-        );
+        self.log.stored(&StoreEvent {
+            source: request.source(),
+            group: group.index,
+            listed: &[ListedBlock { digest, start }],
+            parent: request.hash_at(start, hash_block).copied(),
+            span: start..tokens,
+            block_size: hash_block,
+        });
     }
 
     fn note_fresh(&mut self, block: BlockId) {

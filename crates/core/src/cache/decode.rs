@@ -4,9 +4,9 @@
 //! to how many computed tokens that is so.
 
 use super::allocate::{Need, Store};
-use super::pool::BlockId;
 use super::request::Request;
 use super::{Allocation, Cache};
+use crate::blocks::BlockId;
 use crate::error::{Error, Result};
 
 impl Cache {

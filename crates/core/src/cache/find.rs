@@ -3,9 +3,8 @@
 use smallvec::SmallVec;
 
 use super::group::{Group, Kind};
-use super::hash_index::EntryId;
-use super::pool::{BlockId, NULL_BLOCK, Pool};
 use super::request::Request;
+use crate::blocks::{BlockId, EntryId, NULL_BLOCK, Pool};
 use crate::rule::{self, Held, Query, Unknown};
 use crate::spec::{EngineDialect, GroupSpec, Topology};
 

@@ -3,24 +3,21 @@
 //! [`Cache`] owns blocks and requests. Nothing here does I/O or reads a clock; events are recorded
 //! and taken by the caller. A request's way: `request` (tokens -> hashes), `find` (hashes -> the
 //! rule -> a boundary), `allocate` and `state` (blocks for a step), `commit` (blocks others can
-//! find), `events`; `pool` and `hash_index` hold the blocks, `group` what kinds differ in. Under
-//! retention by value `retain` names boundaries worth keeping and `checkpoints` weighs them.
+//! find). [`crate::blocks`] holds the blocks, `group` what kinds differ in. Under retention by value `retain` names boundaries worth keeping and `checkpoints` weighs them.
 
 mod allocate;
-mod blocks;
+
 mod checkpoints;
 mod commit;
 mod config;
 mod decode;
-mod events;
 mod find;
 mod group;
-mod hash_index;
-mod pool;
 mod request;
 mod retain;
 mod saved_state;
 mod shared_prefix;
+mod single_blocks;
 mod skipped;
 mod state;
 mod statistics;
@@ -32,13 +29,11 @@ use smallvec::SmallVec;
 pub use allocate::Need;
 pub use checkpoints::Checkpoint;
 pub use config::{ByValue, CacheConfig, GroupOptions, HashFunction, PrefillCost, Retention};
-pub use events::frame;
 pub use find::Match;
-pub use pool::{BlockId, NULL_BLOCK};
-pub use request::Extra;
 pub use state::{Cursor, KeptState};
 pub use statistics::{Starts, Statistics};
 
+use crate::blocks::{BlockId, Extra, NULL_BLOCK};
 use crate::error::{Error, Result};
 use crate::hash::Digest;
 use allocate::Store;
@@ -55,6 +50,15 @@ pub struct Allocation {
     pub blocks: Vec<BlockId>,
     /// How many per request and group.
     pub counts: Vec<u32>,
+}
+
+/// A copy to be made before a step runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// The block to read.
+    pub source: BlockId,
+    /// The block to write.
+    pub destination: BlockId,
 }
 
 /// What is known of a block.
@@ -356,7 +360,7 @@ impl Cache {
 
     fn check_blocks(&self, blocks: &[BlockId]) -> Result<()> {
         let num_blocks = self.store.pool.num_blocks();
-        match blocks.iter().find(|block| **block as usize >= num_blocks) {
+        match blocks.iter().find(|block| block.index() >= num_blocks) {
             Some(block) => Err(Error::InvalidValue(format!(
                 "block {block} does not exist; the pool has {num_blocks}"
             ))),
@@ -468,9 +472,9 @@ impl Cache {
         })
     }
 
-    /// Takes the copies to be made before the step runs: source and destination, both held until
-    /// the caller frees them.
-    pub fn take_copies(&mut self) -> Vec<(BlockId, BlockId)> {
+    /// Takes the copies to be made before the step runs; both ends are held until the caller frees
+    /// them.
+    pub fn take_copies(&mut self) -> Vec<BlockCopy> {
         self.store
             .copies
             .iter_mut()
@@ -492,7 +496,7 @@ impl Cache {
         std::mem::take(&mut self.store.statistics)
     }
 
-    /// Hands the recorded events over, encoded one after the other, and their number; see [`frame`].
+    /// Hands the recorded events over, encoded one after the other, and their number; see [`frame`](crate::blocks::frame).
     pub fn take_events<T>(&mut self, take: impl FnOnce(&[u8], u32) -> T) -> T {
         self.store.log.take(take)
     }
@@ -566,13 +570,17 @@ impl Cache {
             .copies
             .iter()
             .flatten()
-            .flat_map(|&(a, b)| [a, b]);
+            .flat_map(|copy| [copy.source, copy.destination]);
         for block in held.chain(pending).chain(outside.iter().copied()) {
-            refs[block as usize] += 1;
+            refs[block.index()] += 1;
         }
-        for (block, &count) in refs.iter().enumerate().skip(1) {
-            let block = u32::try_from(block).unwrap_or(u32::MAX);
-            assert_eq!(pool.refs(block), count, "references of block {block}");
+        for (block, &num_references) in (0u32..).zip(&refs).skip(1) {
+            let block = BlockId(block);
+            assert_eq!(
+                pool.refs(block),
+                num_references,
+                "references of block {block}"
+            );
         }
     }
 }

@@ -1,46 +1,12 @@
 //! One request: its tokens and hashes, and its block table in every group.
 
 use super::checkpoints::Ending;
-use super::pool::BlockId;
+use crate::blocks::{BlockId, Extra, Source};
 use crate::error::{Error, Result};
-use crate::hash::{Chain, ChainSpec, Digest, EmbedsDigest, ExtraKeys, MediaItem};
+use crate::hash::{Chain, ChainSpec, Digest};
 
 use super::config::HashFunction;
 use super::saved_state::SavedState;
-
-/// What separates a request's cache from that of the same tokens, and what its events say of it.
-#[derive(Debug, Clone, Default)]
-pub struct Extra {
-    /// Name and path of the adapter.
-    pub lora: Option<(String, String)>,
-    /// The engine's number of the adapter.
-    pub lora_id: Option<i64>,
-    /// Isolates caches of the same tokens.
-    pub cache_salt: Option<String>,
-    /// Identifier, first token and length of each multimodal item, by first token.
-    pub media: Vec<(String, u32, u32)>,
-    /// One digest per hash block.
-    pub prompt_embeds: Option<Vec<EmbedsDigest>>,
-    /// Shown in events.
-    pub session_id: Option<String>,
-}
-
-impl Extra {
-    pub(super) fn media_items<'a>(&'a self) -> Vec<MediaItem<'a>> {
-        let item = |(id, offset, length): &'a (String, u32, u32)| MediaItem {
-            id,
-            offset: *offset,
-            length: *length,
-        };
-        self.media.iter().map(item).collect()
-    }
-
-    /// The digest of a block's embeddings, where blocks are hash blocks.
-    pub(super) fn embeds_of(&self, start: usize, block_size: u32) -> Option<EmbedsDigest> {
-        let digests = self.prompt_embeds.as_ref()?;
-        digests.get(start / block_size as usize).copied()
-    }
-}
 
 /// What a state group remembers of a running request.
 #[derive(Debug, Clone, Copy, Default)]
@@ -122,6 +88,15 @@ impl Request {
         u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
     }
 
+    /// Whose tokens the events of its blocks list.
+    pub(super) fn source(&self) -> Source<'_> {
+        Source {
+            request: self.id,
+            tokens: &self.tokens,
+            extra: &self.extra,
+        }
+    }
+
     /// Whether any group has adopted, allocated or registered something: no hit can be added any
     /// more.
     pub(super) fn is_tracked(&self) -> bool {
@@ -140,19 +115,9 @@ impl Request {
             return Ok(());
         }
         let media = self.extra.media_items();
-        let extra = ExtraKeys {
-            lora: self
-                .extra
-                .lora
-                .as_ref()
-                .map(|(n, p)| (n.as_str(), p.as_str())),
-            cache_salt: self.extra.cache_salt.as_deref(),
-            media: &media,
-            prompt_embeds: self.extra.prompt_embeds.as_deref(),
-        };
         let spec = ChainSpec::new(function.algo, function.none_hash, block)?
             .with_lookahead(lookahead)
-            .with_extra(extra)?;
+            .with_extra(self.extra.keys(&media))?;
         let chain = self.chain.get_or_insert_with(|| match self.hashes.last() {
             Some(&parent) => Chain::resume(parent, self.hashes.len()),
             None => Chain::new(&spec),

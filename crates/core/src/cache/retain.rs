@@ -5,8 +5,8 @@ use smallvec::SmallVec;
 use super::allocate::Store;
 use super::checkpoints::{Checkpoints, Origin};
 use super::group::Kind;
-use super::pool::{BlockId, Pool};
 use super::request::Request;
+use crate::blocks::{BlockId, Pool};
 
 impl Store {
     /// A request resumes at a boundary, having reused so many tokens.

@@ -11,8 +11,8 @@ use super::allocate::{Lengths, Store};
 use super::commit::last_state_boundary;
 use super::config::Retention;
 use super::group::{Group, Keep, Kind};
-use super::pool::NULL_BLOCK;
 use super::request::{Request, Table};
+use crate::blocks::NULL_BLOCK;
 
 /// Where a step saves a state on the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! What running requests have in common: attention over it can be computed once for all of them.
 
 use super::Cache;
-use super::pool::{BlockId, NULL_BLOCK, count};
+use crate::blocks::{BlockId, NULL_BLOCK, count};
 use crate::error::Result;
 
 impl Cache {

@@ -3,9 +3,9 @@
 
 use super::allocate::Store;
 use super::group::Kind;
-use super::pool::{BlockId, NULL_BLOCK, signed};
 use super::request::Request;
 use super::state;
+use crate::blocks::{BlockId, NULL_BLOCK, signed};
 
 impl Store {
     /// Gives back what nothing computed after `processed` tokens reads.

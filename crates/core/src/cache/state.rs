@@ -9,9 +9,9 @@
 
 use super::allocate::{Lengths, Store};
 use super::group::Group;
-use super::pool::{BlockId, NULL_BLOCK, Pool, count, signed};
 use super::request::Table;
-use super::{Cache, Digest, Result};
+use super::{BlockCopy, Cache, Digest, Result};
+use crate::blocks::{BlockId, NULL_BLOCK, Pool, count, signed};
 
 /// A state that others can resume from: what a connector may store. Which block it is in cannot be
 /// told from the table, where states move.
@@ -232,7 +232,10 @@ fn preserve(store: &mut Store, group: &Group, source: BlockId, copy: BlockId) {
     if let Some(checkpoints) = &mut store.checkpoints {
         checkpoints.moved(&mut store.pool, source, copy);
     }
-    store.copies[usize::from(group.index)].push((source, copy));
+    store.copies[usize::from(group.index)].push(BlockCopy {
+        source,
+        destination: copy,
+    });
     store.pool.touch(source);
     if let Some(key) = store.pool.key(copy) {
         let digest = *store.pool.index.digest(key.entry);

@@ -1,8 +1,7 @@
 //! What the cache answers, as tuples and flat buffers.
 
-use kvbraid_core::cache::{
-    Allocation, BlockId, BlockInfo, Checkpoint, KeptState, Starts, Statistics,
-};
+use kvbraid_core::blocks::BlockId;
+use kvbraid_core::cache::{Allocation, BlockInfo, Checkpoint, KeptState, Starts, Statistics};
 use kvbraid_core::hash::Digest;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -17,7 +16,7 @@ pub(super) type AllocationTuple<'py> = (usize, Bound<'py, PyBytes>, Bound<'py, P
 pub(super) type CheckpointTuple<'py> = (Bound<'py, PyBytes>, u32, f64, bool);
 
 /// Request, group, block, tokens.
-pub(super) type StateTuple = (u64, u16, BlockId, u32);
+pub(super) type StateTuple = (u64, u16, u32, u32);
 
 /// Requests, their tokens, and those of them that were reused.
 type StartsTuple = (u64, u64, u64);
@@ -27,13 +26,27 @@ type StartsTuple = (u64, u64, u64);
 pub(super) type StatisticsTuple = (StartsTuple, StartsTuple, (u64, u64, u64, u64, u64, u64));
 
 pub(super) fn allocation<'py>(py: Python<'py>, done: &Allocation) -> AllocationTuple<'py> {
-    let bytes =
-        |values: &[u32]| -> Vec<u8> { values.iter().flat_map(|v| v.to_ne_bytes()).collect() };
+    let blocks: Vec<u8> = native_bytes(done.blocks.iter().map(|block| block.0));
+    let counts: Vec<u8> = native_bytes(done.counts.iter().copied());
     (
         done.num_fit,
-        PyBytes::new(py, &bytes(&done.blocks)),
-        PyBytes::new(py, &bytes(&done.counts)),
+        PyBytes::new(py, &blocks),
+        PyBytes::new(py, &counts),
     )
+}
+
+fn native_bytes(numbers: impl Iterator<Item = u32>) -> Vec<u8> {
+    numbers.flat_map(u32::to_ne_bytes).collect()
+}
+
+/// Blocks as plain numbers; the vector is reused.
+pub(super) fn numbers(blocks: Vec<BlockId>) -> Vec<u32> {
+    blocks.into_iter().map(|block| block.0).collect()
+}
+
+/// Plain numbers as blocks; the vector is reused.
+pub(super) fn block_ids(numbers: Vec<u32>) -> Vec<BlockId> {
+    numbers.into_iter().map(BlockId).collect()
 }
 
 pub(super) fn block<'py>(py: Python<'py>, info: &BlockInfo) -> BlockTuple<'py> {
@@ -53,7 +66,7 @@ pub(super) fn checkpoint<'py>(py: Python<'py>, checkpoint: &Checkpoint) -> Check
 }
 
 pub(super) fn states(states: Vec<KeptState>) -> Vec<StateTuple> {
-    let tuple = |state: KeptState| (state.request, state.group, state.block, state.num_tokens);
+    let tuple = |state: KeptState| (state.request, state.group, state.block.0, state.num_tokens);
     states.into_iter().map(tuple).collect()
 }
 

@@ -1,7 +1,7 @@
 //! What holds between any two calls.
 
 use super::{Checkpoints, NodeId, ROOT};
-use crate::cache::pool::Pool;
+use crate::blocks::{BlockId, Pool};
 
 impl Checkpoints {
     /// Panics unless tree, pins, owners and queue agree.
@@ -14,13 +14,14 @@ impl Checkpoints {
             self.check_node(pool, id);
             let node = &self.nodes[id as usize];
             for &block in node.full.iter().chain(&node.tail) {
-                pins[block as usize] += 1;
+                pins[block.index()] += 1;
             }
             left.extend(&node.children);
         }
         assert_eq!(reached + self.unused.len(), self.nodes.len(), "nodes");
         assert_eq!(pins, self.pins, "pins");
         for (block, &count) in (0u32..).zip(&pins) {
+            let block = BlockId(block);
             assert_eq!(pool.is_kept(block), count > 0, "block {block} is kept");
             assert!(
                 count == 0 || pool.key(block).is_some(),

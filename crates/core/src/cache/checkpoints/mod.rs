@@ -21,9 +21,8 @@ use smallvec::SmallVec;
 
 use super::config::{ByValue, CacheConfig, Retention};
 use super::group::{Group, Kind};
-use super::hash_index::EntryId;
-use super::pool::{BlockId, Pool};
 use super::request::Request;
+use crate::blocks::{BlockId, EntryId, Pool};
 use crate::hash::Digest;
 pub(super) use value::{Ending, Origin};
 use value::{Key, Likelihood};
@@ -328,8 +327,8 @@ impl Checkpoints {
                 }
             }
         }
-        self.pins[to as usize] = std::mem::take(&mut self.pins[from as usize]);
-        if self.pins[to as usize] > 0 {
+        self.pins[to.index()] = std::mem::take(&mut self.pins[from.index()]);
+        if self.pins[to.index()] > 0 {
             pool.let_go(from);
             pool.keep(to);
         }
@@ -358,7 +357,7 @@ impl Checkpoints {
             let node = &self.nodes[*id as usize];
             node.tail.contains(&block) || node.full.contains(&block)
         };
-        match self.pins[block as usize] {
+        match self.pins[block.index()] {
             0 => SmallVec::new(),
             1 if let Some(id) = pool.key(block).and_then(|key| self.owner(key.entry))
                 && has(&id) =>

@@ -1,10 +1,9 @@
 //! The tree of prefixes: where a request's prefix is in it, and how nodes come, part and go.
 
 use super::{Anchor, Checkpoints, NO_NODE, Node, NodeId, ROOT};
+use crate::blocks::{BlockId, EntryId, NULL_BLOCK, Pool, count};
 use crate::cache::checkpoints::value::{Key, Weight};
 use crate::cache::group::{Group, Kind};
-use crate::cache::hash_index::EntryId;
-use crate::cache::pool::{BlockId, NULL_BLOCK, Pool, count};
 use crate::cache::request::Request;
 
 impl Checkpoints {
@@ -276,13 +275,13 @@ impl Checkpoints {
     }
 
     pub(super) fn pin(&mut self, pool: &mut Pool, block: BlockId) {
-        self.pins[block as usize] += 1;
+        self.pins[block.index()] += 1;
         pool.keep(block);
     }
 
     fn unpin(&mut self, blocks: &[BlockId], released: &mut Vec<BlockId>) {
         for &block in blocks {
-            let pins = &mut self.pins[block as usize];
+            let pins = &mut self.pins[block.index()];
             *pins -= 1;
             if *pins == 0 {
                 released.push(block);

@@ -1,15 +1,15 @@
-//! The events of a cache, encoded as they happen, in the engines' own wire form.
+//! The events of one pool of blocks, encoded as they happen, in the engines' own wire form.
 //!
 //! Each event is a map with a `type`, fields in the order in which vLLM declares them; optional
 //! fields that have their default are left out. Encoding at once keeps no copy of tokens and costs
 //! a batch nothing but its frame.
 
 use rmp::encode::{self, ByteBuf};
+use std::ops::Range;
 
-use super::group::Group;
-use super::request::Request;
+use super::extra::Extra;
 use crate::hash::{Digest, MediaCursor};
-use crate::spec::{SpecKind, Topology};
+use crate::spec::{GroupSpec, SpecKind, Topology};
 
 /// What the events of a group say of its kind.
 #[derive(Debug, Clone, Copy)]
@@ -20,49 +20,83 @@ struct Label {
 
 /// Recorded events that nobody took yet.
 #[derive(Debug, Default)]
-pub(super) struct EventLog {
+pub struct EventLog {
     labels: Vec<Label>,
+    /// The engines' word for where the blocks are.
+    medium: &'static str,
     bytes: Vec<u8>,
     num_events: u32,
     is_on: bool,
-    /// What stands before and behind the hash in the removal of a block, by group.
+    /// By group, what stands before and after the hash in the removal of a block.
     removals: Vec<(Vec<u8>, Vec<u8>)>,
     /// The token list of the last store, which the next group's store mostly repeats.
     tokens: Vec<u8>,
-    tokens_of: Option<(u64, u32, u32)>,
+    tokens_of: Option<(u64, Range<u32>)>,
 }
 
-/// One store, besides what its request says.
-pub(super) struct Store<'a> {
-    pub group: &'a Group,
-    /// Hash and first token of each block that is listed.
-    pub listed: &'a [(Digest, u32)],
+/// Whose tokens the blocks of a store hold.
+#[derive(Debug, Clone, Copy)]
+pub struct Source<'a> {
+    /// Equal only for the same request.
+    pub request: u64,
+    /// All of its tokens.
+    pub tokens: &'a [u32],
+    /// What separates its cache.
+    pub extra: &'a Extra,
+}
+
+/// A block that a store lists.
+#[derive(Debug, Clone, Copy)]
+pub struct ListedBlock {
+    /// The hash that it is found by.
+    pub digest: Digest,
+    /// The position of its first token.
+    pub start: u32,
+}
+
+/// Blocks of one group that became findable.
+#[derive(Debug, Clone)]
+pub struct StoreEvent<'a> {
+    /// Whose tokens they hold.
+    pub source: Source<'a>,
+    /// Their group.
+    pub group: u16,
+    /// Those that are kept, in order.
+    pub listed: &'a [ListedBlock],
+    /// The hash of the prefix before the span.
     pub parent: Option<Digest>,
-    /// Tokens that the store spans.
-    pub tokens: (u32, u32),
+    /// The tokens that the store spans.
+    pub span: Range<u32>,
+    /// Tokens per block.
     pub block_size: u32,
 }
 
 impl EventLog {
-    pub(super) fn new(topology: &Topology, is_on: bool) -> Self {
-        let label = |group: &crate::spec::GroupSpec| Label {
+    /// An empty log of blocks that are in `medium`; it records nothing unless `is_on`.
+    #[must_use]
+    pub fn new(topology: &Topology, medium: &'static str, is_on: bool) -> Self {
+        let label = |group: &GroupSpec| Label {
             kind: group.kind,
             window: group.window.filter(|_| group.kind.is_window()),
         };
+        let groups = 0..topology.groups.len();
         Self {
             labels: topology.groups.iter().map(label).collect(),
-            removals: (0..topology.groups.len()).map(removal).collect(),
+            medium,
+            removals: groups.map(|group| removal(group, medium)).collect(),
             is_on,
             ..Self::default()
         }
     }
 
-    pub(super) fn is_on(&self) -> bool {
+    /// Whether anything is recorded.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
         self.is_on
     }
 
     /// Hands over what was recorded: the events one after the other, and how many.
-    pub(super) fn take<T>(&mut self, take: impl FnOnce(&[u8], u32) -> T) -> T {
+    pub fn take<T>(&mut self, take: impl FnOnce(&[u8], u32) -> T) -> T {
         self.tokens_of = None;
         let taken = take(&self.bytes, std::mem::take(&mut self.num_events));
         self.bytes.clear();
@@ -79,67 +113,67 @@ impl EventLog {
         }
     }
 
-    pub(super) fn cleared(&mut self) {
+    /// Records that everything was forgotten.
+    pub fn cleared(&mut self) {
         self.record(|_, out| {
             map(out, 1);
             text_field(out, "type", "AllBlocksCleared");
         });
     }
 
-    pub(super) fn removed(&mut self, key: u64, group: u16) {
-        if !self.is_on {
-            return;
-        }
-        // Evictions come one by one: all but the hash is the same for a group.
-        let (head, tail) = &self.removals[usize::from(group)];
-        let mut out = ByteBuf::from_vec(std::mem::take(&mut self.bytes));
-        out.as_mut_vec().extend_from_slice(head);
-        number(&mut out, key);
-        out.as_mut_vec().extend_from_slice(tail);
-        self.bytes = out.into_vec();
-        self.num_events += 1;
+    /// Records that a block of a group is no longer found by a hash, which `key` shortens.
+    pub fn removed(&mut self, key: u64, group: u16) {
+        // Evictions come one by one, and all events of a group differ in the hash alone.
+        self.record(|log, out| {
+            let (head, tail) = &log.removals[usize::from(group)];
+            out.as_mut_vec().extend_from_slice(head);
+            number(out, key);
+            out.as_mut_vec().extend_from_slice(tail);
+        });
     }
 
-    pub(super) fn stored(&mut self, request: &Request, store: &Store<'_>) {
-        self.record(|log, out| log.write_store(out, request, store));
+    /// Records that blocks became findable.
+    pub fn stored(&mut self, event: &StoreEvent<'_>) {
+        self.record(|log, out| log.write_store(out, event));
     }
 
-    fn write_store(&mut self, out: &mut ByteBuf, request: &Request, store: &Store<'_>) {
-        let label = self.labels[usize::from(store.group.index)];
+    fn write_store(&mut self, out: &mut ByteBuf, store: &StoreEvent<'_>) {
+        let extra = store.source.extra;
+        let label = self.labels[usize::from(store.group)];
         let has_keys = !store.listed.is_empty();
-        let session = request.extra.session_id.as_deref();
+        let session = extra.session_id.as_deref();
         let optional = [has_keys, label.window.is_some(), session.is_some()];
         let num_optional = optional.iter().filter(|is_there| **is_there).count();
         map(out, 10 + num_optional);
         text_field(out, "type", "BlockStored");
         text(out, "block_hashes");
         array(out, store.listed.len());
-        for (digest, _) in store.listed {
-            number(out, digest.key());
+        for block in store.listed {
+            number(out, block.digest.key());
         }
         text(out, "parent_block_hash");
         optional_number(out, store.parent.map(|digest| digest.key()));
         text(out, "token_ids");
-        self.write_tokens(out, request, store.tokens);
+        self.write_tokens(out, &store.source, &store.span);
         text(out, "block_size");
         number(out, u64::from(store.block_size));
         text(out, "lora_id");
-        match request.extra.lora_id {
+        match extra.lora_id {
             Some(id) => infallible(encode::write_sint(out, id)),
             None => nil(out),
         }
-        text_field(out, "medium", "GPU");
+        text_field(out, "medium", self.medium);
         text(out, "lora_name");
-        match &request.extra.lora {
+        match &extra.lora {
             Some((name, _)) => text(out, name),
             None => nil(out),
         }
         if has_keys {
             text(out, "extra_keys");
-            write_extra_keys(out, request, store);
+            write_extra_keys(out, store);
         }
         text(out, "group_idx");
-        number(out, u64::from(store.group.index));
+        number(out, u64::from(store.group));
         text_field(out, "kv_cache_spec_kind", label.kind.name());
         if let Some(window) = label.window {
             text(out, "kv_cache_spec_sliding_window");
@@ -150,12 +184,12 @@ impl EventLog {
         }
     }
 
-    fn write_tokens(&mut self, out: &mut ByteBuf, request: &Request, (start, end): (u32, u32)) {
-        let of = Some((request.id, start, end));
+    fn write_tokens(&mut self, out: &mut ByteBuf, source: &Source<'_>, span: &Range<u32>) {
+        let of = Some((source.request, span.clone()));
         if self.tokens_of != of {
             let mut list = ByteBuf::from_vec(std::mem::take(&mut self.tokens));
             list.as_mut_vec().clear();
-            let tokens = &request.tokens[start as usize..end as usize];
+            let tokens = &source.tokens[span.start as usize..span.end as usize];
             array(&mut list, tokens.len());
             for &token in tokens {
                 number(&mut list, u64::from(token));
@@ -167,27 +201,27 @@ impl EventLog {
     }
 }
 
-/// The removal of a block of a group, around its hash.
-fn removal(group: usize) -> (Vec<u8>, Vec<u8>) {
+/// What stands before and after the hash in the removal of a block of a group.
+fn removal(group: usize, medium: &str) -> (Vec<u8>, Vec<u8>) {
     let (mut head, mut tail) = (ByteBuf::new(), ByteBuf::new());
     map(&mut head, 4);
     text_field(&mut head, "type", "BlockRemoved");
     text(&mut head, "block_hashes");
     array(&mut head, 1);
-    text_field(&mut tail, "medium", "GPU");
+    text_field(&mut tail, "medium", medium);
     text(&mut tail, "group_idx");
     number(&mut tail, group as u64);
     (head.into_vec(), tail.into_vec())
 }
 
-/// Per listed block what separates its cache, without the tags that the hash has.
-fn write_extra_keys(out: &mut ByteBuf, request: &Request, store: &Store<'_>) {
-    let extra = &request.extra;
+/// Writes for each listed block what separates its cache, without the tags that the hash has.
+fn write_extra_keys(out: &mut ByteBuf, store: &StoreEvent<'_>) {
+    let extra = store.source.extra;
     let media = extra.media_items();
     array(out, store.listed.len());
     let mut cursor = MediaCursor::default();
-    for &(_, start) in store.listed {
-        let start = start as usize;
+    for block in store.listed {
+        let start = block.start as usize;
         let span = start..start + store.block_size as usize;
         let items = cursor.advance(&media, &span, 0);
         let salt = extra
@@ -263,7 +297,7 @@ fn nil(out: &mut ByteBuf) {
     infallible(encode::write_nil(out));
 }
 
-/// What stands before and behind the events of a published payload: `[ts, [event, …], rank]`.
+/// What stands before and after the events of a published payload: `[ts, [event, …], rank]`.
 #[must_use]
 pub fn frame(num_events: u32, ts: f64, dp_rank: Option<u32>) -> (Vec<u8>, Vec<u8>) {
     let (mut head, mut tail) = (ByteBuf::new(), ByteBuf::new());

@@ -5,9 +5,8 @@
 //! told to nobody; what eviction takes is recorded as ever.
 
 use super::group::Keep;
-use super::hash_index::Key;
-use super::pool::{BlockId, NULL_BLOCK};
 use super::{Cache, Digest, Error, Need, Result};
+use crate::blocks::{BlockId, Key, NULL_BLOCK};
 
 impl Cache {
     /// Takes the next victims, with one reference each.

@@ -1,38 +1,25 @@
-//! All blocks of one engine: references, the free queue in eviction order, and their hashes.
+//! All blocks of one memory: their references, their hashes, and the queue of the free ones in the
+//! order of eviction.
 //!
-//! Block 0 is the null block: it stands where a group needs no block, is never handed out, freed or
-//! cached, and serves as the end of the free queue.
+//! Block 0 is the null block. It stands where a group needs no block, it is never handed out, freed
+//! or cached, and it serves as the end of the free queue.
 //!
 //! ```text
 //! next victim  [unhashed, last freed first] ... [hashed, least recently freed first]  last victim
 //! ```
 //!
-//! A block that a checkpoint keeps is not in the queue: it is free, but no victim until it is let go.
+//! A block that a checkpoint keeps is free, but it is not in the queue: it cannot be evicted until the
+//! checkpoint lets it go.
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use super::block::{BlockId, NULL_BLOCK};
 use super::hash_index::{EntryId, HashIndex, Key};
 use crate::hash::Digest;
-use crate::secret::Spread;
-
-/// A physical block; one numbering for all groups.
-pub type BlockId = u32;
-
-/// Stands where a group needs no block.
-pub const NULL_BLOCK: BlockId = 0;
+use crate::secret::Secret;
 
 const NO_ENTRY: u32 = u32::MAX;
-
-/// A number of blocks or a position among them.
-pub(super) fn count(blocks: usize) -> u32 {
-    u32::try_from(blocks).unwrap_or(u32::MAX)
-}
-
-/// A number of blocks, for sums that may fall below 0.
-pub(super) fn signed(blocks: usize) -> i64 {
-    i64::try_from(blocks).unwrap_or(i64::MAX)
-}
 
 #[derive(Debug, Clone, Copy)]
 struct Block {
@@ -40,12 +27,12 @@ struct Block {
     /// Neighbours in the free queue, while it is in it.
     prev: BlockId,
     next: BlockId,
-    /// What it is registered under, if anything; further keys live in a side table.
+    /// What it is registered under, or `NO_ENTRY`; further keys live in a side table.
     entry: u32,
     /// Tokens that its first key covers.
     num_tokens: u32,
     group: u16,
-    /// A checkpoint needs it: it does not wait in the queue.
+    /// A checkpoint keeps it out of the queue.
     is_kept: bool,
 }
 
@@ -59,14 +46,16 @@ impl Block {
 }
 
 /// Keys that a block lost, in the order in which events name them.
-pub(super) type Lost = SmallVec<[(u64, u16); 1]>;
+pub type Lost = SmallVec<[(u64, u16); 1]>;
 
+/// The blocks of one memory.
 #[derive(Debug)]
-pub(super) struct Pool {
+pub struct Pool {
     blocks: Vec<Block>,
     /// Blocks without references: those in the queue, and those kept.
     num_free: usize,
-    pub(super) index: HashIndex,
+    /// Finds blocks by hash.
+    pub index: HashIndex,
     /// Keys beyond a block's first: boundaries inside the block.
     further: HashMap<BlockId, SmallVec<[Key; 2]>>,
     /// Freed blocks that nobody can find, while they wait to be put in front.
@@ -74,13 +63,15 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// All blocks free but the null block, to be handed out in the order of their ids.
-    pub(super) fn new(num_blocks: u32, num_groups: usize, spread: Spread) -> Self {
+    /// A pool in which all blocks but the null block are free; they are handed out in the order of
+    /// their ids. `secret` spreads the hashes in its tables.
+    #[must_use]
+    pub fn new(num_blocks: u32, num_groups: usize, secret: &Secret) -> Self {
         let last = num_blocks - 1;
-        let block = |id: BlockId| Block {
+        let block = |id: u32| Block {
             refs: 0,
-            prev: if id == 0 { last } else { id - 1 },
-            next: if id == last { 0 } else { id + 1 },
+            prev: BlockId(if id == 0 { last } else { id - 1 }),
+            next: BlockId(if id == last { 0 } else { id + 1 }),
             entry: NO_ENTRY,
             num_tokens: 0,
             group: 0,
@@ -89,112 +80,125 @@ impl Pool {
         Self {
             blocks: (0..num_blocks).map(block).collect(),
             num_free: last as usize,
-            index: HashIndex::new(num_groups, spread),
+            index: HashIndex::new(num_groups, secret.spread()),
             further: HashMap::new(),
             unhashed: Vec::new(),
         }
     }
 
-    pub(super) fn num_blocks(&self) -> usize {
+    /// How many blocks there are, the null block included.
+    #[must_use]
+    pub fn num_blocks(&self) -> usize {
         self.blocks.len()
     }
 
-    pub(super) fn num_free(&self) -> usize {
+    /// How many blocks nobody references.
+    #[must_use]
+    pub fn num_free(&self) -> usize {
         self.num_free
     }
 
-    pub(super) fn refs(&self, block: BlockId) -> u32 {
-        self.blocks[block as usize].refs
+    /// How many hold the block.
+    #[must_use]
+    pub fn refs(&self, block: BlockId) -> u32 {
+        self.blocks[block.index()].refs
     }
 
     /// What the block is registered under first.
-    pub(super) fn key(&self, block: BlockId) -> Option<Key> {
-        self.blocks[block as usize].key()
+    #[must_use]
+    pub fn key(&self, block: BlockId) -> Option<Key> {
+        self.blocks[block.index()].key()
     }
 
     /// Tokens that its first key covers; 0 without one.
-    pub(super) fn num_tokens(&self, block: BlockId) -> u32 {
-        self.blocks[block as usize].num_tokens
+    #[must_use]
+    pub fn num_tokens(&self, block: BlockId) -> u32 {
+        self.blocks[block.index()].num_tokens
     }
 
     fn unlink(&mut self, block: BlockId) {
-        let Block { prev, next, .. } = self.blocks[block as usize];
-        self.blocks[prev as usize].next = next;
-        self.blocks[next as usize].prev = prev;
+        let Block { prev, next, .. } = self.blocks[block.index()];
+        self.blocks[prev.index()].next = next;
+        self.blocks[next.index()].prev = prev;
     }
 
     /// Puts a block between the one before it and the one after it.
     fn link(&mut self, block: BlockId, prev: BlockId, next: BlockId) {
-        self.blocks[block as usize].prev = prev;
-        self.blocks[block as usize].next = next;
-        self.blocks[prev as usize].next = block;
-        self.blocks[next as usize].prev = block;
+        self.blocks[block.index()].prev = prev;
+        self.blocks[block.index()].next = next;
+        self.blocks[prev.index()].next = block;
+        self.blocks[next.index()].prev = block;
     }
 
     fn link_last(&mut self, block: BlockId) {
-        let last = self.blocks[NULL_BLOCK as usize].prev;
+        let last = self.blocks[NULL_BLOCK.index()].prev;
         self.link(block, last, NULL_BLOCK);
     }
 
     fn link_first(&mut self, block: BlockId) {
-        let first = self.blocks[NULL_BLOCK as usize].next;
+        let first = self.blocks[NULL_BLOCK.index()].next;
         self.link(block, NULL_BLOCK, first);
     }
 
     /// Whether a checkpoint needs the block.
-    pub(super) fn is_kept(&self, block: BlockId) -> bool {
-        self.blocks[block as usize].is_kept
+    #[must_use]
+    pub fn is_kept(&self, block: BlockId) -> bool {
+        self.blocks[block.index()].is_kept
     }
 
     fn is_listed(&self, block: BlockId) -> bool {
-        let Block { refs, is_kept, .. } = self.blocks[block as usize];
+        let Block { refs, is_kept, .. } = self.blocks[block.index()];
         refs == 0 && !is_kept
     }
 
     /// Takes one more reference, out of the free queue if it is the first.
-    pub(super) fn touch(&mut self, block: BlockId) {
+    pub fn touch(&mut self, block: BlockId) {
         if block == NULL_BLOCK {
             return;
         }
         if self.is_listed(block) {
             self.unlink(block);
         }
-        let refs = &mut self.blocks[block as usize].refs;
+        let refs = &mut self.blocks[block.index()].refs;
         self.num_free -= usize::from(*refs == 0);
         *refs += 1;
     }
 
-    /// Whether there is a next victim: else only kept blocks are free.
-    pub(super) fn has_victim(&self) -> bool {
-        self.blocks[NULL_BLOCK as usize].next != NULL_BLOCK
+    /// Whether the queue holds a block: if not, only kept blocks are free.
+    #[must_use]
+    pub fn has_victim(&self) -> bool {
+        self.blocks[NULL_BLOCK.index()].next != NULL_BLOCK
     }
 
-    /// Takes the next victim with one reference; its keys are lost. There must be one.
-    pub(super) fn take(&mut self) -> (BlockId, Lost) {
-        let block = self.blocks[NULL_BLOCK as usize].next;
+    /// Takes the next victim with one reference; its keys are lost.
+    ///
+    /// # Panics
+    /// If the queue is empty.
+    pub fn take(&mut self) -> (BlockId, Lost) {
+        let block = self.blocks[NULL_BLOCK.index()].next;
         assert_ne!(block, NULL_BLOCK, "taken from an empty queue");
         self.touch(block);
         (block, self.forget(block))
     }
 
     /// Takes a block out of the queue, or keeps it out of it.
-    pub(super) fn keep(&mut self, block: BlockId) {
+    pub fn keep(&mut self, block: BlockId) {
         if self.is_listed(block) {
             self.unlink(block);
         }
-        self.blocks[block as usize].is_kept = true;
+        self.blocks[block.index()].is_kept = true;
     }
 
-    /// The block may be evicted again: behind all that wait already.
-    pub(super) fn let_go(&mut self, block: BlockId) {
-        self.blocks[block as usize].is_kept = false;
+    /// Puts a kept block at the end of the queue: it may be evicted again, after all that wait.
+    pub fn let_go(&mut self, block: BlockId) {
+        self.blocks[block.index()].is_kept = false;
         if self.is_listed(block) {
             self.link_last(block);
         }
     }
 
-    /// Nothing can be resumed with the block any more: it is the next victim, if it waits.
-    pub(super) fn expedite(&mut self, block: BlockId) {
+    /// Makes a waiting block the next victim, because nothing can be resumed with it any more.
+    pub fn expedite(&mut self, block: BlockId) {
         if block != NULL_BLOCK && self.is_listed(block) {
             self.unlink(block);
             self.link_first(block);
@@ -202,13 +206,13 @@ impl Pool {
     }
 
     /// Drops one reference each; what is given first is evicted first. Null blocks are passed over.
-    pub(super) fn free(&mut self, blocks: impl IntoIterator<Item = BlockId>) {
+    pub fn free(&mut self, blocks: impl IntoIterator<Item = BlockId>) {
         let mut unhashed = std::mem::take(&mut self.unhashed);
         for block in blocks {
             if block == NULL_BLOCK {
                 continue;
             }
-            let entry = &mut self.blocks[block as usize];
+            let entry = &mut self.blocks[block.index()];
             entry.refs -= 1;
             if entry.refs > 0 {
                 continue;
@@ -229,8 +233,9 @@ impl Pool {
         self.unhashed = unhashed;
     }
 
-    /// Whether the block is among the copies of the key.
-    pub(super) fn is_registered(&self, block: BlockId, key: Key) -> bool {
+    /// Whether the block is found by the key.
+    #[must_use]
+    pub fn is_registered(&self, block: BlockId, key: Key) -> bool {
         self.key(block) == Some(key)
             || (!self.further.is_empty()
                 && self
@@ -240,7 +245,7 @@ impl Pool {
     }
 
     /// The key of a digest in a group, made if nobody holds it. `hint`: the entry it probably has.
-    pub(super) fn key_of(&mut self, digest: &Digest, group: u16, hint: Option<EntryId>) -> Key {
+    pub fn key_of(&mut self, digest: &Digest, group: u16, hint: Option<EntryId>) -> Key {
         Key {
             entry: self.index.find_or_create(digest, hint),
             group,
@@ -248,11 +253,11 @@ impl Pool {
     }
 
     /// Makes a block findable; the first key of a block says how many tokens it covers.
-    pub(super) fn register(&mut self, block: BlockId, key: Key, num_tokens: u32) {
+    pub fn register(&mut self, block: BlockId, key: Key, num_tokens: u32) {
         if self.is_registered(block, key) {
             return;
         }
-        let entry = &mut self.blocks[block as usize];
+        let entry = &mut self.blocks[block.index()];
         if entry.entry == NO_ENTRY {
             entry.entry = key.entry.0;
             entry.group = key.group;
@@ -264,7 +269,7 @@ impl Pool {
     }
 
     /// Forgets all keys of a block, wherever it is.
-    pub(super) fn forget(&mut self, block: BlockId) -> Lost {
+    pub fn forget(&mut self, block: BlockId) -> Lost {
         let mut lost = Lost::new();
         self.unregister(block, |key, digest| lost.push((digest.key(), key.group)));
         lost
@@ -274,8 +279,8 @@ impl Pool {
         let Some(first) = self.key(block) else {
             return;
         };
-        self.blocks[block as usize].entry = NO_ENTRY;
-        self.blocks[block as usize].num_tokens = 0;
+        self.blocks[block.index()].entry = NO_ENTRY;
+        self.blocks[block.index()].num_tokens = 0;
         let further = if self.further.is_empty() {
             None
         } else {
@@ -288,11 +293,11 @@ impl Pool {
     }
 
     /// Forgets one key of a block, which has it; the next one becomes its first.
-    pub(super) fn unregister_key(&mut self, block: BlockId, key: Key) {
+    pub fn unregister_key(&mut self, block: BlockId, key: Key) {
         let mut further = self.further.remove(&block).unwrap_or_default();
         if self.key(block) == Some(key) {
             let next = (!further.is_empty()).then(|| further.remove(0));
-            let entry = &mut self.blocks[block as usize];
+            let entry = &mut self.blocks[block.index()];
             entry.entry = next.map_or(NO_ENTRY, |key| key.entry.0);
             entry.group = next.map_or(0, |key| key.group);
             entry.num_tokens = 0;
@@ -306,7 +311,7 @@ impl Pool {
     }
 
     /// Gives all keys of a block to another one that has none.
-    pub(super) fn move_keys(&mut self, from: BlockId, to: BlockId) {
+    pub fn move_keys(&mut self, from: BlockId, to: BlockId) {
         let num_tokens = self.num_tokens(from);
         let mut keys: SmallVec<[(u16, Digest); 2]> = SmallVec::new();
         self.unregister(from, |key, digest| keys.push((key.group, *digest)));
@@ -317,7 +322,7 @@ impl Pool {
     }
 
     /// Forgets all keys of all blocks.
-    pub(super) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.index.clear();
         self.further.clear();
         for block in &mut self.blocks {
@@ -327,21 +332,25 @@ impl Pool {
     }
 
     /// The free queue, next victim first.
-    pub(super) fn queue(&self) -> impl Iterator<Item = BlockId> + '_ {
-        let next = |block: BlockId| Some(self.blocks[block as usize].next);
+    pub fn queue(&self) -> impl Iterator<Item = BlockId> + '_ {
+        let next = |block: BlockId| Some(self.blocks[block.index()].next);
         std::iter::successors(next(NULL_BLOCK), move |&block| next(block))
             .take_while(|&block| block != NULL_BLOCK)
     }
 
     /// Bytes held, by capacity.
-    pub(super) fn bytes(&self) -> usize {
+    #[must_use]
+    pub fn bytes(&self) -> usize {
         self.blocks.capacity() * size_of::<Block>()
             + self.index.bytes()
             + self.further.allocation_size()
     }
 
-    /// Panics unless references, queue and hashes agree.
-    pub(super) fn check_integrity(&self) {
+    /// Walks everything.
+    ///
+    /// # Panics
+    /// Unless references, queue and hashes agree.
+    pub fn check_integrity(&self) {
         self.index.check_integrity();
         let listed: Vec<BlockId> = self.queue().take(self.blocks.len()).collect();
         assert!(

@@ -1,30 +1,67 @@
 //! From a block hash to the blocks that hold it, group by group.
 //!
 //! One entry per hash serves all groups: a look-up costs one probe, whatever the number of groups,
-//! and the digest is kept once. Copies beyond the first of a group, which are rare, live in a side
-//! table, oldest first: the oldest copy is the one that is found.
+//! and the digest is kept once. A look-up finds the oldest copy of a group. Later copies are rare and
+//! live in a side table, oldest first.
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use super::pool::{BlockId, NULL_BLOCK};
+use super::block::{BlockId, NULL_BLOCK};
 use crate::hash::Digest;
 use crate::key_table::KeyTable;
 use crate::secret::Spread;
 
-/// Index of a hash that somebody holds.
+/// A hash that some block is found by, as a place in the index's tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct EntryId(pub u32);
+pub struct EntryId(pub u32);
 
 /// A hash within a group: what a block is registered under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+pub struct Key {
+    /// The hash.
     pub entry: EntryId,
+    /// The group.
     pub group: u16,
 }
 
+/// The entries of one request's hashes, by hash number and from the first one noted on: groups
+/// register the same hashes one after the other.
+#[derive(Debug, Default)]
+pub struct Entries {
+    first: u32,
+    entries: Vec<Option<EntryId>>,
+}
+
+impl Entries {
+    /// The entry of a hash, if it was noted.
+    #[must_use]
+    pub fn of(&self, hash: u32) -> Option<EntryId> {
+        let at = hash.checked_sub(self.first)?;
+        self.entries.get(at as usize).copied().flatten()
+    }
+
+    /// Remembers the entry of a hash.
+    pub fn note(&mut self, hash: u32, entry: EntryId) {
+        if self.entries.is_empty() {
+            self.first = hash;
+        }
+        if let Some(at) = hash.checked_sub(self.first) {
+            let len = self.entries.len().max(at as usize + 1);
+            self.entries.resize(len, None);
+            self.entries[at as usize] = Some(entry);
+        }
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+    }
+}
+
+/// All hashes that some block is found by.
 #[derive(Debug)]
-pub(super) struct HashIndex {
+pub struct HashIndex {
     num_groups: usize,
     by_key: KeyTable,
     digests: Vec<Digest>,
@@ -42,7 +79,7 @@ fn short(digest: &Digest) -> u64 {
 }
 
 impl HashIndex {
-    pub(super) fn new(num_groups: usize, spread: Spread) -> Self {
+    pub(crate) fn new(num_groups: usize, spread: Spread) -> Self {
         Self {
             num_groups,
             by_key: KeyTable::new(spread),
@@ -54,22 +91,24 @@ impl HashIndex {
         }
     }
 
-    /// Equal only if nothing came or went.
-    pub(super) fn version(&self) -> u64 {
+    /// A number that is the same twice only if no copy came or went in between.
+    #[must_use]
+    pub fn version(&self) -> u64 {
         self.version
     }
 
     /// The entry of a hash that some group holds.
     #[inline]
-    pub(super) fn find(&self, digest: &Digest) -> Option<EntryId> {
+    pub fn find(&self, digest: &Digest) -> Option<EntryId> {
         let has = |id: u32| self.digests[id as usize] == *digest;
         self.by_key.find(short(digest), has).map(EntryId)
     }
 
-    /// The entry of a hash, trying the one made after `previous` first: requests register their
-    /// hashes in order.
+    /// The entry of a hash. The entry that was made after `previous` is tried first, because requests
+    /// register their hashes in order.
     #[inline]
-    pub(super) fn find_after(&self, previous: Option<EntryId>, digest: &Digest) -> Option<EntryId> {
+    #[must_use]
+    pub fn find_after(&self, previous: Option<EntryId>, digest: &Digest) -> Option<EntryId> {
         if let Some(EntryId(previous)) = previous
             && self.digests.get(previous as usize + 1) == Some(digest)
             && self.is_live(EntryId(previous + 1))
@@ -79,25 +118,27 @@ impl HashIndex {
         self.find(digest)
     }
 
-    /// Whether some group holds the entry; a forgotten one keeps its digest.
+    /// Whether some group holds the entry. A forgotten entry keeps its digest.
     fn is_live(&self, entry: EntryId) -> bool {
         self.row(entry).iter().any(|&block| block != NULL_BLOCK)
     }
 
     /// The oldest copy per group of an entry; the null block where a group holds none.
     #[inline]
-    pub(super) fn row(&self, entry: EntryId) -> &[BlockId] {
+    #[must_use]
+    pub fn row(&self, entry: EntryId) -> &[BlockId] {
         let at = entry.0 as usize * self.num_groups;
         &self.first[at..at + self.num_groups]
     }
 
     /// The digest of an entry.
-    pub(super) fn digest(&self, entry: EntryId) -> &Digest {
+    #[must_use]
+    pub fn digest(&self, entry: EntryId) -> &Digest {
         &self.digests[entry.0 as usize]
     }
 
     /// All copies of a key, oldest first.
-    pub(super) fn copies(&self, key: Key) -> impl Iterator<Item = BlockId> + '_ {
+    pub fn copies(&self, key: Key) -> impl Iterator<Item = BlockId> + '_ {
         let first = self.row(key.entry)[usize::from(key.group)];
         let more = self.more.get(&key).into_iter().flatten().copied();
         std::iter::once(first)
@@ -105,8 +146,11 @@ impl HashIndex {
             .chain(more)
     }
 
-    /// The entry of a hash, made if there is none. `hint`: where it probably is.
-    pub(super) fn find_or_create(&mut self, digest: &Digest, hint: Option<EntryId>) -> EntryId {
+    /// The entry of a hash, made if there is none; `hint` is tried first.
+    ///
+    /// # Panics
+    /// At 2^32 hashes.
+    pub fn find_or_create(&mut self, digest: &Digest, hint: Option<EntryId>) -> EntryId {
         if let Some(entry) = hint
             && self.digest(entry) == digest
             && self.is_live(entry)
@@ -129,8 +173,8 @@ impl HashIndex {
         EntryId(id)
     }
 
-    /// Adds a copy behind those that are there.
-    pub(super) fn insert(&mut self, key: Key, block: BlockId) {
+    /// Adds a copy after those that are there.
+    pub fn insert(&mut self, key: Key, block: BlockId) {
         self.version += 1;
         let first =
             &mut self.first[key.entry.0 as usize * self.num_groups + usize::from(key.group)];
@@ -142,7 +186,7 @@ impl HashIndex {
     }
 
     /// Takes a copy out; an entry without copies is forgotten.
-    pub(super) fn remove(&mut self, key: Key, block: BlockId) {
+    pub fn remove(&mut self, key: Key, block: BlockId) {
         self.version += 1;
         let at = key.entry.0 as usize * self.num_groups + usize::from(key.group);
         if !self.more.is_empty()
@@ -168,7 +212,7 @@ impl HashIndex {
     }
 
     /// Forgets everything, and gives the memory back.
-    pub(super) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         let version = self.version + 1;
         *self = Self {
             version,
@@ -177,7 +221,7 @@ impl HashIndex {
     }
 
     /// Every key that has a copy.
-    pub(super) fn keys(&self) -> impl Iterator<Item = Key> + '_ {
+    pub fn keys(&self) -> impl Iterator<Item = Key> + '_ {
         self.by_key.ids().flat_map(move |id| {
             let entry = EntryId(id);
             (0u16..)
@@ -188,15 +232,19 @@ impl HashIndex {
     }
 
     /// Bytes held, by capacity.
-    pub(super) fn bytes(&self) -> usize {
+    #[must_use]
+    pub fn bytes(&self) -> usize {
         self.by_key.bytes()
             + self.digests.capacity() * size_of::<Digest>()
             + (self.first.capacity() + self.free.capacity()) * 4
             + self.more.allocation_size()
     }
 
-    /// Panics unless every entry is found by its digest and holds a copy.
-    pub(super) fn check_integrity(&self) {
+    /// Walks everything.
+    ///
+    /// # Panics
+    /// Unless every entry is found by its digest and holds a copy.
+    pub fn check_integrity(&self) {
         assert_eq!(self.by_key.len() + self.free.len(), self.digests.len());
         for id in self.by_key.ids() {
             let entry = EntryId(id);

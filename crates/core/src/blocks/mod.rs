@@ -1,0 +1,42 @@
+//! Blocks of one memory, apart from any request: which are free, which hash finds which, and what
+//! is told of it.
+//!
+//! `block` names a block, `hash_index` finds blocks by hash, `pool` counts references and orders
+//! the free ones for eviction, `events` writes down what became findable and what no longer is.
+//! The engine's cache has one pool, on the GPU.
+//!
+//! ```
+//! use kvbraid_core::blocks::{BlockId, Pool};
+//! use kvbraid_core::hash::Digest;
+//! use kvbraid_core::secret::Secret;
+//!
+//! // Eight blocks, of which block 0 is never handed out, for a model with two groups.
+//! let mut pool = Pool::new(8, 2, &Secret::new([7; 32]));
+//! let (block, lost) = pool.take();
+//! assert_eq!(block, BlockId(1));
+//! assert!(lost.is_empty(), "nothing was found in it");
+//!
+//! // The block holds the first 16 tokens of some prompt, in group 0.
+//! let hash = Digest::from_bytes(&[42; 32]).unwrap();
+//! let key = pool.key_of(&hash, 0, None);
+//! pool.register(block, key, 16);
+//! pool.free([block]);
+//!
+//! // A free block is found until it is evicted, and it is evicted after those without a hash.
+//! let entry = pool.index.find(&hash).unwrap();
+//! assert_eq!(pool.index.row(entry), [block, BlockId(0)]);
+//! assert_eq!(pool.queue().last(), Some(block));
+//! ```
+
+mod block;
+mod events;
+mod extra;
+mod hash_index;
+mod pool;
+
+pub use block::{BlockId, NULL_BLOCK};
+pub(crate) use block::{count, signed};
+pub use events::{EventLog, ListedBlock, Source, StoreEvent, frame};
+pub use extra::Extra;
+pub use hash_index::{Entries, EntryId, HashIndex, Key};
+pub use pool::{Lost, Pool};
