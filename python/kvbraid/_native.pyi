@@ -17,6 +17,7 @@ __all__ = [
     "engine_chain_keys",
     "engine_none_hash",
     "find_token_ids",
+    "needed_blocks",
     "resume",
     "resume_accepted",
     "resume_limiting",
@@ -60,6 +61,7 @@ def resume_accepted(
 def resume_limiting(
     topology: _TopologyTuple, held: _HeldTuple, query: _QueryTuple, answers: Sequence[int]
 ) -> list[tuple[int, int] | None]: ...
+def needed_blocks(group: _GroupTuple, boundary: int) -> tuple[int, int]: ...
 def decode_batch(
     payload: bytes,
 ) -> tuple[float | None, int | None, list[tuple[object, ...]], list[tuple[str, int | None]]]:

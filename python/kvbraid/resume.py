@@ -9,10 +9,11 @@ from collections.abc import Collection, Mapping, Sequence
 from math import gcd, lcm
 from typing import Final, TypeAlias
 
+from kvbraid._native import needed_blocks as first_and_end
 from kvbraid._native import resume as resume_words
 from kvbraid._native import resume_accepted
-from kvbraid.errors import InvalidValueError
-from kvbraid.spec import EngineDialect, Topology
+from kvbraid.errors import InvalidValueError, shown
+from kvbraid.spec import EngineDialect, GroupSpec, Topology
 
 Entries: TypeAlias = Mapping[int, Collection[int]] | Sequence[Collection[int]]
 """Per group (by index) the boundaries in tokens where it holds an entry."""
@@ -25,6 +26,7 @@ HeldTuple: TypeAlias = tuple[int, Sequence[Sequence[int]], Sequence[Sequence[int
 """Unit in tokens; per group, words of whole blocks; per group, words of interior entries."""
 
 _ONE_HOLDER: Final = 1
+_MOST_TOKENS: Final = (1 << 32) - 1
 
 _FLAGS_OF: Final = {EngineDialect.SGLANG: EngineDialect.PURE.value}
 """SGLang departs from the rule in what it publishes, not in how it looks up."""
@@ -59,20 +61,45 @@ def accepted(
     return resume_accepted(encode(topology), words, query, group)
 
 
+def needed_blocks(group: GroupSpec, boundary: int) -> range:
+    """Return the blocks of a group that must be held for a resume at `boundary`, in tokens.
+
+    Empty where the group needs nothing there. A draft head's group needs the unit that begins at
+    the boundary too. Full and state groups can be resumed inside a block, where an engine has
+    partial hits on; of that block, an entry at the boundary suffices.
+
+    Raises:
+        InvalidValueError: A boundary inside a block of a window or chunked group, below 0, or
+            beyond what the core counts.
+    """
+    if not 0 <= boundary < _MOST_TOKENS:
+        msg = f"boundary {shown(boundary)}; expected 0 to {_MOST_TOKENS - 1} tokens"
+        raise InvalidValueError(msg)
+    return range(*first_and_end(_encode_group(group), boundary))
+
+
 def encode(topology: Topology) -> TopologyTuple:
     """Return the topology as the native core takes it, with its defaults filled in."""
-    groups = [
-        (g.kind.value, g.block_size, g.window, g.chunk, g.eagle, g.prefix_cacheable, g.variant)
-        for g in topology.groups
-    ]
     return (
-        groups,
+        [_encode_group(group) for group in topology.groups],
         topology.alignment or lcm(*(g.block_size for g in topology.groups)),
         hash_block_size(topology),
         topology.partial_hits,
         topology.replay_tokens,
         topology.hash_lookahead,
         [_FLAGS_OF.get(topology.dialect, topology.dialect.value)],
+    )
+
+
+def _encode_group(group: GroupSpec) -> GroupTuple:
+    return (
+        group.kind.value,
+        group.block_size,
+        group.window,
+        group.chunk,
+        group.eagle,
+        group.prefix_cacheable,
+        group.variant,
     )
 
 

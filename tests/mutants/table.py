@@ -57,6 +57,7 @@ POOL: Final = "crates/core/src/blocks/pool.rs"
 RETAIN: Final = "crates/core/src/cache/retain.rs"
 STATE: Final = "crates/core/src/cache/state.rs"
 DIALECT: Final = "crates/core/src/rule/dialect.rs"
+NEEDS: Final = "crates/core/src/rule/needs.rs"
 PLAN: Final = "crates/core/src/rule/plan.rs"
 SWEEP: Final = "crates/core/src/rule/sweep.rs"
 
@@ -134,9 +135,9 @@ OF_THE_STUDY: Final = (
         "the chunk of a token on a chunk's boundary is the one before",
         (
             Edit(
-                GROUP,
-                "Kind::Chunk { tokens: chunk } => tokens / chunk * chunk,",
-                "Kind::Chunk { tokens: chunk } => tokens.saturating_sub(1) / chunk * chunk,",
+                NEEDS,
+                "boundary / chunk * chunk",
+                "boundary.saturating_sub(1) / chunk * chunk",
             ),
         ),
         (CACHE, PARTIAL),
@@ -164,8 +165,8 @@ OF_THE_STUDY: Final = (
         (
             Edit(
                 GROUP,
-                "(tokens + 1).saturating_sub(window).saturating_sub(retained)",
-                "(tokens + 2).saturating_sub(window).saturating_sub(retained)",
+                "first_read(&self.spec, tokens).saturating_sub(retained)",
+                "first_read(&self.spec, tokens + 1).saturating_sub(retained)",
             ),
         ),
         (CACHE, VLLM),

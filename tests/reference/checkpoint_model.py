@@ -11,12 +11,12 @@ though the likelihoods, which all checkpoints share, may have changed.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 from kvbraid.cache import ByValue
-from kvbraid.spec import GroupSpec, SpecKind
+from kvbraid.spec import GroupSpec
 
 from tests.reference import resume
 from tests.reference.cache_pool import Pool
@@ -130,11 +130,9 @@ class Geometry:
         """What a resume at `end` needs beside all whole blocks of full groups."""
         places = []
         for group, (spec, eagle) in self.cached.items():
-            size, last = spec.block_size, -(-end // spec.block_size)
-            first = end // size if spec.kind.is_full else resume.first_needed(spec, end) // size
-            if spec.kind is SpecKind.MAMBA:
-                first = last - 1
-            places += [(group, j) for j in range(first, last + eagle)]
+            needed = resume.needed_blocks(replace(spec, eagle=eagle), end)
+            first = end // spec.block_size if spec.kind.is_full else 0
+            places += [(group, j) for j in sorted(needed) if j >= first]
         return places
 
     def size(self, place: Place) -> int:

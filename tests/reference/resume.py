@@ -100,6 +100,18 @@ def first_needed(group: GroupSpec, length: int) -> int:
     return 0
 
 
+def needed_blocks(group: GroupSpec, length: int) -> set[int]:
+    """The blocks of the tokens that one group must hold for a resume at `length`."""
+    if length == 0 or not group.prefix_cacheable or group.kind in NEVER:
+        return set()
+    if group.kind is SpecKind.MAMBA:
+        return {(length - 1) // group.block_size}
+    tokens = list(range(first_needed(group, length), length))
+    if group.eagle:
+        tokens.append(length)
+    return {token // group.block_size for token in tokens}
+
+
 def token_is_held(block_size: int, entries: Collection[int], token: int, num_tokens: int) -> bool:
     """Whether the block that covers a token is held; the request must have the whole block."""
     end = token // block_size * block_size + block_size

@@ -101,6 +101,24 @@ pub struct GroupSpec {
 }
 
 impl GroupSpec {
+    /// Refuses what no engine can have.
+    ///
+    /// # Errors
+    /// `InvalidValue` that names the rule and the value.
+    pub fn validate(&self) -> Result<()> {
+        let problem = if self.block_size == 0 {
+            "block_size 0; it must be at least 1 token".to_owned()
+        } else if self.kind.is_window() && self.window.is_none_or(|w| w == 0) {
+            let kind = self.kind.name();
+            format!("a {kind} group needs a window of at least 1 token")
+        } else if self.chunk == Some(0) {
+            "chunk 0; give tokens, or leave it out".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(Error::InvalidValue(problem))
+    }
+
     /// Whether engines look both groups up together: they differ at most in their draft heads.
     #[must_use]
     pub fn is_looked_up_with(&self, other: &Self) -> bool {
@@ -273,23 +291,15 @@ impl Topology {
             ));
         }
         for (index, group) in self.groups.iter().enumerate() {
+            if let Err(Error::InvalidValue(problem)) = group.validate() {
+                return bad(format!("group {index}: {problem}"));
+            }
             // Scratch that no prefix is looked up in need not follow the hash chain.
             let is_chained = group.block_size % self.hash_block_size == 0;
-            if group.block_size == 0 || (group.prefix_cacheable && !is_chained) {
+            if group.prefix_cacheable && !is_chained {
                 return bad(format!(
                     "group {index}: block_size {} is not a multiple of hash_block_size {}",
                     group.block_size, self.hash_block_size
-                ));
-            }
-            if group.kind.is_window() && group.window.is_none_or(|w| w == 0) {
-                return bad(format!(
-                    "group {index}: a {} group needs a window of at least 1 token",
-                    group.kind.name()
-                ));
-            }
-            if group.chunk == Some(0) {
-                return bad(format!(
-                    "group {index}: chunk 0; give tokens, or leave it out"
                 ));
             }
         }

@@ -6,7 +6,7 @@ use kvbraid_core::spec::Topology;
 use pyo3::prelude::*;
 
 use crate::errors::to_python;
-use crate::topology::TopologyTuple;
+use crate::topology::{GroupTuple, TopologyTuple, decode_group};
 
 /// unit in tokens, words of whole blocks per group, words of interior entries per group.
 #[derive(FromPyObject)]
@@ -118,9 +118,20 @@ fn resume_limiting(
     })
 }
 
+/// The first block that a boundary needs of a group, and the one after the last.
+#[pyfunction]
+fn needed_blocks(group: GroupTuple, boundary: u32) -> PyResult<(u32, u32)> {
+    let group = decode_group(group).map_err(to_python)?;
+    group.validate().map_err(to_python)?;
+    rule::check_boundary(&group, boundary).map_err(to_python)?;
+    let blocks = rule::needed(&group, boundary);
+    Ok((blocks.start, blocks.end))
+}
+
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(resume, module)?)?;
     module.add_function(wrap_pyfunction!(resume_present, module)?)?;
     module.add_function(wrap_pyfunction!(resume_accepted, module)?)?;
-    module.add_function(wrap_pyfunction!(resume_limiting, module)?)
+    module.add_function(wrap_pyfunction!(resume_limiting, module)?)?;
+    module.add_function(wrap_pyfunction!(needed_blocks, module)?)
 }

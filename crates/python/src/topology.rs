@@ -5,7 +5,7 @@ use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 use pyo3::prelude::*;
 
 /// kind, `block_size`, window, chunk, eagle, `prefix_cacheable`, variant.
-type GroupTuple = (String, u32, Option<u32>, Option<u32>, bool, bool, u32);
+pub(crate) type GroupTuple = (String, u32, Option<u32>, Option<u32>, bool, bool, u32);
 
 /// groups, alignment, `hash_block_size`, `partial_hits`, `replay_tokens`, `hash_lookahead`, and the
 /// names of the dialect or of its flags.
@@ -34,7 +34,7 @@ impl TopologyTuple {
     }
 }
 
-fn decode_group(group: GroupTuple) -> Result<GroupSpec, Error> {
+pub(crate) fn decode_group(group: GroupTuple) -> Result<GroupSpec, Error> {
     let (name, block_size, window, chunk, eagle, prefix_cacheable, variant) = group;
     Ok(GroupSpec {
         kind: decode_kind(&name)?,

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::group::{Group, Kind};
 use super::request::Request;
 use crate::blocks::{BlockId, EntryId, NULL_BLOCK, Pool};
-use crate::rule::{self, Held, Query, Unknown};
+use crate::rule::{self, Held, Query, Unknown, first_read, needed};
 use crate::spec::{EngineDialect, GroupSpec, Topology};
 
 /// How much a request can reuse.
@@ -294,10 +294,10 @@ impl Finder {
 
 /// The first block that a group takes of a hit; the engine's last look may say otherwise.
 fn first_needed(group: &Group, tokens: u32, look: Option<(u32, bool)>) -> u32 {
-    let first = group.first_needed(tokens);
+    let first = needed(&group.spec, tokens).start;
     match (group.kind, look) {
         // The chunk is that of the candidate, which need not be the hit.
-        (Kind::Chunk { tokens: chunk }, Some((max, _))) => max / chunk * chunk / group.block,
+        (Kind::Chunk { .. }, Some((max, _))) => first_read(&group.spec, max) / group.block,
         // Nothing is needed, but a block is found before the search stops; a dropped one is not.
         (Kind::Window { tokens: 1, .. }, Some((_, false))) => first.saturating_sub(1),
         _ => first,

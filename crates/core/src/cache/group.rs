@@ -1,6 +1,7 @@
 //! What the kinds of groups differ in: what running tokens still read, and what is worth keeping.
 
 use super::config::{CacheConfig, GroupOptions, Retention};
+use crate::rule::{first_read, needed};
 use crate::spec::{GroupSpec, SpecKind, Topology};
 
 /// How a group uses its blocks.
@@ -26,6 +27,8 @@ pub(super) enum Kind {
 pub(super) struct Group {
     pub index: u16,
     pub kind: Kind,
+    /// As this cache looks it up: what it needs of a boundary.
+    pub spec: GroupSpec,
     /// Tokens per block.
     pub block: u32,
     /// Blocks are registered and looked up.
@@ -78,12 +81,19 @@ impl Group {
             let kind = kind_of(spec, options);
             let is_kept = !matches!(kind, Kind::Cross | Kind::Ring | Kind::Nothing);
             let is_replayed = config.topology.replay_tokens > 0 && spec.kind.is_window();
+            let cacheable = config.caching && spec.prefix_cacheable && is_kept && !is_replayed;
+            let eagle = is_eagle(&config.topology, spec);
             Self {
                 index,
                 kind,
+                spec: GroupSpec {
+                    eagle,
+                    prefix_cacheable: cacheable,
+                    ..*spec
+                },
                 block: spec.block_size,
-                cacheable: config.caching && spec.prefix_cacheable && is_kept && !is_replayed,
-                eagle: is_eagle(&config.topology, spec),
+                cacheable,
+                eagle,
                 needs_zeroing: options.needs_zeroing,
                 checkpoint_alignment: options.checkpoint_alignment,
                 admission_cap: admission_cap(kind, spec.block_size, config),
@@ -95,37 +105,23 @@ impl Group {
     /// Leading tokens that nothing computed after `tokens` reads.
     pub(super) fn skipped(&self, tokens: u32) -> u32 {
         match self.kind {
-            Kind::Full | Kind::Cross | Kind::Ring | Kind::Nothing => 0,
-            Kind::Window {
-                tokens: window,
-                retained,
-            } => (tokens + 1).saturating_sub(window).saturating_sub(retained),
-            Kind::Chunk { tokens: chunk } => tokens / chunk * chunk,
-            Kind::State { .. } => tokens.saturating_sub(1),
-        }
-    }
-
-    /// The first block that a resume at `tokens` needs.
-    pub(super) fn first_needed(&self, tokens: u32) -> u32 {
-        match self.kind {
-            Kind::Window { tokens: window, .. } => (tokens + 1).saturating_sub(window) / self.block,
-            Kind::State { .. } => tokens.div_ceil(self.block).saturating_sub(1),
-            Kind::Full | Kind::Chunk { .. } | Kind::Cross | Kind::Ring | Kind::Nothing => {
-                self.skipped(tokens) / self.block
+            Kind::Cross | Kind::Ring | Kind::Nothing => 0,
+            Kind::Window { retained, .. } => {
+                first_read(&self.spec, tokens).saturating_sub(retained)
             }
+            Kind::Full | Kind::Chunk { .. } | Kind::State { .. } => first_read(&self.spec, tokens),
         }
     }
 
     /// Blocks, beside all whole ones of a full group, that must be held for a resume at `tokens`: the
     /// first, and the one behind the last.
     pub(super) fn tail_at(&self, tokens: u32) -> (u32, u32) {
-        let (last, beyond) = (tokens.div_ceil(self.block), u32::from(self.eagle));
-        match self.kind {
+        let blocks = needed(&self.spec, tokens);
+        if self.kind == Kind::Full {
             // A block that the boundary is inside of leads to no other one.
-            Kind::Full => (tokens / self.block, last + beyond),
-            Kind::Window { .. } => (self.first_needed(tokens), last + beyond),
-            Kind::Chunk { .. } | Kind::State { .. } => (self.first_needed(tokens), last),
-            Kind::Cross | Kind::Ring | Kind::Nothing => (0, 0),
+            (tokens / self.block, blocks.end)
+        } else {
+            (blocks.start, blocks.end)
         }
     }
 
@@ -165,15 +161,16 @@ impl Group {
 
     /// Blocks at a boundary's end that a hit there reads, and how far beyond it they reach.
     fn tail(&self) -> Option<(u32, u32)> {
-        let beyond = u32::from(self.eagle);
-        match self.kind {
-            Kind::Window { tokens, .. } => {
-                Some(((tokens - 1).div_ceil(self.block) + beyond, beyond))
+        let far = match self.kind {
+            Kind::Window { tokens, .. } => tokens.div_ceil(self.block),
+            Kind::State { .. } => 1,
+            Kind::Full | Kind::Chunk { .. } | Kind::Cross | Kind::Ring | Kind::Nothing => {
+                return None;
             }
-            // A state cannot be rewound: draft heads have none.
-            Kind::State { .. } => Some((1, 0)),
-            Kind::Full | Kind::Chunk { .. } | Kind::Cross | Kind::Ring | Kind::Nothing => None,
-        }
+        };
+        // As at every boundary with a whole window before it.
+        let blocks = needed(&self.spec, far.saturating_mul(self.block));
+        Some((blocks.end - blocks.start, blocks.end - far))
     }
 }
 

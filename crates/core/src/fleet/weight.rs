@@ -4,22 +4,7 @@ use super::answer::{Row, TierSet};
 use super::model::Class;
 use super::query::Search;
 use super::tier::Tier;
-use crate::spec::GroupSpec;
-
-/// The tokens that a group must hold to resume at `boundary`: `[start, boundary)`.
-fn first_needed(group: &GroupSpec, boundary: u32) -> u32 {
-    if !group.prefix_cacheable || group.kind.is_never_reused() {
-        return boundary;
-    }
-    match (group.window, group.chunk) {
-        (Some(window), _) => boundary.saturating_sub(window - 1),
-        (None, Some(chunk)) => boundary / chunk * chunk,
-        (None, None) if group.kind == crate::spec::SpecKind::Mamba => {
-            boundary.saturating_sub(group.block_size)
-        }
-        (None, None) => 0,
-    }
-}
+use crate::rule::needed;
 
 /// The tokens of the longest certain prefix over all tiers, each times the weight of the nearest
 /// tiers that hold it in all groups that need it.
@@ -45,8 +30,9 @@ pub(super) fn score(
     let mut worth = vec![weights[0]; (boundary / unit) as usize];
     let mut nearest = vec![Tier::Gpu; worth.len()];
     for (index, group) in class.view.topology.groups.iter().enumerate() {
-        let start = first_needed(group, boundary) / group.block_size;
-        for block in start..boundary.div_ceil(group.block_size) {
+        let needed = needed(group, boundary);
+        // What a draft head drops beyond the boundary is no part of what is reused.
+        for block in needed.start..needed.end.min(boundary.div_ceil(group.block_size)) {
             let end = ((block + 1) * group.block_size / unit) as usize;
             let from = (block * group.block_size / unit) as usize;
             let tier = tier_of(search, class, (at, bit), index, end - 1);

@@ -6,14 +6,17 @@
 //! allocation beyond the caller's [`Scratch`], no state, no clock, and no notion of where the bits
 //! come from (a block pool, a fleet's events, a pool minus the blocks that failed to load).
 //!
-//! `plan` says what each group demands, `sweep` evaluates it on words, `dialect` follows the engines
-//! that depart from it, `why` answers for one boundary at a time.
+//! `needs` says what a boundary needs of a group. `plan` draws that up for one request, `sweep`
+//! evaluates it on words, `dialect` follows the engines that depart from it, `why` answers for one
+//! boundary at a time.
 
 mod dialect;
+mod needs;
 mod plan;
 mod sweep;
 mod why;
 
+pub use needs::{check_boundary, first_read, needed};
 pub use why::{Limiting, accepted, limiting};
 
 use crate::error::{Error, Result};

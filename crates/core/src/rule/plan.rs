@@ -215,8 +215,9 @@ impl Plan {
         } = topology.dialect;
         if window_of_one_needs_a_block {
             for spec in self.specs.iter_mut().filter(|spec| spec.extra() == 0) {
-                if let Demand::Window { blocks } = &mut spec.demand {
-                    *blocks = (*blocks).max(1);
+                if let Demand::Window { blocks: blocks @ 0 } = &mut spec.demand {
+                    *blocks = 1;
+                    spec.group.window = Some(2); // The smallest window that needs a block.
                 }
             }
         }

@@ -5,6 +5,9 @@
 //! answer. All boundaries of one group together ([`accepted`]) are read from how many blocks in a
 //! row are held up to each: linear in the blocks of the request, whatever the group demands.
 
+use std::ops::Range;
+
+use super::needs::needed;
 use super::plan::{Demand, Plan, Spec};
 use super::sweep::member_entry;
 use super::{HOLDERS, Held, Query, Scratch};
@@ -90,25 +93,26 @@ impl Line {
 
     /// Whether boundary `own` (in grains, at least 1) is accepted, as [`accepts`] says of it alone.
     fn accepts(&self, plan: &Plan, spec: &Spec, own: usize) -> bool {
-        let first = first_needed(plan, spec, own, 0).min(own);
-        let last = own + spec.extra();
-        let run = self.runs.get(last - 1).copied().unwrap_or(0);
-        last <= plan.units / spec.grain && run >= last - first
+        let grains = needed_grains(plan, spec, own);
+        let run = self.runs.get(grains.end - 1).copied().unwrap_or(0);
+        grains.end <= plan.units / spec.grain && run >= grains.len()
     }
 }
 
-/// The grain after which everything up to boundary `own` (in grains) must be held.
-///
-/// `known` is a boundary, in units, that is known to be reached in full attention.
-fn first_needed(plan: &Plan, spec: &Spec, own: usize, known: usize) -> usize {
-    match spec.demand {
-        Demand::Prefix => known / spec.block,
-        Demand::Window { blocks } => own.saturating_sub(blocks),
-        Demand::Chunk { tokens } => {
-            (plan.tokens(own * spec.grain) / tokens * tokens / spec.group.block_size) as usize
-        }
-        Demand::Checkpoint => own - 1,
+/// The grains of a spec that boundary `own` (in grains, at least 1) needs, without interior entries
+/// of a full spec.
+fn needed_grains(plan: &Plan, spec: &Spec, own: usize) -> Range<usize> {
+    if spec.is_fine() {
+        // Each boundary has a state of its own; the prefix counts as held up to its reach.
+        let first = if spec.demand == Demand::Prefix {
+            0
+        } else {
+            own - 1
+        };
+        return first..own + spec.extra();
     }
+    let blocks = needed(&spec.group, plan.tokens(own * spec.grain));
+    blocks.start as usize..blocks.end as usize
 }
 
 /// For each holder, which group refuses the first boundary beyond its answer that is refused.
@@ -191,17 +195,18 @@ fn accepts(
     if !end.is_multiple_of(spec.grain) {
         return 0;
     }
-    let own = end / spec.grain;
-    let last = own + spec.extra();
-    if spec.demand == Demand::Prefix && spec.is_fine() {
-        return holders & reaches(plan, held, (index, group), last);
+    let mut grains = needed_grains(plan, spec, end / spec.grain);
+    if spec.demand == Demand::Prefix {
+        if spec.is_fine() {
+            return holders & reaches(plan, held, (index, group), grains.end);
+        }
+        grains.start = known / spec.block;
     }
-    let first = first_needed(plan, spec, own, known);
-    if last > plan.units / spec.grain {
+    if grains.end > plan.units / spec.grain {
         return 0;
     }
     let mut all = holders;
-    for at in first.min(own)..last {
+    for at in grains {
         all &= member_entry(plan, held, index, group, at + 1);
         if all == 0 {
             break;

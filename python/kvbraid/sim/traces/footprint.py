@@ -6,38 +6,14 @@ conversations share are counted once. The working set of a trace is this over al
 a policy that keeps exactly it reuses everything.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import lcm
-from types import MappingProxyType
-from typing import Final, TypeAlias
 
+from kvbraid.resume import needed_blocks
 from kvbraid.sim.traces.models import CacheModel
 from kvbraid.sim.traces.prefix_hashes import num_leading
 from kvbraid.sim.traces.trace import Trace
-from kvbraid.spec import GroupSpec, SpecKind
-
-_FirstBlock: TypeAlias = Callable[[GroupSpec, int], int]
-
-
-def _window(group: GroupSpec, boundary: int) -> int:
-    assert group.window is not None  # GroupSpec refused it otherwise.
-    return max(0, boundary - group.window + 1) // group.block_size
-
-
-def _chunk(group: GroupSpec, boundary: int) -> int:
-    return boundary // (group.chunk or boundary) * (group.chunk or boundary) // group.block_size
-
-
-FIRST_READ: Final[Mapping[SpecKind, _FirstBlock]] = MappingProxyType(
-    {
-        SpecKind.SLIDING_WINDOW: _window,
-        SpecKind.SLIDING_WINDOW_MLA: _window,
-        SpecKind.CHUNKED_LOCAL_ATTENTION: _chunk,
-        SpecKind.MAMBA: lambda group, boundary: boundary // group.block_size - 1,
-    }
-)
-"""The first block that a resume at a boundary (not 0) reads, of kinds that do not read all."""
+from kvbraid.spec import GroupSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +27,7 @@ class Footprint:
 
 def tail_blocks(groups: tuple[GroupSpec, ...], boundary: int) -> int:
     """Return the blocks that a resume at `boundary` reads in all groups but the full ones."""
-    if boundary == 0:
-        return 0
-    return sum(
-        boundary // group.block_size - FIRST_READ[group.kind](group, boundary)
-        for group in groups
-        if group.kind in FIRST_READ
-    )
+    return sum(len(needed_blocks(group, boundary)) for group in groups if not group.kind.is_full)
 
 
 def ideal_blocks(groups: tuple[GroupSpec, ...], num_tokens: int) -> int:
