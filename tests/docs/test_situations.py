@@ -60,7 +60,7 @@ SITUATIONS: Final[Mapping[str, tuple[tuple[int, int], Callable[[], FleetIndex]]]
         (32, 64),
         lambda: index_of(HALF, ORPHAN),
     ),
-    "copies outside the GPU after a clear or restart, not spoken of since": (
+    "copies outside the GPU after a clear or restart that no event has named since": (
         (0, 64),
         lambda: index_of(replace(STORED, medium="CPU"), AllBlocksCleared()),
     ),
@@ -71,11 +71,11 @@ SITUATIONS: Final[Mapping[str, tuple[tuple[int, int], Callable[[], FleetIndex]]]
             replace(HALF, group_idx=1, kv_cache_spec_kind=None),
         ),
     ),
-    "unconfigured groups: indices seen with a gap": (
+    "unconfigured groups: an index is missing among those seen": (
         (0, 64),
         lambda: index_of(replace(STORED, group_idx=1)),
     ),
-    "unconfigured groups: events without an index, and without a kind or beside indexed ones": (
+    "unconfigured groups: events without an index, and without a kind or mixed with indexed ones": (
         (0, 64),
         lambda: index_of(replace(HALF, group_idx=None, kv_cache_spec_kind=None)),
     ),
@@ -83,14 +83,14 @@ SITUATIONS: Final[Mapping[str, tuple[tuple[int, int], Callable[[], FleetIndex]]]
         (0, 64),
         lambda: index_of(STORED, topology={**CONFIGURED, "report_mode": "full"}),
     ),
-    "SGLang with groups besides full attention": (
+    "SGLang with groups other than full attention": (
         (0, 32),
         lambda: index_of(
             replace(HALF, group_idx=None),
             topology={"engine": "sglang", "groups": [FULL, WINDOW]},
         ),
     ),
-    "something was forgotten for want of memory": (
+    "something was forgotten for lack of memory": (
         (0, 64),
         lambda: index_of(STORED, memory_limit_bytes=1),
     ),
