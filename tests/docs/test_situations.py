@@ -75,7 +75,7 @@ SITUATIONS: Final[Mapping[str, tuple[tuple[int, int], Callable[[], FleetIndex]]]
         (0, 64),
         lambda: index_of(replace(STORED, group_idx=1)),
     ),
-    "unconfigured groups: events without an index, and without a kind or mixed with indexed ones": (
+    "unconfigured groups: events lack an index, and lack a kind or come beside indexed ones": (
         (0, 64),
         lambda: index_of(replace(HALF, group_idx=None, kv_cache_spec_kind=None)),
     ),
