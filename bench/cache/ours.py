@@ -10,12 +10,13 @@ from kvbraid.cache import (
     CacheManager,
     Dense,
     Interval,
+    Match,
     Need,
     Retention,
 )
 from kvbraid.spec import EngineDialect, Topology
 
-from bench.cache.side import Groups, Hit
+from bench.cache.side import Groups
 
 Request: TypeAlias = int
 
@@ -52,10 +53,10 @@ class Ours:
     def add(self, tokens: list[int]) -> Request:
         return self.manager.add(tokens)
 
-    def match(self, request: Request) -> Hit:
-        return Hit(*self.manager.match(request))
+    def match(self, request: Request) -> Match:
+        return Match(*self.manager.match(request))  # The rival's side makes one too.
 
-    def allocate(self, request: Request, num_new_tokens: int, hit: Hit | None = None) -> None:
+    def allocate(self, request: Request, num_new_tokens: int, hit: Match | None = None) -> None:
         if hit is None:
             need = Need(request=request, num_new_tokens=num_new_tokens)
         else:

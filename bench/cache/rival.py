@@ -10,9 +10,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
+from kvbraid.cache import Match
 from kvbraid.spec import GroupSpec, SpecKind
 
-from bench.cache.side import BLOCK, Groups, Hit
+from bench.cache.side import BLOCK, Groups
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -107,11 +108,11 @@ class Rival:
     def add(self, tokens: list[int]) -> Request:
         return new_request(next(self._numbers), tokens)
 
-    def match(self, request: Request) -> Hit:
+    def match(self, request: Request) -> Match:
         self._found, num_tokens, junction = self.manager.get_computed_blocks(request)
-        return Hit(num_tokens, junction)
+        return Match(num_tokens, junction)
 
-    def allocate(self, request: Request, num_new_tokens: int, hit: Hit | None = None) -> None:
+    def allocate(self, request: Request, num_new_tokens: int, hit: Match | None = None) -> None:
         if hit is None:
             blocks = self.manager.allocate_slots(request, num_new_tokens)
             num_hit_tokens = 0

@@ -5,24 +5,24 @@ and pay the same one method call on top. Block size 16, one pool for all groups,
 Nothing here imports either cache: the rival lives in an environment of its own.
 """
 
+import functools
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
-from kvbraid.spec import GroupSpec, SpecKind
+from kvbraid.cache import Match
+from kvbraid.cache.chunk import ChunkRules, chunk_rules
+from kvbraid.sim.scheduler import chunk_ends, chunks
+from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 BLOCK: Final = 16
+
+STEP_TOKENS: Final = 8_192
+"""The budget of a step."""
 
 RequestT = TypeVar("RequestT")
 
 Groups: TypeAlias = tuple[GroupSpec, ...]
-
-
-class Hit(NamedTuple):
-    """What a match found: tokens, and where others branch off further on (0: nowhere)."""
-
-    num_tokens: int
-    junction: int
 
 
 class Cache(Protocol[RequestT]):
@@ -32,11 +32,11 @@ class Cache(Protocol[RequestT]):
         """Make a request known; its hashes are computed here."""
         ...
 
-    def match(self, request: RequestT) -> Hit:
+    def match(self, request: RequestT) -> Match:
         """Look up what it can reuse, and remember that for `allocate`."""
         ...
 
-    def allocate(self, request: RequestT, num_new_tokens: int, hit: Hit | None = None) -> None:
+    def allocate(self, request: RequestT, num_new_tokens: int, hit: Match | None = None) -> None:
         """Allocate and commit; a request that starts names its hit."""
         ...
 
@@ -116,35 +116,20 @@ def random_tokens(seed: int, count: int) -> list[int]:
     return tokens
 
 
-def chunk_end(groups: Groups, start: int, num_tokens: int, junction: int) -> int:
-    """Return where the engine ends the chunk that starts at `start` with a budget of 8 192 tokens.
-
-    A state is written where a chunk ends, so that with state groups a chunk ends at a block, at
-    the last block that a resend can resume from, and at a junction.
-    """
-    end = min(start + 8_192, num_tokens)
-    if STATE not in groups:
-        return end
-    if end < num_tokens:
-        end = end // BLOCK * BLOCK
-    stops = (
-        (start // BLOCK + 1) * BLOCK if start % BLOCK else 0,
-        (num_tokens - 1) // BLOCK * BLOCK,
-        junction // BLOCK * BLOCK,
-    )
-    return min((stop for stop in stops if start < stop < end), default=end)
-
-
 def prefill(cache: AnyCache, groups: Groups, tokens: list[int]) -> tuple[Any, int]:
     """Run a prompt as the engine does, chunk by chunk; return the request and its hit."""
     cache.start_step()
     request = cache.add(tokens)
     hit = cache.match(request)
-    at, adopted = hit.num_tokens, hit
-    while at < len(tokens):
-        end = chunk_end(groups, at, len(tokens), hit.junction)
-        if at != hit.num_tokens:
+    ends = chunk_ends(rules(groups), hit, len(tokens), max_step_tokens=STEP_TOKENS)
+    for chunk in chunks(hit, ends):
+        if chunk.hit is None:
             cache.start_step()
-        cache.allocate(request, end - at, adopted if at == hit.num_tokens else None)
-        at = end
+        cache.allocate(request, chunk.num_tokens, chunk.hit)
     return request, hit.num_tokens
+
+
+@functools.cache
+def rules(groups: Groups) -> ChunkRules:
+    """Return where an engine that keeps states of these groups ends its chunks."""
+    return chunk_rules(Topology(groups=groups), max_chunk_tokens=STEP_TOKENS)

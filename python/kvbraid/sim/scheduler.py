@@ -1,16 +1,18 @@
 """The smallest engine around a cache: one request at a time, a step at a time.
 
-Its law is the order in which a real engine's scheduler asks: a step starts, the first one looks
-up, blocks are allocated for one chunk, the ends of copies are freed, a token is generated when
-all known ones are computed, a finished request gives its blocks back, and only then are the
-step's events taken. The last generated token is never computed. It computes nothing itself:
-generated tokens come with the request.
+The law of `SequentialScheduler` is the order in which a real engine's scheduler asks: a step
+starts, the first one looks up, blocks are allocated for one chunk, the ends of copies are freed, a
+token is generated when all known ones are computed, a finished request gives its blocks back, and
+only then are the step's events taken. The last generated token is never computed. It computes
+nothing itself: generated tokens come with the request.
+
+`chunk_ends` and `chunks` are the parts of that order that whoever drives a cache by hand shares:
+where the steps of a prompt end, and what each of them asks for.
 """
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from kvbraid.cache.chunk import ChunkRules, Position, plan_chunk
 from kvbraid.cache.step import Match, Need
@@ -19,16 +21,20 @@ from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
 
 
 class Fit(Protocol):
-    """What an allocation says: how many of the requests, in order, it served."""
+    """What an allocation says."""
 
     @property
-    def num_fit(self) -> int: ...  # noqa: D102
+    def num_fit(self) -> int:
+        """How many of the requests, in order, the allocation served."""
+        ...
 
 
 class Batch(Protocol):
     """The events of one step."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Count the events; a step without any is not published."""
+        ...
 
 
 BatchT = TypeVar("BatchT", bound=Batch)
@@ -36,19 +42,89 @@ Batch_co = TypeVar("Batch_co", bound=Batch, covariant=True)
 
 
 class Cache(Protocol[Batch_co]):
-    """The calls that a scheduler makes; `kvbraid.cache.CacheManager` explains each."""
+    """The calls that a scheduler makes, as `kvbraid.cache.CacheManager` answers them."""
 
-    def add(  # noqa: D102
+    def add(
         self, tokens: Sequence[int], *, extra: ExtraKeys = ..., lora_id: int | None = ...
-    ) -> int: ...
-    def extend(self, request: int, tokens: Sequence[int]) -> None: ...  # noqa: D102
-    def match(self, request: int) -> Match: ...  # noqa: D102
-    def allocate(self, needs: Sequence[Need]) -> Fit: ...  # noqa: D102
-    def release(self, requests: Sequence[int]) -> None: ...  # noqa: D102
-    def free_blocks(self, block_ids: Sequence[int]) -> None: ...  # noqa: D102
-    def start_step(self) -> None: ...  # noqa: D102
-    def take_copies(self) -> Sequence[tuple[int, int]]: ...  # noqa: D102
-    def take_events(self) -> Batch_co: ...  # noqa: D102
+    ) -> int:
+        """Make a request known and return its number."""
+        ...
+
+    def extend(self, request: int, tokens: Sequence[int]) -> None:
+        """Append tokens that the request has generated."""
+        ...
+
+    def match(self, request: int) -> Match:
+        """Return what the request could reuse now; nothing changes."""
+        ...
+
+    def allocate(self, needs: Sequence[Need]) -> Fit:
+        """Give requests their blocks, as far as the pool has them, and register full ones."""
+        ...
+
+    def release(self, requests: Sequence[int]) -> None:
+        """Give back the blocks of requests that are not known any more from now on."""
+        ...
+
+    def free_blocks(self, block_ids: Sequence[int]) -> None:
+        """Give back single blocks, here the ends of copies that are done."""
+        ...
+
+    def start_step(self) -> None:
+        """Begin a step."""
+        ...
+
+    def take_copies(self) -> Sequence[tuple[int, int]]:
+        """Return the copies, from and to, that must be made before the step computes."""
+        ...
+
+    def take_events(self) -> Batch_co:
+        """Return what has happened since the last call."""
+        ...
+
+
+class Chunk(NamedTuple):
+    """What one step computes of a request; `hit` is what the first step reuses, then None."""
+
+    num_tokens: int
+    hit: Match | None = None
+
+    def need(self, request: int) -> Need:
+        """Return what the request asks of that step."""
+        return Need(
+            request=request,
+            num_new_tokens=self.num_tokens,
+            num_hit_tokens=self.hit.num_tokens if self.hit else 0,
+            junction=self.hit.junction if self.hit else None,
+        )
+
+
+def chunk_ends(
+    rules: ChunkRules, match: Match, num_tokens: int, *, max_step_tokens: int
+) -> Iterator[int]:
+    """Yield where the steps end that compute a prompt, from the end of its hit on."""
+    end = match.num_tokens
+    while end < num_tokens:
+        position = Position(
+            start=end,
+            num_prompt_tokens=num_tokens,
+            num_tokens=num_tokens,
+            budget=min(max_step_tokens, num_tokens - end),
+            junction=match.junction,
+        )
+        chunk = plan_chunk(rules, position)
+        assert chunk > 0, f"no chunk of {max_step_tokens} tokens can be planned at {position}"
+        end += chunk
+        yield end
+
+
+def chunks(match: Match, ends: Iterable[int]) -> Iterator[Chunk]:
+    """Yield what each step computes of a prompt whose steps end at `ends`."""
+    start = match.num_tokens
+    hit: Match | None = match
+    for end in ends:
+        yield Chunk(end - start, hit)
+        start, hit = end, None
 
 
 class SequentialScheduler(Generic[BatchT]):
@@ -83,8 +159,12 @@ class SequentialScheduler(Generic[BatchT]):
         if not prompt:
             raise InvalidValueError("the prompt has 0 tokens; give at least one")
         request = self._cache.add(prompt, extra=extra, lora_id=lora_id)
+        return self.finish(request, len(prompt), outputs)
+
+    def finish(self, request: int, num_prompt_tokens: int, outputs: Sequence[int] = ()) -> int:
+        """Run a request that the cache knows already, as `run` does."""
         try:
-            return self._compute(request, len(prompt), outputs)
+            return self._compute(request, num_prompt_tokens, outputs)
         finally:
             self._cache.release([request])
             self._end_step()
@@ -93,44 +173,32 @@ class SequentialScheduler(Generic[BatchT]):
         """Take every step; the last one is ended by the caller."""
         self._cache.start_step()
         match = self._cache.match(request)
-        computed, num_tokens, left = match.num_tokens, num_prompt_tokens, deque(outputs)
-        hit: Match | None = match
-        while True:
-            position = Position(
-                start=computed,
-                num_prompt_tokens=num_prompt_tokens,
-                num_tokens=num_tokens,
-                budget=min(self._max_step_tokens, num_tokens - computed),
-                junction=match.junction,
-            )
-            chunk = plan_chunk(self._rules, position)
-            self._allocate(request, chunk, hit)
-            hit = None
-            computed += chunk
-            if computed == num_tokens:
-                if left:
-                    self._cache.extend(request, [left.popleft()])
-                    num_tokens += 1
-                if not left:
-                    return match.num_tokens
-            self._end_step()
-            self._cache.start_step()
-
-    def _allocate(self, request: int, num_new_tokens: int, hit: Match | None) -> None:
-        """Get blocks for a chunk; the first one also takes what the match found."""
-        need = Need(
-            request=request,
-            num_new_tokens=num_new_tokens,
-            num_hit_tokens=hit.num_tokens if hit else 0,
-            junction=hit.junction if hit else None,
+        ends = chunk_ends(
+            self._rules, match, num_prompt_tokens, max_step_tokens=self._max_step_tokens
         )
-        if not self._cache.allocate([need]).num_fit:
+        for chunk in chunks(match, ends):
+            if chunk.hit is None:
+                self._next_step()
+            self._allocate(request, chunk)
+        for number, token in enumerate(outputs):
+            if number:  # The first token is generated by the step that ends the prompt.
+                self._next_step()
+                self._allocate(request, Chunk(1))
+            self._cache.extend(request, [token])
+        return match.num_tokens
+
+    def _allocate(self, request: int, chunk: Chunk) -> None:
+        if not self._cache.allocate([chunk.need(request)]).num_fit:
             raise TooLargeError(
-                f"{num_new_tokens} more tokens of request {request} do not fit into the free "
+                f"{chunk.num_tokens} more tokens of request {request} do not fit into the free "
                 "blocks: finish a request or enlarge the pool"
             )
         # Nothing is computed, so the copies are as good as done.
         self._cache.free_blocks(list(chain.from_iterable(self._cache.take_copies())))
+
+    def _next_step(self) -> None:
+        self._end_step()
+        self._cache.start_step()
 
     def _end_step(self) -> None:
         events = self._cache.take_events()

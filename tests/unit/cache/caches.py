@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvbraid.cache import CacheConfig, CacheManager, Need
+from kvbraid.cache import CacheConfig, CacheManager, Match
 from kvbraid.hashing import NO_EXTRA_KEYS, EngineHash, ExtraKeys, block_hashes
+from kvbraid.sim.scheduler import chunks
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 
@@ -41,18 +42,10 @@ def config(
 
 def compute(cache: CacheManager, request: int, ends: Sequence[int], *, hit: int = 0) -> None:
     """Compute a request's tokens in steps that end at `ends`, from its hit on."""
-    match, start = cache.match(request), hit
-    for end in ends:
+    found = Match(hit, cache.match(request).junction)
+    for chunk in chunks(found, ends):
         cache.start_step()
-        first = start == hit
-        need = Need(
-            request=request,
-            num_new_tokens=end - start,
-            num_hit_tokens=hit if first else 0,
-            junction=match.junction if first else None,
-        )
-        assert cache.allocate([need]).num_fit == 1
-        start = end
+        assert cache.allocate([chunk.need(request)]).num_fit == 1
 
 
 def leave(

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeAlias
 
-from kvbraid.cache import CacheConfig, CacheManager, Need, Retention
-from kvbraid.cache.chunk import ChunkRules, Position, chunk_rules, plan_chunk
+from kvbraid.cache import CacheConfig, CacheManager, Retention
+from kvbraid.cache.chunk import chunk_rules
 from kvbraid.cache.retention import checkpoint_interval
 from kvbraid.errors import InvalidValueError
+from kvbraid.sim.scheduler import SequentialScheduler
 from kvbraid.sim.traces.models import CacheModel
 from kvbraid.sim.traces.prefix_hashes import PrefixHashes
 from kvbraid.sim.traces.trace import Trace
@@ -112,10 +113,15 @@ class _Cache:
                 max_in_flight_tokens=CHUNK_TOKENS,
             )
         )
-        self._rules: ChunkRules = chunk_rules(
-            model.topology,
-            max_chunk_tokens=CHUNK_TOKENS,
-            interval=checkpoint_interval(retention),
+        self._scheduler = SequentialScheduler(
+            self._manager,
+            rules=chunk_rules(
+                model.topology,
+                max_chunk_tokens=CHUNK_TOKENS,
+                interval=checkpoint_interval(retention),
+            ),
+            max_step_tokens=CHUNK_TOKENS,
+            publish=lambda _events: None,
         )
         self._tokens = memoryview(array("I"))
 
@@ -124,40 +130,8 @@ class _Cache:
 
     def run(self, num_tokens: int, hashes: list[bytes]) -> int:
         """Compute one prompt and return how much of it was reused."""
-        manager = self._manager
-        request = manager.add(self._blank(num_tokens), block_hashes=hashes)
-        match = manager.match(request)
-        done, hit = match.num_tokens, match.num_tokens
-        while done < num_tokens:
-            chunk = self._plan(done, num_tokens, match.junction)
-            manager.start_step()
-            need = Need(
-                request=request,
-                num_new_tokens=chunk,
-                num_hit_tokens=hit,
-                junction=match.junction,
-            )
-            allocation = manager.allocate([need])
-            assert allocation.num_fit == 1, (
-                f"token {done + chunk} of {num_tokens} does not fit into a pool that should hold "
-                "the whole prompt"
-            )
-            manager.free_blocks([block for pair in manager.take_copies() for block in pair])
-            done, hit = done + chunk, 0
-        manager.release([request])
-        return match.num_tokens
-
-    def _plan(self, done: int, num_tokens: int, junction: int) -> int:
-        position = Position(
-            start=done,
-            num_prompt_tokens=num_tokens,
-            num_tokens=num_tokens,
-            budget=min(CHUNK_TOKENS, num_tokens - done),
-            junction=junction,
-        )
-        chunk = plan_chunk(self._rules, position)
-        assert chunk > 0, f"no chunk of {CHUNK_TOKENS} tokens can be planned at {position}"
-        return chunk
+        request = self._manager.add(self._blank(num_tokens), block_hashes=hashes)
+        return self._scheduler.finish(request, num_tokens)
 
     def _blank(self, num_tokens: int) -> memoryview:
         """Tokens that nobody looks at, for prefixes are told apart by the hashes given."""
