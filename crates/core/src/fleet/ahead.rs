@@ -9,101 +9,100 @@
 //! request has many boundaries.
 
 use super::effort::Effort;
+use super::prompt::MediaMark;
 use super::texts::Marks;
-use super::walk::MediaMark;
-use crate::prefix::{Field, Step, Unit, minus, plus};
+use crate::prefix::{Step, Unit, minus, plus};
 
-/// For each boundary whose lookahead (at least 1 token) is whole within the request: what the
-/// tokens there, and media that begin among them, add to the identity of a hash.
-#[must_use]
-pub(super) fn aheads(
-    marks: &Marks,
-    (tokens, media): (&[u32], &[MediaMark]),
-    (unit, lookahead): (&Unit, u32),
-    effort: &Effort,
-) -> Vec<u64> {
-    let mut aheads = token_marks(marks, tokens, (unit, lookahead as usize), effort);
-    if !media.is_empty() {
-        let along = (unit.tokens, lookahead);
-        add_media(marks.field(), media, along, &mut aheads, effort);
-    }
-    aheads
+/// What the hashes of a chain cover after each boundary.
+pub(super) struct Lookahead<'a> {
+    /// What texts and lookahead are to keys.
+    pub(super) marks: &'a Marks,
+    /// From one boundary to the next.
+    pub(super) unit: &'a Unit,
+    /// How many tokens after a boundary the hash covers: at least 1.
+    pub(super) num_tokens: u32,
+    /// Where the work is counted.
+    pub(super) effort: &'a Effort,
 }
 
-fn token_marks(
-    marks: &Marks,
-    tokens: &[u32],
-    (unit, lookahead): (&Unit, usize),
-    effort: &Effort,
-) -> Vec<u64> {
-    let size = unit.tokens as usize;
-    let count = tokens.len().saturating_sub(lookahead) / size;
-    if lookahead <= size {
-        let ends = (1..=count).map(|i| i * size);
-        return ends
-            .map(|end| {
-                effort.note(lookahead as u64);
-                marks.lookahead(&tokens[end..end + lookahead])
+impl Lookahead<'_> {
+    /// For each boundary whose lookahead is whole within the request: what the tokens there, and
+    /// media that begin among them, add to the identity of a hash.
+    #[must_use]
+    pub(super) fn aheads(&self, tokens: &[u32], media: &[MediaMark]) -> Vec<u64> {
+        let mut aheads = self.token_marks(tokens);
+        if !media.is_empty() {
+            self.add_media(media, &mut aheads);
+        }
+        aheads
+    }
+
+    fn token_marks(&self, tokens: &[u32]) -> Vec<u64> {
+        let (unit, marks, lookahead) = (self.unit, self.marks, self.num_tokens as usize);
+        let size = unit.tokens as usize;
+        let count = tokens.len().saturating_sub(lookahead) / size;
+        if lookahead <= size {
+            let ends = (1..=count).map(|i| i * size);
+            return ends
+                .map(|end| {
+                    self.effort.note(lookahead as u64);
+                    marks.lookahead(&tokens[end..end + lookahead])
+                })
+                .collect();
+        }
+        if count == 0 {
+            return Vec::new();
+        }
+        // The step of a long lookahead is what takes the prefix before it to the one after it.
+        let advance = |to: &mut Step, chunk: &[u32]| {
+            self.effort.note(size as u64);
+            *to = Step {
+                tokens: to.tokens + unit.tokens,
+                local: unit.advance(to.local, unit.local(chunk)),
+            };
+        };
+        let (mut before, mut after) = (Step::NONE, unit.field.step_of(&tokens[..lookahead]));
+        let chunks = tokens
+            .chunks_exact(size)
+            .zip(tokens[lookahead..].chunks_exact(size));
+        chunks
+            .map(|(chunk, later)| {
+                advance(&mut before, chunk);
+                advance(&mut after, later);
+                marks.lookahead_step(unit.field.rest_of(before, after))
             })
-            .collect();
+            .collect()
     }
-    if count == 0 {
-        return Vec::new();
-    }
-    // The step of a long lookahead is what takes the prefix before it to the one after it.
-    let advance = |to: &mut Step, chunk: &[u32]| {
-        effort.note(size as u64);
-        *to = Step {
-            tokens: to.tokens + unit.tokens,
-            local: unit.advance(to.local, unit.local(chunk)),
-        };
-    };
-    let (mut before, mut after) = (Step::NONE, unit.field.step_of(&tokens[..lookahead]));
-    let chunks = tokens
-        .chunks_exact(size)
-        .zip(tokens[lookahead..].chunks_exact(size));
-    chunks
-        .map(|(chunk, later)| {
-            advance(&mut before, chunk);
-            advance(&mut after, later);
-            marks.lookahead_step(unit.field.rest_of(before, after))
-        })
-        .collect()
-}
 
-fn add_media(
-    field: Field,
-    media: &[MediaMark],
-    (unit, lookahead): (u32, u32),
-    aheads: &mut [u64],
-    effort: &Effort,
-) {
-    // Sums from the start, measured from token 0: a window of items is a difference of two.
-    let (mut further, mut back) = (field.further(), field.back());
-    let mut sum = 0;
-    let mut sums = vec![sum];
-    for item in media {
-        sum = plus(sum, further.times(item.extra, item.offset));
-        sums.push(sum);
-    }
-    let (mut first, mut next) = (0, 0);
-    let mut end = 0;
-    for ahead in aheads {
-        end += unit;
-        let begins = |at: usize, before: u32| {
-            effort.note(1);
-            media.get(at).is_some_and(|item| item.offset < before)
-        };
-        while begins(first, end) {
-            first += 1;
+    fn add_media(&self, media: &[MediaMark], aheads: &mut [u64]) {
+        let field = self.marks.field();
+        // Sums from the start, measured from token 0: a window of items is a difference of two.
+        let (mut further, mut back) = (field.further(), field.back());
+        let mut sum = 0;
+        let mut sums = vec![sum];
+        for item in media {
+            sum = plus(sum, further.times(item.extra, item.offset));
+            sums.push(sum);
         }
-        next = next.max(first);
-        while begins(next, end.saturating_add(lookahead)) {
-            next += 1;
-        }
-        if next > first {
-            let from_start = minus(sums[next], sums[first]);
-            *ahead = plus(*ahead, back.times(from_start, end));
+        let (mut first, mut next) = (0, 0);
+        let mut end = 0;
+        for ahead in aheads {
+            end += self.unit.tokens;
+            let begins = |at: usize, before: u32| {
+                self.effort.note(1);
+                media.get(at).is_some_and(|item| item.offset < before)
+            };
+            while begins(first, end) {
+                first += 1;
+            }
+            next = next.max(first);
+            while begins(next, end.saturating_add(self.num_tokens)) {
+                next += 1;
+            }
+            if next > first {
+                let from_start = minus(sums[next], sums[first]);
+                *ahead = plus(*ahead, back.times(from_start, end));
+            }
         }
     }
 }
@@ -113,10 +112,28 @@ mod tests {
     use super::*;
     use crate::secret::Secret;
 
+    fn in_one_pass(
+        marks: &Marks,
+        tokens: &[u32],
+        media: &[MediaMark],
+        unit: u32,
+        num_tokens: u32,
+        effort: &Effort,
+    ) -> Vec<u64> {
+        let lookahead = Lookahead {
+            marks,
+            unit: &Unit::new(marks.field(), unit),
+            num_tokens,
+            effort,
+        };
+        lookahead.aheads(tokens, media)
+    }
+
     /// Each boundary by itself, as the page on extra keys says it.
     fn one_by_one(
         marks: &Marks,
-        (token_ids, media): (&[u32], &[MediaMark]),
+        token_ids: &[u32],
+        media: &[MediaMark],
         unit: u32,
         lookahead: u32,
     ) -> Vec<u64> {
@@ -136,7 +153,7 @@ mod tests {
 
     #[test]
     fn one_pass_says_what_each_boundary_says_by_itself() {
-        let marks = Marks::new(&Secret::new([7; 32]));
+        let (marks, effort) = (Marks::new(&Secret::new([7; 32])), Effort::default());
         let tokens: Vec<u32> = (0..97).map(|i| i * 7919 % 1000).collect();
         let ids = ["a", "b", "c", "a"];
         for offsets in [
@@ -156,13 +173,8 @@ mod tests {
             for (unit, lookahead) in [(1, 1), (4, 1), (4, 4), (4, 5), (3, 50), (16, 96), (16, 200)]
             {
                 assert_eq!(
-                    aheads(
-                        &marks,
-                        (&tokens, &media),
-                        (&Unit::new(marks.field(), unit), lookahead),
-                        &Effort::default()
-                    ),
-                    one_by_one(&marks, (&tokens, &media), unit, lookahead),
+                    in_one_pass(&marks, &tokens, &media, unit, lookahead, &effort),
+                    one_by_one(&marks, &tokens, &media, unit, lookahead),
                     "unit {unit}, lookahead {lookahead}, media at {offsets:?}"
                 );
             }
@@ -176,8 +188,7 @@ mod tests {
         let items = (0..num_items).map(|offset| MediaMark { offset, extra: 7 });
         let media: Vec<MediaMark> = items.collect();
         let effort = Effort::default();
-        let unit = Unit::new(marks.field(), unit);
-        let _ = aheads(&marks, (&tokens, &media), (&unit, lookahead), &effort);
+        let _ = in_one_pass(&marks, &tokens, &media, unit, lookahead, &effort);
         effort.spent()
     }
 

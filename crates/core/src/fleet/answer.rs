@@ -1,79 +1,12 @@
 //! What a request gets back: bounds per rank and set of tiers.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 
-use super::rank::State;
-use super::tier::Tier;
-
-/// A set of tiers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct TierSet(u8);
-
-impl TierSet {
-    /// The accelerator alone.
-    pub const GPU: Self = Self(1);
-
-    /// Whether it has the tier.
-    #[must_use]
-    pub fn contains(self, tier: Tier) -> bool {
-        self.0 & (1 << tier as u8) != 0
-    }
-
-    /// Whether it has no tier.
-    #[must_use]
-    pub fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-
-    /// Whether both have some tier.
-    #[must_use]
-    pub(super) fn overlaps(self, other: Self) -> bool {
-        self.0 & other.0 != 0
-    }
-
-    /// Adds a tier.
-    pub(super) fn insert(&mut self, tier: Tier) {
-        self.0 |= 1 << tier as u8;
-    }
-
-    /// Takes a tier out.
-    pub(super) fn remove(&mut self, tier: Tier) {
-        self.0 &= !(1 << tier as u8);
-    }
-
-    /// Its tiers, nearest first.
-    pub fn iter(self) -> impl Iterator<Item = Tier> {
-        Tier::ALL.into_iter().filter(move |t| self.contains(*t))
-    }
-
-    /// GPU, then each further tier of `present` added in turn.
-    #[must_use]
-    pub fn cumulative(present: Self) -> Vec<Self> {
-        let mut sets = vec![Self::GPU];
-        let mut set = Self::GPU;
-        for tier in present.iter().filter(|t| *t != Tier::Gpu) {
-            set.0 |= 1 << tier as u8;
-            sets.push(set);
-        }
-        sets
-    }
-
-    /// The name in answers: `gpu`, `gpu+cpu`, …
-    #[must_use]
-    pub fn name(self) -> String {
-        self.iter().map(Tier::name).collect::<Vec<_>>().join("+")
-    }
-}
-
-impl FromIterator<Tier> for TierSet {
-    fn from_iter<I: IntoIterator<Item = Tier>>(tiers: I) -> Self {
-        Self(
-            tiers
-                .into_iter()
-                .fold(0, |bits, tier| bits | 1 << tier as u8),
-        )
-    }
-}
+use super::pod::Member;
+use super::state::State;
+use super::tier::TierSet;
 
 /// Reusable tokens: at least and at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -85,7 +18,7 @@ pub struct Bounds {
 }
 
 /// What a token is worth on each tier, in the order of `Tier::ALL`.
-pub type Weights = [f64; 3];
+pub(super) type Weights = [f64; 3];
 
 /// The answer for one rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -139,4 +72,16 @@ impl Row {
             has_score: false,
         }
     }
+}
+
+/// An answer: `rows[i]` is that of `roster[i]`, in the order of pod names, then ranks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    /// The ranks asked for.
+    pub roster: Arc<[Member]>,
+    /// One row per rank.
+    pub rows: Vec<Row>,
+    /// Units of work on what is undecided and on what lies after each boundary: grows with the
+    /// request and with what is undecided along it, hardly faster.
+    pub effort: u64,
 }

@@ -8,28 +8,14 @@ use std::ops::Range;
 
 use super::catalog::GroupNews;
 use super::intake::{Phase, Progress, TOKENS_PER_HASH, Target};
-use super::naming::{Chain, Naming, is_dense, is_one};
+use super::naming::{Chain, Naming, is_dense};
 use super::rank::{Rank, Shared};
 use super::slots::{ChannelId, ChannelKey, SlotId, Whereabouts};
+use super::sparse_naming::is_one;
 use super::texts::Marks;
 use super::tier::Tier;
 use super::units::Units;
 use crate::wire::{Batch, Event, Medium, RefusalReason, Removed, Span, Stored};
-
-/// What one batch did.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Applied {
-    /// Hashes listed by stores.
-    pub stored: u64,
-    /// Copies removed.
-    pub removed: u64,
-    /// Clears.
-    pub cleared: u64,
-    /// Events and details refused.
-    pub refused: u64,
-    /// Units of work on what is undecided: grows with the batch, hardly faster.
-    pub effort: u64,
-}
 
 /// One rank, the shared part of its model, and the batch at hand.
 pub(super) struct Slice<'a> {

@@ -1,20 +1,20 @@
 //! From what is certain, doubted and possible to the bounds of one rank.
 
-use super::answer::{Bounds, TierSet};
-use super::catalog::View;
+use super::answer::Bounds;
 use super::limbo::Possible;
-use super::model::Class;
 use super::nodes::NodeId;
-use super::query::{Search, Words};
-use super::rank::State;
+use super::search::{Reading, Search};
+use super::state::State;
+use super::tier::TierSet;
+use super::view::View;
+use super::words::Words;
 use crate::rule::{self, Unknown};
 
 impl Search<'_, '_> {
     /// The bounds of one rank, given what is certainly there.
     pub(super) fn bounds(
         &self,
-        class: &Class,
-        at: usize,
+        reading: Reading<'_>,
         column: usize,
         set: TierSet,
         lower: u32,
@@ -23,18 +23,18 @@ impl Search<'_, '_> {
         let Some(rank) = &self.model.ranks[column] else {
             return Bounds::default();
         };
-        let certain = if class.view.lower_is_zero || !rank.can_promise() {
+        let certain = if reading.class.view.lower_is_zero || !rank.can_promise() {
             0
         } else {
-            self.unambiguous(class, at, column, (set, lower), scratch)
+            self.unambiguous(reading, column, set, lower, scratch)
         };
         let may_stand = self.possible.get(&column);
         let everything = rank.state() != State::Exact
-            || class.view.upper_is_everything
+            || reading.class.view.upper_is_everything
             || rank.forgot.overlaps(set)
             || may_stand.is_some_and(|possible| possible.everything);
         if everything {
-            let topology = &class.view.topology;
+            let topology = &reading.class.view.topology;
             let step = rule::alignment(topology);
             let whole = self.last_token() / step * step;
             let upper = whole.saturating_sub(topology.replay_tokens).max(certain);
@@ -43,15 +43,15 @@ impl Search<'_, '_> {
                 upper,
             };
         }
-        let has_doubt = rank.slots.has_doubts();
+        let has_doubt = rank.slots.channels.has_doubts();
         let is_undecided = may_stand.is_some_and(|possible| !possible.is_empty());
-        if !class.view.has_unknown && !has_doubt && !is_undecided {
+        if !reading.class.view.has_unknown && !has_doubt && !is_undecided {
             return Bounds {
                 lower: certain,
                 upper: lower,
             };
         }
-        let upper = self.upper(class, at, column, set, scratch);
+        let upper = self.upper(reading, column, set, scratch);
         Bounds {
             lower: certain,
             upper: upper.max(certain),
@@ -62,10 +62,10 @@ impl Search<'_, '_> {
     /// which of them the request has, and so what comes after, nobody can say.
     fn unambiguous(
         &self,
-        class: &Class,
-        at: usize,
+        reading: Reading<'_>,
         column: usize,
-        (set, lower): (TierSet, u32),
+        set: TierSet,
+        lower: u32,
         scratch: &mut rule::Scratch,
     ) -> u32 {
         let Some(rank) = &self.model.ranks[column] else {
@@ -78,17 +78,21 @@ impl Search<'_, '_> {
         let key = |node: &NodeId| self.model.nodes.key(*node);
         let is_ambiguous =
             |node: &Option<NodeId>| node.as_ref().is_some_and(|n| sharing.is_ambiguous(key(n)));
-        let Some(first) = self.ladders[at].nodes.iter().position(is_ambiguous) else {
+        let Some(first) = self.ladders[reading.ladder]
+            .nodes
+            .iter()
+            .position(is_ambiguous)
+        else {
             return lower;
         };
-        let mut words = self.words(class, at, set, false);
+        let mut words = self.words(reading, set, false);
         for list in words.whole.iter_mut().chain(&mut words.partial) {
             list.truncate(first);
         }
         let bit = column % 64;
         let query = self.query(1 << bit, Unknown::Strict);
-        let topology = &class.view.topology;
-        let answers = words.with_held(self.unit(at), |held| {
+        let topology = &reading.class.view.topology;
+        let answers = words.with_held(self.unit(reading.ladder), |held| {
             rule::resume(topology, held, query, scratch)
         });
         answers[bit].min(lower)
@@ -97,24 +101,24 @@ impl Search<'_, '_> {
     /// The largest boundary that cannot be excluded for one rank.
     fn upper(
         &self,
-        class: &Class,
-        at: usize,
+        reading: Reading<'_>,
         column: usize,
         set: TierSet,
         scratch: &mut rule::Scratch,
     ) -> u32 {
         let bit = column % 64;
-        let mut words = self.words(class, at, set, true);
-        let length = self.ladders[at].prefixes().len();
+        let mut words = self.words(reading, set, true);
+        let length = self.ladders[reading.ladder].prefixes().len();
         for list in words.whole.iter_mut().chain(&mut words.partial) {
             list.resize(length, 0);
         }
         if let Some(possible) = self.possible.get(&column) {
-            show(possible, &class.view, (set, bit), self.unit(at), &mut words);
+            let unit = self.unit(reading.ladder);
+            show(possible, &reading.class.view, set, bit, unit, &mut words);
         }
         let query = self.query(1 << bit, Unknown::Lax);
-        let topology = &class.view.topology;
-        let answers = words.with_held(self.unit(at), |held| {
+        let topology = &reading.class.view.topology;
+        let answers = words.with_held(self.unit(reading.ladder), |held| {
             rule::resume(topology, held, query, scratch)
         });
         answers[bit]
@@ -122,13 +126,7 @@ impl Search<'_, '_> {
 }
 
 /// Shows one rank's undecided copies wherever they may stand.
-fn show(
-    possible: &Possible,
-    view: &View,
-    (set, bit): (TierSet, usize),
-    unit: u32,
-    words: &mut Words,
-) {
+fn show(possible: &Possible, view: &View, set: TierSet, bit: usize, unit: u32, words: &mut Words) {
     // The walk that found them may be finer than what the rule looks at.
     let per_word = (unit / possible.unit.max(1)) as usize;
     for (kind, places) in possible.iter().filter(|(kind, _)| set.contains(kind.tier)) {

@@ -4,9 +4,10 @@
 //! block size seen of a group is its block size, and its first kind and window are its own; a
 //! window or chunk that no event carries is what the operator said of its kind.
 
+use super::divisors::{gcd, lcm};
 use super::limbo::Tails;
 use crate::error::{Error, Result};
-use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
+use crate::spec::{GroupSpec, SpecKind, Topology};
 use crate::wire::MAX_GROUPS;
 
 /// What an operator says of a pod.
@@ -26,7 +27,7 @@ pub struct PodConfig {
 
 /// What one store says of its group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GroupNews {
+pub(super) struct GroupNews {
     /// `group_idx`; `None` from producers that do not send it.
     pub group: Option<u32>,
     /// The kind, where sent.
@@ -41,7 +42,7 @@ pub struct GroupNews {
 
 /// Why a store contradicts what is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Contradiction {
+pub(super) enum Contradiction {
     /// Another kind than configured or learned.
     Kind,
     /// Another window.
@@ -59,7 +60,7 @@ pub enum Contradiction {
 impl Contradiction {
     /// The name under which it is counted.
     #[must_use]
-    pub const fn reason(self) -> &'static str {
+    pub(super) const fn reason(self) -> &'static str {
         match self {
             Self::Kind => "contradicts_kind",
             Self::Window => "contradicts_window",
@@ -71,47 +72,37 @@ impl Contradiction {
     }
 }
 
+/// What is known of one group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Known {
-    kind: Option<SpecKind>,
-    window: Option<u32>,
-    block_size: u32,
+pub(super) struct Known {
+    /// Its kind, where a store told it.
+    pub(super) kind: Option<SpecKind>,
+    /// Its window in tokens, where a store told it.
+    pub(super) window: Option<u32>,
+    /// Tokens per block.
+    pub(super) block_size: u32,
     /// What all sizes seen are multiples of: entries within a block stand at hashes too.
-    grain: u32,
+    pub(super) grain: u32,
 }
 
 /// The index of the group that ungrouped events of an unconfigured pod belong to.
-pub const UNGROUPED: u16 = u16::MAX;
+pub(super) const UNGROUPED: u16 = u16::MAX;
 /// Of an alignment of more blocks, what a retention keeps tells too little for what it costs.
 const MOST_BLOCKS_PER_ALIGNMENT: u32 = 64;
 
 /// No block has more tokens: it is the longest request that the HTTP service answers as long as
 /// nobody configures more, and engines have blocks of at most a few thousand.
-pub const MAX_BLOCK_TOKENS: u32 = 1 << 20;
-
-/// What the rule is evaluated with for one pod.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct View {
-    /// Groups, alignment and dialect; group `i` of it has its presence under `groups[i]`.
-    pub topology: Topology,
-    /// Wire group index of each group of the topology.
-    pub groups: Vec<u16>,
-    /// Nothing can be promised: lower bounds are 0.
-    pub lower_is_zero: bool,
-    /// Nothing can be excluded: upper bounds are the whole aligned prompt.
-    pub upper_is_everything: bool,
-    /// Some kind or chunk is unknown, so that the rule differs between lower and upper.
-    pub has_unknown: bool,
-    /// Group 0, where it is there and nobody has said of what kind it is.
-    pub undeclared: Option<u16>,
-}
+pub(super) const MAX_BLOCK_TOKENS: u32 = 1 << 20;
 
 /// The groups of one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Catalog {
-    config: PodConfig,
-    learned: Vec<Option<Known>>,
-    ungrouped: Option<Known>,
+pub(super) struct Catalog {
+    /// What the operator said.
+    pub(super) config: PodConfig,
+    /// What was learned, by group index.
+    pub(super) learned: Vec<Option<Known>>,
+    /// The group of events without an index.
+    pub(super) ungrouped: Option<Known>,
     /// Tokens after a block that its hash also covers; 0 until an event or the operator says so.
     lookahead: u32,
 }
@@ -126,33 +117,13 @@ fn only_one(groups: impl Iterator<Item = (u16, bool)> + Clone) -> u16 {
     }
 }
 
-/// Least common multiple; one that no token count reaches becomes the largest multiple of the
-/// greatest common divisor, which is as far from any hit.
-fn lcm(values: impl Iterator<Item = u32> + Clone) -> u32 {
-    let mut all = values.clone();
-    let exact = all.try_fold(1u32, |a, b| (a / gcd(a, b)).checked_mul(b));
-    exact.unwrap_or_else(|| {
-        let step = values.fold(0, gcd).max(1);
-        u32::MAX / step * step
-    })
-}
-
-/// Greatest common divisor; `gcd(0, b) = b`.
-#[must_use]
-pub const fn gcd(mut a: u32, mut b: u32) -> u32 {
-    while b != 0 {
-        (a, b) = (b, a % b);
-    }
-    a
-}
-
 impl Catalog {
     /// Starts from what the operator configured.
     ///
     /// # Errors
     /// Whatever `Topology::validate` refuses; more groups or larger blocks than any engine has; a
     /// window or chunk of no tokens.
-    pub fn new(config: PodConfig) -> Result<Self> {
+    pub(super) fn new(config: PodConfig) -> Result<Self> {
         if let Some(topology) = &config.topology {
             topology.validate()?;
             if topology.groups.len() > MAX_GROUPS as usize {
@@ -182,27 +153,22 @@ impl Catalog {
         })
     }
 
-    /// The operator's configuration.
-    #[must_use]
-    pub fn config(&self) -> &PodConfig {
-        &self.config
-    }
-
-    fn configured_groups(&self) -> Option<&[GroupSpec]> {
+    /// The groups that the operator named, if there are any.
+    pub(super) fn configured_groups(&self) -> Option<&[GroupSpec]> {
         let groups = self.config.topology.as_ref().map(|t| t.groups.as_slice())?;
         (!groups.is_empty()).then_some(groups)
     }
 
     /// Whether the operator said which groups there are.
     #[must_use]
-    pub fn is_configured(&self) -> bool {
+    pub(super) fn is_configured(&self) -> bool {
         self.configured_groups().is_some()
     }
 
     /// Which group an event speaks of. Events without an index belong to the only group there is,
     /// or to the only full-attention group (SGLang publishes that component alone).
     #[must_use]
-    pub fn resolve(&self, group: Option<u32>) -> u16 {
+    pub(super) fn resolve(&self, group: Option<u32>) -> u16 {
         if let Some(index) = group {
             return u16::try_from(index).unwrap_or(UNGROUPED);
         }
@@ -235,13 +201,13 @@ impl Catalog {
 
     /// The block size of a group, 0 while unknown.
     #[must_use]
-    pub fn block_size(&self, group: u16) -> u32 {
+    pub(super) fn block_size(&self, group: u16) -> u32 {
         self.known(group).map_or(0, |k| k.block_size)
     }
 
     /// Tokens after a block that its hash also covers.
     #[must_use]
-    pub fn lookahead(&self) -> u32 {
+    pub(super) fn lookahead(&self) -> u32 {
         self.lookahead
     }
 
@@ -249,7 +215,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The first contradiction; what is known stays as it was.
-    pub fn learn(&mut self, news: GroupNews) -> std::result::Result<bool, Contradiction> {
+    pub(super) fn learn(&mut self, news: GroupNews) -> std::result::Result<bool, Contradiction> {
         if news.block_size > MAX_BLOCK_TOKENS {
             return Err(Contradiction::SizeLimit);
         }
@@ -305,7 +271,7 @@ impl Catalog {
 
     /// Tokens per hash of the engine's chain, where the operator said which groups there are.
     #[must_use]
-    pub fn configured_hash_block(&self) -> Option<u32> {
+    pub(super) fn configured_hash_block(&self) -> Option<u32> {
         let topology = self.config.topology.as_ref()?;
         (!topology.groups.is_empty()).then_some(topology.hash_block_size)
     }
@@ -314,7 +280,7 @@ impl Catalog {
     /// greatest common divisor of all sizes seen, of which the engine's hash block is a divisor;
     /// 0 while nothing is known.
     #[must_use]
-    pub fn grain(&self) -> u32 {
+    pub(super) fn grain(&self) -> u32 {
         self.configured_hash_block().unwrap_or_else(|| {
             // What no prefix is looked up in need not follow the chain.
             self.reused().map(|known| known.grain).fold(0, gcd)
@@ -359,102 +325,8 @@ impl Catalog {
         all.filter(|known| !known.kind.is_some_and(SpecKind::is_never_reused))
     }
 
-    /// What the rule is evaluated with; `None` while no group is known, which means that the pod
-    /// holds nothing.
-    #[must_use]
-    pub fn view(&self) -> Option<View> {
-        let mut view = match self.configured_groups() {
-            Some(groups) => self.configured_view(groups),
-            None => self.learned_view()?,
-        };
-        view.topology.hash_lookahead = self.lookahead;
-        view.lower_is_zero |= self.config.full_reports;
-        let groups = &view.topology.groups;
-        view.has_unknown = groups.iter().any(|g| {
-            g.prefix_cacheable
-                && (g.kind == SpecKind::Unknown
-                    || (g.kind == SpecKind::ChunkedLocalAttention && g.chunk.is_none()))
-        });
-        Some(view)
-    }
-
-    fn configured_view(&self, groups: &[GroupSpec]) -> View {
-        let mut topology = self
-            .config
-            .topology
-            .clone()
-            .unwrap_or_else(|| bare_topology(groups.to_vec()));
-        let mut indices: Vec<u16> = (0u16..).take(groups.len()).collect();
-        let mut lower_is_zero = false;
-        let is_undeclared = groups.first().is_some_and(|g| g.kind == SpecKind::Unknown);
-        if self.config.only_full_is_published {
-            let keep: Vec<bool> = groups.iter().map(|g| g.kind.is_full()).collect();
-            lower_is_zero = keep.contains(&false);
-            topology.groups = retain_by(&topology.groups, &keep);
-            indices = retain_by(&indices, &keep);
-        }
-        View {
-            topology,
-            groups: indices,
-            lower_is_zero,
-            upper_is_everything: false,
-            has_unknown: false,
-            undeclared: is_undeclared.then_some(0),
-        }
-    }
-
-    fn learned_view(&self) -> Option<View> {
-        let mut groups = Vec::new();
-        let mut indices = Vec::new();
-        for (index, known) in (0u16..).zip(&self.learned) {
-            if let Some(known) = known {
-                groups.push(self.learned_group(*known));
-                indices.push(index);
-            }
-        }
-        // A gap means groups of which nothing is known yet: they may hold or lack anything.
-        let has_gap = groups.len() < self.learned.len();
-        let mut upper_is_everything = false;
-        let mut lower_is_zero = has_gap;
-        if let Some(known) = self.ungrouped {
-            let kind = known.kind.filter(|k| *k != SpecKind::Unknown);
-            lower_is_zero |= kind.is_none() || !groups.is_empty();
-            upper_is_everything =
-                (kind.is_none() && !self.config.only_full_is_published) || !groups.is_empty();
-            let assumed = Known {
-                kind: kind.or(Some(SpecKind::FullAttention)),
-                ..known
-            };
-            groups.push(self.learned_group(assumed));
-            indices.push(UNGROUPED);
-        }
-        if groups.is_empty() {
-            return None;
-        }
-        let is_undeclared = matches!(self.learned.first(), Some(Some(Known { kind: None, .. })));
-        let template = self.config.topology.as_ref();
-        let mut topology = bare_topology(groups);
-        topology.hash_block_size = self.grain().max(1);
-        if let Some(template) = template {
-            topology.partial_hits = template.partial_hits;
-            if template.partial_hits && template.hash_block_size > 1 {
-                // Hits may end where nothing was stored yet. 1 stands for a size not given.
-                topology.hash_block_size = gcd(topology.hash_block_size, template.hash_block_size);
-            }
-            topology.replay_tokens = template.replay_tokens;
-            topology.dialect = template.dialect;
-        }
-        Some(View {
-            topology,
-            groups: indices,
-            lower_is_zero,
-            upper_is_everything,
-            has_unknown: false,
-            undeclared: is_undeclared.then_some(0),
-        })
-    }
-
-    fn learned_group(&self, known: Known) -> GroupSpec {
+    /// A learned group as the rule takes it.
+    pub(super) fn learned_group(&self, known: Known) -> GroupSpec {
         let kind = known.kind.unwrap_or(SpecKind::Unknown);
         let unsent = self.config.unsent.iter().find(|(of, _)| *of == kind);
         let unsent = unsent.map(|(_, tokens)| *tokens);
@@ -475,15 +347,6 @@ impl Catalog {
             variant: 0,
         }
     }
-}
-
-fn retain_by<T: Clone>(items: &[T], keep: &[bool]) -> Vec<T> {
-    items
-        .iter()
-        .zip(keep)
-        .filter(|(_, k)| **k)
-        .map(|(item, _)| item.clone())
-        .collect()
 }
 
 fn merge(
@@ -512,23 +375,4 @@ fn merge(
         block_size: known.block_size.max(news.block_size),
         grain: gcd(known.grain, news.block_size),
     })
-}
-
-fn bare_topology(groups: Vec<GroupSpec>) -> Topology {
-    let cacheable = || {
-        groups
-            .iter()
-            .filter(|g| g.prefix_cacheable && !g.kind.is_never_reused())
-    };
-    let alignment = lcm(cacheable().map(|g| g.block_size));
-    let hash_block_size = cacheable().map(|g| g.block_size).fold(0, gcd).max(1);
-    Topology {
-        alignment,
-        hash_block_size,
-        groups,
-        partial_hits: false,
-        replay_tokens: 0,
-        hash_lookahead: 0,
-        dialect: EngineDialect::VLLM,
-    }
 }

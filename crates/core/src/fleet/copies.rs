@@ -16,7 +16,7 @@ impl Rank {
         }
         let is_first = self.count_copy(slot, channel, shared);
         if is_first && self.has_doubts {
-            self.drop_doubt(slot, self.slots.channel(channel).key, shared.planes);
+            self.drop_doubt(slot, self.slots.channels.get(channel).key, shared.planes);
         }
     }
 
@@ -28,7 +28,7 @@ impl Rank {
         let bit = self.column.1;
         if self.slots.show(slot, channel, shared.planes, bit)
             && let Whereabouts::Placed(node) = self.slots.whereabouts(slot)
-            && !self.slots.channel(channel).key.doubted
+            && !self.slots.channels.get(channel).key.doubted
         {
             self.slots.sharing.mark(shared.nodes.key(node));
             self.settle_accounts();
@@ -38,7 +38,7 @@ impl Rank {
 
     /// An event spoke of a copy that was in doubt.
     fn drop_doubt(&mut self, slot: SlotId, key: ChannelKey, planes: &mut Planes) -> bool {
-        let Some(twin) = self.slots.find_channel(ChannelKey {
+        let Some(twin) = self.slots.channels.find(ChannelKey {
             doubted: true,
             ..key
         }) else {
@@ -46,7 +46,7 @@ impl Rank {
         };
         let dropped = self.slots.drop_copies(slot, twin);
         if dropped {
-            self.hide(slot, self.slots.channel(twin).plane, planes);
+            self.hide(slot, self.slots.channels.get(twin).plane, planes);
         }
         dropped
     }
@@ -65,7 +65,7 @@ impl Rank {
     ) -> bool {
         // A removal does not say whether the block was whole.
         let held = [false, true].map(|partial| {
-            let channel = self.slots.find_channel(ChannelKey { partial, ..key })?;
+            let channel = self.slots.channels.find(ChannelKey { partial, ..key })?;
             self.slots.holds(slot, channel).then_some(channel)
         });
         match held {
@@ -75,7 +75,7 @@ impl Rank {
             }
             [Some(channel), None] | [None, Some(channel)] => {
                 if self.slots.remove_copy(slot, channel) == Some(true) {
-                    self.hide(slot, self.slots.channel(channel).plane, planes);
+                    self.hide(slot, self.slots.channels.get(channel).plane, planes);
                     self.retire_if_bare(slot);
                 }
                 return true;
@@ -117,7 +117,7 @@ impl Rank {
 
     /// Copies of a channel may be gone: they leave what is certain and stay possible.
     fn doubt(&mut self, slot: SlotId, channel: ChannelId, planes: &mut Planes) {
-        let Channel { key, plane } = self.slots.channel(channel);
+        let Channel { key, plane } = self.slots.channels.get(channel);
         let twin = self.channel(
             ChannelKey {
                 doubted: true,
@@ -151,7 +151,8 @@ impl Rank {
     ) -> usize {
         let whole: Vec<(ChannelId, ChannelKey)> = self
             .slots
-            .channels()
+            .channels
+            .iter()
             .filter(|(_, c)| groups.contains(&c.key.group) && !c.key.partial)
             .map(|(id, c)| (id, c.key))
             .collect();
@@ -191,7 +192,7 @@ impl Rank {
             return;
         }
         self.slots.drop_copies(slot, from);
-        self.hide(slot, self.slots.channel(from).plane, shared.planes);
+        self.hide(slot, self.slots.channels.get(from).plane, shared.planes);
         for _ in 0..copies {
             self.count_copy(slot, to, shared);
         }

@@ -8,6 +8,9 @@
 
 use std::cell::Cell;
 
+/// Units of effort that a rank keeps from batch to batch: some 15 to 35 ms of work. The recorded
+/// engines never ask for more than 3 000 units in one batch.
+pub(super) const MOST_EFFORT_KEPT: u64 = 1 << 18;
 /// What may still be spent, and what was. It is lent shared, so that looking can be charged too.
 #[derive(Debug, Default)]
 pub(super) struct Effort {

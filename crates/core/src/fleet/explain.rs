@@ -6,10 +6,12 @@
 
 use std::sync::Arc;
 
-use super::catalog::View;
-use super::query::{Search, Words};
+use super::answer::Answer;
+use super::index::{Index, unknown_model};
 use super::rank::Rank;
-use super::{Answer, Index, Request, Strategy, unknown_model};
+use super::request::{Request, Strategy};
+use super::search::Search;
+use super::words::Sight;
 use crate::error::{Error, Result};
 use crate::rule::{self, Query, Unknown};
 use crate::spec::GroupSpec;
@@ -29,15 +31,6 @@ pub struct GroupStrip {
 
 /// All groups of one rank along a request, in the engine's order.
 pub type Strip = Vec<GroupStrip>;
-
-/// What the ranks of one class hold along a request.
-#[derive(Debug)]
-pub(super) struct Sight {
-    pub(super) view: View,
-    /// Tokens per word.
-    pub(super) unit: u32,
-    pub(super) words: Words,
-}
 
 /// One rank of an explanation that is not drawn yet.
 #[derive(Debug, Clone, Default)]
@@ -96,12 +89,12 @@ impl Index {
             ..request.clone()
         };
         let roster = self.roster(request)?;
-        let ask = self.ask(request, &roster);
+        let resolved = self.resolve(request, &roster);
         let model = self
             .models
             .get_mut(request.model)
             .ok_or_else(|| unknown_model(request))?;
-        let mut search = Search::new(model, &ask).keeping_sights();
+        let mut search = Search::new(model, &resolved).keeping_sights();
         let rows = search.rows(&mut self.scratch);
         let sights = search.sights.take().unwrap_or_default();
         let effort = search.effort.spent();
@@ -118,7 +111,7 @@ impl Index {
                 effort,
             },
             num_tokens: u32::try_from(request.prompt.tokens.len()).unwrap_or(u32::MAX),
-            drafts: ask.columns.iter().map(draft).collect(),
+            drafts: resolved.columns.iter().map(draft).collect(),
         };
         explained.check_size()?;
         Ok(explained)

@@ -5,11 +5,12 @@
 //! bytes are refused and counted, never an error.
 
 use super::engine_chain::EngineChain;
-use super::intake::{Intake, Phase};
+use super::index::Index;
+use super::intake::{Applied, Intake, Phase};
 use super::limits::{INTAKE_KEPT, NAMED_BY_PAYLOADS};
-use super::rank::{Rank, State};
+use super::rank::Rank;
 use super::registration::unknown_pod;
-use super::{Applied, Index};
+use super::state::State;
 use crate::error::Result;
 use crate::wire::MAX_RANKS;
 

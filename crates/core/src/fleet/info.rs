@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use super::Index;
-use super::rank::{Placed, Rank, State};
+use super::index::Index;
+use super::rank::{Placed, Rank};
+use super::state::State;
 
 /// What is known of one rank, for people.
 #[derive(Debug, Clone, PartialEq)]

@@ -8,7 +8,6 @@
 
 use std::ops::Range;
 
-use super::apply::Applied;
 use super::naming::Chain;
 use super::slots::{ChannelId, ChannelKey, SlotId};
 use crate::prefix::PrefixKey;
@@ -18,6 +17,21 @@ use crate::wire::{Batch, Decoder, Limits};
 pub const SLICE: usize = 8192;
 /// So many tokens cost as much as a hash does.
 pub(super) const TOKENS_PER_HASH: u32 = 128;
+
+/// What one batch did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Hashes listed by stores.
+    pub stored: u64,
+    /// Copies removed.
+    pub removed: u64,
+    /// Clears.
+    pub cleared: u64,
+    /// Events and details refused.
+    pub refused: u64,
+    /// Units of work on what is undecided: grows with the batch, hardly faster.
+    pub effort: u64,
+}
 
 /// The decoder's arenas, and how far the batch in them has come. Kept from batch to batch.
 #[derive(Debug)]

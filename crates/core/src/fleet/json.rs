@@ -3,8 +3,9 @@
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use super::answer::Row;
-use super::answer::{Bounds, TierSet};
-use super::{Answer, Member};
+use super::answer::{Answer, Bounds};
+use super::pod::Member;
+use super::tier::TierSet;
 
 #[derive(serde::Serialize)]
 struct Body<'a> {

@@ -5,7 +5,7 @@
 //! the limit, and what tables keep ready for more under the last fifth. It is done in portions of a
 //! few milliseconds, between which whoever shares the index gets a turn.
 
-use super::Index;
+use super::index::Index;
 use super::intake::Intake;
 use super::model::Model;
 use super::rank::{Rank, Shared};

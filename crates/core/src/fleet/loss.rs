@@ -37,7 +37,7 @@ impl Rank {
     /// once, which is quick.
     pub(super) fn clear_some(&mut self, most: usize, shared: &mut Shared<'_>) -> bool {
         let on_gpu = |(_, channel): (ChannelId, Channel)| channel.key.tier == Tier::Gpu;
-        if self.slots.num_stirred() <= most || self.slots.channels().all(on_gpu) {
+        if self.slots.num_stirred() <= most || self.slots.channels.iter().all(on_gpu) {
             self.clear(shared);
             return true;
         }
@@ -50,7 +50,7 @@ impl Rank {
 
     /// Pages of presence bits that the rank may be shown in.
     fn pages(&self, shared: &Shared<'_>) -> usize {
-        let planes = self.slots.planes().iter();
+        let planes = self.slots.channels.planes().iter();
         planes.map(|&plane| shared.planes.num_pages(plane)).sum()
     }
 
@@ -58,7 +58,7 @@ impl Rank {
     /// plane by plane.
     fn clear_slots(&mut self, slots: Vec<SlotId>, shared: &mut Shared<'_>) {
         let on_gpu = |(_, channel): &(ChannelId, Channel)| channel.key.tier == Tier::Gpu;
-        let gpu = self.slots.channels().filter(on_gpu);
+        let gpu = self.slots.channels.iter().filter(on_gpu);
         let mask = Slots::mask_of(gpu.clone().map(|(id, _)| id));
         let planes: HashSet<PlaneId> = gpu.map(|(_, channel)| channel.plane).collect();
         for slot in slots {
@@ -102,7 +102,7 @@ impl Rank {
     fn clear_slot(&mut self, slot: SlotId, shared: &mut Shared<'_>) {
         let held: SmallVec<[ChannelId; 8]> = self.slots.held_channels(slot).collect();
         for channel in held {
-            let key = self.slots.channel(channel).key;
+            let key = self.slots.channels.get(channel).key;
             if key.doubted || key.tier == Tier::Gpu {
                 continue;
             }
@@ -129,7 +129,7 @@ impl Rank {
     ) {
         let held: SmallVec<[ChannelId; 8]> = self.slots.held_channels(slot).collect();
         for channel in held {
-            let Channel { key, plane } = self.slots.channel(channel);
+            let Channel { key, plane } = self.slots.channels.get(channel);
             if drops(key) {
                 self.slots.drop_copies(slot, channel);
                 self.hide(slot, plane, shared.planes);
@@ -146,7 +146,7 @@ impl Rank {
     }
 
     fn show_nothing(&self, shared: &mut Shared<'_>) {
-        for &plane in self.slots.planes() {
+        for &plane in self.slots.channels.planes() {
             shared.planes.clear_all(plane, self.column.1);
         }
     }
@@ -172,7 +172,8 @@ impl Rank {
     /// Remembers that the tiers which have a copy here are not known any more.
     fn forget_copies(&mut self, slot: SlotId) {
         for channel in self.slots.held_channels(slot) {
-            self.forgot.insert(self.slots.channel(channel).key.tier);
+            self.forgot
+                .insert(self.slots.channels.get(channel).key.tier);
         }
     }
 
@@ -191,7 +192,7 @@ impl Rank {
 
     /// Forgets everything, for want of memory.
     pub(super) fn evict_everything(&mut self, shared: &mut Shared<'_>) {
-        for (_, channel) in self.slots.channels() {
+        for (_, channel) in self.slots.channels.iter() {
             self.forgot.insert(channel.key.tier);
         }
         self.refuse("forgotten_for_memory", self.slots.len() as u64);

@@ -6,16 +6,17 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::Member;
 use super::apply::Slice;
-use super::catalog::{View, gcd};
+use super::divisors::gcd;
 use super::intake::Intake;
-use super::nodes::Nodes;
-use super::planes::Planes;
+use super::nodes::{NodeId, Nodes};
+use super::planes::{PlaneKey, Planes};
+use super::pod::Member;
 use super::rank::{Rank, Shared};
 use super::slots::Whereabouts;
 use super::texts::Marks;
 use super::units::Units;
+use super::view::View;
 use crate::secret::Secret;
 
 /// Ranks with the same view in the same word of the planes: one evaluation answers for all.
@@ -205,7 +206,7 @@ impl Model {
         self.nodes.check_integrity();
         self.planes.check_integrity();
         let mut refs: HashMap<u32, u32> = HashMap::new();
-        let mut bits: HashMap<(super::planes::PlaneKey, u32), u64> = HashMap::new();
+        let mut bits: HashMap<(PlaneKey, u32), u64> = HashMap::new();
         for rank in self.ranks.iter().flatten() {
             rank.check_integrity(&self.nodes, &self.planes);
             for slot in rank.slots.iter() {
@@ -214,8 +215,8 @@ impl Model {
                 };
                 *refs.entry(node.0).or_insert(0) += 1;
                 for channel in rank.slots.held_channels(slot) {
-                    let key = rank.slots.channel(channel).key;
-                    let plane = super::planes::PlaneKey {
+                    let key = rank.slots.channels.get(channel).key;
+                    let plane = PlaneKey {
                         group: key.group,
                         partial: key.partial,
                         tier: key.tier,
@@ -231,11 +232,7 @@ impl Model {
         }
         assert_eq!(refs.len(), self.nodes.len(), "nodes without a slot");
         for (&node, &count) in &refs {
-            assert_eq!(
-                self.nodes.refs(super::nodes::NodeId(node)),
-                count,
-                "node {node}"
-            );
+            assert_eq!(self.nodes.refs(NodeId(node)), count, "node {node}");
         }
         for (key, node, word) in self.planes.set_words() {
             let held = bits.get(&(key, node.0)).copied().unwrap_or(0);

@@ -7,14 +7,14 @@
 use std::ops::Range;
 
 use super::engine_chain::{HashBlock, RootStore, Shown};
-use super::limbo::{At, Fact, Frame, Means, Salt, SparseStore};
+use super::limbo::{At, Fact, Frame, Salt};
 use super::nodes::{NodeId, Place, SaltId};
 use super::rank::{Rank, Shared};
 use super::slots::{EngineKey, SlotId, Whereabouts};
 use super::texts::Marks;
 use super::units::Units;
 use crate::prefix::{PrefixKey, Step, plus};
-use crate::wire::{Batch, ExtraKey, Medium, Span, Stored};
+use crate::wire::{Batch, ExtraKey, Span, Stored};
 
 /// Whether a store lists the hash of every block of its tokens.
 #[must_use]
@@ -23,16 +23,6 @@ pub(super) fn is_dense(stored: &Stored) -> bool {
         && stored.block_size > 0
         && u64::from(stored.tokens.len)
             == u64::from(stored.hashes.len) * u64::from(stored.block_size)
-}
-
-/// Hashes of a sparse store that its tokens may tell the places of: more than any prompt has blocks.
-const MOST_TOLD: u32 = 131_072;
-
-/// Whether a sparse store and its tokens are one thing to know. What is too long for that is so many
-/// hashes alone, which may stand anywhere.
-#[must_use]
-pub(super) fn is_one(stored: &Stored) -> bool {
-    !stored.tokens.is_empty() && stored.hashes.len <= MOST_TOLD
 }
 
 /// One store being named.
@@ -53,9 +43,11 @@ pub(super) struct Naming<'a, 'b> {
 
 /// Where the tokens of a store start, and whose cache they are in.
 #[derive(Debug, Clone, Copy)]
-struct Anchor {
-    at: At,
-    salt: Salt,
+pub(super) struct Anchor {
+    /// The position.
+    pub(super) at: At,
+    /// The salt of the chain.
+    pub(super) salt: Salt,
 }
 
 /// A dense store while it is named.
@@ -117,7 +109,7 @@ impl Naming<'_, '_> {
     }
 
     /// Where the tokens of a store start.
-    fn anchor(&mut self, stored: &Stored, first_block_is_listed: bool) -> Anchor {
+    pub(super) fn anchor(&mut self, stored: &Stored, first_block_is_listed: bool) -> Anchor {
         let Some(parent) = stored.parent else {
             let step = Step {
                 tokens: 0,
@@ -264,7 +256,7 @@ impl Naming<'_, '_> {
         }
     }
 
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         if self.rank.limbo.is_unsettled() {
             self.rank.solve(self.shared);
         }
@@ -375,112 +367,8 @@ impl Naming<'_, '_> {
         limbo.slot_of(entry)
     }
 
-    /// Finds the slots of a sparse store, or of a part of a token-less one; what is unknown goes to
-    /// limbo.
-    pub(super) fn sparse(&mut self, stored: &Stored, part: Range<usize>, out: &mut Vec<SlotId>) {
-        let hashes = &self.batch.hashes_of(stored.hashes)[part];
-        let first = out.len();
-        let is_placed =
-            |rank: &Rank, slot| matches!(rank.slots.whereabouts(slot), Whereabouts::Placed(_));
-        let slots = hashes.iter().map_while(|&hash| {
-            let slot = self.rank.slots.find(hash);
-            slot.filter(|&slot| is_placed(self.rank, slot))
-        });
-        out.extend(slots);
-        if out.len() - first == hashes.len() {
-            return;
-        }
-        out.truncate(first);
-        let block_size = stored.block_size;
-        let tells_blocks = is_one(stored)
-            && block_size > 0
-            && stored.tokens.len.is_multiple_of(block_size)
-            && u64::from(stored.hashes.len) * u64::from(block_size) <= u64::from(stored.tokens.len)
-            && !self.rank.saw_media
-            && !self.has_media(stored);
-        if tells_blocks && stored.parent.is_none() && self.rank.chain.is_sought(self.hash_block()) {
-            let tokens = self.batch.tokens_of(stored.tokens);
-            self.check_chain(stored, tokens, Shown::Somewhere(hashes));
-        }
-        let anchor = tells_blocks.then(|| self.anchor(stored, false));
-        let salt = anchor.as_ref().map(|a| a.salt);
-        for &hash in hashes {
-            let Rank { slots, limbo, .. } = &mut *self.rank;
-            out.push(slots.find(hash).unwrap_or_else(|| {
-                let entry = limbo.new_entry(hash, salt, slots);
-                limbo.slot_of(entry)
-            }));
-        }
-        if let Some(anchor) = anchor {
-            self.add_span(stored, anchor, &out[first..]);
-        }
-        self.settle();
-    }
-
-    fn has_media(&mut self, stored: &Stored) -> bool {
-        let (mut has_media, mut lacks_offset) = (false, false);
-        for block in 0..stored.hashes.len as usize {
-            for key in self.batch.extra_keys_of(stored, block) {
-                match key {
-                    ExtraKey::Item { .. } | ExtraKey::Digest(_) => has_media = true,
-                    ExtraKey::Text(_) => lacks_offset |= stored.parent.is_some() || block > 0,
-                }
-            }
-        }
-        if lacks_offset {
-            self.rank.contradict("media_without_offset");
-        }
-        self.rank.saw_media |= has_media || lacks_offset;
-        has_media || lacks_offset
-    }
-
-    fn add_span(&mut self, stored: &Stored, anchor: Anchor, slots: &[SlotId]) {
-        self.index_first_token(stored, anchor.at);
-        let tokens = self.batch.tokens_of(stored.tokens);
-        let ends = self.units.with(stored.block_size, |unit| {
-            let chunks = tokens.chunks_exact(stored.block_size as usize);
-            let ends = chunks.scan(Step::NONE, |end, chunk| {
-                end.tokens += stored.block_size;
-                end.local = unit.advance(end.local, unit.local(chunk));
-                Some(*end)
-            });
-            ends.collect()
-        });
-        let listed: Vec<(SlotId, u64)> = slots
-            .iter()
-            .enumerate()
-            .map(|(j, &slot)| {
-                (
-                    slot,
-                    self.marks.lookahead(self.batch.lookahead_of(stored, j)),
-                )
-            })
-            .collect();
-        let is_own = stored.medium == Medium::Gpu && !stored.remote && stored.owner.is_none();
-        let catalog = &self.rank.catalog;
-        let tails = is_own
-            .then(|| catalog.tails(catalog.resolve(stored.group), stored.block_size))
-            .flatten();
-        let store = SparseStore {
-            start: anchor.at,
-            salt: anchor.salt,
-            ends,
-            listed: &listed,
-            tails,
-        };
-        let bit = self.rank.column.1;
-        let Rank {
-            slots,
-            limbo,
-            effort,
-            ..
-        } = &mut *self.rank;
-        let mut world = Rank::world(slots, self.shared, bit, Means::Join, effort);
-        limbo.add_span(store, &mut world);
-    }
-
     /// A store right below a hash of unknown place is found by requests through its first token.
-    fn index_first_token(&mut self, stored: &Stored, at: At) {
+    pub(super) fn index_first_token(&mut self, stored: &Stored, at: At) {
         let Frame::Trie(trie) = at.frame else { return };
         if at.step == Step::NONE
             && let Some(&token) = self.batch.tokens_of(stored.tokens).first()
@@ -490,7 +378,7 @@ impl Naming<'_, '_> {
     }
 
     /// Compares a root store with what is known of the engine's hash function.
-    fn check_chain(&mut self, stored: &Stored, tokens: &[u32], shown: Shown<'_>) {
+    pub(super) fn check_chain(&mut self, stored: &Stored, tokens: &[u32], shown: Shown<'_>) {
         let keys = self.batch.extra_keys_of(stored, 0);
         let is_text = |key: &ExtraKey| matches!(key, ExtraKey::Text(_));
         if !stored.lookahead.is_empty()
@@ -521,7 +409,7 @@ impl Naming<'_, '_> {
         }
     }
 
-    fn hash_block(&self) -> HashBlock {
+    pub(super) fn hash_block(&self) -> HashBlock {
         let catalog = &self.rank.catalog;
         catalog
             .configured_hash_block()

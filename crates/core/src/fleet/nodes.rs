@@ -3,7 +3,7 @@
 //! A node exists as long as a slot of some pod points to it. Nodes of one store are made in order,
 //! so that the next boundary of a prefix is mostly the next node: lookups try that one first.
 
-use super::idle::{Moved, idle_in_table};
+use super::moved::{Moved, idle_in_table};
 use crate::key_table::KeyTable;
 use crate::prefix::{PrefixKey, minus, plus};
 use crate::secret::{Mixer, Secret};

@@ -4,15 +4,17 @@
 
 use hashbrown::HashMap;
 
-use super::catalog::gcd;
+use super::divisors::gcd;
 use super::effort::Effort;
 use super::engine_chain::HashFunction;
 use super::limbo::{Looks, Means, Possible};
 use super::naming::Naming;
-use super::query::Search;
-use super::rank::{Rank, Shared, State};
+use super::prompt::Prompt;
+use super::rank::{Rank, Shared};
+use super::search::Search;
 use super::slots::EngineKey;
-use super::walk::Prompt;
+use super::state::State;
+use super::walk::LadderStep;
 use crate::hash::{ChainSpec, ExtraKeys, chain_keys};
 use crate::prefix::Step;
 
@@ -29,11 +31,20 @@ const CONSEQUENCES: u64 = 1 << 20;
 /// more than its request is long: nothing is compared with it.
 const LONG_LOOKAHEAD: u32 = 16;
 
+/// A rank whose undecided hashes were compared with no chain.
+struct Undecided {
+    column: usize,
+    /// The boundaries where they may stand.
+    step: LadderStep,
+    /// Whether their places make a difference to the answer.
+    is_wanted: bool,
+}
+
 impl Search<'_, '_> {
     /// The third means: compares undecided hashes with the request's own engine chains.
     pub(super) fn probe(&mut self) {
         let mut wanted: Vec<(Function, Vec<usize>)> = Vec::new();
-        for &column in &self.ask.columns {
+        for &column in &self.request.columns {
             let Some(function) = self.function_of(column) else {
                 continue;
             };
@@ -52,7 +63,7 @@ impl Search<'_, '_> {
         if rank.limbo.is_empty() {
             return None;
         }
-        let path = match self.ask.prompt.lora.filter(|l| !l.is_empty()) {
+        let path = match self.request.prompt.lora.filter(|l| !l.is_empty()) {
             Some(name) => Some(rank.loras.get(name)?.clone()),
             None => None,
         };
@@ -61,19 +72,18 @@ impl Search<'_, '_> {
         let (hash, unit) = rank.chain.usable(configured)?;
         (unit > 0 && lookahead <= unit.max(LONG_LOOKAHEAD)).then_some(Function {
             hash,
-            unit,
-            lookahead,
+            step: LadderStep { unit, lookahead },
             path,
         })
     }
 
     fn probe_with(&mut self, function: &Function, columns: &[usize]) {
-        let Some(keys) = function.chain(&self.ask.prompt) else {
+        let Some(keys) = function.chain(&self.request.prompt) else {
             return;
         };
         let by_key: HashMap<EngineKey, usize> =
             keys.iter().enumerate().map(|(i, &key)| (key, i)).collect();
-        let at = self.ladder(function.unit, function.lookahead);
+        let at = self.ladder(function.step);
         for &column in columns {
             if !self.probed.insert(column) {
                 continue;
@@ -95,7 +105,7 @@ impl Search<'_, '_> {
             let effort = Effort::of(CONSEQUENCES);
             self.model.with_rank(column, |rank, shared| {
                 for (key, i) in matches {
-                    let tokens = u32::try_from(i + 1).unwrap_or(u32::MAX) * ladder.unit();
+                    let tokens = u32::try_from(i + 1).unwrap_or(u32::MAX) * ladder.step().unit;
                     let step = Step {
                         tokens,
                         local: ladder.prefixes()[i],
@@ -115,21 +125,25 @@ impl Search<'_, '_> {
         let undecided = self.undecided();
         // What one rank has undecided never takes from what may be looked at for another.
         let share = (LOOKS / undecided.len().max(1) as u64).max(LEAST_LOOKS);
-        for (column, unit, lookahead, wanted) in undecided {
-            let at = self.ladder(unit, lookahead);
+        for Undecided {
+            column,
+            step,
+            is_wanted,
+        } in undecided
+        {
+            let at = self.ladder(step);
             let num_boundaries = self.ladders[at].prefixes().len() as u64;
             let looks = Looks {
                 narrowing: Effort::of(2 * share),
-                finding: wanted.then(|| Effort::of(share + LOOKS_PER_BOUNDARY * num_boundaries)),
+                finding: is_wanted.then(|| Effort::of(share + LOOKS_PER_BOUNDARY * num_boundaries)),
             };
             let found = self.possible(column, at, &looks);
             self.possible.insert(column, found);
         }
     }
 
-    /// The ranks asked for whose undecided hashes were compared with no chain: each with the unit and
-    /// lookahead of the boundaries where they may stand, and whether their places make a difference.
-    fn undecided(&mut self) -> Vec<(usize, u32, u32, bool)> {
+    /// The ranks asked for whose undecided hashes were compared with no chain.
+    fn undecided(&mut self) -> Vec<Undecided> {
         let mut found = Vec::new();
         for class in self.model.classes().iter() {
             for column in class.columns().filter(|&c| self.asked.has(c)) {
@@ -143,15 +157,20 @@ impl Search<'_, '_> {
                 // Floating tries hang at multiples of the hash block, which may be finer than what
                 // the rule looks at.
                 let unit = gcd(class.unit(), rank.catalog.grain());
-                let wanted = rank.state() == State::Exact && !class.view.upper_is_everything;
-                found.push((column, unit, class.view.topology.hash_lookahead, wanted));
+                let is_wanted = rank.state() == State::Exact && !class.view.upper_is_everything;
+                let lookahead = class.view.topology.hash_lookahead;
+                found.push(Undecided {
+                    column,
+                    step: LadderStep { unit, lookahead },
+                    is_wanted,
+                });
             }
         }
         found
     }
 
     fn possible(&mut self, column: usize, at: usize, looks: &Looks) -> Possible {
-        let walk = self.ladders[at].walk(&self.ask.prompt, self.salt);
+        let walk = self.ladders[at].walk(&self.request.prompt, self.salt);
         let Some(rank) = self.model.ranks[column].as_mut() else {
             return Possible::default();
         };
@@ -175,11 +194,12 @@ impl Search<'_, '_> {
     }
 }
 
+/// An engine's hash function as it applies to one request.
 #[derive(Debug, Clone, PartialEq)]
 struct Function {
     hash: HashFunction,
-    unit: u32,
-    lookahead: u32,
+    /// Tokens per hash of the chain, and how far beyond them each hash looks.
+    step: LadderStep,
     /// Path of the request's LoRA adapter: part of the engine's hash.
     path: Option<String>,
 }
@@ -192,8 +212,8 @@ impl Function {
             media: prompt.media,
             ..ExtraKeys::default()
         };
-        let spec = ChainSpec::new(self.hash.algo, self.hash.none_hash, self.unit)
-            .and_then(|spec| spec.with_lookahead(self.lookahead).with_extra(extra))
+        let spec = ChainSpec::new(self.hash.algo, self.hash.none_hash, self.step.unit)
+            .and_then(|spec| spec.with_lookahead(self.step.lookahead).with_extra(extra))
             .ok()?;
         let mut keys = Vec::new();
         chain_keys(&spec, prompt.tokens, &mut keys);

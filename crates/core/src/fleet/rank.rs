@@ -4,64 +4,16 @@ use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
-use super::answer::TierSet;
 use super::catalog::{Catalog, UNGROUPED};
-use super::effort::Effort;
+use super::effort::{Effort, MOST_EFFORT_KEPT};
 use super::engine_chain::EngineChain;
 use super::limbo::{Limbo, Means, World};
 use super::nodes::Nodes;
 use super::planes::{PlaneKey, Planes};
 use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
-use super::undecided;
+use super::state::State;
+use super::tier::TierSet;
 use crate::secret::Secret;
-
-/// How far the history of a rank is known; in all but `Exact` an answer is a bound.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum State {
-    /// Complete since sequence number 0, a clear or a restart.
-    Exact,
-    /// Replay is under way.
-    Rebuilding,
-    /// History is missing, or configuration was contradicted.
-    Degraded,
-    /// No connection.
-    Stale,
-}
-
-impl State {
-    /// Name of each state, in the order of the enum.
-    pub const NAMES: [(&'static str, State); 4] = [
-        ("exact", State::Exact),
-        ("rebuilding", State::Rebuilding),
-        ("degraded", State::Degraded),
-        ("stale", State::Stale),
-    ];
-
-    /// The name.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        Self::NAMES[self as usize].0
-    }
-
-    /// How little can be said in a state: the worst of several feeds' states is their rank's.
-    pub(super) fn severity(self) -> u8 {
-        match self {
-            Self::Exact => 0,
-            Self::Degraded => 1,
-            Self::Rebuilding => 2,
-            Self::Stale => 3,
-        }
-    }
-
-    /// The state with this name.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::NAMES
-            .iter()
-            .find(|(n, _)| *n == name)
-            .map(|(_, s)| *s)
-    }
-}
 
 /// How many listed hashes were placed by which means, since the rank began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -166,7 +118,7 @@ impl Rank {
             slots: Slots::new(secret.spread()),
             limbo: Limbo::new(secret.field()),
             doomed: Vec::new(),
-            effort: undecided::effort_at_first(),
+            effort: Effort::of(MOST_EFFORT_KEPT),
             limbo_limit: usize::MAX,
             catalog,
             chain,
@@ -300,7 +252,7 @@ impl Rank {
         key: ChannelKey,
         planes: &mut Planes,
     ) -> Option<ChannelId> {
-        if self.slots.has_all_channels() && self.slots.find_channel(key).is_none() {
+        if self.slots.channels.is_full() && self.slots.channels.find(key).is_none() {
             self.refuse("too_many_channels", 1);
             self.forgot.insert(key.tier);
             return None;
@@ -310,7 +262,7 @@ impl Rank {
 
     /// The channel of a key, made when it is new.
     pub(super) fn channel(&mut self, key: ChannelKey, planes: &mut Planes) -> ChannelId {
-        if let Some(channel) = self.slots.find_channel(key) {
+        if let Some(channel) = self.slots.channels.find(key) {
             return channel;
         }
         let plane = planes.find_or_create(PlaneKey {
@@ -320,7 +272,7 @@ impl Rank {
             doubted: key.doubted,
             word: self.column.0,
         });
-        self.slots.add_channel(Channel { key, plane })
+        self.slots.channels.add(Channel { key, plane })
     }
 
     /// Forgets where a hash without copies stands, if it stands anywhere.
@@ -371,7 +323,7 @@ impl Rank {
                 "slot {slot:?} points to a node that is gone"
             );
             for channel in self.slots.held_channels(slot) {
-                let plane = self.slots.channel(channel).plane;
+                let plane = self.slots.channels.get(channel).plane;
                 let shown = planes.word(plane, node) & self.column.1 != 0;
                 assert!(
                     shown,

@@ -3,64 +3,15 @@
 //! A registration is judged before anything changes: one that is refused leaves all as it was.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use super::Index;
-use super::catalog::{Catalog, PodConfig};
+use super::catalog::Catalog;
 use super::engine_chain::EngineChain;
+use super::index::Index;
 use super::model::Model;
-use super::rank::{Rank, State};
+use super::pod::{Pod, PodSpec};
+use super::rank::Rank;
 use crate::error::{Error, Result};
-use crate::hash::HashAlgo;
 use crate::wire::MAX_RANKS;
-
-/// How a pod is registered.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PodSpec {
-    /// The model it serves.
-    pub model: String,
-    /// Data-parallel ranks.
-    pub dp_size: u32,
-    /// Groups and engine.
-    pub config: PodConfig,
-    /// The engine's hash algorithm, where configured.
-    pub algo: Option<HashAlgo>,
-    /// The engine's hash seed, where configured.
-    pub seed: Option<String>,
-    /// Paths of LoRA adapters by name.
-    pub loras: BTreeMap<String, String>,
-}
-
-#[derive(Debug)]
-pub(super) struct Pod {
-    pub(super) name: Arc<str>,
-    pub(super) spec: PodSpec,
-    /// Column of each rank.
-    pub(super) columns: BTreeMap<u32, usize>,
-    /// How far each feed knows the history of what it tells, where it said so.
-    pub(super) feeds: BTreeMap<u32, (State, String)>,
-}
-
-impl Pod {
-    pub(super) fn members(&self) -> impl Iterator<Item = Member> + '_ {
-        self.columns.iter().map(|(&dp_rank, &column)| Member {
-            pod: Arc::clone(&self.name),
-            dp_rank,
-            column: Some(column),
-        })
-    }
-}
-
-/// One rank of a roster.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
-    /// Name of the pod.
-    pub pod: Arc<str>,
-    /// The rank.
-    pub dp_rank: u32,
-    /// `None` for a pod that does not serve the model.
-    pub(super) column: Option<usize>,
-}
 
 impl Index {
     /// Registers a pod; the same registration again changes nothing, another one starts anew.

@@ -1,7 +1,8 @@
 //! What a caller asks of the index: tokens, for whom, and how to score.
 
-use super::answer::TierSet;
-use super::walk::Prompt;
+use super::answer::Weights;
+use super::prompt::Prompt;
+use super::tier::TierSet;
 
 /// How `Row::score` is computed; everything else of a row is the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -44,4 +45,32 @@ pub struct Request<'a> {
     pub tiers: TierSet,
     /// How to score.
     pub strategy: Strategy,
+}
+
+/// How to count blocks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CanonicalBlocks {
+    /// Tokens per canonical block; at least 1.
+    pub(super) block_size: u32,
+    /// Tiers whose copies count.
+    pub(super) tiers: TierSet,
+}
+
+/// A request as the index answers it: names are columns, and what was left open is filled in.
+#[derive(Debug, Clone)]
+pub(super) struct ResolvedRequest<'a> {
+    /// Its tokens, and what else separates caches.
+    pub(super) prompt: Prompt<'a>,
+    /// Columns to answer for, in the order of the answer.
+    pub(super) columns: Vec<usize>,
+    /// Tiers whose copies count for the main bounds.
+    pub(super) tiers: TierSet,
+    /// Only full-attention groups are evaluated (a shortcut that `replay --model full-only` shows).
+    pub(super) only_full: bool,
+    /// Keep what was matched when memory is short.
+    pub(super) touch: bool,
+    /// What a token is worth on each tier.
+    pub(super) weights: Weights,
+    /// Score by weighted canonical blocks instead of by reusable tokens.
+    pub(super) canonical_blocks: Option<CanonicalBlocks>,
 }

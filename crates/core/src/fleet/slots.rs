@@ -7,6 +7,8 @@
 //! Whatever a producer invents as owners, nothing here costs more than what is held: a channel is
 //! found by its key, the channels of a slot are those that hold it, and their number is limited.
 
+mod channels;
+mod copies;
 mod idle;
 mod whole;
 
@@ -16,11 +18,12 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use super::nodes::NodeId;
-use super::planes::PlaneId;
-use super::shown::Sharing;
-use super::tier::Tier;
+use super::sharing::Sharing;
 use crate::key_table::KeyTable;
 use crate::secret::Spread;
+use channels::Channels;
+
+pub(super) use channels::{Channel, ChannelId, ChannelKey};
 
 /// An engine's hash of a block, as the wire's 64-bit integer.
 pub(super) type EngineKey = u64;
@@ -33,10 +36,6 @@ pub(super) struct SlotId(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct EntryId(pub u32);
 
-/// Index of a channel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct ChannelId(pub u16);
-
 /// Whether the boundary of a hash is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Whereabouts {
@@ -44,32 +43,6 @@ pub(super) enum Whereabouts {
     Placed(NodeId),
     /// Not known yet: see the limbo entry.
     Limbo(EntryId),
-}
-
-/// What separates one count of copies from another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct ChannelKey {
-    /// Group index on the wire.
-    pub group: u16,
-    /// Entries smaller than the group's block.
-    pub partial: bool,
-    /// Where the copy is.
-    pub tier: Tier,
-    /// The producer called the copy remote.
-    pub remote: bool,
-    /// The number of the owner's name; 0 = none.
-    pub owner: u64,
-    /// Unconfirmed since a clear.
-    pub doubted: bool,
-}
-
-/// A channel and the plane that its bits go to.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Channel {
-    /// Its identity.
-    pub key: ChannelKey,
-    /// Where its presence bits are.
-    pub plane: PlaneId,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -84,14 +57,6 @@ struct Slot {
 const LIMBO: u32 = 1 << 31;
 /// The place of a slot that no hash has.
 const NOWHERE: u32 = u32::MAX;
-/// Channels from this one on are counted in the side table alone.
-const MASKED: u16 = 64;
-/// Channels of one rank that events may make: groups times tiers times owners, with room to spare.
-/// Each can have a doubted twin and, when its group's block turns out larger, an interior one.
-const MAX_CHANNELS: usize = 4096;
-/// So many channels are found by looking at each; most ranks never have more.
-const FEW: usize = 8;
-
 /// Names without a copy that a rank keeps at least: about half a megabyte.
 const NAMES_KEPT: usize = 8192;
 
@@ -106,11 +71,8 @@ pub(super) struct Slots {
     free: Vec<u32>,
     /// The slot that was made last, unless it was forgotten.
     newest: Option<SlotId>,
-    channels: Vec<Channel>,
-    by_channel_key: HashMap<ChannelKey, ChannelId>,
-    /// The planes that the channels go to, each once.
-    planes: Vec<PlaneId>,
-    num_doubted: usize,
+    /// What copies are counted in.
+    pub(super) channels: Channels,
     /// By slot, in the order of channels: copies beyond the first (all copies, for channels without
     /// a mask bit).
     more: HashMap<u32, Counts>,
@@ -135,10 +97,7 @@ impl Slots {
             table: Vec::new(),
             free: Vec::new(),
             newest: None,
-            channels: Vec::new(),
-            by_channel_key: HashMap::new(),
-            planes: Vec::new(),
-            num_doubted: 0,
+            channels: Channels::default(),
             more: HashMap::new(),
             spilled: 0,
             sharing: Sharing::default(),
@@ -220,60 +179,6 @@ impl Slots {
         self.table[slot.0 as usize].place = encode(whereabouts);
     }
 
-    /// The channel of a key, if it exists.
-    #[must_use]
-    pub(super) fn find_channel(&self, key: ChannelKey) -> Option<ChannelId> {
-        if self.channels.len() <= FEW {
-            return self
-                .channels()
-                .find(|(_, c)| c.key == key)
-                .map(|(id, _)| id);
-        }
-        self.by_channel_key.get(&key).copied()
-    }
-
-    /// Whether there are as many channels as events may make.
-    #[must_use]
-    pub(super) fn has_all_channels(&self) -> bool {
-        self.channels.len() >= MAX_CHANNELS
-    }
-
-    /// Adds a channel that does not exist.
-    pub(super) fn add_channel(&mut self, channel: Channel) -> ChannelId {
-        let id = u16::try_from(self.channels.len()).expect("few channels, and twins of them");
-        let id = ChannelId(id);
-        self.channels.push(channel);
-        self.by_channel_key.insert(channel.key, id);
-        self.num_doubted += usize::from(channel.key.doubted);
-        if !self.planes.contains(&channel.plane) {
-            self.planes.push(channel.plane);
-        }
-        id
-    }
-
-    /// Whether some channel counts copies that are in doubt.
-    #[must_use]
-    pub(super) fn has_doubts(&self) -> bool {
-        self.num_doubted > 0
-    }
-
-    /// The planes in which the rank may show something.
-    #[must_use]
-    pub(super) fn planes(&self) -> &[PlaneId] {
-        &self.planes
-    }
-
-    /// A channel by index.
-    #[must_use]
-    pub(super) fn channel(&self, channel: ChannelId) -> Channel {
-        self.channels[channel.0 as usize]
-    }
-
-    /// All channels with their indices.
-    pub(super) fn channels(&self) -> impl Iterator<Item = (ChannelId, Channel)> + Clone + '_ {
-        (0u16..).map(ChannelId).zip(self.channels.iter().copied())
-    }
-
     /// Notes that a clear has something to do at a slot.
     fn stir(&mut self, slot: SlotId) {
         if self.stirred.len() == self.stirred.capacity() {
@@ -320,129 +225,6 @@ impl Slots {
         self.stirred.len()
     }
 
-    /// Adds a copy; true when it is the channel's first.
-    pub(super) fn add_copy(&mut self, slot: SlotId, channel: ChannelId) -> bool {
-        if !self.table[slot.0 as usize].stirred {
-            self.stir(slot);
-        }
-        self.add_doubt(slot, channel)
-    }
-
-    /// As `add_copy`, for a copy in doubt on a tier that no clear empties.
-    pub(super) fn add_doubt(&mut self, slot: SlotId, channel: ChannelId) -> bool {
-        if channel.0 < MASKED {
-            let mask = &mut self.table[slot.0 as usize].mask;
-            if *mask & (1 << channel.0) == 0 {
-                *mask |= 1 << channel.0;
-                return true;
-            }
-        }
-        let counts = self.more.entry(slot.0).or_default();
-        match counts.binary_search_by_key(&channel.0, |(c, _)| *c) {
-            Ok(at) => counts[at].1 += 1,
-            Err(at) => {
-                self.spilled -= spilled_bytes(counts);
-                counts.insert(at, (channel.0, 1));
-                self.spilled += spilled_bytes(counts);
-                return channel.0 >= MASKED;
-            }
-        }
-        false
-    }
-
-    /// Takes a copy away. `None`: there was none; `Some(true)`: it was the channel's last.
-    pub(super) fn remove_copy(&mut self, slot: SlotId, channel: ChannelId) -> Option<bool> {
-        if let Some(last) = self.take_counted(slot, channel, 1) {
-            return Some(last && channel.0 >= MASKED);
-        }
-        if channel.0 >= MASKED {
-            return None;
-        }
-        let mask = &mut self.table[slot.0 as usize].mask;
-        let held = *mask & (1 << channel.0) != 0;
-        *mask &= !(1 << channel.0);
-        held.then_some(true)
-    }
-
-    /// Takes up to `copies` off the side table; whether none is left there, `None` if none was.
-    fn take_counted(&mut self, slot: SlotId, channel: ChannelId, copies: u32) -> Option<bool> {
-        if self.more.is_empty() {
-            return None;
-        }
-        let counts = self.more.get_mut(&slot.0)?;
-        let at = counts.binary_search_by_key(&channel.0, |(c, _)| *c).ok()?;
-        counts[at].1 = counts[at].1.saturating_sub(copies);
-        let is_last = counts[at].1 == 0;
-        if is_last {
-            counts.remove(at);
-            if counts.is_empty() {
-                self.spilled -= spilled_bytes(counts);
-                self.more.remove(&slot.0);
-            }
-        }
-        Some(is_last)
-    }
-
-    fn counted(&self, slot: SlotId, channel: ChannelId) -> u32 {
-        let counts = self.more.get(&slot.0).map_or(&[][..], SmallVec::as_slice);
-        let at = counts.binary_search_by_key(&channel.0, |(c, _)| *c);
-        at.map_or(0, |at| counts[at].1)
-    }
-
-    /// Drops all copies of a channel at a slot; true when there was one.
-    pub(super) fn drop_copies(&mut self, slot: SlotId, channel: ChannelId) -> bool {
-        let more = self.take_counted(slot, channel, u32::MAX).is_some();
-        if channel.0 >= MASKED {
-            return more;
-        }
-        let mask = &mut self.table[slot.0 as usize].mask;
-        let held = *mask & (1 << channel.0) != 0;
-        *mask &= !(1 << channel.0);
-        held
-    }
-
-    /// Whether the channel has a copy at the slot.
-    #[must_use]
-    pub(super) fn holds(&self, slot: SlotId, channel: ChannelId) -> bool {
-        if channel.0 < MASKED {
-            self.table[slot.0 as usize].mask & (1 << channel.0) != 0
-        } else {
-            self.counted(slot, channel) > 0
-        }
-    }
-
-    /// Whether any channel has a copy at the slot.
-    #[must_use]
-    pub(super) fn is_held(&self, slot: SlotId) -> bool {
-        self.table[slot.0 as usize].mask != 0 || self.beyond_mask(slot).next().is_some()
-    }
-
-    /// The channels that have a copy at the slot.
-    pub(super) fn held_channels(&self, slot: SlotId) -> impl Iterator<Item = ChannelId> + '_ {
-        let mut mask = self.table[slot.0 as usize].mask;
-        let masked = std::iter::from_fn(move || {
-            let bit = u16::try_from(mask.trailing_zeros()).unwrap_or(MASKED);
-            mask &= mask.wrapping_sub(1);
-            (bit < MASKED).then_some(ChannelId(bit))
-        });
-        masked.chain(self.beyond_mask(slot))
-    }
-
-    /// The channels without a mask bit that have a copy at the slot.
-    fn beyond_mask(&self, slot: SlotId) -> impl Iterator<Item = ChannelId> + '_ {
-        let may_be = self.channels.len() > usize::from(MASKED);
-        let counts = may_be.then(|| self.more.get(&slot.0)).flatten();
-        let channels = counts.into_iter().flatten().map(|(c, _)| *c);
-        channels.filter(|c| *c >= MASKED).map(ChannelId)
-    }
-
-    /// Whether another channel of the same plane has a copy at the slot.
-    #[must_use]
-    pub(super) fn plane_is_held(&self, slot: SlotId, plane: PlaneId) -> bool {
-        self.held_channels(slot)
-            .any(|c| self.channel(c).plane == plane)
-    }
-
     /// Puts a slot without copies at the end of the line to be forgotten.
     pub(super) fn retire(&mut self, slot: SlotId) {
         let entry = &mut self.table[slot.0 as usize];
@@ -485,9 +267,8 @@ impl Slots {
     /// Bytes of copies beyond the first, and of channels.
     #[must_use]
     pub(super) fn bytes_beside(&self) -> (usize, usize) {
-        let channels = self.channels.capacity() * size_of::<Channel>();
         let more = self.more.allocation_size() + self.spilled + self.sharing.bytes();
-        (more, channels + self.by_channel_key.allocation_size())
+        (more, self.channels.bytes())
     }
 
     /// Named hashes, held or not.
@@ -499,13 +280,6 @@ impl Slots {
     /// All slots.
     pub(super) fn iter(&self) -> impl Iterator<Item = SlotId> + '_ {
         self.by_key.ids().map(SlotId)
-    }
-
-    /// Copies at a slot in one channel.
-    #[must_use]
-    pub(super) fn copies(&self, slot: SlotId, channel: ChannelId) -> u32 {
-        let first = u32::from(channel.0 < MASKED && self.holds(slot, channel));
-        first + self.counted(slot, channel)
     }
 
     /// Bytes held, by capacity.
@@ -559,13 +333,7 @@ impl Slots {
                 );
             }
         }
-        for (id, channel) in self.channels() {
-            assert_eq!(
-                self.find_channel(channel.key),
-                Some(id),
-                "a channel by its key"
-            );
-        }
+        self.channels.check_integrity();
     }
 }
 

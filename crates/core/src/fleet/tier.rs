@@ -1,4 +1,4 @@
-//! Where a copy lives, nearest first.
+//! Where a copy lives, nearest first, and sets of such tiers.
 
 /// The tiers in order of distance from the accelerator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,5 +23,75 @@ impl Tier {
             Self::Cpu => "cpu",
             Self::Storage => "storage",
         }
+    }
+}
+
+/// A set of tiers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct TierSet(u8);
+
+impl TierSet {
+    /// The accelerator alone.
+    pub const GPU: Self = Self(1);
+
+    /// Whether it has the tier.
+    #[must_use]
+    pub fn contains(self, tier: Tier) -> bool {
+        self.0 & (1 << tier as u8) != 0
+    }
+
+    /// Whether it has no tier.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether both have some tier.
+    #[must_use]
+    pub(super) fn overlaps(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// Adds a tier.
+    pub(super) fn insert(&mut self, tier: Tier) {
+        self.0 |= 1 << tier as u8;
+    }
+
+    /// Takes a tier out.
+    pub(super) fn remove(&mut self, tier: Tier) {
+        self.0 &= !(1 << tier as u8);
+    }
+
+    /// Its tiers, nearest first.
+    pub fn iter(self) -> impl Iterator<Item = Tier> {
+        Tier::ALL.into_iter().filter(move |t| self.contains(*t))
+    }
+
+    /// GPU, then each further tier of `present` added in turn.
+    #[must_use]
+    pub fn cumulative(present: Self) -> Vec<Self> {
+        let mut sets = vec![Self::GPU];
+        let mut set = Self::GPU;
+        for tier in present.iter().filter(|t| *t != Tier::Gpu) {
+            set.0 |= 1 << tier as u8;
+            sets.push(set);
+        }
+        sets
+    }
+
+    /// The name in answers: `gpu`, `gpu+cpu`, …
+    #[must_use]
+    pub fn name(self) -> String {
+        self.iter().map(Tier::name).collect::<Vec<_>>().join("+")
+    }
+}
+
+impl FromIterator<Tier> for TierSet {
+    fn from_iter<I: IntoIterator<Item = Tier>>(tiers: I) -> Self {
+        Self(
+            tiers
+                .into_iter()
+                .fold(0, |bits, tier| bits | 1 << tier as u8),
+        )
     }
 }

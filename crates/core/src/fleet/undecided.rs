@@ -5,21 +5,13 @@
 //! forgotten, which makes the rank's answers bounds, and a reason is counted. It happens between
 //! batches, when nobody holds slots.
 
-use super::effort::Effort;
+use super::effort::MOST_EFFORT_KEPT;
 use super::rank::Rank;
 
-/// Units of effort that a rank keeps from batch to batch: some 15 to 35 ms of work. The recorded
-/// engines never ask for more than 3 000 units in one batch.
-const MOST_EFFORT_KEPT: u64 = 1 << 18;
 /// Units of effort that a store earns per hash that it lists.
 const UNITS_PER_HASH: usize = 1;
 /// Tokens of a store that earn one unit of effort.
 const TOKENS_PER_UNIT: u32 = 4;
-
-/// What the first batch of a rank may spend.
-pub(super) fn effort_at_first() -> Effort {
-    Effort::of(MOST_EFFORT_KEPT)
-}
 
 impl Rank {
     /// A batch begins: what earlier ones left of the effort is kept up to a bound, so that a quiet

@@ -1,62 +1,27 @@
 //! One request along one unit of tokens: its keys, and the nodes that stand at them.
 
-use super::ahead::aheads;
+use super::ahead::Lookahead;
 use super::effort::Effort;
 use super::limbo::Walk;
 use super::nodes::{NodeId, Nodes, SaltId};
+use super::prompt::{MediaMark, Prompt};
 use super::texts::Marks;
-use crate::hash::MediaItem;
 use crate::prefix::{PrefixKey, Unit, plus};
 
-/// A request as the index sees it.
-#[derive(Debug, Clone, Copy)]
-pub struct Prompt<'a> {
-    /// All tokens.
-    pub tokens: &'a [u32],
-    /// LoRA adapter.
-    pub lora: Option<&'a str>,
-    /// Cache salt.
-    pub salt: Option<&'a str>,
-    /// Multimodal items in the order of their offsets.
-    pub media: &'a [MediaItem<'a>],
+/// At which boundaries a ladder stands, and how far beyond each of them a hash looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct LadderStep {
+    /// Tokens from one boundary to the next.
+    pub(super) unit: u32,
+    /// Tokens after a boundary that the engine's hash of it also covers.
+    pub(super) lookahead: u32,
 }
 
-impl Prompt<'_> {
-    /// The most tokens that anybody can reuse: one is left to compute.
-    #[must_use]
-    pub fn last_token(&self) -> u32 {
-        u32::try_from(self.tokens.len().saturating_sub(1)).unwrap_or(u32::MAX)
-    }
-}
-
-/// A multimodal item as keys see it.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct MediaMark {
-    /// Its first token.
-    pub(super) offset: u32,
-    /// What it adds there.
-    pub(super) extra: u64,
-}
-
-impl MediaMark {
-    /// The items of a request, in its order.
-    #[must_use]
-    pub(super) fn of(marks: &Marks, prompt: &Prompt<'_>) -> Vec<Self> {
-        let items = prompt.media.iter();
-        items
-            .map(|item| Self {
-                offset: item.offset,
-                extra: marks.media(item.id),
-            })
-            .collect()
-    }
-}
-
-/// The keys and nodes of a request at multiples of one unit.
+/// The boundaries of a request at multiples of one unit: its rungs have our keys of the prefixes
+/// there, and the nodes that are found under them.
 #[derive(Debug)]
 pub(super) struct Ladder {
-    unit: u32,
-    lookahead: u32,
+    step: LadderStep,
     seed: PrefixKey,
     prefixes: Vec<PrefixKey>,
     /// What lies after each boundary; of no use without a lookahead.
@@ -73,12 +38,11 @@ impl Ladder {
         marks: &Marks,
         prompt: &Prompt<'_>,
         media: &[MediaMark],
-        (unit, lookahead): (u32, u32),
+        step: LadderStep,
         effort: &Effort,
     ) -> Self {
         let mut ladder = Self {
-            unit,
-            lookahead,
+            step,
             seed: marks.lora_seed(prompt.lora),
             prefixes: Vec::new(),
             aheads: Vec::new(),
@@ -87,36 +51,37 @@ impl Ladder {
         };
         // A step that the request does not reach needs no preparation: whatever an event or an
         // operator says of block sizes costs no more than the request's length.
-        if unit as usize <= prompt.tokens.len() {
-            ladder.fill(marks, (prompt.tokens, media), effort);
+        if step.unit as usize <= prompt.tokens.len() {
+            ladder.fill(marks, prompt, media, effort);
         }
         ladder
     }
 
-    fn fill(&mut self, marks: &Marks, (tokens, media): (&[u32], &[MediaMark]), effort: &Effort) {
-        let unit = Unit::new(marks.field(), self.unit);
-        self.prefixes.reserve(tokens.len() / self.unit as usize);
+    fn fill(&mut self, marks: &Marks, prompt: &Prompt<'_>, media: &[MediaMark], effort: &Effort) {
+        let tokens = prompt.tokens;
+        let unit = Unit::new(marks.field(), self.step.unit);
+        self.prefixes
+            .reserve(tokens.len() / self.step.unit as usize);
         if media.is_empty() {
             unit.keys(self.seed, tokens, &mut self.prefixes);
         } else {
-            keys_with_media(&unit, self.seed, (tokens, media), &mut self.prefixes);
+            keys_with_media(&unit, self.seed, tokens, media, &mut self.prefixes);
         }
-        if self.lookahead > 0 {
-            let along = (&unit, self.lookahead);
-            self.aheads = aheads(marks, (tokens, media), along, effort);
+        if self.step.lookahead > 0 {
+            let lookahead = Lookahead {
+                marks,
+                unit: &unit,
+                num_tokens: self.step.lookahead,
+                effort,
+            };
+            self.aheads = lookahead.aheads(tokens, media);
         }
     }
 
-    /// Whether it has this unit and lookahead.
+    /// Its unit and lookahead.
     #[must_use]
-    pub(super) fn is(&self, unit: u32, lookahead: u32) -> bool {
-        self.unit == unit && self.lookahead == lookahead
-    }
-
-    /// Tokens per step.
-    #[must_use]
-    pub(super) fn unit(&self) -> u32 {
-        self.unit
+    pub(super) fn step(&self) -> LadderStep {
+        self.step
     }
 
     /// The key of each boundary, salt and lookahead apart.
@@ -128,7 +93,7 @@ impl Ladder {
     /// The request as limbo sees it.
     #[must_use]
     pub(super) fn walk<'a>(&'a self, prompt: &Prompt<'a>, salt: SaltId) -> Walk<'a> {
-        let (unit, seed, keys) = (self.unit, self.seed, &self.prefixes);
+        let (unit, seed, keys) = (self.step.unit, self.seed, &self.prefixes);
         Walk {
             unit,
             seed,
@@ -138,11 +103,11 @@ impl Ladder {
         }
     }
 
-    /// What the lookahead tokens behind boundary `i`, and media that begin there, add to its
+    /// What the lookahead tokens after boundary `i`, and media that begin there, add to its
     /// identity; `None` where the request ends before them, so that no hash of it exists.
     #[must_use]
     pub(super) fn ahead(&self, i: usize) -> Option<u64> {
-        if self.lookahead == 0 {
+        if self.step.lookahead == 0 {
             return Some(0);
         }
         self.aheads.get(i).copied()
@@ -154,7 +119,7 @@ impl Ladder {
         self.is_looked_up
     }
 
-    /// Finds the nodes; what lies behind the last one is cut off.
+    /// Finds the nodes; what comes after the last one is cut off.
     pub(super) fn look_up(&mut self, salt: SaltId, nodes: &Nodes) {
         let mut hint = None;
         self.is_looked_up = true;
@@ -179,7 +144,8 @@ impl Ladder {
 fn keys_with_media(
     unit: &Unit,
     seed: PrefixKey,
-    (tokens, media): (&[u32], &[MediaMark]),
+    tokens: &[u32],
+    media: &[MediaMark],
     out: &mut Vec<PrefixKey>,
 ) {
     let mut items = media.iter().peekable();

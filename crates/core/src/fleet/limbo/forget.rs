@@ -5,10 +5,10 @@
 //! below it that holds something, and while a span lists it beside something held. What stays moves
 //! into lists of its own size, so that a sweep costs what there is, and memory comes back.
 
-use super::frames::Trie;
-use super::salts::Class;
+use super::Limbo;
+use super::fact::{At, ClassId, Fact, Frame, SpanId, TrieId};
+use super::records::{Class, Entry, Trie};
 use super::span::Span;
-use super::{At, ClassId, Entry, Fact, Frame, Limbo, SpanId, TrieId};
 use crate::fleet::slots::{EntryId, SlotId, Slots, Whereabouts};
 
 /// Entries, spans, tries and classes that a rank may keep without a sweep: about a megabyte.

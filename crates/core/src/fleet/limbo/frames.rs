@@ -9,35 +9,11 @@ use std::cell::Cell;
 
 use smallvec::SmallVec;
 
-use super::slab::{Linked, Links};
-use super::{At, ClassId, Entry, Fact, Frame, Limbo, OfFrame, SpanId, TrieId, World};
+use super::fact::{At, ClassId, Fact, Frame, SpanId, TrieId};
+use super::records::{OfFrame, Trie};
+use super::{Limbo, World};
 use crate::fleet::slots::EntryId;
 use crate::prefix::{PrefixKey, Step};
-
-#[derive(Debug)]
-pub(super) struct Trie {
-    /// The hash that it floats below.
-    pub root: EntryId,
-    /// Where its origin stands, once known. A look-up shortens the way that it went.
-    pub hangs: Cell<Option<At>>,
-    /// The ring of the hashes that have a position in it.
-    pub members: Option<EntryId>,
-    /// The ring of the spans that start in it.
-    pub spans: Option<SpanId>,
-    /// Members and spans that came into it.
-    pub weight: usize,
-    /// Its first tokens, under which requests find it.
-    pub first_tokens: SmallVec<[u32; 1]>,
-}
-
-impl Linked<OfFrame> for Entry {
-    fn links(&self) -> Links {
-        self.in_frame
-    }
-    fn links_mut(&mut self) -> &mut Links {
-        &mut self.in_frame
-    }
-}
 
 impl Limbo {
     /// Where a hash stands as far as known: its own position, or the origin of the trie that

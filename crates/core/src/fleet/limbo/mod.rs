@@ -9,153 +9,46 @@
 //! New knowledge is a [`Fact`]; `solve` draws every consequence until nothing is left. A hash that
 //! gets an absolute position and a salt leaves for a node. Nothing here ever guesses.
 
+mod fact;
 mod forget;
 mod frames;
 mod order;
 mod possible;
 mod reach;
+mod records;
 mod salts;
 mod slab;
 mod solve;
 mod span;
+mod spans;
 mod tails;
 mod taken;
 
 use std::collections::{BTreeSet, VecDeque};
 
 use hashbrown::HashMap;
-use smallvec::SmallVec;
 
 use super::effort::Effort;
-use super::nodes::{Nodes, Place, SaltId};
+use super::nodes::{Nodes, Place};
 use super::planes::Planes;
 use super::slots::{EngineKey, EntryId, SlotId, Slots, Whereabouts};
-use crate::prefix::{Field, PrefixKey, Step};
-use frames::Trie;
-use salts::Class;
-use slab::{Links, Slab};
+use crate::prefix::{Field, PrefixKey};
+use fact::{SpanId, TrieId};
+use records::{Class, Entry, Trie};
+use slab::Slab;
+use span::Span;
 
+pub(super) use fact::{At, Fact, Frame, Means, Salt};
 pub(super) use possible::Possible;
 pub(super) use reach::{Looks, Walk};
-pub(super) use span::SparseStore;
-pub(super) use tails::Tails;
-
-/// Index of a floating trie.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct TrieId(u32);
-
-/// Index of an undecided sparse store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct SpanId(u32);
-
-/// Index of a salt class; resolve with `Limbo::root`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct ClassId(u32);
-
-/// Where positions are measured from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Frame {
-    /// The start of the prompt: a step from here is (boundary, prefix key).
-    Absolute,
-    /// The boundary of the hash that this trie floats below.
-    Trie(TrieId),
-}
-
-/// A position: a step from the origin of a frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct At {
-    /// Measured from here.
-    pub frame: Frame,
-    /// This far.
-    pub step: Step,
-}
-
-impl At {
-    /// The position of a node.
-    pub(super) fn of(place: Place) -> Self {
-        let step = Step {
-            tokens: place.boundary,
-            local: place.prefix,
-        };
-        Self {
-            frame: Frame::Absolute,
-            step,
-        }
-    }
-}
-
-/// The salt of a chain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Salt {
-    /// Seen.
-    Known(SaltId),
-    /// The salt of a class, seen or not.
-    Of(ClassId),
-}
-
-/// What the events or a request told.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Fact {
-    /// The hash stands here; `ahead` is its lookahead part.
-    Stands(EntryId, At, u64),
-    /// Two classes are one.
-    SameSalt(ClassId, ClassId),
-    /// The class has this salt.
-    HasSalt(ClassId, SaltId),
-}
-
-/// The ring of what has one place to be found at: the members or the spans of a trie, the hashes of
-/// a prefix, the spans of a start.
-struct OfFrame;
-
-#[derive(Debug)]
-struct Entry {
-    slot: SlotId,
-    class: ClassId,
-    at: Option<At>,
-    ahead: u64,
-    /// The spans that list it, and as what number.
-    spans: SmallVec<[(SpanId, u32); 1]>,
-    /// The trie that floats below this hash.
-    trie: Option<TrieId>,
-    /// Store listings that wait here, for the statistics of what placed them.
-    mentions: u32,
-    in_class: Links,
-    in_frame: Links,
-}
-
-impl Entry {
-    /// A hash of a class of which nothing else is known.
-    fn new(slot: SlotId, class: ClassId) -> Self {
-        Self {
-            slot,
-            class,
-            at: None,
-            ahead: 0,
-            spans: SmallVec::new(),
-            trie: None,
-            mentions: 0,
-            in_class: Links::default(),
-            in_frame: Links::default(),
-        }
-    }
-}
-
-/// How a hash got its place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Means {
-    /// It joined a hash whose place the events told.
-    Join,
-    /// A request's own engine chain named it.
-    Query,
-}
+pub(super) use span::{SparseStore, Tails};
 
 /// Everything of one rank that is undecided.
 #[derive(Debug)]
 pub(super) struct Limbo {
     field: Field,
     entries: Slab<Entry>,
-    spans: Slab<span::Span>,
+    spans: Slab<Span>,
     /// Tries and classes, those that are part of others by now included, until the next sweep.
     tries: Vec<Trie>,
     classes: Vec<Class>,

@@ -6,9 +6,10 @@
 
 use smallvec::SmallVec;
 
+use super::fact::SpanId;
 use super::span::Span;
 use super::taken::Standing;
-use super::{Limbo, SpanId, World};
+use super::{Limbo, World};
 use crate::fleet::slots::SlotId;
 use crate::prefix::{Field, Step};
 

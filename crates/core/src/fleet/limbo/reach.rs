@@ -9,10 +9,11 @@ use std::ops::RangeInclusive;
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use super::fact::{ClassId, SpanId, TrieId};
 use super::possible::{Kind, Possible};
 use super::span::Span;
-use super::{ClassId, Limbo, SpanId, TrieId, World};
-use crate::fleet::catalog::gcd;
+use super::{Limbo, World};
+use crate::fleet::divisors::gcd;
 use crate::fleet::effort::Effort;
 use crate::fleet::nodes::SaltId;
 use crate::fleet::slots::{EntryId, SlotId, Whereabouts};
@@ -395,7 +396,7 @@ impl Reach<'_, '_> {
         let slots = &self.world.slots;
         let mut kinds: SmallVec<[Kind; 2]> = SmallVec::new();
         for channel in slots.held_channels(slot) {
-            let key = slots.channel(channel).key;
+            let key = slots.channels.get(channel).key;
             let kind = Kind {
                 group: key.group,
                 partial: key.partial,

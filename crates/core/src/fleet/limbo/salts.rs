@@ -2,33 +2,11 @@
 
 use std::cell::Cell;
 
-use super::slab::{Linked, Links};
-use super::{ClassId, Entry, Limbo, World};
+use super::fact::ClassId;
+use super::records::{Class, OfClass};
+use super::{Limbo, World};
 use crate::fleet::nodes::SaltId;
 use crate::fleet::slots::EntryId;
-
-#[derive(Debug)]
-pub(super) struct Class {
-    /// Itself, or a class that it was united with. A look-up shortens the way that it went.
-    pub parent: Cell<u32>,
-    /// Classes united here.
-    pub weight: u32,
-    pub label: Option<SaltId>,
-    /// The ring of its hashes.
-    pub members: Option<EntryId>,
-}
-
-/// The ring of a class.
-pub(super) struct OfClass;
-
-impl Linked<OfClass> for Entry {
-    fn links(&self) -> Links {
-        self.in_class
-    }
-    fn links_mut(&mut self) -> &mut Links {
-        &mut self.in_class
-    }
-}
 
 impl Limbo {
     /// A class of its own.

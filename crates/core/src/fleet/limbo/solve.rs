@@ -3,7 +3,8 @@
 //! Facts come first, spans that something changed for after them: each is then looked at once for
 //! all that changed. Facts cost what told them; looking at spans is optional, and asks for effort.
 
-use super::{At, Fact, Frame, Limbo, Means, World};
+use super::fact::{At, Fact, Frame, Means};
+use super::{Limbo, World};
 use crate::fleet::nodes::Place;
 use crate::fleet::slots::EntryId;
 use crate::prefix::Step;

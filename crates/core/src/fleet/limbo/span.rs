@@ -8,12 +8,21 @@
 //!
 //! A span names the entries of its undecided hashes, and each of them names it; `order` narrows.
 
+use super::fact::{At, ClassId, Frame, Salt, SpanId};
+use super::records::OfFrame;
 use super::slab::{Linked, Links};
-use super::tails::Tails;
-use super::{At, ClassId, Fact, Frame, Limbo, OfFrame, Salt, SpanId, TrieId, World};
 use crate::fleet::nodes::Place;
-use crate::fleet::slots::{EntryId, SlotId, Whereabouts};
-use crate::prefix::{Field, PrefixKey, Step};
+use crate::fleet::slots::{EntryId, SlotId};
+use crate::prefix::{Field, Step};
+
+/// The tails that an engine keeps of a window group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tails {
+    /// Blocks of one tail.
+    pub blocks: u32,
+    /// Blocks from one possible end to the next.
+    pub every: u32,
+}
 
 /// A sparse store as it comes from the wire.
 pub(crate) struct SparseStore<'a> {
@@ -36,7 +45,7 @@ pub(super) struct Listed {
     pub entry: Option<EntryId>,
     /// Where the entry names this span among its own.
     pub named_at: u32,
-    ahead: u64,
+    pub ahead: u64,
     pub low: u32,
     pub high: u32,
     /// Its block is known.
@@ -61,11 +70,11 @@ pub(super) struct Span {
     pub listed: Box<[Listed]>,
     /// What its engine keeps of such a group, where known.
     pub tails: Option<Tails>,
-    in_frame: Links,
+    pub in_frame: Links,
     /// It waits to be looked at.
-    is_dirty: bool,
+    pub is_dirty: bool,
     /// It was never looked at: its own size pays for the first time.
-    is_new: bool,
+    pub is_new: bool,
 }
 
 impl Linked<OfFrame> for Span {
@@ -107,321 +116,6 @@ impl Span {
     pub(super) fn list_bytes(&self) -> usize {
         let named = 2 * size_of::<(SpanId, u32)>();
         size_of_val(&*self.ends) + size_of_val(&*self.listed) + self.listed.len() * named
-    }
-}
-
-impl Limbo {
-    /// Takes in a sparse store of which at least one hash is undecided.
-    pub(crate) fn add_span(&mut self, store: SparseStore<'_>, world: &mut World<'_>) {
-        let class = match store.salt {
-            Salt::Of(class) => self.root(class),
-            Salt::Known(salt) => self.new_class(Some(salt)),
-        };
-        for &(slot, ahead) in store.listed {
-            match world.slots.whereabouts(slot) {
-                Whereabouts::Limbo(entry) => {
-                    let entry = &mut self.entries[entry.0];
-                    entry.ahead = ahead;
-                    self.facts.push(Fact::SameSalt(class, entry.class));
-                }
-                Whereabouts::Placed(node) => {
-                    let salt = world.nodes.place(node).salt;
-                    self.facts.push(Fact::HasSalt(class, salt));
-                }
-            }
-        }
-        if self.is_told(&store, world) {
-            return;
-        }
-        let id = SpanId(self.spans.insert(Span::default()));
-        let span = self.span_of(id, class, store, world);
-        self.span_bytes += span.list_bytes();
-        self.spans[id.0] = span;
-        self.enter_span(id);
-        self.mark(id);
-    }
-
-    fn span_of(
-        &mut self,
-        id: SpanId,
-        class: ClassId,
-        store: SparseStore<'_>,
-        world: &World<'_>,
-    ) -> Span {
-        let num_blocks = u32::try_from(store.ends.len()).unwrap_or(u32::MAX);
-        let num_listed = u32::try_from(store.listed.len()).unwrap_or(u32::MAX);
-        let listed = (0u32..).zip(store.listed).map(|(i, &(slot, ahead))| {
-            let (entry, elsewhere) = match world.slots.whereabouts(slot) {
-                Whereabouts::Limbo(entry) => (Some(entry), None),
-                Whereabouts::Placed(node) => (None, Some(world.nodes.place(node))),
-            };
-            Listed {
-                slot,
-                entry,
-                named_at: entry.map_or(0, |entry| self.name_span(entry, id, i)),
-                ahead,
-                low: i,
-                high: num_blocks.saturating_sub(num_listed - i),
-                fixed: false,
-                elsewhere,
-            }
-        });
-        Span {
-            start: store.start,
-            class,
-            listed: listed.collect(),
-            ends: store.ends.into_boxed_slice(),
-            tails: store.tails,
-            is_new: true,
-            ..Span::default()
-        }
-    }
-
-    /// An entry names a span that lists it as number `i`; where it does.
-    pub(super) fn name_span(&mut self, entry: EntryId, id: SpanId, i: u32) -> u32 {
-        let spans = &mut self.entries[entry.0].spans;
-        spans.push((id, i));
-        u32::try_from(spans.len() - 1).unwrap_or(u32::MAX)
-    }
-
-    /// Whether a span says just what a store says: engines repeat themselves.
-    fn is_told(&self, store: &SparseStore<'_>, world: &World<'_>) -> bool {
-        let whereabouts = |&(slot, _): &(SlotId, u64)| world.slots.whereabouts(slot);
-        let first = store
-            .listed
-            .iter()
-            .find_map(|listed| match whereabouts(listed) {
-                Whereabouts::Limbo(entry) => Some(entry),
-                Whereabouts::Placed(_) => None,
-            });
-        let Some(first) = first else { return false };
-        let start = self.resolve(store.start);
-        let mut spans = self.entries[first.0].spans.iter();
-        spans
-            .by_ref()
-            .take_while(|_| world.effort.spend(1))
-            .map(|&(id, _)| &self.spans[id.0])
-            .any(|span| {
-                span.listed.len() == store.listed.len()
-                    && self.resolve(span.start) == start
-                    && *span.ends == *store.ends
-                    && (span.listed.iter().zip(store.listed)).all(|(known, listed)| {
-                        match whereabouts(listed) {
-                            Whereabouts::Limbo(entry) => known.entry == Some(entry),
-                            Whereabouts::Placed(node) => {
-                                known.elsewhere == Some(world.nodes.place(node))
-                            }
-                        }
-                    })
-            })
-    }
-
-    /// A span is found where it starts from now on.
-    pub(super) fn enter_span(&mut self, id: SpanId) {
-        let start = self.resolve(self.spans[id.0].start);
-        self.spans[id.0].start = start;
-        match start.frame {
-            Frame::Trie(trie) => {
-                let trie = &mut self.tries[trie.0 as usize];
-                trie.weight += 1;
-                let head = trie.spans.map(|s| s.0);
-                trie.spans = Some(SpanId(self.spans.enter::<OfFrame>(head, id.0)));
-            }
-            Frame::Absolute => {
-                let head = self.by_start.get(&start.step.local).map(|s| s.0);
-                let head = SpanId(self.spans.enter::<OfFrame>(head, id.0));
-                self.by_start.insert(start.step.local, head);
-            }
-        }
-    }
-
-    fn leave_start(&mut self, id: SpanId) {
-        let start = self.resolve(self.spans[id.0].start);
-        let rest = self.spans.leave::<OfFrame>(id.0).map(SpanId);
-        match (start.frame, rest) {
-            (Frame::Trie(trie), rest) => self.tries[trie.0 as usize].spans = rest,
-            (Frame::Absolute, Some(rest)) => {
-                self.by_start.insert(start.step.local, rest);
-            }
-            (Frame::Absolute, None) => {
-                self.by_start.remove(&start.step.local);
-            }
-        }
-    }
-
-    /// The undecided spans with an absolute start of this key.
-    pub(super) fn spans_from(&self, key: PrefixKey) -> impl Iterator<Item = SpanId> + '_ {
-        let head = self.by_start.get(&key).map(|s| s.0);
-        self.spans.ring::<OfFrame>(head).map(SpanId)
-    }
-
-    /// The undecided spans that start where one does, it among them.
-    pub(super) fn spans_beside(&self, id: SpanId) -> impl Iterator<Item = SpanId> + '_ {
-        self.spans.ring::<OfFrame>(Some(id.0)).map(SpanId)
-    }
-
-    /// The undecided spans that start in a floating trie.
-    pub(super) fn spans_in(&self, trie: TrieId) -> impl Iterator<Item = SpanId> + '_ {
-        let head = self.tries[trie.0 as usize].spans.map(|s| s.0);
-        self.spans.ring::<OfFrame>(head).map(SpanId)
-    }
-
-    /// Something changed for a span: it is to be looked at.
-    pub(super) fn mark(&mut self, id: SpanId) {
-        if let Some(span) = self.spans.get_mut(id.0)
-            && !std::mem::replace(&mut span.is_dirty, true)
-        {
-            self.dirty.push_back(id);
-        }
-    }
-
-    /// Something changed for a hash: the spans that list it are to be looked at.
-    pub(super) fn mark_spans_of(&mut self, id: EntryId) {
-        for at in 0..self.entries[id.0].spans.len() {
-            self.mark(self.entries[id.0].spans[at].0);
-        }
-    }
-
-    /// A span is to be compared with all that list the same hashes.
-    pub(super) fn mark_around(&mut self, id: SpanId) {
-        self.mark(id);
-        for i in 0..self.spans[id.0].listed.len() {
-            let listed = &self.spans[id.0].listed[i];
-            if let Some(entry) = listed.entry.filter(|_| listed.is_open()) {
-                self.mark_spans_of(entry);
-            }
-        }
-    }
-
-    /// A hash got its node: the spans that list it know from now on where it stands.
-    pub(super) fn leave_spans(&mut self, id: EntryId, place: Place) {
-        for (span_id, i) in std::mem::take(&mut self.entries[id.0].spans) {
-            let span = &mut self.spans[span_id.0];
-            let listed = &mut span.listed[i as usize];
-            listed.entry = None;
-            listed.elsewhere = Some(place);
-            self.facts.push(Fact::HasSalt(span.class, place.salt));
-            self.mark(span_id);
-        }
-    }
-
-    /// Narrows where the hashes of a span may stand, and tells what follows. Without effort the
-    /// span stays as wide as it is, which is true at any time.
-    pub(super) fn narrow(&mut self, id: SpanId, world: &mut World<'_>) {
-        let Some(span) = self.spans.get_mut(id.0) else {
-            return;
-        };
-        span.is_dirty = false;
-        let cost = 1 + 2 * span.listed.len();
-        if std::mem::take(&mut span.is_new) {
-            world.effort.note(cost as u64);
-        } else if !world.effort.spend(cost) {
-            return;
-        }
-        let mut span = std::mem::take(span);
-        span.start = self.resolve(span.start);
-        let before: Vec<(u32, u32)> = span.listed.iter().map(|l| (l.low, l.high)).collect();
-        let is_consistent = self.fix_known(&mut span)
-            && self.order(id, &mut span, world)
-            && span.keep_whole_windows();
-        if is_consistent {
-            self.tell_fixed(&mut span);
-        } else {
-            self.contradictions += 1;
-        }
-        for (listed, before) in span.listed.iter().zip(before) {
-            if (listed.low, listed.high) != before
-                && let Some(entry) = listed.entry
-            {
-                for at in 0..self.entries[entry.0].spans.len() {
-                    let (other, i) = self.entries[entry.0].spans[at];
-                    if other != id && (!is_consistent || self.is_news(&span, listed, (other, i))) {
-                        self.mark(other);
-                    }
-                }
-            }
-        }
-        let is_decided = span.listed.iter().all(|l| l.fixed);
-        self.spans[id.0] = span;
-        if is_decided || !is_consistent {
-            self.remove_span(id);
-        }
-    }
-
-    /// Whether what is left to a hash in one span excludes something that another leaves it.
-    fn is_news(&self, span: &Span, listed: &Listed, (other, i): (SpanId, u32)) -> bool {
-        let other = &self.spans[other.0];
-        let theirs = &other.listed[i as usize];
-        let start = self.resolve(other.start);
-        let end = |block: u32| start.step.tokens + other.end_from_start(block).tokens;
-        start.frame == span.start.frame
-            && !theirs.fixed
-            && (end(theirs.low) < span.tokens_at(listed.low)
-                || end(theirs.high) > span.tokens_at(listed.high))
-    }
-
-    /// Tells of every hash that has one block left where it stands.
-    fn tell_fixed(&mut self, span: &mut Span) {
-        let Span {
-            start,
-            ends,
-            listed,
-            ..
-        } = span;
-        for listed in listed.iter_mut().filter(|l| !l.fixed && l.low == l.high) {
-            listed.fixed = true;
-            let at = self.further(*start, ends[listed.low as usize]);
-            if let Some(place) = listed.elsewhere {
-                self.pin_trie(at, place);
-            } else if let Some(entry) = listed.entry {
-                self.facts.push(Fact::Stands(entry, at, listed.ahead));
-            }
-        }
-    }
-
-    /// Fixes the hashes whose place is known from elsewhere. False: a place outside the span.
-    fn fix_known(&self, span: &mut Span) -> bool {
-        for i in 0..span.listed.len() {
-            let listed = &span.listed[i];
-            if listed.fixed {
-                continue;
-            }
-            let at = match (listed.elsewhere, listed.entry) {
-                (Some(place), _) => Some(At::of(place)),
-                (None, Some(entry)) => self.entries[entry.0].at.map(|at| self.resolve(at)),
-                (None, None) => None,
-            };
-            let Some(at) = at.filter(|at| at.frame == span.start.frame) else {
-                continue;
-            };
-            let Some(block) = span.block_at(self.field, span.start.step, at.step) else {
-                return false;
-            };
-            let listed = &mut span.listed[i];
-            (listed.low, listed.high, listed.fixed) = (block, block, true);
-        }
-        true
-    }
-
-    /// Drops a span; its undecided hashes keep their entries.
-    fn remove_span(&mut self, id: SpanId) {
-        self.leave_start(id);
-        for i in 0..self.spans[id.0].listed.len() {
-            let Listed {
-                entry, named_at, ..
-            } = self.spans[id.0].listed[i];
-            let Some(entry) = entry else { continue };
-            let spans = &mut self.entries[entry.0].spans;
-            spans.swap_remove(named_at as usize);
-            // The one that took its place among the entry's spans is told so: this one perhaps, which
-            // may list a hash twice.
-            if let Some(&(moved, at)) = spans.get(named_at as usize) {
-                self.spans[moved.0].listed[at as usize].named_at = named_at;
-            }
-        }
-        if let Some(span) = self.spans.remove(id.0) {
-            self.span_bytes -= span.list_bytes();
-        }
     }
 }
 

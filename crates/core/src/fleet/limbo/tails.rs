@@ -17,17 +17,8 @@
 
 use std::ops::Range;
 
-use super::Frame;
-use super::span::Span;
-
-/// The tails that an engine keeps of a window group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Tails {
-    /// Blocks of one tail.
-    pub blocks: u32,
-    /// Blocks from one possible end to the next.
-    pub every: u32,
-}
+use super::fact::Frame;
+use super::span::{Span, Tails};
 
 impl Tails {
     /// The blocks that are kept whenever `block` is: empty if no tail holds it.

@@ -2,8 +2,10 @@
 //!
 //! Whoever asks of many boundaries of one span finds out once whether anything can stand at all.
 
+use super::fact::{ClassId, Frame};
+use super::records::Entry;
 use super::span::Span;
-use super::{ClassId, Frame, Limbo, World};
+use super::{Limbo, World};
 use crate::fleet::nodes::{Place, SaltId};
 use crate::fleet::slots::{SlotId, Whereabouts};
 use crate::prefix::Step;
@@ -35,8 +37,7 @@ impl Limbo {
         (slot, at): (SlotId, Step),
         world: &World<'_>,
     ) -> bool {
-        let is_other =
-            |entry: &super::Entry| entry.slot != slot && self.root(entry.class) == beside.class;
+        let is_other = |entry: &Entry| entry.slot != slot && self.root(entry.class) == beside.class;
         let mut there = self.at_prefix(at.local);
         if there
             .by_ref()
@@ -59,7 +60,7 @@ impl Limbo {
         };
         let node = world.nodes.find(world.nodes.key_of(place), None);
         node.is_some_and(|node| {
-            let mut planes = world.slots.planes().iter();
+            let mut planes = world.slots.channels.planes().iter();
             planes.any(|&plane| world.planes.word(plane, node) & world.bit != 0)
         })
     }

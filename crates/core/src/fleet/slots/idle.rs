@@ -1,8 +1,8 @@
 //! Slots that no hash has go to the end of the table, and the end goes.
 
 use super::{Counts, LIMBO, NOWHERE, Slot, SlotId, Slots, Whereabouts, decode};
-use crate::fleet::idle::{Moved, idle_in_table};
 use crate::fleet::limbo::Limbo;
+use crate::fleet::moved::{Moved, idle_in_table};
 use crate::key_table::KeyTable;
 
 impl Slots {

@@ -2,7 +2,8 @@
 
 use hashbrown::HashMap;
 
-use super::{ChannelId, LIMBO, MASKED, NodeId, SlotId, Slots};
+use super::copies::MASKED;
+use super::{ChannelId, LIMBO, NodeId, SlotId, Slots};
 
 impl Slots {
     /// The channels that have a bit of a slot's mask, as a mask.

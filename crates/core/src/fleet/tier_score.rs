@@ -1,21 +1,15 @@
 //! The weighted score: what the reusable tokens of a rank are worth, tier by tier.
 
-use super::answer::{Row, TierSet};
-use super::model::Class;
-use super::query::Search;
-use super::tier::Tier;
+use super::answer::Row;
+use super::search::{Reading, Search};
+use super::tier::{Tier, TierSet};
 use crate::rule::needed;
 
 /// The tokens of the longest certain prefix over all tiers, each times the weight of the nearest
 /// tiers that hold it in all groups that need it.
-pub(super) fn score(
-    search: &Search<'_, '_>,
-    class: &Class,
-    at: usize,
-    bit: usize,
-    row: &Row,
-) -> f64 {
-    let weights = search.ask.weights;
+pub(super) fn score(search: &Search<'_, '_>, reading: Reading<'_>, bit: usize, row: &Row) -> f64 {
+    let weights = search.request.weights;
+    let topology = &reading.class.view.topology;
     let reusable = row.tiers.iter().map(|(_, b)| b.lower).max().unwrap_or(0);
     let on_gpu = row
         .tiers
@@ -25,17 +19,17 @@ pub(super) fn score(
     if on_gpu == reusable {
         return f64::from(reusable) * weights[0];
     }
-    let unit = search.unit(at);
-    let boundary = reusable + class.view.topology.replay_tokens;
+    let unit = search.unit(reading.ladder);
+    let boundary = reusable + topology.replay_tokens;
     let mut worth = vec![weights[0]; (boundary / unit) as usize];
     let mut nearest = vec![Tier::Gpu; worth.len()];
-    for (index, group) in class.view.topology.groups.iter().enumerate() {
+    for (index, group) in topology.groups.iter().enumerate() {
         let needed = needed(group, boundary);
         // What a draft head drops beyond the boundary is no part of what is reused.
         for block in needed.start..needed.end.min(boundary.div_ceil(group.block_size)) {
             let end = ((block + 1) * group.block_size / unit) as usize;
             let from = (block * group.block_size / unit) as usize;
-            let tier = tier_of(search, class, (at, bit), index, end - 1);
+            let tier = tier_of(search, reading, bit, index, end - 1);
             for i in from..end.min(nearest.len()) {
                 nearest[i] = nearest[i].max(tier);
             }
@@ -54,11 +48,12 @@ pub(super) fn score(
 
 fn tier_of(
     search: &Search<'_, '_>,
-    class: &Class,
-    (at, bit): (usize, usize),
+    reading: Reading<'_>,
+    bit: usize,
     group: usize,
     i: usize,
 ) -> Tier {
-    let holds = |tier: &Tier| search.holds(class, at, (class.view.groups[group], bit), *tier, i);
+    let group = reading.class.view.groups[group];
+    let holds = |tier: &Tier| search.holds(reading, bit, group, *tier, i);
     Tier::ALL.into_iter().find(holds).unwrap_or(Tier::Storage)
 }

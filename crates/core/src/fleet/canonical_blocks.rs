@@ -11,25 +11,16 @@
 //! their group's block. A pod whose groups do not tell how to score it has no score: its row says
 //! that it is unknown.
 
-use super::answer::TierSet;
-use super::catalog::{UNGROUPED, View};
-use super::model::Class;
-use super::query::Search;
-use super::tier::Tier;
+use super::catalog::UNGROUPED;
+use super::request::CanonicalBlocks;
+use super::search::{Reading, Search};
+use super::tier::{Tier, TierSet};
+use super::view::View;
 use crate::rule::{self, HOLDERS, Held, Query, Unknown};
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
 /// A block that a pod without main attention has left behind is worth this much.
 const NULL_BLOCK_WEIGHT: f64 = 1.0;
-
-/// How to count blocks.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Canonical {
-    /// Tokens per canonical block; at least 1.
-    pub(super) block_size: u32,
-    /// Tiers whose copies count.
-    pub(super) tiers: TierSet,
-}
 
 /// What the groups of a view are to this strategy, by their index in the view.
 #[derive(Debug, PartialEq, Eq)]
@@ -125,11 +116,12 @@ struct Coverage {
 impl Coverage {
     fn of(
         search: &Search<'_, '_>,
-        class: &Class,
-        at: usize,
-        (roles, grid, tiers): (&Roles, Grid, &[Tier]),
+        reading: Reading<'_>,
+        roles: &Roles,
+        grid: Grid,
+        tiers: &[Tier],
     ) -> Self {
-        let groups = &class.view.topology.groups;
+        let groups = &reading.class.view.topology.groups;
         let every: Vec<usize> = (0..groups.len())
             .filter(|&i| groups[i].prefix_cacheable)
             .collect();
@@ -142,7 +134,7 @@ impl Coverage {
         let mut window_units = vec![grid.no_units(); roles.windows.len()];
         let mut worth = Vec::with_capacity(tiers.len());
         for &tier in tiers {
-            let words = search.words(class, at, TierSet::from_iter([tier]), false);
+            let words = search.words(reading, TierSet::from_iter([tier]), false);
             for &group in counted {
                 grid.spread(
                     words.of(group).0,
@@ -273,30 +265,29 @@ fn unit_group(kind: SpecKind, window: Option<u32>) -> GroupSpec {
 /// The scores of the ranks of a class, by bit; `None` where their groups do not tell how.
 pub(super) fn scores(
     search: &Search<'_, '_>,
-    class: &Class,
-    at: usize,
-    canonical: Canonical,
+    reading: Reading<'_>,
+    canonical: CanonicalBlocks,
     scratch: &mut rule::Scratch,
 ) -> Option<[f64; HOLDERS]> {
-    let roles = Roles::of(&class.view, canonical.block_size)?;
+    let roles = Roles::of(&reading.class.view, canonical.block_size)?;
     let present: TierSet = search.model.planes.keys().map(|key| key.tier).collect();
     let mut tiers: Vec<Tier> = canonical
         .tiers
         .iter()
         .filter(|t| present.contains(*t))
         .collect();
-    let all = search.ask.weights;
+    let all = search.request.weights;
     tiers.sort_by(|a, b| all[*b as usize].total_cmp(&all[*a as usize]));
     let grid = Grid {
-        unit: search.unit(at) as usize,
+        unit: search.unit(reading.ladder) as usize,
         block: canonical.block_size as usize,
-        num_tokens: search.ask.prompt.tokens.len(),
+        num_tokens: search.request.prompt.tokens.len(),
     };
     if tiers.is_empty() {
         return Some([0.0; HOLDERS]);
     }
-    let coverage = Coverage::of(search, class, at, (&roles, grid, &tiers));
-    let hits = coverage.hits(&roles, grid, class.mask, scratch);
+    let coverage = Coverage::of(search, reading, &roles, grid, &tiers);
+    let hits = coverage.hits(&roles, grid, reading.class.mask, scratch);
     let weights: Vec<f64> = tiers.iter().map(|tier| all[*tier as usize]).collect();
     Some(coverage.value(&hits, &weights))
 }

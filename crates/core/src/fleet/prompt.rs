@@ -1,0 +1,48 @@
+//! The tokens of a request, and what else separates caches.
+
+use super::texts::Marks;
+use crate::hash::MediaItem;
+
+/// A request as the index sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Prompt<'a> {
+    /// All tokens.
+    pub tokens: &'a [u32],
+    /// LoRA adapter.
+    pub lora: Option<&'a str>,
+    /// Cache salt.
+    pub salt: Option<&'a str>,
+    /// Multimodal items in the order of their offsets.
+    pub media: &'a [MediaItem<'a>],
+}
+
+impl Prompt<'_> {
+    /// The most tokens that anybody can reuse: one is left to compute.
+    #[must_use]
+    pub fn last_token(&self) -> u32 {
+        u32::try_from(self.tokens.len().saturating_sub(1)).unwrap_or(u32::MAX)
+    }
+}
+
+/// A multimodal item as keys see it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MediaMark {
+    /// Its first token.
+    pub(super) offset: u32,
+    /// What it adds there.
+    pub(super) extra: u64,
+}
+
+impl MediaMark {
+    /// The items of a request, in its order.
+    #[must_use]
+    pub(super) fn of(marks: &Marks, prompt: &Prompt<'_>) -> Vec<Self> {
+        let items = prompt.media.iter();
+        items
+            .map(|item| Self {
+                offset: item.offset,
+                extra: marks.media(item.id),
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,233 @@
+//! The rows of an answer: the rule once per class of ranks and set of tiers, 64 ranks at a time, then
+//! the bounds and the score of each rank.
+
+use std::sync::Arc;
+
+use super::answer::{Bounds, Row};
+use super::canonical_blocks;
+use super::model::Class;
+use super::rank::Rank;
+use super::search::{Reading, Search};
+use super::state::State;
+use super::tier::TierSet;
+use super::tier_score;
+use super::words::{Sight, Words};
+use crate::rule::{self, HOLDERS, Unknown};
+
+/// The rows that are being filled, found by column.
+struct RowsByColumn<'a> {
+    rows: &'a mut [Row],
+    positions: &'a [usize],
+    /// What each row is answered for.
+    tier_sets: &'a [TierSet],
+}
+
+impl RowsByColumn<'_> {
+    fn row(&mut self, column: usize) -> &mut Row {
+        &mut self.rows[self.positions[column]]
+    }
+}
+
+impl Search<'_, '_> {
+    /// Answers for every column asked for, in that order.
+    pub(super) fn rows(&mut self, scratch: &mut rule::Scratch) -> Vec<Row> {
+        // Both can place hashes, which makes nodes: they come before any node is looked up.
+        self.probe();
+        self.find_possible();
+        let tier_sets = self.tier_sets();
+        let columns = &self.request.columns;
+        let mut rows: Vec<Row> = columns
+            .iter()
+            .map(|&column| self.empty_row(column, &tier_sets))
+            .collect();
+        let asked = Arc::clone(&self.asked);
+        for class in self.model.classes().iter() {
+            let mask = class.mask & asked.masks[usize::from(class.word)];
+            if mask == 0 {
+                continue;
+            }
+            let class = Class {
+                mask,
+                ..restrict(class.clone(), self.request.only_full)
+            };
+            let mut rows = RowsByColumn {
+                rows: &mut rows,
+                positions: &asked.positions,
+                tier_sets: &tier_sets,
+            };
+            self.answer_class(&class, scratch, &mut rows);
+        }
+        for (position, &column) in columns.iter().enumerate() {
+            let first = asked.positions[column];
+            if first != position {
+                rows[position] = rows[first].clone();
+            }
+        }
+        rows
+    }
+
+    /// The sets of tiers to answer for: the one asked for, GPU, and each further tier that holds
+    /// anything added in turn.
+    fn tier_sets(&self) -> Vec<TierSet> {
+        let present: TierSet = self.model.planes.keys().map(|key| key.tier).collect();
+        let mut sets = vec![self.request.tiers];
+        for set in TierSet::cumulative(present) {
+            if !sets.contains(&set) {
+                sets.push(set);
+            }
+        }
+        sets
+    }
+
+    /// A rank of which no group is known holds nothing, unless its history is incomplete.
+    fn empty_row(&self, column: usize, tier_sets: &[TierSet]) -> Row {
+        let state = self.model.ranks[column]
+            .as_ref()
+            .map_or(State::Stale, Rank::state);
+        let upper = if state == State::Exact {
+            0
+        } else {
+            self.last_token()
+        };
+        let bounds = Bounds { lower: 0, upper };
+        Row {
+            state,
+            bounds,
+            present: 0,
+            tiers: tier_sets.iter().map(|&set| (set, bounds)).collect(),
+            limiting: None,
+            score: 0.0,
+            has_score: self.request.canonical_blocks.is_none(),
+        }
+    }
+
+    fn answer_class(
+        &mut self,
+        class: &Class,
+        scratch: &mut rule::Scratch,
+        rows: &mut RowsByColumn<'_>,
+    ) {
+        let ladder = self.climb(class);
+        let reading = Reading { class, ladder };
+        for (index, &set) in rows.tier_sets.iter().enumerate() {
+            let words = self.words(reading, set, false);
+            let lower = self.fill_bounds(reading, index, &words, scratch, rows);
+            if index == 0 {
+                self.fill_limits(reading, &words, &lower, scratch, rows);
+                self.keep_sight(reading, words);
+            }
+        }
+        self.fill_scores(reading, scratch, rows);
+    }
+
+    /// Fills in the bounds for one set of tiers. Returns what the rule says of what is certain.
+    fn fill_bounds(
+        &self,
+        reading: Reading<'_>,
+        index: usize,
+        words: &Words,
+        scratch: &mut rule::Scratch,
+        rows: &mut RowsByColumn<'_>,
+    ) -> [u32; HOLDERS] {
+        let Reading { class, ladder } = reading;
+        let query = self.query(class.mask, Unknown::Strict);
+        let lower = words.with_held(self.unit(ladder), |held| {
+            rule::resume(&class.view.topology, held, query, scratch)
+        });
+        let set = rows.tier_sets[index];
+        for column in class.columns() {
+            let bounds = self.bounds(reading, column, set, lower[column % 64], scratch);
+            let row = rows.row(column);
+            row.tiers[index] = (set, bounds);
+            if index == 0 {
+                row.bounds = bounds;
+            }
+        }
+        lower
+    }
+
+    /// Fills in what is present for the tiers asked for, and which group ends the prefix.
+    fn fill_limits(
+        &self,
+        reading: Reading<'_>,
+        words: &Words,
+        lower: &[u32; HOLDERS],
+        scratch: &mut rule::Scratch,
+        rows: &mut RowsByColumn<'_>,
+    ) {
+        let Class { view, mask, .. } = reading.class;
+        let query = self.query(*mask, Unknown::Strict);
+        let (present, limits) = words.with_held(self.unit(reading.ladder), |held| {
+            (
+                rule::present(&view.topology, held, query, scratch),
+                rule::limiting(&view.topology, held, query, lower, scratch),
+            )
+        });
+        for column in reading.class.columns() {
+            let row = rows.row(column);
+            row.present = present[column % 64];
+            let limit = limits[column % 64];
+            row.limiting = limit.map(|limit| (view.groups[limit.group], limit.boundary));
+        }
+    }
+
+    /// Fills in the scores of the strategy asked for.
+    fn fill_scores(
+        &self,
+        reading: Reading<'_>,
+        scratch: &mut rule::Scratch,
+        rows: &mut RowsByColumn<'_>,
+    ) {
+        let by_blocks = self
+            .request
+            .canonical_blocks
+            .map(|blocks| canonical_blocks::scores(self, reading, blocks, scratch));
+        for column in reading.class.columns() {
+            let row = rows.row(column);
+            (row.score, row.has_score) = match &by_blocks {
+                None => (tier_score::score(self, reading, column % 64, row), true),
+                Some(None) => (0.0, false),
+                Some(Some(scores)) => (scores[column % 64], true),
+            };
+        }
+    }
+
+    /// Keeps the words that the answer was read from, where somebody will explain it.
+    fn keep_sight(&mut self, reading: Reading<'_>, words: Words) {
+        let unit = self.unit(reading.ladder);
+        let Some(sights) = &mut self.sights else {
+            return;
+        };
+        let sight = Arc::new(Sight {
+            view: reading.class.view.clone(),
+            unit,
+            words,
+        });
+        for (column, bit) in reading.class.columns().map(|column| (column, column % 64)) {
+            let bit = u32::try_from(bit).unwrap_or(0);
+            sights.insert(column, (Arc::clone(&sight), bit));
+        }
+    }
+}
+
+/// Leaves only the full-attention groups.
+fn restrict(class: Class, only_full: bool) -> Class {
+    if !only_full {
+        return class;
+    }
+    let mut view = class.view;
+    let keep: Vec<bool> = view
+        .topology
+        .groups
+        .iter()
+        .map(|g| g.kind.is_full())
+        .collect();
+    let mut kept = keep.iter();
+    view.topology
+        .groups
+        .retain(|_| *kept.next().unwrap_or(&false));
+    let mut kept = keep.iter();
+    view.groups.retain(|_| *kept.next().unwrap_or(&false));
+    view.lower_is_zero |= view.groups.is_empty();
+    Class { view, ..class }
+}

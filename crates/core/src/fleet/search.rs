@@ -1,0 +1,234 @@
+//! A request on its way through the index: its keys, the nodes at them, and the words that classes of
+//! ranks have there.
+//!
+//! Our own keys are made at every unit, once; nodes are looked up once for each unit. What an answer
+//! says of a rank is read from the words; `rows` does that.
+
+use std::sync::Arc;
+
+use hashbrown::{HashMap, HashSet};
+
+use super::effort::Effort;
+use super::limbo::Possible;
+use super::model::{Class, Model};
+use super::nodes::SaltId;
+use super::planes::PlaneKey;
+use super::prompt::MediaMark;
+use super::request::ResolvedRequest;
+use super::tier::{Tier, TierSet};
+use super::walk::{Ladder, LadderStep};
+use super::words::{Sight, Words};
+use crate::rule::{Query, Unknown};
+
+/// A class of ranks, and the number of the ladder along which its words are read.
+#[derive(Clone, Copy)]
+pub(super) struct Reading<'c> {
+    /// The ranks, and what the rule is evaluated with for them.
+    pub(super) class: &'c Class,
+    /// The ladder, by its index in the search.
+    pub(super) ladder: usize,
+}
+
+/// One request being answered.
+pub(super) struct Search<'a, 'p> {
+    /// The model.
+    pub(super) model: &'a mut Model,
+    /// The request.
+    pub(super) request: &'a ResolvedRequest<'p>,
+    /// The columns asked for.
+    pub(super) asked: Arc<AskedColumns>,
+    /// The request's media.
+    media: Vec<MediaMark>,
+    /// The ladders made so far, one for each unit and lookahead.
+    pub(super) ladders: Vec<Ladder>,
+    /// The request's salt.
+    pub(super) salt: SaltId,
+    /// Ranks whose undecided hashes were all compared with the request's own engine chain.
+    pub(super) probed: HashSet<usize>,
+    /// Where the undecided hashes of the other ranks may stand.
+    pub(super) possible: HashMap<usize, Possible>,
+    /// What was done for this answer beyond the rule.
+    pub(super) effort: Effort,
+    /// What each column was seen with, and its bit there; kept where somebody will explain it.
+    pub(super) sights: Option<HashMap<usize, (Arc<Sight>, u32)>>,
+}
+
+impl<'a, 'p> Search<'a, 'p> {
+    /// Prepares an answer; nothing is looked up yet.
+    pub(super) fn new(model: &'a mut Model, request: &'a ResolvedRequest<'p>) -> Self {
+        let salt = model.marks.salt(request.prompt.salt);
+        let media = MediaMark::of(&model.marks, &request.prompt);
+        let asked = Arc::new(AskedColumns::new(&request.columns, model.ranks.len()));
+        Self {
+            model,
+            request,
+            asked,
+            media,
+            ladders: Vec::new(),
+            salt,
+            probed: HashSet::new(),
+            possible: HashMap::new(),
+            effort: Effort::default(),
+            sights: None,
+        }
+    }
+
+    /// Keeps the words that the answer is read from.
+    pub(super) fn keeping_sights(self) -> Self {
+        Self {
+            sights: Some(HashMap::new()),
+            ..self
+        }
+    }
+
+    /// The ladder of one unit and lookahead, made once per request.
+    pub(super) fn ladder(&mut self, step: LadderStep) -> usize {
+        if let Some(at) = self.ladders.iter().position(|l| l.step() == step) {
+            return at;
+        }
+        self.ladders.push(Ladder::new(
+            &self.model.marks,
+            &self.request.prompt,
+            &self.media,
+            step,
+            &self.effort,
+        ));
+        self.ladders.len() - 1
+    }
+
+    /// The ladder of a class with its nodes looked up.
+    pub(super) fn climb(&mut self, class: &Class) -> usize {
+        let at = self.ladder(LadderStep {
+            unit: class.unit(),
+            lookahead: class.view.topology.hash_lookahead,
+        });
+        let ladder = &mut self.ladders[at];
+        if !ladder.is_looked_up() {
+            ladder.look_up(self.salt, &self.model.nodes);
+            if self.request.touch {
+                self.model.tick += 1;
+                for node in ladder.nodes.iter().flatten() {
+                    self.model.nodes.touch(*node, self.model.tick);
+                }
+            }
+        }
+        at
+    }
+
+    /// The bits of a class along the request; with those of copies in doubt or without.
+    pub(super) fn words(&self, reading: Reading<'_>, tiers: TierSet, doubted: bool) -> Words {
+        let mut words = Words::default();
+        let view = &reading.class.view;
+        for &group in &view.groups {
+            let gather = |partial| self.gather(reading, group, partial, tiers, doubted);
+            words.whole.push(gather(false));
+            if view.topology.partial_hits {
+                words.partial.push(gather(true));
+            }
+        }
+        words
+    }
+
+    fn gather(
+        &self,
+        reading: Reading<'_>,
+        group: u16,
+        partial: bool,
+        tiers: TierSet,
+        doubted: bool,
+    ) -> Vec<u64> {
+        let nodes = &self.ladders[reading.ladder].nodes;
+        let mut out = vec![0; nodes.len()];
+        for tier in tiers.iter() {
+            for doubted in [false, true].into_iter().take(1 + usize::from(doubted)) {
+                let key = PlaneKey {
+                    group,
+                    partial,
+                    tier,
+                    doubted,
+                    word: reading.class.word,
+                };
+                if let Some(plane) = self.model.planes.find(key) {
+                    self.model.planes.gather(plane, nodes, &mut out);
+                }
+            }
+        }
+        out
+    }
+
+    /// Whether one rank of the class holds a block of a group on one tier that ends at step `i` of the
+    /// ladder.
+    #[must_use]
+    pub(super) fn holds(
+        &self,
+        reading: Reading<'_>,
+        bit: usize,
+        group: u16,
+        tier: Tier,
+        i: usize,
+    ) -> bool {
+        let Some(&Some(node)) = self.ladders[reading.ladder].nodes.get(i) else {
+            return false;
+        };
+        [false, true].into_iter().any(|partial| {
+            let key = PlaneKey {
+                group,
+                partial,
+                tier,
+                doubted: false,
+                word: reading.class.word,
+            };
+            let plane = self.model.planes.find(key);
+            plane.is_some_and(|p| self.model.planes.word(p, node) & (1 << bit) != 0)
+        })
+    }
+
+    /// Tokens per step of a ladder.
+    #[must_use]
+    pub(super) fn unit(&self, ladder: usize) -> u32 {
+        self.ladders[ladder].step().unit
+    }
+
+    /// The most tokens that anybody can reuse.
+    pub(super) fn last_token(&self) -> u32 {
+        self.request.prompt.last_token()
+    }
+
+    /// The request as the rule takes it, for some ranks of a class.
+    pub(super) fn query(&self, mask: u64, unknown: Unknown) -> Query {
+        let num_tokens = u32::try_from(self.request.prompt.tokens.len()).unwrap_or(u32::MAX);
+        Query {
+            num_tokens,
+            mask,
+            unknown,
+        }
+    }
+}
+
+/// Which columns are asked for, by word, and where each first stands in the answer.
+pub(super) struct AskedColumns {
+    /// For each word of the planes, the bits of the columns asked for.
+    pub(super) masks: Vec<u64>,
+    /// By column, the first row that is its own.
+    pub(super) positions: Vec<usize>,
+}
+
+impl AskedColumns {
+    fn new(columns: &[usize], num_columns: usize) -> Self {
+        let mut asked = Self {
+            masks: vec![0; num_columns.div_ceil(64)],
+            positions: vec![0; num_columns],
+        };
+        for (position, &column) in columns.iter().enumerate().rev() {
+            asked.masks[column / 64] |= 1 << (column % 64);
+            asked.positions[column] = position;
+        }
+        asked
+    }
+
+    /// Whether a column is asked for.
+    #[must_use]
+    pub(super) fn has(&self, column: usize) -> bool {
+        self.masks[column / 64] & (1 << (column % 64)) != 0
+    }
+}

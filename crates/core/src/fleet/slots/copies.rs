@@ -1,0 +1,140 @@
+//! The copies of one slot: a bit for the first of a channel, a side table for further ones.
+
+use smallvec::SmallVec;
+
+use super::{ChannelId, SlotId, Slots, spilled_bytes};
+use crate::fleet::planes::PlaneId;
+
+/// Channels from this one on are counted in the side table alone.
+pub(super) const MASKED: u16 = 64;
+impl Slots {
+    /// Adds a copy; true when it is the channel's first.
+    pub(crate) fn add_copy(&mut self, slot: SlotId, channel: ChannelId) -> bool {
+        if !self.table[slot.0 as usize].stirred {
+            self.stir(slot);
+        }
+        self.add_doubt(slot, channel)
+    }
+
+    /// As `add_copy`, for a copy in doubt on a tier that no clear empties.
+    pub(crate) fn add_doubt(&mut self, slot: SlotId, channel: ChannelId) -> bool {
+        if channel.0 < MASKED {
+            let mask = &mut self.table[slot.0 as usize].mask;
+            if *mask & (1 << channel.0) == 0 {
+                *mask |= 1 << channel.0;
+                return true;
+            }
+        }
+        let counts = self.more.entry(slot.0).or_default();
+        match counts.binary_search_by_key(&channel.0, |(c, _)| *c) {
+            Ok(at) => counts[at].1 += 1,
+            Err(at) => {
+                self.spilled -= spilled_bytes(counts);
+                counts.insert(at, (channel.0, 1));
+                self.spilled += spilled_bytes(counts);
+                return channel.0 >= MASKED;
+            }
+        }
+        false
+    }
+
+    /// Takes a copy away. `None`: there was none; `Some(true)`: it was the channel's last.
+    pub(crate) fn remove_copy(&mut self, slot: SlotId, channel: ChannelId) -> Option<bool> {
+        if let Some(last) = self.take_counted(slot, channel, 1) {
+            return Some(last && channel.0 >= MASKED);
+        }
+        if channel.0 >= MASKED {
+            return None;
+        }
+        let mask = &mut self.table[slot.0 as usize].mask;
+        let held = *mask & (1 << channel.0) != 0;
+        *mask &= !(1 << channel.0);
+        held.then_some(true)
+    }
+
+    /// Takes up to `copies` off the side table; whether none is left there, `None` if none was.
+    fn take_counted(&mut self, slot: SlotId, channel: ChannelId, copies: u32) -> Option<bool> {
+        if self.more.is_empty() {
+            return None;
+        }
+        let counts = self.more.get_mut(&slot.0)?;
+        let at = counts.binary_search_by_key(&channel.0, |(c, _)| *c).ok()?;
+        counts[at].1 = counts[at].1.saturating_sub(copies);
+        let is_last = counts[at].1 == 0;
+        if is_last {
+            counts.remove(at);
+            if counts.is_empty() {
+                self.spilled -= spilled_bytes(counts);
+                self.more.remove(&slot.0);
+            }
+        }
+        Some(is_last)
+    }
+
+    fn counted(&self, slot: SlotId, channel: ChannelId) -> u32 {
+        let counts = self.more.get(&slot.0).map_or(&[][..], SmallVec::as_slice);
+        let at = counts.binary_search_by_key(&channel.0, |(c, _)| *c);
+        at.map_or(0, |at| counts[at].1)
+    }
+
+    /// Drops all copies of a channel at a slot; true when there was one.
+    pub(crate) fn drop_copies(&mut self, slot: SlotId, channel: ChannelId) -> bool {
+        let more = self.take_counted(slot, channel, u32::MAX).is_some();
+        if channel.0 >= MASKED {
+            return more;
+        }
+        let mask = &mut self.table[slot.0 as usize].mask;
+        let held = *mask & (1 << channel.0) != 0;
+        *mask &= !(1 << channel.0);
+        held
+    }
+
+    /// Whether the channel has a copy at the slot.
+    #[must_use]
+    pub(crate) fn holds(&self, slot: SlotId, channel: ChannelId) -> bool {
+        if channel.0 < MASKED {
+            self.table[slot.0 as usize].mask & (1 << channel.0) != 0
+        } else {
+            self.counted(slot, channel) > 0
+        }
+    }
+
+    /// Whether any channel has a copy at the slot.
+    #[must_use]
+    pub(crate) fn is_held(&self, slot: SlotId) -> bool {
+        self.table[slot.0 as usize].mask != 0 || self.beyond_mask(slot).next().is_some()
+    }
+
+    /// The channels that have a copy at the slot.
+    pub(crate) fn held_channels(&self, slot: SlotId) -> impl Iterator<Item = ChannelId> + '_ {
+        let mut mask = self.table[slot.0 as usize].mask;
+        let masked = std::iter::from_fn(move || {
+            let bit = u16::try_from(mask.trailing_zeros()).unwrap_or(MASKED);
+            mask &= mask.wrapping_sub(1);
+            (bit < MASKED).then_some(ChannelId(bit))
+        });
+        masked.chain(self.beyond_mask(slot))
+    }
+
+    /// The channels without a mask bit that have a copy at the slot.
+    fn beyond_mask(&self, slot: SlotId) -> impl Iterator<Item = ChannelId> + '_ {
+        let may_be = self.channels.len() > usize::from(MASKED);
+        let counts = may_be.then(|| self.more.get(&slot.0)).flatten();
+        let channels = counts.into_iter().flatten().map(|(c, _)| *c);
+        channels.filter(|c| *c >= MASKED).map(ChannelId)
+    }
+
+    /// Whether another channel of the same plane has a copy at the slot.
+    #[must_use]
+    pub(crate) fn plane_is_held(&self, slot: SlotId, plane: PlaneId) -> bool {
+        self.held_channels(slot)
+            .any(|c| self.channels.get(c).plane == plane)
+    }
+
+    /// Copies at a slot in one channel.
+    #[must_use]
+    pub(crate) fn copies(&self, slot: SlotId, channel: ChannelId) -> u32 {
+        let first = u32::from(channel.0 < MASKED && self.holds(slot, channel));
+        first + self.counted(slot, channel)
+    }
+}

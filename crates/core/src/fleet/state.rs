@@ -1,0 +1,49 @@
+//! How far the history of a rank is known.
+
+/// How far the history of a rank is known; in all but `Exact` an answer is a bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum State {
+    /// Complete since sequence number 0, a clear or a restart.
+    Exact,
+    /// Replay is under way.
+    Rebuilding,
+    /// History is missing, or configuration was contradicted.
+    Degraded,
+    /// No connection.
+    Stale,
+}
+
+impl State {
+    /// Name of each state, in the order of the enum.
+    pub const NAMES: [(&'static str, State); 4] = [
+        ("exact", State::Exact),
+        ("rebuilding", State::Rebuilding),
+        ("degraded", State::Degraded),
+        ("stale", State::Stale),
+    ];
+
+    /// The name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize].0
+    }
+
+    /// How little can be said in a state: the worst of several feeds' states is their rank's.
+    pub(super) fn severity(self) -> u8 {
+        match self {
+            Self::Exact => 0,
+            Self::Degraded => 1,
+            Self::Rebuilding => 2,
+            Self::Stale => 3,
+        }
+    }
+
+    /// The state with this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::NAMES
+            .iter()
+            .find(|(n, _)| *n == name)
+            .map(|(_, s)| *s)
+    }
+}

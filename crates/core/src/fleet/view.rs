@@ -1,0 +1,147 @@
+//! What the rule is evaluated with for one pod: its groups as configured, or as learned so far.
+
+use super::catalog::{Catalog, Known, UNGROUPED};
+use super::divisors::{gcd, lcm};
+use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
+
+/// What the rule is evaluated with for one pod.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct View {
+    /// Groups, alignment and dialect; group `i` of it has its presence under `groups[i]`.
+    pub topology: Topology,
+    /// Wire group index of each group of the topology.
+    pub groups: Vec<u16>,
+    /// Nothing can be promised: lower bounds are 0.
+    pub lower_is_zero: bool,
+    /// Nothing can be excluded: upper bounds are the whole aligned prompt.
+    pub upper_is_everything: bool,
+    /// Some kind or chunk is unknown, so that the rule differs between lower and upper.
+    pub has_unknown: bool,
+    /// Group 0, where it is there and nobody has said of what kind it is.
+    pub undeclared: Option<u16>,
+}
+
+impl Catalog {
+    /// What the rule is evaluated with; `None` while no group is known, which means that the pod
+    /// holds nothing.
+    #[must_use]
+    pub(super) fn view(&self) -> Option<View> {
+        let mut view = match self.configured_groups() {
+            Some(groups) => self.configured_view(groups),
+            None => self.learned_view()?,
+        };
+        view.topology.hash_lookahead = self.lookahead();
+        view.lower_is_zero |= self.config.full_reports;
+        let groups = &view.topology.groups;
+        view.has_unknown = groups.iter().any(|g| {
+            g.prefix_cacheable
+                && (g.kind == SpecKind::Unknown
+                    || (g.kind == SpecKind::ChunkedLocalAttention && g.chunk.is_none()))
+        });
+        Some(view)
+    }
+
+    fn configured_view(&self, groups: &[GroupSpec]) -> View {
+        let mut topology = self
+            .config
+            .topology
+            .clone()
+            .unwrap_or_else(|| bare_topology(groups.to_vec()));
+        let mut indices: Vec<u16> = (0u16..).take(groups.len()).collect();
+        let mut lower_is_zero = false;
+        let is_undeclared = groups.first().is_some_and(|g| g.kind == SpecKind::Unknown);
+        if self.config.only_full_is_published {
+            let keep: Vec<bool> = groups.iter().map(|g| g.kind.is_full()).collect();
+            lower_is_zero = keep.contains(&false);
+            topology.groups = retain_by(&topology.groups, &keep);
+            indices = retain_by(&indices, &keep);
+        }
+        View {
+            topology,
+            groups: indices,
+            lower_is_zero,
+            upper_is_everything: false,
+            has_unknown: false,
+            undeclared: is_undeclared.then_some(0),
+        }
+    }
+
+    fn learned_view(&self) -> Option<View> {
+        let mut groups = Vec::new();
+        let mut indices = Vec::new();
+        for (index, known) in (0u16..).zip(&self.learned) {
+            if let Some(known) = known {
+                groups.push(self.learned_group(*known));
+                indices.push(index);
+            }
+        }
+        // A gap means groups of which nothing is known yet: they may hold or lack anything.
+        let has_gap = groups.len() < self.learned.len();
+        let mut upper_is_everything = false;
+        let mut lower_is_zero = has_gap;
+        if let Some(known) = self.ungrouped {
+            let kind = known.kind.filter(|k| *k != SpecKind::Unknown);
+            lower_is_zero |= kind.is_none() || !groups.is_empty();
+            upper_is_everything =
+                (kind.is_none() && !self.config.only_full_is_published) || !groups.is_empty();
+            let assumed = Known {
+                kind: kind.or(Some(SpecKind::FullAttention)),
+                ..known
+            };
+            groups.push(self.learned_group(assumed));
+            indices.push(UNGROUPED);
+        }
+        if groups.is_empty() {
+            return None;
+        }
+        let is_undeclared = matches!(self.learned.first(), Some(Some(Known { kind: None, .. })));
+        let template = self.config.topology.as_ref();
+        let mut topology = bare_topology(groups);
+        topology.hash_block_size = self.grain().max(1);
+        if let Some(template) = template {
+            topology.partial_hits = template.partial_hits;
+            if template.partial_hits && template.hash_block_size > 1 {
+                // Hits may end where nothing was stored yet. 1 stands for a size not given.
+                topology.hash_block_size = gcd(topology.hash_block_size, template.hash_block_size);
+            }
+            topology.replay_tokens = template.replay_tokens;
+            topology.dialect = template.dialect;
+        }
+        Some(View {
+            topology,
+            groups: indices,
+            lower_is_zero,
+            upper_is_everything,
+            has_unknown: false,
+            undeclared: is_undeclared.then_some(0),
+        })
+    }
+}
+
+fn retain_by<T: Clone>(items: &[T], keep: &[bool]) -> Vec<T> {
+    items
+        .iter()
+        .zip(keep)
+        .filter(|(_, k)| **k)
+        .map(|(item, _)| item.clone())
+        .collect()
+}
+
+fn bare_topology(groups: Vec<GroupSpec>) -> Topology {
+    let cacheable = || {
+        groups
+            .iter()
+            .filter(|g| g.prefix_cacheable && !g.kind.is_never_reused())
+    };
+    let alignment = lcm(cacheable().map(|g| g.block_size));
+    let hash_block_size = cacheable().map(|g| g.block_size).fold(0, gcd).max(1);
+    Topology {
+        alignment,
+        hash_block_size,
+        groups,
+        partial_hits: false,
+        replay_tokens: 0,
+        hash_lookahead: 0,
+        dialect: EngineDialect::VLLM,
+    }
+}

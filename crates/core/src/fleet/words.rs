@@ -1,0 +1,46 @@
+//! What the ranks of one class hold along a request, a bit for each rank.
+
+use super::view::View;
+use crate::rule::Held;
+
+/// Words of one class and one set of tiers, per group of the topology.
+#[derive(Debug, Default)]
+pub(super) struct Words {
+    /// For each group, a word for each boundary: who holds the block that ends there.
+    pub(super) whole: Vec<Vec<u64>>,
+    /// The same for entries within blocks; empty where the engine has none.
+    pub(super) partial: Vec<Vec<u64>>,
+}
+
+impl Words {
+    /// Evaluates something of the rule on these words.
+    pub(super) fn with_held<T>(&self, unit: u32, evaluate: impl FnOnce(&Held<'_>) -> T) -> T {
+        let whole: Vec<&[u64]> = self.whole.iter().map(Vec::as_slice).collect();
+        let partial: Vec<&[u64]> = self.partial.iter().map(Vec::as_slice).collect();
+        evaluate(&Held {
+            unit,
+            whole: &whole,
+            partial: &partial,
+        })
+    }
+
+    /// The words of one group: whole blocks, and entries within blocks.
+    #[must_use]
+    pub(super) fn of(&self, group: usize) -> (&[u64], &[u64]) {
+        (
+            &self.whole[group],
+            self.partial.get(group).map_or(&[], Vec::as_slice),
+        )
+    }
+}
+
+/// What the ranks of one class hold along a request.
+#[derive(Debug)]
+pub(super) struct Sight {
+    /// What the rule is evaluated with.
+    pub(super) view: View,
+    /// Tokens per word.
+    pub(super) unit: u32,
+    /// The words that the answer was read from.
+    pub(super) words: Words,
+}
