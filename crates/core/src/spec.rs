@@ -127,51 +127,32 @@ impl GroupSpec {
     }
 }
 
-/// Where a real engine differs from the rule; each flag is described in `docs/resume-rule.md`.
+/// Where a real engine differs from the rule: a set of flags, each described in
+/// `docs/resume-rule.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "a table of named, independent flags"
-)]
-pub struct EngineDialect {
-    /// W = 1 still demands one cached block at the right edge.
-    pub window_of_one_needs_a_block: bool,
-    /// The chunk start is taken at the candidate length, not at the returned one.
-    pub chunk_start_of_the_candidate: bool,
-    /// With exactly one group the extra EAGLE unit must end at or before `num_tokens - 1`.
-    pub eagle_single_group_within_prompt: bool,
-    /// EAGLE, unequal block sizes, prefix shorter than the window: aligned before and after the drop.
-    pub eagle_unequal_blocks_realign: bool,
-    /// EAGLE with three or more specs: a drop that shrinks the length does not re-verify the others.
-    pub eagle_three_specs_unverified: bool,
-    /// One EAGLE group makes every group of the same spec one: they are looked up jointly.
-    pub eagle_shared_by_equal_specs: bool,
-    /// Interior boundaries are probed one by one below the candidate, jointly for equal specs: an
-    /// entry beyond the candidate, or of one group only, extends nothing.
-    pub partial_hits_are_probed: bool,
-}
+pub struct EngineDialect(u8);
 
 impl EngineDialect {
+    /// W = 1 still demands one cached block at the right edge.
+    pub const WINDOW_OF_ONE_NEEDS_A_BLOCK: Self = Self(1 << 0);
+    /// The chunk start is taken at the candidate length, not at the returned one.
+    pub const CHUNK_START_OF_THE_CANDIDATE: Self = Self(1 << 1);
+    /// With exactly one group the extra EAGLE unit must end at or before `num_tokens - 1`.
+    pub const EAGLE_SINGLE_GROUP_WITHIN_PROMPT: Self = Self(1 << 2);
+    /// EAGLE, unequal block sizes, prefix shorter than the window: aligned before and after the drop.
+    pub const EAGLE_UNEQUAL_BLOCKS_REALIGN: Self = Self(1 << 3);
+    /// EAGLE with three or more specs: a drop that shrinks the length does not re-verify the others.
+    pub const EAGLE_THREE_SPECS_UNVERIFIED: Self = Self(1 << 4);
+    /// One EAGLE group makes every group of the same spec one: they are looked up jointly.
+    pub const EAGLE_SHARED_BY_EQUAL_SPECS: Self = Self(1 << 5);
+    /// Interior boundaries are probed one by one below the candidate, jointly for equal specs: an
+    /// entry beyond the candidate, or of one group only, extends nothing.
+    pub const PARTIAL_HITS_ARE_PROBED: Self = Self(1 << 6);
+
     /// The rule itself.
-    pub const PURE: Self = Self {
-        window_of_one_needs_a_block: false,
-        chunk_start_of_the_candidate: false,
-        eagle_single_group_within_prompt: false,
-        eagle_unequal_blocks_realign: false,
-        eagle_three_specs_unverified: false,
-        eagle_shared_by_equal_specs: false,
-        partial_hits_are_probed: false,
-    };
-    /// vLLM 0.32 and 0.33.
-    pub const VLLM: Self = Self {
-        window_of_one_needs_a_block: true,
-        chunk_start_of_the_candidate: true,
-        eagle_single_group_within_prompt: true,
-        eagle_unequal_blocks_realign: true,
-        eagle_three_specs_unverified: true,
-        eagle_shared_by_equal_specs: true,
-        partial_hits_are_probed: true,
-    };
+    pub const PURE: Self = Self(0);
+    /// vLLM 0.32 and 0.33: every flag.
+    pub const VLLM: Self = Self((1 << 7) - 1);
 
     /// Dialects and single flags by name; several names are joined with [`EngineDialect::with`].
     pub const NAMES: [(&'static str, EngineDialect); 9] = [
@@ -179,53 +160,29 @@ impl EngineDialect {
         ("vllm", Self::VLLM),
         (
             "window_of_one_needs_a_block",
-            Self {
-                window_of_one_needs_a_block: true,
-                ..Self::PURE
-            },
+            Self::WINDOW_OF_ONE_NEEDS_A_BLOCK,
         ),
         (
             "chunk_start_of_the_candidate",
-            Self {
-                chunk_start_of_the_candidate: true,
-                ..Self::PURE
-            },
+            Self::CHUNK_START_OF_THE_CANDIDATE,
         ),
         (
             "eagle_single_group_within_prompt",
-            Self {
-                eagle_single_group_within_prompt: true,
-                ..Self::PURE
-            },
+            Self::EAGLE_SINGLE_GROUP_WITHIN_PROMPT,
         ),
         (
             "eagle_unequal_blocks_realign",
-            Self {
-                eagle_unequal_blocks_realign: true,
-                ..Self::PURE
-            },
+            Self::EAGLE_UNEQUAL_BLOCKS_REALIGN,
         ),
         (
             "eagle_three_specs_unverified",
-            Self {
-                eagle_three_specs_unverified: true,
-                ..Self::PURE
-            },
+            Self::EAGLE_THREE_SPECS_UNVERIFIED,
         ),
         (
             "eagle_shared_by_equal_specs",
-            Self {
-                eagle_shared_by_equal_specs: true,
-                ..Self::PURE
-            },
+            Self::EAGLE_SHARED_BY_EQUAL_SPECS,
         ),
-        (
-            "partial_hits_are_probed",
-            Self {
-                partial_hits_are_probed: true,
-                ..Self::PURE
-            },
-        ),
+        ("partial_hits_are_probed", Self::PARTIAL_HITS_ARE_PROBED),
     ];
 
     /// The dialect or flag with this name, or `None` when the name is not known.
@@ -237,24 +194,22 @@ impl EngineDialect {
             .map(|(_, dialect)| *dialect)
     }
 
+    /// Whether it has all flags of the other.
+    #[must_use]
+    pub fn has(self, flags: Self) -> bool {
+        self.0 & flags.0 == flags.0
+    }
+
     /// The flags of both.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
-        Self {
-            window_of_one_needs_a_block: self.window_of_one_needs_a_block
-                || other.window_of_one_needs_a_block,
-            chunk_start_of_the_candidate: self.chunk_start_of_the_candidate
-                || other.chunk_start_of_the_candidate,
-            eagle_single_group_within_prompt: self.eagle_single_group_within_prompt
-                || other.eagle_single_group_within_prompt,
-            eagle_unequal_blocks_realign: self.eagle_unequal_blocks_realign
-                || other.eagle_unequal_blocks_realign,
-            eagle_three_specs_unverified: self.eagle_three_specs_unverified
-                || other.eagle_three_specs_unverified,
-            eagle_shared_by_equal_specs: self.eagle_shared_by_equal_specs
-                || other.eagle_shared_by_equal_specs,
-            partial_hits_are_probed: self.partial_hits_are_probed || other.partial_hits_are_probed,
-        }
+        Self(self.0 | other.0)
+    }
+
+    /// Its flags but those of the other.
+    #[must_use]
+    pub fn without(self, flags: Self) -> Self {
+        Self(self.0 & !flags.0)
     }
 }
 

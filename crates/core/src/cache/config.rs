@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::hash::{Digest, HashAlgo};
-use crate::spec::{SpecKind, Topology};
+use crate::spec::{EngineDialect, SpecKind, Topology};
 
 /// What allocation needs to know of a group and the resume rule does not.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -110,7 +110,8 @@ impl CacheConfig {
     /// Whether the engine's own search can say that more is held than is.
     pub(super) fn hits_may_lack_blocks(&self) -> bool {
         let dialect = self.topology.dialect;
-        dialect.chunk_start_of_the_candidate || dialect.eagle_three_specs_unverified
+        dialect.has(EngineDialect::CHUNK_START_OF_THE_CANDIDATE)
+            || dialect.has(EngineDialect::EAGLE_THREE_SPECS_UNVERIFIED)
     }
 
     /// A hit is a multiple of so many tokens.

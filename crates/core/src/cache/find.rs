@@ -78,10 +78,9 @@ impl Finder {
             .unwrap_or_default();
         let lead = Topology {
             groups: lead_groups.iter().map(|&g| specs[g]).collect(),
-            dialect: EngineDialect {
-                eagle_single_group_within_prompt: false,
-                ..topology.dialect
-            },
+            dialect: topology
+                .dialect
+                .without(EngineDialect::EAGLE_SINGLE_GROUP_WITHIN_PROMPT),
             ..topology.clone()
         };
         let num_groups = specs.len();

@@ -2,7 +2,7 @@
 
 use super::config::{CacheConfig, GroupOptions, Retention};
 use crate::rule::{first_read, needed};
-use crate::spec::{GroupSpec, SpecKind, Topology};
+use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
 /// How a group uses its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +70,9 @@ fn kind_of(spec: &GroupSpec, options: &GroupOptions) -> Kind {
 fn is_eagle(topology: &Topology, spec: &GroupSpec) -> bool {
     let same = |other: &&GroupSpec| other.is_looked_up_with(spec);
     spec.eagle
-        || (topology.dialect.eagle_shared_by_equal_specs
+        || (topology
+            .dialect
+            .has(EngineDialect::EAGLE_SHARED_BY_EQUAL_SPECS)
             && topology.groups.iter().filter(same).any(|other| other.eagle))
 }
 

@@ -1,7 +1,7 @@
 //! Engines that depart from the rule in ways that depend on their own search.
 //!
 //! vLLM 0.32 and 0.33 lower a candidate length spec by spec until nobody lowers it further. This
-//! follows that search for one holder at a time, each departure behind its flag; a plan comes here
+//! follows that search for one holder at a time, each departure under its flag; a plan comes here
 //! only where a flag can change the answer. Lengths are in tokens, since a candidate need not be a
 //! boundary.
 
@@ -33,22 +33,21 @@ pub(super) fn emulate(
     topology: &Topology,
     plan: &Plan,
     held: &Held,
+    lines: &mut Lines,
     buffers: &mut Buffers,
 ) -> [u32; HOLDERS] {
     let mut answers = [0; HOLDERS];
-    let mut lines = std::mem::take(&mut buffers.lines);
     lines.fill(plan, held, buffers);
     for bit in (0..HOLDERS).filter(|bit| plan.mask >> bit & 1 == 1) {
         lines.count_runs(plan, bit);
-        answers[bit] = Search {
+        answers[bit] = Emulation {
             topology,
             plan,
-            lines: &lines,
+            lines,
             bit,
         }
         .settle(&mut Steps::default());
     }
-    buffers.lines = lines;
     answers
 }
 
@@ -66,20 +65,19 @@ pub(super) fn search(
     topology: &Topology,
     plan: &Plan,
     held: &Held,
+    lines: &mut Lines,
     buffers: &mut Buffers,
 ) -> (u32, Steps) {
-    let mut lines = std::mem::take(&mut buffers.lines);
     lines.fill(plan, held, buffers);
     lines.count_runs(plan, 0);
     let mut steps = Steps::default();
-    let search = Search {
+    let emulation = Emulation {
         topology,
         plan,
-        lines: &lines,
+        lines,
         bit: 0,
     };
-    let answer = search.settle(&mut steps);
-    buffers.lines = lines;
+    let answer = emulation.settle(&mut steps);
     (answer, steps)
 }
 
@@ -138,15 +136,15 @@ fn probes(plan: &Plan, spec: &Spec) -> bool {
     plan.probes_jointly && spec.demand == Demand::Prefix && spec.is_fine()
 }
 
-/// One holder's search.
-struct Search<'a> {
+/// The engine's search for one holder, followed step by step.
+struct Emulation<'a> {
     topology: &'a Topology,
     plan: &'a Plan,
     lines: &'a Lines,
     bit: usize,
 }
 
-impl Search<'_> {
+impl Emulation<'_> {
     /// Lowers the candidate until no spec lowers it further.
     fn settle(&self, steps: &mut Steps) -> u32 {
         let specs = &self.plan.specs;
@@ -160,6 +158,10 @@ impl Search<'_> {
         }
         let order: SmallVec<[(usize, &Spec); 8]> =
             self.plan.prefixes().chain(self.plan.others()).collect();
+        // vLLM asks one full spec and one other once each. The full one accepts every length up to its
+        // reach, so by the rule nobody would lower the other's answer again. A second look could do
+        // so under some flags (a chunk start, or a block for a window of one, that moves with the
+        // candidate), and the engine takes none: neither does this.
         let is_simple = specs.len() == 2 && order[0].1.demand == Demand::Prefix;
         let mut verified: SmallVec<[bool; 8]> = SmallVec::from_elem(false, specs.len());
         let mut full: SmallVec<[Option<u32>; 8]> = SmallVec::from_elem(None, specs.len());
@@ -175,7 +177,11 @@ impl Search<'_> {
                 let found = self.look_up(index, max, drops);
                 steps.last[index] = (max, drops);
                 steps.longest = steps.longest.max(found);
-                let unverified = self.topology.dialect.eagle_three_specs_unverified && drops;
+                let unverified = self
+                    .topology
+                    .dialect
+                    .has(EngineDialect::EAGLE_THREE_SPECS_UNVERIFIED)
+                    && drops;
                 if found < candidate && !unverified {
                     verified.fill(false);
                 }
@@ -198,7 +204,11 @@ impl Search<'_> {
     fn look_up_alone(&self, candidate: u32, steps: &mut Steps) -> u32 {
         let spec = &self.plan.specs[0];
         let drops = spec.group.eagle;
-        let max = if self.topology.dialect.eagle_single_group_within_prompt {
+        let max = if self
+            .topology
+            .dialect
+            .has(EngineDialect::EAGLE_SINGLE_GROUP_WITHIN_PROMPT)
+        {
             candidate
         } else {
             self.with_margin(spec, candidate, drops)
@@ -309,7 +319,7 @@ impl Line<'_> {
         let tokens = self.spec.group.window.unwrap_or(1).saturating_sub(1);
         let needed = tokens.div_ceil(self.grain) as usize + extra;
         let mut end = self.boundaries(max);
-        if needed == 0 && !self.dialect.window_of_one_needs_a_block {
+        if needed == 0 && !self.dialect.has(EngineDialect::WINDOW_OF_ONE_NEEDS_A_BLOCK) {
             return self.aligned_tokens(end);
         }
         while end > 0 {
@@ -330,7 +340,10 @@ impl Line<'_> {
     /// All blocks from the first on, fewer than the window needs.
     fn shorter_than_window(&self, end: usize) -> u32 {
         let extra = usize::from(self.drops);
-        if self.dialect.eagle_unequal_blocks_realign {
+        if self
+            .dialect
+            .has(EngineDialect::EAGLE_UNEQUAL_BLOCKS_REALIGN)
+        {
             let aligned = end - end % self.step;
             self.aligned_tokens(aligned.saturating_sub(extra))
         } else {
@@ -341,7 +354,12 @@ impl Line<'_> {
     fn chunk(&self, max: u32, chunk: u32) -> u32 {
         let most = self.boundaries(max);
         let block_of = |tokens: u32| (tokens / chunk * chunk / self.grain) as usize;
-        if self.dialect.chunk_start_of_the_candidate && !self.drops && self.step == 1 {
+        if self
+            .dialect
+            .has(EngineDialect::CHUNK_START_OF_THE_CANDIDATE)
+            && !self.drops
+            && self.step == 1
+        {
             let first = block_of(max);
             let held = (first + 1..=most)
                 .take_while(|&end| self.holds(end))

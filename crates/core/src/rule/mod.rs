@@ -20,7 +20,7 @@ pub use needs::{check_boundary, first_read, needed};
 pub use why::{Limiting, accepted, limiting};
 
 use crate::error::{Error, Result};
-use crate::spec::Topology;
+use crate::spec::{EngineDialect, Topology};
 use plan::Plan;
 
 pub(crate) use plan::alignment;
@@ -75,6 +75,8 @@ pub struct Query {
 pub struct Scratch {
     plan: Plan,
     buffers: Buffers,
+    /// What `dialect` needs of all specs at once, one after the other.
+    lines: dialect::Lines,
 }
 
 /// Refuses a unit that some boundary of the topology is no multiple of.
@@ -116,10 +118,14 @@ pub fn resume(
     query: Query,
     scratch: &mut Scratch,
 ) -> [u32; HOLDERS] {
-    let Scratch { plan, buffers } = scratch;
+    let Scratch {
+        plan,
+        buffers,
+        lines,
+    } = scratch;
     plan.draw(topology, held.unit, query);
     let mut answers = if plan.needs_emulation(topology) {
-        dialect::emulate(topology, plan, held, buffers)
+        dialect::emulate(topology, plan, held, lines, buffers)
     } else {
         sweep::resume(plan, held, buffers)
     };
@@ -147,9 +153,13 @@ pub struct Search {
 ///
 /// The unit must pass [`check_unit`].
 pub fn search(topology: &Topology, held: &Held, query: Query, scratch: &mut Scratch) -> Search {
-    let Scratch { plan, buffers } = scratch;
+    let Scratch {
+        plan,
+        buffers,
+        lines,
+    } = scratch;
     plan.draw(topology, held.unit, query);
-    let (num_tokens, steps) = dialect::search(topology, plan, held, buffers);
+    let (num_tokens, steps) = dialect::search(topology, plan, held, lines, buffers);
     let last = plan
         .spec_of
         .iter()
@@ -174,8 +184,9 @@ pub fn is_search_visible(topology: &Topology) -> bool {
     let dialect = topology.dialect;
     let is_window_of_one = |group: &crate::spec::GroupSpec| group.window == Some(1);
     plan.needs_emulation(topology)
-        || (dialect.partial_hits_are_probed && topology.partial_hits)
-        || (dialect.window_of_one_needs_a_block && topology.groups.iter().any(is_window_of_one))
+        || (dialect.has(EngineDialect::PARTIAL_HITS_ARE_PROBED) && topology.partial_hits)
+        || (dialect.has(EngineDialect::WINDOW_OF_ONE_NEEDS_A_BLOCK)
+            && topology.groups.iter().any(is_window_of_one))
 }
 
 /// The longest prefix in tokens that each holder has at least potentially: held by all of its
@@ -186,7 +197,7 @@ pub fn present(
     query: Query,
     scratch: &mut Scratch,
 ) -> [u32; HOLDERS] {
-    let Scratch { plan, buffers } = scratch;
+    let Scratch { plan, buffers, .. } = scratch;
     plan.draw(topology, held.unit, query);
     if plan.specs.iter().any(|spec| spec.group.kind.is_full()) {
         plan.look_at_all();

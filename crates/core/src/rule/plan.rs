@@ -121,7 +121,7 @@ impl Plan {
         self.unit = unit;
         self.num_tokens = query.num_tokens;
         self.units = (query.num_tokens / unit) as usize;
-        self.probes_jointly = topology.dialect.partial_hits_are_probed;
+        self.probes_jointly = topology.dialect.has(EngineDialect::PARTIAL_HITS_ARE_PROBED);
         self.merge(topology, query.unknown);
         self.step = (alignment(topology) / unit).max(1) as usize;
         for spec in &self.specs {
@@ -132,7 +132,9 @@ impl Plan {
     }
 
     fn merge(&mut self, topology: &Topology, unknown: Unknown) {
-        let shared = topology.dialect.eagle_shared_by_equal_specs;
+        let shared = topology
+            .dialect
+            .has(EngineDialect::EAGLE_SHARED_BY_EQUAL_SPECS);
         for group in &topology.groups {
             let Some(demand) = demand(group, topology, unknown) else {
                 self.spec_of.push(None);
@@ -207,13 +209,8 @@ impl Plan {
 
     /// The flags that change a demand or a limit once and for all.
     fn apply_static_flags(&mut self, topology: &Topology) {
-        let EngineDialect {
-            window_of_one_needs_a_block,
-            eagle_single_group_within_prompt,
-            partial_hits_are_probed,
-            ..
-        } = topology.dialect;
-        if window_of_one_needs_a_block {
+        let dialect = topology.dialect;
+        if dialect.has(EngineDialect::WINDOW_OF_ONE_NEEDS_A_BLOCK) {
             for spec in self.specs.iter_mut().filter(|spec| spec.extra() == 0) {
                 if let Demand::Window { blocks: blocks @ 0 } = &mut spec.demand {
                     *blocks = 1;
@@ -222,13 +219,15 @@ impl Plan {
             }
         }
         let within_prompt = self.limit;
-        if eagle_single_group_within_prompt && topology.groups.len() == 1 {
+        if dialect.has(EngineDialect::EAGLE_SINGLE_GROUP_WITHIN_PROMPT)
+            && topology.groups.len() == 1
+        {
             for spec in &self.specs {
                 self.limit = within_prompt.saturating_sub(spec.extra() * spec.grain);
             }
         }
         self.probe_limit = self.units;
-        if partial_hits_are_probed {
+        if dialect.has(EngineDialect::PARTIAL_HITS_ARE_PROBED) {
             let margin = self
                 .prefixes()
                 .next()
@@ -243,28 +242,28 @@ impl Plan {
         let is_eagle_window = |s: &Spec| s.group.kind.is_window() && s.group.eagle;
         let mut specs = self.specs.iter();
         let several = topology.groups.len() > 1;
-        (dialect.window_of_one_needs_a_block
+        (dialect.has(EngineDialect::WINDOW_OF_ONE_NEEDS_A_BLOCK)
             && several
             && specs
                 .clone()
                 .any(|s| is_eagle_window(s) && s.group.window == Some(1)))
-            || (dialect.chunk_start_of_the_candidate
+            || (dialect.has(EngineDialect::CHUNK_START_OF_THE_CANDIDATE)
                 && specs.clone().any(|s| {
                     matches!(s.demand, Demand::Chunk { tokens } if tokens != ENDLESS_CHUNK
                         && tokens % s.group.block_size != 0)
                 }))
-            || (dialect.eagle_unequal_blocks_realign
+            || (dialect.has(EngineDialect::EAGLE_UNEQUAL_BLOCKS_REALIGN)
                 && several
                 && specs
                     .clone()
                     .any(|s| is_eagle_window(s) && s.block != self.step))
-            || (dialect.eagle_three_specs_unverified
+            || (dialect.has(EngineDialect::EAGLE_THREE_SPECS_UNVERIFIED)
                 && specs
                     .clone()
                     .filter(|s| s.group.eagle && s.demand != Demand::Prefix)
                     .count()
                     > 1)
-            || (dialect.partial_hits_are_probed
+            || (dialect.has(EngineDialect::PARTIAL_HITS_ARE_PROBED)
                 && specs.any(Spec::is_fine)
                 && self
                     .specs

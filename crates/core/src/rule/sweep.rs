@@ -26,8 +26,6 @@ pub(super) struct Buffers {
     /// Acceptance of one spec at each of its grains.
     pub(super) words: Vec<u64>,
     suffix: Vec<u64>,
-    /// What `dialect` needs of all specs at once, one after the other.
-    pub(super) lines: super::dialect::Lines,
 }
 
 /// Tokens that each holder can resume.
