@@ -67,7 +67,7 @@ _TEXT: Final = _Characters()
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="kvbraid")
 def cli() -> None:
-    """Say exactly how many tokens of a request each engine of a fleet can reuse."""
+    """Tell how many tokens of a request each engine of a fleet can reuse."""
 
 
 _Command = Callable[..., Any]
@@ -84,16 +84,16 @@ def _request(command: _Command) -> _Command:
     for option in (
         click.argument("tokens", default="-"),
         click.option(
-            "--model", type=_TEXT, required=True, help="Model name, as pods are registered with."
+            "--model", type=_TEXT, required=True, help="Model that the pods serve."
         ),
         click.option("--lora", type=_TEXT, help="LoRA adapter of the request."),
         click.option("--cache-salt", type=_TEXT, help="Cache salt of the request."),
         click.option(
-            "--pod", "pods", type=_TEXT, multiple=True, help="Only this pod; may be repeated."
+            "--pod", "pods", type=_TEXT, multiple=True, help="Ask only this pod; may be repeated."
         ),
         click.option(
             "--tier", "tiers", multiple=True, type=click.Choice(["gpu", "cpu", "storage"]),
-            help="Only these tiers; may be repeated.",
+            help="Count only this tier; may be repeated.",
         ),
     ):  # fmt: skip
         command = option(command)
@@ -101,23 +101,25 @@ def _request(command: _Command) -> _Command:
 
 
 @cli.command()
-@click.option("--config", type=click.Path(path_type=Path), help="A fleet.toml.")
+@click.option("--config", type=click.Path(path_type=Path), help="Configuration: a fleet.toml.")
 @click.option("--host", type=_TEXT, help="Address to listen on.  [default: 127.0.0.1]")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 = any.  [default: 8090]")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Port; 0 = any free one.  [default: 8090]"
+)
 @click.option(
     "--token", type=_TEXT, cls=_Secret, envvar="KVBRAID_TOKEN",
     help="Bearer token that PUT and DELETE need.",
 )  # fmt: skip
 @click.option(
     "--allow-registration", is_flag=True, default=None,
-    help="Allow PUT and DELETE without a token on an address other machines reach.",
+    help="Allow PUT and DELETE without a token on an address that others can reach.",
 )  # fmt: skip
 @click.option(
     "--allow-host", "allow_hosts", type=_TEXT, multiple=True,
-    help="A further name by which PUT and DELETE may call 127.0.0.1; may be repeated.",
+    help="Another host name that PUT and DELETE on 127.0.0.1 may use; may be repeated.",
 )  # fmt: skip
 def serve(config: Path | None, **flags: str | int | bool | tuple[str, ...] | None) -> None:
-    """Follow engines and answer over HTTP; ends on SIGTERM or Ctrl-C."""
+    """Follow engines and answer over HTTP, until SIGTERM or Ctrl-C."""
     from kvbraid.service.config import FleetConfig, override, read_fleet_file
     from kvbraid.service.serve import serve
 
@@ -134,7 +136,7 @@ def serve(config: Path | None, **flags: str | int | bool | tuple[str, ...] | Non
 @_json
 @_url
 def score(tokens: str, url: str, *, as_json: bool, **query: Any) -> None:  # noqa: ANN401
-    """Show what each pod can reuse of TOKENS: a file (JSON list or raw uint32) or - for stdin."""
+    """Show how much of TOKENS each pod can reuse: a file (JSON list, raw uint32), - for stdin."""
     from kvbraid.report.answers import show_scores
     from kvbraid.service.client import Client, read_tokens, to_json
 
@@ -161,7 +163,7 @@ def explain(tokens: str, url: str, *, as_json: bool, **query: Any) -> None:  # n
 @_json
 @_url
 def pods(url: str, *, as_json: bool) -> None:
-    """List the registered pods: state, progress, what was placed and refused."""
+    """List the registered pods with their state, progress and refusals."""
     from kvbraid.report.answers import show_pods
     from kvbraid.service.client import Client, to_json
 
@@ -178,7 +180,7 @@ def pods(url: str, *, as_json: bool) -> None:
 @click.option("--count", type=click.IntRange(1), help="End after this many messages.")
 @_url
 def tail(pod: tuple[str, ...], endpoint: str | None, count: int | None, url: str) -> None:
-    """Show live events, of a server's pods (all, or PODs) or of one endpoint; ends on Ctrl-C."""
+    """Show live events of a server's pods (all, or PODs) or of one endpoint, until Ctrl-C."""
     from itertools import islice
 
     from kvbraid.report.events import event_lines
@@ -207,7 +209,7 @@ def tail(pod: tuple[str, ...], endpoint: str | None, count: int | None, url: str
     type=click.Choice(["auto", "join"]),
     default="auto",
     show_default=True,
-    help="Means of placing hashes; join = the engine's hash function is not known.",
+    help="How hashes get their places; join = without the engine's hash function.",
 )
 @click.option(
     "--model",
@@ -215,17 +217,17 @@ def tail(pod: tuple[str, ...], endpoint: str | None, count: int | None, url: str
     type=click.Choice(["count", "set", "full-only"]),
     default="count",
     show_default=True,
-    help="How copies count; set and full-only are the usual shortcuts.",
+    help="How presence is modelled; set and full-only are common shortcuts.",
 )
 @click.option(
     "--report-mode",
     type=click.Choice(["incremental", "full"]),
     default="incremental",
     show_default=True,
-    help="full = reused blocks are announced again without a copy.",
+    help="full = the engine announces reused blocks again, without a new copy.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line per capture.")
-@click.option("--fail-under", type=float, help="Exit 1 below this exact percentage.")
+@click.option("--fail-under", type=float, help="Exit with 1 if fewer percent are exact.")
 def replay(
     captures: tuple[Path, ...], keys: Any, presence: Any, report_mode: str,  # noqa: ANN401
     *, as_json: bool, fail_under: float | None,
@@ -243,31 +245,31 @@ def replay(
 
 @cli.group()
 def cache() -> None:
-    """Ask what one engine's cache would do."""
+    """Try out one engine's cache without an engine."""
 
 
 @cache.command()
 @click.argument("trace", type=click.Path(path_type=Path))
-@click.option("--model", required=True, help="A model that is known by name, or a config.json.")
+@click.option("--model", required=True, help="The name of a known model, or a config.json.")
 @click.option(
     "--memory", "memories", type=_TEXT, multiple=True, required=True,
-    help="Memory for the cache, as 40GiB; may be repeated.",
+    help="Memory of the cache, such as 40GiB; may be repeated.",
 )  # fmt: skip
 @click.option(
-    "--policy", "policies", multiple=True, help="Only this retention policy; may be repeated."
+    "--policy", "policies", multiple=True, help="Try only this retention policy; may be repeated."
 )
 @click.option(
     "--requests",
     "num_requests",
     type=click.IntRange(1),
-    help="Only the first requests of the trace.",
+    help="Play only so many requests, the first ones.",
 )
 @click.option(
     "--plot", type=click.Path(path_type=Path), help="Draw hit rates against memory into this file."
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line per result.")
 def simulate(trace: Path, *, as_json: bool, plot: Path | None, **options: Any) -> None:  # noqa: ANN401
-    """Play the requests of TRACE, a file, against a cache alone, and print token hit rates."""
+    """Play the requests of TRACE, a file, against one cache and print token hit rates."""
     from kvbraid.report.simulation import run_simulations
     from kvbraid.sim.traces.grid import Grid, GridOptions
 
@@ -288,7 +290,7 @@ _GROUPED: Final = "Needs --groups."
 )
 @click.option(
     "--kernel-block", "kernel_block_size", type=click.IntRange(1),
-    help=f"Tokens of the attention kernel's block; 16 where not given.  {_GROUPED}",
+    help=f"Tokens of the attention kernel's block; 16 if not given.  {_GROUPED}",
 )  # fmt: skip
 @click.option(
     "--tp", "num_ranks", type=click.IntRange(1),
@@ -300,7 +302,7 @@ _GROUPED: Final = "Needs --groups."
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def model(config: Path, *, groups: bool, as_json: bool, **options: Any) -> None:  # noqa: ANN401
-    """Read a Hugging Face config.json into layers and kinds, with their sizes."""
+    """Show the layers of a Hugging Face config.json with their kinds and sizes."""
     from kvbraid.models import EngineOptions, group_config, kinds_of, read_config
     from kvbraid.report.models import group_table, layer_table
 
@@ -319,11 +321,11 @@ def model(config: Path, *, groups: bool, as_json: bool, **options: Any) -> None:
 
 
 @cli.command()
-@click.option("--serve", "keep", is_flag=True, help="Keep server and engines up afterwards.")
+@click.option("--serve", "keep", is_flag=True, help="Keep the server and the engines running.")
 @click.option("--requests", type=click.IntRange(1), default=200, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
 def demo(*, keep: bool, requests: int, seed: int) -> None:
-    """Start a server and four simulated engines, and check every prediction; 1 if any is wrong."""
+    """Follow four simulated engines and check every prediction; exit with 1 if one is wrong."""
     from kvbraid.report.demo import watch
     from kvbraid.sim.fleet.demo import run_demo
 
