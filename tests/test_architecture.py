@@ -27,8 +27,10 @@ NAMELESS_MODULES: Final = frozenset({"utils.py", "helpers.py", "common.py", "mis
 NATIVE_WRAPPERS: Final = frozenset(
     {
         "__init__.py",
+        "cache/debug.py",
         "cache/events.py",
         "cache/manager.py",
+        "cache/pool.py",
         "events/digest.py",
         "events/wire.py",
         "fleet/answer.py",

@@ -88,13 +88,13 @@ class Ours:
         return self.manager.blocks(request)
 
     def forget(self, block_ids: Sequence[int]) -> None:
-        self.manager.forget(block_ids)
+        self.manager.pool.forget(block_ids)
 
     def reset(self) -> None:
         assert self.manager.reset()
 
     def num_free_blocks(self) -> int:
-        return self.manager.num_free_blocks
+        return self.manager.pool.num_free
 
 
 class OursByValue(Ours):

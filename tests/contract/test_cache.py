@@ -48,9 +48,9 @@ def test_what_does_not_fit_gives_skipped_blocks_back_as_the_dialect_says(
     cache = make(config(full(4), window(4, 4), num_blocks=9, topology=dialect))
     request = cache.add(range(30))
     assert fits(cache, request, 12)
-    assert cache.num_free_blocks == 2
+    assert cache.pool.num_free == 2
     assert not fits(cache, request, 18)
-    assert cache.num_free_blocks == 2 + freed
+    assert cache.pool.num_free == 2 + freed
     assert cache.blocks(request)[1] == ([0, 0, 6] if freed else [4, 5, 6])
 
 
@@ -59,7 +59,7 @@ def test_skipped_blocks_make_room_for_the_step_that_skips_them(make: Make) -> No
     request = cache.add(range(40))
     for _ in range(10):
         assert fits(cache, request, 4)
-        assert cache.num_free_blocks >= 1
+        assert cache.pool.num_free >= 1
 
 
 def test_in_flight_tokens_keep_what_they_read(make: Make) -> None:
@@ -76,7 +76,7 @@ def test_blocks_nobody_can_find_are_reused_before_cached_ones(make: Make) -> Non
     """Freed: 3 has no hash and goes first; 2 is the tail and goes before 1."""
     cache = make(config(full(4), num_blocks=6))
     leave(cache, range(10), 10)
-    assert cache.free_queue() == [3, 4, 5, 2, 1]
+    assert cache.debug.free_queue() == [3, 4, 5, 2, 1]
 
 
 def test_a_hit_is_pinned_in_all_groups_before_any_takes_a_block(make: Make) -> None:
@@ -86,12 +86,12 @@ def test_a_hit_is_pinned_in_all_groups_before_any_takes_a_block(make: Make) -> N
     request = cache.add([*range(8), *range(50, 62)])
     match = cache.match(request).num_tokens
     assert match == 8
-    cached = cache.cached()
+    cached = cache.debug.cached()
     assert not fits(cache, request, 1, num_hit_tokens=8, num_external_tokens=8)
-    assert cache.cached() == cached
+    assert cache.debug.cached() == cached
     assert fits(cache, request, 4, num_hit_tokens=8)
     hit = set(cached)
-    assert {key for key in cache.cached() if key in hit} >= {k for k in hit if k[0] == 0}
+    assert {key for key in cache.debug.cached() if key in hit} >= {k for k in hit if k[0] == 0}
 
 
 def test_a_state_of_this_step_is_reused_in_the_next(make: Make) -> None:
@@ -111,19 +111,19 @@ def test_external_tokens_on_a_state_are_counted_before_they_are_taken(make: Make
     cache = make(config(full(4), mamba(4), num_blocks=4))
     request = cache.add(range(12))
     assert not fits(cache, request, 4, num_external_tokens=4)
-    assert cache.num_free_blocks == 3
+    assert cache.pool.num_free == 3
     cache = make(config(full(4), mamba(4), num_blocks=5))
     assert fits(cache, cache.add(range(12)), 4, num_external_tokens=4)
-    assert cache.num_free_blocks == 0
+    assert cache.pool.num_free == 0
 
 
 def test_a_load_under_way_is_committed_when_it_is_done(make: Make) -> None:
     cache = make(config(full(4), window(5, 4)))
     request = cache.add(range(12))
     assert fits(cache, request, 0, num_external_tokens=11, delay_commit=True)
-    assert cache.cached() == {}
+    assert cache.debug.cached() == {}
     cache.commit(request, 8)
-    assert len(cache.cached()) == 3  # Block 0 of the window was never needed.
+    assert len(cache.debug.cached()) == 3  # Block 0 of the window was never needed.
 
 
 def test_drafts_have_slots_but_are_not_cached(make: Make) -> None:
@@ -131,12 +131,12 @@ def test_drafts_have_slots_but_are_not_cached(make: Make) -> None:
     request = cache.add(range(7))
     assert fits(cache, request, 9, num_lookahead_tokens=8)
     assert cache.blocks(request) == [[1, 2, 3, 4, 5]]
-    assert len(cache.cached()) == 1
+    assert len(cache.debug.cached()) == 1
     cache.roll_back(request, 7)
     cache.extend(request, [7])
     assert fits(cache, request, 1)
     assert cache.blocks(request) == [[1, 2, 3, 4, 5]]
-    assert len(cache.cached()) == 2
+    assert len(cache.debug.cached()) == 2
 
 
 def test_draft_blocks_of_a_state_move_along(make: Make) -> None:
@@ -182,7 +182,7 @@ def test_cross_attention_is_allocated_once_for_the_encoder(make: Make) -> None:
     assert cache.blocks(request) == [[1], [2, 3, 4]]
     assert fits(cache, request, 8, num_encoder_tokens=9)
     assert cache.blocks(request) == [[1, 5, 6], [2, 3, 4]]
-    assert {group for group, _ in cache.cached()} == {0}
+    assert {group for group, _ in cache.debug.cached()} == {0}
     assert cache.match(cache.add(range(9))).num_tokens == 8
 
 
@@ -201,9 +201,9 @@ def test_multi_token_drafts_hold_commits_back(make: Make) -> None:
     cache = make(settings)
     request = cache.add(range(12))
     assert fits(cache, request, 9)
-    assert sorted(group for group, _ in cache.cached()) == [0, 1, 1]
+    assert sorted(group for group, _ in cache.debug.cached()) == [0, 1, 1]
     assert fits(cache, request, 1)
-    assert sorted(group for group, _ in cache.cached()) == [0, 0, 1, 1]
+    assert sorted(group for group, _ in cache.debug.cached()) == [0, 0, 1, 1]
 
 
 def test_vllm_copies_the_furthest_tail_that_the_longest_hit_could_reach(make: Make) -> None:
@@ -213,12 +213,12 @@ def test_vllm_copies_the_furthest_tail_that_the_longest_hit_could_reach(make: Ma
     for num_tokens, hit, ends in ((12, 0, (8, 12)), (14, 8, (12, 14))):
         request = cache.add(range(num_tokens))
         compute(cache, request, ends, hit=hit)
-        cache.free_blocks([block for pair in cache.take_copies() for block in pair])
+        cache.take_work()
         cache.release([request])
     request = cache.add(range(12))
     assert cache.match(request).num_tokens == 8
     assert fits(cache, request, 1, num_hit_tokens=8)
-    assert [source for source, _ in cache.take_copies()] == [1, 3]
+    assert [source for source, _ in cache.take_work().copies] == [1, 3]
 
 
 def test_preempted_requests_start_over_on_what_they_left(make: Make) -> None:
@@ -227,7 +227,7 @@ def test_preempted_requests_start_over_on_what_they_left(make: Make) -> None:
     assert fits(cache, request, 10)
     cache.preempt([request])
     assert cache.blocks(request) == [[], []]
-    assert cache.num_free_blocks == 63
+    assert cache.pool.num_free == 63
     assert cache.match(request).num_tokens == 8
     assert fits(cache, request, 2, num_hit_tokens=8)
 
@@ -239,6 +239,6 @@ def test_a_reset_waits_for_the_last_block(make: Make) -> None:
     assert not cache.reset()
     blocks = cache.pop_blocks(request)
     assert not cache.reset()
-    cache.free_blocks(blocks[::-1])
+    cache.pool.free(blocks[::-1])
     assert cache.reset()
-    assert cache.cached() == {}
+    assert cache.debug.cached() == {}

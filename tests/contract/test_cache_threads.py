@@ -65,7 +65,7 @@ def lives(cache: CacheManager) -> Iterator[None]:
             cache.preempt(running[:1])
             yield
         if turn % 11 == 0:
-            cache.forget([block for block in cache.blocks(request)[0][:2] if block])
+            cache.pool.forget([block for block in cache.blocks(request)[0][:2] if block])
             yield
         while len(running) > 2:
             cache.release([running.pop(0)])
@@ -162,5 +162,5 @@ def concurrent_round(cache_config: CacheConfig, truth: list[tuple[Match, ...]]) 
         assert match in possible
         num_changing += len(possible) > 1
     assert busy.answers() == truth[-1]
-    busy.cache.check_integrity()
+    busy.cache.debug.check_integrity()
     return num_changing

@@ -63,7 +63,7 @@ class ByValueMachine(CacheMachine):
 
     def forgettable(self) -> st.SearchStrategy[int]:
         """Mostly blocks that are cached: what checkpoints need is among them."""
-        cached = sorted({block for row in self.native.cached().values() for block in row})
+        cached = sorted({block for row in self.native.debug.cached().values() for block in row})
         ids = super().forgettable()
         return st.one_of(st.sampled_from(cached), ids) if cached else ids
 
@@ -71,7 +71,7 @@ class ByValueMachine(CacheMachine):
     def checkpoints_are_equal(self) -> None:
         if not hasattr(self, "native"):
             return
-        checkpoints, points = self.native.checkpoints(), self.model.checkpoints
+        checkpoints, points = self.native.debug.checkpoints(), self.model.checkpoints
         queue = points.queue()
         assert [(c.block_hash, c.num_tokens, c.is_last) for c in checkpoints] == [
             (point.path[-1], point.end, not points.num_ways(point)) for point in queue

@@ -22,7 +22,7 @@ def fits(config: CacheConfig, tokens: list[int], need: Need) -> bool:
     got = native.allocate([replace(need, request=request)])
     expected = model.allocate([replace(need, request=model.add(tokens))])
     assert got.num_fit == expected.num_fit
-    assert native.free_queue() == model.free_queue()
+    assert native.debug.free_queue() == model.debug.free_queue()
     return bool(got.num_fit)
 
 
@@ -94,16 +94,16 @@ def test_a_hit_and_a_load_fit_into_as_many_free_blocks(
         )
         got = native.allocate([need])
         assert got.num_fit == model.allocate([replace(need, request=other)]).num_fit
-        assert native.free_queue() == model.free_queue()
-        held += [block for pair in native.take_copies() for block in pair]
-        native.check_integrity(held)
+        assert native.debug.free_queue() == model.debug.free_queue()
+        native.take_work()
+        native.debug.check_integrity(held)
 
 
 def leave_free(cache: CacheManager | CacheModel, num_tokens: int, num_taken: int) -> list[int]:
     """Have a prompt computed and so many blocks taken; return those."""
     request = cache.add(list(range(num_tokens)))
     assert cache.allocate([Need(request=request, num_new_tokens=num_tokens)]).num_fit
+    cache.take_work()
     cache.start_step()
-    cache.free_blocks([block for pair in cache.take_copies() for block in pair])
     cache.release([request])
-    return cache.take_blocks(min(num_taken, len(cache.free_queue())))
+    return cache.pool.take(min(num_taken, len(cache.debug.free_queue())))

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from kvbraid.cache.chunk import chunk_rules
 from kvbraid.cache.config import CacheConfig
 from kvbraid.cache.events import Events
-from kvbraid.cache.manager import CacheManager
 from kvbraid.cache.retention import Dense, Interval
 from kvbraid.errors import TooLargeError
 from kvbraid.events.model import Event
@@ -23,6 +22,7 @@ from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 from tests.reference.cache import ReferenceCache
 from tests.reference.chains import chunked, full, mamba, window
+from tests.unit.cache.caches import FreesAtOnce
 
 SEED = "0"
 SIZES = st.sampled_from([2, 4, 8])
@@ -44,7 +44,7 @@ class Engine:
     """The cache behind a scheduler; the events of each step, as structures."""
 
     def __init__(self, config: CacheConfig, max_step_tokens: int) -> None:
-        self.cache = CacheManager(config)
+        self.cache = FreesAtOnce(config)
         self.batches: list[tuple[Event, ...]] = []
         self._scheduler = SequentialScheduler(
             self.cache,
@@ -122,5 +122,5 @@ def test_the_same_requests_hit_the_same_and_say_the_same(
     for prompt, outputs, salt in requests:
         expected = run_reference(reference, prompt, outputs, salt)
         assert engine.run(prompt, outputs, salt) == expected
-        engine.cache.check_integrity()
-        assert engine.cache.free_queue() == list(reference.pool.free)
+        engine.cache.debug.check_integrity()
+        assert engine.cache.debug.free_queue() == list(reference.pool.free)

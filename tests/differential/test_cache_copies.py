@@ -26,12 +26,12 @@ def test_the_oldest_copy_that_is_left_is_found(order: list[int]) -> None:
         for _ in range(NUM_COPIES):
             need = Need(request=cache.add(TOKENS), num_new_tokens=len(TOKENS))
             assert cache.allocate([need]).num_fit == 1
-    copies = list(native.cached().values())
+    copies = list(native.debug.cached().values())
     assert all(len(blocks) == NUM_COPIES for blocks in copies)
     assert all(one < other for blocks in copies for one, other in pairwise(blocks))
     for copy in order:
         for cache in (native, model):
-            cache.forget([blocks[copy] for blocks in copies])
-        assert native.cached() == model.cached()
-        native.check_integrity()
-    assert not native.cached()
+            cache.pool.forget([blocks[copy] for blocks in copies])
+        assert native.debug.cached() == model.debug.cached()
+        native.debug.check_integrity()
+    assert not native.debug.cached()

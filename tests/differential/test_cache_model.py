@@ -127,9 +127,9 @@ class Pair:
 
 def compare(model: CacheModel, reference: ReferenceCache) -> None:
     assert model.take_events() == reference.take_events()
-    assert model.free_queue() == list(reference.pool.free)
-    assert model.cached() == reference.pool.copies
-    model.check_integrity()
+    assert model.debug.free_queue() == list(reference.pool.free)
+    assert model.debug.cached() == reference.pool.copies
+    model.debug.check_integrity()
 
 
 @settings(max_examples=200)

@@ -45,4 +45,5 @@ class Memory:
     requests: dict[int, Request] = field(default_factory=dict)
     running: set[int] = field(default_factory=set)
     preempted: set[int] = field(default_factory=set)  # Requests that ran, and do not now.
+    being_copied: list[int] = field(default_factory=list)  # Ends of the copies of this step.
     counts: Counter[str] = field(default_factory=Counter)

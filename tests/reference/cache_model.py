@@ -13,12 +13,22 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Final
 
-from kvbraid.cache import CacheConfig, GroupOptions, Interval, Match, Need, Starts, Statistics
+from kvbraid.cache import (
+    CacheConfig,
+    GroupOptions,
+    Interval,
+    Match,
+    Need,
+    Starts,
+    Statistics,
+    Work,
+)
 from kvbraid.events.model import AllBlocksCleared, Event
 from kvbraid.hashing import NO_EXTRA_KEYS, EngineHash, ExtraKeys, HashAlgo, block_hashes
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind
 
 from tests.reference import resume, vllm_search
+from tests.reference.cache_face import ModelDebug, ModelPool
 from tests.reference.cache_groups import Cross, Group, Reach, Ring, Start, State, Table
 from tests.reference.cache_memory import Fitted, Memory, Request
 from tests.reference.cache_pool import NULL, OutOfBlocksError, Pool
@@ -54,6 +64,7 @@ class CacheModel:
             lookahead=config.topology.hash_lookahead,
         )
         self._next = 1
+        self.pool, self.debug = ModelPool(lambda: self.memory), ModelDebug(lambda: self.memory)
 
     def _group(self, index: int, spec: GroupSpec, options: GroupOptions) -> Group:
         kind: type[Group] = KINDS.get(spec.kind, Group)
@@ -370,6 +381,8 @@ class CacheModel:
     def start_step(self) -> None:
         for group in self.memory.groups:
             group.this_step.clear()
+        ends, self.memory.being_copied = self.memory.being_copied, []
+        self.memory.pool.release(ends)
 
     # ---- commits -------------------------------------------------------------------------
 
@@ -475,23 +488,9 @@ class CacheModel:
 
     # ---- the pool ------------------------------------------------------------------------
 
-    def free_blocks(self, block_ids: Sequence[int]) -> None:
-        self.memory.pool.release(block_ids)
-
-    def take_blocks(self, count: int) -> list[int]:
-        return self.memory.pool.take(count)
-
-    def hold_blocks(self, block_ids: Sequence[int]) -> None:
-        for block in block_ids:
-            self.memory.pool.touch(block)
-
-    def forget(self, block_ids: Sequence[int]) -> None:
-        for block in block_ids:
-            self.memory.pool.forget(block)
-
     def reset(self) -> bool:
         pool = self.memory.pool
-        if pool.references:
+        if pool.references != Counter(self.memory.being_copied):
             return False
         for named in (pool.keys, pool.own_end, pool.copies):
             named.clear()
@@ -523,17 +522,17 @@ class CacheModel:
             **{name: counts[name] for name in names},
         )
 
-    def take_copies(self) -> list[tuple[int, int]]:
-        pairs = [pair for group in self.memory.groups for pair in group.copies]
-        for group in self.memory.groups:
+    def take_work(self, *, caller_frees: bool = False) -> Work:
+        """Take what is to be done; a model keeps no states for connectors."""
+        groups = self.memory.groups
+        copies = [pair for group in groups for pair in group.copies]
+        blocks_to_zero = [block for group in groups for block in group.zeroes]
+        for group in groups:
             group.copies.clear()
-        return pairs
-
-    def take_blocks_to_zero(self) -> list[int]:
-        blocks = [block for group in self.memory.groups for block in group.zeroes]
-        for group in self.memory.groups:
             group.zeroes.clear()
-        return blocks
+        if not caller_frees:
+            self.memory.being_copied += [block for pair in copies for block in pair]
+        return Work(copies, blocks_to_zero, [])
 
     # ---- what is there -------------------------------------------------------------------
 
@@ -551,24 +550,6 @@ class CacheModel:
     @property
     def num_groups(self) -> int:
         return len(self.memory.groups)
-
-    @property
-    def num_free_blocks(self) -> int:
-        return self.memory.pool.num_free
-
-    @property
-    def usage(self) -> float:
-        usable = self.config.num_blocks - 1
-        return 1.0 - self.num_free_blocks / usable if usable else 0.0
-
-    def cached(self) -> dict[tuple[int, bytes], list[int]]:
-        return {key: list(blocks) for key, blocks in self.memory.pool.copies.items()}
-
-    def free_queue(self) -> list[int]:
-        return list(self.memory.pool.free)
-
-    def check_integrity(self) -> None:
-        self.memory.pool.check()
 
 
 KINDS: Final[dict[SpecKind, type[Group]]] = {

@@ -192,7 +192,7 @@ class Pair:
         theirs, ours = self.theirs.block_pool, self.ours.block_pool
         assert ours.get_num_free_blocks() == theirs.get_num_free_blocks()
         queue = [block.block_id for block in theirs.free_block_queue.get_all_free_blocks()]
-        assert self.ours.cache.free_queue() == queue
+        assert self.ours.cache.debug.free_queue() == queue
         events = self.theirs.take_events()
         assert self.ours.take_events() == events
         self.num_events += len(events)

@@ -152,13 +152,10 @@ class StockCache:
             request.num_computed_tokens += need.num_hit_tokens + need.num_new_tokens
         return SimpleNamespace(num_fit=len(needs))
 
-    def take_copies(self) -> list[tuple[int, int]]:
-        copies, _held = self._manager.take_kv_cache_block_copies()
-        return [(copy.src_block_id, copy.dst_block_id) for copy in copies]
-
-    def free_blocks(self, block_ids: Sequence[int]) -> None:
-        pool = self._manager.block_pool
-        pool.free_blocks([pool.blocks[block] for block in block_ids])
+    def take_work(self) -> None:
+        """Drop the copies, which nobody makes here."""
+        _copies, held = self._manager.take_kv_cache_block_copies()
+        self._manager.block_pool.free_blocks(held)
 
     def release(self, requests: Sequence[int]) -> None:
         for request in requests:

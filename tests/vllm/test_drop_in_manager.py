@@ -153,7 +153,7 @@ def test_blocks_can_be_taken_held_and_found_beside_all_requests(pair: Pair) -> N
             assert [b.block_id for b in ours or ()] == [b.block_id for b in theirs or ()]
             num_found += ours is not None
     assert num_found
-    held = set(pair.ours.cache.cached().popitem()[1])
+    held = set(pair.ours.cache.debug.cached().popitem()[1])
     for pool in pools:
         pool.evict_blocks(held)
     pair.compare()

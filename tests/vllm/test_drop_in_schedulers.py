@@ -172,7 +172,7 @@ class Engines:
             results.append(told(made.update_from_output(output, result)))
         alike(results)
         alike([batch.events for batch in batches] for batches in self.published)
-        self.schedulers[-1].kv_cache_manager.cache.check_integrity()
+        self.schedulers[-1].kv_cache_manager.cache.debug.check_integrity()
 
     def abort(self) -> None:
         """Abort a request that is under way."""

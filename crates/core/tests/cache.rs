@@ -282,7 +282,7 @@ fn a_step_takes_the_blocks_that_it_needs_and_tells_the_states_that_it_kept() {
     assert_eq!(cache.allocate(&[need], 0).expect("well formed").num_fit, 1);
     assert_eq!(i64::try_from(before - cache.num_free_blocks()), Ok(needed));
     let state = cache.tables(id).expect("known").nth(1).expect("two groups")[1];
-    let kept = cache.take_kept_states();
+    let kept = cache.take_work(false).kept_states;
     assert_eq!(kept.len(), 1);
     assert_eq!((kept[0].block, kept[0].num_tokens), (state, 8));
     assert_eq!(cache.fresh_states().count(), 1);

@@ -4,11 +4,12 @@ mod answers;
 mod config;
 
 use answers::{
-    AllocationTuple, BlockTuple, CheckpointTuple, StateTuple, StatisticsTuple, block_ids, numbers,
+    AllocationTuple, BlockTuple, CheckpointTuple, StateTuple, StatisticsTuple, WorkTuple,
+    block_ids, numbers,
 };
 use config::{ConfigTuple, HashTuple, LimitsTuple};
 use kvbraid_core::blocks::{BlockId, Extra};
-use kvbraid_core::cache::{BlockCopy, Cache, Match, Need, NewRequest};
+use kvbraid_core::cache::{Cache, Match, Need, NewRequest};
 use kvbraid_core::hash::{Digest, EmbedsDigest};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -306,10 +307,6 @@ impl CacheCore {
         Ok(cursors.map(|c| (c.num_registered, c.last_state)).collect())
     }
 
-    fn take_kept_states(&self) -> Vec<StateTuple> {
-        answers::states(self.cache.lock().take_kept_states())
-    }
-
     fn take_state_tails(&self, request: u64) -> PyResult<Vec<StateTuple>> {
         let states = self.cache.lock().take_state_tails(request);
         states.map(answers::states).map_err(to_python)
@@ -368,14 +365,8 @@ impl CacheCore {
             .map_err(to_python)
     }
 
-    fn take_copies(&self) -> Vec<(u32, u32)> {
-        let copies = self.cache.lock().take_copies();
-        let ends = |copy: BlockCopy| (copy.source.0, copy.destination.0);
-        copies.into_iter().map(ends).collect()
-    }
-
-    fn take_blocks_to_zero(&self) -> Vec<u32> {
-        numbers(self.cache.lock().take_blocks_to_zero())
+    fn take_work(&self, caller_frees: bool) -> WorkTuple {
+        answers::work(self.cache.lock().take_work(caller_frees))
     }
 
     fn take_events<'py>(&self, py: Python<'py>) -> (Bound<'py, PyBytes>, u32) {

@@ -1,8 +1,10 @@
 """One engine's block cache over any mix of groups: what to reuse, hand out and keep."""
 
 from kvbraid.cache.config import CacheConfig, GroupOptions
+from kvbraid.cache.debug import CacheDebug
 from kvbraid.cache.events import Events
 from kvbraid.cache.manager import CacheManager
+from kvbraid.cache.pool import BlockPool
 from kvbraid.cache.retention import ByValue, Dense, Interval, Retention
 from kvbraid.cache.statistics import Starts, Statistics
 from kvbraid.cache.step import (
@@ -13,14 +15,17 @@ from kvbraid.cache.step import (
     KeptState,
     Match,
     Need,
+    Work,
 )
 from kvbraid.models import PrefillCost
 
 __all__ = [
     "Allocation",
     "BlockInfo",
+    "BlockPool",
     "ByValue",
     "CacheConfig",
+    "CacheDebug",
     "CacheManager",
     "Checkpoint",
     "Cursor",
@@ -35,4 +40,5 @@ __all__ = [
     "Retention",
     "Starts",
     "Statistics",
+    "Work",
 ]

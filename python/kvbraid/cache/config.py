@@ -17,7 +17,7 @@ class GroupOptions:
 
     `num_speculative_blocks` (state groups): blocks kept for draft tokens behind the running state.
     `extra_retained_tokens` (window groups): kept behind the window, never attended.
-    `needs_zeroing`: new blocks are listed by `take_blocks_to_zero`. `is_ring`: one block per
+    `needs_zeroing`: new blocks are listed by `take_work`. `is_ring`: one block per
     request, overwritten in turn and never cached. `is_replicated`: under context parallelism every
     rank keeps all tokens of the group, as for a draft model. `checkpoint_alignment` (state
     groups): the backend can save one state inside a step, a multiple of so many tokens behind its

@@ -10,30 +10,28 @@ raises and changes nothing. Safe to call from any thread.
 from array import array
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from kvbraid._native import CacheCore
 from kvbraid.cache.chunk import Position, chunk_rules, plan_chunk
 from kvbraid.cache.config import CacheConfig, GroupOptions
+from kvbraid.cache.counts import check_counts
+from kvbraid.cache.debug import CacheDebug
 from kvbraid.cache.events import Events
+from kvbraid.cache.pool import BlockPool
 from kvbraid.cache.retention import ByValue, Dense, Retention, checkpoint_interval
 from kvbraid.cache.statistics import Starts, Statistics
 from kvbraid.cache.step import (
     NO_MATCH,
     Allocation,
-    BlockInfo,
-    Checkpoint,
-    Cursor,
     KeptState,
     Match,
     Need,
+    Work,
 )
-from kvbraid.errors import InvalidValueError
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, HashAlgo, Tokens, none_hash
 from kvbraid.resume import encode
 from kvbraid.spec import EngineDialect
-
-_NO_KEY: Final = (None, None, 0)
 
 _NeedTuple: TypeAlias = tuple[
     int,
@@ -44,7 +42,23 @@ _NeedTuple: TypeAlias = tuple[
 
 
 class CacheManager:
-    """Blocks and requests of one engine.
+    """Blocks and requests of one engine. The methods stand in the order of a step:
+
+        request = cache.add(prompt)             # A request comes.
+        match = cache.match(request)            # What it can reuse.
+        chunk = cache.plan_chunk(request, budget, match=match)
+
+        cache.start_step()                      # The step before has run.
+        need = Need(request=request, num_new_tokens=chunk, num_hit_tokens=match.num_tokens)
+        cache.allocate([need])                  # Its blocks for the step.
+        cache.decode(running, tokens)           # One more token for each that decodes.
+        work = cache.take_work()                # What to copy and to zero before the step runs.
+        events = cache.take_events()            # What to publish.
+
+        cache.extend(request, [token])          # The step sampled a token.
+        cache.release([request])                # The request is done.
+
+    `pool` has single blocks by hand, for connectors; `debug` what tests look at.
 
     Raises:
         InvalidValueError: A configuration that cannot work; the message names the group, the rule
@@ -84,8 +98,10 @@ class CacheManager:
             ),
             _hash_function(config),
         )
+        self.pool = BlockPool(self._core, num_blocks=config.num_blocks, num_groups=self.num_groups)
+        self.debug = CacheDebug(self._core, num_groups=self.num_groups)
 
-    # Requests.
+    # A request comes.
 
     def add(
         self,
@@ -112,7 +128,7 @@ class CacheManager:
         """
         if num_prompt_tokens is None:
             num_prompt_tokens = len(tokens)  # type: ignore[arg-type]
-        _check_counts(num_prompt_tokens=num_prompt_tokens)
+        check_counts(num_prompt_tokens=num_prompt_tokens)
         return self._core.add(
             tokens,
             num_prompt_tokens,
@@ -127,66 +143,6 @@ class CacheManager:
             block_hashes,
         )
 
-    def extend(
-        self,
-        request: int,
-        tokens: Tokens,
-        *,
-        block_hashes: Sequence[bytes] | None = None,
-        to_prompt: bool = False,
-    ) -> None:
-        """Append tokens; hashes grow, or continue with those given.
-
-        `to_prompt`: all tokens so far are the prompt from now on (an input that comes in pieces).
-
-        Raises:
-            UnknownError: The request was released, or never added.
-            InvalidValueError: More hashes than the tokens have.
-        """
-        self._core.extend(request, tokens, block_hashes, to_prompt)
-
-    def release(self, requests: Sequence[int]) -> None:
-        """Give all blocks of finished requests back, tails first, and forget the requests.
-
-        Raises:
-            UnknownError: One of them is not known.
-            InvalidValueError: One of them is given twice.
-        """
-        self._core.release(requests)
-
-    def preempt(self, requests: Sequence[int]) -> None:
-        """Give all blocks back; the requests stay known, with nothing computed.
-
-        Raises as `release`.
-        """
-        self._core.preempt(requests)
-
-    def roll_back(self, request: int, num_computed_tokens: int) -> None:
-        """Set back how many tokens are computed, after drafts were rejected. Blocks stay.
-
-        Raises:
-            UnknownError: The request is not known.
-            InvalidValueError: More than are computed.
-        """
-        _check_counts(num_computed_tokens=num_computed_tokens)
-        self._core.roll_back(request, num_computed_tokens)
-
-    def truncate(self, request: int, num_tokens: int) -> None:
-        """Forget the tokens behind, and the hashes that cover them.
-
-        Raises:
-            UnknownError: The request is not known.
-            InvalidValueError: It would cut the prompt, or blocks that others can find.
-        """
-        _check_counts(num_tokens=num_tokens)
-        self._core.truncate(request, num_tokens)
-
-    # Steps.
-
-    def start_step(self) -> None:
-        """Begin a step: states registered in the step before are written by now."""
-        self._core.start_step()
-
     def match(self, request: int) -> Match:
         """Return how much the request can reuse now. Changes nothing.
 
@@ -194,143 +150,6 @@ class CacheManager:
             UnknownError: The request is not known.
         """
         return Match(*self._core.match(request))
-
-    def allocate(self, needs: Sequence[Need], *, reserved_blocks: int = 0) -> Allocation:
-        """Allocate for many requests in order; stop at the first that does not fit.
-
-        Each one gives back what it reads no more, adopts its hit (all groups pin theirs before
-        any allocates), gets its new blocks, and has its computed blocks registered.
-
-        Args:
-            needs: One per request.
-            reserved_blocks: Free blocks to leave to others.
-
-        Raises:
-            UnknownError: A request is not known.
-            InvalidValueError: A hit that is no longer held, a need of nothing, a request twice.
-        """
-        try:
-            done = self._core.allocate([_encode(need) for need in needs], reserved_blocks)
-        except (OverflowError, TypeError):
-            for need in needs:
-                _check_counts(**asdict(need))
-            _check_counts(reserved_blocks=reserved_blocks)
-            raise
-        return self._allocation(*done)
-
-    def blocks_needed(self, need: Need, *, is_admission: bool = False) -> int:
-        """Return how many free blocks `allocate` would take, those of the hit included.
-
-        Negative where the request has some to spare, and more than there are where it has to wait
-        for the next step. Changes nothing.
-
-        Args:
-            need: What the request asks; it may ask for nothing new.
-            is_admission: As if a group never held more than it reserves.
-
-        Raises:
-            UnknownError: The request is not known.
-            InvalidValueError: A hit that is not held.
-        """
-        _check_counts(**asdict(need))
-        return self._core.blocks_needed(_encode(need), is_admission)
-
-    def decode(self, requests: Sequence[int], tokens: Tokens) -> Allocation:
-        """Append one token to each request, then allocate for it: a decoding step in one call.
-
-        Raises:
-            UnknownError: A request is not known; nothing has changed.
-            InvalidValueError: Not one token for each request.
-        """
-        return self._allocation(*self._core.decode(requests, tokens))
-
-    def commit(self, request: int, num_tokens: int) -> None:
-        """Make the blocks of the first `num_tokens` computed tokens findable.
-
-        Raises:
-            UnknownError: The request is not known.
-            InvalidValueError: More tokens than are computed.
-        """
-        _check_counts(num_tokens=num_tokens)
-        self._core.commit(request, num_tokens)
-
-    def free_skipped(self, request: int, num_processed_tokens: int) -> None:
-        """Give back what nothing computed after so many tokens reads.
-
-        Raises:
-            UnknownError: The request is not known.
-        """
-        _check_counts(num_processed_tokens=num_processed_tokens)
-        self._core.free_skipped(request, num_processed_tokens)
-
-    def take_copies(self) -> list[tuple[int, int]]:
-        """Take the copies to make before the step runs, as (source, destination).
-
-        Both are held for the caller, who passes them to `free_blocks` when the step has run.
-        """
-        return self._core.take_copies()
-
-    def take_blocks_to_zero(self) -> list[int]:
-        """Take the blocks to zero before the step runs."""
-        return self._core.take_blocks_to_zero()
-
-    def take_kept_states(self) -> list[KeptState]:
-        """Take the states that became findable in this step: what a connector may store.
-
-        Those of requests that ended in the meantime are not among them.
-        """
-        return [KeptState(*state) for state in self._core.take_kept_states()]
-
-    def take_state_tails(self, request: int) -> list[KeptState]:
-        """Take the states at the last boundary of a request's prompt that lies inside a block.
-
-        Each holds what it says as long as no token behind it is computed; then it is copied, and
-        the copy is among `take_kept_states`.
-
-        Raises:
-            UnknownError: The request is not known.
-        """
-        return [KeptState(*state) for state in self._core.take_state_tails(request)]
-
-    def take_events(self) -> Events:
-        """Take what happened since the last call."""
-        return Events(*self._core.take_events())
-
-    def take_statistics(self) -> Statistics:
-        """Take the counts since the last call."""
-        started, resumed, (matches, external, junctions, preemptions, allocated, evicted) = (
-            self._core.take_statistics()
-        )
-        return Statistics(
-            started=Starts(*started),
-            resumed=Starts(*resumed),
-            num_matches=matches,
-            num_external_tokens=external,
-            num_junctions=junctions,
-            num_preemptions=preemptions,
-            num_allocated_blocks=allocated,
-            num_evicted_blocks=evicted,
-        )
-
-    # Blocks.
-
-    def blocks(self, request: int) -> list[list[int]]:
-        """Return the block table of a request, group by group; 0 is the null block.
-
-        Raises:
-            UnknownError: The request is not known.
-        """
-        return self._core.blocks(request)
-
-    def num_common_prefix_blocks(self, requests: Sequence[int]) -> list[int]:
-        """Return per group how many leading blocks all of these requests hold; 0 for none of them.
-
-        A block that one of them gave back (behind a window, a skipped state) ends the prefix.
-
-        Raises:
-            UnknownError: A request is not known.
-        """
-        return self._core.num_common_prefix_blocks(requests)
 
     def hit_blocks(self, request: int, num_tokens: int) -> list[list[int]]:
         """Return the blocks of a hit, group by group: what `allocate` would adopt.
@@ -340,23 +159,6 @@ class CacheManager:
             InvalidValueError: The hit is not held.
         """
         return self._core.hit_blocks(request, num_tokens)
-
-    def describe(self, block_ids: Sequence[int]) -> list[BlockInfo]:
-        """Return what is known of each block.
-
-        Raises:
-            InvalidValueError: A block that does not exist.
-        """
-        infos = self._core.describe(block_ids)
-        return [BlockInfo(references, *(key or _NO_KEY)) for references, key in infos]
-
-    def num_computed_tokens(self, request: int) -> int:
-        """Return how many tokens of a request are computed.
-
-        Raises:
-            UnknownError: The request is not known.
-        """
-        return self._core.progress(request)[0]
 
     def plan_chunk(
         self,
@@ -395,6 +197,196 @@ class CacheManager:
         )
         return plan_chunk(rules, position)
 
+    def can_ever_fit(self, num_tokens: int) -> bool:
+        """Return whether a request of so many tokens fits into the empty pool."""
+        return self._core.blocks_for(num_tokens) < self.config.num_blocks
+
+    # A step.
+
+    def start_step(self) -> None:
+        """Begin a step: the one before has run.
+
+        Others may resume from its states, and the ends of the copies that were taken for it are
+        freed.
+        """
+        self._core.start_step()
+
+    def blocks_needed(self, need: Need, *, is_admission: bool = False) -> int:
+        """Return how many free blocks `allocate` would take, those of the hit included.
+
+        Negative where the request has some to spare, and more than there are where it has to wait
+        for the next step. Changes nothing.
+
+        Args:
+            need: What the request asks; it may ask for nothing new.
+            is_admission: As if a group never held more than it reserves.
+
+        Raises:
+            UnknownError: The request is not known.
+            InvalidValueError: A hit that is not held.
+        """
+        check_counts(**asdict(need))
+        return self._core.blocks_needed(_encode(need), is_admission)
+
+    def allocate(self, needs: Sequence[Need], *, reserved_blocks: int = 0) -> Allocation:
+        """Allocate for many requests in order; stop at the first that does not fit.
+
+        Each one gives back what it reads no more, adopts its hit (all groups pin theirs before
+        any allocates), gets its new blocks, and has its computed blocks registered.
+
+        Args:
+            needs: One per request.
+            reserved_blocks: Free blocks to leave to others.
+
+        Raises:
+            UnknownError: A request is not known.
+            InvalidValueError: A hit that is no longer held, a request for nothing, or the same
+                request twice. As with every error, nothing has changed.
+        """
+        try:
+            done = self._core.allocate([_encode(need) for need in needs], reserved_blocks)
+        except (OverflowError, TypeError):
+            for need in needs:
+                check_counts(**asdict(need))
+            check_counts(reserved_blocks=reserved_blocks)
+            raise
+        return self._allocation(*done)
+
+    def decode(self, requests: Sequence[int], tokens: Tokens) -> Allocation:
+        """Append one token to each request, then allocate for it: a decoding step in one call.
+
+        Raises:
+            UnknownError: A request is not known; nothing has changed.
+            InvalidValueError: Not one token for each request.
+        """
+        return self._allocation(*self._core.decode(requests, tokens))
+
+    def blocks(self, request: int) -> list[list[int]]:
+        """Return the block table of a request, group by group; 0 is the null block.
+
+        Raises:
+            UnknownError: The request is not known.
+        """
+        return self._core.blocks(request)
+
+    def num_computed_tokens(self, request: int) -> int:
+        """Return how many tokens of a request are computed.
+
+        Raises:
+            UnknownError: The request is not known.
+        """
+        return self._core.progress(request)[0]
+
+    def num_common_prefix_blocks(self, requests: Sequence[int]) -> list[int]:
+        """Return per group how many leading blocks all of these requests hold; 0 for none of them.
+
+        A block that one of them gave back (behind a window, a skipped state) ends the prefix.
+
+        Raises:
+            UnknownError: A request is not known.
+        """
+        return self._core.num_common_prefix_blocks(requests)
+
+    def take_work(self, *, caller_frees: bool = False) -> Work:
+        """Take what the device has to do before the step runs.
+
+        The ends of the copies stay held until the next `start_step`, which frees them.
+
+        Args:
+            caller_frees: The caller drops one reference of each end with `pool.free` instead, as
+                an engine does that starts a step while the one before it still runs.
+        """
+        copies, blocks_to_zero, states = self._core.take_work(caller_frees)
+        return Work(copies, blocks_to_zero, [KeptState(*state) for state in states])
+
+    # Its results.
+
+    def extend(
+        self,
+        request: int,
+        tokens: Tokens,
+        *,
+        block_hashes: Sequence[bytes] | None = None,
+        to_prompt: bool = False,
+    ) -> None:
+        """Append tokens; hashes grow, or continue with those given.
+
+        `to_prompt`: all tokens so far are the prompt from now on (an input that comes in pieces).
+
+        Raises:
+            UnknownError: The request was released, or never added.
+            InvalidValueError: More hashes than the tokens have.
+        """
+        self._core.extend(request, tokens, block_hashes, to_prompt)
+
+    def commit(self, request: int, num_tokens: int) -> None:
+        """Make the blocks of the first `num_tokens` computed tokens findable.
+
+        Raises:
+            UnknownError: The request is not known.
+            InvalidValueError: More tokens than are computed.
+        """
+        check_counts(num_tokens=num_tokens)
+        self._core.commit(request, num_tokens)
+
+    def free_skipped(self, request: int, num_processed_tokens: int) -> None:
+        """Give back what nothing computed after so many tokens reads.
+
+        Raises:
+            UnknownError: The request is not known.
+        """
+        check_counts(num_processed_tokens=num_processed_tokens)
+        self._core.free_skipped(request, num_processed_tokens)
+
+    def roll_back(self, request: int, num_computed_tokens: int) -> None:
+        """Set back how many tokens are computed, after drafts were rejected. Blocks stay.
+
+        Raises:
+            UnknownError: The request is not known.
+            InvalidValueError: More than are computed.
+        """
+        check_counts(num_computed_tokens=num_computed_tokens)
+        self._core.roll_back(request, num_computed_tokens)
+
+    def truncate(self, request: int, num_tokens: int) -> None:
+        """Forget the tokens behind, and the hashes that cover them.
+
+        Raises:
+            UnknownError: The request is not known.
+            InvalidValueError: It would cut the prompt, or blocks that others can find.
+        """
+        check_counts(num_tokens=num_tokens)
+        self._core.truncate(request, num_tokens)
+
+    # A request goes.
+
+    def take_state_tails(self, request: int) -> list[KeptState]:
+        """Take the states at the last boundary of a request's prompt that lies inside a block.
+
+        Each holds what it says as long as no token behind it is computed; then it is copied, and
+        the copy is among the kept states of `take_work`.
+
+        Raises:
+            UnknownError: The request is not known.
+        """
+        return [KeptState(*state) for state in self._core.take_state_tails(request)]
+
+    def release(self, requests: Sequence[int]) -> None:
+        """Give all blocks of finished requests back, tails first, and forget the requests.
+
+        Raises:
+            UnknownError: One of them is not known.
+            InvalidValueError: One of them is given twice.
+        """
+        self._core.release(requests)
+
+    def preempt(self, requests: Sequence[int]) -> None:
+        """Give all blocks back; the requests stay known, with nothing computed.
+
+        Raises as `release`.
+        """
+        self._core.preempt(requests)
+
     def pop_blocks(self, request: int) -> list[int]:
         """Forget a request and hand its blocks over, groups in order: the caller frees them.
 
@@ -403,170 +395,34 @@ class CacheManager:
         """
         return self._core.pop_blocks(request)
 
-    def free_blocks(self, block_ids: Sequence[int]) -> None:
-        """Drop one reference of each; what is given first is evicted first.
+    # At the end of a step.
 
-        Raises:
-            InvalidValueError: A block that does not exist, or has no such reference.
-        """
-        _check_counts(block_id=min(block_ids, default=0))
-        self._core.free_blocks(block_ids)
+    def take_events(self) -> Events:
+        """Take what happened since the last call."""
+        return Events(*self._core.take_events())
 
-    def take_blocks(self, count: int) -> list[int]:
-        """Take the next victims, one reference each: the caller frees them.
-
-        Raises:
-            InvalidValueError: Fewer are free; nothing has changed.
-        """
-        _check_counts(count=count)
-        return self._core.take_blocks(count)
-
-    def hold_blocks(self, block_ids: Sequence[int]) -> None:
-        """Take one more reference of each block: the caller frees them.
-
-        Raises:
-            InvalidValueError: A block that does not exist; nothing has changed.
-        """
-        _check_counts(block_id=min(block_ids, default=0))
-        self._core.hold_blocks(block_ids)
-
-    def register(self, block_id: int, group: int, block_hash: bytes, num_tokens: int) -> None:
-        """Make a block findable by a hash, behind those that are found by it. No event tells it.
-
-        Args:
-            block_id: The block.
-            group: In which group.
-            block_hash: The hash of the whole prefix that the block ends.
-            num_tokens: Of that prefix; remembered for the first hash of a block.
-
-        Raises:
-            InvalidValueError: A block or a group that does not exist, the null block, or a hash
-                of a length that no engine's hashes have.
-        """
-        _check_counts(block_id=block_id, num_tokens=num_tokens)
-        self._check_group(group)
-        self._core.register(block_id, group, block_hash, num_tokens)
-
-    def unregister(self, block_id: int, group: int, block_hash: bytes) -> bool:
-        """Take one hash of a block away; return whether it was found by it. No event tells it.
-
-        Raises:
-            InvalidValueError: A group that does not exist, or a hash of a length that no engine's
-                hashes have.
-        """
-        _check_counts(block_id=block_id)
-        self._check_group(group)
-        return self._core.unregister(block_id, group, block_hash)
-
-    def holders(self, group: int, block_hash: bytes) -> list[int]:
-        """Return the blocks that are found by a hash, oldest first: the first is what a hit takes.
-
-        Raises:
-            InvalidValueError: A group that does not exist, or a hash of a length that no engine's
-                hashes have.
-        """
-        self._check_group(group)
-        return self._core.holders(group, block_hash)
-
-    def kept_blocks(
-        self, group: int, blocks: range, boundaries: Sequence[int]
-    ) -> list[bool] | None:
-        """Return which of a group's blocks the retention keeps of a request; None: all of them.
-
-        Args:
-            group: The group.
-            blocks: Positions in the request's table, one after the other.
-            boundaries: Where others are expected to resume, in tokens.
-
-        Raises:
-            InvalidValueError: A group that does not exist.
-        """
-        self._check_group(group)
-        return self._core.kept_blocks(group, (blocks.start, blocks.stop), boundaries)
-
-    def forget(self, block_ids: Sequence[int]) -> None:
-        """Drop the hashes of blocks, in this order; the blocks stay with their owners.
-
-        Raises:
-            InvalidValueError: A block that does not exist.
-        """
-        _check_counts(block_id=min(block_ids, default=0))
-        self._core.forget(block_ids)
+    def take_statistics(self) -> Statistics:
+        """Take the counts since the last call."""
+        started, resumed, (matches, external, junctions, preemptions, allocated, evicted) = (
+            self._core.take_statistics()
+        )
+        return Statistics(
+            started=Starts(*started),
+            resumed=Starts(*resumed),
+            num_matches=matches,
+            num_external_tokens=external,
+            num_junctions=junctions,
+            num_preemptions=preemptions,
+            num_allocated_blocks=allocated,
+            num_evicted_blocks=evicted,
+        )
 
     def reset(self) -> bool:
         """Forget everything cached, unless a block is in use; return whether it was done."""
         return self._core.reset()
 
-    # State.
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks that can be handed out, cached ones included."""
-        return self._core.num_free_blocks()
-
-    @property
-    def usage(self) -> float:
-        """Share of the pool that is referenced, 0 to 1."""
-        return 1.0 - self.num_free_blocks / (self.config.num_blocks - 1)
-
-    def can_ever_fit(self, num_tokens: int) -> bool:
-        """Return whether a request of so many tokens fits into the empty pool."""
-        return self._core.blocks_for(num_tokens) < self.config.num_blocks
-
-    def cached(self) -> dict[tuple[int, bytes], list[int]]:
-        """Return everything findable: (group, hash) to its copies, oldest first. Walks it all."""
-        return {(group, digest): copies for group, digest, copies in self._core.cached()}
-
-    def fresh_states(self) -> set[tuple[int, bytes]]:
-        """Return the groups and hashes of the states that are written in this step: for tests.
-
-        Nobody can resume from them before the next one.
-        """
-        return set(self._core.fresh_states())
-
-    def cursors(self, request: int) -> list[Cursor]:
-        """Return how far each table of a request is: for tests.
-
-        Raises:
-            UnknownError: The request is not known.
-        """
-        return [Cursor(*cursor) for cursor in self._core.cursors(request)]
-
-    def free_queue(self) -> list[int]:
-        """Return the free blocks, next victim first. Walks them all.
-
-        Blocks that checkpoints keep are free, but in no queue: see `checkpoints`.
-        """
-        return self._core.free_queue()
-
-    def checkpoints(self) -> list[Checkpoint]:
-        """Return what is let go when the free queue is empty, least value first (`ByValue`)."""
-        return [Checkpoint(*checkpoint) for checkpoint in self._core.checkpoints()]
-
-    def memory_bytes(self) -> int:
-        """Return the bytes that blocks, hashes and checkpoints take, by capacity."""
-        return self._core.memory_bytes()
-
-    def check_integrity(self, outside: Sequence[int] = ()) -> None:
-        """Panic unless blocks, hashes and requests agree. For tests: it walks everything.
-
-        `outside`: one entry per reference that the caller holds (popped blocks, copies taken).
-        """
-        self._core.check_integrity(outside)
-
-    def _check_group(self, group: int) -> None:
-        if not 0 <= group < self.num_groups:
-            raise InvalidValueError(f"group is {group}; the cache has {self.num_groups}")
-
     def _allocation(self, num_fit: int, blocks: bytes, counts: bytes) -> Allocation:
         return Allocation(num_fit, array("I", blocks), array("I", counts), self.num_groups)
-
-
-def _check_counts(**counts: int | None) -> None:
-    """Refuse what is not a count of 32 bits, by name."""
-    for name, count in counts.items():
-        if count is not None and not 0 <= count < 1 << 32:
-            raise InvalidValueError(f"{name} is {count}; expected 0 to {(1 << 32) - 1}")
 
 
 def _encode(need: Need) -> _NeedTuple:

@@ -68,6 +68,21 @@ class KeptState(NamedTuple):
     num_tokens: int
 
 
+class Work(NamedTuple):
+    """What the device has to do before a step runs, and what a connector may store after it.
+
+    Attributes:
+        copies: Blocks to copy, as (source, destination), in this order.
+        blocks_to_zero: New blocks of groups with `needs_zeroing`.
+        kept_states: States that became findable in this step, but for those of requests that
+            ended in the meantime.
+    """
+
+    copies: list[tuple[int, int]]
+    blocks_to_zero: list[int]
+    kept_states: list[KeptState]
+
+
 @dataclass(slots=True, kw_only=True)
 class Need:
     """What one request asks of one step; in tokens.

@@ -1,7 +1,7 @@
 """The smallest engine around a cache: one request at a time, a step at a time.
 
 The law of `SequentialScheduler` is the order in which a real engine's scheduler asks: a step
-starts, the first one looks up, blocks are allocated for one chunk, the ends of copies are freed, a
+starts, the first one looks up, blocks are allocated for one chunk, the step's work is taken, a
 token is generated when all known ones are computed, a finished request gives its blocks back, and
 only then are the step's events taken. The last generated token is never computed. It computes
 nothing itself: generated tokens come with the request.
@@ -11,7 +11,6 @@ where the steps of a prompt end, and what each of them asks for.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from kvbraid.cache.chunk import ChunkRules, Position, plan_chunk
@@ -66,16 +65,12 @@ class Cache(Protocol[Batch_co]):
         """Give back the blocks of requests that are not known any more from now on."""
         ...
 
-    def free_blocks(self, block_ids: Sequence[int]) -> None:
-        """Give back single blocks, here the ends of copies that are done."""
-        ...
-
     def start_step(self) -> None:
         """Begin a step."""
         ...
 
-    def take_copies(self) -> Sequence[tuple[int, int]]:
-        """Return the copies, from and to, that must be made before the step computes."""
+    def take_work(self) -> object:
+        """Return what the device must do before the step computes."""
         ...
 
     def take_events(self) -> Batch_co:
@@ -193,8 +188,7 @@ class SequentialScheduler(Generic[BatchT]):
                 f"{chunk.num_tokens} more tokens of request {request} do not fit into the free "
                 "blocks: finish a request or enlarge the pool"
             )
-        # Nothing is computed, so the copies are as good as done.
-        self._cache.free_blocks(list(chain.from_iterable(self._cache.take_copies())))
+        self._cache.take_work()
 
     def _next_step(self) -> None:
         self._end_step()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvbraid.cache import CacheConfig, CacheManager, Match
+from kvbraid.cache import CacheConfig, CacheManager, Match, Work
 from kvbraid.hashing import NO_EXTRA_KEYS, EngineHash, ExtraKeys, block_hashes
 from kvbraid.sim.scheduler import chunks
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
@@ -40,6 +40,16 @@ def config(
     )
 
 
+class FreesAtOnce(CacheManager):
+    """The ends of copies are freed as they are taken, as vLLM does without steps in flight."""
+
+    def take_work(self, *, caller_frees: bool = False) -> Work:
+        work = super().take_work(caller_frees=True)
+        if not caller_frees:
+            self.pool.free([block for pair in work.copies for block in pair])
+        return work
+
+
 def compute(cache: CacheManager, request: int, ends: Sequence[int], *, hit: int = 0) -> None:
     """Compute a request's tokens in steps that end at `ends`, from its hit on."""
     found = Match(hit, cache.match(request).junction)
@@ -67,7 +77,7 @@ def blocks_held(cache: CacheManager, tokens: Sequence[int], unit: int) -> list[s
     engine = EngineHash(block_size=unit, seed="0")
     ends = {digest: (n + 1) * unit for n, digest in enumerate(block_hashes(tokens, engine))}
     held: list[set[int]] = [set() for _ in range(cache.num_groups)]
-    for group, digest in cache.cached():
+    for group, digest in cache.debug.cached():
         held[group].add(ends[digest])  # type: ignore[index]
     return held
 
@@ -76,8 +86,8 @@ def picture(cache: CacheManager, requests: Sequence[int]) -> object:
     """All that a caller can see, to compare before and after."""
     return (
         [(cache.blocks(request), cache.match(request)) for request in requests],
-        cache.cached(),
-        cache.free_queue(),
-        cache.num_free_blocks,
-        cache.usage,
+        cache.debug.cached(),
+        cache.debug.free_queue(),
+        cache.pool.num_free,
+        cache.pool.usage,
     )

@@ -46,7 +46,7 @@ class Engine:
     def run(self, prompt: Sequence[int], outputs: Sequence[int] = ()) -> int:
         """Return how many tokens were reused."""
         hit = self._scheduler.run(prompt, outputs)
-        self.cache.check_integrity()
+        self.cache.debug.check_integrity()
         return hit
 
     def press(self, num_tokens: int) -> None:
@@ -106,7 +106,7 @@ def test_without_windows_of_the_branch_the_second_falls_back_to_the_interval() -
     """The window blocks that only the branch needs are evicted; the checkpoint before it stays."""
     lives = engine(full(UNIT), window(5, UNIT), interval=16, num_blocks=40)
     lives.run([*range(22), *session(1, 9)])
-    lives.press(UNIT * (len(lives.cache.free_queue()) // 2))
+    lives.press(UNIT * (len(lives.cache.debug.free_queue()) // 2))
     assert lives.run([*range(22), *session(2, 9)]) == 16
 
 
@@ -159,15 +159,15 @@ def test_windows_behind_a_boundary_go_before_any_checkpoint() -> None:
     lives = engine(full(UNIT), window(5, UNIT), num_blocks=60)
     tokens = session(1, 41)
     lives.run(tokens)
-    (point,) = lives.cache.checkpoints()
+    (point,) = lives.cache.debug.checkpoints()
     assert point.num_tokens == 40
-    waiting = lives.cache.free_queue()
-    windows = {b for (group, _), row in lives.cache.cached().items() if group for b in row}
+    waiting = lives.cache.debug.free_queue()
+    windows = {b for (group, _), row in lives.cache.debug.cached().items() if group for b in row}
     assert len(windows & set(waiting)) == 9
     assert lives.resume(tokens[:24]) == 24
     fill(lives.cache, len(waiting))
-    assert lives.cache.free_queue() == []
-    assert point in lives.cache.checkpoints()
+    assert lives.cache.debug.free_queue() == []
+    assert point in lives.cache.debug.checkpoints()
     assert (lives.resume(tokens[:24]), lives.resume(tokens)) == (0, 40)
 
 
@@ -183,13 +183,15 @@ def test_blocks_that_lead_to_no_checkpoint_go_before_those_that_serve_a_boundary
     cache = CacheManager(config(*STATE, num_blocks=60, retention=ByValue()))
     first, second = session(1, 21), session(2, 21)
     leave(cache, first, UNIT)
-    serving = set(cache.free_queue()) & {b for row in cache.cached().values() for b in row}
-    before = set(cache.cached())
+    serving = set(cache.debug.free_queue()) & {
+        b for row in cache.debug.cached().values() for b in row
+    }
+    before = set(cache.debug.cached())
     leave(cache, second, 21)
-    worthless = {b for key, row in cache.cached().items() if key not in before for b in row}
+    worthless = {b for key, row in cache.debug.cached().items() if key not in before for b in row}
     assert serving
     assert len(worthless) == 5
-    queue = cache.free_queue()
+    queue = cache.debug.free_queue()
     assert max(map(queue.index, worthless)) < min(map(queue.index, serving))
 
 
@@ -197,7 +199,7 @@ def test_an_inner_checkpoint_goes_without_the_end_of_its_session() -> None:
     lives = engine(*STATE, interval=8, num_blocks=60)
     tokens = session(1, 33)
     lives.run(tokens)
-    points = lives.cache.checkpoints()
+    points = lives.cache.debug.checkpoints()
     assert {point.num_tokens: point.is_last for point in points} == {
         8: False,
         16: False,
@@ -206,7 +208,7 @@ def test_an_inner_checkpoint_goes_without_the_end_of_its_session() -> None:
     }
     assert points[-1].is_last
     assert lives.resume(tokens[:18]) == 16
-    waiting = len(lives.cache.free_queue())
+    waiting = len(lives.cache.debug.free_queue())
     request = lives.cache.add(session(2, UNIT * (waiting + 1)))
     compute(lives.cache, request, [UNIT * (waiting + 1)])  # And a block for its state.
     assert lives.resume(tokens) == 32
@@ -217,7 +219,7 @@ def test_an_inner_checkpoint_goes_without_the_end_of_its_session() -> None:
 
 
 def values(lives: Engine) -> dict[int, float]:
-    return {point.num_tokens: point.value for point in lives.cache.checkpoints()}
+    return {point.num_tokens: point.value for point in lives.cache.debug.checkpoints()}
 
 
 def rate_of_ends(number: int) -> float:
@@ -272,7 +274,7 @@ def test_what_two_paths_share_is_lost_with_neither() -> None:
         compute(cache, request, [17])
     cache.release(requests)
     lost = 16 * 16 - 8 * 8
-    worth = [point.value for point in cache.checkpoints()]
+    worth = [point.value for point in cache.debug.checkpoints()]
     assert worth == pytest.approx([rate_of_ends(2) * lost / 2, rate_of_ends(1) * lost / 2])
 
 
@@ -287,10 +289,10 @@ def test_a_preempted_request_resumes_where_it_was(groups: Sequence[GroupSpec]) -
     compute(cache, request, [8, 20])
     cache.preempt([request])
     other = cache.add(session(2, 200))
-    waiting = len(cache.free_queue())
+    waiting = len(cache.debug.free_queue())
     per_block = len(groups) if groups is WINDOW else 1
     compute(cache, other, [UNIT * (waiting // per_block) - UNIT])
-    cache.check_integrity()
+    cache.debug.check_integrity()
     assert cache.match(request).num_tokens == 20
 
 
@@ -302,7 +304,7 @@ def test_who_replays_tokens_goes_on_at_the_boundary_behind_them() -> None:
         request = cache.add(session(1, num_tokens))
         compute(cache, request, [num_tokens], hit=hit)
         cache.release([request])
-    (end,) = cache.checkpoints()
+    (end,) = cache.debug.checkpoints()
     assert end.num_tokens == 24
     assert end.value == pytest.approx(RATE_OF_FIRST_TURN * UNIT)
 
@@ -312,12 +314,12 @@ def test_kept_blocks_are_free_and_are_used_when_nothing_else_is() -> None:
     for number in range(1, 4):
         lives.run(session(number, 33))
     cache = lives.cache
-    assert len(cache.free_queue()) < cache.num_free_blocks == 40
+    assert len(cache.debug.free_queue()) < cache.pool.num_free == 40
     request = cache.add(session(9, UNIT * 39))
     compute(cache, request, [UNIT * 39])
-    assert cache.num_free_blocks == 0
-    assert cache.checkpoints() == []
-    cache.check_integrity()
+    assert cache.pool.num_free == 0
+    assert cache.debug.checkpoints() == []
+    cache.debug.check_integrity()
 
 
 def test_a_kept_block_that_is_forgotten_takes_what_it_leads_to_along() -> None:
@@ -326,13 +328,13 @@ def test_a_kept_block_that_is_forgotten_takes_what_it_leads_to_along() -> None:
     lives.run(tokens)
     request = lives.cache.add(tokens)
     by_place = lives.cache.hit_blocks(request, 32)
-    lives.cache.forget([by_place[0][5]])
-    lives.cache.check_integrity()
-    assert [point.num_tokens for point in lives.cache.checkpoints()] == [8, 16]
+    lives.cache.pool.forget([by_place[0][5]])
+    lives.cache.debug.check_integrity()
+    assert [point.num_tokens for point in lives.cache.debug.checkpoints()] == [8, 16]
     assert lives.resume(tokens) == 16
-    lives.cache.forget([by_place[0][0]])
-    lives.cache.check_integrity()
-    assert lives.cache.checkpoints() == []
+    lives.cache.pool.forget([by_place[0][0]])
+    lives.cache.debug.check_integrity()
+    assert lives.cache.debug.checkpoints() == []
     assert lives.resume(tokens) == 0
 
 
@@ -341,9 +343,9 @@ def test_a_state_that_is_forgotten_is_no_checkpoint_but_those_behind_it_are() ->
     tokens = session(1, 33)
     lives.run(tokens)
     (state,) = lives.cache.hit_blocks(lives.cache.add(tokens[:17]), 16)[1][-1:]
-    lives.cache.forget([state])
-    lives.cache.check_integrity()
-    assert sorted(point.num_tokens for point in lives.cache.checkpoints()) == [8, 24, 32]
+    lives.cache.pool.forget([state])
+    lives.cache.debug.check_integrity()
+    assert sorted(point.num_tokens for point in lives.cache.debug.checkpoints()) == [8, 24, 32]
     assert (lives.resume(tokens[:23]), lives.resume(tokens)) == (8, 32)
 
 
@@ -351,10 +353,10 @@ def test_a_reset_lets_everything_go() -> None:
     lives = engine(*WINDOW, interval=8, num_blocks=60)
     lives.run(session(1, 33))
     assert lives.cache.reset()
-    lives.cache.check_integrity()
-    assert lives.cache.checkpoints() == []
-    assert lives.cache.cached() == {}
-    assert len(lives.cache.free_queue()) == lives.cache.num_free_blocks == 59
+    lives.cache.debug.check_integrity()
+    assert lives.cache.debug.checkpoints() == []
+    assert lives.cache.debug.cached() == {}
+    assert len(lives.cache.debug.free_queue()) == lives.cache.pool.num_free == 59
     assert lives.run(session(1, 33)) == 0
     assert lives.resume(session(1, 33)) == 32
 
@@ -364,10 +366,10 @@ def test_a_request_that_hands_its_blocks_over_leaves_a_checkpoint() -> None:
     request = cache.add(session(1, 21))
     compute(cache, request, [20, 21])
     blocks = cache.pop_blocks(request)
-    assert [point.num_tokens for point in cache.checkpoints()] == [20]
-    cache.free_blocks([block for block in reversed(blocks) if block])
-    cache.check_integrity()
-    assert cache.num_free_blocks == 59
+    assert [point.num_tokens for point in cache.debug.checkpoints()] == [20]
+    cache.pool.free([block for block in reversed(blocks) if block])
+    cache.debug.check_integrity()
+    assert cache.pool.num_free == 59
     assert cache.match(cache.add(session(1, 21))).num_tokens == 20
 
 
@@ -378,9 +380,9 @@ def test_who_ends_without_a_checkpoint_says_nothing_of_another_path() -> None:
     """The second request leaves the path of the first at 8 tokens, and leaves no state."""
     cache = CacheManager(config(*STATE, num_blocks=60, retention=ByValue()))
     leave(cache, session(1, 25), UNIT)
-    (before,) = cache.checkpoints()
+    (before,) = cache.debug.checkpoints()
     leave(cache, [*session(1, 8), *session(2, 22)], 30)
-    assert cache.checkpoints() == [before]
+    assert cache.debug.checkpoints() == [before]
 
 
 def test_a_block_that_two_paths_need_stays_until_both_are_gone() -> None:
@@ -389,13 +391,13 @@ def test_a_block_that_two_paths_need_stays_until_both_are_gone() -> None:
     paths = [[*range(14), *session(number, 15)] for number in (1, 2)]
     for path in paths:
         leave(cache, path, 29)
-        cache.check_integrity()
+        cache.debug.check_integrity()
     own = cache.hit_blocks(cache.add(paths[0]), 24)[0][1]
-    cache.forget([own])
-    cache.check_integrity()
+    cache.pool.forget([own])
+    cache.debug.check_integrity()
     assert [cache.match(cache.add(path)).num_tokens for path in paths] == [0, 24]
     leave(cache, paths[0], 29)
-    cache.check_integrity()
+    cache.debug.check_integrity()
     assert [cache.match(cache.add(path)).num_tokens for path in paths] == [24, 24]
 
 
@@ -409,9 +411,9 @@ def test_a_checkpoint_inside_a_block_leaves_the_whole_block_to_longer_prefixes()
         request = cache.add(tokens)
         hit = cache.match(request).num_tokens
         compute(cache, request, [end for end in ends if end > hit], hit=hit)
-        cache.free_blocks([block for pair in cache.take_copies() for block in pair])
+        cache.take_work()
         cache.release([request])
-        cache.check_integrity()
+        cache.debug.check_integrity()
         return hit
 
     assert live(range(12), [8, 10, 12]) == 0
@@ -459,6 +461,6 @@ def test_checkpoints_are_in_the_memory_account() -> None:
     for cache in (by_value, dense):
         for number in range(200):
             leave(cache, session(number, 21), UNIT)
-    points = len(by_value.checkpoints())
+    points = len(by_value.debug.checkpoints())
     assert points >= 200
-    assert by_value.memory_bytes() - dense.memory_bytes() >= 100 * points
+    assert by_value.debug.memory_bytes() - dense.debug.memory_bytes() >= 100 * points

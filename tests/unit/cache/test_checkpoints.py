@@ -34,7 +34,7 @@ def at_once(cache: CacheManager, tokens: list[int]) -> int:
         cache.start_step()
         assert cache.allocate([need]).num_fit == 1
         start, num_steps = start + count, num_steps + 1
-    cache.check_integrity()
+    cache.debug.check_integrity()
     cache.release([request])
     return num_steps
 
@@ -53,7 +53,7 @@ def test_the_saved_state_lies_before_the_running_one() -> None:
     assert cache.allocate([Need(request=request, num_new_tokens=42)]).num_fit == 1
     state = cache.blocks(request)[1]
     assert [block > 0 for block in state] == [False] * 9 + [True, True]
-    (info,) = cache.describe([state[9]])
+    (info,) = cache.pool.describe([state[9]])
     assert (info.group, info.num_tokens) == (1, 40)
     # Only the step that ends the prompt saves one, and it is given back like any other.
     cache.decode([request] * 1, [7])

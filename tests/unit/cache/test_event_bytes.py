@@ -132,7 +132,7 @@ def test_an_evicted_block_is_removed() -> None:
     request = cache.add(list(range(9)))
     compute(cache, request, [9])
     cache.take_events()
-    cache.forget(cache.blocks(request)[0][:1])
+    cache.pool.forget(cache.blocks(request)[0][:1])
     events = cache.take_events()
     assert events.to_bytes(1.5, None) == golden(REMOVED)
     assert events.structs() == (

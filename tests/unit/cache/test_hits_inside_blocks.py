@@ -32,8 +32,8 @@ def test_a_hit_takes_the_block_that_is_known_where_it_ends_not_an_older_one_know
     assert scheduler.run([*prompt, 1, 2]) == 0  # Its first block is known at 64 only.
     assert scheduler.run(prompt) == 0  # One more copy, known at 48 and at 64.
     hashes = block_hashes(prompt, EngineHash(seed="0"))
-    (inside,) = cache.cached()[0, hashes[2]]
-    assert len(cache.cached()[0, hashes[3]]) == 2
+    (inside,) = cache.debug.cached()[0, hashes[2]]
+    assert len(cache.debug.cached()[0, hashes[3]]) == 2
 
     cache.start_step()
     request = cache.add(prompt)
@@ -41,7 +41,7 @@ def test_a_hit_takes_the_block_that_is_known_where_it_ends_not_an_older_one_know
     assert match.num_tokens == 48
     need = Need(request=request, num_new_tokens=16, num_hit_tokens=48)
     assert cache.allocate([need]).num_fit == 1
-    copied = {source for source, _ in cache.take_copies()}
+    copied = {source for source, _ in cache.take_work().copies}
     assert inside in copied
 
 
@@ -79,8 +79,8 @@ def run(cache: CacheManager, prompt: list[int]) -> int:
             request=request, num_new_tokens=chunk, num_hit_tokens=hit, junction=match.junction
         )
         assert cache.allocate([need]).num_fit == 1
-        cache.check_integrity()
+        cache.debug.check_integrity()
         done, hit = done + chunk, 0
-    cache.free_blocks([block for pair in cache.take_copies() for block in pair])
+    cache.take_work()
     cache.release([request])
     return match.num_tokens

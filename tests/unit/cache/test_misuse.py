@@ -58,7 +58,7 @@ UNKNOWN: dict[str, Call] = {
     "decode": lambda b: b.cache.decode([b.runs, NOBODY], [1, 2]),
     "allocate": lambda b: b.cache.allocate([b.need(), b.need(request=NOBODY)]),
     "blocks_needed": lambda b: b.cache.blocks_needed(b.need(request=NOBODY)),
-    "cursors": lambda b: b.cache.cursors(NOBODY),
+    "cursors": lambda b: b.cache.debug.cursors(NOBODY),
     "take_state_tails": lambda b: b.cache.take_state_tails(NOBODY),
 }
 WRONG: dict[str, Call] = {
@@ -99,26 +99,30 @@ WRONG: dict[str, Call] = {
         [b.need(request=b.waits, num_hit_tokens=400)]
     ),
     "negative reserve": lambda b: b.cache.allocate([b.need()], reserved_blocks=-1),
-    "free a block that does not exist": lambda b: b.cache.free_blocks([64]),
-    "free a negative block": lambda b: b.cache.free_blocks([-1]),
-    "free a free block": lambda b: b.cache.free_blocks([b.cache.free_queue()[0]]),
-    "free a block too often": lambda b: b.cache.free_blocks([b.used] * 9),
-    "forget a block that does not exist": lambda b: b.cache.forget([b.used, 64]),
-    "forget a negative block": lambda b: b.cache.forget([-1]),
-    "take more blocks than are free": lambda b: b.cache.take_blocks(64),
-    "take a negative number of blocks": lambda b: b.cache.take_blocks(-1),
-    "hold a block that does not exist": lambda b: b.cache.hold_blocks([b.used, 64]),
-    "hold a negative block": lambda b: b.cache.hold_blocks([-1]),
-    "register the null block": lambda b: b.cache.register(0, 0, DIGEST, 4),
-    "register a block that does not exist": lambda b: b.cache.register(64, 0, DIGEST, 4),
-    "register in a group that does not exist": lambda b: b.cache.register(b.used, 3, DIGEST, 4),
-    "register a short hash": lambda b: b.cache.register(b.used, 0, b"x", 4),
-    "register for a negative count": lambda b: b.cache.register(b.used, 0, DIGEST, -1),
-    "unregister in a group that does not exist": lambda b: b.cache.unregister(1, 3, DIGEST),
-    "unregister a short hash": lambda b: b.cache.unregister(1, 0, b"x"),
-    "holders in a group that does not exist": lambda b: b.cache.holders(-1, DIGEST),
-    "holders of a short hash": lambda b: b.cache.holders(0, b"x"),
-    "kept blocks of a group that does not exist": lambda b: b.cache.kept_blocks(3, range(2), []),
+    "free a block that does not exist": lambda b: b.cache.pool.free([64]),
+    "free a negative block": lambda b: b.cache.pool.free([-1]),
+    "free a free block": lambda b: b.cache.pool.free([b.cache.debug.free_queue()[0]]),
+    "free a block too often": lambda b: b.cache.pool.free([b.used] * 9),
+    "forget a block that does not exist": lambda b: b.cache.pool.forget([b.used, 64]),
+    "forget a negative block": lambda b: b.cache.pool.forget([-1]),
+    "take more blocks than are free": lambda b: b.cache.pool.take(64),
+    "take a negative number of blocks": lambda b: b.cache.pool.take(-1),
+    "hold a block that does not exist": lambda b: b.cache.pool.hold([b.used, 64]),
+    "hold a negative block": lambda b: b.cache.pool.hold([-1]),
+    "register the null block": lambda b: b.cache.pool.register(0, 0, DIGEST, 4),
+    "register a block that does not exist": lambda b: b.cache.pool.register(64, 0, DIGEST, 4),
+    "register in a group that does not exist": lambda b: b.cache.pool.register(
+        b.used, 3, DIGEST, 4
+    ),
+    "register a short hash": lambda b: b.cache.pool.register(b.used, 0, b"x", 4),
+    "register for a negative count": lambda b: b.cache.pool.register(b.used, 0, DIGEST, -1),
+    "unregister in a group that does not exist": lambda b: b.cache.pool.unregister(1, 3, DIGEST),
+    "unregister a short hash": lambda b: b.cache.pool.unregister(1, 0, b"x"),
+    "holders in a group that does not exist": lambda b: b.cache.pool.holders(-1, DIGEST),
+    "holders of a short hash": lambda b: b.cache.pool.holders(0, b"x"),
+    "kept blocks of a group that does not exist": lambda b: b.cache.debug.kept_blocks(
+        3, range(2), []
+    ),
     "blocks needed for a hit that nobody holds": lambda b: b.cache.blocks_needed(
         b.need(request=b.waits, num_hit_tokens=38)
     ),
@@ -149,8 +153,8 @@ def unchanged(busy: Busy, call: Call, error: type[KvbraidError]) -> str:
         call(busy)
     assert picture(busy.cache, requests) == before
     assert len(busy.cache.take_events()) == 0
-    assert busy.cache.take_copies() == []
-    busy.cache.check_integrity()
+    assert busy.cache.take_work().copies == []
+    busy.cache.debug.check_integrity()
     busy.cache.release(requests)
     assert busy.cache.reset()
     return str(caught.value)
@@ -180,10 +184,10 @@ def test_popped_blocks_are_freed_once(busy: Busy) -> None:
     blocks = busy.cache.pop_blocks(busy.runs)
     with pytest.raises(UnknownError):
         busy.cache.release([busy.runs])
-    busy.cache.free_blocks(blocks[::-1])
+    busy.cache.pool.free(blocks[::-1])
     with pytest.raises(InvalidValueError):
-        busy.cache.free_blocks([block for block in blocks if block])
-    busy.cache.check_integrity()
+        busy.cache.pool.free([block for block in blocks if block])
+    busy.cache.debug.check_integrity()
 
 
 def test_what_does_not_fit_is_a_result() -> None:
@@ -193,7 +197,7 @@ def test_what_does_not_fit_is_a_result() -> None:
     got = cache.allocate(needs)
     assert got.num_fit == 1
     assert cache.blocks(second) == [[]]
-    assert cache.num_free_blocks == 1
+    assert cache.pool.num_free == 1
 
 
 # ---- caches that cannot work -------------------------------------------------------------
@@ -324,4 +328,4 @@ def test_a_request_longer_than_the_model_allows_gets_no_block() -> None:
     with pytest.raises(InvalidValueError, match="9 tokens, max_model_len is 8; end it there"):
         cache.decode([short], [1])
     assert picture(cache, [long, short]) == before
-    cache.check_integrity()
+    cache.debug.check_integrity()

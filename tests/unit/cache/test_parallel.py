@@ -161,7 +161,7 @@ def test_a_hit_is_what_all_ranks_hold(data: st.DataObject) -> None:
         ends = [expected, *sorted(chosen), len(prompt)]
         compute(cache, request, ends[1:], hit=expected)
         cache.release([request])
-        cache.check_integrity()
+        cache.debug.check_integrity()
         known = [end for tokens_, ends_ in lives for end in ends_ if tokens_[:end] == prompt[:end]]
         lives.append((prompt, sorted({*ends, *(end for end in known if end <= expected)})))
 

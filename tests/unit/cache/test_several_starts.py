@@ -23,7 +23,7 @@ def test_two_adopt_the_same_hit() -> None:
     for request, hit in zip((one, other), held, strict=True):
         for table, adopted in zip(cache.blocks(request), hit, strict=True):
             assert table[: len(adopted)] == adopted
-    cache.check_integrity()
+    cache.debug.check_integrity()
 
 
 def test_a_hit_that_one_before_evicts_does_not_fit() -> None:
@@ -36,7 +36,7 @@ def test_a_hit_that_one_before_evicts_does_not_fit() -> None:
     assert step.num_fit == 1
     assert cache.blocks(waits) == [[]]
     assert cache.match(waits).num_tokens < hit
-    cache.check_integrity()
+    cache.debug.check_integrity()
 
 
 def test_a_hit_that_was_not_adopted_is_no_later_calls_hit() -> None:
@@ -48,4 +48,4 @@ def test_a_hit_that_was_not_adopted_is_no_later_calls_hit() -> None:
     assert cache.allocate([start(part, 20, 21)]).num_fit == 1
     assert cache.blocks(part)[0][:-1] == held
     assert len(held) == 5
-    cache.check_integrity()
+    cache.debug.check_integrity()

@@ -17,66 +17,66 @@ def test_taken_blocks_are_the_next_victims_and_their_callers() -> None:
     cache = cache_of_two_groups()
     leave(cache, TOKENS[:8], 8)
     cache.take_events()
-    queue = cache.free_queue()
-    taken = cache.take_blocks(63)
+    queue = cache.debug.free_queue()
+    taken = cache.pool.take(63)
     assert taken == queue
-    assert cache.num_free_blocks == 0
-    assert cache.cached() == {}
+    assert cache.pool.num_free == 0
+    assert cache.debug.cached() == {}
     assert len(cache.take_events()) == 4  # Two blocks in each of two groups are evicted.
-    cache.check_integrity(taken)
-    cache.free_blocks(taken)
-    cache.check_integrity()
+    cache.debug.check_integrity(taken)
+    cache.pool.free(taken)
+    cache.debug.check_integrity()
 
 
 def test_a_held_block_is_not_evicted() -> None:
     cache = cache_of_two_groups()
     leave(cache, TOKENS[:8], 8)
-    (holder, *_) = cache.cached().popitem()[1]
-    cache.hold_blocks([holder, holder])
-    assert cache.describe([holder])[0].num_references == 2
-    taken = cache.take_blocks(cache.num_free_blocks)
+    (holder, *_) = cache.debug.cached().popitem()[1]
+    cache.pool.hold([holder, holder])
+    assert cache.pool.describe([holder])[0].num_references == 2
+    taken = cache.pool.take(cache.pool.num_free)
     assert holder not in taken
-    assert cache.describe([holder])[0].block_hash is not None
-    cache.check_integrity([holder, holder, *taken])
+    assert cache.pool.describe([holder])[0].block_hash is not None
+    cache.debug.check_integrity([holder, holder, *taken])
 
 
 def test_a_registered_block_is_found_behind_older_ones() -> None:
     cache = cache_of_two_groups()
-    first, second = cache.take_blocks(2)
+    first, second = cache.pool.take(2)
     for block in (first, second):
-        cache.register(block, 1, DIGEST, 4)
-    cache.register(first, 0, OTHER, 8)
-    assert cache.holders(1, DIGEST) == [first, second]
-    assert cache.holders(0, DIGEST) == []
-    assert cache.describe([first])[0][1:] == (1, DIGEST, 4)
+        cache.pool.register(block, 1, DIGEST, 4)
+    cache.pool.register(first, 0, OTHER, 8)
+    assert cache.pool.holders(1, DIGEST) == [first, second]
+    assert cache.pool.holders(0, DIGEST) == []
+    assert cache.pool.describe([first])[0][1:] == (1, DIGEST, 4)
     assert len(cache.take_events()) == 0
-    cache.check_integrity([first, second])
+    cache.debug.check_integrity([first, second])
 
 
 def test_a_hash_is_taken_away_and_the_next_one_is_the_first() -> None:
     cache = cache_of_two_groups()
-    (block,) = cache.take_blocks(1)
+    (block,) = cache.pool.take(1)
     for digest, num_tokens in ((DIGEST, 4), (OTHER, 8)):
-        cache.register(block, 0, digest, num_tokens)
-    assert not cache.unregister(block, 1, DIGEST)
-    assert cache.unregister(block, 0, DIGEST)
-    assert not cache.unregister(block, 0, DIGEST)
-    assert cache.describe([block])[0].block_hash == OTHER
-    assert cache.holders(0, DIGEST) == []
-    cache.check_integrity([block])
-    assert cache.unregister(block, 0, OTHER)
-    assert cache.describe([block])[0].block_hash is None
-    assert cache.cached() == {}
-    cache.check_integrity([block])
+        cache.pool.register(block, 0, digest, num_tokens)
+    assert not cache.pool.unregister(block, 1, DIGEST)
+    assert cache.pool.unregister(block, 0, DIGEST)
+    assert not cache.pool.unregister(block, 0, DIGEST)
+    assert cache.pool.describe([block])[0].block_hash == OTHER
+    assert cache.pool.holders(0, DIGEST) == []
+    cache.debug.check_integrity([block])
+    assert cache.pool.unregister(block, 0, OTHER)
+    assert cache.pool.describe([block])[0].block_hash is None
+    assert cache.debug.cached() == {}
+    cache.debug.check_integrity([block])
 
 
 def test_a_request_reuses_what_was_registered_for_it() -> None:
     cache = CacheManager(config(full(4)))
     request = cache.add(TOKENS[:9], block_hashes=[DIGEST, OTHER])
     assert cache.match(request).num_tokens == 0
-    blocks = cache.take_blocks(2)
+    blocks = cache.pool.take(2)
     for number, digest in enumerate((DIGEST, OTHER)):
-        cache.register(blocks[number], 0, digest, 4 * (number + 1))
+        cache.pool.register(blocks[number], 0, digest, 4 * (number + 1))
     assert cache.match(request).num_tokens == 8
     assert cache.hit_blocks(request, 8) == [blocks]
 
@@ -90,11 +90,11 @@ def test_blocks_needed_is_what_an_allocation_takes(num_new_tokens: int) -> None:
     assert hit
     cache.start_step()
     need = Need(request=request, num_new_tokens=num_new_tokens, num_hit_tokens=hit)
-    before = cache.num_free_blocks
+    before = cache.pool.num_free
     needed = cache.blocks_needed(need)
-    assert cache.num_free_blocks == before
+    assert cache.pool.num_free == before
     assert cache.allocate([need]).num_fit == 1
-    assert before - cache.num_free_blocks == needed
+    assert before - cache.pool.num_free == needed
     assert cache.blocks_needed(Need(request=request, num_new_tokens=0)) == 0
 
 
@@ -103,15 +103,15 @@ def test_kept_states_are_those_of_the_step_and_of_requests_that_live() -> None:
     request = cache.add(TOKENS[:12])
     compute(cache, request, [4, 8])
     state = cache.blocks(request)[1][1]
-    assert cache.take_kept_states() == [KeptState(request, 1, state, 8)]
-    assert cache.take_kept_states() == []
+    assert cache.take_work().kept_states == [KeptState(request, 1, state, 8)]
+    assert cache.take_work().kept_states == []
     other = cache.add(TOKENS[20:])
     compute(cache, other, [4])
     cache.release([other])
-    assert cache.take_kept_states() == []
+    assert cache.take_work().kept_states == []
     compute(cache, cache.add(TOKENS[30:]), [4])
     cache.start_step()
-    assert cache.take_kept_states() == []
+    assert cache.take_work().kept_states == []
 
 
 def test_the_state_at_a_prompts_end_is_told_until_it_is_copied() -> None:
@@ -119,7 +119,7 @@ def test_the_state_at_a_prompts_end_is_told_until_it_is_copied() -> None:
     cache = CacheManager(layout)
     request = cache.add(TOKENS[:13])
     compute(cache, request, [8, 12])
-    cache.take_kept_states()
+    cache.take_work()
     source = cache.blocks(request)[1][1]
     again = cache.add(TOKENS[20:33])
     compute(cache, again, [8, 12])
@@ -127,9 +127,10 @@ def test_the_state_at_a_prompts_end_is_told_until_it_is_copied() -> None:
     assert cache.take_state_tails(again) == []
     cache.start_step()
     assert cache.allocate([Need(request=request, num_new_tokens=1)]).num_fit == 1
-    ((copied, copy),) = cache.take_copies()
+    work = cache.take_work()
+    ((copied, copy),) = work.copies
     assert copied == source
-    assert cache.take_kept_states() == [KeptState(request, 1, copy, 12)]
+    assert work.kept_states == [KeptState(request, 1, copy, 12)]
     assert cache.take_state_tails(request) == []
 
 
@@ -143,10 +144,10 @@ def test_the_state_at_a_prompts_end_is_told_until_it_is_copied() -> None:
 )
 def test_what_a_retention_keeps_of_a_window(retention: Retention, kept: list[bool] | None) -> None:
     cache = CacheManager(config(full(4), window(4, 4), retention=retention))
-    assert cache.kept_blocks(0, range(8), [8, 24]) is None
-    assert cache.kept_blocks(1, range(8), [8, 24]) == kept
+    assert cache.debug.kept_blocks(0, range(8), [8, 24]) is None
+    assert cache.debug.kept_blocks(1, range(8), [8, 24]) == kept
     if kept is not None:
-        assert cache.kept_blocks(1, range(3, 6), [8, 24]) == kept[3:6]
+        assert cache.debug.kept_blocks(1, range(3, 6), [8, 24]) == kept[3:6]
 
 
 def test_blocks_of_a_request_that_loads_late_stay_its_own() -> None:
@@ -157,5 +158,5 @@ def test_blocks_of_a_request_that_loads_late_stay_its_own() -> None:
     assert cache.allocate([first]).num_fit == 1
     more = Need(request=request, num_new_tokens=1, num_external_tokens=4, delay_commit=True)
     assert cache.allocate([more]).num_fit == 1
-    cache.check_integrity()
+    cache.debug.check_integrity()
     assert len(cache.blocks(request)[0]) == 5

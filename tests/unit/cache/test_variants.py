@@ -19,7 +19,7 @@ def test_the_groups_asked_first_are_those_like_the_first_full_one(
     cache = CacheManager(config(full(4), replace(full(4), variant=variant)))
     leave(cache, TOKENS, 4)
     request = cache.add(TOKENS)
-    cache.forget([cache.hit_blocks(request, 20)[1][-1]])
+    cache.pool.forget([cache.hit_blocks(request, 20)[1][-1]])
     match = cache.match(request)
     assert (match.num_tokens, match.junction) == (16, junction)
 

@@ -68,7 +68,7 @@ def holder(groups: Sequence[GroupSpec], held: Sequence[Sequence[int]]) -> CacheM
     for group, kept in enumerate(held):
         for block, digest in enumerate(hashes(TOKENS, BLOCK)):
             if block not in kept:
-                cache.forget(cache.cached().get((group, digest), []))
+                cache.pool.forget(cache.debug.cached().get((group, digest), []))
     found = [{end // BLOCK - 1 for end in ends} for ends in blocks_held(cache, TOKENS, BLOCK)]
     assert found == [set(kept) for kept in held]
     return cache
@@ -86,10 +86,10 @@ def test_a_request_reuses_what_the_rule_says(example: Example) -> None:
         read = needed(spec, match.num_tokens)
         digests = hashes(TOKENS, BLOCK)
         for block, got in enumerate(table):
-            expected = cache.cached()[group, digests[block]][0] if block in read else 0
+            expected = cache.debug.cached()[group, digests[block]][0] if block in read else 0
             assert got == expected, (group, block)
     cache.release([request])
-    cache.check_integrity()
+    cache.debug.check_integrity()
 
 
 def needed(spec: GroupSpec, hit: int) -> range:
@@ -109,11 +109,11 @@ def test_a_second_copy_outlives_the_first() -> None:
     needs = [Need(request=request, num_new_tokens=len(TOKENS)) for request in both]
     assert cache.allocate(needs).num_fit == 2
     cache.release(both)
-    copies = cache.cached()
+    copies = cache.debug.cached()
     assert {len(blocks) for blocks in copies.values()} == {2}
-    cache.forget([blocks[0] for blocks in copies.values()])
+    cache.pool.forget([blocks[0] for blocks in copies.values()])
     assert cache.match(cache.add(TOKENS)).num_tokens == 3 * BLOCK
-    cache.forget([blocks[1] for blocks in copies.values()])
+    cache.pool.forget([blocks[1] for blocks in copies.values()])
     assert cache.match(cache.add(TOKENS)).num_tokens == 0
 
 
@@ -125,21 +125,20 @@ def test_a_hit_ends_inside_a_block_where_a_state_was_taken() -> None:
     cache = CacheManager(config(full(), mamba(), topology=partial))
     first = cache.add(tokens)
     compute(cache, first, [32, 40, 45])
-    copies = cache.take_copies()
+    copies = cache.take_work().copies
     assert len(copies) == 1  # The state goes on; its checkpoint is what is copied.
-    cache.free_blocks([block for pair in copies for block in pair])
     cache.release([first])
     second = cache.add([*tokens[:40], 99, 98])
     match = cache.match(second)
     assert match.num_tokens == 40
     compute(cache, second, [42], hit=40)
-    assert len(cache.take_copies()) == 2
+    assert len(cache.take_work().copies) == 2
 
 
 def test_replayed_windows_shorten_a_hit_and_need_nothing() -> None:
     cache = CacheManager(config(full(), W32, topology={"replay_tokens": 20}))
     leave(cache, TOKENS, BLOCK)
-    assert {group for group, _ in cache.cached()} == {0}
+    assert {group for group, _ in cache.debug.cached()} == {0}
     assert cache.match(cache.add(TOKENS)).num_tokens == 3 * BLOCK - 20
     assert cache.match(cache.add(TOKENS[:20])).num_tokens == 0
 
@@ -148,10 +147,10 @@ def test_a_hash_that_looks_ahead_is_known_when_its_tokens_are() -> None:
     cache = CacheManager(config(full(), W32, topology={"hash_lookahead": 3}))
     request = cache.add(TOKENS[: 2 * BLOCK])
     compute(cache, request, [2 * BLOCK])
-    assert len(cache.cached()) == 2  # Block 0 of both groups: block 1 lacks three tokens.
+    assert len(cache.debug.cached()) == 2  # Block 0 of both groups: block 1 lacks three tokens.
     cache.extend(request, TOKENS[2 * BLOCK : 2 * BLOCK + 3])
     cache.allocate([Need(request=request, num_new_tokens=3)])
-    assert len(cache.cached()) == 4
+    assert len(cache.debug.cached()) == 4
     other = cache.add(TOKENS[: 2 * BLOCK + 4])
     assert cache.match(other).num_tokens == 2 * BLOCK
     differs = cache.add([*TOKENS[: 2 * BLOCK], 7, 7, 7, 7])

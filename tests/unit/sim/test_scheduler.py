@@ -26,7 +26,6 @@ class Cache:
 
     found: Match = NOTHING
     capacity: int = 1_000
-    copies: list[tuple[int, int]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
 
     def add(
@@ -59,15 +58,11 @@ class Cache:
         assert requests == [7]
         self.calls.append("release")
 
-    def free_blocks(self, block_ids: Sequence[int]) -> None:
-        self.calls += [f"free {list(block_ids)}"] if block_ids else []
-
     def start_step(self) -> None:
         self.calls.append("start")
 
-    def take_copies(self) -> Sequence[tuple[int, int]]:
-        copies, self.copies = self.copies, []
-        return copies
+    def take_work(self) -> None:
+        self.calls.append("work")
 
     def take_events(self) -> list[str]:
         """Every call is an event."""
@@ -91,36 +86,31 @@ def steps(
 
 def test_a_prompt_alone_is_one_step_and_its_blocks_are_given_back_before_it_ends() -> None:
     assert steps(Cache(), 10) == [
-        ["add 10", "start", "match", "allocate 0+10 junction 0", "release"]
+        ["add 10", "start", "match", "allocate 0+10 junction 0", "work", "release"]
     ]
 
 
 def test_a_hit_is_adopted_once_and_chunks_end_at_blocks_and_at_the_junction() -> None:
     assert steps(Cache(Match(16, 48)), 70, max_step_tokens=40) == [
-        ["add 70", "start", "match", "allocate 16+32 junction 48"],
-        ["start", "allocate 0+16"],
-        ["start", "allocate 0+6", "release"],
+        ["add 70", "start", "match", "allocate 16+32 junction 48", "work"],
+        ["start", "allocate 0+16", "work"],
+        ["start", "allocate 0+6", "work", "release"],
     ]
 
 
 def test_each_step_generates_a_token_and_the_last_one_is_never_computed() -> None:
     assert steps(Cache(), 10, [5, 6, 7]) == [
-        ["add 10", "start", "match", "allocate 0+10 junction 0", "extend [5]"],
-        ["start", "allocate 0+1", "extend [6]"],
-        ["start", "allocate 0+1", "extend [7]", "release"],
+        ["add 10", "start", "match", "allocate 0+10 junction 0", "work", "extend [5]"],
+        ["start", "allocate 0+1", "work", "extend [6]"],
+        ["start", "allocate 0+1", "work", "extend [7]", "release"],
     ]
-
-
-def test_the_ends_of_copies_are_freed_as_soon_as_blocks_are_allocated() -> None:
-    (step,) = steps(Cache(Match(5, 0), copies=[(3, 4), (8, 9)]), 10)
-    assert step[3:] == ["allocate 5+5 junction 0", "free [3, 4, 8, 9]", "release"]
 
 
 def test_a_request_that_does_not_fit_is_given_back_and_what_it_did_is_published() -> None:
     assert steps(Cache(capacity=20), 40, max_step_tokens=16) == [
-        ["add 40", "start", "match", "allocate 0+16 junction 0"],
-        ["start", "allocate 0+16"],
-        ["start", "allocate 0+8", "release"],
+        ["add 40", "start", "match", "allocate 0+16 junction 0", "work"],
+        ["start", "allocate 0+16", "work"],
+        ["start", "allocate 0+8", "work", "release"],
     ]
     assert steps(Cache(capacity=4), 10) == [
         ["add 10", "start", "match", "allocate 0+10 junction 0", "release"],

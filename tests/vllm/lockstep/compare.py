@@ -16,7 +16,7 @@ from tests.vllm.lockstep.side import Side
 class Op(NamedTuple):
     """One operation: a method of `Side`, and its arguments.
 
-    Three take a label or positions instead of block ids: `take_copies(label)` and
+    Some take a label or positions instead of block ids: `take_work(label, caller_frees)` and
     `pop_blocks(key, label)` keep what they return, `free_blocks(label)` frees it (the last block
     of a popped table first), `forget(positions)` means the blocks at (key, group, index).
     """
@@ -76,8 +76,8 @@ class Pair:
         return expected
 
     def _concrete(self, op: Op) -> tuple[Any, ...]:
-        if op.name == "take_copies":
-            return ()
+        if op.name == "take_work":
+            return op.args[1:]
         if op.name == "pop_blocks":
             return op.args[:1]
         if op.name == "free_blocks":
@@ -101,8 +101,8 @@ class Pair:
         elif op.name == "pop_blocks":
             self._live.remove(op.args[0])
             self._held[op.args[1]] = result[::-1]
-        elif op.name == "take_copies":
-            self._held[op.args[0]] = [block_id for copy in result for block_id in copy]
+        elif op.name == "take_work" and op.args[1]:
+            self._held[op.args[0]] = [block_id for copy in result[0] for block_id in copy]
 
     def _compare_states(self) -> None:
         left, right = self._left, self._right

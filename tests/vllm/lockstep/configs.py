@@ -63,6 +63,7 @@ class Config:
     num_ranks: int = 1  # Of decode-context parallelism.
     checkpoint_alignment: int | None = None  # The backend saves a state inside a step.
     partial_junctions: bool = False  # States are kept at junctions inside a block.
+    frees_copies: bool = True  # The scheduler does, or our manager as the next step starts.
     caching: bool = True
     events: bool = True
 
@@ -149,6 +150,7 @@ def generate(number: int) -> Config:
         config,
         caching=has_states or random.random() < 0.94,  # States are kept for prefixes alone.
         events=random.random() < 0.95,
+        frees_copies=config.defers_frees or random.random() < 0.5,
     )
 
 

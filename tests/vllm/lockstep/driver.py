@@ -305,14 +305,15 @@ class Driver:
     # ---- after scheduling ------------------------------------------------------------------
 
     def _take(self, step: Step) -> None:
-        """Drain copies and blocks to zero; the copies' endpoints are held until it is safe."""
+        """Drain copies and blocks to zero; the copies' ends are held until it is safe."""
         label = self._label()
-        if self._pair.run("take_copies", label):
-            if self._config.defers_frees:
-                step.labels.append(label)
-            else:
-                self._pair.run("free_blocks", label)
-        self._pair.run("take_blocks_to_zero")
+        copies, _ = self._pair.run("take_work", label, self._config.frees_copies)
+        if not copies or not self._config.frees_copies:
+            return
+        if self._config.defers_frees:
+            step.labels.append(label)
+        else:
+            self._pair.run("free_blocks", label)
 
     def _label(self) -> int:
         self._num_labels += 1

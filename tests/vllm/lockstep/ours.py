@@ -116,7 +116,7 @@ class Ours:
         return block_hashes(self._tokens[key][0], self._hash, self._tokens[key][1])[num_known:]
 
     def start_step(self) -> None:
-        self.manager.check_integrity(list(self._outside.elements()))
+        self.manager.debug.check_integrity(list(self._outside.elements()))
         self.manager.start_step()
 
     def match(self, key: int) -> Hit:
@@ -173,24 +173,22 @@ class Ours:
 
     def free_blocks(self, block_ids: Sequence[int]) -> None:
         self._outside.subtract(block_id for block_id in block_ids if block_id)
-        self.manager.free_blocks(block_ids)
+        self.manager.pool.free(block_ids)
 
     def roll_back(self, key: int, num_computed_tokens: int) -> None:
         self.manager.roll_back(self._handles[key], num_computed_tokens)
 
     def forget(self, block_ids: Sequence[int]) -> None:
-        self.manager.forget(list(set(block_ids)))
+        self.manager.pool.forget(list(set(block_ids)))
 
     def reset(self) -> bool:
         return self.manager.reset()
 
-    def take_copies(self) -> list[tuple[int, int]]:
-        copies = list(self.manager.take_copies())
-        self._outside.update(block_id for copy in copies for block_id in copy)
-        return copies
-
-    def take_blocks_to_zero(self) -> list[int]:
-        return list(self.manager.take_blocks_to_zero())
+    def take_work(self, caller_frees: bool) -> tuple[list[tuple[int, int]], list[int]]:
+        work = self.manager.take_work(caller_frees=caller_frees)
+        if caller_frees:
+            self._outside.update(block_id for copy in work.copies for block_id in copy)
+        return work.copies, work.blocks_to_zero
 
     def take_events(self) -> bytes:
         events = self.manager.take_events()
@@ -198,16 +196,16 @@ class Ours:
         return events.to_bytes(0.0, 0) if len(events) else b""
 
     def num_free_blocks(self) -> int:
-        return self.manager.num_free_blocks
+        return self.manager.pool.num_free
 
     def free_queue(self) -> list[int]:
-        return list(self.manager.free_queue())
+        return list(self.manager.debug.free_queue())
 
     def tables(self, keys: Sequence[int]) -> list[Blocks]:
         return [self.manager.blocks(self._handles[key]) for key in keys]
 
     def resident(self) -> dict[tuple[int, bytes], list[int]]:
-        return self.manager.cached()
+        return self.manager.debug.cached()
 
 
 def _fitting(allocation: Allocation) -> list[Blocks]:

@@ -99,11 +99,11 @@ class Side(Protocol):
     def reset(self) -> bool:
         """Forget every hash, unless blocks are in use."""
 
-    def take_copies(self) -> list[tuple[int, int]]:
-        """Drain the copy-on-write pairs (source, destination)."""
+    def take_work(self, caller_frees: bool) -> tuple[list[tuple[int, int]], list[int]]:
+        """Drain the copies (source, destination), and the new blocks that must be zeroed.
 
-    def take_blocks_to_zero(self) -> list[int]:
-        """Drain the new blocks that must be zeroed."""
+        The ends of the copies are held until `free_blocks`, or else until the next step starts.
+        """
 
     def take_events(self) -> bytes:
         """Drain the events as one encoded batch of time 0 and rank 0."""

@@ -148,6 +148,7 @@ class Theirs:
         )
         self._requests: dict[int, Request] = {}
         self._hits: dict[int, Any] = {}
+        self._being_copied: list[int] = []
 
     def add(self, request: NewRequest) -> None:
         lora = request.extra.lora
@@ -178,6 +179,8 @@ class Theirs:
         self._requests[key].append_output_token_ids(list(tokens))
 
     def start_step(self) -> None:
+        ends, self._being_copied = self._being_copied, []
+        self.free_blocks(ends)
         self.manager.new_step_starts()
 
     def match(self, key: int) -> Hit:
@@ -253,15 +256,21 @@ class Theirs:
         self.manager.evict_blocks(set(block_ids))
 
     def reset(self) -> bool:
-        return bool(self.manager.reset_prefix_cache())
+        """Forget every hash; vLLM's own manager cannot tell a copy from a use, so it sees none."""
+        pool = self.manager.block_pool
+        ends = [pool.blocks[block_id] for block_id in self._being_copied]
+        pool.free_blocks(ends)
+        is_done = bool(self.manager.reset_prefix_cache())
+        pool.touch(ends)
+        return is_done
 
-    def take_copies(self) -> list[tuple[int, int]]:
-        copies, _ = self.manager.take_kv_cache_block_copies()
-        return [(copy.src_block_id, copy.dst_block_id) for copy in copies]
-
-    def take_blocks_to_zero(self) -> list[int]:
-        block_ids = list(self.manager.take_new_block_ids())
-        return block_ids if self.manager.kv_cache_config.needs_kv_cache_zeroing else []
+    def take_work(self, caller_frees: bool) -> tuple[list[tuple[int, int]], list[int]]:
+        pairs, _ = self.manager.take_kv_cache_block_copies()
+        copies = [(copy.src_block_id, copy.dst_block_id) for copy in pairs]
+        if not caller_frees:
+            self._being_copied += [block_id for copy in copies for block_id in copy]
+        to_zero = list(self.manager.take_new_block_ids())
+        return copies, to_zero if self.manager.kv_cache_config.needs_kv_cache_zeroing else []
 
     def take_events(self) -> bytes:
         events = self.manager.take_events()

@@ -65,6 +65,8 @@ pub(super) struct Store {
     pub to_zero: Vec<Vec<BlockId>>,
     /// Per group: copies to be made, both ends held.
     pub copies: Vec<Vec<BlockCopy>>,
+    /// The ends of the copies that were taken in this step, held until the next one starts.
+    pub being_copied: Vec<BlockId>,
     /// States registered in this step, which hold what they promise only after it.
     pub fresh: HashSet<(Digest, u16)>,
     /// States registered in this step.
@@ -119,6 +121,7 @@ impl Store {
             checkpoints: Checkpoints::new(&config, &groups),
             to_zero: vec![Vec::new(); groups.len()],
             copies: vec![Vec::new(); groups.len()],
+            being_copied: Vec::new(),
             fresh: HashSet::new(),
             kept_states: Vec::new(),
             statistics: Statistics::default(),

@@ -21,6 +21,7 @@ mod single_blocks;
 mod skipped;
 mod state;
 mod statistics;
+mod work;
 
 use crate::secret::Secret;
 use hashbrown::HashMap;
@@ -32,6 +33,7 @@ pub use config::{ByValue, CacheConfig, GroupOptions, HashFunction, PrefillCost, 
 pub use find::Match;
 pub use state::{Cursor, KeptState};
 pub use statistics::{Starts, Statistics};
+pub use work::{BlockCopy, Work};
 
 use crate::blocks::{BlockId, Extra, NULL_BLOCK};
 use crate::error::{Error, Result};
@@ -50,15 +52,6 @@ pub struct Allocation {
     pub blocks: Vec<BlockId>,
     /// How many per request and group.
     pub counts: Vec<u32>,
-}
-
-/// A copy to be made before a step runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BlockCopy {
-    /// The block to read.
-    pub source: BlockId,
-    /// The block to write.
-    pub destination: BlockId,
 }
 
 /// What is known of a block.
@@ -431,24 +424,6 @@ impl Cache {
         }
     }
 
-    /// Forgets everything that is cached, unless a block is in use; returns whether it was done.
-    pub fn reset(&mut self) -> bool {
-        if self.num_free_blocks() + 1 != self.store.pool.num_blocks() {
-            return false;
-        }
-        self.store.forget_checkpoints();
-        self.store.pool.clear();
-        self.store.fresh.clear();
-        self.store.log.cleared();
-        true
-    }
-
-    /// A new step: what the step before registered is written by now.
-    pub fn start_step(&mut self) {
-        self.store.fresh.clear();
-        self.store.kept_states.clear();
-    }
-
     /// The block table of a request, group by group.
     ///
     /// # Errors
@@ -470,25 +445,6 @@ impl Cache {
             num_tokens: request.num_tokens(),
             junction: request.junction,
         })
-    }
-
-    /// Takes the copies to be made before the step runs; both ends are held until the caller frees
-    /// them.
-    pub fn take_copies(&mut self) -> Vec<BlockCopy> {
-        self.store
-            .copies
-            .iter_mut()
-            .flat_map(std::mem::take)
-            .collect()
-    }
-
-    /// Takes the blocks to be zeroed before the step runs.
-    pub fn take_blocks_to_zero(&mut self) -> Vec<BlockId> {
-        self.store
-            .to_zero
-            .iter_mut()
-            .flat_map(std::mem::take)
-            .collect()
     }
 
     /// Takes the counts since the last call.
@@ -552,7 +508,7 @@ impl Cache {
         self.store.pool.bytes() + checkpoints.map_or(0, Checkpoints::bytes)
     }
 
-    /// Walks everything. `outside`: references that the caller holds (popped blocks, copies taken).
+    /// Walks everything. `outside`: references that the caller holds.
     ///
     /// # Panics
     /// Unless blocks, hashes and requests agree.
@@ -565,13 +521,8 @@ impl Cache {
         let mut refs = vec![0; pool.num_blocks()];
         let tables = self.requests.values().flat_map(|r| &r.tables);
         let held = tables.flat_map(|table| table.blocks.iter().copied());
-        let pending = self
-            .store
-            .copies
-            .iter()
-            .flatten()
-            .flat_map(|copy| [copy.source, copy.destination]);
-        for block in held.chain(pending).chain(outside.iter().copied()) {
+        let ends = self.held_by_copies();
+        for block in held.chain(ends).chain(outside.iter().copied()) {
             refs[block.index()] += 1;
         }
         for (block, &num_references) in (0u32..).zip(&refs).skip(1) {

@@ -37,11 +37,6 @@ pub struct Cursor {
 }
 
 impl Cache {
-    /// Takes the states that became findable in this step; those of requests that ended are gone.
-    pub fn take_kept_states(&mut self) -> Vec<KeptState> {
-        std::mem::take(&mut self.store.kept_states)
-    }
-
     /// The groups and hashes of the states that are written in this step: nobody can resume from
     /// them before the next one.
     pub fn fresh_states(&self) -> impl Iterator<Item = (u16, &Digest)> {

@@ -1,7 +1,9 @@
 //! What the cache answers, as tuples and flat buffers.
 
 use kvbraid_core::blocks::BlockId;
-use kvbraid_core::cache::{Allocation, BlockInfo, Checkpoint, KeptState, Starts, Statistics};
+use kvbraid_core::cache::{
+    Allocation, BlockCopy, BlockInfo, Checkpoint, KeptState, Starts, Statistics, Work,
+};
 use kvbraid_core::hash::Digest;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -17,6 +19,9 @@ pub(super) type CheckpointTuple<'py> = (Bound<'py, PyBytes>, u32, f64, bool);
 
 /// Request, group, block, tokens.
 pub(super) type StateTuple = (u64, u16, u32, u32);
+
+/// Copies, blocks to zero, kept states.
+pub(super) type WorkTuple = (Vec<(u32, u32)>, Vec<u32>, Vec<StateTuple>);
 
 /// Requests, their tokens, and those of them that were reused.
 type StartsTuple = (u64, u64, u64);
@@ -68,6 +73,15 @@ pub(super) fn checkpoint<'py>(py: Python<'py>, checkpoint: &Checkpoint) -> Check
 pub(super) fn states(states: Vec<KeptState>) -> Vec<StateTuple> {
     let tuple = |state: KeptState| (state.request, state.group, state.block.0, state.num_tokens);
     states.into_iter().map(tuple).collect()
+}
+
+pub(super) fn work(work: Work) -> WorkTuple {
+    let ends = |copy: BlockCopy| (copy.source.0, copy.destination.0);
+    (
+        work.copies.into_iter().map(ends).collect(),
+        numbers(work.blocks_to_zero),
+        states(work.kept_states),
+    )
 }
 
 pub(super) fn statistics(counts: Statistics) -> StatisticsTuple {

@@ -53,7 +53,7 @@ class Block:
         return self._info().num_tokens or None
 
     def _info(self) -> BlockInfo:
-        (info,) = self._cache.describe([self.block_id])
+        (info,) = self._cache.pool.describe([self.block_id])
         return info
 
     def __repr__(self) -> str:
@@ -95,15 +95,15 @@ class BlockPool:
         Raises:
             InvalidValueError: Fewer are free.
         """
-        return [self.block(block_id) for block_id in self._cache.take_blocks(num_blocks)]
+        return [self.block(block_id) for block_id in self._cache.pool.take(num_blocks)]
 
     def touch(self, blocks: Iterable[Block]) -> None:
         """Take one more reference of each."""
-        self._cache.hold_blocks(self._ids(blocks))
+        self._cache.pool.hold(self._ids(blocks))
 
     def free_blocks(self, ordered_blocks: Iterable[Block]) -> None:
         """Drop a reference of each; the first is evicted first."""
-        self._cache.free_blocks(self._ids(ordered_blocks))
+        self._cache.pool.free(self._ids(ordered_blocks))
 
     def get_cached_block(
         self, block_hash: BlockHash, kv_cache_group_ids: Sequence[int]
@@ -111,7 +111,7 @@ class BlockPool:
         """Return, for each group, the block that is found by a hash; None if one has none."""
         found = []
         for group in kv_cache_group_ids:
-            holders = self._cache.holders(group, block_hash)
+            holders = self._cache.pool.holders(group, block_hash)
             if not holders:
                 return None
             found.append(self.block(holders[0]))
@@ -119,15 +119,15 @@ class BlockPool:
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Make blocks unfindable; they stay with their owners."""
-        self._cache.forget(list(block_ids))
+        self._cache.pool.forget(list(block_ids))
 
     def get_num_free_blocks(self) -> int:
         """Return how many blocks can be handed out."""
-        return self._cache.num_free_blocks
+        return self._cache.pool.num_free
 
     def get_usage(self) -> float:
         """Return the share of the pool that is referenced."""
-        return self._cache.usage
+        return self._cache.pool.usage
 
     def _ids(self, blocks: Iterable[Block]) -> list[int]:
         return [block.block_id for block in blocks]

@@ -30,6 +30,7 @@ from kvbraid.integrations.vllm.blocks import Block, BlockPool, Blocks
 from kvbraid.integrations.vllm.convert import EngineSettings, cache_config
 from kvbraid.integrations.vllm.coordinator import Coordinator
 from kvbraid.integrations.vllm.requests import Requests
+from kvbraid.integrations.vllm.work import StepWork
 
 _WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
@@ -99,6 +100,7 @@ class KvbraidCacheManager:
         )
         self.mamba_shared_prefix_checkpoint = self.cache.config.partial_junctions
         self._requests = Requests(self.cache, hash_block_size)
+        self._work = StepWork(self.cache, self._requests)
         self._events: list[KVCacheEvent] = []
         self.block_pool = BlockPool(self.cache)
         self.coordinator = Coordinator(
@@ -159,7 +161,7 @@ class KvbraidCacheManager:
 
     def new_step_starts(self) -> None:
         """Begin a step."""
-        self.cache.start_step()
+        self._work.start_step()
 
     def allocate_slots(  # noqa: PLR0913 - vLLM's own signature.
         self,
@@ -234,7 +236,7 @@ class KvbraidCacheManager:
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Make blocks unfindable; they stay with their owners."""
-        self.cache.forget(list(block_ids))
+        self.cache.pool.forget(list(block_ids))
 
     def reset_prefix_cache(self) -> bool:
         """Forget everything cached, unless a block is in use; return whether it was done."""
@@ -248,11 +250,11 @@ class KvbraidCacheManager:
 
     def take_new_block_ids(self) -> list[int]:
         """Take the blocks to zero before the step runs."""
-        return self.cache.take_blocks_to_zero()
+        return self._work.take_blocks_to_zero()
 
     def take_kv_cache_block_copies(self) -> tuple[list[KVCacheBlockCopy], list[Block]]:
         """Take the copies to make before the step runs, and both ends of each, held."""
-        copies = self.cache.take_copies()
+        copies = self._work.take_copies()
         ends = [block_id for copy in copies for block_id in copy]
         return [KVCacheBlockCopy(*copy) for copy in copies], self._objects(ends)
 
@@ -260,12 +262,7 @@ class KvbraidCacheManager:
         """Take the states that a connector may store, by request: group, block, tokens."""
         if not self._has_states:
             return {}
-        states = sorted(self.cache.take_kept_states(), key=lambda state: state.group)
-        offloads: dict[str, list[tuple[int, int, int]]] = {}
-        for request, group, block_id, num_tokens in states:
-            request_id = self._requests.id_of(request)
-            offloads.setdefault(request_id, []).append((group, block_id, num_tokens))
-        return offloads
+        return self._work.take_states()
 
     def finalize_partial_tail_offloads(self, request: Request) -> list[tuple[int, int, int]]:
         """Take the states at the end of a finished request's prompt, if they are its last ones."""
@@ -297,7 +294,7 @@ class KvbraidCacheManager:
     @property
     def usage(self) -> float:
         """Share of the pool that is referenced, 0 to 1."""
-        return self.cache.usage
+        return self.cache.pool.usage
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
         """Return the block table of a request."""
@@ -336,7 +333,7 @@ class KvbraidCacheManager:
         if number is None:
             return 0
         tables = self.cache.blocks(number)
-        infos = iter(self.cache.describe([block_id for ids in tables for block_id in ids]))
+        infos = iter(self.cache.pool.describe([block_id for ids in tables for block_id in ids]))
         cached = [
             max((info.num_tokens for info in islice(infos, len(ids))), default=0) for ids in tables
         ]

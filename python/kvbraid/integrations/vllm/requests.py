@@ -110,9 +110,10 @@ class Requests:
         known = self._known.get(request_id)
         return None if known is None else known.number
 
-    def id_of(self, number: int) -> str:
-        """Return vLLM's name of a request that is known. Walks them all."""
-        return next(name for name, known in self._known.items() if known.number == number)
+    def id_of(self, number: int) -> str | None:
+        """Return vLLM's name of a request; None where it is no longer known. Walks them all."""
+        names = (name for name, known in self._known.items() if known.number == number)
+        return next(names, None)
 
     def known(self, request_id: str) -> int:
         """Return the number of a request.

@@ -55,5 +55,5 @@ def test_a_refused_request_is_answered_and_what_it_evicted_is_published() -> Non
     assert answer.error is not None
     assert "enlarge the pool" in answer.error
     assert answer.last_seq == len(sink.batches) - 1 > 0
-    engine.cache.check_integrity()
+    engine.cache.debug.check_integrity()
     assert serve(engine, 1000).error is None

@@ -91,7 +91,7 @@ def test_a_quarter_of_the_demo_already_evicts_and_mostly_hits_on_every_preset(mo
     assert answers[-1].last_seq == len(sink.payloads) - 1
     hits = sum(answer.hit for answer in answers) / sum(len(r.prompt) for r in requests)
     assert 0.4 < hits < 0.9
-    engine.cache.check_integrity()
+    engine.cache.debug.check_integrity()
 
 
 def test_a_topology_is_told_with_the_fields_that_a_server_takes() -> None:

@@ -39,11 +39,11 @@ class PoolBlock(Block):
 
     def set_block_hash(self, key: BlockHashWithGroupId, num_tokens: int | None = None) -> None:
         assert self.block_hash is None, "a block is given a hash while it has one"
-        self._cache.register(self.number, *self.pool.native_key(key), num_tokens or 0)
+        self._cache.pool.register(self.number, *self.pool.native_key(key), num_tokens or 0)
 
     def reset_hash(self) -> None:
         while (key := self.block_hash) is not None:
-            self._cache.unregister(self.number, *self.pool.native_key(key))
+            self._cache.pool.unregister(self.number, *self.pool.native_key(key))
 
     @property
     def next_free_block(self) -> object:
@@ -56,5 +56,5 @@ class PoolBlock(Block):
         return self.pool.free_block_queue.before(self.number)
 
     def _info(self) -> BlockInfo:
-        (info,) = self._cache.describe([self.number])
+        (info,) = self._cache.pool.describe([self.number])
         return info

@@ -9,6 +9,7 @@ from kvbraid.cache import CacheManager, Dense, Interval
 from kvbraid.integrations.vllm import KvbraidCacheManager
 from kvbraid.integrations.vllm.coordinator import Coordinator
 from kvbraid.integrations.vllm.requests import Requests
+from kvbraid.integrations.vllm.work import StepWork
 from vllm.distributed.kv_events import BlockStored, KVCacheEvent
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.kv_cache_interface import (
@@ -34,6 +35,7 @@ class KVCacheManager(KvbraidCacheManager):
     def _stand_on(self, cache: CacheManager) -> None:
         self.cache = cache
         self._requests = Requests(cache, self._hash_block_size)
+        self._work = StepWork(cache, self._requests)
         self.block_pool = BlockPool.of(cache, self._hash_block_size)
         is_single = self.num_kv_cache_groups == 1
         kind = UnitaryKVCacheCoordinator if is_single else HybridKVCacheCoordinator
@@ -41,7 +43,7 @@ class KVCacheManager(KvbraidCacheManager):
 
     def retain(self, interval: int | None) -> None:
         """Keep by another interval from now on; nothing may have been cached yet."""
-        assert not self.cache.cached(), "the retention of a cache that is used already"
+        assert not self.cache.debug.cached(), "the retention of a cache that is used already"
         retention = Dense() if interval is None else Interval(interval)
         self._stand_on(CacheManager(replace(self.cache.config, retention=retention)))
 
@@ -68,7 +70,7 @@ class KVCacheManager(KvbraidCacheManager):
                 if not block.is_null and block.block_hash is None:
                     end = (position + 1) * size
                     digest = request.block_hashes[end // self._hash_block_size - 1]
-                    self.cache.register(self.block_pool.own(block), group, digest, end)
+                    self.cache.pool.register(self.block_pool.own(block), group, digest, end)
 
     def take_events(self) -> list[KVCacheEvent]:
         """Take what happened; the pool does not know of what kind a group is, this does."""

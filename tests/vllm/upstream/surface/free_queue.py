@@ -20,11 +20,11 @@ class FreeKVCacheBlockQueue:
     @property
     def num_free_blocks(self) -> int:
         """Blocks in the queue."""
-        return self._pool.cache.num_free_blocks
+        return self._pool.cache.pool.num_free
 
     def get_all_free_blocks(self) -> list[PoolBlock]:
         """Return the blocks, next victim first."""
-        return [self._pool.block(number) for number in self._pool.cache.free_queue()]
+        return [self._pool.block(number) for number in self._pool.cache.debug.free_queue()]
 
     def after(self, number: int) -> object:
         """Return what follows a block: a block or the end; None for one that is not free."""
@@ -35,7 +35,7 @@ class FreeKVCacheBlockQueue:
         return self._next_to(number, -1)
 
     def _next_to(self, number: int, step: int) -> object:
-        queue = self._pool.cache.free_queue()
+        queue = self._pool.cache.debug.free_queue()
         if number not in queue:
             return None
         ends = [self.fake_free_list_head, *map(self._pool.block, queue), self.fake_free_list_tail]

@@ -162,7 +162,7 @@ class _GroupManager:
 
     def take_new_block_ids(self) -> list[int]:
         """Take the blocks to zero."""
-        return self._cache.take_blocks_to_zero()
+        return self._cache.take_work().blocks_to_zero
 
     def _allocate(self, request_id: str, **need: Any) -> list[PoolBlock]:  # noqa: ANN401 - fields
         fields = {"num_computed_tokens": 0, "delay_commit": True, **need}
@@ -208,8 +208,8 @@ class _GroupManager:
                 for group in kv_cache_group_ids
             ]
             for index, (group, digest) in enumerate(keys):
-                for holder in block_pool.cache.holders(group, digest):
-                    cache.register(holder, index, digest, end)
+                for holder in block_pool.cache.pool.holders(group, digest):
+                    cache.pool.register(holder, index, digest, end)
             digests.append(keys[0][1])
         # At least one token is always left to compute.
         request = cache.add([0] * (max_length + 1), block_hashes=digests)
@@ -236,7 +236,7 @@ class _GroupManager:
             spec, alignment=alignment_tokens, retention=retention_interval, eagle=use_eagle
         )
         blocks = range(start_block, end_block)
-        return CacheManager(config).kept_blocks(0, blocks, reachable_boundaries)
+        return CacheManager(config).debug.kept_blocks(0, blocks, reachable_boundaries)
 
 
 class FullAttentionManager(_GroupManager):

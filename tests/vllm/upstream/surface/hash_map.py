@@ -24,7 +24,7 @@ class HashMap:
         self._cache = _Entries(self)
 
     def __len__(self) -> int:
-        return len(self._pool.cache.cached())
+        return len(self._pool.cache.debug.cached())
 
     def get_one_block(self, key: BlockHashWithGroupId) -> PoolBlock | None:
         """Return the oldest block that is found by the hash."""
@@ -37,24 +37,24 @@ class HashMap:
     def insert(self, key: BlockHashWithGroupId, block: PoolBlock) -> None:
         """Make a block findable."""
         number = self._pool.own(block)
-        self._pool.cache.register(number, *self._pool.native_key(key), 0)
+        self._pool.cache.pool.register(number, *self._pool.native_key(key), 0)
 
     def pop(self, key: BlockHashWithGroupId, block_id: int) -> PoolBlock | None:
         """Take the hash away from a block; None if the block is not found by it."""
         for block in self.blocks(key):
             if block.block_id == block_id:
-                self._pool.cache.unregister(block.number, *self._pool.native_key(key))
+                self._pool.cache.pool.unregister(block.number, *self._pool.native_key(key))
                 return block
         return None
 
     def blocks(self, key: BlockHashWithGroupId) -> list[PoolBlock]:
         """Return all blocks that are found by the hash, oldest first."""
-        holders = self._pool.cache.holders(*self._pool.native_key(key))
+        holders = self._pool.cache.pool.holders(*self._pool.native_key(key))
         return [self._pool.block(number) for number in holders]
 
     def keys(self) -> list[BlockHashWithGroupId]:
         """Return every hash that a block is found by."""
-        return [self._pool.spelled(*key) for key in self._pool.cache.cached()]
+        return [self._pool.spelled(*key) for key in self._pool.cache.debug.cached()]
 
 
 class _Entries(MutableMapping[BlockHashWithGroupId, Found]):

@@ -95,7 +95,7 @@ class BlockPool(EnginePool):
         assert isinstance(block, PoolBlock)
         if block.pool is not self:
             key, num_tokens = block.block_hash, block.block_hash_num_tokens
-            (number,) = self.cache.take_blocks(1)
+            (number,) = self.cache.pool.take(1)
             block.move_to(self, number)
             self._blocks[number] = block
             if key is not None:
@@ -138,7 +138,7 @@ class BlockPool(EnginePool):
     def cached_block_hashes_by_block(self) -> dict[int, set[BlockHashWithGroupId]]:
         """By block, the hashes beyond the one it is found by first."""
         further: dict[int, set[BlockHashWithGroupId]] = {}
-        for (group, digest), holders in self.cache.cached().items():
+        for (group, digest), holders in self.cache.debug.cached().items():
             key = self.spelled(group, digest)
             for number in holders:
                 if self.block(number).block_hash != key:
@@ -174,9 +174,9 @@ class BlockPool(EnginePool):
         ]
         for position in kept:
             number, end = self.own(blocks[position]), (position + 1) * block_size
-            self.cache.forget([number])
+            self.cache.pool.forget([number])
             digest = request.block_hashes[end // self.hash_block_size - 1]
-            self.cache.register(number, kv_cache_group_id, digest, end)
+            self.cache.pool.register(number, kv_cache_group_id, digest, end)
         if self.enable_kv_cache_events and positions:
             self._tell(
                 stored(
@@ -204,11 +204,11 @@ class BlockPool(EnginePool):
             return None
         number = self.own(block)
         digest = request.block_hashes[num_tokens // unit - 1]
-        is_known = number in self.cache.holders(kv_cache_group_id, digest)
+        is_known = number in self.cache.pool.holders(kv_cache_group_id, digest)
         is_shorter = not is_known and (block.block_hash_num_tokens or num_tokens) < num_tokens
         if replace_existing_hashes or is_shorter:
-            self.cache.forget([number])
-        self.cache.register(number, kv_cache_group_id, digest, num_tokens)
+            self.cache.pool.forget([number])
+        self.cache.pool.register(number, kv_cache_group_id, digest, num_tokens)
         if self.enable_kv_cache_events and (replace_existing_hashes or not is_known):
             part = (num_tokens - unit, num_tokens)
             self._tell(stored(request, [part], part, (kv_cache_group_id, unit, unit)))

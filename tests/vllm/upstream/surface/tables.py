@@ -43,12 +43,12 @@ class Group(GroupView):
     @property
     def cached_blocks_this_step(self) -> set[BlockHashWithGroupId]:
         """What states are found by that are only written in this step."""
-        fresh = self._cache.fresh_states()
+        fresh = self._cache.debug.fresh_states()
         return {self._pool.spelled(*key) for key in fresh if key[0] == self.kv_cache_group_id}
 
     def _cursors(self) -> dict[str, Cursor]:
         return {
-            name: self._cache.cursors(known.number)[self.kv_cache_group_id]
+            name: self._cache.debug.cursors(known.number)[self.kv_cache_group_id]
             for name, known in self._requests._known.items()
         }
 

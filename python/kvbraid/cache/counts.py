@@ -1,0 +1,24 @@
+"""What the face of the cache checks before it calls the native core."""
+
+from kvbraid.errors import InvalidValueError
+
+
+def check_counts(**counts: int | None) -> None:
+    """Refuse what is not a count of 32 bits, by name.
+
+    Raises:
+        InvalidValueError: Names the count and its limits.
+    """
+    for name, count in counts.items():
+        if count is not None and not 0 <= count < 1 << 32:
+            raise InvalidValueError(f"{name} is {count}; expected 0 to {(1 << 32) - 1}")
+
+
+def check_group(group: int, num_groups: int) -> None:
+    """Refuse a group that the cache does not have.
+
+    Raises:
+        InvalidValueError: Names the group, and how many there are.
+    """
+    if not 0 <= group < num_groups:
+        raise InvalidValueError(f"group is {group}; the cache has {num_groups}")
