@@ -81,7 +81,7 @@ OF_THE_STUDY: Final = (
     ),
     Mutant(
         "M06",
-        "each spec is asked once, the length that is left is not offered to the others again",
+        "each spec is asked once; the shortened length is not offered to the other specs again",
         (
             Edit(
                 SWEEP,
@@ -99,7 +99,7 @@ OF_THE_STUDY: Final = (
     ),
     Mutant(
         "M07",
-        "states ignore the alignment: any state up to the next boundary serves a hit at this one",
+        "states ignore the alignment: any state before the next boundary allows a hit at this one",
         (
             Edit(
                 SWEEP,
@@ -179,7 +179,7 @@ OF_THE_STUDY: Final = (
     ),
     Mutant(
         "M20",
-        "a state that is registered in this step is resumed from in it",
+        "a request resumes from a state in the same step that registers it",
         (
             Edit(
                 STATE,
@@ -194,7 +194,7 @@ OF_THE_STUDY: Final = (
 OURS: Final = (
     Mutant(
         "tail-last",
-        "eviction order: the blocks of a finished request go first block first",
+        "eviction order: the first blocks of a finished request are evicted before its last ones",
         (
             Edit(
                 RETAIN,
@@ -206,7 +206,7 @@ OURS: Final = (
     ),
     Mutant(
         "unfindable-last",
-        "eviction order: freed blocks that nobody can find wait behind those that can be found",
+        "eviction order: freed blocks that no hash finds are evicted after those that can be found",
         (
             Edit(
                 POOL,
@@ -242,7 +242,7 @@ OURS: Final = (
     ),
     Mutant(
         "in-flight-freed",
-        "skipped blocks: what tokens in flight still read is freed",
+        "skipped blocks: blocks are freed that tokens in flight still read",
         (
             Edit(
                 ALLOCATE,
@@ -260,13 +260,13 @@ OURS: Final = (
     ),
     Mutant(
         "junction-not-kept",
-        "junctions: nothing is retained where requests branch off",
+        "junctions: the state where requests branch off is not retained",
         (Edit(COMMIT, "if request.junction > 0 {", "if false {"),),
         (CACHE,),
     ),
     Mutant(
         "junction-of-any-group",
-        "junctions: the first group is asked, full or not",
+        "junctions: the first group decides, even if it is not a full group",
         (
             Edit(
                 FIND,
@@ -278,7 +278,7 @@ OURS: Final = (
     ),
     Mutant(
         "groups-backwards",
-        "event order: the last group says first what it stores",
+        "event order: the stores of the last group are published first",
         (
             Edit(
                 COMMIT,
@@ -290,7 +290,7 @@ OURS: Final = (
     ),
     Mutant(
         "keys-backwards",
-        "event order: a block with several boundaries loses the last one first",
+        "event order: the last of a block's several boundaries is removed first",
         (
             Edit(
                 ALLOCATE,
