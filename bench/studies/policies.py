@@ -200,8 +200,8 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
     yield from (
         "# Token hit rates by retention policy",
         "",
-        "Written by `make study ONLY=policies` from policies.jsonl; do not edit by hand. Rates in",
-        "percent of the prompt tokens of the requests that the pool can hold at all.",
+        "Written by `make study ONLY=policies` from policies.jsonl; do not edit by hand. Rates",
+        "are percentages of the prompt tokens of all requests that the empty pool can hold.",
         "",
     )
     policies = list(dict.fromkeys(row["policy"] for row in rows))
@@ -227,9 +227,9 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
 def summary(rows: Sequence[Row]) -> Iterator[str]:
     """Yield how each policy does against the best of the rivals in the same pool."""
     yield from (
-        "Against the best of the reference engine's policies in each pool, in points:",
+        "Each policy against the best of the reference engine's in the same pool, in points:",
         "",
-        "| policy | not behind | furthest behind | where | furthest ahead | where |",
+        "| policy | not worse | largest loss | where | largest gain | where |",
         "|---|--:|--:|---|--:|---|",
     )
     rates = {cell_of(row): 100 * row["hit_rate"] for row in rows}
@@ -238,18 +238,18 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
         best = max(rates[replace(cell, policy=rival)] for rival in RIVALS)
         leads.setdefault(cell.policy, []).append((rate - best, cell))
     for policy, found in leads.items():
-        not_behind = sum(lead >= 0 for lead, _ in found)
+        not_worse = sum(lead >= 0 for lead, _ in found)
         ends = (
             f"{lead:+.2f} | {cell.trace}, {cell.model}, {cell.share}"
             for lead, cell in (min(found), max(found))
         )
-        yield f"| {policy} | {not_behind} of {len(found)} | {' | '.join(ends)} |"
+        yield f"| {policy} | {not_worse} of {len(found)} | {' | '.join(ends)} |"
 
 
 def bounds(study: Study) -> Iterator[str]:
     """Yield what is left to gain."""
     yield from (
-        "Had eviction known the future, a model of full attention would have reused, in percent:",
+        "With an eviction that knows the future, a full-attention model would reuse, in percent:",
         "",
         f"| trace | {' | '.join(SHARES)} |",
         "|---|" + "--:|" * len(SHARES),

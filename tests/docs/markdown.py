@@ -54,7 +54,8 @@ def pages() -> list[Path]:
         [
             *ROOT.glob("*.md"),
             *ROOT.glob("docs/**/*.md"),
-            *ROOT.glob("bench/*.md"),
+            *ROOT.glob("bench/**/*.md"),
+            *ROOT.glob("fuzz/*.md"),
             *ROOT.glob("tests/**/*.md"),
         ]
     )

@@ -206,7 +206,7 @@ OURS: Final = (
     ),
     Mutant(
         "unfindable-last",
-        "eviction order: freed blocks that no hash finds are evicted after those that can be found",
+        "eviction order: freed blocks that no hash finds are evicted after those that one finds",
         (
             Edit(
                 POOL,
