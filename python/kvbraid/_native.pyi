@@ -1,7 +1,7 @@
 """Types of the native core; checked against the built module by stubtest."""
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, final
+from typing import TypeAlias, final
 
 from typing_extensions import Buffer
 
@@ -102,19 +102,6 @@ _RequestTuple: TypeAlias = tuple[
     Sequence[str],
     str,
 ]
-# pod, dp_rank, state, lower, upper, exactness, present, tiers, limiting, score
-_RowTuple: TypeAlias = tuple[
-    str,
-    int,
-    str,
-    int,
-    int,
-    Literal["exact", "bound", "unknown"],
-    int,
-    list[tuple[str, int, int]],
-    tuple[int | None, int] | None,
-    float,
-]
 # index, kind, block size, window, chunk, eagle
 _KnownGroup: TypeAlias = tuple[int | None, str, int, int | None, int | None, bool]
 _Strip: TypeAlias = tuple[_KnownGroup, list[bool], list[int] | None]
@@ -134,7 +121,6 @@ _InfoTuple: TypeAlias = tuple[
 
 @final
 class FleetAnswer:
-    def rows(self) -> list[_RowTuple]: ...
     def to_json(self) -> bytes: ...
     def __len__(self) -> int: ...
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use kvbraid_core::Error;
 use kvbraid_core::fleet::{
-    Answer, Applied, GroupStrip, Index, Member, PodConfig, PodSpec, Prompt, RankInfo, Request, Row,
-    State, Strategy, Tier, TierSet,
+    Answer, Applied, GroupStrip, Index, PodConfig, PodSpec, Prompt, RankInfo, Request, State,
+    Strategy, Tier, TierSet,
 };
 use kvbraid_core::hash::{HashAlgo, MediaItem};
 use kvbraid_core::spec::GroupSpec;
@@ -50,20 +50,6 @@ struct RequestTuple(
 
 /// stored, removed, cleared, refused.
 type AppliedTuple = (u64, u64, u64, u64);
-type LimitingTuple = (Option<u16>, u32);
-/// pod, `dp_rank`, state, lower, upper, exactness, present, tiers, limiting, score.
-type RowTuple = (
-    String,
-    u32,
-    &'static str,
-    u32,
-    u32,
-    &'static str,
-    u32,
-    Vec<(String, u32, u32)>,
-    Option<LimitingTuple>,
-    f64,
-);
 /// index, kind, block size, window, chunk, eagle.
 type GroupTuple = (
     Option<u16>,
@@ -96,7 +82,7 @@ pub(crate) struct FleetCore {
     index: SharedIndex,
 }
 
-/// One answer: rows as tuples, or the whole as JSON.
+/// One answer, to be read as JSON.
 #[pyclass(frozen, module = "kvbraid._native")]
 pub(crate) struct FleetAnswer {
     model: String,
@@ -116,17 +102,7 @@ impl FleetAnswer {
 
 #[pymethods]
 impl FleetAnswer {
-    /// Every rank's row.
-    fn rows(&self) -> Vec<RowTuple> {
-        self.answer
-            .roster
-            .iter()
-            .zip(&self.answer.rows)
-            .map(row_tuple)
-            .collect()
-    }
-
-    /// The body of the HTTP answer.
+    /// The body of the HTTP answer: a row for every rank.
     fn to_json<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         let body = py.detach(|| self.answer.to_json(&self.model, self.num_tokens));
         PyBytes::new(py, &body)
@@ -135,28 +111,6 @@ impl FleetAnswer {
     fn __len__(&self) -> usize {
         self.answer.rows.len()
     }
-}
-
-fn row_tuple((member, value): (&Member, &Row)) -> RowTuple {
-    let tiers = value
-        .tiers
-        .iter()
-        .map(|(set, b)| (set.name(), b.lower, b.upper))
-        .collect();
-    (
-        member.pod.to_string(),
-        member.dp_rank,
-        value.state.name(),
-        value.bounds.lower,
-        value.bounds.upper,
-        value.exactness(),
-        value.present,
-        tiers,
-        value
-            .limiting
-            .map(|(group, boundary)| ((group != u16::MAX).then_some(group), boundary)),
-        value.score,
-    )
 }
 
 fn applied_tuple(applied: &Applied) -> AppliedTuple {

@@ -1,1 +1,72 @@
-"""Decoded events to index to score to explanation; pods and their states."""
+"""What every pod of a fleet holds, from its own events, and what a request can reuse of it.
+
+1. `register` makes a pod known to a `FleetIndex`.
+2. `apply` takes in a batch of events, as the pod's engine published it.
+3. `score` says, for a `Request`, what each pod can reuse: at least `lower` and at most `upper`
+   tokens. The two are equal where the events decide the answer.
+4. `explain` says why, group by group.
+5. `set_state` notes how far the pod's history is known. An answer can be exact only while the
+   state is `PodState.EXACT`; `reset` and `lose` note a restart and lost messages.
+
+A pod that has published one prompt of 32 tokens in blocks of 16:
+
+>>> from kvbraid.events import BlockStored, encode_batch
+>>> from kvbraid.fleet import FleetIndex, Request
+>>> from kvbraid.ids import PodId, PodState
+>>> index = FleetIndex()
+>>> index.register(PodId("a"), model="m")
+>>> stored = BlockStored(
+...     block_hashes=(1, 2), parent_block_hash=None, token_ids=tuple(range(32)), block_size=16,
+...     group_idx=0, kv_cache_spec_kind="full_attention",
+... )
+>>> index.apply(PodId("a"), encode_batch([stored]))
+Applied(stored=2, removed=0, cleared=0, refused=0)
+>>> request = Request(model="m", token_ids=[*range(32), 7])
+>>> [row] = index.score(request).rows
+>>> row.lower, row.upper, row.exactness
+(32, 32, 'exact')
+>>> [why] = index.explain(request).rows
+>>> why.groups[0].held
+[True, True]
+>>> index.set_state(PodId("a"), PodState.STALE, reason="no connection")
+>>> [row] = index.score(request).rows
+>>> row.lower, row.upper, row.exactness
+(0, 32, 'bound')
+"""
+
+from kvbraid.fleet.answer import (
+    Applied,
+    Bounds,
+    Exactness,
+    Explanation,
+    GroupStrip,
+    KnownGroup,
+    Limiting,
+    PodExplanation,
+    PodInfo,
+    PodScore,
+    Scores,
+)
+from kvbraid.fleet.index import FleetIndex, IndexOptions, Keys, Presence
+from kvbraid.fleet.request import MediaItem, Request, Strategy
+
+__all__ = [
+    "Applied",
+    "Bounds",
+    "Exactness",
+    "Explanation",
+    "FleetIndex",
+    "GroupStrip",
+    "IndexOptions",
+    "Keys",
+    "KnownGroup",
+    "Limiting",
+    "MediaItem",
+    "PodExplanation",
+    "PodInfo",
+    "PodScore",
+    "Presence",
+    "Request",
+    "Scores",
+    "Strategy",
+]

@@ -5,7 +5,9 @@ Frozen data; every number is in tokens unless its name says otherwise.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
 
 from kvbraid._native import FleetAnswer
 from kvbraid.ids import GroupId, PodId, PodState
@@ -25,9 +27,9 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Limiting:
-    """The group that ends a prefix, and the first boundary that it refuses.
+    """The group that ends the prefix, and the first boundary in tokens that it refuses.
 
-    `group` is None for a pod whose events carry no group index.
+    `group` is None (null in JSON) for a pod whose events carry no group index.
     """
 
     group: GroupId | None
@@ -36,7 +38,7 @@ class Limiting:
 
 @dataclass(frozen=True, slots=True)
 class PodScore:
-    """What one rank of one pod could reuse of a request.
+    """What one rank of one pod could reuse of a request, in tokens; also a row of the HTTP answer.
 
     `score` depends on the strategy, all else does not. `weighted_blocks` cannot score a pod of
     which too little is known (it is not registered, or no event told its groups): `score` is 0 and
@@ -55,6 +57,15 @@ class PodScore:
     score: float
 
 
+class _Body(msgspec.Struct):
+    """What the native core writes, as far as it is read here."""
+
+    pods: list[PodScore]
+
+
+_DECODER: Final = msgspec.json.Decoder(_Body)
+
+
 class Scores:
     """One scored request: a row for every rank asked for. Rows are made when they are read."""
 
@@ -64,45 +75,14 @@ class Scores:
     @property
     def rows(self) -> list[PodScore]:
         """One row per rank, in the order of pod names."""
-        return [_score(*row) for row in self._native.rows()]
+        return _DECODER.decode(self._native.to_json()).pods
 
     def to_json(self) -> bytes:
-        """Return the body of a `/v1/score` answer."""
+        """Return the body of a `/v1/score` answer: the same rows, as JSON."""
         return self._native.to_json()
 
     def __len__(self) -> int:
         return len(self._native)
-
-
-def _score(  # noqa: PLR0913 - the native row, field by field
-    pod: str,
-    dp_rank: int,
-    state: str,
-    lower: int,
-    upper: int,
-    exactness: Exactness,
-    present: int,
-    tiers: list[tuple[str, int, int]],
-    limiting: tuple[int | None, int] | None,
-    score: float,
-) -> PodScore:
-    return PodScore(
-        pod=PodId(pod),
-        dp_rank=dp_rank,
-        state=PodState(state),
-        lower=lower,
-        upper=upper,
-        exactness=exactness,
-        present=present,
-        tiers={name: Bounds(low, high) for name, low, high in tiers},
-        limiting=None if limiting is None else limiting_of(*limiting),
-        score=score,
-    )
-
-
-def limiting_of(group: int | None, boundary: int) -> Limiting:
-    """Return the group that ends a prefix."""
-    return Limiting(None if group is None else GroupId(group), boundary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from kvbraid.errors import printable
+from kvbraid.fleet.answer import Limiting
 from kvbraid.ids import PodState
 from kvbraid.report.events import group_name
 from kvbraid.service.answers import (
     ExplainAnswer,
     ExplainGroup,
     ExplainRow,
-    Limiting,
     PodsAnswer,
     ScoreAnswer,
 )

@@ -1,45 +1,14 @@
 """The JSON bodies of every answer, as structs: the OpenAPI document is generated from them.
 
-`/v1/score` is written by the native core in the form of ScoreAnswer; the rest is converted
-from the index's own rows by attribute name.
+`/v1/score` is written by the native core in the form of ScoreAnswer, whose rows are the index's
+own; the rest is converted from the index's rows by attribute name.
 """
 
 import msgspec
 
+from kvbraid.fleet.answer import Limiting, PodScore
 from kvbraid.ids import PodState
 from kvbraid.spec import SpecKind
-
-
-class Bounds(msgspec.Struct, frozen=True):
-    """Reusable tokens: at least `lower`, at most `upper`."""
-
-    lower: int
-    upper: int
-
-
-class Limiting(msgspec.Struct, frozen=True):
-    """The group that ends the prefix, and the first boundary in tokens that it refuses.
-
-    `group` is null for a pod whose events carry no group index.
-    """
-
-    group: int | None
-    boundary: int
-
-
-class ScoreRow(msgspec.Struct, frozen=True):
-    """What one pod and rank could reuse of the request, in tokens."""
-
-    pod: str
-    dp_rank: int
-    state: PodState
-    lower: int
-    upper: int
-    exactness: str
-    present: int
-    tiers: dict[str, Bounds]
-    limiting: Limiting | None
-    score: float
 
 
 class ScoreAnswer(msgspec.Struct, frozen=True):
@@ -47,7 +16,7 @@ class ScoreAnswer(msgspec.Struct, frozen=True):
 
     model: str
     num_tokens: int
-    pods: list[ScoreRow]
+    pods: list[PodScore]
 
 
 class ExplainGroup(msgspec.Struct, frozen=True):

@@ -4,18 +4,17 @@ from io import StringIO
 
 import pytest
 from kvbraid.events.model import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Refusal
-from kvbraid.ids import PodState
+from kvbraid.fleet.answer import Limiting, PodScore
+from kvbraid.ids import GroupId, PodId, PodState
 from kvbraid.report.answers import show_explanation, show_pods, show_scores
 from kvbraid.report.events import event_lines
 from kvbraid.service.answers import (
     ExplainAnswer,
     ExplainGroup,
     ExplainRow,
-    Limiting,
     PodRow,
     PodsAnswer,
     ScoreAnswer,
-    ScoreRow,
 )
 from kvbraid.spec import SpecKind
 from rich.console import Console
@@ -32,7 +31,7 @@ def group(index: int, kind: SpecKind, held: str, accepted: list[int] | None) -> 
 def explained(num_tokens: int, *groups: ExplainGroup) -> ExplainAnswer:
     row = ExplainRow(
         pod="a", dp_rank=0, state=PodState.EXACT, lower=32, upper=32,
-        limiting=Limiting(group=1, boundary=48), reason="", groups=list(groups),
+        limiting=Limiting(group=GroupId(1), boundary=48), reason="", groups=list(groups),
     )  # fmt: skip
     return ExplainAnswer(model="m", num_tokens=num_tokens, pods=[row])
 
@@ -83,9 +82,9 @@ def test_wide_requests_are_scaled_down_to_the_width(width: int, num_blocks: int)
 
 def test_scores_are_listed_best_first() -> None:
     rows = [
-        ScoreRow(
-            pod=pod, dp_rank=0, state=PodState.EXACT, lower=lower, upper=lower, exactness="exact",
-            present=64, tiers={}, limiting=None, score=float(lower),
+        PodScore(
+            pod=PodId(pod), dp_rank=0, state=PodState.EXACT, lower=lower, upper=lower,
+            exactness="exact", present=64, tiers={}, limiting=None, score=float(lower),
         )
         for pod, lower in (("low", 16), ("high", 32))
     ]  # fmt: skip

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
 use smallvec::SmallVec;
 
 use super::pod::Member;
@@ -9,7 +11,7 @@ use super::state::State;
 use super::tier::TierSet;
 
 /// Reusable tokens: at least and at most.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Bounds {
     /// At least this many.
     pub lower: u32,
@@ -20,42 +22,66 @@ pub struct Bounds {
 /// What a token is worth on each tier, in the order of `Tier::ALL`.
 pub(super) type Weights = [f64; 3];
 
-/// The answer for one rank.
-#[derive(Debug, Clone, PartialEq)]
+/// How an answer is to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Exactness {
+    /// The bounds are equal, and it is what the engine reuses.
+    Exact,
+    /// The truth lies within the bounds.
+    Bound,
+    /// The strategy asked for has no score for this rank: `score` is 0 and says nothing.
+    Unknown,
+}
+
+/// The group that ends a prefix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Limiting {
+    /// Its index on the wire; `None` for a pod whose events carry none.
+    pub group: Option<u16>,
+    /// The first boundary, in tokens, that it refuses.
+    pub boundary: u32,
+}
+
+/// The answer for one rank. Serialised, it is a row of the HTTP answer, but for the rank's name.
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
     /// How far its history is known.
     pub state: State,
-    /// For the tiers asked for.
+    /// The bounds for the tiers asked for.
+    #[serde(flatten)]
     pub bounds: Bounds,
+    /// How the row is to be read.
+    pub exactness: Exactness,
     /// Tokens that its full-attention groups hold, whatever the others lack; without such a group,
     /// those covered by the blocks of any group.
     pub present: u32,
-    /// Per set of tiers.
+    /// The bounds for each set of tiers.
+    #[serde(serialize_with = "by_name")]
     pub tiers: SmallVec<[(TierSet, Bounds); 3]>,
-    /// Wire index of the group that ends the prefix, and the boundary in tokens that it refuses.
-    pub limiting: Option<(u16, u32)>,
+    /// The group that ends the prefix; `None` where none does.
+    pub limiting: Option<Limiting>,
     /// Tokens of the best lower bound, each times the weight of its tier; or what the strategy
     /// asked for says.
     pub score: f64,
-    /// The strategy asked for has a score for this rank; otherwise `score` is 0 and says nothing.
-    pub has_score: bool,
 }
 
 impl Row {
-    /// Whether the answer is exact rather than a bound.
+    /// Whether the bounds are what the engine reuses.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         self.state == State::Exact && self.bounds.lower == self.bounds.upper
     }
 
-    /// How the answer is to be read: `exact`, `bound`, or `unknown` where it has no score.
-    #[must_use]
-    pub fn exactness(&self) -> &'static str {
-        match (self.has_score, self.is_exact()) {
-            (false, _) => "unknown",
-            (true, true) => "exact",
-            (true, false) => "bound",
-        }
+    /// Fills in what the strategy says, once the state and the bounds are there; `None`: it has no
+    /// score for this rank.
+    pub(super) fn set_score(&mut self, score: Option<f64>) {
+        self.score = score.unwrap_or(0.0);
+        self.exactness = match (score, self.is_exact()) {
+            (None, _) => Exactness::Unknown,
+            (Some(_), true) => Exactness::Exact,
+            (Some(_), false) => Exactness::Bound,
+        };
     }
 
     /// The answer for a pod that is not registered: nothing is known of it.
@@ -65,11 +91,11 @@ impl Row {
         Self {
             state: State::Stale,
             bounds,
+            exactness: Exactness::Unknown,
             present: 0,
             tiers: [(tiers, bounds)].into_iter().collect(),
             limiting: None,
             score: 0.0,
-            has_score: false,
         }
     }
 }
@@ -84,4 +110,13 @@ pub struct Answer {
     /// Units of work on what is undecided and on what lies after each boundary: grows with the
     /// request and with what is undecided along it, hardly faster.
     pub effort: u64,
+}
+
+/// Writes the bounds of each set of tiers under the name of the set.
+fn by_name<S: Serializer>(tiers: &[(TierSet, Bounds)], serializer: S) -> Result<S::Ok, S::Error> {
+    let mut map = serializer.serialize_map(Some(tiers.len()))?;
+    for (set, bounds) in tiers {
+        map.serialize_entry(&set.name(), bounds)?;
+    }
+    map.end()
 }

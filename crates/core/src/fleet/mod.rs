@@ -54,7 +54,7 @@ mod view;
 mod walk;
 mod words;
 
-pub use answer::{Answer, Bounds, Row};
+pub use answer::{Answer, Bounds, Exactness, Limiting, Row};
 pub use catalog::PodConfig;
 pub use explain::{Explained, GroupStrip, Strip};
 pub use index::{Index, Options};

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::answer::{Bounds, Row};
+use super::answer::{Bounds, Exactness, Limiting, Row};
 use super::canonical_blocks;
 use super::model::Class;
 use super::rank::Rank;
@@ -90,15 +90,17 @@ impl Search<'_, '_> {
             self.last_token()
         };
         let bounds = Bounds { lower: 0, upper };
-        Row {
+        let mut row = Row {
             state,
             bounds,
+            exactness: Exactness::Unknown,
             present: 0,
             tiers: tier_sets.iter().map(|&set| (set, bounds)).collect(),
             limiting: None,
             score: 0.0,
-            has_score: self.request.canonical_blocks.is_none(),
-        }
+        };
+        row.set_score(self.request.canonical_blocks.is_none().then_some(0.0));
+        row
     }
 
     fn answer_class(
@@ -167,7 +169,10 @@ impl Search<'_, '_> {
             let row = rows.row(column);
             row.present = present[column % 64];
             let limit = limits[column % 64];
-            row.limiting = limit.map(|limit| (view.groups[limit.group], limit.boundary));
+            row.limiting = limit.map(|limit| Limiting {
+                group: Rank::group_name(view.groups[limit.group]),
+                boundary: limit.boundary,
+            });
         }
     }
 
@@ -184,11 +189,11 @@ impl Search<'_, '_> {
             .map(|blocks| canonical_blocks::scores(self, reading, blocks, scratch));
         for column in reading.class.columns() {
             let row = rows.row(column);
-            (row.score, row.has_score) = match &by_blocks {
-                None => (tier_score::score(self, reading, column % 64, row), true),
-                Some(None) => (0.0, false),
-                Some(Some(scores)) => (scores[column % 64], true),
+            let score = match &by_blocks {
+                None => Some(tier_score::score(self, reading, column % 64, row)),
+                Some(scores) => scores.map(|scores| scores[column % 64]),
             };
+            row.set_score(score);
         }
     }
 

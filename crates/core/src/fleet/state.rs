@@ -1,7 +1,8 @@
 //! How far the history of a rank is known.
 
 /// How far the history of a rank is known; in all but `Exact` an answer is a bound.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum State {
     /// Complete since sequence number 0, a clear or a restart.
     Exact,
