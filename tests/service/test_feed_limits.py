@@ -95,7 +95,7 @@ def test_a_name_that_moves_is_followed_to_its_new_address(
     sink: RecordingSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvbraid.service.names.FRESH_S", 0.05)
-    monkeypatch.setattr("kvbraid.service.link.FRESH_S", 0.05)
+    monkeypatch.setattr("kvbraid.service.connected_link.FRESH_S", 0.05)
     addresses = ["127.0.0.2"]
 
     def look_up(host: str, *_: object) -> list[tuple[object, ...]]:

@@ -13,10 +13,12 @@ from kvbraid.errors import InvalidValueError, ServiceError, UnknownError
 from kvbraid.events.sequence import SequenceTracker
 from kvbraid.ids import PodId
 from kvbraid.service.backoff import Backoff
+from kvbraid.service.bound_link import BoundLink
 from kvbraid.service.capacity import check_capacity
+from kvbraid.service.connected_link import ConnectedLink
 from kvbraid.service.endpoints import check_connects, rank_endpoint, subscriber_binds
 from kvbraid.service.feed import FeedConfig, RankFeed, Sink
-from kvbraid.service.link import BoundLink, ConnectedLink, Link
+from kvbraid.service.link import Link
 from kvbraid.service.replay import Replay
 from kvbraid.service.wires import Wires
 

@@ -1,13 +1,8 @@
 """A subscription to one address: its SUB socket, what its connection does, whose messages come.
 
-Two kinds, because a broken connection must never be confused with the next one, behind which
-there may be a restarted engine:
-
-* a ConnectedLink opens a new socket after each disconnection, and what the old one had not
-  handed over yet is left to replay;
-* a BoundLink, to which engines connect, tells connections apart by the descriptor that ZeroMQ
-  attaches to each message. Only here may several pods share an address, and only then does the
-  topic name the pod.
+There are two kinds, because a broken connection must never be confused with the next one, to which
+a restarted engine may be attached: `connected_link` connects to one engine, `bound_link` lets
+engines connect. What both share is here: the sockets, and reading three frames quickly.
 
 A malformed message is counted and never followed. One that is shorter than three frames may take
 the next one with it: the sequence then shows a gap, like any other loss. A connection through
@@ -24,12 +19,9 @@ from typing import Any, Final
 import zmq
 
 from kvbraid.errors import ServiceError
-from kvbraid.ids import PodId
 from kvbraid.service.backoff import Backoff
-from kvbraid.service.endpoints import topic_names
 from kvbraid.service.feed import GATHERED, MAX_SEQ, RankFeed
 from kvbraid.service.meter import Meter
-from kvbraid.service.names import FRESH_S
 from kvbraid.service.reactor import SLICE, SLICE_BYTES
 from kvbraid.service.wires import Wires, next_event, open_monitor
 
@@ -49,7 +41,7 @@ _EVENTS: Final = int(
 
 
 class Link(ABC):
-    """What both kinds share: the sockets and reading three frames quickly."""
+    """What both kinds of link share."""
 
     def __init__(self, wires: Wires, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -283,192 +275,3 @@ class Link(ABC):
             elif kind == zmq.EVENT_DISCONNECTED:
                 self._meters.pop(fd, None)
             self._notice(kind, fd, now)
-
-
-class ConnectedLink(Link):
-    """A connection to the one engine rank that binds the address."""
-
-    def __init__(self, wires: Wires, feed: RankFeed) -> None:
-        super().__init__(wires, feed.endpoint)
-        self._feed = feed
-        self._connected_at: float | None = None
-        self._address = ""  # Where the socket that is open now connects to.
-        self._look_again_at = 0.0
-
-    def feeds(self) -> Iterable[RankFeed]:
-        """Return the one feed."""
-        return (self._feed,)
-
-    def discard(self, feed: RankFeed) -> bool:
-        """Remove the one feed."""
-        return False
-
-    def attend(self, now: float) -> None:
-        """Also follow a name to another address while no connection stands."""
-        super().attend(now)
-        if self._is_open and self._connected_at is None and now >= self._look_again_at:
-            address = self._locate(now)
-            if address is not None:
-                self._look_again_at = now + FRESH_S
-                if address != self._address:
-                    self.close()
-                    self.open(now)
-
-    def start_again(self, feed: RankFeed, now: float, pause_s: float) -> None:
-        """Close, and open a new socket after the pause."""
-        self.close()
-        self._reopen_at = now + pause_s
-
-    def close(self) -> None:
-        """Close the sockets; the next connection begins anew."""
-        self._connected_at = None
-        super().close()
-
-    def _locate(self, now: float) -> str | None:
-        try:
-            return self._wires.names.locate(self.endpoint, now)
-        except ServiceError:
-            self._reopen_at = self._look_again_at = now + self._backoff.pause_s(now)
-            self._feed.refuse("unknown_host")
-            return None
-
-    def _attach(self, opened: zmq.Socket[bytes], address: str) -> None:
-        opened.connect(address)
-        self._address = address
-        if address.startswith("inproc:"):  # Without a connection to monitor: always there.
-            self._feed.connected()
-
-    def _notice(self, event: int, fd: int, now: float) -> None:
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._connected_at = now
-            self._feed.heard_at = now
-            self._feed.connected()
-        elif event == zmq.EVENT_DISCONNECTED and self._connected_at is not None:
-            self.close()
-            self._reopen_at = now + self._backoff.pause_s(now)
-            self._feed.disconnected()
-
-    def _count(self, num_bytes: int) -> None:
-        for meter in self._meters.values():
-            meter.taken += num_bytes
-
-    def _owner(self, topic: bytes) -> RankFeed | None:
-        return self._feed
-
-    def _drained(self) -> None:
-        pass
-
-
-class BoundLink(Link):
-    """An address that engines connect to; several pods may share it."""
-
-    def __init__(self, wires: Wires, endpoint: str) -> None:
-        super().__init__(wires, endpoint)
-        self._feeds: dict[PodId, RankFeed] = {}
-        self._peers: dict[RankFeed, int] = {}  # Which connection a feed was heard on.
-        self._paused: dict[RankFeed, float] = {}  # Feeds that failed, until when.
-        self._unheard: list[int] = []  # Connections through which nothing has come yet.
-        self._leaving: list[int] = []  # Broken ones whose last messages may still be unread.
-
-    def add(self, feed: RankFeed) -> None:
-        """Let one more pod share the address."""
-        self._feeds[feed.pod] = feed
-        self._usual_topic = None  # Who owns a topic may have changed.
-        self._greet()
-
-    def discard(self, feed: RankFeed) -> bool:
-        """Remove a pod; return whether others remain."""
-        del self._feeds[feed.pod]
-        self._peers.pop(feed, None)
-        self._paused.pop(feed, None)
-        self._usual_topic = None
-        return bool(self._feeds)
-
-    def feeds(self) -> Iterable[RankFeed]:
-        """Return the feeds of all pods that share the address."""
-        return tuple(self._feeds.values())
-
-    def attend(self, now: float) -> None:
-        """Also let feeds that failed begin again."""
-        super().attend(now)
-        for feed in [feed for feed, until in self._paused.items() if now >= until]:
-            del self._paused[feed]
-            self._greet()
-
-    def start_again(self, feed: RankFeed, now: float, pause_s: float) -> None:
-        """Let the address stand, which may be others' too; the feed hears nothing for a while."""
-        self._paused[feed] = now + pause_s
-        peer = self._peers.pop(feed, None)
-        if peer is not None:
-            self._unheard.append(peer)
-
-    def close(self) -> None:
-        """Close the sockets; every connection is gone with them."""
-        self._peers.clear()
-        self._unheard.clear()
-        self._leaving.clear()
-        super().close()
-
-    def _locate(self, now: float) -> str | None:
-        return self.endpoint
-
-    def _attach(self, opened: zmq.Socket[bytes], address: str) -> None:
-        opened.bind(address)
-        self.endpoint = opened.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
-
-    def _notice(self, event: int, fd: int, now: float) -> None:
-        if event == zmq.EVENT_ACCEPTED:
-            if fd in self._leaving:  # The descriptor is used again.
-                self._drained()
-            self._unheard.append(fd)
-            self._greet()
-        elif event == zmq.EVENT_DISCONNECTED:
-            self._leaving.append(fd)
-
-    def _drained(self) -> None:
-        while self._leaving:
-            fd = self._leaving.pop()
-            if fd in self._unheard:
-                self._unheard.remove(fd)
-            for feed in [feed for feed, peer in self._peers.items() if peer == fd]:
-                self._hang_up(feed)
-            self._greet()
-
-    def _greet(self) -> None:
-        """A pod that has the address for itself is connected before its first message."""
-        if len(self._feeds) == 1 and self._unheard:
-            (feed,) = self._feeds.values()
-            if feed not in self._peers and feed not in self._paused:
-                self._peers[feed] = self._unheard.pop()
-                feed.connected()
-
-    def _hang_up(self, feed: RankFeed) -> None:
-        del self._peers[feed]
-        feed.disconnected()
-
-    def _owner(self, topic: bytes) -> RankFeed | None:
-        if len(self._feeds) == 1:
-            return next(iter(self._feeds.values()))
-        names = topic_names(topic)
-        return None if names is None else self._feeds.get(PodId(names[0]))
-
-    def _count(self, num_bytes: int) -> None:
-        """Nothing: every message says through which connection it came."""
-
-    def _hand_over(self, feed: RankFeed, seq: int, frame: zmq.Frame) -> None:
-        peer = int(frame.get(zmq.SRCFD))
-        meter = self._meters.get(peer)
-        if meter is not None:
-            meter.taken += len(frame)
-        if self._peers.get(feed) != peer:
-            if feed in self._paused:
-                feed.refuse("feed_pausing")
-                return
-            self._end_run()
-            if feed in self._peers:
-                self._hang_up(feed)
-            if peer in self._unheard:
-                self._unheard.remove(peer)
-            self._peers[feed] = peer
-            feed.connected()
-        super()._hand_over(feed, seq, frame)
