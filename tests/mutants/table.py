@@ -48,13 +48,16 @@ class Mutant:
 
 
 ALLOCATE: Final = "crates/core/src/cache/allocate.rs"
+BOUNDARIES: Final = "crates/core/src/cache/retention/boundaries.rs"
+CACHE_PLAN: Final = "crates/core/src/cache/plan.rs"
 COMMIT: Final = "crates/core/src/cache/commit.rs"
+CORE: Final = "crates/core/src/cache/core.rs"
 EVENTS: Final = "crates/core/src/blocks/events.rs"
 FIND: Final = "crates/core/src/cache/find.rs"
+FREE: Final = "crates/core/src/cache/free.rs"
 GROUP: Final = "crates/core/src/cache/group.rs"
 HASH_INDEX: Final = "crates/core/src/blocks/hash_index.rs"
 POOL: Final = "crates/core/src/blocks/pool.rs"
-RETAIN: Final = "crates/core/src/cache/retain.rs"
 STATE: Final = "crates/core/src/cache/state.rs"
 DIALECT: Final = "crates/core/src/rule/dialect.rs"
 NEEDS: Final = "crates/core/src/rule/needs.rs"
@@ -174,7 +177,7 @@ OF_THE_STUDY: Final = (
     Mutant(
         "M19",
         "the admission cap of windows and chunks is ignored",
-        (Edit(ALLOCATE, "required = required.min(cap as usize);", "let _ = cap;"),),
+        (Edit(CACHE_PLAN, "required = required.min(cap as usize);", "let _ = cap;"),),
         (ADMISSION,),
     ),
     Mutant(
@@ -183,8 +186,8 @@ OF_THE_STUDY: Final = (
         (
             Edit(
                 STATE,
-                "return i64::from(store.config.num_blocks) + 1;",
-                "let _ = store.config.num_blocks;",
+                "return i64::from(core.config.num_blocks) + 1;",
+                "let _ = core.config.num_blocks;",
             ),
         ),
         (CACHE, PARTIAL),
@@ -197,7 +200,7 @@ OURS: Final = (
         "eviction order: the first blocks of a finished request are evicted before its last ones",
         (
             Edit(
-                RETAIN,
+                FREE,
                 "self.pool.free(blocks.into_iter().rev());",
                 "self.pool.free(blocks);",
             ),
@@ -231,13 +234,19 @@ OURS: Final = (
     Mutant(
         "state-not-preserved",
         "copy-on-write: a state that others may resume from stays in the block that is written",
-        (Edit(STATE, "store.pool.move_keys(source, copy);", ""),),
+        (Edit(STATE, "core.pool.move_keys(source, copy);", ""),),
         (PARTIAL,),
     ),
     Mutant(
         "tail-in-place",
         "copy-on-write: a hit that ends inside a block goes on writing to the shared block",
-        (Edit(ALLOCATE, "table.shared_tail = Some((position, tail));", "let _ = tail;"),),
+        (
+            Edit(
+                ALLOCATE,
+                "table.shared_tail = Some(SharedTail { position, block });",
+                "let _ = block;",
+            ),
+        ),
         (PARTIAL,),
     ),
     Mutant(
@@ -245,7 +254,7 @@ OURS: Final = (
         "skipped blocks: blocks are freed that tokens in flight still read",
         (
             Edit(
-                ALLOCATE,
+                CACHE_PLAN,
                 "lengths.total.saturating_sub(need.num_in_flight_tokens);",
                 "lengths.total;",
             ),
@@ -261,7 +270,7 @@ OURS: Final = (
     Mutant(
         "junction-not-kept",
         "junctions: the state where requests branch off is not retained",
-        (Edit(COMMIT, "if request.junction > 0 {", "if false {"),),
+        (Edit(BOUNDARIES, "if request.junction > 0 {", "if false {"),),
         (CACHE,),
     ),
     Mutant(
@@ -293,7 +302,7 @@ OURS: Final = (
         "event order: the last of a block's several boundaries is removed first",
         (
             Edit(
-                ALLOCATE,
+                CORE,
                 "for (key, group) in lost {",
                 "for (key, group) in lost.into_iter().rev() {",
             ),

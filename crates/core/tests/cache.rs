@@ -237,20 +237,20 @@ fn single_blocks_are_taken_held_and_found() {
     assert!(cache.hold_blocks(&[BlockId(9)]).is_err());
     for &block in &taken {
         cache
-            .register(block, (1, &digests[0]), 4)
+            .register(block, 1, &digests[0], 4)
             .expect("a block of a group");
     }
     cache
-        .register(one, (0, &digests[1]), 8)
+        .register(one, 0, &digests[1], 8)
         .expect("a block of a group");
-    assert!(cache.register(NULL_BLOCK, (0, &digests[0]), 4).is_err());
+    assert!(cache.register(NULL_BLOCK, 0, &digests[0], 4).is_err());
     assert!(
-        cache.register(one, (2, &digests[0]), 4).is_err(),
+        cache.register(one, 2, &digests[0], 4).is_err(),
         "no such group"
     );
     assert_eq!(cache.holders(1, &digests[0]), [one, two]);
-    assert!(cache.unregister(one, (1, &digests[0])));
-    assert!(!cache.unregister(one, (1, &digests[0])));
+    assert!(cache.unregister(one, 1, &digests[0]));
+    assert!(!cache.unregister(one, 1, &digests[0]));
     assert_eq!(cache.holders(1, &digests[0]), [two]);
     assert_eq!(cache.holders(0, &digests[1]), [one]);
     cache.check_integrity(&[one, one, two, two]);
@@ -259,11 +259,11 @@ fn single_blocks_are_taken_held_and_found() {
         .expect("two references each");
     cache.check_integrity(&[]);
     assert_eq!(
-        cache.kept_blocks(0, (0, 4), &[]),
+        cache.kept_blocks(0, 0..4, &[]),
         Ok(None),
         "full attention keeps all"
     );
-    assert!(cache.kept_blocks(2, (0, 4), &[]).is_err(), "no such group");
+    assert!(cache.kept_blocks(2, 0..4, &[]).is_err(), "no such group");
 }
 
 #[test]

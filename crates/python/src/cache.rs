@@ -334,14 +334,14 @@ impl CacheCore {
         let digest = Digest::from_bytes(hash).map_err(to_python)?;
         let mut cache = self.cache.lock();
         cache
-            .register(BlockId(block), (group, &digest), num_tokens)
+            .register(BlockId(block), group, &digest, num_tokens)
             .map_err(to_python)
     }
 
     fn unregister(&self, block: u32, group: u16, hash: &[u8]) -> PyResult<bool> {
         let digest = Digest::from_bytes(hash).map_err(to_python)?;
         let mut cache = self.cache.lock();
-        Ok(cache.unregister(BlockId(block), (group, &digest)))
+        Ok(cache.unregister(BlockId(block), group, &digest))
     }
 
     fn holders(&self, group: u16, hash: &[u8]) -> PyResult<Vec<u32>> {
@@ -361,7 +361,7 @@ impl CacheCore {
     ) -> PyResult<Option<Vec<bool>>> {
         let cache = self.cache.lock();
         cache
-            .kept_blocks(group, blocks, &boundaries)
+            .kept_blocks(group, blocks.0..blocks.1, &boundaries)
             .map_err(to_python)
     }
 

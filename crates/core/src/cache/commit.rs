@@ -1,28 +1,43 @@
 //! Computed tokens -> blocks that others can find, and the events that say so.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
-use super::allocate::Store;
-use super::group::{Group, Keep, Kind};
-use super::request::{Request, Table};
-use crate::blocks::{BlockId, Key, ListedBlock, NULL_BLOCK, StoreEvent, count};
+use super::core::Core;
+use super::group::{Group, Kind};
+use super::request::{Request, SavedState, SharedTail, StateTail, Table};
+use super::retention::Keep;
+use crate::blocks::{BlockId, Entries, Key, ListedBlock, NULL_BLOCK, StoreEvent, count};
 
-impl Store {
+/// What the groups of one commit have in common.
+struct Commit {
+    /// Where a resume is expected, in tokens.
+    boundaries: SmallVec<[u32; 3]>,
+    /// The entries of the hashes that groups before this one registered.
+    entries: Entries,
+}
+
+impl Core {
     /// Registers the whole blocks of the first `num_tokens` tokens, group by group.
     pub(super) fn commit(&mut self, request: &mut Request, num_tokens: u32) {
-        let boundaries = self.boundaries(request);
-        self.entries.clear();
+        let mut commit = Commit {
+            boundaries: self.boundaries.expected(request),
+            entries: Entries::default(),
+        };
         for index in 0..self.groups.len() {
             let group = self.groups[index];
             if !group.cacheable {
                 continue;
             }
             let tokens = self.cacheable_tokens(&group, num_tokens);
-            let mut table = std::mem::take(&mut request.tables[index]);
-            self.commit_group(request, &group, &mut table, (tokens, &boundaries));
-            request.tables[index] = table;
+            let mut table = std::mem::take(&mut request.tables_mut()[index]);
+            self.commit_group(request, &group, &mut table, tokens, &mut commit);
+            request.tables_mut()[index] = table;
         }
-        self.note_progress(request, num_tokens);
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.note_progress(&mut self.pool, request, num_tokens);
+        }
     }
 
     fn commit_group(
@@ -30,14 +45,15 @@ impl Store {
         request: &Request,
         group: &Group,
         table: &mut Table,
-        (tokens, boundaries): (u32, &[u32]),
+        tokens: u32,
+        commit: &mut Commit,
     ) {
         let first = table.num_cached.unwrap_or(0);
-        // A block whose hash also covers tokens behind it waits for them.
+        // A block whose hash also covers the tokens after it waits for them.
         let hashed = count(request.hashes.len()) * self.config.topology.hash_block_size;
         let end = tokens.min(hashed) / group.block;
         if first < end {
-            self.register_blocks(request, group, table, (first..end, boundaries));
+            self.register_blocks(request, group, table, first..end, commit);
             table.num_cached = Some(end);
         }
         match group.kind {
@@ -60,8 +76,8 @@ impl Store {
         }
     }
 
-    /// Tokens whose blocks may be registered: whole units of a hit, and one block more where a draft
-    /// head's group needs it.
+    /// How many tokens' blocks may be registered: whole units of a hit, and one block more for a
+    /// group that a draft head reads.
     fn cacheable_tokens(&self, group: &Group, num_tokens: u32) -> u32 {
         let topology = &self.config.topology;
         let settled = num_tokens.saturating_sub(self.config.num_reprefillable_tokens);
@@ -83,37 +99,20 @@ impl Store {
         }
     }
 
-    /// Token positions at which a later request is expected to resume: for a resend and for a longer
-    /// sibling of the prompt, and where others branch off.
-    pub(super) fn boundaries(&self, request: &Request) -> SmallVec<[u32; 3]> {
-        let prompt = request.num_prompt_tokens;
-        let mut boundaries = SmallVec::new();
-        if self.has_eagle() {
-            let block = self.config.topology.alignment;
-            let behind = |tokens: u32| (tokens / block * block).saturating_sub(block);
-            boundaries.extend([behind(prompt.saturating_sub(1)), behind(prompt)]);
-        } else {
-            boundaries.push(prompt.saturating_sub(1));
-        }
-        if request.junction > 0 {
-            boundaries.push(request.junction);
-        }
-        boundaries
-    }
-
     fn register_blocks(
         &mut self,
         request: &Request,
         group: &Group,
         table: &Table,
-        (positions, boundaries): (std::ops::Range<u32>, &[u32]),
+        positions: Range<u32>,
+        commit: &mut Commit,
     ) {
         let hash_block = self.config.topology.hash_block_size;
         let keep = Keep::new(
             group,
             self.config.retention,
             self.config.hit_alignment(),
-            boundaries,
+            &commit.boundaries,
         );
         let mut listed: SmallVec<[ListedBlock; 16]> = SmallVec::new();
         for position in positions.clone() {
@@ -126,13 +125,13 @@ impl Store {
                 debug_assert!(false, "block {position} is committed before it is hashed");
                 continue;
             };
-            // A block that was found at a boundary inside it is whole now.
+            // Until now the block may have been found at a boundary inside it; it is whole now.
             self.forget(block);
             // Groups register the same hashes one after the other.
-            let hint = self.entries.of(end / hash_block);
+            let hint = commit.entries.of(end / hash_block);
             let key = self.pool.key_of(&digest, group.index, hint);
             self.pool.register(block, key, end);
-            self.entries.note(end / hash_block, key.entry);
+            commit.entries.note(end / hash_block, key.entry);
             if self.log.is_on() {
                 let start = end - group.block;
                 listed.push(ListedBlock { digest, start });
@@ -151,17 +150,7 @@ impl Store {
         }
     }
 
-    /// Forgets the keys of a block and says so.
-    pub(super) fn forget(&mut self, block: BlockId) {
-        if self.pool.key(block).is_some() {
-            self.drop_checkpoints_of(block);
-            for (key, group) in self.pool.forget(block) {
-                self.log.removed(key, group);
-            }
-        }
-    }
-
-    /// Lets a full group be resumed where the prompt ends inside one of its blocks.
+    /// Makes the block that the prompt ends in findable, so a resend can resume inside it.
     fn register_prompt_tail(
         &mut self,
         request: &Request,
@@ -181,7 +170,7 @@ impl Store {
         }
     }
 
-    /// Lets a state group be resumed where this step ends, if somebody is expected to.
+    /// Makes the state at the end of this step findable, if somebody is expected to resume there.
     fn register_state_tail(
         &mut self,
         request: &Request,
@@ -190,7 +179,7 @@ impl Store {
         tokens: u32,
     ) {
         if let Some(saved) = table.state.saved {
-            self.register_saved(request, (group, table), saved);
+            self.register_saved(request, group, table, saved);
             return;
         }
         let hash_block = self.config.topology.hash_block_size;
@@ -201,7 +190,7 @@ impl Store {
         let Some(&block) = table.blocks.get(position as usize) else {
             return;
         };
-        // A hash that also covers tokens which are not there yet finds nothing.
+        // There is no hash yet if it also covers tokens that are not there.
         let Some(&digest) = request.hash_at(tokens, hash_block) else {
             return;
         };
@@ -211,19 +200,22 @@ impl Store {
         self.register_inside(request, group, block, tokens);
         self.fresh.insert((digest, group.index));
         if !tokens.is_multiple_of(group.block) {
-            table.shared_tail = Some((position, block));
-            table.state.tail = Some((block, tokens));
+            table.shared_tail = Some(SharedTail { position, block });
+            table.state.tail = Some(StateTail {
+                block,
+                num_tokens: tokens,
+            });
             table.num_cached = Some(position);
         }
     }
 
     /// Whether the state that a step leaves after `tokens` is kept even inside a block: at the last
-    /// boundary of the prompt, and at a junction that the step itself came to. One behind the prompt
-    /// is written again by the next token.
+    /// boundary of the prompt, and at a junction that the step itself came to. A state after the
+    /// prompt is not kept, because the next decoded token overwrites it.
     fn keeps_state_at(&self, request: &Request, tokens: u32) -> bool {
         let unit = self.config.topology.hash_block_size;
         let prompt = request.num_prompt_tokens;
-        let is_prompt_end = tokens == last_state_boundary(prompt, unit, self.has_eagle());
+        let is_prompt_end = tokens == self.boundaries.last_state(prompt, unit);
         let is_junction = self.config.partial_junctions
             && tokens == request.junction
             && tokens.is_multiple_of(unit)
@@ -241,7 +233,7 @@ impl Store {
     ) {
         let hash_block = self.config.topology.hash_block_size;
         let Some(&digest) = request.hash_at(tokens, hash_block) else {
-            return; // It also covers tokens that are not there yet.
+            return; // The hash also covers tokens that are not there yet.
         };
         if block == NULL_BLOCK {
             return;
@@ -270,23 +262,47 @@ impl Store {
         });
     }
 
-    fn note_fresh(&mut self, block: BlockId) {
-        if block != NULL_BLOCK
-            && let Some(key) = self.pool.key(block)
-        {
-            let digest = *self.pool.index.digest(key.entry);
-            self.fresh.insert((digest, key.group));
+    /// Makes a saved state findable, if somebody is expected to resume there. Its block holds this
+    /// state alone, so what was registered by the block's position is forgotten.
+    fn register_saved(
+        &mut self,
+        request: &Request,
+        group: &Group,
+        table: &Table,
+        saved: SavedState,
+    ) {
+        let SavedState { tokens, position } = saved;
+        let Some(&block) = table.blocks.get(position as usize) else {
+            return;
+        };
+        if block == NULL_BLOCK {
+            return;
         }
+        if !self.is_worth_keeping(request, group, tokens) {
+            self.forget(block);
+            return;
+        }
+        let hash_block = self.config.topology.hash_block_size;
+        let digest = request.hash_at(tokens, hash_block).copied();
+        let Some(digest) = digest.filter(|_| self.pool.num_tokens(block) != tokens) else {
+            return;
+        };
+        self.forget(block);
+        self.register_inside(request, group, block, tokens);
+        self.fresh.insert((digest, group.index));
     }
-}
 
-/// Where the state of a prompt is worth keeping: its last boundary that a resend can resume at, one
-/// unit earlier where a draft head drops one.
-#[must_use]
-pub(super) fn last_state_boundary(num_tokens: u32, unit: u32, has_eagle: bool) -> u32 {
-    if has_eagle {
-        (num_tokens / unit * unit).saturating_sub(unit)
-    } else {
-        num_tokens.saturating_sub(1) / unit * unit
+    fn is_worth_keeping(&self, request: &Request, group: &Group, tokens: u32) -> bool {
+        let alignment = self.config.hit_alignment();
+        let last = self
+            .boundaries
+            .last_state(request.num_prompt_tokens, alignment);
+        let is_retained = || {
+            let keep = Keep::new(group, self.config.retention, alignment, &[]);
+            keep.is_none_or(|keep| keep.keeps(tokens / group.block - 1))
+        };
+        tokens == last
+            || tokens == request.junction
+            || (tokens.is_multiple_of(group.block) && is_retained())
     }
 }

@@ -3,10 +3,10 @@
 //! Most of them change no table: no block begins, is filled, or leaves a window. A request knows up
 //! to how many computed tokens that is so.
 
-use super::allocate::{Need, Store};
+use super::Cache;
+use super::core::Core;
 use super::request::Request;
-use super::{Allocation, Cache};
-use crate::blocks::BlockId;
+use super::step::{Allocation, Need};
 use crate::error::{Error, Result};
 
 impl Cache {
@@ -24,20 +24,20 @@ impl Cache {
         }
         for &id in ids {
             let num_tokens = self.request(id)?.num_tokens();
-            self.store.check_length(id, num_tokens + 1)?;
+            self.core.check_length(id, num_tokens + 1)?;
         }
         let mut done = Allocation::default();
         let mut is_full = false;
         for (&id, &token) in ids.iter().zip(tokens) {
-            let out = (&mut done.blocks, &mut done.counts);
-            let fits = self.with(id, |store, request| {
+            let out = &mut done;
+            let fits = self.with(id, |core, request| {
                 request.tokens.push(token);
-                store.hash(request, None)?;
+                core.hash(request, None)?;
                 // Tokens are appended to all; blocks are handed out up to the first that lacks them.
                 if is_full {
                     return Ok(false);
                 }
-                store.decode(request, out)
+                core.decode(request, out)
             })?;
             done.num_fit += usize::from(fits);
             is_full |= !fits;
@@ -46,16 +46,11 @@ impl Cache {
     }
 }
 
-impl Store {
+impl Core {
     /// Allocates one token, in most steps without any block.
-    fn decode(
-        &mut self,
-        request: &mut Request,
-        out: (&mut Vec<BlockId>, &mut Vec<u32>),
-    ) -> Result<bool> {
-        if request.num_computed_tokens + 1 < request.quiet_until {
-            request.num_computed_tokens += 1;
-            out.1.resize(out.1.len() + self.groups.len(), 0);
+    fn decode(&mut self, request: &mut Request, done: &mut Allocation) -> Result<bool> {
+        if request.decode_quietly() {
+            done.counts.resize(done.counts.len() + self.groups.len(), 0);
             return Ok(true);
         }
         let need = Need {
@@ -63,9 +58,10 @@ impl Store {
             num_new_tokens: 1,
             ..Need::default()
         };
-        let fits = self.allocate(request, &need, 0, out)?;
+        let plan = self.check(request, &need)?;
+        let fits = self.allocate(request, plan, 0, done);
         if fits {
-            request.quiet_until = self.quiet_until(request);
+            request.note_quiet_steps(self.quiet_until(request));
         }
         Ok(fits)
     }
@@ -74,8 +70,8 @@ impl Store {
     fn quiet_until(&self, request: &Request) -> u32 {
         let computed = request.num_computed_tokens;
         let late = self.config.num_reprefillable_tokens;
-        let behind = [late, self.config.topology.hash_lookahead];
-        let events = self.groups.iter().map(|g| g.next_event(computed, behind));
+        let late = [late, self.config.topology.hash_lookahead];
+        let events = self.groups.iter().map(|g| g.next_event(computed, late));
         events.min().unwrap_or(u32::MAX)
     }
 }

@@ -1,20 +1,54 @@
 //! What a request can reuse: presence in the pool -> the resume rule -> a boundary, and its blocks.
 
+use std::ops::RangeInclusive;
+
 use smallvec::SmallVec;
 
 use super::group::{Group, Kind};
 use super::request::Request;
+use super::step::Match;
 use crate::blocks::{BlockId, EntryId, NULL_BLOCK, Pool};
 use crate::rule::{self, Held, Query, Unknown, first_read, needed};
 use crate::spec::{EngineDialect, GroupSpec, Topology};
 
-/// How much a request can reuse.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Match {
-    /// Tokens that every group can resume behind.
-    pub num_tokens: u32,
-    /// Where the groups that are asked first could resume, if that is further; else 0.
-    pub junction: u32,
+/// Where the hashes of one request are looked up.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lookup<'a> {
+    request: &'a Request,
+    pool: &'a Pool,
+    /// Tokens per hash.
+    unit: u32,
+}
+
+/// How far the engine's search read a group last: where that decides which blocks it takes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LastLook {
+    /// The candidate of that look, in tokens.
+    reads_to: u32,
+    /// Whether the look dropped a unit, for a draft head.
+    drops: bool,
+}
+
+impl Lookup<'_> {
+    /// The block of a group that is found by the hash of the first `tokens` tokens.
+    fn holder(&self, group: u16, tokens: u32) -> Option<BlockId> {
+        self.holder_after(&mut None, group, tokens)
+    }
+
+    /// As `holder`, but the entry after `previous` is tried first; `previous` becomes the entry that
+    /// was found.
+    fn holder_after(
+        &self,
+        previous: &mut Option<EntryId>,
+        group: u16,
+        tokens: u32,
+    ) -> Option<BlockId> {
+        let hash = self.request.hash_at(tokens, self.unit)?;
+        let entry = self.pool.index.find_after(*previous, hash)?;
+        *previous = Some(entry);
+        let block = self.pool.index.row(entry)[usize::from(group)];
+        (block != NULL_BLOCK).then_some(block)
+    }
 }
 
 /// Looks requests up; keeps its buffers.
@@ -32,7 +66,7 @@ pub(super) struct Finder {
     replay_tokens: u32,
     /// A hash that the lead groups do not hold ends every prefix.
     stops: bool,
-    /// Hashes behind such a gap that a draft head's groups may still need.
+    /// Hashes after such a gap that a draft head's groups may still need.
     margin: usize,
     whole: Vec<Vec<u64>>,
     partial: Vec<Vec<u64>>,
@@ -137,17 +171,27 @@ impl Finder {
         rule::search(&self.topology, &held, query(request), &mut self.scratch)
     }
 
-    /// By group, how far the engine looked last: where that decides which blocks it takes.
+    /// By group, the engine's last look; nothing where no search of an engine is followed.
     pub(super) fn looks(
         &mut self,
         request: &Request,
         groups: &[Group],
         pool: &Pool,
-    ) -> Vec<Option<(u32, bool)>> {
-        if self.follows_search {
-            self.search(request, groups, pool).last
-        } else {
-            Vec::new()
+    ) -> Vec<Option<LastLook>> {
+        if !self.follows_search {
+            return Vec::new();
+        }
+        let last = self.search(request, groups, pool).last.into_iter();
+        let named = |(reads_to, drops)| LastLook { reads_to, drops };
+        last.map(|look| look.map(named)).collect()
+    }
+
+    /// Where a request's hashes are looked up.
+    pub(super) fn lookup<'a>(&self, request: &'a Request, pool: &'a Pool) -> Lookup<'a> {
+        Lookup {
+            request,
+            pool,
+            unit: self.unit,
         }
     }
 
@@ -197,7 +241,7 @@ impl Finder {
             previous = entry.or(previous);
             let row = entry.map(|entry| pool.index.row(entry));
             if self.stops && row.is_none_or(|row| !self.is_held_by_lead(row)) {
-                // Behind a gap of the full groups nothing is read but what a draft head drops.
+                // After a gap of the full groups nothing is read but the unit that a draft head drops.
                 end = end.min(at + 1 + self.margin);
             }
             let Some(row) = row else {
@@ -222,14 +266,14 @@ impl Finder {
         self.lead_groups.iter().all(|&g| row[g] != NULL_BLOCK)
     }
 
-    /// The blocks that a group gives a request which resumes at `tokens`, from position 0 on; the
-    /// null block where it needs none. `look`: as `looks` says. `Err` with the position of a needed
-    /// block that nobody holds.
+    /// The blocks that a group gives a request that resumes at `tokens`, from position 0 on; the null
+    /// block where it needs none. `Err` with the position of a needed block that nobody holds.
     pub(super) fn blocks(
         &self,
-        (request, pool): (&Request, &Pool),
+        lookup: Lookup<'_>,
         group: &Group,
-        (tokens, look): (u32, Option<(u32, bool)>),
+        tokens: u32,
+        look: Option<LastLook>,
         out: &mut Vec<BlockId>,
     ) -> Result<(), u32> {
         if tokens == 0 || !group.cacheable {
@@ -244,10 +288,10 @@ impl Finder {
             let end = (position + 1) * group.block;
             let is_state = matches!(group.kind, Kind::State { .. });
             let found = if is_state || end <= tokens {
-                self.holder_after(&mut previous, (request, pool), group.index, end.min(tokens))
+                lookup.holder_after(&mut previous, group.index, end.min(tokens))
             } else {
-                let furthest = look.map_or(end, |(max, _)| end.min(max));
-                self.tail_holder((request, pool), group, (tokens, furthest))
+                let furthest = look.map_or(end, |look| end.min(look.reads_to));
+                self.tail_holder(lookup, group, tokens..=furthest)
             };
             missing = missing.or(found.is_none().then_some(position));
             out.push(found.unwrap_or(NULL_BLOCK));
@@ -255,50 +299,33 @@ impl Finder {
         missing.map_or(Ok(()), Err)
     }
 
-    fn holder(&self, at: (&Request, &Pool), group: u16, tokens: u32) -> Option<BlockId> {
-        self.holder_after(&mut None, at, group, tokens)
-    }
-
-    /// As `holder`; looks behind the entry of a shorter prefix first, and names its own.
-    fn holder_after(
-        &self,
-        previous: &mut Option<EntryId>,
-        (request, pool): (&Request, &Pool),
-        group: u16,
-        tokens: u32,
-    ) -> Option<BlockId> {
-        let hash = request.hash_at(tokens, self.unit)?;
-        let entry = pool.index.find_after(*previous, hash)?;
-        *previous = Some(entry);
-        let block = pool.index.row(entry)[usize::from(group)];
-        (block != NULL_BLOCK).then_some(block)
-    }
-
-    /// A block that holds at least the tokens before `tokens`, which lies inside it: the one with
-    /// the furthest boundary that all groups hold which are looked up together.
+    /// A block that holds at least the first `range.start()` tokens, which end inside it: the block
+    /// with the furthest boundary in the range that all groups hold which are looked up together.
     fn tail_holder(
         &self,
-        at: (&Request, &Pool),
+        lookup: Lookup<'_>,
         group: &Group,
-        (tokens, furthest): (u32, u32),
+        range: RangeInclusive<u32>,
     ) -> Option<BlockId> {
         let members = &self.members[usize::from(group.index)];
-        (tokens / self.unit..=furthest / self.unit)
+        (range.start() / self.unit..=range.end() / self.unit)
             .rev()
             .map(|unit| unit * self.unit)
-            .find(|&end| members.iter().all(|&g| self.holder(at, g, end).is_some()))
-            .and_then(|end| self.holder(at, group.index, end))
+            .find(|&end| members.iter().all(|&g| lookup.holder(g, end).is_some()))
+            .and_then(|end| lookup.holder(group.index, end))
     }
 }
 
 /// The first block that a group takes of a hit; the engine's last look may say otherwise.
-fn first_needed(group: &Group, tokens: u32, look: Option<(u32, bool)>) -> u32 {
+fn first_needed(group: &Group, tokens: u32, look: Option<LastLook>) -> u32 {
     let first = needed(&group.spec, tokens).start;
     match (group.kind, look) {
         // The chunk is that of the candidate, which need not be the hit.
-        (Kind::Chunk { .. }, Some((max, _))) => first_read(&group.spec, max) / group.block,
+        (Kind::Chunk { .. }, Some(look)) => first_read(&group.spec, look.reads_to) / group.block,
         // Nothing is needed, but a block is found before the search stops; a dropped one is not.
-        (Kind::Window { tokens: 1, .. }, Some((_, false))) => first.saturating_sub(1),
+        (Kind::Window { tokens: 1, .. }, Some(LastLook { drops: false, .. })) => {
+            first.saturating_sub(1)
+        }
         _ => first,
     }
 }

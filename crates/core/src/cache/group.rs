@@ -1,6 +1,8 @@
 //! What the kinds of groups differ in: what running tokens still read, and what is worth keeping.
 
-use super::config::{CacheConfig, GroupOptions, Retention};
+use std::ops::Range;
+
+use super::config::{CacheConfig, GroupOptions};
 use crate::rule::{first_read, needed};
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
@@ -9,7 +11,7 @@ use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 pub(super) enum Kind {
     /// Every block stays until the request ends.
     Full,
-    /// Tokens behind the window are read no more.
+    /// Tokens before the window are read no more.
     Window { tokens: u32, retained: u32 },
     /// Tokens of earlier chunks are read no more.
     Chunk { tokens: u32 },
@@ -36,10 +38,18 @@ pub(super) struct Group {
     /// One unit beyond a boundary is needed, by itself or by a group that is looked up with it.
     pub eagle: bool,
     pub needs_zeroing: bool,
-    /// States are saved inside steps, at multiples behind their start.
+    /// States are saved inside steps, at multiples of so many tokens after their start.
     pub checkpoint_alignment: Option<u32>,
     /// Blocks that a request reserves at most.
     pub admission_cap: Option<u32>,
+}
+
+/// The blocks at a boundary's end that a hit there reads.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tail {
+    pub blocks: u32,
+    /// How many of them lie after the boundary.
+    pub beyond: u32,
 }
 
 fn kind_of(spec: &GroupSpec, options: &GroupOptions) -> Kind {
@@ -115,29 +125,29 @@ impl Group {
         }
     }
 
-    /// Blocks, beside all whole ones of a full group, that must be held for a resume at `tokens`: the
-    /// first, and the one behind the last.
-    pub(super) fn tail_at(&self, tokens: u32) -> (u32, u32) {
+    /// The blocks that must be held for a resume at `tokens`, apart from the whole blocks of a full
+    /// group.
+    pub(super) fn tail_at(&self, tokens: u32) -> Range<u32> {
         let blocks = needed(&self.spec, tokens);
         if self.kind == Kind::Full {
             // A block that the boundary is inside of leads to no other one.
-            (tokens / self.block, blocks.end)
+            tokens / self.block..blocks.end
         } else {
-            (blocks.start, blocks.end)
+            blocks
         }
     }
 
-    /// The next number of computed tokens, behind `computed`, at which a decoding step takes a block
-    /// of this group, registers one, or gives one back. `behind`: how many tokens late blocks are
+    /// The next number of computed tokens, after `computed`, at which a decoding step takes a block
+    /// of this group, registers one, or gives one back. `late`: how many tokens late blocks are
     /// registered, because they may be computed again or because their hash looks ahead.
-    pub(super) fn next_event(&self, computed: u32, behind: [u32; 2]) -> u32 {
+    pub(super) fn next_event(&self, computed: u32, late: [u32; 2]) -> u32 {
         let next = |period: u32, phase: u32| {
             let phase = phase % period;
             let steps = (computed + 1 + period - phase).div_ceil(period);
             steps * period + phase - period
         };
         let taken = next(self.block, 1);
-        let registered = behind.map(|tokens| next(self.block, tokens));
+        let registered = late.map(|tokens| next(self.block, tokens));
         let registered = next(self.block, 0).min(registered[0]).min(registered[1]);
         let freed = match self.kind {
             Kind::Window { tokens, retained } => next(self.block, tokens + retained),
@@ -161,8 +171,8 @@ impl Group {
         }
     }
 
-    /// Blocks at a boundary's end that a hit there reads, and how far beyond it they reach.
-    fn tail(&self) -> Option<(u32, u32)> {
+    /// The blocks at a boundary's end that a hit there reads; none where it reads all of them.
+    pub(super) fn tail(&self) -> Option<Tail> {
         let far = match self.kind {
             Kind::Window { tokens, .. } => tokens.div_ceil(self.block),
             Kind::State { .. } => 1,
@@ -172,7 +182,10 @@ impl Group {
         };
         // As at every boundary with a whole window before it.
         let blocks = needed(&self.spec, far.saturating_mul(self.block));
-        Some((blocks.end - blocks.start, blocks.end - far))
+        Some(Tail {
+            blocks: blocks.end - blocks.start,
+            beyond: blocks.end - far,
+        })
     }
 }
 
@@ -188,61 +201,5 @@ fn admission_cap(kind: Kind, block: u32, config: &CacheConfig) -> Option<u32> {
         Kind::Window { tokens, retained } => Some(most(tokens - 1 + retained) + 1),
         Kind::Chunk { tokens } => Some(most(tokens)),
         Kind::Full | Kind::State { .. } | Kind::Cross | Kind::Ring | Kind::Nothing => None,
-    }
-}
-
-/// Which blocks of a group a retention keeps, given where resumes are expected.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Keep<'a> {
-    group: &'a Group,
-    /// Blocks of a segment, each of which keeps its tail.
-    segment: Option<u32>,
-    tail: u32,
-    beyond: u32,
-    /// In blocks: where kept tails end.
-    alignment: u32,
-    boundaries: &'a [u32],
-}
-
-impl<'a> Keep<'a> {
-    /// `None`: every block is kept. `boundaries` are token positions that a resume is expected at.
-    pub(super) fn new(
-        group: &'a Group,
-        retention: Retention,
-        alignment: u32,
-        boundaries: &'a [u32],
-    ) -> Option<Self> {
-        let (tail, beyond) = group.tail()?;
-        let is_state = matches!(group.kind, Kind::State { .. });
-        if !is_state && !alignment.is_multiple_of(group.block) {
-            return None;
-        }
-        let (segment, boundaries) = match retention {
-            Retention::Dense | Retention::ByValue(_) if is_state => return None,
-            Retention::Dense | Retention::ByValue(_) => (Some(alignment / group.block), &[][..]),
-            Retention::Interval(0) => (None, boundaries),
-            Retention::Interval(tokens) => (Some(tokens / group.block), boundaries),
-        };
-        let is_all = segment.is_some_and(|blocks| tail >= blocks);
-        (!is_all).then_some(Self {
-            group,
-            segment,
-            tail,
-            beyond,
-            alignment,
-            boundaries,
-        })
-    }
-
-    pub(super) fn keeps(&self, block: u32) -> bool {
-        let in_segment = self.segment.is_some_and(|blocks| {
-            block >= self.beyond && (block - self.beyond) % blocks >= blocks - self.tail
-        });
-        in_segment
-            || self.boundaries.iter().any(|&boundary| {
-                let aligned = boundary / self.alignment * self.alignment;
-                let end = aligned / self.group.block + self.beyond;
-                (end.saturating_sub(self.tail)..end).contains(&block)
-            })
     }
 }

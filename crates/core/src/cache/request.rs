@@ -1,12 +1,33 @@
 //! One request: its tokens and hashes, and its block table in every group.
 
-use super::checkpoints::Ending;
+use super::config::HashFunction;
 use crate::blocks::{BlockId, Extra, Source};
 use crate::error::{Error, Result};
 use crate::hash::{Chain, ChainSpec, Digest};
 
-use super::config::HashFunction;
-use super::saved_state::SavedState;
+/// A shared block that holds the request's last tokens: it is copied before it is written.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SharedTail {
+    pub position: u32,
+    pub block: BlockId,
+}
+
+/// The state at a boundary inside a block.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StateTail {
+    pub block: BlockId,
+    /// Tokens that the state covers.
+    pub num_tokens: u32,
+}
+
+/// A state that a step saves before its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SavedState {
+    /// Tokens that the state covers.
+    pub tokens: u32,
+    /// The position whose block takes it.
+    pub position: u32,
+}
 
 /// What a state group remembers of a running request.
 #[derive(Debug, Clone, Copy, Default)]
@@ -17,10 +38,10 @@ pub(super) struct StateCursor {
     pub last: Option<u32>,
     /// Positions before this one are given back.
     pub retired: u32,
-    /// The state at the prompt's last boundary inside a block, and the tokens it covers: findable,
-    /// and overwritten by the step that continues it.
-    pub tail: Option<(BlockId, u32)>,
-    /// What the step at hand saves on its way.
+    /// The state at the prompt's last boundary, where that lies inside a block: it is findable, and
+    /// the step that continues it overwrites it.
+    pub tail: Option<StateTail>,
+    /// What the step at hand saves before its end.
     pub saved: Option<SavedState>,
 }
 
@@ -30,19 +51,36 @@ pub(super) struct Table {
     pub blocks: Vec<BlockId>,
     /// Leading blocks that need no registering; `None` until the first ones do not.
     pub num_cached: Option<u32>,
-    /// Position and block of a shared tail that must be copied before it is written.
-    pub shared_tail: Option<(u32, BlockId)>,
+    pub shared_tail: Option<SharedTail>,
     pub state: StateCursor,
 }
 
 /// Whether a request runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Life {
-    /// It never did.
+    /// It has not run yet.
     Waits,
     Runs,
-    /// It did, and gave its blocks back.
+    /// It ran, and gave its blocks back.
     Preempted,
+}
+
+/// What ended when a request did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// A request that began something new.
+    Start,
+    /// A request that went on where another one had ended.
+    Turn,
+}
+
+/// How tokens are cut for hashing.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HashBlocks {
+    /// Tokens per hash.
+    pub tokens: u32,
+    /// Tokens after a block that its hash covers too.
+    pub lookahead: u32,
 }
 
 #[derive(Debug)]
@@ -55,13 +93,14 @@ pub(super) struct Request {
     pub num_computed_tokens: u32,
     /// Where other requests are known to branch off; 0 = nowhere.
     pub junction: u32,
-    pub tables: Vec<Table>,
     pub life: Life,
-    /// Decoding steps that end before so many computed tokens change no table.
-    pub quiet_until: u32,
-    /// Retention by value: what will end with it, and up to where it was looked for checkpoints.
+    /// Under retention by value: what ends when the request does.
     pub ending: Ending,
+    /// Under retention by value: up to where it was looked for checkpoints.
     pub num_checked: u32,
+    tables: Vec<Table>,
+    /// Decoding steps that end before so many computed tokens change no table.
+    quiet_until: u32,
     chain: Option<Chain>,
 }
 
@@ -75,17 +114,45 @@ impl Request {
             num_prompt_tokens: 0,
             num_computed_tokens: 0,
             junction: 0,
-            tables: vec![Table::default(); num_groups],
             life: Life::Waits,
-            quiet_until: 0,
             ending: Ending::Start,
             num_checked: 0,
+            tables: vec![Table::default(); num_groups],
+            quiet_until: 0,
             chain: None,
         }
     }
 
     pub(super) fn num_tokens(&self) -> u32 {
         u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
+    }
+
+    /// The tables, one per group.
+    pub(super) fn tables(&self) -> &[Table] {
+        &self.tables
+    }
+
+    /// The tables, to be changed: what was known of the next decoding steps holds no longer.
+    pub(super) fn tables_mut(&mut self) -> &mut [Table] {
+        self.forget_quiet_steps();
+        &mut self.tables
+    }
+
+    /// Lets the next decoding step look at the tables.
+    pub(super) fn forget_quiet_steps(&mut self) {
+        self.quiet_until = 0;
+    }
+
+    /// Remembers that decoding steps change no table before so many tokens are computed.
+    pub(super) fn note_quiet_steps(&mut self, until: u32) {
+        self.quiet_until = until;
+    }
+
+    /// Computes one more token if that changes no table; returns whether it does not.
+    pub(super) fn decode_quietly(&mut self) -> bool {
+        let is_quiet = self.num_computed_tokens + 1 < self.quiet_until;
+        self.num_computed_tokens += u32::from(is_quiet);
+        is_quiet
     }
 
     /// Whose tokens the events of its blocks list.
@@ -97,26 +164,28 @@ impl Request {
         }
     }
 
-    /// Whether any group has adopted, allocated or registered something: no hit can be added any
-    /// more.
+    /// Whether any group has adopted, allocated or registered something: a hit cannot be added then.
     pub(super) fn is_tracked(&self) -> bool {
         let is_started = |table: &Table| table.num_cached.is_some() || !table.blocks.is_empty();
         self.tables.iter().any(is_started)
     }
 
+    /// Appends tokens, which are not hashed yet.
+    pub(super) fn append(&mut self, tokens: &[u32]) {
+        self.tokens.extend_from_slice(tokens);
+        self.forget_quiet_steps();
+    }
+
     /// Hashes the whole blocks that are not hashed yet.
-    pub(super) fn grow(
-        &mut self,
-        function: HashFunction,
-        (block, lookahead): (u32, u32),
-    ) -> Result<()> {
-        let num_hashes = self.tokens.len().saturating_sub(lookahead as usize) / block as usize;
+    pub(super) fn grow(&mut self, function: HashFunction, cut: HashBlocks) -> Result<()> {
+        let covered = self.tokens.len().saturating_sub(cut.lookahead as usize);
+        let num_hashes = covered / cut.tokens as usize;
         if self.hashes.len() >= num_hashes {
             return Ok(());
         }
         let media = self.extra.media_items();
-        let spec = ChainSpec::new(function.algo, function.none_hash, block)?
-            .with_lookahead(lookahead)
+        let spec = ChainSpec::new(function.algo, function.none_hash, cut.tokens)?
+            .with_lookahead(cut.lookahead)
             .with_extra(self.extra.keys(&media))?;
         let chain = self.chain.get_or_insert_with(|| match self.hashes.last() {
             Some(&parent) => Chain::resume(parent, self.hashes.len()),
@@ -143,22 +212,29 @@ impl Request {
         Ok(())
     }
 
+    /// Sets how many tokens are computed; blocks stay.
+    pub(super) fn roll_back(&mut self, num_computed_tokens: u32) {
+        self.num_computed_tokens = num_computed_tokens;
+        self.forget_quiet_steps();
+    }
+
     /// Forgets tokens, and the hashes that cover any of them.
-    pub(super) fn truncate(&mut self, num_tokens: u32, (block, lookahead): (u32, u32)) {
+    pub(super) fn truncate(&mut self, num_tokens: u32, cut: HashBlocks) {
         self.tokens.truncate(num_tokens as usize);
-        let hashed = num_tokens.saturating_sub(lookahead) / block;
+        let hashed = num_tokens.saturating_sub(cut.lookahead) / cut.tokens;
         self.hashes.truncate(hashed as usize);
         self.chain = None;
+        self.roll_back(self.num_computed_tokens.min(num_tokens));
     }
 
     /// Gives all blocks up, group by group in the order of their positions.
     pub(super) fn clear_tables(&mut self) -> Vec<Vec<BlockId>> {
         self.num_checked = 0;
-        let tables = self.tables.iter_mut().map(std::mem::take);
+        let tables = self.tables_mut().iter_mut().map(std::mem::take);
         tables.map(|table| table.blocks).collect()
     }
 
-    /// The hash of the prefix that ends with block `position` of `block` tokens.
+    /// The hash of the prefix of so many tokens, which end a hash block of `hash_block` tokens.
     pub(super) fn hash_at(&self, tokens: u32, hash_block: u32) -> Option<&Digest> {
         let index = (tokens / hash_block).checked_sub(1)?;
         self.hashes.get(index as usize)

@@ -1,12 +1,18 @@
-//! Calls on single blocks, apart from any request: for connectors, which pin blocks and fill them,
-//! and for whoever makes a block findable under a hash of its own.
+//! Calls on single blocks, apart from any request: connectors pin blocks and fill them, and some make
+//! a block findable under a hash of their own.
 //!
-//! What a caller takes or holds here is its own to free. A hash that is given or taken away here is
-//! told to nobody; what eviction takes is recorded as ever.
+//! The caller frees what it takes or holds here. No event tells of a hash that is given or taken away
+//! here; evictions are recorded as always.
 
-use super::group::Keep;
-use super::{Cache, Digest, Error, Need, Result};
+use std::ops::Range;
+
+use super::Cache;
+use super::retention::Keep;
+use super::step::Need;
 use crate::blocks::{BlockId, Key, NULL_BLOCK};
+use crate::error::{Error, Result};
+use crate::hash::Digest;
+use hashbrown::HashMap;
 
 impl Cache {
     /// Takes the next victims, with one reference each.
@@ -21,7 +27,7 @@ impl Cache {
             )));
         }
         let mut taken = Vec::with_capacity(count);
-        self.store.take(count, &mut taken);
+        self.core.take(count, &mut taken);
         Ok(taken)
     }
 
@@ -32,8 +38,8 @@ impl Cache {
     /// # Errors
     /// As `allocate`; nothing changes.
     pub fn blocks_needed(&mut self, need: &Need, is_admission: bool) -> Result<i64> {
-        self.with(need.request, |store, request| {
-            store.blocks_needed(request, need, is_admission)
+        self.with(need.request, |core, request| {
+            core.blocks_needed(request, need, is_admission)
         })
     }
 
@@ -44,12 +50,56 @@ impl Cache {
     pub fn hold_blocks(&mut self, blocks: &[BlockId]) -> Result<()> {
         self.check_blocks(blocks)?;
         for &block in blocks {
-            self.store.pool.touch(block);
+            self.core.pool.touch(block);
         }
         Ok(())
     }
 
-    /// Makes a block findable in a group by a hash, behind the blocks that are found by it already.
+    /// Drops one reference each; what is given first is evicted first.
+    ///
+    /// # Errors
+    /// `InvalidValue` for a block that does not exist or has no such reference; nothing has changed.
+    pub fn free_blocks(&mut self, blocks: &[BlockId]) -> Result<()> {
+        self.check_blocks(blocks)?;
+        let mut dropped: HashMap<BlockId, u32> = HashMap::new();
+        for &block in blocks.iter().filter(|block| **block != NULL_BLOCK) {
+            let count = dropped.entry(block).or_insert(0);
+            *count += 1;
+            if *count > self.core.pool.refs(block) {
+                return Err(Error::InvalidValue(format!(
+                    "block {block} is freed {count} times, but has {} references",
+                    self.core.pool.refs(block)
+                )));
+            }
+        }
+        self.core.pool.free(blocks.iter().copied());
+        Ok(())
+    }
+
+    pub(super) fn check_blocks(&self, blocks: &[BlockId]) -> Result<()> {
+        let num_blocks = self.core.pool.num_blocks();
+        match blocks.iter().find(|block| block.index() >= num_blocks) {
+            Some(block) => Err(Error::InvalidValue(format!(
+                "block {block} does not exist; the pool has {num_blocks}"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Drops the hashes of blocks, in this order; blocks stay with their owners.
+    ///
+    /// # Errors
+    /// `InvalidValue` for a block that does not exist; nothing has changed.
+    pub fn forget(&mut self, blocks: &[BlockId]) -> Result<()> {
+        self.check_blocks(blocks)?;
+        for &block in blocks {
+            self.core.forget(block);
+        }
+        self.forget_quiet_steps();
+        Ok(())
+    }
+
+    /// Makes a block findable in a group by a hash, after the blocks that are found by it already.
     /// The first hash of a block says how many tokens it covers.
     ///
     /// # Errors
@@ -57,7 +107,8 @@ impl Cache {
     pub fn register(
         &mut self,
         block: BlockId,
-        (group, digest): (u16, &Digest),
+        group: u16,
+        digest: &Digest,
         num_tokens: u32,
     ) -> Result<()> {
         self.check_blocks(&[block])?;
@@ -68,20 +119,20 @@ impl Cache {
                  {num_groups} groups"
             )));
         }
-        let key = self.store.pool.key_of(digest, group, None);
-        self.store.pool.register(block, key, num_tokens);
+        let key = self.core.pool.key_of(digest, group, None);
+        self.core.pool.register(block, key, num_tokens);
         Ok(())
     }
 
     /// Takes one hash of a block away; returns whether the block was found by it.
-    pub fn unregister(&mut self, block: BlockId, (group, digest): (u16, &Digest)) -> bool {
-        let Some(key) = self.key_if_held((group, digest)) else {
+    pub fn unregister(&mut self, block: BlockId, group: u16, digest: &Digest) -> bool {
+        let Some(key) = self.key_if_held(group, digest) else {
             return false;
         };
-        let is_found = self.store.pool.index.copies(key).any(|copy| copy == block);
+        let is_found = self.core.pool.index.copies(key).any(|copy| copy == block);
         if is_found {
-            self.store.drop_checkpoints_of(block);
-            self.store.pool.unregister_key(block, key);
+            self.core.drop_checkpoints_of(block);
+            self.core.pool.unregister_key(block, key);
             self.forget_quiet_steps();
         }
         is_found
@@ -90,12 +141,12 @@ impl Cache {
     /// The blocks that are found in a group by a hash, oldest first.
     #[must_use]
     pub fn holders(&self, group: u16, digest: &Digest) -> Vec<BlockId> {
-        self.key_if_held((group, digest))
-            .map(|key| self.store.pool.index.copies(key).collect())
+        self.key_if_held(group, digest)
+            .map(|key| self.core.pool.index.copies(key).collect())
             .unwrap_or_default()
     }
 
-    /// Which of a group's blocks `start..end` the retention keeps of a request, if others are
+    /// Which of a group's blocks at these positions the retention keeps of a request, if others are
     /// expected to resume at `boundaries`, in tokens; `None`: all of them.
     ///
     /// # Errors
@@ -103,22 +154,22 @@ impl Cache {
     pub fn kept_blocks(
         &self,
         group: u16,
-        (start, end): (u32, u32),
+        positions: Range<u32>,
         boundaries: &[u32],
     ) -> Result<Option<Vec<bool>>> {
-        let Some(group) = self.store.groups.get(usize::from(group)) else {
+        let Some(group) = self.core.groups.get(usize::from(group)) else {
             return Err(Error::InvalidValue(format!(
                 "group {group} does not exist; there are {}",
                 self.num_groups()
             )));
         };
-        let alignment = self.store.config.hit_alignment();
-        let keep = Keep::new(group, self.store.config.retention, alignment, boundaries);
-        Ok(keep.map(|keep| (start..end).map(|block| keep.keeps(block)).collect()))
+        let alignment = self.core.config.hit_alignment();
+        let keep = Keep::new(group, self.core.config.retention, alignment, boundaries);
+        Ok(keep.map(|keep| positions.map(|block| keep.keeps(block)).collect()))
     }
 
-    fn key_if_held(&self, (group, digest): (u16, &Digest)) -> Option<Key> {
-        let entry = self.store.pool.index.find(digest)?;
+    fn key_if_held(&self, group: u16, digest: &Digest) -> Option<Key> {
+        let entry = self.core.pool.index.find(digest)?;
         (usize::from(group) < self.num_groups()).then_some(Key { entry, group })
     }
 }

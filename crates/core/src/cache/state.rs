@@ -4,139 +4,66 @@
 //! position   0      1      2      3      4    5
 //!            null   kept   null   last   run  draft      the step before wrote `last`
 //! ```
-//! A table is indexed by position, but mostly null: a step adds one block however far it goes, and
-//! takes the blocks of rejected drafts along.
+//! A table is indexed by position, but mostly null: however far a step goes, it adds one block for its
+//! running state, and it uses the blocks of rejected drafts again.
 
-use super::allocate::{Lengths, Store};
+use super::core::Core;
 use super::group::Group;
 use super::request::Table;
-use super::{BlockCopy, Cache, Digest, Result};
+use super::step::Lengths;
 use crate::blocks::{BlockId, NULL_BLOCK, Pool, count, signed};
 
-/// A state that others can resume from: what a connector may store. Which block it is in cannot be
-/// told from the table, where states move.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KeptState {
-    /// Whose tokens it covers.
-    pub request: u64,
-    /// Its group.
-    pub group: u16,
-    /// Where it is, or will be once the copies of the step are made.
-    pub block: BlockId,
-    /// Tokens that it covers.
-    pub num_tokens: u32,
-}
-
-/// How far a request's table in one group is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cursor {
-    /// Leading blocks that need no registering; `None` until the first ones do not.
-    pub num_registered: Option<u32>,
-    /// Position of the state that the step before wrote.
-    pub last_state: Option<u32>,
-}
-
-impl Cache {
-    /// The groups and hashes of the states that are written in this step: nobody can resume from
-    /// them before the next one.
-    pub fn fresh_states(&self) -> impl Iterator<Item = (u16, &Digest)> {
-        let fresh = self.store.fresh.iter();
-        fresh.map(|(digest, group)| (*group, digest))
-    }
-
-    /// How far each table of a request is.
-    ///
-    /// # Errors
-    /// `Unknown`.
-    pub fn cursors(&self, id: u64) -> Result<impl Iterator<Item = Cursor>> {
-        let tables = self.request(id)?.tables.iter();
-        Ok(tables.map(|table| Cursor {
-            num_registered: table.num_cached,
-            last_state: table.state.last,
-        }))
-    }
-
-    /// Takes, of each group, the state at the last boundary of a request's prompt, where that lies
-    /// inside a block: it holds what it says for as long as no more tokens are computed.
-    ///
-    /// # Errors
-    /// `Unknown`.
-    pub fn take_state_tails(&mut self, id: u64) -> Result<Vec<KeptState>> {
-        self.with(id, |_, request| {
-            let tables = (0u16..).zip(&mut request.tables);
-            let tails = tables.filter_map(|(group, table)| {
-                let (block, num_tokens) = table.state.tail.take()?;
-                Some(KeptState {
-                    request: id,
-                    group,
-                    block,
-                    num_tokens,
-                })
-            });
-            Ok(tails.collect())
-        })
-    }
-}
-
-impl Store {
-    /// Notes a state that was registered, if it was.
-    pub(super) fn note_kept(&mut self, request: u64, block: BlockId) {
-        if let Some(key) = self.pool.key(block) {
-            self.kept_states.push(KeptState {
-                request,
-                group: key.group,
-                block,
-                num_tokens: self.pool.num_tokens(block),
-            });
-        }
-    }
-
-    /// Forgets the states of a request whose blocks are given back.
-    pub(super) fn forget_kept_states(&mut self, request: u64) {
-        self.kept_states.retain(|state| state.request != request);
-    }
-}
-
 /// One step of one request in a state group.
-pub(super) struct Step<'a> {
+pub(super) struct StateStep<'a> {
     pub group: &'a Group,
     pub speculative: u32,
     pub lengths: &'a Lengths,
-    /// It saves a state on its way.
+    /// It saves a state before its end.
     pub saves: bool,
 }
 
-/// Blocks that a step takes out of the free queue. More than there are when the hit is a state
-/// that is only written in this step: the request has to wait for the next one.
-pub(super) fn needed(store: &Store, step: &Step<'_>, table: &Table, hits: &[BlockId]) -> i64 {
-    if let Some(&state) = hits.last()
-        && let Some(key) = store.pool.key(state)
-        && store
-            .fresh
-            .contains(&(*store.pool.index.digest(key.entry), key.group))
-    {
-        return i64::from(store.config.num_blocks) + 1;
+/// Blocks that a step takes out of the free queue, as the engine counts them. If the hit is a state
+/// that is only being written in this step, the number is larger than the pool: the request has to
+/// wait for the next step.
+pub(super) fn needed(core: &Core, step: &StateStep<'_>, table: &Table, hits: &[BlockId]) -> i64 {
+    if hits.last().is_some_and(|&state| core.is_fresh(state)) {
+        return i64::from(core.config.num_blocks) + 1;
     }
     let held = table.blocks.len() + hits.len();
-    new_blocks(step, table, hits, held) + signed(store.num_evictable(hits))
+    new_blocks(step, table, hits, held) + signed(core.num_evictable(hits))
 }
 
-/// Blocks that the step takes beyond those, or fewer: the engine forgets that what was computed
-/// elsewhere has a state of its own, and takes it all the same; it counts the state of a hit that
-/// lies behind what was computed elsewhere, and leaves it alone.
-pub(super) fn uncounted(store: &Store, step: &Step<'_>, table: &Table, hits: &[BlockId]) -> i64 {
+/// How many blocks the step takes beyond those that `needed` counts; negative if it takes fewer.
+///
+/// `needed` counts as vLLM does, which errs in two ways when tokens are loaded from elsewhere. It
+/// leaves out the block for the state that is loaded, although the step takes one. And it counts the
+/// state of the hit as leaving the free queue, although nothing adopts a state that lies before the
+/// tokens that are loaded. The true number is
+///
+/// ```text
+/// taken     = new(kept hits, with the loaded state) + loaded state + free among kept hits
+/// counted   = new(all hits)                                       + free among all hits
+/// uncounted = taken - counted
+/// ```
+///
+/// For example, a hit of 16 tokens, 16 loaded tokens and 16 new ones, in blocks of 16: the hit's state
+/// is in position 0, and free. `needed` counts the new running state and the hit's state: 2. The step
+/// skips positions 0 and takes the loaded state (position 1) and the running state (position 2): also
+/// 2, so 0 are uncounted. If a request holds the hit's state already, `needed` counts 1, and 1 is
+/// uncounted.
+pub(super) fn uncounted(core: &Core, step: &StateStep<'_>, table: &Table, hits: &[BlockId]) -> i64 {
     let skipped = (step.group.skipped(step.lengths.total) / step.group.block) as usize;
     let kept = &hits[skipped.min(hits.len())..];
-    let (held, external) = held_before(step.group, table, hits, step.lengths);
-    let taken = new_blocks(step, table, kept, held).max(0) + signed(external);
+    let held = held_before(step.group, table, hits, step.lengths);
+    let taken = new_blocks(step, table, kept, held.positions).max(0) + signed(held.num_loaded);
     let counted = new_blocks(step, table, hits, table.blocks.len() + hits.len());
-    taken + signed(store.num_evictable(kept)) - counted - signed(store.num_evictable(hits))
+    taken + signed(core.num_evictable(kept)) - counted - signed(core.num_evictable(hits))
 }
 
-/// New blocks where so many positions are held already: the state, that of the way, and those of
-/// drafts.
-fn new_blocks(step: &Step<'_>, table: &Table, hits: &[BlockId], held: usize) -> i64 {
-    let Step { group, lengths, .. } = step;
+/// New blocks of a step where so many positions are held already: the running state, a saved one, a
+/// copy of a shared tail, and those for drafts.
+fn new_blocks(step: &StateStep<'_>, table: &Table, hits: &[BlockId], held: usize) -> i64 {
+    let StateStep { group, lengths, .. } = step;
     let required = i64::from(lengths.main.div_ceil(group.block) + step.speculative);
     let shares_tail = (!hits.is_empty() && !lengths.local.is_multiple_of(group.block))
         || table.shared_tail.is_some();
@@ -150,31 +77,38 @@ fn new_blocks(step: &Step<'_>, table: &Table, hits: &[BlockId], held: usize) -> 
     new.min(1 + i64::from(shares_tail) + i64::from(step.saves) + i64::from(drafts))
 }
 
-/// Positions that the table covers before the step's own state is added, and how many new blocks
-/// what was computed elsewhere takes of them.
-fn held_before(
-    group: &Group,
-    table: &Table,
-    hits: &[BlockId],
-    lengths: &Lengths,
-) -> (usize, usize) {
+/// What a table covers before the step's own state is added, in positions.
+struct Held {
+    positions: usize,
+    /// How many of them are new blocks, for what was computed elsewhere.
+    num_loaded: usize,
+}
+
+fn held_before(group: &Group, table: &Table, hits: &[BlockId], lengths: &Lengths) -> Held {
     let held = table.blocks.len() + hits.len();
     if lengths.total <= lengths.local || table.num_cached.is_some() {
-        return (held, 0);
+        return Held {
+            positions: held,
+            num_loaded: 0,
+        };
     }
     let covered = lengths.total.div_ceil(group.block) as usize;
     let skipped = (group.skipped(lengths.total) / group.block) as usize;
-    (covered.max(held), covered.saturating_sub(held.max(skipped)))
+    Held {
+        positions: covered.max(held),
+        num_loaded: covered.saturating_sub(held.max(skipped)),
+    }
 }
 
 /// Adds the running state of this step; appends what is new, null blocks included.
 pub(super) fn extend(
-    store: &mut Store,
-    step: &Step<'_>,
-    (request, table): (u64, &mut Table),
+    core: &mut Core,
+    step: &StateStep<'_>,
+    request: u64,
+    table: &mut Table,
     out: &mut Vec<BlockId>,
 ) {
-    let Step { group, lengths, .. } = step;
+    let StateStep { group, lengths, .. } = step;
     let drafts = step.speculative as usize;
     let required = lengths.main.div_ceil(group.block) as usize + drafts;
     let before = table.blocks.len();
@@ -182,35 +116,25 @@ pub(super) fn extend(
         table.state.allocated = true;
         return;
     }
-    if table.state.allocated {
-        table.state.last = Some(count(before - 1 - drafts));
-    } else if before > 0 {
-        table.state.last = Some(count(before - 1));
-    }
-    // What is saved on the way goes right before the running state.
-    let skipped = required - drafts - 1 - usize::from(step.saves);
-    if before < skipped {
-        table.blocks.resize(skipped, NULL_BLOCK);
-    }
-    if table.state.allocated {
-        for position in (before - drafts..before).take_while(|&position| position < skipped) {
-            let draft = std::mem::replace(&mut table.blocks[position], NULL_BLOCK);
-            table.blocks.push(draft);
-        }
-    }
+    // What the step saves before its end goes right before the running state.
+    skip_to(
+        table,
+        required - drafts - 1 - usize::from(step.saves),
+        drafts,
+    );
     let missing = required.saturating_sub(table.blocks.len());
     let shared = table.shared_tail.take();
-    let copy = shared.map(|_| store.take_one());
+    let copy = shared.map(|_| core.take_one());
     let mut new = Vec::with_capacity(missing);
-    store.take(missing, &mut new);
+    core.take(missing, &mut new);
     if let (Some(shared), Some(copy)) = (shared, copy) {
         if table.state.allocated {
-            preserve(store, group, shared.1, copy);
+            preserve(core, group, shared.block, copy);
             if table.state.tail.take().is_some() {
-                store.note_kept(request, copy);
+                core.note_kept(request, copy);
             }
         } else {
-            store.redirect(group, table, shared, copy);
+            core.redirect(group, table, shared, copy);
             out.push(copy);
         }
     }
@@ -220,22 +144,36 @@ pub(super) fn extend(
     table.state.allocated = true;
 }
 
-/// The request goes on in its own block, whose state others may resume from: the copy takes that
-/// over, and is filled before this step overwrites the source.
-fn preserve(store: &mut Store, group: &Group, source: BlockId, copy: BlockId) {
-    store.pool.move_keys(source, copy);
-    if let Some(checkpoints) = &mut store.checkpoints {
-        checkpoints.moved(&mut store.pool, source, copy);
+/// Notes which state the step before wrote, and fills the positions before `skipped` with null
+/// blocks; the blocks of rejected drafts among them move to the end of the table.
+fn skip_to(table: &mut Table, skipped: usize, drafts: usize) {
+    let before = table.blocks.len();
+    if table.state.allocated {
+        table.state.last = Some(count(before - 1 - drafts));
+    } else if before > 0 {
+        table.state.last = Some(count(before - 1));
     }
-    store.copies[usize::from(group.index)].push(BlockCopy {
-        source,
-        destination: copy,
-    });
-    store.pool.touch(source);
-    if let Some(key) = store.pool.key(copy) {
-        let digest = *store.pool.index.digest(key.entry);
-        store.fresh.insert((digest, key.group));
+    if before < skipped {
+        table.blocks.resize(skipped, NULL_BLOCK);
     }
+    if table.state.allocated {
+        for position in (before - drafts..before).take_while(|&position| position < skipped) {
+            let draft = std::mem::replace(&mut table.blocks[position], NULL_BLOCK);
+            table.blocks.push(draft);
+        }
+    }
+}
+
+/// Lets a request go on in its own block although others may resume from the state in it: the copy
+/// takes over the block's hashes, and is filled before this step overwrites the source.
+fn preserve(core: &mut Core, group: &Group, source: BlockId, copy: BlockId) {
+    core.pool.move_keys(source, copy);
+    if let Some(checkpoints) = &mut core.checkpoints {
+        checkpoints.moved(&mut core.pool, source, copy);
+    }
+    core.note_copy(group, source, copy);
+    core.pool.touch(source);
+    core.note_fresh(copy);
 }
 
 /// The state that the step before last wrote, if nothing reads it any more.

@@ -1,7 +1,7 @@
 //! What the device has to do before a step runs: copies to make, blocks to zero.
 //!
-//! Both ends of a copy are held from the moment that the copy is decided on. Who takes the work of a
-//! step drops them when the step has run; else the next step does, as it starts:
+//! Both ends of a copy are held from the moment that the copy is decided on. They are
+//! dropped when the next step starts, unless the caller of `take_work` frees them itself:
 //!
 //! ```text
 //! allocate      decides on a copy; both ends get a reference
@@ -12,23 +12,10 @@
 
 use hashbrown::HashMap;
 
-use super::state::KeptState;
-use super::{BlockId, Cache};
-
-/// A copy to be made before a step runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BlockCopy {
-    /// The block to read.
-    pub source: BlockId,
-    /// The block to write.
-    pub destination: BlockId,
-}
-
-impl BlockCopy {
-    fn ends(&self) -> [BlockId; 2] {
-        [self.source, self.destination]
-    }
-}
+use super::Cache;
+use super::step::{BlockCopy, KeptState};
+use crate::blocks::BlockId;
+use crate::error::Result;
 
 /// The work of a step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -45,58 +32,80 @@ impl Cache {
     /// A new step: the one before has run. The states that it registered are written, and the ends
     /// of the copies that were taken for it are freed.
     pub fn start_step(&mut self) {
-        self.store.fresh.clear();
-        self.store.kept_states.clear();
-        let ends = std::mem::take(&mut self.store.being_copied);
-        self.store.pool.free(ends);
+        self.core.fresh.clear();
+        self.core.kept_states.clear();
+        let ends = std::mem::take(&mut self.core.being_copied);
+        self.core.pool.free(ends);
     }
 
     /// Takes the work of a step. Both ends of each copy are held until the next step starts, or,
     /// if `caller_frees`, until the caller frees them.
     pub fn take_work(&mut self, caller_frees: bool) -> Work {
-        let store = &mut self.store;
-        let copies: Vec<_> = store.copies.iter_mut().flat_map(std::mem::take).collect();
+        let core = &mut self.core;
+        let copies: Vec<_> = core.copies.iter_mut().flat_map(std::mem::take).collect();
         if !caller_frees {
-            store
-                .being_copied
-                .extend(copies.iter().flat_map(BlockCopy::ends));
+            core.being_copied
+                .extend(copies.iter().flat_map(|copy| copy.ends()));
         }
         Work {
             copies,
-            blocks_to_zero: store.to_zero.iter_mut().flat_map(std::mem::take).collect(),
-            kept_states: std::mem::take(&mut store.kept_states),
+            blocks_to_zero: core.to_zero.iter_mut().flat_map(std::mem::take).collect(),
+            kept_states: std::mem::take(&mut core.kept_states),
         }
+    }
+
+    /// Takes, of each group, the state at the last boundary of a request's prompt, where that lies
+    /// inside a block: it holds what it says for as long as no more tokens are computed.
+    ///
+    /// # Errors
+    /// `Unknown`.
+    pub fn take_state_tails(&mut self, id: u64) -> Result<Vec<KeptState>> {
+        self.with(id, |_, request| {
+            let tables = (0u16..).zip(request.tables_mut());
+            let tails = tables.filter_map(|(group, table)| {
+                let tail = table.state.tail.take()?;
+                Some(KeptState {
+                    request: id,
+                    group,
+                    block: tail.block,
+                    num_tokens: tail.num_tokens,
+                })
+            });
+            Ok(tails.collect())
+        })
     }
 
     /// Forgets everything that is cached, unless a block is in use; returns whether it was done.
     /// A copy that was taken is no use: nobody reads its ends by their hashes.
     pub fn reset(&mut self) -> bool {
-        let pool = &self.store.pool;
+        let pool = &self.core.pool;
         if self.num_free_blocks() + self.num_only_copied() + 1 != pool.num_blocks() {
             return false;
         }
-        self.store.forget_checkpoints();
-        self.store.pool.clear();
-        self.store.fresh.clear();
-        self.store.log.cleared();
+        if let Some(checkpoints) = &mut self.core.checkpoints {
+            checkpoints.clear(&mut self.core.pool);
+        }
+        self.core.pool.clear();
+        self.core.fresh.clear();
+        self.core.log.cleared();
         true
     }
 
     /// Blocks that nothing holds but copies which were taken in this step.
     fn num_only_copied(&self) -> usize {
         let mut held: HashMap<BlockId, u32> = HashMap::new();
-        for &block in &self.store.being_copied {
+        for &block in &self.core.being_copied {
             *held.entry(block).or_insert(0) += 1;
         }
         let is_only_copied =
-            |(block, count): &(&BlockId, &u32)| self.store.pool.refs(**block) == **count;
+            |(block, count): &(&BlockId, &u32)| self.core.pool.refs(**block) == **count;
         held.iter().filter(is_only_copied).count()
     }
 
     /// References that copies hold: of those decided on, and of those taken in this step.
     pub(super) fn held_by_copies(&self) -> impl Iterator<Item = BlockId> {
-        let pending = self.store.copies.iter().flatten();
-        let ends = pending.flat_map(BlockCopy::ends);
-        ends.chain(self.store.being_copied.iter().copied())
+        let pending = self.core.copies.iter().flatten();
+        let ends = pending.flat_map(|copy| copy.ends());
+        ends.chain(self.core.being_copied.iter().copied())
     }
 }

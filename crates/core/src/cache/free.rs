@@ -1,16 +1,16 @@
-//! Blocks that a running request reads no more: behind a window, of an earlier chunk, of an older
-//! state.
+//! Blocks that a request gives back: while it runs those that it reads no more (tokens before its
+//! window, earlier chunks, older states), and all of them when it ends.
 
-use super::allocate::Store;
+use super::core::Core;
 use super::group::Kind;
 use super::request::Request;
 use super::state;
-use crate::blocks::{BlockId, NULL_BLOCK, signed};
+use crate::blocks::{BlockId, NULL_BLOCK, Pool, signed};
 
-impl Store {
+impl Core {
     /// Gives back what nothing computed after `processed` tokens reads.
     pub(super) fn free_skipped(&mut self, request: &mut Request, processed: u32) {
-        for (group, table) in self.groups.iter().zip(&mut request.tables) {
+        for (group, table) in self.groups.iter().zip(request.tables_mut()) {
             if let Kind::State { .. } = group.kind {
                 state::free_skipped(&mut self.pool, group, table, processed);
                 continue;
@@ -32,7 +32,7 @@ impl Store {
 
     /// How many blocks `free_skipped` would add to the free queue.
     pub(super) fn count_skipped(&self, request: &Request, processed: u32) -> i64 {
-        let groups = self.groups.iter().zip(&request.tables);
+        let groups = self.groups.iter().zip(request.tables());
         let freed = groups.map(|(group, table)| {
             let skipped = group.skipped(processed) / group.block;
             let end = (skipped as usize).min(table.blocks.len());
@@ -51,5 +51,38 @@ impl Store {
                     .map_or(0, |_| 1)
         });
         signed(freed.sum())
+    }
+
+    /// Notes that a request is about to give its blocks back: its last boundary is a checkpoint.
+    pub(super) fn note_end(&mut self, request: &Request) {
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.note_end(&mut self.pool, request);
+        }
+    }
+
+    /// Gives all blocks of a request back, tails first. Blocks that lead to no checkpoint are worth
+    /// nothing: they are evicted before those that some boundary can still be resumed with.
+    pub(super) fn give_back(&mut self, request: &mut Request) {
+        self.forget_kept_states(request.id);
+        self.note_end(request);
+        let mut tables = request.clear_tables();
+        for (group, table) in self.groups.iter().zip(&mut tables) {
+            if self.checkpoints.is_some() && group.kind == Kind::Full {
+                free_worthless(&mut self.pool, table);
+            }
+        }
+        for blocks in tables {
+            self.pool.free(blocks.into_iter().rev());
+        }
+    }
+}
+
+/// Frees the blocks at the end of a full group's table that no checkpoint needs.
+fn free_worthless(pool: &mut Pool, table: &mut Vec<BlockId>) {
+    let is_worthless = |block: &&BlockId| !pool.is_kept(**block);
+    let count = table.iter().rev().take_while(is_worthless).count();
+    for block in table.split_off(table.len() - count) {
+        pool.free([block]);
+        pool.expedite(block);
     }
 }

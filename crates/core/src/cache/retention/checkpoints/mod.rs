@@ -19,13 +19,14 @@ use std::collections::BTreeSet;
 
 use smallvec::SmallVec;
 
-use super::config::{ByValue, CacheConfig, Retention};
-use super::group::{Group, Kind};
-use super::request::Request;
+use super::boundaries::Boundaries;
 use crate::blocks::{BlockId, EntryId, Pool};
+use crate::cache::config::{ByValue, CacheConfig, Retention};
+use crate::cache::group::{Group, Kind};
+use crate::cache::request::{Ending, Request};
 use crate::hash::Digest;
-pub(super) use value::{Ending, Origin};
-use value::{Key, Likelihood};
+pub(in crate::cache) use value::Origin;
+use value::{Likelihood, Priority};
 
 type NodeId = u32;
 
@@ -55,7 +56,7 @@ struct Node {
     used_at: u64,
     used_level: f64,
     /// In the queue of those that can be let go.
-    key: Option<Key>,
+    key: Option<Priority>,
 }
 
 /// A boundary that is kept resumable.
@@ -79,7 +80,7 @@ struct Anchor {
 }
 
 #[derive(Debug)]
-pub(super) struct Checkpoints {
+pub(in crate::cache) struct Checkpoints {
     policy: ByValue,
     /// Those that are cached.
     groups: Vec<Group>,
@@ -87,8 +88,7 @@ pub(super) struct Checkpoints {
     needs_no_tail: bool,
     /// Tokens of a full group's smallest block.
     full_step: Option<u32>,
-    hash_block: u32,
-    hit_alignment: u32,
+    boundaries: Boundaries,
     nodes: Vec<Node>,
     unused: Vec<NodeId>,
     /// By entry: the node whose `full` blocks or end it belongs to.
@@ -96,7 +96,7 @@ pub(super) struct Checkpoints {
     /// By block: how often it is in a `full` or `tail`.
     pins: Vec<u32>,
     /// What can be let go, least value first.
-    queue: BTreeSet<(Key, NodeId)>,
+    queue: BTreeSet<(Priority, NodeId)>,
     likelihood: Likelihood,
     /// The highest value that was let go.
     level: f64,
@@ -127,7 +127,11 @@ impl Node {
 
 impl Checkpoints {
     /// None unless the retention is by value.
-    pub(super) fn new(config: &CacheConfig, groups: &[Group]) -> Option<Self> {
+    pub(in crate::cache) fn new(
+        config: &CacheConfig,
+        groups: &[Group],
+        boundaries: Boundaries,
+    ) -> Option<Self> {
         let Retention::ByValue(policy) = config.retention else {
             return None;
         };
@@ -136,13 +140,12 @@ impl Checkpoints {
         Some(Self {
             policy,
             needs_no_tail: groups.iter().all(|group| {
-                let ends_there = config.hit_alignment().is_multiple_of(group.block);
+                let ends_there = boundaries.hit_alignment.is_multiple_of(group.block);
                 group.kind == Kind::Full && !group.eagle && ends_there
             }),
             full_step: full.map(|group| group.block).min(),
             groups,
-            hash_block: config.topology.hash_block_size,
-            hit_alignment: config.hit_alignment(),
+            boundaries,
             nodes: vec![Node::root()],
             unused: Vec::new(),
             owners: Vec::new(),
@@ -155,18 +158,28 @@ impl Checkpoints {
     }
 
     /// Whether a boundary may be no checkpoint although the full groups hold it.
-    pub(super) fn are_sparse(&self) -> bool {
+    pub(in crate::cache) fn are_sparse(&self) -> bool {
         !self.needs_no_tail
     }
 
+    /// Where requests are expected to resume.
+    pub(in crate::cache) fn boundaries(&self) -> &Boundaries {
+        &self.boundaries
+    }
+
     /// Tokens between checkpoints; 0: none but where requests end and branch.
-    pub(super) fn interval(&self) -> u32 {
+    pub(in crate::cache) fn interval(&self) -> u32 {
         self.policy.interval
     }
 
     /// A request resumes behind `tokens`: at a checkpoint, which is one from now on. Returns what it
     /// will be when it ends.
-    pub(super) fn resume(&mut self, pool: &mut Pool, request: &Request, tokens: u32) -> Ending {
+    pub(in crate::cache) fn resume(
+        &mut self,
+        pool: &mut Pool,
+        request: &Request,
+        tokens: u32,
+    ) -> Ending {
         let Some(id) = self.keep(pool, request, tokens, Origin::Junction) else {
             return Ending::Start;
         };
@@ -184,7 +197,7 @@ impl Checkpoints {
     }
 
     /// A request gives its blocks back after `tokens`: its last boundary is a checkpoint.
-    pub(super) fn end(&mut self, pool: &mut Pool, request: &Request, tokens: u32) {
+    pub(in crate::cache) fn end(&mut self, pool: &mut Pool, request: &Request, tokens: u32) {
         if tokens == 0 {
             return;
         }
@@ -209,7 +222,7 @@ impl Checkpoints {
     }
 
     /// Makes a boundary a checkpoint, or renews it; none if not all that it needs is held.
-    pub(super) fn keep(
+    pub(in crate::cache) fn keep(
         &mut self,
         pool: &mut Pool,
         request: &Request,
@@ -224,7 +237,7 @@ impl Checkpoints {
             self.note_use(anchor.node);
             return Some(anchor.node);
         }
-        let (full, tail) = self.needed(pool, request, (anchor.tokens, end))?;
+        let (full, tail) = self.needed(pool, request, anchor.tokens..end)?;
         let says_so = |block: &BlockId| pool.index.row(entry).contains(block);
         if !is_there && !full.iter().chain(&tail).any(says_so) {
             return None; // No block that is kept would hold the hash of the prefix.
@@ -258,7 +271,10 @@ impl Checkpoints {
     }
 
     /// What can be let go, least value first.
-    pub(super) fn queued<'a>(&'a self, pool: &'a Pool) -> impl Iterator<Item = Checkpoint> + 'a {
+    pub(in crate::cache) fn queued<'a>(
+        &'a self,
+        pool: &'a Pool,
+    ) -> impl Iterator<Item = Checkpoint> + 'a {
         self.queue.iter().filter_map(move |&(key, id)| {
             let node = &self.nodes[id as usize];
             Some(Checkpoint {
@@ -279,7 +295,7 @@ impl Checkpoints {
 
     /// Lets the checkpoint of the least value go; its blocks wait in the pool's queue. False if
     /// there is none.
-    pub(super) fn let_go(&mut self, pool: &mut Pool) -> bool {
+    pub(in crate::cache) fn let_go(&mut self, pool: &mut Pool) -> bool {
         let Some(&(key, id)) = self.queue.first() else {
             return false;
         };
@@ -292,7 +308,7 @@ impl Checkpoints {
 
     /// A block is about to lose its hashes: what needs it is no checkpoint any more, nor is what it
     /// leads to.
-    pub(super) fn forget(&mut self, pool: &mut Pool, block: BlockId) {
+    pub(in crate::cache) fn forget(&mut self, pool: &mut Pool, block: BlockId) {
         let mut lost: Vec<NodeId> = Vec::new();
         for id in self.holders(pool, block) {
             let node = &self.nodes[id as usize];
@@ -318,7 +334,7 @@ impl Checkpoints {
     }
 
     /// A block's hashes are another one's now.
-    pub(super) fn moved(&mut self, pool: &mut Pool, from: BlockId, to: BlockId) {
+    pub(in crate::cache) fn moved(&mut self, pool: &mut Pool, from: BlockId, to: BlockId) {
         for id in self.holders(pool, from) {
             let node = &mut self.nodes[id as usize];
             for block in node.full.iter_mut().chain(&mut node.tail) {
@@ -335,7 +351,7 @@ impl Checkpoints {
     }
 
     /// Lets everything go; what was learned stays.
-    pub(super) fn clear(&mut self, pool: &mut Pool) {
+    pub(in crate::cache) fn clear(&mut self, pool: &mut Pool) {
         while self.let_go(pool) {}
         self.owners.clear();
     }
@@ -348,7 +364,7 @@ impl Checkpoints {
             .sum();
         self.nodes.capacity() * size_of::<Node>()
             + (ids + lists) * size_of::<NodeId>()
-            + self.queue.len() * 2 * size_of::<(Key, NodeId)>()
+            + self.queue.len() * 2 * size_of::<(Priority, NodeId)>()
     }
 
     /// The nodes that need a block. Mostly it is the one that its hash belongs to.

@@ -7,12 +7,13 @@
 //! The level is the value, of those ever let go, that was the highest: as blocks are needed it
 //! rises, and all values sink alike, so that a checkpoint worth twice as much stays twice as long,
 //! whatever the pool's size and the traffic. The order of two checkpoints never changes while
-//! nothing happens to them: [`Key`] is worth + level at the last use (Cao and Irani,
+//! nothing happens to them: [`Priority`] is worth + level at the last use (Cao and Irani,
 //! "Cost-Aware WWW Proxy Caching Algorithms", 1997).
 
 use std::cmp::Ordering;
 
 use crate::cache::config::PrefillCost;
+use crate::cache::request::Ending;
 
 /// Why a checkpoint was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,15 +24,6 @@ pub(in crate::cache) enum Origin {
     Junction,
     /// A multiple of the interval.
     Interval,
-}
-
-/// What ended, or would next, where nobody went on yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::cache) enum Ending {
-    /// A request that began something new.
-    Start,
-    /// One that went on where another had ended.
-    Turn,
 }
 
 /// How likely something is: as often as it was so far, beginning with a guess.
@@ -114,21 +106,21 @@ impl Likelihood {
 
 /// Compared, values of checkpoints whose last use was at different levels.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Key {
+pub(super) struct Priority {
     pub value: f64,
     /// Of equal values the least recently used goes first.
     pub used_at: u64,
 }
 
-impl Eq for Key {}
+impl Eq for Priority {}
 
-impl PartialOrd for Key {
+impl PartialOrd for Priority {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Key {
+impl Ord for Priority {
     fn cmp(&self, other: &Self) -> Ordering {
         let by_value = self.value.total_cmp(&other.value);
         by_value.then(self.used_at.cmp(&other.used_at))

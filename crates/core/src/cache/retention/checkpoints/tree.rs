@@ -1,14 +1,17 @@
 //! The tree of prefixes: where a request's prefix is in it, and how nodes come, part and go.
 
+use std::ops::Range;
+
+use super::value::{Priority, Weight};
 use super::{Anchor, Checkpoints, NO_NODE, Node, NodeId, ROOT};
 use crate::blocks::{BlockId, EntryId, NULL_BLOCK, Pool, count};
-use crate::cache::checkpoints::value::{Key, Weight};
 use crate::cache::group::{Group, Kind};
 use crate::cache::request::Request;
 
 impl Checkpoints {
     pub(super) fn entry_at(&self, pool: &Pool, request: &Request, tokens: u32) -> Option<EntryId> {
-        pool.index.find(request.hash_at(tokens, self.hash_block)?)
+        pool.index
+            .find(request.hash_at(tokens, self.boundaries.hash_block)?)
     }
 
     /// The node that a hash belongs to.
@@ -35,8 +38,8 @@ impl Checkpoints {
             return anchor;
         }
         let Some(step) = self.full_step else {
-            let before = (1..end.div_ceil(self.hit_alignment)).rev();
-            let mut found = before.filter_map(|hit| at(hit * self.hit_alignment));
+            let before = (1..end.div_ceil(self.boundaries.hit_alignment)).rev();
+            let mut found = before.filter_map(|hit| at(hit * self.boundaries.hit_alignment));
             return found.next().unwrap_or(root);
         };
         // Who has a block of a full group has all before it.
@@ -59,8 +62,9 @@ impl Checkpoints {
         &self,
         pool: &Pool,
         request: &Request,
-        (start, end): (u32, u32),
+        span: Range<u32>,
     ) -> Option<(Vec<BlockId>, Vec<BlockId>)> {
+        let Range { start, end } = span;
         let (mut full, mut tail) = (Vec::new(), Vec::new());
         for group in &self.groups {
             let mut previous = None;
@@ -72,7 +76,7 @@ impl Checkpoints {
                 } else {
                     block_end
                 };
-                let digest = request.hash_at(tokens, self.hash_block)?;
+                let digest = request.hash_at(tokens, self.boundaries.hash_block)?;
                 let entry = pool.index.find_after(previous, digest)?;
                 previous = Some(entry);
                 let block = pool.index.row(entry)[usize::from(group.index)];
@@ -83,8 +87,7 @@ impl Checkpoints {
                     full.push(holder(position)?);
                 }
             }
-            let (first, behind) = group.tail_at(end);
-            for position in first..behind {
+            for position in group.tail_at(end) {
                 tail.push(holder(position)?);
             }
         }
@@ -292,7 +295,7 @@ impl Checkpoints {
     /// Values a node anew, where something of what its value is made of has changed.
     pub(super) fn weigh(&mut self, id: NodeId) {
         let node = &self.nodes[id as usize];
-        let key = self.weight(id).map(|weight| Key {
+        let key = self.weight(id).map(|weight| Priority {
             value: node.used_level + weight.worth(&self.policy.cost, &self.likelihood),
             used_at: node.used_at,
         });
@@ -345,8 +348,8 @@ impl Checkpoints {
         let floor = self.nodes[above as usize].end;
         // What lies before the resume point above is mostly needed there too.
         let own_tail = |group: &Group| {
-            let (first, behind) = group.tail_at(node.end);
-            behind.saturating_sub(first.max(floor / group.block))
+            let Range { start, end } = group.tail_at(node.end);
+            end.saturating_sub(start.max(floor / group.block))
         };
         let tail: u32 = self.groups.iter().map(own_tail).sum();
         Some(Weight {

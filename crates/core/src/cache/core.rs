@@ -1,0 +1,195 @@
+//! What all requests of a cache share, and what every part of a step does with it: take blocks,
+//! forget hashes, note what the engine has to be told.
+
+use hashbrown::HashSet;
+
+use super::config::CacheConfig;
+use super::find::Finder;
+use super::group::Group;
+use super::request::{HashBlocks, Request, SharedTail, Table};
+use super::retention::{Boundaries, Checkpoints};
+use super::statistics::Statistics;
+use super::step::{BlockCopy, KeptState};
+use crate::blocks::{BlockId, EventLog, NULL_BLOCK, Pool};
+use crate::error::{Error, Result};
+use crate::hash::Digest;
+use crate::secret::Secret;
+
+/// The engines' word for the memory that the blocks are in.
+const MEDIUM: &str = "GPU";
+
+/// Everything but the requests.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub config: CacheConfig,
+    pub groups: Vec<Group>,
+    pub pool: Pool,
+    pub log: EventLog,
+    pub finder: Finder,
+    pub boundaries: Boundaries,
+    /// Under retention by value.
+    pub checkpoints: Option<Checkpoints>,
+    /// Per group: blocks to be zeroed before they are used.
+    pub to_zero: Vec<Vec<BlockId>>,
+    /// Per group: copies to be made, both ends held.
+    pub copies: Vec<Vec<BlockCopy>>,
+    /// The ends of the copies that were taken in this step, held until the next one starts.
+    pub being_copied: Vec<BlockId>,
+    /// States registered in this step, which hold what they promise only after it.
+    pub fresh: HashSet<(Digest, u16)>,
+    /// States registered in this step, where they are.
+    pub kept_states: Vec<KeptState>,
+    pub statistics: Statistics,
+}
+
+impl Core {
+    pub(super) fn new(config: CacheConfig, secret: &Secret) -> Self {
+        let groups = Group::all(&config);
+        let boundaries = Boundaries::new(&config, &groups);
+        Self {
+            pool: Pool::new(config.num_blocks, groups.len(), secret),
+            log: EventLog::new(&config.topology, MEDIUM, config.events),
+            finder: Finder::new(&config.topology, &groups),
+            checkpoints: Checkpoints::new(&config, &groups, boundaries),
+            boundaries,
+            to_zero: vec![Vec::new(); groups.len()],
+            copies: vec![Vec::new(); groups.len()],
+            being_copied: Vec::new(),
+            fresh: HashSet::new(),
+            kept_states: Vec::new(),
+            statistics: Statistics::default(),
+            groups,
+            config,
+        }
+    }
+
+    pub(super) fn hash_blocks(&self) -> HashBlocks {
+        HashBlocks {
+            tokens: self.config.topology.hash_block_size,
+            lookahead: self.config.topology.hash_lookahead,
+        }
+    }
+
+    /// Hashes what a request's tokens allow, or takes the hashes that are given.
+    pub(super) fn hash(&self, request: &mut Request, given: Option<&[Digest]>) -> Result<()> {
+        let cut = self.hash_blocks();
+        match (given, self.config.hash) {
+            (Some(hashes), _) => request.append_hashes(hashes, cut.tokens),
+            (None, Some(function)) if self.config.caching => request.grow(function, cut),
+            (None, _) => Ok(()),
+        }
+    }
+
+    /// Refuses a request that no block table is long enough for.
+    pub(super) fn check_length(&self, request: u64, num_tokens: u32) -> Result<()> {
+        let max = self.config.max_model_len;
+        if num_tokens > max {
+            return Err(Error::InvalidValue(format!(
+                "request {request}: {num_tokens} tokens, max_model_len is {max}; end it there"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Takes the next victim; the checkpoint of the least value is let go if no block waits.
+    pub(super) fn take_one(&mut self) -> BlockId {
+        while !self.pool.has_victim()
+            && let Some(checkpoints) = &mut self.checkpoints
+            && checkpoints.let_go(&mut self.pool)
+        {}
+        let (block, lost) = self.pool.take();
+        self.statistics.num_allocated_blocks += 1;
+        self.statistics.num_evicted_blocks += u64::from(!lost.is_empty());
+        for (key, group) in lost {
+            self.log.removed(key, group);
+        }
+        block
+    }
+
+    /// Takes victims; it was checked that there are enough.
+    pub(super) fn take(&mut self, count: usize, out: &mut Vec<BlockId>) {
+        for _ in 0..count {
+            out.push(self.take_one());
+        }
+    }
+
+    /// Forgets the hashes of a block and says so.
+    pub(super) fn forget(&mut self, block: BlockId) {
+        if self.pool.key(block).is_some() {
+            self.drop_checkpoints_of(block);
+            for (key, group) in self.pool.forget(block) {
+                self.log.removed(key, group);
+            }
+        }
+    }
+
+    /// Drops the checkpoints that need a block, because it is about to lose a hash.
+    pub(super) fn drop_checkpoints_of(&mut self, block: BlockId) {
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.forget(&mut self.pool, block);
+        }
+    }
+
+    /// Lets the request write to a copy of a shared tail. Source and copy are held until the copy is
+    /// made.
+    pub(super) fn redirect(
+        &mut self,
+        group: &Group,
+        table: &mut Table,
+        tail: SharedTail,
+        copy: BlockId,
+    ) {
+        debug_assert_eq!(table.blocks[tail.position as usize], tail.block);
+        table.blocks[tail.position as usize] = copy;
+        self.note_copy(group, tail.block, copy);
+        self.pool.touch(copy);
+    }
+
+    pub(super) fn note_copy(&mut self, group: &Group, source: BlockId, destination: BlockId) {
+        self.copies[usize::from(group.index)].push(BlockCopy {
+            source,
+            destination,
+        });
+    }
+
+    pub(super) fn note_zeroing(&mut self, group: &Group, blocks: &[BlockId]) {
+        if group.needs_zeroing {
+            self.to_zero[usize::from(group.index)].extend_from_slice(blocks);
+        }
+    }
+
+    /// Notes that a block, if it is registered, holds a state that is written in this step.
+    pub(super) fn note_fresh(&mut self, block: BlockId) {
+        if block != NULL_BLOCK
+            && let Some(key) = self.pool.key(block)
+        {
+            let digest = *self.pool.index.digest(key.entry);
+            self.fresh.insert((digest, key.group));
+        }
+    }
+
+    /// Whether a block is registered for a state that is written in this step.
+    pub(super) fn is_fresh(&self, block: BlockId) -> bool {
+        self.pool.key(block).is_some_and(|key| {
+            let digest = *self.pool.index.digest(key.entry);
+            self.fresh.contains(&(digest, key.group))
+        })
+    }
+
+    /// Notes the state in a block as kept, if the block is registered.
+    pub(super) fn note_kept(&mut self, request: u64, block: BlockId) {
+        if let Some(key) = self.pool.key(block) {
+            self.kept_states.push(KeptState {
+                request,
+                group: key.group,
+                block,
+                num_tokens: self.pool.num_tokens(block),
+            });
+        }
+    }
+
+    /// Forgets the states of a request whose blocks are given back.
+    pub(super) fn forget_kept_states(&mut self, request: u64) {
+        self.kept_states.retain(|state| state.request != request);
+    }
+}

@@ -1,0 +1,105 @@
+//! What a cache shows of itself, for statistics, for tests and for people; nothing here changes it.
+
+use super::Cache;
+use super::retention::{Checkpoint, Checkpoints};
+use super::step::{BlockInfo, Cursor};
+use crate::blocks::BlockId;
+use crate::error::Result;
+use crate::hash::Digest;
+
+impl Cache {
+    /// What is known of each block.
+    ///
+    /// # Errors
+    /// `InvalidValue` for a block that does not exist.
+    pub fn describe(&self, blocks: &[BlockId]) -> Result<Vec<BlockInfo>> {
+        self.check_blocks(blocks)?;
+        let pool = &self.core.pool;
+        let key = |block: BlockId| {
+            let key = pool.key(block)?;
+            let digest = *pool.index.digest(key.entry);
+            Some((key.group, digest, pool.num_tokens(block)))
+        };
+        let describe = |&block: &BlockId| BlockInfo {
+            num_references: pool.refs(block),
+            key: key(block),
+        };
+        Ok(blocks.iter().map(describe).collect())
+    }
+
+    /// The groups and hashes of the states that are written in this step: nobody can resume from
+    /// them before the next one.
+    pub fn fresh_states(&self) -> impl Iterator<Item = (u16, &Digest)> {
+        let fresh = self.core.fresh.iter();
+        fresh.map(|(digest, group)| (*group, digest))
+    }
+
+    /// How far each table of a request is.
+    ///
+    /// # Errors
+    /// `Unknown`.
+    pub fn cursors(&self, id: u64) -> Result<impl Iterator<Item = Cursor>> {
+        let tables = self.request(id)?.tables().iter();
+        Ok(tables.map(|table| Cursor {
+            num_registered: table.num_cached,
+            last_state: table.state.last,
+        }))
+    }
+
+    /// Everything findable: group, hash and the copies, oldest first. Walks everything.
+    pub fn cached(&self) -> impl Iterator<Item = (u16, &Digest, Vec<BlockId>)> {
+        let index = &self.core.pool.index;
+        index.keys().map(|key| {
+            (
+                key.group,
+                index.digest(key.entry),
+                index.copies(key).collect(),
+            )
+        })
+    }
+
+    /// The free queue, next victim first; blocks that checkpoints keep are not in it.
+    pub fn free_queue(&self) -> impl Iterator<Item = BlockId> {
+        self.core.pool.queue()
+    }
+
+    /// Under retention by value, what can be let go when the free queue is empty, least value first.
+    pub fn checkpoints(&self) -> impl Iterator<Item = Checkpoint> {
+        let checkpoints = self.core.checkpoints.iter();
+        checkpoints.flat_map(|all| all.queued(&self.core.pool))
+    }
+
+    /// Bytes held by blocks, hashes and checkpoints, by capacity; walks the checkpoints.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        let checkpoints = self.core.checkpoints.as_ref();
+        self.core.pool.bytes() + checkpoints.map_or(0, Checkpoints::bytes)
+    }
+
+    /// Walks everything. `outside`: references that the caller holds.
+    ///
+    /// # Panics
+    /// Unless blocks, hashes and requests agree.
+    pub fn check_integrity(&self, outside: &[BlockId]) {
+        let pool = &self.core.pool;
+        pool.check_integrity();
+        if let Some(checkpoints) = &self.core.checkpoints {
+            checkpoints.check_integrity(pool);
+        }
+        let mut refs = vec![0; pool.num_blocks()];
+        let tables = self.requests.values().flat_map(|r| r.tables());
+        let held = tables.flat_map(|table| table.blocks.iter().copied());
+        let ends = self.held_by_copies();
+        for block in held.chain(ends).chain(outside.iter().copied()) {
+            refs[block.index()] += 1;
+        }
+        for (block, &num_references) in (0u32..).zip(&refs).skip(1) {
+            let block = BlockId(block);
+            assert_eq!(
+                pool.refs(block),
+                num_references,
+                "references of block {block}"
+            );
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! What a step is going to take, found out before anything changes: the lengths, the blocks of the
+//! hit, and how many blocks leave the free queue.
+//!
+//! A [`Plan`] is made by `check` for every request of a call, and consumed by `allocate`. Requests
+//! are served one after the other, so that an earlier one may evict what a later plan counts on: a
+//! plan knows the version of the index that it was made from, and looks its hit up again if blocks
+//! came or went since.
+
+use super::core::Core;
+use super::group::{Group, Kind};
+use super::request::{Request, Table};
+use super::state::{self, StateStep};
+use super::step::{Lengths, Need};
+use crate::blocks::{BlockId, NULL_BLOCK, Pool, signed};
+use crate::error::{Error, Result};
+
+/// A hit's blocks: those of group `g` are `blocks[ends[g - 1]..ends[g]]`. Without a hit both are
+/// empty.
+#[derive(Debug, Default)]
+pub(super) struct Hits {
+    blocks: Vec<BlockId>,
+    ends: Vec<usize>,
+}
+
+impl Hits {
+    pub(super) fn of(&self, group: usize) -> &[BlockId] {
+        let start = group
+            .checked_sub(1)
+            .and_then(|before| self.ends.get(before));
+        let end = self.ends.get(group).copied().unwrap_or(0);
+        &self.blocks[start.copied().unwrap_or(0)..end]
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+}
+
+/// One request's part in a call of `allocate`.
+#[derive(Debug)]
+pub(super) struct Plan<'a> {
+    pub need: &'a Need,
+    pub lengths: Lengths,
+    pub hits: Hits,
+    /// The version of the index that has the hits.
+    version: u64,
+}
+
+impl Core {
+    /// Plans one request's step. Refuses what no state of the pool could serve, and a hit that is not
+    /// held now.
+    pub(super) fn check<'a>(&mut self, request: &Request, need: &'a Need) -> Result<Plan<'a>> {
+        if need.num_new_tokens == 0 && need.num_hit_tokens == 0 && need.num_external_tokens == 0 {
+            return Err(Error::InvalidValue(format!(
+                "request {}: 0 new tokens and nothing to adopt; ask for at least one token",
+                request.id
+            )));
+        }
+        self.plan(request, need)
+    }
+
+    fn plan<'a>(&mut self, request: &Request, need: &'a Need) -> Result<Plan<'a>> {
+        let lengths = self.lengths(request, need)?;
+        let hits = match need.num_hit_tokens {
+            0 => Hits::default(),
+            tokens => self.find_hit(request, tokens)?,
+        };
+        Ok(Plan {
+            need,
+            lengths,
+            hits,
+            version: self.pool.index.version(),
+        })
+    }
+
+    /// Looks a plan's hit up again if blocks came or went since; false if it is gone.
+    pub(super) fn renew(&mut self, request: &Request, plan: &mut Plan<'_>) -> bool {
+        let version = self.pool.index.version();
+        if plan.need.num_hit_tokens == 0 || plan.version == version {
+            return true;
+        }
+        let found = self.find_hit(request, plan.need.num_hit_tokens);
+        let is_held = found.is_ok();
+        plan.hits = found.unwrap_or_default();
+        plan.version = version;
+        is_held
+    }
+
+    fn lengths(&self, request: &Request, need: &Need) -> Result<Lengths> {
+        self.check_length(request.id, request.num_tokens())?;
+        let tracked = request.num_computed_tokens;
+        let computed = need.num_computed_tokens.unwrap_or(tracked);
+        let max = self.config.max_model_len;
+        let local = computed.saturating_add(need.num_hit_tokens);
+        let total = local.saturating_add(need.num_external_tokens).min(max);
+        let main = total.saturating_add(need.num_new_tokens);
+        self.check_hit_length(request, need.num_hit_tokens, local)?;
+        Ok(Lengths {
+            local,
+            total,
+            main,
+            slots: main.saturating_add(need.num_lookahead_tokens).min(max),
+        })
+    }
+
+    /// Refuses a hit that ends where none can, and one of a request that runs.
+    fn check_hit_length(&self, request: &Request, hit: u32, local: u32) -> Result<()> {
+        if hit == 0 {
+            return Ok(());
+        }
+        let boundary = hit + self.config.topology.replay_tokens;
+        let is_aligned = boundary.is_multiple_of(self.config.hit_alignment());
+        if !is_aligned || local >= request.num_tokens() {
+            return Err(Error::InvalidValue(format!(
+                "request {}: no hit ends at {hit} of {} tokens; take what match says",
+                request.id,
+                request.num_tokens()
+            )));
+        }
+        if request.is_tracked() {
+            return Err(Error::InvalidValue(format!(
+                "request {}: a hit of {hit} tokens, but it runs already; preempt it first",
+                request.id
+            )));
+        }
+        Ok(())
+    }
+
+    /// Looks the blocks of a hit up.
+    pub(super) fn find_hit(&mut self, request: &Request, tokens: u32) -> Result<Hits> {
+        let mut hits = Hits::default();
+        let looks = self.finder.looks(request, &self.groups, &self.pool);
+        let lookup = self.finder.lookup(request, &self.pool);
+        for group in &self.groups {
+            let look = looks.get(usize::from(group.index)).copied().flatten();
+            let found = self
+                .finder
+                .blocks(lookup, group, tokens, look, &mut hits.blocks);
+            if let Err(position) = found
+                && !self.config.hits_may_lack_blocks()
+            {
+                return Err(Error::InvalidValue(format!(
+                    "request {}: group {} does not hold block {position} of the hit of {tokens} \
+                     tokens; match again",
+                    request.id, group.index
+                )));
+            }
+            hits.ends.push(hits.blocks.len());
+        }
+        Ok(hits)
+    }
+
+    /// Blocks that a request would take out of the free queue, or has to spare where it is negative.
+    pub(super) fn blocks_needed(
+        &mut self,
+        request: &Request,
+        need: &Need,
+        is_admission: bool,
+    ) -> Result<i64> {
+        let plan = self.plan(request, need)?;
+        Ok(self.needed(request, &plan, &plan.lengths, is_admission))
+    }
+
+    /// Whether the step fits. Frees what is read no more: if it fits, or if the engine does anyway.
+    ///
+    /// ```text
+    /// free blocks    |-- reserved --|-- watermark --|------ needed ------|-- left --|
+    /// ```
+    pub(super) fn fits(&mut self, request: &mut Request, plan: &Plan<'_>, reserved: usize) -> bool {
+        let Plan { need, lengths, .. } = plan;
+        let watermark = if need.is_waiting {
+            i64::from(self.config.watermark_blocks)
+        } else {
+            0
+        };
+        let free = |pool: &Pool| signed(pool.num_free());
+        if need.full_sequence_must_fit {
+            let whole = self.whole_sequence(request, lengths);
+            if self.needed(request, plan, &whole, true) + watermark > free(&self.pool) {
+                return false;
+            }
+        }
+        let is_eager = self.config.frees_skipped_when_full;
+        let processed = lengths.total.saturating_sub(need.num_in_flight_tokens);
+        if is_eager {
+            self.free_skipped(request, processed);
+        }
+        let freed = if is_eager {
+            0
+        } else {
+            self.count_skipped(request, processed)
+        };
+        let available = free(&self.pool) + freed;
+        let needed = self.needed(request, plan, lengths, false);
+        let taken = needed + self.uncounted(request, plan);
+        if needed + watermark > available - signed(reserved) || taken > available {
+            return false;
+        }
+        if !is_eager {
+            self.free_skipped(request, processed);
+        }
+        true
+    }
+
+    /// The lengths of a step that would compute all tokens of a request.
+    fn whole_sequence(&self, request: &Request, lengths: &Lengths) -> Lengths {
+        let all = request.num_tokens().min(self.config.max_model_len);
+        Lengths {
+            main: all,
+            slots: all,
+            ..*lengths
+        }
+    }
+
+    /// Blocks that the request takes out of the free queue. Negative where it has some to spare.
+    fn needed(
+        &self,
+        request: &Request,
+        plan: &Plan<'_>,
+        lengths: &Lengths,
+        is_admission: bool,
+    ) -> i64 {
+        let groups = self.groups.iter().enumerate();
+        groups
+            .map(|(index, group)| {
+                let (table, hits) = (&request.tables()[index], plan.hits.of(index));
+                match group.kind {
+                    Kind::State { speculative } => {
+                        let step = self.state_step(request, group, speculative, lengths);
+                        state::needed(self, &step, table, hits)
+                    }
+                    Kind::Cross => {
+                        let encoder = Lengths {
+                            local: 0,
+                            total: 0,
+                            main: plan.need.num_encoder_tokens,
+                            slots: plan.need.num_encoder_tokens,
+                        };
+                        self.needed_of(group, table, hits, &encoder, is_admission)
+                    }
+                    Kind::Ring => i64::from(table.blocks.is_empty()),
+                    Kind::Nothing => 0,
+                    Kind::Full | Kind::Window { .. } | Kind::Chunk { .. } => {
+                        self.needed_of(group, table, hits, lengths, is_admission)
+                    }
+                }
+            })
+            .sum()
+    }
+
+    /// Blocks that the request takes and `needed` leaves out.
+    fn uncounted(&self, request: &Request, plan: &Plan<'_>) -> i64 {
+        let lengths = &plan.lengths;
+        if lengths.total <= lengths.local {
+            return 0;
+        }
+        let groups = self.groups.iter().enumerate();
+        groups
+            .map(|(index, group)| {
+                let Kind::State { speculative } = group.kind else {
+                    return 0;
+                };
+                let step = self.state_step(request, group, speculative, lengths);
+                state::uncounted(self, &step, &request.tables()[index], plan.hits.of(index))
+            })
+            .sum()
+    }
+
+    fn state_step<'a>(
+        &self,
+        request: &Request,
+        group: &'a Group,
+        speculative: u32,
+        lengths: &'a Lengths,
+    ) -> StateStep<'a> {
+        let table = &request.tables()[usize::from(group.index)];
+        StateStep {
+            group,
+            speculative,
+            lengths,
+            saves: self.saved_by(request, group, table, lengths).is_some(),
+        }
+    }
+
+    /// `needed` of a group that keeps all tokens, or the last ones.
+    ///
+    /// ```text
+    /// position   0      1      2      3      4      5
+    ///            null   null   hit    hit    new    new     `skipped` is 2, `required` is 6
+    /// ```
+    fn needed_of(
+        &self,
+        group: &Group,
+        table: &Table,
+        hits: &[BlockId],
+        lengths: &Lengths,
+        is_admission: bool,
+    ) -> i64 {
+        let mut required = lengths.slots.div_ceil(group.block) as usize;
+        if is_admission && let Some(cap) = group.admission_cap {
+            required = required.min(cap as usize);
+        }
+        let length = table.blocks.len();
+        if table.num_cached.is_some() {
+            return signed(required.saturating_sub(length));
+        }
+        let skipped = (group.skipped(lengths.total) / group.block) as usize;
+        let new = required.saturating_sub(skipped.max(hits.len() + length));
+        let kept = &hits[skipped.saturating_sub(length).min(hits.len())..];
+        let has_shared_tail = !hits.is_empty() && !lengths.local.is_multiple_of(group.block);
+        signed(new + self.num_evictable(kept) + usize::from(has_shared_tail))
+    }
+
+    /// Blocks that would leave the free queue when they are touched.
+    pub(super) fn num_evictable(&self, blocks: &[BlockId]) -> usize {
+        let is_free = |block: &&BlockId| **block != NULL_BLOCK && self.pool.refs(**block) == 0;
+        blocks.iter().filter(is_free).count()
+    }
+}

@@ -1,0 +1,78 @@
+//! Which boundaries of a request become checkpoints, under retention by value.
+
+use std::ops::RangeInclusive;
+
+use smallvec::SmallVec;
+
+use super::checkpoints::{Checkpoints, Origin};
+use crate::blocks::Pool;
+use crate::cache::request::Request;
+
+impl Checkpoints {
+    /// A request resumes at a boundary, having reused so many tokens.
+    pub(in crate::cache) fn note_resume(
+        &mut self,
+        pool: &mut Pool,
+        request: &mut Request,
+        num_tokens: u32,
+    ) {
+        let boundary = num_tokens + self.boundaries().replay_tokens;
+        request.ending = self.resume(pool, request, boundary);
+        request.num_checked = boundary;
+    }
+
+    /// More of a request is registered: up to `num_tokens`.
+    pub(in crate::cache) fn note_progress(
+        &mut self,
+        pool: &mut Pool,
+        request: &mut Request,
+        num_tokens: u32,
+    ) {
+        if !self.are_sparse() {
+            return;
+        }
+        let (from, to) = (request.num_checked, self.boundaries().settled(num_tokens));
+        if to <= from {
+            return;
+        }
+        request.num_checked = to;
+        for (end, origin) in self.expected(request, from + 1..=to) {
+            if end > 0 {
+                self.keep(pool, request, end, origin);
+            }
+        }
+    }
+
+    /// A request is about to give its blocks back: its last boundary is a checkpoint.
+    pub(in crate::cache) fn note_end(&mut self, pool: &mut Pool, request: &Request) {
+        let computed = request.num_computed_tokens.min(request.num_tokens());
+        self.end(pool, request, self.boundaries().settled(computed));
+    }
+
+    /// Boundaries within `range` at which requests are expected to resume, in order.
+    fn expected(
+        &self,
+        request: &Request,
+        range: RangeInclusive<u32>,
+    ) -> SmallVec<[(u32, Origin); 8]> {
+        let unit = self.boundaries().hit_alignment;
+        let interval = self.interval();
+        let first = (range.start() - 1) / interval.max(1) + 1;
+        let multiples = (first..).map(|count| count.saturating_mul(interval));
+        let multiples = multiples.take_while(|end| interval > 0 && end <= range.end());
+        let others = self.boundaries().expected(request).into_iter();
+        let others = others.map(|boundary| {
+            let is_junction = boundary == request.junction;
+            let origin = if is_junction {
+                Origin::Junction
+            } else {
+                Origin::End
+            };
+            (boundary / unit * unit, origin)
+        });
+        let all = multiples.map(|end| (end, Origin::Interval)).chain(others);
+        let mut ends: SmallVec<_> = all.filter(|(end, _)| range.contains(end)).collect();
+        ends.sort_by_key(|&(end, _)| end);
+        ends
+    }
+}
