@@ -1,4 +1,4 @@
-"""The `kvbraid` command: each subcommand imports what it needs, calls one function, prints.
+"""The `kvbraid` command. Each subcommand imports what it needs, calls one function, and prints.
 
 Exit status: 0 done, 1 a check failed, 2 wrong usage, bad input or an unreachable server (one line
 on stderr that ends with the remedy).
@@ -30,7 +30,7 @@ def main() -> None:
     except OSError as error:
         if error.filename is not None:  # Every file that is read or written has its own message.
             raise
-        # What is left in the buffer goes nowhere, else Python would try again at the end.
+        # The rest of the buffer goes nowhere; otherwise Python would try again at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(f"the output cannot be written: {error.strerror}; write it elsewhere")
 
@@ -41,7 +41,7 @@ def _fail(message: str) -> None:
 
 
 class _Characters(click.ParamType[str]):
-    """Text that is text: bytes of a command line that are not UTF-8 are refused in one line."""
+    """Text of the command line; bytes that are not UTF-8 are refused in one line."""
 
     name = "text"
 
@@ -55,7 +55,7 @@ class _Characters(click.ParamType[str]):
 
 
 class _Secret(click.Option):
-    """An option whose variable counts as given when it is empty, so that this is refused."""
+    """An option whose environment variable counts as given even if empty, and is then refused."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         return os.environ.get(self.envvar) if isinstance(self.envvar, str) else None

@@ -1,9 +1,9 @@
-"""The engines' chained block hashes: a request's tokens and extra keys in, one hash a block out.
+"""The engines' chained block hashes: from a request's tokens and extra keys, one hash per block.
 
 The law: a block's hash is the engine's algorithm applied to (the hash before it, the tokens of
 the block, its extra keys), starting from a seed hash. The bytes are those of the engine, so a
-hash computed here equals the one in its events. Where an engine draws its seed at random nothing
-is guessed: the computation is refused.
+hash computed here equals the one in its events. If an engine draws its seed at random, nothing is
+guessed: the computation is refused.
 """
 
 import struct
@@ -25,7 +25,7 @@ Tokens: TypeAlias = "Buffer | Sequence[int]"
 
 
 class HashAlgo(Enum):
-    """How an engine serialises and hashes a block; the value is the engine's name of it."""
+    """How an engine serialises and hashes a block; the value is the engine's own name."""
 
     SHA256 = "sha256"
     SHA256_CBOR = "sha256_cbor"
@@ -72,9 +72,9 @@ class MediaItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExtraKeys:
-    """What separates a request's cache from that of the same tokens.
+    """What separates a request's blocks from blocks of the same tokens.
 
-    `media` is in the order of its offsets (tokens from the request's start). `prompt_embeds` is,
+    `media` is in the order of its offsets (tokens from the request's start). `prompt_embeds` has,
     per block, the SHA-256 of the embeddings that the block's hash covers.
     """
 
@@ -106,7 +106,7 @@ def block_hashes(
     """
     digests = engine_chain(_engine(engine), tokens, _extra(extra))
     width = 32 if engine.algo in (HashAlgo.SHA256, HashAlgo.SHA256_CBOR) else 16
-    # One call for all: slicing them one by one costs more than hashing.
+    # One call for all blocks: slicing them one by one costs more than hashing.
     return cast(
         "list[BlockHash]", list(struct.unpack(f"{width}s" * (len(digests) // width), digests))
     )

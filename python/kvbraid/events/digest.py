@@ -1,7 +1,7 @@
-"""What tells payloads apart when their bytes are not kept: 64 bits, equal for equal bytes.
+"""A digest by which payloads are compared when their bytes are not kept: 64 bits.
 
-Keyed at random in each process, so that nobody outside can make two payloads that are taken for
-one.
+Equal bytes have equal digests. The key is drawn at random in each process, so nobody outside can
+make two different payloads with one digest.
 """
 
 from kvbraid._native import PayloadDigest

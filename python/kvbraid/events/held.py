@@ -1,27 +1,27 @@
-"""Batches held back until those before them are settled, by number.
+"""Batches that wait, by number, until all earlier ones are settled.
 
 Every operation is O(log n): the lowest number is on top of a heap. The law: the heap's top is
-held. Each batch counts with what keeping it costs, so that empty ones are not free.
+held. Each batch counts with its overhead, so empty batches are not free.
 """
 
 from heapq import heappop, heappush
 from typing import Final
 
 OVERHEAD_BYTES: Final = 200
-"""Estimate of what one held batch costs beside its payload: objects, table entry, heap entry."""
+"""Estimated overhead of one held batch: its objects, table entry and heap entry."""
 
 
 class HeldBatches:
-    """A payload per number; the order in which they came does not matter.
+    """One payload per number; the order in which they came does not matter.
 
     Attributes:
-        num_bytes: What they take, their overhead included.
+        num_bytes: The bytes of all payloads and their overhead.
     """
 
     def __init__(self) -> None:
         self.num_bytes = 0
         self._payloads: dict[int, bytes] = {}
-        self._heap: list[int] = []  # Every number held, and some below that are not any more.
+        self._heap: list[int] = []  # Every number held, and some lower ones that were held before.
 
     def __len__(self) -> int:
         """How many are held."""
@@ -41,7 +41,7 @@ class HeldBatches:
 
     @staticmethod
     def cost(payload: bytes) -> int:
-        """What holding this payload takes, in bytes."""
+        """Return the bytes that it takes to hold this payload."""
         return len(payload) + OVERHEAD_BYTES
 
     def hold(self, seq: int, payload: bytes) -> None:
@@ -56,7 +56,7 @@ class HeldBatches:
         return self._heap[0] if self._heap else None
 
     def take(self, seq: int) -> bytes | None:
-        """Hand out a batch and hold it no longer; None when it is not held."""
+        """Remove a batch and return its payload; None if it is not held."""
         payload = self._payloads.pop(seq, None)
         if payload is not None:
             self.num_bytes -= self.cost(payload)

@@ -20,9 +20,9 @@ _U64_MAX: Final = 2**64 - 1
 class BlockStored:
     """Copies of blocks appeared.
 
-    `token_ids` is the whole span, also of blocks that `block_hashes` does not list. `extra_keys`
-    and `lookahead_token_ids` have one entry per listed block. The extra keys are without the LoRA
-    name, which only the wire repeats there; None means that the engine did not say.
+    `token_ids` is the whole span, including blocks that `block_hashes` does not list. `extra_keys`
+    and `lookahead_token_ids` have one entry per listed block. The extra keys do not contain the
+    LoRA name, which only the wire repeats there; None means that the engine did not say.
 
     Raises:
         InvalidValueError: A value that the wire cannot carry, or a list of the wrong length.
@@ -68,7 +68,7 @@ class BlockStored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRemoved:
-    """Copies of blocks went.
+    """Copies of blocks were removed.
 
     Raises:
         InvalidValueError: A value that the wire cannot carry.
@@ -96,9 +96,9 @@ Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Something of a payload that could not be read.
+    """A part of a payload that could not be read.
 
-    `event_index` is the position in the payload's own list of events, None outside of it.
+    `event_index` is the position in the payload's own list of events; None: not in this list.
     """
 
     reason: str
@@ -107,7 +107,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventBatch:
-    """What one payload says: when (seconds since the epoch), from which rank, what happened."""
+    """One payload: when it was made (seconds since the epoch), its rank, and what happened."""
 
     ts: float | None
     events: tuple[Event, ...]

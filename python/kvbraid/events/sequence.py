@@ -1,9 +1,9 @@
 """Sequence tracking for one publisher (a pod's data-parallel rank): what came, what is missing.
 
-A state table without sockets or clock. Each input returns the outputs that the caller must carry
-out in order. The law: while the last reported state is EXACT, the batches delivered since the
-last Reset are the engine's own, from number 0 (or from a clear) on, in order, each once, up to
-what has been heard of. Where that cannot be proven, the state says so.
+This is a state table without sockets or clock. Each input returns the outputs that the caller must
+carry out in order. The law: while the last reported state is EXACT, the batches delivered since
+the last Reset are the engine's own, from number 0 (or from a clear) on, in order, each once, up to
+the highest number heard of. If that cannot be proven, the state says so.
 
     connected ──► REPLAYING ──ended──► LIVE ──silence──► POLLING
                       ▲  live is held    │ ▲                │ live goes on
@@ -11,8 +11,8 @@ what has been heard of. Where that cannot be proven, the state says so.
 
 An engine announces neither its restart nor its epoch. Two things prove a restart: a number that
 was already used comes with another payload, or the engine no longer knows the batch that was
-delivered last. So no replay is trusted until the engine has shown that batch too. It never
-decodes a payload.
+delivered last. So no replay is trusted until the engine has shown that batch too. This module
+never decodes a payload.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +45,7 @@ class Reset(NamedTuple):
 
 
 class Lose(NamedTuple):
-    """These numbers are gone for good; `last` None: nobody knows how many."""
+    """These numbers are lost for good; `last` None: nobody knows how many."""
 
     first: int
     last: int | None
@@ -63,12 +63,12 @@ Output: TypeAlias = Deliver | AskReplay | Reset | Lose | SetState
 
 @dataclass(slots=True)
 class Counts:
-    """What one tracker saw that was not the next number; all but `lost` count messages."""
+    """Counts of what was not simply the next number; all but `lost` count messages."""
 
     duplicates: int = 0
     restarts: int = 0
     lost: int = 0
-    overflowed: int = 0  # Not held back because the buffer was full; asked for again later.
+    overflowed: int = 0  # Not held because the buffer was full; asked for again later.
     replays: int = 0
 
 
@@ -91,7 +91,7 @@ class _Ask:
 
 
 class _Proof(NamedTuple):
-    """The batch delivered last before a replay; who does not know it is another engine life."""
+    """The batch delivered last before a replay; an engine that does not know it has restarted."""
 
     seq: int
     digest: int
@@ -101,10 +101,10 @@ class SequenceTracker:
     """Numbers of one publisher; not thread-safe, one owner feeds it.
 
     Args:
-        hold_limit_bytes: What held batches may take, their overhead included (held.py); beyond,
-            live batches are counted as overflowed and asked for again once the replay is through.
-        remembered: For how many numbers back a payload's digest is kept, to tell duplicates from
-            restarts.
+        hold_limit_bytes: Bytes that held batches and their overhead may take (held.py). Further
+            live batches are counted as overflowed, and asked for again after the replay.
+        remembered: How many of the latest payloads have their digests kept, to tell duplicates
+            from restarts.
 
     Attributes:
         last: The highest settled number (delivered or lost), -1 before the first.
@@ -117,7 +117,7 @@ class SequenceTracker:
         self._remembered = remembered
         self._phase = Phase.DOWN
         self._row = TABLE[Phase.DOWN]
-        self._known_to = -1  # What a failed feed had heard of: it must come again, or is lost.
+        self._known_to = -1  # A failed feed had heard of it: it must come again, or is lost.
         self._down = _NOT_CONNECTED  # Why there is no connection.
         self._said = SetState(PodState.STALE, self._down)
         self._out: list[Output] = []
@@ -134,7 +134,7 @@ class SequenceTracker:
         """Why the state is not EXACT; empty when it is."""
         return self._said.reason
 
-    # Inputs. Each returns the outputs in the order in which they must be carried out.
+    # Inputs. Each returns the outputs, to be carried out in this order.
 
     def connected(self) -> list[Output]:
         """The connection stands (again)."""
@@ -149,8 +149,8 @@ class SequenceTracker:
     def advance(self, first: int, payloads: Sequence[bytes]) -> bool:
         """Settle live batches of consecutive numbers if they are next and nothing is in doubt.
 
-        The shortcut of `message` for nearly every batch: True: apply them now; False: nothing was
-        done, call `message` for each. There is at least one.
+        This is a shortcut of `message` for nearly every batch. True: apply them now. False:
+        nothing was done, so call `message` for each. There must be at least one batch.
         """
         if first != self.last + 1 or first == 0 or self._row.message is not _next:
             return False
@@ -195,7 +195,7 @@ class SequenceTracker:
         return self._take_out()
 
     def failed(self, why: str) -> list[Output]:
-        """What was delivered may not have arrived whole: know nothing, as before a connection."""
+        """What was delivered may be incomplete: know nothing, as before a connection."""
         self._known_to = max(self._known_to, self.last)
         self._forget()
         self._out.clear()
@@ -215,7 +215,7 @@ class SequenceTracker:
             assert self._seen <= self.last
         assert not self._out
 
-    # What the actions are made of.
+    # The parts of the actions.
 
     def _forget(self) -> None:
         """Know nothing, as at the start of an engine's life."""
@@ -265,7 +265,7 @@ class SequenceTracker:
         self._enter(Phase.REPLAYING)
 
     def _need_proof(self) -> None:
-        """From here on the answers may be another engine's; the earliest doubt counts."""
+        """From this number on, answers may be another engine's; the earliest doubt counts."""
         if self._proof is None and self._last_digest is not None:
             self._proof = _Proof(self.last, self._last_digest)
 
@@ -295,7 +295,7 @@ class SequenceTracker:
         self._is_complete = False
         self._why = why
         self._is_changed = True
-        self._proof = None  # Degraded either way: a clear or a restart is what helps now.
+        self._proof = None  # Degraded either way: only a clear or a restart helps now.
 
     def _release(self) -> None:
         """Deliver what is held and next."""
@@ -303,7 +303,7 @@ class SequenceTracker:
             self._deliver(self.last + 1, payload)
 
     def _restart(self) -> None:
-        """Another engine life: forget, and ask it for everything."""
+        """The engine has restarted: forget, and ask for everything."""
         self.counts.restarts += 1
         self._known_to = -1
         self._out.append(Reset())
@@ -320,10 +320,10 @@ class SequenceTracker:
         return self._ring_digests[slot] == digest_of(payload)
 
     def _repeat(self, seq: int, payload: bytes) -> None:
-        """A live number that is already used: a duplicate, or another engine life.
+        """A live number that is already used: a duplicate, or a restarted engine.
 
-        A live number that goes up, but that replay brought before, is the usual overlap of both
-        streams. One that goes back must be proven to be a duplicate.
+        A higher live number that the replay has already brought is the usual overlap of both
+        streams. A lower one must be proven to be a duplicate.
         """
         same = self._is_same(seq, payload)
         if same or (same is None and seq > self._seen):
@@ -352,15 +352,15 @@ class SequenceTracker:
     def _is_askable(self, upto: int) -> bool:
         """Whether another replay could still bring what is missing below `upto`.
 
-        Not when this one was asked for just that hole, after its upper end had been seen, nor
-        when its answers begin above the hole: then the engine's buffer is too short.
+        It cannot if this replay was asked for just that hole after the hole's upper end had been
+        seen, or if its answers begin above the hole: then the engine's buffer is too short.
         """
         assert self._ask is not None
         start, until, lowest = self._ask.start, self._ask.until, self._ask.lowest
         return start != self.last + 1 or upto not in {until, lowest}
 
     def _confirm(self, *, may_ask: bool) -> None:
-        """Nothing is missing any more, if it is still the same engine: have it prove that."""
+        """Nothing is missing now if the engine is still the same: ask it for the proof."""
         assert self._ask is not None
         if self._proof is None:
             if may_ask and self.last == -1:
@@ -380,11 +380,11 @@ class SequenceTracker:
 
 
 def _ignore(tracker: SequenceTracker) -> None:
-    """The input tells nothing new here."""
+    """Do nothing: the input tells nothing new in this phase."""
 
 
 def _ignore_batch(tracker: SequenceTracker, seq: int, payload: bytes) -> None:
-    """An answer that nobody waits for any more."""
+    """Drop an answer that nobody waits for."""
 
 
 def _open(t: SequenceTracker) -> None:
@@ -400,7 +400,7 @@ def _open_and_hold(t: SequenceTracker, seq: int, payload: bytes) -> None:
 
 
 def _close(t: SequenceTracker) -> None:
-    """Keep nothing undelivered: behind the next connection there may be another engine."""
+    """Keep nothing undelivered: the next connection may lead to another engine."""
     for seq in t._held.numbers():
         t._ring_seqs[seq % t._remembered] = -1  # Its number may come again with other bytes.
     t._held.clear()
@@ -459,7 +459,7 @@ def _take(t: SequenceTracker, seq: int, payload: bytes) -> None:
 
 
 def _take_polled(t: SequenceTracker, seq: int, payload: bytes) -> None:
-    """A silent engine had more: from here on it is a replay like any other."""
+    """A silent engine had more: from now on this is a replay like any other."""
     if seq > t.last:
         t._need_proof()
         t._enter(Phase.REPLAYING)
@@ -471,7 +471,7 @@ def _finish(t: SequenceTracker) -> None:
 
 
 def _give_up(t: SequenceTracker) -> None:
-    """Without an end marker: go on from where the replay stopped, if it got anywhere."""
+    """No end marker came: continue from where the replay stopped, if it got anywhere."""
     assert t._ask is not None
     if t.last >= t._ask.start and t._ask.lowest is not None:
         t._start_replay(t.last + 1)

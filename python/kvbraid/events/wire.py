@@ -1,7 +1,7 @@
 """Bytes to events and back.
 
-Decoding is the native core's, and never raises for bad bytes. Encoding is plain Python for
-simulated engines and tests: what a form cannot carry is refused, never left out.
+The native core decodes, and never raises for bad bytes. Encoding is plain Python for simulated
+engines and tests: a value that a form cannot carry is refused, never left out.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ _Fields: TypeAlias = dict[str, Any]
 
 
 def decode(payload: bytes) -> EventBatch:
-    """Read a payload in any form; what cannot be read is listed in `EventBatch.refused`.
+    """Read a payload in any form; unreadable parts are listed in `EventBatch.refused`.
 
     Media come back as `GPU`, `CPU`, `STORAGE` or a connector's own word in lower case.
     """
@@ -49,8 +49,8 @@ def encode_batch(
 ) -> bytes:
     """Write events as an engine of this form publishes them.
 
-    `ts` and `dp_rank`, where given, override those of an `EventBatch`; the time is 0.0 if nobody
-    names one. vLLM carries a salt among the extra keys of the first block, SGLang apart.
+    `ts` and `dp_rank` override those of an `EventBatch`; without either the time is 0.0. vLLM
+    carries a salt among the extra keys of the first block, SGLang in a field of its own.
 
     Raises:
         InvalidValueError: A field that has a value and no place in this form.
@@ -85,8 +85,8 @@ _set_hashes, _set_medium, _set_group, _set_locality, _set_owner = _REMOVED
 def _read_removed(
     hashes: list[int], medium: str, group: int | None, is_remote: bool, owner: str | None
 ) -> BlockRemoved:
-    """Evictions come by the thousand. The constructor's checks, which take most of its time, are
-    left out: what the core has decoded keeps them by its types."""
+    """Evictions come by the thousand. The constructor's checks would take most of the time and are
+    left out: values that the core has decoded pass them by their types."""
     event = object.__new__(BlockRemoved)
     _set_hashes(event, tuple(hashes))
     _set_medium(event, medium)
@@ -137,7 +137,7 @@ _FIELDS: Final[Mapping[tuple[WireForm, type], tuple[str, ...]]] = {
     ("sglang_array", BlockRemoved): ("block_hashes", "medium"),
 }
 _ALWAYS: Final = frozenset((*_STORED, "lora_name"))
-"""Fields that vLLM writes also when they are null."""
+"""Fields that vLLM writes even if they are null."""
 
 
 def _fields(event: Event, form: WireForm) -> _Fields:

@@ -1,4 +1,4 @@
-"""A model's config.json -> its layers, and what each keeps in the cache."""
+"""From a model's config.json to its layers, and what each layer keeps in the cache."""
 
 from kvbraid.models.engine_groups import EngineOptions, GroupedModel, group_config, group_layers
 from kvbraid.models.files import read_config

@@ -1,4 +1,4 @@
-"""Architectures of attention layers alone: full, windowed, chunked, latent, sparse."""
+"""Architectures that have only attention layers: full, windowed, chunked, latent, sparse."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -36,7 +36,7 @@ FULL_AND_WINDOW: Final[Mapping[Role, Sizer]] = {Role.FULL: ATTENTION, Role.WINDO
 GEMMA_HEADS: Final[Mapping[str, Default]] = {"head_dim": 256}
 
 WINDOWS: Final = full_unless("sliding_window", every(WINDOW))
-# An engine gives a window that is set to all layers, unless their types are listed.
+# If a window is set and no layer types are listed, an engine gives it to all layers.
 DENSE: Final = Family(
     pattern=all_or_none(WINDOWS),
     sizes=FULL_AND_WINDOW,
@@ -209,7 +209,7 @@ GEMMA3N: Final = Family(
 
 
 def gemma4_full(config: ConfigReader) -> LayerSpec:
-    """Return a full layer's bytes; it has heads of its own only where it has keys alone."""
+    """Return a full layer's bytes; only a layer that keeps keys alone has its own heads."""
     alone = config.find("attention_k_eq_v") is True
     kv_heads = ("num_global_key_value_heads",) if alone else KV_HEADS
     return Attention(kv_heads=kv_heads, key_dim=("global_head_dim",))(config)

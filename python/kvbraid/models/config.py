@@ -1,7 +1,8 @@
 """One model's config, read field by field: a value, else a listed default, else a refusal.
 
-Law: nothing is guessed. A field is present (not null, not "auto"), or the architecture's table
-of defaults has it and it is recorded in `assumed`, or it is refused by name. Reads no file.
+Law: nothing is guessed. A field is present (not null, not "auto"); or the architecture's table
+of defaults has it, and this is recorded in `assumed`; or it is refused by name. This module reads
+no file.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,7 +36,7 @@ COMMON_DEFAULTS: Final[Mapping[str, Default]] = {
 
 
 def text_model(config: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the text model's part of a config, with the outer type and dtype where it has none.
+    """Return the text model's part of a config, with the outer type and dtype if it has none.
 
     Multimodal configs nest it under one of `TEXT_KEYS`, some twice.
 
@@ -59,9 +60,9 @@ def text_model(config: Mapping[str, object]) -> Mapping[str, object]:
 
 
 class ConfigReader:
-    """Reads named fields of one config; a dot in a name goes into a nested object.
+    """Reads named fields of one config; a dot in a name leads into a nested object.
 
-    Mutates nothing but `assumed`, which collects the defaults used so far.
+    It changes only `assumed`, which collects the defaults used so far.
     """
 
     def __init__(
@@ -85,9 +86,10 @@ class ConfigReader:
         self._defaults = {**COMMON_DEFAULTS, **defaults}
 
     def at_layer(self, number: int, names: Names) -> "ConfigReader":
-        """Return a reader of one layer: each of these fields that lists its layers is that entry.
+        """Return a reader of one layer: a field that lists its layers becomes the layer's entry.
 
-        What it assumes is recorded here too. A list that ends before the layer is left whole.
+        Defaults that the new reader assumes are recorded here too. A list that ends before the
+        layer stays a list.
         """
         lists = {name: self._values.get(name) for name in names}
         entries = {
@@ -117,7 +119,7 @@ class ConfigReader:
         return None
 
     def optional_size(self, *names: str) -> int | None:
-        """Return a whole number of at least 1, or None where the field is absent or null.
+        """Return a whole number of at least 1, or None if the field is absent or null.
 
         Raises:
             InvalidValueError: The field holds anything else.
@@ -154,7 +156,7 @@ class ConfigReader:
         return value
 
     def items(self, name: str) -> list[object] | None:
-        """Return a list field, or None where it is absent or null."""
+        """Return a list field, or None if it is absent or null."""
         value = self.find(name)
         if value is not None and not isinstance(value, list):
             raise self.wrong(name, value, "a list")
@@ -186,7 +188,7 @@ class ConfigReader:
         return self.element_bytes(*names)
 
     def missing(self, *names: str) -> InvalidValueError:
-        """Name a field that must be there, and the remedy."""
+        """Return the refusal of a config without this field, and the remedy."""
         wanted = " or ".join(f"`{name}`" for name in names)
         return InvalidValueError(
             f"the {self.model_type} config has no {wanted}, and its sizes are not guessed; "
@@ -194,7 +196,7 @@ class ConfigReader:
         )
 
     def wrong(self, name: str, value: object, expected: str) -> InvalidValueError:
-        """Show a value that cannot be right, and what was expected."""
+        """Return the refusal of a value that cannot be right, and what was expected."""
         return InvalidValueError(
             f"the {self.model_type} config has `{name}` = {shown(value)}; expected {expected}"
         )

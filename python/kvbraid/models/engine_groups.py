@@ -1,8 +1,8 @@
-"""From a model to its groups: a config and an engine's options -> the groups of each rank.
+"""From a model to its groups: a config and an engine's options give the groups of each rank.
 
-Law: what the engine would refuse at start-up is refused here, by layer, rule and remedy; what it
-would lay out in a way not modelled (pages of several sizes in one layer or one block) is refused
-as that. Reads no file.
+Law: a configuration that the engine would refuse at start-up is refused here, with the layer, the
+rule and the remedy. A layout that is not modelled (pages of several sizes in one layer or one
+block) is refused too, and the message says so. This module reads no file.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +23,8 @@ DEFAULT_BLOCK_SIZE: Final = 16
 class EngineOptions:
     """How an engine is started, as far as it decides pages.
 
-    `block_size` None: 16 tokens, or the kernel's block where 16 is not a multiple of it.
-    `state_dtype` None: what the config names, else the engine's choice for the architecture.
+    `block_size` None: 16 tokens, or the kernel's block if 16 is not a multiple of that.
+    `state_dtype` None: the type that the config names, else the engine's for the architecture.
 
     Raises:
         InvalidValueError: A size below 1, or blocks that a kernel cannot read whole.
@@ -36,7 +36,7 @@ class EngineOptions:
     state_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no engine starts with."""
+        """Refuse options that no engine starts with."""
         for name in ("block_size", "kernel_block_size", "num_ranks"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -51,7 +51,7 @@ class EngineOptions:
 
     @property
     def attention_block_size(self) -> int:
-        """Tokens of an attention block, before states are looked at."""
+        """Tokens of an attention block, before states are considered."""
         if self.block_size is not None:
             return self.block_size
         return (
@@ -108,7 +108,7 @@ def group_layers(model: ModelLayers, options: EngineOptions) -> Grouping:
 
 
 def _layers(model: ModelLayers, pages: Sequence[Page]) -> Iterator[CacheLayer]:
-    """All layers: kind by kind, and those of one kind by number whatever else they differ in."""
+    """Yield all layers by kind, and those of one kind by number, however else they differ."""
     for wanted in dict.fromkeys(kind.spec.kind for kind in model.kinds):
         of_kind = [
             CacheLayer(number=number, page=page)
@@ -147,9 +147,9 @@ def _shape_on_rank(kind: KindLayers, num_ranks: int) -> Shape:
 def _covering_states(
     model: ModelLayers, pages: Sequence[Page], options: EngineOptions
 ) -> Sequence[Page]:
-    """Where states stand beside attention, lengthen blocks until a page holds a state, and pad.
+    """If a model has states and attention, lengthen blocks until a page holds a state, and pad.
 
-    One block size holds for all layers, and states follow it.
+    All layers get the same block size, states too.
     """
     states = [page for page in pages if not isinstance(page.shape, Heads)]
     attention = [page for page in pages if isinstance(page.shape, Heads)]

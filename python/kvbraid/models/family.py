@@ -1,4 +1,4 @@
-"""What one row of the table of architectures is, and the defaults that rows share."""
+"""The type of one row of the table of architectures, and the defaults that rows share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,17 +11,17 @@ from kvbraid.models.sizes import Attention, Sizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One architecture: who owns which cache, how large, and what its configs leave out.
+    """One architecture: which layer owns which cache, its size, and what configs leave out.
 
-    `first` names roles that an engine registers before all others, whichever layers they stand
-    in; the rest follow in order of first appearance. `per_layer` names the fields that may list
-    one entry per layer. `engine_state_dtype` is the type that an engine gives to state matrices
-    where the config names none (None: the model's own).
+    `first` names roles that an engine registers before all others, in whichever layers they are;
+    the rest follow in order of first appearance. `per_layer` names the fields that may list one
+    entry per layer. `engine_state_dtype` is the type that an engine gives to state matrices if the
+    config names none (None: the model's own).
     """
 
     pattern: Pattern
     sizes: Mapping[Role, Sizer]
-    fields: str  # What `pattern` reads, for the message where none of it is there.
+    fields: str  # The fields that `pattern` reads, for the message if none of them is present.
     defaults: Mapping[str, Default] = field(default_factory=dict)
     first: tuple[Role, ...] = ()
     per_layer: Names = ()

@@ -1,6 +1,6 @@
 """A model's published config.json, read from disk: one JSON object, or a refusal.
 
-The only module of this package that opens a file; what the object means is read.py's.
+This is the only module of this package that opens a file; read.py interprets the object.
 """
 
 import json

@@ -8,8 +8,8 @@
 
 Law: a group's layers have one kind, block size and reach; its i-th layer of n groups is every
 n-th of the bucket (so that pipeline stages stay balanced). The rules are those of vLLM 0.32
-(`get_kv_cache_groups`) with a layer-outer layout and no draft layers. Reads no config: models come
-in through engine_groups.py.
+(`get_kv_cache_groups`) with a layer-outer layout and no draft layers. This module reads no config:
+models come in through engine_groups.py.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from kvbraid.models.pages import CacheLayer, Page, unified
 from kvbraid.models.shapes import State
 from kvbraid.spec import GroupSpec, SpecKind, Topology, told_apart
 
-_CLOSE_BUCKETS: Final = 1.5  # Below this ratio of sizes, padding beats a further group.
+_CLOSE_BUCKETS: Final = 1.5  # Below this ratio of sizes, padding costs less than another group.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +38,12 @@ class LayerGroup:
 
     @property
     def page(self) -> Page:
-        """The first layer's page, which says kind, block size and reach for all."""
+        """The first layer's page; kind, block size and reach are the same for all layers."""
         return self.layers[0].page
 
     @property
     def kind(self) -> SpecKind:
-        """The kind that the group has on the wire."""
+        """The kind of the group on the wire."""
         kinds = {layer.page.kind for layer in self.layers}
         return self.page.kind if len(kinds) == 1 else SpecKind.FULL_ATTENTION
 
@@ -58,7 +58,7 @@ class LayerGroup:
         return sum(layer.page.page_bytes - layer.page.content_bytes for layer in self.layers)
 
     def spec(self) -> GroupSpec:
-        """Return the group as a topology has it; a window kept in full is none."""
+        """Return the group for a topology; a window that is kept in full is left out."""
         limited = not self.kind.is_full
         return GroupSpec(
             kind=self.kind,
@@ -68,7 +68,7 @@ class LayerGroup:
         )
 
     def to_json(self) -> dict[str, object]:
-        """Return the group as `kvbraid model --groups --json` prints it."""
+        """Return the object that `kvbraid model --groups --json` prints for the group."""
         spec = self.spec()
         return {
             "kind": spec.kind.value,
@@ -93,7 +93,7 @@ class Grouping:
     groups: tuple[LayerGroup, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what no request could run on."""
+        """Refuse groups on which no request could run."""
         if not self.groups:
             msg = "no layer keeps a cache, so there is nothing to group; give at least one layer"
             raise TopologyError(msg)
@@ -115,7 +115,7 @@ class Grouping:
 
     @property
     def padding_slots(self) -> int:
-        """Layers' places that groups with fewer layers than the largest leave empty."""
+        """Slots that stay empty in groups with fewer layers than the largest group."""
         sizes = [len(group.layers) for group in self.groups]
         return max(sizes) * len(sizes) - sum(sizes)
 
@@ -126,14 +126,14 @@ class Grouping:
 
     @property
     def hash_block_size(self) -> int:
-        """Tokens of one engine hash: every group's block is a multiple."""
+        """Tokens of one engine hash; every group's block is a multiple of this size."""
         return gcd(*(group.page.block_size for group in self.groups))
 
     @property
     def partial_hits(self) -> bool:
-        """Whether hits may end inside a block: a state's block is longer than a hash.
+        """Whether hits may end inside a block, because a state's block is longer than a hash.
 
-        Every other group must allow it too: full ones do, others only at hash granularity.
+        Every other group must allow it too: full groups do, others only at hash granularity.
         """
         unit = self.hash_block_size
         states = [group for group in self.groups if group.kind is SpecKind.MAMBA]
@@ -143,7 +143,7 @@ class Grouping:
         )
 
     def topology(self) -> Topology:
-        """Return what a cache or an index of such a pod is built from."""
+        """Return the topology from which a cache, or a fleet's index, is built."""
         return Topology(
             groups=told_apart(
                 (group.spec() for group in self.groups),
@@ -181,16 +181,16 @@ def _one_type(layers: Sequence[CacheLayer]) -> bool:
 
 
 def _type_of(page: Page) -> object:
-    """What layers must have in common to need blocks at the same time."""
+    """Return what layers must have in common to need blocks at the same time."""
     if page.kind.is_full:
         return "full"
     return page.kind, page.window, page.chunk, isinstance(page.shape, State) and page.page_bytes
 
 
 def _windows_kept_in_full(layers: Sequence[CacheLayer]) -> tuple[CacheLayer, ...]:
-    """Allocate windowed layers beside latents for all tokens, where pages cannot be made equal.
+    """Keep windowed layers for all tokens, if latents prevent that pages are made equal.
 
-    They take the block size of the full layers; the layers still compute with their window.
+    They get the block size of the full layers; the layers still compute with their window.
     """
     sizes = {each.page.block_size for each in layers if each.page.kind.is_full}
     if len(sizes) != 1:
@@ -213,7 +213,7 @@ def _buckets(layers: Sequence[CacheLayer]) -> list[list[CacheLayer]]:
 
 
 def _cut(buckets: Sequence[Sequence[CacheLayer]]) -> list[LayerGroup]:
-    """Cut every bucket into groups of at most one size, every n-th layer into the same one."""
+    """Cut every bucket into n groups of limited size; each group takes every n-th layer."""
     sizes = [len(bucket) for bucket in buckets]
     size = max(sizes) if max(sizes) < min(sizes) * _CLOSE_BUCKETS else min(sizes)
     groups = []

@@ -1,8 +1,8 @@
-"""The answer of this package: which layers of a model need which cache, and how much of it.
+"""The answer of this package: which layers of a model need which cache, and how large it is.
 
-Frozen data with sizes by arithmetic. Kind names are those of the wire. Sizes are of one whole
-layer; its shape (shapes.py) says how tensor-parallel ranks divide it. Nothing here says which
-layers form a group: that is grouping.py's job.
+Frozen data; sizes are computed. Kind names are those of the wire. A size is that of one whole
+layer; the layer's shape (shapes.py) says how tensor-parallel ranks divide it. grouping.py, and not
+this module, decides which layers form a group.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ from kvbraid.spec import SpecKind
 class LayerSpec:
     """What one layer keeps: bytes per token, or one state of fixed size.
 
-    `window` and `chunk` are in tokens and None where the kind has none. Exactly one of
-    `kv_bytes_per_token` and `state_bytes` is set. `shape` is None where the layer does not keep
-    plain pages, and `unpaged` then says what it keeps instead.
+    `window` and `chunk` are in tokens, and None if the kind has none. Exactly one of
+    `kv_bytes_per_token` and `state_bytes` is set. `shape` is None if the layer does not keep plain
+    pages; `unpaged` then says what it keeps instead.
     """
 
     kind: SpecKind
@@ -31,7 +31,7 @@ class LayerSpec:
     unpaged: str | None = None
 
     def __post_init__(self) -> None:
-        """Hold the one-of rule."""
+        """Check that exactly one size is set."""
         assert (self.kv_bytes_per_token is None) != (self.state_bytes is None)
 
     def page_bytes(self, block_size: int) -> int:
@@ -68,10 +68,10 @@ class KindLayers:
 class ModelLayers:
     """A model's layers by kind, kinds in the order in which engines register their layers.
 
-    `model_type` is the type that decided the layers (of the nested text model where there is
-    one). A layer may stand under two kinds (attention and state side by side) or under none
-    (feed-forward only, or reading another layer's cache). `assumed` holds what the config does
-    not say and was taken from the table of defaults.
+    `model_type` is the type that decided the layers (the nested text model's, if there is one). A
+    layer may be listed under two kinds (attention and state side by side) or under none
+    (feed-forward only, or reading another layer's cache). `assumed` has the values that the config
+    does not give and that were taken from the table of defaults.
     """
 
     model_type: str

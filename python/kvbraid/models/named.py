@@ -1,4 +1,4 @@
-"""Architectures of full attention whose configs name their sizes in words of their own."""
+"""Architectures of full attention whose configs have field names of their own for sizes."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ from kvbraid.models.sizes import Attention
 
 
 def divided(width: tuple[str, ...], heads: tuple[str, ...]) -> Default:
-    """The size of a head: the model's width, divided among its heads."""
+    """Return the size of a head: the model's width, divided among its heads."""
 
     def size(config: ConfigReader) -> int:
         whole, parts = config.size(*width), config.size(*heads)
@@ -31,26 +31,26 @@ def dense(width: tuple[str, ...], heads: tuple[str, ...], kv_heads: tuple[str, .
 
 
 def falcon_heads(config: ConfigReader) -> int:
-    """Heads that keep keys and values: one for all queries, but in the newer decoder."""
+    """Return the heads with keys and values: one for all queries, except in newer decoders."""
     if config.find("new_decoder_architecture") is True:
         return config.size("num_kv_heads", "n_head_kv", *HEADS)
     return 1 if config.find("multi_query") is True else config.size(*HEADS)
 
 
 def bigcode_heads(config: ConfigReader) -> int:
-    """One head for all queries, unless the config says otherwise."""
+    """Return one head for all queries, unless the config says otherwise."""
     return config.size("n_head") if config.find("multi_query") is False else 1
 
 
 def chatglm_heads(config: ConfigReader) -> int:
-    """The groups of queries that share a head, or one head each."""
+    """Return the groups of queries that share a head; by default each has a head of its own."""
     if config.find("multi_query_attention") is True:
         return config.size("multi_query_group_num")
     return config.size("num_attention_heads")
 
 
 def heads_of_block(config: ConfigReader) -> int:
-    """The heads of one block, which says how many queries share each."""
+    """Return the heads of one block, which says how many queries share a head."""
     return config.size("num_attention_heads") // config.size(
         "block_configs.attention.n_heads_in_group"
     )
@@ -64,7 +64,7 @@ DBRX: Final = dense(("d_model",), ("n_heads",), ("attn_config.kv_n_heads",))
 
 
 def counted(family: Family, kv_heads: Default) -> Family:
-    """The same with heads that are counted from several fields."""
+    """Return the same, with the number of heads computed from several fields."""
     return Family(
         pattern=family.pattern,
         sizes={Role.FULL: Attention(kv_heads=("kv_heads",))},

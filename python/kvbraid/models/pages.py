@@ -1,13 +1,14 @@
-"""Pages: what one layer's block takes on one rank, and how the sizes of all layers are made one.
+"""Pages: the memory of one layer's block on one rank, and how all layers get one page size.
 
     attention   page = tokens of a block x bytes of a token      grows with the block
     state       page = one state                                 the same for any block
 
-Law: layers of several groups share one pool, so all their pages get one size. A state model first
-gets attention blocks so long that a page holds a state (`covering_block`); then every page becomes
-the largest: an attention block by a whole ratio, anything else by padding (`unified`). The rules
-are those of vLLM 0.32 with a layer-outer layout (`Platform._align_hybrid_block_size`,
-`unify_kv_cache_spec_page_size`); what needs pages of several sizes side by side is refused.
+Law: layers of several groups share one pool, so all their pages get the same size. In a model with
+states, attention blocks are first made so long that a page can hold a state (`covering_block`).
+Then every page gets the size of the largest one: an attention page by a block that is longer by a
+whole ratio, any other page by padding (`unified`). The rules are those of vLLM 0.32 with a
+layer-outer layout (`Platform._align_hybrid_block_size`, `unify_kv_cache_spec_page_size`). Models
+that need pages of several sizes are refused.
 """
 
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ class Page:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes from one page of the layer to the next."""
+        """Bytes from the start of one page of the layer to the start of the next."""
         return self.content_bytes if self.padded_bytes is None else self.padded_bytes
 
 
@@ -84,7 +85,7 @@ def covering_block(attention: Page, state_bytes: int, kernel_block: int) -> int:
 
 
 def unified(layers: Sequence[CacheLayer]) -> tuple[CacheLayer, ...]:
-    """Give all layers the largest page, by longer blocks where it divides, else by padding.
+    """Give all layers the largest page size: by longer blocks if it divides, else by padding.
 
     Raises:
         TopologyError: A page of latents that neither divides the largest nor may be padded.

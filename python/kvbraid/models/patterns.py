@@ -1,8 +1,8 @@
-"""Layer patterns: which caches each layer of a model owns, layer by layer.
+"""Layer patterns: which caches each layer of a model owns.
 
-A pattern is a function from a config to one set of roles per layer, or None where the fields it
-reads are absent; `first_of` tries several. A pattern never looks at sizes: what a role needs is
-sizes.py's job.
+A pattern is a function that takes a config and returns one set of roles per layer, or None if the
+fields it reads are absent; `first_of` tries several patterns. A pattern never looks at sizes:
+sizes.py says what a role needs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ class Role(Enum):
     """A cache that a layer may own."""
 
     FULL = "full"
-    SPARSE = "sparse"  # All tokens and their index keys.
+    SPARSE = "sparse"  # All tokens, and their index keys.
     WINDOW = "window"
     CHUNK = "chunk"
     STATE = "state"
@@ -63,7 +63,7 @@ def first_of(*patterns: Pattern) -> Pattern:
 
 
 def listed(name: str, meaning: Mapping[object, Roles] = LAYER_NAMES) -> Pattern:
-    """One entry per layer; entries past the last layer (prediction heads) are left out."""
+    """One entry per layer; entries after the last layer (prediction heads) are ignored."""
 
     def read(config: ConfigReader) -> Layers | None:
         entries = config.items(name)
@@ -166,7 +166,7 @@ def window_from_layer(config: ConfigReader) -> Layers:
 
 
 def full_unless(name: str, pattern: Pattern) -> Pattern:
-    """`pattern` where the config has this size; all layers full where it is absent, null or 0."""
+    """`pattern` if the config has this size; all layers full if it is absent, null or 0."""
 
     def read(config: ConfigReader) -> Layers | None:
         value = config.find(name)
@@ -179,7 +179,7 @@ def full_unless(name: str, pattern: Pattern) -> Pattern:
 
 
 def all_or_none(pattern: Pattern) -> Pattern:
-    """`pattern` for a class that knows no layer types of its own: a mixed list makes all full."""
+    """`pattern` for a class without layer types of its own: a mixed list makes all full."""
 
     def read(config: ConfigReader) -> Layers | None:
         types = config.items("layer_types")
@@ -191,7 +191,7 @@ def all_or_none(pattern: Pattern) -> Pattern:
 
 
 def windowed(pattern: Pattern) -> Pattern:
-    """`pattern` with a window in place of all that is full, where the config has one."""
+    """`pattern`, with windows instead of full layers if the config has a window."""
 
     def read(config: ConfigReader) -> Layers | None:
         layers = pattern(config)
@@ -203,7 +203,7 @@ def windowed(pattern: Pattern) -> Pattern:
 
 
 def where(name: str, pattern: Pattern) -> Pattern:
-    """`pattern` where this flag is set; all layers full elsewhere."""
+    """`pattern` if this flag is set; otherwise all layers are full."""
 
     def read(config: ConfigReader) -> Layers | None:
         return pattern(config) if config.find(name) is True else (FULL,) * config.num_layers()
@@ -212,7 +212,7 @@ def where(name: str, pattern: Pattern) -> Pattern:
 
 
 def windows_listed(name: str) -> Pattern:
-    """A window per layer, null or 0 where a layer is full; one number holds for all layers."""
+    """A window per layer, null or 0 for a full layer; a single number is for all layers."""
 
     def read(config: ConfigReader) -> Layers | None:
         value, count = config.find(name), config.num_layers()
@@ -257,25 +257,25 @@ def two_of_each(config: ConfigReader) -> Layers:
 
 
 def looped(config: ConfigReader) -> Layers:
-    """Layers that are run twice: in full at first, then with a window of their own."""
+    """Layers that run twice: first with full attention, then with a window of their own."""
     if config.size("loop_num") != 2:
         raise config.wrong("loop_num", config.find("loop_num"), "2")
     return (FULL + WINDOW,) * config.num_layers()
 
 
 def cycled(config: ConfigReader) -> Layers:
-    """Two stacks of layers that are run in cycles, with a cache for each run of a layer.
+    """Two stacks of layers that run in cycles, with a cache for each run of a layer.
 
     In each of `H_cycles` the low stack runs `L_cycles` times and the high one once.
     """
     runs = config.size("H_cycles") * (config.size("L_cycles") + 1)
-    if config.find("num_layers_per_stack") is not None:  # Where the class has written it.
+    if config.find("num_layers_per_stack") is not None:  # The class may have written it.
         return (FULL,) * (runs * config.size("num_layers_per_stack"))
     return (FULL,) * (runs * config.num_layers())
 
 
 def blocks_listed(config: ConfigReader) -> Layers | None:
-    """A block per layer, with or without attention, each with a number of heads of its own."""
+    """A block per layer, with or without attention; each has its own number of heads."""
     blocks = config.items("block_configs")
     if blocks is None:
         return None
@@ -290,7 +290,7 @@ def blocks_listed(config: ConfigReader) -> Layers | None:
 
 
 def last_of_each(name: str, *, tail: Roles, last: Roles, others: Roles) -> Pattern:
-    """The last layer of each group of this size differs, and what is left over at the end."""
+    """The last layer of each group of this size differs, and so may layers left at the end."""
 
     def read(config: ConfigReader) -> Layers:
         step, count = config.size(name), config.num_layers()

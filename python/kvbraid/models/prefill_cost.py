@@ -17,12 +17,12 @@ from kvbraid.models.read import reader_of
 from kvbraid.models.shapes import Heads
 
 PARAMS_PER_LAYER: Final = 12
-"""Times the square of the hidden size: attention 4, feed-forward 8, as is usual."""
+"""Parameters of a layer over the square of the hidden size: attention 4, feed-forward 8."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillCost:
-    """What one token costs, and one pair of a token and one before it, in any unit.
+    """The cost of one token, and of one pair of a token and an earlier one, in any unit.
 
     Raises:
         InvalidValueError: Neither is above 0, or one is below.
@@ -44,8 +44,8 @@ def prefill_cost(
 ) -> PrefillCost:
     """Return a model's cost in FLOP.
 
-    `active_params` are those that compute one token; None: counted by a transformer's usual
-    proportions, which is right within a factor of two for published models.
+    `active_params` are the parameters that compute one token; None: estimated from a transformer's
+    usual proportions, which is right within a factor of two for published models.
 
     Raises:
         InvalidValueError: No number of heads, or no hidden size.

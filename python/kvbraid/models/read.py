@@ -1,7 +1,7 @@
 """From a config to layers by kind, and from layers to a completed topology.
 
-Pure: dictionaries in, frozen data out. What a config does not say is refused by name or reported
-as assumed; an architecture that the table does not have is refused.
+Pure functions: they take dictionaries and return frozen data. A missing value is refused by name
+or reported as assumed; an architecture that the table does not have is refused.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,7 +43,7 @@ def reader_of(
     cache_dtype: str | None = None,
     state_dtype: str | None = None,
 ) -> ConfigReader:
-    """Return what reads the text model's fields, with the defaults of its architecture.
+    """Return a reader of the text model's fields, with the defaults of its architecture.
 
     Raises:
         InvalidValueError: An unknown architecture.
@@ -82,7 +82,7 @@ def _model_dtype(config: ConfigReader) -> str:
 
 
 def _found(config: Mapping[str, object]) -> tuple[Mapping[str, object], Family]:
-    """The text model's part of a config, and the row of the table that reads it."""
+    """Return the text model's part of a config, and the row of the table for it."""
     values = text_model(config)
     model_type = values.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
@@ -113,7 +113,7 @@ def _read(family: Family, reader: ConfigReader) -> ModelLayers:
 def _by_spec(
     family: Family, role: Role, numbers: tuple[int, ...], reader: ConfigReader
 ) -> Iterator[tuple[LayerSpec, tuple[int, ...]]]:
-    """The layers of one role by what they keep: in most families all the same."""
+    """Group the layers of one role by what they keep; in most families all keep the same."""
     if not family.per_layer:
         yield _sized(family, role, reader), numbers
         return
@@ -125,9 +125,10 @@ def _by_spec(
 
 
 def complete(topology: Topology, model: ModelLayers) -> Topology:
-    """Fill in what events never carry (the chunk size), and check the rest against the model.
+    """Add what events never carry (the chunk size), and check the rest against the model.
 
-    Without groups, which are then learned, the model says the chunk or window of their kinds.
+    If there are no groups, they are learned from events; the model then says the chunk or window
+    of each kind.
 
     Raises:
         TopologyError: A group of a kind, window or chunk that the model does not have.
@@ -138,7 +139,7 @@ def complete(topology: Topology, model: ModelLayers) -> Topology:
 
 
 def _unsent(model: ModelLayers) -> tuple[tuple[SpecKind, int], ...]:
-    """The window or chunk of each kind that has one and the same in all its layers."""
+    """Return the window or chunk of each kind in which it is the same for all layers."""
     sizes: dict[SpecKind, set[int]] = {}
     for spec in (each.spec for each in model.kinds):
         tokens = spec.window or spec.chunk

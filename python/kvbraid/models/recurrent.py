@@ -75,7 +75,7 @@ def bailing_state(config: ConfigReader) -> LayerSpec:
 
 
 def bailing_layers(config: ConfigReader) -> Layers | None:
-    """The last layer of each group is full; what is left over at the end only beside deltas."""
+    """The last layer of each group is full; with delta states, layers left at the end are too."""
     tail = FULL if is_delta(config) else STATE
     return last_of_each("layer_group_size", tail=tail, last=FULL, others=STATE)(config)
 
@@ -111,7 +111,7 @@ JAMBA: Final = Family(
 
 
 def layers_listed(config: ConfigReader) -> int:
-    """The number of layers where only the list of them says it."""
+    """Return the number of layers of a config that has only a list of them."""
     listing = config.find("hybrid_override_pattern") or config.find("layers_block_type")
     if not isinstance(listing, (str, list)):
         raise config.missing("num_hidden_layers")
@@ -224,7 +224,7 @@ LFM2: Final = Family(
 
 
 def listed_window(config: ConfigReader) -> LayerSpec:
-    """Windowed attention whose window may be written once per layer, null where there is none."""
+    """Windowed attention whose window may be listed per layer, null for a layer without one."""
     value = config.find("sliding_window")
     given = value if isinstance(value, list) else [value]
     windows = {config.as_size("sliding_window", each) for each in given if each is not None}

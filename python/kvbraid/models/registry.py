@@ -2,8 +2,8 @@
 
 To add an architecture, add one `Family` to attention.py or recurrent.py (or point its
 `model_type` at an existing one here) and a fixture with its published config. A default belongs
-into a family only where published checkpoints leave the field out and rely on their model class
-to fill it in; every use is reported as `assumed`.
+in a family only if published checkpoints leave the field out and rely on their model class to
+supply it; every use is reported as `assumed`.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Shapes of what one layer keeps, and how tensor-parallel ranks divide them.
 
-Law: a rank holds whole heads. Heads are divided evenly; fewer heads than ranks are replicated
-where an engine does so (attention, and a single Mamba-2 group), and refused where it does not.
+Law: a rank holds whole heads. Heads are divided evenly; if there are fewer heads than ranks, they
+are replicated if an engine does so (attention, and a single Mamba-2 group), and else refused.
 The rules are those of vLLM 0.32 (`max(1, kv_heads // tp)` and `MambaStateShapeCalculator`).
 Shapes are compared: layers of unequal shape never share a group's page.
 """
@@ -16,7 +16,7 @@ from kvbraid.errors import InvalidValueError
 class Heads:
     """Keys and values of one token: per head, a key and a value vector of these sizes.
 
-    `value_dim` is 0 where one latent vector serves as both; it is then `replicated`: the same on
+    `value_dim` is 0 if one latent vector serves as both; it is then `replicated`: the same on
     every rank.
     """
 
@@ -32,7 +32,7 @@ class Heads:
         return self.num * (self.key_dim + self.value_dim) * self.element_bytes
 
     def on_rank(self, ranks: int) -> "Heads":
-        """Return what each of `ranks` ranks holds.
+        """Return the part that each of `ranks` ranks holds.
 
         Raises:
             InvalidValueError: Heads that do not divide evenly among ranks, or ranks among heads.
@@ -48,7 +48,7 @@ class Heads:
 class StatePart:
     """One part of a recurrent state: `num` heads (or channels, or groups) of equal size.
 
-    A single one may be replicated where `replicable` says so; otherwise ranks divide them.
+    A single one may be replicated if `replicable` says so; otherwise the ranks divide them.
     """
 
     what: str
@@ -99,7 +99,7 @@ Shape: TypeAlias = Heads | State
 
 
 def uneven(what: str, ranks: int) -> InvalidValueError:
-    """Say that whole heads cannot be dealt out evenly."""
+    """Return the refusal of heads that cannot be distributed evenly."""
     return InvalidValueError(
         f"{what} cannot be divided evenly among {ranks} tensor-parallel ranks; choose a size "
         "that divides them"

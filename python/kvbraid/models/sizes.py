@@ -1,8 +1,8 @@
-"""Sizes: what one layer of each role keeps, by arithmetic on the config's fields.
+"""Sizes: what one layer of each role keeps, computed from the config's fields.
 
-Each record names the fields that an architecture uses and, called with a config, returns the
-layer's needs. KV counts one key and one value vector per head and token (or one latent, for
-MLA). A recurrent state is its convolution's last inputs plus its state matrices:
+Each record names the fields that an architecture uses; called with a config, it returns what the
+layer keeps. KV is one key and one value vector per head and token (or one latent, for MLA). A
+recurrent state is its convolution's last inputs plus its state matrices:
 
     mamba1       conv  inner x (kernel - 1)                 state  inner x state_size
     mamba2       conv  (heads*dim + 2*groups*state) x (k-1) state  heads x dim x state_size
@@ -29,7 +29,7 @@ Sizer: TypeAlias = Callable[[ConfigReader], LayerSpec]
 
 KV_HEADS: Final[Names] = ("num_key_value_heads",)
 HEAD_DIM: Final[Names] = ("head_dim",)
-# What keeps a layer from plain pages, as refusals say it.
+# Why a layer has no plain pages, as refusals say it.
 INDEXED: Final = "index keys as well, in an engine's own quantized pages of another size"
 COMPRESSED: Final = "compressed entries, in blocks that pack pages of several sizes"
 
@@ -38,8 +38,8 @@ COMPRESSED: Final = "compressed entries, in blocks that pack pages of several si
 class Attention:
     """Keys and values per head; `value_dim` defaults to the key's; `index` adds index keys.
 
-    `itself` is 1 where the config's window counts the tokens before a token and not the token
-    itself, as an engine's window does.
+    `itself` is 1 if the config's window counts only the tokens before a token; an engine's window
+    includes the token itself.
     """
 
     kind: SpecKind = SpecKind.FULL_ATTENTION
@@ -49,7 +49,7 @@ class Attention:
     window: Names | None = None
     itself: int = 0
     chunk: Names | None = None
-    index: tuple[Names, Names] | None = None  # Index heads and their size, where there are some.
+    index: tuple[Names, Names] | None = None  # Index heads and their size, if there are any.
 
     def __call__(self, config: ConfigReader) -> LayerSpec:
         """Return bytes per token, and the window or chunk of the kind."""
@@ -120,7 +120,7 @@ class SharedKeyValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2:
-    """Mamba-2: the names that an architecture gives to its heads, groups, state and kernel."""
+    """Mamba-2: an architecture's field names for heads, groups, state and kernel."""
 
     heads: str
     head_dim: str
@@ -145,9 +145,9 @@ class Mamba2:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba1:
-    """Mamba-1: the names of its expansion, state and kernel; `inner` where the width is stated.
+    """Mamba-1: the field names of expansion, state and kernel; `inner`: of a width given directly.
 
-    All of it keeps the model's type, unless a type of state matrices is asked for.
+    Everything keeps the model's type, unless a type of state matrices is asked for.
     """
 
     expand: str
