@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.mutants.pytest_report import REPORT
 from tests.mutants.table import MUTANTS, Mutant
-from tests.mutants.verdict import REPORT
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PLACE: Final = ROOT / "target" / "mutants"
@@ -140,7 +140,7 @@ def verdict_on(nodes: Sequence[str]) -> Verdict:
     report.write_text('{"passed": [], "failed": {}}')
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, "-p", "tests.mutants.verdict", f"--timeout={TIMEOUT}", *nodes],
+        [*command, "-p", "tests.mutants.pytest_report", f"--timeout={TIMEOUT}", *nodes],
         cwd=TREE,
         env=os.environ | ENVIRONMENT | {REPORT: str(report)},
         capture_output=True,

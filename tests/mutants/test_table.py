@@ -12,8 +12,8 @@ from typing import Final
 
 import pytest
 
+from tests.mutants.pytest_report import kinds
 from tests.mutants.table import MUTANTS, OF_THE_STUDY, Edit, Mutant
-from tests.mutants.verdict import kinds
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 EDITS: Final = [(mutant.name, edit) for mutant in MUTANTS for edit in mutant.edits]

@@ -6,7 +6,8 @@ holds what the encoder made, once. A group never decides what a hit is, nor what
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from kvbraid.cache import GroupOptions
 from kvbraid.spec import GroupSpec, SpecKind
@@ -63,6 +64,11 @@ class Group:
     copies: list[tuple[int, int]] = field(default_factory=list)
     zeroes: list[int] = field(default_factory=list)
     this_step: set[Key] = field(default_factory=set)  # State groups: keys of the step under way.
+
+    def __deepcopy__(self, _memo: dict[int, object]) -> Self:
+        return replace(
+            self, copies=[*self.copies], zeroes=[*self.zeroes], this_step={*self.this_step}
+        )
 
     @property
     def is_shared(self) -> bool:

@@ -1,7 +1,7 @@
 """What the brute-force model of the cache remembers, and what it answers to a step."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvbraid.hashing import ExtraKeys
 
@@ -20,6 +20,15 @@ class Request:
     given_hashes: bool = False
     num_computed_tokens: int = 0
     junction: int = 0
+
+    def __deepcopy__(self, _memo: dict[int, object]) -> "Request":
+        """The same, without looking at every token: a step is tried on a copy."""
+        return replace(
+            self,
+            tokens=[*self.tokens],
+            hashes=[*self.hashes],
+            tables=[replace(table, blocks=[*table.blocks]) for table in self.tables],
+        )
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,9 @@ class Pool:
     caching: bool = True
     free: list[int] = field(default_factory=list)
     references: dict[int, int] = field(default_factory=dict)  # Of blocks that have any.
-    keys: dict[int, list[Key]] = field(default_factory=dict)  # Of blocks that have any.
+    keys: dict[int, tuple[Key, ...]] = field(default_factory=dict)  # Of blocks that have any.
     own_end: dict[int, int] = field(default_factory=dict)  # Tokens before the own key's end.
-    copies: dict[Key, list[int]] = field(default_factory=dict)  # Oldest first.
+    copies: dict[Key, tuple[int, ...]] = field(default_factory=dict)  # Oldest first.
     events: list[Event] = field(default_factory=list)
     num_taken: int = 0
     num_evicted: int = 0
@@ -62,8 +62,7 @@ class Pool:
         twin = copy.copy(self)
         twin.free, twin.events = self.free.copy(), self.events.copy()
         twin.references, twin.own_end = self.references.copy(), self.own_end.copy()
-        twin.keys = {block: keys.copy() for block, keys in self.keys.items()}
-        twin.copies = {key: blocks.copy() for key, blocks in self.copies.items()}
+        twin.keys, twin.copies = self.keys.copy(), self.copies.copy()
         return twin
 
     def find(self, key: Key) -> int | None:
@@ -117,8 +116,8 @@ class Pool:
             self.forget(block)
         if block not in self.keys:
             self.own_end[block] = end
-        self.keys.setdefault(block, []).append(key)
-        self.copies.setdefault(key, []).append(block)
+        self.keys[block] = (*self.keys.get(block, ()), key)
+        self.copies[key] = (*self.copies.get(key, ()), block)
         return True
 
     def move_keys(self, source: int, destination: int) -> None:
@@ -133,13 +132,12 @@ class Pool:
             removed = (wire_hash(digest),)
             self.events.append(BlockRemoved(block_hashes=removed, group_idx=group))
 
-    def _drop_keys(self, block: int) -> list[Key]:
-        keys = self.keys.pop(block, [])
+    def _drop_keys(self, block: int) -> tuple[Key, ...]:
+        keys = self.keys.pop(block, ())
         self.own_end.pop(block, None)
         for key in keys:
-            self.copies[key].remove(block)
-            if not self.copies[key]:
-                del self.copies[key]
+            left = tuple(other for other in self.copies.pop(key) if other != block)
+            self.copies.update({key: left} if left else {})
         return keys
 
     def check(self) -> None:

@@ -57,6 +57,9 @@ EXAMPLES = {
     "nothing beyond the draft head's hit": Example(
         (full(eagle=True), W32), ((0, 1, 2), (0, 1, 2)), 2
     ),
+    "a draft head beside a group without": Example(
+        (full(eagle=True), full()), ((0, 1, 2), (0, 1, 2)), 2
+    ),
     "a window of one needs nothing": Example((full(), window(1)), ((0, 1, 2), ()), 3),
 }
 
