@@ -5,6 +5,9 @@ from typing import TypeAlias, final
 
 from typing_extensions import Buffer
 
+from kvbraid.cache.step import Labels, Need
+from kvbraid.hashing import EngineHash, ExtraKeys
+
 __all__ = [
     "CacheCore",
     "FleetAnswer",
@@ -26,20 +29,12 @@ __all__ = [
 
 __version__: str
 
-_EngineArg: TypeAlias = tuple[str, bytes, int, int]
-_ExtraArg: TypeAlias = tuple[
-    tuple[str, str] | None,
-    str | None,
-    Sequence[tuple[str, int, int]],
-    Sequence[bytes] | None,
-]
-
 def engine_none_hash(algo: str, seed: str | None) -> bytes | None: ...
 def engine_chain(
-    engine: _EngineArg, tokens: Buffer | Sequence[int], extra: _ExtraArg
+    engine: EngineHash, tokens: Buffer | Sequence[int], extra: ExtraKeys
 ) -> bytes: ...
 def engine_chain_keys(
-    engine: _EngineArg, tokens: Buffer | Sequence[int], extra: _ExtraArg
+    engine: EngineHash, tokens: Buffer | Sequence[int], extra: ExtraKeys
 ) -> list[int]: ...
 
 # kind, block_size, window, chunk, eagle, prefix_cacheable, variant
@@ -163,23 +158,6 @@ _CacheConfigTuple: TypeAlias = tuple[
 # model length, tokens in flight, watermark blocks, re-prefillable tokens, frees skipped when full,
 # partial junctions
 _LimitsTuple: TypeAlias = tuple[int, int | None, int, int, bool, bool]
-# LoRA (name, path), its number, salt, media, embedding digests, session
-_CacheExtraTuple: TypeAlias = tuple[
-    tuple[str, str] | None,
-    int | None,
-    str | None,
-    Sequence[tuple[str, int, int]],
-    Sequence[bytes] | None,
-    str | None,
-]
-# request; new, hit, junction, external; lookahead, in flight, encoder, computed; delay commit,
-# full sequence must fit, is waiting
-_NeedTuple: TypeAlias = tuple[
-    int,
-    tuple[int, int, int | None, int],
-    tuple[int, int, int, int | None],
-    tuple[bool, bool, bool],
-]
 # requests that fit; block ids and counts as buffers of native 32-bit integers
 _AllocationTuple: TypeAlias = tuple[int, bytes, bytes]
 
@@ -195,7 +173,8 @@ class CacheCore:
         self,
         tokens: Buffer | Sequence[int],
         num_prompt_tokens: int,
-        extra: _CacheExtraTuple,
+        extra: ExtraKeys,
+        labels: Labels,
         hashes: Sequence[bytes] | None,
     ) -> int: ...
     def extend(
@@ -206,7 +185,7 @@ class CacheCore:
         to_prompt: bool,
     ) -> None: ...
     def match(self, request: int) -> tuple[int, int]: ...
-    def allocate(self, needs: Sequence[_NeedTuple], reserved_blocks: int) -> _AllocationTuple: ...
+    def allocate(self, needs: Sequence[Need], reserved_blocks: int) -> _AllocationTuple: ...
     def decode(
         self, requests: Sequence[int], tokens: Buffer | Sequence[int]
     ) -> _AllocationTuple: ...
@@ -230,7 +209,7 @@ class CacheCore:
     def fresh_states(self) -> list[tuple[int, bytes]]: ...
     def cursors(self, request: int) -> list[tuple[int | None, int | None]]: ...
     def take_state_tails(self, request: int) -> list[tuple[int, int, int, int]]: ...
-    def blocks_needed(self, need: _NeedTuple, is_admission: bool) -> int: ...
+    def blocks_needed(self, need: Need, is_admission: bool) -> int: ...
     def take_blocks(self, count: int) -> list[int]: ...
     def hold_blocks(self, blocks: Sequence[int]) -> None: ...
     def register(self, block: int, group: int, hash: bytes, num_tokens: int) -> None: ...

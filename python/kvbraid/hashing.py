@@ -104,7 +104,7 @@ def block_hashes(
 
     Raises InvalidValueError for a random seed, a value that is not a token id, unsorted media.
     """
-    digests = engine_chain(_engine(engine), tokens, _extra(extra))
+    digests = engine_chain(engine, tokens, extra)
     width = 32 if engine.algo in (HashAlgo.SHA256, HashAlgo.SHA256_CBOR) else 16
     # One call for all blocks: slicing them one by one costs more than hashing.
     return cast(
@@ -114,20 +114,4 @@ def block_hashes(
 
 def block_keys(tokens: Tokens, engine: EngineHash, extra: ExtraKeys = NO_EXTRA_KEYS) -> list[int]:
     """Return the integer form of `block_hashes`: the last 8 bytes of each, read big-endian."""
-    return engine_chain_keys(_engine(engine), tokens, _extra(extra))
-
-
-def _engine(engine: EngineHash) -> tuple[str, bytes, int, int]:
-    root = none_hash(engine.algo, engine.seed)
-    if root is None:
-        raise InvalidValueError(
-            f"an engine with {engine.algo.value} and no seed draws one at random; set the "
-            "engine's PYTHONHASHSEED and give the same value as seed"
-        )
-    return engine.algo.value, root, engine.block_size, engine.lookahead
-
-
-def _extra(
-    extra: ExtraKeys,
-) -> tuple[Lora | None, str | None, tuple[MediaItem, ...], tuple[bytes, ...] | None]:
-    return extra.lora, extra.cache_salt, extra.media, extra.prompt_embeds
+    return engine_chain_keys(engine, tokens, extra)

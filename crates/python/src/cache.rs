@@ -1,67 +1,27 @@
 //! The engine-side cache for Python: whole steps in, flat buffers out.
 
 mod answers;
+mod arguments;
 mod config;
 
 use answers::{
     AllocationTuple, BlockTuple, CheckpointTuple, StateTuple, StatisticsTuple, WorkTuple,
     block_ids, numbers,
 };
+use arguments::{LabelsArg, NeedArg};
 use config::{ConfigTuple, HashTuple, LimitsTuple};
 use kvbraid_core::blocks::{BlockId, Extra};
 use kvbraid_core::cache::{Cache, Match, Need, NewRequest};
-use kvbraid_core::hash::{Digest, EmbedsDigest};
+use kvbraid_core::hash::Digest;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
 use crate::errors::to_python;
-use crate::hash::embeds_digests;
+use crate::extra_keys::ExtraKeysArg;
 use crate::secret;
 use crate::tokens::TokenArg;
-
-/// `LoRA` (name, path), its number, salt, media (identifier, offset, length), embedding digests,
-/// session.
-#[derive(FromPyObject)]
-struct ExtraTuple(
-    Option<(String, String)>,
-    Option<i64>,
-    Option<String>,
-    Vec<(String, u32, u32)>,
-    Option<Vec<PyBackedBytes>>,
-    Option<String>,
-);
-
-/// request, new, hit, junction, external, lookahead, in flight, encoder, computed; and the flags
-/// delay commit, full sequence must fit, is waiting.
-#[derive(Clone, Copy, FromPyObject)]
-struct NeedTuple(
-    u64,
-    (u32, u32, Option<u32>, u32),
-    (u32, u32, u32, Option<u32>),
-    (bool, bool, bool),
-);
-
-impl NeedTuple {
-    fn decode(&self) -> Need {
-        let Self(request, first, second, flags) = *self;
-        Need {
-            request,
-            num_new_tokens: first.0,
-            num_hit_tokens: first.1,
-            junction: first.2,
-            num_external_tokens: first.3,
-            num_lookahead_tokens: second.0,
-            num_in_flight_tokens: second.1,
-            num_encoder_tokens: second.2,
-            num_computed_tokens: second.3,
-            delay_commit: flags.0,
-            full_sequence_must_fit: flags.1,
-            is_waiting: flags.2,
-        }
-    }
-}
 
 fn digests(hashes: Option<Vec<PyBackedBytes>>) -> PyResult<Option<Vec<Digest>>> {
     let all = |hashes: Vec<PyBackedBytes>| {
@@ -69,22 +29,6 @@ fn digests(hashes: Option<Vec<PyBackedBytes>>) -> PyResult<Option<Vec<Digest>>> 
         hashes.iter().map(digest).collect()
     };
     hashes.map(all).transpose()
-}
-
-impl ExtraTuple {
-    fn decode(self) -> PyResult<Extra> {
-        let Self(lora, lora_id, cache_salt, media, embeds, session_id) = self;
-        let embeds: Option<Vec<EmbedsDigest>> =
-            embeds.as_deref().map(embeds_digests).transpose()?;
-        Ok(Extra {
-            lora,
-            lora_id,
-            cache_salt,
-            media,
-            prompt_embeds: embeds,
-            session_id,
-        })
-    }
 }
 
 /// One engine's cache; locked, so that any thread may call.
@@ -108,13 +52,18 @@ impl CacheCore {
         py: Python<'_>,
         tokens: TokenArg,
         num_prompt_tokens: u32,
-        extra: ExtraTuple,
+        extra: ExtraKeysArg,
+        labels: LabelsArg,
         hashes: Option<Vec<PyBackedBytes>>,
     ) -> PyResult<u64> {
         let new = NewRequest {
             tokens: tokens.into_vec(),
             num_prompt_tokens,
-            extra: extra.decode()?,
+            extra: Extra {
+                lora_id: labels.lora_id,
+                session_id: labels.session_id,
+                ..extra.into_extra()?
+            },
             hashes: digests(hashes)?,
         };
         py.detach(|| self.cache.lock().add(new)).map_err(to_python)
@@ -159,10 +108,10 @@ impl CacheCore {
     fn allocate<'py>(
         &self,
         py: Python<'py>,
-        needs: Vec<NeedTuple>,
+        needs: Vec<NeedArg>,
         reserved_blocks: usize,
     ) -> PyResult<AllocationTuple<'py>> {
-        let needs: Vec<Need> = needs.iter().map(NeedTuple::decode).collect();
+        let needs: Vec<Need> = needs.iter().map(NeedArg::decode).collect();
         py.detach(|| self.cache.lock().allocate(&needs, reserved_blocks))
             .map(|done| answers::allocation(py, &done))
             .map_err(to_python)
@@ -312,7 +261,7 @@ impl CacheCore {
         states.map(answers::states).map_err(to_python)
     }
 
-    fn blocks_needed(&self, need: NeedTuple, is_admission: bool) -> PyResult<i64> {
+    fn blocks_needed(&self, need: NeedArg, is_admission: bool) -> PyResult<i64> {
         let needed = self
             .cache
             .lock()

@@ -1,23 +1,37 @@
 //! The engines' block hashes for Python: one call per request.
 
+use crate::enums::EnumArg;
 use crate::errors::{InvalidValueError, to_python};
+use crate::extra_keys::ExtraKeysArg;
 use crate::tokens::TokenArg;
-use kvbraid_core::hash::{
-    self, Chain, ChainSpec, Digest, EmbedsDigest, ExtraKeys, HashAlgo, MediaItem,
-};
+use kvbraid_core::hash::{self, Chain, ChainSpec, Digest, HashAlgo};
 use pyo3::prelude::*;
-use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
+use pyo3::pybacked::PyBackedStr;
 use pyo3::types::PyBytes;
 
-/// Algorithm, seed hash, hash block size and lookahead in tokens.
-type EngineArg = (PyBackedStr, PyBackedBytes, u32, u32);
-/// `LoRA` (name, path), cache salt, media (identifier, offset, length), embedding digests.
-type ExtraArg = (
-    Option<(PyBackedStr, PyBackedStr)>,
-    Option<PyBackedStr>,
-    Vec<(PyBackedStr, u32, u32)>,
-    Option<Vec<PyBackedBytes>>,
-);
+/// `kvbraid.hashing.EngineHash`.
+#[derive(FromPyObject)]
+struct EngineHashArg {
+    algo: EnumArg,
+    seed: Option<PyBackedStr>,
+    block_size: u32,
+    lookahead: u32,
+}
+
+impl EngineHashArg {
+    fn spec(&self) -> PyResult<ChainSpec<'static>> {
+        let algo = algorithm(self.algo.name())?;
+        let Some(root) = hash::none_hash(algo, self.seed.as_deref()) else {
+            return Err(InvalidValueError::new_err(format!(
+                "an engine with {} and no seed draws one at random; set the engine's \
+                 PYTHONHASHSEED and give the same value as seed",
+                self.algo.name()
+            )));
+        };
+        let spec = ChainSpec::new(algo, root, self.block_size).map_err(to_python)?;
+        Ok(spec.with_lookahead(self.lookahead))
+    }
+}
 
 /// Adds this module's functions.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -43,9 +57,9 @@ fn engine_none_hash<'py>(
 )]
 fn engine_chain(
     py: Python<'_>,
-    engine: EngineArg,
+    engine: EngineHashArg,
     tokens: TokenArg,
-    extra: ExtraArg,
+    extra: ExtraKeysArg,
 ) -> PyResult<Bound<'_, PyBytes>> {
     let mut digests = Vec::new();
     hash_all(py, &engine, &tokens, &extra, |digest| {
@@ -61,9 +75,9 @@ fn engine_chain(
 )]
 fn engine_chain_keys(
     py: Python<'_>,
-    engine: EngineArg,
+    engine: EngineHashArg,
     tokens: TokenArg,
-    extra: ExtraArg,
+    extra: ExtraKeysArg,
 ) -> PyResult<Vec<u64>> {
     let mut keys = Vec::new();
     hash_all(py, &engine, &tokens, &extra, |digest| {
@@ -81,42 +95,15 @@ pub(crate) fn algorithm(name: &str) -> PyResult<HashAlgo> {
 
 fn hash_all(
     py: Python<'_>,
-    (algo, none_hash, block_size, lookahead): &EngineArg,
+    engine: &EngineHashArg,
     tokens: &TokenArg,
-    (lora, cache_salt, media, embeds): &ExtraArg,
+    extra: &ExtraKeysArg,
     sink: impl FnMut(Digest) + Send,
 ) -> PyResult<()> {
-    let none_hash = Digest::from_bytes(none_hash).map_err(to_python)?;
-    let media: Vec<_> = media
-        .iter()
-        .map(|(id, offset, length)| MediaItem {
-            id,
-            offset: *offset,
-            length: *length,
-        })
-        .collect();
-    let embeds = embeds.as_deref().map(embeds_digests).transpose()?;
-    let extra = ExtraKeys {
-        lora: lora.as_ref().map(|(name, path)| (&**name, &**path)),
-        cache_salt: cache_salt.as_deref(),
-        media: &media,
-        prompt_embeds: embeds.as_deref(),
-    };
-    let spec = ChainSpec::new(algorithm(algo)?, none_hash, *block_size)
-        .and_then(|spec| spec.with_lookahead(*lookahead).with_extra(extra))
-        .map_err(to_python)?;
-    py.detach(|| Chain::new(&spec).extend(&spec, tokens.as_slice(), sink));
-    Ok(())
-}
-
-pub(crate) fn embeds_digests(digests: &[PyBackedBytes]) -> PyResult<Vec<EmbedsDigest>> {
-    let digest_of = |(index, bytes): (usize, &PyBackedBytes)| {
-        EmbedsDigest::try_from(&**bytes).map_err(|_| {
-            InvalidValueError::new_err(format!(
-                "embeddings digest {index} has {} bytes; expected the 32 of SHA-256",
-                bytes.len()
-            ))
-        })
-    };
-    digests.iter().enumerate().map(digest_of).collect()
+    let spec = engine.spec()?;
+    extra.with(|extra| {
+        let spec = spec.with_extra(extra).map_err(to_python)?;
+        py.detach(|| Chain::new(&spec).extend(&spec, tokens.as_slice(), sink));
+        Ok(())
+    })
 }

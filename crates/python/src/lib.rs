@@ -1,7 +1,9 @@
 //! `kvbraid._native`: converts, releases the GIL, calls the core, maps errors. Nothing else.
 
 mod cache;
+mod enums;
 mod errors;
+mod extra_keys;
 mod fleet;
 mod hash;
 mod options;

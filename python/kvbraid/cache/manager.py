@@ -10,7 +10,6 @@ raises and changes nothing. Safe to call from any thread.
 from array import array
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TypeAlias
 
 from kvbraid._native import CacheCore
 from kvbraid.cache.chunk import Position, chunk_rules, plan_chunk
@@ -25,6 +24,7 @@ from kvbraid.cache.step import (
     NO_MATCH,
     Allocation,
     KeptState,
+    Labels,
     Match,
     Need,
     Work,
@@ -32,13 +32,6 @@ from kvbraid.cache.step import (
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, HashAlgo, Tokens, none_hash
 from kvbraid.resume import encode
 from kvbraid.spec import EngineDialect
-
-_NeedTuple: TypeAlias = tuple[
-    int,
-    tuple[int, int, int | None, int],
-    tuple[int, int, int, int | None],
-    tuple[bool, bool, bool],
-]
 
 
 class CacheManager:
@@ -132,14 +125,8 @@ class CacheManager:
         return self._core.add(
             tokens,
             num_prompt_tokens,
-            (
-                extra.lora,
-                lora_id,
-                extra.cache_salt,
-                extra.media,
-                extra.prompt_embeds,
-                session_id,
-            ),
+            extra,
+            Labels(lora_id, session_id),
             block_hashes,
         )
 
@@ -226,7 +213,7 @@ class CacheManager:
             InvalidValueError: A hit that is not held.
         """
         check_counts(**asdict(need))
-        return self._core.blocks_needed(_encode(need), is_admission)
+        return self._core.blocks_needed(need, is_admission)
 
     def allocate(self, needs: Sequence[Need], *, reserved_blocks: int = 0) -> Allocation:
         """Allocate for many requests in order; stop at the first that does not fit.
@@ -244,7 +231,7 @@ class CacheManager:
                 request twice. As with every error, nothing has changed.
         """
         try:
-            done = self._core.allocate([_encode(need) for need in needs], reserved_blocks)
+            done = self._core.allocate(needs, reserved_blocks)
         except (OverflowError, TypeError):
             for need in needs:
                 check_counts(**asdict(need))
@@ -423,20 +410,6 @@ class CacheManager:
 
     def _allocation(self, num_fit: int, blocks: bytes, counts: bytes) -> Allocation:
         return Allocation(num_fit, array("I", blocks), array("I", counts), self.num_groups)
-
-
-def _encode(need: Need) -> _NeedTuple:
-    return (
-        need.request,
-        (need.num_new_tokens, need.num_hit_tokens, need.junction, need.num_external_tokens),
-        (
-            need.num_lookahead_tokens,
-            need.num_in_flight_tokens,
-            need.num_encoder_tokens,
-            need.num_computed_tokens,
-        ),
-        (need.delay_commit, need.full_sequence_must_fit, need.is_waiting),
-    )
 
 
 def _retention(retention: Retention) -> int | tuple[int, float, float] | None:

@@ -68,6 +68,13 @@ class KeptState(NamedTuple):
     num_tokens: int
 
 
+class Labels(NamedTuple):
+    """What events alone show of a request: the engine's number of its adapter, and its session."""
+
+    lora_id: int | None = None
+    session_id: str | None = None
+
+
 class Work(NamedTuple):
     """What the device has to do before a step runs, and what a connector may store after it.
 

@@ -1,0 +1,48 @@
+//! What the cache is asked, read from Python's structures by name.
+
+use kvbraid_core::cache::Need;
+use pyo3::prelude::*;
+
+/// `kvbraid.cache.Need`.
+#[derive(FromPyObject)]
+#[expect(clippy::struct_excessive_bools, reason = "as in Python")]
+pub(super) struct NeedArg {
+    request: u64,
+    num_new_tokens: u32,
+    num_hit_tokens: u32,
+    junction: Option<u32>,
+    num_external_tokens: u32,
+    num_lookahead_tokens: u32,
+    num_in_flight_tokens: u32,
+    num_encoder_tokens: u32,
+    num_computed_tokens: Option<u32>,
+    delay_commit: bool,
+    full_sequence_must_fit: bool,
+    is_waiting: bool,
+}
+
+impl NeedArg {
+    pub(super) fn decode(&self) -> Need {
+        Need {
+            request: self.request,
+            num_new_tokens: self.num_new_tokens,
+            num_hit_tokens: self.num_hit_tokens,
+            junction: self.junction,
+            num_external_tokens: self.num_external_tokens,
+            num_lookahead_tokens: self.num_lookahead_tokens,
+            num_in_flight_tokens: self.num_in_flight_tokens,
+            num_encoder_tokens: self.num_encoder_tokens,
+            num_computed_tokens: self.num_computed_tokens,
+            delay_commit: self.delay_commit,
+            full_sequence_must_fit: self.full_sequence_must_fit,
+            is_waiting: self.is_waiting,
+        }
+    }
+}
+
+/// What events alone show of a request: `kvbraid.cache.step.Labels`.
+#[derive(FromPyObject)]
+pub(super) struct LabelsArg {
+    pub lora_id: Option<i64>,
+    pub session_id: Option<String>,
+}
