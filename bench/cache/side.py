@@ -1,8 +1,8 @@
 """One engine cache as the cache benchmarks drive it, ours or the rival's, and the models they use.
 
-Law: a benchmark is written once against `Cache`; both sides do the same calls in the same order
-and pay the same one method call on top. Block size 16, one pool for all groups, no draft tokens.
-Nothing here imports either cache: the rival lives in an environment of its own.
+Law: a benchmark is written once against `MeasuredCache`; both sides do the same calls in the same
+order and pay the same one method call on top. Block size 16, one pool for all groups, no draft
+tokens. Nothing here imports either cache: the rival lives in an environment of its own.
 """
 
 import functools
@@ -25,7 +25,7 @@ RequestT = TypeVar("RequestT")
 Groups: TypeAlias = tuple[GroupSpec, ...]
 
 
-class Cache(Protocol[RequestT]):
+class MeasuredCache(Protocol[RequestT]):
     """What both sides can do. A request is what `add` returned."""
 
     def add(self, tokens: list[int]) -> RequestT:
@@ -77,7 +77,7 @@ class Cache(Protocol[RequestT]):
         ...
 
 
-AnyCache: TypeAlias = Cache[Any]
+AnyCache: TypeAlias = MeasuredCache[Any]
 
 
 class Factory(Protocol):

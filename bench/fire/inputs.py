@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from kvbraid.fleet.request import MediaItem
+from kvbraid.hashing import MediaItem
 from kvbraid.spec import GroupSpec, SpecKind
 
 MEGABYTE: Final = 1_000_000

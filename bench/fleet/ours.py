@@ -9,7 +9,7 @@ from kvbraid.fleet.index import FleetIndex
 from kvbraid.ids import PodId
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
-from bench.fleet.service import Service
+from bench.fleet.service import MeasuredService
 from bench.fleet.streams import NUM_PODS, Batch
 
 FULL = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16)
@@ -42,7 +42,7 @@ def apply_all(index: FleetIndex, batches: Iterable[Batch]) -> None:
         assert not applied.refused, applied.refused
 
 
-class Server(Service):
+class Server(MeasuredService):
     """A running `kvbraid serve`."""
 
     command = (str(Path(sys.executable).with_name("kvbraid")), "serve", "--host", "127.0.0.1")

@@ -6,7 +6,7 @@ from typing import Any
 
 import zmq
 
-from bench.fleet.service import Service, wait_until
+from bench.fleet.service import MeasuredService, wait_until
 from bench.fleet.streams import NUM_PODS, Batch
 
 
@@ -34,7 +34,7 @@ class Publishers:
                 endpoints.append(publisher.getsockopt_string(zmq.LAST_ENDPOINT))
             yield cls(sockets, endpoints)
 
-    def connect(self, service: Service) -> None:
+    def connect(self, service: MeasuredService) -> None:
         """Register every pod with the service and wait until it has subscribed to all."""
         for pod, (publisher, endpoint) in enumerate(
             zip(self._sockets, self._endpoints, strict=True)
@@ -53,7 +53,7 @@ class Publishers:
             self._sockets[message.pod].send_multipart(frames)
 
 
-def wait_applied(service: Service, expected: int, *, seconds: float = 300) -> None:
+def wait_applied(service: MeasuredService, expected: int, *, seconds: float = 300) -> None:
     """Wait until the service has taken everything; asking seldom, for each answer costs CPU."""
     wait_until(
         lambda: service.num_applied() >= expected,

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from bench.fleet.service import Service
+from bench.fleet.service import MeasuredService
 from bench.fleet.streams import BLOCK, Batch
 
 
@@ -69,7 +69,7 @@ def _tree_event(event: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class Indexer(Service):
+class Indexer(MeasuredService):
     """A running `dynamo.indexer`: pods are registered by endpoint, events arrive over ZeroMQ."""
 
     command = (sys.executable, "-m", "dynamo.indexer", "--threads", "2")

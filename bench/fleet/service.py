@@ -38,7 +38,7 @@ def answers(client: httpx.Client, path: str) -> bool:
         return False
 
 
-class Service(ABC):
+class MeasuredService(ABC):
     """A running indexer; a subclass says how it is started and how it is spoken to."""
 
     command: ClassVar[tuple[str, ...]]

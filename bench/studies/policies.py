@@ -23,7 +23,7 @@ from kvbraid.cache import Retention
 from kvbraid.report.plot import Curves, draw, load_matplotlib
 from kvbraid.sim.traces.footprint import Footprint, footprint
 from kvbraid.sim.traces.memory_size import show_size
-from kvbraid.sim.traces.models import CONFIGS, cache_model
+from kvbraid.sim.traces.models import CONFIGS, simulated_model
 from kvbraid.sim.traces.policies import CACHE_POLICIES, retention_of
 from kvbraid.sim.traces.read import read_trace
 from kvbraid.sim.traces.simulation import HitRate, simulate
@@ -158,7 +158,7 @@ def _in_parallel(study: Study, todo: Sequence[Cell]) -> Iterator[Row]:
 def compute(traces: Path, cell: Cell) -> Row:
     """Simulate one cell."""
     begun = time.monotonic()
-    trace, model = _trace(traces, cell.trace, cell.limit), cache_model(cell.model)
+    trace, model = _trace(traces, cell.trace, cell.limit), simulated_model(cell.model)
     ideal = _footprint(traces, cell.trace, cell.model, cell.limit)
     num_blocks = ceil(ideal.num_blocks * Fraction(cell.share)) + 1  # And the null block.
     retention = retention_of(cell.policy, model)
@@ -180,7 +180,7 @@ def _simulated(
     traces: Path, name: str, limit: int | None, model: str, num_blocks: int, retention: Retention
 ) -> HitRate:
     """Once for policies that are the same for a model: one of full attention keeps every block."""
-    return simulate(_trace(traces, name, limit), cache_model(model), num_blocks, retention)
+    return simulate(_trace(traces, name, limit), simulated_model(model), num_blocks, retention)
 
 
 @lru_cache(maxsize=1)
@@ -192,7 +192,7 @@ def _trace(traces: Path, name: str, limit: int | None) -> Trace:
 
 @lru_cache(maxsize=8)
 def _footprint(traces: Path, name: str, model: str, limit: int | None) -> Footprint:
-    return footprint(_trace(traces, name, limit), cache_model(model))
+    return footprint(_trace(traces, name, limit), simulated_model(model))
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:

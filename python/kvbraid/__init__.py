@@ -32,10 +32,8 @@ if TYPE_CHECKING:
         FleetIndex as FleetIndex,
         IndexOptions as IndexOptions,
     )
-    from kvbraid.fleet.request import (
-        MediaItem as MediaItem,
-        Request as Request,
-    )
+    from kvbraid.fleet.request import Request as Request
+    from kvbraid.hashing import MediaItem as MediaItem
     from kvbraid.ids import (
         GroupId as GroupId,
         PodId as PodId,
@@ -65,7 +63,8 @@ _NAMES: Final = {
     ),
     "fleet.answer": ("Bounds", "Explanation", "PodExplanation", "PodInfo", "PodScore", "Scores"),
     "fleet.index": ("FleetIndex", "IndexOptions"),
-    "fleet.request": ("MediaItem", "Request"),
+    "fleet.request": ("Request",),
+    "hashing": ("MediaItem",),
     "ids": ("GroupId", "PodId", "PodState", "Tier"),
     "spec": ("EngineDialect", "GroupSpec", "SpecKind", "Topology", "topology_from_mapping"),
 }

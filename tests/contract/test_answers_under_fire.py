@@ -13,7 +13,8 @@ from kvbraid.errors import InvalidValueError
 from kvbraid.events import BlockRemoved, BlockStored, Event, encode_batch
 from kvbraid.fleet.answer import PodInfo, PodScore
 from kvbraid.fleet.index import FleetIndex
-from kvbraid.fleet.request import MediaItem, Request, Strategy
+from kvbraid.fleet.request import Request, Strategy
+from kvbraid.hashing import MediaItem
 from kvbraid.ids import PodId, PodState
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 

@@ -3,12 +3,11 @@
 Each case publishes as an engine does and asks as a client does; keys of both sides must meet.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from kvbraid.events import BlockStored, WireForm
-from kvbraid.fleet.request import MediaItem
+from kvbraid.hashing import MediaItem
 from kvbraid.ids import PodState
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
@@ -146,8 +145,8 @@ def test_media_are_told_from_text_and_from_each_other(
 ) -> None:
     index = an_index()
     tell(index, TEXT.stored(extra_keys=media_keys(*items)), form=form)
-    others = [replace(item, identifier=item.identifier + "!") for item in items]
-    moved = [replace(item, offset=item.offset + 1) for item in items]
+    others = [item._replace(identifier=item.identifier + "!") for item in items]
+    moved = [item._replace(offset=item.offset + 1) for item in items]
     assert answer(index, extra_keys=items) == exactly(1024)
     assert answer(index) == exactly(text_reuses)
     assert answer(index, extra_keys=others) == exactly(text_reuses)

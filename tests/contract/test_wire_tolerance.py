@@ -9,7 +9,7 @@ import msgspec.msgpack
 import pytest
 from kvbraid.events import AllBlocksCleared, BlockRemoved, Event, WireForm, encode_batch
 from kvbraid.fleet.index import FleetIndex
-from kvbraid.fleet.request import MediaItem
+from kvbraid.hashing import MediaItem
 from kvbraid.ids import PodId, PodState
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 

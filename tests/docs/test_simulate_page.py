@@ -4,7 +4,7 @@ import re
 from itertools import groupby
 from pathlib import Path
 
-from kvbraid.sim.traces.models import CONFIGS, CacheModel, cache_model
+from kvbraid.sim.traces.models import CONFIGS, SimulatedModel, simulated_model
 from kvbraid.sim.traces.policies import CACHE_POLICIES
 from kvbraid.sim.traces.read import FORMS
 from kvbraid.sim.traces.sessions import MAX_IDLE_S, NUM_ACTIVE
@@ -13,7 +13,7 @@ from kvbraid.sim.traces.simulation import CHUNK_TOKENS
 TEXT = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text(encoding="utf-8")
 
 
-def row(model: CacheModel) -> str:
+def row(model: SimulatedModel) -> str:
     kinds = [
         f"{g.kind.value} {g.window}" if g.window else g.kind.value for g in model.topology.groups
     ]
@@ -24,7 +24,7 @@ def row(model: CacheModel) -> str:
 def test_the_models_are_those_of_the_code() -> None:
     section = TEXT.split("\n## Models\n")[1].split("\n## ")[0]
     listed = re.findall(r"^\| `.*$", section, re.MULTILINE)
-    assert listed == [row(cache_model(name)) for name in CONFIGS]
+    assert listed == [row(simulated_model(name)) for name in CONFIGS]
 
 
 def test_the_policies_are_those_of_the_code() -> None:

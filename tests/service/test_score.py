@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import msgspec
 import pytest
 from httpx import Response
-from kvbraid.fleet.request import MediaItem
+from kvbraid.hashing import MediaItem
 from kvbraid.service.answers import ExplainAnswer, ScoreAnswer
 from kvbraid.service.registry import Service
 from kvbraid.service.requests import ScoreBody

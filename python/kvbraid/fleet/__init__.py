@@ -48,7 +48,8 @@ from kvbraid.fleet.answer import (
     Scores,
 )
 from kvbraid.fleet.index import FleetIndex, IndexOptions, Keys, Presence
-from kvbraid.fleet.request import MediaItem, Request, Strategy
+from kvbraid.fleet.request import Request, Strategy
+from kvbraid.hashing import MediaItem
 
 __all__ = [
     "Applied",

@@ -7,16 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from kvbraid.hashing import MediaItem
+
 Strategy: TypeAlias = Literal["exact", "weighted_blocks"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MediaItem:
-    """One multimodal input: its identifier and the tokens that stand for it."""
-
-    identifier: str
-    offset: int
-    length: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

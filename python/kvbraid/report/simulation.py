@@ -13,7 +13,7 @@ from rich.table import Table
 from kvbraid.report.console import progress, stdout
 from kvbraid.report.plot import draw, load_matplotlib
 from kvbraid.sim.traces.footprint import Footprint, footprint
-from kvbraid.sim.traces.grid import Cell, Grid
+from kvbraid.sim.traces.grid import Grid, GridCell
 from kvbraid.sim.traces.memory_size import show_size
 
 
@@ -39,7 +39,7 @@ def run_simulations(grid: Grid, *, as_json: bool, plot: Path | None = None) -> N
         draw(plot, {f"{grid.trace.name}, {grid.model.name}": _curves(cells)})
 
 
-def _cells(grid: Grid) -> Iterator[Cell]:
+def _cells(grid: Grid) -> Iterator[GridCell]:
     """Simulate cell by cell, with a bar for each."""
     with progress(TimeElapsedColumn()) as bars:
         for memory, policy in grid.cases():
@@ -52,7 +52,7 @@ def _advance(bars: Progress, task: TaskID, num_done: int) -> None:
     bars.update(task, completed=num_done)
 
 
-def _to_json(grid: Grid, working_set: Footprint, cell: Cell) -> dict[str, Any]:
+def _to_json(grid: Grid, working_set: Footprint, cell: GridCell) -> dict[str, Any]:
     return {
         "trace": grid.trace.name,
         "model": grid.model.name,
@@ -64,7 +64,7 @@ def _to_json(grid: Grid, working_set: Footprint, cell: Cell) -> dict[str, Any]:
     }
 
 
-def _show(grid: Grid, working_set: Footprint, cells: Sequence[Cell]) -> None:
+def _show(grid: Grid, working_set: Footprint, cells: Sequence[GridCell]) -> None:
     table = Table(
         title="token hit rate (%)", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0)
     )
@@ -94,7 +94,7 @@ def _about(grid: Grid, working_set: Footprint) -> list[str]:
     ]
 
 
-def _curves(cells: Sequence[Cell]) -> dict[str, list[tuple[float, float]]]:
+def _curves(cells: Sequence[GridCell]) -> dict[str, list[tuple[float, float]]]:
     curves: dict[str, list[tuple[float, float]]] = {}
     for cell in cells:
         point = (cell.memory_bytes / 2**30, cell.result.rate)

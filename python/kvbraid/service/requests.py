@@ -13,7 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from kvbraid._native import find_token_ids
-from kvbraid.fleet.request import MediaItem, Request, Strategy
+from kvbraid.fleet.request import Request, Strategy
+from kvbraid.hashing import MediaItem
 from kvbraid.ids import Tier
 from kvbraid.service.decoding import decode_body, describe
 from kvbraid.service.errors import RefusalError

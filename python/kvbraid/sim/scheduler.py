@@ -28,7 +28,7 @@ class Fit(Protocol):
         ...
 
 
-class Batch(Protocol):
+class StepEvents(Protocol):
     """The events of one step."""
 
     def __len__(self) -> int:
@@ -36,11 +36,11 @@ class Batch(Protocol):
         ...
 
 
-BatchT = TypeVar("BatchT", bound=Batch)
-Batch_co = TypeVar("Batch_co", bound=Batch, covariant=True)
+EventsT = TypeVar("EventsT", bound=StepEvents)
+Events_co = TypeVar("Events_co", bound=StepEvents, covariant=True)
 
 
-class Cache(Protocol[Batch_co]):
+class Cache(Protocol[Events_co]):
     """The calls that a scheduler makes, as `kvbraid.cache.CacheManager` answers them."""
 
     def add(
@@ -73,7 +73,7 @@ class Cache(Protocol[Batch_co]):
         """Return what the device must do before the step computes."""
         ...
 
-    def take_events(self) -> Batch_co:
+    def take_events(self) -> Events_co:
         """Return what has happened since the last call."""
         ...
 
@@ -122,16 +122,16 @@ def chunks(match: Match, ends: Iterable[int]) -> Iterator[Chunk]:
         start, hit = end, None
 
 
-class SequentialScheduler(Generic[BatchT]):
+class SequentialScheduler(Generic[EventsT]):
     """Runs requests over a cache; `publish` gets the events of every step that had some."""
 
     def __init__(
         self,
-        cache: Cache[BatchT],
+        cache: Cache[EventsT],
         *,
         rules: ChunkRules,
         max_step_tokens: int,
-        publish: Callable[[BatchT], object],
+        publish: Callable[[EventsT], object],
     ) -> None:
         self._cache = cache
         self._rules = rules

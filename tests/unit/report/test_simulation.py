@@ -10,11 +10,11 @@ from kvbraid.cli import cli
 from kvbraid.errors import InvalidValueError, KvbraidError
 from kvbraid.report.plot import draw
 from kvbraid.sim.traces.memory_size import parse_size, show_size
-from kvbraid.sim.traces.models import cache_model
+from kvbraid.sim.traces.models import simulated_model
 from kvbraid.sim.traces.policies import CACHE_POLICIES
 
 MODEL = "gpt-oss-120b"
-BLOCK_BYTES = cache_model(MODEL).block_bytes
+BLOCK_BYTES = simulated_model(MODEL).block_bytes
 
 
 @pytest.fixture

@@ -50,11 +50,11 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
+class CacheReset:
     """The engine dropped its prefix cache; the event comes with the next message."""
 
 
-Operation = Lookup | Reset
+Operation = Lookup | CacheReset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ def _operations(directory: Path, *, concurrent: bool) -> Iterator[Operation]:
             if fields["op"] == "req":
                 yield _lookup(fields, concurrent=concurrent)
             elif fields.get("ok"):
-                yield Reset()
+                yield CacheReset()
         except (ValueError, KeyError, TypeError) as error:
             what = f"no field {error}" if isinstance(error, KeyError) else error
             msg = f"{path}: line {number}: {what}"

@@ -17,7 +17,7 @@ import msgspec
 from kvbraid.fleet.index import FleetIndex, IndexOptions, Keys, Presence
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
-from kvbraid.sim.captures.read import Capture, Lookup, Reset
+from kvbraid.sim.captures.read import CacheReset, Capture, Lookup
 
 _POD: Final = PodId("pod")
 _MODEL: Final = "model"
@@ -77,7 +77,7 @@ def replay(
     is_cleared_unseen = False
     for done, operation in enumerate(capture.operations, start=1):
         progress(done, len(capture.operations))
-        if isinstance(operation, Reset):
+        if isinstance(operation, CacheReset):
             is_cleared_unseen = True
             report.late_clear_max += 1
             continue

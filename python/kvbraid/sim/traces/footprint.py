@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from kvbraid.resume import needed_blocks
-from kvbraid.sim.traces.models import CacheModel
+from kvbraid.sim.traces.models import SimulatedModel
 from kvbraid.sim.traces.prefix_hashes import num_leading
 from kvbraid.sim.traces.trace import Trace
 from kvbraid.spec import GroupSpec
@@ -37,7 +37,7 @@ def ideal_blocks(groups: tuple[GroupSpec, ...], num_tokens: int) -> int:
     return full + tail_blocks(groups, num_tokens // alignment * alignment)
 
 
-def footprint(trace: Trace, model: CacheModel) -> Footprint:
+def footprint(trace: Trace, model: SimulatedModel) -> Footprint:
     """Play a trace and add up its working set."""
     groups, size = model.topology.groups, model.alignment
     full = [group.block_size for group in groups if group.kind.is_full]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvbraid.cache.retention import Retention
 from kvbraid.sim.traces.memory_size import parse_size
-from kvbraid.sim.traces.models import CacheModel, cache_model
+from kvbraid.sim.traces.models import SimulatedModel, simulated_model
 from kvbraid.sim.traces.policies import CACHE_POLICIES, retention_of
 from kvbraid.sim.traces.read import read_trace
 from kvbraid.sim.traces.simulation import HitRate, Progress, check_pool, simulate
@@ -25,7 +25,7 @@ class GridOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class GridCell:
     """One policy at one memory, and what the cache reused."""
 
     memory_bytes: int
@@ -38,7 +38,7 @@ class Grid:
     """What is simulated: one trace and one model, `memories` in ascending order."""
 
     trace: Trace
-    model: CacheModel
+    model: SimulatedModel
     memories: Sequence[int]
     policies: Mapping[str, Retention]
 
@@ -51,7 +51,7 @@ class Grid:
             InvalidValueError: A size that is none, or a pool that holds nothing.
             UnknownError: No such model or policy.
         """
-        model = cache_model(options.model)
+        model = simulated_model(options.model)
         memories = sorted({parse_size(text) for text in options.memories})
         policies = {name: retention_of(name, model) for name in options.policies or CACHE_POLICIES}
         trace = read_trace(path)
@@ -65,7 +65,7 @@ class Grid:
         """Yield each memory with each policy."""
         yield from product(self.memories, self.policies)
 
-    def cell(self, memory_bytes: int, policy: str, progress: Progress) -> Cell:
+    def cell(self, memory_bytes: int, policy: str, progress: Progress) -> GridCell:
         """Simulate one case."""
         result = simulate(
             self.trace,
@@ -74,4 +74,4 @@ class Grid:
             self.policies[policy],
             progress=progress,
         )
-        return Cell(memory_bytes=memory_bytes, policy=policy, result=result)
+        return GridCell(memory_bytes=memory_bytes, policy=policy, result=result)

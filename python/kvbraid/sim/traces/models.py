@@ -18,7 +18,7 @@ from kvbraid.spec import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheModel:
+class SimulatedModel:
     """One model's cache: groups under the pure rule, bytes of a block, and what prefill costs."""
 
     name: str
@@ -115,7 +115,7 @@ ACTIVE_PARAMS: Final[Mapping[str, float]] = MappingProxyType(
 """Parameters that compute one token, as published."""
 
 
-def cache_model(name: str) -> CacheModel:
+def simulated_model(name: str) -> SimulatedModel:
     """Return a model by name, or that of a `config.json`.
 
     Raises:
@@ -131,7 +131,7 @@ def cache_model(name: str) -> CacheModel:
         raise UnknownError(msg)
     config = CONFIGS[name] if name in CONFIGS else read_config(path)
     grouping = group_config(config, EngineOptions()).grouping
-    return CacheModel(
+    return SimulatedModel(
         name=name,
         topology=grouping.topology(),
         block_bytes=grouping.block_bytes,

@@ -11,16 +11,16 @@ from typing import Final, TypeAlias
 from kvbraid.cache.retention import ByValue, Dense, Interval, Retention
 from kvbraid.errors import UnknownError
 from kvbraid.models import PrefillCost
-from kvbraid.sim.traces.models import CacheModel
+from kvbraid.sim.traces.models import SimulatedModel
 from kvbraid.spec import SpecKind
 
-CachePolicy: TypeAlias = Callable[[CacheModel], Retention]
+CachePolicy: TypeAlias = Callable[[SimulatedModel], Retention]
 
 
 def _interval(tokens: int) -> CachePolicy:
     """Round up to the alignment. Where every block is kept anyway, an engine takes no interval."""
 
-    def retention(model: CacheModel) -> Retention:
+    def retention(model: SimulatedModel) -> Retention:
         kinds = [group.kind for group in model.topology.groups]
         if not any(kind.is_window or kind is SpecKind.MAMBA for kind in kinds):
             return Dense()
@@ -46,7 +46,7 @@ CACHE_POLICIES: Final[Mapping[str, CachePolicy]] = MappingProxyType(
 )
 
 
-def retention_of(policy: str, model: CacheModel) -> Retention:
+def retention_of(policy: str, model: SimulatedModel) -> Retention:
     """Return what a model's cache is built with under a policy.
 
     Raises:

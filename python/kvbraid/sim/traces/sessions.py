@@ -26,7 +26,7 @@ _ID_BITS: Final = 32  # Of an id within its session.
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SessionCall:
     """One request: by which agent, when (seconds, gaps capped), and how its ids continue.
 
     Its ids are the first `keep` of the agent's previous request, then `runs` (start, length, ...).
@@ -43,7 +43,7 @@ class Call:
 class Session:
     """One session's calls, when its last answer is there, and what capping took out."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[SessionCall, ...]
     end_s: float
     num_capped: int
     capped_s: float
@@ -132,7 +132,7 @@ def _requests(session: Session, index: int, conversations: "count[int]") -> Iter
 
 def _session(rows: Sequence[Any]) -> Session:
     """Shift every request forward by what capping has taken out before it."""
-    calls: list[Call] = []
+    calls: list[SessionCall] = []
     busy_until = shift = 0.0
     num_capped = 0
     for agent, start, num_tokens, _, api, _, _, _, keep, runs in rows:
@@ -143,6 +143,6 @@ def _session(rows: Sequence[Any]) -> Session:
         elif not calls:
             shift = start
         busy_until = max(busy_until, start + max(api, 0.0))
-        calls.append(Call(agent, start - shift, num_tokens, keep, tuple(runs)))
+        calls.append(SessionCall(agent, start - shift, num_tokens, keep, tuple(runs)))
     first = rows[0][1] if rows else 0.0
     return Session(tuple(calls), busy_until - shift, num_capped, shift - first)

@@ -18,7 +18,7 @@ from kvbraid.cache.chunk import chunk_rules
 from kvbraid.cache.retention import checkpoint_interval
 from kvbraid.errors import InvalidValueError
 from kvbraid.sim.scheduler import SequentialScheduler
-from kvbraid.sim.traces.models import CacheModel
+from kvbraid.sim.traces.models import SimulatedModel
 from kvbraid.sim.traces.prefix_hashes import PrefixHashes
 from kvbraid.sim.traces.trace import Trace
 
@@ -50,7 +50,7 @@ class HitRate:
         return {**asdict(self), "hit_rate": round(self.rate, 6)}
 
 
-def check_pool(model: CacheModel, num_blocks: int) -> None:
+def check_pool(model: SimulatedModel, num_blocks: int) -> None:
     """Refuse a pool that cannot hold anything, or that no cache numbers.
 
     Raises:
@@ -68,7 +68,7 @@ def check_pool(model: CacheModel, num_blocks: int) -> None:
 
 def simulate(
     trace: Trace,
-    model: CacheModel,
+    model: SimulatedModel,
     num_blocks: int,
     retention: Retention,
     *,
@@ -104,7 +104,7 @@ def simulate(
 class _Cache:
     """The cache, and what its engine does with one request."""
 
-    def __init__(self, model: CacheModel, num_blocks: int, retention: Retention) -> None:
+    def __init__(self, model: SimulatedModel, num_blocks: int, retention: Retention) -> None:
         self._manager = CacheManager(
             CacheConfig(
                 topology=model.topology,

@@ -2,7 +2,7 @@
 
 import pytest
 from kvbraid.sim.traces.footprint import Footprint, footprint, ideal_blocks
-from kvbraid.sim.traces.models import CacheModel, cache_model
+from kvbraid.sim.traces.models import SimulatedModel, simulated_model
 from kvbraid.sim.traces.trace import Trace, TraceRequest
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
@@ -25,7 +25,8 @@ WINDOW = GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=16, window=32)
 def test_a_conversation_takes_its_full_blocks_one_window_and_one_state(
     name: str, expected: int
 ) -> None:
-    assert ideal_blocks(cache_model(name).topology.groups, 4_096 + 5 * 1_024 + 6 * 64) == expected
+    groups = simulated_model(name).topology.groups
+    assert ideal_blocks(groups, 4_096 + 5 * 1_024 + 6 * 64) == expected
 
 
 @pytest.mark.parametrize(("num_tokens", "expected"), [(64, 4), (80, 5 + 1), (15, 0)])
@@ -46,6 +47,6 @@ def test_shared_prefixes_count_once_and_windows_once_per_conversation() -> None:
         TraceRequest(0, 130, [1, 4]),
     ]
     trace = Trace(name="t", block_tokens=64, num_requests=4, play=lambda: iter(requests))
-    model = CacheModel(name="m", topology=Topology(groups=(WINDOW, FULL)), block_bytes=1)
+    model = SimulatedModel(name="m", topology=Topology(groups=(WINDOW, FULL)), block_bytes=1)
     num_distinct = 4 + 4 + 4
     assert footprint(trace, model) == Footprint(2, 64 + 64 + 64, num_distinct + 2 + 2)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from kvbraid.errors import InvalidValueError, UnknownError
 from kvbraid.models import EngineOptions, group_config
-from kvbraid.sim.traces.models import CONFIGS, cache_model
+from kvbraid.sim.traces.models import CONFIGS, simulated_model
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "models"
 FIXTURE_OF = {name: name for name in CONFIGS} | {"jamba-mini": "jamba-v0.1"}
@@ -17,9 +17,9 @@ def test_a_name_stands_for_the_groups_of_the_published_config(name: str) -> None
     path = FIXTURES / f"{FIXTURE_OF[name]}.json"
     published = json.loads(path.read_text())
     grouping = group_config(published, EngineOptions()).grouping
-    model = cache_model(name)
+    model = simulated_model(name)
     assert (model.topology, model.block_bytes) == (grouping.topology(), grouping.block_bytes)
-    assert cache_model(str(path)).topology == model.topology
+    assert simulated_model(str(path)).topology == model.topology
 
 
 @pytest.mark.parametrize(
@@ -35,27 +35,27 @@ def test_a_name_stands_for_the_groups_of_the_published_config(name: str) -> None
 def test_blocks_have_the_sizes_that_an_engine_gives_them(
     name: str, alignment: int, num_groups: int, block_bytes: int
 ) -> None:
-    model = cache_model(name)
+    model = simulated_model(name)
     assert (model.alignment, len(model.topology.groups)) == (alignment, num_groups)
     assert (model.hash_block_size, model.block_bytes) == (alignment, block_bytes)
 
 
 def test_groups_of_unequal_blocks_agree_less_often_than_they_are_hashed() -> None:
-    model = cache_model(str(FIXTURES / "gemma-4-31b.json"))
+    model = simulated_model(str(FIXTURES / "gemma-4-31b.json"))
     sizes = {group.block_size for group in model.topology.groups}
     assert (model.hash_block_size, model.alignment) == (min(sizes), max(sizes))
     assert len(sizes) == 2
 
 
 def test_memory_is_whole_blocks() -> None:
-    model = cache_model("gemma-3-27b")
+    model = simulated_model("gemma-3-27b")
     assert model.num_blocks(40 * 2**30) == 32_768
     assert model.num_blocks(model.block_bytes - 1) == 0
 
 
 def test_an_unknown_model_is_refused_with_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(UnknownError, match="model 'gpt-2' is not known; expected one of gpt-oss"):
-        cache_model("gpt-2")
+        simulated_model("gpt-2")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InvalidValueError, match="model_type"):
-        cache_model(str(tmp_path / "config.json"))
+        simulated_model(str(tmp_path / "config.json"))

@@ -9,7 +9,7 @@ import zstandard
 from kvbraid.errors import TraceError
 from kvbraid.sim.traces import read
 from kvbraid.sim.traces.read import read_trace
-from kvbraid.sim.traces.sessions import Call, Session, interleave
+from kvbraid.sim.traces.sessions import Session, SessionCall, interleave
 from kvbraid.sim.traces.trace import Trace
 
 
@@ -143,7 +143,7 @@ def test_sessions_recorded_twice_are_dropped_and_long_gaps_capped_and_counted(
 
 def test_so_many_sessions_are_active_and_the_next_begins_when_one_has_its_last_answer() -> None:
     def calls(*starts: float, end: float, tokens: int) -> Session:
-        return Session(tuple(Call(0, t, tokens, 0, ()) for t in starts), end, 0, 0.0)
+        return Session(tuple(SessionCall(0, t, tokens, 0, ()) for t in starts), end, 0, 0.0)
 
     sessions = [
         calls(0, 10, 20, end=21, tokens=1),

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 from kvbraid.cache import ByValue, Dense, Interval, Retention
 from kvbraid.errors import InvalidValueError, UnknownError
-from kvbraid.sim.traces.models import CacheModel, cache_model
+from kvbraid.sim.traces.models import SimulatedModel, simulated_model
 from kvbraid.sim.traces.policies import CACHE_POLICIES, retention_of
 from kvbraid.sim.traces.simulation import HitRate, simulate
 from kvbraid.sim.traces.trace import Trace, TraceRequest
@@ -24,8 +24,8 @@ PROMPT_TOKENS: Final = 8 * 16 + 1
 AMPLE: Final = 1_000
 
 
-def model(*groups: GroupSpec) -> CacheModel:
-    return CacheModel(name="m", topology=Topology(groups=groups), block_bytes=1)
+def model(*groups: GroupSpec) -> SimulatedModel:
+    return SimulatedModel(name="m", topology=Topology(groups=groups), block_bytes=1)
 
 
 def trace(prompts: Sequence[Sequence[int]], num_tokens: int = PROMPT_TOKENS) -> Trace:
@@ -145,7 +145,7 @@ def test_a_pool_without_a_block_is_refused(num_blocks: int) -> None:
 
 
 def test_intervals_are_rounded_up_to_where_all_groups_agree() -> None:
-    qwen, jamba = cache_model("qwen3-next-80b-a3b"), cache_model("jamba-mini")
+    qwen, jamba = simulated_model("qwen3-next-80b-a3b"), simulated_model("jamba-mini")
     assert [retention_of(name, qwen) for name in CACHE_POLICIES] == [
         Dense(),
         Interval(0),
@@ -166,4 +166,4 @@ def test_a_model_that_keeps_every_block_has_one_policy(groups: list[GroupSpec]) 
 
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
     with pytest.raises(UnknownError, match="policy 'lru' is not known; expected one of dense, "):
-        retention_of("lru", cache_model("jamba-mini"))
+        retention_of("lru", simulated_model("jamba-mini"))
