@@ -34,12 +34,9 @@ class Ours:
     ) -> None:
         self.manager = CacheManager(
             CacheConfig(
-                topology=Topology(
-                    groups=groups,
-                    dialect=EngineDialect.VLLM,
-                    hash_algo="sha256",
-                    hash_seed=os.environ.get("PYTHONHASHSEED"),
-                ),
+                topology=Topology(groups=groups),
+                dialect=EngineDialect.VLLM,
+                hash_seed=os.environ.get("PYTHONHASHSEED"),
                 num_blocks=num_blocks,
                 events=events,
                 retention=self._retention(retention),

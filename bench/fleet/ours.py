@@ -5,7 +5,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from kvbraid.engine import EngineProfile
 from kvbraid.fleet.index import FleetIndex
+from kvbraid.hashing import HashAlgo
 from kvbraid.ids import PodId
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
@@ -24,14 +26,12 @@ def new_index(
     *groups: GroupSpec, num_pods: int = NUM_PODS, hash_seed: str | None = None
 ) -> FleetIndex:
     """Return an index with pods registered for one model; one full group by default."""
-    topology = Topology(
-        groups=groups or (FULL,),
-        hash_algo="sha256" if hash_seed is not None else None,
-        hash_seed=hash_seed,
-    )
+    topology = Topology(groups=groups or (FULL,))
+    algo = HashAlgo.SHA256 if hash_seed is not None else None
+    engine = EngineProfile(hash_algo=algo, hash_seed=hash_seed)
     index = FleetIndex()
     for pod in range(num_pods):
-        index.register(pod_name(pod), model="model", topology=topology)
+        index.register(pod_name(pod), model="model", topology=topology, engine=engine)
     return index
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from kvbraid._native import __version__ as __version__
+    from kvbraid.engine import EngineProfile as EngineProfile
     from kvbraid.errors import (
         CaptureError as CaptureError,
         InvalidValueError as InvalidValueError,
@@ -45,11 +46,15 @@ if TYPE_CHECKING:
         GroupSpec as GroupSpec,
         SpecKind as SpecKind,
         Topology as Topology,
+    )
+    from kvbraid.spec_mapping import (
+        profile_from_mapping as profile_from_mapping,
         topology_from_mapping as topology_from_mapping,
     )
 
 _NAMES: Final = {
     "_native": ("__version__",),
+    "engine": ("EngineProfile",),
     "errors": (
         "CaptureError",
         "InvalidValueError",
@@ -66,7 +71,8 @@ _NAMES: Final = {
     "fleet.request": ("Request",),
     "hashing": ("MediaItem",),
     "ids": ("GroupId", "PodId", "PodState", "Tier"),
-    "spec": ("EngineDialect", "GroupSpec", "SpecKind", "Topology", "topology_from_mapping"),
+    "spec": ("EngineDialect", "GroupSpec", "SpecKind", "Topology"),
+    "spec_mapping": ("profile_from_mapping", "topology_from_mapping"),
 }
 """Each module of the package with the names that it gives to the package itself."""
 

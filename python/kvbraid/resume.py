@@ -32,13 +32,21 @@ _FLAGS_OF: Final = {EngineDialect.SGLANG: EngineDialect.PURE.value}
 """SGLang departs from the rule in what it publishes, not in how it looks up."""
 
 
-def resume(topology: Topology, num_tokens: int, held: Entries, *, strict: bool = True) -> int:
+def resume(
+    topology: Topology,
+    num_tokens: int,
+    held: Entries,
+    *,
+    dialect: EngineDialect = EngineDialect.PURE,
+    strict: bool = True,
+) -> int:
     """Return how many leading tokens of a request need no computing.
 
     Args:
-        topology: The holder's groups, alignment and engine dialect.
+        topology: The holder's groups and alignment.
         num_tokens: Tokens of the request; at least one of them is always left to compute.
         held: Entries along this request, per group; a group without entries may be missing.
+        dialect: Whose departures from the rule to follow; by default the rule itself.
         strict: Groups of unknown kind or chunk need every block; with False they need nothing,
             and the answer is an upper bound.
 
@@ -46,11 +54,17 @@ def resume(topology: Topology, num_tokens: int, held: Entries, *, strict: bool =
         InvalidValueError: An entry at a boundary where the group cannot have one.
     """
     query = (num_tokens, _ONE_HOLDER, strict)
-    return resume_words(encode(topology), _words(topology, num_tokens, held), query)[0]
+    return resume_words(encode(topology, dialect), _words(topology, num_tokens, held), query)[0]
 
 
 def accepted(
-    topology: Topology, num_tokens: int, held: Entries, group: int, *, strict: bool = True
+    topology: Topology,
+    num_tokens: int,
+    held: Entries,
+    group: int,
+    *,
+    dialect: EngineDialect = EngineDialect.PURE,
+    strict: bool = True,
 ) -> list[int] | None:
     """Return the boundaries above 0 that one group accepts, or None if it never restricts.
 
@@ -58,7 +72,7 @@ def accepted(
     """
     query = (num_tokens, _ONE_HOLDER, strict)
     words = _words(topology, num_tokens, held)
-    return resume_accepted(encode(topology), words, query, group)
+    return resume_accepted(encode(topology, dialect), words, query, group)
 
 
 def needed_blocks(group: GroupSpec, boundary: int) -> range:
@@ -78,8 +92,8 @@ def needed_blocks(group: GroupSpec, boundary: int) -> range:
     return range(*first_and_end(_encode_group(group), boundary))
 
 
-def encode(topology: Topology) -> TopologyTuple:
-    """Return the topology as the native core takes it, with its defaults filled in."""
+def encode(topology: Topology, dialect: EngineDialect) -> TopologyTuple:
+    """Return a topology and a dialect as the native core takes them, with defaults filled in."""
     return (
         [_encode_group(group) for group in topology.groups],
         topology.alignment or lcm(*(g.block_size for g in topology.groups)),
@@ -87,7 +101,7 @@ def encode(topology: Topology) -> TopologyTuple:
         topology.partial_hits,
         topology.replay_tokens,
         topology.hash_lookahead,
-        [_FLAGS_OF.get(topology.dialect, topology.dialect.value)],
+        [_FLAGS_OF.get(dialect, dialect.value)],
     )
 
 

@@ -1,14 +1,13 @@
-"""What one pod's cache consists of: kinds, groups, topology, and the engine's dialect.
+"""What one cache consists of: kinds, groups, topology; and the names of the engines' dialects.
 
-Frozen data, validated in the constructor; the native core holds the same structures. Field names
-are those of a capture's `config.json`, so that an operator can paste one into `fleet.toml`.
+Frozen data, validated in the constructor; the native core holds the same structures.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import lcm
-from typing import Final, TypeVar
+from typing import Final
 
 from kvbraid.errors import TopologyError, shown
 
@@ -109,7 +108,7 @@ def told_apart(groups: Iterable[GroupSpec], by: Sequence[object]) -> tuple[Group
 
 
 class EngineDialect(Enum):
-    """Which engine's departures from the rule a pod's answers follow (a table in the core)."""
+    """Which engine's departures from the rule a look-up follows (a table of flags in the core)."""
 
     PURE = "pure"
     VLLM = "vllm"
@@ -118,13 +117,10 @@ class EngineDialect(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Everything the resume rule needs to know of one pod's cache.
+    """Everything the resume rule needs to know of one cache; what its engine does is not in here.
 
     `alignment` and `hash_block_size` default to the least common multiple and the greatest
-    common divisor of the groups' block sizes (vLLM's own defaults). `unsent_tokens` has, by kind,
-    the window or chunk of groups that are learned from events which do not carry it. `retention`
-    is the engine's own setting (`prefix_cache_retention_interval`, tokens): an engine that has one
-    keeps whole windows, by which sparse stores are placed where the hash function is unknown.
+    common divisor of the groups' block sizes (vLLM's own defaults).
     """
 
     groups: tuple[GroupSpec, ...]
@@ -133,12 +129,6 @@ class Topology:
     partial_hits: bool = False
     replay_tokens: int = 0
     hash_lookahead: int = 0
-    dialect: EngineDialect = EngineDialect.VLLM
-    hash_algo: str | None = None
-    hash_seed: str | None = None
-    report_mode: str = "incremental"
-    retention: int | None = None
-    unsent_tokens: tuple[tuple[SpecKind, int], ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse block sizes that have no common boundary in reach.
@@ -153,130 +143,3 @@ class Topology:
                 f"{shown(lcm(*sizes))}; expected less than 4294967296 tokens"
             )
             raise TopologyError(msg)
-
-
-HASH_ALGOS: Final = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
-"""The engines' hash functions that the query means can compute."""
-
-REPORT_MODES: Final = ("incremental", "full")
-"""Whether an engine announces new copies only, or reused blocks as well."""
-
-
-def topology_from_mapping(mapping: Mapping[str, object]) -> Topology:
-    """Read a topology from the field names of a capture's `config.json`.
-
-    Fields that are not part of a topology are ignored; a group's `kind` and `window` may be
-    called `event_kind` and `event_window`. Without `groups` they are learned from events.
-
-    Raises:
-        TopologyError: Names the field, shows its value and says what was expected.
-    """
-    top = _Fields(dict(mapping), "topology")
-    return Topology(
-        groups=tuple(_group(fields) for fields in top.children("groups")),
-        alignment=top.tokens("alignment"),
-        hash_block_size=top.tokens("hash_block_size"),
-        partial_hits=top.flag("partial_hits"),
-        replay_tokens=top.tokens("replay_tokens", least=0) or 0,
-        hash_lookahead=top.tokens("hash_lookahead", least=0) or 0,
-        dialect=EngineDialect(
-            top.choice("dialect", "engine", among=[d.value for d in EngineDialect]) or "vllm"
-        ),
-        hash_algo=top.choice("hash_algo", among=HASH_ALGOS),
-        hash_seed=top.seed("PYTHONHASHSEED", "hash_seed"),
-        report_mode=top.choice("report_mode", among=REPORT_MODES) or "incremental",
-        retention=top.tokens("retention", least=0),
-    )
-
-
-def _group(fields: "_Fields") -> GroupSpec:
-    kind = fields.choice("kind", "event_kind", among=[kind.value for kind in SpecKind])
-    block_size = fields.tokens("block_size")
-    if kind is None or block_size is None:
-        missing = "kind" if kind is None else "block_size"
-        msg = f"{fields.path}.{missing} is missing; each group needs its kind and block_size"
-        raise TopologyError(msg)
-    try:
-        return GroupSpec(
-            kind=SpecKind(kind),
-            block_size=block_size,
-            window=fields.tokens("window", "event_window"),
-            chunk=fields.tokens("chunk"),
-            eagle=fields.flag("use_eagle", "eagle"),
-            prefix_cacheable=fields.flag("prefix_cacheable", default=True),
-            variant=fields.tokens("variant", least=0) or 0,
-        )
-    except TopologyError as error:
-        msg = f"{fields.path}: {error}"
-        raise TopologyError(msg) from None
-
-
-_T = TypeVar("_T")
-
-
-class _Fields:
-    """Typed reads from one mapping; every refusal names the path. Null counts as absent."""
-
-    def __init__(self, mapping: object, path: str) -> None:
-        self.path = path
-        self._mapping: dict[str, object] = self._typed(mapping, dict, path, "a table of fields")
-
-    def tokens(self, *names: str, least: int = 1) -> int | None:
-        name, value = self._first(names)
-        if value is None:
-            return None
-        path, expected = f"{self.path}.{name}", f"a whole number of tokens, at least {least}"
-        number = self._typed(value, int, path, expected)
-        if isinstance(value, bool) or not least <= number < 1 << 32:
-            raise self._wrong(path, value, expected)
-        return number
-
-    def flag(self, *names: str, default: bool = False) -> bool:
-        name, value = self._first(names)
-        if value is None:
-            return default
-        return self._typed(value, bool, f"{self.path}.{name}", "true or false")
-
-    def choice(self, *names: str, among: Sequence[str]) -> str | None:
-        name, value = self._first(names)
-        if value is None:
-            return None
-        if value not in among:
-            raise self._wrong(f"{self.path}.{name}", value, "one of " + ", ".join(among))
-        return str(value)
-
-    def seed(self, *names: str) -> str | None:
-        """An environment variable's text; a bare number is accepted as its digits."""
-        name, value = self._first(names)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, str | int):
-            raise self._wrong(f"{self.path}.{name}", value, 'the text that was set, as "0"')
-        return str(value)
-
-    def children(self, name: str) -> "list[_Fields]":
-        value = self._mapping.get(name)
-        path = f"{self.path}.{name}"
-        rows = self._typed([] if value is None else value, list, path, "a list of groups")
-        children = [_Fields(row, f"{path}[{index}]") for index, row in enumerate(rows)]
-        for index, child in enumerate(children):
-            listed = child.tokens("idx", least=0)
-            if listed not in (None, index):
-                expected = f"{index}: groups are listed in the engine's own order"
-                raise self._wrong(f"{child.path}.idx", listed, expected)
-        return children
-
-    def _first(self, names: Sequence[str]) -> tuple[str, object]:
-        for name in names:
-            if self._mapping.get(name) is not None:
-                return name, self._mapping[name]
-        return names[0], None
-
-    def _typed(self, value: object, kind: type[_T], path: str, expected: str) -> _T:
-        if not isinstance(value, kind):
-            raise self._wrong(path, value, expected)
-        return value
-
-    @staticmethod
-    def _wrong(path: str, value: object, expected: str) -> TopologyError:
-        return TopologyError(f"{path} = {shown(value)}; expected {expected}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
+from kvbraid.engine import EngineProfile
 from kvbraid.events import BlockRemoved, BlockStored, Event, WireForm, encode_batch
 from kvbraid.fleet.index import FleetIndex, IndexOptions
 from kvbraid.fleet.request import Request
@@ -107,11 +108,13 @@ class Text:
 
 
 TEXT = Text()
+VLLM = EngineProfile()
 
 
 def an_index(
     topology: Topology | None = None,
     *,
+    engine: EngineProfile = VLLM,
     pods: Sequence[PodId] = (POD,),
     dp_size: int = 1,
     options: IndexOptions | None = None,
@@ -119,7 +122,7 @@ def an_index(
     """An index that knows these pods."""
     index = FleetIndex(options)
     for pod in pods:
-        index.register(pod, model=MODEL, topology=topology, dp_size=dp_size)
+        index.register(pod, model=MODEL, topology=topology, engine=engine, dp_size=dp_size)
     return index
 
 

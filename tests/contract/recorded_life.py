@@ -14,10 +14,10 @@ import msgspec
 from kvbraid.cache.chunk import chunk_rules
 from kvbraid.cache.config import CacheConfig
 from kvbraid.cache.retention import Dense, Interval
-from kvbraid.hashing import ExtraKeys, Lora
+from kvbraid.hashing import ExtraKeys, HashAlgo, Lora
 from kvbraid.sim.captures.read import Lookup, read_capture
 from kvbraid.sim.scheduler import Cache, SequentialScheduler
-from kvbraid.spec import topology_from_mapping
+from kvbraid.spec_mapping import FIELDS, profile_from_mapping, topology_from_mapping
 
 TIME: Final = slice(1, 10)  # A MessagePack float64 behind the marker of the batch.
 RANK: Final = 0
@@ -38,10 +38,15 @@ class RecordedCache(Cache[Events], Protocol):
 def cache_config(recorded: dict[str, Any]) -> CacheConfig:
     """What the engine of a capture configures its cache with."""
     retention = recorded["retention"]
+    described = {name: recorded[name] for name in FIELDS if name in recorded}
+    engine = profile_from_mapping(described)
     return CacheConfig(
         topology=replace(
-            topology_from_mapping(recorded), alignment=recorded["scheduler_block_size"]
+            topology_from_mapping(described), alignment=recorded["scheduler_block_size"]
         ),
+        dialect=engine.dialect,
+        hash_algo=engine.hash_algo or HashAlgo.SHA256,
+        hash_seed=engine.hash_seed,
         num_blocks=recorded["num_blocks"],
         events=True,
         retention=Dense() if retention is None else Interval(retention),
@@ -81,7 +86,9 @@ def assert_is_lived_again(
     cache, max_step_tokens = make(config), recorded["max_num_batched_tokens"]
     scheduler = SequentialScheduler(
         cache,
-        rules=chunk_rules(config.topology, max_chunk_tokens=max_step_tokens),
+        rules=chunk_rules(
+            config.topology, dialect=config.dialect, max_chunk_tokens=max_step_tokens
+        ),
         max_step_tokens=max_step_tokens,
         publish=lambda events: payloads.append(events.to_bytes(0.0, RANK)),
     )

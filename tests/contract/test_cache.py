@@ -8,7 +8,7 @@ from kvbraid.cache import CacheConfig, CacheManager, GroupOptions, Need
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind
 
 from tests.reference.cache_model import CacheModel
-from tests.unit.cache.caches import compute, config, full, leave, mamba, window
+from tests.unit.cache.caches import chunked, compute, config, full, leave, mamba, window
 
 Make: TypeAlias = Callable[[CacheConfig], CacheManager]
 VLLM = {"dialect": EngineDialect.VLLM}
@@ -45,7 +45,7 @@ def test_the_first_that_does_not_fit_stops_the_call(make: Make) -> None:
 def test_what_does_not_fit_gives_skipped_blocks_back_as_the_dialect_says(
     make: Make, dialect: dict[str, Any], freed: int
 ) -> None:
-    cache = make(config(full(4), window(4, 4), num_blocks=9, topology=dialect))
+    cache = make(config(full(4), window(4, 4), num_blocks=9, **dialect))
     request = cache.add(range(30))
     assert fits(cache, request, 12)
     assert cache.pool.num_free == 2
@@ -208,8 +208,8 @@ def test_multi_token_drafts_hold_commits_back(make: Make) -> None:
 
 def test_vllm_copies_the_furthest_tail_that_the_longest_hit_could_reach(make: Make) -> None:
     """Tails end at 8 and at 12; a prompt of 12 can reuse 11 at most, so vLLM never sees 12."""
-    fine = {"hash_block_size": 4, "partial_hits": True, **VLLM}
-    cache = make(config(full(16), mamba(16), topology=fine))
+    fine = {"hash_block_size": 4, "partial_hits": True}
+    cache = make(config(full(16), mamba(16), topology=fine, dialect=EngineDialect.VLLM))
     for num_tokens, hit, ends in ((12, 0, (8, 12)), (14, 8, (12, 14))):
         request = cache.add(range(num_tokens))
         compute(cache, request, ends, hit=hit)
@@ -219,6 +219,22 @@ def test_vllm_copies_the_furthest_tail_that_the_longest_hit_could_reach(make: Ma
     assert cache.match(request).num_tokens == 8
     assert fits(cache, request, 1, num_hit_tokens=8)
     assert [source for source, _ in cache.take_work().copies] == [1, 3]
+
+
+@pytest.mark.parametrize(("dialect", "hit"), [({}, 0), (VLLM, 4)], ids=["default", "vllm"])
+def test_by_default_no_hit_is_handed_out_that_is_not_held(
+    make: Make, dialect: dict[str, Any], hit: int
+) -> None:
+    """The chunk of boundary 4 starts at 0. vLLM looks from the start of the chunk of token 9."""
+    cache = make(config(full(4), chunked(6, 4), **dialect))
+    first = cache.add(range(10))
+    assert fits(cache, first, 10)
+    cache.pool.forget(cache.blocks(first)[1])
+    second = cache.add(range(10))
+    assert cache.match(second).num_tokens == hit
+    assert fits(cache, second, 10 - hit, num_hit_tokens=hit)
+    null_block = 0
+    assert [null_block in blocks for blocks in cache.blocks(second)] == [False, hit > 0]
 
 
 def test_preempted_requests_start_over_on_what_they_left(make: Make) -> None:

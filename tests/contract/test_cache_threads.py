@@ -29,7 +29,7 @@ LAYOUTS: Final[dict[str, CacheConfig]] = {
         window(9, 4),
         mamba(4),
         num_blocks=80,
-        topology={"dialect": EngineDialect.VLLM},
+        dialect=EngineDialect.VLLM,
     ),
 }
 NUM_MATCHERS: Final = 4

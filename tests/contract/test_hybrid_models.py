@@ -6,6 +6,7 @@ A case is what an engine publishes and what it could then reuse of a prompt of 6
 from typing import Any, NamedTuple
 
 import pytest
+from kvbraid.engine import EngineProfile
 from kvbraid.errors import InvalidValueError
 from kvbraid.events import Event, WireForm
 from kvbraid.fleet.request import Request
@@ -254,8 +255,7 @@ def test_chunks_of_unknown_size_are_a_bound() -> None:
     assert answer(index, TEXT.tokens) == (640, 1008)
 
 
-UNSENT_512 = Topology(
-    groups=(),
+UNSENT_512 = EngineProfile(
     unsent_tokens=(
         (SpecKind.SLIDING_WINDOW, 512),
         (SpecKind.CHUNKED_LOCAL_ATTENTION, 512),
@@ -275,7 +275,7 @@ UNSENT_512 = Topology(
 def test_of_learned_groups_the_operator_may_say_what_no_event_carries(
     group: Group, hole: int, reused: int
 ) -> None:
-    index = an_index(UNSENT_512)
+    index = an_index(engine=UNSENT_512)
     tell(index, TEXT.stored(), TEXT.stored(group))
     tell(index, *TEXT.removed(group, [hole]))
     assert answer(index, TEXT.tokens) == exactly(reused)
@@ -284,13 +284,13 @@ def test_of_learned_groups_the_operator_may_say_what_no_event_carries(
 
 
 def test_a_window_that_events_carry_is_the_groups_own() -> None:
-    index = an_index(UNSENT_512)
+    index = an_index(engine=UNSENT_512)
     tell(index, TEXT.stored(), TEXT.stored(WINDOW, keep=TAIL))
     assert answer(index) == exactly(1024)
     assert index.pods()[0].groups[1].window == 128
 
 
 def test_a_window_of_no_tokens_is_refused() -> None:
-    nothing = Topology(groups=(), unsent_tokens=((SpecKind.SLIDING_WINDOW, 0),))
+    nothing = EngineProfile(unsent_tokens=((SpecKind.SLIDING_WINDOW, 0),))
     with pytest.raises(InvalidValueError, match="sliding_window: 0; give at least 1"):
-        an_index(nothing)
+        an_index(engine=nothing)

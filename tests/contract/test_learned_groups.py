@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
+from kvbraid.engine import EngineProfile
 from kvbraid.events import AllBlocksCleared, BlockStored
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.fleet.request import Request
@@ -19,8 +20,8 @@ from tests.contract.prompts import MODEL, Group, Text, an_index, answer, exactly
 
 UNIT = 32
 ALGO = HashAlgo.SHA256
-CONFIGURED = Topology(groups=(), hash_algo=ALGO.value, hash_seed="0")
-ASSUMED = Topology(groups=())
+CONFIGURED = EngineProfile(hash_algo=ALGO, hash_seed="0")
+ASSUMED = EngineProfile()
 PROMPT = Text(num_tokens=256)
 LARGE = Group(idx=0, block=64)
 SMALL = Group(idx=1, kind="sliding_window", block=32, window=64)
@@ -57,7 +58,7 @@ EVENTS = (stored(LARGE), stored(SMALL, (6, 7)), stored(STATE, (1,)))
 def test_whichever_group_is_published_first_the_hash_function_is_confirmed_and_places_all(
     order: tuple[int, ...], *, is_one_batch: bool
 ) -> None:
-    index = an_index(CONFIGURED)
+    index = an_index(engine=CONFIGURED)
     events = [EVENTS[i] for i in order]
     for batch in [events] if is_one_batch else [[event] for event in events]:
         tell(index, *batch)
@@ -66,17 +67,17 @@ def test_whichever_group_is_published_first_the_hash_function_is_confirmed_and_p
 
 
 def test_a_default_hash_function_is_confirmed_by_the_first_store_of_larger_blocks() -> None:
-    index = an_index(ASSUMED)
+    index = an_index(engine=ASSUMED)
     tell(index, stored(LARGE, seed=None))
     assert standing(index) == "confirmed"
 
 
-@pytest.mark.parametrize("topology", [CONFIGURED, ASSUMED], ids=["configured", "assumed"])
+@pytest.mark.parametrize("engine", [CONFIGURED, ASSUMED], ids=["configured", "assumed"])
 def test_where_no_group_is_dense_a_hash_along_a_sparse_store_confirms_the_function(
-    topology: Topology,
+    engine: EngineProfile,
 ) -> None:
-    index = an_index(topology)
-    seed = topology.hash_seed
+    index = an_index(engine=engine)
+    seed = engine.hash_seed
     tell(index, stored(Group(idx=0, kind="sliding_window", block=64, window=64), (2,), seed=seed))
     assert standing(index) == "confirmed"
     assert answer(index, PROMPT.prompt) == exactly(192)
@@ -84,7 +85,7 @@ def test_where_no_group_is_dense_a_hash_along_a_sparse_store_confirms_the_functi
 
 def test_a_function_excludes_nothing_before_its_hash_block_is_known() -> None:
     """A state below an unknown parent: in hash blocks of 64 the request's chain misses it."""
-    index = an_index(CONFIGURED)
+    index = an_index(engine=CONFIGURED)
     tell(index, stored(replace(STATE, idx=0, block=64), start=3))
     assert standing(index) == "configured"
     assert answer(index, PROMPT.prompt) == (0, 256)
@@ -95,7 +96,7 @@ def test_a_function_excludes_nothing_before_its_hash_block_is_known() -> None:
 
 @pytest.mark.parametrize("group", [LARGE, SMALL], ids=["large-first", "small-first"])
 def test_a_function_is_refuted_when_no_hash_block_at_all_gives_the_hash(group: Group) -> None:
-    index = an_index(CONFIGURED)
+    index = an_index(engine=CONFIGURED)
     tell(index, stored(group, seed="another"))
     (pod,) = index.pods()
     assert (pod.hash_function, pod.reason) == ("refuted", "contradicts_hash_function")
@@ -103,7 +104,7 @@ def test_a_function_is_refuted_when_no_hash_block_at_all_gives_the_hash(group: G
 
 def test_sparse_stores_that_show_no_hash_of_the_function_refute_nothing() -> None:
     """Their salt may be hidden with the first block."""
-    index = an_index(CONFIGURED)
+    index = an_index(engine=CONFIGURED)
     tell(index, stored(SMALL, (6, 7), seed="another"))
     assert standing(index) == "configured"
 

@@ -4,9 +4,8 @@ A hash names a prefix and not a group, so that groups of one model publish the s
 common boundaries; each group must keep its own account of them.
 """
 
-from dataclasses import replace
-
 import pytest
+from kvbraid.engine import EngineProfile
 from kvbraid.fleet.index import FleetIndex, IndexOptions
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodState
@@ -200,7 +199,7 @@ def test_a_group_that_is_not_known_yet_is_a_bound() -> None:
 
 
 def test_windows_kept_whole_are_placed_where_the_retention_is_told() -> None:
-    told = an_index(replace(SPARSE_TOPOLOGY, retention=0))
+    told = an_index(SPARSE_TOPOLOGY, engine=EngineProfile(retention=0))
     publish_sparse(told, ends=(512, 1024))
     assert answer(told) == exactly(1024)
     assert answer(told, TEXT.tokens) == exactly(512)
@@ -208,7 +207,7 @@ def test_windows_kept_whole_are_placed_where_the_retention_is_told() -> None:
 
 def test_what_no_retention_can_have_kept_degrades_the_pod_that_was_said_to_have_one() -> None:
     """Windows of two blocks of 64 that end at multiples of 256: block 1 is in none of them."""
-    told = an_index(replace(SPARSE_TOPOLOGY, retention=0))
+    told = an_index(SPARSE_TOPOLOGY, engine=EngineProfile(retention=0))
     tell(told, TEXT.stored(SPARSE_FULL), TEXT.stored(SPARSE[1], range(2)))
     assert told.pods()[0].state is PodState.EXACT
     tell(told, TEXT.stored(SPARSE[2], keep=(1, 9)))

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec.msgpack
 import pytest
+from kvbraid.engine import EngineProfile
 from kvbraid.events import AllBlocksCleared, BlockRemoved, Event, WireForm, encode_batch
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.hashing import MediaItem
@@ -262,7 +263,7 @@ def test_more_pods_than_any_list_per_block_can_be_told_apart() -> None:
 
 def test_a_full_report_of_blocks_held_already_is_a_bound_where_configured() -> None:
     groups = (GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16),)
-    index = an_index(Topology(groups=groups, report_mode="full"))
+    index = an_index(Topology(groups=groups), engine=EngineProfile(report_mode="full"))
     tell(index, TEXT.stored())
     tell(index, TEXT.stored())  # Announced again, no second copy.
     tell(index, *TEXT.removed(FULL, range(64)))
@@ -271,17 +272,15 @@ def test_a_full_report_of_blocks_held_already_is_a_bound_where_configured() -> N
 
 # --- SGLang -----------------------------------------------------------------------------------
 
-SGLANG = Topology(groups=(), dialect=EngineDialect.SGLANG)
+SGLANG = EngineProfile(dialect=EngineDialect.SGLANG)
 SGLANG_FULL = Topology(
     groups=(GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16),),
-    dialect=EngineDialect.SGLANG,
 )
 SGLANG_HYBRID = Topology(
     groups=(
         GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=16, window=128),
         GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16),
     ),
-    dialect=EngineDialect.SGLANG,
 )
 
 
@@ -307,7 +306,7 @@ def page(text: Text, first: int, last: int, *rest: Any) -> list[Any]:  # noqa: A
     ],
 )
 def test_every_age_of_sglang_is_read(rest: list[Any]) -> None:
-    index = an_index(SGLANG_FULL)
+    index = an_index(SGLANG_FULL, engine=SGLANG)
     publish(index, [page(TEXT, 0, 32, *rest), page(TEXT, 32, 64, *rest)], 0)
     assert answer(index) == exactly(1024)
     publish(index, [["BlockRemoved", [signed(TEXT.hash(1024)), signed(TEXT.hash(1008))]]])
@@ -317,7 +316,7 @@ def test_every_age_of_sglang_is_read(rest: list[Any]) -> None:
 
 
 def test_a_salt_of_sglang_is_in_its_metadata() -> None:
-    index = an_index(SGLANG_FULL)
+    index = an_index(SGLANG_FULL, engine=SGLANG)
     metadata = {"cache_salt": "s", "session_id": "x"}
     publish(index, [page(TEXT, 0, 32, "GPU", metadata), page(TEXT, 32, 64, "GPU", metadata)])
     assert answer(index, cache_salt="s") == exactly(1024)
@@ -327,7 +326,7 @@ def test_a_salt_of_sglang_is_in_its_metadata() -> None:
 @pytest.mark.parametrize("salt", [None, "s"])
 @pytest.mark.parametrize("lora", [None, "sql"])
 def test_maps_of_sglang_carry_salt_and_adapter(salt: str | None, lora: str | None) -> None:
-    index = an_index(SGLANG_FULL)
+    index = an_index(SGLANG_FULL, engine=SGLANG)
     plain = Group(idx=None, kind=None)
     first = TEXT.stored(plain, range(32), cache_salt=salt, lora_name=lora)
     tell(index, first, form="sglang_map")
@@ -340,7 +339,7 @@ def test_maps_of_sglang_carry_salt_and_adapter(salt: str | None, lora: str | Non
 
 @pytest.mark.parametrize("medium", ["CPU_PINNED", "CPU_TIER1", "cpu", "DISK", "EXTERNAL"])
 def test_lower_tiers_of_sglang_are_not_on_the_gpu(medium: str) -> None:
-    index = an_index(SGLANG_FULL)
+    index = an_index(SGLANG_FULL, engine=SGLANG)
     publish(index, [page(TEXT, 0, 64, medium)])
     assert answer(index) == exactly(0)
     assert answer(index, tiers=["gpu", "cpu", "storage"]) == exactly(1024)
@@ -370,7 +369,7 @@ def test_pairs_of_tokens_cover_one_token_more(topology: Topology | None) -> None
 
 
 def test_an_sglang_hybrid_publishes_its_full_part_so_that_its_answer_is_an_upper_bound() -> None:
-    index = an_index(SGLANG_HYBRID)
+    index = an_index(SGLANG_HYBRID, engine=SGLANG)
     publish(index, [page(TEXT, 0, 32, "GPU")])
     assert answer(index) == (0, 512)
     publish(index, [["BlockRemoved", [signed(TEXT.hash(512))], "GPU"]])
@@ -378,7 +377,7 @@ def test_an_sglang_hybrid_publishes_its_full_part_so_that_its_answer_is_an_upper
 
 
 def test_an_sglang_engine_of_unknown_groups_is_an_upper_bound() -> None:
-    index = an_index(SGLANG)
+    index = an_index(engine=SGLANG)
     publish(index, [page(TEXT, 0, 32, "GPU")])
     assert answer(index) == (0, 512)
 

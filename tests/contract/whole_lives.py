@@ -19,7 +19,9 @@ class Engine:
     def __init__(self, cache: Any, config: CacheConfig, max_step_tokens: int = 1024) -> None:  # noqa: ANN401
         self.cache = cache
         self.said: list[tuple[Event, ...]] = []
-        rules = chunk_rules(config.topology, max_chunk_tokens=max_step_tokens)
+        rules = chunk_rules(
+            config.topology, dialect=config.dialect, max_chunk_tokens=max_step_tokens
+        )
         self._scheduler = SequentialScheduler[Any](
             cache, rules=rules, max_step_tokens=max_step_tokens, publish=self.publish
         )

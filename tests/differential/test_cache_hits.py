@@ -30,9 +30,9 @@ WINDOW_OF_ONE = CacheConfig(
         alignment=6,
         hash_block_size=3,
         partial_hits=True,
-        dialect=EngineDialect.VLLM,
     ),
     num_blocks=8,
+    dialect=EngineDialect.VLLM,
     group_options=(GroupOptions(extra_retained_tokens=3), GroupOptions()),
     num_reprefillable_tokens=1,
 )

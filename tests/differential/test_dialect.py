@@ -1,6 +1,6 @@
 """vLLM's dialect against an emulation of its search, and each of its flags on its own."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import example, given, settings
@@ -31,7 +31,7 @@ A_SECOND_FULL_SPEC_REACHES_LESS = Case(
 @given(case=engine_topologies().flatmap(in_front_of))
 @example(case=A_SECOND_FULL_SPEC_REACHES_LESS)
 def test_the_dialect_answers_as_the_engine_searches(case: Case) -> None:
-    assert native(case) == [
+    assert native(case, dialect=EngineDialect.VLLM) == [
         vllm_search.resume(case.topology, case.num_tokens, holder) for holder in case.holders
     ]
 
@@ -143,15 +143,14 @@ DEPARTURES = (
 
 def answer(departure: Departure, dialect: list[str]) -> int:
     case = Case(departure.topology, departure.num_tokens, (departure.held,))
-    encoded = (*encode(departure.topology)[:-1], dialect)
+    encoded = (*encode(departure.topology, EngineDialect.PURE)[:-1], dialect)
     query = (departure.num_tokens, 1, True)
     return native_resume(encoded, words_of(case, [0]), query)[0]
 
 
 @pytest.mark.parametrize("departure", DEPARTURES, ids=lambda departure: departure.flag)
 def test_each_flag_makes_its_own_difference(departure: Departure) -> None:
-    pure = replace(departure.topology, dialect=EngineDialect.PURE)
-    assert rule.resume(pure, departure.num_tokens, departure.held) == departure.pure
+    assert rule.resume(departure.topology, departure.num_tokens, departure.held) == departure.pure
     assert (
         vllm_search.resume(departure.topology, departure.num_tokens, departure.held)
         == departure.engine

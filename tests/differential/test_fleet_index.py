@@ -6,7 +6,7 @@ after every step.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
 from hypothesis import given
@@ -16,7 +16,7 @@ from kvbraid.fleet.index import SECRET_BYTES, FleetIndex, IndexOptions, Keys
 from kvbraid.fleet.request import Request
 from kvbraid.hashing import HashAlgo
 from kvbraid.ids import PodId, PodState, Tier
-from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
+from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.reference import fleet_traffic as traffic
 from tests.reference.fleet_index import Answer, Prefix, RankModel
@@ -94,10 +94,6 @@ def tiers_of(name: str) -> list[Tier]:
     return [Tier(tier) for tier in name.split("+")]
 
 
-def topology_of(topology: Topology, algo: HashAlgo | None) -> Topology:
-    return replace(topology, hash_algo=algo and algo.value, hash_seed=algo and SEED)
-
-
 def world(
     seed: int,
     fleet: list[Topology],
@@ -114,7 +110,13 @@ def world(
     random = Random(seed)
     index = FleetIndex(options)
     if filler_ranks:
-        index.register(FILLER, model="m", dp_size=filler_ranks, topology=fleet[0])
+        index.register(
+            FILLER,
+            model="m",
+            dp_size=filler_ranks,
+            topology=fleet[0],
+            engine=Hashes(1, None).profile,
+        )
     engines = []
     for number, topology in enumerate(fleet):
         unit = traffic.unit_of(topology)
@@ -123,7 +125,7 @@ def world(
             engine = Engine(
                 pod=PodId(f"pod{number}"),
                 dp_rank=dp_rank,
-                topology=topology_of(topology, algo),
+                topology=topology,
                 hashes=Hashes(unit, algo, SEED),
                 habits=habits,
                 random=random,
@@ -170,7 +172,6 @@ def sparse_topologies(draw: st.DrawFn) -> Topology:
         groups=tuple(chosen),
         hash_block_size=unit,
         partial_hits=draw(st.sampled_from((False, False, True))),
-        dialect=EngineDialect.PURE,
     )
 
 

@@ -14,11 +14,12 @@ from kvbraid.cache import CacheManager
 from kvbraid.cache.chunk import chunk_rules
 from kvbraid.cache.config import CacheConfig
 from kvbraid.cache.retention import Dense, Interval, Retention
+from kvbraid.engine import EngineProfile
 from kvbraid.fleet.index import FleetIndex, IndexOptions
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
 from kvbraid.sim.scheduler import SequentialScheduler
-from kvbraid.spec import GroupSpec, SpecKind, Topology
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 POD = PodId("pod")
 FULL = SpecKind.FULL_ATTENTION
@@ -83,19 +84,24 @@ def test_what_the_retention_places_is_where_the_engine_put_it(
     cache = CacheManager(
         CacheConfig(
             topology=Topology(groups=groups),
+            dialect=EngineDialect.VLLM,
             num_blocks=num_blocks,
             events=True,
             retention=retention,
         )
     )
     told = FleetIndex(JOIN)
-    told.register(POD, model="m", topology=Topology(groups=groups, retention=0))
+    told.register(
+        POD, model="m", topology=Topology(groups=groups), engine=EngineProfile(retention=0)
+    )
     untold = FleetIndex(JOIN)
     untold.register(POD, model="m", topology=Topology(groups=groups))
     payloads: list[bytes] = []
     scheduler = SequentialScheduler(
         cache,
-        rules=chunk_rules(Topology(groups=groups), max_chunk_tokens=step_tokens),
+        rules=chunk_rules(
+            Topology(groups=groups), dialect=EngineDialect.VLLM, max_chunk_tokens=step_tokens
+        ),
         max_step_tokens=step_tokens,
         publish=lambda events: payloads.append(events.to_bytes(0.0, 0)),
     )

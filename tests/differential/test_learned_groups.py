@@ -18,7 +18,7 @@ from kvbraid.fleet.index import FleetIndex, IndexOptions
 from kvbraid.fleet.request import Request
 from kvbraid.hashing import HashAlgo
 from kvbraid.ids import PodId, PodState
-from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
+from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.reference import fleet_traffic as traffic
 from tests.reference.fleet_index import Prefix
@@ -43,7 +43,6 @@ def told_by_events(draw: st.DrawFn) -> Topology:
         groups=tuple(chosen),
         hash_block_size=unit,
         partial_hits=draw(st.booleans()),
-        dialect=EngineDialect.PURE,
     )
 
 
@@ -91,14 +90,17 @@ def test_answers_do_not_hang_on_which_group_speaks_first(
     seed: int, topology: Topology, habits: Habits, algo: HashAlgo | None, steps: int
 ) -> None:
     random = Random(seed)
-    told = replace(topology, hash_algo=algo and algo.value, hash_seed=algo and SEED)
     options = IndexOptions(keys="auto" if algo else "join")
     indices = [FleetIndex(options) for _ in range(3)]
-    for index, groups in zip(indices, ((), (), told.groups), strict=True):
-        of_index = replace(told, groups=groups)
-        index.register(POD, model="m", topology=of_index, loras=traffic.LORAS)
     hashes = Hashes(traffic.unit_of(topology), algo, SEED)
-    engine = Engine(pod=POD, dp_rank=0, topology=told, hashes=hashes, habits=habits, random=random)
+    for index, groups in zip(indices, ((), (), topology.groups), strict=True):
+        of_index = replace(topology, groups=groups)
+        index.register(
+            POD, model="m", topology=of_index, engine=hashes.profile, loras=traffic.LORAS
+        )
+    engine = Engine(
+        pod=POD, dp_rank=0, topology=topology, hashes=hashes, habits=habits, random=random
+    )
     prompts = traffic.prompts(random, hashes.block_size, 3)
     for _ in range(steps):
         for _ in range(random.choice((1, 2, 5))):

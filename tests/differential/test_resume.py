@@ -16,6 +16,7 @@ from tests.reference.topologies import Case, cases
 
 # Examples are cheap here, and a wrong search shows in few of them.
 MANY_EXAMPLES = settings(max_examples=6 * settings().max_examples)
+PURE = EngineDialect.PURE
 MANY_GROUPS = st.sampled_from((32, 64))
 
 BLOCKS_OF_4_AND_6 = Case(
@@ -24,7 +25,6 @@ BLOCKS_OF_4_AND_6 = Case(
             GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=4),
             GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=6, window=4),
         ),
-        dialect=EngineDialect.PURE,
     ),
     24,
     ((frozenset({4, 8, 12, 16, 20}), frozenset({6, 18})),),
@@ -52,11 +52,13 @@ def words_of(case: Case, bits: list[int]) -> HeldTuple:
     return unit, whole, partial
 
 
-def native(case: Case, seed: int = 0, *, strict: bool = True) -> list[int]:
+def native(
+    case: Case, seed: int = 0, *, dialect: EngineDialect = PURE, strict: bool = True
+) -> list[int]:
     """The answers in the order of the holders; every other bit must answer 0."""
     bits = bits_of(case, seed)
     query = (case.num_tokens, sum(1 << bit for bit in bits), strict)
-    answers = native_resume(encode(case.topology), words_of(case, bits), query)
+    answers = native_resume(encode(case.topology, dialect), words_of(case, bits), query)
     assert all(answer == 0 for bit, answer in enumerate(answers) if bit not in bits)
     return [answers[bit] for bit in bits]
 
@@ -121,7 +123,7 @@ def test_a_strict_answer_never_exceeds_a_lax_one(case: Case) -> None:
 def test_present_equals_brute_force(case: Case, seed: int) -> None:
     bits = bits_of(case, seed)
     query = (case.num_tokens, sum(1 << bit for bit in bits), True)
-    answers = resume_present(encode(case.topology), words_of(case, bits), query)
+    answers = resume_present(encode(case.topology, PURE), words_of(case, bits), query)
     assert [answers[bit] for bit in bits] == [
         reference.present(case.topology, case.num_tokens, holder) for holder in case.holders
     ]
@@ -145,7 +147,6 @@ STATES_INSIDE_BLOCKS = Case(
         alignment=2,
         hash_block_size=1,
         partial_hits=True,
-        dialect=EngineDialect.PURE,
     ),
     4,
     ((frozenset({1, 3}),),),
@@ -160,7 +161,7 @@ def test_accepted_boundaries_equal_brute_force(case: Case, seed: int) -> None:
     for bit, holder in zip(bits, case.holders, strict=True):
         for group in range(len(case.topology.groups)):
             query = (case.num_tokens, 1 << bit, True)
-            found = resume_accepted(encode(case.topology), words, query, group)
+            found = resume_accepted(encode(case.topology, PURE), words, query, group)
             expected = accepted_by_brute_force(case.topology, case.num_tokens, holder, group)
             assert found == expected
 
@@ -171,8 +172,8 @@ def test_the_limiting_group_refuses_the_next_boundary(case: Case, seed: int) -> 
     bits = bits_of(case, seed)
     words, mask = words_of(case, bits), sum(1 << bit for bit in bits)
     query = (case.num_tokens, mask, True)
-    answers = native_resume(encode(case.topology), words, query)
-    limits = resume_limiting(encode(case.topology), words, query, answers)
+    answers = native_resume(encode(case.topology, PURE), words, query)
+    limits = resume_limiting(encode(case.topology, PURE), words, query, answers)
     for bit, holder in zip(bits, case.holders, strict=True):
         refused = [
             (group, length)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from kvbraid.engine import EngineProfile
 from kvbraid.errors import TopologyError
 from kvbraid.fleet.answer import PodScore
 from kvbraid.fleet.index import TIER_WEIGHTS, FleetIndex, IndexOptions
@@ -17,12 +18,11 @@ from kvbraid.resume import resume
 from kvbraid.service.config import FleetFile, Limits, PodEntry, ServerOptions, read_fleet_file
 from kvbraid.service.config import IndexOptions as IndexTable
 from kvbraid.spec import (
-    EngineDialect,
     GroupSpec,
     SpecKind,
     Topology,
-    topology_from_mapping,
 )
+from kvbraid.spec_mapping import profile_from_mapping, topology_from_mapping
 
 from tests.docs.markdown import ROOT, blocks
 
@@ -127,7 +127,6 @@ def test_the_worked_examples_are_what_the_rule_says(row: list[str]) -> None:
     groups, held, num_tokens, reusable, _ = row
     topology = Topology(
         groups=tuple(group_of(words.strip()) for words in groups.split(";")),
-        dialect=EngineDialect.PURE,
     )
     ends = [
         {BLOCK * (int(block) + 1) for block in list_of.split() if block != "-"}
@@ -211,16 +210,23 @@ def test_the_defaults_of_the_example_fleet_file_are_the_defaults(tmp_path: Path)
         assert msgspec.structs.asdict(table) == msgspec.structs.asdict(defaults)
 
 
+def described(mapping: dict[str, object]) -> tuple[Topology, EngineProfile]:
+    return topology_from_mapping(mapping), profile_from_mapping(mapping)
+
+
 def test_the_fields_of_a_topology_are_read_under_every_name_listed() -> None:
     of_pod, of_group = tables("configuration.md", "Topology: what the wire does not carry")
     listed = {row[0]: codes(row[0])[0] for row in of_pod}
-    assert len(listed) == len(fields(Topology)) - 1  # `unsent_tokens` comes from model_config.
+    # `unsent_tokens` comes from model_config.
+    assert len(listed) == len(fields(Topology)) + len(fields(EngineProfile)) - 1
     for name in firsts(of_pod):
-        with pytest.raises(TopologyError, match=re.escape(f"topology.{name}")):
-            topology_from_mapping({name: object()})
+        reads = rf"topology\.{name} = .*; expected "
+        with pytest.raises(TopologyError, match=reads):
+            described({name: object()})
     for name in firsts(of_group):
         kind = {} if name.endswith("kind") else {"kind": "full_attention"}
-        with pytest.raises(TopologyError, match=re.escape(f"topology.groups[0].{name}")):
+        reads = rf"topology\.groups\[0\]\.{name} = .*; expected "
+        with pytest.raises(TopologyError, match=reads):
             topology_from_mapping({"groups": [{**kind, "block_size": 16, name: object()}]})
 
 

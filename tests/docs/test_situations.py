@@ -13,7 +13,7 @@ from kvbraid.events.wire import encode_batch
 from kvbraid.fleet.index import FleetIndex, IndexOptions
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
-from kvbraid.spec import topology_from_mapping
+from kvbraid.spec_mapping import profile_from_mapping, topology_from_mapping
 
 from tests.docs.test_reference_pages import tables
 
@@ -43,7 +43,8 @@ def index_of(
 ) -> FleetIndex:
     index = FleetIndex(IndexOptions(memory_limit_bytes=memory_limit_bytes))
     read = None if topology is None else topology_from_mapping(topology)
-    index.register(POD, model="m", topology=read)
+    engine = profile_from_mapping(topology or {})
+    index.register(POD, model="m", topology=read, engine=engine)
     for event in events:
         index.apply(POD, encode_batch([event]))
     index.set_state(POD, state, reason="a reason")

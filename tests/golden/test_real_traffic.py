@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 from kvbraid.fleet.index import Keys
-from kvbraid.models import complete, kinds_of
+from kvbraid.models import kinds_of, unsent_tokens
 from kvbraid.sim.captures.read import Capture, read_capture
 from kvbraid.sim.captures.replay import ReplayOptions, Report, replay
 from kvbraid.spec import Topology
@@ -111,7 +111,10 @@ def test_groups_learned_from_events_are_answered_for_like_configured_ones(
 @pytest.mark.parametrize("folder", [f for f in CAPTURES if f.name == "llama4"], ids=name_of)
 def test_a_models_config_says_what_groups_learned_from_events_lack(folder: Path) -> None:
     learned = replace(capture_at(folder), topology=Topology(groups=()))
-    told = replace(learned, topology=complete(learned.topology, kinds_of(LLAMA4)))
+    told = replace(
+        learned,
+        engine=replace(learned.engine, unsent_tokens=unsent_tokens(kinds_of(LLAMA4))),
+    )
     assert replay(learned).bounded > 0
     report = replay(told)
     assert report.exact + report.by_class["late_clear"] == report.requests
@@ -120,7 +123,7 @@ def test_a_models_config_says_what_groups_learned_from_events_lack(folder: Path)
 def test_the_retention_places_what_events_alone_leave_undecided() -> None:
     """Full blocks of 64, windows of 32: the first block of a kept window is on no dense store."""
     capture = capture_at(FIXTURES / "mimo2")
-    untold = replace(capture, topology=replace(capture.topology, retention=None))
+    untold = replace(capture, engine=replace(capture.engine, retention=None))
     without, told = (replay(c, ReplayOptions(keys="join")) for c in (untold, capture))
     assert (without.bounded, without.bounds_kept) == (19, without.requests)
     assert (told.exact, told.placed["unplaced"]) == (told.requests, 0)

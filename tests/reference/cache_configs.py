@@ -122,12 +122,11 @@ def cache_configs(
         partial_hits=partial,
         replay_tokens=replay,
         hash_lookahead=draw(st.sampled_from((0, 0, 0, 2))) if extras else 0,
-        dialect=dialect,
-        hash_algo="sha256",
-        hash_seed="0",
     )
     return CacheConfig(
         topology=topology,
+        dialect=dialect,
+        hash_seed="0",
         num_blocks=draw(st.sampled_from((8, 30, 60, 120, 250))),
         group_options=tuple(options for _, options in rows),
         caching=draw(st.sampled_from((True, True, True, True, False))),

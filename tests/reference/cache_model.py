@@ -24,7 +24,7 @@ from kvbraid.cache import (
     Work,
 )
 from kvbraid.events.model import AllBlocksCleared, Event
-from kvbraid.hashing import NO_EXTRA_KEYS, EngineHash, ExtraKeys, HashAlgo, block_hashes
+from kvbraid.hashing import NO_EXTRA_KEYS, EngineHash, ExtraKeys, block_hashes
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind
 
 from tests.reference import resume, vllm_search
@@ -48,7 +48,7 @@ class CacheModel:
         groups = [self._group(g, *pair) for g, pair in enumerate(zip(specs, options, strict=True))]
         self.memory = Memory(Pool(config.num_blocks, config.caching), groups)
         self.uses_eagle = any(spec.eagle for spec in specs)
-        self.is_vllm = config.topology.dialect is EngineDialect.VLLM
+        self.is_vllm = config.dialect is EngineDialect.VLLM
         self.eagle = [
             spec.eagle or (self.is_vllm and any(o.eagle for o in specs if look_alike(o, spec)))
             for spec in specs
@@ -58,8 +58,8 @@ class CacheModel:
             for spec, eagle in zip(specs, self.eagle, strict=True)
         ]
         self.engine = EngineHash(
-            HashAlgo(config.topology.hash_algo or "sha256"),
-            config.topology.hash_seed,
+            config.hash_algo,
+            config.hash_seed,
             block_size=self.hash_block,
             lookahead=config.topology.hash_lookahead,
         )

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from kvbraid.engine import EngineProfile
 from kvbraid.events import encode_batch
 from kvbraid.events.model import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.hashing import EngineHash, ExtraKeys, HashAlgo, Lora, block_keys
 from kvbraid.ids import PodId, Tier
-from kvbraid.spec import Topology
+from kvbraid.spec import EngineDialect, Topology
 
 from tests.reference import resume as rule
 from tests.reference.fleet_index import Prefix, RankModel
@@ -32,6 +33,9 @@ class Hashes:
         self.meaning: dict[int, Prefix] = {}
         self._names: dict[Prefix, int] = {}
         self._engine = algo and EngineHash(algo, seed=seed, block_size=block_size)
+        self.profile = EngineProfile(
+            dialect=EngineDialect.PURE, hash_algo=algo, hash_seed=algo and seed
+        )
 
     def of(self, prompt: Prefix) -> list[int]:
         """The chain of a prompt: hash n covers (n + 1) * block_size tokens."""
@@ -314,5 +318,6 @@ def register(index: FleetIndex, engines: Sequence[Engine], ranks: Mapping[PodId,
             model="m",
             dp_size=ranks[engine.pod],
             topology=engine.topology,
+            engine=engine.hashes.profile,
             loras=LORAS,
         )

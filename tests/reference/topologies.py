@@ -9,7 +9,7 @@ from math import lcm
 from random import Random
 
 from hypothesis import strategies as st
-from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
+from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 UP_TO_EIGHT = st.integers(1, 8)
 FULL = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=4)
@@ -60,7 +60,6 @@ def topologies(draw: st.DrawFn, num_groups: st.SearchStrategy[int]) -> Topology:
         hash_block_size=hash_block,
         partial_hits=draw(st.booleans()),
         replay_tokens=draw(st.sampled_from((0, 0, 0, 1, 3, 8))),
-        dialect=EngineDialect.PURE,
     )
 
 
@@ -89,7 +88,7 @@ def engine_groups(
 
 @st.composite
 def engine_topologies(draw: st.DrawFn) -> Topology:
-    """Topologies that vLLM accepts, one to six groups, with its dialect."""
+    """Topologies that vLLM accepts, one to six groups."""
     hash_block = draw(st.sampled_from((1, 2, 4)))
     partial_hits = draw(st.sampled_from((False, False, True)))
     ratios = draw(st.sampled_from(BLOCK_RATIOS))
@@ -111,7 +110,6 @@ def engine_topologies(draw: st.DrawFn) -> Topology:
         alignment=aligned,
         hash_block_size=hash_block,
         partial_hits=partial_hits,
-        dialect=EngineDialect.VLLM,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+from kvbraid.engine import EngineProfile
 from kvbraid.errors import UnknownError
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
@@ -46,6 +47,7 @@ class FakeIndex:
 
     registered: dict[str, tuple[str, int]] = field(default_factory=dict)
     topologies: dict[str, Topology | None] = field(default_factory=dict)
+    engines: dict[str, EngineProfile] = field(default_factory=dict)
     states: dict[str, PodState] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
@@ -61,9 +63,11 @@ class FakeIndex:
         model: str,
         dp_size: int = 1,
         topology: Topology | None = None,
+        engine: EngineProfile = EngineProfile(),  # noqa: B008 - frozen
         loras: Mapping[str, str] | None = None,
     ) -> None:
         del loras
+        self.engines[pod] = engine
         self.registered[pod] = (model, dp_size)
         self.topologies[pod] = topology
 

@@ -69,8 +69,9 @@ def test_put_hands_on_what_the_operator_said(
         (SpecKind.FULL_ATTENTION, None, 16),
         (SpecKind.SLIDING_WINDOW, 128, 64),
     ]
-    assert (topology.alignment, topology.hash_seed) == (64, "0")
-    assert topology.dialect is EngineDialect.VLLM
+    engine = index.engines["a"]
+    assert (topology.alignment, engine.hash_seed) == (64, "0")
+    assert engine.dialect is EngineDialect.VLLM
 
 
 def test_a_models_config_completes_the_topology_and_the_same_again_changes_nothing(

@@ -10,7 +10,7 @@ from math import lcm
 import pytest
 from kvbraid.errors import InvalidValueError
 from kvbraid.resume import accepted, resume
-from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
+from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.reference import resume as reference
 
@@ -43,7 +43,7 @@ class Example:
 
     @property
     def topology(self) -> Topology:
-        return Topology(groups=self.groups, dialect=EngineDialect.PURE)
+        return Topology(groups=self.groups)
 
     @property
     def held(self) -> list[set[int]]:
@@ -147,7 +147,7 @@ def test_each_kind_accepts_its_own_boundaries(kind: SpecKind) -> None:
     )
     if kind is SpecKind.CHUNKED_LOCAL_ATTENTION:
         group = replace(group, chunk=2 * BLOCK)
-    topology = Topology(groups=(group,), dialect=EngineDialect.PURE)
+    topology = Topology(groups=(group,))
     blocks = ACCEPTED_WITH_BLOCK_1[kind]
     expected = None if blocks is None else [block * BLOCK for block in blocks]
     assert accepted(topology, REQUEST, [{2 * BLOCK}], 0) == expected
@@ -155,20 +155,20 @@ def test_each_kind_accepts_its_own_boundaries(kind: SpecKind) -> None:
 
 @pytest.mark.parametrize("group", [replace(FULL, kind=SpecKind.UNKNOWN), chunk(None)])
 def test_what_nobody_said_is_bounded_from_both_sides(group: GroupSpec) -> None:
-    topology = Topology(groups=(FULL, group), dialect=EngineDialect.PURE)
+    topology = Topology(groups=(FULL, group))
     held = [{16, 32, 48}, {16, 48}]
     assert resume(topology, REQUEST, held) == 16
     assert resume(topology, REQUEST, held, strict=False) == 48
 
 
 def test_an_alignment_larger_than_the_blocks_is_kept() -> None:
-    topology = Topology(groups=(FULL,), alignment=32, dialect=EngineDialect.PURE)
+    topology = Topology(groups=(FULL,), alignment=32)
     assert resume(topology, REQUEST, [{16, 32, 48}]) == 32
 
 
 def test_unequal_blocks_meet_at_their_common_multiple() -> None:
     groups = (FULL, replace(STATE, block_size=24))
-    topology = Topology(groups=groups, dialect=EngineDialect.PURE)
+    topology = Topology(groups=groups)
     assert lcm(16, 24) == 48
     assert resume(topology, 100, [range(16, 97, 16), {24, 48, 72}]) == 48
 
@@ -177,7 +177,6 @@ PARTIAL = Topology(
     groups=(replace(FULL, block_size=64), replace(STATE, block_size=64)),
     hash_block_size=16,
     partial_hits=True,
-    dialect=EngineDialect.PURE,
 )
 
 
@@ -195,7 +194,7 @@ def test_interior_entries_are_no_hits_where_partial_hits_are_off() -> None:
 
 
 def test_bounded_replay_leaves_windows_out_and_recomputes_one() -> None:
-    replayed = Topology(groups=FULL_AND_WINDOW, replay_tokens=32, dialect=EngineDialect.PURE)
+    replayed = Topology(groups=FULL_AND_WINDOW, replay_tokens=32)
     assert resume(replayed, REQUEST, [{16, 32, 48}, ()]) == 16
     assert resume(replayed, REQUEST, [{16, 32}, ()]) == 0
 
@@ -204,16 +203,16 @@ def test_bounded_replay_leaves_windows_out_and_recomputes_one() -> None:
 def test_requests_without_a_boundary_before_their_last_token_reuse_nothing(
     num_tokens: int,
 ) -> None:
-    topology = Topology(groups=FULL_AND_WINDOW, dialect=EngineDialect.PURE)
+    topology = Topology(groups=FULL_AND_WINDOW)
     assert resume(topology, num_tokens, [{16}, {16}]) == 0
 
 
 def test_a_group_without_entries_may_be_missing() -> None:
-    topology = Topology(groups=FULL_AND_WINDOW, dialect=EngineDialect.PURE)
+    topology = Topology(groups=FULL_AND_WINDOW)
     assert resume(topology, REQUEST, {1: {16}}) == 0
 
 
 def test_an_entry_that_no_group_can_have_is_refused() -> None:
-    topology = Topology(groups=FULL_AND_WINDOW, dialect=EngineDialect.PURE)
+    topology = Topology(groups=FULL_AND_WINDOW)
     with pytest.raises(InvalidValueError, match=r"group 0: no entry ends at token 20"):
         resume(topology, REQUEST, [{20}])

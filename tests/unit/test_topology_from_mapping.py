@@ -1,16 +1,19 @@
-"""A topology from the field names of an engine's config.json: read, defaulted, refused by name."""
+"""A topology and an engine profile from the field names of an engine's config.json."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kvbraid.errors import TopologyError
-from kvbraid.spec import (
-    EngineDialect,
-    GroupSpec,
-    SpecKind,
-    Topology,
-    topology_from_mapping,
-)
+from kvbraid.engine import EngineProfile
+from kvbraid.errors import InvalidValueError, TopologyError
+from kvbraid.hashing import HashAlgo
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
+from kvbraid.spec_mapping import profile_from_mapping, topology_from_mapping
+
+
+def described(mapping: dict[str, Any]) -> tuple[Topology, EngineProfile]:
+    return topology_from_mapping(mapping), profile_from_mapping(mapping)
+
 
 FULL = {"kind": "full_attention", "block_size": 16}
 
@@ -37,15 +40,13 @@ def test_either_spelling_of_kind_and_window_is_read() -> None:
 
 def test_every_field_arrives() -> None:
     group = {"kind": "chunked_local_attention", "block_size": 16, "chunk": 256, "use_eagle": True}
-    topology = topology_from_mapping(
-        {
-            "groups": [{**group, "prefix_cacheable": False, "variant": 1, "manager": "X"}],
-            "alignment": 64, "hash_block_size": 8, "partial_hits": True, "replay_tokens": 4,
-            "hash_lookahead": 2, "engine": "sglang", "hash_algo": "xxhash", "PYTHONHASHSEED": 0,
-            "report_mode": "full",
-        }
-    )  # fmt: skip
-    assert topology == Topology(
+    mapping = {
+        "groups": [{**group, "prefix_cacheable": False, "variant": 1, "manager": "X"}],
+        "alignment": 64, "hash_block_size": 8, "partial_hits": True, "replay_tokens": 4,
+        "hash_lookahead": 2, "engine": "sglang", "hash_algo": "xxhash", "PYTHONHASHSEED": 0,
+        "report_mode": "full", "retention": 128,
+    }  # fmt: skip
+    assert topology_from_mapping(mapping) == Topology(
         groups=(
             GroupSpec(
                 kind=SpecKind.CHUNKED_LOCAL_ATTENTION, block_size=16, chunk=256, eagle=True,
@@ -53,7 +54,10 @@ def test_every_field_arrives() -> None:
             ),
         ),
         alignment=64, hash_block_size=8, partial_hits=True, replay_tokens=4, hash_lookahead=2,
-        dialect=EngineDialect.SGLANG, hash_algo="xxhash", hash_seed="0", report_mode="full",
+    )  # fmt: skip
+    assert profile_from_mapping(mapping) == EngineProfile(
+        dialect=EngineDialect.SGLANG, hash_algo=HashAlgo.XXHASH, hash_seed="0",
+        report_mode="full", retention=128,
     )  # fmt: skip
 
 
@@ -81,5 +85,41 @@ def test_every_field_arrives() -> None:
 )
 def test_a_wrong_field_is_refused_by_name(mapping: dict[str, Any], told: str) -> None:
     with pytest.raises(TopologyError) as refused:
-        topology_from_mapping(mapping)
+        described(mapping)
     assert told in str(refused.value)
+
+
+@pytest.mark.parametrize("read", [topology_from_mapping, profile_from_mapping])
+@pytest.mark.parametrize(
+    ("mapping", "told"),
+    [
+        (
+            {"groups": [{**FULL, "use_eagel": True}]},
+            "topology.groups[0].use_eagel = True: no such field; did you mean use_eagle? known: "
+            "kind, event_kind, block_size, window, event_window, chunk, use_eagle, eagle,",
+        ),
+        ({"aligment": 64}, "topology.aligment = 64: no such field; did you mean alignment? known"),
+        ({"x": "\n"}, "topology.x = '\\n': no such field; known: groups, alignment,"),
+        ({"a\nb": 1}, "topology.a\\nb = 1: no such field; known: groups,"),
+    ],
+)
+def test_a_field_that_nobody_reads_is_refused_with_what_was_meant(
+    mapping: dict[str, Any], told: str, read: Callable[[dict[str, Any]], object]
+) -> None:
+    with pytest.raises(TopologyError) as refused:
+        read(mapping)
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"report_mode": "all"}, "report_mode = 'all'; expected incremental or full"),
+        ({"retention": -1}, "retention = -1 tokens; it must be at least 0"),
+    ],
+)
+def test_a_profile_that_no_engine_has_is_refused(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidValueError) as refused:
+        EngineProfile(**fields)
+    assert str(refused.value) == told

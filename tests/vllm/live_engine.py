@@ -17,6 +17,8 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 import zmq
+from kvbraid.engine import EngineProfile
+from kvbraid.hashing import HashAlgo
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.vllm.engine_process import ENVIRONMENT
@@ -33,8 +35,11 @@ def _window(window: int, block_size: int = 32) -> GroupSpec:
     return GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=block_size, window=window)
 
 
+ENGINE: Final = EngineProfile(hash_algo=HashAlgo.SHA256, hash_seed="0")
+
+
 def _topology(*groups: GroupSpec) -> Topology:
-    return Topology(groups=groups, hash_algo="sha256", hash_seed="0")
+    return Topology(groups=groups)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,8 +79,8 @@ class StockCache:
 
     def __init__(self, config: CacheConfig) -> None:
         topology, retention = config.topology, config.retention
-        hash_function = get_hash_fn_by_name(topology.hash_algo)
-        with patch.dict(os.environ, PYTHONHASHSEED=topology.hash_seed or ""):
+        hash_function = get_hash_fn_by_name(config.hash_algo.value)
+        with patch.dict(os.environ, PYTHONHASHSEED=config.hash_seed or ""):
             kv_cache_utils.init_none_hash(hash_function)
         self._hasher = kv_cache_utils.get_request_block_hasher(
             topology.hash_block_size, hash_function

@@ -75,7 +75,7 @@ def test_sizes_retention_and_limits_are_taken_over() -> None:
         assert config.retention == expected
         assert config.topology.alignment == 64
         assert config.topology.hash_block_size == 16
-        assert config.topology.dialect is EngineDialect.VLLM
+        assert config.dialect is EngineDialect.VLLM
         assert (config.num_blocks, config.max_model_len) == (99, 1_024)
         assert (config.max_in_flight_tokens, config.watermark) == (256, 0.1)
         assert config.num_reprefillable_tokens == 2

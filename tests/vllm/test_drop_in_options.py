@@ -12,7 +12,7 @@ from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
 from kvbraid.models import PrefillCost
 
-from tests.vllm.live_engine import MODELS, LiveModel
+from tests.vllm.live_engine import ENGINE, MODELS, LiveModel
 from tests.vllm.live_pair import running_both
 from tests.vllm.test_drop_in_schedulers import LAYOUTS, Engines, Layout, config, scheduler
 
@@ -91,7 +91,7 @@ def test_the_second_request_of_a_prefix_hits_and_answers_the_same(model: LiveMod
     random = Random(3)
     document = [random.randrange(10, 250) for _ in range(900)]
     index = FleetIndex()
-    index.register(POD, model="tiny", topology=model.topology)
+    index.register(POD, model="tiny", topology=model.topology, engine=ENGINE)
     options = {"retention": "value", "interval": 256}
     with running_both(model, options=options) as pair:
         hits = []

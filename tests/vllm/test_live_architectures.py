@@ -6,7 +6,6 @@ how much the first will reuse; then hits, events and outputs of both must be the
 is the engine's default, off, or every 256 tokens.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +16,7 @@ from kvbraid.ids import PodId
 from kvbraid.models import EngineOptions, group_config, read_config
 
 from tests.tiny_models import FOLDER, OWN
-from tests.vllm.live_engine import LiveModel
+from tests.vllm.live_engine import ENGINE, LiveModel
 from tests.vllm.live_pair import events_of, running_both
 from tests.vllm.soak import LIVE_TIMEOUT
 from tests.vllm.test_live_engines import MAX_OUTPUT, Prompts
@@ -33,7 +32,7 @@ def read_from(folder: Path, num_blocks: int, retention: int | None) -> LiveModel
         folder=folder.name,
         block_size=32,
         num_blocks=num_blocks,
-        topology=replace(topology, hash_algo="sha256", hash_seed="0"),
+        topology=topology,
         retention=retention,
         beside=folder.parent,
     )
@@ -67,7 +66,7 @@ def test_hits_events_and_outputs_are_the_engines_and_the_index_knew_the_hits(
 ) -> None:
     model = read_from(FOLDER / name, num_blocks, retention)
     index = FleetIndex()
-    index.register(POD, model="tiny", topology=model.topology)
+    index.register(POD, model="tiny", topology=model.topology, engine=ENGINE)
     prompts = Prompts(model, seed=7)
     num_removed = num_hits = num_requests = 0
     outputs: set[tuple[int, ...]] = set()

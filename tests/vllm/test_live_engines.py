@@ -12,7 +12,7 @@ from kvbraid.fleet.index import FleetIndex
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
 
-from tests.vllm.live_engine import MODELS, LiveModel, running
+from tests.vllm.live_engine import ENGINE, MODELS, LiveModel, running
 from tests.vllm.soak import LIVE_TIMEOUT, NUM_REQUESTS
 
 MAX_OUTPUT = 12
@@ -50,7 +50,7 @@ class Prompts:
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.folder)
 def test_every_answer_equals_the_engines_own_count(model: LiveModel) -> None:
     index = FleetIndex()
-    index.register(POD, model="tiny", topology=model.topology)
+    index.register(POD, model="tiny", topology=model.topology, engine=ENGINE)
     prompts = Prompts(model, seed=7)
     num_removed = num_hits = 0
     with running(model) as engine:

@@ -87,6 +87,7 @@ class Position:
 def chunk_rules(
     topology: Topology,
     *,
+    dialect: EngineDialect = EngineDialect.PURE,
     max_chunk_tokens: int | None = None,
     checkpoint_alignment: int | None = None,
     partial_junctions: bool = False,
@@ -102,7 +103,7 @@ def chunk_rules(
     states = [group.block_size for group in cacheable if group.kind is SpecKind.MAMBA]
     sizes = [group.block_size for group in cacheable] or [1]
     alignment = math.lcm(*sizes, topology.alignment or 1)
-    is_vllm = topology.dialect is EngineDialect.VLLM
+    is_vllm = dialect is EngineDialect.VLLM
     block_size = (min(sizes) if is_vllm else math.lcm(*states)) if states else 0
     hash_block_size = topology.hash_block_size or math.gcd(*sizes)
     return ChunkRules(

@@ -6,7 +6,8 @@ from math import lcm
 from kvbraid.cache.parallel import Share, check_ranks, share_of
 from kvbraid.cache.retention import Dense, Retention
 from kvbraid.errors import InvalidValueError
-from kvbraid.spec import GroupSpec, SpecKind, Topology
+from kvbraid.hashing import HashAlgo
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 _UNLIMITED = (1 << 32) - 1
 
@@ -37,9 +38,12 @@ class CacheConfig:
     """One engine's cache before it exists.
 
     Attributes:
-        topology: Groups, alignment (a hit is a multiple of it), hash function and dialect. The
-            hash function defaults to the engine's own: SHA-256 with its fixed seed.
+        topology: Groups and alignment (a hit is a multiple of it).
         num_blocks: Blocks of the pool, the null block included.
+        dialect: Whose departures from the resume rule to follow; by default none. Another one is
+            for a cache that takes that engine's place: it may hand out a hit that is not held.
+        hash_algo: How tokens are hashed, where requests do not bring their hashes.
+        hash_seed: The engine's PYTHONHASHSEED; None: the fixed seed that some algorithms have.
         group_options: One per group; empty: the defaults for all.
         caching: Whether prefixes are reused.
         events: Whether events are recorded.
@@ -63,6 +67,9 @@ class CacheConfig:
 
     topology: Topology
     num_blocks: int
+    dialect: EngineDialect = EngineDialect.PURE
+    hash_algo: HashAlgo = HashAlgo.SHA256
+    hash_seed: str | None = None
     group_options: tuple[GroupOptions, ...] = field(default=())
     caching: bool = True
     events: bool = False

@@ -29,7 +29,7 @@ from kvbraid.cache.step import (
     Need,
     Work,
 )
-from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, HashAlgo, Tokens, none_hash
+from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Tokens, none_hash
 from kvbraid.resume import encode
 from kvbraid.spec import EngineDialect
 
@@ -65,7 +65,7 @@ class CacheManager:
         self.num_groups = len(topology.groups)
         self._core = CacheCore(
             (
-                encode(topology),
+                encode(topology, config.dialect),
                 [
                     (
                         o.num_speculative_blocks,
@@ -86,7 +86,7 @@ class CacheManager:
                 config.max_in_flight_tokens,
                 int(config.watermark * config.num_blocks),
                 config.num_reprefillable_tokens,
-                topology.dialect is EngineDialect.VLLM,
+                config.dialect is EngineDialect.VLLM,
                 config.partial_junctions,
             ),
             _hash_function(config),
@@ -177,6 +177,7 @@ class CacheManager:
         )
         rules = chunk_rules(
             self.config.topology,
+            dialect=self.config.dialect,
             max_chunk_tokens=max_chunk_tokens,
             interval=checkpoint_interval(self.config.retention),
             checkpoint_alignment=self.config.checkpoint_alignment,
@@ -424,6 +425,5 @@ def _retention(retention: Retention) -> int | tuple[int, float, float] | None:
 
 def _hash_function(config: CacheConfig) -> tuple[str, bytes] | None:
     """Return None where the engine draws a random seed: then requests bring their hashes."""
-    algo = HashAlgo(config.topology.hash_algo or HashAlgo.SHA256.value)
-    root = none_hash(algo, config.topology.hash_seed)
-    return None if root is None else (algo.value, root)
+    root = none_hash(config.hash_algo, config.hash_seed)
+    return None if root is None else (config.hash_algo.value, root)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from kvbraid._native import FleetCore
+from kvbraid.engine import EngineProfile
 from kvbraid.errors import InvalidValueError
 from kvbraid.fleet.answer import (
     Applied,
@@ -35,6 +36,8 @@ Keys: TypeAlias = Literal["auto", "join"]
 
 Presence: TypeAlias = Literal["count", "set", "full-only"]
 """How copies count; all but `count` are shortcuts, there to show what they would cost."""
+
+_VLLM: Final = EngineProfile()
 
 _NOT_TAKEN: Final = (TypeError, AttributeError, OverflowError, UnicodeError)
 """What a value that no field can have makes a conversion raise."""
@@ -110,9 +113,13 @@ class FleetIndex:
         model: str,
         dp_size: int = 1,
         topology: Topology | None = None,
+        engine: EngineProfile = _VLLM,
         loras: Mapping[str, str] | None = None,
     ) -> None:
         """Make a pod known. The same call again changes nothing; another one starts it anew.
+
+        Without a topology the groups are learned from events. `engine` is by default vLLM, with a
+        hash function that nobody has told.
 
         Raises:
             InvalidValueError: A topology that no engine can have, or fewer than one rank.
@@ -120,21 +127,17 @@ class FleetIndex:
         if dp_size < 1:
             msg = f"pod {pod!r}: dp_size = {dp_size}; a pod has at least one rank"
             raise InvalidValueError(msg)
-        native = None if topology is None else encode(topology)
-        unsent = () if topology is None else topology.unsent_tokens
+        native = encode(topology or Topology(groups=()), engine.dialect)
         registration = (
             model,
             dp_size,
             native,
-            topology is not None and topology.dialect is EngineDialect.SGLANG,
-            (
-                topology is not None and topology.report_mode == "full",
-                topology is not None and topology.retention is not None,
-            ),
-            None if topology is None else topology.hash_algo,
-            None if topology is None else topology.hash_seed,
+            engine.dialect is EngineDialect.SGLANG,
+            (engine.report_mode == "full", engine.retention is not None),
+            engine.hash_algo and engine.hash_algo.value,
+            engine.hash_seed,
             dict(loras or {}),
-            [(kind.value, tokens) for kind, tokens in unsent],
+            [(kind.value, tokens) for kind, tokens in engine.unsent_tokens],
         )
         try:
             self._core.register(pod, registration)

@@ -6,7 +6,7 @@ from kvbraid.models.grouping import Grouping, LayerGroup, form_groups
 from kvbraid.models.layers import KindLayers, LayerSpec, ModelLayers
 from kvbraid.models.pages import CacheLayer, Page
 from kvbraid.models.prefill_cost import PrefillCost, prefill_cost
-from kvbraid.models.read import MODEL_TYPES, complete, engine_layers, kinds_of
+from kvbraid.models.read import MODEL_TYPES, complete, engine_layers, kinds_of, unsent_tokens
 from kvbraid.models.shapes import Heads, State, StatePart
 
 __all__ = [
@@ -32,4 +32,5 @@ __all__ = [
     "kinds_of",
     "prefill_cost",
     "read_config",
+    "unsent_tokens",
 ]

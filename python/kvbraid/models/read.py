@@ -127,19 +127,17 @@ def _by_spec(
 def complete(topology: Topology, model: ModelLayers) -> Topology:
     """Add what events never carry (the chunk size), and check the rest against the model.
 
-    If there are no groups, they are learned from events; the model then says the chunk or window
-    of each kind.
-
     Raises:
         TopologyError: A group of a kind, window or chunk that the model does not have.
     """
-    if topology.groups:
-        return replace(topology, groups=tuple(_completed(each, model) for each in topology.groups))
-    return replace(topology, unsent_tokens=topology.unsent_tokens or _unsent(model))
+    return replace(topology, groups=tuple(_completed(each, model) for each in topology.groups))
 
 
-def _unsent(model: ModelLayers) -> tuple[tuple[SpecKind, int], ...]:
-    """Return the window or chunk of each kind in which it is the same for all layers."""
+def unsent_tokens(model: ModelLayers) -> tuple[tuple[SpecKind, int], ...]:
+    """Return the window or chunk of each kind in which it is the same for all layers.
+
+    Events do not always carry it: see `EngineProfile.unsent_tokens`.
+    """
     sizes: dict[SpecKind, set[int]] = {}
     for spec in (each.spec for each in model.kinds):
         tokens = spec.window or spec.chunk

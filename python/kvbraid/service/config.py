@@ -14,13 +14,15 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from kvbraid.engine import EngineProfile
 from kvbraid.errors import InvalidValueError, KvbraidError, TopologyError, one_line, shown
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.ids import PodId
-from kvbraid.models import complete, kinds_of, read_config
+from kvbraid.models import complete, kinds_of, read_config, unsent_tokens
 from kvbraid.service.decoding import describe
 from kvbraid.service.errors import RefusalError
-from kvbraid.spec import Topology, topology_from_mapping
+from kvbraid.spec import Topology
+from kvbraid.spec_mapping import profile_from_mapping, topology_from_mapping
 
 _Positive = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 
@@ -115,6 +117,7 @@ class PodConfig:
     replay_endpoint: str | None = None
     bind: bool | None = None
     topology: Topology | None = None
+    engine: EngineProfile = EngineProfile()  # noqa: RUF009 - frozen
     dp_size: int = 1
     loras: Mapping[str, str] = field(default_factory=dict)
 
@@ -223,8 +226,7 @@ def pod_config(
         InvalidValueError: A config.json that cannot be read, or is of no known model.
     """
     config = _pod_config(body, model_config, schemes)
-    if config.topology is not None:
-        _try_topology(config.model, config.topology)
+    _try_topology(config)
     return config
 
 
@@ -238,33 +240,43 @@ def _pod_config(
             message = f"replay_endpoint = {shown(body.replay_endpoint)} names no host"
             remedy = "give the host that the engine's replay socket listens on"
             raise RefusalError("invalid_endpoint", message, remedy=remedy)
+    topology, engine = _described(body.topology, model_config)
     return PodConfig(
         model=body.model,
         endpoint=body.endpoint,
         replay_endpoint=body.replay_endpoint,
         bind=body.bind,
-        topology=_topology(body.topology, model_config),
+        topology=topology,
+        engine=engine,
         dp_size=body.dp_size,
         loras=body.loras,
     )
 
 
-def _topology(given: Mapping[str, object] | None, model_config: _ModelConfig) -> Topology | None:
+def _described(
+    given: Mapping[str, object] | None, model_config: _ModelConfig
+) -> tuple[Topology | None, EngineProfile]:
     """What the operator says, completed by what the model's config.json says."""
     topology = None if given is None else topology_from_mapping(given)
+    engine = profile_from_mapping(given or {})
     if model_config is None:
-        return topology
+        return topology, engine
     try:
         config = read_config(model_config) if isinstance(model_config, Path) else model_config
-        return complete(topology or Topology(groups=()), kinds_of(config))
+        model = kinds_of(config)
+        topology = complete(topology or Topology(groups=()), model)
+        unsent = () if topology.groups else unsent_tokens(model)
+        return topology, replace(engine, unsent_tokens=unsent)
     except InvalidValueError as error:
         raise type(error)(f"model_config: {error}") from None
 
 
-def _try_topology(model: str, topology: Topology) -> None:
+def _try_topology(config: PodConfig) -> None:
     """Let an index refuse a topology before anything depends on it."""
     try:
-        FleetIndex().register(PodId("trial"), model=model, topology=topology)
+        FleetIndex().register(
+            PodId("trial"), model=config.model, topology=config.topology, engine=config.engine
+        )
     except InvalidValueError as error:
         raise TopologyError(f"topology: {error}") from None
 

@@ -7,6 +7,7 @@ whose attributes are the fields of `answers.py`, which reads them. No code here.
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from kvbraid.engine import EngineProfile
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
 from kvbraid.service.config import PodConfig
@@ -41,6 +42,7 @@ class Index(Protocol):
         model: str,
         dp_size: int = 1,
         topology: Topology | None = None,
+        engine: EngineProfile = ...,
         loras: Mapping[str, str] | None = None,
     ) -> None:
         """Make a pod known, or replace its configuration."""

@@ -121,6 +121,7 @@ class Service:
             model=config.model,
             dp_size=config.dp_size,
             topology=config.topology,
+            engine=config.engine,
             loras=config.loras,
         )
         try:

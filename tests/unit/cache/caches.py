@@ -6,7 +6,7 @@ from typing import Any
 from kvbraid.cache import CacheConfig, CacheManager, Match, Work
 from kvbraid.hashing import NO_EXTRA_KEYS, EngineHash, ExtraKeys, block_hashes
 from kvbraid.sim.scheduler import chunks
-from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
+from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 
 def full(block_size: int = 16, **more: Any) -> GroupSpec:  # noqa: ANN401 - fields of the spec
@@ -34,9 +34,10 @@ def config(
     **more: Any,  # noqa: ANN401 - fields of the configuration
 ) -> CacheConfig:
     """Pure rule, seeded hashes, events on."""
-    fields = {"dialect": EngineDialect.PURE, "hash_seed": "0", **(topology or {})}
     return CacheConfig(
-        topology=Topology(groups=groups, **fields), num_blocks=num_blocks, events=True, **more
+        topology=Topology(groups=groups, **(topology or {})),
+        num_blocks=num_blocks,
+        **{"hash_seed": "0", "events": True, **more},
     )
 
 

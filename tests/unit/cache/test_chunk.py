@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kvbraid.cache.chunk import ChunkRules, Position, chunk_rules, plan_chunk
+from kvbraid.cache.manager import CacheManager
 from kvbraid.errors import InvalidValueError
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
+
+from tests.unit.cache.caches import config, full, mamba
 
 WHOLE = ChunkRules(block_size=64, checkpoint_size=64, alignment=64, hash_block_size=64)
 FINE = replace(WHOLE, hash_block_size=16, partial_hits=True)
@@ -211,12 +214,12 @@ FULL, STATE = SpecKind.FULL_ATTENTION, SpecKind.MAMBA
 
 def test_the_groups_say_where_chunks_end() -> None:
     groups = group(FULL, 48, eagle=True), group(STATE, 32), group(STATE, 64)
-    pure = Topology(groups=groups, dialect=EngineDialect.PURE)
+    pure = Topology(groups=groups)
     assert chunk_rules(pure) == ChunkRules(
         block_size=64, checkpoint_size=192, alignment=192, hash_block_size=16, eagle=True
     )
-    engine = replace(pure, dialect=EngineDialect.VLLM, partial_hits=True, alignment=384)
-    assert chunk_rules(engine, max_chunk_tokens=512) == ChunkRules(
+    engine = replace(pure, partial_hits=True, alignment=384)
+    assert chunk_rules(engine, dialect=EngineDialect.VLLM, max_chunk_tokens=512) == ChunkRules(
         block_size=32,
         checkpoint_size=32,
         alignment=384,
@@ -230,6 +233,14 @@ def test_the_groups_say_where_chunks_end() -> None:
 def test_groups_without_a_state_clip_nothing() -> None:
     assert chunk_rules(Topology(groups=(group(FULL, 16),))).block_size == 0
     assert chunk_rules(Topology(groups=())).block_size == 0
+
+
+@pytest.mark.parametrize(
+    ("dialect", "planned"), [(EngineDialect.PURE, 32), (EngineDialect.VLLM, 48)]
+)
+def test_a_cache_ends_chunks_where_its_dialect_does(dialect: EngineDialect, planned: int) -> None:
+    cache = CacheManager(config(full(16), mamba(32), dialect=dialect))
+    assert cache.plan_chunk(cache.add(range(100)), 50) == planned
 
 
 SIZE_FIELDS = ("block_size", "checkpoint_size", "alignment", "hash_block_size")

@@ -18,15 +18,24 @@ TOPOLOGY = Topology(
     groups=(GroupSpec(kind=FULL, block_size=64), GroupSpec(kind=STATE, block_size=64)),
     hash_block_size=16,
     partial_hits=True,
-    hash_algo="sha256",
-    hash_seed="0",
 )
 
 
 def test_a_hit_takes_the_block_that_is_known_where_it_ends_not_an_older_one_known_beyond() -> None:
-    cache = CacheManager(CacheConfig(topology=TOPOLOGY, num_blocks=50, retention=Interval(0)))
+    cache = CacheManager(
+        CacheConfig(
+            topology=TOPOLOGY,
+            num_blocks=50,
+            dialect=EngineDialect.VLLM,
+            hash_seed="0",
+            retention=Interval(0),
+        )
+    )
     scheduler = SequentialScheduler[Events](
-        cache, rules=chunk_rules(TOPOLOGY), max_step_tokens=1_000, publish=lambda _: None
+        cache,
+        rules=chunk_rules(TOPOLOGY, dialect=EngineDialect.VLLM),
+        max_step_tokens=1_000,
+        publish=lambda _: None,
     )
     prompt = list(range(64))
     assert scheduler.run([*prompt, 1, 2]) == 0  # Its first block is known at 64 only.
@@ -56,7 +65,6 @@ def test_the_third_request_resumes_where_the_second_branched_off_inside_a_block(
             groups=(GroupSpec(kind=FULL, block_size=4), GroupSpec(kind=STATE, block_size=16)),
             alignment=16,
             hash_block_size=4,
-            dialect=EngineDialect.PURE,
         ),
         num_blocks=99,
         partial_junctions=partial_junctions,

@@ -5,11 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from kvbraid.engine import EngineProfile
 from kvbraid.errors import InvalidValueError, UnknownError
 from kvbraid.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, encode_batch
 from kvbraid.fleet.answer import PodInfo, PodScore
 from kvbraid.fleet.index import SECRET_BYTES, FleetIndex, IndexOptions
 from kvbraid.fleet.request import Request
+from kvbraid.hashing import HashAlgo
 from kvbraid.ids import PodId, PodState
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
@@ -41,9 +43,17 @@ def window_stored(blocks: int = 4, **fields: Any) -> BlockStored:  # noqa: ANN40
     return stored(blocks, **{"group_idx": 1, **spec, **fields})
 
 
-def index_of(topology: Topology | None = None, options: IndexOptions | None = None) -> FleetIndex:
+VLLM = EngineProfile()
+
+
+def index_of(
+    topology: Topology | None = None,
+    options: IndexOptions | None = None,
+    *,
+    engine: EngineProfile = VLLM,
+) -> FleetIndex:
     index = FleetIndex(options)
-    index.register(POD, model="m", topology=topology)
+    index.register(POD, model="m", topology=topology, engine=engine)
     return index
 
 
@@ -291,13 +301,13 @@ def test_one_hash_at_two_boundaries_degrades_the_pod() -> None:
 
 
 def test_a_configured_hash_function_that_events_refute_degrades_the_pod() -> None:
-    configured = replace(HYBRID, hash_algo="sha256", hash_seed="0")
-    index = index_of(configured)
+    configured = EngineProfile(hash_algo=HashAlgo.SHA256, hash_seed="0")
+    index = index_of(HYBRID, engine=configured)
     assert info(index).hash_function == "configured"
     tell(index, stored())
     pod = info(index)
     assert (pod.hash_function, pod.reason) == ("refuted", "contradicts_hash_function")
-    joined = index_of(configured, IndexOptions(keys="join"))
+    joined = index_of(HYBRID, IndexOptions(keys="join"), engine=configured)
     tell(joined, stored(), window_stored())
     assert (info(joined).hash_function, bounds(joined)) == ("unknown", (16, 16))
 
@@ -329,7 +339,7 @@ def test_parts_count_inside_blocks_where_partial_hits_are_on_and_nowhere_else() 
 
 
 def test_full_reports_promise_nothing_and_count_copies_for_the_upper_bound() -> None:
-    index = index_of(replace(HYBRID, report_mode="full"))
+    index = index_of(HYBRID, engine=EngineProfile(report_mode="full"))
     tell(index, stored(), window_stored())
     assert bounds(index) == (0, 16)
     tell(index, BlockRemoved(block_hashes=(2,), group_idx=0))
@@ -337,12 +347,12 @@ def test_full_reports_promise_nothing_and_count_copies_for_the_upper_bound() -> 
 
 
 def test_an_sglang_hybrid_is_bounded_by_its_full_attention_part() -> None:
-    topology = replace(HYBRID, dialect=EngineDialect.SGLANG)
-    index = index_of(topology)
+    sglang = EngineProfile(dialect=EngineDialect.SGLANG)
+    index = index_of(HYBRID, engine=sglang)
     event = stored(group_idx=None, kv_cache_spec_kind=None)
     index.apply(POD, encode_batch([event], form="sglang_array"))
     assert bounds(index) == (0, 16)
-    plain = index_of(replace(topology, groups=(FULL,)))
+    plain = index_of(Topology(groups=(FULL,)), engine=sglang)
     plain.apply(POD, encode_batch([event], form="sglang_array"))
     assert bounds(plain) == (16, 16)
 

@@ -4,12 +4,13 @@ import json
 from dataclasses import dataclass, field, replace
 
 import pytest
+from kvbraid.engine import EngineProfile
 from kvbraid.errors import InvalidValueError, UnknownError
 from kvbraid.events.model import BlockRemoved, BlockStored, Event
 from kvbraid.events.wire import encode_batch
 from kvbraid.fleet.index import FleetIndex, IndexOptions
 from kvbraid.fleet.request import Request
-from kvbraid.hashing import EngineHash, block_keys
+from kvbraid.hashing import EngineHash, HashAlgo, block_keys
 from kvbraid.ids import PodId, PodState, Tier
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
@@ -165,8 +166,8 @@ def test_a_removal_takes_back_what_a_masked_store_added() -> None:
 def test_a_masked_store_of_a_window_only_pod_is_placed_by_the_engines_hash_function() -> None:
     spec = GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=16, window=32)
     index = FleetIndex()
-    topology = Topology(groups=(spec,), hash_algo="sha256", hash_seed="0")
-    index.register(POD, model="m", topology=topology)
+    engine = EngineProfile(hash_algo=HashAlgo.SHA256, hash_seed="0")
+    index.register(POD, model="m", topology=Topology(groups=(spec,)), engine=engine)
     keys = block_keys(PROMPT, EngineHash(seed="0"))
     tail = replace(masked(0, window(32), 32, 48), block_hashes=tuple(keys[1:]))
     index.apply(POD, encode_batch([tail]))

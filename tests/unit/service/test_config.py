@@ -40,7 +40,7 @@ POD = '[[pods]]\nid = "a"\nmodel = "m"\nendpoint = "tcp://h:1"\n'
             "[65537, 65539] have",
         ),
         (
-            POD + TOPOLOGY % "16}], hash_block_size = 7, x = [{",
+            POD + TOPOLOGY % "16}], hash_block_size = 7, model = [{",
             "(a): topology: group 0: block_siz",
         ),
         (POD.replace('"a"', '"a\\nb"'), "pods[0] (a\\nb): pod id 'a\\nb'; use 1 to 128"),
@@ -77,9 +77,8 @@ def test_a_models_config_lies_beside_the_file_and_says_what_is_learned_of_no_eve
 ) -> None:
     path = with_model_config(tmp_path, json.dumps(LLAMA4))
     (pod,) = read_fleet_file(path).pods.values()
-    assert pod.topology == Topology(
-        groups=(), unsent_tokens=((SpecKind.CHUNKED_LOCAL_ATTENTION, 256),)
-    )
+    assert pod.topology == Topology(groups=())
+    assert pod.engine.unsent_tokens == ((SpecKind.CHUNKED_LOCAL_ATTENTION, 256),)
 
 
 @pytest.mark.parametrize("chunk", ["", ", chunk = 256"])

@@ -44,9 +44,6 @@ def topology_of(config: Config) -> Topology:
         alignment=config.alignment,
         hash_block_size=config.hash_block_size,
         partial_hits=config.partial_hits,
-        dialect=EngineDialect.VLLM,
-        hash_algo="sha256",
-        hash_seed=HASH_SEED,
     )
 
 
@@ -67,6 +64,8 @@ def manager_of(config: Config) -> CacheManager:
     return CacheManager(
         CacheConfig(
             topology=topology_of(config),
+            dialect=EngineDialect.VLLM,
+            hash_seed=HASH_SEED,
             num_blocks=config.num_blocks,
             group_options=options,
             caching=config.caching,

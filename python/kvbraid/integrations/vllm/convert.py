@@ -102,8 +102,8 @@ def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig
             alignment=settings.scheduler_block_size if settings.caching else None,
             hash_block_size=settings.hash_block_size if settings.caching else None,
             partial_hits=partial_hits,
-            dialect=EngineDialect.VLLM,
         ),
+        dialect=EngineDialect.VLLM,
         # A model without any cache has one block, which is the null block.
         num_blocks=config.num_blocks if groups else max(config.num_blocks, 2),
         group_options=tuple(_options(group.kv_cache_spec, config) for group in groups),

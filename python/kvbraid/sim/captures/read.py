@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvbraid.engine import EngineProfile
 from kvbraid.errors import CaptureError
-from kvbraid.spec import Topology, topology_from_mapping
+from kvbraid.spec import Topology
+from kvbraid.spec_mapping import FIELDS, profile_from_mapping, topology_from_mapping
 
 _SEQ_BYTES = 8
 
@@ -63,6 +65,7 @@ class Capture:
 
     name: str
     topology: Topology
+    engine: EngineProfile
     concurrency: int
     messages: Sequence[Message]
     operations: Sequence[Operation]
@@ -90,9 +93,12 @@ def read_capture(directory: Path) -> Capture:
     if last > len(messages):
         msg = f"{directory / 'events.bin'}: {len(messages)} messages, but a request saw {last}"
         raise CaptureError(msg)
+    # The rest of the file is about the recording.
+    described = {name: config[name] for name in FIELDS if name in config}
     return Capture(
         name=directory.name,
-        topology=topology_from_mapping(config),
+        topology=topology_from_mapping(described),
+        engine=profile_from_mapping(described),
         concurrency=concurrency,
         messages=messages,
         operations=operations,

@@ -102,10 +102,12 @@ class _Player:
         self.options = options
         self.index = FleetIndex(IndexOptions(keys=options.keys, presence=options.presence))
         self._seen = 0
-        topology = capture.topology
+        engine = capture.engine
         if options.full_reports:
-            topology = replace(topology, report_mode="full")
-        self.index.register(_POD, model=_MODEL, topology=topology, loras=capture.loras)
+            engine = replace(engine, report_mode="full")
+        self.index.register(
+            _POD, model=_MODEL, topology=capture.topology, engine=engine, loras=capture.loras
+        )
 
     def predict(self, lookup: Lookup) -> tuple[int, int]:
         """Bounds from the messages that had been published when the engine looked."""

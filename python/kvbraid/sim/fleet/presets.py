@@ -11,7 +11,14 @@ from typing import Any, Final
 
 from kvbraid.cache.config import CacheConfig
 from kvbraid.cache.retention import Dense, Interval
+from kvbraid.engine import EngineProfile
+from kvbraid.hashing import HashAlgo
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
+
+ENGINE: Final = EngineProfile(
+    dialect=EngineDialect.PURE, hash_algo=HashAlgo.SHA256, hash_seed="kvbraid-sim"
+)
+"""What all simulated engines do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +33,7 @@ class Preset:
 
 
 def _topology(*groups: GroupSpec) -> Topology:
-    return Topology(
-        groups=groups, dialect=EngineDialect.PURE, hash_algo="sha256", hash_seed="kvbraid-sim"
-    )
+    return Topology(groups=groups)
 
 
 _FULL: Final = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16)
@@ -69,6 +74,8 @@ def cache_config(preset: Preset) -> CacheConfig:
     """The cache of such an engine; it publishes all that it does."""
     return CacheConfig(
         topology=preset.topology,
+        dialect=ENGINE.dialect,
+        hash_seed=ENGINE.hash_seed,
         num_blocks=preset.num_blocks,
         events=True,
         retention=Dense() if preset.retention is None else Interval(preset.retention),
@@ -88,7 +95,7 @@ def topology_body(topology: Topology) -> dict[str, Any]:
     ]
     return {
         "groups": groups,
-        "dialect": topology.dialect.value,
-        "hash_algo": topology.hash_algo,
-        "hash_seed": topology.hash_seed,
+        "dialect": ENGINE.dialect.value,
+        "hash_algo": HashAlgo.SHA256.value,
+        "hash_seed": ENGINE.hash_seed,
     }

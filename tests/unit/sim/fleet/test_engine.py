@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from kvbraid.hashing import EngineHash, ExtraKeys, block_keys
 from kvbraid.sim.fleet.engine import EngineAnswer, EngineRequest, SimulatedEngine
-from kvbraid.sim.fleet.presets import PRESETS
+from kvbraid.sim.fleet.presets import ENGINE, PRESETS
 
 PRESET = PRESETS["gpt-oss-sim"]
 
@@ -41,7 +41,7 @@ def test_hashes_on_the_wire_are_those_of_the_engines_hash_function() -> None:
     _, events, rank = sink.batches[0]
     assert rank == 0
     assert [event["group_idx"] for event in events] == [0, 1]
-    engine_hash = EngineHash(seed=PRESET.topology.hash_seed, block_size=16)
+    engine_hash = EngineHash(seed=ENGINE.hash_seed, block_size=16)
     expected = block_keys(range(100), engine_hash, ExtraKeys(cache_salt="pepper"))
     assert events[1]["block_hashes"] == expected
     assert events[1]["extra_keys"] == [["pepper"], None, None, None, None, None]

@@ -49,9 +49,8 @@ class BlockPool(EnginePool):
         assert medium == MEDIUM_GPU
         group = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=hash_block_size)
         config = CacheConfig(
-            topology=Topology(
-                groups=(group,) * _GROUPS_OF_A_LONE_POOL, dialect=EngineDialect.VLLM
-            ),
+            topology=Topology(groups=(group,) * _GROUPS_OF_A_LONE_POOL),
+            dialect=EngineDialect.VLLM,
             num_blocks=num_gpu_blocks,
             caching=enable_caching,
             events=enable_kv_cache_events,

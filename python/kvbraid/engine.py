@@ -1,0 +1,50 @@
+"""What one pod's engine does with its cache, apart from what its model needs (`spec.Topology`).
+
+Frozen data, validated in the constructor: how the engine looks prefixes up, how it hashes, and
+what it publishes.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvbraid.errors import InvalidValueError, shown
+from kvbraid.hashing import HashAlgo
+from kvbraid.spec import EngineDialect, SpecKind
+
+REPORT_MODES: Final = ("incremental", "full")
+"""Whether an engine announces new copies only, or reused blocks as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProfile:
+    """An engine's habits: by default vLLM's, with a hash function that nobody has told.
+
+    Attributes:
+        dialect: Whose departures from the resume rule its look-ups follow.
+        hash_algo: Its hash function; None: those that need no seed of its own are tried.
+        hash_seed: The text of its PYTHONHASHSEED; None: not set.
+        report_mode: `full`: blocks that are reused are announced again, without a copy.
+        retention: Its `prefix_cache_retention_interval` in tokens: an engine that has one keeps
+            whole windows, by which sparse stores are placed where the hash function is unknown.
+        unsent_tokens: By kind, the window or chunk of learned groups whose events do not carry it.
+
+    Raises:
+        InvalidValueError: A report mode that no engine has, or a negative number of tokens.
+    """
+
+    dialect: EngineDialect = EngineDialect.VLLM
+    hash_algo: HashAlgo | None = None
+    hash_seed: str | None = None
+    report_mode: str = "incremental"
+    retention: int | None = None
+    unsent_tokens: tuple[tuple[SpecKind, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what no engine does."""
+        if self.report_mode not in REPORT_MODES:
+            expected = " or ".join(REPORT_MODES)
+            msg = f"report_mode = {shown(self.report_mode)}; expected {expected}"
+            raise InvalidValueError(msg)
+        if self.retention is not None and self.retention < 0:
+            msg = f"retention = {shown(self.retention)} tokens; it must be at least 0"
+            raise InvalidValueError(msg)
