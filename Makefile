@@ -117,7 +117,7 @@ soak: .venv-wheel/installed ## Run the property tests long (2 000 examples each)
 mutants: .venv/built ## Plant twenty bugs one by one: the tests must catch each (NAMES=M01 narrows it)
 	.venv/bin/python -m tests.mutants.run $(NAMES)
 
-test-vllm: .venv-vllm/installed ## Compare with a real vLLM on this CPU (needs the tiny models)
+test-vllm: .venv-vllm/installed ## Compare with a real vLLM on this CPU
 	KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
 
 test-vllm-upstream: .venv-vllm/upstream/fetched ## Run vLLM's own tests of its cache on ours

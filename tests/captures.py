@@ -11,7 +11,7 @@ FIXTURES: Final = ROOT / "tests" / "fixtures" / "captures"
 """The first operations of some captures."""
 
 WHOLE: Final = Path(os.environ.get("KVBRAID_CAPTURES", ROOT.parent / "shared" / "captures"))
-"""All of them, where they lie beside the repository."""
+"""All of them, where they lie beside the repository: the only material that a clone may lack."""
 
 LIVES: Final = (
     "gemma2",

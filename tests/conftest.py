@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-EXPECTED_SKIPS: Final = frozenset({"needs ../shared/captures", "needs ../shared/models"})
+EXPECTED_SKIPS: Final = frozenset({"needs ../shared/captures"})
 """Reasons a test may skip for: material that a clone without `../shared` does not have."""
 
 if os.environ.get("KVBRAID_REAL_ENGINE") != "1":

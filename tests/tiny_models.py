@@ -1,16 +1,19 @@
-"""Writes the configs of tiny models that a real engine runs: `python -m tests.tiny_models`.
+"""Writes the tiny models that a real engine runs: `python -m tests.tiny_models`.
 
 Each is an architecture's own config with sizes that a CPU computes in milliseconds; weights are
-the engine's to invent. They lie in `fixtures/tiny`, and a test holds them to this table.
+the engine's to invent. They lie in `fixtures/tiny`, and a test holds them to these tables. Prompts
+are token ids; the tokenizer is for a server, which does not start without one.
 """
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 FOLDER: Final = Path(__file__).parent / "fixtures" / "tiny"
+TOKENIZER: Final = "tokenizer"
 S, F = "sliding_attention", "full_attention"
+C, L = "chunked_attention", "linear_attention"
 
 COMMON: Final[Mapping[str, Any]] = {
     "vocab_size": 1024,
@@ -28,7 +31,10 @@ COMMON: Final[Mapping[str, Any]] = {
     "torch_dtype": "bfloat16",
 }
 
-OWN: Final[Mapping[str, Mapping[str, Any]]] = {
+Configs: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""Name of the folder -> what the config has beside, or instead of, COMMON."""
+
+ARCHITECTURES: Final[Configs] = {
     "cohere2": {
         "architectures": ["Cohere2ForCausalLM"],
         "num_hidden_layers": 4,
@@ -125,18 +131,176 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-def config_of(model_type: str) -> str:
-    """Return the text of one config.json."""
-    config = {"model_type": model_type, **COMMON, **OWN[model_type]}
-    return json.dumps(config, indent=1) + "\n"
+ONE_HEAD: Final = {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-6,
+}
+
+MAIN: Final[Configs] = {
+    "gemma3": {
+        **ONE_HEAD,
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3ForCausalLM"],
+        "num_hidden_layers": 6,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 32,
+        "sliding_window": 256,
+        "layer_types": [S, S, S, S, S, F],
+        "rope_parameters": {
+            F: {"rope_type": "default", "rope_theta": 1_000_000.0},
+            S: {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    },
+    "gemma4": {
+        "model_type": "gemma4_text",
+        "architectures": ["Gemma4ForCausalLM"],
+        "num_hidden_layers": 6,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": [S, S, F, S, S, F],
+        "sliding_window": 128,
+        "global_head_dim": 64,
+        "num_global_key_value_heads": 2,
+        "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 1024,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            F: {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1_000_000.0,
+            },
+            S: {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    },
+    "gptoss": {
+        "model_type": "gpt_oss",
+        "architectures": ["GptOssForCausalLM"],
+        "num_hidden_layers": 6,
+        "intermediate_size": 64,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 128,
+        "layer_types": [S, F, S, F, S, F],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "experts_per_token": 2,
+        "attention_bias": True,
+        "swiglu_limit": 7.0,
+        "initial_context_length": 4096,
+        "rope_theta": 150_000.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150_000.0,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
+    },
+    "lfm2": {
+        **ONE_HEAD,
+        "architectures": ["Lfm2ForCausalLM"],
+        "num_hidden_layers": 6,
+        "layer_types": ["conv", "conv", F, "conv", "conv", F],
+        "full_attn_idxs": [2, 5],
+        "conv_dim": 64,
+        "conv_dim_out": 64,
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "block_dim": 64,
+        "block_ff_dim": 128,
+        "block_multiple_of": 16,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": False,
+        "norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+    },
+    "llama4": {
+        **ONE_HEAD,
+        "model_type": "llama4_text",
+        "architectures": ["Llama4ForCausalLM"],
+        "num_hidden_layers": 4,
+        "layer_types": [C, C, C, F],
+        "attention_chunk_size": 256,
+        "no_rope_layers": [1, 1, 1, 0],
+        "intermediate_size_mlp": 128,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2,
+        "moe_layers": [1, 3],
+        "attention_bias": False,
+        "rope_theta": 500_000.0,
+    },
+    "mistral_swa": {
+        **ONE_HEAD,
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "num_hidden_layers": 4,
+        "sliding_window": 256,
+        "rope_theta": 10_000.0,
+    },
+    "qwen3next": {
+        "model_type": "qwen3_next",
+        "architectures": ["Qwen3NextForCausalLM"],
+        "num_hidden_layers": 4,
+        "layer_types": [L, L, L, F],
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-6,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10_000.0,
+        "attention_bias": False,
+    },
+}
+"""What most live tests run; ARCHITECTURES have a live test of their own."""
+
+
+def json_text(value: Mapping[str, Any], indent: int | None = 1) -> str:
+    return json.dumps(value, indent=indent) + "\n"
+
+
+def vocabulary() -> dict[str, int]:
+    size = int(COMMON["vocab_size"])
+    return {word: n for n, word in enumerate(["<pad>", "<s>", "</s>", "<unk>"])} | {
+        f"w{n}": n for n in range(4, size)
+    }
+
+
+def files() -> dict[str, str]:
+    """Return the text of every file, by its path within the folder."""
+    texts = {
+        f"{name}/config.json": json_text({"model_type": name, **COMMON, **own})
+        for name, own in {**MAIN, **ARCHITECTURES}.items()
+    }
+    model = {"type": "WordLevel", "vocab": vocabulary(), "unk_token": "<unk>"}
+    texts[f"{TOKENIZER}/tokenizer.json"] = json_text(
+        {"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": model}, indent=None
+    )
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    texts[f"{TOKENIZER}/tokenizer_config.json"] = json_text(
+        {"tokenizer_class": "PreTrainedTokenizerFast", **special}
+    )
+    return texts
 
 
 def main() -> None:
-    """Write every config."""
-    for model_type in OWN:
-        folder = FOLDER / model_type
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(config_of(model_type))
+    """Write every file."""
+    for path, text in files().items():
+        (FOLDER / path).parent.mkdir(parents=True, exist_ok=True)
+        (FOLDER / path).write_text(text)
 
 
 if __name__ == "__main__":

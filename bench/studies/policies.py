@@ -87,9 +87,11 @@ class Study:
 def run(study: Study) -> int:
     """Compute what is missing, then write the table and the plot; return the exit status."""
     missing = [name for name in TRACES if not (study.traces / name).exists()]
-    for name in missing:
-        print(f"{study.traces / name} is missing; it is of {TRACES[name]}", file=sys.stderr)
     if missing:
+        told = "; ".join(f"{name} ({TRACES[name]})" for name in missing)
+        print(
+            f"the folder {study.traces} lacks {told}; TRACES=folder chooses one", file=sys.stderr
+        )
         return 2
     load_matplotlib()
     study.folder.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ def main() -> int:
     studies = {"policies": policies.run}
     parser = argparse.ArgumentParser(prog="bench/studies/run.py")
     parser.add_argument("--only", choices=studies, required=True)
-    parser.add_argument("--traces", type=Path, default=ROOT.parent / "shared" / "traces")
+    parser.add_argument("--traces", type=Path, default=ROOT / "bench" / "studies" / "traces")
     parser.add_argument("--folder", type=Path, default=ROOT / "bench" / "studies")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time")
     parser.add_argument("--requests", type=int, help="only the first of each trace, to try it out")

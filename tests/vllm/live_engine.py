@@ -15,12 +15,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-import pytest
 import zmq
 from kvbraid.engine import EngineProfile
 from kvbraid.hashing import HashAlgo
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
+from tests.tiny_models import FOLDER
 from tests.vllm.engine_process import ENVIRONMENT
 
 PROGRAM: Final = Path(__file__).with_name("engine_process.py")
@@ -56,12 +56,11 @@ class LiveModel:
     max_model_len: int = 1_200
     dtype: str = "float32"  # Of seeded weights.
     retention: int | None = 0
-    beside: Path | None = None  # Where its folder lies, if not with the other models.
 
     @property
     def path(self) -> Path:
         """The folder that the engine reads."""
-        return (self.beside or models_folder()) / self.folder
+        return FOLDER / self.folder
 
 
 MODELS: Final = (
@@ -97,15 +96,6 @@ DROP_IN_MODELS: Final = (
     ),
 )
 """Those that run on our cache as well; with blocks of unequal sizes among them."""
-
-
-def models_folder() -> Path:
-    """Return the folder of tiny models; fail and say how to get it."""
-    beside = Path(__file__).resolve().parents[3] / "shared" / "models" / "tiny"
-    folder = Path(os.environ.get("KVBRAID_TINY_MODELS", beside))
-    if not folder.is_dir():
-        pytest.fail(f"no tiny models at {folder}; set KVBRAID_TINY_MODELS to their folder")
-    return folder
 
 
 class Answer(NamedTuple):

@@ -17,8 +17,8 @@ from typing import Any, Final
 import pytest
 from kvbraid.errors import UnsupportedError
 
+from tests.tiny_models import FOLDER
 from tests.vllm.drop_in_pair import config_of, full, states, tokens, window
-from tests.vllm.live_engine import models_folder
 
 if True:  # Only after `drop_in_pair` has imported vLLM with its warnings off.
     from kvbraid.integrations.vllm import KvbraidAsyncScheduler, KvbraidScheduler
@@ -66,7 +66,7 @@ LAYOUTS: Final = {
 def engine_config() -> Any:  # noqa: ANN401 - vLLM's own type.
     """Return what an engine with a tiny model would be configured with. Takes seconds."""
     return EngineArgs(
-        model=str(models_folder() / "gemma3"),
+        model=str(FOLDER / "gemma3"),
         max_model_len=512,
         max_num_batched_tokens=128,
         max_num_seqs=4,

@@ -7,16 +7,19 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 import httpx
 import pytest
 
+from tests.tiny_models import FOLDER, TOKENIZER
 from tests.vllm.engine_process import ENVIRONMENT
-from tests.vllm.live_engine import models_folder
 
 START_SECONDS: Final = 500.0
+NAME_OF_THE_OTHER_WHEEL: Final = Path(__file__).with_name("serve_path")
+"""A folder for PYTHONPATH: its sitecustomize.py answers for the wheel that a server asks about."""
 
 
 def free_port() -> int:
@@ -28,16 +31,15 @@ def free_port() -> int:
 @contextmanager
 def serving(folder: str) -> Iterator[httpx.Client]:
     """Start a server and yield a client of it; stop it at the end."""
-    models = models_folder()
     environment = os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1"}
     del environment["VLLM_ENABLE_V1_MULTIPROCESSING"]
-    # The models' folder has a sitecustomize.py: a server asks for the name of the other wheel.
-    paths = (os.environ.get("PYTHONPATH"), str(models))
+    paths = (os.environ.get("PYTHONPATH"), str(NAME_OF_THE_OTHER_WHEEL))
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(models / folder)]
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(FOLDER / folder)]
     options = {
         "--served-model-name": "tiny",
+        "--tokenizer": str(FOLDER / TOKENIZER),
         "--host": "127.0.0.1",
         "--port": port,
         "--load-format": "dummy",

@@ -30,7 +30,7 @@ from kvbraid.models import (
 from kvbraid.models.pages import covering_block
 from kvbraid.spec import SpecKind
 
-from tests.vllm.live_engine import MODELS, LiveModel, models_folder
+from tests.vllm.live_engine import MODELS, LiveModel
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Of torch and vLLM, while they are imported.
@@ -150,7 +150,7 @@ def test_a_block_is_lengthened_for_a_state_as_the_engine_does(
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.folder)
 def test_a_live_models_config_gives_the_groups_it_is_watched_with(model: LiveModel) -> None:
     """Each of these topologies stands against a running engine in test_live_engines.py."""
-    config = read_config(models_folder() / model.folder / "config.json")
+    config = read_config(model.path / "config.json")
     grouping = group_config(config, EngineOptions(block_size=model.block_size)).grouping
     assert grouping.topology().groups == model.topology.groups
 

@@ -15,7 +15,7 @@ from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
 from kvbraid.models import EngineOptions, group_config, read_config
 
-from tests.tiny_models import FOLDER, OWN
+from tests.tiny_models import ARCHITECTURES, FOLDER
 from tests.vllm.live_engine import ENGINE, LiveModel
 from tests.vllm.live_pair import events_of, running_both
 from tests.vllm.soak import LIVE_TIMEOUT
@@ -34,7 +34,6 @@ def read_from(folder: Path, num_blocks: int, retention: int | None) -> LiveModel
         num_blocks=num_blocks,
         topology=topology,
         retention=retention,
-        beside=folder.parent,
     )
 
 
@@ -53,7 +52,7 @@ LIVE: Final = (
 
 
 def test_each_tiny_model_is_run() -> None:
-    assert {name for name, _, _ in LIVE} == set(OWN)
+    assert {name for name, _, _ in LIVE} == set(ARCHITECTURES)
     assert {retention for _, _, retention in LIVE} == {0, 256, None}
 
 

@@ -1,10 +1,10 @@
-"""The configs that live tests start engines with are those that their script writes."""
+"""The tiny models that live tests start engines with are those that their script writes."""
 
-from tests.tiny_models import FOLDER, OWN, config_of
+from tests.tiny_models import FOLDER, files
 
 
 def test_the_tiny_models_are_current() -> None:
-    assert {folder.name for folder in FOLDER.iterdir()} == set(OWN)
-    for name in OWN:
-        text = (FOLDER / name / "config.json").read_text()
-        assert text == config_of(name), "run `python -m tests.tiny_models`"
+    found = {p.relative_to(FOLDER).as_posix(): p for p in FOLDER.rglob("*") if p.is_file()}
+    assert {name: path.read_text() for name, path in found.items()} == files(), (
+        "run `python -m tests.tiny_models`"
+    )
