@@ -1,4 +1,4 @@
-"""The short cut for scores on a raw socket: whatever the framing, the answers are the same."""
+"""The shortcut for scores on a raw socket: whatever the framing, the answers are the same."""
 
 import json
 import socket

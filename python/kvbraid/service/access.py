@@ -1,8 +1,8 @@
 """Who may register and remove pods: a pure decision on the address, the flags and the token.
 
-Reading (score, pods, metrics) is open to whoever reaches the port. Where everybody on this
-machine may change the fleet, a page in a browser of this machine must not: the name by which it
-calls the server, and the one that it came from, are those of this machine or it is refused.
+Everyone who reaches the port may read (score, pods, metrics). Even if everyone on this machine may
+change the fleet, a page in a browser of this machine must not. So a change is refused unless the
+name by which it calls the server, and the name that it came from, are names of this machine.
 """
 
 import hmac
@@ -23,8 +23,8 @@ class Access:
     """With a token every change needs it; without one, changes are on or off.
 
     Attributes:
-        hosts: Names by which a change may call the server, beside this machine's own; None where
-            any will do.
+        hosts: Further names by which a change may call the server, besides this machine's own;
+            None: any name.
     """
 
     token: str | None = None
@@ -43,7 +43,7 @@ class Access:
         )
 
     def check(self, authorization: bytes, host: bytes, origin: bytes | None) -> None:
-        """Refuse a change that these headers do not entitle to.
+        """Refuse a change that these headers do not allow.
 
         Raises:
             RefusalError: `registration_off`, `unauthorized` or `foreign_host`.
@@ -62,13 +62,13 @@ class Access:
                 self._check_name("origin", origin.partition(b"://")[2])
 
     def _check_name(self, header: str, value: bytes) -> None:
-        """Refuse a name that a page of another site may have."""
+        """Refuse a name that a page of another site could use."""
         assert self.hosts is not None
         found = _NAME.fullmatch(value.decode("latin-1").lower())
         name = found[1].strip("[]") if found else ""
         if not is_loopback(name) and name not in self.hosts:
             told = f"the {header} of this change is {shown(value.decode('latin-1'))}"
-            raise RefusalError("foreign_host", f"{told}, which is no name of this machine")
+            raise RefusalError("foreign_host", f"{told}, which is not a name of this machine")
 
 
 def is_loopback(host: str) -> bool:

@@ -1,7 +1,7 @@
 """The JSON bodies of every answer, as structs: the OpenAPI document is generated from them.
 
-`/v1/score` is written by the native core in the form of ScoreAnswer, whose rows are the index's
-own; the rest is converted from the index's rows by attribute name.
+The native core writes `/v1/score` in the form of ScoreAnswer, whose rows are the index's own; the
+other answers are converted from the index's rows by attribute name.
 """
 
 import msgspec
@@ -34,7 +34,7 @@ class ExplainGroup(msgspec.Struct, frozen=True):
 
 
 class ExplainRow(msgspec.Struct, frozen=True):
-    """Why one pod and rank answers what it does."""
+    """The reasons for the answer of one pod and rank."""
 
     pod: str
     dp_rank: int
@@ -66,10 +66,10 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class IndexRow(msgspec.Struct, frozen=True):
-    """What the index knows of one pod and rank.
+    """What the index knows about one pod and rank.
 
-    `placed` counts entries by the means that placed them, and those that wait; `hash_function`
-    says how far the engine's hash function is trusted.
+    `placed` counts entries by the means that placed them, and those without a place;
+    `hash_function` says how far the engine's hash function is trusted.
     """
 
     pod: str

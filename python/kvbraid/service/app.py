@@ -1,8 +1,8 @@
 """The ASGI application, built from the route table.
 
 One `Endpoint` per route reads the body within its limit, runs the handler inline or on a thread,
-and answers; every error leaves here in one JSON shape. POST /v1/score reaches its endpoint before
-routing and before any middleware.
+and answers. Every error leaves this module in one JSON shape. POST /v1/score reaches its endpoint
+before routing and before any middleware.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _A = TypeVar("_A", Answer, Answer | None)
 
 
 class ClientGoneError(KvbraidError):
-    """The client closed the connection before its body was complete; nobody is answered."""
+    """The client closed the connection before its body was complete; no answer is sent."""
 
 
 class Endpoint:
@@ -76,15 +76,15 @@ class Endpoint:
             answer = _refused(RefusalError("shutting_down", "given up: the server ends"))
         finally:
             self._door.release(len(body))
-        with contextlib.suppress(asyncio.CancelledError):  # The end does not wait for a reader.
+        with contextlib.suppress(asyncio.CancelledError):  # The end waits for no reader.
             await _send(send, answer)
 
     def answer_at_once(self, call: Call) -> Answer | None:
-        """Answer as far as the event loop's own thread may: None where that has to wait."""
+        """Answer on the event loop's own thread; None if the answer would have to wait."""
         return self._run(self._route.at_once, call)
 
     def answer(self, call: Call) -> Answer:
-        """Run the handler; every error becomes an answer, an unexpected one is logged too."""
+        """Run the handler; every error becomes an answer, and an unexpected one is also logged."""
         return self._run(self._route.handler, call)
 
     def _run(self, handler: Callable[[Context, Call], _A], call: Call) -> _A | Answer:
@@ -112,7 +112,7 @@ class Endpoint:
         return Call(bytes(body), given.get(b"content-type", b""), scope["query_string"], pod)
 
     async def _read_body(self, receive: Receive, body: bytearray) -> None:
-        """Read the whole body, and no more than the limit of it."""
+        """Read the whole body, at most up to the limit."""
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -135,7 +135,7 @@ async def _on_thread(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
 
 
 def _once(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Return the headers by name; of those that decide something there may be one each."""
+    """Return the headers by name; a header that decides something may occur only once."""
     given = dict(headers)
     if len(given) != len(headers):
         for name, count in Counter(name for name, _ in headers).items():
@@ -164,7 +164,7 @@ class Application:
     """The ASGI application of a service whose feed is started and closed elsewhere.
 
     `score` is the endpoint of SCORE_PATH, for a server that can reach it directly; `door` has the
-    limits that its connections keep to.
+    limits of all connections.
     """
 
     def __init__(self, service: Service, *, access: Access | None = None) -> None:

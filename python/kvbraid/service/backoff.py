@@ -1,6 +1,6 @@
 """How long to wait before the next attempt: twice as long each time, up to a limit.
 
-Reads no clock: whoever tries says when.
+This module reads no clock: its caller passes the time.
 """
 
 from typing import Final
@@ -12,8 +12,8 @@ class Backoff:
     """The pauses between attempts at one thing.
 
     Args:
-        longest_s: No pause is longer.
-        calm_s: After so long without a failure the next pause is the shortest again.
+        longest_s: The longest pause.
+        calm_s: After so much time without a failure, the next pause is the shortest again.
     """
 
     def __init__(self, longest_s: float, *, calm_s: float) -> None:

@@ -1,9 +1,9 @@
 """Whether the addresses of a pod can be bound, tried before anything depends on it.
 
-Each address is bound by a socket of a context of its own and let go again. One that is bound
-here already is shared, and a port that the replaced pod holds may become free with it: of that
-only the host is tried, on any port. Nothing is connected to, and nobody is kept waiting but the
-caller: a pod's feed is never touched here.
+A socket with its own context binds each address and releases it again. An address that this
+process has already bound is shared. A port that the replaced pod holds becomes free with the pod,
+so only its host is tried, on any port. Nothing is connected to, only the caller waits, and a pod's
+feed is never touched here.
 """
 
 import time
@@ -23,7 +23,7 @@ _TRY_EVERY_S: Final = 0.002
 def check_bindable(
     addresses: Sequence[str], *, held: Collection[str], leaving: Sequence[str]
 ) -> None:
-    """Bind each address and let it go again.
+    """Bind each address and release it again.
 
     Args:
         addresses: One per rank of the pod that is bound here.
@@ -49,7 +49,7 @@ def check_bindable(
 
 
 def wait_until_free(addresses: Collection[str]) -> None:
-    """Return once addresses that ZeroMQ was told to let go of are free, or after two seconds."""
+    """Return once the addresses that ZeroMQ was told to release are free, or after 2 seconds."""
     until = time.monotonic() + _FREE_WITHIN_S
     while addresses:
         try:

@@ -1,7 +1,7 @@
 """A link at an address that engines connect to; several pods may share it.
 
-Connections are told apart by the descriptor that ZeroMQ attaches to each message. Where pods share
-the address, the topic of a message names its pod.
+ZeroMQ attaches a descriptor to each message, which identifies its connection. If pods share the
+address, the topic of a message names its pod.
 """
 
 from collections.abc import Iterable
@@ -21,15 +21,15 @@ class BoundLink(Link):
     def __init__(self, wires: Wires, endpoint: str) -> None:
         super().__init__(wires, endpoint)
         self._feeds: dict[PodId, RankFeed] = {}
-        self._peers: dict[RankFeed, int] = {}  # Which connection a feed was heard on.
+        self._peers: dict[RankFeed, int] = {}  # The connection through which a feed was heard.
         self._paused: dict[RankFeed, float] = {}  # Feeds that failed, until when.
         self._unheard: list[int] = []  # Connections through which nothing has come yet.
-        self._leaving: list[int] = []  # Broken ones whose last messages may still be unread.
+        self._leaving: list[int] = []  # Broken, with last messages that may be unread.
 
     def add(self, feed: RankFeed) -> None:
         """Let one more pod share the address."""
         self._feeds[feed.pod] = feed
-        self._usual_topic = None  # Who owns a topic may have changed.
+        self._usual_topic = None  # The owner of a topic may have changed.
         self._greet()
 
     def discard(self, feed: RankFeed) -> bool:
@@ -52,7 +52,7 @@ class BoundLink(Link):
             self._greet()
 
     def start_again(self, feed: RankFeed, now: float, pause_s: float) -> None:
-        """Let the address stand, which may be others' too; the feed hears nothing for a while."""
+        """Keep the address, which others may share; the feed hears nothing for a while."""
         self._paused[feed] = now + pause_s
         peer = self._peers.pop(feed, None)
         if peer is not None:
@@ -91,7 +91,7 @@ class BoundLink(Link):
             self._greet()
 
     def _greet(self) -> None:
-        """A pod that has the address for itself is connected before its first message."""
+        """Note that a pod with its own address is connected before its first message."""
         if len(self._feeds) == 1 and self._unheard:
             (feed,) = self._feeds.values()
             if feed not in self._peers and feed not in self._paused:
@@ -109,7 +109,7 @@ class BoundLink(Link):
         return None if names is None else self._feeds.get(PodId(names[0]))
 
     def _count(self, num_bytes: int) -> None:
-        """Nothing: every message says through which connection it came."""
+        """Do nothing: every message says through which connection it came."""
 
     def _hand_over(self, feed: RankFeed, seq: int, frame: zmq.Frame) -> None:
         peer = int(frame.get(zmq.SRCFD))

@@ -1,7 +1,7 @@
-"""What this process has room for: sockets of ZeroMQ, and descriptors, of which HTTP has a share.
+"""What this process has room for: ZeroMQ sockets, and descriptors, of which HTTP has a share.
 
-Checked when a pod is registered, so that no limit is met for the first time while an engine
-reconnects. Counts by what a rank takes at most; opens nothing but ZeroMQ's context.
+This is checked when a pod is registered, so that no limit is met for the first time while an
+engine reconnects. A rank counts with the most that it can need. Only ZeroMQ's context is opened.
 """
 
 import resource
@@ -12,35 +12,35 @@ import zmq
 from kvbraid.service.errors import RefusalError
 
 DESCRIPTORS_PER_RANK: Final = 8
-"""A subscription and its monitor take 4 (two ends each), a replay under way another 4."""
+"""A subscription and its monitor take 4 (two ends each); a replay takes another 4."""
 
 SHARE_OF_CONNECTIONS: Final = 4
-"""One descriptor in so many is for HTTP connections; feeds, which cannot wait, have the others."""
+"""One descriptor in this many is for HTTP; the others are for feeds, which cannot wait."""
 
 _RESERVE: Final = 128
 """Descriptors for files, the event loop and the like."""
 
 
 def new_context() -> "zmq.Context[zmq.Socket[bytes]]":
-    """Return a context of its own that has room for as many sockets as ZeroMQ allows at all."""
+    """Return a new context with room for as many sockets as ZeroMQ allows."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, int(context.get(zmq.SOCKET_LIMIT)))
     return context
 
 
 def raise_descriptor_limit() -> None:
-    """Allow this process as many descriptors as it may allow itself."""
+    """Raise this process's limit of descriptors as far as it may."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def max_connections() -> int:
-    """Return how many HTTP connections leave the feeds their descriptors."""
+    """Return how many HTTP connections may be open without taking the feeds' descriptors."""
     return max(1, _descriptors() // SHARE_OF_CONNECTIONS)
 
 
 def max_ranks() -> int:
-    """Return how many ranks the descriptors of this process suffice for."""
+    """Return for how many ranks the descriptors of this process suffice."""
     left = _descriptors() - max_connections() - _RESERVE
     return max(0, left // DESCRIPTORS_PER_RANK)
 

@@ -23,7 +23,7 @@ _TOKEN_BYTES: Final = 4
 _Answer = TypeVar("_Answer", bound=msgspec.Struct)
 
 Query = Mapping[str, str | Sequence[str] | None]
-"""Fields of a request beside its tokens, under the names of the API; None is left out."""
+"""The fields of a request except its tokens, by the API's names; None is left out."""
 
 
 class Client:
@@ -50,15 +50,15 @@ class Client:
         self._http.close()
 
     def score(self, tokens: bytes, query: Query) -> ScoreAnswer:
-        """Ask what each pod could reuse of these little-endian uint32 token ids.
+        """Ask how many of these little-endian uint32 token ids each pod could reuse.
 
         Raises:
-            ServiceError: The server refused or could not be reached; so for every method.
+            ServiceError: The server refused or could not be reached. Every method may raise it.
         """
         return self._read(self._post("/v1/score", tokens, query), ScoreAnswer)
 
     def explain(self, tokens: bytes, query: Query) -> ExplainAnswer:
-        """Ask why each pod answers what it does."""
+        """Ask for the reasons of each pod's answer."""
         return self._read(self._post("/v1/explain", tokens, query), ExplainAnswer)
 
     def pods(self) -> PodsAnswer:

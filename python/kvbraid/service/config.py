@@ -1,7 +1,7 @@
 """What an operator writes, `fleet.toml` or the body of PUT /v1/pods/{id}, as frozen values.
 
-Both are decoded by the same structs, and every refusal names the key and a remedy. Reading a
-file is the only I/O; nothing here knows whether a pod is registered.
+The same structs decode both, and every refusal names the key and a remedy. Reading a file is the
+only I/O; nothing here knows whether a pod is registered.
 """
 
 import re
@@ -31,8 +31,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Sizes and times above which the service refuses: bytes, tokens, pod ranks, seconds.
 
     `bodies_bytes` bounds the bodies of all requests together, `head_bytes` the first line and the
-    headers of one. A request has `request_s` to arrive, and its answer to be taken; a connection
-    on which nothing was begun is closed after `idle_s`.
+    headers of one request. A request must arrive, and its answer be read, within `request_s`; a
+    connection without a request is closed after `idle_s`.
     """
 
     body_bytes: _Positive = 16 << 20
@@ -48,8 +48,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class ServerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where to listen, who may register pods, and when a silent pod is asked for news.
 
-    `allow_hosts` are names by which changes may call a server that listens on loopback and has
-    no token, beside localhost and loopback addresses.
+    `allow_hosts` are further names by which changes may call a server that listens on loopback
+    and has no token, besides localhost and loopback addresses.
     """
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
@@ -70,7 +70,7 @@ class IndexOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class PodFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What fleet.toml and PUT /v1/pods/{id} say of a pod in the same words."""
+    """The fields of a pod that fleet.toml and PUT /v1/pods/{id} share."""
 
     model: Annotated[str, Meta(min_length=1, max_length=512)]
     endpoint: str
@@ -110,7 +110,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodConfig:
-    """One pod as registered, its topology completed; equal ones mean nothing to do."""
+    """One pod as registered, with its topology completed; an equal one changes nothing."""
 
     model: str
     endpoint: str
@@ -218,7 +218,7 @@ def pod_config(
 ) -> PodConfig:
     """Check what the struct's types cannot: endpoints, topology and the model's config.json.
 
-    What comes out is accepted by every index: one that is thrown away has taken it.
+    Every index accepts the result: an index that is thrown away has already taken it.
 
     Raises:
         RefusalError: `invalid_endpoint`.
@@ -256,7 +256,7 @@ def _pod_config(
 def _described(
     given: Mapping[str, object] | None, model_config: _ModelConfig
 ) -> tuple[Topology | None, EngineProfile]:
-    """What the operator says, completed by what the model's config.json says."""
+    """Return the operator's description, completed from the model's config.json."""
     topology = None if given is None else topology_from_mapping(given)
     engine = profile_from_mapping(given or {})
     if model_config is None:
@@ -272,7 +272,7 @@ def _described(
 
 
 def _try_topology(config: PodConfig) -> None:
-    """Let an index refuse a topology before anything depends on it."""
+    """Pass a topology to an index that may refuse it, before anything depends on it."""
     try:
         FleetIndex().register(
             PodId("trial"), model=config.model, topology=config.topology, engine=config.engine

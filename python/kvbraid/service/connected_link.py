@@ -1,7 +1,7 @@
 """A link to the one engine rank that binds an address.
 
-A new socket is opened after each disconnection: what the old one had not handed over yet is left
-to replay, so nothing of a broken connection is taken for the next one's.
+A new socket is opened after each disconnection. Messages that the old one had not handed over yet
+are replayed, so none of them can be taken for a message of the next connection.
 """
 
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ class ConnectedLink(Link):
         return False
 
     def attend(self, now: float) -> None:
-        """Also follow a name to another address while no connection stands."""
+        """Also follow a name to another address while there is no connection."""
         super().attend(now)
         if self._is_open and self._connected_at is None and now >= self._look_again_at:
             address = self._locate(now)
@@ -50,7 +50,7 @@ class ConnectedLink(Link):
         self._reopen_at = now + pause_s
 
     def close(self) -> None:
-        """Close the sockets; the next connection begins anew."""
+        """Close the sockets; the next connection starts from nothing."""
         self._connected_at = None
         super().close()
 
@@ -65,7 +65,7 @@ class ConnectedLink(Link):
     def _attach(self, opened: zmq.Socket[bytes], address: str) -> None:
         opened.connect(address)
         self._address = address
-        if address.startswith("inproc:"):  # Without a connection to monitor: always there.
+        if address.startswith("inproc:"):  # There is no connection to monitor: it always exists.
             self._feed.connected()
 
     def _notice(self, event: int, fd: int, now: float) -> None:

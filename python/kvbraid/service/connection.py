@@ -1,10 +1,11 @@
-"""One HTTP/1.1 connection within limits: of its head, of its time, of its place among others.
+"""One HTTP/1.1 connection with limits on its head, its time and its place among others.
 
-uvicorn parses and answers; here is what it leaves open. The bytes of a head are bounded while
-they arrive; a client that does not finish its request, or does not read its answer, is closed
-after a documented time; what is not HTTP is answered in the one JSON shape. Answers to earlier
-requests of the same connection go out first. A large piece is parsed in slices, in turn with
-everything else on the event loop: a client that floods waits for the others, not they for it.
+uvicorn parses and answers; this module adds the limits that uvicorn does not have. The bytes of a
+head are bounded while they arrive. A client that does not finish its request, or does not read its
+answer, is disconnected after a documented time. Input that is not HTTP is answered in the same
+JSON shape as other errors, after the answers to earlier requests of the connection. A large piece
+is parsed in slices, in turn with everything else on the event loop, so a client that floods the
+server waits for the others.
 """
 
 import asyncio
@@ -22,16 +23,16 @@ from kvbraid.service.errors import RefusalError
 from kvbraid.service.routes import Answer
 
 SLICE_BYTES: Final = 64 << 10
-"""Bytes of one connection that are parsed before others have their turn."""
+"""Bytes of one connection that are parsed in one turn."""
 
 _LINGER_S: Final = 1.0
-"""How long a client that was refused may go on sending: a reset would take the answer with it."""
+"""How long a refused client may go on sending: a reset would destroy the answer."""
 
 _logger: Final = logging.getLogger(__name__)
 
 
 class Connection(HttpToolsProtocol):
-    """A connection that keeps to the limits of its application's door."""
+    """A connection that observes the limits of its application's door."""
 
     def __init__(
         self,
@@ -46,21 +47,21 @@ class Connection(HttpToolsProtocol):
         self._application = app
         self._door = app.door
         self._max_head_bytes = app.door.limits.head_bytes
-        self._since: float | None = None  # When the client last began, or was answered.
+        self._since: float | None = None  # When the client last began a request, or was answered.
         self._in_head = False
         self._in_message = False
-        self._head_bytes = 0  # Of the head under way, without the piece that it began in.
-        self._first_bytes = 0  # The whole of that piece.
+        self._head_bytes = 0  # Of the head that is arriving, without the piece in which it began.
+        self._first_bytes = 0  # The size of that piece.
         self._piece_bytes = 0
         self._rest = bytearray()  # Arrived, to be parsed in a later turn.
         self._has_turn = False
-        self._is_refused = False  # Nothing is parsed any more.
+        self._is_refused = False  # Nothing more is parsed.
         self._is_leaving = False  # Our side has ended.
         self._unsent_bytes = 0
         self._unsent_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a place, or be told that there is none."""
+        """Take a place among the connections, or refuse the client if there is none."""
         super().connection_made(transport)
         self.flow = _Flow(transport, self)
         admitted = self._door.admit(self.connections)  # type: ignore[arg-type]
@@ -83,7 +84,7 @@ class Connection(HttpToolsProtocol):
             self._parse_slice()
 
     def has_rest(self) -> bool:
-        """Whether something has arrived that is not parsed yet."""
+        """Whether bytes have arrived that are not parsed yet."""
         return bool(self._rest)
 
     def take_turn(self) -> None:
@@ -107,7 +108,7 @@ class Connection(HttpToolsProtocol):
             self.transport.resume_reading()
 
     def _parse(self, piece: bytes) -> None:
-        """Parse bytes; what is not HTTP, or too long a head, ends the connection."""
+        """Parse bytes; input that is not HTTP, or a head that is too long, ends the connection."""
         self._piece_bytes = len(piece)
         if self._in_head:
             self._head_bytes += len(piece)
@@ -129,7 +130,7 @@ class Connection(HttpToolsProtocol):
         self._since = self.loop.time()
 
     def on_headers_complete(self) -> None:
-        """Refuse a head that is too large though it came in few pieces."""
+        """Refuse a head that is too large even though it came in few pieces."""
         self._in_head = False
         if self._first_bytes + self._head_bytes > self._max_head_bytes:
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
@@ -142,7 +143,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Wait for the client no longer."""
+        """Stop waiting for the client."""
         self._in_message = False
         super().on_message_complete()
 
@@ -152,13 +153,13 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
 
     def rest(self) -> None:
-        """Wait for the client again, after an answer that uvicorn knows nothing of."""
+        """Wait for the client again, after an answer that uvicorn does not know about."""
         self.server_state.total_requests += 1
         self._in_message = False
         self._since = self.loop.time()
 
     def waiting_since(self) -> float | None:
-        """Since when the client is waited for; None while it is answered, or is leaving."""
+        """When the wait for the client began; None while it is answered, or is leaving."""
         return None if self._is_answering() or self.transport.is_closing() else self._since
 
     def give_way(self) -> None:
@@ -206,7 +207,7 @@ class Connection(HttpToolsProtocol):
             self.leave()
 
     def leave(self) -> None:
-        """Give up what is arriving, end our side, and close once the client has, or soon."""
+        """Give up what is arriving, end our side, and close when the client has, or soon."""
         self._give_up_body()
         self._is_leaving = True
         if len(self.connections) > self._door.max_connections:
@@ -217,7 +218,7 @@ class Connection(HttpToolsProtocol):
             self.loop.call_later(_LINGER_S, self.transport.close)
 
     def _give_up_body(self) -> None:
-        """Tell whoever waits for the rest of a body that there is none."""
+        """Tell the reader of a body that its rest will not come."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.waiting_for_100_continue = False  # Nothing may follow the end of our side.
@@ -234,7 +235,7 @@ class Connection(HttpToolsProtocol):
         self.transport.write(head + answer.body)
 
     def _is_answering(self) -> bool:
-        """Whether an answer is due to a request that has arrived whole."""
+        """Whether a request that has arrived completely waits for its answer."""
         if self.pipeline:
             return True
         is_open = self.cycle is not None and not self.cycle.response_complete
@@ -250,7 +251,7 @@ class Connection(HttpToolsProtocol):
 
 
 class _Flow(FlowControl):
-    """Goes on reading only when what has arrived is parsed."""
+    """Continues to read only when everything that has arrived is parsed."""
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         super().__init__(transport)
@@ -266,7 +267,7 @@ class _Flow(FlowControl):
 
 
 def _refusal(error: httptools.HttpParserError) -> RefusalError:
-    """What the parser, or one of its callbacks, has refused."""
+    """Return the refusal of the parser, or of one of its callbacks."""
     cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
     if isinstance(cause, RefusalError):
         return cause

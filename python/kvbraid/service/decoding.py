@@ -1,7 +1,7 @@
 """JSON bodies into structs, and what is wrong with them in one line that names the key.
 
-Everything here is fed by whoever reaches the port: no text of theirs, however crafted, does more
-than appear, clipped, in the refusal. Reads nothing and knows no route.
+Everyone who reaches the port can send input to this module. No text of theirs, however crafted,
+does more than appear, clipped, in the refusal. This module reads nothing and knows no route.
 """
 
 import difflib
@@ -45,7 +45,7 @@ def describe(
     Args:
         error: What msgspec found while decoding into `root`.
         root: The struct whose (nested) fields are the known keys.
-        under: Key of the root that was decoded by itself.
+        under: The key of the root, if that was decoded by itself.
     """
     text = str(error)
     problem, at, place = text.rpartition(_AT) if text.endswith("`") else ("", "", "")
@@ -76,7 +76,7 @@ def _fields_at(root: type[msgspec.Struct], path: str) -> list[str]:
 
 
 def _below(kind: msgspec.inspect.Type, name: str | None) -> Sequence[msgspec.inspect.Type]:
-    """The types one step below: of a field by its name, or of an item where there is none."""
+    """The types one step below: of the field with this name, or of an item without a name."""
     if isinstance(kind, msgspec.inspect.StructType):
         inner = [known.type for known in kind.fields if known.encode_name == name]
     elif isinstance(kind, msgspec.inspect.ListType) and name is None:

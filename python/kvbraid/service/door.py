@@ -1,8 +1,8 @@
-"""What all connections share: how many there may be, what their bodies hold, what was refused.
+"""What all connections share: their number, the bytes of their bodies, what was refused.
 
-The law: a client that sends nothing, half a request or one it never reads the answer of costs a
-descriptor for a documented time and no longer, and gives way before that when others need its
-place. A request that is being answered is never cut off here. Must be used on the event loop.
+The law: a client that sends nothing or half a request, or that never reads its answer, costs a
+descriptor for a documented time at most, and gives way earlier if others need its place. A request
+that is being answered is never cut off here. This must be used on the event loop.
 """
 
 import heapq
@@ -14,14 +14,14 @@ from kvbraid.service.capacity import max_connections
 from kvbraid.service.config import Limits
 from kvbraid.service.errors import RefusalError
 
-_SHARE_THAT_GIVES_WAY: Final = 16  # At once, so that a flood pays for the search.
+_SHARE_THAT_GIVES_WAY: Final = 16  # At once: one search serves many connections.
 
 
 class Waiter(Protocol):
     """A connection, as the door sees it."""
 
     def waiting_since(self) -> float | None:
-        """Since when the client is waited for; None while it is answered."""
+        """When the wait for the client began; None while it is answered."""
 
     def give_way(self) -> None:
         """Close at once."""
@@ -34,8 +34,8 @@ class Door:
     """The limits of the HTTP side as numbers, and what is counted against them.
 
     Attributes:
-        refused: What was refused or given up before any route saw it, by reason.
-        held_bytes: Request bodies that are arriving or being answered, all together.
+        refused: Counts by reason of what was refused or given up before any route saw it.
+        held_bytes: Bytes of all request bodies that are arriving or being answered.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -49,7 +49,7 @@ class Door:
         self.max_connections = min(self.limits.connections, max_connections())
 
     def admit(self, connections: Collection[Waiter]) -> bool:
-        """Whether a new connection, counted already, may stay; others may give way to it."""
+        """Whether a new connection, already counted, may stay; others may give way to it."""
         if len(connections) <= self.max_connections:
             return True
         waiting = (
@@ -64,7 +64,7 @@ class Door:
         return bool(leaving)
 
     def sweep(self, connections: Iterable[Waiter], now: float) -> None:
-        """Close what has kept us waiting for too long."""
+        """Close connections that have kept us waiting too long."""
         for each in list(connections):
             each.expire(now)
 

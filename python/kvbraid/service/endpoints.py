@@ -1,7 +1,7 @@
 """Addresses and topics of event feeds: who binds, which port a rank has, what a topic names.
 
-Pure text; opens nothing. What passes here ZeroMQ takes: its own rule for hosts is repeated, and
-tests/service/test_endpoints.py asks ZeroMQ itself.
+This module works on text and opens nothing. ZeroMQ accepts every address that passes here: its own
+rule for hosts is repeated, and tests/service/test_endpoints.py asks ZeroMQ itself.
 """
 
 import re
@@ -14,7 +14,7 @@ _ANY_HOST: Final = frozenset({"*", "0.0.0.0", "[::]", "::"})  # noqa: S104  Reco
 _MAX_PORT: Final = 65535
 _HOST: Final = re.compile(r"\*|[A-Za-z0-9\[:][A-Za-z0-9.:%\[\]_-]*")
 _MAX_PATH_BYTES: Final = 107
-"""Of an ipc endpoint: a Unix domain socket's address has room for no more."""
+"""The longest path of an ipc endpoint: the address of a Unix domain socket has room for it."""
 
 
 def rank_endpoint(endpoint: str, rank: int) -> str:
@@ -41,7 +41,7 @@ def check_connects(endpoint: str) -> None:
     """Check that a connection can be made to a well-formed endpoint.
 
     Raises:
-        InvalidValueError: It names any host, or any port, which only somebody who binds may.
+        InvalidValueError: It names any host or any port, which is allowed only for binding.
     """
     transport, address = _split(endpoint)
     if transport == "tcp":
@@ -60,7 +60,7 @@ def engine_binds(endpoint: str) -> bool:
 
 
 def subscriber_binds(endpoint: str) -> bool:
-    """Whether a subscriber binds this endpoint unless told otherwise: when its host is `*`."""
+    """Whether a subscriber binds this endpoint by default: it does if the host is `*`."""
     transport, address = _split(endpoint)
     return transport == "tcp" and _host_and_port(endpoint, address)[0] in _ANY_HOST
 

@@ -20,7 +20,7 @@ from kvbraid.errors import (
 
 
 class ErrorKind(NamedTuple):
-    """HTTP status of a code, and what a caller can do about it."""
+    """The HTTP status of a code, and what a caller can do about the error."""
 
     status: int
     remedy: str
@@ -50,7 +50,7 @@ ERRORS: Final[Mapping[str, ErrorKind]] = {
     "too_large": ErrorKind(413, "send less than the limit that the message shows"),
     "head_too_large": ErrorKind(431, "send fewer headers, or raise limits.head_bytes"),
     "internal": ErrorKind(500, "report it with the server's log"),
-    "not_following": ErrorKind(503, "it begins anew by itself; the server's log says what failed"),
+    "not_following": ErrorKind(503, "it restarts by itself; the server's log says what failed"),
     "not_ready": ErrorKind(503, "wait until the pods named in the message have been replayed"),
     "overloaded": ErrorKind(503, "send less at a time, or raise limits.bodies_bytes"),
     "shutting_down": ErrorKind(503, "ask another server, or this one once it is back"),
@@ -72,7 +72,7 @@ class RefusalError(KvbraidError):
     Args:
         code: Key of ERRORS; it decides the status and the usual remedy.
         message: Shows the offending value; it is kept on one line and clipped.
-        remedy: Replaces the table's remedy where this case has a better one.
+        remedy: Replaces the table's remedy if this case has a better one.
     """
 
     def __init__(self, code: str, message: str, *, remedy: str | None = None) -> None:
@@ -93,7 +93,7 @@ class RefusalError(KvbraidError):
 
 
 def as_refusal(error: KvbraidError) -> RefusalError:
-    """Give an error of the tree its code: that of the nearest class the table knows."""
+    """Give an error of the tree its code: that of its nearest class in the table."""
     if isinstance(error, RefusalError):
         return error
     for cls in type(error).__mro__:

@@ -1,10 +1,10 @@
-"""One rank's event feed: carries out what its sequence tracker says, and counts.
+"""One rank's event feed: it carries out what its sequence tracker says, and counts.
 
-Opens no socket: links and replays bring numbers and payloads, the sink takes the batches. What is
-to do waits in a list, and one turn carries out a slice: a feed that has much to do holds up no
-other. The law: nothing is carried out before what came before it. Whatever fails here is this
-feed's own trouble: it says so, and starts again from 0. All methods but `status` belong to the
-subscriber's thread.
+It opens no socket: links and replays bring numbers and payloads, and the sink takes the batches.
+Outputs wait in a list, and one turn carries out a slice of them, so a feed with much to do does
+not delay others. The law: an output is carried out only after all earlier ones. A failure here
+affects only this feed, which says so and starts again from 0. All methods except `status` belong
+to the subscriber's thread.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ MAX_MESSAGE_BYTES: Final = 32 << 20
 """ZeroMQ drops the connection of an engine that sends a longer frame."""
 
 TURN_S: Final = 0.02
-"""How long a feed applies batches before it is another feed's turn."""
+"""How long a feed applies batches before the next feed's turn."""
 
 GATHERED: Final = 64
-"""Batches that are taken or applied at once at most."""
+"""The most batches that are taken or applied in one call."""
 
 _GATHERED_BYTES: Final = 1 << 20
 
 MAX_SEQ: Final = (1 << 63) - 1
-"""Above this a number is refused: no engine counts that far, and the end marker is up there."""
+"""Higher numbers are refused: no engine counts that far, and the end marker is one of them."""
 
 
 class _Run(NamedTuple):
@@ -50,11 +50,11 @@ class _Run(NamedTuple):
 
 
 class Applied(Protocol):
-    """What a sink says of one applied batch."""
+    """What a sink says about one applied batch."""
 
     @property
     def cleared(self) -> int:
-        """How many AllBlocksCleared the batch held."""
+        """How many AllBlocksCleared the batch contained."""
 
 
 class Sink(Protocol):
@@ -63,16 +63,16 @@ class Sink(Protocol):
     def apply_many(
         self, pod: PodId, payloads: Sequence[bytes], *, dp_rank: int = 0, budget_s: float
     ) -> Sequence[Applied]:
-        """Apply published batches in order, at least one, and no further one once time is up.
+        """Apply published batches in order: at least one, and no further one once time is up.
 
-        Returns one row per applied batch. Bad bytes are counted there, not raised.
+        Returns one row per applied batch. Bad bytes are counted in it, not raised.
         """
 
     def reset(self, pod: PodId, *, dp_rank: int = 0) -> None:
         """Forget what the rank of a restarted engine held."""
 
     def lose(self, pod: PodId, *, dp_rank: int = 0) -> None:
-        """Take note that batches are lost for good."""
+        """Note that batches are lost for good."""
 
     def set_state(
         self, pod: PodId, state: PodState, *, dp_rank: int = 0, reason: str = ""
@@ -100,7 +100,7 @@ class FeedConfig(Protocol):
 
     @property
     def bind(self) -> bool | None:
-        """Whether the subscriber binds `endpoint`; None: when its host is `*`."""
+        """Whether the subscriber binds `endpoint`; None: it does if the host is `*`."""
 
     @property
     def dp_size(self) -> int:
@@ -122,10 +122,10 @@ class PodFeed:
 class FeedStatus:
     """How far one rank has been followed.
 
-    `endpoint` is the real one where port 0 was asked for; `topic` is the last topic seen;
-    `messages` counts applied batches, replayed ones included; `lost` counts batches;
-    `duplicates`, `overflowed` (see sequence.py), `restarts` and `replays` count what they say;
-    `failures` counts how often the feed had to start again because something in it raised.
+    `endpoint` is the real one if port 0 was asked for; `topic` is the last topic seen; `messages`
+    counts applied batches, replayed ones included; `lost` counts batches; `duplicates`,
+    `overflowed` (see sequence.py), `restarts` and `replays` count what their names say; `failures`
+    counts how often the feed had to start again because something in it raised.
     """
 
     pod: PodId
@@ -154,10 +154,10 @@ class Owner(Protocol):
         """Drop the replay under way, if any."""
 
     def rouse(self, feed: "RankFeed") -> None:
-        """See to it that the feed's `read` is called, until it says that nothing is left."""
+        """Arrange that the feed's `read` is called until it says that nothing is left."""
 
     def start_again(self, feed: "RankFeed") -> None:
-        """Connect a feed anew that has failed, after a pause."""
+        """Reconnect a feed that has failed, after a pause."""
 
 
 class RankFeed:
@@ -177,14 +177,14 @@ class RankFeed:
         self._sink = sink
         self._owner = owner
         self._todo: deque[Output | _Run] = deque()
-        self._cleared = -1  # The last delivered batch that held a clear the tracker must hear of.
-        self._ask: int | None = None  # Where a replay must begin that waits for its turn.
+        self._cleared = -1  # The last delivered batch with a clear that the tracker must hear of.
+        self._ask: int | None = None  # Where the replay that waits for its turn must begin.
         self._messages = 0
         self._failures = 0
 
     @property
     def is_behind(self) -> bool:
-        """Whether something waits to be carried out: nothing more should be read meanwhile."""
+        """Whether outputs wait to be carried out: until then nothing more should be read."""
         return bool(self._todo)
 
     def take(self, first: int, payloads: list[bytes]) -> None:
@@ -197,15 +197,15 @@ class RankFeed:
             self.carry_out(self.tracker.message(seq, payload))
 
     def carry_out(self, outputs: Sequence[Output]) -> None:
-        """Have a turn do what the tracker said, and what follows from that."""
+        """Queue what the tracker said for the next turns."""
         if any(isinstance(output, AskReplay) for output in outputs):
-            self.stop_replay()  # What it would still answer is not what is asked for now.
+            self.stop_replay()  # Its further answers are not those that are asked for now.
         if outputs:
             self._todo.extend(outputs)
             self._owner.rouse(self)
 
     def read(self, now: float) -> bool:
-        """Carry out a slice of what is to do; see Reader."""
+        """Carry out a slice of the outputs; see Reader."""
         deadline = time.monotonic() + TURN_S
         while self._todo:
             self._step()
@@ -221,10 +221,10 @@ class RankFeed:
         self._owner.start_again(self)
 
     def fail(self, error: BaseException) -> None:
-        """Count and show a failure, and know nothing from here on; never raises.
+        """Count and show a failure, and know nothing from now on; never raises.
 
-        What was being applied may be half applied, so that the rank is reset. A sink that cannot
-        even take that (the pod is gone from it, say) is left alone.
+        A batch may be half applied, so the rank is reset. A sink that cannot even take that (for
+        example because the pod is no longer in it) is left alone.
         """
         self._failures += 1
         self._todo.clear()
@@ -237,7 +237,7 @@ class RankFeed:
             self.refuse("feed_failed")
 
     def _begin_anew(self, why: str) -> None:
-        """Know nothing, and say so to a sink that may not even know the pod any more."""
+        """Know nothing, and say so to a sink that may not even know the pod."""
         for output in self.tracker.failed(why):
             with contextlib.suppress(BaseException):
                 _ACTIONS[type(output)](self, output)
@@ -247,7 +247,7 @@ class RankFeed:
         self._owner.stop_replay(self)
 
     def _step(self) -> None:
-        """Carry out the first thing to do; deliveries in a row are one."""
+        """Carry out the first output; consecutive deliveries count as one."""
         output = self._todo.popleft()
         if isinstance(output, _Run):
             self._apply(output)
@@ -257,7 +257,7 @@ class RankFeed:
             _ACTIONS[type(output)](self, output)
 
     def _gather(self, deliver: Deliver) -> _Run:
-        """Take what is delivered right after it, too."""
+        """Also take the deliveries right after it."""
         run = _Run(deliver.seq, [deliver.payload])
         num_bytes = len(deliver.payload)
         while self._todo and len(run.payloads) < GATHERED and num_bytes < _GATHERED_BYTES:
@@ -270,7 +270,7 @@ class RankFeed:
         return run
 
     def _apply(self, run: _Run) -> None:
-        """Apply as many as there is time for; the others stay on top of what is to do."""
+        """Apply as many as there is time for; the others stay the first outputs."""
         first, payloads = run
         applied = self._sink.apply_many(self.pod, payloads, dp_rank=self.rank, budget_s=TURN_S)
         done = len(applied)
@@ -296,7 +296,7 @@ class RankFeed:
         self._set_state(SetState(self.tracker.state, self.tracker.reason))
 
     def forget(self) -> None:
-        """Have the sink forget what an earlier feed brought: it will come again, from 0."""
+        """Make the sink forget what an earlier feed brought: it will come again, from 0."""
         self._begin_anew("not connected again yet")
 
     def connected(self) -> None:
@@ -304,14 +304,14 @@ class RankFeed:
         self.carry_out(self.tracker.connected())
 
     def disconnected(self) -> None:
-        """The connection is gone; what it wanted to ask is not asked any more."""
+        """The connection is gone; questions that waited for it are dropped."""
         self.stop_replay()
         self._ask = None
         self._todo = deque(output for output in self._todo if not isinstance(output, AskReplay))
         self.carry_out(self.tracker.disconnected())
 
     def fall_silent(self) -> None:
-        """Ask whether the last batch was lost, where there is someone to ask."""
+        """Ask whether the last batch was lost, if there is a replay endpoint to ask."""
         if self.replay_endpoint is not None:
             self.carry_out(self.tracker.silence())
 
@@ -348,11 +348,11 @@ class RankFeed:
         )
 
     def _note_ask(self, output: AskReplay) -> None:
-        """Remember to ask once the other outputs are carried out: the state is among them."""
+        """Ask after the other outputs are carried out: the new state is among them."""
         self._ask = output.start
 
     def _reset(self, output: Reset) -> None:
-        self._cleared = -1  # It was another life's.
+        self._cleared = -1  # The engine has restarted since.
         self._sink.reset(self.pod, dp_rank=self.rank)
 
     def _lose(self, output: Lose) -> None:

@@ -1,7 +1,7 @@
-"""What the subscriber's thread owns: feeds by pod, their links and replays, and what time asks.
+"""What the subscriber's thread owns: feeds by pod, their links and replays, and time limits.
 
-Whatever fails in one feed stays with it: the others are attended all the same. Not thread-safe:
-`subscriber.py` runs it in one thread and passes other threads' wishes on.
+A failure in one feed does not affect the others. This is not thread-safe: `subscriber.py` runs it
+in one thread and passes on what other threads ask for.
 """
 
 import time
@@ -22,12 +22,12 @@ from kvbraid.service.link import Link
 from kvbraid.service.replay import Replay
 from kvbraid.service.wires import Wires
 
-_CALM_S: Final = 60.0  # A feed that did not fail for so long starts again at once.
+_CALM_S: Final = 60.0  # A feed that has not failed for so long starts again at once.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long to wait for what, in seconds, and how much may wait meanwhile.
+    """How long to wait, in seconds, and how many bytes may wait in the meantime.
 
     `hold_limit_bytes` is per rank, `queue_limit_bytes` per connection.
     """
@@ -51,7 +51,7 @@ def rank_addresses(config: FeedConfig) -> list[Addresses]:
     """Return the addresses of every rank.
 
     Raises:
-        InvalidValueError: One that is malformed, or that nobody can connect to.
+        InvalidValueError: An address is malformed, or cannot be connected to.
     """
     is_bound = subscriber_binds(config.endpoint) if config.bind is None else config.bind
     found = []
@@ -70,9 +70,9 @@ class Follower:
     """Every pod that is followed.
 
     Attributes:
-        feeds: By pod, one per rank. Replaced, never changed in place: others may read it.
-        links: Likewise.
-        configs: Likewise; what `add` was told.
+        feeds: By pod, one per rank. Replaced, never changed in place: other threads may read it.
+        links: As `feeds`.
+        configs: As `feeds`; the arguments of `add`.
     """
 
     def __init__(self, sink: Sink, wires: Wires, patience: Patience) -> None:
@@ -96,7 +96,7 @@ class Follower:
         return sum(map(len, self.feeds.values()))
 
     def take_over(self, old: "Follower") -> None:
-        """Follow what another one followed; what cannot be opened now is tried again."""
+        """Follow the pods of another follower; links that cannot be opened are tried again."""
         self._bound_before = {written: link.endpoint for written, link in old._bound.items()}
         self._trackers = {(f.pod, f.rank): f.tracker for fs in old.feeds.values() for f in fs}
         self._is_taking_over = True
@@ -105,7 +105,7 @@ class Follower:
         self._is_taking_over = False
 
     def add(self, pod: PodId, config: FeedConfig) -> None:
-        """Follow a pod: all of its ranks, or on an error none.
+        """Follow all ranks of a pod, or none of them if there is an error.
 
         Raises:
             InvalidValueError: A malformed endpoint, or the pod is followed already.
@@ -146,7 +146,7 @@ class Follower:
         self.configs = {name: config for name, config in self.configs.items() if name != pod}
 
     def attend(self, now: float) -> None:
-        """Do what is due: give up late replays, reopen links, ask silent pods."""
+        """Do what time calls for: give up late replays, reopen links, ask silent pods."""
         late_since = now - self._patience.replay_timeout_s
         for replay in list(self._replays.values()):
             try:
@@ -192,7 +192,7 @@ class Follower:
         self._wires.reactor.rouse(feed)
 
     def start_again(self, feed: RankFeed) -> None:
-        """Connect a feed anew that has failed, after a pause that grows."""
+        """Reconnect a feed that has failed, after a pause that grows."""
         now = time.monotonic()
         self._link_of[feed].start_again(feed, now, self._backoffs[feed].pause_s(now))
 

@@ -1,13 +1,13 @@
-"""A subscription to one address: its SUB socket, what its connection does, whose messages come.
+"""A subscription to one address: its SUB socket, its connections, and whose messages come.
 
-There are two kinds, because a broken connection must never be confused with the next one, to which
-a restarted engine may be attached: `connected_link` connects to one engine, `bound_link` lets
-engines connect. What both share is here: the sockets, and reading three frames quickly.
+There are two kinds, because a broken connection must never be confused with the next one, which
+may belong to a restarted engine: `connected_link` connects to one engine; engines connect to a
+`bound_link`. This module has what both share: the sockets, and reading three frames quickly.
 
-A malformed message is counted and never followed. One that is shorter than three frames may take
-the next one with it: the sequence then shows a gap, like any other loss. A connection through
-which more comes than is read is cut; what it had brought is such a gap too. What cannot be opened
-is tried again; what fails otherwise is the trouble of the link's own feeds.
+A malformed message is counted and dropped. A message of fewer than three frames may take the next
+one with it; the sequence then shows a gap, like any other loss. A connection that brings more than
+is read is cut, which is such a gap too. Sockets that cannot be opened are tried again; any other
+failure affects only the link's own feeds.
 """
 
 import time
@@ -27,7 +27,7 @@ from kvbraid.service.wires import Wires, next_event, open_monitor
 
 # As plain integers: an operation on ZeroMQ's enumerations costs more than the call itself.
 _NOBLOCK: Final = int(zmq.NOBLOCK)
-_RECEIVE_HWM: Final = 1_000  # Beyond, messages wait at the engine, which never waits itself.
+_RECEIVE_HWM: Final = 1_000  # Further messages wait at the engine, which never waits itself.
 _HEARTBEAT_MS: Final = 2_000  # Answered by the engine's ZeroMQ thread, not by the engine.
 _HEARTBEAT_TIMEOUT_MS: Final = 8_000
 _STABLE_S: Final = 5.0  # A connection that lasted this long ends the back-off.
@@ -41,7 +41,7 @@ _EVENTS: Final = int(
 
 
 class Link(ABC):
-    """What both kinds of link share."""
+    """The common part of both kinds of link."""
 
     def __init__(self, wires: Wires, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -72,7 +72,7 @@ class Link(ABC):
 
     @abstractmethod
     def start_again(self, feed: RankFeed, now: float, pause_s: float) -> None:
-        """Bring a feed that failed to a fresh connection, after a pause."""
+        """Give a feed that failed a new connection, after a pause."""
 
     @abstractmethod
     def _locate(self, now: float) -> str | None:
@@ -84,19 +84,19 @@ class Link(ABC):
 
     @abstractmethod
     def _notice(self, event: int, fd: int, now: float) -> None:
-        """Take notice of what a connection did."""
+        """Note what a connection did."""
 
     @abstractmethod
     def _owner(self, topic: bytes) -> RankFeed | None:
-        """Return whose message it is."""
+        """Return the feed that the message belongs to."""
 
     @abstractmethod
     def _drained(self) -> None:
-        """Take notice that every message that had arrived is read."""
+        """Note that every message that had arrived is read."""
 
     @abstractmethod
     def _count(self, num_bytes: int) -> None:
-        """Count what has been handed over in a turn, where that is not done message by message."""
+        """Count what a turn has handed over, if it is not counted message by message."""
 
     def _hand_over(self, feed: RankFeed, seq: int, frame: zmq.Frame) -> None:
         """Give a well-formed message to its feed, together with the next ones."""
@@ -108,7 +108,7 @@ class Link(ABC):
         run.append(frame.bytes)
 
     def _end_run(self) -> None:
-        """Have the feed take what was gathered for it; before it is told of anything else."""
+        """Pass what was gathered to its feed, before the feed is told anything else."""
         run, feed = self._run, self._run_feed
         self._run, self._run_feed = [], None
         if run and feed is not None:
@@ -129,7 +129,7 @@ class Link(ABC):
                     feed.refuse("queue_overflow")
 
     def open(self, now: float) -> None:
-        """Open the sockets, or have the name looked up first and do it later.
+        """Open the sockets, or first look up the name and open them later.
 
         Raises:
             ServiceError: The address cannot be bound or connected to, or its name has none.
@@ -161,7 +161,7 @@ class Link(ABC):
         self._reactor.watch(opened, self)
 
     def close(self) -> None:
-        """Close the sockets; what was not read yet is dropped."""
+        """Close the sockets; messages that were not read yet are dropped."""
         if self._socket is not None:
             self._socket.disable_monitor()
             if self._monitor is not None:
@@ -265,7 +265,7 @@ class Link(ABC):
             feed.refuse(reason)
 
     def _read_monitor(self, now: float) -> None:
-        """Take notice of connections before reading what came through them."""
+        """Note what connections did, before reading what came through them."""
         while self._monitor is not None and (event := next_event(self._monitor)) is not None:
             kind, fd = event
             if kind in (zmq.EVENT_CONNECTED, zmq.EVENT_ACCEPTED):

@@ -1,12 +1,13 @@
-"""How many bytes a connection has received that nobody has read yet, ZeroMQ's own queue included.
+"""How many bytes of a connection wait to be read, including those in ZeroMQ's own queue.
 
-ZeroMQ bounds its queues in whole messages, and a message that never ends in nothing at all. The
-system counts the bytes of each connection, though: what it received and what was handed over
-differ by what waits in between. Linux only; elsewhere, and on other transports than tcp, nothing
-is measured and `Meter.of` says so.
+ZeroMQ bounds its queues only in whole messages, and does not bound a message that never ends. But
+the system counts the bytes of each connection: the bytes received minus the bytes handed over are
+those that wait. This works on Linux only; elsewhere, and on transports other than tcp, nothing is
+measured and `Meter.of` says so.
 
-The count of what was handed over lacks frame headers and heartbeats, so a connection starts from
-0 again whenever all that had come was read. One that hands over nothing never does.
+The bytes handed over are counted without frame headers and heartbeats, so a connection's count
+starts from 0 again whenever everything has been read. A connection that hands over nothing never
+starts again.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ def _borrowed(fd: int) -> Iterator[socket.socket]:
 
 
 def _names(opened: socket.socket) -> tuple[Any, Any]:
-    """What no other connection of this process is called at the same time."""
+    """Return a name that no other connection of this process has at the same time."""
     return opened.getsockname(), opened.getpeername()
 
 
@@ -41,7 +42,7 @@ class Meter:
     """One tcp connection, by ZeroMQ's descriptor of it.
 
     Attributes:
-        taken: Bytes handed over since the count began; whoever takes a message adds to it.
+        taken: Bytes handed over since the count began; the reader of a message adds its size.
     """
 
     def __init__(self, fd: int, names: tuple[Any, Any]) -> None:
@@ -52,7 +53,7 @@ class Meter:
 
     @classmethod
     def of(cls, fd: int) -> Self | None:
-        """Measure a connection; None where that is not possible."""
+        """Measure a connection; None if that is not possible."""
         if not sys.platform.startswith("linux"):
             return None
         with contextlib.suppress(OSError), _borrowed(fd) as opened:

@@ -1,7 +1,7 @@
 """Prometheus metrics of one running service, collected when they are asked for.
 
-Nothing is counted twice: pods, messages, means and refusals are read from the index's own rows.
-Only the latency of score calls is kept here.
+Nothing is counted twice: pods, messages, placements and refusals are read from the index's own
+rows. Only the latency of score calls is kept here.
 """
 
 import threading
@@ -41,7 +41,7 @@ class LatencyHistogram:
     def observe(self, seconds: float) -> None:
         """Count one duration. Scores are answered by the event loop and by worker threads."""
         bucket = bisect_left(_BUCKETS_S, seconds)
-        with self._lock:  # Adding is reading and writing: another thread may come in between.
+        with self._lock:  # Adding reads and then writes: another thread may come in between.
             self._counts[bucket] += 1
             self._sum_s += seconds
 

@@ -1,8 +1,8 @@
 """Host names to addresses, away from every thread that carries messages.
 
-ZeroMQ would look names up in its one I/O thread, where a slow name holds up every connection. So
-it is only ever given addresses. The law: `look_up` never waits. Each name is looked up on a
-thread of its own, at most once at a time: there are never more such threads than names.
+ZeroMQ would look names up in its only I/O thread, where a slow name delays every connection. So
+ZeroMQ gets only addresses. The law: `look_up` never waits. Each name is looked up on a thread of
+its own, at most once at a time: there are never more such threads than names.
 """
 
 import ipaddress
@@ -15,7 +15,7 @@ from kvbraid.errors import ServiceError
 FRESH_S: Final = 5.0
 """How long an address is used without asking for it again."""
 
-_FAILED_S: Final = 1.0  # Several may wait for one name: each of them hears that it has no address.
+_FAILED_S: Final = 1.0  # Several feeds may wait for one name: each hears that it has no address.
 
 
 class _LookUp:
@@ -31,7 +31,7 @@ class _LookUp:
 
     def _ask(self) -> None:
         try:
-            # IPv4 alone, as ZeroMQ's own look-up has it.
+            # IPv4 only, like ZeroMQ's own look-up.
             found = socket.getaddrinfo(self.host, None, socket.AF_INET, socket.SOCK_STREAM)
             self.address = str(found[0][4][0])
         except (OSError, UnicodeError) as error:
@@ -49,7 +49,7 @@ class Names:
     def locate(self, endpoint: str, now: float) -> str | None:
         """Return an endpoint with its host as an address; None: not known yet, ask again soon.
 
-        Anything but tcp, and a host that is an address already, comes back as it is.
+        Endpoints other than tcp, and hosts that are addresses already, are returned unchanged.
 
         Raises:
             ServiceError: The name has no address; it is asked for again a second later.
@@ -77,7 +77,7 @@ class Names:
 
 
 def named_host(endpoint: str) -> tuple[str | None, str]:
-    """Return the host of a tcp endpoint and its port, the host None where it is an address."""
+    """Return host and port of a tcp endpoint; the host is None if it is an address."""
     if not endpoint.startswith("tcp://"):
         return None, ""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")

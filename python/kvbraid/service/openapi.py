@@ -16,7 +16,7 @@ EVERYWHERE: Final = (
     "malformed_http", "request_timeout", "head_too_large", "internal", "overloaded",
     "shutting_down", "too_many_connections",
 )  # fmt: skip
-"""Codes of every route; most of them are refused before a route is known."""
+"""Codes that every route may answer with, most of them before the route is known."""
 
 
 def document(routes: Sequence[Route]) -> bytes:

@@ -1,7 +1,7 @@
-"""What the HTTP service needs of the index and of the subscriber, as protocols.
+"""The protocols of the index and the subscriber that the HTTP service needs.
 
-`FleetIndex` and `Subscriber` satisfy them; so do the fakes of the tests. Rows are plain objects
-whose attributes are the fields of `answers.py`, which reads them. No code here.
+`FleetIndex` and `Subscriber` implement them, and so do the fakes of the tests. Rows are plain
+objects whose attributes are the fields of `answers.py`, which reads them. There is no code here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,13 +51,13 @@ class Index(Protocol):
         """Forget a pod, all ranks."""
 
     def score(self, request: Request) -> Scores:
-        """Say what each pod could reuse."""
+        """Say how much each pod could reuse."""
 
     def try_score(self, request: Request) -> Scores | None:
-        """As `score`, if that need not wait for anybody; else None."""
+        """As `score`, but None if another thread has the index."""
 
     def explain(self, request: Request) -> Explanation:
-        """Say why each pod answers what it does."""
+        """Give the reasons of each pod's answer."""
 
     def pods(self) -> Sequence[object]:
         """Return one row per pod and rank, with the attributes of `answers.IndexRow`."""

@@ -1,9 +1,9 @@
-"""HTTP/1.1 for uvicorn, with a short cut for POST /v1/score.
+"""HTTP/1.1 for uvicorn, with a shortcut for POST /v1/score.
 
 A task, a queue and two awaits per request cost more than a score does. So a short score request
-is collected here and answered from the parser's callback; whatever is unusual about it (long, too
-large, pipelined behind another, closing, a slow reader) is handed to uvicorn's own path, which
-calls the same endpoint. The short cut thus never decides anything that the endpoint does not.
+is collected here and answered from the parser's callback. An unusual request (long, too large,
+pipelined after another, closing, with a slow reader) is passed to uvicorn's own path, which calls
+the same endpoint. So the shortcut never decides anything that the endpoint does not.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _QUERY: Final = _URL + b"?"
 
 
 class ScoreProtocol(Connection):
-    """One connection. `_body` is what has arrived of a request on the short cut, else None."""
+    """One connection. `_body`: the part that has arrived of a request on the shortcut, or None."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ScoreProtocol(Connection):
         self._content_type = b""
 
     def begin_request(self) -> None:
-        """Take the short cut, or not."""
+        """Take the shortcut, or not."""
         if self._is_usual_score():
             self._body = b""
         else:
@@ -57,7 +57,7 @@ class ScoreProtocol(Connection):
             self._hand_over()
 
     def on_message_complete(self) -> None:
-        """Answer at once when that is short."""
+        """Answer at once if that is quick."""
         if self._body is not None:
             call = Call(bytes(self._body), self._content_type, self.url[len(_QUERY) :])
             answer = self._endpoint.answer_at_once(call)
@@ -98,14 +98,14 @@ class ScoreProtocol(Connection):
         )
 
     def _has_usual_headers(self) -> bool:
-        """Whether no header comes twice and the body is within its limit; note its type."""
+        """Whether no header occurs twice and the body is within its limit; note its type."""
         given = dict(self.headers)
         self._content_type = given.get(b"content-type", b"")
         length = int(given.get(b"content-length", b"0"))
         return len(given) == len(self.headers) and length <= self._endpoint.body_limit
 
     def _hand_over(self) -> None:
-        """Give what was collected to uvicorn, as if it arrived now."""
+        """Pass what was collected to uvicorn, as if it arrived now."""
         if self._body is not None:
             body = bytes(self._body)
             self._forget()

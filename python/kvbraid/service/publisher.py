@@ -5,8 +5,8 @@
     answer  ["", topic, seq, payload] (or without the topic, as older engines do) for every
             buffered batch from `start` on, then the end marker: seq 8 x 0xFF, empty payload
 
-Publishing never waits for a subscriber: ZeroMQ drops what a slow one cannot take. It never looks
-into a payload.
+Publishing never waits for a subscriber: ZeroMQ drops the messages that a slow one cannot take. The
+publisher never looks into a payload.
 """
 
 import socket
@@ -30,12 +30,12 @@ class Publisher:
     """Publish batches as one engine rank does; thread-safe.
 
     Args:
-        endpoint: Where to publish. Port 0 is allowed where it binds; see `.endpoint`.
+        endpoint: Where to publish. Port 0 is allowed if it binds; see `.endpoint`.
         replay_endpoint: Where to answer replays (always bound); None: no replay.
         topic: First frame of every message, by convention `kv@<pod>@<model>`.
         buffer_batches: How many of the newest batches can be replayed.
         bind: Whether to bind `endpoint`; by default as engines do (`*`, `::`, ipc, inproc).
-        replay_framing: `topic` as engines answer today, `bare` as older ones did.
+        replay_framing: `topic`: as engines answer today; `bare`: as older ones did.
 
     Raises:
         InvalidValueError: A malformed endpoint, or a buffer without room for one batch.
@@ -104,7 +104,7 @@ class Publisher:
     def wait_subscribed(self, timeout_s: float) -> bool:
         """Wait until a subscription has arrived; False: none did in time.
 
-        A message published before that reaches nobody, here as with an engine.
+        A message published before that reaches nobody, as with a real engine.
         """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -116,7 +116,7 @@ class Publisher:
         return False
 
     def close(self) -> None:
-        """Stop answering replays and close both sockets; what was sent still goes out."""
+        """Stop answering replays and close both sockets; messages already sent still go out."""
         with self._lock:
             if self._is_closed:
                 return
@@ -128,7 +128,7 @@ class Publisher:
             self._waker.close()
 
     def _read_subscriptions(self) -> bool:
-        """Take notice of what subscribers sent; whether one of them subscribed."""
+        """Note what subscribers sent; return whether one of them subscribed."""
         found = False
         while int(self._pub.get(zmq.EVENTS)) & zmq.POLLIN:
             found |= self._pub.recv().startswith(b"\x01")
@@ -148,13 +148,13 @@ class Publisher:
         poller.register(router, zmq.POLLIN)
         poller.register(wake, zmq.POLLIN)
         with router, wake:
-            # Only the wake ends this: its other side is still open when `close` writes to it.
+            # Only `close` ends this: it writes to the wake, whose other side is still open then.
             while wake.fileno() not in (ready := dict(poller.poll())):
                 if router in ready:
                     self._answer(router)
 
     def _answer(self, router: zmq.Socket[bytes]) -> None:
-        """Answer one request; a malformed one is left unanswered, as engines do."""
+        """Answer one request; like an engine, do not answer a malformed one."""
         request = router.recv_multipart()
         if len(request) != 3 or request[1] or len(request[2]) != 8:
             return

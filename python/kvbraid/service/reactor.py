@@ -1,10 +1,9 @@
-"""Waits on many ZeroMQ sockets at a cost that grows with the ready ones only.
+"""Waits on many ZeroMQ sockets, at a cost that grows only with the number of ready ones.
 
 ZeroMQ's file descriptor is edge-triggered: it announces that something happened, not that
-something is left. So a reader that was woken is read in slices until it says that nothing is
-left, in turn with all other readers: no publisher can starve another. Whatever a reader raises
-is told to that reader and stops no other. One thread owns a reactor; only `wake` may be called
-from others.
+something is left. So a reader that was woken reads in slices until it says that nothing is left,
+in turn with all other readers: no publisher can starve another. An exception of a reader is passed
+to that reader and stops no other. One thread owns a reactor; other threads may only call `wake`.
 """
 
 import contextlib
@@ -15,20 +14,20 @@ from typing import Final, Protocol
 import zmq
 
 SLICE: Final = 256
-"""Messages that a reader takes per turn at most."""
+"""The most messages that a reader takes per turn."""
 
 SLICE_BYTES: Final = 1 << 20
-"""A reader that has taken so much ends its turn."""
+"""A reader that has taken so many bytes ends its turn."""
 
 
 class Reader(Protocol):
-    """Someone to be told that a socket may have something."""
+    """An object that is told that its socket may have something."""
 
     def read(self, now: float) -> bool:
         """Take up to a slice of messages; return whether more may be left. `now`: monotonic."""
 
     def broke(self, error: BaseException) -> None:
-        """Deal with what `read` raised."""
+        """Handle an exception that `read` raised."""
 
 
 class Reactor:
@@ -45,13 +44,13 @@ class Reactor:
         self._selector.register(self._wake_in, selectors.EVENT_READ, None)
 
     def watch(self, watched: zmq.Socket[bytes], reader: Reader) -> None:
-        """Tell `reader` of what comes on the socket, starting with what is there already."""
+        """Tell `reader` what comes on the socket, beginning with what is already there."""
         fd = self._fds[watched] = watched.fileno()
         self._selector.register(fd, selectors.EVENT_READ, reader)
         self._busy[reader] = None
 
     def rouse(self, reader: Reader) -> None:
-        """Give a reader turns that has something to do whatever its sockets say."""
+        """Give turns to a reader that has something to do, whatever its sockets say."""
         self._roused[reader] = None
 
     def close_socket(self, watched: zmq.Socket[bytes]) -> None:
@@ -62,7 +61,7 @@ class Reactor:
         watched.close(linger=0)
 
     def forget(self, reader: Reader) -> None:
-        """Never call this reader again, unless it watches anew or is roused."""
+        """Do not call this reader again, unless it watches a socket again or is roused."""
         self._busy.pop(reader, None)
         self._roused.pop(reader, None)
 
@@ -77,7 +76,7 @@ class Reactor:
                 self._busy[key.data] = None
 
     def read(self, now: float) -> None:
-        """Give each ready reader one turn, and then each that was roused meanwhile."""
+        """Give each ready reader one turn, and then each reader that was roused meanwhile."""
         for reader in list(self._busy):
             if reader in self._busy:  # A reader's turn may have closed another one.
                 self._give_turn(reader, now)

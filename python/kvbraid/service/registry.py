@@ -1,8 +1,8 @@
-"""Which pods are registered, and the one place that changes it.
+"""Which pods are registered, and the only place that changes it.
 
 A pod is in the registry, in the index and in the subscriber, or in none of the three: `put` and
-`delete` change all of them under one lock. They may block; the HTTP application calls them off
-the event loop.
+`delete` change all of them under one lock. They may block, so the HTTP application calls them on a
+thread.
 """
 
 import threading
@@ -46,20 +46,20 @@ class Service:
 
     @property
     def num_ranks(self) -> int:
-        """Rows of an answer that covers every pod."""
+        """The number of rows of an answer that covers every pod."""
         return self._num_ranks
 
     def put(self, pod: PodId, config: PodConfig) -> PodChange:
-        """Register a pod, or replace it when the configuration differs.
+        """Register a pod, or replace it if the configuration differs.
 
         A replaced pod is forgotten and rebuilt by replay: what was indexed under the old
-        configuration may mean something else under the new one. Before that, everything that
-        the new one can be refused for is tried: a refusal changes nothing.
+        configuration may mean something else under the new one. Every reason to refuse the new
+        configuration is checked before that: a refusal changes nothing.
 
         Raises:
             RefusalError: `too_many_pods`; `invalid_endpoint` for an address that cannot be bound.
-            KvbraidError: The index or the subscriber refused all the same, because something
-                changed meanwhile: a new pod is then not registered, an old one is rebuilt.
+            KvbraidError: The index or the subscriber refused in spite of these checks, because
+                something has changed: a new pod is then not registered, an old one is rebuilt.
         """
         with self._lock:
             old = self._pods.get(pod)

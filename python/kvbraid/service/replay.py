@@ -1,8 +1,8 @@
 """One replay: a question to an engine's ROUTER, and its answers in either framing.
 
-A fresh DEALER per question, so that answers to an older one can never be taken for this one's.
-It reads no faster than the feed applies, and gives up when no further batch comes in time. An
-engine that sends more than is read meanwhile is cut off; the next replay goes on from there.
+Each question has a new DEALER, so answers to an older question can never be taken for answers to
+this one. A replay reads no faster than the feed applies, and gives up when no further batch comes
+in time. An engine that sends more than is read is cut off; the next replay continues from there.
 """
 
 from typing import Final
@@ -25,7 +25,7 @@ class Replay:
     """The answers to one question, read by the reactor until the end marker or a time-out.
 
     Attributes:
-        heard_at: When the last new answer came, or the question was put.
+        heard_at: When the last new answer came, or the question was asked.
     """
 
     def __init__(self, wires: Wires, feed: RankFeed, start: int, now: float) -> None:
@@ -40,7 +40,7 @@ class Replay:
         self._is_drained = False
 
     def attend(self, now: float) -> None:
-        """Ask once the address is known; see to it that no more comes than is read.
+        """Ask once the address is known; limit what comes to what is read.
 
         Raises:
             ZMQError: No socket could be opened.
@@ -63,7 +63,7 @@ class Replay:
             return True
         num_bytes = 0
         for _ in range(SLICE):
-            # An answer may have told of a restart: then another replay is to begin.
+            # An answer may have shown a restart: then another replay must begin.
             if self._socket is None or num_bytes > SLICE_BYTES:
                 break
             try:
@@ -102,7 +102,7 @@ class Replay:
         try:
             address = self._wires.names.locate(endpoint, now)
         except ServiceError:
-            self._feed.refuse("unknown_host")  # Looked up again until the replay is too late.
+            self._feed.refuse("unknown_host")  # Looked up again until the replay is late.
             return
         if address is None:
             return
@@ -127,7 +127,7 @@ class Replay:
         if not self._start <= seq <= MAX_SEQ:
             self._feed.refuse("bad_replay_seq")
             return
-        if seq > self._highest:  # Else a loop of answers could keep the replay alive for ever.
+        if seq > self._highest:  # Otherwise a loop of answers could go on for ever.
             self._highest = seq
             self.heard_at = now
         self._feed.carry_out(self._feed.tracker.replayed(seq, frames[-1]))

@@ -1,7 +1,7 @@
 """Bytes of a score or explain request to a `Request`: JSON, or raw token ids with a query.
 
-`parse_score_request` is the whole cost of reading a request, and the only function that does it.
-Whether the model exists is not checked here.
+Only `parse_score_request` reads a request, so its cost is the cost of reading. This module does
+not check whether the model exists.
 """
 
 from array import array
@@ -26,7 +26,7 @@ _Offset: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
 
 class MediaBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A multimodal input: its identifier, and where its tokens begin and how many they are."""
+    """A multimodal input: its identifier, where its tokens begin, and how many there are."""
 
     identifier: str
     offset: _Offset
@@ -37,7 +37,7 @@ _Media: TypeAlias = list[MediaBody] | None
 
 
 class RequestFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Everything of a request but its tokens; null and absent mean the same."""
+    """All fields of a request except its tokens; null means the same as absent."""
 
     model: str
     lora: str | None = None
@@ -69,7 +69,7 @@ def parse_score_request(
         content_type: Value of the header; anything but octet-stream is read as JSON.
         query: Query string; only read with raw token ids. `pods` and `tiers` are repeated or
             separated by commas, `extra_keys` is JSON text.
-        max_tokens: More are refused.
+        max_tokens: The most tokens that a request may have.
 
     Raises:
         RefusalError: `malformed_body` or `too_many_tokens`.
@@ -95,7 +95,7 @@ def parse_score_request(
 def _json_fields(body: bytes) -> tuple[RequestFields, memoryview]:
     """Decode the fields with one placeholder for the tokens, which the core has read already.
 
-    Whatever the core does not find is decoded in full, which also tells what is wrong.
+    A body in which the core finds no tokens is decoded completely, which shows what is wrong.
     """
     found = find_token_ids(body)
     if found is None:

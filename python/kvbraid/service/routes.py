@@ -1,4 +1,4 @@
-"""The route table: what each route takes and answers, and the function behind it.
+"""The route table: what each route takes and answers, and its handler.
 
 Handlers are plain functions from a `Call` to an `Answer`; they raise RefusalError or any other
 KvbraidError. They know nothing of ASGI, and never touch the event loop.
@@ -36,7 +36,7 @@ class Context(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP request, read whole. Empty where the request did not say."""
+    """One HTTP request, read completely; fields that the request did not send are empty."""
 
     body: bytes = b""
     content_type: bytes = b""
@@ -58,7 +58,7 @@ _POD: Final = msgspec.json.Decoder(PodBody)
 
 
 def score(context: Context, call: Call) -> Answer:
-    """What each pod could reuse of the request."""
+    """How much of the request each pod could reuse."""
     request = _known_request(context.service, call)
     return Answer(context.service.index.score(request).to_json())
 
@@ -87,7 +87,7 @@ def put_pod(context: Context, call: Call) -> Answer:
 
 
 def delete_pod(context: Context, call: Call) -> Answer:
-    """Stop following a pod and forget it, all ranks."""
+    """Stop following a pod and forget it with all its ranks."""
     return Answer(_encode(context.service.delete(PodId(call.pod))))
 
 
@@ -98,7 +98,7 @@ def list_models(context: Context, call: Call) -> Answer:
 
 
 def healthz(context: Context, call: Call) -> Answer:
-    """The process answers, and follows its pods."""
+    """Whether the process answers and follows its pods."""
     del call
     failure = context.service.feed.failure
     if failure is not None:
@@ -107,7 +107,7 @@ def healthz(context: Context, call: Call) -> Answer:
 
 
 def readyz(context: Context, call: Call) -> Answer:
-    """No registered pod is still in its first rebuild."""
+    """Whether every registered pod has finished its first rebuild."""
     del call
     pending = context.service.pending()
     if pending:
@@ -154,7 +154,7 @@ _NS_PER_RANK: Final = 1_000
 
 
 def score_at_once(context: Context, call: Call) -> Answer | None:
-    """Score a short call, unless somebody has the index: waiting for it is no work for a loop."""
+    """Score a short call; None if another thread has the index, since a loop must not wait."""
     if not is_short(context.service, call):
         return None
     scores = context.service.index.try_score(_known_request(context.service, call))
@@ -172,11 +172,11 @@ def is_short(service: Service, call: Call) -> bool:
 class Route:
     """One route: how it is found, what it takes, what it answers, who handles it.
 
-    `at_once` is what the event loop's own thread may run: it answers without waiting for anybody,
-    or not at all. Then `handler` answers on a thread.
+    The event loop's own thread may run `at_once`, which answers without waiting or not at all. If
+    it does not answer, `handler` answers on a thread.
 
-    `changes` says that not everybody may call it. `answers` maps each status of success to its
-    body; `errors` lists the codes it can refuse with, beside those of every route.
+    `changes` says that not everyone may call the route. `answers` maps each status of success to
+    its body; `errors` lists the codes of its refusals, besides those of every route.
     """
 
     method: str

@@ -1,7 +1,8 @@
 """Run the application: a socket, uvicorn on uvloop and httptools, and an orderly end.
 
-SIGTERM and SIGINT stop accepting, let requests in flight finish, close idle connections and
-return. What is still in flight after END_S is cancelled, so that the process can exit with 0.
+After SIGTERM or SIGINT the server stops accepting, lets requests in flight finish, closes idle
+connections and returns. Requests still in flight after END_S are cancelled, and the process exits
+with 0.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from kvbraid.service.protocol import ScoreProtocol
 from kvbraid.service.registry import Service
 
 END_S: Final = 3
-"""Seconds that requests in flight have after a signal."""
+"""Seconds that requests in flight have left after a signal."""
 
 _BACKLOG: Final = 2048
 _TICKS_PER_SWEEP: Final = 5
@@ -75,11 +76,11 @@ def _put(service: Service, pod: PodId, config: PodConfig) -> None:
 
 
 def end_process() -> None:
-    """End with 0 even when a call still runs on its thread; else simply return.
+    """End with 0 even if a call still runs on its thread; otherwise simply return.
 
-    Python would join such a thread before it exits; one that it does not join may be inside the
-    native core, which must not find the interpreter gone. Nothing is left to save by then: the
-    sockets are closed, and the index lives in memory only.
+    Python would join such a thread before it exits. If it did not, the thread could be inside the
+    native core, which needs the interpreter. Nothing is left to save at this point: the sockets
+    are closed, and the index is in memory only.
     """
     if threading.active_count() > 1:
         sys.stdout.flush()
@@ -88,7 +89,7 @@ def end_process() -> None:
 
 
 class _Server(uvicorn.Server):
-    """Ends on a signal without raising it again: an asked-for end is not a failure."""
+    """Ends on a signal without raising it again: a requested end is not a failure."""
 
     def __init__(self, app: Application, *, announce: Callable[[], None]) -> None:
         super().__init__(_uvicorn_config(app))
@@ -96,7 +97,7 @@ class _Server(uvicorn.Server):
         self._door = app.door
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say that requests are answered, once they are and a signal ends in order."""
+        """Announce the server once requests are answered and signals are handled."""
         await super().startup(sockets)
         if self.started:
             self._announce()
@@ -128,7 +129,7 @@ def _uvicorn_config(app: Application) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         interface="asgi3",
-        log_level="error",  # What clients do wrong is counted, not logged.
+        log_level="error",  # Errors of clients are counted, not logged.
         access_log=False,
         proxy_headers=False,
         server_header=False,
@@ -144,7 +145,7 @@ def _listen(options: ServerOptions) -> socket.socket:
     try:
         return socket.create_server(address, family=family, backlog=_BACKLOG)
     except (OSError, UnicodeError) as error:
-        # A number of the system has one text; what Python makes of it repeats the address.
+        # Use the system's text for the error number; Python's own repeats the address.
         number = getattr(error, "errno", None) or 0
         why = os.strerror(number) if number > 0 else "no such address"
         msg = f"cannot listen on {options.host}:{options.port}: {why}; choose another"

@@ -1,11 +1,11 @@
 """Follows the event feeds of any number of pods and ranks, in one thread of its own.
 
-ZeroMQ's own thread takes messages off the wire without Python, into queues that are bounded in
-bytes: an engine never waits for us, and what does not fit is a gap in the sequence like any other
-loss. The subscriber's thread applies batches to the sink in slices, pod by pod. What fails in one
-feed is that feed's trouble (feed.py). Should the thread itself fail, every pod turns stale,
-`failure` says why, and it begins anew with the same pods. Every method may be called from any
-thread; `add` and `remove` wait until the subscriber's thread has done it.
+ZeroMQ's own thread receives messages without Python, into queues that are bounded in bytes: an
+engine never waits for us, and messages that do not fit are a gap in the sequence like any other
+loss. The subscriber's thread applies batches to the sink in slices, pod by pod. A failure in one
+feed affects only that feed (feed.py). If the thread itself fails, every pod turns stale, `failure`
+says why, and the thread starts again with the same pods. Every method may be called from any
+thread; `add` and `remove` wait until the subscriber's thread is done.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from kvbraid.service.wires import Wires
 _LONGEST_TICK_S: Final = 0.25
 _CALM_S: Final = 60.0
 CLOSE_S: Final = 1.0
-"""How long `close` waits for a sink that takes its time."""
+"""How long `close` waits for a slow sink."""
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -43,12 +43,12 @@ class Subscriber:
 
     Args:
         sink: Takes the batches and states; called from the subscriber's thread only.
-        silence_s: After how long without a message a pod is asked whether it has more.
-        replay_timeout_s: After how long without an answer a replay has failed.
+        silence_s: After so much time without a message, a pod is asked whether it has more.
+        replay_timeout_s: After so much time without an answer, a replay has failed.
         retry_max_s: Longest pause between two attempts to connect.
-        hold_limit_bytes: How much each rank may hold back while a replay is under way.
-        queue_limit_bytes: How much a connection may have received that nobody has read yet; one
-            with more is cut and made again. Looked at four times a second, tcp on Linux only.
+        hold_limit_bytes: Bytes that each rank may hold while a replay is under way.
+        queue_limit_bytes: Bytes of a connection that may wait to be read; a connection with more
+            is cut and made again. This is checked four times a second, for tcp on Linux only.
 
     Raises:
         InvalidValueError: A time or size that is not above 0.
@@ -80,7 +80,7 @@ class Subscriber:
         self._commands: deque[tuple[Future[None], Callable[[], None]]] = deque()
         self._thread: threading.Thread | None = None
         self._is_closing = threading.Event()
-        self._reactor: Reactor | None = None  # None: nobody would carry out a command.
+        self._reactor: Reactor | None = None  # None: no thread would carry out a command.
         self._follower: Follower | None = None
         self._failure: str | None = None
 
@@ -112,10 +112,10 @@ class Subscriber:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread and close every socket; does nothing the second time.
+        """Stop the thread and close every socket; a second call does nothing.
 
-        The thread cannot end while the sink takes a batch. It is waited for no longer than
-        CLOSE_S, ends after the batch, and commands that still wait are refused at once.
+        The thread cannot end while the sink takes a batch: this waits for it at most CLOSE_S, and
+        the thread ends after the batch. Commands that still wait are refused at once.
         """
         with self._lock:
             self._is_closing.set()
@@ -133,7 +133,7 @@ class Subscriber:
         return self._failure
 
     def add(self, pod: PodId, feed: FeedConfig) -> None:
-        """Follow a pod, all ranks, beginning with a replay from 0.
+        """Follow all ranks of a pod, beginning with a replay from 0.
 
         Raises:
             InvalidValueError: A malformed endpoint, or the pod is followed already.
@@ -161,9 +161,10 @@ class Subscriber:
         )
 
     def remove(self, pod: PodId) -> None:
-        """Stop following a pod; once this returns the sink hears no more of it.
+        """Stop following a pod; after this returns, the sink hears nothing of the pod.
 
-        An address that only this pod had bound is free by then: ZeroMQ lets go of it later.
+        An address that only this pod had bound is free by then, although ZeroMQ itself returns
+        before it has released the address.
 
         Raises:
             UnknownError: The pod is not followed.
@@ -197,7 +198,7 @@ class Subscriber:
         return ServiceError(f"subscriber: {self._failure}; try again in a moment")
 
     def _command(self, work: Callable[[Follower], None]) -> None:
-        """Have the subscriber's thread do something, and wait for it."""
+        """Let the subscriber's thread do something, and wait until it is done."""
         done: Future[None] = Future()
         with self._lock:
             follower = self._follower
@@ -217,7 +218,7 @@ class Subscriber:
         )
 
     def _refuse_commands(self) -> None:
-        """Let nobody wait for what will not be done."""
+        """Refuse the commands that will not be carried out."""
         with self._lock:
             commands = list(self._commands)
             self._commands.clear()
@@ -227,7 +228,7 @@ class Subscriber:
     # The subscriber's thread.
 
     def _run(self, wires: Wires, follower: Follower) -> None:
-        """Work until the end; after a failure begin anew, after a pause that grows."""
+        """Work until the end; start again after a failure, after a pause that grows."""
         backoff = Backoff(self._patience.retry_max_s, calm_s=_CALM_S)
         is_first = True
         while not self._is_closing.is_set():
@@ -237,7 +238,7 @@ class Subscriber:
                 is_first = False
                 self._work(wires, follower)
             except BaseException as error:
-                _logger.exception("the subscriber's thread failed; it begins anew")
+                _logger.exception("the subscriber's thread failed; it starts again")
                 self._mourn(error)
                 self._refuse_commands()
                 self._is_closing.wait(backoff.pause_s(time.monotonic()))
@@ -261,7 +262,7 @@ class Subscriber:
         return wires, follower
 
     def _mourn(self, error: BaseException) -> None:
-        """Nothing is followed now: say so of every pod. Never raises."""
+        """Nothing is followed now: say so for every pod. Never raises."""
         self._failure = one_line(
             f"the subscriber's thread failed: {type(error).__name__}: {error}"
         )
@@ -286,11 +287,11 @@ class Subscriber:
                     follower.attend(now)
         finally:
             with self._lock:
-                self._reactor = None  # From here on nobody gives commands.
+                self._reactor = None  # From here on no thread gives commands.
             wires.close()
 
     def _obey(self) -> None:
-        """Carry out commands from other threads; whatever they raise goes back there."""
+        """Carry out commands from other threads; exceptions are raised in those threads."""
         while self._commands:
             done, work = self._commands.popleft()
             try:

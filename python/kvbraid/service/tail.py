@@ -1,7 +1,7 @@
 """Listen to engines' event feeds and yield what they publish, as it comes.
 
-Subscribes by itself, beside any server: nothing is indexed and no gap is filled. A PUB socket
-serves any number of subscribers, but an address that a server has bound can be bound by it only.
+This subscribes independently of any server: nothing is indexed and no gap is filled. A PUB socket
+serves any number of subscribers, but an address can be bound by one process only.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from kvbraid.service.endpoints import rank_endpoint, subscriber_binds
 
 
 class Source(NamedTuple):
-    """One feed: what to call it, where it is, whether to bind there."""
+    """One feed: its name, its address, and whether to bind there."""
 
     name: str
     endpoint: str
@@ -34,7 +34,7 @@ class Published(NamedTuple):
 
 
 def source_of(endpoint: str) -> Source:
-    """Take an endpoint as written: bound when its host is `*`, else connected to.
+    """Take an endpoint as written; it is bound if its host is `*`, else connected to.
 
     Raises:
         InvalidValueError: Not an endpoint.

@@ -1,7 +1,7 @@
-"""What all links and replays of one subscriber share: a context of ZeroMQ, a reactor, names.
+"""What all links and replays of one subscriber share: a ZeroMQ context, a reactor, names.
 
-The context is the subscriber's own, so that its limits and its I/O thread are nobody else's. It
-is only ever given addresses: a name is looked up elsewhere (names.py).
+The context is the subscriber's own, so nothing else shares its limits and its I/O thread. ZeroMQ
+gets only addresses: names are looked up elsewhere (names.py).
 """
 
 import itertools
@@ -17,7 +17,7 @@ from kvbraid.service.names import Names
 from kvbraid.service.reactor import Reactor
 
 _BESIDE_BYTES: Final = 1 << 20
-"""Room beside the payload of one message: its other frames, heartbeats, what came meanwhile."""
+"""Room besides the payload of one message: its other frames, heartbeats, later bytes."""
 
 _POLLIN: Final = int(zmq.POLLIN)
 _monitor_numbers: Final = itertools.count()
@@ -27,8 +27,8 @@ _monitor_numbers: Final = itertools.count()
 class Wires:
     """One per running subscriber.
 
-    `retry_max_s` is the longest pause between two attempts to connect; `queue_limit_bytes` is how
-    much one connection may have received that nobody has read yet.
+    `retry_max_s` is the longest pause between two attempts to connect; `queue_limit_bytes` is the
+    number of bytes of one connection that may wait to be read.
     """
 
     context: "zmq.Context[zmq.Socket[bytes]]"
@@ -38,7 +38,7 @@ class Wires:
     queue_limit_bytes: int
 
     def open_socket(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
-        """Open a socket: within the process only those of one context reach each other."""
+        """Open a socket: inproc sockets reach each other only within one context."""
         is_inside = endpoint.startswith("inproc:")
         opened = (zmq.Context.instance() if is_inside else self.context).socket(kind)
         opened.set(zmq.LINGER, 0)
@@ -46,9 +46,9 @@ class Wires:
         return opened
 
     def brings_too_much(self, meter: Meter, *, is_drained: bool) -> bool:
-        """Whether a connection is to be cut.
+        """Whether a connection must be cut.
 
-        `is_drained`: no whole message waits to be read, so that all that waits is one message.
+        `is_drained`: no whole message waits to be read, so all waiting bytes are of one message.
         """
         most = MAX_MESSAGE_BYTES + _BESIDE_BYTES if is_drained else self.queue_limit_bytes
         return meter.unread(is_drained=is_drained) > min(most, self.queue_limit_bytes)
