@@ -14,6 +14,7 @@ from kvbraid.cache import (
     Need,
     Retention,
 )
+from kvbraid.ids import BlockId
 from kvbraid.spec import EngineDialect, Topology
 
 from bench.cache.side import Groups
@@ -81,11 +82,11 @@ class Ours:
         assert isinstance(events, bytes)
         return events
 
-    def blocks(self, request: Request) -> list[list[int]]:
+    def blocks(self, request: Request) -> Sequence[Sequence[int]]:
         return self.manager.blocks(request)
 
     def forget(self, block_ids: Sequence[int]) -> None:
-        self.manager.pool.forget(block_ids)
+        self.manager.pool.forget([BlockId(block_id) for block_id in block_ids])
 
     def reset(self) -> None:
         assert self.manager.reset()

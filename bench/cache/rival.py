@@ -147,7 +147,7 @@ class Rival:
     def encoded(self, events: object) -> bytes:
         return bytes(msgspec.msgpack.encode(events))
 
-    def blocks(self, request: Request) -> list[list[int]]:
+    def blocks(self, request: Request) -> Sequence[Sequence[int]]:
         return [list(ids) for ids in self.manager.get_block_ids(request.request_id)]
 
     def forget(self, block_ids: Sequence[int]) -> None:

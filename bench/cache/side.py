@@ -60,7 +60,7 @@ class MeasuredCache(Protocol[RequestT]):
         """Return a batch that `take_events` returned as it goes over the wire, at time 0."""
         ...
 
-    def blocks(self, request: RequestT) -> list[list[int]]:
+    def blocks(self, request: RequestT) -> Sequence[Sequence[int]]:
         """Return the block table per group."""
         ...
 

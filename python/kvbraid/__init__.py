@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         CaptureError as CaptureError,
         InvalidValueError as InvalidValueError,
         KvbraidError as KvbraidError,
+        NotHeldError as NotHeldError,
         ServiceError as ServiceError,
         TooLargeError as TooLargeError,
         TopologyError as TopologyError,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from kvbraid.fleet.request import Request as Request
     from kvbraid.hashing import MediaItem as MediaItem
     from kvbraid.ids import (
+        BlockId as BlockId,
         GroupId as GroupId,
         PodId as PodId,
         PodState as PodState,
@@ -59,6 +61,7 @@ _NAMES: Final = {
         "CaptureError",
         "InvalidValueError",
         "KvbraidError",
+        "NotHeldError",
         "ServiceError",
         "TooLargeError",
         "TopologyError",
@@ -70,7 +73,7 @@ _NAMES: Final = {
     "fleet.index": ("FleetIndex", "IndexOptions"),
     "fleet.request": ("Request",),
     "hashing": ("MediaItem",),
-    "ids": ("GroupId", "PodId", "PodState", "Tier"),
+    "ids": ("BlockId", "GroupId", "PodId", "PodState", "Tier"),
     "spec": ("EngineDialect", "GroupSpec", "SpecKind", "Topology"),
     "spec_mapping": ("profile_from_mapping", "topology_from_mapping"),
 }

@@ -2,8 +2,9 @@
 
 KvbraidError
 ├── InvalidValueError   a value outside what the operation accepts (also a ValueError)
-│   └── TopologyError   groups or flags that no engine can have
-├── UnknownError        a pod, model or group that was never registered (also a LookupError)
+│   ├── TopologyError   groups or flags that no engine can have
+│   └── NotHeldError    a hit that the cache no longer holds: match again
+├── UnknownError        a pod, model, group or request that is not known (also a LookupError)
 ├── TooLargeError       larger than a configured limit
 ├── CaptureError        a capture directory that cannot be read
 ├── TraceError          a trace file that cannot be read
@@ -33,8 +34,12 @@ class TopologyError(InvalidValueError):
     """Groups or flags that no engine can have."""
 
 
+class NotHeldError(InvalidValueError):
+    """A hit that the cache no longer holds: match again."""
+
+
 class UnknownError(KvbraidError, LookupError):
-    """A pod, model or group that was never registered."""
+    """A pod, model, group or request that is not known."""
 
 
 class TooLargeError(KvbraidError):

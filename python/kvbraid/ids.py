@@ -12,6 +12,9 @@ PodId = NewType("PodId", str)
 GroupId = NewType("GroupId", int)
 """Index of a KV cache group in its engine's own order (the wire's `group_idx`)."""
 
+BlockId = NewType("BlockId", int)
+"""A physical block of one pool; all groups share the numbering, and 0 is the null block."""
+
 BlockHash = NewType("BlockHash", bytes)
 """An engine's chained hash of one block: parent, tokens and extra keys."""
 

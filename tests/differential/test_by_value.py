@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 from kvbraid.cache import ByValue, CacheConfig
+from kvbraid.ids import BlockId
 from kvbraid.models import PrefillCost
 
 from tests.differential.test_cache_manager import CacheMachine
@@ -61,7 +62,7 @@ class ByValueMachine(CacheMachine):
     model_of = ByValueModel
     model: ByValueModel
 
-    def forgettable(self) -> st.SearchStrategy[int]:
+    def forgettable(self) -> st.SearchStrategy[BlockId]:
         """Mostly blocks that are cached: what checkpoints need is among them."""
         cached = sorted({block for row in self.native.debug.cached().values() for block in row})
         ids = super().forgettable()

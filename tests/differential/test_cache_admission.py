@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 from kvbraid.cache import CacheConfig, CacheManager, Need
+from kvbraid.ids import BlockId
 
 from tests.reference.cache_configs import BOTH_DIALECTS
 from tests.reference.cache_model import CacheModel
@@ -99,11 +100,12 @@ def test_a_hit_and_a_load_fit_into_as_many_free_blocks(
         native.debug.check_integrity(held)
 
 
-def leave_free(cache: CacheManager | CacheModel, num_tokens: int, num_taken: int) -> list[int]:
+def leave_free(cache: CacheManager | CacheModel, num_tokens: int, num_taken: int) -> list[BlockId]:
     """Have a prompt computed and so many blocks taken; return those."""
     request = cache.add(list(range(num_tokens)))
     assert cache.allocate([Need(request=request, num_new_tokens=num_tokens)]).num_fit
     cache.take_work()
     cache.start_step()
     cache.release([request])
-    return cache.pool.take(min(num_taken, len(cache.debug.free_queue())))
+    taken = cache.pool.take(min(num_taken, len(cache.debug.free_queue())))
+    return [BlockId(block) for block in taken]

@@ -12,6 +12,7 @@ from random import Random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kvbraid.cache import CacheConfig, CacheManager, GroupOptions, Match, Need
+from kvbraid.ids import BlockId
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 from tests.reference.cache_configs import cache_configs
@@ -86,7 +87,7 @@ class Both:
         """Take blocks out, of each group at another rate."""
         rates = [random.choice(RATES) for _ in range(self.native.num_groups)]
         gone = [
-            block
+            BlockId(block)
             for (group, _), blocks in sorted(self.model.debug.cached().items())
             for block in blocks
             if random.random() < rates[group]

@@ -21,6 +21,7 @@ from kvbraid.cache import CacheConfig, CacheManager, Match, Need
 from kvbraid.events import decode
 from kvbraid.events.model import BlockRemoved, BlockStored, Event
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Lora, MediaItem
+from kvbraid.ids import BlockId
 from kvbraid.spec import EngineDialect
 
 from tests.reference.cache_configs import cache_configs
@@ -81,7 +82,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.config: CacheConfig = data.draw(self.configs)
         self.native, self.model = CacheManager(self.config), self.model_of(self.config)
         self.twins: list[Twin] = []
-        self.held: list[int] = []  # References that the caller has: popped blocks, copied ones.
+        self.held: list[BlockId] = []  # The caller has references of these.
         self.frees_copies = data.draw(st.booleans())
         self.ledger = Ledger()
         self.seen: list[tuple[list[int], ExtraKeys]] = []
@@ -332,14 +333,16 @@ class CacheMachine(RuleBasedStateMachine):
         self.held += taken
 
     def hold_blocks(self, data: st.DataObject) -> None:
-        ids = st.integers(1, self.config.num_blocks - 1)
-        blocks = data.draw(st.lists(ids, min_size=1, max_size=2))
+        blocks = data.draw(st.lists(self.any_block(), min_size=1, max_size=2))
         self.native.pool.hold(blocks)
         self.model.pool.hold(blocks)
         self.held += blocks
 
-    def forgettable(self) -> st.SearchStrategy[int]:
-        return st.integers(1, self.config.num_blocks - 1)
+    def any_block(self) -> st.SearchStrategy[BlockId]:
+        return st.integers(1, self.config.num_blocks - 1).map(BlockId)
+
+    def forgettable(self) -> st.SearchStrategy[BlockId]:
+        return self.any_block()
 
     def forget(self, data: st.DataObject) -> None:
         blocks = data.draw(st.lists(self.forgettable(), min_size=1, max_size=3, unique=True))

@@ -25,6 +25,7 @@ from kvbraid.cache import (
 )
 from kvbraid.events.model import AllBlocksCleared, Event
 from kvbraid.hashing import NO_EXTRA_KEYS, EngineHash, ExtraKeys, block_hashes
+from kvbraid.ids import BlockId
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind
 
 from tests.reference import resume, vllm_search
@@ -532,7 +533,8 @@ class CacheModel:
             group.zeroes.clear()
         if not caller_frees:
             self.memory.being_copied += [block for pair in copies for block in pair]
-        return Work(copies, blocks_to_zero, [])
+        ends = [(BlockId(source), BlockId(copy)) for source, copy in copies]
+        return Work(ends, [BlockId(block) for block in blocks_to_zero], [])
 
     # ---- what is there -------------------------------------------------------------------
 

@@ -1,4 +1,6 @@
-//! Every error the core can return. The binding maps each variant to one Python class.
+//! Every error that the core can return. The binding maps each variant to one Python class.
+
+use crate::blocks::BlockId;
 
 /// What went wrong, with the offending value, the state, and the remedy where one exists.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -9,9 +11,35 @@ pub enum Error {
     /// A pod, model or group that was never registered.
     #[error("{0}")]
     Unknown(String),
-    /// A request or a message larger than the configured limit.
-    #[error("{0}")]
-    TooLarge(String),
+    /// A request that the cache does not have.
+    #[error("request {0} is not known; it was released, or never added")]
+    UnknownRequest(u64),
+    /// The same request more than once in one call.
+    #[error("request {0} is given twice in one call; give each request once")]
+    GivenTwice(u64),
+    /// A block beyond the pool's last one.
+    #[error("block {block} does not exist; the pool has {num_blocks}")]
+    UnknownBlock {
+        /// The block that was given.
+        block: BlockId,
+        /// How many blocks there are, the null block included.
+        num_blocks: usize,
+    },
+    /// A hit that could be resumed when it was found, and no longer can.
+    #[error(
+        "request {request}: group {group} does not hold block {position} of the hit of {num_tokens} \
+         tokens; match again"
+    )]
+    NotHeld {
+        /// The request that was to adopt the hit.
+        request: u64,
+        /// The first group that lacks a block.
+        group: u16,
+        /// The position of the first block that it lacks.
+        position: u32,
+        /// The length of the hit.
+        num_tokens: u32,
+    },
 }
 
 /// The result of every fallible function of the core.

@@ -6,6 +6,7 @@ use kvbraid_core::cache::{
     ByValue, Cache, CacheConfig, GroupOptions, HashFunction, Need, NewRequest, PrefillCost,
     Retention,
 };
+use kvbraid_core::error::Error;
 use kvbraid_core::hash::{Digest, HashAlgo, none_hash};
 use kvbraid_core::secret::Secret;
 use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
@@ -315,9 +316,15 @@ fn a_request_that_is_given_twice_is_refused_before_anything_changes() {
         ..Need::default()
     };
     let free = cache.num_free_blocks();
-    assert!(cache.allocate(&[need, need], 0).is_err());
-    assert!(cache.release(&[first, id, first]).is_err());
-    assert!(cache.preempt(&[first, first]).is_err());
+    assert_eq!(cache.allocate(&[need, need], 0), Err(Error::GivenTwice(id)));
+    assert_eq!(
+        cache.release(&[first, id, first]),
+        Err(Error::GivenTwice(first))
+    );
+    assert_eq!(
+        cache.preempt(&[first, first]),
+        Err(Error::GivenTwice(first))
+    );
     assert_eq!(cache.num_free_blocks(), free);
     assert_eq!(
         cache
@@ -334,4 +341,57 @@ fn a_request_that_is_given_twice_is_refused_before_anything_changes() {
         1
     );
     cache.check_integrity(&[]);
+}
+
+#[test]
+fn a_refusal_says_what_it_is_about() {
+    let groups = vec![
+        group(SpecKind::FullAttention, 4),
+        group(SpecKind::SlidingWindow, 4),
+    ];
+    let mut cache =
+        Cache::new(config(groups, 20, Retention::Dense), &SECRET).expect("a valid config");
+    let first = cache.add(prompt(1, 9)).expect("a prompt");
+    assert!(begin(&mut cache, first, 9));
+    let id = cache.add(prompt(1, 12)).expect("a prompt");
+    let hit = cache.find(id).expect("known").num_tokens;
+    let window: Vec<BlockId> = cache
+        .tables(first)
+        .expect("known")
+        .nth(1)
+        .expect("two groups")
+        .to_vec();
+    cache.forget(&window).expect("they exist");
+    let need = Need {
+        request: id,
+        num_new_tokens: 1,
+        num_hit_tokens: hit,
+        ..Need::default()
+    };
+    let gone = Error::NotHeld {
+        request: id,
+        group: 1,
+        position: 0,
+        num_tokens: hit,
+    };
+    assert_eq!(cache.allocate(&[need], 0), Err(gone.clone()));
+    assert_eq!(cache.hit_blocks(id, hit), Err(gone));
+    assert_eq!(cache.find(id + 1), Err(Error::UnknownRequest(id + 1)));
+    let block = BlockId(20);
+    assert_eq!(
+        cache.forget(&[block]),
+        Err(Error::UnknownBlock {
+            block,
+            num_blocks: 20
+        })
+    );
+    let nothing = Need {
+        num_hit_tokens: 0,
+        num_new_tokens: 0,
+        ..need
+    };
+    assert!(matches!(
+        cache.allocate(&[nothing], 0),
+        Err(Error::InvalidValue(_))
+    ));
 }

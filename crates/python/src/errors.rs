@@ -1,17 +1,24 @@
-//! The core's errors as the package's own exceptions, one class per variant.
+//! The core's errors as the package's own exceptions.
 
 use kvbraid_core::Error;
 use pyo3::prelude::*;
 
 pyo3::import_exception!(kvbraid.errors, InvalidValueError);
-pyo3::import_exception!(kvbraid.errors, TooLargeError);
+pyo3::import_exception!(kvbraid.errors, NotHeldError);
 pyo3::import_exception!(kvbraid.errors, UnknownError);
 
 /// The exception that carries this error's message.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "taken from `map_err`, which gives the error away"
+)]
 pub(crate) fn to_python(error: Error) -> PyErr {
+    let text = error.to_string();
     match error {
-        Error::InvalidValue(text) => InvalidValueError::new_err(text),
-        Error::Unknown(text) => UnknownError::new_err(text),
-        Error::TooLarge(text) => TooLargeError::new_err(text),
+        Error::InvalidValue(_) | Error::GivenTwice(_) | Error::UnknownBlock { .. } => {
+            InvalidValueError::new_err(text)
+        }
+        Error::Unknown(_) | Error::UnknownRequest(_) => UnknownError::new_err(text),
+        Error::NotHeld { .. } => NotHeldError::new_err(text),
     }
 }

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from kvbraid._native import CacheCore
 from kvbraid.cache.counts import check_group
 from kvbraid.cache.step import Checkpoint, Cursor
+from kvbraid.ids import BlockId
 
 
 class CacheDebug:
@@ -17,11 +18,11 @@ class CacheDebug:
         self._core = core
         self._num_groups = num_groups
 
-    def cached(self) -> dict[tuple[int, bytes], list[int]]:
+    def cached(self) -> dict[tuple[int, bytes], list[BlockId]]:
         """Return everything findable: (group, hash) to its copies, oldest first."""
         return {(group, digest): copies for group, digest, copies in self._core.cached()}
 
-    def free_queue(self) -> list[int]:
+    def free_queue(self) -> list[BlockId]:
         """Return the free blocks, next victim first.
 
         Blocks that checkpoints keep are free, but in no queue: see `checkpoints`.
@@ -67,7 +68,7 @@ class CacheDebug:
         """Return the bytes that blocks, hashes and checkpoints take, by capacity."""
         return self._core.memory_bytes()
 
-    def check_integrity(self, outside: Sequence[int] = ()) -> None:
+    def check_integrity(self, outside: Sequence[BlockId] = ()) -> None:
         """Panic unless blocks, hashes and requests agree.
 
         `outside`: one entry per reference that the caller holds: popped blocks, those of

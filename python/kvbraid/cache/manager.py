@@ -30,6 +30,7 @@ from kvbraid.cache.step import (
     Work,
 )
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Tokens, none_hash
+from kvbraid.ids import BlockId
 from kvbraid.resume import encode
 from kvbraid.spec import EngineDialect
 
@@ -138,12 +139,12 @@ class CacheManager:
         """
         return Match(*self._core.match(request))
 
-    def hit_blocks(self, request: int, num_tokens: int) -> list[list[int]]:
+    def hit_blocks(self, request: int, num_tokens: int) -> list[list[BlockId]]:
         """Return the blocks of a hit, group by group: what `allocate` would adopt.
 
         Raises:
             UnknownError: The request is not known.
-            InvalidValueError: The hit is not held.
+            NotHeldError: The hit is not held.
         """
         return self._core.hit_blocks(request, num_tokens)
 
@@ -211,7 +212,7 @@ class CacheManager:
 
         Raises:
             UnknownError: The request is not known.
-            InvalidValueError: A hit that is not held.
+            NotHeldError: A hit that is not held.
         """
         check_counts(**asdict(need))
         return self._core.blocks_needed(need, is_admission)
@@ -228,8 +229,9 @@ class CacheManager:
 
         Raises:
             UnknownError: A request is not known.
-            InvalidValueError: A hit that is no longer held, a request for nothing, or the same
-                request twice. As with every error, nothing has changed.
+            NotHeldError: A hit that is no longer held: match again.
+            InvalidValueError: A request for nothing, or the same request twice. As with every
+                error, nothing has changed.
         """
         try:
             done = self._core.allocate(needs, reserved_blocks)
@@ -249,7 +251,7 @@ class CacheManager:
         """
         return self._allocation(*self._core.decode(requests, tokens))
 
-    def blocks(self, request: int) -> list[list[int]]:
+    def blocks(self, request: int) -> list[list[BlockId]]:
         """Return the block table of a request, group by group; 0 is the null block.
 
         Raises:
@@ -375,7 +377,7 @@ class CacheManager:
         """
         self._core.preempt(requests)
 
-    def pop_blocks(self, request: int) -> list[int]:
+    def pop_blocks(self, request: int) -> list[BlockId]:
         """Forget a request and hand its blocks over, groups in order: the caller frees them.
 
         Raises:

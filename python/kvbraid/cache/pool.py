@@ -11,6 +11,7 @@ from typing import Final
 from kvbraid._native import CacheCore
 from kvbraid.cache.counts import check_counts, check_group
 from kvbraid.cache.step import BlockInfo
+from kvbraid.ids import BlockId
 
 _NO_KEY: Final = (None, None, 0)
 
@@ -35,7 +36,7 @@ class BlockPool:
 
     # References.
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int) -> list[BlockId]:
         """Take the next victims, with one reference each.
 
         Raises:
@@ -44,7 +45,7 @@ class BlockPool:
         check_counts(count=count)
         return self._core.take_blocks(count)
 
-    def hold(self, block_ids: Sequence[int]) -> None:
+    def hold(self, block_ids: Sequence[BlockId]) -> None:
         """Take one more reference of each block.
 
         Raises:
@@ -53,7 +54,7 @@ class BlockPool:
         check_counts(block_id=min(block_ids, default=0))
         self._core.hold_blocks(block_ids)
 
-    def free(self, block_ids: Sequence[int]) -> None:
+    def free(self, block_ids: Sequence[BlockId]) -> None:
         """Drop one reference of each block; what is given first is evicted first.
 
         Raises:
@@ -64,7 +65,7 @@ class BlockPool:
 
     # Hashes.
 
-    def register(self, block_id: int, group: int, block_hash: bytes, num_tokens: int) -> None:
+    def register(self, block_id: BlockId, group: int, block_hash: bytes, num_tokens: int) -> None:
         """Make a block findable by a hash, after those that are found by it. No event records it.
 
         Args:
@@ -81,7 +82,7 @@ class BlockPool:
         check_group(group, self._num_groups)
         self._core.register(block_id, group, block_hash, num_tokens)
 
-    def unregister(self, block_id: int, group: int, block_hash: bytes) -> bool:
+    def unregister(self, block_id: BlockId, group: int, block_hash: bytes) -> bool:
         """Take one hash of a block away; return whether it was found by it. No event records it.
 
         Raises:
@@ -92,7 +93,7 @@ class BlockPool:
         check_group(group, self._num_groups)
         return self._core.unregister(block_id, group, block_hash)
 
-    def holders(self, group: int, block_hash: bytes) -> list[int]:
+    def holders(self, group: int, block_hash: bytes) -> list[BlockId]:
         """Return the blocks that are found by a hash, oldest first: the first is what a hit takes.
 
         Raises:
@@ -102,7 +103,7 @@ class BlockPool:
         check_group(group, self._num_groups)
         return self._core.holders(group, block_hash)
 
-    def describe(self, block_ids: Sequence[int]) -> list[BlockInfo]:
+    def describe(self, block_ids: Sequence[BlockId]) -> list[BlockInfo]:
         """Return what is known of each block.
 
         Raises:
@@ -111,7 +112,7 @@ class BlockPool:
         infos = self._core.describe(block_ids)
         return [BlockInfo(references, *(key or _NO_KEY)) for references, key in infos]
 
-    def forget(self, block_ids: Sequence[int]) -> None:
+    def forget(self, block_ids: Sequence[BlockId]) -> None:
         """Drop the hashes of blocks, in this order; the blocks stay with their owners.
 
         Raises:

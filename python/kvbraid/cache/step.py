@@ -4,6 +4,8 @@ from array import array
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from kvbraid.ids import BlockId
+
 
 class Match(NamedTuple):
     """How much a request can reuse, in tokens.
@@ -64,7 +66,7 @@ class KeptState(NamedTuple):
 
     request: int
     group: int
-    block_id: int
+    block_id: BlockId
     num_tokens: int
 
 
@@ -85,8 +87,8 @@ class Work(NamedTuple):
             ended in the meantime.
     """
 
-    copies: list[tuple[int, int]]
-    blocks_to_zero: list[int]
+    copies: list[tuple[BlockId, BlockId]]
+    blocks_to_zero: list[BlockId]
     kept_states: list[KeptState]
 
 
@@ -136,11 +138,11 @@ class Allocation:
     counts: "array[int]"
     num_groups: int
 
-    def new_blocks(self, i: int) -> list[list[int]]:
+    def new_blocks(self, i: int) -> list[list[BlockId]]:
         """Return the new blocks of request i, group by group."""
         start = sum(self.counts[: i * self.num_groups])
         blocks = []
         for count in self.counts[i * self.num_groups : (i + 1) * self.num_groups]:
-            blocks.append(list(self.block_ids[start : start + count]))
+            blocks.append([BlockId(b) for b in self.block_ids[start : start + count]])
             start += count
         return blocks

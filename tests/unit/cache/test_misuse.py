@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from kvbraid.cache import CacheManager, GroupOptions, Interval, Need
-from kvbraid.errors import InvalidValueError, KvbraidError, UnknownError
+from kvbraid.errors import InvalidValueError, KvbraidError, NotHeldError, UnknownError
+from kvbraid.ids import BlockId
 from kvbraid.spec import GroupSpec, SpecKind
 
 from tests.unit.cache.caches import chunked, compute, config, full, leave, mamba, picture, window
@@ -14,6 +15,7 @@ from tests.unit.cache.caches import chunked, compute, config, full, leave, mamba
 TOKENS = list(range(40))
 NOBODY = 12_345
 DIGEST = b"d" * 32
+ONE, GONE, NEGATIVE = BlockId(1), BlockId(64), BlockId(-1)
 
 
 @dataclass
@@ -25,7 +27,7 @@ class Busy:
     waits: int
 
     @property
-    def used(self) -> int:
+    def used(self) -> BlockId:
         return self.cache.blocks(self.runs)[0][0]
 
     def need(self, **fields: Any) -> Need:  # noqa: ANN401 - fields of the need
@@ -99,25 +101,25 @@ WRONG: dict[str, Call] = {
         [b.need(request=b.waits, num_hit_tokens=400)]
     ),
     "negative reserve": lambda b: b.cache.allocate([b.need()], reserved_blocks=-1),
-    "free a block that does not exist": lambda b: b.cache.pool.free([64]),
-    "free a negative block": lambda b: b.cache.pool.free([-1]),
+    "free a block that does not exist": lambda b: b.cache.pool.free([GONE]),
+    "free a negative block": lambda b: b.cache.pool.free([NEGATIVE]),
     "free a free block": lambda b: b.cache.pool.free([b.cache.debug.free_queue()[0]]),
     "free a block too often": lambda b: b.cache.pool.free([b.used] * 9),
-    "forget a block that does not exist": lambda b: b.cache.pool.forget([b.used, 64]),
-    "forget a negative block": lambda b: b.cache.pool.forget([-1]),
+    "forget a block that does not exist": lambda b: b.cache.pool.forget([b.used, GONE]),
+    "forget a negative block": lambda b: b.cache.pool.forget([NEGATIVE]),
     "take more blocks than are free": lambda b: b.cache.pool.take(64),
     "take a negative number of blocks": lambda b: b.cache.pool.take(-1),
-    "hold a block that does not exist": lambda b: b.cache.pool.hold([b.used, 64]),
-    "hold a negative block": lambda b: b.cache.pool.hold([-1]),
-    "register the null block": lambda b: b.cache.pool.register(0, 0, DIGEST, 4),
-    "register a block that does not exist": lambda b: b.cache.pool.register(64, 0, DIGEST, 4),
+    "hold a block that does not exist": lambda b: b.cache.pool.hold([b.used, GONE]),
+    "hold a negative block": lambda b: b.cache.pool.hold([NEGATIVE]),
+    "register the null block": lambda b: b.cache.pool.register(BlockId(0), 0, DIGEST, 4),
+    "register a block that does not exist": lambda b: b.cache.pool.register(GONE, 0, DIGEST, 4),
     "register in a group that does not exist": lambda b: b.cache.pool.register(
         b.used, 3, DIGEST, 4
     ),
     "register a short hash": lambda b: b.cache.pool.register(b.used, 0, b"x", 4),
     "register for a negative count": lambda b: b.cache.pool.register(b.used, 0, DIGEST, -1),
-    "unregister in a group that does not exist": lambda b: b.cache.pool.unregister(1, 3, DIGEST),
-    "unregister a short hash": lambda b: b.cache.pool.unregister(1, 0, b"x"),
+    "unregister in a group that does not exist": lambda b: b.cache.pool.unregister(ONE, 3, DIGEST),
+    "unregister a short hash": lambda b: b.cache.pool.unregister(ONE, 0, b"x"),
     "holders in a group that does not exist": lambda b: b.cache.pool.holders(-1, DIGEST),
     "holders of a short hash": lambda b: b.cache.pool.holders(0, b"x"),
     "kept blocks of a group that does not exist": lambda b: b.cache.debug.kept_blocks(
@@ -168,6 +170,20 @@ def test_an_unknown_request_is_named_and_nothing_changes(busy: Busy, call: Call)
 @pytest.mark.parametrize("call", WRONG.values(), ids=WRONG.keys())
 def test_a_wrong_value_is_refused_and_nothing_changes(busy: Busy, call: Call) -> None:
     unchanged(busy, call, InvalidValueError)
+
+
+def test_a_hit_that_is_gone_says_so_and_nothing_changes(busy: Busy) -> None:
+    """The caller tells it from a mistake of its own by the class: it matches again."""
+    hit = busy.cache.match(busy.waits).num_tokens
+    assert hit == 36
+    holders = [copy for copies in busy.cache.debug.cached().values() for copy in copies]
+    busy.cache.pool.forget(holders)
+    need = busy.need(request=busy.waits, num_hit_tokens=hit)
+    assert issubclass(NotHeldError, InvalidValueError)
+    message = unchanged(busy, lambda b: b.cache.allocate([need]), NotHeldError)
+    assert message.endswith(
+        f"group 0 does not hold block 0 of the hit of {hit} tokens; match again"
+    )
 
 
 def test_a_request_is_released_once(busy: Busy) -> None:

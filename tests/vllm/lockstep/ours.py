@@ -18,7 +18,7 @@ from kvbraid.cache import (
     Need,
 )
 from kvbraid.hashing import EngineHash, ExtraKeys, HashAlgo, block_hashes
-from kvbraid.ids import BlockHash
+from kvbraid.ids import BlockHash, BlockId
 from kvbraid.spec import EngineDialect, GroupSpec, Topology
 
 from tests.vllm.lockstep.configs import STATE, WINDOWS, Config
@@ -115,7 +115,8 @@ class Ours:
         return block_hashes(self._tokens[key][0], self._hash, self._tokens[key][1])[num_known:]
 
     def start_step(self) -> None:
-        self.manager.debug.check_integrity(list(self._outside.elements()))
+        outside = [BlockId(block_id) for block_id in self._outside.elements()]
+        self.manager.debug.check_integrity(outside)
         self.manager.start_step()
 
     def match(self, key: int) -> Hit:
@@ -166,19 +167,19 @@ class Ours:
         self.manager.preempt([self._handles[key]])
 
     def pop_blocks(self, key: int) -> list[int]:
-        block_ids = list(self.manager.pop_blocks(self._handles.pop(key)))
+        block_ids: list[int] = list(self.manager.pop_blocks(self._handles.pop(key)))
         self._outside.update(block_id for block_id in block_ids if block_id)
         return block_ids
 
     def free_blocks(self, block_ids: Sequence[int]) -> None:
         self._outside.subtract(block_id for block_id in block_ids if block_id)
-        self.manager.pool.free(block_ids)
+        self.manager.pool.free([BlockId(block_id) for block_id in block_ids])
 
     def roll_back(self, key: int, num_computed_tokens: int) -> None:
         self.manager.roll_back(self._handles[key], num_computed_tokens)
 
     def forget(self, block_ids: Sequence[int]) -> None:
-        self.manager.pool.forget(list(set(block_ids)))
+        self.manager.pool.forget([BlockId(block_id) for block_id in set(block_ids)])
 
     def reset(self) -> bool:
         return self.manager.reset()
@@ -187,7 +188,7 @@ class Ours:
         work = self.manager.take_work(caller_frees=caller_frees)
         if caller_frees:
             self._outside.update(block_id for copy in work.copies for block_id in copy)
-        return work.copies, work.blocks_to_zero
+        return list(work.copies), list(work.blocks_to_zero)
 
     def take_events(self) -> bytes:
         events = self.manager.take_events()
@@ -201,11 +202,15 @@ class Ours:
         return list(self.manager.debug.free_queue())
 
     def tables(self, keys: Sequence[int]) -> list[Blocks]:
-        return [self.manager.blocks(self._handles[key]) for key in keys]
+        return [_plain(self.manager.blocks(self._handles[key])) for key in keys]
 
     def resident(self) -> dict[tuple[int, bytes], list[int]]:
-        return self.manager.debug.cached()
+        return {key: list(copies) for key, copies in self.manager.debug.cached().items()}
 
 
 def _fitting(allocation: Allocation) -> list[Blocks]:
-    return [allocation.new_blocks(index) for index in range(allocation.num_fit)]
+    return [_plain(allocation.new_blocks(index)) for index in range(allocation.num_fit)]
+
+
+def _plain(groups: list[list[BlockId]]) -> Blocks:
+    return [list(blocks) for blocks in groups]

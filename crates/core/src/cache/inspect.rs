@@ -37,7 +37,7 @@ impl Cache {
     /// How far each table of a request is.
     ///
     /// # Errors
-    /// `Unknown`.
+    /// `UnknownRequest`.
     pub fn cursors(&self, id: u64) -> Result<impl Iterator<Item = Cursor>> {
         let tables = self.request(id)?.tables().iter();
         Ok(tables.map(|table| Cursor {

@@ -51,12 +51,6 @@ pub struct Cache {
     next_id: u64,
 }
 
-fn unknown(id: u64) -> Error {
-    Error::Unknown(format!(
-        "request {id} is not known; it was released, or never added"
-    ))
-}
-
 impl Cache {
     /// An empty cache; `secret` spreads the hashes in its tables.
     ///
@@ -75,7 +69,7 @@ impl Cache {
         self.requests
             .get(&id)
             .map(Box::as_ref)
-            .ok_or_else(|| unknown(id))
+            .ok_or(Error::UnknownRequest(id))
     }
 
     fn with<T>(
@@ -83,7 +77,10 @@ impl Cache {
         id: u64,
         work: impl FnOnce(&mut Core, &mut Request) -> Result<T>,
     ) -> Result<T> {
-        let request = self.requests.get_mut(&id).ok_or_else(|| unknown(id))?;
+        let request = self
+            .requests
+            .get_mut(&id)
+            .ok_or(Error::UnknownRequest(id))?;
         work(&mut self.core, request)
     }
 
@@ -112,7 +109,7 @@ impl Cache {
     /// Appends tokens, to the prompt too if `to_prompt`; hashes grow, or continue with those given.
     ///
     /// # Errors
-    /// `Unknown`; `InvalidValue` for hashes that do not fit.
+    /// `UnknownRequest`; `InvalidValue` for hashes that do not fit.
     pub fn extend(
         &mut self,
         id: u64,
@@ -136,7 +133,7 @@ impl Cache {
     /// How much a request can reuse now. Changes nothing.
     ///
     /// # Errors
-    /// `Unknown`.
+    /// `UnknownRequest`.
     pub fn find(&mut self, id: u64) -> Result<Match> {
         self.with(id, |core, request| {
             core.statistics.num_matches += 1;
@@ -147,7 +144,7 @@ impl Cache {
     /// The blocks of a hit, group by group: what `allocate` would adopt.
     ///
     /// # Errors
-    /// `Unknown`; `InvalidValue` for a hit that is not held.
+    /// `UnknownRequest`; `NotHeld` for a hit that is gone.
     pub fn hit_blocks(&mut self, id: u64, num_tokens: u32) -> Result<Vec<Vec<BlockId>>> {
         self.with(id, |core, request| {
             let hits = core.find_hit(request, num_tokens)?;
@@ -159,7 +156,8 @@ impl Cache {
     /// Allocates for many requests in order; stops at the first that does not fit.
     ///
     /// # Errors
-    /// `Unknown` or `InvalidValue` (a request that is given twice, too), before anything has changed.
+    /// `UnknownRequest`, `GivenTwice`, `InvalidValue`, or `NotHeld` for a hit that is gone; nothing has
+    /// changed then.
     pub fn allocate(&mut self, needs: &[Need], reserved_blocks: usize) -> Result<Allocation> {
         self.check_distinct(needs.iter().map(|need| need.request))?;
         let mut plans = Vec::with_capacity(needs.len());
@@ -182,7 +180,7 @@ impl Cache {
     /// Makes the blocks of the first `num_tokens` tokens findable.
     ///
     /// # Errors
-    /// `Unknown`; `InvalidValue` for more tokens than the request has blocks or hashes for.
+    /// `UnknownRequest`; `InvalidValue` for more tokens than the request has blocks or hashes for.
     pub fn commit(&mut self, id: u64, num_tokens: u32) -> Result<()> {
         self.with(id, |core, request| {
             let computed = request.num_computed_tokens.min(request.num_tokens());
@@ -199,7 +197,7 @@ impl Cache {
     /// Gives back what nothing computed after `num_tokens` tokens reads.
     ///
     /// # Errors
-    /// `Unknown`.
+    /// `UnknownRequest`.
     pub fn free_skipped(&mut self, id: u64, num_tokens: u32) -> Result<()> {
         self.with(id, |core, request| {
             core.free_skipped(request, num_tokens);
@@ -210,7 +208,7 @@ impl Cache {
     /// Gives all blocks of requests back, tails first, and forgets the requests.
     ///
     /// # Errors
-    /// `Unknown`, or `InvalidValue` for a request that is given twice, before anything has changed.
+    /// `UnknownRequest` or `GivenTwice`, before anything has changed.
     pub fn release(&mut self, ids: &[u64]) -> Result<()> {
         self.check_distinct(ids.iter().copied())?;
         for id in ids {
@@ -224,7 +222,7 @@ impl Cache {
     /// Gives all blocks of requests back; they stay known, with nothing computed.
     ///
     /// # Errors
-    /// `Unknown`, or `InvalidValue` for a request that is given twice, before anything has changed.
+    /// `UnknownRequest` or `GivenTwice`, before anything has changed.
     pub fn preempt(&mut self, ids: &[u64]) -> Result<()> {
         self.check_distinct(ids.iter().copied())?;
         ids.iter().try_for_each(|&id| {
@@ -245,10 +243,7 @@ impl Cache {
         let mut sorted: SmallVec<[u64; 64]> = ids.collect();
         sorted.sort_unstable();
         match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => Err(Error::InvalidValue(format!(
-                "request {} is given twice in one call; give each request once",
-                pair[0]
-            ))),
+            Some(pair) => Err(Error::GivenTwice(pair[0])),
             None => Ok(()),
         }
     }
@@ -256,9 +251,9 @@ impl Cache {
     /// Forgets a request and hands its blocks over, groups in order: the caller frees them.
     ///
     /// # Errors
-    /// `Unknown`.
+    /// `UnknownRequest`.
     pub fn pop_blocks(&mut self, id: u64) -> Result<Vec<BlockId>> {
-        let mut request = self.requests.remove(&id).ok_or_else(|| unknown(id))?;
+        let mut request = self.requests.remove(&id).ok_or(Error::UnknownRequest(id))?;
         self.core.note_end(&request);
         self.core.forget_kept_states(id);
         Ok(request.clear_tables().into_iter().flatten().collect())
@@ -267,7 +262,7 @@ impl Cache {
     /// Sets how many tokens are computed, after drafts were rejected. Blocks stay.
     ///
     /// # Errors
-    /// `Unknown`; `InvalidValue` for more than were computed.
+    /// `UnknownRequest`; `InvalidValue` for more than were computed.
     pub fn roll_back(&mut self, id: u64, num_computed_tokens: u32) -> Result<()> {
         self.with(id, |_, request| {
             if num_computed_tokens > request.num_computed_tokens {
@@ -284,7 +279,7 @@ impl Cache {
     /// Forgets the tokens of a request from `num_tokens` on, and the hashes that cover them.
     ///
     /// # Errors
-    /// `Unknown`; `InvalidValue` when the prompt would be cut, or a block that is findable.
+    /// `UnknownRequest`; `InvalidValue` when the prompt would be cut, or a block that is findable.
     pub fn truncate(&mut self, id: u64, num_tokens: u32) -> Result<()> {
         self.with(id, |core, request| {
             let groups = core.groups.iter().zip(request.tables());
@@ -314,7 +309,7 @@ impl Cache {
     /// The block table of a request, group by group.
     ///
     /// # Errors
-    /// `Unknown`.
+    /// `UnknownRequest`.
     pub fn tables(&self, id: u64) -> Result<impl Iterator<Item = &[BlockId]>> {
         let tables = self.request(id)?.tables().iter();
         Ok(tables.map(|table| table.blocks.as_slice()))
@@ -323,7 +318,7 @@ impl Cache {
     /// Where a request stands.
     ///
     /// # Errors
-    /// `Unknown`.
+    /// `UnknownRequest`.
     pub fn progress(&self, id: u64) -> Result<Progress> {
         let request = self.request(id)?;
         Ok(Progress {

@@ -139,11 +139,12 @@ impl Core {
             if let Err(position) = found
                 && !self.config.hits_may_lack_blocks()
             {
-                return Err(Error::InvalidValue(format!(
-                    "request {}: group {} does not hold block {position} of the hit of {tokens} \
-                     tokens; match again",
-                    request.id, group.index
-                )));
+                return Err(Error::NotHeld {
+                    request: request.id,
+                    group: group.index,
+                    position,
+                    num_tokens: tokens,
+                });
             }
             hits.ends.push(hits.blocks.len());
         }

@@ -9,7 +9,7 @@ impl Cache {
     /// ends them: nobody reads it.
     ///
     /// # Errors
-    /// `Unknown`.
+    /// `UnknownRequest`.
     pub fn num_common_prefix_blocks(&self, ids: &[u64]) -> Result<Vec<u32>> {
         let mut common: Option<Vec<&[BlockId]>> = None;
         for &id in ids {

@@ -46,7 +46,7 @@ impl Cache {
     /// Takes one more reference of each block, out of the free queue where it is the first.
     ///
     /// # Errors
-    /// `InvalidValue` for a block that does not exist; nothing has changed.
+    /// `UnknownBlock`; nothing has changed.
     pub fn hold_blocks(&mut self, blocks: &[BlockId]) -> Result<()> {
         self.check_blocks(blocks)?;
         for &block in blocks {
@@ -58,7 +58,7 @@ impl Cache {
     /// Drops one reference each; what is given first is evicted first.
     ///
     /// # Errors
-    /// `InvalidValue` for a block that does not exist or has no such reference; nothing has changed.
+    /// `UnknownBlock`; `InvalidValue` for a block that has no such reference; nothing has changed.
     pub fn free_blocks(&mut self, blocks: &[BlockId]) -> Result<()> {
         self.check_blocks(blocks)?;
         let mut dropped: HashMap<BlockId, u32> = HashMap::new();
@@ -79,9 +79,7 @@ impl Cache {
     pub(super) fn check_blocks(&self, blocks: &[BlockId]) -> Result<()> {
         let num_blocks = self.core.pool.num_blocks();
         match blocks.iter().find(|block| block.index() >= num_blocks) {
-            Some(block) => Err(Error::InvalidValue(format!(
-                "block {block} does not exist; the pool has {num_blocks}"
-            ))),
+            Some(&block) => Err(Error::UnknownBlock { block, num_blocks }),
             None => Ok(()),
         }
     }
@@ -89,7 +87,7 @@ impl Cache {
     /// Drops the hashes of blocks, in this order; blocks stay with their owners.
     ///
     /// # Errors
-    /// `InvalidValue` for a block that does not exist; nothing has changed.
+    /// `UnknownBlock`; nothing has changed.
     pub fn forget(&mut self, blocks: &[BlockId]) -> Result<()> {
         self.check_blocks(blocks)?;
         for &block in blocks {
@@ -103,7 +101,7 @@ impl Cache {
     /// The first hash of a block says how many tokens it covers.
     ///
     /// # Errors
-    /// `InvalidValue` for a block or a group that does not exist, and for the null block.
+    /// `UnknownBlock`; `InvalidValue` for a group that does not exist, and for the null block.
     pub fn register(
         &mut self,
         block: BlockId,

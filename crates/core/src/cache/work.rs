@@ -58,7 +58,7 @@ impl Cache {
     /// inside a block: it holds what it says for as long as no more tokens are computed.
     ///
     /// # Errors
-    /// `Unknown`.
+    /// `UnknownRequest`.
     pub fn take_state_tails(&mut self, id: u64) -> Result<Vec<KeptState>> {
         self.with(id, |_, request| {
             let tables = (0u16..).zip(request.tables_mut());

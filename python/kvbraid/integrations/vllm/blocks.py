@@ -16,6 +16,7 @@ from vllm.v1.core.kv_cache_utils import (
 )
 
 from kvbraid.cache import BlockInfo, CacheManager
+from kvbraid.ids import BlockId
 
 NULL_BLOCK_ID: Final = 0
 
@@ -25,7 +26,7 @@ class Block:
 
     __slots__ = ("_cache", "block_id")
 
-    def __init__(self, cache: CacheManager, block_id: int) -> None:
+    def __init__(self, cache: CacheManager, block_id: BlockId) -> None:
         self._cache = cache
         self.block_id = block_id
 
@@ -75,14 +76,14 @@ class BlockPool:
     @property
     def null_block(self) -> Block:
         """The block that stands for positions that a group needs nothing of."""
-        return self.block(NULL_BLOCK_ID)
+        return self.block(BlockId(NULL_BLOCK_ID))
 
     @property
     def blocks(self) -> list[Block]:
         """All blocks by id."""
-        return [self.block(block_id) for block_id in range(self.num_gpu_blocks)]
+        return [self.block(BlockId(number)) for number in range(self.num_gpu_blocks)]
 
-    def block(self, block_id: int) -> Block:
+    def block(self, block_id: BlockId) -> Block:
         """Return the object of a block: always the same one."""
         block = self._blocks.get(block_id)
         if block is None:
@@ -119,7 +120,7 @@ class BlockPool:
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Make blocks unfindable; they stay with their owners."""
-        self._cache.pool.forget(list(block_ids))
+        self._cache.pool.forget([BlockId(block_id) for block_id in block_ids])
 
     def get_num_free_blocks(self) -> int:
         """Return how many blocks can be handed out."""
@@ -129,19 +130,19 @@ class BlockPool:
         """Return the share of the pool that is referenced."""
         return self._cache.pool.usage
 
-    def _ids(self, blocks: Iterable[Block]) -> list[int]:
+    def _ids(self, blocks: Iterable[Block]) -> list[BlockId]:
         return [block.block_id for block in blocks]
 
 
 class Blocks(KVCacheBlocks):  # type: ignore[misc] # Untyped where vLLM is not installed.
     """Blocks by group, as ids. `find` is called once, when someone asks which they are."""
 
-    def __init__(self, pool: BlockPool, find: Callable[[], Sequence[list[int]]]) -> None:
+    def __init__(self, pool: BlockPool, find: Callable[[], Sequence[list[BlockId]]]) -> None:
         self._pool = pool
         self._find = find
 
     @cached_property
-    def _block_ids(self) -> Sequence[list[int]]:
+    def _block_ids(self) -> Sequence[list[BlockId]]:
         return self._find()
 
     @cached_property
@@ -151,7 +152,7 @@ class Blocks(KVCacheBlocks):  # type: ignore[misc] # Untyped where vLLM is not i
 
     def get_block_ids(
         self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
-    ) -> tuple[list[int], ...] | None:
+    ) -> tuple[list[BlockId], ...] | None:
         """Return the ids by group; None where that is allowed and there is none."""
         ids = self._block_ids
         if group_ids is not None:

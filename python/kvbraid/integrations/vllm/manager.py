@@ -25,6 +25,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from kvbraid.cache import ByValue, CacheManager, Need
 from kvbraid.errors import UnsupportedError
+from kvbraid.ids import BlockId
 from kvbraid.integrations.vllm import events
 from kvbraid.integrations.vllm.blocks import Block, BlockPool, Blocks
 from kvbraid.integrations.vllm.convert import EngineSettings, cache_config
@@ -143,7 +144,7 @@ class KvbraidCacheManager:
 
         A group of states may end earlier: what is loaded then brings the state.
         """
-        kept: list[list[int]] = []
+        kept: list[list[BlockId]] = []
         for group, ids in zip(
             self.coordinator.single_type_managers, blocks.get_block_ids(), strict=True
         ):
@@ -236,7 +237,7 @@ class KvbraidCacheManager:
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Make blocks unfindable; they stay with their owners."""
-        self.cache.pool.forget(list(block_ids))
+        self.cache.pool.forget([BlockId(block_id) for block_id in block_ids])
 
     def reset_prefix_cache(self) -> bool:
         """Forget everything cached, unless a block is in use; return whether it was done."""
@@ -248,7 +249,7 @@ class KvbraidCacheManager:
 
     # What workers have to do.
 
-    def take_new_block_ids(self) -> list[int]:
+    def take_new_block_ids(self) -> list[BlockId]:
         """Take the blocks to zero before the step runs."""
         return self._work.take_blocks_to_zero()
 
@@ -301,7 +302,7 @@ class KvbraidCacheManager:
         number = self._requests.find(request_id)
         return self.empty_kv_cache_blocks if number is None else self._blocks_of(number)
 
-    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+    def get_block_ids(self, request_id: str) -> tuple[list[BlockId], ...]:
         """Return the block table of a request, as ids."""
         number = self._requests.find(request_id)
         if number is None:
@@ -310,7 +311,7 @@ class KvbraidCacheManager:
 
     def get_block_ids_for_computed_tokens(
         self, request_id: str, num_computed_tokens: int
-    ) -> tuple[list[int], ...]:
+    ) -> tuple[list[BlockId], ...]:
         """Return the ids of the blocks that computed tokens lie in."""
         clipped = []
         groups = self.kv_cache_config.kv_cache_groups
@@ -379,12 +380,12 @@ class KvbraidCacheManager:
     def _blocks_of(self, number: int) -> KVCacheBlocks:
         return self._blocks(self.cache.blocks(number))
 
-    def _blocks(self, block_ids: list[list[int]]) -> KVCacheBlocks:
+    def _blocks(self, block_ids: list[list[BlockId]]) -> KVCacheBlocks:
         if not any(block_ids):
             return self.empty_kv_cache_blocks
         return Blocks(self.block_pool, lambda: block_ids)
 
-    def _objects(self, block_ids: list[int]) -> list[Block]:
+    def _objects(self, block_ids: list[BlockId]) -> list[Block]:
         return [self.block_pool.block(block_id) for block_id in block_ids]
 
 

@@ -7,6 +7,7 @@ itself, because it may start a step before the one before has run.
 from typing import TypeVar
 
 from kvbraid.cache import CacheManager, Work
+from kvbraid.ids import BlockId
 from kvbraid.integrations.vllm.requests import Requests
 
 T = TypeVar("T")
@@ -25,11 +26,11 @@ class StepWork:
         self._left.kept_states.clear()
         self._cache.start_step()
 
-    def take_copies(self) -> list[tuple[int, int]]:
+    def take_copies(self) -> list[tuple[BlockId, BlockId]]:
         """Take the copies, as (source, destination); both are held for the caller."""
         return _drain(self._gather().copies)
 
-    def take_blocks_to_zero(self) -> list[int]:
+    def take_blocks_to_zero(self) -> list[BlockId]:
         """Take the blocks to zero."""
         return _drain(self._gather().blocks_to_zero)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvbraid.cache import BlockInfo
+from kvbraid.ids import BlockId
 from kvbraid.integrations.vllm.blocks import NULL_BLOCK_ID, Block
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId
 
@@ -17,12 +18,12 @@ class PoolBlock(Block):
 
     __slots__ = ("number", "pool")
 
-    def __init__(self, pool: BlockPool, number: int, block_id: int | None = None) -> None:
+    def __init__(self, pool: BlockPool, number: BlockId, block_id: BlockId | None = None) -> None:
         super().__init__(pool.cache, number if block_id is None else block_id)
         self.pool = pool
         self.number = number
 
-    def move_to(self, pool: BlockPool, number: int) -> None:
+    def move_to(self, pool: BlockPool, number: BlockId) -> None:
         """Stand for a block of another pool from now on."""
         self._cache, self.pool, self.number = pool.cache, pool, number
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvbraid.ids import BlockId
+
 if TYPE_CHECKING:
     from .blocks import PoolBlock
     from .pool import BlockPool
@@ -26,15 +28,15 @@ class FreeKVCacheBlockQueue:
         """Return the blocks, next victim first."""
         return [self._pool.block(number) for number in self._pool.cache.debug.free_queue()]
 
-    def after(self, number: int) -> object:
+    def after(self, number: BlockId) -> object:
         """Return what follows a block: a block or the end; None for one that is not free."""
         return self._next_to(number, 1)
 
-    def before(self, number: int) -> object:
+    def before(self, number: BlockId) -> object:
         """Return what precedes a block: a block or the head; None for one that is not free."""
         return self._next_to(number, -1)
 
-    def _next_to(self, number: int, step: int) -> object:
+    def _next_to(self, number: BlockId, step: int) -> object:
         queue = self._pool.cache.debug.free_queue()
         if number not in queue:
             return None

@@ -10,6 +10,7 @@ from math import lcm
 from typing import Any, ClassVar
 
 from kvbraid.cache import CacheConfig, CacheManager, Need
+from kvbraid.ids import BlockId
 from kvbraid.integrations.vllm import EngineSettings, cache_config
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 from vllm.v1.kv_cache_interface import (
@@ -160,7 +161,7 @@ class _GroupManager:
         """Give all blocks of a request back."""
         self._cache.release([self._numbers.pop(request_id)])
 
-    def take_new_block_ids(self) -> list[int]:
+    def take_new_block_ids(self) -> list[BlockId]:
         """Take the blocks to zero."""
         return self._cache.take_work().blocks_to_zero
 

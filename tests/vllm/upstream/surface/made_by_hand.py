@@ -6,6 +6,7 @@ from then on, with the hash it had.
 
 from typing import Final
 
+from kvbraid.ids import BlockId
 from kvbraid.integrations.vllm.blocks import NULL_BLOCK_ID
 
 from .blocks import PoolBlock
@@ -22,7 +23,8 @@ class KVCacheBlock(PoolBlock):
 
     def __init__(self, block_id: int, is_null: bool = False) -> None:
         own_pool = BlockPool(num_gpu_blocks=2, enable_caching=True, hash_block_size=1)
-        super().__init__(own_pool, NULL_BLOCK_ID if is_null else NULL_BLOCK_ID + 1, block_id)
+        number = NULL_BLOCK_ID if is_null else NULL_BLOCK_ID + 1
+        super().__init__(own_pool, BlockId(number), BlockId(block_id))
 
 
 class BlockHashToBlockMap(HashMap):

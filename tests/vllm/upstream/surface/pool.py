@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import Final
 
 from kvbraid.cache import CacheConfig, CacheManager
+from kvbraid.ids import BlockId
 from kvbraid.integrations.vllm import events
 from kvbraid.integrations.vllm.blocks import Block
 from kvbraid.integrations.vllm.blocks import BlockPool as EnginePool
@@ -81,7 +82,7 @@ class BlockPool(EnginePool):
 
     # Blocks.
 
-    def block(self, block_id: int) -> PoolBlock:
+    def block(self, block_id: BlockId) -> PoolBlock:
         """Return the object of a block: always the same one."""
         block = self._blocks.get(block_id)
         if block is None:
@@ -89,7 +90,7 @@ class BlockPool(EnginePool):
         assert isinstance(block, PoolBlock)
         return block
 
-    def own(self, block: Block) -> int:
+    def own(self, block: Block) -> BlockId:
         """Return which block of this pool it is: one made by hand becomes the next victim."""
         assert isinstance(block, PoolBlock)
         if block.pool is not self:
@@ -101,7 +102,7 @@ class BlockPool(EnginePool):
                 block.set_block_hash(key, num_tokens)
         return block.number
 
-    def _ids(self, blocks: Iterable[Block]) -> list[int]:
+    def _ids(self, blocks: Iterable[Block]) -> list[BlockId]:
         return [self.own(block) for block in blocks]
 
     def is_block_writable(self, block: PoolBlock) -> bool:
