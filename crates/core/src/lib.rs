@@ -2,6 +2,27 @@
 //!
 //! It holds what is large or hot: engine hashing, wire decoding, the resume rule, the block cache and the fleet
 //! index. It never does I/O, never reads a clock, holds no global state and knows no Python.
+//!
+//! Read [`spec`] first (groups of layers, and what their blocks are), then [`rule`] (up to which token
+//! a request can resume), then what applies the rule: [`fleet`] to what many engines published,
+//! [`cache`] to the blocks of one engine. [`hash`] and [`wire`] are how engines name blocks and tell
+//! of them:
+//!
+//! ```
+//! use kvbraid_core::hash::HashAlgo;
+//! use kvbraid_core::wire::{Decoder, Event, Limits};
+//!
+//! assert_eq!(HashAlgo::from_name("sha256"), Some(HashAlgo::Sha256));
+//!
+//! // A batch as an engine publishes it: its time, and one event that removes the blocks 1 and 2.
+//! let mut decoder = Decoder::new(Limits::default());
+//! decoder.decode(b"\x92\x00\x91\x92\xacBlockRemoved\x92\x01\x02");
+//! let batch = decoder.batch();
+//! let [Event::Removed(removed)] = batch.events.as_slice() else {
+//!     panic!("one removal")
+//! };
+//! assert_eq!(batch.hashes_of(removed.hashes), [1, 2]);
+//! ```
 
 pub mod blocks;
 pub mod cache;
@@ -9,6 +30,7 @@ pub mod error;
 pub mod fleet;
 pub mod hash;
 mod key_table;
+mod names;
 pub mod prefix;
 pub mod rule;
 pub mod secret;

@@ -3,6 +3,7 @@
 //! Everything here is plain data. `Topology::validate` is the only place that refuses a topology.
 
 use crate::error::{Error, Result};
+use crate::names::named;
 
 /// The attention kind of a group, spelled on the wire as in `SpecKind::NAMES`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -47,10 +48,7 @@ impl SpecKind {
     /// The kind with this wire name, or `None` when the name is not known.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::NAMES
-            .iter()
-            .find(|(n, _)| *n == name)
-            .map(|(_, k)| *k)
+        named(&Self::NAMES, name)
     }
 
     /// The wire name.
@@ -188,10 +186,7 @@ impl EngineDialect {
     /// The dialect or flag with this name, or `None` when the name is not known.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::NAMES
-            .iter()
-            .find(|(n, _)| *n == name)
-            .map(|(_, dialect)| *dialect)
+        named(&Self::NAMES, name)
     }
 
     /// Whether it has all flags of the other.

@@ -281,16 +281,14 @@ fn removes_and_clears_are_read_in_both_spellings() {
     }
 }
 
-#[test]
-fn one_bad_event_is_refused_by_reason_and_its_neighbours_stay() {
-    let nulls = Value::Array(vec![Value::Nil]);
-    let no_map_keys = Value::Array(vec![Value::Array(vec![map(&[])]), Value::Nil]);
+/// Events that are no event at all, with the reason.
+fn misshapen_events() -> Vec<(&'static str, Value)> {
     let twice = Value::Map(vec![
         (text("type"), text("BlockRemoved")),
         (text("block_hashes"), uints(&[1_u64])),
         (text("block_hashes"), uints(&[2_u64])),
     ]);
-    let cases: Vec<(&str, Value)> = vec![
+    vec![
         ("unknown_event", map(&[("type", text("BlockMoved"))])),
         (
             "unknown_event",
@@ -307,6 +305,14 @@ fn one_bad_event_is_refused_by_reason_and_its_neighbours_stay() {
         ("malformed_event", store(&[("block_size", Value::Int(-1))])),
         ("malformed_event", store(&[("locality", text("NEARBY"))])),
         ("malformed_event", store(&[("block_hashes", Value::Nil)])),
+    ]
+}
+
+/// Events of which one field says what no engine says, with the reason.
+fn events_with_a_bad_field() -> Vec<(&'static str, Value)> {
+    let nulls = Value::Array(vec![Value::Nil]);
+    let no_map_keys = Value::Array(vec![Value::Array(vec![map(&[])]), Value::Nil]);
+    vec![
         (
             "bad_hash",
             store(&[("block_hashes", Value::Array(vec![Value::Bytes(vec![])]))]),
@@ -337,7 +343,14 @@ fn one_bad_event_is_refused_by_reason_and_its_neighbours_stay() {
         ),
         ("negative_group", store(&[("group_idx", Value::Int(-1))])),
         ("large_group", store(&[("group_idx", Value::Uint(256))])),
-    ];
+    ]
+}
+
+#[test]
+fn one_bad_event_is_refused_by_reason_and_its_neighbours_stay() {
+    let cases = misshapen_events()
+        .into_iter()
+        .chain(events_with_a_bad_field());
     for (reason, event) in cases {
         assert_eq!(refused(&event), reason, "{event:?}");
     }

@@ -25,7 +25,7 @@ impl Rank {
         if !self.slots.add_copy(slot, channel) {
             return false;
         }
-        let bit = self.column.1;
+        let bit = self.column.bit;
         if self.slots.show(slot, channel, shared.planes, bit)
             && let Whereabouts::Placed(node) = self.slots.whereabouts(slot)
             && !self.slots.channels.get(channel).key.doubted
@@ -53,7 +53,7 @@ impl Rank {
 
     /// Clears the bit of a plane in which the slot has no copy any more.
     pub(super) fn hide(&mut self, slot: SlotId, plane: PlaneId, planes: &mut Planes) {
-        self.slots.hide(slot, plane, planes, self.column.1);
+        self.slots.hide(slot, plane, planes, self.column.bit);
     }
 
     /// Takes a copy away; false when there was none.
@@ -126,7 +126,7 @@ impl Rank {
             planes,
         );
         if self.slots.add_copy(slot, twin) {
-            self.slots.show(slot, twin, planes, self.column.1);
+            self.slots.show(slot, twin, planes, self.column.bit);
         }
         self.slots.drop_copies(slot, channel);
         self.hide(slot, plane, planes);

@@ -29,7 +29,7 @@ pub struct GroupStrip {
     pub accepted: Option<Vec<u32>>,
 }
 
-/// All groups of one rank along a request, in the engine's order.
+/// What an explanation draws of one rank: a line of blocks for each group, in the engine's order.
 pub type Strip = Vec<GroupStrip>;
 
 /// One rank of an explanation that is not drawn yet.
@@ -149,7 +149,7 @@ impl Sight {
             .map(|(group, &spec)| GroupStrip {
                 group: Rank::group_name(self.view.groups[group]),
                 spec,
-                held: self.held(group, spec.block_size, (bit, num_tokens)),
+                held: self.held(group, spec.block_size, bit, num_tokens),
                 accepted: self.words.with_held(self.unit, |held| {
                     rule::accepted(topology, held, query, (group, bit), scratch)
                 }),
@@ -157,7 +157,7 @@ impl Sight {
             .collect()
     }
 
-    fn held(&self, group: usize, block_size: u32, (bit, num_tokens): (u32, u32)) -> Vec<bool> {
+    fn held(&self, group: usize, block_size: u32, bit: u32, num_tokens: u32) -> Vec<bool> {
         let (whole, _) = self.words.of(group);
         let step = (block_size / self.unit) as usize;
         let is_held = |j: usize| {

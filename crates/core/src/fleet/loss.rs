@@ -69,7 +69,7 @@ impl Rank {
             }
         }
         for &plane in &planes {
-            shared.planes.clear_all(plane, self.column.1);
+            shared.planes.clear_all(plane, self.column.bit);
         }
         self.slots.sharing.show_nothing_in(&planes);
     }
@@ -113,7 +113,7 @@ impl Rank {
             let twin = self.channel(doubted, shared.planes);
             self.has_doubts = true;
             if !self.slots.holds(slot, twin) && self.slots.add_doubt(slot, twin) {
-                (self.slots).show(slot, twin, shared.planes, self.column.1);
+                (self.slots).show(slot, twin, shared.planes, self.column.bit);
             }
         }
         self.drop_channels(slot, |key| !key.doubted || key.tier == Tier::Gpu, shared);
@@ -147,7 +147,7 @@ impl Rank {
 
     fn show_nothing(&self, shared: &mut Shared<'_>) {
         for &plane in self.slots.channels.planes() {
-            shared.planes.clear_all(plane, self.column.1);
+            shared.planes.clear_all(plane, self.column.bit);
         }
     }
 

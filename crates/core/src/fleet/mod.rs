@@ -5,6 +5,33 @@
 //! what is undecided), then `slots`, `nodes` and `planes` (copies, boundaries, bits). A request goes
 //! through `search` (with `walk` for its keys and nodes), then `rows` (the rule, `bounds` and scores).
 //! Imports between the files go one way: data first, then what works on it, then [`Index`].
+//!
+//! ```
+//! use kvbraid_core::fleet::{Index, Options, PodSpec, Prompt, Request, Strategy, TierSet};
+//! use kvbraid_core::secret::Secret;
+//!
+//! let mut index = Index::new(Options::new(Secret::new([7; 32])));
+//! let spec = PodSpec { model: "m".to_owned(), dp_size: 1, ..PodSpec::default() };
+//! index.register("a", spec)?;
+//!
+//! // What the pod's engine published: the blocks 1 and 2, of two tokens each, of group 0.
+//! let payload = b"\x92\x00\x91\x9b\xabBlockStored\x92\x01\x02\xc0\x94\x05\x06\x07\x08\x02\
+//!                 \xc0\xa3GPU\xc0\xc0\x00\xaefull_attention";
+//! assert_eq!(index.apply("a", 0, payload)?.stored, 2);
+//!
+//! let prompt = Prompt { tokens: &[5, 6, 7, 8, 9], lora: None, salt: None, media: &[] };
+//! let request = Request {
+//!     model: "m",
+//!     prompt,
+//!     pods: None,
+//!     tiers: TierSet::default(),
+//!     strategy: Strategy::Exact,
+//! };
+//! let answer = index.score(&request)?;
+//! assert!(answer.rows[0].is_exact());
+//! assert_eq!(answer.rows[0].bounds.lower, 4);
+//! # Ok::<(), kvbraid_core::Error>(())
+//! ```
 
 mod ahead;
 mod answer;

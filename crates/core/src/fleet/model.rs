@@ -10,7 +10,7 @@ use super::apply::Slice;
 use super::divisors::gcd;
 use super::intake::Intake;
 use super::nodes::{NodeId, Nodes};
-use super::planes::{PlaneKey, Planes};
+use super::planes::{Column, PlaneKey, Planes};
 use super::pod::Member;
 use super::rank::{Rank, Shared};
 use super::slots::Whereabouts;
@@ -92,13 +92,14 @@ impl Model {
     }
 
     /// The column that a new rank gets.
-    pub(super) fn free_column(&mut self) -> (usize, (u16, u64)) {
+    pub(super) fn free_column(&mut self) -> (usize, Column) {
         let index = self.free.pop_first().unwrap_or_else(|| {
             self.ranks.push(None);
             self.ranks.len() - 1
         });
         let word = u16::try_from(index / 64).expect("fewer than 2^22 ranks");
-        (index, (word, 1 << (index % 64)))
+        let bit = 1 << (index % 64);
+        (index, Column { word, bit })
     }
 
     /// What is known of a rank's groups changed.
@@ -177,7 +178,7 @@ impl Model {
             let Some(view) = rank.catalog.view() else {
                 continue;
             };
-            let (word, bit) = rank.column;
+            let Column { word, bit } = rank.column;
             let at = *known
                 .entry((view, word))
                 .or_insert_with_key(|(view, word)| {
@@ -221,9 +222,9 @@ impl Model {
                         partial: key.partial,
                         tier: key.tier,
                         doubted: key.doubted,
-                        word: rank.column.0,
+                        word: rank.column.word,
                     };
-                    *bits.entry((plane, node.0)).or_insert(0) |= rank.column.1;
+                    *bits.entry((plane, node.0)).or_insert(0) |= rank.column.bit;
                 }
             }
         }

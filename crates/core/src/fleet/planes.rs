@@ -29,6 +29,15 @@ pub(super) struct PlaneKey {
     pub word: u16,
 }
 
+/// Which bit is one rank's in every plane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Column {
+    /// The word of the planes.
+    pub word: u16,
+    /// The bit of that word.
+    pub bit: u64,
+}
+
 /// Index of a plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct PlaneId(u32);

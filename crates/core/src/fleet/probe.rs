@@ -178,7 +178,7 @@ impl Search<'_, '_> {
             nodes: &mut self.model.nodes,
             planes: &mut self.model.planes,
         };
-        let bit = rank.column.1;
+        let bit = rank.column.bit;
         let Rank { slots, limbo, .. } = rank;
         let effort = Effort::of(CONSEQUENCES);
         let mut world = Rank::world(slots, &mut shared, bit, Means::Join, &effort);

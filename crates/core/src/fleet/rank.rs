@@ -9,7 +9,7 @@ use super::effort::{Effort, MOST_EFFORT_KEPT};
 use super::engine_chain::EngineChain;
 use super::limbo::{Limbo, Means, World};
 use super::nodes::Nodes;
-use super::planes::{PlaneKey, Planes};
+use super::planes::{Column, PlaneKey, Planes};
 use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
 use super::state::State;
 use super::tier::TierSet;
@@ -43,7 +43,7 @@ pub(super) struct Rank {
     )]
     pub dp_rank: u32,
     /// Which word of the planes, and which bit of it.
-    pub column: (u16, u64),
+    pub column: Column,
     /// Hashes and copies.
     pub slots: Slots,
     /// What is undecided.
@@ -106,7 +106,7 @@ impl Rank {
     #[must_use]
     pub(super) fn new(
         dp_rank: u32,
-        column: (u16, u64),
+        column: Column,
         catalog: Catalog,
         chain: EngineChain,
         counts_copies: bool,
@@ -209,7 +209,7 @@ impl Rank {
 
     /// Draws the consequences of what events told limbo.
     pub(super) fn solve(&mut self, shared: &mut Shared<'_>) {
-        let bit = self.column.1;
+        let bit = self.column.bit;
         let Self {
             slots,
             limbo,
@@ -222,7 +222,7 @@ impl Rank {
 
     /// Draws the consequences of what a request told limbo, within what the request may spend.
     pub(super) fn solve_for_query(&mut self, shared: &mut Shared<'_>, effort: &Effort) {
-        let bit = self.column.1;
+        let bit = self.column.bit;
         let mut world = Self::world(&mut self.slots, shared, bit, Means::Query, effort);
         self.limbo.solve(&mut world);
         self.settle_accounts();
@@ -270,7 +270,7 @@ impl Rank {
             partial: key.partial,
             tier: key.tier,
             doubted: key.doubted,
-            word: self.column.0,
+            word: self.column.word,
         });
         self.slots.channels.add(Channel { key, plane })
     }
@@ -324,7 +324,7 @@ impl Rank {
             );
             for channel in self.slots.held_channels(slot) {
                 let plane = self.slots.channels.get(channel).plane;
-                let shown = planes.word(plane, node) & self.column.1 != 0;
+                let shown = planes.word(plane, node) & self.column.bit != 0;
                 assert!(
                     shown,
                     "slot {slot:?} channel {channel:?} is held but not shown"

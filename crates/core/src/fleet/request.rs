@@ -3,6 +3,7 @@
 use super::answer::Weights;
 use super::prompt::Prompt;
 use super::tier::TierSet;
+use crate::names::named;
 
 /// How `Row::score` is computed; everything else of a row is the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -24,10 +25,7 @@ impl Strategy {
     /// The strategy with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::NAMES
-            .iter()
-            .find(|(n, _)| *n == name)
-            .map(|(_, s)| *s)
+        named(&Self::NAMES, name)
     }
 }
 

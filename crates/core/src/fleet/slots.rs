@@ -36,7 +36,7 @@ pub(super) struct SlotId(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct EntryId(pub u32);
 
-/// Whether the boundary of a hash is known.
+/// Where a hash stands: at a node, or undecided, in which case limbo has an entry of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Whereabouts {
     /// It stands at this node.

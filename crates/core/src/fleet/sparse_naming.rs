@@ -115,7 +115,7 @@ impl Naming<'_, '_> {
             listed: &listed,
             tails,
         };
-        let bit = self.rank.column.1;
+        let bit = self.rank.column.bit;
         let Rank {
             slots,
             limbo,

@@ -1,5 +1,7 @@
 //! How far the history of a rank is known.
 
+use crate::names::named;
+
 /// How far the history of a rank is known; in all but `Exact` an answer is a bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -42,9 +44,6 @@ impl State {
     /// The state with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::NAMES
-            .iter()
-            .find(|(n, _)| *n == name)
-            .map(|(_, s)| *s)
+        named(&Self::NAMES, name)
     }
 }

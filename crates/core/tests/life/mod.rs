@@ -275,16 +275,7 @@ impl Life {
             assert_eq!(self.registered, [false; 2], "a model with a pod is known");
             return;
         };
-        let last = request.prompt.last_token();
-        for row in &answer.rows {
-            for bounds in std::iter::once(row.bounds).chain(row.tiers.iter().map(|(_, b)| *b)) {
-                assert!(
-                    bounds.lower <= bounds.upper && bounds.upper <= last,
-                    "{row:?}"
-                );
-            }
-        }
-        assert_eq!(answer.rows.len(), answer.roster.len());
+        check_rows(&answer, request.prompt.last_token());
         self.index.check_integrity();
         let again = self.index.score(&request).unwrap();
         assert_eq!(told(&answer), told(&again), "a request asked twice");
@@ -300,6 +291,19 @@ impl Life {
             assert_eq!((row.state, row.bounds), (other.state, other.bounds));
         }
     }
+}
+
+/// Every row keeps what rows promise of a prompt.
+fn check_rows(answer: &Answer, last_token: u32) {
+    for row in &answer.rows {
+        for bounds in std::iter::once(row.bounds).chain(row.tiers.iter().map(|(_, b)| *b)) {
+            assert!(
+                bounds.lower <= bounds.upper && bounds.upper <= last_token,
+                "{row:?}"
+            );
+        }
+    }
+    assert_eq!(answer.rows.len(), answer.roster.len());
 }
 
 /// What an answer says. What it costs depends on the questions before it, which place what they can.

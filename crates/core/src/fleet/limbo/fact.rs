@@ -25,7 +25,7 @@ pub(crate) enum Frame {
     Trie(TrieId),
 }
 
-/// A position: a step from the origin of a frame.
+/// A position: so many tokens, and their key, from the origin of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct At {
     /// Measured from here.
@@ -68,7 +68,7 @@ pub(crate) enum Fact {
     HasSalt(ClassId, SaltId),
 }
 
-/// How a hash got its place.
+/// By which means a hash got its place: counted for statistics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Means {
     /// It joined a hash whose place the events told.

@@ -7,7 +7,7 @@
 
 use super::Limbo;
 use super::fact::{At, ClassId, Fact, Frame, SpanId, TrieId};
-use super::records::{Class, Entry, Trie};
+use super::records::{Entry, SaltClass, Trie};
 use super::span::Span;
 use crate::fleet::slots::{EntryId, SlotId, Slots, Whereabouts};
 
@@ -81,7 +81,7 @@ impl Limbo {
         let hashes = count(&live.entries) + count(&live.spans);
         let floats =
             |trie: &&Trie| trie.hangs.get().is_none() && live.entries[trie.root.0 as usize];
-        let is_root = |(id, class): &(u32, &Class)| class.parent.get() == *id;
+        let is_root = |(id, class): &(u32, &SaltClass)| class.parent.get() == *id;
         let classes = (0u32..).zip(&self.classes).filter(is_root).count();
         hashes + self.tries.iter().filter(floats).count() + classes.min(hashes)
     }
@@ -203,7 +203,7 @@ impl Limbo {
             + self.spans.bytes()
             + self.span_bytes
             + self.tries.capacity() * size_of::<Trie>()
-            + self.classes.capacity() * size_of::<Class>()
+            + self.classes.capacity() * size_of::<SaltClass>()
             + self.by_first_token.len() * FIRST_TOKEN_BYTES
             + self.by_start.allocation_size()
             + self.by_prefix.allocation_size()

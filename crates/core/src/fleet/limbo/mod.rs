@@ -6,6 +6,25 @@
 //! * a **span** is a sparse store: its hashes stand in this order at ends of its blocks;
 //! * a **class** is a set of hashes of one chain: they share one salt, known or not.
 //!
+//! For example: an engine is followed from the middle of its life on. It stores, under a parent P that nobody has seen, four
+//! blocks of 16 tokens, of which it lists two hashes, a and b:
+//!
+//! ```text
+//! tokens after P      0       16      32      48      64
+//! blocks              |   0   |   1   |   2   |   3   |
+//! a may end           .       x       x       x          b is listed after it
+//! b may end           .               x       x       x  a is listed before it
+//! ```
+//!
+//! P is unknown, so a trie begins to float below it, and the span starts at the trie's origin. P, a
+//! and b are one class: they share a salt that nobody knows. A request that contains these four blocks
+//! anywhere has all of this in its upper bound and nothing of it in its lower bound.
+//!
+//! Then a request comes whose own engine chain has the hashes P after 80 tokens, a after 112 and b
+//! after 144. These are the facts `P stands at 80`, `a stands at 112`, `b stands at 144`, and that
+//! the class has the request's salt. The trie hangs at 80, so a and b end blocks 1 and 3 of the span,
+//! which is what it allowed. Each of the three leaves for a node, and the span is gone.
+//!
 //! New knowledge is a [`Fact`]; `solve` draws every consequence until nothing is left. A hash that
 //! gets an absolute position and a salt leaves for a node. Nothing here ever guesses.
 
@@ -34,7 +53,7 @@ use super::planes::Planes;
 use super::slots::{EngineKey, EntryId, SlotId, Slots, Whereabouts};
 use crate::prefix::{Field, PrefixKey};
 use fact::{SpanId, TrieId};
-use records::{Class, Entry, Trie};
+use records::{Entry, SaltClass, Trie};
 use slab::Slab;
 use span::Span;
 
@@ -51,7 +70,7 @@ pub(super) struct Limbo {
     spans: Slab<Span>,
     /// Tries and classes, those that are part of others by now included, until the next sweep.
     tries: Vec<Trie>,
-    classes: Vec<Class>,
+    classes: Vec<SaltClass>,
     /// Floating tries by their first token: what does not depend on any group's block size, which
     /// may be learned after the trie began.
     by_first_token: BTreeSet<(u32, TrieId)>,
@@ -74,7 +93,8 @@ pub(super) struct Limbo {
     looked_at: usize,
 }
 
-/// The rest of the pod's world, lent for one operation.
+/// What limbo reads and changes outside itself: the model's boundaries and bits and the rank's slots,
+/// lent for one operation.
 pub(super) struct World<'a> {
     /// The model's nodes.
     pub nodes: &'a mut Nodes,

@@ -96,7 +96,7 @@ impl Limbo {
             let low = span.listed[i].low.max(next);
             span.listed[i].low = low;
             if !span.listed[i].fixed {
-                span.listed[i].low = self.lowest((id, beside), span, i, world);
+                span.listed[i].low = self.lowest(id, beside, span, i, world);
             }
             next = span.listed[i].low + 1;
         }
@@ -107,7 +107,7 @@ impl Limbo {
             };
             span.listed[i].high = span.listed[i].high.min(last);
             if !span.listed[i].fixed {
-                span.listed[i].high = self.highest((id, beside), span, i, world);
+                span.listed[i].high = self.highest(id, beside, span, i, world);
             }
             if span.listed[i].high < span.listed[i].low {
                 return false;
@@ -120,14 +120,15 @@ impl Limbo {
     /// The first block that a listed hash may end; above its last one if there is none.
     fn lowest(
         &self,
-        (id, beside): (SpanId, Option<Standing>),
+        id: SpanId,
+        beside: Option<Standing>,
         span: &Span,
         i: usize,
         world: &World<'_>,
     ) -> u32 {
         let rivals = self.rivals(id, span, i, world);
         let listed = &span.listed[i];
-        let is_taken = |block| self.is_end_taken(beside, (span, listed.slot, block), world);
+        let is_taken = |block| self.is_end_taken(beside, span, listed.slot, block, world);
         let mut low = listed.low;
         while low <= listed.high {
             let up = rivals.iter().map(|rival| rival.up(self.field, span, low));
@@ -146,14 +147,15 @@ impl Limbo {
     /// The last block that a listed hash may end; the first one is known to be possible.
     fn highest(
         &self,
-        (id, beside): (SpanId, Option<Standing>),
+        id: SpanId,
+        beside: Option<Standing>,
         span: &Span,
         i: usize,
         world: &World<'_>,
     ) -> u32 {
         let rivals = self.rivals(id, span, i, world);
         let listed = &span.listed[i];
-        let is_taken = |block| self.is_end_taken(beside, (span, listed.slot, block), world);
+        let is_taken = |block| self.is_end_taken(beside, span, listed.slot, block, world);
         let mut high = listed.high;
         while high > listed.low {
             let down = rivals
@@ -174,11 +176,13 @@ impl Limbo {
     fn is_end_taken(
         &self,
         beside: Option<Standing>,
-        (span, slot, block): (&Span, SlotId, u32),
+        span: &Span,
+        slot: SlotId,
+        block: u32,
         world: &World<'_>,
     ) -> bool {
-        beside
-            .is_some_and(|beside| self.is_taken(beside, (slot, span.end(self.field, block)), world))
+        let end = span.end(self.field, block);
+        beside.is_some_and(|beside| self.is_taken(beside, slot, end, world))
     }
 
     fn rivals(

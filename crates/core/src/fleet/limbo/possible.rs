@@ -9,7 +9,7 @@ use crate::fleet::tier::Tier;
 
 /// What a copy is to the rule: whose group's block, whole or interior, on which tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Kind {
+pub(crate) struct CopyKind {
     /// Group index on the wire.
     pub group: u16,
     /// Smaller than the group's block.
@@ -59,7 +59,7 @@ impl Places {
 /// Boundaries of a request where undecided hashes of one rank may stand.
 #[derive(Debug, Default)]
 pub(crate) struct Possible {
-    places: HashMap<Kind, Places>,
+    places: HashMap<CopyKind, Places>,
     /// Tokens per unit of the walk.
     pub unit: u32,
     /// Nothing can be excluded: there was more to look at than one answer may.
@@ -83,17 +83,17 @@ impl Possible {
     }
 
     /// Each kind, and where copies of it may stand.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Kind, &Places)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (CopyKind, &Places)> {
         self.places.iter().map(|(&kind, places)| (kind, places))
     }
 
     /// Where copies of this kind may stand.
-    pub(super) fn places(&mut self, kind: Kind) -> &mut Places {
+    pub(super) fn places(&mut self, kind: CopyKind) -> &mut Places {
         self.places.entry(kind).or_default()
     }
 
     /// Copies of this kind may stand at every boundary.
-    pub(super) fn insert_anywhere(&mut self, kind: Kind) {
+    pub(super) fn insert_anywhere(&mut self, kind: CopyKind) {
         self.places.entry(kind).or_default().anywhere = true;
     }
 }

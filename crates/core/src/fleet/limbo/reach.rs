@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use super::fact::{ClassId, SpanId, TrieId};
-use super::possible::{Kind, Possible};
+use super::possible::{CopyKind, Possible};
 use super::span::Span;
 use super::{Limbo, World};
 use crate::fleet::divisors::gcd;
@@ -24,7 +24,7 @@ const ENTRIES_PER_UNIT: usize = 8;
 /// What comparing two keys costs in looks: a power of the base is computed for it.
 const LOOKS_PER_KEY: usize = 4;
 
-/// One request as positions see it.
+/// The boundaries of one request, as limbo compares its positions with them.
 pub(crate) struct Walk<'a> {
     /// Tokens between the keys.
     pub unit: u32,
@@ -188,10 +188,10 @@ struct Blocks {
 }
 
 /// By kind and lookahead the first block that was not looked at yet.
-type Seen = SmallVec<[((Kind, u64), u32); 2]>;
+type Seen = SmallVec<[((CopyKind, u64), u32); 2]>;
 
 /// Where looking at `range` must begin, all of which is seen from now on. First blocks only grow.
-fn next_unseen(seen: &mut Seen, like: (Kind, u64), range: &RangeInclusive<u32>) -> u32 {
+fn next_unseen(seen: &mut Seen, like: (CopyKind, u64), range: &RangeInclusive<u32>) -> u32 {
     let (low, next) = (*range.start(), *range.end() + 1);
     if let Some((_, unseen)) = seen.iter_mut().find(|(other, _)| *other == like) {
         let from = low.max(*unseen);
@@ -321,12 +321,12 @@ impl Reach<'_, '_> {
                     period,
                     range: from..=high.min(reached - 1),
                 };
-                self.look_at(span, (slot, kind), &blocks);
+                self.look_at(span, slot, kind, &blocks);
             }
         }
     }
 
-    fn look_at(&mut self, span: &Span, (slot, kind): (SlotId, Kind), blocks: &Blocks) {
+    fn look_at(&mut self, span: &Span, slot: SlotId, kind: CopyKind, blocks: &Blocks) {
         let (from, last) = (*blocks.range.start(), *blocks.range.end());
         let beside = self.limbo.standing_beside(span);
         let places = self.found.places(kind);
@@ -342,7 +342,7 @@ impl Reach<'_, '_> {
             let local = self.walk.keys[boundary - 1];
             let at = Step { tokens, local };
             let is_taken =
-                beside.is_some_and(|beside| self.limbo.is_taken(beside, (slot, at), self.world));
+                beside.is_some_and(|beside| self.limbo.is_taken(beside, slot, at, self.world));
             if !is_taken {
                 places.insert(boundary);
             }
@@ -392,12 +392,12 @@ impl Reach<'_, '_> {
     }
 
     /// What the copies of a hash are to the rule, each once.
-    fn kinds(&self, slot: SlotId) -> SmallVec<[Kind; 2]> {
+    fn kinds(&self, slot: SlotId) -> SmallVec<[CopyKind; 2]> {
         let slots = &self.world.slots;
-        let mut kinds: SmallVec<[Kind; 2]> = SmallVec::new();
+        let mut kinds: SmallVec<[CopyKind; 2]> = SmallVec::new();
         for channel in slots.held_channels(slot) {
             let key = slots.channels.get(channel).key;
-            let kind = Kind {
+            let kind = CopyKind {
                 group: key.group,
                 partial: key.partial,
                 tier: key.tier,

@@ -75,7 +75,7 @@ pub(super) struct Trie {
 
 /// Hashes that share one salt.
 #[derive(Debug)]
-pub(super) struct Class {
+pub(super) struct SaltClass {
     /// Itself, or a class that it was united with. A look-up shortens the way that it went.
     pub parent: Cell<u32>,
     /// Classes united here.

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use super::fact::ClassId;
-use super::records::{Class, OfClass};
+use super::records::{OfClass, SaltClass};
 use super::{Limbo, World};
 use crate::fleet::nodes::SaltId;
 use crate::fleet::slots::EntryId;
@@ -12,7 +12,7 @@ impl Limbo {
     /// A class of its own.
     pub(in crate::fleet) fn new_class(&mut self, label: Option<SaltId>) -> ClassId {
         let id = u32::try_from(self.classes.len()).expect("fewer than 2^32 classes");
-        self.classes.push(Class {
+        self.classes.push(SaltClass {
             parent: Cell::new(id),
             weight: 1,
             label,

@@ -233,7 +233,7 @@ impl Limbo {
             {
                 for at in 0..self.entries[entry.0].spans.len() {
                     let (other, i) = self.entries[entry.0].spans[at];
-                    if other != id && (!is_consistent || self.is_news(&span, listed, (other, i))) {
+                    if other != id && (!is_consistent || self.is_news(&span, listed, other, i)) {
                         self.mark(other);
                     }
                 }
@@ -247,7 +247,7 @@ impl Limbo {
     }
 
     /// Whether what is left to a hash in one span excludes something that another leaves it.
-    fn is_news(&self, span: &Span, listed: &Listed, (other, i): (SpanId, u32)) -> bool {
+    fn is_news(&self, span: &Span, listed: &Listed, other: SpanId, i: u32) -> bool {
         let other = &self.spans[other.0];
         let theirs = &other.listed[i as usize];
         let start = self.resolve(other.start);

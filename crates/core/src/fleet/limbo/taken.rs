@@ -34,7 +34,8 @@ impl Limbo {
     pub(super) fn is_taken(
         &self,
         beside: Standing,
-        (slot, at): (SlotId, Step),
+        slot: SlotId,
+        at: Step,
         world: &World<'_>,
     ) -> bool {
         let is_other = |entry: &Entry| entry.slot != slot && self.root(entry.class) == beside.class;
