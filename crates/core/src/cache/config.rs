@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::hash::{Digest, HashAlgo};
-use crate::spec::{EngineDialect, SpecKind, Topology};
+use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
 /// What allocation needs to know of a group and the resume rule does not.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -18,6 +18,34 @@ pub struct GroupOptions {
     /// State groups: the backend can save one state inside a step, at multiples of so many tokens
     /// behind its start.
     pub checkpoint_alignment: Option<u32>,
+}
+
+impl GroupOptions {
+    /// What makes no sense for a group: each with whether it is so, and what to do about it.
+    fn problems(&self, group: &GroupSpec) -> [(bool, &'static str); 5] {
+        [
+            (
+                self.is_ring && group.prefix_cacheable,
+                "a ring is overwritten, so that it cannot be cached; set prefix_cacheable to false",
+            ),
+            (
+                self.num_speculative_blocks > 0 && group.kind != SpecKind::Mamba,
+                "num_speculative_blocks is for state groups; leave it 0",
+            ),
+            (
+                self.checkpoint_alignment.is_some() && group.kind != SpecKind::Mamba,
+                "checkpoint_alignment is for state groups; leave it out",
+            ),
+            (
+                self.checkpoint_alignment == Some(0),
+                "checkpoint_alignment is 0; give at least one token, or leave it out",
+            ),
+            (
+                self.extra_retained_tokens > 0 && !group.kind.is_window(),
+                "extra_retained_tokens is for window groups; leave it 0",
+            ),
+        ]
+    }
 }
 
 /// Prefill compute of a model, in any unit: what reusing tokens saves.
@@ -242,28 +270,10 @@ impl CacheConfig {
                 "the unit that a draft head drops must cover num_reprefillable_tokens; enlarge the \
                  alignment",
             ),
-            (
-                options.is_ring && group.prefix_cacheable,
-                "a ring is overwritten, so that it cannot be cached; set prefix_cacheable to false",
-            ),
-            (
-                options.num_speculative_blocks > 0 && group.kind != SpecKind::Mamba,
-                "num_speculative_blocks is for state groups; leave it 0",
-            ),
-            (
-                options.checkpoint_alignment.is_some() && group.kind != SpecKind::Mamba,
-                "checkpoint_alignment is for state groups; leave it out",
-            ),
-            (
-                options.checkpoint_alignment == Some(0),
-                "checkpoint_alignment is 0; give at least one token, or leave it out",
-            ),
-            (
-                options.extra_retained_tokens > 0 && !group.kind.is_window(),
-                "extra_retained_tokens is for window groups; leave it 0",
-            ),
         ];
-        let Some((_, problem)) = problems.iter().find(|(is_there, _)| *is_there) else {
+        let of_options = options.problems(group);
+        let mut problems = problems.iter().chain(&of_options);
+        let Some((_, problem)) = problems.find(|(is_there, _)| *is_there) else {
             return Ok(());
         };
         Err(Error::InvalidValue(format!(
