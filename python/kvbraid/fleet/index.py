@@ -8,6 +8,7 @@ Thread-safe; every call that does work releases the interpreter.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from kvbraid._native import FleetCore
@@ -74,7 +75,7 @@ class IndexOptions:
     secret: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse a block without tokens, a secret of another length, and too many ranks."""
+        """Refuse options that no index can work with."""
         if not 1 <= self.max_ranks <= MOST_RANKS:
             msg = f"max_ranks = {self.max_ranks}; it is from 1 to {MOST_RANKS}"
             raise InvalidValueError(msg)
@@ -83,6 +84,9 @@ class IndexOptions:
             raise InvalidValueError(msg)
         if self.canonical_block_size < 1:
             msg = f"canonical_block_size = {self.canonical_block_size}; it is at least 1 token"
+            raise InvalidValueError(msg)
+        if not all(map(isfinite, (self.tier_weights or {}).values())):
+            msg = f"tier_weights = {self.tier_weights!r}; a weight is a finite number"
             raise InvalidValueError(msg)
 
 

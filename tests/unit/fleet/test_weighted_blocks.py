@@ -391,3 +391,9 @@ def test_the_json_answer_says_unknown_for_a_row_without_a_score() -> None:
 def test_a_canonical_block_has_at_least_one_token() -> None:
     with pytest.raises(InvalidValueError, match="canonical_block_size = 0"):
         IndexOptions(canonical_block_size=0)
+
+
+@pytest.mark.parametrize("weight", [float("inf"), float("nan")])
+def test_a_weight_of_a_tier_is_a_finite_number(weight: float) -> None:
+    with pytest.raises(InvalidValueError, match="tier_weights"):
+        IndexOptions(tier_weights={Tier.CPU: weight})

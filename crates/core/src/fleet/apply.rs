@@ -21,13 +21,13 @@ use crate::wire::{Batch, Event, Medium, RefusalReason, Removed, Span, Stored};
 pub(super) struct Slice<'a> {
     /// Whose batch it is.
     pub rank: &'a mut Rank,
-    /// Boundaries and bits.
+    /// The boundaries and bits of the model.
     pub shared: Shared<'a>,
     /// What texts and lookahead are to keys.
     pub marks: &'a Marks,
-    /// Prepared steps.
+    /// Prepared steps by block size.
     pub units: &'a mut Units,
-    /// The batch.
+    /// The batch that is taken in.
     pub batch: &'a Batch,
     /// How far it has come.
     pub progress: &'a mut Progress,

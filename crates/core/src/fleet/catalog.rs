@@ -45,7 +45,7 @@ pub(super) struct GroupNews {
 pub(super) enum Contradiction {
     /// Another kind than configured or learned.
     Kind,
-    /// Another window.
+    /// Another window than configured or learned.
     Window,
     /// A larger block than the configured one.
     BlockSize,

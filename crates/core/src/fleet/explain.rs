@@ -48,7 +48,7 @@ const MAX_BLOCKS: u64 = 4 << 20;
 /// An answer, and all that is needed to say why.
 #[derive(Debug)]
 pub struct Explained {
-    /// The answer.
+    /// The answer that is explained.
     pub answer: Answer,
     pub(super) num_tokens: u32,
     /// In the order of the answer's rows.

@@ -12,15 +12,15 @@ use super::state::State;
 pub struct RankInfo {
     /// Name of the pod.
     pub pod: String,
-    /// The rank.
+    /// The number of the rank within its pod.
     pub dp_rank: u32,
-    /// Its model.
+    /// The model that the pod serves.
     pub model: String,
-    /// State.
+    /// How far its history is known.
     pub state: State,
     /// Why the state is not exact.
     pub reason: String,
-    /// Batches taken in.
+    /// How many batches were taken in.
     pub messages: u64,
     /// Group by group: wire index, kind, block size, window, chunk.
     pub groups: Vec<GroupInfo>,
@@ -32,7 +32,7 @@ pub struct RankInfo {
     pub refused: BTreeMap<String, u64>,
     /// How much the engine's hash function is trusted.
     pub hash_function: &'static str,
-    /// Hashes named.
+    /// How many hashes are named.
     pub blocks: usize,
 }
 

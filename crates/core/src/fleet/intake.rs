@@ -23,9 +23,9 @@ pub(super) const TOKENS_PER_HASH: u32 = 128;
 pub struct Applied {
     /// Hashes listed by stores.
     pub stored: u64,
-    /// Copies removed.
+    /// Copies that removals took away.
     pub removed: u64,
-    /// Clears.
+    /// How many clears it had.
     pub cleared: u64,
     /// Events and details refused.
     pub refused: u64,

@@ -26,7 +26,7 @@ pub(super) struct Class {
     pub view: View,
     /// Which word of the planes.
     pub word: u16,
-    /// Their bits.
+    /// The bits of its ranks in that word.
     pub mask: u64,
 }
 
@@ -57,9 +57,9 @@ impl Class {
 /// All pods of one model.
 #[derive(Debug)]
 pub(super) struct Model {
-    /// Boundaries.
+    /// The boundaries that some rank holds or names.
     pub nodes: Nodes,
-    /// Presence bits.
+    /// The presence bits of all ranks.
     pub planes: Planes,
     /// What texts and lookahead are to keys.
     pub marks: Arc<Marks>,

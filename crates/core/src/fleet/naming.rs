@@ -33,9 +33,9 @@ pub(super) struct Naming<'a, 'b> {
     pub shared: &'a mut Shared<'b>,
     /// What texts and lookahead are to keys.
     pub marks: &'a Marks,
-    /// Prepared steps.
+    /// Prepared steps by block size.
     pub units: &'a mut Units,
-    /// A buffer.
+    /// A buffer for the keys of the blocks at hand.
     pub keys: &'a mut Vec<PrefixKey>,
     /// The batch that the store is in.
     pub batch: &'a Batch,
@@ -290,7 +290,7 @@ impl Naming<'_, '_> {
         sum
     }
 
-    /// What lies behind a block within its lookahead: tokens, and media that begin there.
+    /// What comes after a block within its lookahead: tokens, and media that begin there.
     fn ahead(&self, stored: &Stored, block: usize) -> u64 {
         let tokens = self.marks.lookahead(self.batch.lookahead_of(stored, block));
         let block_size = i64::from(stored.block_size);

@@ -14,7 +14,7 @@ pub struct PodSpec {
     pub model: String,
     /// Data-parallel ranks.
     pub dp_size: u32,
-    /// Groups and engine.
+    /// What the operator says of its groups and its engine.
     pub config: PodConfig,
     /// The engine's hash algorithm, where configured.
     pub algo: Option<HashAlgo>,
@@ -53,7 +53,7 @@ impl Pod {
 pub struct Member {
     /// Name of the pod.
     pub pod: Arc<str>,
-    /// The rank.
+    /// The number of the rank within its pod.
     pub dp_rank: u32,
     /// `None` for a pod that does not serve the model.
     pub(super) column: Option<usize>,

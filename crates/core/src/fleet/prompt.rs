@@ -6,11 +6,11 @@ use crate::hash::MediaItem;
 /// A request as the index sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct Prompt<'a> {
-    /// All tokens.
+    /// All tokens of the prompt.
     pub tokens: &'a [u32],
-    /// LoRA adapter.
+    /// The name of the LoRA adapter.
     pub lora: Option<&'a str>,
-    /// Cache salt.
+    /// The cache salt: it separates whole caches.
     pub salt: Option<&'a str>,
     /// Multimodal items in the order of their offsets.
     pub media: &'a [MediaItem<'a>],

@@ -29,7 +29,7 @@ pub struct Placed {
 /// Why a rank is not exact while a batch of it is taken in.
 const MIDWAY: &str = "a long batch is being taken in";
 
-/// One rank.
+/// One data-parallel rank of one pod, and all that is known of it.
 #[derive(Debug)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -44,9 +44,9 @@ pub(super) struct Rank {
     pub dp_rank: u32,
     /// Which word of the planes, and which bit of it.
     pub column: Column,
-    /// Hashes and copies.
+    /// The hashes that it named, and its copies.
     pub slots: Slots,
-    /// What is undecided.
+    /// The hashes whose place is not known yet.
     pub limbo: Limbo,
     /// Slots of what was undecided and is forgotten: they stand nowhere, and go by and by.
     pub doomed: Vec<SlotId>,
@@ -54,9 +54,9 @@ pub(super) struct Rank {
     pub effort: Effort,
     /// Bytes that limbo may hold.
     pub limbo_limit: usize,
-    /// Groups.
+    /// Its groups, configured or learned.
     pub catalog: Catalog,
-    /// Hash function.
+    /// Its engine's hash function, as far as it is known.
     pub chain: EngineChain,
     /// Paths of LoRA adapters by name: part of the engine's hash.
     pub loras: BTreeMap<String, String>,
@@ -85,7 +85,7 @@ pub(super) struct Rank {
     pub is_midway: bool,
     /// Published batches taken in.
     pub messages: u64,
-    /// Means of placing.
+    /// How many hashes were placed by which means.
     pub placed: Placed,
     /// Refusals and notes by reason.
     pub refused: BTreeMap<&'static str, u64>,
@@ -95,9 +95,9 @@ pub(super) struct Rank {
 
 /// The model's shared part, lent to a rank for one operation.
 pub(super) struct Shared<'a> {
-    /// Boundaries.
+    /// The boundaries of the model.
     pub nodes: &'a mut Nodes,
-    /// Presence bits.
+    /// The presence bits of the model.
     pub planes: &'a mut Planes,
 }
 

@@ -32,16 +32,16 @@ impl Strategy {
 /// A request.
 #[derive(Debug, Clone)]
 pub struct Request<'a> {
-    /// The model.
+    /// The model whose pods are asked for.
     pub model: &'a str,
-    /// Tokens and what else separates caches.
+    /// The tokens, and what else separates caches.
     pub prompt: Prompt<'a>,
     /// Pods to answer for; `None` = all of the model.
     pub pods: Option<&'a [String]>,
     /// Tiers whose copies count for the main bounds, and for weighted blocks. Without any it is
     /// GPU for the bounds, and all tiers for weighted blocks.
     pub tiers: TierSet,
-    /// How to score.
+    /// How the score of each row is computed.
     pub strategy: Strategy,
 }
 

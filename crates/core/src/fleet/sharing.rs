@@ -61,7 +61,7 @@ impl Sharing {
         (found, self.ambiguous.len() > AMBIGUOUS_KEPT)
     }
 
-    /// Nodes moved.
+    /// Follows nodes that moved to where these are now.
     pub(super) fn follow(&mut self, moved: &Moved) {
         let is_moved = |(node, _): &(NodeId, PlaneId), _: &mut u32| node.0 >= moved.end;
         let bits: Vec<_> = self.bits.extract_if(is_moved).collect();

@@ -174,7 +174,7 @@ impl Slots {
         decode(self.table[slot.0 as usize].place)
     }
 
-    /// Moves a slot.
+    /// Says where the hash of a slot stands from now on.
     pub(super) fn set_whereabouts(&mut self, slot: SlotId, whereabouts: Whereabouts) {
         self.table[slot.0 as usize].place = encode(whereabouts);
     }

@@ -12,7 +12,7 @@ pub enum State {
     Rebuilding,
     /// History is missing, or configuration was contradicted.
     Degraded,
-    /// No connection.
+    /// There is no connection to the pod.
     Stale,
 }
 

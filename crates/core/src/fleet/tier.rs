@@ -7,7 +7,7 @@ pub enum Tier {
     Gpu,
     /// In the host's memory.
     Cpu,
-    /// On disk, on another host, or behind a connector.
+    /// On disk, on another host, or wherever a connector keeps it.
     Storage,
 }
 

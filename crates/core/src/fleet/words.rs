@@ -39,7 +39,7 @@ impl Words {
 pub(super) struct Sight {
     /// What the rule is evaluated with.
     pub(super) view: View,
-    /// Tokens per word.
+    /// Tokens from one word to the next.
     pub(super) unit: u32,
     /// The words that the answer was read from.
     pub(super) words: Words,

@@ -28,9 +28,9 @@ pub(crate) enum Frame {
 /// A position: so many tokens, and their key, from the origin of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct At {
-    /// Measured from here.
+    /// Where it is measured from.
     pub frame: Frame,
-    /// This far.
+    /// How far it is from there.
     pub step: Step,
 }
 
@@ -51,7 +51,7 @@ impl At {
 /// The salt of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Salt {
-    /// Seen.
+    /// A salt that some block showed.
     Known(SaltId),
     /// The salt of a class, seen or not.
     Of(ClassId),

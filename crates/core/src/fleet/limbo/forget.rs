@@ -16,7 +16,7 @@ const ALLOWANCE: usize = 8192;
 /// What a first token of a trie takes in the tree and beside the trie.
 const FIRST_TOKEN_BYTES: usize = 32;
 
-/// What stays.
+/// What a sweep keeps.
 struct Live {
     entries: Vec<bool>,
     spans: Vec<bool>,

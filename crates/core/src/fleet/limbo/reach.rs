@@ -32,7 +32,7 @@ pub(crate) struct Walk<'a> {
     pub seed: PrefixKey,
     /// Key at `(i + 1) * unit` tokens.
     pub keys: &'a [PrefixKey],
-    /// All tokens.
+    /// All tokens of the request.
     pub tokens: &'a [u32],
     /// The request's salt.
     pub salt: SaltId,

@@ -78,8 +78,9 @@ pub(super) struct Trie {
 pub(super) struct SaltClass {
     /// Itself, or a class that it was united with. A look-up shortens the way that it went.
     pub parent: Cell<u32>,
-    /// Classes united here.
+    /// How many classes were united in it.
     pub weight: u32,
+    /// The salt, once some block showed it.
     pub label: Option<SaltId>,
     /// The ring of its hashes.
     pub members: Option<EntryId>,

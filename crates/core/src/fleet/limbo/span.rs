@@ -40,13 +40,17 @@ pub(crate) struct SparseStore<'a> {
 
 #[derive(Debug)]
 pub(super) struct Listed {
+    /// The slot of the hash.
     pub slot: SlotId,
     /// Its entry, while it is undecided.
     pub entry: Option<EntryId>,
     /// Where the entry names this span among its own.
     pub named_at: u32,
+    /// What the lookahead tokens add to its identity.
     pub ahead: u64,
+    /// The first block whose end it may stand at.
     pub low: u32,
+    /// The last block whose end it may stand at.
     pub high: u32,
     /// Its block is known.
     pub fixed: bool,
@@ -64,12 +68,17 @@ impl Listed {
 /// An undecided sparse store.
 #[derive(Debug)]
 pub(super) struct Span {
+    /// Where its tokens start.
     pub start: At,
+    /// The salt class of its chain.
     pub class: ClassId,
+    /// For each block, the step from the start to the end of the block.
     pub ends: Box<[Step]>,
+    /// The listed hashes, in order.
     pub listed: Box<[Listed]>,
     /// What its engine keeps of such a group, where known.
     pub tails: Option<Tails>,
+    /// Its neighbours in the ring of its start.
     pub in_frame: Links,
     /// It waits to be looked at.
     pub is_dirty: bool,

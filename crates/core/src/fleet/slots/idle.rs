@@ -6,7 +6,7 @@ use crate::fleet::moved::{Moved, idle_in_table};
 use crate::key_table::KeyTable;
 
 impl Slots {
-    /// Nodes moved.
+    /// Points the slots of nodes that moved to where these are now.
     pub(crate) fn follow(&mut self, moved: &Moved) {
         for slot in &mut self.table {
             if slot.place & LIMBO == 0 && slot.place >= moved.end {
