@@ -171,7 +171,7 @@ docs: .venv/built ## Write the generated parts of docs/
 BENCH = $(PYTHON) bench/harness/run.py $(if $(ONLY),--only $(ONLY))
 
 bench: ## Measure ours against the rivals; ONLY=fleet, cache or score_8k narrows it
-	@needed=$$($(BENCH) --environments) && $(MAKE) --no-print-directory $$(printf '%s/installed ' $$needed)
+	@needed=$$($(BENCH) --environments) && $(MAKE) -s --no-print-directory $$(printf '%s/installed ' $$needed)
 	@$(BENCH)
 
 study: .venv-study/installed ## Simulate for hours what a table shows: ONLY=policies; JOBS=2, TRACES=folder
