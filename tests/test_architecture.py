@@ -46,6 +46,8 @@ NATIVE_WRAPPERS: Final = frozenset(
 MACHINE_PATH: Final = re.compile(
     "/(?:" + "|".join(("tmp/bash_jobs", "work", "farm", "root")) + ")/"
 )
+AMBIGUOUS_DIRECTION: Final = re.compile(r"\bbe" + r"hind\b", re.IGNORECASE)
+"""It means "before" to some readers and "after" to others: say which."""
 DOWNLOAD_ADDRESS: Final = re.compile(r"https?://\S+\.(?:whl|crate|tar\.gz)\b")
 
 
@@ -168,6 +170,10 @@ def download_addresses() -> Iterator[str]:
     return lines_matching(DOWNLOAD_ADDRESS)
 
 
+def ambiguous_directions() -> Iterator[str]:
+    return lines_matching(AMBIGUOUS_DIRECTION)
+
+
 @pytest.mark.parametrize(
     "rule",
     [
@@ -178,6 +184,7 @@ def download_addresses() -> Iterator[str]:
         native_names_without_differential_test,
         machine_paths,
         download_addresses,
+        ambiguous_directions,
     ],
     ids=lambda rule: rule.__name__,
 )

@@ -100,7 +100,7 @@ def decoding(new: Factory) -> Side:
     @contextlib.contextmanager
     def side() -> Iterator[Sample]:
         steps = stepper(*running(new))
-        steps()  # The first step gives back what the prompts' windows have left behind.
+        steps()  # The first step frees what the prompts' windows have passed.
         yield steps
 
     return side

@@ -14,7 +14,7 @@ PROMPTS = st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=6
 
 
 def trace_of(prompts: Sequence[str]) -> Trace:
-    """One id for every beginning of a prompt, and one token behind the last block."""
+    """One id for every beginning of a prompt, and one token after the last block."""
     ids: dict[str, int] = {}
     requests = [
         TraceRequest(

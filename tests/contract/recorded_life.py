@@ -1,7 +1,7 @@
 """A recorded engine's life run again over any cache: same requests in, same messages out.
 
 What the cache is told comes from the capture's `config.json` and `requests.jsonl` alone; its
-events are compared with the recorded payloads, byte for byte behind the time.
+events are compared with the recorded payloads, byte for byte after the time.
 """
 
 import json
@@ -19,7 +19,7 @@ from kvbraid.sim.captures.read import Lookup, read_capture
 from kvbraid.sim.scheduler import Cache, SequentialScheduler
 from kvbraid.spec_mapping import FIELDS, profile_from_mapping, topology_from_mapping
 
-TIME: Final = slice(1, 10)  # A MessagePack float64 behind the marker of the batch.
+TIME: Final = slice(1, 10)  # A MessagePack float64 after the marker of the batch.
 RANK: Final = 0
 
 

@@ -106,7 +106,7 @@ class Watch:
             self.is_done = True
 
     def look(self, start: Barrier, seen: list[tuple[int, int, int, Match]]) -> None:
-        """Match in turn; note what was over before, what had begun behind, and the answer."""
+        """Match in turn; note what had ended before, what had begun after, and the answer."""
         start.wait()
         try:
             while not self.is_done:

@@ -246,7 +246,7 @@ def test_lookahead_tokens_belong_to_the_block(topology: Topology | None) -> None
     forked = (*TEXT.tokens[:513], 9, *TEXT.tokens[514:])
     assert answer(index, forked) == exactly(496), "the block before the fork sees one token of it"
     assert answer(index, TEXT.tokens[:514]) == exactly(512)
-    assert answer(index, TEXT.tokens[:513]) == exactly(496), "the hash needs two tokens behind it"
+    assert answer(index, TEXT.tokens[:513]) == exactly(496), "the hash needs two tokens after it"
 
 
 def test_a_configured_lookahead_without_one_on_the_wire_is_not_a_hit() -> None:

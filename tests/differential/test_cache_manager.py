@@ -195,7 +195,7 @@ class CacheMachine(RuleBasedStateMachine):
         return match
 
     def chunk_end(self, twin: Twin, start: int, most: int, data: st.DataObject) -> int:
-        """Anywhere behind the start, often where a state is worth keeping."""
+        """Anywhere after the start, often where a state is worth keeping."""
         known, unit = self.request(twin), self.model.hash_block
         eagle = unit if self.model.uses_eagle else 0
         last = (known.num_prompt_tokens - (not eagle)) // unit * unit - eagle

@@ -61,12 +61,6 @@ def test_python_blocks_run(page: Path) -> None:
             assert done.returncode == 0, f"{block.text}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", pages(), ids=page_name)
-def test_no_page_says_behind(page: Path) -> None:
-    """It means "before" to some readers and "after" to others."""
-    assert re.findall(r".*\bbehind\b.*", page.read_text(), re.IGNORECASE) == []
-
-
 def test_the_readme_opens_with_demo_and_test() -> None:
     assert list(commands(README))[:2] == ["make demo", "make test"]
     assert words_before_first_block(README) <= 60

@@ -37,7 +37,7 @@ def kinds(error: BaseException) -> Iterator[str]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield  # The exception of a unittest case is only known behind this.
+    report = yield  # The exception of a unittest case is known only after this.
     if call.when == "call" and call.excinfo is None:
         _passed.append(node_of(item))
     elif call.when == "call" and call.excinfo is not None:

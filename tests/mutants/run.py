@@ -97,7 +97,7 @@ def copy_tree() -> None:
     for path in TREE.rglob("*"):
         if path.is_file() and path not in wanted and path.suffix != ".so":
             path.unlink()
-    # A run that was stopped may have left the build of a mutant behind.
+    # A run that was stopped may have left the build of a mutant.
     shutil.rmtree(BUILD / "debug" / "incremental", ignore_errors=True)
     for root in TREE.glob("crates/*/src/lib.rs"):
         root.touch()

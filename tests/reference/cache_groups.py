@@ -204,7 +204,7 @@ class Cross(Group):
 
 
 class State(Group):
-    """A state is one block, whatever it covers; draft tokens have blocks behind it.
+    """A state is one block, whatever it covers; draft tokens have blocks after it.
 
     0 0 s | d d       running state s, two blocks for drafts
     0 0 s 0 0 n | d d after three more blocks of tokens: s is read once more, then given back

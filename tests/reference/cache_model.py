@@ -71,8 +71,8 @@ class CacheModel:
         kind: type[Group] = KINDS.get(spec.kind, Group)
         cap, in_flight = None, self.config.max_in_flight_tokens
         if in_flight is not None and (spec.kind.is_window or spec.chunk):
-            behind = (spec.chunk or 0) if spec.chunk else (spec.window or 1) - 1
-            held = behind + options.extra_retained_tokens + in_flight
+            reach = (spec.chunk or 0) if spec.chunk else (spec.window or 1) - 1
+            held = reach + options.extra_retained_tokens + in_flight
             held = min(held, self.config.max_model_len or held)
             cap = -(-held // spec.block_size) + spec.kind.is_window
         return (Ring if options.is_ring else kind)(index, spec, options, cap)
@@ -360,7 +360,7 @@ class CacheModel:
                 group.adopt_external(self.memory.pool, table, start)
 
     def _resumed(self, request: Request, need: Need) -> None:
-        """A request goes on behind its hit. Only a retention by value cares."""
+        """A request goes on after its hit. Only a retention by value needs to know."""
 
     def _retire(self, need: Need) -> None:
         computed = self._local(need) + need.num_external_tokens

@@ -94,7 +94,7 @@ class Checkpoint:
     used_at: int = 0
     used_level: float = 0.0
     key: Key | None = None  # As of when it was weighed last; None: it frees nothing.
-    came_behind: "Checkpoint | None" = None  # Without a full group: see `Checkpoints.before`.
+    came_after: "Checkpoint | None" = None  # Without a full group: see `Checkpoints.before`.
 
     def needs(self, block: int) -> bool:
         return block in self.tail or block in self.full.values()
@@ -191,7 +191,7 @@ class Checkpoints:
             shorter = (one for one in self.points if one.end < point.end)
             found = [one for one in shorter if self.shared(point.path, one) == one.end]
             return sorted(found, key=lambda one: -one.end)
-        above = point.came_behind
+        above = point.came_after
         return [] if above is None else [above] * (above in self.points) + self.before(above)
 
     def above(self, point: Checkpoint) -> Checkpoint | None:
@@ -219,8 +219,8 @@ class Checkpoints:
             return len(self.right_below(point))
         return len(self.ways_from(point.path, point.end))
 
-    def right_behind(self, path: Path, tokens: int) -> Checkpoint | None:
-        """The first checkpoint behind a place of a path, if no paths part before it. All paths
+    def right_after(self, path: Path, tokens: int) -> Checkpoint | None:
+        """The first checkpoint after a place of a path, if no paths part before it. All paths
         part at the very beginning."""
         ways = self.ways_from(path, tokens)
         if len(ways) != 1 or not tokens:
@@ -230,7 +230,7 @@ class Checkpoints:
         return first if all(first in self.before(one) for one in others) else None
 
     def right_before(self, path: Path, tokens: int) -> Checkpoint | None:
-        """The last checkpoint before a place of a path, if no paths part behind it."""
+        """The last checkpoint before a place of a path, if no paths part after it."""
         path = path[: tokens // self.unit]
         ends = (self.shared(path, one) for one in self.points)
         return self.at(path, max((end for end in ends if end < tokens), default=0))
@@ -302,7 +302,7 @@ class Checkpoints:
         return known == len(path) * self.unit or not first.isdisjoint(new)
 
     def leading(self, path: Path, known: int, end: int) -> dict[Place, int] | None:
-        """The same blocks as others along the path keep; behind them the oldest copies."""
+        """The same blocks as others along the path keep; after them the oldest copies."""
         along = [one for one in self.points if known and self.shared(path, one) == known]
         places = self.geometry.leading(end)
         old = [place for place in places if self.geometry.tokens(place) <= known]
@@ -326,14 +326,14 @@ class Checkpoints:
     def insert(self, point: Checkpoint, known: int) -> None:
         """Add a checkpoint whose path others share up to `known` tokens."""
         is_new_way = known < point.end
-        above, behind = self.at(point.path, known), self.right_behind(point.path, known)
-        if is_new_way and above is None and behind and self.geometry.needs_no_tail:
-            above = self.part(behind, known)
-        point.came_behind = above
+        above, later = self.at(point.path, known), self.right_after(point.path, known)
+        if is_new_way and above is None and later and self.geometry.needs_no_tail:
+            above = self.part(later, known)
+        point.came_after = above
         self.points.append(point)
         self.pool.free = [block for block in self.pool.free if not self.is_kept(block)]
         if above is None or not is_new_way:
-            self.weigh(behind)
+            self.weigh(later)
         if not is_new_way:
             self.likelihood.has_passed(point, self.num_ways(point))
         elif above is not None:
@@ -344,14 +344,14 @@ class Checkpoints:
         for one in self.right_below(point):
             self.weigh(one)
 
-    def part(self, behind: Checkpoint, tokens: int) -> Checkpoint:
+    def part(self, later: Checkpoint, tokens: int) -> Checkpoint:
         """Where no tail is needed, paths part at a checkpoint."""
-        full = {p: b for p, b in behind.full.items() if self.geometry.tokens(p) <= tokens}
-        path = behind.path[: tokens // self.unit]
+        full = {p: b for p, b in later.full.items() if self.geometry.tokens(p) <= tokens}
+        path = later.path[: tokens // self.unit]
         point = Checkpoint(path, tokens, full, [], Origin.JUNCTION, Ending.START)
-        point.used_at, point.used_level = behind.used_at, behind.used_level
+        point.used_at, point.used_level = later.used_at, later.used_level
         self.points.append(point)
-        self.weigh(behind)
+        self.weigh(later)
         return point
 
     # ---- what happens --------------------------------------------------------------------
@@ -362,7 +362,7 @@ class Checkpoints:
         self.weigh(point)
 
     def resume(self, path: Path, ending: Ending, tokens: int) -> Ending:
-        """Somebody goes on behind `tokens`; returns what will have ended with that request."""
+        """A request goes on after `tokens`; returns the ending that it will have."""
         point = self.keep(path, ending, tokens, Origin.JUNCTION)
         if point is None:
             return Ending.START
@@ -433,7 +433,7 @@ class Checkpoints:
             there = self.at(point.path, parting)
             if parting and there is None and len(self.ways_from(point.path, parting)) == 1:
                 # Of the paths that parted there one is left: it is led to by more.
-                self.weigh(self.right_behind(point.path, parting))
+                self.weigh(self.right_after(point.path, parting))
                 self.weigh(self.right_before(point.path, parting))
             self.left(there, point, num_ways)
 

@@ -1,4 +1,4 @@
-"""An index and a feed that keep what they are told: the obvious models behind `ports.py`."""
+"""An index and a feed that keep what they are told: the obvious models of `ports.py`."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""vLLM's own cache manager behind the calls of ours that a scheduler makes.
+"""vLLM's own cache manager with the calls of ours that a scheduler makes.
 
 A test that a real cache must pass is first passed by the real engine's: what the test itself gets
 wrong shows here. Imports vLLM, so it runs in .venv-vllm only.

@@ -304,7 +304,7 @@ fn a_score_costs_what_is_undecided_along_it_however_long_the_prompt_is() {
 
 #[test]
 fn a_score_that_may_look_at_more_than_its_share_stops_there() {
-    // Every member may stand behind each of the prompt's tokens.
+    // Every member may stand after each of the prompt's tokens.
     let num_tokens = 20_000;
     let (effort, cut_short) = effort_of_answers(&floating_trie(1000), &vec![7; num_tokens]);
     assert_eq!(cut_short, 3);

@@ -90,7 +90,7 @@ struct Spelling {
     is_map: bool,
     /// In this order, and so many of them.
     fields: Vec<&'static str>,
-    /// The tag stands behind so many fields of a map.
+    /// The tag stands after so many fields of a map.
     tag_at: usize,
 }
 

@@ -16,12 +16,12 @@ _UNLIMITED = (1 << 32) - 1
 class GroupOptions:
     """What allocation needs to know of a group and the resume rule does not.
 
-    `num_speculative_blocks` (state groups): blocks kept for draft tokens behind the running state.
-    `extra_retained_tokens` (window groups): kept behind the window, never attended.
+    `num_speculative_blocks` (state groups): blocks kept for draft tokens after the running state.
+    `extra_retained_tokens` (window groups): kept before the window, never attended.
     `needs_zeroing`: new blocks are listed by `take_work`. `is_ring`: one block per
     request, overwritten in turn and never cached. `is_replicated`: under context parallelism every
     rank keeps all tokens of the group, as for a draft model. `checkpoint_alignment` (state
-    groups): the backend can save one state inside a step, a multiple of so many tokens behind its
+    groups): the backend can save one state inside a step, a multiple of so many tokens after its
     start; None: it cannot. Under `Interval(0)` the step that ends a prompt does, else every one.
     """
 

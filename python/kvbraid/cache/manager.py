@@ -270,7 +270,8 @@ class CacheManager:
     def num_common_prefix_blocks(self, requests: Sequence[int]) -> list[int]:
         """Return per group how many leading blocks all of these requests hold; 0 for none of them.
 
-        A block that one of them gave back (behind a window, a skipped state) ends the prefix.
+        A block that one of them gave back (its window has passed, its state is skipped) ends the
+        prefix.
 
         Raises:
             UnknownError: A request is not known.
@@ -339,7 +340,7 @@ class CacheManager:
         self._core.roll_back(request, num_computed_tokens)
 
     def truncate(self, request: int, num_tokens: int) -> None:
-        """Forget the tokens behind, and the hashes that cover them.
+        """Forget the tokens after these, and the hashes that cover them.
 
         Raises:
             UnknownError: The request is not known.
@@ -353,7 +354,7 @@ class CacheManager:
     def take_state_tails(self, request: int) -> list[KeptState]:
         """Take the states at the last boundary of a request's prompt that lies inside a block.
 
-        Each holds what it says as long as no token behind it is computed; then it is copied, and
+        Each holds what it says as long as no token after it is computed; then it is copied, and
         the copy is among the kept states of `take_work`.
 
         Raises:

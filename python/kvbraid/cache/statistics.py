@@ -22,7 +22,7 @@ class Statistics:
         resumed: Requests that ran again after `preempt`, apart, as they mostly hit themselves.
         num_matches: Calls of `match`, repeated ones of waiting requests included.
         num_external_tokens: Tokens that starting requests had computed elsewhere.
-        num_junctions: Starting requests that branch off behind their hit.
+        num_junctions: Starting requests that branch off after their hit.
         num_preemptions: Running requests that gave their blocks back.
         num_allocated_blocks: Blocks that were handed out.
         num_evicted_blocks: Those of them that could be found until then.

@@ -58,7 +58,7 @@ class Cursor(NamedTuple):
 
 
 class KeptState(NamedTuple):
-    """A state that others can resume from, behind `num_tokens` tokens of a request.
+    """A state that others can resume from, after `num_tokens` tokens of a request.
 
     `block_id` is where it is, or will be once the copies of the step are made: a table does not
     tell, because states move.
@@ -101,7 +101,7 @@ class Need:
         num_new_tokens: To be computed.
         num_hit_tokens: Reused by a request that starts now; 0 for one that runs.
         junction: From the match, to be remembered; None leaves it as it is.
-        num_external_tokens: Computed elsewhere, behind the hit.
+        num_external_tokens: Computed elsewhere, after the hit.
         num_lookahead_tokens: Draft tokens that need slots too.
         num_in_flight_tokens: Scheduled but not processed: what they read stays.
         num_encoder_tokens: For cross attention.

@@ -55,7 +55,7 @@ class Engine:
         assert self.run(range(start, start + num_tokens)) == 0
 
     def resume(self, tokens: Sequence[int]) -> int:
-        """Return where a request that goes on behind `tokens` would resume; nothing changes."""
+        """Return where a request that goes on after `tokens` would resume; nothing changes."""
         request = self.cache.add([*tokens, 999_999])
         hit = self.cache.match(request).num_tokens
         self.cache.release([request])
@@ -78,7 +78,7 @@ def session(number: int, num_tokens: int) -> list[int]:
 
 
 def siblings(groups: Sequence[GroupSpec], retention: Retention) -> list[int]:
-    """What three requests reuse that share 22 tokens and differ in the 9 behind them."""
+    """What three requests reuse that share 22 tokens and differ in the 9 after them."""
     lives = Engine(config(*groups, num_blocks=200, retention=retention))
     return [lives.run([*range(22), *session(1 + branch, 9)]) for branch in range(3)]
 

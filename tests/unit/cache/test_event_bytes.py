@@ -1,8 +1,8 @@
 """The bytes of events: golden batches, one per kind, and that bytes and structs say the same.
 
-Fields are in the order of the engine, absent where it leaves them out. The digests behind the
-hashes are those of the obvious chain in `tests/reference`; some are written down, as the function
-must not change either.
+Fields are in the order of the engine, and absent if it leaves them out. The hashes are made of
+the digests of the obvious chain in `tests/reference`; some of these are written down, because the
+function must not change either.
 """
 
 from typing import Any

@@ -244,11 +244,11 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: config(full(4), full(4), group_options=(GroupOptions(), RING)),
         "group 1",
     ),
-    "drafts behind no state": (
+    "drafts without a state": (
         lambda: config(full(4), group_options=(GroupOptions(num_speculative_blocks=1),)),
         "group 0",
     ),
-    "tokens behind no window": (
+    "retained tokens without a window": (
         lambda: config(full(4), group_options=(GroupOptions(extra_retained_tokens=1),)),
         "group 0",
     ),

@@ -107,7 +107,7 @@ class Ranks:
     window_block: int
 
     def hit(self, prompt: list[int], lives: list[tuple[list[int], list[int]]]) -> int:
-        """The longest prefix that some earlier request left behind, by trying every length."""
+        """The longest prefix that some earlier request has left, by trying every length."""
         unit = lcm(self.own_block * self.num_ranks, self.state_block, self.window_block)
         lengths = range(unit, len(prompt), unit)
         return max((end for end in lengths if self._is_held(prompt[:end], lives)), default=0)

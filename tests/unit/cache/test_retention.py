@@ -1,6 +1,6 @@
 """What a retention promises: what it claims to keep is kept, nothing else is, and hits follow.
 
-The claims are restated here token by token: a block is kept if the token behind some kept boundary
+The claims are restated here token by token: a block is kept if the token after some kept boundary
 reads it. Steps end at every block, so that each state that may be kept exists.
 """
 
@@ -31,7 +31,7 @@ UNIT = 4
 def kept_boundaries(num_prompt: int, retention: Dense | Interval, alignment: int) -> set[int]:
     """Where a resume shall work: every unit, or multiples of the interval and the prompt's end.
 
-    Multiples go on behind the prompt: generated tokens may get there.
+    Multiples continue after the prompt: generated tokens may get there.
     """
     every = alignment if isinstance(retention, Dense) else retention.tokens
     ends = set(range(every, num_prompt + 80, every)) if every else set()
@@ -43,7 +43,7 @@ def resent(num_prompt: int, alignment: int) -> int:
 
 
 def claimed(spec: GroupSpec, boundaries: set[int], committed: int) -> set[int]:
-    """The ends of the blocks that the token behind some boundary reads."""
+    """The ends of the blocks that the token after some boundary reads."""
     ends = set(range(spec.block_size, committed + 1, spec.block_size))
     if spec.kind is SpecKind.MAMBA:
         return ends & boundaries

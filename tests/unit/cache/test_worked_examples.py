@@ -33,7 +33,7 @@ TOKENS = list(range(3 * BLOCK + 5))
 class Example(NamedTuple):
     groups: tuple[GroupSpec, ...]
     held: tuple[tuple[int, ...], ...]
-    blocks: int  # That can be resumed behind.
+    blocks: int  # After which a request can resume.
     num_tokens: int = len(TOKENS)
 
 
@@ -96,7 +96,7 @@ def test_a_request_reuses_what_the_rule_says(example: Example) -> None:
 
 
 def needed(spec: GroupSpec, hit: int) -> range:
-    """The blocks that the token behind the hit reads."""
+    """The blocks that the token after the hit reads."""
     first = hit - 1 if spec.kind is SpecKind.MAMBA else resume.first_needed(spec, hit)
     return range(first // BLOCK, hit // BLOCK)
 

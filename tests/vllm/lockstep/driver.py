@@ -255,7 +255,7 @@ class Driver:
     def _external(self, job: Job, hit: Hit) -> tuple[int, bool]:
         """Return how many tokens a connector brings, and whether the request waits for them.
 
-        A hit that ends inside a block is kept, and nothing is loaded behind it. States are loaded
+        A hit that ends inside a block is kept, and nothing is loaded after it. States are loaded
         with room to spare: the engine counts a block too few for them, and then dies.
         """
         config, random = self._config, self._random

@@ -1,4 +1,4 @@
-"""Our cache behind `Side`.
+"""Our cache as a `Side`.
 
 Only what the public interface of `kvbraid.cache` says is used. Where it leaves a choice to the
 caller (who counts computed tokens, who hashes), the configuration makes it.

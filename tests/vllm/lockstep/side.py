@@ -1,6 +1,6 @@
 """What lock-step asks of a cache: the operations, their arguments, and the state it compares.
 
-A `Side` is one cache behind this interface: the engine's own manager (`theirs.py`) or ours
+A `Side` is one cache with this interface: the engine's own manager (`theirs.py`) or ours
 (`ours.py`). Requests are named by the driver's keys. A side decides nothing about scheduling, and
 only its own cache says which blocks a request gets.
 """

@@ -1,4 +1,4 @@
-"""The engine's own KV cache manager behind `Side`: the truth that lock-step compares with.
+"""The engine's own KV cache manager as a `Side`: the truth that lock-step compares with.
 
 Everything the engine decides is decided by its unchanged code. One thing is pinned: the second
 and later hashes of one block live in a set there, whose order (so the order in which their

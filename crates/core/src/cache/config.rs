@@ -7,16 +7,16 @@ use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 /// What allocation needs to know of a group and the resume rule does not.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GroupOptions {
-    /// State groups: blocks kept for draft tokens behind the running state.
+    /// State groups: blocks kept for draft tokens after the running state.
     pub num_speculative_blocks: u32,
-    /// Window groups: tokens kept behind the window, never attended.
+    /// Window groups: tokens kept before the window, never attended.
     pub extra_retained_tokens: u32,
     /// New blocks are listed for zeroing.
     pub needs_zeroing: bool,
     /// One block per request, overwritten in turn; never cached.
     pub is_ring: bool,
     /// State groups: the backend can save one state inside a step, at multiples of so many tokens
-    /// behind its start.
+    /// after its start.
     pub checkpoint_alignment: Option<u32>,
 }
 

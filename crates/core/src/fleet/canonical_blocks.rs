@@ -19,7 +19,7 @@ use super::view::View;
 use crate::rule::{self, HOLDERS, Held, Query, Unknown};
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
-/// A block that a pod without main attention has left behind is worth this much.
+/// The worth of a block that the windows of a pod without main attention have passed.
 const NULL_BLOCK_WEIGHT: f64 = 1.0;
 
 /// What the groups of a view are to this strategy, by their index in the view.

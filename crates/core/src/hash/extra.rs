@@ -81,8 +81,8 @@ pub(crate) type Overlapping<'a> = SmallVec<[&'a MediaItem<'a>; 4]>;
 impl MediaCursor {
     /// The items that belong to the hash of `block` plus `ahead` tokens after it.
     ///
-    /// It is the engine's own walk: for items that overlap *each other* it does not list all of
-    /// them, because it stops at the first one that goes on behind the block.
+    /// This follows the engine's own walk: of items that overlap *each other* it does not list
+    /// all of them, because it stops at the first one that continues after the block.
     pub(crate) fn advance<'a>(
         &mut self,
         media: &'a [MediaItem<'a>],

@@ -202,7 +202,7 @@ impl Chain {
         }
     }
 
-    /// The chain that goes on behind `num_blocks` blocks, the last of which has the hash `parent`.
+    /// The chain that continues after `num_blocks` blocks, the last of which has the hash `parent`.
     #[must_use]
     pub fn resume(parent: Digest, num_blocks: usize) -> Self {
         Self {

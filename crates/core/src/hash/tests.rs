@@ -94,7 +94,7 @@ fn chain_keys_are_the_keys_of_the_chain() {
     );
 }
 
-/// Items that overlap each other: the engine stops at the first that goes on behind the block.
+/// Items that overlap each other: the engine stops at the first that continues after the block.
 #[test]
 fn the_walk_over_media_stops_at_an_item_that_goes_on() {
     let long = MediaItem {

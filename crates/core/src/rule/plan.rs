@@ -176,7 +176,7 @@ impl Plan {
         self.probes_jointly = false;
     }
 
-    /// Full-attention specs by index: everything behind their reach can be skipped.
+    /// Full-attention specs by index: everything after their reach can be skipped.
     pub(super) fn prefixes(&self) -> impl Iterator<Item = (usize, &Spec)> {
         self.specs
             .iter()

@@ -1,6 +1,6 @@
 //! One event: either spelling into a draft, the draft into an event of the batch.
 //!
-//! A refused event leaves nothing behind in the arenas. Lists whose bytes equal those of the
+//! A refused event leaves nothing in the arenas. Lists whose bytes equal those of the
 //! previous store are not decoded again: groups of one model often repeat the same span. Neither is
 //! the rest of an event (`rest`).
 
@@ -64,7 +64,7 @@ impl<'a, 'p> EventReader<'a, 'p> {
     /// Reads event number `index` into the batch, or refuses it there.
     ///
     /// # Errors
-    /// There is no whole value here, so nothing behind it can be read either.
+    /// There is no whole value here, so nothing after it can be read either.
     pub(super) fn read(&mut self, index: u32) -> Read<()> {
         let (start, marks) = (self.cursor, self.batch.marks());
         match self.event() {

@@ -108,7 +108,7 @@ impl Tag {
 
     /// Steps over the key of a map entry: its field, `None` when the event has no such field.
     ///
-    /// Looks from `next` on first, and moves it behind what was found: engines write in order.
+    /// Looks first from `next` on, and moves `next` past what was found: engines write in order.
     pub(super) fn take_key(self, cursor: &mut Cursor<'_>, next: &mut usize) -> Read<Option<Field>> {
         let names = self.names();
         for (at, (name, field)) in names.iter().enumerate().skip(*next) {

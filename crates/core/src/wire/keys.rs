@@ -1,7 +1,7 @@
 //! The lists inside a store: tokens, pairs of tokens, extra keys, lookaheads.
 //!
-//! Each function reads one value into the arenas of the batch and returns the span. What a failed
-//! read leaves behind is taken back by the caller, who truncates the arenas.
+//! Each function reads one value into the arenas of the batch and returns the span. After a failed
+//! read the caller truncates the arenas.
 
 use crate::wire::cursor::{Cursor, Head, Read};
 use crate::wire::{Batch, ExtraKey, Limits, RefusalReason, Span};

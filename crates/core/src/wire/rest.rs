@@ -1,8 +1,9 @@
-//! What an event says behind the fields that are its own: mostly what the event before it said.
+//! The rest of an event after its own fields: mostly the same as in the event before.
 //!
-//! Law: equal bytes, behind the same fields of the same kind of event and with as many fields to come,
-//! say the same. (They are as many values, so that both events have names, or none has.) They are
-//! compared and not read again. Only a short rest is, so that no event costs much more than its bytes.
+//! Law: equal bytes mean the same if they follow the same fields of the same kind of event and as many
+//! fields are still to come. (They are equally many values, so either both events have names or none
+//! has.) Such bytes are compared and not read again. Only a short rest is compared, so no event costs
+//! much more than its bytes.
 
 use crate::wire::event::Draft;
 use crate::wire::fields::{Fields, Tag};

@@ -216,7 +216,7 @@ class KvbraidCacheManager:
         processed_computed_tokens: int,
         num_prompt_tokens: int | None = None,
     ) -> None:
-        """Give back what nothing behind so many tokens reads."""
+        """Give back what no token after so many tokens reads."""
         del num_prompt_tokens  # For R-SWA, which is refused.
         number = self._requests.find(request_id)
         if number is not None:

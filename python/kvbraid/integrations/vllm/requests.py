@@ -48,7 +48,7 @@ class Requests:
     def _take_next_input(self, request: Request, known: _Known) -> None:
         """Follow a session whose next piece of input came.
 
-        What was computed is its prompt now, with the piece behind; the last sampled token, which
+        What was computed is its prompt now, with the piece after it; the last sampled token, which
         was not computed, is gone.
         """
         if self._cache.config.events and len(request.mm_features) != known.num_media:

@@ -1,9 +1,9 @@
 """Capture directories: one engine's recorded life, read from disk.
 
 A directory holds `config.json` (the engine's configuration), `events.bin` (every ZeroMQ message
-as received: number of frames, then each frame behind its length, big-endian) and `requests.jsonl`
-(one operation per line, with the prefix that the engine really reused). The latter two may be
-compressed (`.xz`). Reading only: what a capture means is replay's.
+as received: the number of frames, then for each frame its length, big-endian, and its bytes) and
+`requests.jsonl` (one operation per line, with the prefix that the engine really reused). The last
+two may be compressed (`.xz`). This module only reads; `replay` interprets a capture.
 """
 
 import json

@@ -125,12 +125,12 @@ class Driver:
     def settle(self) -> None:
         """Wait until the server has seen every message and is certain of every pod."""
         deadline = time.monotonic() + _SETTLE_S
-        while behind := self._behind():
+        while missing := self._missing():
             if time.monotonic() > deadline:
-                raise ServiceError(f"messages did not arrive in {_SETTLE_S} s: {behind}")
+                raise ServiceError(f"messages did not arrive in {_SETTLE_S} s: {missing}")
             time.sleep(_POLL_S)
 
-    def _behind(self) -> list[str]:
+    def _missing(self) -> list[str]:
         for row in self._call("GET", "/v1/pods")["pods"]:
             self.tallies[row["pod"]].row = row
         return [

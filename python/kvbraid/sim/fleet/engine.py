@@ -1,4 +1,4 @@
-"""A simulated engine: the cache behind a request loop, publishing as an engine does.
+"""A simulated engine: a request loop with a cache, publishing as an engine does.
 
 As a process (`python -m kvbraid.sim.fleet.engine`) it says where it publishes on its first line of
 output, then answers one JSON line per request line, and ends with its input: it cannot outlive

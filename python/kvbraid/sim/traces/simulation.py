@@ -2,10 +2,10 @@
 
 The law: requests come one at a time. Each looks up its prompt, computes the rest in chunks that
 end where states can be kept, holding its blocks, and gives them back; outputs are neither
-computed nor kept (the trace shows them in the next prompt). Of what a prompt has behind the last
-block that the trace knows, one token is computed: the next turn repeats the rest, but under ids
-that do not say so, and a state or window kept in there would be lost to it. A request that the
-empty pool cannot hold is counted and left out, whatever the policy.
+computed nor kept (the trace shows them in the next prompt). Of the tokens after the last block
+that the trace identifies, one is computed: the next turn repeats these tokens, but the trace
+cannot show that, so the next turn could not use a state or window kept among them. A request that
+the empty pool cannot hold is counted and left out under every policy.
 """
 
 from array import array

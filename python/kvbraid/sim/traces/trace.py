@@ -1,9 +1,9 @@
 """What a trace is: requests in the order in which an engine sees them, each prompt as block ids.
 
-The law: an id stands for a block of the trace *and the whole prefix that it ends*, so that two
-prompts share exactly the ids that they begin with. A trace knows no token, only which prefixes
-are equal; outputs show only in the prompts of later turns. What a prompt has behind its last whole
-block is known to nobody: a later turn repeats it inside a block of another id.
+The law: an id stands for a block of the trace *and the whole prefix that it ends*, so two prompts
+share exactly the ids of their common beginning. A trace has no tokens; it says only which prefixes
+are equal. Outputs show only in the prompts of later turns. The tokens after a prompt's last whole
+block are unknown: a later turn repeats them inside a block with another id.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ class Trace:
 
 
 def check_chained(rows: Iterable[tuple[int, Sequence[int]]], where: str) -> None:
-    """Refuse ids that stand for a block's content alone: one id behind two different prefixes.
+    """Refuse ids that stand for a block's content alone: one id after two different prefixes.
 
     `rows` are line numbers and the ids of one prompt.
 

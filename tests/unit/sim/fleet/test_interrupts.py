@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: one KeyboardInterrupt, at a moment that leaves nothing behind."""
+"""Ctrl-C and SIGTERM: one KeyboardInterrupt, at a moment when nothing stays half done."""
 
 import signal
 import threading

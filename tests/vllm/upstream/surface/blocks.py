@@ -48,7 +48,7 @@ class PoolBlock(Block):
 
     @property
     def next_free_block(self) -> object:
-        """The block that is evicted after this one; the queue's end behind the last."""
+        """The block that is evicted after this one; the queue's end after the last."""
         return self.pool.free_block_queue.after(self.number)
 
     @property

@@ -124,7 +124,7 @@ class _GroupManager:
         num_external_computed_tokens: int,
         record_for_zeroing: bool = True,
     ) -> None:
-        """Have a request hold blocks for what is computed elsewhere, behind what it has."""
+        """Give a request blocks for tokens computed elsewhere, after those that it has."""
         del record_for_zeroing  # For rings, which are never zeroed.
         self._allocate(
             request_id,
@@ -154,7 +154,7 @@ class _GroupManager:
         return self._cache.blocks_needed(need)
 
     def remove_skipped_blocks(self, request_id: str, processed_computed_tokens: int) -> None:
-        """Give back what nothing behind so many tokens reads."""
+        """Give back what no token after so many tokens reads."""
         self._cache.free_skipped(self._number(request_id), processed_computed_tokens)
 
     def free(self, request_id: str) -> None:

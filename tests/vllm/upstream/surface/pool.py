@@ -1,7 +1,7 @@
 """A pool that tests reach into, over our cache: of an engine's manager, or standing alone.
 
-What is registered through a pool rather than for a request of the cache is told by an event that
-is made here, behind what the cache recorded by then.
+A block that is registered through a pool, and not for a request of the cache, has an event that is
+made here, after the events that the cache has recorded by then.
 """
 
 from collections.abc import Iterable, Sequence

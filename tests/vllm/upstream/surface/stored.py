@@ -15,7 +15,7 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.request import Request
 
 Part: TypeAlias = tuple[int, int]
-"""First token, and the one behind the last."""
+"""First token, and the one after the last."""
 
 
 def stored(

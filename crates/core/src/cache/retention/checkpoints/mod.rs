@@ -172,8 +172,8 @@ impl Checkpoints {
         self.policy.interval
     }
 
-    /// A request resumes behind `tokens`: at a checkpoint, which is one from now on. Returns what it
-    /// will be when it ends.
+    /// A request resumes at `tokens`; from now on this is a checkpoint. Returns the ending that it
+    /// will have when it ends.
     pub(in crate::cache) fn resume(
         &mut self,
         pool: &mut Pool,

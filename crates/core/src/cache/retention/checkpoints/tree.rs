@@ -144,7 +144,7 @@ impl Checkpoints {
         }
     }
 
-    /// The hashes that belong to a node: of its end, and of those blocks that paths can part behind.
+    /// The hashes that belong to a node: of its end, and of its blocks after which paths can part.
     fn entries(&self, pool: &Pool, node: &Node) -> Vec<EntryId> {
         let own = |block: &&BlockId| self.is_owned(pool.num_tokens(**block));
         let keys = node.full.iter().filter(own).map(|&block| pool.key(block));
@@ -322,7 +322,7 @@ impl Checkpoints {
         }
     }
 
-    /// Values those anew which resume right behind a node.
+    /// Values again the nodes that resume right after this one.
     pub(super) fn weigh_below(&mut self, id: NodeId) {
         let mut left = self.nodes[id as usize].children.clone();
         while let Some(id) = left.pop() {
