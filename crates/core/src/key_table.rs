@@ -4,8 +4,8 @@
 //! passing over another key touches the records, which are mostly not in the processor's caches.
 //! Those bits depend on a secret, so that nobody can choose keys which share them.
 //!
-//! A large table grows by and by: its records move to a larger one a few at each insertion, and are
-//! looked for in both until then, so that no single insertion costs what all of them do.
+//! A large table grows step by step: each insertion moves a few records to a larger table, and until
+//! all have moved both tables are searched. So no single insertion pays for all records.
 
 use hashbrown::HashTable;
 
@@ -17,12 +17,12 @@ struct Entry {
     id: u32,
 }
 
-/// Indices by key. The keys themselves are the caller's, who says whether a record has one.
+/// Indices by key. The caller keeps the keys, and says whether a record has a key.
 #[derive(Debug)]
 pub(crate) struct KeyTable {
     spread: Spread,
     entries: HashTable<Entry>,
-    /// The table before it grew last: what is still in it moves to `entries`.
+    /// The table before it last grew: the records still in it move to `entries`.
     former: HashTable<Entry>,
     /// Buckets of `former` that were not looked at yet: those below.
     unmoved: usize,
@@ -35,8 +35,8 @@ const AT_ONCE: usize = 1 << 16;
 /// Buckets that an insertion looks at, at least, while records move.
 const STRIDE: usize = 8;
 
-/// Where in the table a tag is looked for. Tags are spread already: what is wanted is that their
-/// bits reach both ends of the word, the table's index and its control bytes.
+/// Where in the table a tag is looked for. Tags are spread already; their bits only have to reach
+/// both ends of the word, because the table takes its index and its control bytes from there.
 const fn place(tag: u32) -> u64 {
     (tag as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
@@ -53,7 +53,7 @@ impl KeyTable {
         }
     }
 
-    /// What its keys are spread by.
+    /// How the table spreads its keys.
     pub(crate) fn spread(&self) -> Spread {
         self.spread
     }
@@ -86,8 +86,8 @@ impl KeyTable {
             .insert_unique(place(entry.tag), entry, |entry| place(entry.tag));
     }
 
-    /// Makes room, by what is in the table alone: removals leave marks, and a table that counts them
-    /// doubles where its load only comes and goes.
+    /// Makes room according to the number of records alone. Removals leave marks; a table that counted
+    /// them would double even if records only come and go.
     fn renew(&mut self) {
         self.move_some(usize::MAX);
         let len = self.entries.len();
@@ -116,7 +116,7 @@ impl KeyTable {
         }
     }
 
-    /// Takes a record out; false when it was not in.
+    /// Removes a record; false if it was not in the table.
     pub(crate) fn remove(&mut self, key: u64, id: u32) -> bool {
         let place = place(self.spread.tag(key));
         let is_it = |entry: &Entry| entry.id == id;
@@ -165,7 +165,7 @@ mod tests {
     /// The factor that tags were made with while it was a constant of the source.
     const FORMER: u64 = 0x9E37_79B9_7F4A_7C15;
 
-    /// Keys that the former factor gave one tag: anybody could compute them.
+    /// Keys that get the same tag from the former factor: anyone could compute them.
     fn one_former_tag(count: u64) -> Vec<u64> {
         let inverse = (0..6).fold(1u64, |x, _| {
             x.wrapping_mul(2u64.wrapping_sub(FORMER.wrapping_mul(x)))

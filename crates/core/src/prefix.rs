@@ -2,10 +2,10 @@
 //!
 //! `key(L) = seed * R^L + sum((t_i + 1) * R^(L-1-i))  mod 2^61 - 1`
 //!
-//! Unlike a hash chained block by block it depends on the prefix alone, never on how the prefix
-//! was cut: pods with different block sizes share one key space. And it is a field: a span whose
-//! start is unknown has a [`Step`] that maps any start to its end, steps compose, and they invert,
-//! so a whole subtree moves to its place without its tokens (`fleet::limbo` rests on this).
+//! Unlike a hash chained block by block, the key depends on the prefix alone, never on how the prefix
+//! was cut: pods with different block sizes share one key space. Because the numbers form a field, a
+//! span whose start is unknown has a [`Step`] that maps any start to its end. Steps can be composed
+//! and inverted, so a whole subtree moves to its place without its tokens (`fleet::limbo` uses this).
 //!
 //! The base R is drawn at random (`secret`), and never shown: two different prefixes of at most L
 //! tokens have one key for at most L of the 2^61 bases, whoever chose the prefixes.
@@ -78,7 +78,7 @@ impl Step {
     };
 }
 
-/// The base of the keys, with what undoes it. Copied into whatever composes steps.
+/// The base of the keys, with its inverse. Everything that composes steps has a copy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Field {
     base: u64,
@@ -92,7 +92,7 @@ impl std::fmt::Debug for Field {
 }
 
 impl Field {
-    /// The keys over a base; any number, of which 2 to P - 2 are told apart.
+    /// The keys over a base: any number, but only those from 2 to P - 2 differ.
     #[must_use]
     pub const fn new(base: u64) -> Self {
         let base = 2 + base % (P - 3);
@@ -165,8 +165,8 @@ impl Field {
     }
 }
 
-/// Powers of the base, or of what undoes it, one after the other: each costs what it is further than
-/// the one before it.
+/// Powers of the base, or of its inverse, one after the other: the cost of a power is its distance
+/// from the one before.
 #[derive(Clone)]
 pub struct Powers {
     base: u64,
@@ -198,7 +198,7 @@ impl Powers {
 pub struct Unit {
     /// Tokens per unit.
     pub tokens: u32,
-    /// What the steps are made in.
+    /// The field of the steps.
     pub field: Field,
     powers: Vec<u64>,
     whole: u64,

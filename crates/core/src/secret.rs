@@ -1,7 +1,7 @@
-//! What is drawn at random, so that nobody outside can choose texts, tokens or hashes that collide.
+//! Random numbers that keep outsiders from choosing texts, tokens or hashes that collide.
 //!
-//! A [`Secret`] comes from whoever makes an index or a cache; everything here is a function of it, so
-//! that one secret gives one behaviour (tests fix it). It is never shown: not in an answer, not in an
+//! The maker of an index or a cache passes a [`Secret`]. Everything here is a function of the secret,
+//! so one secret gives one behaviour, which tests use. It is never shown: not in an answer, not in an
 //! error, not by `Debug`.
 
 use sha2::{Digest as _, Sha256};
@@ -25,7 +25,7 @@ impl Secret {
         Self(bytes)
     }
 
-    /// A number for one purpose; the numbers of two purposes say nothing of each other.
+    /// A number for one purpose; it reveals nothing about the number for another purpose.
     fn number(&self, purpose: &str) -> u128 {
         let hash = Sha256::new().chain_update(self.0).chain_update(purpose);
         let mut bytes = [0; 16];
@@ -48,7 +48,7 @@ impl Secret {
         }
     }
 
-    /// What makes a number into a summand of keys, for one purpose.
+    /// The function that turns a number into a summand of keys, for one purpose.
     #[must_use]
     pub(crate) fn mixer(&self, purpose: &str) -> Mixer {
         let number = self.number(purpose);
@@ -58,7 +58,7 @@ impl Secret {
         }
     }
 
-    /// What tells payloads apart.
+    /// The digest function of payloads.
     #[must_use]
     pub fn payload_hash(&self) -> PayloadHash {
         let mut bytes = [0; PAYLOAD_SECRET];
@@ -69,7 +69,7 @@ impl Secret {
         PayloadHash(bytes)
     }
 
-    /// What makes texts into summands of keys.
+    /// The function that turns texts into summands of keys.
     #[must_use]
     pub(crate) fn text_hash(&self) -> TextHash {
         TextHash(Sha256::new().chain_update(self.0).chain_update([0; 31]))
@@ -107,7 +107,7 @@ impl Spread {
     }
 }
 
-/// Makes numbers that others can choose into summands of keys that they cannot.
+/// Turns numbers that others can choose into summands of keys that they cannot choose.
 #[derive(Clone, Copy)]
 pub(crate) struct Mixer {
     plus: u64,
@@ -149,11 +149,11 @@ impl TextHash {
     }
 }
 
-/// Tells payloads apart by 64 bits: XXH3 with a secret of its own, several bytes a cycle.
+/// A digest of payloads in 64 bits: XXH3 with a secret of its own, several bytes per cycle.
 #[derive(Clone)]
 pub struct PayloadHash([u8; PAYLOAD_SECRET]);
 
-/// What XXH3 mixes into its input; its own default has this length too.
+/// The bytes that XXH3 mixes into its input; its own default has this length too.
 const PAYLOAD_SECRET: usize = 192;
 
 impl std::fmt::Debug for PayloadHash {

@@ -1,9 +1,9 @@
 //! Finds the token ids of a JSON request without building an object per token.
 //!
-//! A short cut, not a JSON parser: it reads one array of integers and steps over everything else.
-//! Where anything is unusual it finds nothing, and the caller parses the whole text instead, which
-//! also tells what is wrong with it. What it does find is a valid JSON value by itself, so a text
-//! with that value replaced is valid exactly when the text was.
+//! This is a shortcut, not a JSON parser: it reads one array of integers and skips everything else.
+//! If anything is unusual it finds nothing, and the caller parses the whole text instead, which also
+//! shows what is wrong with it. A value that it finds is valid JSON by itself, so a text with this
+//! value replaced is valid exactly if the original text was.
 
 use std::ops::Range;
 
@@ -16,8 +16,8 @@ pub struct TokenSpan {
     pub span: Range<usize>,
 }
 
-/// Finds the array; `None` when the text is not an object with exactly one `token_ids`, when that
-/// is not an array of integers that fit `u32`, or when a key is written with escapes.
+/// Finds the array; `None` if the text is not an object with exactly one `token_ids`, if that is not
+/// an array of integers that fit `u32`, or if a key is written with escapes.
 #[must_use]
 pub fn find_token_ids(text: &[u8]) -> Option<TokenSpan> {
     let mut scan = Scan { text, at: 0 };
@@ -154,7 +154,7 @@ fn skip_space(mut text: &[u8]) -> &[u8] {
     text
 }
 
-/// Digits without a leading zero, and the text after them, which is the caller's to judge.
+/// Digits without a leading zero, and the text after them, which the caller judges.
 #[inline]
 fn integer(text: &[u8]) -> Option<(u32, &[u8])> {
     let (value, length) = short_digits(text).or_else(|| any_digits(text))?;
@@ -170,8 +170,8 @@ const EACH: u64 = 0x0101_0101_0101_0101;
 
 /// One to seven digits, eight bytes at a time: (value, length).
 ///
-/// Xor turns digits into their values; the first byte that is then above 9 ends the number. Shifted
-/// to the top the digits have leading zeros, and are added up by twos, fours and eights.
+/// Xor turns digits into their values; the first byte above 9 after that ends the number. The digits
+/// are then shifted to the top, which gives them leading zeros, and added by twos, fours and eights.
 #[inline]
 fn short_digits(text: &[u8]) -> Option<(u32, usize)> {
     let digits = u64::from_le_bytes(*text.first_chunk()?) ^ (EACH * 0x30);
@@ -189,7 +189,7 @@ fn short_digits(text: &[u8]) -> Option<(u32, usize)> {
     Some((value, bits as usize / 8))
 }
 
-/// Digits one by one: what is longer, or stands at the end of the text.
+/// Digits one by one, for numbers that are longer, or at the end of the text.
 fn any_digits(text: &[u8]) -> Option<(u32, usize)> {
     let length = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
     if !(1..=10).contains(&length) {

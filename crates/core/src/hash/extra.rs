@@ -42,7 +42,7 @@ impl MediaItem<'_> {
 /// SHA-256 of the embeddings that one block's hash covers.
 pub type EmbedsDigest = [u8; 32];
 
-/// What separates a request's cache from that of the same tokens; all of it optional.
+/// What separates a request's blocks from blocks of the same tokens; every part is optional.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ExtraKeys<'a> {
     /// Name and path of the adapter.
@@ -101,7 +101,7 @@ impl MediaCursor {
             }
             self.0 += 1;
         }
-        // What was passed in the lookahead alone belongs to the next block too.
+        // Items that only the lookahead has passed belong to the next block too.
         while ahead > 0 && self.0 > 0 && media[self.0 - 1].end() > block.end {
             self.0 -= 1;
         }

@@ -3,7 +3,7 @@
 //! Holds the four algorithms, the digest type and the chain. The law: hash `n` is the algorithm
 //! applied to the serialised triple `(hash n-1, tokens of block n, extra keys of block n or none)`,
 //! where hash -1 is the engine's seed hash; only whole blocks are hashed. It never invents a seed:
-//! where an engine draws one at random, the caller has to know it.
+//! if an engine draws one at random, the caller has to know it.
 //!
 //! ```text
 //!  tokens   |<- block_size ->|<- block_size ->|<- rest ->
@@ -39,7 +39,7 @@ pub enum HashAlgo {
     XxhashCbor,
 }
 
-/// What engines hash when no seed is configured and the function is cryptographic.
+/// The seed that engines hash if none is configured and the function is cryptographic.
 const DEFAULT_SEED: &str = "vllm-none-hash";
 
 impl HashAlgo {
@@ -103,10 +103,11 @@ fn text_message<'e, E: Encode>(encoder: &'e mut E, text: &str) -> &'e [u8] {
     encoder.finish()
 }
 
-/// The parent of a chain's first block: the hash of the seed (`PYTHONHASHSEED` as the engine's
-/// environment has it), else of the engine's fixed default.
+/// The parent of a chain's first block: the hash of the seed (`PYTHONHASHSEED` in the engine's
+/// environment), or of the engine's fixed default.
 ///
-/// `None` when the engine would draw a random seed: no seed and not a cryptographic function.
+/// `None` if the engine would draw a random seed: there is no seed, and the function is not
+/// cryptographic.
 #[must_use]
 pub fn none_hash(algo: HashAlgo, seed: Option<&str>) -> Option<Digest> {
     match seed {
@@ -117,7 +118,7 @@ pub fn none_hash(algo: HashAlgo, seed: Option<&str>) -> Option<Digest> {
     }
 }
 
-/// One engine's hash function and what one request adds to it. Build it with `ChainSpec::new`.
+/// One engine's hash function and the extra keys of one request. Build it with `ChainSpec::new`.
 #[derive(Debug, Clone)]
 pub struct ChainSpec<'a> {
     algo: HashAlgo,
@@ -158,7 +159,7 @@ impl<'a> ChainSpec<'a> {
         })
     }
 
-    /// Lets each hash also cover this many tokens after its block; it exists once they do.
+    /// Each hash also covers this many tokens after its block, and exists only once they do.
     #[must_use]
     pub fn with_lookahead(self, lookahead: u32) -> Self {
         Self {
@@ -167,7 +168,7 @@ impl<'a> ChainSpec<'a> {
         }
     }
 
-    /// Adds what else separates this request's cache.
+    /// Adds the extra keys that separate this request's blocks from those of the same tokens.
     ///
     /// # Errors
     /// `InvalidValue` for media out of order, with the position and both offsets.

@@ -1,4 +1,4 @@
-//! What a decoded batch is: small records whose lists and texts lie in arenas of the batch.
+//! A decoded batch: small records whose lists and texts lie in arenas of the batch.
 //!
 //! A `Span` belongs to one arena of the batch it came with; the accessors of `Batch` say which.
 
@@ -108,7 +108,7 @@ pub struct Stored {
     pub hashes: Span,
     /// Engine hash before the span; `None` at the start of a prompt. 0 is a hash like any other.
     pub parent: Option<u64>,
-    /// Token ids of the whole span, also of blocks that are not listed (`Batch::tokens_of`).
+    /// Token ids of the whole span, including blocks that are not listed (`Batch::tokens_of`).
     pub tokens: Span,
     /// Tokens per block; 0 on placeholders of offloaded copies.
     pub block_size: u32,
@@ -134,14 +134,14 @@ pub struct Stored {
     /// Entries of `Batch::lookahead_blocks`, one per listed block; empty when the engine's hashes
     /// do not look ahead. Read it through `Batch::lookahead_of`.
     pub lookahead: Span,
-    /// The cache salt, from engines that send it apart (`Batch::text`); an empty one counts as none.
+    /// The cache salt of engines with a field for it (`Batch::text`); an empty one counts as none.
     pub salt: Option<Span>,
     /// Hashes, parent, tokens, block size, LoRA, salt and extra keys are those of the previous
     /// `Stored` of this batch, with the same spans: groups of one model often say the same thing.
     pub same_as_previous: bool,
 }
 
-/// Copies of blocks went.
+/// Copies of blocks were removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Removed {
     /// Engine hashes (`Batch::hashes_of`).
@@ -176,7 +176,7 @@ pub struct Batch {
     pub dp_rank: Option<u32>,
     /// The events that could be read, in their order.
     pub events: Vec<Event>,
-    /// What could not be read, and notes.
+    /// The parts that could not be read, and notes.
     pub refused: Vec<Refusal>,
     /// Arena of engine hashes.
     pub hashes: Vec<u64>,

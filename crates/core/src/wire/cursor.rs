@@ -1,9 +1,9 @@
 //! A position in MessagePack bytes: heads, typed values, and skipping.
 //!
-//! Law: a length above fifteen is believed only when that many bytes are left, so nobody reserves
-//! more than the input could fill. Skipping keeps a count instead of a stack: nesting costs nothing and has no
-//! limit. Everything returns the reason of refusal. Where the bytes end too early a reader may name
-//! another reason than `MalformedBatch`: the caller's skip of the whole value settles it.
+//! Law: a length above fifteen is believed only if that many bytes are left, so no reader reserves
+//! more than the input could fill. Skipping keeps a count instead of a stack: nesting costs nothing
+//! and has no limit. Everything returns the reason of refusal. If the bytes end too early, a reader
+//! may name another reason than `MalformedBatch`: the caller's skip of the whole value decides.
 
 use rmp::Marker;
 
@@ -16,7 +16,7 @@ const TRUNCATED: RefusalReason = RefusalReason::MalformedBatch;
 const WRONG_TYPE: RefusalReason = RefusalReason::MalformedEvent;
 const NIL: u8 = 0xc0;
 
-/// Where a token's bits lie in the eight bytes at its marker.
+/// Where the bits of a token lie in the eight bytes from its marker on.
 #[derive(Debug, Clone, Copy)]
 struct TokenWidth {
     skip: u8,
@@ -60,11 +60,11 @@ const TOKEN_WIDTHS: [TokenWidth; 256] = {
     widths
 };
 
-/// Bytes from which two usual tokens can be read wherever the second begins.
+/// The bytes that two usual tokens take at most, wherever the second begins.
 const PAIR: usize = 17;
 
-/// How many bytes a usual token takes, by its marker; up to 9 for any marker. It is computed, as a look
-/// at a table takes longer, and where a token begins is known only after those before it.
+/// How many bytes a usual token takes, by its marker; up to 9 for any marker. It is computed, because
+/// a table takes longer, and a token's start is known only after the tokens before it.
 #[inline]
 fn token_len(marker: u8) -> usize {
     1 + (usize::from(marker >> 7) << (marker & 3))
@@ -124,10 +124,10 @@ impl<'a> Cursor<'a> {
         &self.bytes[start..self.at]
     }
 
-    /// Steps over `expected` if it stands here; never over nothing.
+    /// Steps over `expected` if it stands here and is not empty.
     #[inline]
     pub(super) fn take_same(&mut self, expected: &[u8]) -> bool {
-        // Most of what differs does so in the first byte.
+        // Most bytes that differ do so in the first one.
         let is_same = self
             .peek()
             .is_some_and(|next| expected.first() == Some(&next))

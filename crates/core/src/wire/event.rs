@@ -1,7 +1,7 @@
 //! One event: either spelling into a draft, the draft into an event of the batch.
 //!
-//! A refused event leaves nothing in the arenas. Lists whose bytes equal those of the
-//! previous store are not decoded again: groups of one model often repeat the same span. Neither is
+//! A refused event leaves nothing in the arenas. Lists whose bytes equal those of the previous store
+//! are not decoded again, because groups of one model often repeat the same span. The same applies to
 //! the rest of an event (`rest`).
 
 use crate::spec::SpecKind;
@@ -21,7 +21,7 @@ pub(super) struct EventReader<'a, 'p> {
     seconds: &'a mut Vec<u32>,
     draft: Draft<'p>,
     previous: Option<Draft<'p>>,
-    /// Where the event at hand has said what is its own, and how far the cursor was.
+    /// Which fields of its own the event at hand has had, and where the cursor was after them.
     turn: Option<(Turn, usize)>,
     /// The rests of the last store and the last remove.
     rests: [Option<Rest<'p>>; 2],
@@ -157,8 +157,8 @@ impl<'a, 'p> EventReader<'a, 'p> {
         Ok(())
     }
 
-    /// Steps over the rest of an event that has just said what is its own, if it says what the last
-    /// one said. Later the rest of this one is kept.
+    /// Called right after the event's own fields: steps over its rest if that equals the last one's.
+    /// Later the rest of this event is kept.
     fn take_rest(&mut self, tag: Tag, left: u32) -> bool {
         if self.turn.is_some() || !self.draft.seen.has(tag.own().1) {
             return false;

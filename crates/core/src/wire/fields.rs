@@ -1,4 +1,4 @@
-//! How both spellings of an event name its fields: the one table of the wire.
+//! The table of the wire: how both spellings of an event name its fields.
 
 use crate::wire::RefusalReason;
 use crate::wire::cursor::{Cursor, Read};
@@ -126,7 +126,7 @@ impl Tag {
             .map(|(_, field)| *field))
     }
 
-    /// Steps over the tag where it is the first entry of a map, as engines write it.
+    /// Steps over the tag if it is the first entry of a map, as engines write it.
     pub(super) fn take_first(cursor: &mut Cursor<'_>) -> Option<Self> {
         let entries: [(&[u8], Self); 2] = [
             (b"\xa4type\xabBlockStored", Self::Stored),
@@ -148,7 +148,7 @@ impl Tag {
     }
 }
 
-/// Steps over a key; `None` when it is no text, which no field has.
+/// Steps over a key; `None` if it is not a text, because every field's name is one.
 fn take_any_key<'p>(cursor: &mut Cursor<'p>) -> Read<Option<&'p [u8]>> {
     let mut ahead = *cursor;
     if let Ok(key) = ahead.str_bytes() {
@@ -195,7 +195,7 @@ impl Fields {
         Self(bits)
     }
 
-    /// Adds the field; false when it was there.
+    /// Adds the field; false if it was already there.
     pub(super) fn insert(&mut self, field: Field) -> bool {
         let bit = 1 << field as u32;
         let is_new = self.0 & bit == 0;

@@ -49,7 +49,7 @@ pub(super) fn tokens(
     Ok(Span::between(start, batch.tokens.len()))
 }
 
-/// Reads the extra keys of `blocks` blocks. `lora`, where it leads a block's list, is left out.
+/// Reads the extra keys of `blocks` blocks. `lora` is left out if it is the first of a block's list.
 pub(super) fn extra_keys(
     cursor: &mut Cursor<'_>,
     batch: &mut Batch,
@@ -70,7 +70,7 @@ pub(super) fn extra_keys(
         let keys = match cursor.peek() {
             Some(0xc0) => u32::from(!cursor.take_null()),
             _ if is_array(*cursor) => cursor.array()?,
-            _ => 1, // Older engines write a lone identifier without its list.
+            _ => 1, // Older engines write a single identifier without a list.
         };
         for position in 0..keys {
             if position == 0 && lora.is_some_and(|name| take_text(cursor, batch.text(name))) {
@@ -186,7 +186,7 @@ fn take_text(cursor: &mut Cursor<'_>, text: &str) -> bool {
     is_same
 }
 
-/// A wrong type among the keys is refused as such; more telling reasons (size, UTF-8) stay.
+/// A wrong type among the keys is refused as such; more specific reasons (size, UTF-8) stay.
 fn as_bad_extra_keys(reason: RefusalReason) -> RefusalReason {
     if reason == RefusalReason::MalformedEvent {
         RefusalReason::BadExtraKeys

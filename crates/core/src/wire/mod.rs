@@ -3,10 +3,10 @@
 //! Law: a payload is decoded or refused, event by event. One bad event never costs the rest of its
 //! batch; every refusal has a reason with a stable name. The decoder never panics, never recurses,
 //! and holds at most `MAX_ARENA_BYTES_PER_BYTE` bytes of arenas per byte of the largest payload it
-//! has seen. It never interprets: what a hash, a parent or a span of tokens means is the index's.
+//! has seen. It never interprets: the index decides what a hash, a parent or a span of tokens means.
 //!
 //! A batch is an array `[ts, events, dp_rank?]`; an event is an array (tag first) or a map (tag
-//! under `type`), and both may stand in one batch. `fields` is the table of both spellings.
+//! under `type`), and one batch may contain both. `fields` is the table of both spellings.
 
 mod batch;
 mod cursor;
@@ -63,7 +63,7 @@ impl Default for Limits {
 pub struct Decoder {
     limits: Limits,
     batch: Batch,
-    /// Second tokens of pairs, between reading them and making lookaheads of them.
+    /// Second tokens of pairs, after reading them and before they become lookaheads.
     seconds: Vec<u32>,
 }
 
@@ -79,7 +79,7 @@ impl Decoder {
 
     /// Decodes one published payload; the answer lives until the next call.
     ///
-    /// Never fails as a whole: what could not be read is listed in `Batch::refused`.
+    /// This never fails as a whole: the parts that could not be read are in `Batch::refused`.
     pub fn decode(&mut self, payload: &[u8]) -> &Batch {
         if self.arena_bytes() > self.limits.kept_bytes {
             self.batch = Batch::default();
@@ -112,7 +112,7 @@ impl Decoder {
     }
 
     /// Reads `[ts, events, dp_rank?, …]`; the error is the index of the event where the bytes stop
-    /// making sense, `None` outside the events. What was read before stays in the batch.
+    /// making sense, `None` outside the events. Events read before it stay in the batch.
     fn read_batch(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Option<u32>> {
         let fields = cursor.promised_array().map_err(|_| None)?;
         if fields < 2 {
