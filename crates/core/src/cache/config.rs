@@ -9,7 +9,7 @@ use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 pub struct GroupOptions {
     /// State groups: blocks kept for draft tokens after the running state.
     pub num_speculative_blocks: u32,
-    /// Window groups: tokens kept before the window, never attended.
+    /// Window groups: tokens before the window that are kept although nothing attends to them.
     pub extra_retained_tokens: u32,
     /// New blocks are listed for zeroing.
     pub needs_zeroing: bool,
@@ -26,7 +26,7 @@ impl GroupOptions {
         [
             (
                 self.is_ring && group.prefix_cacheable,
-                "a ring is overwritten, so that it cannot be cached; set prefix_cacheable to false",
+                "a ring is overwritten, so it cannot be cached; set prefix_cacheable to false",
             ),
             (
                 self.num_speculative_blocks > 0 && group.kind != SpecKind::Mamba,
@@ -51,14 +51,14 @@ impl GroupOptions {
 /// Prefill compute of a model, in any unit: what reusing tokens saves.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PrefillCost {
-    /// Of each token.
+    /// The cost of each token.
     pub per_token: f64,
-    /// Of each token with each one before it: full attention.
+    /// The cost of each token with each one before it: full attention.
     pub per_pair: f64,
 }
 
 impl PrefillCost {
-    /// Of the tokens from `start` to `end`.
+    /// The cost of the tokens from `start` to `end`.
     #[must_use]
     pub fn between(&self, start: u32, end: u32) -> f64 {
         let (start, end) = (f64::from(start), f64::from(end));
@@ -91,7 +91,7 @@ pub enum Retention {
 /// The engine's hash function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HashFunction {
-    /// Algorithm.
+    /// The algorithm.
     pub algo: HashAlgo,
     /// Parent of every first block.
     pub none_hash: Digest,
@@ -114,7 +114,7 @@ pub struct CacheConfig {
     pub caching: bool,
     /// Events are recorded.
     pub events: bool,
-    /// Retention.
+    /// What is kept, and what is evicted first.
     pub retention: Retention,
     /// Tokens of a request at most.
     pub max_model_len: u32,
@@ -128,7 +128,7 @@ pub struct CacheConfig {
     pub partial_junctions: bool,
     /// `None`: requests bring their hashes.
     pub hash: Option<HashFunction>,
-    /// A request that does not fit gives back what it reads no more all the same, as vLLM does.
+    /// A request that does not fit still gives back the blocks that it reads no more, as vLLM does.
     pub frees_skipped_when_full: bool,
 }
 
@@ -160,7 +160,7 @@ impl CacheConfig {
         let bad = |text: String| Err(Error::InvalidValue(text));
         if self.num_blocks < 2 {
             return bad(format!(
-                "num_blocks is {}; block 0 is the null block, so that a pool has at least 2",
+                "num_blocks is {}; block 0 is the null block, so a pool has at least 2",
                 self.num_blocks
             ));
         }

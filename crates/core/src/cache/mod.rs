@@ -1,9 +1,74 @@
 //! One engine's block cache over any mix of groups: what to reuse, what to hand out, what to keep.
 //!
-//! [`Cache`] owns blocks and requests. Nothing here does I/O or reads a clock; events are recorded
-//! and taken by the caller. A request's way: `request` (tokens -> hashes), `find` (hashes -> the
-//! rule -> a boundary), `allocate` and `state` (blocks for a step), `commit` (blocks others can
-//! find). [`crate::blocks`] holds the blocks, `group` what kinds differ in. Under retention by value `retain` names boundaries worth keeping and `checkpoints` weighs them.
+//! [`Cache`] owns the requests; what they share is `core`, and the blocks are in [`crate::blocks`].
+//! Nothing here does I/O or reads a clock. Events are recorded, and taken by the caller. Read `step`
+//! first, which has what goes in and what comes out. A request then passes through these files:
+//! `request` hashes its tokens, `find` looks the hashes up and asks the rule for a boundary, `plan`
+//! counts the blocks that a step needs, `allocate` and `state` take them, `commit` makes computed
+//! blocks findable, and `free` gives blocks back. `group` says what the kinds of groups differ in,
+//! `retention` what is worth keeping.
+//!
+//! ```
+//! use kvbraid_core::cache::{Cache, CacheConfig, GroupOptions, HashFunction, Need, NewRequest, Retention};
+//! use kvbraid_core::hash::{HashAlgo, none_hash};
+//! use kvbraid_core::secret::Secret;
+//! use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
+//!
+//! // A model with full attention, in a pool of 8 blocks of 4 tokens.
+//! let full = GroupSpec {
+//!     kind: SpecKind::FullAttention,
+//!     block_size: 4,
+//!     window: None,
+//!     chunk: None,
+//!     eagle: false,
+//!     prefix_cacheable: true,
+//!     variant: 0,
+//! };
+//! let algo = HashAlgo::Sha256;
+//! let config = CacheConfig {
+//!     topology: Topology {
+//!         groups: vec![full],
+//!         alignment: 4,
+//!         hash_block_size: 4,
+//!         partial_hits: false,
+//!         replay_tokens: 0,
+//!         hash_lookahead: 0,
+//!         dialect: EngineDialect::PURE,
+//!     },
+//!     options: vec![GroupOptions::default()],
+//!     num_blocks: 8,
+//!     caching: true,
+//!     events: false,
+//!     retention: Retention::Dense,
+//!     max_model_len: u32::MAX,
+//!     max_in_flight_tokens: None,
+//!     watermark_blocks: 0,
+//!     num_reprefillable_tokens: 0,
+//!     partial_junctions: false,
+//!     hash: none_hash(algo, None).map(|none_hash| HashFunction { algo, none_hash }),
+//!     frees_skipped_when_full: false,
+//! };
+//! let mut cache = Cache::new(config, &Secret::new([7; 32]))?;
+//! let prompt = |tokens: Vec<u32>| NewRequest {
+//!     num_prompt_tokens: tokens.len() as u32,
+//!     tokens,
+//!     ..NewRequest::default()
+//! };
+//!
+//! // The first request computes its 10 tokens, in three blocks.
+//! let first = cache.add(prompt((0..10).collect()))?;
+//! let need = Need { request: first, num_new_tokens: 10, ..Need::default() };
+//! assert_eq!(cache.allocate(&[need], 0)?.blocks.len(), 3);
+//! cache.release(&[first])?;
+//!
+//! // The second one shares 9 tokens with it: two whole blocks.
+//! let second = cache.add(prompt((0..9).chain([77, 78]).collect()))?;
+//! let hit = cache.find(second)?.num_tokens;
+//! assert_eq!(hit, 8);
+//! let need = Need { request: second, num_hit_tokens: hit, num_new_tokens: 3, ..Need::default() };
+//! assert_eq!(cache.allocate(&[need], 0)?.blocks.len(), 1);
+//! # Ok::<(), kvbraid_core::Error>(())
+//! ```
 
 mod allocate;
 mod commit;
@@ -32,9 +97,8 @@ pub use config::{ByValue, CacheConfig, GroupOptions, HashFunction, PrefillCost, 
 pub use retention::Checkpoint;
 pub use statistics::{Starts, Statistics};
 pub use step::{
-    Allocation, BlockCopy, BlockInfo, Cursor, KeptState, Match, Need, NewRequest, Progress,
+    Allocation, BlockCopy, BlockInfo, Cursor, KeptState, Match, Need, NewRequest, Progress, Work,
 };
-pub use work::Work;
 
 use self::core::Core;
 use self::request::Request;

@@ -95,6 +95,17 @@ pub struct KeptState {
     pub num_tokens: u32,
 }
 
+/// The work of a step.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Blocks to copy, in this order.
+    pub copies: Vec<BlockCopy>,
+    /// New blocks of groups that need zeroing.
+    pub blocks_to_zero: Vec<BlockId>,
+    /// States that became findable in this step; those of requests that ended are not among them.
+    pub kept_states: Vec<KeptState>,
+}
+
 /// Where a request stands; tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {

@@ -13,20 +13,9 @@
 use hashbrown::HashMap;
 
 use super::Cache;
-use super::step::{BlockCopy, KeptState};
+use super::step::{KeptState, Work};
 use crate::blocks::BlockId;
 use crate::error::Result;
-
-/// The work of a step.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Work {
-    /// Blocks to copy, in this order.
-    pub copies: Vec<BlockCopy>,
-    /// New blocks of groups that need zeroing.
-    pub blocks_to_zero: Vec<BlockId>,
-    /// States that became findable in this step; those of requests that ended are not among them.
-    pub kept_states: Vec<KeptState>,
-}
 
 impl Cache {
     /// A new step: the one before has run. The states that it registered are written, and the ends

@@ -4,11 +4,12 @@
 //! root ---- junction ---- end of a turn ---- end of the next turn
 //!               \-------- end of another request
 //! ```
-//! A node stands for a prefix. Its `full` blocks lead to it from its parent; its `tail` is what the
-//! other groups need for a resume there: windows, chunks, states. A node without a tail is only
-//! where paths part. Blocks of nodes do not wait in the pool's queue: when that is empty, the
-//! checkpoint of the least value is let go. One that others lead on from loses its tail alone; a
-//! last one takes the blocks along that lead to it, so that a session goes as a whole.
+//! A node stands for a prefix. Its `full` blocks lead to it from its parent. Its `tail` holds what the
+//! other groups need for a resume there: windows, chunks, states. A node without a tail is only a
+//! place where paths part. The blocks of nodes do not wait in the pool's queue. When the queue is
+//! empty, the checkpoint of the least value is let go: a checkpoint with descendants loses only its
+//! tail, and a leaf also loses the full blocks that lead only to it. Whole sessions are therefore
+//! evicted one at a time, rather than a piece of each.
 
 mod integrity;
 mod tree;
@@ -37,7 +38,7 @@ const NO_NODE: NodeId = NodeId::MAX;
 struct Node {
     parent: NodeId,
     children: Vec<NodeId>,
-    /// Of the hash of the prefix; the root has none.
+    /// The entry of the prefix's hash; the root has none.
     entry: Option<EntryId>,
     /// Tokens of the prefix.
     end: u32,
@@ -47,28 +48,28 @@ struct Node {
     tail: Vec<BlockId>,
     is_resumable: bool,
     origin: Origin,
-    /// Of the request that got this far, and whether it did end.
+    /// How the request that got this far ends, and whether it did end.
     ending: Ending,
     has_ended: bool,
-    /// Since the request ended, or the last child came.
+    /// A request resumed here since that request ended, or since the last child came.
     was_resumed: bool,
     /// When it was used last, by the clock, and how high the level stood.
     used_at: u64,
     used_level: f64,
-    /// In the queue of those that can be let go.
+    /// Its place in the queue of nodes that can be let go, if it is in it.
     key: Option<Priority>,
 }
 
 /// A boundary that is kept resumable.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Checkpoint {
-    /// Of its prefix.
+    /// The hash of its prefix.
     pub hash: Digest,
-    /// Of its prefix.
+    /// The length of its prefix.
     pub num_tokens: u32,
     /// Compute per block, above the highest that was let go.
     pub value: f64,
-    /// Nothing that is kept leads on from it.
+    /// No kept checkpoint has a prefix that continues this one.
     pub is_last: bool,
 }
 
@@ -82,7 +83,7 @@ struct Anchor {
 #[derive(Debug)]
 pub(in crate::cache) struct Checkpoints {
     policy: ByValue,
-    /// Those that are cached.
+    /// The groups that are cached.
     groups: Vec<Group>,
     /// Every boundary that the full groups hold can be resumed at.
     needs_no_tail: bool,
@@ -172,8 +173,8 @@ impl Checkpoints {
         self.policy.interval
     }
 
-    /// A request resumes at `tokens`; from now on this is a checkpoint. Returns the ending that it
-    /// will have when it ends.
+    /// A request resumes after `tokens` tokens. This boundary becomes a checkpoint if it is not one yet.
+    /// Returns what ends when the request does.
     pub(in crate::cache) fn resume(
         &mut self,
         pool: &mut Pool,
@@ -319,7 +320,7 @@ impl Checkpoints {
             }
         }
         lost.retain(|&id| self.nodes[id as usize].is_resumable);
-        // The furthest first: who is left then leads on to nothing that is lost.
+        // The furthest nodes go first, so that a node is dropped after all of its lost descendants.
         let furthest = |id: &NodeId| {
             let node = &self.nodes[*id as usize];
             (Reverse(node.end), node.used_at, *id)
@@ -385,8 +386,7 @@ impl Checkpoints {
     }
 }
 
-/// Has blocks wait in the pool's queue: what the furthest boundaries need goes first, in all groups
-/// alike.
+/// Puts blocks into the pool's queue. In all groups, the blocks of the furthest boundaries go first.
 fn release(pool: &mut Pool, mut blocks: Vec<BlockId>) {
     blocks.sort_by_key(|&block| (Reverse(pool.num_tokens(block)), block));
     for block in blocks {

@@ -42,7 +42,7 @@ impl Checkpoints {
             let mut found = before.filter_map(|hit| at(hit * self.boundaries.hit_alignment));
             return found.next().unwrap_or(root);
         };
-        // Who has a block of a full group has all before it.
+        // If a block of a full group is held, all blocks before it are held too.
         let (mut known, mut unknown) = (0, end / step + 1);
         let mut anchor = root;
         while unknown - known > 1 {
@@ -131,7 +131,7 @@ impl Checkpoints {
         new
     }
 
-    /// Has the hashes of a node's blocks and of its end belong to it.
+    /// Makes a node the owner of the hashes of its blocks and of its end.
     pub(super) fn claim(&mut self, pool: &Pool, id: NodeId) {
         for entry in self.entries(pool, &self.nodes[id as usize]) {
             self.set_owner(entry, id);
@@ -144,7 +144,8 @@ impl Checkpoints {
         }
     }
 
-    /// The hashes that belong to a node: of its end, and of its blocks after which paths can part.
+    /// The hashes that belong to a node: the hash of its end, and those of the blocks after which paths
+    /// can part.
     fn entries(&self, pool: &Pool, node: &Node) -> Vec<EntryId> {
         let own = |block: &&BlockId| self.is_owned(pool.num_tokens(**block));
         let keys = node.full.iter().filter(own).map(|&block| pool.key(block));
@@ -182,7 +183,7 @@ impl Checkpoints {
         id
     }
 
-    /// One more way leads on from a node.
+    /// One more path continues from a node.
     pub(super) fn went_on(&mut self, id: NodeId) {
         let node = &mut self.nodes[id as usize];
         node.was_resumed = false;
@@ -192,7 +193,7 @@ impl Checkpoints {
         self.weigh(id);
     }
 
-    /// Drops the tail of a node; and of one that nothing goes on from, what led only to it.
+    /// Drops the tail of a node. If nothing continues from it, the blocks that led only to it go too.
     pub(super) fn drop_node(&mut self, pool: &Pool, id: NodeId, released: &mut Vec<BlockId>) {
         let tail = std::mem::take(&mut self.nodes[id as usize].tail);
         self.unpin(&tail, released);
@@ -206,8 +207,8 @@ impl Checkpoints {
         self.contract(pool, id);
     }
 
-    /// Removes a node without children, and those above it that led only to it. Who would have gone
-    /// on there is expected where a request resumes then.
+    /// Removes a node without children, and the nodes above it that led only to it. Requests that were
+    /// expected to resume here are expected at the node where they would now resume: it inherits.
     fn remove(&mut self, pool: &Pool, id: NodeId, released: &mut Vec<BlockId>) {
         let last = self.take(id);
         let mut id = self.unlink(pool, id, &last, released);
@@ -227,7 +228,7 @@ impl Checkpoints {
         self.contract(pool, id);
     }
 
-    /// Has nothing point to a node that was taken out; returns its parent.
+    /// Removes every reference to a node that was taken out; returns its parent.
     fn unlink(
         &mut self,
         pool: &Pool,
@@ -242,14 +243,14 @@ impl Checkpoints {
         node.parent
     }
 
-    /// Takes a node out of the tree; what points to it is the caller's.
+    /// Takes a node out of the tree; the caller removes what points to it.
     fn take(&mut self, id: NodeId) -> Node {
         self.dequeue(id);
         self.unused.push(id);
         std::mem::replace(&mut self.nodes[id as usize], Node::root())
     }
 
-    /// Takes a node out that nothing resumes at and where no paths part.
+    /// Takes a node out if no request can resume there and no paths part there.
     fn contract(&mut self, pool: &Pool, id: NodeId) {
         let node = &self.nodes[id as usize];
         if node.is_resumable || (node.children.len() != 1 && self.full_step.is_some()) {
@@ -292,7 +293,7 @@ impl Checkpoints {
         }
     }
 
-    /// Values a node anew, where something of what its value is made of has changed.
+    /// Computes a node's value again, after a change to anything that the value depends on.
     pub(super) fn weigh(&mut self, id: NodeId) {
         let node = &self.nodes[id as usize];
         let key = self.weight(id).map(|weight| Priority {
@@ -322,7 +323,7 @@ impl Checkpoints {
         }
     }
 
-    /// Values again the nodes that resume right after this one.
+    /// Computes the values of the next resumable nodes below a node again: what they save depends on it.
     pub(super) fn weigh_below(&mut self, id: NodeId) {
         let mut left = self.nodes[id as usize].children.clone();
         while let Some(id) = left.pop() {
@@ -346,7 +347,7 @@ impl Checkpoints {
             above = self.nodes[above as usize].parent;
         }
         let floor = self.nodes[above as usize].end;
-        // What lies before the resume point above is mostly needed there too.
+        // Blocks before the resume point above are mostly needed there too, so they are not freed.
         let own_tail = |group: &Group| {
             let Range { start, end } = group.tail_at(node.end);
             end.saturating_sub(start.max(floor / group.block))

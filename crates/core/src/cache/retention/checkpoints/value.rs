@@ -4,8 +4,8 @@
 //! worth = likelihood * cost(resume point before it -> it) / blocks freed
 //! value = worth - (level now - level at its last use)
 //! ```
-//! The level is the value, of those ever let go, that was the highest: as blocks are needed it
-//! rises, and all values sink alike, so that a checkpoint worth twice as much stays twice as long,
+//! The level is the highest value that was ever let go. It rises as blocks are needed, and all values
+//! sink by the same amount. A checkpoint that is worth twice as much is therefore kept twice as long,
 //! whatever the pool's size and the traffic. The order of two checkpoints never changes while
 //! nothing happens to them: [`Priority`] is worth + level at the last use (Cao and Irani,
 //! "Cost-Aware WWW Proxy Caching Algorithms", 1997).
@@ -34,7 +34,8 @@ struct Rate {
     resumed: f64,
 }
 
-/// Checkpoints that a guess counts for.
+/// A guess counts as much as so many observed checkpoints. The number is itself a guess: small, so
+/// that traffic decides soon, and large enough that a single request decides nothing.
 const GUESS_WEIGHT: f64 = 8.0;
 
 impl Rate {
@@ -56,11 +57,15 @@ impl Rate {
 pub(super) struct Likelihood {
     /// By ending.
     ends: [Rate; 2],
-    /// By origin: one request went on from it, or more. Who was passed by one is mostly history.
+    /// By origin, and by whether one request went on from the checkpoint or several did. A checkpoint
+    /// that a single request passed is mostly history: that request's next turn resumes further on.
     passed: [[Rate; 2]; 3],
 }
 
 impl Likelihood {
+    /// Where nothing is known yet: guesses, which were not measured. They only have to rank a second
+    /// turn above a first one, and a branch above a passed checkpoint; after some tens of requests
+    /// what was seen outweighs them (see `GUESS_WEIGHT`).
     pub(super) fn new() -> Self {
         Self {
             ends: [Rate::guess(0.25), Rate::guess(0.5)],
@@ -104,7 +109,7 @@ impl Likelihood {
     }
 }
 
-/// Compared, values of checkpoints whose last use was at different levels.
+/// Orders checkpoints whose last use was at different levels.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Priority {
     pub value: f64,
