@@ -6,6 +6,8 @@ from typing import TypeAlias, final
 from typing_extensions import Buffer
 
 from kvbraid.cache.step import Labels, Need
+from kvbraid.fleet.index import IndexOptions
+from kvbraid.fleet.request import Request
 from kvbraid.hashing import EngineHash, ExtraKeys
 from kvbraid.ids import BlockId
 
@@ -70,11 +72,6 @@ def decode_batch(
     bad bytes.
     """
 
-# use_hash_functions, counts_copies, all_groups, memory_limit_bytes, limbo_limit_bytes, weights,
-# canonical_block_size, max_ranks, secret (32 bytes; None: drawn at random)
-_OptionsTuple: TypeAlias = tuple[
-    bool, bool, bool, int, int, Sequence[float], int, int, bytes | None
-]
 # model, dp_size, topology, only_full_is_published, full_reports and keeps_whole_windows, hash
 # algorithm, seed, LoRA paths, kinds with the window or chunk that events do not carry
 _PodTuple: TypeAlias = tuple[
@@ -87,16 +84,6 @@ _PodTuple: TypeAlias = tuple[
     str | None,
     dict[str, str],
     Sequence[tuple[str, int]],
-]
-# The model, LoRA, salt, media as (identifier, offset, length), pods, tiers, strategy.
-_RequestTuple: TypeAlias = tuple[
-    str,
-    str | None,
-    str | None,
-    Sequence[tuple[str, int, int]],
-    Sequence[str] | None,
-    Sequence[str],
-    str,
 ]
 # index, kind, block size, window, chunk, eagle
 _KnownGroup: TypeAlias = tuple[int | None, str, int, int | None, int | None, bool]
@@ -122,7 +109,7 @@ class FleetAnswer:
 
 @final
 class FleetCore:
-    def __new__(cls, options: _OptionsTuple) -> FleetCore: ...
+    def __new__(cls, options: IndexOptions) -> FleetCore: ...
     def register(self, name: str, pod: _PodTuple) -> bool: ...
     def remove(self, name: str) -> None: ...
     def apply(self, name: str, dp_rank: int, payload: bytes) -> tuple[int, int, int, int]: ...
@@ -133,12 +120,12 @@ class FleetCore:
     def lose(self, name: str, dp_rank: int) -> None: ...
     def set_state(self, name: str, dp_rank: int, state: str, reason: str) -> None: ...
     def note_refused(self, name: str, dp_rank: int, reason: str) -> None: ...
-    def score(self, request: _RequestTuple, tokens: Buffer | Sequence[int]) -> FleetAnswer: ...
+    def score(self, request: Request, tokens: Buffer | Sequence[int]) -> FleetAnswer: ...
     def try_score(
-        self, request: _RequestTuple, tokens: Buffer | Sequence[int]
+        self, request: Request, tokens: Buffer | Sequence[int]
     ) -> FleetAnswer | None: ...
     def explain(
-        self, request: _RequestTuple, tokens: Buffer | Sequence[int]
+        self, request: Request, tokens: Buffer | Sequence[int]
     ) -> tuple[FleetAnswer, list[tuple[str, list[_Strip]]]]: ...
     def pods(self) -> list[_InfoTuple]: ...
     def models(self) -> list[str]: ...

@@ -1,21 +1,22 @@
 //! The fleet index as a Python class. Every call that does work releases the interpreter first.
 
+mod arguments;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use arguments::{OptionsArg, RequestArg};
 use kvbraid_core::Error;
 use kvbraid_core::fleet::{
-    Answer, Applied, GroupStrip, Index, PodConfig, PodSpec, Prompt, RankInfo, Request, State,
-    Strategy, Tier, TierSet,
+    Answer, Applied, GroupStrip, Index, PodConfig, PodSpec, RankInfo, Request, State,
 };
-use kvbraid_core::hash::{HashAlgo, MediaItem};
+use kvbraid_core::hash::HashAlgo;
 use kvbraid_core::spec::GroupSpec;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
 use crate::errors::to_python;
-use crate::options::OptionsTuple;
 use crate::shared_index::SharedIndex;
 use crate::tokens::TokenArg;
 use crate::topology::{TopologyTuple, decode_kind};
@@ -34,18 +35,6 @@ struct PodTuple(
     Option<String>,
     BTreeMap<String, String>,
     Vec<(String, u32)>,
-);
-
-/// model, LoRA name, salt, media (identifier, offset, length), pods, tiers, strategy.
-#[derive(FromPyObject)]
-struct RequestTuple(
-    String,
-    Option<String>,
-    Option<String>,
-    Vec<(String, u32, u32)>,
-    Option<Vec<String>>,
-    Vec<String>,
-    String,
 );
 
 /// stored, removed, cleared, refused.
@@ -190,64 +179,11 @@ impl PodTuple {
     }
 }
 
-fn decode_tiers(names: &[String]) -> Result<TierSet, Error> {
-    let find = |name: &String| {
-        Tier::ALL
-            .into_iter()
-            .find(|tier| tier.name() == name)
-            .ok_or_else(|| {
-                let names = Tier::ALL.map(Tier::name).join(", ");
-                Error::InvalidValue(format!("tier {name:?} is not one of: {names}"))
-            })
-    };
-    names.iter().map(find).collect()
-}
-
-fn decode_strategy(name: &str) -> Result<Strategy, Error> {
-    Strategy::from_name(name).ok_or_else(|| {
-        let names = Strategy::NAMES.map(|(name, _)| name).join(", ");
-        Error::InvalidValue(format!("strategy {name:?} is not one of: {names}"))
-    })
-}
-
-impl RequestTuple {
-    fn with<T>(
-        &self,
-        tokens: &TokenArg,
-        run: impl FnOnce(&Request<'_>) -> Result<T, Error>,
-    ) -> Result<T, Error> {
-        let Self(model, lora, salt, media, pods, tiers, strategy) = self;
-        let mut media: Vec<MediaItem<'_>> = media
-            .iter()
-            .map(|(id, offset, length)| MediaItem {
-                id,
-                offset: *offset,
-                length: *length,
-            })
-            .collect();
-        media.sort_by_key(|item| item.offset);
-        let prompt = Prompt {
-            tokens: tokens.as_slice(),
-            lora: lora.as_deref(),
-            salt: salt.as_deref(),
-            media: &media,
-        };
-        let (tiers, strategy) = (decode_tiers(tiers)?, decode_strategy(strategy)?);
-        run(&Request {
-            model,
-            prompt,
-            pods: pods.as_deref(),
-            tiers,
-            strategy,
-        })
-    }
-}
-
 #[pymethods]
 #[expect(clippy::needless_pass_by_value, reason = "arguments arrive owned")]
 impl FleetCore {
     #[new]
-    fn new(options: OptionsTuple) -> Self {
+    fn new(options: OptionsArg) -> Self {
         Self {
             index: SharedIndex::new(Index::new(options.decode())),
         }
@@ -335,20 +271,20 @@ impl FleetCore {
     fn score(
         &self,
         py: Python<'_>,
-        request: RequestTuple,
+        request: RequestArg,
         tokens: TokenArg,
     ) -> PyResult<FleetAnswer> {
         let answer = py
             .detach(|| request.with(&tokens, |request| self.index.ask().score(request)))
             .map_err(to_python)?;
-        Ok(FleetAnswer::of(request.0, &tokens, answer))
+        Ok(FleetAnswer::of(request.model, &tokens, answer))
     }
 
     /// As `score`, if nobody has the index now; else nothing.
     fn try_score(
         &self,
         py: Python<'_>,
-        request: RequestTuple,
+        request: RequestArg,
         tokens: TokenArg,
     ) -> PyResult<Option<FleetAnswer>> {
         let try_score = |request: &Request<'_>| {
@@ -358,7 +294,7 @@ impl FleetCore {
         let answer = py
             .detach(|| request.with(&tokens, try_score))
             .map_err(to_python)?;
-        Ok(answer.map(|answer| FleetAnswer::of(request.0, &tokens, answer)))
+        Ok(answer.map(|answer| FleetAnswer::of(request.model, &tokens, answer)))
     }
 
     /// The answer, and per row why its state is not exact and the strips of its groups. These are
@@ -366,7 +302,7 @@ impl FleetCore {
     fn explain(
         &self,
         py: Python<'_>,
-        request: RequestTuple,
+        request: RequestArg,
         tokens: TokenArg,
     ) -> PyResult<(FleetAnswer, Vec<WhyTuple>)> {
         let (explained, strips) = py
@@ -381,7 +317,7 @@ impl FleetCore {
         let whys = whys
             .map(|(reason, strip)| (reason, strip.into_iter().map(strip_tuple).collect()))
             .collect();
-        let answer = FleetAnswer::of(request.0, &tokens, explained.answer);
+        let answer = FleetAnswer::of(request.model, &tokens, explained.answer);
         Ok((answer, whys))
     }
 

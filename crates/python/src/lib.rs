@@ -6,7 +6,6 @@ mod errors;
 mod extra_keys;
 mod fleet;
 mod hash;
-mod options;
 mod payload;
 mod rule;
 mod secret;

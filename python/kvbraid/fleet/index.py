@@ -89,26 +89,18 @@ class IndexOptions:
             msg = f"tier_weights = {self.tier_weights!r}; a weight is a finite number"
             raise InvalidValueError(msg)
 
+    @property
+    def weights(self) -> list[float]:
+        """What a token on each tier is worth, in the order of `Tier`."""
+        weights = {**TIER_WEIGHTS, **(self.tier_weights or {})}
+        return [weights[tier] for tier in Tier]
+
 
 class FleetIndex:
     """What every pod holds, from its own events, and what a request can reuse of it."""
 
     def __init__(self, options: IndexOptions | None = None) -> None:
-        options = options or IndexOptions()
-        weights = {**TIER_WEIGHTS, **(options.tier_weights or {})}
-        self._core = FleetCore(
-            (
-                options.keys == "auto",
-                options.presence != "set",
-                options.presence != "full-only",
-                options.memory_limit_bytes or 0,
-                options.limbo_limit_bytes,
-                [weights[tier] for tier in Tier],
-                options.canonical_block_size,
-                options.max_ranks,
-                options.secret,
-            )
-        )
+        self._core = FleetCore(options or IndexOptions())
 
     def register(
         self,
@@ -207,7 +199,7 @@ class FleetIndex:
                 request can have.
         """
         try:
-            answer = self._core.score(_encode_request(request), request.token_ids)
+            answer = self._core.score(request, request.token_ids)
         except _NOT_TAKEN:
             refuse_request(request)
             raise
@@ -218,7 +210,7 @@ class FleetIndex:
 
         Raises as `score`.
         """
-        answer = self._core.try_score(_encode_request(request), request.token_ids)
+        answer = self._core.try_score(request, request.token_ids)
         return None if answer is None else Scores(answer)
 
     def explain(self, request: Request) -> Explanation:
@@ -230,7 +222,7 @@ class FleetIndex:
             UnknownError: As `score`.
         """
         try:
-            answer, whys = self._core.explain(_encode_request(request), request.token_ids)
+            answer, whys = self._core.explain(request, request.token_ids)
         except _NOT_TAKEN:
             refuse_request(request)
             raise
@@ -269,29 +261,6 @@ class FleetIndex:
     def check_integrity(self) -> None:
         """Panic unless every structure agrees with every other. For tests: it walks everything."""
         self._core.check_integrity()
-
-
-def _encode_request(
-    request: Request,
-) -> tuple[
-    str,
-    str | None,
-    str | None,
-    list[tuple[str, int, int]],
-    Sequence[str] | None,
-    Sequence[str],
-    str,
-]:
-    media = [(item.identifier, item.offset, item.length) for item in request.extra_keys or ()]
-    return (
-        request.model,
-        request.lora,
-        request.cache_salt,
-        media,
-        request.pods,
-        request.tiers or (),
-        request.strategy,
-    )
 
 
 def _reason(exactness: str, state_reason: str) -> str:

@@ -1,0 +1,99 @@
+//! What the fleet index is asked, read from Python's structures by name.
+
+use std::num::NonZeroU32;
+
+use kvbraid_core::Error;
+use kvbraid_core::fleet::{Options, Prompt, Request, Strategy, Tier, TierSet};
+use kvbraid_core::hash::MediaItem;
+use kvbraid_core::secret::Secret;
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
+
+use crate::extra_keys::MediaArg;
+use crate::secret;
+use crate::tokens::TokenArg;
+
+/// `kvbraid.fleet.IndexOptions`.
+#[derive(FromPyObject)]
+pub(super) struct OptionsArg {
+    keys: PyBackedStr,
+    presence: PyBackedStr,
+    memory_limit_bytes: Option<usize>,
+    limbo_limit_bytes: usize,
+    weights: [f64; 3],
+    canonical_block_size: NonZeroU32,
+    max_ranks: usize,
+    secret: Option<[u8; 32]>,
+}
+
+impl OptionsArg {
+    /// The options; a secret is drawn where none is given.
+    pub(super) fn decode(self) -> Options {
+        Options {
+            use_hash_functions: &*self.keys == "auto",
+            counts_copies: &*self.presence != "set",
+            all_groups: &*self.presence != "full-only",
+            memory_limit_bytes: self.memory_limit_bytes.unwrap_or(0),
+            limbo_limit_bytes: self.limbo_limit_bytes,
+            weights: self.weights,
+            canonical_block_size: self.canonical_block_size,
+            max_ranks: self.max_ranks,
+            secret: self.secret.map_or_else(secret::draw, Secret::new),
+        }
+    }
+}
+
+/// `kvbraid.fleet.Request`, but for its tokens: an argument of their own says what is wrong with them.
+#[derive(FromPyObject)]
+pub(super) struct RequestArg {
+    pub model: String,
+    lora: Option<PyBackedStr>,
+    cache_salt: Option<PyBackedStr>,
+    extra_keys: Option<Vec<MediaArg>>,
+    pods: Option<Vec<String>>,
+    tiers: Option<Vec<PyBackedStr>>,
+    strategy: PyBackedStr,
+}
+
+impl RequestArg {
+    /// Calls `run` with the request as the index takes it.
+    pub(super) fn with<T>(
+        &self,
+        tokens: &TokenArg,
+        run: impl FnOnce(&Request<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let media = self.extra_keys.iter().flatten();
+        let mut media: Vec<MediaItem<'_>> = media.map(MediaArg::item).collect();
+        media.sort_by_key(|item| item.offset);
+        run(&Request {
+            model: &self.model,
+            prompt: Prompt {
+                tokens: tokens.as_slice(),
+                lora: self.lora.as_deref(),
+                salt: self.cache_salt.as_deref(),
+                media: &media,
+            },
+            pods: self.pods.as_deref(),
+            tiers: tiers(self.tiers.as_deref().unwrap_or_default())?,
+            strategy: strategy(&self.strategy)?,
+        })
+    }
+}
+
+fn tiers(names: &[PyBackedStr]) -> Result<TierSet, Error> {
+    let find = |name: &PyBackedStr| {
+        let mut tiers = Tier::ALL.into_iter();
+        tiers.find(|tier| tier.name() == &**name).ok_or_else(|| {
+            let known = Tier::ALL.map(Tier::name).join(", ");
+            Error::InvalidValue(format!("tier {:?} is not one of: {known}", &**name))
+        })
+    };
+    names.iter().map(find).collect()
+}
+
+fn strategy(name: &str) -> Result<Strategy, Error> {
+    Strategy::from_name(name).ok_or_else(|| {
+        let names = Strategy::NAMES.map(|(name, _)| name).join(", ");
+        Error::InvalidValue(format!("strategy {name:?} is not one of: {names}"))
+    })
+}
