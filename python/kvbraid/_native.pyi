@@ -5,11 +5,14 @@ from typing import TypeAlias, final
 
 from typing_extensions import Buffer
 
+from kvbraid.cache.config import CacheConfig
 from kvbraid.cache.step import Labels, Need
-from kvbraid.fleet.index import IndexOptions
+from kvbraid.fleet.index import IndexOptions, Registration
 from kvbraid.fleet.request import Request
 from kvbraid.hashing import EngineHash, ExtraKeys
 from kvbraid.ids import BlockId
+from kvbraid.resume import HeldWords, Query
+from kvbraid.spec import GroupSpec, Topology
 
 __all__ = [
     "CacheCore",
@@ -39,27 +42,23 @@ def engine_chain(
 def engine_chain_keys(
     engine: EngineHash, tokens: Buffer | Sequence[int], extra: ExtraKeys
 ) -> list[int]: ...
-
-# kind, block_size, window, chunk, eagle, prefix_cacheable, variant
-_GroupTuple: TypeAlias = tuple[str, int, int | None, int | None, bool, bool, int]
-# groups, alignment, hash_block_size, partial_hits, replay_tokens, hash_lookahead, dialect names
-_TopologyTuple: TypeAlias = tuple[Sequence[_GroupTuple], int, int, bool, int, int, Sequence[str]]
-# unit in tokens, words of whole blocks per group, words of interior entries per group
-_HeldTuple: TypeAlias = tuple[int, Sequence[Sequence[int]], Sequence[Sequence[int]]]
-# num_tokens, mask of holders, whether unknown groups need everything (else nothing)
-_QueryTuple: TypeAlias = tuple[int, int, bool]
-
-def resume(topology: _TopologyTuple, held: _HeldTuple, query: _QueryTuple) -> list[int]: ...
+def resume(
+    topology: Topology, dialect: Sequence[str], held: HeldWords, query: Query
+) -> list[int]: ...
 def resume_present(
-    topology: _TopologyTuple, held: _HeldTuple, query: _QueryTuple
+    topology: Topology, dialect: Sequence[str], held: HeldWords, query: Query
 ) -> list[int]: ...
 def resume_accepted(
-    topology: _TopologyTuple, held: _HeldTuple, query: _QueryTuple, group: int
+    topology: Topology, dialect: Sequence[str], held: HeldWords, query: Query, group: int
 ) -> list[int] | None: ...
 def resume_limiting(
-    topology: _TopologyTuple, held: _HeldTuple, query: _QueryTuple, answers: Sequence[int]
+    topology: Topology,
+    dialect: Sequence[str],
+    held: HeldWords,
+    query: Query,
+    answers: Sequence[int],
 ) -> list[tuple[int, int] | None]: ...
-def needed_blocks(group: _GroupTuple, boundary: int) -> tuple[int, int]: ...
+def needed_blocks(group: GroupSpec, boundary: int) -> tuple[int, int]: ...
 def decode_batch(
     payload: bytes,
 ) -> tuple[float | None, int | None, list[tuple[object, ...]], list[tuple[str, int | None]]]:
@@ -72,19 +71,6 @@ def decode_batch(
     bad bytes.
     """
 
-# model, dp_size, topology, only_full_is_published, full_reports and keeps_whole_windows, hash
-# algorithm, seed, LoRA paths, kinds with the window or chunk that events do not carry
-_PodTuple: TypeAlias = tuple[
-    str,
-    int,
-    _TopologyTuple | None,
-    bool,
-    tuple[bool, bool],
-    str | None,
-    str | None,
-    dict[str, str],
-    Sequence[tuple[str, int]],
-]
 # index, kind, block size, window, chunk, eagle
 _KnownGroup: TypeAlias = tuple[int | None, str, int, int | None, int | None, bool]
 _Strip: TypeAlias = tuple[_KnownGroup, list[bool], list[int] | None]
@@ -110,7 +96,7 @@ class FleetAnswer:
 @final
 class FleetCore:
     def __new__(cls, options: IndexOptions) -> FleetCore: ...
-    def register(self, name: str, pod: _PodTuple) -> bool: ...
+    def register(self, name: str, pod: Registration) -> bool: ...
     def remove(self, name: str) -> None: ...
     def apply(self, name: str, dp_rank: int, payload: bytes) -> tuple[int, int, int, int]: ...
     def apply_many(
@@ -135,17 +121,6 @@ class FleetCore:
 
 def find_token_ids(body: bytes) -> tuple[bytes, int, int] | None: ...
 
-# speculative blocks, extra retained tokens, needs zeroing, is a ring
-_GroupOptionsTuple: TypeAlias = tuple[int, int, bool, bool, int | None]
-# retention: an interval; or by value: checkpoint interval, cost per token and per pair
-_RetentionArg: TypeAlias = int | tuple[int, float, float]
-# topology, options per group, blocks, caching, events, retention (None: dense)
-_CacheConfigTuple: TypeAlias = tuple[
-    _TopologyTuple, Sequence[_GroupOptionsTuple], int, bool, bool, _RetentionArg | None
-]
-# model length, tokens in flight, watermark blocks, re-prefillable tokens, frees skipped when full,
-# partial junctions
-_LimitsTuple: TypeAlias = tuple[int, int | None, int, int, bool, bool]
 # requests that fit; block ids and counts as buffers of native 32-bit integers
 _AllocationTuple: TypeAlias = tuple[int, bytes, bytes]
 
@@ -153,9 +128,7 @@ _AllocationTuple: TypeAlias = tuple[int, bytes, bytes]
 class CacheCore:
     def __new__(
         cls,
-        config: _CacheConfigTuple,
-        limits: _LimitsTuple,
-        hash: tuple[str, bytes] | None,
+        config: CacheConfig,
     ) -> CacheCore: ...
     def add(
         self,
@@ -204,7 +177,7 @@ class CacheCore:
     def unregister(self, block: BlockId, group: int, hash: bytes) -> bool: ...
     def holders(self, group: int, hash: bytes) -> list[BlockId]: ...
     def kept_blocks(
-        self, group: int, blocks: tuple[int, int], boundaries: Sequence[int]
+        self, group: int, blocks: range, boundaries: Sequence[int]
     ) -> list[bool] | None: ...
     def take_work(
         self, caller_frees: bool

@@ -6,8 +6,8 @@ state taken there. Nothing here keeps state or knows where the entries come from
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from math import gcd, lcm
-from typing import Final, TypeAlias
+from math import gcd
+from typing import Final, NamedTuple, TypeAlias
 
 from kvbraid._native import needed_blocks as first_and_end
 from kvbraid._native import resume as resume_words
@@ -18,18 +18,29 @@ from kvbraid.spec import EngineDialect, GroupSpec, Topology
 Entries: TypeAlias = Mapping[int, Collection[int]] | Sequence[Collection[int]]
 """Per group (by index) the boundaries in tokens where it holds an entry."""
 
-GroupTuple: TypeAlias = tuple[str, int, int | None, int | None, bool, bool, int]
-TopologyTuple: TypeAlias = tuple[Sequence[GroupTuple], int, int, bool, int, int, Sequence[str]]
-"""A topology as the native core takes it: `GroupSpec` and `Topology` field by field."""
 
-HeldTuple: TypeAlias = tuple[int, Sequence[Sequence[int]], Sequence[Sequence[int]]]
-"""Unit in tokens; per group, words of whole blocks; per group, words of interior entries."""
+class HeldWords(NamedTuple):
+    """What up to 64 holders hold, a bit each of a word per boundary: whole blocks, and entries
+    inside blocks, by group. `unit` is the tokens from one boundary to the next."""
+
+    unit: int
+    whole: Sequence[Sequence[int]]
+    partial: Sequence[Sequence[int]]
+
+
+class Query(NamedTuple):
+    """How many tokens a request has, and which holders are asked, as a mask.
+
+    `strict`: groups of unknown kind or chunk need every block; else they need nothing.
+    """
+
+    num_tokens: int
+    mask: int
+    strict: bool = True
+
 
 _ONE_HOLDER: Final = 1
 _MOST_TOKENS: Final = (1 << 32) - 1
-
-_FLAGS_OF: Final = {EngineDialect.SGLANG: EngineDialect.PURE.value}
-"""SGLang departs from the rule in what it publishes, not in how it looks up."""
 
 
 def resume(
@@ -53,8 +64,8 @@ def resume(
     Raises:
         InvalidValueError: An entry at a boundary where the group cannot have one.
     """
-    query = (num_tokens, _ONE_HOLDER, strict)
-    return resume_words(encode(topology, dialect), _words(topology, num_tokens, held), query)[0]
+    words, query = _words(topology, num_tokens, held), Query(num_tokens, _ONE_HOLDER, strict)
+    return resume_words(topology, [dialect.value], words, query)[0]
 
 
 def accepted(
@@ -70,9 +81,8 @@ def accepted(
 
     Boundaries are in tokens, ascending, at most `num_tokens - 1`. Arguments as in `resume`.
     """
-    query = (num_tokens, _ONE_HOLDER, strict)
-    words = _words(topology, num_tokens, held)
-    return resume_accepted(encode(topology, dialect), words, query, group)
+    words, query = _words(topology, num_tokens, held), Query(num_tokens, _ONE_HOLDER, strict)
+    return resume_accepted(topology, [dialect.value], words, query, group)
 
 
 def needed_blocks(group: GroupSpec, boundary: int) -> range:
@@ -89,32 +99,7 @@ def needed_blocks(group: GroupSpec, boundary: int) -> range:
     if not 0 <= boundary < _MOST_TOKENS:
         msg = f"boundary {shown(boundary)}; expected 0 to {_MOST_TOKENS - 1} tokens"
         raise InvalidValueError(msg)
-    return range(*first_and_end(_encode_group(group), boundary))
-
-
-def encode(topology: Topology, dialect: EngineDialect) -> TopologyTuple:
-    """Return a topology and a dialect as the native core takes them, with defaults filled in."""
-    return (
-        [_encode_group(group) for group in topology.groups],
-        topology.alignment or lcm(*(g.block_size for g in topology.groups)),
-        hash_block_size(topology),
-        topology.partial_hits,
-        topology.replay_tokens,
-        topology.hash_lookahead,
-        [_FLAGS_OF.get(dialect, dialect.value)],
-    )
-
-
-def _encode_group(group: GroupSpec) -> GroupTuple:
-    return (
-        group.kind.value,
-        group.block_size,
-        group.window,
-        group.chunk,
-        group.eagle,
-        group.prefix_cacheable,
-        group.variant,
-    )
+    return range(*first_and_end(group, boundary))
 
 
 def hash_block_size(topology: Topology) -> int:
@@ -123,7 +108,7 @@ def hash_block_size(topology: Topology) -> int:
     return topology.hash_block_size or gcd(*cacheable) or 1
 
 
-def _words(topology: Topology, num_tokens: int, held: Entries) -> HeldTuple:
+def _words(topology: Topology, num_tokens: int, held: Entries) -> HeldWords:
     """Bit 0 of one word per boundary, whole blocks and interior entries apart."""
     unit = gcd(hash_block_size(topology), topology.alignment or 0)
     num_units = max(num_tokens, 0) // unit
@@ -138,4 +123,4 @@ def _words(topology: Topology, num_tokens: int, held: Entries) -> HeldTuple:
             if boundary <= num_tokens:
                 words = whole if boundary % block_size == 0 else partial
                 words[index][boundary // unit - 1] = 1
-    return unit, whole, partial
+    return HeldWords(unit, whole, partial)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import example, given, settings
 from kvbraid._native import resume as native_resume
-from kvbraid.resume import encode
+from kvbraid.resume import Query
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 from tests.differential.test_resume import native, words_of
@@ -143,9 +143,8 @@ DEPARTURES = (
 
 def answer(departure: Departure, dialect: list[str]) -> int:
     case = Case(departure.topology, departure.num_tokens, (departure.held,))
-    encoded = (*encode(departure.topology, EngineDialect.PURE)[:-1], dialect)
-    query = (departure.num_tokens, 1, True)
-    return native_resume(encoded, words_of(case, [0]), query)[0]
+    query = Query(departure.num_tokens, 1)
+    return native_resume(departure.topology, dialect, words_of(case, [0]), query)[0]
 
 
 @pytest.mark.parametrize("departure", DEPARTURES, ids=lambda departure: departure.flag)

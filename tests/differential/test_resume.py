@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kvbraid._native import resume as native_resume
 from kvbraid._native import resume_accepted, resume_limiting, resume_present
-from kvbraid.resume import HeldTuple, encode
+from kvbraid.resume import HeldWords, Query
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 from tests.reference import resume as reference
@@ -37,7 +37,7 @@ def bits_of(case: Case, seed: int) -> list[int]:
     return Random(seed).sample(range(64), len(case.holders))
 
 
-def words_of(case: Case, bits: list[int]) -> HeldTuple:
+def words_of(case: Case, bits: list[int]) -> HeldWords:
     unit = gcd(reference.hash_block(case.topology), case.topology.alignment or 0)
     units = case.num_tokens // unit
     whole = [[0] * units for _ in case.topology.groups]
@@ -49,7 +49,7 @@ def words_of(case: Case, bits: list[int]) -> HeldTuple:
                     is_whole = end % case.topology.groups[index].block_size == 0
                     words = whole if is_whole else partial
                     words[index][end // unit - 1] |= 1 << bit
-    return unit, whole, partial
+    return HeldWords(unit, whole, partial)
 
 
 def native(
@@ -57,8 +57,8 @@ def native(
 ) -> list[int]:
     """The answers in the order of the holders; every other bit must answer 0."""
     bits = bits_of(case, seed)
-    query = (case.num_tokens, sum(1 << bit for bit in bits), strict)
-    answers = native_resume(encode(case.topology, dialect), words_of(case, bits), query)
+    query = Query(case.num_tokens, sum(1 << bit for bit in bits), strict)
+    answers = native_resume(case.topology, [dialect.value], words_of(case, bits), query)
     assert all(answer == 0 for bit, answer in enumerate(answers) if bit not in bits)
     return [answers[bit] for bit in bits]
 
@@ -122,8 +122,8 @@ def test_a_strict_answer_never_exceeds_a_lax_one(case: Case) -> None:
 @given(case=cases(), seed=st.integers(0, 9))
 def test_present_equals_brute_force(case: Case, seed: int) -> None:
     bits = bits_of(case, seed)
-    query = (case.num_tokens, sum(1 << bit for bit in bits), True)
-    answers = resume_present(encode(case.topology, PURE), words_of(case, bits), query)
+    query = Query(case.num_tokens, sum(1 << bit for bit in bits), True)
+    answers = resume_present(case.topology, [], words_of(case, bits), query)
     assert [answers[bit] for bit in bits] == [
         reference.present(case.topology, case.num_tokens, holder) for holder in case.holders
     ]
@@ -160,8 +160,8 @@ def test_accepted_boundaries_equal_brute_force(case: Case, seed: int) -> None:
     words = words_of(case, bits)
     for bit, holder in zip(bits, case.holders, strict=True):
         for group in range(len(case.topology.groups)):
-            query = (case.num_tokens, 1 << bit, True)
-            found = resume_accepted(encode(case.topology, PURE), words, query, group)
+            query = Query(case.num_tokens, 1 << bit, True)
+            found = resume_accepted(case.topology, [], words, query, group)
             expected = accepted_by_brute_force(case.topology, case.num_tokens, holder, group)
             assert found == expected
 
@@ -171,9 +171,9 @@ def test_the_limiting_group_refuses_the_next_boundary(case: Case, seed: int) -> 
     case = replace(case, topology=replace(case.topology, replay_tokens=0))
     bits = bits_of(case, seed)
     words, mask = words_of(case, bits), sum(1 << bit for bit in bits)
-    query = (case.num_tokens, mask, True)
-    answers = native_resume(encode(case.topology, PURE), words, query)
-    limits = resume_limiting(encode(case.topology, PURE), words, query, answers)
+    query = Query(case.num_tokens, mask, True)
+    answers = native_resume(case.topology, [], words, query)
+    limits = resume_limiting(case.topology, [], words, query, answers)
     for bit, holder in zip(bits, case.holders, strict=True):
         refused = [
             (group, length)

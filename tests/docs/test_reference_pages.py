@@ -18,6 +18,7 @@ from kvbraid.resume import resume
 from kvbraid.service.config import FleetFile, Limits, PodEntry, ServerOptions, read_fleet_file
 from kvbraid.service.config import IndexOptions as IndexTable
 from kvbraid.spec import (
+    EngineDialect,
     GroupSpec,
     SpecKind,
     Topology,
@@ -102,7 +103,8 @@ def test_the_kinds_of_the_rule_are_all_kinds() -> None:
 def test_the_dialect_table_is_the_flags() -> None:
     (table,) = tables("resume-rule.md", "Where engines depart from the rule")
     names = names_table(CORE / "spec.rs", "EngineDialect")
-    assert firsts(table) == [name for name in names if name not in {"pure", "vllm"}]
+    engines = {dialect.value for dialect in EngineDialect}
+    assert firsts(table) == [name for name in names if name not in engines]
 
 
 def group_of(words: str) -> GroupSpec:

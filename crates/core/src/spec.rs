@@ -153,9 +153,11 @@ impl EngineDialect {
     pub const VLLM: Self = Self((1 << 7) - 1);
 
     /// Dialects and single flags by name; several names are joined with [`EngineDialect::with`].
-    pub const NAMES: [(&'static str, EngineDialect); 9] = [
+    pub const NAMES: [(&'static str, EngineDialect); 10] = [
         ("pure", Self::PURE),
         ("vllm", Self::VLLM),
+        // SGLang departs from the rule in what it publishes, not in how it looks up.
+        ("sglang", Self::PURE),
         (
             "window_of_one_needs_a_block",
             Self::WINDOW_OF_ONE_NEEDS_A_BLOCK,
@@ -208,6 +210,10 @@ impl EngineDialect {
     }
 }
 
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
 /// Everything the resume rule needs to know of one pod's cache.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Topology {
@@ -228,6 +234,25 @@ pub struct Topology {
 }
 
 impl Topology {
+    /// The boundary of hits where none is configured: one at which a block of every group ends.
+    #[must_use]
+    pub fn default_alignment(groups: &[GroupSpec]) -> u32 {
+        let sizes = groups.iter().map(|group| u64::from(group.block_size));
+        let common = sizes.fold(1, |all, size| {
+            (all / gcd(all, size).max(1)).saturating_mul(size)
+        });
+        u32::try_from(common).unwrap_or(u32::MAX)
+    }
+
+    /// The tokens per hash where none are configured: the most by which every block that is looked
+    /// up can be reached.
+    #[must_use]
+    pub fn default_hash_block_size(groups: &[GroupSpec]) -> u32 {
+        let cacheable = groups.iter().filter(|group| group.prefix_cacheable);
+        let sizes = cacheable.map(|group| u64::from(group.block_size));
+        u32::try_from(sizes.fold(0, gcd)).map_or(u32::MAX, |common| common.max(1))
+    }
+
     /// Refuses what no engine can have.
     ///
     /// # Errors

@@ -8,8 +8,8 @@ use answers::{
     AllocationTuple, BlockTuple, CheckpointTuple, StateTuple, StatisticsTuple, WorkTuple,
     block_ids, numbers,
 };
-use arguments::{LabelsArg, NeedArg};
-use config::{ConfigTuple, HashTuple, LimitsTuple};
+use arguments::{LabelsArg, NeedArg, RangeArg};
+use config::ConfigArg;
 use kvbraid_core::blocks::{BlockId, Extra};
 use kvbraid_core::cache::{Cache, Match, Need, NewRequest};
 use kvbraid_core::hash::Digest;
@@ -40,8 +40,8 @@ struct CacheCore {
 #[pymethods]
 impl CacheCore {
     #[new]
-    fn new(config: ConfigTuple, limits: LimitsTuple, hash: Option<HashTuple>) -> PyResult<Self> {
-        let cache = Cache::new(config.decode(limits, hash)?, &secret::draw()).map_err(to_python)?;
+    fn new(config: ConfigArg) -> PyResult<Self> {
+        let cache = Cache::new(config.decode()?, &secret::draw()).map_err(to_python)?;
         Ok(Self {
             cache: Mutex::new(cache),
         })
@@ -101,17 +101,13 @@ impl CacheCore {
             .map_err(to_python)
     }
 
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "extracted arguments are owned"
-    )]
     fn allocate<'py>(
         &self,
         py: Python<'py>,
         needs: Vec<NeedArg>,
         reserved_blocks: usize,
     ) -> PyResult<AllocationTuple<'py>> {
-        let needs: Vec<Need> = needs.iter().map(NeedArg::decode).collect();
+        let needs: Vec<Need> = needs.into_iter().map(NeedArg::decode).collect();
         py.detach(|| self.cache.lock().allocate(&needs, reserved_blocks))
             .map(|done| answers::allocation(py, &done))
             .map_err(to_python)
@@ -305,12 +301,12 @@ impl CacheCore {
     fn kept_blocks(
         &self,
         group: u16,
-        blocks: (u32, u32),
+        blocks: RangeArg,
         boundaries: Vec<u32>,
     ) -> PyResult<Option<Vec<bool>>> {
         let cache = self.cache.lock();
         cache
-            .kept_blocks(group, blocks.0..blocks.1, &boundaries)
+            .kept_blocks(group, blocks.start..blocks.stop, &boundaries)
             .map_err(to_python)
     }
 

@@ -5,12 +5,9 @@ mod arguments;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use arguments::{OptionsArg, RequestArg};
+use arguments::{OptionsArg, RegistrationArg, RequestArg};
 use kvbraid_core::Error;
-use kvbraid_core::fleet::{
-    Answer, Applied, GroupStrip, Index, PodConfig, PodSpec, RankInfo, Request, State,
-};
-use kvbraid_core::hash::HashAlgo;
+use kvbraid_core::fleet::{Answer, Applied, GroupStrip, Index, RankInfo, Request, State};
 use kvbraid_core::spec::GroupSpec;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -19,23 +16,6 @@ use pyo3::types::PyBytes;
 use crate::errors::to_python;
 use crate::shared_index::SharedIndex;
 use crate::tokens::TokenArg;
-use crate::topology::{TopologyTuple, decode_kind};
-
-/// model, `dp_size`, topology, `only_full_is_published`, (`full_reports`, `keeps_whole_windows`),
-/// hash algorithm, hash seed, LoRA paths by name, kinds with the window or chunk that events do not
-/// carry.
-#[derive(FromPyObject)]
-struct PodTuple(
-    String,
-    u32,
-    Option<TopologyTuple>,
-    bool,
-    (bool, bool),
-    Option<String>,
-    Option<String>,
-    BTreeMap<String, String>,
-    Vec<(String, u32)>,
-);
 
 /// stored, removed, cleared, refused.
 type AppliedTuple = (u64, u64, u64, u64);
@@ -148,37 +128,6 @@ fn info_tuple(info: RankInfo) -> InfoTuple {
     )
 }
 
-impl PodTuple {
-    fn decode(self) -> Result<PodSpec, Error> {
-        let Self(model, dp_size, topology, only_full, habits, algo, seed, loras, unsent) = self;
-        let (full_reports, keeps_whole_windows) = habits;
-        let algo = algo.map(|name| {
-            HashAlgo::from_name(&name).ok_or_else(|| {
-                let names = HashAlgo::NAMES.map(|(name, _)| name).join(", ");
-                Error::InvalidValue(format!("hash_algo {name:?} is not one of: {names}"))
-            })
-        });
-        let config = PodConfig {
-            topology: topology.map(TopologyTuple::decode).transpose()?,
-            only_full_is_published: only_full,
-            full_reports,
-            keeps_whole_windows,
-            unsent: unsent
-                .into_iter()
-                .map(|(kind, tokens)| Ok((decode_kind(&kind)?, tokens)))
-                .collect::<Result<_, _>>()?,
-        };
-        Ok(PodSpec {
-            model,
-            dp_size,
-            config,
-            algo: algo.transpose()?,
-            seed,
-            loras,
-        })
-    }
-}
-
 #[pymethods]
 #[expect(clippy::needless_pass_by_value, reason = "arguments arrive owned")]
 impl FleetCore {
@@ -189,8 +138,8 @@ impl FleetCore {
         }
     }
 
-    fn register(&self, py: Python<'_>, name: &str, pod: PodTuple) -> PyResult<bool> {
-        let spec = pod.decode().map_err(to_python)?;
+    fn register(&self, py: Python<'_>, name: &str, pod: RegistrationArg) -> PyResult<bool> {
+        let spec = pod.decode()?;
         py.detach(|| self.index.change(|index| index.register(name, spec)))
             .map_err(to_python)
     }

@@ -4,42 +4,57 @@ use kvbraid_core::Error;
 use kvbraid_core::rule::{self, HOLDERS, Held, Query, Scratch, Unknown};
 use kvbraid_core::spec::Topology;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
 
 use crate::errors::to_python;
-use crate::topology::{GroupTuple, TopologyTuple, decode_group};
+use crate::topology::{self, GroupArg, TopologyArg};
 
-/// unit in tokens, words of whole blocks per group, words of interior entries per group.
+/// `kvbraid.resume.HeldWords`.
 #[derive(FromPyObject)]
-struct HeldTuple(u32, Vec<Vec<u64>>, Vec<Vec<u64>>);
+struct HeldArg {
+    unit: u32,
+    whole: Vec<Vec<u64>>,
+    partial: Vec<Vec<u64>>,
+}
 
-/// `num_tokens`, mask, whether unknown groups need everything (else nothing).
+/// `kvbraid.resume.Query`.
 #[derive(FromPyObject)]
-struct QueryTuple(u32, u64, bool);
+struct QueryArg {
+    num_tokens: u32,
+    mask: u64,
+    strict: bool,
+}
 
-impl QueryTuple {
+impl QueryArg {
     fn decode(self) -> Query {
-        let unknown = if self.2 {
+        let unknown = if self.strict {
             Unknown::Strict
         } else {
             Unknown::Lax
         };
         Query {
-            num_tokens: self.0,
-            mask: self.1,
+            num_tokens: self.num_tokens,
+            mask: self.mask,
             unknown,
         }
     }
 }
 
-/// Calls `evaluate` with everything decoded, without the GIL.
+/// Calls `run` with everything decoded, without the GIL.
 fn evaluate<T: Send>(
     py: Python<'_>,
-    topology: TopologyTuple,
-    held: HeldTuple,
-    evaluate: impl FnOnce(&Topology, &Held, &mut Scratch) -> T + Send,
+    topology: TopologyArg,
+    dialect: Vec<PyBackedStr>,
+    held: HeldArg,
+    run: impl FnOnce(&Topology, &Held, &mut Scratch) -> T + Send,
 ) -> PyResult<T> {
-    let topology = topology.decode().map_err(to_python)?;
-    let HeldTuple(unit, whole, partial) = held;
+    let dialect = topology::dialect(dialect).map_err(to_python)?;
+    let topology = topology.decode(dialect).map_err(to_python)?;
+    let HeldArg {
+        unit,
+        whole,
+        partial,
+    } = held;
     rule::check_unit(&topology, unit).map_err(to_python)?;
     Ok(py.detach(|| {
         let whole: Vec<&[u64]> = whole.iter().map(Vec::as_slice).collect();
@@ -49,19 +64,20 @@ fn evaluate<T: Send>(
             whole: &whole,
             partial: &partial,
         };
-        evaluate(&topology, &held, &mut Scratch::default())
+        run(&topology, &held, &mut Scratch::default())
     }))
 }
 
 #[pyfunction]
 fn resume(
     py: Python<'_>,
-    topology: TopologyTuple,
-    held: HeldTuple,
-    query: QueryTuple,
+    topology: TopologyArg,
+    dialect: Vec<PyBackedStr>,
+    held: HeldArg,
+    query: QueryArg,
 ) -> PyResult<Vec<u32>> {
     let query = query.decode();
-    evaluate(py, topology, held, |topology, held, scratch| {
+    evaluate(py, topology, dialect, held, |topology, held, scratch| {
         rule::resume(topology, held, query, scratch).to_vec()
     })
 }
@@ -69,12 +85,13 @@ fn resume(
 #[pyfunction]
 fn resume_present(
     py: Python<'_>,
-    topology: TopologyTuple,
-    held: HeldTuple,
-    query: QueryTuple,
+    topology: TopologyArg,
+    dialect: Vec<PyBackedStr>,
+    held: HeldArg,
+    query: QueryArg,
 ) -> PyResult<Vec<u32>> {
     let query = query.decode();
-    evaluate(py, topology, held, |topology, held, scratch| {
+    evaluate(py, topology, dialect, held, |topology, held, scratch| {
         rule::present(topology, held, query, scratch).to_vec()
     })
 }
@@ -83,9 +100,10 @@ fn resume_present(
 #[pyfunction]
 fn resume_accepted(
     py: Python<'_>,
-    topology: TopologyTuple,
-    held: HeldTuple,
-    query: QueryTuple,
+    topology: TopologyArg,
+    dialect: Vec<PyBackedStr>,
+    held: HeldArg,
+    query: QueryArg,
     group: usize,
 ) -> PyResult<Option<Vec<u32>>> {
     let query = query.decode();
@@ -94,7 +112,7 @@ fn resume_accepted(
         return Err(to_python(Error::InvalidValue(text)));
     }
     let holder = (group, query.mask.trailing_zeros());
-    evaluate(py, topology, held, |topology, held, scratch| {
+    evaluate(py, topology, dialect, held, |topology, held, scratch| {
         rule::accepted(topology, held, query, holder, scratch)
     })
 }
@@ -103,13 +121,14 @@ fn resume_accepted(
 #[pyfunction]
 fn resume_limiting(
     py: Python<'_>,
-    topology: TopologyTuple,
-    held: HeldTuple,
-    query: QueryTuple,
+    topology: TopologyArg,
+    dialect: Vec<PyBackedStr>,
+    held: HeldArg,
+    query: QueryArg,
     answers: [u32; HOLDERS],
 ) -> PyResult<Vec<Option<(usize, u32)>>> {
     let query = query.decode();
-    evaluate(py, topology, held, |topology, held, scratch| {
+    evaluate(py, topology, dialect, held, |topology, held, scratch| {
         let limits = rule::limiting(topology, held, query, &answers, scratch);
         limits
             .iter()
@@ -120,8 +139,8 @@ fn resume_limiting(
 
 /// The first block that a boundary needs of a group, and the one after the last.
 #[pyfunction]
-fn needed_blocks(group: GroupTuple, boundary: u32) -> PyResult<(u32, u32)> {
-    let group = decode_group(group).map_err(to_python)?;
+fn needed_blocks(group: GroupArg, boundary: u32) -> PyResult<(u32, u32)> {
+    let group = group.decode().map_err(to_python)?;
     group.validate().map_err(to_python)?;
     rule::check_boundary(&group, boundary).map_err(to_python)?;
     let blocks = rule::needed(&group, boundary);

@@ -1,60 +1,85 @@
-//! A topology as it crosses the boundary: plain tuples in, `spec::Topology` out.
+//! Groups, topologies and dialects, read from Python's structures by name.
 
 use kvbraid_core::Error;
 use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 use pyo3::prelude::*;
 
-/// kind, `block_size`, window, chunk, eagle, `prefix_cacheable`, variant.
-pub(crate) type GroupTuple = (String, u32, Option<u32>, Option<u32>, bool, bool, u32);
+use crate::enums::EnumArg;
 
-/// groups, alignment, `hash_block_size`, `partial_hits`, `replay_tokens`, `hash_lookahead`, and the
-/// names of the dialect or of its flags.
+/// `kvbraid.spec.GroupSpec`.
 #[derive(FromPyObject)]
-pub(crate) struct TopologyTuple(Vec<GroupTuple>, u32, u32, bool, u32, u32, Vec<String>);
+pub(crate) struct GroupArg {
+    kind: EnumArg,
+    block_size: u32,
+    window: Option<u32>,
+    chunk: Option<u32>,
+    eagle: bool,
+    prefix_cacheable: bool,
+    variant: u32,
+}
 
-impl TopologyTuple {
-    /// The validated topology.
-    pub(crate) fn decode(self) -> Result<Topology, Error> {
-        let Self(groups, alignment, hash_block_size, partial_hits, replay, lookahead, names) = self;
-        let groups = groups
-            .into_iter()
-            .map(decode_group)
-            .collect::<Result<_, _>>()?;
+impl GroupArg {
+    /// The group, not validated.
+    pub(crate) fn decode(self) -> Result<GroupSpec, Error> {
+        Ok(GroupSpec {
+            kind: kind(&self.kind)?,
+            block_size: self.block_size,
+            window: self.window,
+            chunk: self.chunk,
+            eagle: self.eagle,
+            prefix_cacheable: self.prefix_cacheable,
+            variant: self.variant,
+        })
+    }
+}
+
+/// `kvbraid.spec.Topology`.
+#[derive(FromPyObject)]
+pub(crate) struct TopologyArg {
+    groups: Vec<GroupArg>,
+    alignment: Option<u32>,
+    hash_block_size: Option<u32>,
+    partial_hits: bool,
+    replay_tokens: u32,
+    hash_lookahead: u32,
+}
+
+impl TopologyArg {
+    /// The topology with its defaults filled in, validated.
+    pub(crate) fn decode(self, dialect: EngineDialect) -> Result<Topology, Error> {
+        let groups = self.groups.into_iter().map(GroupArg::decode);
+        let groups = groups.collect::<Result<Vec<_>, _>>()?;
+        let hash_block_size = self.hash_block_size;
         let topology = Topology {
+            alignment: self
+                .alignment
+                .unwrap_or_else(|| Topology::default_alignment(&groups)),
+            hash_block_size: hash_block_size
+                .unwrap_or_else(|| Topology::default_hash_block_size(&groups)),
             groups,
-            alignment,
-            hash_block_size,
-            partial_hits,
-            replay_tokens: replay,
-            hash_lookahead: lookahead,
-            dialect: decode_dialect(&names)?,
+            partial_hits: self.partial_hits,
+            replay_tokens: self.replay_tokens,
+            hash_lookahead: self.hash_lookahead,
+            dialect,
         };
         topology.validate()?;
         Ok(topology)
     }
 }
 
-pub(crate) fn decode_group(group: GroupTuple) -> Result<GroupSpec, Error> {
-    let (name, block_size, window, chunk, eagle, prefix_cacheable, variant) = group;
-    Ok(GroupSpec {
-        kind: decode_kind(&name)?,
-        block_size,
-        window,
-        chunk,
-        eagle,
-        prefix_cacheable,
-        variant,
-    })
-}
-
-pub(crate) fn decode_kind(name: &str) -> Result<SpecKind, Error> {
+/// The kind of this name.
+pub(crate) fn kind(kind: &EnumArg) -> Result<SpecKind, Error> {
+    let name = kind.name();
     SpecKind::from_name(name).ok_or_else(|| {
         Error::InvalidValue(format!("kind {name:?} is not known; name it \"unknown\""))
     })
 }
 
-fn decode_dialect(names: &[String]) -> Result<EngineDialect, Error> {
-    names.iter().try_fold(EngineDialect::PURE, |all, name| {
+/// All flags of dialects and single flags of these names.
+pub(crate) fn dialect(names: impl IntoIterator<Item: AsRef<str>>) -> Result<EngineDialect, Error> {
+    let mut names = names.into_iter();
+    names.try_fold(EngineDialect::PURE, |all, name| {
+        let name = name.as_ref();
         let known = EngineDialect::from_name(name).ok_or_else(|| {
             let names = EngineDialect::NAMES.map(|(name, _)| name).join(", ");
             Error::InvalidValue(format!("dialect {name:?} is not one of: {names}"))

@@ -104,6 +104,11 @@ class CacheConfig:
         check_ranks(ranks, self._shares())
 
     @property
+    def watermark_blocks(self) -> int:
+        """Blocks to leave free when a waiting request is admitted."""
+        return int(self.watermark * self.num_blocks)
+
+    @property
     def checkpoint_alignment(self) -> int | None:
         """What all state groups can save inside a step: None if one of them cannot."""
         rows = zip(self.topology.groups, self.group_options, strict=False)

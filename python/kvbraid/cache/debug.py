@@ -62,7 +62,7 @@ class CacheDebug:
             InvalidValueError: A group that does not exist.
         """
         check_group(group, self._num_groups)
-        return self._core.kept_blocks(group, (blocks.start, blocks.stop), boundaries)
+        return self._core.kept_blocks(group, blocks, boundaries)
 
     def memory_bytes(self) -> int:
         """Return the bytes that blocks, hashes and checkpoints take, by capacity."""

@@ -13,12 +13,12 @@ from dataclasses import asdict
 
 from kvbraid._native import CacheCore
 from kvbraid.cache.chunk import Position, chunk_rules, plan_chunk
-from kvbraid.cache.config import CacheConfig, GroupOptions
+from kvbraid.cache.config import CacheConfig
 from kvbraid.cache.counts import check_counts
 from kvbraid.cache.debug import CacheDebug
 from kvbraid.cache.events import Events
 from kvbraid.cache.pool import BlockPool
-from kvbraid.cache.retention import ByValue, Dense, Retention, checkpoint_interval
+from kvbraid.cache.retention import checkpoint_interval
 from kvbraid.cache.statistics import Starts, Statistics
 from kvbraid.cache.step import (
     NO_MATCH,
@@ -29,10 +29,8 @@ from kvbraid.cache.step import (
     Need,
     Work,
 )
-from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Tokens, none_hash
+from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Tokens
 from kvbraid.ids import BlockId
-from kvbraid.resume import encode
-from kvbraid.spec import EngineDialect
 
 
 class CacheManager:
@@ -60,38 +58,9 @@ class CacheManager:
     """
 
     def __init__(self, config: CacheConfig) -> None:
-        topology = config.topology
-        options = config.group_options or (GroupOptions(),) * len(topology.groups)
         self.config = config
-        self.num_groups = len(topology.groups)
-        self._core = CacheCore(
-            (
-                encode(topology, config.dialect),
-                [
-                    (
-                        o.num_speculative_blocks,
-                        o.extra_retained_tokens,
-                        o.needs_zeroing,
-                        o.is_ring,
-                        o.checkpoint_alignment,
-                    )
-                    for o in options
-                ],
-                config.num_blocks,
-                config.caching,
-                config.events,
-                _retention(config.retention),
-            ),
-            (
-                config.max_model_len,
-                config.max_in_flight_tokens,
-                int(config.watermark * config.num_blocks),
-                config.num_reprefillable_tokens,
-                config.dialect is EngineDialect.VLLM,
-                config.partial_junctions,
-            ),
-            _hash_function(config),
-        )
+        self.num_groups = len(config.topology.groups)
+        self._core = CacheCore(config)
         self.pool = BlockPool(self._core, num_blocks=config.num_blocks, num_groups=self.num_groups)
         self.debug = CacheDebug(self._core, num_groups=self.num_groups)
 
@@ -414,19 +383,3 @@ class CacheManager:
 
     def _allocation(self, num_fit: int, blocks: bytes, counts: bytes) -> Allocation:
         return Allocation(num_fit, array("I", blocks), array("I", counts), self.num_groups)
-
-
-def _retention(retention: Retention) -> int | tuple[int, float, float] | None:
-    """As the core takes it."""
-    if isinstance(retention, Dense):
-        return None
-    if isinstance(retention, ByValue):
-        cost = retention.cost
-        return (retention.interval, cost.per_token, cost.per_pair)
-    return retention.tokens
-
-
-def _hash_function(config: CacheConfig) -> tuple[str, bytes] | None:
-    """Return None where the engine draws a random seed: then requests bring their hashes."""
-    root = none_hash(config.hash_algo, config.hash_seed)
-    return None if root is None else (config.hash_algo.value, root)

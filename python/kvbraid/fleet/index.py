@@ -9,7 +9,7 @@ Thread-safe; every call that does work releases the interpreter.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from kvbraid._native import FleetCore
 from kvbraid.engine import EngineProfile
@@ -26,8 +26,7 @@ from kvbraid.fleet.answer import (
 from kvbraid.fleet.fields import refuse_registration, refuse_request
 from kvbraid.fleet.request import Request
 from kvbraid.ids import GroupId, PodId, PodState, Tier
-from kvbraid.resume import encode
-from kvbraid.spec import EngineDialect, SpecKind, Topology
+from kvbraid.spec import SpecKind, Topology
 
 if TYPE_CHECKING:
     from kvbraid._native import _InfoTuple
@@ -96,6 +95,16 @@ class IndexOptions:
         return [weights[tier] for tier in Tier]
 
 
+class Registration(NamedTuple):
+    """A pod as the core takes it."""
+
+    model: str
+    dp_size: int
+    topology: Topology
+    engine: EngineProfile
+    loras: dict[str, str]
+
+
 class FleetIndex:
     """What every pod holds, from its own events, and what a request can reuse of it."""
 
@@ -123,18 +132,8 @@ class FleetIndex:
         if dp_size < 1:
             msg = f"pod {pod!r}: dp_size = {dp_size}; a pod has at least one rank"
             raise InvalidValueError(msg)
-        native = encode(topology or Topology(groups=()), engine.dialect)
-        registration = (
-            model,
-            dp_size,
-            native,
-            engine.dialect is EngineDialect.SGLANG,
-            (engine.report_mode == "full", engine.retention is not None),
-            engine.hash_algo and engine.hash_algo.value,
-            engine.hash_seed,
-            dict(loras or {}),
-            [(kind.value, tokens) for kind, tokens in engine.unsent_tokens],
-        )
+        known = topology or Topology(groups=())
+        registration = Registration(model, dp_size, known, engine, dict(loras or {}))
         try:
             self._core.register(pod, registration)
         except _NOT_TAKEN:

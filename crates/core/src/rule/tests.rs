@@ -192,7 +192,7 @@ fn a_unit_that_divides_no_boundary_is_refused() {
 
 #[test]
 fn dialects_are_found_by_name_and_join_flag_by_flag() {
-    let flags = &EngineDialect::NAMES[2..];
+    let flags = &EngineDialect::NAMES[3..];
     let all = flags
         .iter()
         .fold(EngineDialect::PURE, |all, (_, flag)| all.with(*flag));

@@ -5,7 +5,6 @@ use pyo3::prelude::*;
 
 /// `kvbraid.cache.Need`.
 #[derive(FromPyObject)]
-#[expect(clippy::struct_excessive_bools, reason = "as in Python")]
 pub(super) struct NeedArg {
     request: u64,
     num_new_tokens: u32,
@@ -22,7 +21,7 @@ pub(super) struct NeedArg {
 }
 
 impl NeedArg {
-    pub(super) fn decode(&self) -> Need {
+    pub(super) fn decode(self) -> Need {
         Need {
             request: self.request,
             num_new_tokens: self.num_new_tokens,
@@ -38,6 +37,13 @@ impl NeedArg {
             is_waiting: self.is_waiting,
         }
     }
+}
+
+/// Positions one after the other: Python's `range`.
+#[derive(FromPyObject)]
+pub(super) struct RangeArg {
+    pub start: u32,
+    pub stop: u32,
 }
 
 /// What events alone show of a request: `kvbraid.cache.step.Labels`.

@@ -1,95 +1,125 @@
-//! A cache's configuration, as Python hands it over.
+//! A cache's configuration, read from `kvbraid.cache.CacheConfig` by name.
 
 use kvbraid_core::cache::{
     ByValue, CacheConfig, GroupOptions, HashFunction, PrefillCost, Retention,
 };
-use kvbraid_core::hash::Digest;
+use kvbraid_core::hash::none_hash;
+use kvbraid_core::spec::EngineDialect;
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedBytes;
+use pyo3::pybacked::PyBackedStr;
 
+use crate::enums::EnumArg;
 use crate::errors::to_python;
 use crate::hash::algorithm;
-use crate::topology::TopologyTuple;
+use crate::topology::{TopologyArg, dialect};
 
-/// speculative blocks, extra retained tokens, needs zeroing, is a ring, checkpoint alignment.
-type OptionsTuple = (u32, u32, bool, bool, Option<u32>);
-
-/// By value: checkpoint interval, cost per token and per pair.
-type ByValueTuple = (u32, f64, f64);
-
-/// topology, options per group, blocks, caching, events, retention (none: dense; a number: interval).
+/// `kvbraid.cache.CacheConfig`.
 #[derive(FromPyObject)]
-pub(super) struct ConfigTuple(
-    TopologyTuple,
-    Vec<OptionsTuple>,
-    u32,
-    bool,
-    bool,
-    Option<RetentionArg>,
-);
-
-#[derive(FromPyObject)]
-enum RetentionArg {
-    Interval(u32),
-    ByValue(ByValueTuple),
+pub(super) struct ConfigArg {
+    topology: TopologyArg,
+    num_blocks: u32,
+    dialect: EnumArg,
+    hash_algo: EnumArg,
+    hash_seed: Option<PyBackedStr>,
+    group_options: Vec<GroupOptionsArg>,
+    caching: bool,
+    events: bool,
+    retention: RetentionArg,
+    max_model_len: u32,
+    max_in_flight_tokens: Option<u32>,
+    watermark_blocks: u32,
+    num_reprefillable_tokens: u32,
+    partial_junctions: bool,
 }
 
-impl RetentionArg {
-    fn decode(self) -> Retention {
-        match self {
-            Self::Interval(tokens) => Retention::Interval(tokens),
-            Self::ByValue((interval, per_token, per_pair)) => Retention::ByValue(ByValue {
-                interval,
-                cost: PrefillCost {
-                    per_token,
-                    per_pair,
-                },
-            }),
+/// `kvbraid.cache.GroupOptions`.
+#[derive(FromPyObject)]
+struct GroupOptionsArg {
+    num_speculative_blocks: u32,
+    extra_retained_tokens: u32,
+    needs_zeroing: bool,
+    is_ring: bool,
+    checkpoint_alignment: Option<u32>,
+}
+
+/// `kvbraid.models.PrefillCost`.
+#[derive(FromPyObject)]
+struct CostArg {
+    per_token: f64,
+    per_pair: f64,
+}
+
+/// `kvbraid.cache.Retention`: its classes are told apart by what they have.
+struct RetentionArg(Retention);
+
+impl<'py> FromPyObject<'_, 'py> for RetentionArg {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        if let Some(tokens) = object.getattr_opt(intern!(py, "tokens"))? {
+            return Ok(Self(Retention::Interval(tokens.extract()?)));
+        }
+        let Some(cost) = object.getattr_opt(intern!(py, "cost"))? else {
+            return Ok(Self(Retention::Dense));
+        };
+        let CostArg {
+            per_token,
+            per_pair,
+        } = cost.extract()?;
+        Ok(Self(Retention::ByValue(ByValue {
+            interval: object.getattr(intern!(py, "interval"))?.extract()?,
+            cost: PrefillCost {
+                per_token,
+                per_pair,
+            },
+        })))
+    }
+}
+
+impl GroupOptionsArg {
+    fn decode(&self) -> GroupOptions {
+        GroupOptions {
+            num_speculative_blocks: self.num_speculative_blocks,
+            extra_retained_tokens: self.extra_retained_tokens,
+            needs_zeroing: self.needs_zeroing,
+            is_ring: self.is_ring,
+            checkpoint_alignment: self.checkpoint_alignment,
         }
     }
 }
 
-/// model length, tokens in flight, watermark blocks, re-prefillable tokens, frees skipped when full,
-/// partial junctions.
-pub(super) type LimitsTuple = (u32, Option<u32>, u32, u32, bool, bool);
-
-/// Algorithm and seed hash.
-pub(super) type HashTuple = (String, PyBackedBytes);
-
-impl ConfigTuple {
-    pub(super) fn decode(
-        self,
-        limits: LimitsTuple,
-        hash: Option<HashTuple>,
-    ) -> PyResult<CacheConfig> {
-        let Self(topology, options, num_blocks, caching, events, retention) = self;
-        let option = |(speculative, retained, zeroing, ring, checkpoint)| GroupOptions {
-            num_speculative_blocks: speculative,
-            extra_retained_tokens: retained,
-            needs_zeroing: zeroing,
-            is_ring: ring,
-            checkpoint_alignment: checkpoint,
-        };
-        let function = |(algo, none_hash): HashTuple| -> PyResult<HashFunction> {
-            Ok(HashFunction {
-                algo: algorithm(&algo)?,
-                none_hash: Digest::from_bytes(&none_hash).map_err(to_python)?,
-            })
-        };
+impl ConfigArg {
+    /// The configuration; without options each group has the defaults.
+    pub(super) fn decode(self) -> PyResult<CacheConfig> {
+        let dialect = dialect([self.dialect.name()]).map_err(to_python)?;
+        let topology = self.topology.decode(dialect).map_err(to_python)?;
+        let mut options: Vec<_> = self
+            .group_options
+            .iter()
+            .map(GroupOptionsArg::decode)
+            .collect();
+        if options.is_empty() {
+            options.resize(topology.groups.len(), GroupOptions::default());
+        }
+        let algo = algorithm(self.hash_algo.name())?;
+        let root = none_hash(algo, self.hash_seed.as_deref());
         Ok(CacheConfig {
-            topology: topology.decode().map_err(to_python)?,
-            options: options.into_iter().map(option).collect(),
-            num_blocks,
-            caching,
-            events,
-            retention: retention.map_or(Retention::Dense, RetentionArg::decode),
-            max_model_len: limits.0,
-            max_in_flight_tokens: limits.1,
-            watermark_blocks: limits.2,
-            num_reprefillable_tokens: limits.3,
-            frees_skipped_when_full: limits.4,
-            partial_junctions: limits.5,
-            hash: hash.map(function).transpose()?,
+            topology,
+            options,
+            num_blocks: self.num_blocks,
+            caching: self.caching,
+            events: self.events,
+            retention: self.retention.0,
+            max_model_len: self.max_model_len,
+            max_in_flight_tokens: self.max_in_flight_tokens,
+            watermark_blocks: self.watermark_blocks,
+            num_reprefillable_tokens: self.num_reprefillable_tokens,
+            frees_skipped_when_full: dialect == EngineDialect::VLLM,
+            partial_junctions: self.partial_junctions,
+            // An engine that draws its seed at random brings the hashes itself.
+            hash: root.map(|none_hash| HashFunction { algo, none_hash }),
         })
     }
 }

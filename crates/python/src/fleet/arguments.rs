@@ -1,17 +1,22 @@
 //! What the fleet index is asked, read from Python's structures by name.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use kvbraid_core::Error;
-use kvbraid_core::fleet::{Options, Prompt, Request, Strategy, Tier, TierSet};
+use kvbraid_core::fleet::{Options, PodConfig, PodSpec, Prompt, Request, Strategy, Tier, TierSet};
 use kvbraid_core::hash::MediaItem;
 use kvbraid_core::secret::Secret;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
+use crate::enums::EnumArg;
+use crate::errors::to_python;
 use crate::extra_keys::MediaArg;
+use crate::hash::algorithm;
 use crate::secret;
 use crate::tokens::TokenArg;
+use crate::topology::{self, TopologyArg};
 
 /// `kvbraid.fleet.IndexOptions`.
 #[derive(FromPyObject)]
@@ -40,6 +45,60 @@ impl OptionsArg {
             max_ranks: self.max_ranks,
             secret: self.secret.map_or_else(secret::draw, Secret::new),
         }
+    }
+}
+
+/// `kvbraid.fleet.index.Registration`.
+#[derive(FromPyObject)]
+pub(super) struct RegistrationArg {
+    model: String,
+    dp_size: u32,
+    topology: TopologyArg,
+    engine: EngineArg,
+    loras: BTreeMap<String, String>,
+}
+
+/// `kvbraid.engine.EngineProfile`.
+#[derive(FromPyObject)]
+struct EngineArg {
+    dialect: EnumArg,
+    hash_algo: Option<EnumArg>,
+    hash_seed: Option<String>,
+    report_mode: PyBackedStr,
+    retention: Option<u64>,
+    unsent_tokens: Vec<(EnumArg, u32)>,
+}
+
+impl RegistrationArg {
+    pub(super) fn decode(self) -> PyResult<PodSpec> {
+        Ok(PodSpec {
+            config: self.engine.config(self.topology).map_err(to_python)?,
+            algo: self
+                .engine
+                .hash_algo
+                .map(|algo| algorithm(algo.name()))
+                .transpose()?,
+            seed: self.engine.hash_seed,
+            model: self.model,
+            dp_size: self.dp_size,
+            loras: self.loras,
+        })
+    }
+}
+
+impl EngineArg {
+    fn config(&self, topology: TopologyArg) -> Result<PodConfig, Error> {
+        let dialect = topology::dialect([self.dialect.name()])?;
+        let unsent = self.unsent_tokens.iter();
+        Ok(PodConfig {
+            topology: Some(topology.decode(dialect)?),
+            only_full_is_published: self.dialect.name() == "sglang",
+            full_reports: &*self.report_mode == "full",
+            keeps_whole_windows: self.retention.is_some(),
+            unsent: unsent
+                .map(|(kind, tokens)| Ok((topology::kind(kind)?, *tokens)))
+                .collect::<Result<_, _>>()?,
+        })
     }
 }
 
