@@ -1,8 +1,8 @@
 """Writes the tiny models that a real engine runs: `python -m tests.tiny_models`.
 
-Each is an architecture's own config with sizes that a CPU computes in milliseconds; weights are
-the engine's to invent. They lie in `fixtures/tiny`, and a test holds them to these tables. Prompts
-are token ids; the tokenizer is for a server, which does not start without one.
+Each is an architecture's own config with sizes that a CPU computes in milliseconds; the engine
+invents the weights. They are in `fixtures/tiny`, and a test compares them with these tables.
+Prompts are token ids; the tokenizer is for a server, which does not start without one.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What the bench `fire` sends is read by the index, and its figures reach the row's line."""
+"""The index reads what the bench `fire` sends, and the bench's figures reach the row's line."""
 
 import json
 from array import array

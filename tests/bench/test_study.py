@@ -1,4 +1,4 @@
-"""The study of policies: a study that was stopped goes on, and its page says what was computed."""
+"""The study of policies: it continues after a stop, and its page says what was computed."""
 
 import json
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Prompts as one engine caches and publishes them, and answers as short rows.
 
-A hash names a prefix by its last boundary and never a group, as in the engines; which blocks a
-group keeps is the caller's choice. Prompts asked for are one token longer than what is cached,
-so that the last token, which is always computed, hides nothing.
+As in the engines, a hash names a prefix by its last boundary and never a group; the caller chooses
+which blocks a group keeps. The prompt of a request is one token longer than the cached part,
+because the last token is always computed.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""A recorded engine's life run again over any cache: same requests in, same messages out.
+"""Run a recorded engine's life again over any cache: same requests in, same messages out.
 
 What the cache is told comes from the capture's `config.json` and `requests.jsonl` alone; its
 events are compared with the recorded payloads, byte for byte after the time.

@@ -1,7 +1,7 @@
-"""Answers under fire: whatever a pod has published and a client asks, an answer is right and soon.
+"""Answers under fire: whatever a pod publishes and a client asks, an answer is right and quick.
 
-Sizes stand for times: where a test asks for more than a quadratic way could do in an hour, that it
-ends at all is the assertion.
+Sizes stand for times: if a quadratic algorithm would need an hour for a test, the assertion is
+that the test ends at all.
 """
 
 from array import array

@@ -1,4 +1,4 @@
-"""What a cache promises beside hits, case by case; the manager and its model both run this."""
+"""What a cache promises besides hits, case by case; the manager and its model both run this."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias

@@ -1,4 +1,4 @@
-"""What whole lives of requests leave in a cache; the manager and its model both live them.
+"""What whole lives of requests leave in a cache, for the manager and for its model.
 
 A scheduler runs one request at a time, each to its end, unless a test says otherwise.
 """

@@ -1,9 +1,9 @@
 """`match` from many threads while another one changes the cache: each answer was true meanwhile.
 
-A script of operations is first run alone, and what every watched request matches after each of
-them is written down. Then it runs again while other threads match. Who matches knows which
-operations were over when it called and which had begun when it got its answer: the answer must be
-that of one of the moments between.
+A script of operations is first run alone, and the test records what every watched request matches
+after each operation. Then the script runs again while other threads match. A matching thread knows
+which operations had ended when it called, and which had begun when it got its answer: the answer
+must be that of one of the moments between the two.
 """
 
 import sys

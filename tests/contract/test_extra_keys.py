@@ -1,6 +1,6 @@
 """What separates caches of equal tokens: LoRA adapters, salts, media, embeddings, lookahead.
 
-Each case publishes as an engine does and asks as a client does; keys of both sides must meet.
+Each case publishes as an engine does and asks as a client does; the keys of both must be equal.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
-"""Groups that nobody configured: what the index learns of them does not hang on who spoke first.
+"""Groups without configuration: what the index learns does not depend on which group comes first.
 
-Published here is what an engine with hash blocks of 32 tokens and groups with larger blocks does,
-by its real hash function.
+The events are those of an engine with hash blocks of 32 tokens and groups with larger blocks, made
+with its real hash function.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A long batch lets scores in between its slices; what they are told is right all the same."""
+"""Scores are answered between the slices of a long batch, and these answers are right too."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Loss, restarts and late starts: what the tracker of numbers and the index answer together.
+"""Losses, restarts and late starts: the answers of the sequence tracker and the index together.
 
 No sockets: a fake engine numbers its batches, loses some on the way, and answers replay.
 """

@@ -1,7 +1,7 @@
 """Layouts of published hybrids: many groups, unequal blocks, hashes shared between groups.
 
-A hash names a prefix and not a group, so that groups of one model publish the same hashes at
-common boundaries; each group must keep its own account of them.
+A hash names a prefix and not a group, so the groups of one model publish the same hashes at common
+boundaries; each group must count its own copies.
 """
 
 import pytest

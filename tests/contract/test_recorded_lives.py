@@ -1,7 +1,6 @@
-"""Recorded lives of real engines over our cache and its model: every message of theirs, evictions
-included.
+"""Recorded lives of real engines over our cache and its model: every message, evictions included.
 
-Whole captures where they lie beside the repository, the first operations of some otherwise.
+Whole captures are used if they are beside the repository, otherwise the first operations of some.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Copies in host memory, on storage and with owners: what each set of tiers can reuse.
 
-A block may have copies on several tiers at once; each copy goes by its own removal.
+A block may have copies on several tiers at once; each copy needs its own removal.
 """
 
 from typing import Any

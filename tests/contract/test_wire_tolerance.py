@@ -1,4 +1,4 @@
-"""Whatever engines write is read: every spelling, every age, and one bad event costs nothing else.
+"""Everything that engines write is read, in old and new spellings; a bad event costs only itself.
 
 SGLang's older forms are built by hand, byte for byte as its publisher lays them out.
 """

@@ -1,4 +1,4 @@
-"""A cache and the scheduler that lives whole requests in it, with what each of them said."""
+"""A cache and a scheduler that runs whole requests on it, with a record of what each said."""
 
 from collections.abc import Sequence
 from typing import Any

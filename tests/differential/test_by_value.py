@@ -1,7 +1,7 @@
 """The cache under retention by value against its brute-force model, as in `test_cache_manager`.
 
-After every step also the checkpoints are equal: which there are, in which order they would go,
-and what each is worth.
+After every step the checkpoints are compared too: which ones exist, in which order they would be
+evicted, and what each is worth.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """Hits of a cache with holes against its brute-force model.
 
-The state machine beside this file mostly meets caches that hold all or nothing of a prompt. Here
-every block may be gone that an eviction could have taken, group by group, so that the groups
-disagree about where a request can go on.
+The state machine in `test_cache_manager.py` mostly meets caches that hold all of a prompt, or
+nothing. Here any block that an eviction could have taken may be missing, group by group, so the
+groups disagree about where a request can resume.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """The cache manager against its model, whole lives of requests one after the other.
 
-One scheduler drives both: the same requests must hit the same, say the same and leave the same
-blocks to be evicted next. Natively that is `CacheCore`, and `encode_events` for what is said.
+One scheduler drives both: the same requests must have the same hits and events, and leave the same
+blocks to be evicted next. The native side is `CacheCore`, and `encode_events` for the events.
 """
 
 import math

@@ -1,8 +1,8 @@
 """The cache manager against its brute-force model: the same calls, the same cache after each.
 
 Requests of any mix of groups start, run, are rolled back, preempted, forgotten and released in
-any order, in pools so small that most steps evict; all that can be seen must be equal. Natively
-that is `CacheCore`, and `encode_events` for the bytes of a batch.
+any order, in pools so small that most steps evict; everything visible must be equal. The native
+side is `CacheCore`, and `encode_events` for the bytes of a batch.
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
 """The fleet index (`_native.FleetCore`) against a model that knows what every hash stands for.
 
-With the engines' hash function known every answer must be the model's; without, its bounds must
-hold the model's, and be it where dense stores have named all that is held. Integrity is checked
-after every step.
+If the engines' hash function is known, every answer must equal the model's. If it is not, the
+bounds must contain the model's answer, and equal it if dense stores have placed everything that is
+held. Integrity is checked after every step.
 """
 
 from collections.abc import Iterator

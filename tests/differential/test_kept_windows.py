@@ -1,8 +1,8 @@
 """Placing by an engine's retention, against a cache that retains as the engine does.
 
-Our cache lives through random prompts over groups of unequal blocks and publishes; an index that
-does not know the hash function predicts every hit before it happens. Told the retention, it holds
-the same truth between its bounds, and no bound is wider than without.
+Our cache runs random prompts over groups of unequal blocks and publishes its events; an index that
+does not know the hash function predicts every hit before it happens. If the index is told the
+retention, its bounds contain the same truth, and no bound is wider than without it.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""Groups learned from events: the order in which groups speak never changes an answer.
+"""Groups learned from events: the order in which groups are published never changes an answer.
 
-The same engines publish the same events twice: in one index the groups of each batch come in the
-engine's order, in the other in any order, each group's own events as they happened. Once every
-group has shown a whole block, both answer like an index that was told the groups.
+The same events are published to two indexes. In one, the groups of each batch come in the engine's
+order, in the other in any order; the events of one group keep their order. Once every group has
+shown a whole block, both answer like an index whose groups are configured.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The digest of payloads tells apart what comparing their bytes tells apart."""
+"""The digests of two payloads differ exactly if their bytes do."""
 
 from hypothesis import given
 from hypothesis import strategies as st

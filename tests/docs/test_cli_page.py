@@ -1,4 +1,4 @@
-"""docs/cli.md is what the commands say of themselves."""
+"""docs/cli.md is the help that the commands print."""
 
 from tests.docs.cli_page import PAGE, render
 

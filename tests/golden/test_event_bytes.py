@@ -1,7 +1,7 @@
 """Golden bytes of the events of both engines, written down by hand from the MessagePack table.
 
-Each is checked thrice: the library reads the intended values, our decoder the intended events, and
-our encoder, where it writes this form, the same bytes.
+Each is checked three times: the library reads the intended values, our decoder reads the intended
+events, and our encoder, if it can write this form, writes the same bytes.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""What became of each test of a run: a pytest plugin that writes one JSON object to a file.
+"""A pytest plugin that writes the outcome of each test of a run to a file, as one JSON object.
 
 `{"passed": node ids, "failed": {node id: kinds of exception}}`; tests of a class count as the
 class, as Hypothesis makes one of each machine. Anything that is not a test's own exception (a

@@ -1,8 +1,8 @@
 """Twenty bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
 
 The nine of the first table are those that a study planted in vLLM's own manager, by the names it
-gave them; four of them survived vLLM's tests. The others are ours. `run.py` plants them one by
-one, `test_table.py` keeps texts and tests findable.
+gave them; four of them survived vLLM's tests. The others are ours. `run.py` plants them one at a
+time; `test_table.py` checks that texts and tests can still be found.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""The table of mutants does not rot: texts are there once, tests exist, the page lists them all.
+"""The table of mutants stays valid: each text occurs once, tests exist, the page lists all.
 
-That the tests kill them is for `make mutants` to show, which takes minutes.
+`make mutants`, which takes minutes, shows that the tests kill them.
 """
 
 import ast

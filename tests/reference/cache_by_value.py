@@ -1,5 +1,5 @@
-"""`CacheModel` under retention by value: what of a request becomes a checkpoint, and what a pool
-does whose blocks some checkpoint keeps."""
+"""`CacheModel` under retention by value: which boundaries of a request become checkpoints, and
+how a pool works if checkpoints keep some of its blocks."""
 
 import copy
 from collections.abc import Iterator, Sequence

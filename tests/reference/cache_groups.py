@@ -1,8 +1,8 @@
 """How each kind of group holds its blocks: what it skips, needs, adopts and takes, per request.
 
-Kinds differ in little: attention skips what it no longer reads; a state group holds the running
-state, the one before it and blocks for draft tokens; a ring holds one block; cross attention
-holds what the encoder made, once. A group never decides what a hit is, nor what is kept.
+Kinds differ little: attention skips blocks that it no longer reads; a state group holds the
+running state, the one before it and blocks for draft tokens; a ring holds one block; cross
+attention holds the encoder's output once. A group decides neither what a hit is nor what is kept.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """The whole hybrid KV cache by brute force, with the interface of `kvbraid.cache.CacheManager`.
 
-Its law: a hit is what the rule says when every length is tried (the engine's own search under its
-dialect); all else is done block by block in the order that vLLM does it. Whatever may fail is
-tried on a copy. It is slow, and never checks what callers give it.
+Its law: a hit is what the rule says when every length is tried (or the engine's own search, under
+its dialect); everything else is done block by block in vLLM's order. An operation that may fail is
+tried on a copy. The model is slow, and never checks its arguments.
 """
 
 import copy

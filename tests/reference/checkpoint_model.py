@@ -1,13 +1,14 @@
 """Retention by value by brute force: a list of checkpoints, compared by their paths.
 
-Its law: a checkpoint is a prefix that can be resumed, named by the hashes along it, and whatever
-it needs it keeps. What lies below or above it, where paths part, how much would be free without
-it: each is found anew, every time, by comparing it with all others. No tree, no queue, no count.
+Its law: a checkpoint is a prefix that can be resumed, named by the hashes along it, and it keeps
+everything that it needs. Its neighbours, the places where paths part, and the blocks that would be
+free without it are found every time by comparing it with all others. There is no tree, no queue
+and no count.
 
-A checkpoint is weighed when something of what its value is made of changes: it is used; it gets
-or loses a way on; the place before it, where one would resume without it, comes or goes; another
-path parts from the blocks that lead to it, or joins them again. In between it keeps its value,
-though the likelihoods, which all checkpoints share, may have changed.
+A checkpoint's value is computed when a part of its formula changes: it is used; it gets or loses a
+continuation; the checkpoint before it, where a request would resume without it, is made or
+evicted; another path parts from the blocks that lead to it, or joins them again. In between it
+keeps its value, although the likelihoods, which all checkpoints share, may have changed.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,9 +1,9 @@
 """What a rank holds and can reuse, for a test that knows what every hash stands for.
 
-Copies are counted one by one, requests are compared token by token, the rule is brute force. The
-one thing beyond a table of counts is `is_named`: whether dense stores from the start of a prompt
-have told the place of all that is held, so that even an index that does not know the hash
-function owes an exact answer. It shares no code and no structure with the native core.
+Copies are counted one by one, requests are compared token by token, and the rule is brute force.
+Besides a table of counts there is only `is_named`: whether dense stores from the start of a prompt
+have shown the place of everything that is held. Then even an index that does not know the hash
+function must answer exactly. The model shares no code and no structure with the native core.
 """
 
 from collections import Counter

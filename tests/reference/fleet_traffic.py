@@ -1,8 +1,9 @@
-"""Made-up engines whose events a test understands: what they publish, and what it means.
+"""Simulated engines whose events a test understands: what they publish, and what it means.
 
-Every event is truthful; everything else is as inconvenient as a wire allows: sparse stores, any
-order of groups, children before their parents, parents that nobody ever publishes, copies without
-tokens, removals of what was never stored. `publish` tells the index and the model the same.
+Every event is truthful; everything else is as inconvenient as the wire allows: sparse stores, any
+order of groups, children before their parents, parents that are never published, copies without
+tokens, removals of blocks that were never stored. `publish` tells the index and the model the
+same.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,8 @@
 """The `weighted_blocks` score, token by token and by the scan that gateways use.
 
-A pod is what its events told: kind and window per group, and the spans of tokens that copies
-cover. Nothing here is clever: every canonical block is judged by its tokens, and windows are
-searched from the right until no class shortens the hit any more.
+A pod is what its events say: kind and window per group, and the spans of tokens that copies cover.
+The model is deliberately simple: every canonical block is judged by its tokens, and windows are
+searched from the right until no class shortens the hit.
 """
 
 from collections.abc import Collection, Mapping, Sequence

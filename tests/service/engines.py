@@ -1,4 +1,4 @@
-"""Stand-ins for engines: one that loses messages, one that says any frames at all."""
+"""Stand-ins for engines: one that loses messages, and one that sends any frames at all."""
 
 import socket
 import time

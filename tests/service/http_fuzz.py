@@ -1,9 +1,9 @@
-"""Hostile HTTP from a seed: requests, and bytes that nearly are some.
+"""Hostile HTTP from a seed: requests, and bytes that are nearly requests.
 
-`Draw` makes them; `Session` sends them to a real application in process, in pieces, pipelined,
-cut off and forgotten, and holds this: whatever arrives, every answer is whole and has a documented
-status, every refusal has the one shape and none is a 500, nothing is logged as an error, and what
-was held of bodies is given back.
+`Draw` makes them. `Session` sends them to a real application in process, in pieces, pipelined, cut
+off and abandoned, and asserts: whatever arrives, every answer is complete and has a documented
+status, every refusal has the documented JSON shape and none is a 500, nothing is logged as an
+error, and the bytes of all bodies are released.
 
     python -m tests.service.http_fuzz SEED STEPS
 """

@@ -1,4 +1,4 @@
-"""Where no token is asked for, a page in a browser of this machine cannot change the fleet."""
+"""Even without a token, a page in a browser of this machine cannot change the fleet."""
 
 import pytest
 from kvbraid.service.access import Access

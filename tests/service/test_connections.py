@@ -1,4 +1,4 @@
-"""Connections keep to limits of size, time and number, and what is refused has the one shape."""
+"""Connections have limits of size, time and number, and every refusal has the documented shape."""
 
 import json
 import tracemalloc

@@ -1,4 +1,4 @@
-"""What fails in one feed stays with it; what fails in the thread is shown, and mended."""
+"""A failure in one feed affects only this feed; a failure of the thread is shown and repaired."""
 
 import contextlib
 import resource

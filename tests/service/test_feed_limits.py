@@ -1,4 +1,4 @@
-"""What one engine can cost: names that take their time, and bytes that nobody reads."""
+"""What one engine can cost: host names that resolve slowly, and bytes that are never read."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""Hostile HTTP from seeds: a short run always, a long one where KVBRAID_FUZZ_STEPS says so."""
+"""Hostile HTTP from seeds: a short run always, a long run if KVBRAID_FUZZ_STEPS says so."""
 
 import os
 import subprocess

@@ -1,7 +1,7 @@
-"""A real engine's feed and a real index, when payloads name a rank that nobody registered.
+"""A real engine's feed and a real index, when payloads name a rank that is not registered.
 
-With external data parallelism each engine is a pod of one rank, and says in its payloads which
-rank of the deployment it is.
+With external data parallelism each engine is a pod of one rank, and its payloads say which rank of
+the deployment it is.
 """
 
 import time

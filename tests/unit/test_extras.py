@@ -1,4 +1,4 @@
-"""The base install: the library works without the extra `serve`, whose absence takes one line."""
+"""The base install: the library works without the extra `serve`; a missing extra is one line."""
 
 import re
 from importlib import metadata

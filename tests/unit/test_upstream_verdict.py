@@ -1,4 +1,4 @@
-"""What is said of vLLM's own tests: nothing passes by being listed, skipped or never run."""
+"""The verdict on vLLM's own tests: no test passes because it is listed, skipped or never run."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""vLLM's own manager and ours, given the same calls; what both answer is compared at once.
+"""vLLM's own manager and ours get the same calls, and their answers are compared at once.
 
 One `Request` object serves both: a manager reads it and does not change it.
 """

@@ -1,4 +1,4 @@
-"""What a real vLLM's own functions make of our layers: its groups, sizes and alignments.
+"""The groups, sizes and alignments that a real vLLM's own functions compute from our layers.
 
 `get_kv_cache_groups` is called with what it reads of an engine's configuration: the hybrid manager
 on, a layer-outer layout, no draft model.

@@ -1,4 +1,4 @@
-"""What a real vLLM makes of a model's config, in a process of its own: groups, without weights.
+"""The groups that a real vLLM forms from a model's config, in its own process, without weights.
 
 `python engine_layers.py` reads one config.json per line from standard input and answers each by
 one line: what `recorded_groups` returns, or `{"error": "Type: message"}`.

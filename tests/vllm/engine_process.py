@@ -1,4 +1,4 @@
-"""A real vLLM in a process of its own: prompts in, its own account of cache hits out.
+"""A real vLLM in its own process: it takes prompts and answers with its own count of cache hits.
 
 `python engine_process.py` reads JSON lines from standard input: first the settings of the engine
 (`{"model", "endpoint", "block_size", "num_blocks", "max_model_len", "retention", "scheduler",

@@ -1,7 +1,7 @@
 """vLLM's own cache manager with the calls of ours that a scheduler makes.
 
-A test that a real cache must pass is first passed by the real engine's: what the test itself gets
-wrong shows here. Imports vLLM, so it runs in .venv-vllm only.
+The real engine's cache passes each test first, which shows mistakes of the test itself. This
+module imports vLLM, so it runs in .venv-vllm only.
 """
 
 import os

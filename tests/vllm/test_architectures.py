@@ -1,4 +1,4 @@
-"""The installed engine forms the groups that are recorded, and serves nothing that has no name."""
+"""The installed engine forms the recorded groups, and serves only listed architectures."""
 
 import warnings
 from typing import Final

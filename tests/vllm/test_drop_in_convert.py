@@ -1,4 +1,4 @@
-"""vLLM's description of its cache becomes ours; what ours does not do is refused by name."""
+"""vLLM's description of its cache is converted to ours; what ours cannot do is refused by name."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,8 +1,8 @@
 """vLLM's schedulers on our cache schedule what they schedule on their own, step by step.
 
-Both kinds of scheduler are the real ones; the model is made up: tokens are drawn. Asynchronous
-ones get a step's tokens only when the next step is scheduled already. What an engine cannot have
-is refused with a remedy.
+Both kinds of scheduler are the real ones; the model is not: its tokens are random. Asynchronous
+schedulers get a step's tokens only when the next step is already scheduled. Unsupported options
+are refused with a remedy.
 """
 
 from collections import deque

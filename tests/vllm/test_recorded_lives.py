@@ -1,4 +1,4 @@
-"""The recorded lives over vLLM's own cache manager: what the same test asks of ours is right."""
+"""The recorded lives over vLLM's own cache manager: it passes the test that ours must pass."""
 
 import pytest
 

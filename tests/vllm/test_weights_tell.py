@@ -1,8 +1,8 @@
 """Outputs under seeded weights depend on every block that a request reuses.
 
-The control of the live comparison: one reused block is overwritten with another one's bytes in
-all layers of a group, groups in turn; were outputs to stay the same, equal outputs would prove
-nothing about blocks.
+This is the control of the live comparison. One reused block is overwritten with another block's
+bytes in all layers of a group, for each group in turn. If outputs stayed the same, equal outputs
+would prove nothing about blocks.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Caches for unit tests: short names, whole lives of requests, and a picture of all that shows."""
+"""Caches for unit tests: short names, whole lives of requests, a picture of all that shows."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""States saved inside the step that ends a prompt, where the engine's backend can."""
+"""States saved inside the step that ends a prompt, if the engine's backend can do that."""
 
 import pytest
 from kvbraid.cache import CacheManager, GroupOptions, Interval, Need, Retention

@@ -1,4 +1,4 @@
-"""Blocks that are taken, held and found apart from any request, and what a retention keeps."""
+"""Blocks that are taken, held and found without any request, and what a retention keeps."""
 
 import pytest
 from kvbraid.cache import CacheManager, Dense, Interval, KeptState, Need, Retention

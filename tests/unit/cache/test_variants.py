@@ -1,4 +1,4 @@
-"""Groups of one kind and size that the engine tells apart: it looks them up apart."""
+"""Groups of one kind and size that the engine distinguishes, and looks up separately."""
 
 from dataclasses import replace
 

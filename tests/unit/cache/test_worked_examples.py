@@ -1,6 +1,6 @@
-"""Every worked example of the resume rule end to end: requests run, blocks go, a hit comes out.
+"""Every worked example of the resume rule end to end: requests run, blocks go, one resumes.
 
-What a holder has is made by running a request over it and forgetting the other blocks one by one;
+To give a cache certain blocks, a test runs a request and forgets its other blocks one by one;
 nothing is put into the cache by hand.
 """
 

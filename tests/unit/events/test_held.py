@@ -1,4 +1,4 @@
-"""Batches held back: what they cost, and how the work grows with the holes between them."""
+"""Held batches: what they cost, and how the work grows with the holes between them."""
 
 import pytest
 from hypothesis import given

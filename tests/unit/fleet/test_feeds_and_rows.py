@@ -1,4 +1,4 @@
-"""What a feed tells of itself reaches every rank that its payloads name, and ranks are limited."""
+"""What a feed says about itself applies to every rank in its payloads; ranks are limited."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Pods come, say what they are, contradict it, and go."""
+"""Pods are registered, describe themselves, contradict that, and are removed."""
 
 from collections.abc import Sequence
 from dataclasses import replace

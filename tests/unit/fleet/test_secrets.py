@@ -1,4 +1,4 @@
-"""Nobody who cannot see an index's secret can choose prompts or hashes that it takes for one."""
+"""Without seeing an index's secret, nobody can choose prompts or hashes that collide in it."""
 
 import pytest
 from kvbraid.errors import InvalidValueError

@@ -1,7 +1,7 @@
 """Real events for tests of the `weighted_blocks` strategy.
 
-A block's hash is a digest of the prefix that ends with it, so that groups of any block size agree
-on it. Whatever a pod is to hold, it stores whole prefixes and removes what is not to stay.
+A block's hash is a digest of the prefix that ends with it, so groups of any block size agree on
+it. To make a pod hold certain blocks, the feed stores whole prefixes and removes the other blocks.
 """
 
 import hashlib

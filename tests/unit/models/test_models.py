@@ -1,4 +1,4 @@
-"""Reading single architectures: where layers lie, what is refused, what a topology gains."""
+"""Reading single architectures: their layers, what is refused, what is added to a topology."""
 
 import json
 from collections.abc import Mapping

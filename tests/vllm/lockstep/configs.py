@@ -1,8 +1,8 @@
 """Random configurations: groups of every kind, and how the made-up scheduler uses them.
 
-A configuration is a pure function of its number. Numbers go round a table of features, so that
-each is forced often enough; everything else is drawn. What the engine refuses or cannot run
-(`_is_valid`) is never generated.
+A configuration is a pure function of its number. The numbers go round a table of features, so that
+each feature occurs often enough; everything else is random. Configurations that the engine refuses
+or cannot run (`_is_valid`) are never generated.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Our cache as a `Side`.
 
-Only what the public interface of `kvbraid.cache` says is used. Where it leaves a choice to the
-caller (who counts computed tokens, who hashes), the configuration makes it.
+Only the public interface of `kvbraid.cache` is used. If it leaves a choice to the caller (which
+side counts computed tokens, which side hashes), the configuration decides.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Differences planted in a second copy of the engine's manager, which lock-step must find.
 
-Each changes one rule of an engine's manager that is already built. They are how the harness is
-tested itself: a comparison that finds none of them proves nothing about our cache.
+Each changes one rule of an engine's manager that is already built. They test the harness itself:
+a comparison that finds none of them proves nothing about our cache.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,9 +2,9 @@
 
     python fetch.py FOLDER
 
-pip has no command that downloads a source distribution without building it, so that its own
-finder is asked: with the index, the certificates and the credentials that pip is configured with.
-The file must be the one that is named here; only the tests below are unpacked.
+pip has no command that downloads a source distribution without building it, so this asks pip's own
+finder, with the index, the certificates and the credentials that pip is configured with. The file
+must be the one that is named here; only the tests below are unpacked.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
-"""What the outcomes of vLLM's own tests say, given which of them cannot pass on our cache.
+"""The verdict on the outcomes of vLLM's own tests, given which of them cannot pass on our cache.
 
-A function passes if each of its cases does. One that passes without ever calling our code says
-nothing about it and is counted apart. The list must be exact: a function that fails and is not on
-it, and one that is on it and passes, or is somewhere else, are failures.
+A function passes if each of its cases does. A function that passes without ever calling our code
+says nothing about it and is counted separately. The list must be exact: it is a failure if a
+function fails and is not listed, or if a listed one passes or is not where the list says.
 """
 
 import tomllib

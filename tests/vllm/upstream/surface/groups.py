@@ -1,7 +1,7 @@
-"""One group's manager, as vLLM has one for each kind: what of it has a meaning in our cache.
+"""One group's manager, as vLLM has one for each kind: the parts that have a meaning in our cache.
 
-vLLM's managers are the parts that its cache is made of; ours is not made of such parts. What a
-group reuses and what it keeps are asked of a cache with that group alone.
+vLLM's cache is made of such managers; ours is not. To find out what a group reuses and keeps, this
+asks a cache that has only this group.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""What tests make by hand, apart from any pool: it has a small pool of its own.
+"""Objects that tests make by hand, without a pool: they have a small pool of their own.
 
-A block keeps its number as a name when another pool takes it over, and is a block of that pool
-from then on, with the hash it had.
+When another pool takes over a block, the block keeps its number as a name and its hash, and
+belongs to that pool from then on.
 """
 
 from typing import Final

@@ -1,6 +1,6 @@
 """A `BlockStored` event for what is registered through a pool.
 
-Which group it is and what kind that has is for the manager to say: a pool does not know.
+The manager says which group it is and of which kind; a pool does not know.
 """
 
 from collections.abc import Sequence
