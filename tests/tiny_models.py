@@ -286,8 +286,10 @@ def files() -> dict[str, str]:
         for name, own in {**MAIN, **ARCHITECTURES}.items()
     }
     model = {"type": "WordLevel", "vocab": vocabulary(), "unk_token": "<unk>"}
+    absent = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
+    words = {"added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model}
     texts[f"{TOKENIZER}/tokenizer.json"] = json_text(
-        {"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": model}, indent=None
+        {"version": "1.0", **absent, **words}, indent=None
     )
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
     texts[f"{TOKENIZER}/tokenizer_config.json"] = json_text(
