@@ -111,9 +111,9 @@ fn resume_accepted(
         let text = "mask 0 names no holder; set one bit".to_owned();
         return Err(to_python(Error::InvalidValue(text)));
     }
-    let holder = (group, query.mask.trailing_zeros());
+    let bit = query.mask.trailing_zeros();
     evaluate(py, topology, dialect, held, |topology, held, scratch| {
-        rule::accepted(topology, held, query, holder, scratch)
+        rule::accepted(topology, held, query, group, bit, scratch)
     })
 }
 

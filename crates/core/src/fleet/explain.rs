@@ -151,7 +151,7 @@ impl Sight {
                 spec,
                 held: self.held(group, spec.block_size, bit, num_tokens),
                 accepted: self.words.with_held(self.unit, |held| {
-                    rule::accepted(topology, held, query, (group, bit), scratch)
+                    rule::accepted(topology, held, query, group, bit, scratch)
                 }),
             })
             .collect()

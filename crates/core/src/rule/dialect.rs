@@ -90,7 +90,7 @@ impl Lines {
             let start = self.words.len();
             if spec.demand == Demand::Prefix && !probes(plan, spec) {
                 self.reaches
-                    .push(sweep::reach(plan, held, (index, spec), buffers));
+                    .push(sweep::reach(plan, held, index, spec, buffers));
             } else {
                 self.words
                     .resize(start + plan.units / spec.grain, plan.mask);

@@ -32,7 +32,7 @@ pub(super) struct Buffers {
 pub(super) fn resume(plan: &Plan, held: &Held, buffers: &mut Buffers) -> [u32; HOLDERS] {
     let mut limits = [plan.limit; HOLDERS];
     for (index, spec) in plan.prefixes() {
-        lower(&mut limits, &reach(plan, held, (index, spec), buffers));
+        lower(&mut limits, &reach(plan, held, index, spec, buffers));
     }
     for (bit, limit) in limits.iter_mut().enumerate() {
         *limit = if plan.mask >> bit & 1 == 1 {
@@ -50,8 +50,8 @@ pub(super) fn resume(plan: &Plan, held: &Held, buffers: &mut Buffers) -> [u32; H
     let mut tile = FIRST_TILE;
     while top > 0 && pending != 0 {
         let steps = top.saturating_sub(tile)..top;
-        for (index, spec) in plan.others() {
-            accept(plan, held, (index, spec), steps.clone(), buffers);
+        for (index, _) in plan.others() {
+            accept(plan, held, index, steps.clone(), buffers);
         }
         for step in steps.clone().rev() {
             let found = buffers.accept[step] & pending;
@@ -90,7 +90,8 @@ fn lower(limits: &mut [usize; HOLDERS], by: &[usize; HOLDERS]) {
 pub(super) fn reach(
     plan: &Plan,
     held: &Held,
-    (index, spec): (usize, &Spec),
+    index: usize,
+    spec: &Spec,
     buffers: &mut Buffers,
 ) -> [usize; HOLDERS] {
     let count = (plan.limit / spec.grain + spec.extra()).min(plan.units / spec.grain);
@@ -168,13 +169,8 @@ fn last_set(words: &[u64], mask: u64) -> [usize; HOLDERS] {
 /// grains   b  b  b  b  g  g  g  g  g  g  x      b: back, what the first boundary looks at
 /// words   [0  ...                         ]     x: the extra unit beyond the last one
 /// ```
-fn accept(
-    plan: &Plan,
-    held: &Held,
-    (index, spec): (usize, &Spec),
-    steps: Range<usize>,
-    buffers: &mut Buffers,
-) {
+fn accept(plan: &Plan, held: &Held, index: usize, steps: Range<usize>, buffers: &mut Buffers) {
+    let spec = &plan.specs[index];
     let per_step = plan.step / spec.grain;
     let first = (steps.start + 1) * per_step - 1; // The grain that ends at the first boundary.
     let base = match spec.demand {
@@ -196,7 +192,7 @@ fn accept(
                 slide(words, needed, &mut buffers.suffix);
             }
         }
-        Demand::Chunk { tokens } => restart(words, tokens, spec, (base, plan.mask)),
+        Demand::Chunk { tokens } => restart(words, tokens, spec, base, plan.mask),
         Demand::Prefix | Demand::Checkpoint => {} // A prefix has a `reach` instead.
     }
     // What is said of a boundary lies where its extra unit ends; beyond the request it is not held.
@@ -289,7 +285,7 @@ fn slide(words: &mut [u64], needed: usize, suffix: &mut Vec<u64>) {
 /// AND restarted where a chunk starts; a chunk that starts inside a block needs that block.
 ///
 /// The first word is the first that its own chunk needs.
-fn restart(words: &mut [u64], chunk: u32, spec: &Spec, (base, mask): (usize, u64)) {
+fn restart(words: &mut [u64], chunk: u32, spec: &Spec, base: usize, mask: u64) {
     let mut first = base; // The first block that the current chunk needs.
     let mut accepted = mask; // At the end of the previous block.
     for (word, block) in words.iter_mut().zip(base..) {
@@ -391,7 +387,7 @@ pub(super) fn full_reach(plan: &Plan, held: &Held, buffers: &mut Buffers) -> [u3
         if spec.group.kind.is_full() {
             lower(
                 &mut limits,
-                &reach(plan, held, (index, &spec.without_extra()), buffers),
+                &reach(plan, held, index, &spec.without_extra(), buffers),
             );
         }
     }

@@ -29,7 +29,8 @@ pub fn accepted(
     topology: &Topology,
     held: &Held,
     query: Query,
-    (group, bit): (usize, u32),
+    group: usize,
+    bit: u32,
     scratch: &mut Scratch,
 ) -> Option<Vec<u32>> {
     let plan = &mut scratch.plan;
@@ -143,7 +144,7 @@ pub fn limiting(
         let hit = (hit / plan.unit) as usize;
         let mut end = hit / plan.step * plan.step + plan.step;
         while left != 0 && end <= plan.limit {
-            left = refuse(plan, held, (hit, end), left, &mut limits);
+            left = refuse(plan, held, hit, end, left, &mut limits);
             end += plan.step;
         }
     }
@@ -154,7 +155,8 @@ pub fn limiting(
 fn refuse(
     plan: &Plan,
     held: &Held,
-    (hit, end): (usize, usize),
+    hit: usize,
+    end: usize,
     holders: u64,
     limits: &mut [Option<Limiting>; HOLDERS],
 ) -> u64 {
@@ -163,7 +165,7 @@ fn refuse(
         if left == 0 {
             break;
         }
-        let mut refused = left & !accepts(plan, held, (group, left), end, hit);
+        let mut refused = left & !accepts(plan, held, group, left, end, hit);
         left &= !refused;
         while refused != 0 {
             let bit = refused.trailing_zeros() as usize;
@@ -181,13 +183,7 @@ fn refuse(
 ///
 /// `known` is a boundary that the holders are known to reach in full attention: nothing before its
 /// block is looked at again.
-fn accepts(
-    plan: &Plan,
-    held: &Held,
-    (group, holders): (usize, u64),
-    end: usize,
-    known: usize,
-) -> u64 {
+fn accepts(plan: &Plan, held: &Held, group: usize, holders: u64, end: usize, known: usize) -> u64 {
     let Some(index) = plan.spec_of[group] else {
         return holders;
     };
@@ -198,7 +194,7 @@ fn accepts(
     let mut grains = needed_grains(plan, spec, end / spec.grain);
     if spec.demand == Demand::Prefix {
         if spec.is_fine() {
-            return holders & reaches(plan, held, (index, group), grains.end);
+            return holders & reaches(plan, held, index, group, grains.end);
         }
         grains.start = known / spec.block;
     }
@@ -216,7 +212,7 @@ fn accepts(
 }
 
 /// Holders whose whole blocks, extended by interior entries of the next one, reach grain `end`.
-fn reaches(plan: &Plan, held: &Held, (index, group): (usize, usize), end: usize) -> u64 {
+fn reaches(plan: &Plan, held: &Held, index: usize, group: usize, end: usize) -> u64 {
     let spec = &plan.specs[index];
     let per_block = spec.block / spec.grain;
     let at = |end: usize| member_entry(plan, held, index, group, end);
