@@ -93,7 +93,8 @@ $(WHEEL_VENVS:%=%/installed): dist/built | $(UV)
 # vLLM's tests lie in its source alone; nothing of it is kept in this repository.
 .venv-vllm/upstream/fetched: .venv-vllm/installed tests/vllm/upstream/fetch.py
 	@echo "fetching vLLM's source for its own tests (45 MB)"
-	@.venv-vllm/bin/python tests/vllm/upstream/fetch.py .venv-vllm/upstream
+	@$(UV) run --quiet --no-project --python $(PYTHON) --with pip \
+		python tests/vllm/upstream/fetch.py .venv-vllm/upstream
 	@touch $@
 
 dev: .venv/built ## Set up .venv for development (editable, debug build)
