@@ -150,9 +150,9 @@ OF_THE_STUDY: Final = (
         "hits are aligned to the largest block instead of the least common multiple",
         (
             Edit(
-                "python/kvbraid/resume.py",
-                "lcm(*(g.block_size for g in topology.groups))",
-                "max(g.block_size for g in topology.groups)",
+                "crates/core/src/spec.rs",
+                "(all / gcd(all, size).max(1)).saturating_mul(size)",
+                "all.max(size)",
             ),
             Edit(
                 PLAN,
