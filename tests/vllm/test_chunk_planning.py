@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvbraid.cache.chunk import ChunkRules, Position, plan_chunk
+from kvbraid.cache.chunk import ChunkRules, Position
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Its dependencies' own.
@@ -83,4 +83,4 @@ def test_a_chunk_ends_where_the_engine_ends_it(
     limits: tuple[ChunkRules, int, int], position: Position
 ) -> None:
     rules, step, threshold = limits
-    assert plan_chunk(rules, position) == split_of_vllm(rules, step, threshold, position)
+    assert rules.plan(position) == split_of_vllm(rules, step, threshold, position)

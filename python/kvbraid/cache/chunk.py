@@ -58,6 +58,23 @@ class ChunkRules:
             if value is not None:
                 _at_least(name, value, 1)
 
+    def plan(self, position: "Position") -> int:
+        """Return how many tokens to compute now: the budget, or fewer, to keep a state.
+
+        0 says that the budget does not reach the next block boundary: the request waits for a step
+        that has more.
+        """
+        start, end = position.start, position.start + position.budget
+        if not self.block_size or start >= position.prefill_end:
+            return position.budget
+        is_last = end >= position.prefill_end
+        if not is_last:
+            end = _whole_blocks(self, start, end)
+        stops = [_junction_stop(self, position)] if start < position.junction < end else []
+        if not (is_last and _saves_inside(self, position)):
+            stops += _state_stops(self, position)
+        return max(min((stop for stop in stops if start < stop < end), default=end) - start, 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
@@ -118,23 +135,6 @@ def chunk_rules(
         interval=interval,
         checkpoint_alignment=checkpoint_alignment,
     )
-
-
-def plan_chunk(rules: ChunkRules, position: Position) -> int:
-    """Return how many tokens to compute now: the budget, or fewer, so that a state can be kept.
-
-    0 says that the budget does not reach the next block boundary: wait for a step that has more.
-    """
-    start, end = position.start, position.start + position.budget
-    if not rules.block_size or start >= position.prefill_end:
-        return position.budget
-    is_last = end >= position.prefill_end
-    if not is_last:
-        end = _whole_blocks(rules, start, end)
-    stops = [_junction_stop(rules, position)] if start < position.junction < end else []
-    if not (is_last and _saves_inside(rules, position)):
-        stops += _state_stops(rules, position)
-    return max(min((stop for stop in stops if start < stop < end), default=end) - start, 0)
 
 
 def _whole_blocks(rules: ChunkRules, start: int, end: int) -> int:

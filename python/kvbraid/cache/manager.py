@@ -9,10 +9,10 @@ raises and changes nothing. Safe to call from any thread.
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from kvbraid._native import CacheCore
-from kvbraid.cache.chunk import Position, chunk_rules, plan_chunk
+from kvbraid.cache.chunk import Position, chunk_rules
 from kvbraid.cache.config import CacheConfig
 from kvbraid.cache.counts import check_counts
 from kvbraid.cache.debug import CacheDebug
@@ -61,6 +61,13 @@ class CacheManager:
         self.config = config
         self.num_groups = len(config.topology.groups)
         self._core = CacheCore(config)
+        self._chunk_rules = chunk_rules(
+            config.topology,
+            dialect=config.dialect,
+            interval=checkpoint_interval(config.retention),
+            checkpoint_alignment=config.checkpoint_alignment,
+            partial_junctions=config.partial_junctions,
+        )
         self.pool = BlockPool(self._core, num_blocks=config.num_blocks, num_groups=self.num_groups)
         self.debug = CacheDebug(self._core, num_groups=self.num_groups)
 
@@ -145,15 +152,10 @@ class CacheManager:
             budget=min(budget, num_tokens - start),
             junction=match.junction or junction,
         )
-        rules = chunk_rules(
-            self.config.topology,
-            dialect=self.config.dialect,
-            max_chunk_tokens=max_chunk_tokens,
-            interval=checkpoint_interval(self.config.retention),
-            checkpoint_alignment=self.config.checkpoint_alignment,
-            partial_junctions=self.config.partial_junctions,
-        )
-        return plan_chunk(rules, position)
+        rules = self._chunk_rules
+        if max_chunk_tokens is not None:
+            rules = replace(rules, max_chunk_tokens=max_chunk_tokens)
+        return rules.plan(position)
 
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Return whether a request of so many tokens fits into the empty pool."""

@@ -13,7 +13,7 @@ where the steps of a prompt end, and what each of them asks for.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from kvbraid.cache.chunk import ChunkRules, Position, plan_chunk
+from kvbraid.cache.chunk import ChunkRules, Position
 from kvbraid.cache.step import Match, Need
 from kvbraid.errors import InvalidValueError, TooLargeError
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
@@ -107,7 +107,7 @@ def chunk_ends(
             budget=min(max_step_tokens, num_tokens - end),
             junction=match.junction,
         )
-        chunk = plan_chunk(rules, position)
+        chunk = rules.plan(position)
         assert chunk > 0, f"no chunk of {max_step_tokens} tokens can be planned at {position}"
         end += chunk
         yield end

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvbraid.cache.chunk import ChunkRules, Position, chunk_rules, plan_chunk
+from kvbraid.cache.chunk import ChunkRules, Position, chunk_rules
 from kvbraid.cache.manager import CacheManager
 from kvbraid.errors import InvalidValueError
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
@@ -22,7 +22,7 @@ def ends(rules: ChunkRules, position: Position, budget: int) -> Iterator[int]:
     """Chunk ends of a whole prefill with the same budget in every step."""
     while position.start < position.prefill_end:
         left = position.prefill_end - position.start
-        planned = plan_chunk(rules, replace(position, budget=min(budget, left)))
+        planned = rules.plan(replace(position, budget=min(budget, left)))
         assert 0 <= planned <= min(budget, left)
         if not planned:
             return
@@ -116,7 +116,7 @@ def test_a_prefill_ends_its_chunks(
 
 def test_decoding_is_never_clipped() -> None:
     drafted = Position(start=300, num_prompt_tokens=300, num_tokens=301, budget=5, junction=302)
-    assert plan_chunk(WHOLE, drafted) == 5
+    assert WHOLE.plan(drafted) == 5
 
 
 SIZES = st.integers(1, 6)

@@ -6,7 +6,7 @@ from tests.vllm.lockstep.configs import Config
 
 
 def rules_of(config: Config) -> ChunkRules:
-    """Return what `plan_chunk` needs to know of the engine that a configuration stands for."""
+    """Return where the engine that a configuration stands for ends its chunks."""
     block_size = config.state_block_size or 0
     threshold = config.long_prefill_tokens
     return ChunkRules(

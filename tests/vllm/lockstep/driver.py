@@ -8,7 +8,7 @@ the pair answers, so a run is a pure function of its configuration, its seed and
 from collections import deque
 from random import Random
 
-from kvbraid.cache.chunk import Position, plan_chunk
+from kvbraid.cache.chunk import Position
 
 from tests.vllm.lockstep.chunks import rules_of
 from tests.vllm.lockstep.compare import Pair
@@ -169,7 +169,7 @@ class Driver:
             junction=job.junction,
             budget=num_new,
         )
-        num_new = plan_chunk(rules_of(self._config), position)
+        num_new = rules_of(self._config).plan(position)
         remaining = len(job.tokens) - start - num_new
         if 0 < remaining < self._config.prefill_lookahead:
             num_new -= self._config.prefill_lookahead - remaining

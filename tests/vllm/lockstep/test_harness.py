@@ -9,7 +9,7 @@ from random import Random
 from types import SimpleNamespace
 
 import pytest
-from kvbraid.cache.chunk import Position, plan_chunk
+from kvbraid.cache.chunk import Position
 
 from tests.vllm.lockstep.chunks import rules_of
 from tests.vllm.lockstep.configs import FEATURES, MIN_OF_EACH, NUM_CONFIGS, Config, generate
@@ -72,7 +72,7 @@ def test_chunks_end_where_the_engines_scheduler_ends_them() -> None:
         expected = Scheduler._mamba_block_aligned_split(
             _scheduler(config), _request(position), position.budget
         )
-        assert plan_chunk(rules_of(config), position) == expected, (config, position)
+        assert rules_of(config).plan(position) == expected, (config, position)
         num_clipped += expected != position.budget
     assert num_clipped > 5_000
 
