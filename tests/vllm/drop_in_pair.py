@@ -145,7 +145,7 @@ class Pair:
         return int(hit)
 
     def _copy(self) -> None:
-        """Take the states to store, make the copies that a step asks for, let both ends go."""
+        """Take the work of a step as the scheduler does, and let both ends of each copy go."""
         states = self.theirs.take_boundary_state_offloads()
         assert self.ours.take_boundary_state_offloads() == states
         self.num_states += sum(map(len, states.values()))
@@ -155,6 +155,7 @@ class Pair:
         self.num_copies += len(copies)
         if copies:
             self.compare_blocks()
+        assert self.ours.take_new_block_ids() == self.theirs.take_new_block_ids()
         self.theirs.block_pool.free_blocks(held)
         self.ours.block_pool.free_blocks(ours_held)
         self.compare()

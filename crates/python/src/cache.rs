@@ -109,8 +109,8 @@ impl CacheCore {
     ) -> PyResult<AllocationTuple<'py>> {
         let needs: Vec<Need> = needs.into_iter().map(NeedArg::decode).collect();
         py.detach(|| self.cache.lock().allocate(&needs, reserved_blocks))
-            .map(|done| answers::allocation(py, &done))
             .map_err(to_python)
+            .and_then(|done| answers::allocation(py, &done))
     }
 
     #[expect(
@@ -124,8 +124,8 @@ impl CacheCore {
         tokens: TokenArg,
     ) -> PyResult<AllocationTuple<'py>> {
         py.detach(|| self.cache.lock().decode(&requests, tokens.as_slice()))
-            .map(|done| answers::allocation(py, &done))
             .map_err(to_python)
+            .and_then(|done| answers::allocation(py, &done))
     }
 
     fn commit(&self, request: u64, num_tokens: u32) -> PyResult<()> {

@@ -30,18 +30,28 @@ type StartsTuple = (u64, u64, u64);
 /// and evicted blocks.
 pub(super) type StatisticsTuple = (StartsTuple, StartsTuple, (u64, u64, u64, u64, u64, u64));
 
-pub(super) fn allocation<'py>(py: Python<'py>, done: &Allocation) -> AllocationTuple<'py> {
-    let blocks: Vec<u8> = native_bytes(done.blocks.iter().map(|block| block.0));
-    let counts: Vec<u8> = native_bytes(done.counts.iter().copied());
-    (
+pub(super) fn allocation<'py>(
+    py: Python<'py>,
+    done: &Allocation,
+) -> PyResult<AllocationTuple<'py>> {
+    Ok((
         done.num_fit,
-        PyBytes::new(py, &blocks),
-        PyBytes::new(py, &counts),
-    )
+        native_bytes(py, done.blocks.iter().map(|block| block.0))?,
+        native_bytes(py, done.counts.iter().copied())?,
+    ))
 }
 
-fn native_bytes(numbers: impl Iterator<Item = u32>) -> Vec<u8> {
-    numbers.flat_map(u32::to_ne_bytes).collect()
+/// Written in place: a step of 256 requests answers with thousands of numbers.
+fn native_bytes(
+    py: Python<'_>,
+    numbers: impl ExactSizeIterator<Item = u32>,
+) -> PyResult<Bound<'_, PyBytes>> {
+    PyBytes::new_with(py, size_of::<u32>() * numbers.len(), |bytes| {
+        for (four, number) in bytes.chunks_exact_mut(size_of::<u32>()).zip(numbers) {
+            four.copy_from_slice(&number.to_ne_bytes());
+        }
+        Ok(())
+    })
 }
 
 /// Blocks as plain numbers; the vector is reused.
