@@ -88,8 +88,8 @@ OF_THE_STUDY: Final = (
         (
             Edit(
                 SWEEP,
-                "for (index, spec) in plan.others() {",
-                """for (index, spec) in plan.others() {
+                "for (index, _) in plan.others() {",
+                """for (index, _) in plan.others() {
             let mut any = 0;
             for word in buffers.accept.iter_mut().rev() {
                 any |= *word;
