@@ -1,33 +1,34 @@
-//! What lies after each boundary of a request within the lookahead of its hashes.
+//! What the hashes at each boundary of a request cover beyond that boundary: the lookahead.
 //!
 //! ```text
 //! tokens     |  unit  |  unit  |  unit  |
 //! lookahead           |++++|   |++++|
 //! media                 m             n         m is in the first identity, n in none
 //! ```
-//! All boundaries are read in one pass, whatever the lookahead: it is learned from an event, and a
-//! request has many boundaries.
+//! All boundaries are handled in one pass, whatever the lookahead. The lookahead is learned from an
+//! event, and a request has many boundaries, so reading each lookahead by itself could be made
+//! expensive.
 
 use super::effort::Effort;
 use super::prompt::MediaMark;
 use super::texts::Marks;
 use crate::prefix::{Step, Unit, minus, plus};
 
-/// What the hashes of a chain cover after each boundary.
+/// Computes what the hashes of a chain cover after each boundary.
 pub(super) struct Lookahead<'a> {
-    /// What texts and lookahead are to keys.
+    /// The numbers that texts and lookahead tokens add to keys.
     pub(super) marks: &'a Marks,
-    /// From one boundary to the next.
+    /// The prepared step from one boundary to the next.
     pub(super) unit: &'a Unit,
     /// How many tokens after a boundary the hash covers: at least 1.
     pub(super) num_tokens: u32,
-    /// Where the work is counted.
+    /// The effort in which the work is counted.
     pub(super) effort: &'a Effort,
 }
 
 impl Lookahead<'_> {
-    /// For each boundary whose lookahead is whole within the request: what the tokens there, and
-    /// media that begin among them, add to the identity of a hash.
+    /// For each boundary whose lookahead lies within the request: what the lookahead tokens, and
+    /// the media that begin among them, add to the identity of the hash.
     #[must_use]
     pub(super) fn aheads(&self, tokens: &[u32], media: &[MediaMark]) -> Vec<u64> {
         let mut aheads = self.token_marks(tokens);
@@ -53,7 +54,8 @@ impl Lookahead<'_> {
         if count == 0 {
             return Vec::new();
         }
-        // The step of a long lookahead is what takes the prefix before it to the one after it.
+        // The step of a long lookahead takes the prefix before the lookahead to the prefix after
+        // it.
         let advance = |to: &mut Step, chunk: &[u32]| {
             self.effort.note(size as u64);
             *to = Step {
@@ -76,7 +78,8 @@ impl Lookahead<'_> {
 
     fn add_media(&self, media: &[MediaMark], aheads: &mut [u64]) {
         let field = self.marks.field();
-        // Sums from the start, measured from token 0: a window of items is a difference of two.
+        // Sums over the items from the start, measured from token 0: the sum over a window of items
+        // is a difference of two of them.
         let (mut further, mut back) = (field.further(), field.back());
         let mut sum = 0;
         let mut sums = vec![sum];
@@ -129,7 +132,7 @@ mod tests {
         lookahead.aheads(tokens, media)
     }
 
-    /// Each boundary by itself, as the page on extra keys says it.
+    /// Each boundary by itself, as the documentation of extra keys defines it.
     fn one_by_one(
         marks: &Marks,
         token_ids: &[u32],
@@ -181,7 +184,7 @@ mod tests {
         }
     }
 
-    /// The looks at a prompt with an item at each of its first tokens.
+    /// The effort for a prompt with an item at each of its first `num_items` tokens.
     fn looks(num_tokens: u32, unit: u32, lookahead: u32, num_items: u32) -> u64 {
         let marks = Marks::new(&Secret::new([7; 32]));
         let tokens: Vec<u32> = (0..num_tokens).collect();

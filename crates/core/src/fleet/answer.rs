@@ -1,4 +1,4 @@
-//! What a request gets back: bounds per rank and set of tiers.
+//! What a request gets back: bounds for each rank and set of tiers.
 
 use std::sync::Arc;
 
@@ -10,59 +10,60 @@ use super::pod::Member;
 use super::state::State;
 use super::tier::TierSet;
 
-/// Reusable tokens: at least and at most.
+/// The bounds of the reusable tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Bounds {
-    /// At least this many.
+    /// At least this many tokens can be reused.
     pub lower: u32,
-    /// At most this many.
+    /// At most this many tokens can be reused.
     pub upper: u32,
 }
 
-/// What a token is worth on each tier, in the order of `Tier::ALL`.
+/// The weight of a token on each tier, in the order of `Tier::ALL`.
 pub(super) type Weights = [f64; 3];
 
 /// How an answer is to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Exactness {
-    /// The bounds are equal, and it is what the engine reuses.
+    /// The bounds are equal: the engine reuses exactly this many tokens.
     Exact,
-    /// The truth lies within the bounds.
+    /// The true value lies within the bounds.
     Bound,
-    /// The strategy asked for has no score for this rank: `score` is 0 and says nothing.
+    /// The requested strategy has no score for this rank: `score` is 0 and means nothing.
     Unknown,
 }
 
 /// The group that ends a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Limiting {
-    /// Its index on the wire; `None` for a pod whose events carry none.
+    /// Its index on the wire; `None` for a pod whose events carry no index.
     pub group: Option<u16>,
-    /// The first boundary, in tokens, that it refuses.
+    /// The first boundary, in tokens, that the group refuses.
     pub boundary: u32,
 }
 
-/// The answer for one rank. Serialised, it is a row of the HTTP answer, but for the rank's name.
+/// The answer for one rank. Serialised, it is a row of the HTTP answer without the name of the
+/// rank.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// How far its history is known.
+    /// How completely the rank's history is known.
     pub state: State,
-    /// The bounds for the tiers asked for.
+    /// The bounds for the requested tiers.
     #[serde(flatten)]
     pub bounds: Bounds,
     /// How the row is to be read.
     pub exactness: Exactness,
-    /// Tokens that its full-attention groups hold, whatever the others lack; without such a group,
-    /// those covered by the blocks of any group.
+    /// The tokens that the rank's full-attention groups hold, whatever the other groups lack. For a
+    /// rank without such a group, the tokens that the blocks of any group cover.
     pub present: u32,
     /// The bounds for each set of tiers.
     #[serde(serialize_with = "by_name")]
     pub tiers: SmallVec<[(TierSet, Bounds); 3]>,
-    /// The group that ends the prefix; `None` where none does.
+    /// The group that ends the prefix; `None` if no group does.
     pub limiting: Option<Limiting>,
-    /// Tokens of the best lower bound, each times the weight of its tier; or what the strategy
-    /// asked for says.
+    /// The tokens of the best lower bound, each times the weight of its tier, or the score of the
+    /// requested strategy.
     pub score: f64,
 }
 
@@ -73,8 +74,8 @@ impl Row {
         self.state == State::Exact && self.bounds.lower == self.bounds.upper
     }
 
-    /// Fills in what the strategy says, once the state and the bounds are there; `None`: it has no
-    /// score for this rank.
+    /// Sets the score of the strategy, after the state and the bounds were set. `None` means that
+    /// the strategy has no score for this rank.
     pub(super) fn set_score(&mut self, score: Option<f64>) {
         self.score = score.unwrap_or(0.0);
         self.exactness = match (score, self.is_exact()) {
@@ -84,7 +85,7 @@ impl Row {
         };
     }
 
-    /// The answer for a pod that is not registered: nothing is known of it.
+    /// The row for a pod that is not registered, about which nothing is known.
     #[must_use]
     pub fn of_stranger(upper: u32, tiers: TierSet) -> Self {
         let bounds = Bounds { lower: 0, upper };
@@ -100,15 +101,15 @@ impl Row {
     }
 }
 
-/// An answer: `rows[i]` is that of `roster[i]`, in the order of pod names, then ranks.
+/// An answer: `rows[i]` belongs to `roster[i]`. The order is by pod name, then by rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
-    /// The ranks asked for.
+    /// The requested ranks.
     pub roster: Arc<[Member]>,
     /// One row per rank.
     pub rows: Vec<Row>,
-    /// Units of work on what is undecided and on what lies after each boundary: grows with the
-    /// request and with what is undecided along it, hardly faster.
+    /// The units of work on undecided hashes and on lookahead. They grow with the request and with
+    /// what is undecided along it, and hardly faster.
     pub effort: u64,
 }
 

@@ -1,8 +1,9 @@
 //! From a decoded batch to names and copies.
 //!
-//! A batch is taken in pieces between clears. Within a piece all dense stores are named first
-//! (naming is timeless, and groups come in any order), then copies are counted in wire order.
-//! Both stop within an event when the slice's work is done (`intake`), and go on from there.
+//! A batch is processed in pieces, which end at clears. Within a piece all dense stores are named
+//! first (the place of a hash never changes, and groups come in any order), then copies are counted
+//! in wire order. Both stop within an event when the slice's work is used up (`intake`), and the
+//! next slice continues there.
 
 use std::ops::Range;
 
@@ -19,24 +20,25 @@ use crate::wire::{Batch, Event, Medium, RefusalReason, Removed, Span, Stored};
 
 /// One rank, the shared part of its model, and the batch at hand.
 pub(super) struct Slice<'a> {
-    /// Whose batch it is.
+    /// The rank that the batch belongs to.
     pub rank: &'a mut Rank,
     /// The boundaries and bits of the model.
     pub shared: Shared<'a>,
-    /// What texts and lookahead are to keys.
+    /// The numbers that texts and lookahead tokens add to keys.
     pub marks: &'a Marks,
     /// Prepared steps by block size.
     pub units: &'a mut Units,
-    /// The batch that is taken in.
+    /// The batch that is being applied.
     pub batch: &'a Batch,
-    /// How far it has come.
+    /// How far the batch has been applied.
     pub progress: &'a mut Progress,
-    /// What is known of the groups changed.
+    /// Whether the slice has changed what is known of the groups.
     pub learned: bool,
 }
 
 impl<'a> Slice<'a> {
-    /// Takes in as much of the batch as the slice's work allows. Returns whether the whole batch is in.
+    /// Applies as much of the batch as the slice's work allows. Returns whether the whole batch is
+    /// applied.
     pub(super) fn run(&mut self) -> bool {
         loop {
             match self.progress.phase {
@@ -62,7 +64,7 @@ impl<'a> Slice<'a> {
             self.progress.applied.refused += 1;
             let reason = refusal.reason;
             if reason == RefusalReason::LargeGroup {
-                // What the rank holds in that group decides its answers, and is not known.
+                // The rank's answers depend on what it holds in that group, and that is not known.
                 self.rank.contradict(reason.name());
             } else {
                 self.rank.refuse(reason.name(), 1);
@@ -71,7 +73,7 @@ impl<'a> Slice<'a> {
         self.next_piece();
     }
 
-    /// The piece after the one at hand: up to the next clear, or the end.
+    /// Goes on to the next piece: the events up to the next clear, or to the end of the batch.
     fn next_piece(&mut self) {
         let start = self.progress.piece.end;
         let events = &self.batch.events[start..];
@@ -81,7 +83,7 @@ impl<'a> Slice<'a> {
         self.progress.begin_piece();
         self.progress.phase = Phase::Name;
         if len == 0 {
-            // Nobody holds slots any more.
+            // No slot of this batch is needed any longer.
             self.progress.applied.effort = self.rank.end_batch();
             self.progress.phase = Phase::Trim;
         }
@@ -106,7 +108,7 @@ impl<'a> Slice<'a> {
         }
     }
 
-    /// Learns groups and names the dense stores of the piece.
+    /// Learns the groups from the stores of the piece, and names its dense stores.
     fn name(&mut self) {
         let batch = self.batch;
         while self.progress.left > 0 && self.progress.event < self.progress.piece.end {
@@ -125,7 +127,7 @@ impl<'a> Slice<'a> {
         }
     }
 
-    /// Regrades as many slots as the slice takes.
+    /// Regrades as many slots as the slice's work allows.
     fn regrade(&mut self) {
         let (from, most) = (self.progress.regraded, self.progress.left);
         let grown = &self.progress.grown;
@@ -153,13 +155,13 @@ impl<'a> Slice<'a> {
         } else {
             let end = self.progress.slots.len();
             let named = end - blocks..end;
-            // Reading back what was just written would wait until it is in memory.
+            // Reading back what was just written would have to wait until it has reached memory.
             self.progress.previous = Some(named.clone());
             self.named(Some(named));
         }
     }
 
-    /// Learns from a store, and begins to name it unless nothing is to be named.
+    /// Learns from a store, and begins to name it, unless it has nothing to name.
     fn begin_store(&mut self, stored: &Stored) -> Option<Chain> {
         self.rank.earn(stored.hashes.len, stored.tokens.len);
         self.learned |= self.learn(stored);
@@ -175,7 +177,7 @@ impl<'a> Slice<'a> {
         Some(self.naming().begin(stored))
     }
 
-    /// The event at hand is named, by these slots where it is a dense store.
+    /// Finishes the naming of the current event. A dense store has these slots.
     fn named(&mut self, slots: Option<Range<usize>>) {
         self.progress.named.push(slots);
         self.progress.next_event();
@@ -222,7 +224,7 @@ impl<'a> Slice<'a> {
         }
     }
 
-    /// Clears, or as many slots as the slice takes.
+    /// Applies a clear, to as many slots as the slice's work allows.
     fn clear(&mut self) {
         let most = self.progress.left;
         if self.rank.clear_some(most, &mut self.shared) {
@@ -264,7 +266,8 @@ impl<'a> Slice<'a> {
         }
     }
 
-    /// Where the copies of the store at hand go; asked once per event, as asking counts refusals.
+    /// The channel for the copies of the current store. It is looked up once per event, because a
+    /// look-up counts refusals.
     fn channel(&mut self, stored: &Stored) -> Option<ChannelId> {
         if let Target::Channel(channel) = self.progress.target {
             return channel;
@@ -280,8 +283,8 @@ impl<'a> Slice<'a> {
         channel
     }
 
-    /// The slots of a sparse store, as many as the slice takes. What is one thing to know is not
-    /// divided.
+    /// Finds the slots of a sparse store, as many as the slice's work allows. A store that has to
+    /// be known as a whole is not divided.
     fn look_up(&mut self, stored: &Stored, slots: &mut Vec<SlotId>) -> usize {
         let blocks = stored.hashes.len as usize;
         let from = self.progress.hashes;
@@ -356,7 +359,7 @@ impl<'a> Slice<'a> {
         owner: Option<Span>,
     ) -> ChannelKey {
         let tier = match medium {
-            // A copy on another machine has to be loaded, wherever it is there.
+            // A copy on another machine has to be loaded, whichever tier it is on there.
             Medium::Gpu | Medium::Cpu if remote => Tier::Storage,
             Medium::Gpu => Tier::Gpu,
             Medium::Cpu => Tier::Cpu,

@@ -1,4 +1,4 @@
-//! From what is certain, doubted and possible to the bounds of one rank.
+//! The bounds of one rank, from what is certainly held, what is in doubt, and what may be held.
 
 use super::answer::Bounds;
 use super::limbo::Possible;
@@ -11,7 +11,7 @@ use super::words::Words;
 use crate::rule::{self, Unknown};
 
 impl Search<'_, '_> {
-    /// The bounds of one rank, given what is certainly there.
+    /// The bounds of one rank, given the length that it certainly holds.
     pub(super) fn bounds(
         &self,
         reading: Reading<'_>,
@@ -58,8 +58,9 @@ impl Search<'_, '_> {
         }
     }
 
-    /// How much of `lower` rests on boundaries before the first at which the rank held two hashes:
-    /// which of them the request has, and so what comes after, nobody can say.
+    /// How much of `lower` needs only boundaries before the first one at which the rank held two
+    /// hashes. It cannot be known which of the two the request has, so what comes after cannot be
+    /// known either.
     fn unambiguous(
         &self,
         reading: Reading<'_>,
@@ -125,9 +126,9 @@ impl Search<'_, '_> {
     }
 }
 
-/// Shows one rank's undecided copies wherever they may stand.
+/// Marks the undecided copies of one rank as present wherever they may stand.
 fn show(possible: &Possible, view: &View, set: TierSet, bit: usize, unit: u32, words: &mut Words) {
-    // The walk that found them may be finer than what the rule looks at.
+    // The walk that found these copies may have a finer unit than the words of the rule.
     let per_word = (unit / possible.unit.max(1)) as usize;
     for (kind, places) in possible.iter().filter(|(kind, _)| set.contains(kind.tier)) {
         let lists = if kind.partial {

@@ -2,14 +2,14 @@
 //!
 //! Law: it is the resume rule over *canonical* blocks, whose size may differ from every engine's. A
 //! canonical block counts for a group when held blocks of that group cover all of its tokens. The
-//! main groups count as one full group of which any member will do; a window group needs the
-//! canonical blocks that its window touches; groups of any other kind restrict nothing. No
-//! alignment, no dialect, and no token is left to compute. A score is the number of blocks, each
-//! times the weight of its tier.
+//! main groups count as one full group, and a block in any of them suffices. A window group needs
+//! the canonical blocks that its window touches. Groups of any other kind restrict nothing. The
+//! strategy ignores alignment and dialect, and no token has to be left to compute. A score is the
+//! number of blocks, each times the weight of its tier.
 //!
-//! Copies count whose place is known and that no clear put in doubt, never entries smaller than
-//! their group's block. A pod whose groups do not tell how to score it has no score: its row says
-//! that it is unknown.
+//! A copy counts if its place is known and no clear put it in doubt; an entry smaller than its
+//! group's block never counts. If the groups of a pod do not tell how to score it, the pod has no
+//! score, and its row says that it is unknown.
 
 use super::catalog::UNGROUPED;
 use super::request::CanonicalBlocks;
@@ -19,15 +19,15 @@ use super::view::View;
 use crate::rule::{self, HOLDERS, Held, Query, Unknown};
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
-/// The worth of a block that the windows of a pod without main attention have passed.
+/// The weight of a block that the windows have passed, for a pod without main attention.
 const NULL_BLOCK_WEIGHT: f64 = 1.0;
 
-/// What the groups of a view are to this strategy, by their index in the view.
+/// The role of each group of a view in this strategy, by the group's index in the view.
 #[derive(Debug, PartialEq, Eq)]
 struct Roles {
-    /// Main attention; empty for pods whose groups are all windows.
+    /// The main attention groups; empty for pods whose groups are all windows.
     main: Vec<usize>,
-    /// Groups with a window, and how many canonical blocks it asks for.
+    /// The groups with a window, each with the number of canonical blocks that it asks for.
     windows: Vec<(usize, u32)>,
 }
 
@@ -39,8 +39,8 @@ fn is_main(view: &View, index: usize) -> bool {
 }
 
 impl Roles {
-    /// `None` where the groups do not tell how to score: none is known that this strategy models,
-    /// or the first, which may be the main one, has not shown itself.
+    /// `None` if the groups do not tell how to score: either this strategy knows the kind of none
+    /// of them, or the first group, which may be the main one, has not appeared yet.
     fn of(view: &View, block_size: u32) -> Option<Self> {
         let groups = &view.topology.groups;
         let cacheable = || (0..groups.len()).filter(|&i| groups[i].prefix_cacheable);
@@ -77,7 +77,7 @@ impl Grid {
         self.num_tokens / self.block
     }
 
-    /// Adds the holders of every engine block to each unit of it.
+    /// Marks every engine block at each unit that the block covers.
     fn spread(&self, held: &[u64], block_size: u32, units: &mut [u64]) {
         let step = block_size as usize / self.unit;
         for (block, units) in held.chunks_exact(step).zip(units.chunks_mut(step)) {
@@ -88,7 +88,7 @@ impl Grid {
         }
     }
 
-    /// The holders of every canonical block: those of all units that it overlaps.
+    /// The holders of every canonical block: those that hold all units that the block overlaps.
     fn fold(&self, units: &[u64]) -> Vec<u64> {
         if self.unit == self.block {
             return units.to_vec();
@@ -104,12 +104,13 @@ impl Grid {
     }
 }
 
-/// Canonical blocks of one class along a request.
+/// The canonical blocks that one class holds along a request.
 #[derive(Debug)]
 struct Coverage {
-    /// What each tier in turn adds to, best tier first: main blocks, or blocks of any group.
+    /// The blocks that each tier adds, best tier first: main blocks or, without main attention,
+    /// blocks of any group.
     worth: Vec<Vec<u64>>,
-    /// Each window group on any tier.
+    /// The blocks of each window group on any tier.
     windows: Vec<Vec<u64>>,
 }
 
@@ -151,7 +152,8 @@ impl Coverage {
         Self { worth, windows }
     }
 
-    /// How many canonical blocks each holder can reuse: the resume rule with blocks for tokens.
+    /// How many canonical blocks each holder can reuse: the resume rule, counted in blocks instead
+    /// of tokens.
     fn hits(
         &self,
         roles: &Roles,
@@ -178,7 +180,7 @@ impl Coverage {
             hash_lookahead: 0,
             dialect: EngineDialect::PURE,
         };
-        // One more than there are, because the rule leaves one to compute.
+        // The rule leaves one block to compute, so it is told one more than there are.
         let num_tokens = u32::try_from(grid.num_blocks() + 1).unwrap_or(u32::MAX);
         let query = Query {
             num_tokens,
@@ -197,10 +199,10 @@ impl Coverage {
         )
     }
 
-    /// The first `hits` blocks of each holder, each times the weight of the best tiers that cover
-    /// it; `weights` is in the order of `worth`.
+    /// For each holder, the value of its first `hits` blocks: each block has the weight of the best
+    /// tiers that cover it. `weights` is in the order of `worth`.
     fn value(&self, hits: &[u32; HOLDERS], weights: &[f64]) -> [f64; HOLDERS] {
-        // Blocks that the best tier does not cover are the exception: only they are visited.
+        // Blocks that the best tier does not cover are rare, so only those are visited.
         let mut elsewhere = vec![[0_u32; HOLDERS]; weights.len()];
         for (k, reaching) in reaching(hits).into_iter().enumerate() {
             let mut missing = reaching;
@@ -228,7 +230,7 @@ impl Coverage {
     }
 }
 
-/// For every block the holders whose hit reaches beyond its first token.
+/// For every block, the holders whose hit goes beyond the block's first token.
 fn reaching(hits: &[u32; HOLDERS]) -> Vec<u64> {
     let mut words = vec![0; hits.iter().copied().max().unwrap_or(0) as usize];
     for (bit, &hit) in hits.iter().enumerate().filter(|(_, hit)| **hit > 0) {
@@ -242,7 +244,7 @@ fn reaching(hits: &[u32; HOLDERS]) -> Vec<u64> {
     words
 }
 
-/// Counts a block for every holder in `word`.
+/// Adds one to the count of every holder in `word`.
 fn count(mut word: u64, counts: &mut [u32; HOLDERS]) {
     while word != 0 {
         counts[word.trailing_zeros() as usize] += 1;
@@ -262,7 +264,7 @@ fn unit_group(kind: SpecKind, window: Option<u32>) -> GroupSpec {
     }
 }
 
-/// The scores of the ranks of a class, by bit; `None` where their groups do not tell how.
+/// The scores of the ranks of a class, by bit; `None` if their groups do not tell how to score.
 pub(super) fn scores(
     search: &Search<'_, '_>,
     reading: Reading<'_>,

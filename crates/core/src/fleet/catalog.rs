@@ -1,8 +1,9 @@
-//! What is known of one pod's groups: configured, or learned from its events.
+//! What is known of the groups of one pod, from its configuration or from its events.
 //!
-//! Configuration wins; what events say is checked against it. Without configuration the largest
-//! block size seen of a group is its block size, and its first kind and window are its own; a
-//! window or chunk that no event carries is what the operator said of its kind.
+//! Configuration takes precedence, and events are checked against it. Without configuration, a
+//! group's block size is the largest size that any event showed, and its kind and window are the
+//! first that an event told. If events carry no window or chunk, the operator's value for that kind
+//! is used.
 
 use super::divisors::{gcd, lcm};
 use super::limbo::Tails;
@@ -10,55 +11,58 @@ use crate::error::{Error, Result};
 use crate::spec::{GroupSpec, SpecKind, Topology};
 use crate::wire::MAX_GROUPS;
 
-/// What an operator says of a pod.
+/// What the operator says about a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodConfig {
-    /// Groups and alignment, where given.
+    /// The groups and the alignment, as far as they are given.
     pub topology: Option<Topology>,
-    /// The engine publishes its full-attention component only (SGLang): other groups are silent.
+    /// Whether the engine publishes only its full-attention component (SGLang), so no event tells
+    /// of other groups.
     pub only_full_is_published: bool,
-    /// Reused blocks are announced again without a copy: counts drift, so that lower is 0.
+    /// Whether the engine announces reused blocks again although there is no new copy. Counts then
+    /// drift, so lower bounds are 0.
     pub full_reports: bool,
-    /// The engine keeps whole windows of its window groups, that end at multiples of the alignment.
+    /// Whether the engine keeps whole windows of its window groups, which end at multiples of the
+    /// alignment.
     pub keeps_whole_windows: bool,
-    /// The window or chunk, in tokens, of learned groups of a kind where events do not carry it.
+    /// The window or chunk, in tokens, of learned groups whose events do not carry it, by kind.
     pub unsent: Vec<(SpecKind, u32)>,
 }
 
-/// What one store says of its group.
+/// What one store says about its group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GroupNews {
-    /// `group_idx`; `None` from producers that do not send it.
+    /// `group_idx`; `None` from producers that do not send one.
     pub group: Option<u32>,
-    /// The kind, where sent.
+    /// The kind, if it was sent.
     pub kind: Option<SpecKind>,
-    /// The window in tokens, where sent.
+    /// The window in tokens, if it was sent.
     pub window: Option<u32>,
-    /// Tokens per block of this store; 0 = a placeholder that does not say.
+    /// Tokens per block of this store; 0 is a placeholder that says nothing.
     pub block_size: u32,
-    /// Tokens after a block that its hash also covers; 0 = none listed.
+    /// Tokens after a block that its hash also covers; 0 if the store lists none.
     pub lookahead: u32,
 }
 
-/// Why a store contradicts what is known.
+/// The way in which a store contradicts what is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Contradiction {
-    /// Another kind than configured or learned.
+    /// The kind differs from the configured or learned one.
     Kind,
-    /// Another window than configured or learned.
+    /// The window differs from the configured or learned one.
     Window,
-    /// A larger block than the configured one.
+    /// The block is larger than the configured one.
     BlockSize,
-    /// A group that the configuration does not have.
+    /// The configuration has no such group.
     Group,
-    /// Another number of lookahead tokens.
+    /// The number of lookahead tokens differs.
     Lookahead,
-    /// A block that no request is as long as.
+    /// The block is longer than any request.
     SizeLimit,
 }
 
 impl Contradiction {
-    /// The name under which it is counted.
+    /// The name under which the contradiction is counted.
     #[must_use]
     pub(super) const fn reason(self) -> &'static str {
         match self {
@@ -75,23 +79,23 @@ impl Contradiction {
 /// What is known of one group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Known {
-    /// Its kind, where a store told it.
+    /// The group's kind, if a store has told it.
     pub(super) kind: Option<SpecKind>,
-    /// Its window in tokens, where a store told it.
+    /// The group's window in tokens, if a store has told it.
     pub(super) window: Option<u32>,
     /// Tokens per block.
     pub(super) block_size: u32,
-    /// What all sizes seen are multiples of: entries within a block stand at hashes too.
+    /// The greatest common divisor of all sizes seen: entries inside a block end at hashes too.
     pub(super) grain: u32,
 }
 
 /// The index of the group that ungrouped events of an unconfigured pod belong to.
 pub(super) const UNGROUPED: u16 = u16::MAX;
-/// Of an alignment of more blocks, what a retention keeps tells too little for what it costs.
+/// With more blocks than this per alignment, what a retention keeps tells too little for its cost.
 const MOST_BLOCKS_PER_ALIGNMENT: u32 = 64;
 
-/// No block has more tokens: it is the longest request that the HTTP service answers as long as
-/// nobody configures more, and engines have blocks of at most a few thousand.
+/// The largest number of tokens of a block. It is the longest request that the HTTP service answers
+/// unless more is configured; real engines have blocks of at most a few thousand tokens.
 pub(super) const MAX_BLOCK_TOKENS: u32 = 1 << 20;
 
 /// The groups of one pod.
@@ -99,7 +103,7 @@ pub(super) const MAX_BLOCK_TOKENS: u32 = 1 << 20;
 pub(super) struct Catalog {
     /// What the operator said.
     pub(super) config: PodConfig,
-    /// What was learned, by group index.
+    /// What was learned of each group, by group index.
     pub(super) learned: Vec<Option<Known>>,
     /// The group of events without an index.
     pub(super) ungrouped: Option<Known>,
@@ -107,7 +111,7 @@ pub(super) struct Catalog {
     lookahead: u32,
 }
 
-/// The only group there is, else the only one of full attention: (index, whether it is full).
+/// The only group, or else the only full-attention group, as (index, whether it is a full group).
 fn only_one(groups: impl Iterator<Item = (u16, bool)> + Clone) -> u16 {
     let mut full = groups.clone().filter(|(_, is_full)| *is_full);
     let mut all = groups;
@@ -120,9 +124,8 @@ fn only_one(groups: impl Iterator<Item = (u16, bool)> + Clone) -> u16 {
 impl Catalog {
     /// Starts from what the operator configured.
     ///
-    /// # Errors
-    /// Whatever `Topology::validate` refuses; more groups or larger blocks than any engine has; a
-    /// window or chunk of no tokens.
+    /// Errors that `Topology::validate` returns; more groups or larger blocks than any engine has;
+    /// a window or chunk of no tokens.
     pub(super) fn new(config: PodConfig) -> Result<Self> {
         if let Some(topology) = &config.topology {
             topology.validate()?;
@@ -153,7 +156,7 @@ impl Catalog {
         })
     }
 
-    /// The groups that the operator named, if there are any.
+    /// The groups that the operator listed, if any.
     pub(super) fn configured_groups(&self) -> Option<&[GroupSpec]> {
         let groups = self.config.topology.as_ref().map(|t| t.groups.as_slice())?;
         (!groups.is_empty()).then_some(groups)
@@ -165,8 +168,8 @@ impl Catalog {
         self.configured_groups().is_some()
     }
 
-    /// Which group an event speaks of. Events without an index belong to the only group there is,
-    /// or to the only full-attention group (SGLang publishes that component alone).
+    /// The group that an event belongs to. Events without an index belong to the only group, or to
+    /// the only full-attention group (SGLang publishes only that component).
     #[must_use]
     pub(super) fn resolve(&self, group: Option<u32>) -> u16 {
         if let Some(index) = group {
@@ -174,7 +177,7 @@ impl Catalog {
         }
         match self.configured_groups() {
             Some(groups) => only_one((0u16..).zip(groups).map(|(i, g)| (i, g.kind.is_full()))),
-            // Once something came without an index, that is the producer's way.
+            // Once an event came without an index, the producer is known to send none.
             None if self.ungrouped.is_some() => UNGROUPED,
             None => only_one((0u16..).zip(&self.learned).filter_map(|(index, known)| {
                 Some((index, known.as_ref()?.kind.is_some_and(SpecKind::is_full)))
@@ -199,7 +202,7 @@ impl Catalog {
         }
     }
 
-    /// The block size of a group, 0 while unknown.
+    /// The block size of a group; 0 while it is unknown.
     #[must_use]
     pub(super) fn block_size(&self, group: u16) -> u32 {
         self.known(group).map_or(0, |k| k.block_size)
@@ -211,10 +214,10 @@ impl Catalog {
         self.lookahead
     }
 
-    /// Takes in what a store says; mutates what is learned. True when the view changed.
+    /// Learns from a store. Returns true if what is known of the groups has changed.
     ///
     /// # Errors
-    /// The first contradiction; what is known stays as it was.
+    /// The first contradiction; then nothing is changed.
     pub(super) fn learn(&mut self, news: GroupNews) -> std::result::Result<bool, Contradiction> {
         if news.block_size > MAX_BLOCK_TOKENS {
             return Err(Contradiction::SizeLimit);
@@ -269,27 +272,28 @@ impl Catalog {
         self.learned[index] = Some(known);
     }
 
-    /// Tokens per hash of the engine's chain, where the operator said which groups there are.
+    /// Tokens per hash of the engine's chain, if the operator listed the groups.
     #[must_use]
     pub(super) fn configured_hash_block(&self) -> Option<u32> {
         let topology = self.config.topology.as_ref()?;
         (!topology.groups.is_empty()).then_some(topology.hash_block_size)
     }
 
-    /// What every boundary seen is a multiple of, in tokens: the configured hash block, or the
-    /// greatest common divisor of all sizes seen, of which the engine's hash block is a divisor;
-    /// 0 while nothing is known.
+    /// The number of tokens that every boundary seen so far is a multiple of: the configured hash
+    /// block, or else the greatest common divisor of all sizes seen, which the engine's hash block
+    /// divides. It is 0 while nothing is known.
     #[must_use]
     pub(super) fn grain(&self) -> u32 {
         self.configured_hash_block().unwrap_or_else(|| {
-            // What no prefix is looked up in need not follow the chain.
+            // A group that no prefix is looked up in need not follow the hash chain.
             self.reused().map(|known| known.grain).fold(0, gcd)
         })
     }
 
-    /// What a store of blocks of this size keeps of its group, if the operator said that whole
-    /// windows are kept, and that tells anything. The alignment of learned groups only grows, so
-    /// that tails end at multiples of a smaller one too.
+    /// The tails that the engine keeps of this group, for a store of blocks of this size. `None`
+    /// unless the operator said that whole windows are kept, and unless that tells anything. The
+    /// alignment of learned groups only grows, so tails also end at multiples of any earlier,
+    /// smaller alignment.
     #[must_use]
     pub(super) fn tails(&self, group: u16, block_size: u32) -> Option<Tails> {
         if !self.config.keeps_whole_windows || self.config.full_reports {
@@ -298,7 +302,7 @@ impl Catalog {
         let known = self.known(group)?;
         let topology = self.config.topology.as_ref();
         let groups = self.configured_groups().unwrap_or_default();
-        // Entries within blocks, and a draft head's windows, end elsewhere.
+        // Entries inside blocks, and the windows of a draft head, end elsewhere.
         if topology.is_some_and(|t| t.partial_hits)
             || groups.iter().any(|g| g.eagle)
             || known.block_size != block_size
@@ -319,19 +323,19 @@ impl Catalog {
             .then_some(Tails { blocks, every })
     }
 
-    /// Learned groups that some prefix is looked up in.
+    /// The learned groups that prefixes are looked up in.
     fn reused(&self) -> impl Iterator<Item = &Known> + Clone {
         let all = self.learned.iter().flatten().chain(&self.ungrouped);
         all.filter(|known| !known.kind.is_some_and(SpecKind::is_never_reused))
     }
 
-    /// A learned group as the rule takes it.
+    /// A learned group in the form that the rule takes.
     pub(super) fn learned_group(&self, known: Known) -> GroupSpec {
         let kind = known.kind.unwrap_or(SpecKind::Unknown);
         let unsent = self.config.unsent.iter().find(|(of, _)| *of == kind);
         let unsent = unsent.map(|(_, tokens)| *tokens);
         let window = known.window.or(unsent).filter(|_| kind.is_window());
-        // A window kind whose window nobody said is as unknown as its kind.
+        // A window group whose window is not known is treated as a group of unknown kind.
         let is_windowless = kind.is_window() && window.is_none();
         GroupSpec {
             kind: if is_windowless {

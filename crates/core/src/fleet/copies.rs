@@ -1,6 +1,6 @@
-//! Copies of one rank come and go, and its presence bits with them.
+//! Adding and removing copies of one rank, and the presence bits that follow from them.
 //!
-//! A bit is set while some channel of its plane has a copy at a hash that stands there.
+//! A bit is set while some channel of its plane has a copy of a hash that stands at the bit's node.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use super::rank::{Rank, Shared};
 use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Whereabouts};
 
 impl Rank {
-    /// Adds a copy and shows it.
+    /// Adds a copy and sets its presence bit.
     pub(super) fn add_copy(&mut self, slot: SlotId, channel: ChannelId, shared: &mut Shared<'_>) {
         if !self.counts_copies && self.slots.holds(slot, channel) {
             return;
@@ -20,7 +20,8 @@ impl Rank {
         }
     }
 
-    /// Counts a copy and shows it; what is in doubt stays so. True: the channel's first.
+    /// Counts a copy and sets its presence bit; what is in doubt stays in doubt. Returns true if it
+    /// is the channel's first copy.
     fn count_copy(&mut self, slot: SlotId, channel: ChannelId, shared: &mut Shared<'_>) -> bool {
         if !self.slots.add_copy(slot, channel) {
             return false;
@@ -36,7 +37,7 @@ impl Rank {
         true
     }
 
-    /// An event spoke of a copy that was in doubt.
+    /// Drops a copy that was in doubt, because an event has mentioned it.
     fn drop_doubt(&mut self, slot: SlotId, key: ChannelKey, planes: &mut Planes) -> bool {
         let Some(twin) = self.slots.channels.find(ChannelKey {
             doubted: true,
@@ -51,12 +52,12 @@ impl Rank {
         dropped
     }
 
-    /// Clears the bit of a plane in which the slot has no copy any more.
+    /// Clears the slot's bit in a plane in which the slot no longer has a copy.
     pub(super) fn hide(&mut self, slot: SlotId, plane: PlaneId, planes: &mut Planes) {
         self.slots.hide(slot, plane, planes, self.column.bit);
     }
 
-    /// Takes a copy away; false when there was none.
+    /// Removes a copy. Returns false if there was none.
     pub(super) fn remove_copy(
         &mut self,
         slot: SlotId,
@@ -91,7 +92,8 @@ impl Rank {
         was_doubted
     }
 
-    /// One of two copies went, and nobody said which: the last of its kind is in doubt.
+    /// Handles the removal of one of two copies when the event does not say which: the last copy of
+    /// its kind is put in doubt.
     fn remove_either(
         &mut self,
         slot: SlotId,
@@ -115,7 +117,8 @@ impl Rank {
         }
     }
 
-    /// Copies of a channel may be gone: they leave what is certain and stay possible.
+    /// Puts the copies of a channel in doubt: they may be gone, so they count as possible and not
+    /// as certain.
     fn doubt(&mut self, slot: SlotId, channel: ChannelId, planes: &mut Planes) {
         let Channel { key, plane } = self.slots.channels.get(channel);
         let twin = self.channel(
@@ -140,9 +143,9 @@ impl Rank {
         }
     }
 
-    /// The blocks of these groups turned out larger: what was taken for whole blocks were parts of
-    /// one. Nobody spoke of a copy, so that what is in doubt stays in doubt. Looks at a part of the
-    /// table, and returns where it came to.
+    /// Handles groups whose blocks turned out larger: what was taken for whole blocks were parts of
+    /// one. No event has mentioned a copy here, so what is in doubt stays in doubt. Looks at a part
+    /// of the table, and returns the position at which it stopped.
     pub(super) fn regrade(
         &mut self,
         groups: &[u16],

@@ -1,7 +1,7 @@
 //! Common divisors and multiples of token counts.
 
-/// Least common multiple; one that no token count reaches becomes the largest multiple of the
-/// greatest common divisor, which is as far from any hit.
+/// The least common multiple. If it exceeds every possible token count, the result is the largest
+/// multiple of the greatest common divisor that fits, which no hit can reach either.
 #[must_use]
 pub(super) fn lcm(values: impl Iterator<Item = u32> + Clone) -> u32 {
     let mut all = values.clone();
@@ -12,7 +12,7 @@ pub(super) fn lcm(values: impl Iterator<Item = u32> + Clone) -> u32 {
     })
 }
 
-/// Greatest common divisor; `gcd(0, b) = b`.
+/// The greatest common divisor; `gcd(0, b) = b`.
 #[must_use]
 pub(super) const fn gcd(mut a: u32, mut b: u32) -> u32 {
     while b != 0 {

@@ -1,17 +1,19 @@
-//! Counted work: how much of it may still be done for what is at hand.
+//! Counted work, and how much of it may still be done.
 //!
-//! A unit is one look at one thing (a hash, a block, a candidate). Units are counted, never timed:
-//! the same input costs the same on every machine. Whoever does work whose amount the input decides
-//! asks first ([`Effort::spend`]); what is refused is left undone, and whoever lent the effort sees
-//! that ([`Effort::is_exhausted`]) and says what an answer is worth without it. Work that the size of
-//! the input itself bounds is only counted ([`Effort::note`]). Nothing here decides what is given up.
+//! A unit is one look at one thing (a hash, a block, a candidate). Units are counted, never timed,
+//! so the same input costs the same on every machine. Code whose amount of work depends on the
+//! input asks before it works ([`Effort::spend`]), and skips what is refused. The code that lent
+//! the effort then sees that some work was skipped ([`Effort::is_exhausted`]), and decides what an
+//! answer is worth without it. Work that is already bounded by the size of the input is only
+//! counted ([`Effort::note`]). Nothing in this file decides which work is skipped.
 
 use std::cell::Cell;
 
-/// Units of effort that a rank keeps from batch to batch: some 15 to 35 ms of work. The recorded
-/// engines never ask for more than 3 000 units in one batch.
+/// The units of effort that a rank keeps from batch to batch: some 15 to 35 ms of work. The
+/// recorded engines never need more than 3 000 units for one batch.
 pub(super) const MOST_EFFORT_KEPT: u64 = 1 << 18;
-/// What may still be spent, and what was. It is lent shared, so that looking can be charged too.
+/// The units that may still be spent, and those that were spent. Spending needs only a shared
+/// reference, so code that only reads can be charged too.
 #[derive(Debug, Default)]
 pub(super) struct Effort {
     left: Cell<u64>,
@@ -20,7 +22,7 @@ pub(super) struct Effort {
 }
 
 impl Effort {
-    /// This many units.
+    /// An effort of this many units.
     #[must_use]
     pub(super) fn of(units: u64) -> Self {
         Self {
@@ -29,7 +31,8 @@ impl Effort {
         }
     }
 
-    /// Asks for work. False: not that much is left, and nothing is from now on.
+    /// Asks for units of work. Returns false if fewer are left; from then on every request is
+    /// refused.
     #[must_use]
     pub(super) fn spend(&self, units: usize) -> bool {
         let units = units as u64;
@@ -42,7 +45,7 @@ impl Effort {
         true
     }
 
-    /// Counts work that is done in any case.
+    /// Counts work that is done whether or not effort is left.
     pub(super) fn note(&self, units: u64) {
         self.spent.set(self.spent.get() + units);
     }
@@ -53,18 +56,19 @@ impl Effort {
         self.exhausted.get()
     }
 
-    /// Units spent and counted so far.
+    /// The units spent or counted so far.
     #[must_use]
     pub(super) fn spent(&self) -> u64 {
         self.spent.get()
     }
 
-    /// Adds to what may be spent.
+    /// Adds units that may be spent.
     pub(super) fn earn(&mut self, units: usize) {
         self.left.set(self.left.get() + units as u64);
     }
 
-    /// Begins anew: what is left is kept up to `most`; nothing is spent or refused yet.
+    /// Starts over: keeps at most `most` of the units that are left, and forgets what was spent or
+    /// refused.
     pub(super) fn renew(&mut self, most: u64) {
         *self = Self::of(self.left.get().min(most));
     }

@@ -1,10 +1,11 @@
-//! What is known of one engine's hash function: the third means of placing a hash.
+//! What is known of one engine's hash function, which is the third means of placing a hash.
 //!
-//! A configured function counts at once, a documented default only once confirmed. Every root
-//! store whose salt is visible confirms or refutes it, by its first hash; a sparse one can only
-//! confirm it. Where groups are learned from events, the first of them does not tell the hash
-//! block: it is found as the divisor with which a store's own hash comes out, and until then the
-//! function is not used, because it would exclude what it cannot name.
+//! A configured function counts at once; a documented default counts only once it is confirmed.
+//! Every root store with a visible salt confirms or refutes the function by the store's first hash;
+//! a sparse root store can only confirm it. If groups are learned from events, the first events do
+//! not tell the hash block. It is then the divisor with which the function reproduces a store's own
+//! hash. Until it is found the function is not used, because it would exclude hashes that it cannot
+//! name.
 
 use hashbrown::HashSet;
 
@@ -15,22 +16,22 @@ use crate::hash::{ChainSpec, Digest, ExtraKeys, HashAlgo, none_hash};
 pub(super) struct HashFunction {
     /// The algorithm.
     pub algo: HashAlgo,
-    /// What stands for the parent of a first block.
+    /// The digest that stands for the parent of a first block.
     pub none_hash: Digest,
 }
 
 /// How much a function is trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// Nothing is known, or `--keys join` switched it off.
+    /// No function is known, or `--keys join` switched it off.
     Unknown,
-    /// Documented defaults that no root store has confirmed yet.
+    /// The documented defaults, which no root store has confirmed yet.
     Assumed,
-    /// The operator says so.
+    /// The operator configured the function.
     Configured,
-    /// A root store agreed.
+    /// A root store agreed with the function.
     Confirmed,
-    /// A root store disagreed.
+    /// A root store disagreed with the function.
     Refuted,
 }
 
@@ -48,12 +49,12 @@ impl Standing {
     }
 }
 
-/// Tokens per hash of an engine's chain, as far as known without looking at hashes.
+/// Tokens per hash of an engine's chain, as far as they are known without looking at hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HashBlock {
-    /// The operator said so.
+    /// The operator's value.
     Is(u32),
-    /// A divisor of this: of all sizes seen.
+    /// A divisor of this number, which is a common divisor of all sizes seen.
     Divides(u32),
 }
 
@@ -62,32 +63,33 @@ pub(super) enum HashBlock {
 pub(super) enum Shown<'a> {
     /// One hash, at the end of the tokens.
     AtTheEnd(u64),
-    /// Hashes at ends of some blocks; their salt may be hidden with the first.
+    /// Hashes at the ends of some blocks. The salt may be hidden because the first block is not
+    /// listed.
     Somewhere(&'a [u64]),
 }
 
-/// What a root store shows: enough to hash its first blocks.
+/// What a root store shows: enough to compute the hashes of its first blocks.
 pub(super) struct RootStore<'a> {
     /// Tokens from the start of the prompt to a block's end.
     pub tokens: &'a [u32],
     /// Tokens per hash.
     pub unit: HashBlock,
-    /// LoRA name and path.
+    /// The LoRA name and path.
     pub lora: Option<(&'a str, &'a str)>,
     /// The salt.
     pub salt: Option<&'a str>,
-    /// Hashes along the tokens.
+    /// The hashes that the store lists along the tokens.
     pub shown: Shown<'a>,
 }
 
-/// What a root store says of a function.
+/// What a root store says about a function.
 enum Finding {
     Agrees(HashFunction, u32),
     Disagrees,
     Nothing,
 }
 
-/// The function of one engine, as far as known.
+/// The hash function of one engine, as far as it is known.
 #[derive(Debug, Clone)]
 pub(super) struct EngineChain {
     candidates: Vec<HashFunction>,
@@ -95,21 +97,21 @@ pub(super) struct EngineChain {
     misses: u32,
     /// The hash block with which a store agreed.
     unit: Option<u32>,
-    /// What may still be spent on stores that need not agree.
+    /// The effort left for stores that need not agree.
     effort: usize,
 }
 
-/// So many root stores may disagree before assumed defaults are given up.
+/// After this many root stores that disagree, assumed defaults are given up.
 const MISSES: u32 = 16;
-/// What stores that need not agree may cost in one life of an engine: the tokens hashed, and
-/// `TOKENS_PER_HASH` for each hash. An honest engine's first store costs a few thousand.
+/// What stores that need not agree may cost during one life of an engine: the tokens hashed, plus
+/// `TOKENS_PER_HASH` for each hash. The first store of a real engine costs a few thousand.
 const EFFORT: usize = 1 << 20;
 const TOKENS_PER_HASH: usize = 16;
-/// A hash block is no smaller part than this of what was seen.
+/// The hash block is assumed to be no smaller than this fraction of the sizes seen.
 const MOST_HASHES_PER_BLOCK: u32 = 1 << 12;
 
 impl EngineChain {
-    /// Nothing known, and nothing will be tried.
+    /// An engine of which no function is known and none will be tried.
     #[must_use]
     pub(super) fn off() -> Self {
         Self::of(Vec::new(), Standing::Unknown)
@@ -149,7 +151,7 @@ impl EngineChain {
         Self::of(candidates, standing)
     }
 
-    /// How much it is trusted.
+    /// How much the function is trusted.
     #[must_use]
     pub(super) fn standing(&self) -> Standing {
         self.standing
@@ -166,7 +168,7 @@ impl EngineChain {
         }
     }
 
-    /// Whether a store that can only confirm would tell anything new.
+    /// Whether a store that can only confirm the function would tell anything new.
     #[must_use]
     pub(super) fn is_sought(&self, unit: HashBlock) -> bool {
         self.effort > 0
@@ -177,7 +179,8 @@ impl EngineChain {
             }
     }
 
-    /// Compares a root store with the function. False: a trusted function is contradicted now.
+    /// Compares a root store with the function. Returns false if a trusted function is contradicted
+    /// by it.
     pub(super) fn check(&mut self, root: &RootStore<'_>) -> bool {
         if matches!(self.standing, Standing::Unknown | Standing::Refuted) {
             return true;
@@ -211,8 +214,8 @@ impl EngineChain {
         true
     }
 
-    /// Tries the divisors of what was seen, the largest first: it is the usual one. A store
-    /// disagrees only if all were tried.
+    /// Tries the divisors of the sizes seen, the largest first because it is the usual hash block.
+    /// A store disagrees only if all divisors were tried.
     fn find_unit(&mut self, root: &RootStore<'_>, all: u32) -> Finding {
         for parts in (1..=all.min(MOST_HASHES_PER_BLOCK)).filter(|n| all.is_multiple_of(*n)) {
             match self.compare(root, all / parts, false) {

@@ -1,8 +1,9 @@
 //! Why an answer is what it is: what each group holds along the request, and what it accepts.
 //!
-//! What the index knows is noted while the answer is made (a [`Draft`] per rank, the words that the
-//! answer was read from among it). The strips are drawn from that afterwards, without the index:
-//! however long the request, explaining it keeps nobody waiting for longer than scoring it.
+//! The facts from the index are noted while the answer is made: a [`Draft`] per rank, with the
+//! words that the answer was read from. The strips are drawn from them afterwards, without the
+//! index. However long the request, an explanation therefore holds the index no longer than a score
+//! does.
 
 use std::sync::Arc;
 
@@ -19,50 +20,51 @@ use crate::spec::GroupSpec;
 /// One group of one rank along a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupStrip {
-    /// Wire index; `None` for events without one.
+    /// The group's index on the wire; `None` for events without an index.
     pub group: Option<u16>,
-    /// Kind, block size, window.
+    /// The group's kind, block size and window.
     pub spec: GroupSpec,
-    /// Whether the block that ends at `(j + 1) * block_size` is held.
+    /// For each `j`, whether the block that ends at `(j + 1) * block_size` is held.
     pub held: Vec<bool>,
-    /// Boundaries in tokens, above 0, that the group accepts; `None` if it never restricts.
+    /// The boundaries above 0, in tokens, that the group accepts; `None` if it never restricts.
     pub accepted: Option<Vec<u32>>,
 }
 
-/// What an explanation draws of one rank: a line of blocks for each group, in the engine's order.
+/// What an explanation shows of one rank: a row of blocks for each group, in the engine's order.
 pub type Strip = Vec<GroupStrip>;
 
 /// One rank of an explanation that is not drawn yet.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Draft {
-    /// Why its state is not exact.
+    /// Why the rank's state is not exact.
     pub(super) reason: String,
-    /// What it is seen with, and its bit there; `None` for a rank of which no group is known.
+    /// What the class of the rank holds, and the rank's bit there; `None` for a rank without any
+    /// known group.
     pub(super) sight: Option<(Arc<Sight>, u32)>,
 }
 
-/// Blocks that one explanation shows, over all groups of all ranks: what it costs in memory (some 50
-/// bytes each in Python) is bounded before it is drawn.
+/// The largest number of blocks that one explanation shows, over all groups of all ranks. It bounds
+/// the memory (some 50 bytes per block in Python) before anything is drawn.
 const MAX_BLOCKS: u64 = 4 << 20;
 
-/// An answer, and all that is needed to say why.
+/// An answer, and everything needed to explain it.
 #[derive(Debug)]
 pub struct Explained {
     /// The answer that is explained.
     pub answer: Answer,
     pub(super) num_tokens: u32,
-    /// In the order of the answer's rows.
+    /// The drafts, in the order of the answer's rows.
     pub(super) drafts: Vec<Draft>,
 }
 
 impl Explained {
-    /// Why each rank's state is not exact, in the order of the rows; empty where it is.
+    /// Why the state of each rank is not exact, in the order of the rows; empty if it is exact.
     pub fn reasons(&self) -> impl Iterator<Item = &str> {
         self.drafts.iter().map(|draft| draft.reason.as_str())
     }
 
-    /// The strips of every rank, in the order of the rows. This costs a look at each block of each
-    /// group of each rank, and needs nothing of the index.
+    /// The strips of every rank, in the order of the rows. This looks at each block of each group
+    /// of each rank, and does not need the index.
     #[must_use]
     pub fn strips(&self) -> Vec<Strip> {
         let mut scratch = rule::Scratch::default();
@@ -79,10 +81,11 @@ impl Explained {
 impl Index {
     /// What every rank holds along the request, group by group, and what each group accepts.
     ///
-    /// What is explained is the exact answer, whatever strategy the request names.
+    /// The explanation is of the exact answer, whatever strategy the request names.
     ///
     /// # Errors
-    /// As `score` by the exact strategy; `InvalidValue` for more blocks than an explanation shows.
+    /// The same as `score` with the exact strategy, and `InvalidValue` for more blocks than an
+    /// explanation shows.
     pub fn explain(&mut self, request: &Request<'_>) -> Result<Explained> {
         let request = &Request {
             strategy: Strategy::Exact,

@@ -1,8 +1,9 @@
-//! What the feed of a rank tells: payloads, losses, restarts, and how far it knows the history.
+//! What the feed of a rank tells: payloads, losses, restarts, and how completely it knows the
+//! history.
 //!
-//! A payload may name another rank than its feed's: what the feed tells of itself is then told of that
-//! rank too. Where several feeds write to one rank the worst of their states is the rank's. Bad
-//! bytes are refused and counted, never an error.
+//! A payload may name another rank than the feed's own. What the feed says about itself then also
+//! holds for that rank. If several feeds write to one rank, the worst of their states is the rank's
+//! state. Bad bytes are refused and counted; they never raise an error.
 
 use super::engine_chain::EngineChain;
 use super::index::Index;
@@ -15,10 +16,11 @@ use crate::error::Result;
 use crate::wire::MAX_RANKS;
 
 impl Index {
-    /// Takes in one published payload. Bad bytes are refused and counted, never an error.
+    /// Applies one published payload. Bad bytes are refused and counted; they never raise an error.
     ///
-    /// A batch that names another data-parallel rank than the feed's is that rank's; a rank that
-    /// there is no room for is refused, with all that is said of it, and counted at the feed's.
+    /// A batch that names another data-parallel rank than the feed's belongs to that rank. If there
+    /// is no room for that rank, the whole batch is refused, and the refusal is counted at the
+    /// feed's rank.
     ///
     /// # Errors
     /// `Unknown` for a pod that is not registered.
@@ -32,13 +34,14 @@ impl Index {
         result.map(|_| applied)
     }
 
-    /// What a payload is decoded into, to be given back when the batch is in: its memory is kept.
+    /// Hands out the buffers into which a payload is decoded. They are to be given back after the
+    /// batch, so their memory can be used again.
     pub fn take_intake(&mut self) -> Intake {
         self.intake.take().unwrap_or_default()
     }
 
-    /// Keeps the memory of an intake for the next batch, unless a long one left much of it. Then it
-    /// is time for `keep_limits`.
+    /// Keeps the memory of an intake for the next batch, unless a long batch has left it large. The
+    /// caller should then call `keep_limits`.
     pub fn give_back(&mut self, intake: Intake) {
         self.note_taken_in(intake.applied().stored);
         if intake.bytes() <= INTAKE_KEPT {
@@ -46,11 +49,12 @@ impl Index {
         }
     }
 
-    /// Takes in the next slice of a batch that was read: about so many listed hashes. True: all of
-    /// it is in. Until then only questions may be asked, and nothing else be changed (`intake`).
+    /// Applies the next slice of a batch that was read: about this many listed hashes. Returns true
+    /// if the whole batch is applied. Until then only questions may be asked, and nothing else may
+    /// be changed (`intake`).
     ///
     /// # Errors
-    /// As `apply`.
+    /// The same as for `apply`.
     pub fn advance(
         &mut self,
         name: &str,
@@ -60,7 +64,7 @@ impl Index {
     ) -> Result<bool> {
         let row = intake.dp_rank().unwrap_or(dp_rank);
         intake.progress.left = work.max(1);
-        // Nearly every batch: its feed is known to write to this rank, which is looked up once.
+        // The usual case: the feed is known to write to this rank, so the rank is looked up once.
         if let Ok((model, column)) = self.locate(name, row)
             && model.is_told_by(column, dp_rank)
         {
@@ -77,8 +81,8 @@ impl Index {
         Ok(model.advance(column, intake))
     }
 
-    /// Whether a rank that a payload names has a row. One that nobody registered shows itself: it
-    /// gets a row of its own, where there is room for one.
+    /// Whether a rank that a payload names has a row. A rank that was not registered gets a row of
+    /// its own here, if there is room for one.
     fn has_row(&mut self, name: &str, row: u32, feed: u32) -> Result<bool> {
         let pod = self.pods.get(name).ok_or_else(|| unknown_pod(name))?;
         if !pod.columns.contains_key(&row) && row < MAX_RANKS {
@@ -95,7 +99,7 @@ impl Index {
         Ok(true)
     }
 
-    /// Remembers which feeds write to a row. Two of them tell two histories as one.
+    /// Remembers which feeds write to a row. With two feeds, the row mixes two histories.
     fn note_writer(&mut self, name: &str, row: u32, feed: u32) -> Result<()> {
         let (model, column) = self.locate(name, row)?;
         if let Some(rank) = &mut model.ranks[column]
@@ -113,7 +117,7 @@ impl Index {
         Ok(())
     }
 
-    /// The rows that a feed writes to: that of its own rank, and those that its payloads named.
+    /// The rows that a feed writes to: the row of its own rank, and those that its payloads named.
     fn rows_of(&self, name: &str, feed: u32) -> Vec<u32> {
         let Some(pod) = self.pods.get(name) else {
             return Vec::new();
@@ -130,7 +134,7 @@ impl Index {
             .collect()
     }
 
-    /// Makes the state of a row the worst of those of the feeds that write to it.
+    /// Sets the state of a row to the worst state of the feeds that write to it.
     fn combine_states(&mut self, name: &str, row: u32) {
         let Some(pod) = self.pods.get(name) else {
             return;
@@ -152,9 +156,9 @@ impl Index {
             worst.cloned().unwrap_or((State::Exact, String::new()));
     }
 
-    /// The engine of a feed restarted: the GPU tier of the ranks that it writes to is gone, other
-    /// tiers are in doubt. A rank that another feed writes to as well is lost instead: what of it
-    /// is gone nobody can say.
+    /// Handles a restart of the engine of a feed: what the ranks that it writes to held on the GPU
+    /// is gone, and the other tiers are in doubt. A rank that another feed also writes to is
+    /// treated as lost instead, because it cannot be known which part of it is gone.
     ///
     /// # Errors
     /// `Unknown` for a pod or rank that is not registered.
@@ -180,11 +184,12 @@ impl Index {
         Ok(())
     }
 
-    /// Prepares a `reset`: of at most so many slots, copies on the CPU and storage tiers become doubts.
-    /// Returns whether no such copies are left, so that the reset itself is quick.
+    /// Prepares a `reset`: at most this many slots are looked at, and their copies on the CPU and
+    /// storage tiers become doubts. Returns whether no such copies are left, so the reset itself is
+    /// quick.
     ///
     /// # Errors
-    /// As `reset`.
+    /// The same as for `reset`.
     pub fn begin_reset(&mut self, name: &str, dp_rank: u32, most: usize) -> Result<bool> {
         self.locate(name, dp_rank)?;
         for row in self.rows_of(name, dp_rank) {
@@ -201,8 +206,8 @@ impl Index {
         Ok(true)
     }
 
-    /// Messages of a feed were lost for good: what the ranks that it writes to hold is no longer
-    /// known.
+    /// Handles messages of a feed that are lost for good: what the ranks that it writes to hold is
+    /// no longer known.
     ///
     /// # Errors
     /// `Unknown` for a pod or rank that is not registered.
@@ -215,8 +220,9 @@ impl Index {
         Ok(())
     }
 
-    /// A change of the ranks that a feed writes to panicked half way: everything that is known of them
-    /// is forgotten, without a look at what is undecided, which may contradict itself.
+    /// Handles a panic in the middle of a change to the ranks that a feed writes to. Everything
+    /// known of these ranks is forgotten, without looking at what is undecided, because that may be
+    /// inconsistent.
     ///
     /// # Errors
     /// `Unknown` for a pod or rank that is not registered.
@@ -229,7 +235,7 @@ impl Index {
         Ok(())
     }
 
-    /// How far a feed knows the history of the ranks that it writes to.
+    /// Sets how completely a feed knows the history of the ranks that it writes to.
     ///
     /// # Errors
     /// `Unknown` for a pod or rank that is not registered.
@@ -250,7 +256,7 @@ impl Index {
         Ok(())
     }
 
-    /// Counts a refusal that the feed saw.
+    /// Counts a refusal that happened in the feed.
     ///
     /// # Errors
     /// `Unknown` for a pod or rank that is not registered.

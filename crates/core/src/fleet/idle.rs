@@ -1,17 +1,17 @@
-//! What tables keep ready for more, and how they give it back: what stands at the end of a table
-//! moves to free places before it, a portion at a time, until the end can go.
+//! Tables keep spare capacity, and this file gives it back. The entries at the end of a table move
+//! to free places before them, a portion at a time, until the end can be cut off.
 
 use super::model::Model;
 use super::nodes::NodeId;
 
-/// Slots that one portion moves, and nodes, each with its word in every plane.
+/// The number of slots, or of nodes with their words in every plane, that one portion moves.
 const SLOTS_MOVED: usize = 1 << 14;
 const NODES_MOVED: usize = 1 << 14;
-/// So many planes may hold words of the nodes of a portion; with more of them a portion is smaller.
+/// If the nodes of a portion have words in more planes than this, the portion is smaller.
 const FEW_PLANES: usize = 16;
 
 impl Model {
-    /// Bytes that tables keep ready for more.
+    /// The bytes of spare capacity in the tables.
     #[must_use]
     pub(super) fn idle_bytes(&self) -> usize {
         let ranks = self.ranks.iter().flatten();
@@ -19,7 +19,8 @@ impl Model {
         self.nodes.idle_bytes() + slots
     }
 
-    /// The table that keeps most ready gives a portion of it back. False: there was nothing.
+    /// Gives back a portion of the table with the most spare capacity. Returns false if there was
+    /// none.
     pub(super) fn give_back_some(&mut self) -> bool {
         let before = self.idle_bytes();
         let idle = |column: &usize| {

@@ -15,31 +15,34 @@ use crate::error::{Error, Result};
 use crate::rule;
 use crate::secret::Secret;
 
-/// How an index works, fixed for its life.
+/// How an index works; the options stay the same for its whole life.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Options {
-    /// The engines' hash functions may be used (`false`: placing by tokens and joins alone).
+    /// Whether the engines' hash functions may be used. With `false`, hashes are placed by tokens
+    /// and joins only.
     pub use_hash_functions: bool,
-    /// Presence is a count of copies; `false` is a shortcut for comparison.
+    /// Whether presence is a count of copies. `false` is a shortcut for comparison.
     pub counts_copies: bool,
-    /// All groups are evaluated; `false` (full attention only) is a shortcut for comparison.
+    /// Whether all groups are evaluated. `false` (full attention only) is a shortcut for
+    /// comparison.
     pub all_groups: bool,
-    /// Above this many bytes the pod that holds most forgets; 0 = no limit.
+    /// Above this many bytes, the pod that holds the most forgets; 0 means no limit.
     pub memory_limit_bytes: usize,
-    /// Forget what is undecided of a rank above this many bytes.
+    /// Above this many bytes, what is undecided of a rank is forgotten.
     pub limbo_limit_bytes: usize,
-    /// What a token is worth on each tier, in the order of `Tier::ALL`.
+    /// The weight of a token on each tier, in the order of `Tier::ALL`.
     pub weights: [f64; 3],
     /// Tokens per block of the `weighted_blocks` strategy.
     pub canonical_block_size: NonZeroU32,
-    /// Ranks of all pods: registering more is refused, and so are further ranks that payloads name.
+    /// The largest number of ranks of all pods. Registering more is refused, and so are further
+    /// ranks that payloads name.
     pub max_ranks: usize,
-    /// What keys and tables are made with: random bytes that nobody outside knows.
+    /// The secret that keys and tables are made with: random bytes that no outsider knows.
     pub secret: Secret,
 }
 
 impl Options {
-    /// The defaults, with a secret.
+    /// The default options, with a secret.
     #[must_use]
     pub const fn new(secret: Secret) -> Self {
         Self {
@@ -55,7 +58,7 @@ impl Options {
         }
     }
 
-    /// Bytes that what is undecided of one rank may take: half of all at most.
+    /// The bytes that the undecided hashes of one rank may take: at most half of all.
     pub(super) fn limbo_limit(&self) -> usize {
         match self.memory_limit_bytes {
             0 => self.limbo_limit_bytes,
@@ -70,10 +73,11 @@ pub struct Index {
     pub(super) options: Options,
     pub(super) models: BTreeMap<String, Model>,
     pub(super) pods: BTreeMap<String, Pod>,
-    /// Arenas and buffers between two batches; away while one is taken in.
+    /// The arenas and buffers that are kept between two batches; a batch that is being applied has
+    /// them.
     pub(super) intake: Option<Intake>,
     pub(super) scratch: rule::Scratch,
-    /// What was taken in since memory was last compared with its limits.
+    /// The work taken in since memory was last compared with its limits.
     pub(super) unchecked: usize,
 }
 
@@ -94,8 +98,8 @@ impl Index {
     /// Bounds and a score for every rank of the model.
     ///
     /// # Errors
-    /// `Unknown` for a model that is not registered, and for a pod that is not; the weighted
-    /// strategy answers for such a pod with a row that has no score.
+    /// `Unknown` for a model that is not registered, and for a pod that is not. For such a pod, the
+    /// weighted strategy answers with a row without a score instead.
     pub fn score(&mut self, request: &Request<'_>) -> Result<Answer> {
         let roster = self.roster(request)?;
         let resolved = self.resolve(request, &roster);
@@ -150,8 +154,8 @@ impl Index {
         }
     }
 
-    /// Every rank asked for. That of all pods is made once per model. Only the weighted strategy
-    /// has an answer for pods that do not serve the model.
+    /// The requested ranks. The list of all ranks is made once per model. Only the weighted
+    /// strategy has an answer for pods that do not serve the model.
     pub(super) fn roster(&mut self, request: &Request<'_>) -> Result<Arc<[Member]>> {
         let Some(model) = self.models.get_mut(request.model) else {
             return Err(unknown_model(request));

@@ -1,4 +1,4 @@
-//! What is known of every rank, for people.
+//! What is known of every rank, for people to read.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -7,39 +7,39 @@ use super::index::Index;
 use super::rank::{Placed, Rank};
 use super::state::State;
 
-/// What is known of one rank, for people.
+/// What is known of one rank, for people to read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RankInfo {
-    /// Name of the pod.
+    /// The name of the pod.
     pub pod: String,
     /// The number of the rank within its pod.
     pub dp_rank: u32,
     /// The model that the pod serves.
     pub model: String,
-    /// How far its history is known.
+    /// How completely the rank's history is known.
     pub state: State,
-    /// Why the state is not exact.
+    /// The reason, if the state is not exact.
     pub reason: String,
-    /// How many batches were taken in.
+    /// How many batches were applied.
     pub messages: u64,
-    /// Group by group: wire index, kind, block size, window, chunk.
+    /// The groups as they are known now.
     pub groups: Vec<GroupInfo>,
-    /// Hashes placed by each means, and those not placed.
+    /// How many hashes were placed, by the means that placed them.
     pub placed: Placed,
-    /// Listings that wait for their place.
+    /// The number of listings that wait for a place.
     pub unplaced: u64,
-    /// Refusals and notes by reason.
+    /// The refusals and notes, by reason.
     pub refused: BTreeMap<String, u64>,
     /// How much the engine's hash function is trusted.
     pub hash_function: &'static str,
-    /// How many hashes are named.
+    /// The number of hashes that have a name here.
     pub blocks: usize,
 }
 
-/// One group as known now.
+/// One group as it is known now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupInfo {
-    /// Wire index; `None` for events without one.
+    /// The group's index on the wire; `None` for events without an index.
     pub group: Option<u16>,
     /// Kind, window, block size and so on.
     pub spec: crate::spec::GroupSpec,
@@ -52,8 +52,8 @@ impl Index {
         self.pods_after(None, usize::MAX)
     }
 
-    /// What is known of so many ranks, in the order of pods and ranks: the next after `last`. Each costs
-    /// a look at what is undecided of it.
+    /// What is known of this many ranks after `last`, in the order of pods and ranks. Each rank
+    /// costs a look at its undecided hashes.
     #[must_use]
     pub fn pods_after(&self, last: Option<(&str, u32)>, most: usize) -> Vec<RankInfo> {
         let first = last.map_or(Bound::Unbounded, |(name, _)| Bound::Included(name));
@@ -70,7 +70,7 @@ impl Index {
         ranks.take(most).collect()
     }
 
-    /// The models that have pods.
+    /// The models that some pod serves.
     #[must_use]
     pub fn models(&self) -> Vec<String> {
         self.models.keys().cloned().collect()

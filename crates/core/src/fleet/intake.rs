@@ -1,10 +1,11 @@
-//! A batch on its way into the index: decoded before the index is asked for anything, then taken in
-//! slice by slice, so that whoever shares the index gets a turn in between.
+//! A batch on its way into the index. It is decoded before the index is locked, then applied slice
+//! by slice, so other users of the index get a turn in between.
 //!
-//! Law: between two slices nothing is unsettled, and the rank that the batch is of promises nothing:
-//! half a batch is a state that its engine may never have been in, so that its answers are bounds
-//! until the last slice. Every other rank answers as ever. Only questions may be asked in between;
-//! whoever changes the index waits until the batch is in, as slots that it found may be gone.
+//! Law: between two slices everything is settled, and the rank of the batch promises nothing. Half
+//! a batch is a state that its engine may never have been in, so the rank's answers are bounds
+//! until the last slice. Every other rank answers as usual. Only questions may be asked in between:
+//! a caller that wants to change the index waits until the batch is applied, because slots that the
+//! batch has found could go.
 
 use std::ops::Range;
 
@@ -13,27 +14,27 @@ use super::slots::{ChannelId, ChannelKey, SlotId};
 use crate::prefix::PrefixKey;
 use crate::wire::{Batch, Decoder, Limits};
 
-/// Work of one slice: some two milliseconds. A unit is a listed hash.
+/// The work of one slice: some two milliseconds. A unit is a listed hash.
 pub const SLICE: usize = 8192;
-/// So many tokens cost as much as a hash does.
+/// This many tokens cost as much as one hash.
 pub(super) const TOKENS_PER_HASH: u32 = 128;
 
-/// What one batch did.
+/// The effect of one batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// Hashes listed by stores.
+    /// The number of hashes that stores listed.
     pub stored: u64,
-    /// Copies that removals took away.
+    /// The number of copies that removals took away.
     pub removed: u64,
-    /// How many clears it had.
+    /// The number of clears.
     pub cleared: u64,
-    /// Events and details refused.
+    /// The number of events and details that were refused.
     pub refused: u64,
-    /// Units of work on what is undecided: grows with the batch, hardly faster.
+    /// The units of work on what is undecided. They grow with the batch, and hardly faster.
     pub effort: u64,
 }
 
-/// The decoder's arenas, and how far the batch in them has come. Kept from batch to batch.
+/// The decoder's arenas, and how far the batch in them is applied. It is kept from batch to batch.
 #[derive(Debug)]
 pub struct Intake {
     decoder: Decoder,
@@ -50,14 +51,14 @@ impl Default for Intake {
 }
 
 impl Intake {
-    /// Decodes a payload, and changes nothing in the index yet. Bad bytes are refused here, and counted
+    /// Decodes a payload; the index is not changed yet. Bad bytes are refused here, and counted
     /// with the first slice.
     pub fn read(&mut self, payload: &[u8]) {
         self.decoder.decode(payload);
         self.progress.rewind();
     }
 
-    /// What the slices so far did.
+    /// The effect of the slices so far.
     #[must_use]
     pub fn applied(&self) -> Applied {
         self.progress.applied
@@ -69,79 +70,79 @@ impl Intake {
         self.decoder.arena_bytes() + self.progress.bytes()
     }
 
-    /// The rank that the batch names, if it does.
+    /// The rank that the batch names, if it names one.
     pub(super) fn dp_rank(&self) -> Option<u32> {
         self.decoder.batch().dp_rank
     }
 
-    /// The batch that was read, and how far it has come.
+    /// The batch that was read, and how far it is applied.
     pub(super) fn parts(&mut self) -> (&Batch, &mut Progress) {
         (self.decoder.batch(), &mut self.progress)
     }
 }
 
-/// What is to be done next with a batch.
+/// The next thing to do with a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Phase {
-    /// Nothing was done.
+    /// Nothing has been done yet.
     #[default]
     Begin,
-    /// Name the dense stores of the piece.
+    /// The dense stores of the piece are to be named.
     Name,
-    /// Count the copies of the piece.
+    /// The copies of the piece are to be counted.
     Count,
-    /// Forget names beyond the allowance.
+    /// The names beyond the allowance are to be forgotten.
     Trim,
-    /// Nothing is left.
+    /// Nothing is left to do.
     Done,
 }
 
-/// What the event at hand counts in.
+/// Where the copies of the current event are counted.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) enum Target {
-    /// Not asked yet.
+    /// This has not been looked up yet.
     #[default]
     Unknown,
-    /// A store's channel; none where the rank has as many as it may have.
+    /// The channel of a store; `None` if the rank already has as many channels as it may have.
     Channel(Option<ChannelId>),
-    /// What a removal takes from.
+    /// The key that a removal removes from.
     Key(ChannelKey),
 }
 
-/// How far a batch has come.
+/// How far a batch is applied.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    /// What is to be done next.
+    /// The next thing to do.
     pub phase: Phase,
-    /// What was done.
+    /// The effect so far.
     pub applied: Applied,
-    /// Events up to the next clear, which are named before they are counted.
+    /// The events up to the next clear, which are all named before any is counted.
     pub piece: Range<usize>,
-    /// The event at hand.
+    /// The current event.
     pub event: usize,
-    /// How many of its hashes are done.
+    /// How many of the current event's hashes are done.
     pub hashes: usize,
     /// The dense store that is being named.
     pub chain: Option<Chain>,
     /// The slots of the dense stores of the piece, in order.
     pub slots: Vec<SlotId>,
-    /// The keys of the blocks at hand.
+    /// The keys of the blocks that are being named.
     pub keys: Vec<PrefixKey>,
-    /// Which of them belong to each event of the piece.
+    /// For each event of the piece, the range of its slots.
     pub named: Vec<Option<Range<usize>>>,
-    /// Which of them belong to the last store.
+    /// The range of the last store's slots.
     pub previous: Option<Range<usize>>,
-    /// Groups whose block turned out larger in the piece.
+    /// The groups whose block turned out larger in this piece.
     pub grown: Vec<u16>,
-    /// The slot at which regrading them goes on.
+    /// The slot at which regrading those groups continues.
     pub regraded: usize,
-    /// Where the copies of the event at hand go to, or are taken from.
+    /// Where the copies of the current event are added or removed.
     pub target: Target,
     /// The slots of the last sparse store.
     pub sparse: Vec<SlotId>,
-    /// The last store was sparse.
+    /// Whether the last store was sparse.
     pub previous_was_sparse: bool,
-    /// Work that the slice may still do.
+    /// The work that the slice may still do.
     pub left: usize,
 }
 
@@ -154,13 +155,13 @@ impl Progress {
         self.begin_piece();
     }
 
-    /// The whole batch is refused.
+    /// Refuses the whole batch.
     pub(super) fn refuse(&mut self) {
         self.applied.refused = 1;
         self.phase = Phase::Done;
     }
 
-    /// Events of another piece are at hand: what was named before is no concern of theirs.
+    /// Starts a piece: what was named for earlier pieces does not concern its events.
     pub(super) fn begin_piece(&mut self) {
         self.event = self.piece.start;
         self.hashes = 0;
@@ -173,7 +174,7 @@ impl Progress {
         self.previous_was_sparse = false;
     }
 
-    /// The event at hand is done with.
+    /// Goes on to the next event.
     pub(super) fn next_event(&mut self) {
         self.event += 1;
         self.hashes = 0;
@@ -181,12 +182,12 @@ impl Progress {
         self.work(1);
     }
 
-    /// So much was done.
+    /// Counts work that was done.
     pub(super) fn work(&mut self, units: usize) {
         self.left = self.left.saturating_sub(units);
     }
 
-    /// How many of the blocks that are left of an event this slice takes; at least one.
+    /// How many of an event's remaining blocks this slice takes; at least one.
     pub(super) fn take(&mut self, blocks: usize, tokens_per_block: u32) -> usize {
         let cost = 1 + (tokens_per_block / TOKENS_PER_HASH) as usize;
         let taken = blocks.min((self.left / cost).max(1));

@@ -1,4 +1,4 @@
-//! The body of a score answer, as the HTTP API gives it and as the binding hands rows over.
+//! The body of a score answer, as the HTTP API sends it and as the binding passes rows on.
 
 use super::answer::{Answer, Row};
 
@@ -19,7 +19,7 @@ struct NamedRow<'a> {
 }
 
 impl Answer {
-    /// The answer as the bytes of a JSON object.
+    /// The answer as a JSON object, in bytes.
     #[must_use]
     pub fn to_json(&self, model: &str, num_tokens: usize) -> Vec<u8> {
         let rows = self.roster.iter().zip(&self.rows);
@@ -28,7 +28,7 @@ impl Answer {
             dp_rank: member.dp_rank,
             row,
         });
-        // Nothing in it can fail to serialise: texts, numbers and maps with text keys.
+        // Serialising cannot fail: there are only texts, numbers and maps with text keys.
         serde_json::to_vec(&Body {
             model,
             num_tokens,

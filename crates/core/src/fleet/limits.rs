@@ -1,59 +1,59 @@
-//! How much an index holds, and what it forgets above its limits.
+//! How much memory an index may hold, and what it forgets above its limits.
 //!
-//! Law: above `memory_limit_bytes` the pod that holds most forgets first, so that a pod below its
-//! share of the limit forgets nothing, whatever others do. What is in use comes under four fifths of
-//! the limit, and what tables keep ready for more under the last fifth. It is done in portions of a
-//! few milliseconds, between which whoever shares the index gets a turn.
+//! Law: above `memory_limit_bytes` the pod that holds the most forgets first. A pod below its share
+//! of the limit therefore forgets nothing, whatever other pods do. Memory in use is brought under
+//! four fifths of the limit, and spare capacity of tables under the last fifth. This happens in
+//! portions of a few milliseconds, and other users of the index get a turn between two portions.
 
 use super::index::Index;
 use super::intake::Intake;
 use super::model::Model;
 use super::rank::{Rank, Shared};
 
-/// Ranks that the payloads of one pod may name beyond those registered: an engine that makes ranks
-/// up leaves room for those of other pods.
+/// The number of ranks that the payloads of one pod may name beyond those registered. With this
+/// limit, an engine that invents ranks leaves room for the ranks of other pods.
 pub(super) const NAMED_BY_PAYLOADS: usize = 256;
 
-/// Arenas and buffers that are kept from batch to batch.
+/// The bytes of arenas and buffers that are kept from batch to batch.
 pub(super) const INTAKE_KEPT: usize = 16 << 20;
 
-/// Memory is compared with its limit once in so many listed hashes, or in so many batches: measuring
-/// walks every rank.
+/// Memory is compared with its limit once per this many listed hashes, or once per
+/// `BATCHES_A_CHECK` batches, because measuring visits every rank.
 const HASHES_A_CHECK: usize = 65_536;
 const BATCHES_A_CHECK: usize = 256;
 
-/// Names that one portion forgets.
+/// The number of names that one portion forgets.
 const PORTION: usize = 4096;
-/// Nodes that one portion releases.
+/// The number of nodes that one portion releases.
 const RELEASED: usize = 1 << 15;
 
 impl Index {
-    /// Bytes held, by capacity and estimate.
+    /// The bytes held, by capacity and estimate.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.models.values().map(Model::bytes).sum::<usize>()
             + self.intake.as_ref().map_or(0, Intake::bytes)
     }
 
-    /// A batch was taken in.
+    /// Notes that a batch was applied.
     pub(super) fn note_taken_in(&mut self, stored: u64) {
         let stored = usize::try_from(stored).unwrap_or(HASHES_A_CHECK);
         self.unchecked += stored.min(HASHES_A_CHECK) + HASHES_A_CHECK / BATCHES_A_CHECK;
     }
 
-    /// It is time for `keep_limits` to look at memory (it comes by itself from time to time).
+    /// Makes the next `keep_limits` look at memory, which it otherwise does only from time to time.
     pub fn check_limits(&mut self) {
         self.unchecked = HASHES_A_CHECK;
     }
 
-    /// Brings memory under its limits now.
+    /// Brings memory under its limits at once.
     pub fn enforce_limits(&mut self) {
         self.check_limits();
         while !self.keep_limits() {}
     }
 
-    /// Does a portion of what is left to do: what was removed is released, and memory brought under its
-    /// limits where it is time to look. True: nothing is left.
+    /// Does a portion of the remaining work: releases what was removed and, if it is time to look,
+    /// brings memory under its limits. Returns true if nothing is left to do.
     pub fn keep_limits(&mut self) -> bool {
         if (self.models.values_mut()).any(|model| model.nodes.release_some(RELEASED) > 0) {
             return false;
@@ -77,8 +77,9 @@ impl Index {
         true
     }
 
-    /// What is undecided of all ranks together takes so many bytes at most: the rank that has most of
-    /// it forgets it first, and nobody's placed blocks go for it.
+    /// Keeps the undecided hashes of all ranks together below this many bytes. The rank with the
+    /// most undecided hashes forgets them first, and no placed block is forgotten for them. Returns
+    /// false if nothing had to be forgotten.
     fn bound_limbos(&mut self, most: usize) -> bool {
         let models = self.models.values();
         if models.map(Model::undecided_bytes).sum::<usize>() <= most {
@@ -92,7 +93,7 @@ impl Index {
         true
     }
 
-    /// The pod that holds most forgets a portion of it. False: nobody holds anything.
+    /// Makes the pod that holds the most forget a portion. Returns false if no pod holds anything.
     fn forget_some(&mut self) -> bool {
         let sizes = self.pods.values().filter_map(|pod| {
             let model = self.models.get(&pod.spec.model)?;
@@ -114,15 +115,15 @@ impl Index {
         all > 0
     }
 
-    /// The model whose tables keep most ready gives a portion of it back. False: there is nothing to
-    /// give back.
+    /// Makes the model with the most spare capacity give back a portion. Returns false if there is
+    /// none.
     fn give_back_some(&mut self) -> bool {
         let models = self.models.values_mut();
         (models.max_by_key(|model| model.idle_bytes())).is_some_and(Model::give_back_some)
     }
 }
 
-/// What a rank takes up at most, by what would have to go for it.
+/// An upper estimate of a rank's memory, by what would have to be forgotten to free it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Size {
     placed: usize,
@@ -130,11 +131,11 @@ pub(super) struct Size {
     channels: usize,
 }
 
-/// What a name takes at most, that of its boundary included, and an undecided name beside what limbo
-/// takes for it.
+/// The largest number of bytes that a name takes, including its boundary; and those that an
+/// undecided name takes in addition to its record in limbo.
 const BYTES_PER_NAME: usize = 128;
 const BYTES_PER_UNDECIDED: usize = 64;
-/// Channels that are worth a thought.
+/// Channels count only above this many bytes.
 const MANY_CHANNELS: usize = 16 << 10;
 
 impl Size {
@@ -144,7 +145,7 @@ impl Size {
 }
 
 impl Model {
-    /// Forgets a portion of what stands nowhere. False: nothing is left.
+    /// Forgets a portion of the slots that stand nowhere. Returns false if none is left.
     fn forget_doomed(&mut self) -> bool {
         let columns = 0..self.ranks.len();
         let forget = |rank: &mut Rank, shared: &mut Shared<'_>| rank.forget_doomed(PORTION, shared);
@@ -159,7 +160,7 @@ impl Model {
         ranks.map(|rank| rank.limbo.bytes()).sum()
     }
 
-    /// The rank of which most is undecided: how many bytes, and its column.
+    /// The rank with the most undecided hashes, as their bytes and its column.
     fn most_undecided(&self) -> (usize, usize) {
         let ranks = self.ranks.iter().enumerate();
         let sizes = ranks.filter_map(|(at, rank)| Some((rank.as_ref()?.limbo.bytes(), at)));
@@ -187,7 +188,7 @@ impl Model {
         }
     }
 
-    /// Forgets a portion of what takes most of a rank.
+    /// Forgets a portion of whatever takes the most memory of a rank.
     fn forget_some(&mut self, column: usize, size: Size) {
         let Size {
             placed,

@@ -1,7 +1,7 @@
-//! What one rank ceases to hold at once: a clear, a restart, a loss, a memory limit.
+//! What one rank loses at once: by a clear, a restart, a loss or a memory limit.
 //!
-//! What takes everything costs a pass over the table and one over the presence bits, however the
-//! copies are spread: it holds the index for some milliseconds per million of blocks.
+//! Losing everything costs one pass over the table and one over the presence bits, however the
+//! copies are spread. It holds the index for some milliseconds per million blocks.
 
 use hashbrown::HashSet;
 use smallvec::SmallVec;
@@ -12,11 +12,12 @@ use super::rank::{Rank, Shared};
 use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
 use super::tier::Tier;
 
-/// Clearing a page of a plane costs as much as so many bits do one by one.
+/// Clearing a page of a plane costs as much as clearing this many bits one by one.
 const BITS_PER_PAGE: usize = 4;
 
 impl Rank {
-    /// The engine dropped its GPU tier. Copies on other tiers are in doubt from now on.
+    /// Handles a clear: the engine dropped its GPU tier, and copies on other tiers are in doubt
+    /// from now on.
     pub(super) fn clear(&mut self, shared: &mut Shared<'_>) {
         let stirred = self.slots.take_stirred();
         self.effort.note(stirred.len() as u64);
@@ -33,8 +34,8 @@ impl Rank {
         self.forgot.remove(Tier::Gpu);
     }
 
-    /// Does as much of a clear as looks at so many slots. True: it is done. Copies on the GPU alone go at
-    /// once, which is quick.
+    /// Does the part of a clear that looks at this many slots. Returns true if the clear is
+    /// complete. If all copies are on the GPU, the clear is done at once, which is quick.
     pub(super) fn clear_some(&mut self, most: usize, shared: &mut Shared<'_>) -> bool {
         let on_gpu = |(_, channel): (ChannelId, Channel)| channel.key.tier == Tier::Gpu;
         if self.slots.num_stirred() <= most || self.slots.channels.iter().all(on_gpu) {
@@ -48,14 +49,14 @@ impl Rank {
         false
     }
 
-    /// Pages of presence bits that the rank may be shown in.
+    /// The number of pages in which the rank may have presence bits.
     fn pages(&self, shared: &Shared<'_>) -> usize {
         let planes = self.slots.channels.planes().iter();
         planes.map(|&plane| shared.planes.num_pages(plane)).sum()
     }
 
-    /// Clears many slots: those with copies on the GPU alone without a look at their bits, which go
-    /// plane by plane.
+    /// Clears many slots. If a slot has copies on the GPU only, its bits are not looked at one by
+    /// one; they are cleared for each plane as a whole.
     fn clear_slots(&mut self, slots: Vec<SlotId>, shared: &mut Shared<'_>) {
         let on_gpu = |(_, channel): &(ChannelId, Channel)| channel.key.tier == Tier::Gpu;
         let gpu = self.slots.channels.iter().filter(on_gpu);
@@ -74,7 +75,7 @@ impl Rank {
         self.slots.sharing.show_nothing_in(&planes);
     }
 
-    /// The engine restarted: hashes may mean other prefixes now.
+    /// Handles a restart of the engine: hashes may mean other prefixes now.
     pub(super) fn restart(&mut self, shared: &mut Shared<'_>, chain: EngineChain) {
         self.clear(shared);
         if self.slots.holds_nothing() {
@@ -137,7 +138,7 @@ impl Rank {
         }
     }
 
-    /// Drops everything that is held on any tier: it is no longer known to be there.
+    /// Drops everything that is held on any tier, because it is no longer known to be there.
     pub(super) fn lose(&mut self, shared: &mut Shared<'_>) {
         self.show_nothing(shared);
         self.slots.drop_all();
@@ -151,7 +152,7 @@ impl Rank {
         }
     }
 
-    /// Forgets every name, and with it every copy. The nodes are released by and by.
+    /// Forgets every name, and with it every copy. The nodes are released later, in portions.
     pub(super) fn forget_everything(&mut self, shared: &mut Shared<'_>) {
         self.show_nothing(shared);
         drop(self.limbo.take_all());
@@ -160,7 +161,7 @@ impl Rank {
         self.has_doubts = false;
     }
 
-    /// Knows nothing from here on, whatever state a change left it in.
+    /// Forgets everything, whatever state an interrupted change has left the rank in.
     pub(super) fn discard(&mut self, shared: &mut Shared<'_>) {
         self.forget_everything(shared);
         self.slots.sharing.forget();
@@ -169,7 +170,7 @@ impl Rank {
         self.refuse("internal_error", 1);
     }
 
-    /// Remembers that the tiers which have a copy here are not known any more.
+    /// Remembers the tiers that have a copy here: what they hold is no longer completely known.
     fn forget_copies(&mut self, slot: SlotId) {
         for channel in self.slots.held_channels(slot) {
             self.forgot
@@ -177,7 +178,7 @@ impl Rank {
         }
     }
 
-    /// Forgets a placed hash with all its copies. True: it had some.
+    /// Forgets a placed hash with all its copies. Returns true if it had any.
     pub(super) fn evict(&mut self, slot: SlotId, shared: &mut Shared<'_>) -> bool {
         debug_assert!(matches!(
             self.slots.whereabouts(slot),
@@ -190,7 +191,7 @@ impl Rank {
         is_held
     }
 
-    /// Forgets everything, for want of memory.
+    /// Forgets everything, to free memory.
     pub(super) fn evict_everything(&mut self, shared: &mut Shared<'_>) {
         for (_, channel) in self.slots.channels.iter() {
             self.forgot.insert(channel.key.tier);
@@ -199,7 +200,8 @@ impl Rank {
         self.forget_everything(shared);
     }
 
-    /// Forgets everything undecided. Its slots, which stand nowhere from now on, go by and by.
+    /// Forgets everything undecided. Its slots, which stand nowhere from now on, are forgotten
+    /// later, in portions.
     pub(super) fn evict_limbo(&mut self) {
         for slot in self.limbo.take_all() {
             self.effort.note(1);
@@ -208,8 +210,8 @@ impl Rank {
         }
     }
 
-    /// Forgets some of the slots that stand nowhere. Returns how many it were: fewer than `most` mean
-    /// that none is left.
+    /// Forgets at most `most` of the slots that stand nowhere. Returns how many it forgot: fewer
+    /// than `most` mean that none is left.
     pub(super) fn forget_doomed(&mut self, most: usize, shared: &mut Shared<'_>) -> usize {
         let rest = self.doomed.len().saturating_sub(most);
         let some = self.doomed.split_off(rest);

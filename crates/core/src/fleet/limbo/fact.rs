@@ -1,4 +1,4 @@
-//! The words in which facts are told: positions, salts, and what they are said of.
+//! The vocabulary of facts: positions, salts, and the hashes and classes that facts are about.
 
 use crate::fleet::nodes::{Place, SaltId};
 use crate::fleet::slots::EntryId;
@@ -25,12 +25,12 @@ pub(crate) enum Frame {
     Trie(TrieId),
 }
 
-/// A position: so many tokens, and their key, from the origin of a frame.
+/// A position: a number of tokens from the origin of a frame, and the key of those tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct At {
-    /// Where it is measured from.
+    /// The frame that the position is measured from.
     pub frame: Frame,
-    /// How far it is from there.
+    /// The tokens between the frame's origin and this position, as a step.
     pub step: Step,
 }
 
@@ -53,26 +53,26 @@ impl At {
 pub(crate) enum Salt {
     /// A salt that some block showed.
     Known(SaltId),
-    /// The salt of a class, seen or not.
+    /// The salt of a class, whether a block has shown it yet or not.
     Of(ClassId),
 }
 
-/// What the events or a request told.
+/// One piece of knowledge that an event or a request gave.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Fact {
-    /// The hash stands here; `ahead` is its lookahead part.
+    /// The hash stands at this position. The last field is its lookahead part.
     Stands(EntryId, At, u64),
-    /// Two classes are one.
+    /// The two classes share one salt, so they become one class.
     SameSalt(ClassId, ClassId),
     /// The class has this salt.
     HasSalt(ClassId, SaltId),
 }
 
-/// By which means a hash got its place: counted for statistics.
+/// The means by which a hash got its place, counted for the statistics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Means {
-    /// It joined a hash whose place the events told.
+    /// The hash joined another hash whose place the events told.
     Join,
-    /// A request's own engine chain named it.
+    /// The hash chain of a request, computed as the engine would, contained the hash.
     Query,
 }

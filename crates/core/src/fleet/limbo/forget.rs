@@ -1,9 +1,10 @@
-//! Forgetting what can no longer matter, and giving back what only numbered it.
+//! Limbo forgets hashes that can no longer matter, and gives back the memory of their records.
 //!
-//! A name may go only when nothing undecided still speaks of it: otherwise its hash would come
-//! back with a second identity. So a hash stays while it is held, while a floating trie hangs
-//! below it that holds something, and while a span lists it beside something held. What stays moves
-//! into lists of its own size, so that a sweep costs what there is, and memory comes back.
+//! A hash may be forgotten only when no undecided record refers to it. Otherwise the hash would
+//! later come back with a second identity. So a hash stays (1) while it is held, (2) while a trie
+//! floats below it that contains a held hash, and (3) while a span lists it together with a held
+//! hash. A sweep moves what stays into lists of the right size: the sweep costs as much as there is
+//! to look at, and the memory is returned.
 
 use super::Limbo;
 use super::fact::{At, ClassId, Fact, Frame, SpanId, TrieId};
@@ -11,18 +12,18 @@ use super::records::{Entry, SaltClass, Trie};
 use super::span::Span;
 use crate::fleet::slots::{EntryId, SlotId, Slots, Whereabouts};
 
-/// Entries, spans, tries and classes that a rank may keep without a sweep: about a megabyte.
+/// A rank may keep this many entries, spans, tries and classes without a sweep: about a megabyte.
 const ALLOWANCE: usize = 8192;
-/// What a first token of a trie takes in the tree and beside the trie.
+/// The bytes that a trie's first token takes, in the index by first token and in the trie itself.
 const FIRST_TOKEN_BYTES: usize = 32;
 
-/// What a sweep keeps.
+/// The records that a sweep keeps.
 struct Live {
     entries: Vec<bool>,
     spans: Vec<bool>,
 }
 
-/// New numbers of what stays.
+/// The new numbers of the records that stay.
 struct Renumbered {
     entries: Vec<Option<EntryId>>,
     tries: Vec<Option<TrieId>>,
@@ -30,16 +31,17 @@ struct Renumbered {
 }
 
 impl Limbo {
-    /// Sweeps when limbo has doubled since the last look, beyond an allowance: what is known of a
-    /// hash stays true when its last copy goes, and names it again when it comes back.
+    /// Sweeps when limbo has doubled since the last look, and has more records than the allowance.
+    /// Until then, limbo keeps what it knows of a hash even after the hash's last copy went: that
+    /// stays true, and it places the hash if the hash comes back.
     pub(crate) fn sweep_if_grown(&mut self, slots: &mut Slots) {
         if self.len() > (2 * self.looked_at).max(ALLOWANCE) {
             self.sweep_if_half_goes(slots);
         }
     }
 
-    /// Sweeps where at least half of what there is goes: moving the rest costs as much as that gives
-    /// back.
+    /// Sweeps if at least half of the records would go. If fewer went, moving the rest would cost
+    /// more than the sweep gives back.
     pub(crate) fn sweep_if_half_goes(&mut self, slots: &mut Slots) {
         let live = self.live(slots);
         if 2 * self.len_of(&live) <= self.len() {
@@ -48,20 +50,21 @@ impl Limbo {
         self.looked_at = self.len();
     }
 
-    /// Forgets every undecided hash that nothing held depends on.
+    /// Forgets every undecided hash that no held hash depends on.
     pub(crate) fn sweep(&mut self, slots: &mut Slots) {
         let live = self.live(slots);
         self.keep(&live, slots);
         self.looked_at = self.len();
     }
 
-    /// Forgets everything undecided, and returns the slots that were: they stand nowhere now.
+    /// Forgets everything undecided. Returns the slots of the undecided hashes, which now stand
+    /// nowhere.
     pub(crate) fn take_all(&mut self) -> impl Iterator<Item = SlotId> + use<> {
         let old = self.renew();
         old.entries.into_items().map(|(_, entry)| entry.slot)
     }
 
-    /// Leaves nothing but the counters; returns what was.
+    /// Empties limbo except for its counters. Returns the old contents.
     fn renew(&mut self) -> Self {
         let old = std::mem::replace(self, Self::new(self.field));
         self.contradictions = old.contradictions;
@@ -70,12 +73,12 @@ impl Limbo {
         old
     }
 
-    /// Everything that has a number, tries and classes that became part of others included.
+    /// The number of all records, including the tries and classes that became part of others.
     fn len(&self) -> usize {
         self.entries.len() + self.spans.len() + self.tries.len() + self.classes.len()
     }
 
-    /// How much of it a sweep leaves, at most.
+    /// The largest number of records that a sweep could leave.
     fn len_of(&self, live: &Live) -> usize {
         let count = |flags: &[bool]| flags.iter().filter(|&&flag| flag).count();
         let hashes = count(&live.entries) + count(&live.spans);
@@ -86,7 +89,7 @@ impl Limbo {
         hashes + self.tries.iter().filter(floats).count() + classes.min(hashes)
     }
 
-    /// What something held depends on.
+    /// The records that some held hash depends on.
     fn live(&self, slots: &Slots) -> Live {
         let mut live = Live {
             entries: vec![false; self.entries.end()],
@@ -118,7 +121,8 @@ impl Limbo {
         live
     }
 
-    /// Moves what stays into lists of its own size, and forgets the rest. No fact waits any more.
+    /// Moves what stays into lists of the right size, and forgets the rest. No fact is waiting by
+    /// now.
     fn keep(&mut self, live: &Live, slots: &mut Slots) {
         let mut old = self.renew();
         let mut new = Renumbered {
@@ -163,7 +167,7 @@ impl Limbo {
         *new.classes[root.0 as usize].get_or_insert_with(|| self.new_class(old.label(root)))
     }
 
-    /// Tries that hang nowhere stay with the hash that they float below.
+    /// Moves the tries that still float, each together with the hash that it floats below.
     fn keep_tries(&mut self, old: &Self, new: &mut Renumbered) {
         for (id, trie) in old.tries.iter().enumerate() {
             if trie.hangs.get().is_none()
@@ -196,7 +200,7 @@ impl Limbo {
         self.enter_span(id);
     }
 
-    /// Bytes held, by capacity; what each trie is found under by estimate.
+    /// The bytes held, by capacity; the index by first token is estimated.
     #[must_use]
     pub(crate) fn bytes(&self) -> usize {
         self.entries.bytes()
@@ -211,7 +215,7 @@ impl Limbo {
             + self.dirty.capacity() * size_of::<SpanId>()
     }
 
-    /// Panics unless entries, tries, spans, classes and what finds them agree.
+    /// Panics unless entries, tries, spans, classes and the indexes that find them agree.
     pub(crate) fn check_integrity(&self, slots: &Slots) {
         assert!(!self.is_unsettled(), "facts or spans are left unsolved");
         self.check_entries(slots);
@@ -304,7 +308,7 @@ impl Limbo {
 }
 
 impl Renumbered {
-    /// The same position, in the frames that stay.
+    /// The same position, measured in the frames that stay.
     fn at(&self, old: &Limbo, at: At) -> At {
         let at = old.resolve(at);
         let frame = match at.frame {

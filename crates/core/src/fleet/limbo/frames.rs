@@ -1,9 +1,11 @@
-//! Where positions are measured from: floating tries, and how they come to hang somewhere.
+//! The frames that positions are measured from: floating tries, and how a trie is attached to a
+//! position.
 //!
-//! A trie that hangs only says where: what was in it keeps its position, measured from the trie's
-//! own origin, and is read through it ([`Limbo::resolve`]). The members of both become one ring, so
-//! that hanging costs the same however many they are. Only the way to the absolute start visits
-//! each, once, because each may leave for a node then.
+//! A trie that is attached *hangs* at a position. Attaching it only records where its origin stands.
+//! What was in the trie keeps its position, measured from the trie's own origin, and
+//! [`Limbo::resolve`] translates that position when it is read. The member rings of both frames are
+//! joined, so attaching costs the same however many members there are. Only attaching a trie to the
+//! absolute start visits each member, once, because each may then leave for a node.
 
 use std::cell::Cell;
 
@@ -16,8 +18,8 @@ use crate::fleet::slots::EntryId;
 use crate::prefix::{PrefixKey, Step};
 
 impl Limbo {
-    /// Where a hash stands as far as known: its own position, or the origin of the trie that
-    /// floats below it (made when there is none).
+    /// Where the tokens after a hash start, as far as known: at the hash's own position, or at the
+    /// origin of the trie that floats below the hash. The trie is made if there is none.
     pub(in crate::fleet) fn anchor(&mut self, entry: EntryId) -> (At, ClassId) {
         let class = self.class_of(entry);
         if let Some(at) = self.entries[entry.0].at {
@@ -36,7 +38,7 @@ impl Limbo {
         )
     }
 
-    /// A trie that floats below a hash.
+    /// Makes a trie that floats below a hash.
     pub(super) fn new_trie(&mut self, root: EntryId) -> TrieId {
         let id = TrieId(u32::try_from(self.tries.len()).expect("fewer than 2^32 tries"));
         self.tries.push(Trie {
@@ -51,7 +53,7 @@ impl Limbo {
         id
     }
 
-    /// The same position, from the absolute start or from a trie that still floats.
+    /// The same position, measured from the absolute start or from a trie that still floats.
     pub(super) fn resolve(&self, at: At) -> At {
         match at.frame {
             Frame::Absolute => at,
@@ -61,7 +63,7 @@ impl Limbo {
         }
     }
 
-    /// So much further on.
+    /// The position that lies one step after another position.
     pub(super) fn further(&self, at: At, step: Step) -> At {
         At {
             frame: at.frame,
@@ -69,7 +71,7 @@ impl Limbo {
         }
     }
 
-    /// Where the origin of a trie stands, if it hangs anywhere.
+    /// The position of a trie's origin, if the trie is attached anywhere.
     fn origin(&self, mut trie: TrieId) -> Option<At> {
         let hangs = |trie: TrieId| self.tries[trie.0 as usize].hangs.get();
         let mut path: SmallVec<[TrieId; 8]> = SmallVec::new();
@@ -91,7 +93,7 @@ impl Limbo {
         Some(origin)
     }
 
-    /// A hash has this position from now on; the position is resolved.
+    /// Gives a hash its position. The position must be resolved.
     pub(super) fn enter_frame(&mut self, id: EntryId, at: At) {
         self.entries[id.0].at = Some(at);
         match at.frame {
@@ -109,7 +111,7 @@ impl Limbo {
         }
     }
 
-    /// Takes a hash out of the ring of its position.
+    /// Takes a hash out of the ring of the hashes at its position.
     pub(super) fn leave_frame(&mut self, id: EntryId) {
         let Some(at) = self.entries[id.0].at.map(|at| self.resolve(at)) else {
             return;
@@ -126,13 +128,13 @@ impl Limbo {
         }
     }
 
-    /// The undecided hashes with an absolute position of this key.
+    /// The undecided hashes whose absolute position has this key.
     pub(super) fn at_prefix(&self, key: PrefixKey) -> impl Iterator<Item = EntryId> + '_ {
         let head = self.by_prefix.get(&key).map(|e| e.0);
         self.entries.ring::<OfFrame>(head).map(EntryId)
     }
 
-    /// The undecided hashes that stand where one does, it among them.
+    /// The undecided hashes at the same position as this one, which is included.
     pub(super) fn hashes_beside(&self, id: EntryId) -> impl Iterator<Item = EntryId> + '_ {
         self.entries.ring::<OfFrame>(Some(id.0)).map(EntryId)
     }
@@ -143,7 +145,7 @@ impl Limbo {
         self.entries.ring::<OfFrame>(head).map(EntryId)
     }
 
-    /// The hash that a trie floats below got a position: everything in the trie has one with it.
+    /// The hash that a trie floats below got a position, and with it everything in the trie.
     pub(super) fn hang(&mut self, id: TrieId, at: At, world: &World<'_>) {
         self.unindex(id);
         let trie = &mut self.tries[id.0 as usize];
@@ -155,7 +157,8 @@ impl Limbo {
         }
     }
 
-    /// A trie came to hang in another: spans of one may say something of hashes of the other.
+    /// One trie was attached to a position in another: spans of one may now narrow hashes of the
+    /// other.
     fn merge_tries(&mut self, inner: TrieId, outer: TrieId, world: &World<'_>) {
         let weight = |id: TrieId| self.tries[id.0 as usize].weight;
         let sum = weight(inner) + weight(outer);
@@ -164,7 +167,8 @@ impl Limbo {
         } else {
             outer
         };
-        // Whatever relates both is found from either side.
+        // A span and a hash that now share a frame can be matched starting from either one, so it
+        // suffices to visit the smaller set.
         let members: Vec<EntryId> = self.members(small).collect();
         let spans: Vec<SpanId> = self.spans_in(small).collect();
         world.effort.note((members.len() + spans.len()) as u64);
@@ -184,7 +188,8 @@ impl Limbo {
         into.spans = self.spans.join::<OfFrame>(a, b).map(SpanId);
     }
 
-    /// A trie came to hang at the absolute start. Told anew, each member draws its consequences.
+    /// A trie was attached to the absolute start. Each member's position is told as a new fact, so
+    /// its consequences are drawn.
     fn land(&mut self, id: TrieId, world: &World<'_>) {
         let members: Vec<EntryId> = self.members(id).collect();
         let spans: Vec<SpanId> = self.spans_in(id).collect();
@@ -205,20 +210,20 @@ impl Limbo {
         }
     }
 
-    /// Notes under which first token a trie is found by requests.
+    /// Notes a first token under which requests find a trie.
     pub(in crate::fleet) fn index_first_token(&mut self, trie: TrieId, token: u32) {
         if self.by_first_token.insert((token, trie)) {
             self.tries[trie.0 as usize].first_tokens.push(token);
         }
     }
 
-    /// The floating tries that some store continues with this token.
+    /// The floating tries below which some store starts with this token.
     pub(super) fn tries_from(&self, token: u32) -> impl Iterator<Item = TrieId> + '_ {
         let range = (token, TrieId(0))..=(token, TrieId(u32::MAX));
         self.by_first_token.range(range).map(|&(_, trie)| trie)
     }
 
-    /// Removes a trie from the index of first tokens: it floats no longer.
+    /// Removes a trie from the index by first token, because it no longer floats.
     fn unindex(&mut self, id: TrieId) {
         for token in std::mem::take(&mut self.tries[id.0 as usize].first_tokens) {
             self.by_first_token.remove(&(token, id));

@@ -1,13 +1,15 @@
-//! Hashes whose boundary the events have not told yet, and all that is known of where they may be.
+//! Hashes whose boundary the events have not told yet, and everything known about where they may
+//! stand.
 //!
-//! Positions and salts are apart (`docs/placing-blocks.md` in words):
-//! * a **frame** is where a position is measured from: the absolute start, or a **trie** that
-//!   floats below a hash which some store named as parent but nobody placed;
-//! * a **span** is a sparse store: its hashes stand in this order at ends of its blocks;
-//! * a **class** is a set of hashes of one chain: they share one salt, known or not.
+//! Positions and salts are tracked separately (`docs/placing-blocks.md` explains both in words):
+//! * a **frame** is where a position is measured from: the absolute start, or a **trie**, which
+//!   floats below a hash that some store named as its parent and that has no place yet;
+//! * a **span** is a sparse store: its hashes stand at ends of its blocks, in this order;
+//! * a **class** is a set of hashes of one chain, which share one salt, known or not.
 //!
-//! For example: an engine is followed from the middle of its life on. It stores, under a parent P that nobody has seen, four
-//! blocks of 16 tokens, of which it lists two hashes, a and b:
+//! For example, suppose that we start to follow an engine in the middle of its life. Under a parent
+//! P that no event has shown before, it stores four blocks of 16 tokens, of which it lists two
+//! hashes, a and b:
 //!
 //! ```text
 //! tokens after P      0       16      32      48      64
@@ -16,17 +18,18 @@
 //! b may end           .               x       x       x  a is listed before it
 //! ```
 //!
-//! P is unknown, so a trie begins to float below it, and the span starts at the trie's origin. P, a
-//! and b are one class: they share a salt that nobody knows. A request that contains these four blocks
-//! anywhere has all of this in its upper bound and nothing of it in its lower bound.
+//! P has no place, so a trie is made that floats below P, and the span starts at the trie's origin.
+//! P, a and b are one class: they share a salt that is not known. If a request contains these four
+//! blocks anywhere, they count in its upper bound but not in its lower bound.
 //!
-//! Then a request comes whose own engine chain has the hashes P after 80 tokens, a after 112 and b
-//! after 144. These are the facts `P stands at 80`, `a stands at 112`, `b stands at 144`, and that
-//! the class has the request's salt. The trie hangs at 80, so a and b end blocks 1 and 3 of the span,
-//! which is what it allowed. Each of the three leaves for a node, and the span is gone.
+//! Then a request arrives whose own engine chain has the hash P after 80 tokens, a after 112 and b
+//! after 144. This gives the facts `P stands at 80`, `a stands at 112` and `b stands at 144`, and
+//! the fact that the class has the request's salt. The trie is attached at 80 tokens, so a and b
+//! end blocks 1 and 3 of the span, which the span allowed. Each of the three hashes leaves for a
+//! node, and the span is gone.
 //!
-//! New knowledge is a [`Fact`]; `solve` draws every consequence until nothing is left. A hash that
-//! gets an absolute position and a salt leaves for a node. Nothing here ever guesses.
+//! New knowledge is a [`Fact`], and `solve` draws its consequences until no new fact follows. A
+//! hash that has both an absolute position and a salt leaves for a node. Nothing here ever guesses.
 
 mod fact;
 mod forget;
@@ -68,28 +71,30 @@ pub(super) struct Limbo {
     field: Field,
     entries: Slab<Entry>,
     spans: Slab<Span>,
-    /// Tries and classes, those that are part of others by now included, until the next sweep.
+    /// The tries and the classes. Those that became part of others are kept until the next sweep.
     tries: Vec<Trie>,
     classes: Vec<SaltClass>,
-    /// Floating tries by their first token: what does not depend on any group's block size, which
-    /// may be learned after the trie began.
+    /// The floating tries by their first token. The first token does not depend on any group's
+    /// block size, which may be learned only after the trie was made.
     by_first_token: BTreeSet<(u32, TrieId)>,
-    /// Undecided spans with an absolute start, by the prefix key of that start: one of a ring.
+    /// For each prefix key, one undecided span whose absolute start has that key; its ring has the
+    /// others.
     by_start: HashMap<PrefixKey, SpanId>,
-    /// Hashes with an absolute position and an unknown salt, by prefix key: one of a ring.
+    /// For each prefix key, one hash without a known salt whose absolute position has that key; its
+    /// ring has the others.
     by_prefix: HashMap<PrefixKey, EntryId>,
     facts: Vec<Fact>,
-    /// Spans that something changed for since they were looked at.
+    /// The spans that changed since they were last looked at.
     dirty: VecDeque<SpanId>,
-    /// Bytes of the lists of all spans.
+    /// The bytes of the lists of all spans.
     span_bytes: usize,
-    /// Facts that contradicted each other, since the last look.
+    /// The number of facts that contradicted each other, since this count was last taken.
     pub contradictions: u64,
-    /// Listings placed by a join and by a query, since the last look.
+    /// The number of listings that a join placed, since this count was last taken.
     pub placed_by_join: u64,
-    /// See `placed_by_join`.
+    /// The number of listings that a query placed, since this count was last taken.
     pub placed_by_query: u64,
-    /// How much there was after the last look at what may go.
+    /// The number of records right after the last look at what a sweep would keep.
     looked_at: usize,
 }
 
@@ -104,14 +109,15 @@ pub(super) struct World<'a> {
     pub slots: &'a mut Slots,
     /// The rank's bit in its planes.
     pub bit: u64,
-    /// Who gets the credit for what is placed.
+    /// The means that is credited with what is placed during this operation.
     pub means: Means,
-    /// What may still be spent on narrowing: it is optional, everything else is not.
+    /// The effort that may still be spent on narrowing spans. Narrowing is optional; all other work
+    /// is not.
     pub effort: &'a Effort,
 }
 
 impl World<'_> {
-    /// Points a slot that was in limbo, or is new, to its node and shows its copies there.
+    /// Points a slot, which was in limbo or is new, to its node, and shows its copies there.
     pub(super) fn settle(&mut self, slot: SlotId, place: Place) {
         let node = self.nodes.find_or_create(place, None);
         self.nodes.acquire(node);
@@ -125,7 +131,7 @@ impl World<'_> {
 }
 
 impl Limbo {
-    /// Nothing undecided.
+    /// A limbo without any undecided hash.
     #[must_use]
     pub(super) fn new(field: Field) -> Self {
         Self {
@@ -147,32 +153,32 @@ impl Limbo {
         }
     }
 
-    /// Whether nothing is undecided.
+    /// Whether limbo has no undecided hash.
     #[must_use]
     pub(super) fn is_empty(&self) -> bool {
         self.entries.len() == 0
     }
 
-    /// Hashes that wait here.
+    /// The number of undecided hashes.
     #[must_use]
     pub(super) fn num_hashes(&self) -> usize {
         self.entries.len()
     }
 
-    /// A hash that waits here has another slot.
+    /// Notes that an undecided hash has a new slot.
     pub(super) fn move_slot(&mut self, entry: EntryId, slot: SlotId) {
         self.entries[entry.0].slot = slot;
     }
 
-    /// The slots of the hashes that wait here.
+    /// The slots of the undecided hashes.
     pub(super) fn slots(&self) -> impl Iterator<Item = SlotId> + '_ {
         self.entries.iter().map(|(_, e)| e.slot)
     }
 
-    /// The entry of a hash that nobody placed, made (with a slot) when there is none.
+    /// The entry of a hash without a place. The entry and a slot are made if there are none.
     ///
     /// # Panics
-    /// When the hash is placed: the caller looked.
+    /// Panics if the hash has a place: the caller must have looked.
     pub(super) fn entry(
         &mut self,
         key: EngineKey,
@@ -188,7 +194,7 @@ impl Limbo {
         self.new_entry(key, salt, slots)
     }
 
-    /// The entry, made with a slot, of a hash that has none.
+    /// Makes an entry and a slot for a hash that has neither.
     pub(super) fn new_entry(
         &mut self,
         key: EngineKey,
@@ -212,7 +218,7 @@ impl Limbo {
         self.entries[entry.0].mentions += 1;
     }
 
-    /// Listings that wait for their place, of hashes that are held.
+    /// The number of listings, of held hashes, that still wait for a place.
     #[must_use]
     pub(super) fn unplaced(&self, slots: &Slots) -> u64 {
         let held = self.entries.iter().filter(|(_, e)| slots.is_held(e.slot));
@@ -225,13 +231,13 @@ impl Limbo {
         self.entries[entry.0].slot
     }
 
-    /// Whether facts wait to be solved.
+    /// Whether any fact waits to be solved.
     #[must_use]
     pub(super) fn is_unsettled(&self) -> bool {
         !self.facts.is_empty() || !self.dirty.is_empty()
     }
 
-    /// Adds a fact; `solve` draws its consequences.
+    /// Adds a fact. `solve` draws its consequences later.
     pub(super) fn tell(&mut self, fact: Fact) {
         self.facts.push(fact);
     }

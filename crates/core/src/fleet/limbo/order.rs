@@ -1,8 +1,8 @@
-//! Narrowing one span: the order of its hashes, boundaries that are taken, and the other spans that
-//! list the same hash.
+//! Narrowing one span by the order of its hashes, by boundaries that are taken, and by the other
+//! spans that list the same hash.
 //!
-//! Candidates that another span excludes are jumped over, not walked over. Every look beyond the
-//! first at each hash asks for effort; without it a candidate counts as possible.
+//! The search jumps over candidates that another span excludes. Every look after the first at each
+//! hash has to be paid from the effort; when the effort is used up, a candidate counts as possible.
 
 use smallvec::SmallVec;
 
@@ -16,9 +16,10 @@ use crate::prefix::{Field, Step};
 /// Another span that lists the same hash, in the same frame.
 struct Rival<'a> {
     span: &'a Span,
-    /// Where it starts.
+    /// Where the other span starts.
     start: Step,
-    /// Boundaries that it leaves the hash, in tokens from the origin of the frame.
+    /// The first and the last boundary that it leaves to the hash, in tokens from the origin of the
+    /// frame.
     first: u32,
     last: u32,
 }
@@ -30,7 +31,7 @@ impl Span {
         (field.then(start, self.ends[block as usize]) == end).then_some(block)
     }
 
-    /// The block that ends so many tokens after the start.
+    /// The block that ends this number of tokens after the start.
     fn block_of(&self, tokens: u32) -> Option<u32> {
         let block = (self.ends).binary_search_by_key(&tokens, |end| end.tokens);
         u32::try_from(block.ok()?).ok()
@@ -41,7 +42,8 @@ impl Span {
         self.start.step.tokens + self.ends[block as usize].tokens
     }
 
-    /// The first block that ends at so many tokens or more; the number of blocks if none does.
+    /// The first block that ends at or after this number of tokens; the number of blocks if none
+    /// does.
     fn first_block_from(&self, tokens: u32) -> u32 {
         let start = self.start.step.tokens;
         let block = self.ends.partition_point(|end| start + end.tokens < tokens);
@@ -50,7 +52,7 @@ impl Span {
 }
 
 impl Rival<'_> {
-    /// The first block from `block` on that is not excluded at first sight.
+    /// The first block, at or after `block`, that a quick check does not exclude.
     fn up(&self, field: Field, span: &Span, block: u32) -> u32 {
         let tokens = span.tokens_at(block);
         if tokens < self.first {
@@ -62,7 +64,7 @@ impl Rival<'_> {
         block + u32::from(!self.has_end_of(field, span, block))
     }
 
-    /// The last block up to `block` that is not excluded at first sight.
+    /// The last block, at or before `block`, that a quick check does not exclude.
     fn down(&self, field: Field, span: &Span, block: u32) -> u32 {
         let tokens = span.tokens_at(block);
         if tokens > self.last {
@@ -74,7 +76,7 @@ impl Rival<'_> {
         block - u32::from(!self.has_end_of(field, span, block))
     }
 
-    /// Whether some block ends where that one of `span` does.
+    /// Whether one of the rival's blocks ends where this block of `span` ends.
     fn has_end_of(&self, field: Field, span: &Span, block: u32) -> bool {
         let end = span.ends[block as usize];
         if self.start == span.start.step {
@@ -87,8 +89,8 @@ impl Rival<'_> {
 }
 
 impl Limbo {
-    /// Propagates the order of the listed hashes of a span that is lent out. False: no block is
-    /// left for some hash.
+    /// Narrows every listed hash by the order of the list. The caller has taken the span out of
+    /// limbo. Returns false if no block is left for some hash.
     pub(super) fn order(&self, id: SpanId, span: &mut Span, world: &World<'_>) -> bool {
         let beside = self.standing_beside(span);
         let mut next = 0;
@@ -117,7 +119,8 @@ impl Limbo {
         true
     }
 
-    /// The first block that a listed hash may end; above its last one if there is none.
+    /// The first block whose end a listed hash may stand at; a number above its last block if there
+    /// is none.
     fn lowest(
         &self,
         id: SpanId,
@@ -144,7 +147,8 @@ impl Limbo {
         low
     }
 
-    /// The last block that a listed hash may end; the first one is known to be possible.
+    /// The last block whose end a listed hash may stand at. The caller knows that the first one is
+    /// possible.
     fn highest(
         &self,
         id: SpanId,

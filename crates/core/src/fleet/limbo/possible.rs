@@ -1,20 +1,22 @@
 //! Boundaries of one request where undecided hashes may stand.
 //!
-//! Kept by kind of copy, a bit per boundary: its size is that of the request, however many hashes may
-//! stand at one boundary. Nothing here knows which hash that is.
+//! The boundaries are kept as one bit each, separately for each kind of copy. The size therefore
+//! depends on the length of the request only, however many hashes may stand at one boundary. Which
+//! hash that might be is not kept.
 
 use hashbrown::HashMap;
 
 use crate::fleet::tier::Tier;
 
-/// What a copy is to the rule: whose group's block, whole or interior, on which tier.
+/// What the rule needs to know of a copy: its group, whether it is a whole or an interior block,
+/// its tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct CopyKind {
     /// Group index on the wire.
     pub group: u16,
-    /// Smaller than the group's block.
+    /// Whether the copy is smaller than the group's block.
     pub partial: bool,
-    /// Where the copy is.
+    /// The tier that the copy is on.
     pub tier: Tier,
 }
 
@@ -27,7 +29,7 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// Boundary `at`, in units from 1 on, is one of them.
+    /// Adds boundary `at`, counted in units from 1 on.
     pub(super) fn insert(&mut self, at: usize) {
         let (word, bit) = ((at - 1) / 64, (at - 1) % 64);
         if self.bits.len() <= word {
@@ -62,12 +64,12 @@ pub(crate) struct Possible {
     places: HashMap<CopyKind, Places>,
     /// Tokens per unit of the walk.
     pub unit: u32,
-    /// Nothing can be excluded: there was more to look at than one answer may.
+    /// Whether nothing can be excluded, because there was more to look at than one answer may.
     pub everything: bool,
 }
 
 impl Possible {
-    /// Nothing found yet along a walk of this unit.
+    /// An empty set for a walk with this unit.
     #[must_use]
     pub(super) fn along(unit: u32) -> Self {
         Self {
@@ -76,23 +78,23 @@ impl Possible {
         }
     }
 
-    /// Whether nothing may stand anywhere.
+    /// Whether no undecided hash may stand at any boundary.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
         !self.everything && self.places.values().all(Places::is_empty)
     }
 
-    /// Each kind, and where copies of it may stand.
+    /// Each kind of copy, with the boundaries where copies of that kind may stand.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (CopyKind, &Places)> {
         self.places.iter().map(|(&kind, places)| (kind, places))
     }
 
-    /// Where copies of this kind may stand.
+    /// The boundaries where copies of this kind may stand.
     pub(super) fn places(&mut self, kind: CopyKind) -> &mut Places {
         self.places.entry(kind).or_default()
     }
 
-    /// Copies of this kind may stand at every boundary.
+    /// Notes that copies of this kind may stand at every boundary.
     pub(super) fn insert_anywhere(&mut self, kind: CopyKind) {
         self.places.entry(kind).or_default().anywhere = true;
     }

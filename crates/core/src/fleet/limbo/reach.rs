@@ -1,8 +1,12 @@
-//! Where along one request undecided hashes may stand: the substance of upper bounds.
+//! Where undecided hashes may stand along one request. Upper bounds are made from this.
 //!
-//! Law: what is not found here cannot be there, or the answer says that everything may be. An
-//! answer looks at its own boundaries and at a fixed number of things beside them: what is undecided
-//! comes from engines, and a request from somebody else.
+//! Law: a hash that this search does not find cannot be on the request, or the answer says that
+//! everything may be. An answer looks at its own boundaries and at a fixed number of further
+//! things, because engines decide how much is undecided, and another party sends the request.
+//!
+//! A *look* is one unit of this work: it examines one hash, span or key ([`Looks`] limits how many
+//! there are). The `look_*` functions each go through the undecided hashes of one sort and note the
+//! boundaries of the request where each may stand.
 
 use std::ops::RangeInclusive;
 
@@ -19,9 +23,9 @@ use crate::fleet::nodes::SaltId;
 use crate::fleet::slots::{EntryId, SlotId, Whereabouts};
 use crate::prefix::{PrefixKey, Step};
 
-/// Entries that are passed over at the cost of one look.
+/// The number of entries that can be passed over at the cost of one look.
 const ENTRIES_PER_UNIT: usize = 8;
-/// What comparing two keys costs in looks: a power of the base is computed for it.
+/// The looks that comparing two keys costs: a power of the base is computed for it.
 const LOOKS_PER_KEY: usize = 4;
 
 /// The boundaries of one request, as limbo compares its positions with them.
@@ -49,13 +53,14 @@ impl Walk<'_> {
         self.keys.get((tokens / self.unit - 1) as usize).copied()
     }
 
-    /// Whether the request reaches this position.
+    /// Whether the request contains this position.
     fn reaches(&self, step: Step) -> bool {
         self.key_at(step.tokens) == Some(step.local)
     }
 
-    /// What a table by prefix keys has along the request, in its order, each with its boundary.
-    /// Whichever is shorter is walked over: the request, or the table.
+    /// The items of a table by prefix key that lie on the request, in the order of the request,
+    /// each with its boundary. The function walks over the request or over the table, whichever is
+    /// shorter.
     fn meets<T: Copy>(
         &self,
         table: &HashMap<PrefixKey, T>,
@@ -79,7 +84,7 @@ impl Walk<'_> {
         met
     }
 
-    /// Every position of the request, the start included.
+    /// Every position of the request, including the start.
     fn steps(&self) -> impl Iterator<Item = Step> + '_ {
         let start = std::iter::once(&self.seed).chain(self.keys);
         (0u32..).zip(start).map(|(i, &local)| Step {
@@ -89,17 +94,17 @@ impl Walk<'_> {
     }
 }
 
-/// How much one answer may look at in the limbo of one rank.
+/// The effort that one answer may spend on looking through the limbo of one rank.
 #[derive(Debug)]
 pub(crate) struct Looks {
-    /// For narrowing spans along the request.
+    /// The effort for narrowing spans along the request.
     pub narrowing: Effort,
-    /// For finding where hashes may stand; `None` where nobody asks.
+    /// The effort for finding where hashes may stand; `None` if the answer does not need to know.
     pub finding: Option<Effort>,
 }
 
 impl Limbo {
-    /// Finds where the hashes may stand along a request; narrows spans on the way.
+    /// Finds where the hashes may stand along a request, and narrows spans on the way.
     pub(crate) fn possible(
         &mut self,
         walk: &Walk<'_>,
@@ -124,9 +129,9 @@ impl Limbo {
         reach.found
     }
 
-    /// Rechecks the spans that start on the request until nothing narrows any more: boundaries
-    /// may have been taken since they were last looked at. Where there are too many of them for one
-    /// answer, they stay as wide as they are.
+    /// Rechecks the spans that start on the request until nothing narrows any further, because
+    /// boundaries may have been taken since the spans were last looked at. If there are too many
+    /// such spans for one answer, they stay as wide as they are.
     fn narrow_along(&mut self, walk: &Walk<'_>, world: &mut World<'_>, effort: &Effort) {
         let mut spans: Vec<SpanId> = Vec::new();
         for (_, head) in self.starts_along(walk, effort) {
@@ -145,8 +150,8 @@ impl Limbo {
         self.solve(world);
     }
 
-    /// What one recheck of a span is likely to look at: every other span that lists one of its
-    /// hashes, for the first and the last block of each.
+    /// An estimate of the looks that one recheck of a span takes: for the first and the last block
+    /// of each of its hashes, it looks at every other span that lists the hash.
     fn cost_of_narrowing(&self, id: SpanId) -> usize {
         let listed = &self.spans[id.0].listed;
         let entries = listed.iter().filter_map(|l| l.entry);
@@ -154,12 +159,12 @@ impl Limbo {
         listed.len() + of_hashes
     }
 
-    /// One of the spans of each start that the request reaches.
+    /// For each start that the request reaches, one of the spans that begin there.
     fn starts_along(&self, walk: &Walk<'_>, effort: &Effort) -> Vec<(usize, SpanId)> {
         walk.meets(&self.by_start, effort, |id| self.spans[id.0].start.step)
     }
 
-    /// One of the hashes of each position that the request reaches.
+    /// For each position that the request reaches, one of the hashes that stand there.
     fn hashes_along(&self, walk: &Walk<'_>, effort: &Effort) -> Vec<(usize, EntryId)> {
         walk.meets(&self.by_prefix, effort, |id| {
             self.entries[id.0].at.map_or(Step::NONE, |at| at.step)
@@ -171,7 +176,7 @@ impl Limbo {
     }
 }
 
-/// One look at the limbo of one rank along one request.
+/// One search through the limbo of one rank along one request.
 struct Reach<'a, 'w> {
     limbo: &'a Limbo,
     walk: &'a Walk<'a>,
@@ -187,10 +192,11 @@ struct Blocks {
     range: RangeInclusive<u32>,
 }
 
-/// By kind and lookahead the first block that was not looked at yet.
+/// For each kind of copy and lookahead part, the first block that was not looked at yet.
 type Seen = SmallVec<[((CopyKind, u64), u32); 2]>;
 
-/// Where looking at `range` must begin, all of which is seen from now on. First blocks only grow.
+/// The block from which `range` still has to be looked at; the whole range counts as seen
+/// afterwards. Within one span, the first blocks of successive ranges only grow.
 fn next_unseen(seen: &mut Seen, like: (CopyKind, u64), range: &RangeInclusive<u32>) -> u32 {
     let (low, next) = (*range.start(), *range.end() + 1);
     if let Some((_, unseen)) = seen.iter_mut().find(|(other, _)| *other == like) {
@@ -203,7 +209,7 @@ fn next_unseen(seen: &mut Seen, like: (CopyKind, u64), range: &RangeInclusive<u3
 }
 
 impl Reach<'_, '_> {
-    /// Hashes of which nothing is known: they may stand at any boundary.
+    /// Looks at the hashes about which nothing is known: they may stand at any boundary.
     fn look_anywhere(&mut self) {
         let num_entries = self.limbo.entries.len();
         if !self.effort.spend(num_entries / ENTRIES_PER_UNIT) {
@@ -221,7 +227,7 @@ impl Reach<'_, '_> {
         }
     }
 
-    /// Hashes and spans whose own position is on the request.
+    /// Looks at the hashes and spans whose own absolute position is on the request.
     fn look_along(&mut self) {
         let limbo = self.limbo;
         for (at, head) in limbo.hashes_along(self.walk, self.effort) {
@@ -245,8 +251,8 @@ impl Reach<'_, '_> {
         }
     }
 
-    /// Floating tries, wherever their first token stands in the request: below some hash, so that
-    /// it is never the very first.
+    /// Looks at the floating tries, at every place where the request contains their first token. A
+    /// trie floats below some hash, so the very start of the request is left out.
     fn look_below_tries(&mut self) {
         let limbo = self.limbo;
         if limbo.by_first_token.is_empty() {
@@ -291,10 +297,10 @@ impl Reach<'_, '_> {
         }
     }
 
-    /// The hashes of a span that starts at `start`, at each block that is left to them.
+    /// Looks at the hashes of a span that starts at `start`, at each block that is left to them.
     ///
     /// First and last blocks only grow along a span. So each block is looked at once for all hashes
-    /// that are alike (in kind and lookahead), not once for each.
+    /// that are alike in kind and lookahead, instead of once for each hash.
     fn look_in_span(&mut self, id: SpanId, start: Step) {
         let limbo = self.limbo;
         let span = &limbo.spans[id.0];
@@ -330,7 +336,7 @@ impl Reach<'_, '_> {
         let (from, last) = (*blocks.range.start(), *blocks.range.end());
         let beside = self.limbo.standing_beside(span);
         let places = self.found.places(kind);
-        // Blocks that end between the boundaries of the walk are stepped over.
+        // Blocks that end between two boundaries of the walk are skipped.
         let first = (from + 1).next_multiple_of(blocks.period) - 1;
         for block in (first..=last).step_by(blocks.period as usize) {
             if !self.effort.spend(1) {
@@ -338,7 +344,7 @@ impl Reach<'_, '_> {
             }
             let tokens = blocks.start.tokens + span.end_from_start(block).tokens;
             let boundary = (tokens / self.walk.unit) as usize;
-            // What the request reaches ends where its own prefix does.
+            // If the request reaches a block, the prefix there is the request's own.
             let local = self.walk.keys[boundary - 1];
             let at = Step { tokens, local };
             let is_taken =
@@ -349,8 +355,9 @@ impl Reach<'_, '_> {
         }
     }
 
-    /// How many blocks of a span lie between two boundaries of the walk, and how many from the first
-    /// on the request reaches. Whatever lies before what is reached is reached.
+    /// How many blocks of a span lie between two boundaries of the walk, and how many of its first
+    /// blocks the request reaches. If the request reaches one block, it also reaches all blocks
+    /// before it.
     fn reach_of(&self, span: &Span, start: Step) -> (u32, u32) {
         let period = self.walk.unit / gcd(self.walk.unit, span.end_from_start(0).tokens);
         let ends = |nth: u32| {
@@ -373,7 +380,8 @@ impl Reach<'_, '_> {
     /// The boundary, in units, that lies `step` after `base`, if it is on the request.
     fn boundary(&self, base: Step, step: Step) -> Option<usize> {
         let tokens = base.tokens.checked_add(step.tokens)?;
-        // A place beyond the request, or between its boundaries, costs no arithmetic of keys.
+        // A position after the end of the request, or between its boundaries, is refused before any
+        // key is computed.
         let key = self.walk.key_at(tokens)?;
         if !self.effort.spend(LOOKS_PER_KEY) {
             return None;
@@ -382,7 +390,7 @@ impl Reach<'_, '_> {
             .then_some((tokens / self.walk.unit) as usize)
     }
 
-    /// Copies of a hash may stand at a boundary, in units; nothing stands at the very start.
+    /// Notes that copies of a hash may stand at a boundary, given in units; nothing stands at 0.
     fn show(&mut self, slot: SlotId, at: usize) {
         if at > 0 {
             for kind in self.kinds(slot) {
@@ -391,7 +399,7 @@ impl Reach<'_, '_> {
         }
     }
 
-    /// What the copies of a hash are to the rule, each once.
+    /// The kinds of a hash's copies, each once.
     fn kinds(&self, slot: SlotId) -> SmallVec<[CopyKind; 2]> {
         let slots = &self.world.slots;
         let mut kinds: SmallVec<[CopyKind; 2]> = SmallVec::new();

@@ -1,4 +1,5 @@
-//! What limbo keeps of one hash, one floating trie and one salt class. Spans are in `span`.
+//! The records that limbo keeps for one hash, one floating trie and one salt class. `span` has the
+//! record of a span.
 
 use std::cell::Cell;
 
@@ -9,8 +10,8 @@ use super::slab::{Linked, Links};
 use crate::fleet::nodes::SaltId;
 use crate::fleet::slots::{EntryId, SlotId};
 
-/// The ring of what has one place to be found at: the members or the spans of a trie, the hashes of
-/// a prefix, the spans of a start.
+/// Marks the rings of records that are found through the same place: the members or the spans of
+/// one trie, the hashes at one prefix, or the spans with one start.
 pub(super) struct OfFrame;
 
 /// An undecided hash.
@@ -20,18 +21,18 @@ pub(super) struct Entry {
     pub(super) class: ClassId,
     pub(super) at: Option<At>,
     pub(super) ahead: u64,
-    /// The spans that list it, and as what number.
+    /// The spans that list the hash, each with the hash's number in that span.
     pub(super) spans: SmallVec<[(SpanId, u32); 1]>,
     /// The trie that floats below this hash.
     pub(super) trie: Option<TrieId>,
-    /// Store listings that wait here, for the statistics of what placed them.
+    /// The number of store listings that wait here, for the statistics about what placed them.
     pub(super) mentions: u32,
     pub(super) in_class: Links,
     pub(super) in_frame: Links,
 }
 
 impl Entry {
-    /// A hash of a class of which nothing else is known.
+    /// A hash about which only its class is known.
     pub(super) fn new(slot: SlotId, class: ClassId) -> Self {
         Self {
             slot,
@@ -56,37 +57,38 @@ impl Linked<OfFrame> for Entry {
     }
 }
 
-/// A trie that floats below a hash, or did until it came to hang somewhere.
+/// A trie that floats below a hash, or did so until it was attached to a position.
 #[derive(Debug)]
 pub(super) struct Trie {
     /// The hash that it floats below.
     pub root: EntryId,
-    /// Where its origin stands, once known. A look-up shortens the way that it went.
+    /// The position of its origin, once known. A look-up shortens the path that it followed.
     pub hangs: Cell<Option<At>>,
-    /// The ring of the hashes that have a position in it.
+    /// One of the hashes that have a position in it, whose ring has the others.
     pub members: Option<EntryId>,
-    /// The ring of the spans that start in it.
+    /// One of the spans that start in it, whose ring has the others.
     pub spans: Option<SpanId>,
-    /// Members and spans that came into it.
+    /// How many members and spans have come into it.
     pub weight: usize,
-    /// Its first tokens, under which requests find it.
+    /// The first tokens of the stores right below it, under which requests find it.
     pub first_tokens: SmallVec<[u32; 1]>,
 }
 
 /// Hashes that share one salt.
 #[derive(Debug)]
 pub(super) struct SaltClass {
-    /// Itself, or a class that it was united with. A look-up shortens the way that it went.
+    /// The class itself, or the class that it was united with. A look-up shortens the path that it
+    /// followed.
     pub parent: Cell<u32>,
-    /// How many classes were united in it.
+    /// How many classes were united into it.
     pub weight: u32,
     /// The salt, once some block showed it.
     pub label: Option<SaltId>,
-    /// The ring of its hashes.
+    /// One of its hashes, whose ring has the others.
     pub members: Option<EntryId>,
 }
 
-/// The ring of a class.
+/// Marks the rings of hashes of one class.
 pub(super) struct OfClass;
 
 impl Linked<OfClass> for Entry {

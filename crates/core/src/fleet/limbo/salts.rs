@@ -1,4 +1,4 @@
-//! Classes of hashes that share one salt, known or not: union and find.
+//! Classes of hashes that share one salt, known or not, kept as a union-find structure.
 
 use std::cell::Cell;
 
@@ -9,7 +9,7 @@ use crate::fleet::nodes::SaltId;
 use crate::fleet::slots::EntryId;
 
 impl Limbo {
-    /// A class of its own.
+    /// Makes a new class.
     pub(in crate::fleet) fn new_class(&mut self, label: Option<SaltId>) -> ClassId {
         let id = u32::try_from(self.classes.len()).expect("fewer than 2^32 classes");
         self.classes.push(SaltClass {
@@ -21,7 +21,7 @@ impl Limbo {
         ClassId(id)
     }
 
-    /// The class that stands for `class` by now.
+    /// The class that `class` has become part of, or `class` itself.
     #[must_use]
     pub(super) fn root(&self, class: ClassId) -> ClassId {
         let parent = |id: u32| self.classes[id as usize].parent.get();
@@ -34,7 +34,7 @@ impl Limbo {
         ClassId(id)
     }
 
-    /// The salt of a class, where it is known.
+    /// The salt of a class, if it is known.
     pub(super) fn label(&self, class: ClassId) -> Option<SaltId> {
         self.classes[self.root(class).0 as usize].label
     }
@@ -45,7 +45,7 @@ impl Limbo {
         self.root(self.entries[entry.0].class)
     }
 
-    /// A hash is of its class from now on.
+    /// Adds a hash to the ring of its class.
     pub(super) fn enter_class(&mut self, id: EntryId) {
         let class = self.class_of(id).0 as usize;
         let head = self.classes[class].members.map(|e| e.0);
@@ -65,7 +65,7 @@ impl Limbo {
         self.entries.ring::<OfClass>(head).map(EntryId).collect()
     }
 
-    /// Two classes are one.
+    /// Makes two classes one.
     pub(super) fn unite(&mut self, a: ClassId, b: ClassId, world: &mut World<'_>) {
         let (a, b) = (self.root(a), self.root(b));
         if a == b {
@@ -98,7 +98,7 @@ impl Limbo {
         self.leave_where_decided(&newly_known, world);
     }
 
-    /// A class has this salt.
+    /// Notes the salt of a class.
     pub(super) fn has_salt(&mut self, class: ClassId, salt: SaltId, world: &mut World<'_>) {
         let root = self.root(class);
         if let Some(old) = self.classes[root.0 as usize].label {

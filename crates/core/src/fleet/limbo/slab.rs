@@ -1,8 +1,9 @@
-//! Items with stable indices that are used again, and rings of them.
+//! Items with stable indices, which are used again after an item is removed, and rings of such
+//! items.
 //!
-//! A ring is a set of items that name their neighbours: joining two rings and leaving one cost the
-//! same however large they are, and no ring holds memory of its own. Whoever keeps a ring keeps the
-//! index of one of its items.
+//! A ring is a set of items that name their neighbours. Joining two rings and leaving a ring cost
+//! the same however large the rings are, and a ring takes no memory of its own. The owner of a ring
+//! keeps the index of one of its items.
 
 /// The neighbours of an item in one of its rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -19,7 +20,7 @@ pub(super) trait Linked<Ring> {
     fn links_mut(&mut self) -> &mut Links;
 }
 
-/// Slots with stable indices that are used again.
+/// A list of items with stable indices, which are used again after an item is removed.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
     items: Vec<Option<T>>,
@@ -87,7 +88,8 @@ impl<T> Slab<T> {
             .filter_map(|(id, item)| item.map(|item| (id, item)))
     }
 
-    /// Adds an item to a ring, of which any item is `head`: that item from now on. It was in none.
+    /// Adds an item, which is in no such ring, to the ring of `head`. Returns the ring's new head:
+    /// the item.
     pub(super) fn enter<Ring>(&mut self, head: Option<u32>, id: u32) -> u32
     where
         T: Linked<Ring>,
@@ -99,7 +101,7 @@ impl<T> Slab<T> {
         self.join::<Ring>(head, Some(id)).unwrap_or(id)
     }
 
-    /// Makes two rings one. They must not be the same.
+    /// Joins two different rings into one. Returns the head of the joined ring.
     pub(super) fn join<Ring>(&mut self, a: Option<u32>, b: Option<u32>) -> Option<u32>
     where
         T: Linked<Ring>,
@@ -115,7 +117,7 @@ impl<T> Slab<T> {
         Some(b)
     }
 
-    /// Takes an item out of its ring; an item that stays in it.
+    /// Takes an item out of its ring. Returns an item that stays in the ring, if there is one.
     pub(super) fn leave<Ring>(&mut self, id: u32) -> Option<u32>
     where
         T: Linked<Ring>,

@@ -1,7 +1,9 @@
-//! Drawing the consequences of facts: positions, grafts, salts, and the way out of limbo.
+//! Drawing the consequences of facts: positions, attached tries, salts, and hashes that leave
+//! limbo.
 //!
-//! Facts come first, spans that something changed for after them: each is then looked at once for
-//! all that changed. Facts cost what told them; looking at spans is optional, and asks for effort.
+//! Facts are processed first. The spans that they changed come afterwards, so that each span is
+//! looked at once for all changes together. Work on facts is paid for by the event or request that
+//! told them; work on spans is optional and has to be paid from the effort.
 
 use super::fact::{At, Fact, Frame, Means};
 use super::{Limbo, World};
@@ -10,7 +12,7 @@ use crate::fleet::slots::EntryId;
 use crate::prefix::Step;
 
 impl Limbo {
-    /// Draws every consequence of the facts told so far, as far as the effort goes.
+    /// Draws every consequence of the facts told so far, as far as the effort allows.
     pub(in crate::fleet) fn solve(&mut self, world: &mut World<'_>) {
         loop {
             while let Some(fact) = self.facts.pop() {
@@ -30,7 +32,7 @@ impl Limbo {
 
     fn stands(&mut self, id: EntryId, at: At, ahead: u64, world: &mut World<'_>) {
         let at = self.resolve(at);
-        // The entry may have left since the fact was told: then its node knows better.
+        // If the hash has left limbo since the fact was told, its node is what counts.
         let Some(entry) = self.entries.get_mut(id.0) else {
             return;
         };
@@ -40,7 +42,7 @@ impl Limbo {
         }
         let trie = entry.trie;
         if trie.is_some_and(|trie| at.frame == Frame::Trie(trie)) {
-            // A hash below itself.
+            // The hash would stand below itself.
             self.contradictions += 1;
             return;
         }
@@ -64,7 +66,8 @@ impl Limbo {
         self.align(old, at);
     }
 
-    /// One hash stands at two positions: the trie of one of them hangs in the frame of the other.
+    /// One hash stands at two positions: the trie of one position is attached in the frame of the
+    /// other.
     fn align(&mut self, a: At, b: At) {
         let (inner, trie, outer) = match (a.frame, b.frame) {
             (Frame::Trie(trie), Frame::Absolute) => (a, trie, b),
@@ -88,7 +91,7 @@ impl Limbo {
         self.facts.push(Fact::Stands(root, at, 0));
     }
 
-    /// A placed hash stands at `inner` in a floating trie: the trie has its place.
+    /// A placed hash stands at `inner` in a floating trie, so the trie's own place follows.
     pub(in crate::fleet) fn pin_trie(&mut self, inner: At, place: Place) {
         let inner = self.resolve(inner);
         if inner.frame != Frame::Absolute {
@@ -96,7 +99,7 @@ impl Limbo {
         }
     }
 
-    /// A hash with an absolute position and a known salt gets its node and leaves.
+    /// Moves a hash from limbo to its node once its absolute position and its salt are known.
     pub(super) fn leave_if_decided(&mut self, id: EntryId, world: &mut World<'_>) {
         let Some(entry) = self.entries.get(id.0) else {
             return;

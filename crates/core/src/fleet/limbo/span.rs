@@ -1,4 +1,4 @@
-//! Sparse stores: hashes that stand, in order, at ends of blocks of a span of tokens.
+//! Sparse stores: their hashes stand, in order, at ends of blocks of a span of tokens.
 //!
 //! ```text
 //! blocks      |  0  |  1  |  2  |  3  |  4  |      listed  a  b
@@ -6,7 +6,8 @@
 //! b may be          |--lo-----------hi|
 //! ```
 //!
-//! A span names the entries of its undecided hashes, and each of them names it; `order` narrows.
+//! A span refers to the entries of its undecided hashes, and each entry refers back; `order`
+//! narrows.
 
 use super::fact::{At, ClassId, Frame, Salt, SpanId};
 use super::records::OfFrame;
@@ -15,26 +16,26 @@ use crate::fleet::nodes::Place;
 use crate::fleet::slots::{EntryId, SlotId};
 use crate::prefix::{Field, Step};
 
-/// The tails that an engine keeps of a window group.
+/// The shape of the tails that an engine keeps of a window group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tails {
-    /// Blocks of one tail.
+    /// The number of blocks of one tail.
     pub blocks: u32,
-    /// Blocks from one possible end to the next.
+    /// The number of blocks from one possible end of a tail to the next.
     pub every: u32,
 }
 
-/// A sparse store as it comes from the wire.
+/// A sparse store as the wire told it.
 pub(crate) struct SparseStore<'a> {
-    /// Where its tokens start.
+    /// The position where its tokens start.
     pub start: At,
     /// The salt of its chain.
     pub salt: Salt,
     /// For each block, the step from `start` to the block's end.
     pub ends: Vec<Step>,
-    /// The slots of the listed hashes, in order, each with its lookahead part.
+    /// The slots of the listed hashes, in order, each with the hash's lookahead part.
     pub listed: &'a [(SlotId, u64)],
-    /// What its engine keeps of such a group, where known.
+    /// The tails that its engine keeps of such a group, if known.
     pub tails: Option<Tails>,
 }
 
@@ -42,24 +43,25 @@ pub(crate) struct SparseStore<'a> {
 pub(super) struct Listed {
     /// The slot of the hash.
     pub slot: SlotId,
-    /// Its entry, while it is undecided.
+    /// The entry of the hash, while the hash is undecided.
     pub entry: Option<EntryId>,
-    /// Where the entry names this span among its own.
+    /// The index of this span among the spans of the entry.
     pub named_at: u32,
-    /// What the lookahead tokens add to its identity.
+    /// What the lookahead tokens add to the identity of the hash.
     pub ahead: u64,
-    /// The first block whose end it may stand at.
+    /// The first block whose end the hash may stand at.
     pub low: u32,
-    /// The last block whose end it may stand at.
+    /// The last block whose end the hash may stand at.
     pub high: u32,
-    /// Its block is known.
+    /// Whether it is known which block the hash ends.
     pub fixed: bool,
-    /// It stands at a node, but the span floats: noted here because the slot may go.
+    /// The place of a hash that left for a node while this span floats. It is noted here because
+    /// the slot may be forgotten.
     pub elsewhere: Option<Place>,
 }
 
 impl Listed {
-    /// It is not known where it stands.
+    /// Whether it is not known yet where the hash stands.
     pub(super) fn is_open(&self) -> bool {
         !self.fixed && self.entry.is_some()
     }
@@ -68,7 +70,7 @@ impl Listed {
 /// An undecided sparse store.
 #[derive(Debug)]
 pub(super) struct Span {
-    /// Where its tokens start.
+    /// The position where its tokens start.
     pub start: At,
     /// The salt class of its chain.
     pub class: ClassId,
@@ -76,13 +78,13 @@ pub(super) struct Span {
     pub ends: Box<[Step]>,
     /// The listed hashes, in order.
     pub listed: Box<[Listed]>,
-    /// What its engine keeps of such a group, where known.
+    /// The tails that its engine keeps of such a group, if known.
     pub tails: Option<Tails>,
-    /// Its neighbours in the ring of its start.
+    /// Its neighbours in the ring of the spans with the same start.
     pub in_frame: Links,
-    /// It waits to be looked at.
+    /// Whether it waits to be looked at.
     pub is_dirty: bool,
-    /// It was never looked at: its own size pays for the first time.
+    /// Whether it was never looked at: the first look is paid for by the store's own size.
     pub is_new: bool,
 }
 
@@ -96,7 +98,7 @@ impl Linked<OfFrame> for Span {
 }
 
 impl Span {
-    /// The same span under new numbers; nothing changed for it.
+    /// The same span with new numbers for its start and class. Nothing else about it changed.
     pub(super) fn moved(self, start: At, class: ClassId) -> Self {
         Self {
             start,
@@ -106,12 +108,12 @@ impl Span {
         }
     }
 
-    /// Where a block ends, from the origin of the span's frame.
+    /// Where a block ends, measured from the origin of the span's frame.
     pub(super) fn end(&self, field: Field, block: u32) -> Step {
         field.then(self.start.step, self.ends[block as usize])
     }
 
-    /// Undecided hashes, each with the first and the last block whose end it may be.
+    /// The undecided hashes, each with the first and the last block whose end it may stand at.
     pub(super) fn open(&self) -> impl Iterator<Item = (SlotId, u32, u32)> + '_ {
         let open = self.listed.iter().filter(|l| l.is_open());
         open.map(|l| (l.slot, l.low, l.high))
@@ -121,7 +123,7 @@ impl Span {
         self.ends[block as usize]
     }
 
-    /// Bytes of its lists, and of the names that its hashes keep of it.
+    /// The bytes of its lists, and of the references that the entries of its hashes keep to it.
     pub(super) fn list_bytes(&self) -> usize {
         let named = 2 * size_of::<(SpanId, u32)>();
         size_of_val(&*self.ends) + size_of_val(&*self.listed) + self.listed.len() * named

@@ -1,4 +1,4 @@
-//! Taking sparse stores in, finding them again, and drawing what narrowing one says of its hashes.
+//! Adding sparse stores, finding them again, and telling what narrowing one says about its hashes.
 
 use super::fact::{At, ClassId, Fact, Frame, Salt, SpanId, TrieId};
 use super::records::OfFrame;
@@ -9,7 +9,7 @@ use crate::fleet::slots::{EntryId, SlotId, Whereabouts};
 use crate::prefix::PrefixKey;
 
 impl Limbo {
-    /// Takes in a sparse store of which at least one hash is undecided.
+    /// Adds a sparse store of which at least one hash is undecided.
     pub(crate) fn add_span(&mut self, store: SparseStore<'_>, world: &mut World<'_>) {
         let class = match store.salt {
             Salt::Of(class) => self.root(class),
@@ -75,14 +75,14 @@ impl Limbo {
         }
     }
 
-    /// An entry names a span that lists it as number `i`; where it does.
+    /// Notes in an entry that a span lists it as number `i`. Returns the index of the note.
     pub(super) fn name_span(&mut self, entry: EntryId, id: SpanId, i: u32) -> u32 {
         let spans = &mut self.entries[entry.0].spans;
         spans.push((id, i));
         u32::try_from(spans.len() - 1).unwrap_or(u32::MAX)
     }
 
-    /// Whether a span says just what a store says: engines repeat themselves.
+    /// Whether a known span says exactly what a store says, because engines repeat themselves.
     fn is_told(&self, store: &SparseStore<'_>, world: &World<'_>) -> bool {
         let whereabouts = |&(slot, _): &(SlotId, u64)| world.slots.whereabouts(slot);
         let first = store
@@ -114,7 +114,7 @@ impl Limbo {
             })
     }
 
-    /// A span is found where it starts from now on.
+    /// Adds a span to the ring of the spans with its start.
     pub(super) fn enter_span(&mut self, id: SpanId) {
         let start = self.resolve(self.spans[id.0].start);
         self.spans[id.0].start = start;
@@ -147,13 +147,13 @@ impl Limbo {
         }
     }
 
-    /// The undecided spans with an absolute start of this key.
+    /// The undecided spans whose absolute start has this key.
     pub(super) fn spans_from(&self, key: PrefixKey) -> impl Iterator<Item = SpanId> + '_ {
         let head = self.by_start.get(&key).map(|s| s.0);
         self.spans.ring::<OfFrame>(head).map(SpanId)
     }
 
-    /// The undecided spans that start where one does, it among them.
+    /// The undecided spans with the same start as this one, which is included.
     pub(super) fn spans_beside(&self, id: SpanId) -> impl Iterator<Item = SpanId> + '_ {
         self.spans.ring::<OfFrame>(Some(id.0)).map(SpanId)
     }
@@ -164,7 +164,7 @@ impl Limbo {
         self.spans.ring::<OfFrame>(head).map(SpanId)
     }
 
-    /// Something changed for a span: it is to be looked at.
+    /// Marks a span that something changed for, so it will be looked at.
     pub(super) fn mark(&mut self, id: SpanId) {
         if let Some(span) = self.spans.get_mut(id.0)
             && !std::mem::replace(&mut span.is_dirty, true)
@@ -173,14 +173,15 @@ impl Limbo {
         }
     }
 
-    /// Something changed for a hash: the spans that list it are to be looked at.
+    /// Marks the spans that list a hash that something changed for.
     pub(super) fn mark_spans_of(&mut self, id: EntryId) {
         for at in 0..self.entries[id.0].spans.len() {
             self.mark(self.entries[id.0].spans[at].0);
         }
     }
 
-    /// A span is to be compared with all that list the same hashes.
+    /// Marks a span and all spans that list one of its undecided hashes, so they are compared
+    /// again.
     pub(super) fn mark_around(&mut self, id: SpanId) {
         self.mark(id);
         for i in 0..self.spans[id.0].listed.len() {
@@ -191,7 +192,7 @@ impl Limbo {
         }
     }
 
-    /// A hash got its node: the spans that list it know from now on where it stands.
+    /// Tells the spans that list a hash that the hash now stands at a node.
     pub(super) fn leave_spans(&mut self, id: EntryId, place: Place) {
         for (span_id, i) in std::mem::take(&mut self.entries[id.0].spans) {
             let span = &mut self.spans[span_id.0];
@@ -203,8 +204,8 @@ impl Limbo {
         }
     }
 
-    /// Narrows where the hashes of a span may stand, and tells what follows. Without effort the
-    /// span stays as wide as it is, which is true at any time.
+    /// Narrows where the hashes of a span may stand, and tells the facts that follow. If the effort
+    /// is used up, the span stays as wide as it is, which is always correct.
     pub(super) fn narrow(&mut self, id: SpanId, world: &mut World<'_>) {
         let Some(span) = self.spans.get_mut(id.0) else {
             return;
@@ -246,7 +247,7 @@ impl Limbo {
         }
     }
 
-    /// Whether what is left to a hash in one span excludes something that another leaves it.
+    /// Whether the range of a hash in one span excludes something that another span leaves to it.
     fn is_news(&self, span: &Span, listed: &Listed, other: SpanId, i: u32) -> bool {
         let other = &self.spans[other.0];
         let theirs = &other.listed[i as usize];
@@ -258,7 +259,7 @@ impl Limbo {
                 || end(theirs.high) > span.tokens_at(listed.high))
     }
 
-    /// Tells of every hash that has one block left where it stands.
+    /// Tells the position of every hash that has only one possible block left.
     fn tell_fixed(&mut self, span: &mut Span) {
         let Span {
             start,
@@ -277,7 +278,8 @@ impl Limbo {
         }
     }
 
-    /// Fixes the hashes whose place is known from elsewhere. False: a place outside the span.
+    /// Fixes the hashes whose place is known from elsewhere. Returns false if such a place lies
+    /// outside the span.
     fn fix_known(&self, span: &mut Span) -> bool {
         for i in 0..span.listed.len() {
             let listed = &span.listed[i];
@@ -301,7 +303,7 @@ impl Limbo {
         true
     }
 
-    /// Drops a span; its undecided hashes keep their entries.
+    /// Removes a span; its undecided hashes keep their entries.
     fn remove_span(&mut self, id: SpanId) {
         self.leave_start(id);
         for i in 0..self.spans[id.0].listed.len() {
@@ -311,8 +313,8 @@ impl Limbo {
             let Some(entry) = entry else { continue };
             let spans = &mut self.entries[entry.0].spans;
             spans.swap_remove(named_at as usize);
-            // The one that took its place among the entry's spans is told so: this one perhaps, which
-            // may list a hash twice.
+            // The reference that moved into the removed one's index is told its new index. It may
+            // belong to this same span, which can list a hash twice.
             if let Some(&(moved, at)) = spans.get(named_at as usize) {
                 self.spans[moved.0].listed[at as usize].named_at = named_at;
             }

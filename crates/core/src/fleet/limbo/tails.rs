@@ -1,9 +1,10 @@
-//! What an engine's retention says of a sparse store, where the operator said that there is one.
+//! What an engine's retention says about a sparse store, if the operator said that the engine has
+//! one.
 //!
-//! Such an engine keeps *whole* windows of a window group: tails of so many blocks that end at
-//! multiples of the alignment. What a store lists is the union of some tails, cut only where the
-//! store begins and ends. A block that is listed is thus in some tail, and the blocks that are in
-//! every tail it can be in are listed too:
+//! Such an engine keeps *whole* windows of a window group: tails with a fixed number of blocks,
+//! which end at multiples of the alignment. A store lists the union of some tails, cut off only
+//! where the store begins and ends. Every listed block is therefore in some tail. Blocks that
+//! belong to every tail that could contain it are listed too:
 //!
 //! ```text
 //! tails of 4 blocks that end at even blocks; 5 is listed
@@ -12,8 +13,8 @@
 //! tail 2           |---------------|
 //! ```
 //!
-//! Where as many open hashes stand between two known blocks as must be listed there, each has its
-//! place. Nothing is said of engines whose operator said nothing.
+//! If there are as many open hashes between two known blocks as there are blocks that must be
+//! listed there, each hash has its place. Without a word from the operator, nothing is concluded.
 
 use std::ops::Range;
 
@@ -21,7 +22,7 @@ use super::fact::Frame;
 use super::span::{Span, Tails};
 
 impl Tails {
-    /// The blocks that are kept whenever `block` is: empty if no tail holds it.
+    /// The blocks that are kept whenever `block` is kept; empty if no tail contains it.
     fn with(self, block: u32) -> Range<u32> {
         let first_end = (block / self.every + 1) * self.every;
         let last_end = (block + self.blocks) / self.every * self.every;
@@ -33,7 +34,8 @@ impl Tails {
 }
 
 impl Span {
-    /// Narrows by the engine's retention. False: what is listed is no union of its tails.
+    /// Narrows the span by the engine's retention. Returns false if what is listed is no union of
+    /// tails.
     pub(super) fn keep_whole_windows(&mut self) -> bool {
         let (Some(tails), Frame::Absolute) = (self.tails, self.start.frame) else {
             return true;
@@ -68,7 +70,7 @@ impl Span {
         true
     }
 
-    /// The blocks that must be listed with those that are known to be, in order.
+    /// The blocks, in order, that must be listed because of the blocks that are known to be listed.
     fn must_be_listed(&self, tails: Tails, first: u32, count: u32) -> Option<Vec<u32>> {
         let mut must: Vec<u32> = Vec::new();
         for listed in self.listed.iter().filter(|l| l.low == l.high) {
@@ -83,7 +85,8 @@ impl Span {
         Some(must)
     }
 
-    /// Gives open hashes the blocks that must be listed between two known ones, if they are as many.
+    /// Gives the open hashes between two known blocks the blocks that must be listed there, if both
+    /// are equally many.
     fn fill(&mut self, open: Range<usize>, must: &[u32]) -> bool {
         if must.len() > open.len() {
             return false;
@@ -105,7 +108,8 @@ impl Span {
 mod tests {
     use super::*;
 
-    /// Every union of tails that end at multiples up to `blocks`, as a set of blocks below `blocks`.
+    /// Every union of tails that end at multiples up to `blocks`, each as a set of blocks below
+    /// `blocks`.
     fn unions(tails: Tails, blocks: u32) -> Vec<Vec<u32>> {
         let most = blocks + tails.blocks + tails.every;
         let ends: Vec<u32> = (0..=most).filter(|e| e % tails.every == 0).collect();

@@ -1,6 +1,7 @@
-//! Boundaries that are taken: another hash of the same salt is known to stand there.
+//! Boundaries that are taken, because another hash of the same salt is known to stand there.
 //!
-//! Whoever asks of many boundaries of one span finds out once whether anything can stand at all.
+//! A caller that asks about many boundaries of one span first finds out once whether any can be
+//! taken.
 
 use super::fact::{ClassId, Frame};
 use super::records::Entry;
@@ -10,17 +11,17 @@ use crate::fleet::nodes::{Place, SaltId};
 use crate::fleet::slots::{SlotId, Whereabouts};
 use crate::prefix::Step;
 
-/// Whose boundaries are looked at.
+/// The salt class whose hashes are asked for at a boundary.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Standing {
     class: ClassId,
-    /// Nodes can be looked up.
+    /// The salt, if known: only then can nodes be looked up.
     salt: Option<SaltId>,
 }
 
 impl Limbo {
-    /// What may stand beside the hashes of a span; `None` where nothing can: the span floats, or no
-    /// hash of its salt is known to stand anywhere.
+    /// What is needed to ask for boundaries that are taken beside a span's hashes. `None` if none
+    /// can be: the span floats, or no hash of its salt is known to stand anywhere.
     pub(super) fn standing_beside(&self, span: &Span) -> Option<Standing> {
         if span.start.frame != Frame::Absolute {
             return None;
@@ -30,7 +31,7 @@ impl Limbo {
         (salt.is_some() || !self.by_prefix.is_empty()).then_some(Standing { class, salt })
     }
 
-    /// Whether a boundary is taken by another hash than this one.
+    /// Whether another hash than this one stands at a boundary.
     pub(super) fn is_taken(
         &self,
         beside: Standing,
@@ -47,7 +48,7 @@ impl Limbo {
         {
             return true;
         }
-        // An undecided hash is at no node: whatever is held there is another hash.
+        // An undecided hash is at no node, so whatever is held at the node is another hash.
         let (Some(salt), Whereabouts::Limbo(entry)) = (beside.salt, world.slots.whereabouts(slot))
         else {
             return false;
