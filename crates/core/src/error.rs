@@ -1,6 +1,6 @@
 //! Every error that the core can return. The binding maps each variant to one Python class.
 
-use crate::blocks::BlockId;
+use crate::ids::BlockId;
 
 /// What went wrong, with the offending value, the state, and the remedy where one exists.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

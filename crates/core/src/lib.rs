@@ -29,6 +29,7 @@ pub mod cache;
 pub mod error;
 pub mod fleet;
 pub mod hash;
+pub mod ids;
 mod key_table;
 mod names;
 pub mod prefix;

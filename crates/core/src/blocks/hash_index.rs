@@ -7,8 +7,8 @@
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use super::block::{BlockId, NULL_BLOCK};
 use crate::hash::Digest;
+use crate::ids::{BlockId, NULL_BLOCK};
 use crate::key_table::KeyTable;
 use crate::secret::Spread;
 
@@ -30,7 +30,8 @@ pub struct Key {
 #[derive(Debug, Default)]
 pub struct Entries {
     first: u32,
-    entries: Vec<Option<EntryId>>,
+    /// A decoding request registers one hash: that costs no allocation.
+    entries: SmallVec<[Option<EntryId>; 4]>,
 }
 
 impl Entries {
@@ -51,11 +52,6 @@ impl Entries {
             self.entries.resize(len, None);
             self.entries[at as usize] = Some(entry);
         }
-    }
-
-    /// Forgets all.
-    pub fn clear(&mut self) {
-        self.entries.clear();
     }
 }
 

@@ -1,7 +1,7 @@
 //! Blocks of one memory, apart from any request: which are free, which hash finds which, and what
 //! is told of it.
 //!
-//! `block` names a block, `hash_index` finds blocks by hash, `pool` counts references and orders
+//! [`crate::ids`] names a block, `hash_index` finds blocks by hash, `pool` counts references and orders
 //! the free ones for eviction, `events` writes down what became findable and what no longer is.
 //! The engine's cache has one pool, on the GPU.
 //!
@@ -28,15 +28,15 @@
 //! assert_eq!(pool.queue().last(), Some(block));
 //! ```
 
-mod block;
 mod events;
 mod extra;
 mod hash_index;
 mod pool;
 
-pub use block::{BlockId, NULL_BLOCK};
-pub(crate) use block::{count, signed};
 pub use events::{EventLog, ListedBlock, Source, StoreEvent, frame};
 pub use extra::Extra;
 pub use hash_index::{Entries, EntryId, HashIndex, Key};
 pub use pool::{Lost, Pool};
+
+pub use crate::ids::{BlockId, NULL_BLOCK};
+pub(crate) use crate::ids::{count, signed};

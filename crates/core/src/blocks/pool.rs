@@ -14,9 +14,9 @@
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use super::block::{BlockId, NULL_BLOCK};
 use super::hash_index::{EntryId, HashIndex, Key};
 use crate::hash::Digest;
+use crate::ids::{BlockId, NULL_BLOCK};
 use crate::secret::Secret;
 
 const NO_ENTRY: u32 = u32::MAX;

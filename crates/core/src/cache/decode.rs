@@ -69,8 +69,11 @@ impl Core {
     /// The next number of computed tokens at which a decoding step frees, takes or registers.
     fn quiet_until(&self, request: &Request) -> u32 {
         let computed = request.num_computed_tokens;
-        let late = self.config.num_reprefillable_tokens;
-        let late = [late, self.config.topology.hash_lookahead];
+        let config = &self.config;
+        let late = [
+            config.num_reprefillable_tokens,
+            config.topology.hash_lookahead,
+        ];
         let events = self.groups.iter().map(|g| g.next_event(computed, late));
         events.min().unwrap_or(u32::MAX)
     }
