@@ -1,5 +1,5 @@
-//! One model's pods: shared boundaries and bits, the ranks, and which of them the rule can be
-//! evaluated for together.
+//! The pods of one model: the boundaries and bits that they share, their ranks, and which ranks the
+//! rule can be evaluated for together.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ use super::units::Units;
 use super::view::View;
 use crate::secret::Secret;
 
-/// Ranks with the same view in the same word of the planes: one evaluation answers for all.
+/// Ranks with the same view in the same word of the planes: one evaluation answers for all of them.
 #[derive(Debug, Clone)]
 pub(super) struct Class {
-    /// What the rule is evaluated with.
+    /// The view that the rule is evaluated with.
     pub view: View,
-    /// Which word of the planes.
+    /// The word of the planes that the ranks share.
     pub word: u16,
     /// The bits of its ranks in that word.
     pub mask: u64,
@@ -39,7 +39,7 @@ impl Class {
             .map(move |bit| first + bit)
     }
 
-    /// The largest step at which everything the rule asks for is visible.
+    /// The largest step that visits every boundary that the rule asks for.
     #[must_use]
     pub(super) fn unit(&self) -> u32 {
         let topology = &self.view.topology;
@@ -61,21 +61,21 @@ pub(super) struct Model {
     pub nodes: Nodes,
     /// The presence bits of all ranks.
     pub planes: Planes,
-    /// What texts and lookahead are to keys.
+    /// The numbers that texts and lookahead tokens add to keys.
     pub marks: Arc<Marks>,
-    /// Ranks by column; `None` = free.
+    /// The ranks by column; `None` is a free column.
     pub ranks: Vec<Option<Rank>>,
     free: BTreeSet<usize>,
-    /// Increases with every request, for forgetting the least recently matched.
+    /// A count that increases with every request. It tells which names were matched least recently.
     pub tick: u32,
     units: Units,
     classes: Option<Arc<[Class]>>,
-    /// All ranks by name, for requests that ask for all.
+    /// All ranks by name, for requests that ask for all of them.
     pub roster: Option<Arc<[Member]>>,
 }
 
 impl Model {
-    /// No rank yet.
+    /// A model without any rank.
     pub(super) fn new(secret: &Secret) -> Self {
         let marks = Marks::new(secret);
         Self {
@@ -102,19 +102,19 @@ impl Model {
         (index, Column { word, bit })
     }
 
-    /// What is known of a rank's groups changed.
+    /// Drops what was derived from the ranks' groups, because what is known of a group has changed.
     pub(super) fn invalidate(&mut self) {
         self.classes = None;
         self.roster = None;
     }
 
-    /// Whether what a feed publishes is part of what is known of a rank.
+    /// Whether what is known of a rank includes what a feed published.
     pub(super) fn is_told_by(&self, index: usize, feed: u32) -> bool {
         let rank = self.ranks[index].as_ref();
         rank.is_some_and(|rank| rank.told_by.contains(&feed))
     }
 
-    /// Takes in a slice of a batch of one rank. True: the batch is in.
+    /// Applies a slice of a batch of one rank. Returns true if the whole batch is applied.
     pub(super) fn advance(&mut self, index: usize, intake: &mut Intake) -> bool {
         let Some(rank) = self.ranks[index].as_mut() else {
             return true;
@@ -139,7 +139,7 @@ impl Model {
         is_in
     }
 
-    /// Runs an operation on one rank with the shared part at hand.
+    /// Runs an operation on one rank, and lends it the shared part of the model.
     pub(super) fn with_rank<T>(
         &mut self,
         index: usize,
@@ -153,7 +153,7 @@ impl Model {
         Some(operation(rank, &mut shared))
     }
 
-    /// Removes a rank and everything it holds; its nodes are released by and by.
+    /// Removes a rank and everything it holds; its nodes are released later, in portions.
     pub(super) fn remove(&mut self, index: usize) {
         self.with_rank(index, Rank::forget_everything);
         self.ranks[index] = None;
@@ -161,7 +161,7 @@ impl Model {
         self.invalidate();
     }
 
-    /// Ranks that can be evaluated together.
+    /// The classes of ranks that can be evaluated together.
     pub(super) fn classes(&mut self) -> Arc<[Class]> {
         if let Some(classes) = &self.classes {
             return Arc::clone(classes);
@@ -194,7 +194,7 @@ impl Model {
         classes
     }
 
-    /// Bytes held, by capacity and estimate.
+    /// The bytes held, by capacity and estimate.
     #[must_use]
     pub(super) fn bytes(&self) -> usize {
         let ranks: usize = self.ranks.iter().flatten().map(Rank::bytes).sum();

@@ -1,16 +1,18 @@
-//! Where entries of a table went when its end was given back, and what a table could give back.
+//! Where the entries at the end of a table moved when the end was cut off, and how much a table
+//! could give back.
 
-/// Where what stood at the end of a table stands now.
+/// The new places of the entries that stood at the end of a table.
 #[derive(Debug)]
 pub(super) struct Moved {
-    /// The table ends here now.
+    /// The new end of the table.
     pub end: u32,
-    /// For each place from there on: the place that what stood there has now, if anything did.
+    /// For each place from the new end on, the new place of the entry that stood there, if there
+    /// was one.
     pub to: Vec<Option<u32>>,
 }
 
 impl Moved {
-    /// Where something stands now, by where it stood.
+    /// The new place of the entry that stood at `place`.
     #[must_use]
     pub(super) fn place_of(&self, place: u32) -> Option<u32> {
         match place.checked_sub(self.end) {
@@ -20,10 +22,11 @@ impl Moved {
     }
 }
 
-/// Bytes that a hash table keeps beyond what its entries need.
+/// The bytes of spare capacity in a hash table.
 #[must_use]
 pub(super) fn idle_in_table(allocated: usize, len: usize, entry: usize) -> usize {
-    // Room for one more, a control byte each, and a group of them.
+    // The table keeps room for one more entry, one control byte per bucket, and one more group of
+    // these.
     let buckets = (len.max(3) + 1) * 8 / 7 + 1;
     allocated.saturating_sub(buckets.next_power_of_two() * (entry + 1) + 16)
 }

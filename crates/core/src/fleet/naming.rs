@@ -1,8 +1,9 @@
-//! From a store's tokens and parent to the places of its hashes: the first two means.
+//! How a store's tokens and parent give the places of its hashes: the first two means of placing.
 //!
-//! A dense store (a hash for every block) names all its boundaries; naming is timeless, so that it
-//! runs over a whole batch before any copy is counted, whatever order groups come in. A sparse
-//! store is looked up by its hashes; what stays unknown waits in limbo with all that is known.
+//! A dense store (it lists the hash of every block) names all its boundaries. The place of a hash
+//! never changes, so all dense stores of a batch are named before any copy is counted, and the
+//! order of the groups does not matter. A sparse store is looked up by its hashes, and those that
+//! stay unknown wait in limbo with everything that the store tells about them.
 
 use std::ops::Range;
 
@@ -25,23 +26,23 @@ pub(super) fn is_dense(stored: &Stored) -> bool {
             == u64::from(stored.hashes.len) * u64::from(stored.block_size)
 }
 
-/// One store being named.
+/// One store while its hashes are named.
 pub(super) struct Naming<'a, 'b> {
-    /// Whose store it is.
+    /// The rank that the store belongs to.
     pub rank: &'a mut Rank,
     /// The model's boundaries and bits.
     pub shared: &'a mut Shared<'b>,
-    /// What texts and lookahead are to keys.
+    /// The numbers that texts and lookahead tokens add to keys.
     pub marks: &'a Marks,
     /// Prepared steps by block size.
     pub units: &'a mut Units,
-    /// A buffer for the keys of the blocks at hand.
+    /// A buffer for the keys of the blocks that are being named.
     pub keys: &'a mut Vec<PrefixKey>,
     /// The batch that the store is in.
     pub batch: &'a Batch,
 }
 
-/// Where the tokens of a store start, and whose cache they are in.
+/// Where the tokens of a store start, and the salt of the cache that they are in.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Anchor {
     /// The position.
@@ -55,9 +56,9 @@ pub(super) struct Anchor {
 pub(super) struct Chain {
     /// Where the next block starts.
     anchor: Anchor,
-    /// Blocks that are named.
+    /// How many of its blocks are named.
     done: usize,
-    /// The node of the last one.
+    /// The node of the last named block.
     hint: Option<NodeId>,
 }
 
@@ -76,7 +77,7 @@ fn lora<'a>(batch: &'a Batch, stored: &Stored) -> Option<&'a str> {
         .filter(|name| !name.is_empty())
 }
 
-/// The number of an adapter whose name older engines leave out.
+/// The number of an adapter, for older engines that send no adapter name.
 fn nameless_lora(batch: &Batch, stored: &Stored) -> Option<i64> {
     stored
         .lora_id
@@ -99,7 +100,7 @@ impl Naming<'_, '_> {
         (!texts.is_empty()).then(|| texts.join("\0"))
     }
 
-    /// The key of the empty prefix: of an adapter, or of the base model.
+    /// The key of the empty prefix, for the store's adapter or for the base model.
     fn root_seed(&mut self, stored: &Stored) -> PrefixKey {
         let Some(id) = nameless_lora(self.batch, stored) else {
             return self.marks.lora_seed(lora(self.batch, stored));
@@ -108,7 +109,7 @@ impl Naming<'_, '_> {
         self.marks.lora_seed(Some(&format!("\0{id}"))) // Apart from every name.
     }
 
-    /// Where the tokens of a store start.
+    /// The position where the tokens of a store start.
     pub(super) fn anchor(&mut self, stored: &Stored, first_block_is_listed: bool) -> Anchor {
         let Some(parent) = stored.parent else {
             let step = Step {
@@ -137,7 +138,7 @@ impl Naming<'_, '_> {
         anchor
     }
 
-    /// Where the tokens after a hash start.
+    /// The position where the tokens after a hash start.
     fn below(&mut self, parent: EngineKey) -> Anchor {
         if let Some(slot) = self.rank.slots.find_parent(parent)
             && let Whereabouts::Placed(node) = self.rank.slots.whereabouts(slot)
@@ -163,7 +164,7 @@ impl Naming<'_, '_> {
         }
     }
 
-    /// Begins to name a dense store; [`Self::extend`] names its blocks.
+    /// Begins to name a dense store; [`Self::extend`] then names its blocks.
     pub(super) fn begin(&mut self, stored: &Stored) -> Chain {
         let anchor = self.anchor(stored, true);
         if stored.parent.is_none() {
@@ -245,7 +246,8 @@ impl Naming<'_, '_> {
         });
     }
 
-    /// What was settled may have moved the trie that a chain floats in: its last hash knows.
+    /// Updates where a chain stands: solving may have moved the trie that it floats in, and the
+    /// chain's last hash tells where it is now.
     fn follow(&mut self, chain: &mut Chain, hashes: &[EngineKey]) {
         let is_fixed = matches!(
             (chain.anchor.at.frame, chain.anchor.salt),
@@ -262,7 +264,7 @@ impl Naming<'_, '_> {
         }
     }
 
-    /// What the extra keys of a block, salts apart, add to its local part.
+    /// What the extra keys of a block, except salts, add to its local part.
     fn marks(&mut self, stored: &Stored, block: usize, block_size: u32) -> u64 {
         let is_root = stored.parent.is_none() && block == 0;
         let mut sum = 0;
@@ -278,7 +280,7 @@ impl Naming<'_, '_> {
                     Ok(offset) if offset < block_size => {
                         (self.marks.media(self.batch.text(id)), offset)
                     }
-                    // It begins in the lookahead, or began in an earlier block.
+                    // The item begins in the lookahead, or began in an earlier block.
                     Ok(_) | Err(_) => continue,
                 },
                 ExtraKey::Digest(digest) => (self.marks.embeddings(self.batch.digest(digest)), 0),
@@ -290,7 +292,7 @@ impl Naming<'_, '_> {
         sum
     }
 
-    /// What comes after a block within its lookahead: tokens, and media that begin there.
+    /// The lookahead part of a block's hash: its lookahead tokens, and the media that begin there.
     fn ahead(&self, stored: &Stored, block: usize) -> u64 {
         let tokens = self.marks.lookahead(self.batch.lookahead_of(stored, block));
         let block_size = i64::from(stored.block_size);
@@ -367,7 +369,8 @@ impl Naming<'_, '_> {
         limbo.slot_of(entry)
     }
 
-    /// A store right below a hash of unknown place is found by requests through its first token.
+    /// Notes the first token of a store right below a hash without a place, so requests can find
+    /// it.
     pub(super) fn index_first_token(&mut self, stored: &Stored, at: At) {
         let Frame::Trie(trie) = at.frame else { return };
         if at.step == Step::NONE
@@ -416,7 +419,7 @@ impl Naming<'_, '_> {
             .map_or_else(|| HashBlock::Divides(catalog.grain()), HashBlock::Is)
     }
 
-    /// Used by queries: the hash stands here for good.
+    /// Tells that a hash of a request's chain stands at this position, with the request's salt.
     pub(super) fn place(rank: &mut Rank, hash: EngineKey, at: Step, salt: SaltId, ahead: u64) {
         let Some(slot) = rank.slots.find(hash) else {
             return;

@@ -1,7 +1,8 @@
-//! The boundaries that somebody holds or names: one node per (prefix, salt), shared by all pods.
+//! The boundaries that some rank holds or names: one node per (prefix, salt), shared by all pods.
 //!
-//! A node exists as long as a slot of some pod points to it. Nodes of one store are made in order,
-//! so that the next boundary of a prefix is mostly the next node: lookups try that one first.
+//! A node exists as long as a slot of some pod points to it. The nodes of one store are made in
+//! order, so the next boundary of a prefix is usually the next node, and look-ups try that one
+//! first.
 
 use super::moved::{Moved, idle_in_table};
 use crate::key_table::KeyTable;
@@ -12,7 +13,7 @@ use crate::secret::{Mixer, Secret};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct NodeId(pub u32);
 
-/// The number of a cache salt (or another text that separates whole caches); 0 = none.
+/// The number of a cache salt, or of another text that separates whole caches; 0 means no salt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct SaltId(pub u64);
 
@@ -21,18 +22,19 @@ impl SaltId {
     pub(super) const NONE: Self = Self(0);
 }
 
-/// Where a hash stands: how many tokens it covers, their key, and whose cache it is in.
+/// A place says where a hash stands: at which boundary of which prefix, and in whose cache. Two
+/// hashes of different engines with the same place stand for the same cached tokens.
 ///
-/// With hash lookahead a block's identity covers `ahead` more tokens than its boundary.
+/// With hash lookahead, the identity of a block also covers tokens after its boundary: see `ahead`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
-    /// Tokens before the boundary.
+    /// The number of tokens before the boundary.
     pub boundary: u32,
-    /// Key of those tokens (LoRA and media mixed in, salt apart).
+    /// The key of those tokens. LoRA and media are mixed in; the salt is separate.
     pub prefix: PrefixKey,
-    /// What the lookahead tokens add to the identity; 0 = no lookahead.
+    /// What the lookahead tokens add to the identity; 0 without a lookahead.
     pub ahead: u64,
-    /// The salt.
+    /// The number of the salt of the cache.
     pub salt: SaltId,
 }
 
@@ -49,18 +51,18 @@ pub(super) struct Nodes {
     salts: Mixer,
     keys: Vec<PrefixKey>,
     meta: Vec<Meta>,
-    /// Lookahead part of the identity, for the few nodes that have one.
+    /// The lookahead part of the identity, for the few nodes that have one.
     ahead: hashbrown::HashMap<u32, u64>,
-    /// Salts, of the nodes that have one.
+    /// The salts of the nodes that have one.
     salted: hashbrown::HashMap<u32, SaltId>,
     by_key: KeyTable,
     free: Vec<u32>,
-    /// Nodes that slots which are gone still point to, once for each.
+    /// The nodes that are still counted for slots that are gone, once for each such slot.
     let_go: Vec<NodeId>,
 }
 
 impl Nodes {
-    /// No nodes yet.
+    /// A table without nodes.
     #[must_use]
     pub(super) fn new(secret: &Secret) -> Self {
         Self {
@@ -75,7 +77,7 @@ impl Nodes {
         }
     }
 
-    /// What a salt adds to a prefix key.
+    /// The number that a salt adds to a prefix key.
     #[must_use]
     pub(super) fn term(&self, salt: SaltId) -> PrefixKey {
         match salt {
@@ -90,7 +92,7 @@ impl Nodes {
         plus(plus(place.prefix, place.ahead), self.term(place.salt))
     }
 
-    /// The node of a key, trying the one after `hint` first.
+    /// The node with this key. The node after `hint` is tried first.
     #[must_use]
     pub(super) fn find(&self, key: PrefixKey, hint: Option<NodeId>) -> Option<NodeId> {
         if let Some(NodeId(previous)) = hint
@@ -102,7 +104,7 @@ impl Nodes {
         self.by_key.find(key, has).map(NodeId)
     }
 
-    /// The node of a place, made if there is none. The caller must `acquire` a new node.
+    /// The node of a place, made if there is none. The caller must then `acquire` it.
     pub(super) fn find_or_create(&mut self, place: Place, hint: Option<NodeId>) -> NodeId {
         let key = self.key_of(place);
         if let Some(node) = self.find(key, hint) {
@@ -138,7 +140,7 @@ impl Nodes {
         self.keys[node.0 as usize]
     }
 
-    /// Where a node stands.
+    /// The place of a node.
     #[must_use]
     pub(super) fn place(&self, node: NodeId) -> Place {
         let meta = self.meta[node.0 as usize];
@@ -161,19 +163,19 @@ impl Nodes {
         }
     }
 
-    /// Whether the node is the one of this place.
+    /// Whether the node stands at this place.
     #[must_use]
     pub(super) fn is_at(&self, node: NodeId, place: Place) -> bool {
         self.keys[node.0 as usize] == self.key_of(place)
     }
 
-    /// One more slot points to the node.
+    /// Counts one more slot that points to the node.
     pub(super) fn acquire(&mut self, node: NodeId) {
         self.meta[node.0 as usize].refs += 1;
     }
 
-    /// One slot fewer points to the node; with none left it is forgotten. Its presence bits must
-    /// be clear by then.
+    /// Counts one slot fewer that points to the node. If no slot is left the node is forgotten; its
+    /// presence bits must be clear by then.
     pub(super) fn release(&mut self, node: NodeId) {
         let id = node.0;
         let meta = &mut self.meta[id as usize];
@@ -189,12 +191,13 @@ impl Nodes {
         if !self.salted.is_empty() {
             self.salted.remove(&id);
         }
-        // No prefix has this key, so that the free node is never found as somebody's successor.
+        // No prefix has this key, so a look-up with a hint never finds the free node.
         self.keys[id as usize] = u64::MAX;
         self.free.push(id);
     }
 
-    /// Slots that pointed to these nodes are gone: `release_some` looks at them by and by.
+    /// Notes that the slots which pointed to these nodes are gone. `release_some` releases the
+    /// nodes later.
     pub(super) fn let_go(&mut self, nodes: Vec<NodeId>) {
         if self.let_go.is_empty() {
             self.let_go = nodes;
@@ -203,7 +206,8 @@ impl Nodes {
         }
     }
 
-    /// Releases some of the nodes that were let go. Returns how many it were: with 0 none is left.
+    /// Releases at most `most` of the nodes that were let go. Returns how many; 0 means that none
+    /// is left.
     pub(super) fn release_some(&mut self, most: usize) -> usize {
         let rest = self.let_go.len().saturating_sub(most);
         let some = self.let_go.split_off(rest);
@@ -216,7 +220,7 @@ impl Nodes {
         some.len()
     }
 
-    /// Nodes that slots which are gone still point to, once for each.
+    /// The nodes that are still counted for slots that are gone, once for each such slot.
     pub(super) fn waiting(&self) -> &[NodeId] {
         &self.let_go
     }
@@ -226,7 +230,7 @@ impl Nodes {
         self.meta[node.0 as usize].matched_at = tick;
     }
 
-    /// When a request last matched the node; 0 = never.
+    /// The tick at which a request last matched the node; 0 means never.
     #[must_use]
     pub(super) fn matched_at(&self, node: NodeId) -> u32 {
         self.meta[node.0 as usize].matched_at
@@ -238,13 +242,13 @@ impl Nodes {
         self.meta[node.0 as usize].refs
     }
 
-    /// Live nodes.
+    /// The number of nodes in use.
     #[must_use]
     pub(super) fn len(&self) -> usize {
         self.keys.len() - self.free.len()
     }
 
-    /// Bytes that the tables keep ready for more.
+    /// The bytes of spare capacity in the tables.
     #[must_use]
     pub(super) fn idle_bytes(&self) -> usize {
         let each = size_of::<PrefixKey>() + size_of::<Meta>();
@@ -255,7 +259,8 @@ impl Nodes {
             + idle_in_table(self.salted.allocation_size(), self.salted.len(), 16)
     }
 
-    /// Moves so many nodes at most from the end to free places, and gives back what then is idle.
+    /// Moves at most this many nodes from the end to free places, and gives back the spare
+    /// capacity.
     pub(super) fn give_back(&mut self, most: usize) -> Moved {
         let end = self.len().max(self.keys.len().saturating_sub(most));
         let end = u32::try_from(end).expect("fewer than 2^32 boundaries");
@@ -294,7 +299,7 @@ impl Nodes {
         Some(to)
     }
 
-    /// Bytes held, by capacity.
+    /// The bytes held, by capacity.
     #[must_use]
     pub(super) fn bytes(&self) -> usize {
         self.keys.capacity() * size_of::<PrefixKey>()
@@ -305,7 +310,7 @@ impl Nodes {
             + self.salted.allocation_size()
     }
 
-    /// Panics unless every live node is found by its key and no free one is.
+    /// Panics unless every node in use is found by its key and no free node is.
     pub(super) fn check_integrity(&self) {
         assert_eq!(
             self.by_key.len(),

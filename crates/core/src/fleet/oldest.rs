@@ -1,31 +1,35 @@
-//! Which blocks of a rank go first for want of memory: those that no request matched for longest.
+//! Which blocks of a rank are forgotten first to free memory: those that no request has matched for
+//! the longest time.
 //!
-//! Nothing is kept in order for that. A sample of the rank's table says when the oldest eighth was
-//! last matched, and a hand that goes round the table takes what is as old: a portion costs the same
-//! however much the rank holds.
+//! No order is kept for this. A sample of the rank's table tells when the oldest eighth was last
+//! matched. A hand that goes round the table then forgets every block that is at least as old, so a
+//! portion costs the same however much the rank holds.
 
 use super::nodes::Nodes;
 use super::rank::{Rank, Shared};
 
-/// Slots that the sample looks at.
+/// The number of slots that the sample looks at.
 const SAMPLED: usize = 512;
-/// One in so many of the rank's blocks counts as old.
+/// One in this many of the rank's blocks counts as old.
 const OLD: usize = 8;
-/// Slots that the hand may pass for each that goes.
+/// The number of slots that the hand may pass for each name that is to be forgotten.
 const LOOKS: usize = 64;
 
 impl Rank {
-    /// Forgets so many names at most: first those that nobody holds, then the least recently matched.
+    /// Forgets at most this many names: first those without a copy, then the least recently
+    /// matched.
     pub(super) fn forget_oldest(&mut self, most: usize, shared: &mut Shared<'_>) {
         let left = most - self.forget_retired(most, shared);
         let last = self.matched_last(shared.nodes);
         if self.evict_round(left, last, shared) == 0 && left == most {
-            // The hand passed no block as old as that, and the index is above its limit: newer ones go.
+            // The hand passed no block that is this old, and the index is above its limit: newer
+            // blocks are forgotten too.
             self.evict_round(left, u32::MAX, shared);
         }
     }
 
-    /// Goes on round the table, and forgets what was not matched after `last`. Returns how many.
+    /// Continues round the table, and forgets names that were not matched after `last`. Returns how
+    /// many.
     fn evict_round(&mut self, most: usize, last: u32, shared: &mut Shared<'_>) -> usize {
         let (mut looks, mut names, mut blocks) = (LOOKS * most, 0, 0);
         while names < most
@@ -50,7 +54,7 @@ impl Rank {
         most
     }
 
-    /// When the last of the old blocks was matched.
+    /// The tick at which the most recently matched of the old blocks was matched.
     fn matched_last(&self, nodes: &Nodes) -> u32 {
         let sample = self.slots.sample(SAMPLED);
         let mut ticks: Vec<u32> = sample.map(|node| nodes.matched_at(node)).collect();

@@ -1,8 +1,9 @@
-//! Presence bits: for each (group, tier, …, 64 ranks) one word per node.
+//! Presence bits: for each group, tier and set of 64 ranks (and a few further distinctions) one
+//! word per node.
 //!
-//! A plane is made when its first bit is set, in pages, so that groups, tiers and ranks that hold
-//! nothing cost nothing: a page lives while some bit of it is set. One rank that has a bit in a page
-//! is charged with the page's memory.
+//! A plane is made when its first bit is set. It consists of pages, and a page exists only while
+//! some bit in it is set, so groups, tiers and ranks that hold nothing cost nothing. The memory of
+//! each page is charged to one rank that has a bit in it.
 
 use hashbrown::HashMap;
 
@@ -11,30 +12,31 @@ use super::tier::Tier;
 
 /// Nodes per page: 4 KiB of words.
 const PAGE: usize = 512;
-/// Pages without a bit that are kept to be used again: a megabyte.
+/// The number of pages without a bit that are kept to be used again: a megabyte.
 const SPARE: usize = 256;
 
-/// What a plane's bits say.
+/// What the bits of a plane mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct PlaneKey {
     /// The group, by its index on the wire.
     pub group: u16,
-    /// Entries smaller than the group's block.
+    /// Whether the copies are smaller than the group's block.
     pub partial: bool,
-    /// Where the copies are.
+    /// The tier that the copies are on.
     pub tier: Tier,
-    /// Copies of which no event has spoken since a clear: they count for upper bounds only.
+    /// Whether no event has mentioned the copies since a clear. Such copies count for upper bounds
+    /// only.
     pub doubted: bool,
-    /// Which 64 ranks: bit `b` of a word is the rank in column `64 * word + b`.
+    /// The set of 64 ranks: bit `b` of a word is the rank in column `64 * word + b`.
     pub word: u16,
 }
 
-/// Which bit is one rank's in every plane.
+/// The bit of one rank, which is the same in every plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Column {
-    /// The word of the planes.
+    /// The word of the planes that has the bit.
     pub word: u16,
-    /// The bit of that word.
+    /// The bit within that word.
     pub bit: u64,
 }
 
@@ -42,13 +44,13 @@ pub(super) struct Column {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct PlaneId(u32);
 
-/// Some words of a plane, of which one at least is not zero.
+/// Some words of a plane, at least one of which is not zero.
 #[derive(Debug)]
 struct Page {
     words: [u64; PAGE],
-    /// Words that are not zero.
+    /// How many words are not zero.
     used: u16,
-    /// The bit of the rank that the page is put down to, and in how many words it is set.
+    /// The bit of the rank that the page is charged to, and the number of words in which it is set.
     payer: u64,
     paid: u16,
 }
@@ -61,7 +63,7 @@ impl Page {
         paid: 0,
     };
 
-    /// Sets bits of a word; true when all of them were clear.
+    /// Sets bits of a word. Returns true if all of them were clear.
     fn set(&mut self, offset: usize, bits: u64) -> bool {
         let before = self.words[offset];
         self.words[offset] = before | bits;
@@ -89,7 +91,7 @@ impl Page {
         self.paid *= u16::from(bit != self.payer);
     }
 
-    /// Puts the page down to somebody who has a bit there.
+    /// Charges the page to a rank that has a bit in it.
     fn find_payer(&mut self) {
         let word = self.words.iter().find(|word| **word != 0);
         self.payer = word.map_or(0, |word| word & word.wrapping_neg());
@@ -105,12 +107,12 @@ struct Plane {
     pages: Vec<Option<Box<Page>>>,
 }
 
-/// Pages that no plane has, and who pays for those that planes have.
+/// The spare pages, and how many pages are charged to each rank.
 #[derive(Debug, Default)]
 struct Ledger {
     spare: Vec<Box<Page>>,
     num_pages: usize,
-    /// Pages put down to each column.
+    /// The number of pages that are charged to each column.
     paid_by: Vec<u32>,
 }
 
@@ -123,7 +125,7 @@ impl Ledger {
         &mut self.paid_by[column]
     }
 
-    /// A page for whoever sets the first bits of it.
+    /// A page for a word of which these bits are about to be set.
     fn page(&mut self, word: u16, bits: u64) -> Box<Page> {
         let bit = bits & bits.wrapping_neg();
         self.num_pages += 1;
@@ -133,7 +135,8 @@ impl Ledger {
         page
     }
 
-    /// Bits of a page were cleared: it may go, or be somebody else's.
+    /// Handles a page of which bits were cleared: it may become spare, or be charged to another
+    /// rank.
     fn settle(&mut self, word: u16, slot: &mut Option<Box<Page>>) {
         let Some(page) = slot.as_mut().filter(|page| page.paid == 0) else {
             return;
@@ -163,7 +166,7 @@ const fn address(node: NodeId) -> (usize, usize) {
 }
 
 impl Planes {
-    /// The plane of a key, if anybody ever set a bit in it.
+    /// The plane of a key, if a bit has ever been set in it.
     #[must_use]
     pub(super) fn find(&self, key: PlaneKey) -> Option<PlaneId> {
         self.ids.get(&key).copied()
@@ -195,7 +198,7 @@ impl Planes {
         }
     }
 
-    /// Sets bits of a node's word; true when all of them were clear before.
+    /// Sets bits of a node's word. Returns true if all of them were clear.
     pub(super) fn set(&mut self, plane: PlaneId, node: NodeId, bits: u64) -> bool {
         let (page, offset) = address(node);
         let Plane { word, pages } = &mut self.all[plane.0 as usize];
@@ -219,7 +222,7 @@ impl Planes {
         }
     }
 
-    /// How many pages clearing all of a plane looks at.
+    /// The number of pages that clearing the whole plane looks at.
     #[must_use]
     pub(super) fn num_pages(&self, plane: PlaneId) -> usize {
         self.all[plane.0 as usize].pages.len()
@@ -248,7 +251,7 @@ impl Planes {
         }
     }
 
-    /// No node from this one on has a word.
+    /// Cuts off the words of all nodes from this one on, which are all zero.
     pub(super) fn end_at(&mut self, end: NodeId) {
         for Plane { pages, .. } in &mut self.all {
             pages.truncate((end.0 as usize).div_ceil(PAGE));
@@ -256,7 +259,8 @@ impl Planes {
         }
     }
 
-    /// ORs the words of `nodes` into `out`, position by position (`None` = no such boundary).
+    /// ORs the words of `nodes` into `out`, position by position. `None` stands for a boundary
+    /// without a node.
     pub(super) fn gather(&self, plane: PlaneId, nodes: &[Option<NodeId>], out: &mut [u64]) {
         let pages = &self.all[plane.0 as usize].pages;
         for (word, node) in out.iter_mut().zip(nodes) {
@@ -269,7 +273,7 @@ impl Planes {
         }
     }
 
-    /// Bytes held.
+    /// The bytes held.
     #[must_use]
     pub(super) fn bytes(&self) -> usize {
         let tables: usize = self
@@ -280,7 +284,7 @@ impl Planes {
         tables + (self.ledger.num_pages + self.ledger.spare.len()) * size_of::<Page>()
     }
 
-    /// Bytes of the pages that are put down to a column.
+    /// The bytes of the pages that are charged to a column.
     #[must_use]
     pub(super) fn paid_by(&self, column: usize) -> usize {
         let pages = self.ledger.paid_by.get(column).copied().unwrap_or(0);
@@ -307,7 +311,7 @@ impl Planes {
         })
     }
 
-    /// Panics unless every page has a bit, and somebody who has one pays for it.
+    /// Panics unless every page has a bit, and is charged to a rank that has one.
     pub(super) fn check_integrity(&self) {
         let mut paid_by = vec![0; self.ledger.paid_by.len()];
         for plane in &self.all {

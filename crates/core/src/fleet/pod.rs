@@ -12,15 +12,15 @@ use crate::hash::HashAlgo;
 pub struct PodSpec {
     /// The model it serves.
     pub model: String,
-    /// Data-parallel ranks.
+    /// The number of data-parallel ranks.
     pub dp_size: u32,
-    /// What the operator says of its groups and its engine.
+    /// What the operator says about its groups and its engine.
     pub config: PodConfig,
-    /// The engine's hash algorithm, where configured.
+    /// The engine's hash algorithm, if it is configured.
     pub algo: Option<HashAlgo>,
-    /// The engine's hash seed, where configured.
+    /// The engine's hash seed, if it is configured.
     pub seed: Option<String>,
-    /// Paths of LoRA adapters by name.
+    /// The paths of LoRA adapters, by name.
     pub loras: BTreeMap<String, String>,
 }
 
@@ -31,14 +31,14 @@ pub(super) struct Pod {
     pub(super) name: Arc<str>,
     /// How it was registered.
     pub(super) spec: PodSpec,
-    /// Column of each rank.
+    /// The column of each rank.
     pub(super) columns: BTreeMap<u32, usize>,
-    /// How far each feed knows the history of what it tells, where it said so.
+    /// The state and reason of each feed that has said how completely it knows its history.
     pub(super) feeds: BTreeMap<u32, (State, String)>,
 }
 
 impl Pod {
-    /// Its ranks, in their order.
+    /// Its ranks, in order of rank.
     pub(super) fn members(&self) -> impl Iterator<Item = Member> + '_ {
         self.columns.iter().map(|(&dp_rank, &column)| Member {
             pod: Arc::clone(&self.name),
@@ -51,10 +51,10 @@ impl Pod {
 /// One rank of a roster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// Name of the pod.
+    /// The name of the pod.
     pub pod: Arc<str>,
     /// The number of the rank within its pod.
     pub dp_rank: u32,
-    /// `None` for a pod that does not serve the model.
+    /// The rank's column; `None` for a pod that does not serve the model.
     pub(super) column: Option<usize>,
 }

@@ -1,6 +1,6 @@
-//! The third means of placing, and where the rest of a rank's undecided hashes may stand.
+//! The third means of placing, and where those undecided hashes may stand that it cannot place.
 //!
-//! Both come before any node is looked up: they can decide hashes, which makes nodes.
+//! Both happen before any node is looked up, because they can place hashes, which makes nodes.
 
 use hashbrown::HashMap;
 
@@ -18,25 +18,26 @@ use super::walk::LadderStep;
 use crate::hash::{ChainSpec, ExtraKeys, chain_keys};
 use crate::prefix::Step;
 
-/// What one answer may look at in limbo, shared by the ranks that have something undecided.
+/// The looks that one answer may take in limbo, shared by the ranks that have undecided hashes.
 const LOOKS: u64 = 1 << 15;
-/// The share of one rank among many.
+/// The smallest share of one rank, however many ranks there are.
 const LEAST_LOOKS: u64 = 1 << 8;
-/// A longer request may look at more.
+/// The further looks that a request is granted per boundary.
 const LOOKS_PER_BOUNDARY: u64 = 1;
-/// What narrowing may follow from what a request shows, for one rank. Whatever follows does so once:
-/// places only become fewer, so that this is no cost of each answer.
+/// The effort for narrowing that may follow, for one rank, from what a request shows. Each
+/// consequence is drawn only once, because the possible places only become fewer: it is no cost of
+/// every answer.
 const CONSEQUENCES: u64 = 1 << 20;
-/// A chain whose hashes cover more tokens after their block than this, and than the block, costs
-/// more than its request is long: nothing is compared with it.
+/// Hashes are not compared with a chain whose hashes cover more tokens after their block than this
+/// number and than the block itself: computing it would cost more than the request is long.
 const LONG_LOOKAHEAD: u32 = 16;
 
-/// A rank whose undecided hashes were compared with no chain.
+/// A rank whose undecided hashes were not compared with any chain.
 struct Undecided {
     column: usize,
-    /// The boundaries where they may stand.
+    /// The boundaries where the hashes may stand.
     step: LadderStep,
-    /// Whether their places make a difference to the answer.
+    /// Whether the places of the hashes make a difference to the answer.
     is_wanted: bool,
 }
 
@@ -119,11 +120,11 @@ impl Search<'_, '_> {
         }
     }
 
-    /// Finds where undecided hashes may stand. This can decide some of them, so that it comes
-    /// before any node is looked up.
+    /// Finds where undecided hashes may stand. This can place some of them, so it happens before
+    /// any node is looked up.
     pub(super) fn find_possible(&mut self) {
         let undecided = self.undecided();
-        // What one rank has undecided never takes from what may be looked at for another.
+        // What is undecided of one rank never reduces the looks for another rank below its share.
         let share = (LOOKS / undecided.len().max(1) as u64).max(LEAST_LOOKS);
         for Undecided {
             column,
@@ -142,7 +143,7 @@ impl Search<'_, '_> {
         }
     }
 
-    /// The ranks asked for whose undecided hashes were compared with no chain.
+    /// The requested ranks whose undecided hashes were not compared with any chain.
     fn undecided(&mut self) -> Vec<Undecided> {
         let mut found = Vec::new();
         for class in self.model.classes().iter() {
@@ -154,8 +155,8 @@ impl Search<'_, '_> {
                 if self.probed.contains(&column) {
                     continue;
                 }
-                // Floating tries hang at multiples of the hash block, which may be finer than what
-                // the rule looks at.
+                // Floating tries may hang at any multiple of the hash block, which may be a finer
+                // unit than the rule's.
                 let unit = gcd(class.unit(), rank.catalog.grain());
                 let is_wanted = rank.state() == State::Exact && !class.view.upper_is_everything;
                 let lookahead = class.view.topology.hash_lookahead;
@@ -194,13 +195,13 @@ impl Search<'_, '_> {
     }
 }
 
-/// An engine's hash function as it applies to one request.
+/// An engine's hash function, applied to one request.
 #[derive(Debug, Clone, PartialEq)]
 struct Function {
     hash: HashFunction,
-    /// Tokens per hash of the chain, and how far beyond them each hash looks.
+    /// Tokens per hash of the chain, and how many tokens after them each hash covers.
     step: LadderStep,
-    /// Path of the request's LoRA adapter: part of the engine's hash.
+    /// The path of the request's LoRA adapter, which is part of the engine's hash.
     path: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! The tokens of a request, and what else separates caches.
+//! The tokens of a request, and everything else that separates caches.
 
 use super::texts::Marks;
 use crate::hash::MediaItem;
@@ -10,31 +10,31 @@ pub struct Prompt<'a> {
     pub tokens: &'a [u32],
     /// The name of the LoRA adapter.
     pub lora: Option<&'a str>,
-    /// The cache salt: it separates whole caches.
+    /// The cache salt, which separates whole caches.
     pub salt: Option<&'a str>,
-    /// Multimodal items in the order of their offsets.
+    /// The multimodal items, in the order of their offsets.
     pub media: &'a [MediaItem<'a>],
 }
 
 impl Prompt<'_> {
-    /// The most tokens that anybody can reuse: one is left to compute.
+    /// The most tokens that any engine can reuse: one has to be left to compute.
     #[must_use]
     pub fn last_token(&self) -> u32 {
         u32::try_from(self.tokens.len().saturating_sub(1)).unwrap_or(u32::MAX)
     }
 }
 
-/// A multimodal item as keys see it.
+/// A multimodal item, as it enters keys.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MediaMark {
-    /// Its first token.
+    /// The position of its first token.
     pub(super) offset: u32,
-    /// What it adds there.
+    /// The number that it adds to the key there.
     pub(super) extra: u64,
 }
 
 impl MediaMark {
-    /// The items of a request, in its order.
+    /// The items of a request, in the request's order.
     #[must_use]
     pub(super) fn of(marks: &Marks, prompt: &Prompt<'_>) -> Vec<Self> {
         let items = prompt.media.iter();

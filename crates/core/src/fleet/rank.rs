@@ -15,21 +15,21 @@ use super::state::State;
 use super::tier::TierSet;
 use crate::secret::Secret;
 
-/// How many listed hashes were placed by which means, since the rank began.
+/// How many listed hashes each means has placed, since the rank began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Placed {
     /// The store carried the tokens.
     pub tokens: u64,
-    /// The hash was known, before or later.
+    /// The hash was known, or became known later.
     pub join: u64,
-    /// A request's engine chain named it.
+    /// A request's own engine chain contained the hash.
     pub query: u64,
 }
 
-/// Why a rank is not exact while a batch of it is taken in.
+/// Why a rank is not exact while one of its batches is being applied.
 const MIDWAY: &str = "a long batch is being taken in";
 
-/// One data-parallel rank of one pod, and all that is known of it.
+/// One data-parallel rank of one pod, and everything known about it.
 #[derive(Debug)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -42,58 +42,64 @@ pub(super) struct Rank {
         reason = "the name that it has on the wire"
     )]
     pub dp_rank: u32,
-    /// Which word of the planes, and which bit of it.
+    /// The rank's word and bit in the planes.
     pub column: Column,
-    /// The hashes that it named, and its copies.
+    /// The hashes that the rank has named, and its copies.
     pub slots: Slots,
     /// The hashes whose place is not known yet.
     pub limbo: Limbo,
-    /// Slots of what was undecided and is forgotten: they stand nowhere, and go by and by.
+    /// The slots of undecided hashes that were forgotten. They stand nowhere, and are removed in
+    /// portions.
     pub doomed: Vec<SlotId>,
-    /// Work that batches may still ask of limbo, beyond what their own size bounds.
+    /// The effort that batches may still spend on limbo, beyond the work that their own size
+    /// bounds.
     pub effort: Effort,
-    /// Bytes that limbo may hold.
+    /// The bytes that limbo may take.
     pub limbo_limit: usize,
-    /// Its groups, configured or learned.
+    /// The rank's groups, configured or learned.
     pub catalog: Catalog,
-    /// Its engine's hash function, as far as it is known.
+    /// The hash function of the rank's engine, as far as it is known.
     pub chain: EngineChain,
-    /// Paths of LoRA adapters by name: part of the engine's hash.
+    /// The paths of LoRA adapters, by name. A path is part of the engine's hash.
     pub loras: BTreeMap<String, String>,
-    /// The feeds whose payloads were this rank's: what is true of them is true of it.
+    /// The feeds that have sent payloads of this rank. What is true of these feeds is true of the
+    /// rank.
     pub feeds: SmallVec<[u32; 1]>,
-    /// Those of them whose history is part of what is known here: they published since they last
-    /// began anew.
+    /// The feeds whose history is part of what is known here: those that have published since they
+    /// last began anew.
     pub told_by: SmallVec<[u32; 1]>,
-    /// As the feeds say.
+    /// The state that the feeds report.
     pub feed_state: State,
-    /// Why, in words.
+    /// The reason for that state, in words.
     pub feed_reason: String,
-    /// The first contradiction of the configuration since the last restart.
+    /// The first contradiction with the configuration since the last restart.
     pub contradicted: Option<&'static str>,
-    /// Tiers of which something was lost or forgotten for want of memory: nothing that may be there
-    /// can be excluded. A clear tells the truth of the GPU tier alone.
+    /// The tiers of which something was lost, or forgotten to free memory: no copy there can be
+    /// excluded. A clear makes the GPU tier, and no other, completely known again.
     pub forgot: TierSet,
-    /// Presence is a flag, not a count (a shortcut that `replay --model set` shows).
+    /// Whether presence is a count. Otherwise it is a flag, a shortcut that `replay --model set`
+    /// shows.
     pub counts_copies: bool,
-    /// Some store carried multimodal keys or embeddings: the tokens of a sparse store do not tell
-    /// its prefix, because keys of blocks that are not listed are not on the wire.
+    /// Whether some store carried multimodal keys or embeddings. If so, the tokens of a sparse
+    /// store do not determine its prefix, because the wire has no keys of blocks that are not
+    /// listed.
     pub saw_media: bool,
-    /// Some copies have been in doubt since a clear.
+    /// Whether some copies have been in doubt since a clear.
     pub has_doubts: bool,
-    /// A part of a batch is in, the rest is not: what is shown now its engine may never have held.
+    /// Whether a batch is only partly applied. The engine may never have held exactly what is shown
+    /// now.
     pub is_midway: bool,
-    /// Published batches taken in.
+    /// How many published batches were applied.
     pub messages: u64,
-    /// How many hashes were placed by which means.
+    /// How many hashes each means has placed.
     pub placed: Placed,
-    /// Refusals and notes by reason.
+    /// The refusals and notes, by reason.
     pub refused: BTreeMap<&'static str, u64>,
-    /// Refusals that the feed counted, by its own names.
+    /// The refusals that the feed counted, under the feed's own names.
     pub refused_outside: BTreeMap<String, u64>,
 }
 
-/// The model's shared part, lent to a rank for one operation.
+/// The shared part of the model, lent to a rank for one operation.
 pub(super) struct Shared<'a> {
     /// The boundaries of the model.
     pub nodes: &'a mut Nodes,
@@ -102,7 +108,8 @@ pub(super) struct Shared<'a> {
 }
 
 impl Rank {
-    /// A rank of which nothing is known yet. Its history is complete until the feed says otherwise.
+    /// A rank about which nothing is known yet. Its history is complete until the feed says
+    /// otherwise.
     #[must_use]
     pub(super) fn new(
         dp_rank: u32,
@@ -140,8 +147,8 @@ impl Rank {
         }
     }
 
-    /// The state that users see: a contradiction degrades whatever the feed says, and half a batch
-    /// is a rebuild.
+    /// The state that users see. A contradiction degrades an exact rank, and a rank with half a
+    /// batch applied counts as rebuilding.
     #[must_use]
     pub(super) fn state(&self) -> State {
         match self.feed_state {
@@ -151,7 +158,7 @@ impl Rank {
         }
     }
 
-    /// Why the state is not exact, in words; empty when it is.
+    /// Why the state is not exact, in words; empty if it is exact.
     #[must_use]
     pub(super) fn reason(&self) -> String {
         let feed = Some(self.feed_reason.as_str()).filter(|reason| !reason.is_empty());
@@ -160,11 +167,11 @@ impl Rank {
         reasons.collect::<Vec<_>>().join("; ")
     }
 
-    /// Whether what it is known to hold is certainly there, and everything that its engine asks for
-    /// is known. While a replay is under way, or without a connection, removals may be missing; a
-    /// history with a hole may have hidden a whole group, unless the groups are configured; a
-    /// contradicted configuration or place says that the rule is applied to something else; and in
-    /// the middle of a batch removals may be to come of what is shown.
+    /// Whether what the rank is known to hold is certainly there, and everything that its engine
+    /// asks for is known. During a replay, or without a connection, removals may be missing. A
+    /// history with a hole may have hidden a whole group, unless the groups are configured. A
+    /// contradiction of the configuration or of a place means that the rule is applied to the wrong
+    /// facts. And in the middle of a batch, some of what is shown may still be removed.
     #[must_use]
     pub(super) fn can_promise(&self) -> bool {
         self.contradicted.is_none()
@@ -189,7 +196,7 @@ impl Rank {
         self.contradicted.get_or_insert(reason);
     }
 
-    /// Lends everything that limbo needs.
+    /// Lends limbo everything that it needs.
     pub(super) fn world<'a>(
         slots: &'a mut Slots,
         shared: &'a mut Shared<'_>,
@@ -228,7 +235,7 @@ impl Rank {
         self.settle_accounts();
     }
 
-    /// Moves the counters of limbo, and of shared boundaries, into the rank's.
+    /// Moves the counters of limbo and of shared boundaries into the rank's counters.
     pub(super) fn settle_accounts(&mut self) {
         self.placed.join += std::mem::take(&mut self.limbo.placed_by_join);
         self.placed.query += std::mem::take(&mut self.limbo.placed_by_query);
@@ -238,15 +245,15 @@ impl Rank {
         let (found, too_many) = self.slots.sharing.take_found();
         self.refuse("two_hashes_at_one_boundary", found);
         if too_many {
-            // More than are told apart: then it is the whole rank of which nothing is certain.
+            // There are more than can be told apart, so nothing about the whole rank is certain.
             self.contradicted
                 .get_or_insert("two_hashes_at_one_boundary");
             self.slots.sharing.forget();
         }
     }
 
-    /// The channel of what an event stored, made when it is new. `None`: the rank has as many as it
-    /// may have, so that these copies are not known to be there, and cannot be excluded either.
+    /// The channel for the copies of a store, made if it is new. `None` if the rank already has as
+    /// many channels as it may have; these copies then count as neither present nor absent.
     pub(super) fn channel_of_store(
         &mut self,
         key: ChannelKey,
@@ -260,7 +267,7 @@ impl Rank {
         Some(self.channel(key, planes))
     }
 
-    /// The channel of a key, made when it is new.
+    /// The channel of a key, made if it is new.
     pub(super) fn channel(&mut self, key: ChannelKey, planes: &mut Planes) -> ChannelId {
         if let Some(channel) = self.slots.channels.find(key) {
             return channel;
@@ -283,8 +290,8 @@ impl Rank {
         }
     }
 
-    /// Forgets slots that stand nowhere, and names that nobody holds, beyond the allowance, and at most
-    /// so many. Returns how many it were: fewer mean that none is left.
+    /// Forgets slots that stand nowhere, and names without a copy beyond the allowance: at most
+    /// this many in all. Returns how many; fewer mean that none is left.
     pub(super) fn trim(&mut self, shared: &mut Shared<'_>, most: usize) -> usize {
         let doomed = self.forget_doomed(most, shared);
         for forgotten in doomed..most {
@@ -297,7 +304,7 @@ impl Rank {
         most
     }
 
-    /// The wire's name of a group index.
+    /// The index of a group on the wire.
     #[must_use]
     pub(super) fn group_name(group: u16) -> Option<u16> {
         (group != UNGROUPED).then_some(group)

@@ -1,6 +1,6 @@
-//! Which pods there are, and which column of its model each of their ranks has.
+//! Which pods are registered, and which column of its model each of their ranks has.
 //!
-//! A registration is judged before anything changes: one that is refused leaves all as it was.
+//! A registration is checked before anything changes, so a refused one leaves everything as it was.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,12 @@ use crate::error::{Error, Result};
 use crate::wire::MAX_RANKS;
 
 impl Index {
-    /// Registers a pod; the same registration again changes nothing, another one starts anew.
+    /// Registers a pod. The same registration again changes nothing; a different one starts the pod
+    /// anew.
     ///
     /// # Errors
-    /// `InvalidValue` for a topology that no engine can have, no rank, or more ranks than an engine
-    /// or this index has.
+    /// `InvalidValue` for a topology that no engine can have, for no rank, and for more ranks than
+    /// an engine or this index can have.
     pub fn register(&mut self, name: &str, spec: PodSpec) -> Result<bool> {
         if self.pods.get(name).is_some_and(|pod| pod.spec == spec) {
             return Ok(false);
@@ -57,7 +58,7 @@ impl Index {
         Ok(true)
     }
 
-    /// Registered ranks alone are counted: those that payloads named never keep a pod out.
+    /// Only registered ranks are counted: ranks that payloads named never keep a pod out.
     fn check_room(&self, name: &str, dp_size: usize) -> Result<()> {
         let others = self.pods.iter().filter(|(other, _)| *other != name);
         let ranks = dp_size + others.map(|(_, p)| p.spec.dp_size as usize).sum::<usize>();
@@ -69,7 +70,7 @@ impl Index {
         Ok(())
     }
 
-    /// Ranks of all pods, registered or named by payloads.
+    /// The number of ranks of all pods, whether registered or named by payloads.
     pub(super) fn num_ranks(&self) -> usize {
         self.pods.values().map(|pod| pod.columns.len()).sum()
     }
@@ -107,7 +108,7 @@ impl Index {
         Ok(index)
     }
 
-    /// Removes a pod, all of its ranks and all they hold.
+    /// Removes a pod, with all its ranks and everything they hold.
     ///
     /// # Errors
     /// `Unknown` for a pod that is not registered.

@@ -1,17 +1,17 @@
-//! What a caller asks of the index: tokens, for whom, and how to score.
+//! What a caller asks of the index: the prompt, the pods, and how to score.
 
 use super::answer::Weights;
 use super::prompt::Prompt;
 use super::tier::TierSet;
 use crate::names::named;
 
-/// How `Row::score` is computed; everything else of a row is the same.
+/// How `Row::score` is computed. The other fields of a row do not depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Strategy {
-    /// Reusable tokens, each times the weight of its tier.
+    /// The reusable tokens, each times the weight of its tier.
     #[default]
     Exact,
-    /// Canonical blocks, each times the weight of its tier, as existing gateways count.
+    /// The canonical blocks, each times the weight of its tier, as existing gateways count.
     WeightedBlocks,
 }
 
@@ -32,43 +32,45 @@ impl Strategy {
 /// A request.
 #[derive(Debug, Clone)]
 pub struct Request<'a> {
-    /// The model whose pods are asked for.
+    /// The model whose pods are asked about.
     pub model: &'a str,
-    /// The tokens, and what else separates caches.
+    /// The tokens, and everything else that separates caches.
     pub prompt: Prompt<'a>,
-    /// Pods to answer for; `None` = all of the model.
+    /// The pods to answer for; `None` means all pods of the model.
     pub pods: Option<&'a [String]>,
-    /// Tiers whose copies count for the main bounds, and for weighted blocks. Without any it is
-    /// GPU for the bounds, and all tiers for weighted blocks.
+    /// The tiers whose copies count for the main bounds and for weighted blocks. If the set is
+    /// empty, the bounds are for the GPU, and weighted blocks count all tiers.
     pub tiers: TierSet,
     /// How the score of each row is computed.
     pub strategy: Strategy,
 }
 
-/// How to count blocks.
+/// How canonical blocks are counted.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CanonicalBlocks {
-    /// Tokens per canonical block; at least 1.
+    /// Tokens per canonical block, at least 1.
     pub(super) block_size: u32,
-    /// Tiers whose copies count.
+    /// The tiers whose copies count.
     pub(super) tiers: TierSet,
 }
 
-/// A request as the index answers it: names are columns, and what was left open is filled in.
+/// A request in the form that the index answers: columns instead of names, with the defaults filled
+/// in.
 #[derive(Debug, Clone)]
 pub(super) struct ResolvedRequest<'a> {
-    /// Its tokens, and what else separates caches.
+    /// The tokens, and everything else that separates caches.
     pub(super) prompt: Prompt<'a>,
-    /// Columns to answer for, in the order of the answer.
+    /// The columns to answer for, in the order of the answer.
     pub(super) columns: Vec<usize>,
-    /// Tiers whose copies count for the main bounds.
+    /// The tiers whose copies count for the main bounds.
     pub(super) tiers: TierSet,
-    /// Only full-attention groups are evaluated (a shortcut that `replay --model full-only` shows).
+    /// Whether only full-attention groups are evaluated (a shortcut that `replay --model full-only`
+    /// shows).
     pub(super) only_full: bool,
-    /// Keep what was matched when memory is short.
+    /// Whether the matched names count as just used when memory is short.
     pub(super) touch: bool,
-    /// What a token is worth on each tier.
+    /// The weight of a token on each tier.
     pub(super) weights: Weights,
-    /// Score by weighted canonical blocks instead of by reusable tokens.
+    /// If present, the score counts weighted canonical blocks instead of reusable tokens.
     pub(super) canonical_blocks: Option<CanonicalBlocks>,
 }

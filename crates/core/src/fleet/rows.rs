@@ -1,5 +1,5 @@
-//! The rows of an answer: the rule once per class of ranks and set of tiers, 64 ranks at a time, then
-//! the bounds and the score of each rank.
+//! The rows of an answer. The rule is evaluated once per class of ranks and set of tiers, for 64
+//! ranks at a time; then each rank gets its bounds and its score.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::rule::{self, HOLDERS, Unknown};
 struct RowsByColumn<'a> {
     rows: &'a mut [Row],
     positions: &'a [usize],
-    /// What each row is answered for.
+    /// The sets of tiers that each row is answered for.
     tier_sets: &'a [TierSet],
 }
 
@@ -29,9 +29,10 @@ impl RowsByColumn<'_> {
 }
 
 impl Search<'_, '_> {
-    /// Answers for every column asked for, in that order.
+    /// Answers for every requested column, in that order.
     pub(super) fn rows(&mut self, scratch: &mut rule::Scratch) -> Vec<Row> {
-        // Both can place hashes, which makes nodes: they come before any node is looked up.
+        // Both calls can place hashes, which makes nodes, so they come before any node is looked
+        // up.
         self.probe();
         self.find_possible();
         let tier_sets = self.tier_sets();
@@ -66,8 +67,8 @@ impl Search<'_, '_> {
         rows
     }
 
-    /// The sets of tiers to answer for: the one asked for, GPU, and each further tier that holds
-    /// anything added in turn.
+    /// The sets of tiers to answer for: the requested set, GPU alone, and GPU with each further
+    /// tier added in turn that holds anything.
     fn tier_sets(&self) -> Vec<TierSet> {
         let present: TierSet = self.model.planes.keys().map(|key| key.tier).collect();
         let mut sets = vec![self.request.tiers];
@@ -79,7 +80,8 @@ impl Search<'_, '_> {
         sets
     }
 
-    /// A rank of which no group is known holds nothing, unless its history is incomplete.
+    /// The row of a rank without any known group: it holds nothing, unless its history is
+    /// incomplete.
     fn empty_row(&self, column: usize, tier_sets: &[TierSet]) -> Row {
         let state = self.model.ranks[column]
             .as_ref()
@@ -122,7 +124,8 @@ impl Search<'_, '_> {
         self.fill_scores(reading, scratch, rows);
     }
 
-    /// Fills in the bounds for one set of tiers. Returns what the rule says of what is certain.
+    /// Fills in the bounds for one set of tiers. Returns the lengths that the rule gives for what
+    /// is certain.
     fn fill_bounds(
         &self,
         reading: Reading<'_>,
@@ -148,7 +151,7 @@ impl Search<'_, '_> {
         lower
     }
 
-    /// Fills in what is present for the tiers asked for, and which group ends the prefix.
+    /// Fills in what is present on the requested tiers, and which group ends the prefix.
     fn fill_limits(
         &self,
         reading: Reading<'_>,
@@ -176,7 +179,7 @@ impl Search<'_, '_> {
         }
     }
 
-    /// Fills in the scores of the strategy asked for.
+    /// Fills in the scores of the requested strategy.
     fn fill_scores(
         &self,
         reading: Reading<'_>,
@@ -197,7 +200,7 @@ impl Search<'_, '_> {
         }
     }
 
-    /// Keeps the words that the answer was read from, where somebody will explain it.
+    /// Keeps the words that the answer was read from, if it will be explained.
     fn keep_sight(&mut self, reading: Reading<'_>, words: Words) {
         let unit = self.unit(reading.ladder);
         let Some(sights) = &mut self.sights else {

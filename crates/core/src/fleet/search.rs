@@ -1,8 +1,8 @@
-//! A request on its way through the index: its keys, the nodes at them, and the words that classes of
-//! ranks have there.
+//! A request on its way through the index: its keys, the nodes at those keys, and the words that
+//! say what the classes of ranks hold there.
 //!
-//! Our own keys are made at every unit, once; nodes are looked up once for each unit. What an answer
-//! says of a rank is read from the words; `rows` does that.
+//! The index's own keys are computed once, at every unit, and nodes are looked up once for each
+//! unit. `rows` then reads the answer for each rank from the words.
 
 use std::sync::Arc;
 
@@ -20,22 +20,22 @@ use super::walk::{Ladder, LadderStep};
 use super::words::{Sight, Words};
 use crate::rule::{Query, Unknown};
 
-/// A class of ranks, and the number of the ladder along which its words are read.
+/// A class of ranks, and the ladder along which its words are read.
 #[derive(Clone, Copy)]
 pub(super) struct Reading<'c> {
-    /// The ranks, and what the rule is evaluated with for them.
+    /// The ranks, and the view that the rule is evaluated with for them.
     pub(super) class: &'c Class,
-    /// The ladder, by its index in the search.
+    /// The index of the ladder in the search.
     pub(super) ladder: usize,
 }
 
-/// One request being answered.
+/// One request while it is being answered.
 pub(super) struct Search<'a, 'p> {
     /// The model.
     pub(super) model: &'a mut Model,
     /// The request.
     pub(super) request: &'a ResolvedRequest<'p>,
-    /// The columns asked for.
+    /// The requested columns.
     pub(super) asked: Arc<AskedColumns>,
     /// The request's media.
     media: Vec<MediaMark>,
@@ -43,18 +43,19 @@ pub(super) struct Search<'a, 'p> {
     pub(super) ladders: Vec<Ladder>,
     /// The request's salt.
     pub(super) salt: SaltId,
-    /// Ranks whose undecided hashes were all compared with the request's own engine chain.
+    /// The ranks whose undecided hashes were all compared with the request's own engine chain.
     pub(super) probed: HashSet<usize>,
-    /// Where the undecided hashes of the other ranks may stand.
+    /// For the other ranks: where their undecided hashes may stand.
     pub(super) possible: HashMap<usize, Possible>,
-    /// What was done for this answer beyond the rule.
+    /// The work that was done for this answer, except for the rule.
     pub(super) effort: Effort,
-    /// What each column was seen with, and its bit there; kept where somebody will explain it.
+    /// For each column: what its class holds, and its bit there. Kept if the answer will be
+    /// explained.
     pub(super) sights: Option<HashMap<usize, (Arc<Sight>, u32)>>,
 }
 
 impl<'a, 'p> Search<'a, 'p> {
-    /// Prepares an answer; nothing is looked up yet.
+    /// Prepares an answer. Nothing is looked up yet.
     pub(super) fn new(model: &'a mut Model, request: &'a ResolvedRequest<'p>) -> Self {
         let salt = model.marks.salt(request.prompt.salt);
         let media = MediaMark::of(&model.marks, &request.prompt);
@@ -81,7 +82,7 @@ impl<'a, 'p> Search<'a, 'p> {
         }
     }
 
-    /// The ladder of one unit and lookahead, made once per request.
+    /// The ladder for one unit and lookahead, made at most once per request.
     pub(super) fn ladder(&mut self, step: LadderStep) -> usize {
         if let Some(at) = self.ladders.iter().position(|l| l.step() == step) {
             return at;
@@ -96,7 +97,7 @@ impl<'a, 'p> Search<'a, 'p> {
         self.ladders.len() - 1
     }
 
-    /// The ladder of a class with its nodes looked up.
+    /// The ladder of a class, with its nodes looked up.
     pub(super) fn climb(&mut self, class: &Class) -> usize {
         let at = self.ladder(LadderStep {
             unit: class.unit(),
@@ -115,7 +116,7 @@ impl<'a, 'p> Search<'a, 'p> {
         at
     }
 
-    /// The bits of a class along the request; with those of copies in doubt or without.
+    /// The bits of a class along the request, with or without the copies in doubt.
     pub(super) fn words(&self, reading: Reading<'_>, tiers: TierSet, doubted: bool) -> Words {
         let mut words = Words::default();
         let view = &reading.class.view;
@@ -156,8 +157,8 @@ impl<'a, 'p> Search<'a, 'p> {
         out
     }
 
-    /// Whether one rank of the class holds a block of a group on one tier that ends at step `i` of the
-    /// ladder.
+    /// Whether one rank of the class holds, on one tier, the block of a group that ends at step `i`
+    /// of the ladder.
     #[must_use]
     pub(super) fn holds(
         &self,
@@ -189,12 +190,12 @@ impl<'a, 'p> Search<'a, 'p> {
         self.ladders[ladder].step().unit
     }
 
-    /// The most tokens that anybody can reuse.
+    /// The most tokens that any engine can reuse.
     pub(super) fn last_token(&self) -> u32 {
         self.request.prompt.last_token()
     }
 
-    /// The request as the rule takes it, for some ranks of a class.
+    /// The request in the form that the rule takes, for some ranks of a class.
     pub(super) fn query(&self, mask: u64, unknown: Unknown) -> Query {
         let num_tokens = u32::try_from(self.request.prompt.tokens.len()).unwrap_or(u32::MAX);
         Query {
@@ -205,11 +206,11 @@ impl<'a, 'p> Search<'a, 'p> {
     }
 }
 
-/// Which columns are asked for, by word, and where each first stands in the answer.
+/// Which columns are requested, by word, and where each of them first appears in the answer.
 pub(super) struct AskedColumns {
-    /// For each word of the planes, the bits of the columns asked for.
+    /// For each word of the planes, the bits of the requested columns.
     pub(super) masks: Vec<u64>,
-    /// By column, the first row that is its own.
+    /// For each column, the first row of the answer that belongs to it.
     pub(super) positions: Vec<usize>,
 }
 
@@ -226,7 +227,7 @@ impl AskedColumns {
         asked
     }
 
-    /// Whether a column is asked for.
+    /// Whether a column is requested.
     #[must_use]
     pub(super) fn has(&self, column: usize) -> bool {
         self.masks[column / 64] & (1 << (column % 64)) != 0

@@ -1,4 +1,5 @@
-//! Presence bits that more than one hash of a rank sets, and the boundaries that this makes ambiguous.
+//! Presence bits that more than one hash of a rank sets, and the boundaries that become ambiguous
+//! by that.
 
 use hashbrown::{HashMap, HashSet};
 
@@ -7,17 +8,17 @@ use super::nodes::NodeId;
 use super::planes::PlaneId;
 use crate::prefix::PrefixKey;
 
-/// So many ambiguous boundaries are told apart: about two megabytes.
+/// The number of ambiguous boundaries that are told apart: about two megabytes.
 const AMBIGUOUS_KEPT: usize = 65_536;
 
-/// Bits that more than one hash of a rank sets, and what follows.
+/// The bits that more than one hash of a rank sets, and the ambiguous boundaries.
 #[derive(Debug, Default)]
 pub(super) struct Sharing {
-    /// How many hashes set a bit, where it is more than one.
+    /// For each such bit, the number of hashes that set it.
     pub(super) bits: HashMap<(NodeId, PlaneId), u32>,
-    /// Keys of the boundaries where two hashes were held since the last clear.
+    /// The keys of the boundaries where two hashes were held since the last clear.
     ambiguous: HashSet<PrefixKey>,
-    /// Boundaries that became ambiguous since the last look.
+    /// How many boundaries became ambiguous since this count was last taken.
     found: u64,
 }
 
@@ -28,7 +29,7 @@ impl Sharing {
         self.ambiguous.contains(&key)
     }
 
-    /// Whether there is no such boundary.
+    /// Whether no boundary is ambiguous.
     #[must_use]
     pub(super) fn is_empty(&self) -> bool {
         self.ambiguous.is_empty()
@@ -39,29 +40,30 @@ impl Sharing {
         self.found += u64::from(self.ambiguous.insert(key));
     }
 
-    /// Forgets the boundaries: nothing of what was certain there is held any more.
+    /// Forgets the ambiguous boundaries, because nothing that was certain there is held any longer.
     pub(super) fn forget(&mut self) {
         self.ambiguous.clear();
         self.ambiguous.shrink_to(AMBIGUOUS_KEPT / 64);
     }
 
-    /// Nothing is held any more.
+    /// Forgets all bits, because nothing is held any longer.
     pub(super) fn show_nothing(&mut self) {
         self.bits = HashMap::new();
     }
 
-    /// Nothing is held any more in these planes.
+    /// Forgets the bits of these planes, because nothing is held in them any longer.
     pub(super) fn show_nothing_in(&mut self, planes: &HashSet<PlaneId>) {
         self.bits.retain(|(_, plane), _| !planes.contains(plane));
     }
 
-    /// How many boundaries were found since the last look; true: more than are told apart.
+    /// How many boundaries became ambiguous since the last call, and whether there are more of them
+    /// than are told apart.
     pub(super) fn take_found(&mut self) -> (u64, bool) {
         let found = std::mem::take(&mut self.found);
         (found, self.ambiguous.len() > AMBIGUOUS_KEPT)
     }
 
-    /// Follows nodes that moved to where these are now.
+    /// Changes the nodes that have moved to their new places.
     pub(super) fn follow(&mut self, moved: &Moved) {
         let is_moved = |(node, _): &(NodeId, PlaneId), _: &mut u32| node.0 >= moved.end;
         let bits: Vec<_> = self.bits.extract_if(is_moved).collect();
@@ -72,12 +74,12 @@ impl Sharing {
         }
     }
 
-    /// Gives back what the bits do not need.
+    /// Gives back the spare capacity.
     pub(super) fn give_back(&mut self) {
         self.bits.shrink_to_fit();
     }
 
-    /// Bytes that are kept ready for more.
+    /// The bytes of spare capacity.
     #[must_use]
     pub(super) fn idle_bytes(&self) -> usize {
         idle_in_table(self.bits.allocation_size(), self.bits.len(), 12)

@@ -1,9 +1,9 @@
-//! Which presence bits the hashes of one rank set, and where two hashes share one.
+//! Which presence bits the hashes of one rank set, and where two hashes set the same bit.
 //!
-//! A bit is set while some hash of the rank that stands at its node has a copy in its plane. An engine
-//! has one hash per boundary. Where two are held at one, whatever tells them apart is not on the
-//! wire, and nobody can say which of them a request would find: from that boundary on nothing is
-//! certain of the rank, until a clear.
+//! A bit is set while some hash of the rank that stands at the bit's node has a copy in the bit's
+//! plane. A real engine has one hash per boundary. If two hashes are held at one boundary, the
+//! difference between them is not on the wire, and it cannot be known which of them a request would
+//! find. From that boundary on, nothing about the rank is certain until a clear.
 
 use hashbrown::{HashMap, HashSet};
 
@@ -13,7 +13,8 @@ use super::slots::{ChannelId, SlotId, Slots, Whereabouts};
 use crate::prefix::PrefixKey;
 
 impl Slots {
-    /// Shows a channel's first copy where the hash stands. True: another hash shows there too.
+    /// Sets the bit for a channel's first copy of a hash. Returns true if another hash sets the bit
+    /// too.
     pub(super) fn show(
         &mut self,
         slot: SlotId,
@@ -37,7 +38,7 @@ impl Slots {
         true
     }
 
-    /// Shows a hash that has just got its place; `key` is that of its boundary.
+    /// Sets the bits of a hash that has just been placed; `key` is the key of its boundary.
     pub(super) fn show_all(&mut self, slot: SlotId, key: PrefixKey, planes: &mut Planes, bit: u64) {
         let Whereabouts::Placed(node) = self.whereabouts(slot) else {
             return;
@@ -59,8 +60,8 @@ impl Slots {
         }
     }
 
-    /// Clears the bit of a plane in which the hash has no copy any more, unless another hash shows
-    /// there.
+    /// Clears the bit of a plane in which the hash no longer has a copy, unless another hash sets
+    /// it too.
     pub(super) fn hide(&mut self, slot: SlotId, plane: PlaneId, planes: &mut Planes, bit: u64) {
         let Whereabouts::Placed(node) = self.whereabouts(slot) else {
             return;
@@ -80,7 +81,7 @@ impl Slots {
         planes.clear(plane, node, bit);
     }
 
-    /// Panics unless what is shared is what more than one hash shows.
+    /// Panics unless the shared bits are exactly those that more than one hash sets.
     pub(super) fn check_sharing(&self) {
         let mut shown: HashMap<(NodeId, PlaneId), u32> = HashMap::new();
         for slot in self.iter() {

@@ -1,11 +1,12 @@
-//! What one rank of one pod named and holds: engine hash -> slot -> place and copies.
+//! What one rank of one pod has named and holds: engine hash -> slot -> place and copies.
 //!
-//! Presence is a count of copies per channel (group, tier, owner, …), kept on the hash, so that a
-//! removal is exact whether or not the hash was ever placed. The first copy is a bit of the slot's
-//! mask; further copies, which are rare, live in a side table.
+//! Presence is a count of copies per channel (group, tier, owner, …). It is kept with the hash, so
+//! a removal is exact whether or not the hash was ever placed. The first copy is a bit of the
+//! slot's mask; further copies, which are rare, are kept in a side table.
 //!
-//! Whatever a producer invents as owners, nothing here costs more than what is held: a channel is
-//! found by its key, the channels of a slot are those that hold it, and their number is limited.
+//! Whatever owners a producer invents, memory and time stay proportional to what is held: a channel
+//! is found by its key, a slot looks only at the channels that hold it, and the number of channels
+//! is limited.
 
 mod channels;
 mod copies;
@@ -36,12 +37,12 @@ pub(super) struct SlotId(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct EntryId(pub u32);
 
-/// Where a hash stands: at a node, or undecided, in which case limbo has an entry of it.
+/// Where a hash stands: at a node or, while it is undecided, in limbo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Whereabouts {
-    /// It stands at this node.
+    /// The hash stands at this node.
     Placed(NodeId),
-    /// Not known yet: see the limbo entry.
+    /// The place is not known yet; this is the hash's entry in limbo.
     Limbo(EntryId),
 }
 
@@ -55,12 +56,12 @@ struct Slot {
 }
 
 const LIMBO: u32 = 1 << 31;
-/// The place of a slot that no hash has.
+/// The place of a slot that belongs to no hash.
 const NOWHERE: u32 = u32::MAX;
-/// Names without a copy that a rank keeps at least: about half a megabyte.
+/// A rank keeps at least this many names without a copy: about half a megabyte.
 const NAMES_KEPT: usize = 8192;
 
-/// Copies of one slot by channel.
+/// The copies of one slot, by channel.
 type Counts = SmallVec<[(u16, u32); 2]>;
 
 /// The table of one rank.
@@ -69,27 +70,28 @@ pub(super) struct Slots {
     by_key: KeyTable,
     table: Vec<Slot>,
     free: Vec<u32>,
-    /// The slot that was made last, unless it was forgotten.
+    /// The slot that was made last, unless it has been forgotten.
     newest: Option<SlotId>,
-    /// What copies are counted in.
+    /// The channels in which copies are counted.
     pub(super) channels: Channels,
-    /// By slot, in the order of channels: copies beyond the first (all copies, for channels without
-    /// a mask bit).
+    /// For each slot, in the order of channels: its copies beyond the first, or all its copies for
+    /// a channel without a mask bit.
     more: HashMap<u32, Counts>,
-    /// Bytes of those that do not fit in the side table itself.
+    /// The bytes of those counts that do not fit in the side table itself.
     spilled: usize,
-    /// Bits that more than one hash sets.
+    /// The bits that more than one hash sets.
     pub(super) sharing: Sharing,
-    /// Slots that got a copy since the last clear, each once.
+    /// The slots that got a copy since the last clear, each listed once.
     stirred: Vec<u32>,
-    /// Slots without a copy, oldest first; kept a while because children still name them.
+    /// The slots without a copy, oldest first. They are kept for a while because children still
+    /// refer to them.
     retired: VecDeque<u32>,
-    /// The slot at which the search for the oldest goes on.
+    /// The slot at which the search for the oldest blocks continues.
     hand: usize,
 }
 
 impl Slots {
-    /// No hash yet.
+    /// A table without any hash.
     #[must_use]
     pub(super) fn new(spread: Spread) -> Self {
         Self {
@@ -114,16 +116,16 @@ impl Slots {
         self.by_key.find(key, has).map(SlotId)
     }
 
-    /// As `find`, for the parent of a store: mostly the hash that was new last. What was written into
-    /// the table just now is slow to be read back.
+    /// The same as `find`, for the parent of a store. It is usually the newest hash, whose slot is
+    /// known without a look-up: reading back what was just written into the table would be slow.
     #[must_use]
     pub(super) fn find_parent(&self, key: EngineKey) -> Option<SlotId> {
         let newest = self.newest.filter(|&slot| self.key(slot) == key);
         newest.or_else(|| self.find(key))
     }
 
-    /// Looks hashes up that will be looked up one by one next: nothing here waits for anything
-    /// else, so that their fetches from memory overlap. Returns how many are known.
+    /// Looks up hashes that will be looked up one by one next. The look-ups here do not depend on
+    /// each other, so their fetches from memory overlap. Returns how many of the hashes are known.
     pub(super) fn fetch(&self, keys: &[EngineKey]) -> usize {
         keys.iter().filter(|&&key| self.find(key).is_some()).count()
     }
@@ -174,12 +176,12 @@ impl Slots {
         decode(self.table[slot.0 as usize].place)
     }
 
-    /// Says where the hash of a slot stands from now on.
+    /// Sets where the hash of a slot stands.
     pub(super) fn set_whereabouts(&mut self, slot: SlotId, whereabouts: Whereabouts) {
         self.table[slot.0 as usize].place = encode(whereabouts);
     }
 
-    /// Notes that a clear has something to do at a slot.
+    /// Notes that a clear has to look at a slot.
     fn stir(&mut self, slot: SlotId) {
         if self.stirred.len() == self.stirred.capacity() {
             self.drop_still();
@@ -188,7 +190,8 @@ impl Slots {
         self.stirred.push(slot.0);
     }
 
-    /// Leaves slots without copies out of what a clear looks at, and makes room for as many as stay.
+    /// Removes the slots without copies from those that a clear looks at, and makes room for as
+    /// many again as stay.
     fn drop_still(&mut self) {
         let mut stirred = std::mem::take(&mut self.stirred);
         stirred.retain(|&id| {
@@ -200,14 +203,16 @@ impl Slots {
         self.stirred = stirred;
     }
 
-    /// The held slots that got a copy since the last clear: what the others hold is in doubt since.
+    /// Takes the held slots that got a copy since the last clear. What the other slots hold is
+    /// already in doubt.
     pub(super) fn take_stirred(&mut self) -> Vec<SlotId> {
         let all = self.take_some_stirred(usize::MAX);
         self.stirred = Vec::new();
         all
     }
 
-    /// Those of them among so many slots that got one.
+    /// Takes up to `most` of the slots that got a copy since the last clear, and returns those that
+    /// are held.
     pub(super) fn take_some_stirred(&mut self, most: usize) -> Vec<SlotId> {
         let rest = self.stirred.len().saturating_sub(most);
         let some: Vec<SlotId> = self.stirred.drain(rest..).map(SlotId).collect();
@@ -225,7 +230,7 @@ impl Slots {
         self.stirred.len()
     }
 
-    /// Puts a slot without copies at the end of the line to be forgotten.
+    /// Puts a slot without copies at the end of the queue of slots to be forgotten.
     pub(super) fn retire(&mut self, slot: SlotId) {
         let entry = &mut self.table[slot.0 as usize];
         if !entry.retired {
@@ -234,16 +239,17 @@ impl Slots {
         }
     }
 
-    /// The next retired slot that is still without copies, once more than the allowance wait.
+    /// The next retired slot that still has no copies, if more slots are waiting than the
+    /// allowance.
     ///
-    /// A name outlives its last copy, and a clear too: where a hash stands never changes, children
-    /// may still be stored under it, and it may come back in a store that does not tell its place.
-    /// The allowance bounds how many such names a rank keeps.
+    /// A name is kept after its last copy is gone, and after a clear: where a hash stands never
+    /// changes, children may still be stored under it, and it may come back in a store that does
+    /// not tell its place. The allowance bounds how many such names a rank keeps.
     pub(super) fn next_to_forget(&mut self) -> Option<SlotId> {
         self.next_beyond(Self::retired_allowance)
     }
 
-    /// The next retired slot that is still without copies.
+    /// The next retired slot that still has no copies.
     pub(super) fn next_retired(&mut self) -> Option<SlotId> {
         self.next_beyond(|_| 0)
     }
@@ -251,7 +257,8 @@ impl Slots {
     fn next_beyond(&mut self, allowance: impl Fn(&Self) -> usize) -> Option<SlotId> {
         while self.retired.len() > allowance(self) {
             let id = self.retired.pop_front()?;
-            // A slot that was forgotten meanwhile lost its mark; its index may be in use again.
+            // A slot that was forgotten in the meantime has lost its mark; its index may be in use
+            // again.
             let was_retired = std::mem::take(&mut self.table[id as usize].retired);
             if was_retired && !self.is_held(SlotId(id)) {
                 return Some(SlotId(id));
@@ -264,14 +271,14 @@ impl Slots {
         NAMES_KEPT + self.len().saturating_sub(self.retired.len()) / 8
     }
 
-    /// Bytes of copies beyond the first, and of channels.
+    /// The bytes of copies beyond the first, and the bytes of channels.
     #[must_use]
     pub(super) fn bytes_beside(&self) -> (usize, usize) {
         let more = self.more.allocation_size() + self.spilled + self.sharing.bytes();
         (more, self.channels.bytes())
     }
 
-    /// Named hashes, held or not.
+    /// The number of hashes with a slot, held or not.
     #[must_use]
     pub(super) fn len(&self) -> usize {
         self.by_key.len()
@@ -292,7 +299,7 @@ impl Slots {
             + (self.free.capacity() + self.retired.capacity() + self.stirred.capacity()) * 4
     }
 
-    /// Panics unless every slot is found by its key and the side table speaks of live slots.
+    /// Panics unless every slot is found by its key and the side table refers only to slots in use.
     pub(super) fn check_integrity(&self) {
         self.check_sharing();
         let stirred = self.table.iter().filter(|slot| slot.stirred).count();
@@ -337,7 +344,7 @@ impl Slots {
     }
 }
 
-/// Bytes of counts that do not fit in the table itself.
+/// The bytes of counts that do not fit in the table itself.
 fn spilled_bytes(counts: &Counts) -> usize {
     if counts.spilled() {
         counts.capacity() * size_of::<(u16, u32)>()

@@ -1,5 +1,5 @@
-//! From a sparse store's hashes to their places: what is unknown waits in limbo with all that the store
-//! tells of it.
+//! How the hashes of a sparse store get their places. Unknown hashes wait in limbo with everything
+//! that the store tells about them.
 
 use std::ops::Range;
 
@@ -11,18 +11,19 @@ use super::slots::{SlotId, Whereabouts};
 use crate::prefix::Step;
 use crate::wire::{ExtraKey, Medium, Stored};
 
-/// Hashes of a sparse store that its tokens may tell the places of: more than any prompt has blocks.
+/// The largest number of hashes of a sparse store whose places its tokens can tell: more than any
+/// prompt has blocks.
 const MOST_TOLD: u32 = 131_072;
 
-/// Whether a sparse store and its tokens are one thing to know. What is too long for that is so many
-/// hashes alone, which may stand anywhere.
+/// Whether a sparse store is kept as a whole, with its tokens. A store that is too long for that
+/// counts as single hashes, which may stand anywhere.
 #[must_use]
 pub(super) fn is_one(stored: &Stored) -> bool {
     !stored.tokens.is_empty() && stored.hashes.len <= MOST_TOLD
 }
 
 impl Naming<'_, '_> {
-    /// Finds the slots of a sparse store, or of a part of a token-less one; what is unknown goes to
+    /// Finds the slots of a sparse store, or of a part of one without tokens. Unknown hashes go to
     /// limbo.
     pub(super) fn sparse(&mut self, stored: &Stored, part: Range<usize>, out: &mut Vec<SlotId>) {
         let hashes = &self.batch.hashes_of(stored.hashes)[part];

@@ -1,16 +1,17 @@
-//! How far the history of a rank is known.
+//! How completely the history of a rank is known.
 
 use crate::names::named;
 
-/// How far the history of a rank is known; in all but `Exact` an answer is a bound.
+/// How completely the history of a rank is known. In every state except `Exact`, an answer is a
+/// bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// Complete since sequence number 0, a clear or a restart.
+    /// The history is complete since sequence number 0, a clear or a restart.
     Exact,
-    /// Replay is under way.
+    /// A replay is under way.
     Rebuilding,
-    /// History is missing, or configuration was contradicted.
+    /// Some history is missing, or the configuration was contradicted.
     Degraded,
     /// There is no connection to the pod.
     Stale,
@@ -25,13 +26,14 @@ impl State {
         ("stale", State::Stale),
     ];
 
-    /// The name.
+    /// The name of the state.
     #[must_use]
     pub fn name(self) -> &'static str {
         Self::NAMES[self as usize].0
     }
 
-    /// How little can be said in a state: the worst of several feeds' states is their rank's.
+    /// How little can be said in a state. The worst state of several feeds is the state of their
+    /// rank.
     pub(super) fn severity(self) -> u8 {
         match self {
             Self::Exact => 0,

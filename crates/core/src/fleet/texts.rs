@@ -1,14 +1,15 @@
-//! What texts are to the index: numbers that a secret makes of them.
+//! Texts in the index: each text becomes a number that is made with a secret.
 //!
-//! No text is kept. Equal texts have equal numbers, and nobody who does not know the secret can
-//! find two texts with one number; so texts take no memory, whoever sends how many of them.
+//! No text is kept. Equal texts have equal numbers, and without the secret it is not possible to
+//! find two texts with the same number. Texts therefore take no memory, however many of them are
+//! sent.
 
 use super::nodes::SaltId;
 use crate::prefix::{Field, PrefixKey, Step};
 use crate::secret::{Mixer, Secret, TextHash};
 
-/// What texts, and tokens after a boundary, add to keys. Nobody who does not know the secret can
-/// choose two sums that are equal.
+/// The numbers that texts, and tokens after a boundary, add to keys. Without the secret it is not
+/// possible to choose two sums that are equal.
 #[derive(Debug, Clone)]
 pub(super) struct Marks {
     field: Field,
@@ -16,7 +17,7 @@ pub(super) struct Marks {
     ahead: Mixer,
 }
 
-/// What a text is, so that an adapter and an image of one name add different numbers.
+/// What a text is used for, so an adapter and an image of the same name add different numbers.
 #[derive(Clone, Copy)]
 enum Purpose {
     Lora = 1,
@@ -37,20 +38,20 @@ impl Marks {
         }
     }
 
-    /// What prefixes are made in.
+    /// The field in which prefix keys are computed.
     #[must_use]
     pub(super) fn field(&self) -> Field {
         self.field
     }
 
-    /// The number of a text; 0 for none or an empty one.
+    /// The number of a text; 0 for an absent or an empty text.
     fn number(&self, purpose: Purpose, text: Option<&str>) -> u64 {
         text.filter(|text| !text.is_empty()).map_or(0, |text| {
             self.texts.of(purpose as u8, text.as_bytes()).max(1)
         })
     }
 
-    /// The salt of a text.
+    /// The salt that a text names.
     #[must_use]
     pub(super) fn salt(&self, text: Option<&str>) -> SaltId {
         SaltId(self.number(Purpose::Salt, text))
@@ -89,7 +90,7 @@ impl Marks {
         self.lookahead_step(self.field.step_of(tokens))
     }
 
-    /// What lookahead tokens (at least one) add, by their step.
+    /// What the lookahead tokens add, of which there is at least one, given their step.
     #[must_use]
     pub(super) fn lookahead_step(&self, step: Step) -> u64 {
         self.ahead.mix(step.local)

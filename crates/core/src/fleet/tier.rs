@@ -1,4 +1,4 @@
-//! Where a copy lives, nearest first, and sets of such tiers.
+//! Where a copy is kept, nearest tier first, and sets of such tiers.
 
 /// The tiers in order of distance from the accelerator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -7,7 +7,7 @@ pub enum Tier {
     Gpu,
     /// In the host's memory.
     Cpu,
-    /// On disk, on another host, or wherever a connector keeps it.
+    /// On disk, on another host, or anywhere else that a connector keeps it.
     Storage,
 }
 
@@ -34,19 +34,19 @@ impl TierSet {
     /// The accelerator alone.
     pub const GPU: Self = Self(1);
 
-    /// Whether it has the tier.
+    /// Whether the set has the tier.
     #[must_use]
     pub fn contains(self, tier: Tier) -> bool {
         self.0 & (1 << tier as u8) != 0
     }
 
-    /// Whether it has no tier.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether both have some tier.
+    /// Whether the two sets have a tier in common.
     #[must_use]
     pub(super) fn overlaps(self, other: Self) -> bool {
         self.0 & other.0 != 0
@@ -57,17 +57,17 @@ impl TierSet {
         self.0 |= 1 << tier as u8;
     }
 
-    /// Takes a tier out.
+    /// Removes a tier.
     pub(super) fn remove(&mut self, tier: Tier) {
         self.0 &= !(1 << tier as u8);
     }
 
-    /// Its tiers, nearest first.
+    /// The tiers of the set, nearest first.
     pub fn iter(self) -> impl Iterator<Item = Tier> {
         Tier::ALL.into_iter().filter(move |t| self.contains(*t))
     }
 
-    /// GPU, then each further tier of `present` added in turn.
+    /// The set of GPU alone, then the sets with each further tier of `present` added in turn.
     #[must_use]
     pub fn cumulative(present: Self) -> Vec<Self> {
         let mut sets = vec![Self::GPU];

@@ -1,12 +1,12 @@
-//! The weighted score: what the reusable tokens of a rank are worth, tier by tier.
+//! The score of the exact strategy: the reusable tokens of a rank, weighted by tier.
 
 use super::answer::Row;
 use super::search::{Reading, Search};
 use super::tier::{Tier, TierSet};
 use crate::rule::needed;
 
-/// The tokens of the longest certain prefix over all tiers, each times the weight of the nearest
-/// tiers that hold it in all groups that need it.
+/// The tokens of the longest certain prefix over all tiers. Each token has the weight of the
+/// nearest tier such that all groups that need the token hold it on that tier or a nearer one.
 pub(super) fn score(search: &Search<'_, '_>, reading: Reading<'_>, bit: usize, row: &Row) -> f64 {
     let weights = search.request.weights;
     let topology = &reading.class.view.topology;
@@ -25,7 +25,7 @@ pub(super) fn score(search: &Search<'_, '_>, reading: Reading<'_>, bit: usize, r
     let mut nearest = vec![Tier::Gpu; worth.len()];
     for (index, group) in topology.groups.iter().enumerate() {
         let needed = needed(group, boundary);
-        // What a draft head drops beyond the boundary is no part of what is reused.
+        // The unit that a draft head drops after the boundary is not reused.
         for block in needed.start..needed.end.min(boundary.div_ceil(group.block_size)) {
             let end = ((block + 1) * group.block_size / unit) as usize;
             let from = (block * group.block_size / unit) as usize;

@@ -1,14 +1,14 @@
 //! Prepared steps by block size, kept from store to store.
 //!
-//! Preparing one costs what hashing one of its blocks does, so that forgetting all of them is cheap:
-//! however many block sizes engines invent, what is kept stays below a bound. Large blocks, which
-//! no engine stores by the thousand, are prepared where they are needed and not kept.
+//! Preparing a step costs as much as hashing one of its blocks, so it is cheap to forget all of
+//! them. However many block sizes engines invent, what is kept stays below a bound. Large blocks,
+//! which no engine stores by the thousand, are prepared when they are needed and not kept.
 
 use hashbrown::HashMap;
 
 use crate::prefix::{Field, Unit};
 
-/// Tokens of all prepared blocks together: a megabyte.
+/// The number of tokens of all prepared blocks together: a megabyte.
 const MOST_TOKENS: usize = 1 << 17;
 
 /// Prepared steps by block size.
@@ -20,7 +20,7 @@ pub(super) struct Units {
 }
 
 impl Units {
-    /// Nothing prepared.
+    /// No step is prepared yet.
     #[must_use]
     pub(super) fn new(field: Field) -> Self {
         Self {
@@ -30,10 +30,10 @@ impl Units {
         }
     }
 
-    /// Works with the steps of one block size; the caller has a block of that many tokens.
+    /// Works with the steps of one block size. The caller must have a block of that many tokens.
     ///
-    /// They are lent, not shared: to count owners is an atomic operation, which waits until everything
-    /// that was written before has reached memory.
+    /// The steps are lent and not shared: counting owners would be an atomic operation, which waits
+    /// until everything written before it has reached memory.
     pub(super) fn with<T>(&mut self, tokens: u32, work: impl FnOnce(&Unit) -> T) -> T {
         if let Some(unit) = self.by_size.get(&tokens) {
             return work(unit);

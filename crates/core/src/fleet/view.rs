@@ -7,23 +7,23 @@ use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 /// What the rule is evaluated with for one pod.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct View {
-    /// Groups, alignment and dialect; group `i` of it has its presence under `groups[i]`.
+    /// The groups, the alignment and the dialect. The presence of group `i` is kept under
+    /// `groups[i]`.
     pub topology: Topology,
-    /// Wire group index of each group of the topology.
+    /// The index on the wire of each group of the topology.
     pub groups: Vec<u16>,
-    /// Nothing can be promised: lower bounds are 0.
+    /// Whether nothing can be promised, so lower bounds are 0.
     pub lower_is_zero: bool,
-    /// Nothing can be excluded: upper bounds are the whole aligned prompt.
+    /// Whether nothing can be excluded, so upper bounds are the whole aligned prompt.
     pub upper_is_everything: bool,
-    /// Some kind or chunk is unknown, so that the rule differs between lower and upper.
+    /// Whether some kind or chunk is unknown, so the rule differs between lower and upper bounds.
     pub has_unknown: bool,
-    /// Group 0, where it is there and nobody has said of what kind it is.
+    /// Group 0, if it exists and its kind is not known.
     pub undeclared: Option<u16>,
 }
 
 impl Catalog {
-    /// What the rule is evaluated with; `None` while no group is known, which means that the pod
-    /// holds nothing.
+    /// The view of the pod; `None` while no group is known, which means that the pod holds nothing.
     #[must_use]
     pub(super) fn view(&self) -> Option<View> {
         let mut view = match self.configured_groups() {
@@ -75,7 +75,8 @@ impl Catalog {
                 indices.push(index);
             }
         }
-        // A gap means groups of which nothing is known yet: they may hold or lack anything.
+        // A gap stands for groups about which nothing is known yet. They may hold anything or
+        // nothing.
         let has_gap = groups.len() < self.learned.len();
         let mut upper_is_everything = false;
         let mut lower_is_zero = has_gap;
@@ -101,7 +102,8 @@ impl Catalog {
         if let Some(template) = template {
             topology.partial_hits = template.partial_hits;
             if template.partial_hits && template.hash_block_size > 1 {
-                // Hits may end where nothing was stored yet. 1 stands for a size not given.
+                // Hits may end where nothing was stored yet. 1 stands for a size that was not
+                // given.
                 topology.hash_block_size = gcd(topology.hash_block_size, template.hash_block_size);
             }
             topology.replay_tokens = template.replay_tokens;

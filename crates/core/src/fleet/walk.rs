@@ -1,4 +1,4 @@
-//! One request along one unit of tokens: its keys, and the nodes that stand at them.
+//! One request along one unit of tokens: its keys, and the nodes with those keys.
 
 use super::ahead::Lookahead;
 use super::effort::Effort;
@@ -8,7 +8,7 @@ use super::prompt::{MediaMark, Prompt};
 use super::texts::Marks;
 use crate::prefix::{PrefixKey, Unit, plus};
 
-/// At which boundaries a ladder stands, and how far beyond each of them a hash looks.
+/// The boundaries of a ladder, and how many tokens after each of them a hash covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LadderStep {
     /// Tokens from one boundary to the next.
@@ -17,22 +17,22 @@ pub(super) struct LadderStep {
     pub(super) lookahead: u32,
 }
 
-/// The boundaries of a request at multiples of one unit: its rungs have our keys of the prefixes
-/// there, and the nodes that are found under them.
+/// The boundaries of a request at multiples of one unit. Each rung has the index's own key of the
+/// prefix there, and the node that is found under this key.
 #[derive(Debug)]
 pub(super) struct Ladder {
     step: LadderStep,
     seed: PrefixKey,
     prefixes: Vec<PrefixKey>,
-    /// What lies after each boundary; of no use without a lookahead.
+    /// The lookahead part at each boundary; not used without a lookahead.
     aheads: Vec<u64>,
-    /// The node at `(i + 1) * unit` tokens, where somebody named one; filled by `look_up`.
+    /// The node at `(i + 1) * unit` tokens, if some rank named one. `look_up` fills this in.
     pub nodes: Vec<Option<NodeId>>,
     is_looked_up: bool,
 }
 
 impl Ladder {
-    /// The keys of a prompt, whose media are these, at every `unit` tokens.
+    /// The keys of a prompt with these media, at every `unit` tokens.
     #[must_use]
     pub(super) fn new(
         marks: &Marks,
@@ -49,8 +49,8 @@ impl Ladder {
             nodes: Vec::new(),
             is_looked_up: false,
         };
-        // A step that the request does not reach needs no preparation: whatever an event or an
-        // operator says of block sizes costs no more than the request's length.
+        // A step that is longer than the request is not prepared, so an absurd block size from an
+        // event or an operator costs no more than the request's length.
         if step.unit as usize <= prompt.tokens.len() {
             ladder.fill(marks, prompt, media, effort);
         }
@@ -78,19 +78,19 @@ impl Ladder {
         }
     }
 
-    /// Its unit and lookahead.
+    /// The unit and the lookahead.
     #[must_use]
     pub(super) fn step(&self) -> LadderStep {
         self.step
     }
 
-    /// The key of each boundary, salt and lookahead apart.
+    /// The key of each boundary, without salt and lookahead.
     #[must_use]
     pub(super) fn prefixes(&self) -> &[PrefixKey] {
         &self.prefixes
     }
 
-    /// The request as limbo sees it.
+    /// The request in the form that limbo takes.
     #[must_use]
     pub(super) fn walk<'a>(&'a self, prompt: &Prompt<'a>, salt: SaltId) -> Walk<'a> {
         let (unit, seed, keys) = (self.step.unit, self.seed, &self.prefixes);
@@ -103,8 +103,8 @@ impl Ladder {
         }
     }
 
-    /// What the lookahead tokens after boundary `i`, and media that begin there, add to its
-    /// identity; `None` where the request ends before them, so that no hash of it exists.
+    /// What the lookahead tokens after boundary `i`, and the media that begin there, add to its
+    /// identity. `None` if the request ends before them, because then no hash covers them.
     #[must_use]
     pub(super) fn ahead(&self, i: usize) -> Option<u64> {
         if self.step.lookahead == 0 {
@@ -113,13 +113,13 @@ impl Ladder {
         self.aheads.get(i).copied()
     }
 
-    /// Whether the nodes were found, if there are any.
+    /// Whether the nodes have been looked up.
     #[must_use]
     pub(super) fn is_looked_up(&self) -> bool {
         self.is_looked_up
     }
 
-    /// Finds the nodes; what comes after the last one is cut off.
+    /// Looks up the nodes. The list ends with the last node that was found.
     pub(super) fn look_up(&mut self, salt: SaltId, nodes: &Nodes) {
         let mut hint = None;
         self.is_looked_up = true;

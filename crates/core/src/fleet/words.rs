@@ -3,12 +3,12 @@
 use super::view::View;
 use crate::rule::Held;
 
-/// Words of one class and one set of tiers, per group of the topology.
+/// The words of one class for one set of tiers, for each group of the topology.
 #[derive(Debug, Default)]
 pub(super) struct Words {
-    /// For each group, a word for each boundary: who holds the block that ends there.
+    /// For each group, one word per boundary: the holders of the block that ends there.
     pub(super) whole: Vec<Vec<u64>>,
-    /// The same for entries within blocks; empty where the engine has none.
+    /// The same for entries inside blocks; empty if the engine has none.
     pub(super) partial: Vec<Vec<u64>>,
 }
 
@@ -37,9 +37,9 @@ impl Words {
 /// What the ranks of one class hold along a request.
 #[derive(Debug)]
 pub(super) struct Sight {
-    /// What the rule is evaluated with.
+    /// The view that the rule is evaluated with.
     pub(super) view: View,
-    /// Tokens from one word to the next.
+    /// The number of tokens from one word to the next.
     pub(super) unit: u32,
     /// The words that the answer was read from.
     pub(super) words: Words,

@@ -1,7 +1,7 @@
 //! The frames that positions are measured from: floating tries, and how a trie is attached to a
 //! position.
 //!
-//! A trie that is attached *hangs* at a position. Attaching it only records where its origin stands.
+//! An attached trie *hangs* at a position. Attaching it only records where its origin stands.
 //! What was in the trie keeps its position, measured from the trie's own origin, and
 //! [`Limbo::resolve`] translates that position when it is read. The member rings of both frames are
 //! joined, so attaching costs the same however many members there are. Only attaching a trie to the

@@ -98,8 +98,8 @@ pub(super) struct Limbo {
     looked_at: usize,
 }
 
-/// What limbo reads and changes outside itself: the model's boundaries and bits and the rank's slots,
-/// lent for one operation.
+/// What limbo reads and changes outside itself: the model's boundaries and bits, and the rank's
+/// slots. They are lent for one operation.
 pub(super) struct World<'a> {
     /// The model's nodes.
     pub nodes: &'a mut Nodes,

@@ -14,31 +14,32 @@ pub(crate) struct ChannelId(pub u16);
 pub(crate) struct ChannelKey {
     /// Group index on the wire.
     pub group: u16,
-    /// Entries smaller than the group's block.
+    /// Whether the copy is smaller than the group's block.
     pub partial: bool,
-    /// Where the copy is.
+    /// The tier that the copy is on.
     pub tier: Tier,
-    /// The producer called the copy remote.
+    /// Whether the producer called the copy remote.
     pub remote: bool,
-    /// The number of the owner's name; 0 = none.
+    /// The number of the owner's name; 0 means no owner.
     pub owner: u64,
-    /// Unconfirmed since a clear.
+    /// Whether the copy has not been confirmed since a clear.
     pub doubted: bool,
 }
 
-/// A channel and the plane that its bits go to.
+/// A channel, and the plane that has its bits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Channel {
-    /// Its identity.
+    /// What identifies the channel.
     pub key: ChannelKey,
-    /// Where its presence bits are.
+    /// The plane that has its presence bits.
     pub plane: PlaneId,
 }
 
-/// Channels of one rank that events may make: groups times tiers times owners, with room to spare.
-/// Each can have a doubted twin and, when its group's block turns out larger, an interior one.
+/// The number of channels of one rank that events may make: groups times tiers times owners, with
+/// some margin. Each can also have a doubted twin and, if its group's block turns out larger, an
+/// interior one.
 const MAX_CHANNELS: usize = 4096;
-/// So many channels are found by looking at each; most ranks never have more.
+/// Up to this many channels are searched one by one; most ranks never have more.
 const FEW: usize = 8;
 
 /// All channels of one rank.
@@ -46,7 +47,7 @@ const FEW: usize = 8;
 pub(crate) struct Channels {
     all: Vec<Channel>,
     by_key: HashMap<ChannelKey, ChannelId>,
-    /// The planes that the channels go to, each once.
+    /// The planes that the channels use, each listed once.
     planes: Vec<PlaneId>,
     num_doubted: usize,
 }
@@ -67,7 +68,7 @@ impl Channels {
         self.all.len() >= MAX_CHANNELS
     }
 
-    /// Adds a channel that does not exist.
+    /// Adds a channel that does not exist yet.
     pub(crate) fn add(&mut self, channel: Channel) -> ChannelId {
         let id = u16::try_from(self.all.len()).expect("few channels, and twins of them");
         let id = ChannelId(id);
@@ -86,7 +87,7 @@ impl Channels {
         self.num_doubted > 0
     }
 
-    /// The planes in which the rank may show something.
+    /// The planes in which the rank may have bits.
     #[must_use]
     pub(crate) fn planes(&self) -> &[PlaneId] {
         &self.planes
@@ -103,7 +104,7 @@ impl Channels {
         (0u16..).map(ChannelId).zip(self.all.iter().copied())
     }
 
-    /// How many there are.
+    /// The number of channels.
     #[must_use]
     pub(crate) fn len(&self) -> usize {
         self.all.len()

@@ -1,14 +1,15 @@
-//! The copies of one slot: a bit for the first of a channel, a side table for further ones.
+//! The copies of one slot: a mask bit for the first copy of a channel, a side table for further
+//! ones.
 
 use smallvec::SmallVec;
 
 use super::{ChannelId, SlotId, Slots, spilled_bytes};
 use crate::fleet::planes::PlaneId;
 
-/// Channels from this one on are counted in the side table alone.
+/// Channels from this number on are counted in the side table only.
 pub(super) const MASKED: u16 = 64;
 impl Slots {
-    /// Adds a copy; true when it is the channel's first.
+    /// Adds a copy. Returns true if it is the channel's first.
     pub(crate) fn add_copy(&mut self, slot: SlotId, channel: ChannelId) -> bool {
         if !self.table[slot.0 as usize].stirred {
             self.stir(slot);
@@ -16,7 +17,7 @@ impl Slots {
         self.add_doubt(slot, channel)
     }
 
-    /// As `add_copy`, for a copy in doubt on a tier that no clear empties.
+    /// The same as `add_copy`, for a copy in doubt on a tier that no clear empties.
     pub(crate) fn add_doubt(&mut self, slot: SlotId, channel: ChannelId) -> bool {
         if channel.0 < MASKED {
             let mask = &mut self.table[slot.0 as usize].mask;
@@ -38,7 +39,8 @@ impl Slots {
         false
     }
 
-    /// Takes a copy away. `None`: there was none; `Some(true)`: it was the channel's last.
+    /// Removes a copy. Returns `None` if there was none, and `Some(true)` if it was the channel's
+    /// last.
     pub(crate) fn remove_copy(&mut self, slot: SlotId, channel: ChannelId) -> Option<bool> {
         if let Some(last) = self.take_counted(slot, channel, 1) {
             return Some(last && channel.0 >= MASKED);
@@ -52,7 +54,8 @@ impl Slots {
         held.then_some(true)
     }
 
-    /// Takes up to `copies` off the side table; whether none is left there, `None` if none was.
+    /// Removes up to `copies` from the side table. Returns whether none is left there; `None` if
+    /// none was there.
     fn take_counted(&mut self, slot: SlotId, channel: ChannelId, copies: u32) -> Option<bool> {
         if self.more.is_empty() {
             return None;
@@ -77,7 +80,7 @@ impl Slots {
         at.map_or(0, |at| counts[at].1)
     }
 
-    /// Drops all copies of a channel at a slot; true when there was one.
+    /// Drops all copies of a channel at a slot. Returns true if there was one.
     pub(crate) fn drop_copies(&mut self, slot: SlotId, channel: ChannelId) -> bool {
         let more = self.take_counted(slot, channel, u32::MAX).is_some();
         if channel.0 >= MASKED {
@@ -131,7 +134,7 @@ impl Slots {
             .any(|c| self.channels.get(c).plane == plane)
     }
 
-    /// Copies at a slot in one channel.
+    /// The number of copies at a slot in one channel.
     #[must_use]
     pub(crate) fn copies(&self, slot: SlotId, channel: ChannelId) -> u32 {
         let first = u32::from(channel.0 < MASKED && self.holds(slot, channel));

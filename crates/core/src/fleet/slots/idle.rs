@@ -1,4 +1,4 @@
-//! Slots that no hash has go to the end of the table, and the end goes.
+//! Slots that belong to no hash are moved to the end of the table, and the end is cut off.
 
 use super::{Counts, LIMBO, NOWHERE, Slot, SlotId, Slots, Whereabouts, decode};
 use crate::fleet::limbo::Limbo;
@@ -6,7 +6,7 @@ use crate::fleet::moved::{Moved, idle_in_table};
 use crate::key_table::KeyTable;
 
 impl Slots {
-    /// Points the slots of nodes that moved to where these are now.
+    /// Points the slots at the new places of the nodes that moved.
     pub(crate) fn follow(&mut self, moved: &Moved) {
         for slot in &mut self.table {
             if slot.place & LIMBO == 0 && slot.place >= moved.end {
@@ -16,7 +16,8 @@ impl Slots {
         self.sharing.follow(moved);
     }
 
-    /// Moves so many slots at most from the end to free places, and gives back what then is idle.
+    /// Moves at most this many slots from the end to free places, and gives back the spare
+    /// capacity.
     pub(crate) fn give_back(&mut self, most: usize, limbo: &mut Limbo) {
         let end = self.len().max(self.table.len().saturating_sub(most));
         let end = u32::try_from(end).expect("fewer than 2^32 hashes");
@@ -73,7 +74,7 @@ impl Slots {
         Some(to)
     }
 
-    /// Bytes that the tables keep ready for more.
+    /// The bytes of spare capacity in the tables.
     #[must_use]
     pub(crate) fn idle_bytes(&self) -> usize {
         (self.table.capacity() - self.len()) * size_of::<Slot>()

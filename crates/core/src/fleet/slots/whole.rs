@@ -1,4 +1,4 @@
-//! Many slots at once, in the order in which the table has them.
+//! Operations on many slots at once, in the order of the table.
 
 use hashbrown::HashMap;
 
@@ -6,14 +6,14 @@ use super::copies::MASKED;
 use super::{ChannelId, LIMBO, NodeId, SlotId, Slots};
 
 impl Slots {
-    /// The channels that have a bit of a slot's mask, as a mask.
+    /// The mask bits of these channels; channels without a mask bit are left out.
     #[must_use]
     pub(crate) fn mask_of(channels: impl Iterator<Item = ChannelId>) -> u64 {
         let masked = channels.filter(|channel| channel.0 < MASKED);
         masked.fold(0, |mask, channel| mask | 1 << channel.0)
     }
 
-    /// Drops every copy at a slot, if each is the only one of a channel of this mask.
+    /// Drops every copy at a slot if each is the only copy of a channel in this mask.
     pub(crate) fn drop_within(&mut self, slot: SlotId, channels: u64) -> bool {
         let mask = &mut self.table[slot.0 as usize].mask;
         let is_within =
@@ -43,7 +43,7 @@ impl Slots {
         self.is_held(slot).then_some(slot)
     }
 
-    /// Drops every copy of every slot. What shows of them is the caller's.
+    /// Drops every copy of every slot. The caller clears the presence bits.
     pub(crate) fn drop_all(&mut self) {
         for at in 0..self.table.len() {
             let entry = &mut self.table[at];
@@ -57,7 +57,8 @@ impl Slots {
         self.sharing.show_nothing();
     }
 
-    /// Forgets everything but where two hashes were held. Returns the nodes that slots stood at.
+    /// Forgets everything except where two hashes were held. Returns the nodes at which slots
+    /// stood.
     pub(crate) fn take_all(&mut self) -> Vec<NodeId> {
         let sharing = std::mem::take(&mut self.sharing);
         let old = std::mem::replace(self, Self::new(self.by_key.spread()));
@@ -70,7 +71,8 @@ impl Slots {
             .collect()
     }
 
-    /// So many slots spread over the whole table, and where each stands that stands anywhere.
+    /// The nodes of a sample of this many slots, spread over the whole table; slots without a node
+    /// are left out.
     pub(crate) fn sample(&self, many: usize) -> impl Iterator<Item = NodeId> + '_ {
         let step = self.table.len().div_ceil(many).max(1);
         let some = self.table.iter().skip(self.hand % step).step_by(step);
@@ -78,7 +80,8 @@ impl Slots {
             .map(|slot| NodeId(slot.place))
     }
 
-    /// The next slot that stands somewhere, in a round over the table; none among so many.
+    /// The next placed slot in a round over the table. Every slot passed costs one of `looks`;
+    /// `None` when they are used up.
     pub(crate) fn next_placed(&mut self, looks: &mut usize) -> Option<(SlotId, NodeId)> {
         while *looks > 0 && !self.table.is_empty() {
             *looks -= 1;
