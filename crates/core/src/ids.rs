@@ -1,4 +1,4 @@
-//! What a block is called, and how blocks are counted.
+//! The identifier of a block, and types for numbers of blocks.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use std::fmt;
 #[repr(transparent)]
 pub struct BlockId(pub u32);
 
-/// Stands where a group needs no block.
+/// The null block, which stands where a group needs no block.
 pub const NULL_BLOCK: BlockId = BlockId(0);
 
 impl BlockId {
-    /// The block's place in a table of all blocks of its pool.
+    /// The index of the block in a table of all blocks of its pool.
     #[inline]
     #[must_use]
     pub fn index(self) -> usize {
@@ -25,12 +25,12 @@ impl fmt::Display for BlockId {
     }
 }
 
-/// A number of blocks, or a position among them, as tables keep it.
+/// A number of blocks, or a position among blocks, in the width that tables store.
 pub(crate) fn count(blocks: usize) -> u32 {
     u32::try_from(blocks).unwrap_or(u32::MAX)
 }
 
-/// A number of blocks for sums that may fall below 0.
+/// A number of blocks, for sums that may become negative.
 pub(crate) fn signed(blocks: usize) -> i64 {
     i64::try_from(blocks).unwrap_or(i64::MAX)
 }

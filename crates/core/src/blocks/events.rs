@@ -1,8 +1,8 @@
-//! The events of one pool of blocks, encoded as they happen, in the engines' own wire form.
+//! The events of one pool of blocks, encoded as they happen, in the engines' own wire format.
 //!
-//! Each event is a map with a `type`, fields in the order in which vLLM declares them; optional
-//! fields that have their default are left out. Encoding at once keeps no copy of tokens and costs
-//! a batch nothing but its frame.
+//! Each event is a map with a `type` and with its fields in the order in which vLLM declares them.
+//! Optional fields that have their default value are left out. Because events are encoded at once,
+//! no copy of the tokens is kept, and a batch only has to add its frame.
 
 use rmp::encode::{self, ByteBuf};
 use std::ops::Range;
@@ -11,57 +11,57 @@ use super::extra::Extra;
 use crate::hash::{Digest, MediaCursor};
 use crate::spec::{GroupSpec, SpecKind, Topology};
 
-/// What the events of a group say of its kind.
+/// What the events of a group say about its kind.
 #[derive(Debug, Clone, Copy)]
 struct Label {
     kind: SpecKind,
     window: Option<u32>,
 }
 
-/// Recorded events that nobody took yet.
+/// The recorded events that have not been taken yet.
 #[derive(Debug, Default)]
 pub struct EventLog {
     labels: Vec<Label>,
-    /// The engines' word for where the blocks are.
+    /// The engines' word for the memory that has the blocks.
     medium: &'static str,
     bytes: Vec<u8>,
     num_events: u32,
     is_on: bool,
-    /// By group, what stands before and after the hash in the removal of a block.
+    /// For each group, the bytes before and after the hash in the event that removes a block.
     removals: Vec<(Vec<u8>, Vec<u8>)>,
-    /// The token list of the last store, which the next group's store mostly repeats.
+    /// The encoded tokens of the last store, which the next group's store usually repeats.
     tokens: Vec<u8>,
     tokens_of: Option<(u64, Range<u32>)>,
 }
 
-/// Whose tokens the blocks of a store hold.
+/// The request whose tokens are in the blocks of a store.
 #[derive(Debug, Clone, Copy)]
 pub struct Source<'a> {
-    /// Equal only for the same request.
+    /// A number that is equal only for the same request.
     pub request: u64,
-    /// All of its tokens.
+    /// All tokens of the request.
     pub tokens: &'a [u32],
-    /// What separates its cache.
+    /// What separates the request's cache.
     pub extra: &'a Extra,
 }
 
 /// A block that a store lists.
 #[derive(Debug, Clone, Copy)]
 pub struct ListedBlock {
-    /// The hash that it is found by.
+    /// The hash that the block is found by.
     pub digest: Digest,
-    /// The position of its first token.
+    /// The position of the block's first token.
     pub start: u32,
 }
 
 /// Blocks of one group that became findable.
 #[derive(Debug, Clone)]
 pub struct StoreEvent<'a> {
-    /// Whose tokens they hold.
+    /// The request whose tokens they hold.
     pub source: Source<'a>,
     /// Their group.
     pub group: u16,
-    /// Those that are kept, in order.
+    /// The blocks of the span that are kept, in order.
     pub listed: &'a [ListedBlock],
     /// The hash of the prefix before the span.
     pub parent: Option<Digest>,
@@ -72,7 +72,7 @@ pub struct StoreEvent<'a> {
 }
 
 impl EventLog {
-    /// An empty log of blocks that are in `medium`; it records nothing unless `is_on`.
+    /// An empty log of the blocks in `medium`. It records nothing unless `is_on`.
     #[must_use]
     pub fn new(topology: &Topology, medium: &'static str, is_on: bool) -> Self {
         let label = |group: &GroupSpec| Label {
@@ -95,7 +95,7 @@ impl EventLog {
         self.is_on
     }
 
-    /// Hands over what was recorded: the events one after the other, and how many.
+    /// Hands over what was recorded: the events one after the other, and their number.
     pub fn take<T>(&mut self, take: impl FnOnce(&[u8], u32) -> T) -> T {
         self.tokens_of = None;
         let taken = take(&self.bytes, std::mem::take(&mut self.num_events));
@@ -103,7 +103,7 @@ impl EventLog {
         taken
     }
 
-    /// Records with `write`, if recording is on.
+    /// Records an event with `write`, if recording is on.
     fn record(&mut self, write: impl FnOnce(&mut Self, &mut ByteBuf)) {
         if self.is_on {
             let mut out = ByteBuf::from_vec(std::mem::take(&mut self.bytes));
@@ -113,7 +113,7 @@ impl EventLog {
         }
     }
 
-    /// Records that everything was forgotten.
+    /// Records that all hashes were forgotten.
     pub fn cleared(&mut self) {
         self.record(|_, out| {
             map(out, 1);
@@ -121,9 +121,10 @@ impl EventLog {
         });
     }
 
-    /// Records that a block of a group is no longer found by a hash, which `key` shortens.
+    /// Records that a block of a group is no longer found by a hash, of which `key` is the short
+    /// form.
     pub fn removed(&mut self, key: u64, group: u16) {
-        // Evictions come one by one, and all events of a group differ in the hash alone.
+        // Evictions come one by one, and all removals of a group differ only in the hash.
         self.record(|log, out| {
             let (head, tail) = &log.removals[usize::from(group)];
             out.as_mut_vec().extend_from_slice(head);
@@ -201,7 +202,7 @@ impl EventLog {
     }
 }
 
-/// What stands before and after the hash in the removal of a block of a group.
+/// The bytes before and after the hash in the event that removes a block of a group.
 fn removal(group: usize, medium: &str) -> (Vec<u8>, Vec<u8>) {
     let (mut head, mut tail) = (ByteBuf::new(), ByteBuf::new());
     map(&mut head, 4);
@@ -214,7 +215,7 @@ fn removal(group: usize, medium: &str) -> (Vec<u8>, Vec<u8>) {
     (head.into_vec(), tail.into_vec())
 }
 
-/// Writes for each listed block what separates its cache, without the tags that the hash has.
+/// Writes, for each listed block, what separates its cache, without the tags that go into the hash.
 fn write_extra_keys(out: &mut ByteBuf, store: &StoreEvent<'_>) {
     let extra = store.source.extra;
     let media = extra.media_items();
@@ -297,7 +298,7 @@ fn nil(out: &mut ByteBuf) {
     infallible(encode::write_nil(out));
 }
 
-/// What stands before and after the events of a published payload: `[ts, [event, …], rank]`.
+/// The bytes before and after the events of a published payload: `[ts, [event, …], rank]`.
 #[must_use]
 pub fn frame(num_events: u32, ts: f64, dp_rank: Option<u32>) -> (Vec<u8>, Vec<u8>) {
     let (mut head, mut tail) = (ByteBuf::new(), ByteBuf::new());

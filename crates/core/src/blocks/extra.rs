@@ -1,21 +1,22 @@
-//! What separates a request's cache from that of the same tokens, kept with the request.
+//! What separates a request's cache from that of other requests with the same tokens.
 
 use crate::hash::{EmbedsDigest, ExtraKeys, MediaItem};
 
-/// What separates a request's cache from that of the same tokens, and what its events say of it.
+/// What separates a request's cache from that of other requests with the same tokens, and what its
+/// events say about that.
 #[derive(Debug, Clone, Default)]
 pub struct Extra {
-    /// Name and path of the adapter.
+    /// The name and the path of the LoRA adapter.
     pub lora: Option<(String, String)>,
-    /// The engine's number of the adapter.
+    /// The engine's number for the adapter.
     pub lora_id: Option<i64>,
-    /// Keeps caches of the same tokens apart.
+    /// A text that keeps caches of the same tokens apart.
     pub cache_salt: Option<String>,
-    /// Identifier, first token and length of each multimodal item, ordered by first token.
+    /// The identifier, first token and length of each multimodal item, ordered by first token.
     pub media: Vec<(String, u32, u32)>,
-    /// One digest per hash block.
+    /// The digests of prompt embeddings, one per hash block.
     pub prompt_embeds: Option<Vec<EmbedsDigest>>,
-    /// Shown in events.
+    /// The session, which is only shown in events.
     pub session_id: Option<String>,
 }
 
@@ -29,7 +30,8 @@ impl Extra {
         self.media.iter().map(item).collect()
     }
 
-    /// The same, as the hash function takes it; `media` are the items as `media_items` lists them.
+    /// The same data in the form that the hash function takes; `media` are the items as
+    /// `media_items` lists them.
     pub(crate) fn keys<'a>(&'a self, media: &'a [MediaItem<'a>]) -> ExtraKeys<'a> {
         let lora = self.lora.as_ref();
         ExtraKeys {
@@ -40,7 +42,8 @@ impl Extra {
         }
     }
 
-    /// The digest of a block's embeddings, where blocks are hash blocks.
+    /// The digest of the embeddings of the block that starts at `start`, for blocks that are hash
+    /// blocks.
     pub(crate) fn embeds_of(&self, start: usize, block_size: u32) -> Option<EmbedsDigest> {
         let digests = self.prompt_embeds.as_ref()?;
         digests.get(start / block_size as usize).copied()

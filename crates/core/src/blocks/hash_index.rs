@@ -1,8 +1,8 @@
 //! From a block hash to the blocks that hold it, group by group.
 //!
-//! One entry per hash serves all groups: a look-up costs one probe, whatever the number of groups,
-//! and the digest is kept once. A look-up finds the oldest copy of a group. Later copies are rare and
-//! live in a side table, oldest first.
+//! One entry per hash serves all groups, so a look-up costs one probe whatever the number of
+//! groups, and the digest is kept once. A look-up finds the oldest copy in a group. Later copies
+//! are rare; they are kept in a side table, oldest first.
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -12,7 +12,7 @@ use crate::ids::{BlockId, NULL_BLOCK};
 use crate::key_table::KeyTable;
 use crate::secret::Spread;
 
-/// A hash that some block is found by, as a place in the index's tables.
+/// A hash that some block is found by, as an index into the tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EntryId(pub u32);
 
@@ -25,8 +25,8 @@ pub struct Key {
     pub group: u16,
 }
 
-/// The entries of one request's hashes, by hash number and from the first one noted on: groups
-/// register the same hashes one after the other.
+/// The entries of one request's hashes, by hash number, from the first one noted on. Groups
+/// register the same hashes one after the other, so the entries are used again.
 #[derive(Debug, Default)]
 pub struct Entries {
     first: u32,
@@ -35,7 +35,7 @@ pub struct Entries {
 }
 
 impl Entries {
-    /// The entry of a hash, if it was noted.
+    /// The entry of a hash, if it has been noted.
     #[must_use]
     pub fn of(&self, hash: u32) -> Option<EntryId> {
         let at = hash.checked_sub(self.first)?;
@@ -61,12 +61,13 @@ pub struct HashIndex {
     num_groups: usize,
     by_key: KeyTable,
     digests: Vec<Digest>,
-    /// `[entry * num_groups + group]`: the oldest copy, or the null block.
+    /// The oldest copy of each hash in each group, or the null block: `[entry * num_groups +
+    /// group]`.
     first: Vec<BlockId>,
-    /// Copies beyond the first, oldest first.
+    /// The copies after the first, oldest first.
     more: HashMap<Key, SmallVec<[BlockId; 2]>>,
     free: Vec<u32>,
-    /// Counts what look-ups can see: copies that came and went.
+    /// A count of all changes that look-ups can see: copies added and removed.
     version: u64,
 }
 
@@ -87,20 +88,20 @@ impl HashIndex {
         }
     }
 
-    /// A number that is the same twice only if no copy came or went in between.
+    /// A number that is the same at two times only if no copy was added or removed in between.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// The entry of a hash that some group holds.
+    /// The entry of a hash, if some group holds it.
     #[inline]
     pub fn find(&self, digest: &Digest) -> Option<EntryId> {
         let has = |id: u32| self.digests[id as usize] == *digest;
         self.by_key.find(short(digest), has).map(EntryId)
     }
 
-    /// The entry of a hash. The entry that was made after `previous` is tried first, because requests
+    /// The entry of a hash. The entry made right after `previous` is tried first, because requests
     /// register their hashes in order.
     #[inline]
     #[must_use]
@@ -114,12 +115,12 @@ impl HashIndex {
         self.find(digest)
     }
 
-    /// Whether some group holds the entry. A forgotten entry keeps its digest.
+    /// Whether some group holds the entry. An entry that was forgotten still has its digest.
     fn is_live(&self, entry: EntryId) -> bool {
         self.row(entry).iter().any(|&block| block != NULL_BLOCK)
     }
 
-    /// The oldest copy per group of an entry; the null block where a group holds none.
+    /// For each group, the oldest copy of an entry; the null block if the group holds none.
     #[inline]
     #[must_use]
     pub fn row(&self, entry: EntryId) -> &[BlockId] {
@@ -142,7 +143,7 @@ impl HashIndex {
             .chain(more)
     }
 
-    /// The entry of a hash, made if there is none; `hint` is tried first.
+    /// The entry of a hash, made if there is none. The entry `hint` is tried first.
     ///
     /// # Panics
     /// At 2^32 hashes.
@@ -169,7 +170,7 @@ impl HashIndex {
         EntryId(id)
     }
 
-    /// Adds a copy after those that are there.
+    /// Adds a copy after the existing ones.
     pub fn insert(&mut self, key: Key, block: BlockId) {
         self.version += 1;
         let first =
@@ -181,7 +182,7 @@ impl HashIndex {
         }
     }
 
-    /// Takes a copy out; an entry without copies is forgotten.
+    /// Removes a copy. An entry without copies is forgotten.
     pub fn remove(&mut self, key: Key, block: BlockId) {
         self.version += 1;
         let at = key.entry.0 as usize * self.num_groups + usize::from(key.group);
@@ -236,7 +237,7 @@ impl HashIndex {
             + self.more.allocation_size()
     }
 
-    /// Walks everything.
+    /// Checks every entry.
     ///
     /// # Panics
     /// Unless every entry is found by its digest and holds a copy.

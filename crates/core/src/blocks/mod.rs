@@ -1,8 +1,9 @@
-//! Blocks of one memory, apart from any request: which are free, which hash finds which, and what
-//! is told of it.
+//! The blocks of one memory, without any request: which blocks are free, which hash finds which
+//! block, and the events that tell about them.
 //!
-//! [`crate::ids`] names a block, `hash_index` finds blocks by hash, `pool` counts references and orders
-//! the free ones for eviction, `events` writes down what became findable and what no longer is.
+//! [`crate::ids`] names a block, `hash_index` finds blocks by hash, `pool` counts references and
+//! orders the free blocks for eviction, and `events` records which blocks became findable and which
+//! no longer are.
 //! The engine's cache has one pool, on the GPU.
 //!
 //! ```

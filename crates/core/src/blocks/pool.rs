@@ -1,14 +1,14 @@
-//! All blocks of one memory: their references, their hashes, and the queue of the free ones in the
-//! order of eviction.
+//! All blocks of one memory: their references, their hashes, and the queue of free blocks in the
+//! order in which they are evicted.
 //!
-//! Block 0 is the null block. It stands where a group needs no block, it is never handed out, freed
-//! or cached, and it serves as the end of the free queue.
+//! Block 0 is the null block. It stands where a group needs no block. It is never handed out, freed
+//! or cached, and it also serves as the end of the free queue.
 //!
 //! ```text
 //! next victim  [unhashed, last freed first] ... [hashed, least recently freed first]  last victim
 //! ```
 //!
-//! A block that a checkpoint keeps is free, but it is not in the queue: it cannot be evicted until the
+//! A block that a checkpoint keeps is free but not in the queue: it cannot be evicted until the
 //! checkpoint lets it go.
 
 use hashbrown::HashMap;
@@ -24,15 +24,16 @@ const NO_ENTRY: u32 = u32::MAX;
 #[derive(Debug, Clone, Copy)]
 struct Block {
     refs: u32,
-    /// Neighbours in the free queue, while it is in it.
+    /// The neighbours in the free queue, while the block is in it.
     prev: BlockId,
     next: BlockId,
-    /// What it is registered under, or `NO_ENTRY`; further keys live in a side table.
+    /// The entry that the block is registered under, or `NO_ENTRY`. Further keys are in a side
+    /// table.
     entry: u32,
-    /// Tokens that its first key covers.
+    /// The number of tokens that the block's first key covers.
     num_tokens: u32,
     group: u16,
-    /// A checkpoint keeps it out of the queue.
+    /// Whether a checkpoint keeps the block out of the queue.
     is_kept: bool,
 }
 
@@ -52,19 +53,20 @@ pub type Lost = SmallVec<[(u64, u16); 1]>;
 #[derive(Debug)]
 pub struct Pool {
     blocks: Vec<Block>,
-    /// Blocks without references: those in the queue, and those kept.
+    /// The number of blocks without references: those in the queue, and those that checkpoints
+    /// keep.
     num_free: usize,
-    /// Finds blocks by hash.
+    /// The index that finds blocks by hash.
     pub index: HashIndex,
-    /// Keys beyond a block's first: boundaries inside the block.
+    /// The keys after a block's first: boundaries inside the block.
     further: HashMap<BlockId, SmallVec<[Key; 2]>>,
-    /// Freed blocks that nobody can find, while they wait to be put in front.
+    /// Freed blocks that no hash finds, while they wait to be put at the front of the queue.
     unhashed: Vec<BlockId>,
 }
 
 impl Pool {
-    /// A pool in which all blocks but the null block are free; they are handed out in the order of
-    /// their ids. `secret` spreads the hashes in its tables.
+    /// A pool in which all blocks except the null block are free. They are handed out in the order
+    /// of their ids. `secret` makes the layout of the hash tables unpredictable.
     #[must_use]
     pub fn new(num_blocks: u32, num_groups: usize, secret: &Secret) -> Self {
         let last = num_blocks - 1;
@@ -86,31 +88,31 @@ impl Pool {
         }
     }
 
-    /// How many blocks there are, the null block included.
+    /// The number of blocks, including the null block.
     #[must_use]
     pub fn num_blocks(&self) -> usize {
         self.blocks.len()
     }
 
-    /// How many blocks nobody references.
+    /// The number of blocks without references.
     #[must_use]
     pub fn num_free(&self) -> usize {
         self.num_free
     }
 
-    /// How many hold the block.
+    /// The number of references to the block.
     #[must_use]
     pub fn refs(&self, block: BlockId) -> u32 {
         self.blocks[block.index()].refs
     }
 
-    /// What the block is registered under first.
+    /// The key that the block was registered under first.
     #[must_use]
     pub fn key(&self, block: BlockId) -> Option<Key> {
         self.blocks[block.index()].key()
     }
 
-    /// Tokens that its first key covers; 0 without one.
+    /// The number of tokens that the block's first key covers; 0 for a block without a key.
     #[must_use]
     pub fn num_tokens(&self, block: BlockId) -> u32 {
         self.blocks[block.index()].num_tokens
@@ -140,7 +142,7 @@ impl Pool {
         self.link(block, NULL_BLOCK, first);
     }
 
-    /// Whether a checkpoint needs the block.
+    /// Whether a checkpoint keeps the block.
     #[must_use]
     pub fn is_kept(&self, block: BlockId) -> bool {
         self.blocks[block.index()].is_kept
@@ -151,7 +153,7 @@ impl Pool {
         refs == 0 && !is_kept
     }
 
-    /// Takes one more reference, out of the free queue if it is the first.
+    /// Adds a reference. The first one takes the block out of the free queue.
     pub fn touch(&mut self, block: BlockId) {
         if block == NULL_BLOCK {
             return;
@@ -164,13 +166,13 @@ impl Pool {
         *refs += 1;
     }
 
-    /// Whether the queue holds a block: if not, only kept blocks are free.
+    /// Whether the queue has a block. If it has none, only kept blocks are free.
     #[must_use]
     pub fn has_victim(&self) -> bool {
         self.blocks[NULL_BLOCK.index()].next != NULL_BLOCK
     }
 
-    /// Takes the next victim with one reference; its keys are lost.
+    /// Takes the next victim and gives it one reference; it loses its keys.
     ///
     /// # Panics
     /// If the queue is empty.
@@ -181,7 +183,7 @@ impl Pool {
         (block, self.forget(block))
     }
 
-    /// Takes a block out of the queue, or keeps it out of it.
+    /// Takes a block out of the queue, or keeps it from entering.
     pub fn keep(&mut self, block: BlockId) {
         if self.is_listed(block) {
             self.unlink(block);
@@ -189,7 +191,8 @@ impl Pool {
         self.blocks[block.index()].is_kept = true;
     }
 
-    /// Puts a kept block at the end of the queue: it may be evicted again, after all that wait.
+    /// Puts a kept block at the end of the queue, so it may be evicted again, after all blocks that
+    /// wait.
     pub fn let_go(&mut self, block: BlockId) {
         self.blocks[block.index()].is_kept = false;
         if self.is_listed(block) {
@@ -197,7 +200,7 @@ impl Pool {
         }
     }
 
-    /// Makes a waiting block the next victim, because nothing can be resumed with it any more.
+    /// Makes a waiting block the next victim, because it can no longer be part of a resume.
     pub fn expedite(&mut self, block: BlockId) {
         if block != NULL_BLOCK && self.is_listed(block) {
             self.unlink(block);
@@ -205,7 +208,8 @@ impl Pool {
         }
     }
 
-    /// Drops one reference each; what is given first is evicted first. Null blocks are passed over.
+    /// Drops one reference of each block. The first block given is evicted first. Null blocks are
+    /// ignored.
     pub fn free(&mut self, blocks: impl IntoIterator<Item = BlockId>) {
         let mut unhashed = std::mem::take(&mut self.unhashed);
         for block in blocks {
@@ -233,7 +237,7 @@ impl Pool {
         self.unhashed = unhashed;
     }
 
-    /// Whether the block is found by the key.
+    /// Whether the key finds the block.
     #[must_use]
     pub fn is_registered(&self, block: BlockId, key: Key) -> bool {
         self.key(block) == Some(key)
@@ -244,7 +248,8 @@ impl Pool {
                     .is_some_and(|keys| keys.contains(&key)))
     }
 
-    /// The key of a digest in a group, made if nobody holds it. `hint`: the entry it probably has.
+    /// The key of a digest in a group, made if there is none. `hint` is the entry that it probably
+    /// has.
     pub fn key_of(&mut self, digest: &Digest, group: u16, hint: Option<EntryId>) -> Key {
         Key {
             entry: self.index.find_or_create(digest, hint),
@@ -252,7 +257,8 @@ impl Pool {
         }
     }
 
-    /// Makes a block findable; the first key of a block says how many tokens it covers.
+    /// Makes a block findable. `num_tokens` is how many tokens the key covers; it is kept for the
+    /// block's first key only.
     pub fn register(&mut self, block: BlockId, key: Key, num_tokens: u32) {
         if self.is_registered(block, key) {
             return;
@@ -268,7 +274,7 @@ impl Pool {
         self.index.insert(key, block);
     }
 
-    /// Forgets all keys of a block, wherever it is.
+    /// Forgets all keys of a block, whether it is free or in use.
     pub fn forget(&mut self, block: BlockId) -> Lost {
         let mut lost = Lost::new();
         self.unregister(block, |key, digest| lost.push((digest.key(), key.group)));
@@ -292,7 +298,7 @@ impl Pool {
         }
     }
 
-    /// Forgets one key of a block, which has it; the next one becomes its first.
+    /// Forgets one key that a block has. The next key becomes the block's first.
     pub fn unregister_key(&mut self, block: BlockId, key: Key) {
         let mut further = self.further.remove(&block).unwrap_or_default();
         if self.key(block) == Some(key) {
@@ -310,7 +316,7 @@ impl Pool {
         self.index.remove(key, block);
     }
 
-    /// Gives all keys of a block to another one that has none.
+    /// Moves all keys of a block to another block, which has none.
     pub fn move_keys(&mut self, from: BlockId, to: BlockId) {
         let num_tokens = self.num_tokens(from);
         let mut keys: SmallVec<[(u16, Digest); 2]> = SmallVec::new();
@@ -346,7 +352,7 @@ impl Pool {
             + self.further.allocation_size()
     }
 
-    /// Walks everything.
+    /// Checks every block.
     ///
     /// # Panics
     /// Unless references, queue and hashes agree.

@@ -1,7 +1,8 @@
-//! One request's blocks for one step: adopt the hit, allocate, register.
+//! One request's blocks for one step: the blocks of the hit are adopted, new ones are allocated,
+//! and full ones are registered.
 //!
-//! Every group's part of a hit is pinned before any group allocates, so no group evicts what another
-//! one is about to reuse.
+//! Every group's part of a hit gets its references before any group allocates, so no group evicts
+//! what another group is about to reuse.
 
 use super::core::Core;
 use super::group::{Group, Kind};
@@ -12,8 +13,8 @@ use super::step::Allocation;
 use crate::blocks::{BlockId, NULL_BLOCK, count};
 
 impl Core {
-    /// Serves a request as planned; false when it does not fit. Appends to `done`, group by group,
-    /// the new blocks and how many they are.
+    /// Serves a request as planned. Returns false if it does not fit. Appends to `done`, group by
+    /// group, the new blocks and their number.
     pub(super) fn allocate(
         &mut self,
         request: &mut Request,
@@ -21,7 +22,7 @@ impl Core {
         reserved: usize,
         done: &mut Allocation,
     ) -> bool {
-        // A request whose hit was evicted by an earlier one of the call does not fit.
+        // A request does not fit if an earlier one of the call has evicted its hit.
         if !self.renew(request, &mut plan) || !self.fits(request, &plan, reserved) {
             return false;
         }
@@ -36,12 +37,12 @@ impl Core {
         if !need.delay_commit {
             self.commit(request, lengths.main.min(request.num_tokens()));
         }
-        // The commit asks where the step began: only now is it over.
+        // The commit needs to know where the step began, so this is set last.
         request.num_computed_tokens = lengths.main;
         true
     }
 
-    /// Gives the request its hit, and blocks for what was computed elsewhere.
+    /// Gives the request the blocks of its hit, and blocks for tokens that were computed elsewhere.
     fn adopt(&mut self, request: &mut Request, plan: &Plan<'_>) {
         let need = plan.need;
         if (plan.hits.is_empty() && need.num_external_tokens == 0) || request.is_tracked() {
@@ -145,7 +146,7 @@ impl Core {
     }
 }
 
-/// Notes the last adopted block if the request goes on inside it.
+/// Notes the last adopted block if the request continues inside that block.
 ///
 /// ```text
 /// blocks of 8    |   0   |   1   |   2   |     a hit of 20 tokens ends inside block 2, which is

@@ -1,4 +1,4 @@
-//! Computed tokens -> blocks that others can find, and the events that say so.
+//! How computed tokens become blocks that other requests can find, and the events that say so.
 
 use std::ops::Range;
 
@@ -10,11 +10,11 @@ use super::request::{Request, SavedState, SharedTail, StateTail, Table};
 use super::retention::Keep;
 use crate::blocks::{BlockId, Entries, Key, ListedBlock, NULL_BLOCK, StoreEvent, count};
 
-/// What the groups of one commit have in common.
+/// What the groups of one commit share.
 struct Commit {
-    /// Where a resume is expected, in tokens.
+    /// The boundaries where a resume is expected, in tokens.
     boundaries: SmallVec<[u32; 3]>,
-    /// The entries of the hashes that groups before this one registered.
+    /// The entries of the hashes that earlier groups have registered.
     entries: Entries,
 }
 
@@ -49,7 +49,7 @@ impl Core {
         commit: &mut Commit,
     ) {
         let first = table.num_cached.unwrap_or(0);
-        // A block whose hash also covers the tokens after it waits for them.
+        // A block whose hash also covers the tokens after it has to wait for those tokens.
         let hashed = count(request.hashes.len()) * self.config.topology.hash_block_size;
         let end = tokens.min(hashed) / group.block;
         if first < end {
@@ -76,8 +76,8 @@ impl Core {
         }
     }
 
-    /// How many tokens' blocks may be registered: whole units of a hit, and one block more for a
-    /// group that a draft head reads.
+    /// The number of tokens whose blocks may be registered: whole units of a hit and, for a group
+    /// that a draft head reads, one more block.
     fn cacheable_tokens(&self, group: &Group, num_tokens: u32) -> u32 {
         let topology = &self.config.topology;
         let settled = num_tokens.saturating_sub(self.config.num_reprefillable_tokens);
@@ -125,7 +125,8 @@ impl Core {
                 debug_assert!(false, "block {position} is committed before it is hashed");
                 continue;
             };
-            // Until now the block may have been found at a boundary inside it; it is whole now.
+            // Until now the block may have been found at a boundary inside it; now it is a whole
+            // block.
             self.forget(block);
             // Groups register the same hashes one after the other.
             let hint = commit.entries.of(end / hash_block);
@@ -150,7 +151,7 @@ impl Core {
         }
     }
 
-    /// Makes the block that the prompt ends in findable, so a resend can resume inside it.
+    /// Makes the block in which the prompt ends findable, so a resend can resume inside it.
     fn register_prompt_tail(
         &mut self,
         request: &Request,
@@ -159,7 +160,7 @@ impl Core {
         tokens: u32,
     ) {
         let hash_block = self.config.topology.hash_block_size;
-        // A resend reuses all but one token; a draft head's look-up reads one unit more.
+        // A resend reuses all tokens except one; the look-up for a draft head reads one unit more.
         let most = request.num_prompt_tokens - u32::from(!group.eagle);
         let boundary = most / hash_block * hash_block;
         if boundary == 0 || boundary > tokens || boundary.is_multiple_of(group.block) {
@@ -170,7 +171,7 @@ impl Core {
         }
     }
 
-    /// Makes the state at the end of this step findable, if somebody is expected to resume there.
+    /// Makes the state at the end of this step findable, if a request is expected to resume there.
     fn register_state_tail(
         &mut self,
         request: &Request,
@@ -190,7 +191,7 @@ impl Core {
         let Some(&block) = table.blocks.get(position as usize) else {
             return;
         };
-        // There is no hash yet if it also covers tokens that are not there.
+        // The hash does not exist yet if it also covers tokens that are not there.
         let Some(&digest) = request.hash_at(tokens, hash_block) else {
             return;
         };
@@ -209,9 +210,10 @@ impl Core {
         }
     }
 
-    /// Whether the state that a step leaves after `tokens` is kept even inside a block: at the last
-    /// boundary of the prompt, and at a junction that the step itself came to. A state after the
-    /// prompt is not kept, because the next decoded token overwrites it.
+    /// Whether the state that a step leaves after `tokens` is kept even if the boundary is inside a
+    /// block. It is kept at the last boundary of the prompt, and at a junction where the step
+    /// itself ends. A state after the prompt is not kept, because the next decoded token overwrites
+    /// it.
     fn keeps_state_at(&self, request: &Request, tokens: u32) -> bool {
         let unit = self.config.topology.hash_block_size;
         let prompt = request.num_prompt_tokens;
@@ -262,8 +264,8 @@ impl Core {
         });
     }
 
-    /// Makes a saved state findable, if somebody is expected to resume there. Its block holds this
-    /// state alone, so what was registered by the block's position is forgotten.
+    /// Makes a saved state findable, if a request is expected to resume there. Its block holds only
+    /// this state, so the key that the block got from its position is forgotten.
     fn register_saved(
         &mut self,
         request: &Request,

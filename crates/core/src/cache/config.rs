@@ -1,27 +1,30 @@
-//! How a cache is set up: groups, pool, retention; and what no cache can be is refused here.
+//! How a cache is set up: its groups, pool and retention. A configuration that no cache can have is
+//! refused here.
 
 use crate::error::{Error, Result};
 use crate::hash::{Digest, HashAlgo};
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
-/// What allocation needs to know of a group and the resume rule does not.
+/// What allocation needs to know of a group beyond what the resume rule needs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GroupOptions {
-    /// State groups: blocks kept for draft tokens after the running state.
+    /// For state groups: the number of blocks kept for draft tokens after the running state.
     pub num_speculative_blocks: u32,
-    /// Window groups: tokens before the window that are kept although nothing attends to them.
+    /// For window groups: the number of tokens before the window that are kept although no token
+    /// attends to them.
     pub extra_retained_tokens: u32,
-    /// New blocks are listed for zeroing.
+    /// Whether new blocks are listed for zeroing.
     pub needs_zeroing: bool,
-    /// One block per request, overwritten in turn; never cached.
+    /// Whether each request has one block, which is overwritten in turn and never cached.
     pub is_ring: bool,
-    /// State groups: the backend can save one state inside a step, at multiples of so many tokens
-    /// after its start.
+    /// For state groups: the backend can save one state inside a step, at a multiple of this many
+    /// tokens after the step's start.
     pub checkpoint_alignment: Option<u32>,
 }
 
 impl GroupOptions {
-    /// What makes no sense for a group: each with whether it is so, and what to do about it.
+    /// The combinations that make no sense for a group: for each, whether the group has it and what
+    /// to do about it.
     fn problems(&self, group: &GroupSpec) -> [(bool, &'static str); 5] {
         [
             (
@@ -48,12 +51,12 @@ impl GroupOptions {
     }
 }
 
-/// Prefill compute of a model, in any unit: what reusing tokens saves.
+/// The compute that a model's prefill costs, in any unit. Reusing tokens saves this compute.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PrefillCost {
-    /// The cost of each token.
+    /// The cost of each token by itself.
     pub per_token: f64,
-    /// The cost of each token with each one before it: full attention.
+    /// The cost of each pair of a token and an earlier token, for full attention.
     pub per_pair: f64,
 }
 
@@ -66,83 +69,88 @@ impl PrefillCost {
     }
 }
 
-/// Eviction by what is lost, instead of by age alone.
+/// Eviction by the value of what is lost, instead of by age alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ByValue {
-    /// Checkpoints at multiples of so many tokens, beside prompt ends, request ends and branches; 0:
-    /// the latter alone.
+    /// The number of tokens between regular checkpoints, which are kept in addition to those at
+    /// prompt ends, request ends and branches. With 0 there are no regular checkpoints.
     pub interval: u32,
-    /// What a reused token saves.
+    /// The compute that a reused token saves.
     pub cost: PrefillCost,
 }
 
-/// Which window blocks and states are kept findable, and which blocks are evicted first.
+/// Which window blocks and states stay findable, and which blocks are evicted first.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Retention {
-    /// All that can serve a boundary.
+    /// Every block and state that some boundary can be resumed with is kept.
     #[default]
     Dense,
-    /// Those at multiples of so many tokens, prompt ends and junctions; 0: the latter two alone.
+    /// Only those at multiples of this many tokens, at prompt ends and at junctions are kept. With
+    /// 0, only those at prompt ends and junctions.
     Interval(u32),
-    /// All that can serve a boundary; checkpoints of the least value are evicted first.
+    /// Everything that some boundary can be resumed with is kept; checkpoints of the least value
+    /// are evicted first.
     ByValue(ByValue),
 }
 
 /// The engine's hash function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HashFunction {
-    /// The algorithm.
+    /// The hash algorithm.
     pub algo: HashAlgo,
-    /// Parent of every first block.
+    /// The digest that serves as the parent of every first block.
     pub none_hash: Digest,
 }
 
-/// A cache, before it exists.
+/// The configuration of a cache.
 #[derive(Debug, Clone, PartialEq)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "independent switches, each an engine's own"
 )]
 pub struct CacheConfig {
-    /// Groups, alignment and dialect.
+    /// The groups, the alignment and the dialect.
     pub topology: Topology,
-    /// One per group.
+    /// The options of the groups, one for each group.
     pub options: Vec<GroupOptions>,
-    /// Blocks of the pool, the null block included.
+    /// The number of blocks of the pool, including the null block.
     pub num_blocks: u32,
-    /// Prefixes are reused.
+    /// Whether prefixes are reused.
     pub caching: bool,
-    /// Events are recorded.
+    /// Whether events are recorded.
     pub events: bool,
     /// What is kept, and what is evicted first.
     pub retention: Retention,
-    /// Tokens of a request at most.
+    /// The largest number of tokens of a request.
     pub max_model_len: u32,
-    /// Tokens that may be in flight at once; bounds what window and chunk groups reserve.
+    /// The largest number of tokens in flight. It bounds the blocks that window and chunk groups
+    /// reserve.
     pub max_in_flight_tokens: Option<u32>,
-    /// Blocks to leave free when a waiting request is admitted.
+    /// The number of blocks that must stay free when a waiting request is admitted.
     pub watermark_blocks: u32,
-    /// Last tokens of a request that may be computed again, so that they are not cached.
+    /// The number of last tokens of a request that may be computed again, so they are not cached
+    /// yet.
     pub num_reprefillable_tokens: u32,
-    /// A state is kept at a junction inside a block, too, where a step ends there.
+    /// Whether a state is also kept at a junction inside a block, if a step ends there.
     pub partial_junctions: bool,
-    /// `None`: requests bring their hashes.
+    /// The hash function; `None` if requests bring their hashes.
     pub hash: Option<HashFunction>,
-    /// A request that does not fit still gives back the blocks that it reads no more, as vLLM does.
+    /// Whether a request that does not fit still gives back the blocks that it no longer reads, as
+    /// in vLLM.
     pub frees_skipped_when_full: bool,
 }
 
 const MAX_GROUPS: usize = 64;
 
 impl CacheConfig {
-    /// Whether the engine's own search can say that more is held than is.
+    /// Whether the engine's own search can report more than is held.
     pub(super) fn hits_may_lack_blocks(&self) -> bool {
         let dialect = self.topology.dialect;
         dialect.has(EngineDialect::CHUNK_START_OF_THE_CANDIDATE)
             || dialect.has(EngineDialect::EAGLE_THREE_SPECS_UNVERIFIED)
     }
 
-    /// A hit is a multiple of so many tokens.
+    /// The number of tokens that every hit is a multiple of.
     pub(super) fn hit_alignment(&self) -> u32 {
         if self.topology.partial_hits {
             self.topology.hash_block_size
@@ -151,7 +159,7 @@ impl CacheConfig {
         }
     }
 
-    /// Refuses what cannot work.
+    /// Refuses a configuration that cannot work.
     ///
     /// # Errors
     /// `InvalidValue` that names the group, the rule and the remedy.

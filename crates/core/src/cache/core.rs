@@ -1,5 +1,5 @@
-//! What all requests of a cache share, and what every part of a step does with it: take blocks,
-//! forget hashes, note what the engine has to be told.
+//! What all requests of a cache share, and the operations that every part of a step needs: taking
+//! blocks, forgetting hashes, and noting what the engine has to be told.
 
 use hashbrown::HashSet;
 
@@ -15,10 +15,10 @@ use crate::error::{Error, Result};
 use crate::hash::Digest;
 use crate::secret::Secret;
 
-/// The engines' word for the memory that the blocks are in.
+/// The engines' word for the memory that has the blocks.
 const MEDIUM: &str = "GPU";
 
-/// Everything but the requests.
+/// The whole cache except for the requests.
 #[derive(Debug)]
 pub(super) struct Core {
     pub config: CacheConfig,
@@ -27,17 +27,18 @@ pub(super) struct Core {
     pub log: EventLog,
     pub finder: Finder,
     pub boundaries: Boundaries,
-    /// Under retention by value.
+    /// The checkpoints, under retention by value.
     pub checkpoints: Option<Checkpoints>,
-    /// Per group: blocks to be zeroed before they are used.
+    /// For each group, the blocks to be zeroed before they are used.
     pub to_zero: Vec<Vec<BlockId>>,
-    /// Per group: copies to be made, both ends held.
+    /// For each group, the copies to be made. Both ends of each copy are held.
     pub copies: Vec<Vec<BlockCopy>>,
-    /// The ends of the copies that were taken in this step, held until the next one starts.
+    /// The ends of the copies that were taken in this step. They are held until the next step
+    /// starts.
     pub being_copied: Vec<BlockId>,
-    /// States registered in this step, which hold what they promise only after it.
+    /// The states registered in this step. Their blocks do not hold them until the step has run.
     pub fresh: HashSet<(Digest, u16)>,
-    /// States registered in this step, where they are.
+    /// The states registered in this step, with their blocks.
     pub kept_states: Vec<KeptState>,
     pub statistics: Statistics,
 }
@@ -70,7 +71,7 @@ impl Core {
         }
     }
 
-    /// Hashes what a request's tokens allow, or takes the hashes that are given.
+    /// Hashes as many of a request's tokens as possible, or takes the given hashes.
     pub(super) fn hash(&self, request: &mut Request, given: Option<&[Digest]>) -> Result<()> {
         let cut = self.hash_blocks();
         match (given, self.config.hash) {
@@ -80,7 +81,7 @@ impl Core {
         }
     }
 
-    /// Refuses a request that no block table is long enough for.
+    /// Refuses a request that is too long for any block table.
     pub(super) fn check_length(&self, request: u64, num_tokens: u32) -> Result<()> {
         let max = self.config.max_model_len;
         if num_tokens > max {
@@ -91,7 +92,7 @@ impl Core {
         Ok(())
     }
 
-    /// Takes the next victim; the checkpoint of the least value is let go if no block waits.
+    /// Takes the next victim. If no block waits, the checkpoint of the least value is let go first.
     pub(super) fn take_one(&mut self) -> BlockId {
         while !self.pool.has_victim()
             && let Some(checkpoints) = &mut self.checkpoints
@@ -106,14 +107,14 @@ impl Core {
         block
     }
 
-    /// Takes victims; it was checked that there are enough.
+    /// Takes victims. The caller has checked that there are enough.
     pub(super) fn take(&mut self, count: usize, out: &mut Vec<BlockId>) {
         for _ in 0..count {
             out.push(self.take_one());
         }
     }
 
-    /// Forgets the hashes of a block and says so.
+    /// Forgets the hashes of a block, and records the events.
     pub(super) fn forget(&mut self, block: BlockId) {
         if self.pool.key(block).is_some() {
             self.drop_checkpoints_of(block);
@@ -123,15 +124,15 @@ impl Core {
         }
     }
 
-    /// Drops the checkpoints that need a block, because it is about to lose a hash.
+    /// Drops the checkpoints that need a block, because the block is about to lose a hash.
     pub(super) fn drop_checkpoints_of(&mut self, block: BlockId) {
         if let Some(checkpoints) = &mut self.checkpoints {
             checkpoints.forget(&mut self.pool, block);
         }
     }
 
-    /// Lets the request write to a copy of a shared tail. Source and copy are held until the copy is
-    /// made.
+    /// Makes the request write to a copy of a shared tail. Source and copy are held until the copy
+    /// is made.
     pub(super) fn redirect(
         &mut self,
         group: &Group,

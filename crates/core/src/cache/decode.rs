@@ -1,7 +1,7 @@
 //! Decoding steps: one token for each of many requests.
 //!
-//! Most of them change no table: no block begins, is filled, or leaves a window. A request knows up
-//! to how many computed tokens that is so.
+//! Most of these steps change no table: no block begins, is filled, or leaves a window. A request
+//! knows up to how many computed tokens this holds.
 
 use super::Cache;
 use super::core::Core;
@@ -10,10 +10,10 @@ use super::step::{Allocation, Need};
 use crate::error::{Error, Result};
 
 impl Cache {
-    /// A decoding step: appends one token to each request, then allocates one for each.
+    /// Does a decoding step: appends one token to each request, then allocates one for each.
     ///
     /// # Errors
-    /// As `allocate`; nothing has changed then.
+    /// The same as for `allocate`; then nothing has changed.
     pub fn decode(&mut self, ids: &[u64], tokens: &[u32]) -> Result<Allocation> {
         if ids.len() != tokens.len() {
             return Err(Error::InvalidValue(format!(
@@ -33,7 +33,8 @@ impl Cache {
             let fits = self.with(id, |core, request| {
                 request.tokens.push(token);
                 core.hash(request, None)?;
-                // Tokens are appended to all; blocks are handed out up to the first that lacks them.
+                // Tokens are appended to all requests; blocks are handed out until the first
+                // request that does not fit.
                 if is_full {
                     return Ok(false);
                 }
@@ -47,7 +48,7 @@ impl Cache {
 }
 
 impl Core {
-    /// Allocates one token, in most steps without any block.
+    /// Allocates one token for a request; most steps need no block for it.
     fn decode(&mut self, request: &mut Request, done: &mut Allocation) -> Result<bool> {
         if request.decode_quietly() {
             done.counts.resize(done.counts.len() + self.groups.len(), 0);
@@ -66,7 +67,8 @@ impl Core {
         Ok(fits)
     }
 
-    /// The next number of computed tokens at which a decoding step frees, takes or registers.
+    /// The next number of computed tokens at which a decoding step frees, takes or registers a
+    /// block.
     fn quiet_until(&self, request: &Request) -> u32 {
         let computed = request.num_computed_tokens;
         let config = &self.config;

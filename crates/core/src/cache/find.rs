@@ -1,4 +1,5 @@
-//! What a request can reuse: presence in the pool -> the resume rule -> a boundary, and its blocks.
+//! What a request can reuse: presence in the pool gives, by the resume rule, a boundary and its
+//! blocks.
 
 use std::ops::RangeInclusive;
 
@@ -11,7 +12,7 @@ use crate::blocks::{BlockId, EntryId, NULL_BLOCK, Pool};
 use crate::rule::{self, Held, Query, Unknown, first_read, needed};
 use crate::spec::{EngineDialect, GroupSpec, Topology};
 
-/// Where the hashes of one request are looked up.
+/// The request and the pool for one look-up.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Lookup<'a> {
     request: &'a Request,
@@ -20,12 +21,13 @@ pub(super) struct Lookup<'a> {
     unit: u32,
 }
 
-/// How far the engine's search read a group last: where that decides which blocks it takes.
+/// How far the engine's search last read a group, for dialects in which this decides which blocks
+/// are taken.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LastLook {
-    /// The candidate of that look, in tokens.
+    /// The candidate length of that look, in tokens.
     reads_to: u32,
-    /// Whether the look dropped a unit, for a draft head.
+    /// Whether the look dropped a unit for a draft head.
     drops: bool,
 }
 
@@ -35,8 +37,8 @@ impl Lookup<'_> {
         self.holder_after(&mut None, group, tokens)
     }
 
-    /// As `holder`, but the entry after `previous` is tried first; `previous` becomes the entry that
-    /// was found.
+    /// The same as `holder`, but the entry after `previous` is tried first. `previous` becomes the
+    /// entry that was found.
     fn holder_after(
         &self,
         previous: &mut Option<EntryId>,
@@ -51,22 +53,23 @@ impl Lookup<'_> {
     }
 }
 
-/// Looks requests up; keeps its buffers.
+/// Looks requests up, and keeps the buffers for that.
 #[derive(Debug)]
 pub(super) struct Finder {
     topology: Topology,
-    /// The groups that an engine asks first: the first full one, else the first, and its equals.
+    /// The groups that an engine looks up first: the first full group, or else the first group,
+    /// with its equals.
     lead: Topology,
     lead_groups: Vec<usize>,
-    /// By group: the groups that are looked up together with it.
+    /// For each group, the groups that are looked up together with it.
     members: Vec<Vec<u16>>,
-    /// How the engine searches can be seen in what it finds: follow it.
+    /// Whether the answer depends on how the engine searches, so its search has to be followed.
     follows_search: bool,
     unit: u32,
     replay_tokens: u32,
-    /// A hash that the lead groups do not hold ends every prefix.
+    /// Whether a hash that the lead groups do not hold ends every prefix.
     stops: bool,
-    /// Hashes after such a gap that a draft head's groups may still need.
+    /// The number of hashes after such a gap that the groups of a draft head may still need.
     margin: usize,
     whole: Vec<Vec<u64>>,
     partial: Vec<Vec<u64>>,
@@ -137,7 +140,7 @@ impl Finder {
         }
     }
 
-    /// Changes nothing but buffers.
+    /// Finds what a request can reuse. Only buffers are changed.
     pub(super) fn find(&mut self, request: &Request, groups: &[Group], pool: &Pool) -> Match {
         if !groups.iter().any(|group| group.cacheable) {
             return Match::default();
@@ -159,7 +162,7 @@ impl Finder {
         }
     }
 
-    /// How the engine's own search for a request goes.
+    /// The course of the engine's own search for a request.
     fn search(&mut self, request: &Request, groups: &[Group], pool: &Pool) -> rule::Search {
         self.look_up(request, groups, pool);
         let (whole, partial) = (slices(&self.whole), slices(&self.partial));
@@ -171,7 +174,7 @@ impl Finder {
         rule::search(&self.topology, &held, query(request), &mut self.scratch)
     }
 
-    /// By group, the engine's last look; nothing where no search of an engine is followed.
+    /// For each group, the engine's last look; empty if no engine's search is followed.
     pub(super) fn looks(
         &mut self,
         request: &Request,
@@ -186,7 +189,7 @@ impl Finder {
         last.map(|look| look.map(named)).collect()
     }
 
-    /// Where a request's hashes are looked up.
+    /// The look-up of a request's hashes in the pool.
     pub(super) fn lookup<'a>(&self, request: &'a Request, pool: &'a Pool) -> Lookup<'a> {
         Lookup {
             request,
@@ -224,7 +227,7 @@ impl Finder {
         rule::resume(&self.lead, &held, query(request), &mut self.scratch)[0]
     }
 
-    /// One word per hash and group: whether an entry ends there.
+    /// Writes one word per hash and group, which says whether an entry ends there.
     fn look_up(&mut self, request: &Request, groups: &[Group], pool: &Pool) {
         let num_hashes = request.hashes.len();
         for words in self.whole.iter_mut().chain(&mut self.partial) {
@@ -241,7 +244,8 @@ impl Finder {
             previous = entry.or(previous);
             let row = entry.map(|entry| pool.index.row(entry));
             if self.stops && row.is_none_or(|row| !self.is_held_by_lead(row)) {
-                // After a gap of the full groups nothing is read but the unit that a draft head drops.
+                // After a gap of the full groups, only the unit that a draft head drops is still
+                // read.
                 end = end.min(at + 1 + self.margin);
             }
             let Some(row) = row else {
@@ -266,8 +270,9 @@ impl Finder {
         self.lead_groups.iter().all(|&g| row[g] != NULL_BLOCK)
     }
 
-    /// The blocks that a group gives a request that resumes at `tokens`, from position 0 on; the null
-    /// block where it needs none. `Err` with the position of a needed block that nobody holds.
+    /// The blocks that a group gives a request that resumes at `tokens`, from position 0 on. The
+    /// null block stands where the group needs none. `Err` has the position of a needed block that
+    /// is not held.
     pub(super) fn blocks(
         &self,
         lookup: Lookup<'_>,
@@ -299,8 +304,9 @@ impl Finder {
         missing.map_or(Ok(()), Err)
     }
 
-    /// A block that holds at least the first `range.start()` tokens, which end inside it: the block
-    /// with the furthest boundary in the range that all groups hold which are looked up together.
+    /// A block that holds at least the first `range.start()` tokens, which end inside it. Of all
+    /// boundaries in the range that all groups hold which are looked up together, the block has the
+    /// furthest.
     fn tail_holder(
         &self,
         lookup: Lookup<'_>,
@@ -316,13 +322,14 @@ impl Finder {
     }
 }
 
-/// The first block that a group takes of a hit; the engine's last look may say otherwise.
+/// The first block of a hit that a group takes; the engine's last look may change it.
 fn first_needed(group: &Group, tokens: u32, look: Option<LastLook>) -> u32 {
     let first = needed(&group.spec, tokens).start;
     match (group.kind, look) {
-        // The chunk is that of the candidate, which need not be the hit.
+        // The engine takes the chunk of the last candidate, which need not be the hit's.
         (Kind::Chunk { .. }, Some(look)) => first_read(&group.spec, look.reads_to) / group.block,
-        // Nothing is needed, but a block is found before the search stops; a dropped one is not.
+        // The window of one token needs no block, but the search finds one before it stops, unless
+        // a unit was dropped.
         (Kind::Window { tokens: 1, .. }, Some(LastLook { drops: false, .. })) => {
             first.saturating_sub(1)
         }

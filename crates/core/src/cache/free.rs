@@ -1,5 +1,5 @@
-//! Blocks that a request gives back: while it runs those that it reads no more (tokens before its
-//! window, earlier chunks, older states), and all of them when it ends.
+//! The blocks that a request gives back. While it runs, these are the blocks that it no longer
+//! reads (tokens before its window, earlier chunks, older states); when it ends, all its blocks.
 
 use super::core::Core;
 use super::group::Kind;
@@ -8,7 +8,7 @@ use super::state;
 use crate::blocks::{BlockId, NULL_BLOCK, Pool, signed};
 
 impl Core {
-    /// Gives back what nothing computed after `processed` tokens reads.
+    /// Gives back the blocks that no token computed after `processed` tokens reads.
     pub(super) fn free_skipped(&mut self, request: &mut Request, processed: u32) {
         for (group, table) in self.groups.iter().zip(request.tables_mut()) {
             if let Kind::State { .. } = group.kind {
@@ -17,7 +17,8 @@ impl Core {
             }
             let skipped = group.skipped(processed) / group.block;
             let end = (skipped as usize).min(table.blocks.len());
-            // From the end down to what was given back before.
+            // The search goes from the end of the skipped blocks down to those that were given back
+            // before.
             let start = table.blocks[..end]
                 .iter()
                 .rposition(|&block| block == NULL_BLOCK)
@@ -53,15 +54,16 @@ impl Core {
         signed(freed.sum())
     }
 
-    /// Notes that a request is about to give its blocks back: its last boundary is a checkpoint.
+    /// Notes that a request is about to give its blocks back, so its last boundary becomes a
+    /// checkpoint.
     pub(super) fn note_end(&mut self, request: &Request) {
         if let Some(checkpoints) = &mut self.checkpoints {
             checkpoints.note_end(&mut self.pool, request);
         }
     }
 
-    /// Gives all blocks of a request back, tails first. Blocks that lead to no checkpoint are worth
-    /// nothing: they are evicted before those that some boundary can still be resumed with.
+    /// Gives all blocks of a request back, tails first. Blocks that lead to no checkpoint have no
+    /// value: they are evicted before blocks that some boundary can still be resumed with.
     pub(super) fn give_back(&mut self, request: &mut Request) {
         self.forget_kept_states(request.id);
         self.note_end(request);

@@ -1,4 +1,5 @@
-//! What the kinds of groups differ in: what running tokens still read, and what is worth keeping.
+//! The differences between the kinds of groups: what running requests still read, and what is worth
+//! keeping.
 
 use std::ops::Range;
 
@@ -11,17 +12,17 @@ use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 pub(super) enum Kind {
     /// Every block stays until the request ends.
     Full,
-    /// Tokens before the window are read no more.
+    /// Tokens before the window are no longer read.
     Window { tokens: u32, retained: u32 },
-    /// Tokens of earlier chunks are read no more.
+    /// Tokens of earlier chunks are no longer read.
     Chunk { tokens: u32 },
-    /// Only the last state is read; `speculative` blocks wait for draft tokens.
+    /// Only the last state is read; `speculative` blocks are reserved for draft tokens.
     State { speculative: u32 },
-    /// Blocks for the encoder's tokens, allocated once.
+    /// The blocks are for the encoder's tokens, and are allocated once.
     Cross,
-    /// One block, overwritten in turn.
+    /// There is one block, which is overwritten in turn.
     Ring,
-    /// Keeps nothing.
+    /// The group keeps nothing.
     Nothing,
 }
 
@@ -29,26 +30,28 @@ pub(super) enum Kind {
 pub(super) struct Group {
     pub index: u16,
     pub kind: Kind,
-    /// As this cache looks it up: what it needs of a boundary.
+    /// The group in the form in which this cache looks it up: what it needs at a boundary.
     pub spec: GroupSpec,
     /// Tokens per block.
     pub block: u32,
-    /// Blocks are registered and looked up.
+    /// Whether blocks are registered and looked up.
     pub cacheable: bool,
-    /// One unit beyond a boundary is needed, by itself or by a group that is looked up with it.
+    /// Whether one unit after a boundary is needed, by this group or by one that is looked up with
+    /// it.
     pub eagle: bool,
     pub needs_zeroing: bool,
-    /// States are saved inside steps, at multiples of so many tokens after their start.
+    /// If present, states are saved inside steps, at multiples of this many tokens after the step's
+    /// start.
     pub checkpoint_alignment: Option<u32>,
-    /// Blocks that a request reserves at most.
+    /// The largest number of blocks that a request reserves.
     pub admission_cap: Option<u32>,
 }
 
-/// The blocks at a boundary's end that a hit there reads.
+/// The blocks at the end of a boundary's prefix that a hit there reads.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tail {
     pub blocks: u32,
-    /// How many of them lie after the boundary.
+    /// How many of the blocks lie after the boundary.
     pub beyond: u32,
 }
 
@@ -76,7 +79,8 @@ fn kind_of(spec: &GroupSpec, options: &GroupOptions) -> Kind {
     }
 }
 
-/// Whether one EAGLE group makes this group one too: they are looked up together.
+/// Whether this group needs an EAGLE unit, itself or because it is looked up together with a group
+/// that does.
 fn is_eagle(topology: &Topology, spec: &GroupSpec) -> bool {
     let same = |other: &&GroupSpec| other.is_looked_up_with(spec);
     spec.eagle
@@ -114,7 +118,7 @@ impl Group {
         groups.collect()
     }
 
-    /// Leading tokens that nothing computed after `tokens` reads.
+    /// The number of leading tokens that no token computed after `tokens` reads.
     pub(super) fn skipped(&self, tokens: u32) -> u32 {
         match self.kind {
             Kind::Cross | Kind::Ring | Kind::Nothing => 0,
@@ -125,21 +129,22 @@ impl Group {
         }
     }
 
-    /// The blocks that must be held for a resume at `tokens`, apart from the whole blocks of a full
+    /// The blocks that must be held for a resume at `tokens`, except the whole blocks of a full
     /// group.
     pub(super) fn tail_at(&self, tokens: u32) -> Range<u32> {
         let blocks = needed(&self.spec, tokens);
         if self.kind == Kind::Full {
-            // A block that the boundary is inside of leads to no other one.
+            // No other block continues from a block that the boundary is inside of.
             tokens / self.block..blocks.end
         } else {
             blocks
         }
     }
 
-    /// The next number of computed tokens, after `computed`, at which a decoding step takes a block
-    /// of this group, registers one, or gives one back. `late`: how many tokens late blocks are
-    /// registered, because they may be computed again or because their hash looks ahead.
+    /// The next number of computed tokens, after `computed`, at which a decoding step takes,
+    /// registers or gives back a block of this group. `late` is by how many tokens registration
+    /// lags, because tokens may be computed again or because their hash covers tokens after the
+    /// block.
     pub(super) fn next_event(&self, computed: u32, late: [u32; 2]) -> u32 {
         let next = |period: u32, phase: u32| {
             let phase = phase % period;
@@ -158,20 +163,21 @@ impl Group {
         taken.min(registered).min(freed)
     }
 
-    /// Blocks that a request of so many tokens holds at most.
+    /// The largest number of blocks that a request of this many tokens holds.
     pub(super) fn reservation(&self, tokens: u32) -> u32 {
         match self.kind {
             Kind::Full | Kind::Window { .. } | Kind::Chunk { .. } => tokens
                 .div_ceil(self.block)
                 .min(self.admission_cap.unwrap_or(u32::MAX)),
-            // The state that is read, and the one that is written.
+            // One block is for the state that is read, and one for the state that is written.
             Kind::State { speculative } => tokens.div_ceil(self.block).min(2) + speculative,
             Kind::Ring => 1,
             Kind::Cross | Kind::Nothing => 0,
         }
     }
 
-    /// The blocks at a boundary's end that a hit there reads; none where it reads all of them.
+    /// The blocks at the end of a boundary's prefix that a hit there reads; `None` if it reads all
+    /// blocks.
     pub(super) fn tail(&self) -> Option<Tail> {
         let far = match self.kind {
             Kind::Window { tokens, .. } => tokens.div_ceil(self.block),
@@ -180,7 +186,8 @@ impl Group {
                 return None;
             }
         };
-        // As at every boundary with a whole window before it.
+        // The needs are the same at every boundary that has a whole window before it, such as this
+        // one.
         let blocks = needed(&self.spec, far.saturating_mul(self.block));
         Some(Tail {
             blocks: blocks.end - blocks.start,

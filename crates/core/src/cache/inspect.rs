@@ -1,4 +1,5 @@
-//! What a cache shows of itself, for statistics, for tests and for people; nothing here changes it.
+//! What a cache shows about itself, for statistics, tests and people. Nothing here changes the
+//! cache.
 
 use super::Cache;
 use super::retention::{Checkpoint, Checkpoints};
@@ -8,7 +9,7 @@ use crate::error::Result;
 use crate::hash::Digest;
 
 impl Cache {
-    /// What is known of each block.
+    /// Describes each of the blocks.
     ///
     /// # Errors
     /// `InvalidValue` for a block that does not exist.
@@ -27,14 +28,14 @@ impl Cache {
         Ok(blocks.iter().map(describe).collect())
     }
 
-    /// The groups and hashes of the states that are written in this step: nobody can resume from
-    /// them before the next one.
+    /// The groups and hashes of the states that are written in this step. No request can resume
+    /// from them before the next step.
     pub fn fresh_states(&self) -> impl Iterator<Item = (u16, &Digest)> {
         let fresh = self.core.fresh.iter();
         fresh.map(|(digest, group)| (*group, digest))
     }
 
-    /// How far each table of a request is.
+    /// How far each table of a request has been processed.
     ///
     /// # Errors
     /// `UnknownRequest`.
@@ -46,7 +47,7 @@ impl Cache {
         }))
     }
 
-    /// Everything findable: group, hash and the copies, oldest first. Walks everything.
+    /// Everything findable: group, hash, and the copies, oldest first. This visits the whole index.
     pub fn cached(&self) -> impl Iterator<Item = (u16, &Digest, Vec<BlockId>)> {
         let index = &self.core.pool.index;
         index.keys().map(|key| {
@@ -58,25 +59,26 @@ impl Cache {
         })
     }
 
-    /// The free queue, next victim first; blocks that checkpoints keep are not in it.
+    /// The free queue, next victim first. Blocks that checkpoints keep are not in it.
     pub fn free_queue(&self) -> impl Iterator<Item = BlockId> {
         self.core.pool.queue()
     }
 
-    /// Under retention by value, what can be let go when the free queue is empty, least value first.
+    /// The checkpoints that can be let go when the free queue is empty, least value first, under
+    /// retention by value.
     pub fn checkpoints(&self) -> impl Iterator<Item = Checkpoint> {
         let checkpoints = self.core.checkpoints.iter();
         checkpoints.flat_map(|all| all.queued(&self.core.pool))
     }
 
-    /// Bytes held by blocks, hashes and checkpoints, by capacity; walks the checkpoints.
+    /// The bytes held by blocks, hashes and checkpoints, by capacity. This visits the checkpoints.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         let checkpoints = self.core.checkpoints.as_ref();
         self.core.pool.bytes() + checkpoints.map_or(0, Checkpoints::bytes)
     }
 
-    /// Walks everything. `outside`: references that the caller holds.
+    /// Checks everything. `outside` are the references that the caller holds.
     ///
     /// # Panics
     /// Unless blocks, hashes and requests agree.

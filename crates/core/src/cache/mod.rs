@@ -1,12 +1,12 @@
 //! One engine's block cache over any mix of groups: what to reuse, what to hand out, what to keep.
 //!
-//! [`Cache`] owns the requests; what they share is `core`, and the blocks are in [`crate::blocks`].
-//! Nothing here does I/O or reads a clock. Events are recorded, and taken by the caller. Read `step`
-//! first, which has what goes in and what comes out. A request then passes through these files:
-//! `request` hashes its tokens, `find` looks the hashes up and asks the rule for a boundary, `plan`
-//! counts the blocks that a step needs, `allocate` and `state` take them, `commit` makes computed
-//! blocks findable, and `free` gives blocks back. `group` says what the kinds of groups differ in,
-//! `retention` what is worth keeping.
+//! [`Cache`] owns the requests. What they share is in `core`, and the blocks are in
+//! [`crate::blocks`]. Nothing here does I/O or reads a clock. Events are recorded until the caller
+//! takes them. Read `step` first: it has the inputs and outputs of a step. A request then passes
+//! through these files: `request` hashes its tokens, `find` looks the hashes up and asks the rule
+//! for a boundary, `plan` counts the blocks that a step needs, `allocate` and `state` take them,
+//! `commit` makes computed blocks findable, and `free` gives blocks back. `group` has the
+//! differences between the kinds of groups, and `retention` decides what is worth keeping.
 //!
 //! ```
 //! use kvbraid_core::cache::{Cache, CacheConfig, GroupOptions, HashFunction, Need, NewRequest, Retention};
@@ -116,10 +116,10 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// An empty cache; `secret` spreads the hashes in its tables.
+    /// An empty cache. `secret` makes the layout of its hash tables unpredictable.
     ///
     /// # Errors
-    /// `InvalidValue` for what cannot work; see [`CacheConfig::validate`].
+    /// `InvalidValue` for a configuration that cannot work; see [`CacheConfig::validate`].
     pub fn new(config: CacheConfig, secret: &Secret) -> Result<Self> {
         config.validate()?;
         Ok(Self {
@@ -148,7 +148,7 @@ impl Cache {
         work(&mut self.core, request)
     }
 
-    /// Makes a request known; it holds no block yet.
+    /// Adds a request, which holds no block yet.
     ///
     /// # Errors
     /// `InvalidValue` for an empty prompt, or hashes that do not fit the tokens.
@@ -170,7 +170,8 @@ impl Cache {
         Ok(id)
     }
 
-    /// Appends tokens, to the prompt too if `to_prompt`; hashes grow, or continue with those given.
+    /// Appends tokens, which also extend the prompt if `to_prompt`. Hashes are computed, or taken
+    /// from those given.
     ///
     /// # Errors
     /// `UnknownRequest`; `InvalidValue` for hashes that do not fit.
@@ -194,7 +195,7 @@ impl Cache {
         })
     }
 
-    /// How much a request can reuse now. Changes nothing.
+    /// How much of a request can be reused now. The cache is not changed.
     ///
     /// # Errors
     /// `UnknownRequest`.
@@ -205,7 +206,7 @@ impl Cache {
         })
     }
 
-    /// The blocks of a hit, group by group: what `allocate` would adopt.
+    /// The blocks of a hit, group by group, as `allocate` would adopt them.
     ///
     /// # Errors
     /// `UnknownRequest`; `NotHeld` for a hit that is gone.
@@ -217,11 +218,11 @@ impl Cache {
         })
     }
 
-    /// Allocates for many requests in order; stops at the first that does not fit.
+    /// Allocates for many requests in order, and stops at the first that does not fit.
     ///
     /// # Errors
-    /// `UnknownRequest`, `GivenTwice`, `InvalidValue`, or `NotHeld` for a hit that is gone; nothing has
-    /// changed then.
+    /// `UnknownRequest`, `GivenTwice`, `InvalidValue`, or `NotHeld` for a hit that is gone. Then
+    /// nothing has changed.
     pub fn allocate(&mut self, needs: &[Need], reserved_blocks: usize) -> Result<Allocation> {
         self.check_distinct(needs.iter().map(|need| need.request))?;
         let mut plans = Vec::with_capacity(needs.len());
@@ -258,7 +259,7 @@ impl Cache {
         })
     }
 
-    /// Gives back what nothing computed after `num_tokens` tokens reads.
+    /// Gives back the blocks that no token computed after `num_tokens` tokens reads.
     ///
     /// # Errors
     /// `UnknownRequest`.
@@ -283,7 +284,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Gives all blocks of requests back; they stay known, with nothing computed.
+    /// Gives all blocks of requests back. The requests stay known, with nothing computed.
     ///
     /// # Errors
     /// `UnknownRequest` or `GivenTwice`, before anything has changed.
@@ -299,7 +300,7 @@ impl Cache {
         })
     }
 
-    /// Refuses requests that are not known, and one that is given twice.
+    /// Refuses unknown requests, and a request that is given twice.
     fn check_distinct(&self, ids: impl Iterator<Item = u64> + Clone) -> Result<()> {
         for id in ids.clone() {
             self.request(id)?;
@@ -312,7 +313,8 @@ impl Cache {
         }
     }
 
-    /// Forgets a request and hands its blocks over, groups in order: the caller frees them.
+    /// Forgets a request and hands over its blocks, in the order of the groups. The caller frees
+    /// them.
     ///
     /// # Errors
     /// `UnknownRequest`.
@@ -323,7 +325,7 @@ impl Cache {
         Ok(request.clear_tables().into_iter().flatten().collect())
     }
 
-    /// Sets how many tokens are computed, after drafts were rejected. Blocks stay.
+    /// Sets how many tokens are computed, after drafts were rejected. The request keeps its blocks.
     ///
     /// # Errors
     /// `UnknownRequest`; `InvalidValue` for more than were computed.
@@ -343,7 +345,7 @@ impl Cache {
     /// Forgets the tokens of a request from `num_tokens` on, and the hashes that cover them.
     ///
     /// # Errors
-    /// `UnknownRequest`; `InvalidValue` when the prompt would be cut, or a block that is findable.
+    /// `UnknownRequest`; `InvalidValue` if the prompt or a findable block would be cut.
     pub fn truncate(&mut self, id: u64, num_tokens: u32) -> Result<()> {
         self.with(id, |core, request| {
             let groups = core.groups.iter().zip(request.tables());
@@ -363,7 +365,7 @@ impl Cache {
         })
     }
 
-    /// Lets every request's next decoding step look at its tables.
+    /// Makes the next decoding step of every request look at its tables.
     fn forget_quiet_steps(&mut self) {
         for request in self.requests.values_mut() {
             request.forget_quiet_steps();
@@ -379,7 +381,7 @@ impl Cache {
         Ok(tables.map(|table| table.blocks.as_slice()))
     }
 
-    /// Where a request stands.
+    /// How far a request has come.
     ///
     /// # Errors
     /// `UnknownRequest`.
@@ -398,24 +400,26 @@ impl Cache {
         std::mem::take(&mut self.core.statistics)
     }
 
-    /// Hands the recorded events over, encoded one after the other, and their number; see [`frame`](crate::blocks::frame).
+    /// Hands over the recorded events, encoded one after the other, and their number; see
+    /// [`frame`](crate::blocks::frame).
     pub fn take_events<T>(&mut self, take: impl FnOnce(&[u8], u32) -> T) -> T {
         self.core.log.take(take)
     }
 
-    /// Blocks that can be handed out.
+    /// The number of blocks that can be handed out.
     #[must_use]
     pub fn num_free_blocks(&self) -> usize {
         self.core.pool.num_free()
     }
 
-    /// Groups.
+    /// The number of groups.
     #[must_use]
     pub fn num_groups(&self) -> usize {
         self.core.groups.len()
     }
 
-    /// Blocks that a request of so many tokens holds at most, by group-wise reservation.
+    /// The largest number of blocks that a request of this many tokens holds, reserved group by
+    /// group.
     #[must_use]
     pub fn blocks_for(&self, num_tokens: u32) -> usize {
         let groups = self.core.groups.iter();

@@ -1,10 +1,10 @@
-//! What a step is going to take, found out before anything changes: the lengths, the blocks of the
+//! What a step is going to take, determined before anything changes: the lengths, the blocks of the
 //! hit, and how many blocks leave the free queue.
 //!
-//! A [`Plan`] is made by `check` for every request of a call, and consumed by `allocate`. Requests
-//! are served one after the other, so that an earlier one may evict what a later plan counts on: a
-//! plan knows the version of the index that it was made from, and looks its hit up again if blocks
-//! came or went since.
+//! `check` makes a [`Plan`] for every request of a call, and `allocate` consumes it. Requests are
+//! served one after the other, so an earlier one may evict blocks that a later plan relies on. A
+//! plan therefore knows the version of the index that it was made from, and looks its hit up again
+//! if copies were added or removed since.
 
 use super::core::Core;
 use super::group::{Group, Kind};
@@ -14,8 +14,8 @@ use super::step::{Lengths, Need};
 use crate::blocks::{BlockId, NULL_BLOCK, Pool, signed};
 use crate::error::{Error, Result};
 
-/// A hit's blocks: those of group `g` are `blocks[ends[g - 1]..ends[g]]`. Without a hit both are
-/// empty.
+/// The blocks of a hit: those of group `g` are `blocks[ends[g - 1]..ends[g]]`. Both lists are empty
+/// without a hit.
 #[derive(Debug, Default)]
 pub(super) struct Hits {
     blocks: Vec<BlockId>,
@@ -42,13 +42,13 @@ pub(super) struct Plan<'a> {
     pub need: &'a Need,
     pub lengths: Lengths,
     pub hits: Hits,
-    /// The version of the index that has the hits.
+    /// The version of the index in which the hit was found.
     version: u64,
 }
 
 impl Core {
-    /// Plans one request's step. Refuses what no state of the pool could serve, and a hit that is not
-    /// held now.
+    /// Plans one request's step. Refuses a step that no state of the pool could serve, and a hit
+    /// that is not held now.
     pub(super) fn check<'a>(&mut self, request: &Request, need: &'a Need) -> Result<Plan<'a>> {
         if need.num_new_tokens == 0 && need.num_hit_tokens == 0 && need.num_external_tokens == 0 {
             return Err(Error::InvalidValue(format!(
@@ -73,7 +73,8 @@ impl Core {
         })
     }
 
-    /// Looks a plan's hit up again if blocks came or went since; false if it is gone.
+    /// Looks up a plan's hit again if copies were added or removed since. Returns false if the hit
+    /// is gone.
     pub(super) fn renew(&mut self, request: &Request, plan: &mut Plan<'_>) -> bool {
         let version = self.pool.index.version();
         if plan.need.num_hit_tokens == 0 || plan.version == version {
@@ -103,7 +104,7 @@ impl Core {
         })
     }
 
-    /// Refuses a hit that ends where none can, and one of a request that runs.
+    /// Refuses a hit that ends where no hit can, and a hit for a request that already runs.
     fn check_hit_length(&self, request: &Request, hit: u32, local: u32) -> Result<()> {
         if hit == 0 {
             return Ok(());
@@ -126,7 +127,7 @@ impl Core {
         Ok(())
     }
 
-    /// Looks the blocks of a hit up.
+    /// Looks up the blocks of a hit.
     pub(super) fn find_hit(&mut self, request: &Request, tokens: u32) -> Result<Hits> {
         let mut hits = Hits::default();
         let looks = self.finder.looks(request, &self.groups, &self.pool);
@@ -151,7 +152,8 @@ impl Core {
         Ok(hits)
     }
 
-    /// Blocks that a request would take out of the free queue, or has to spare where it is negative.
+    /// The number of blocks that a request would take out of the free queue; negative if it would
+    /// have some to spare.
     pub(super) fn blocks_needed(
         &mut self,
         request: &Request,
@@ -162,7 +164,8 @@ impl Core {
         Ok(self.needed(request, &plan, &plan.lengths, is_admission))
     }
 
-    /// Whether the step fits. Frees what is read no more: if it fits, or if the engine does anyway.
+    /// Whether the step fits. Frees the blocks that are no longer read, if the step fits or if the
+    /// engine frees them anyway.
     ///
     /// ```text
     /// free blocks    |-- reserved --|-- watermark --|------ needed ------|-- left --|
@@ -213,7 +216,8 @@ impl Core {
         }
     }
 
-    /// Blocks that the request takes out of the free queue. Negative where it has some to spare.
+    /// The number of blocks that the request takes out of the free queue; negative if it has some
+    /// to spare.
     fn needed(
         &self,
         request: &Request,
@@ -249,7 +253,7 @@ impl Core {
             .sum()
     }
 
-    /// Blocks that the request takes and `needed` leaves out.
+    /// The number of blocks that the request takes although `needed` does not count them.
     fn uncounted(&self, request: &Request, plan: &Plan<'_>) -> i64 {
         let lengths = &plan.lengths;
         if lengths.total <= lengths.local {
@@ -283,7 +287,7 @@ impl Core {
         }
     }
 
-    /// `needed` of a group that keeps all tokens, or the last ones.
+    /// The value of `needed` for a group that keeps all tokens or the last ones.
     ///
     /// ```text
     /// position   0      1      2      3      4      5
@@ -312,7 +316,7 @@ impl Core {
         signed(new + self.num_evictable(kept) + usize::from(has_shared_tail))
     }
 
-    /// Blocks that would leave the free queue when they are touched.
+    /// The number of blocks that would leave the free queue if they were touched.
     pub(super) fn num_evictable(&self, blocks: &[BlockId]) -> usize {
         let is_free = |block: &&BlockId| **block != NULL_BLOCK && self.pool.refs(**block) == 0;
         blocks.iter().filter(is_free).count()

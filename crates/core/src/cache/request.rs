@@ -5,7 +5,7 @@ use crate::blocks::{BlockId, Extra, Source};
 use crate::error::{Error, Result};
 use crate::hash::{Chain, ChainSpec, Digest};
 
-/// A shared block that holds the request's last tokens: it is copied before it is written.
+/// A shared block that holds the request's last tokens. It is copied before it is written.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SharedTail {
     pub position: u32,
@@ -16,32 +16,32 @@ pub(super) struct SharedTail {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StateTail {
     pub block: BlockId,
-    /// Tokens that the state covers.
+    /// The number of tokens that the state covers.
     pub num_tokens: u32,
 }
 
 /// A state that a step saves before its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SavedState {
-    /// Tokens that the state covers.
+    /// The number of tokens that the state covers.
     pub tokens: u32,
-    /// The position whose block takes it.
+    /// The position of the block that the state is saved to.
     pub position: u32,
 }
 
 /// What a state group remembers of a running request.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct StateCursor {
-    /// The request has its own running state.
+    /// Whether the request has its own running state.
     pub allocated: bool,
-    /// Position of the state that the step before wrote.
+    /// The position of the state that the step before wrote.
     pub last: Option<u32>,
-    /// Positions before this one are given back.
+    /// The positions before this one have been given back.
     pub retired: u32,
-    /// The state at the prompt's last boundary, where that lies inside a block: it is findable, and
+    /// The state at the prompt's last boundary, if that lies inside a block. It is findable until
     /// the step that continues it overwrites it.
     pub tail: Option<StateTail>,
-    /// What the step at hand saves before its end.
+    /// The state that the current step saves before its end.
     pub saved: Option<SavedState>,
 }
 
@@ -49,7 +49,8 @@ pub(super) struct StateCursor {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Table {
     pub blocks: Vec<BlockId>,
-    /// Leading blocks that need no registering; `None` until the first ones do not.
+    /// The number of leading blocks that need no registering; `None` until the first blocks were
+    /// registered or adopted.
     pub num_cached: Option<u32>,
     pub shared_tail: Option<SharedTail>,
     pub state: StateCursor,
@@ -58,19 +59,19 @@ pub(super) struct Table {
 /// Whether a request runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Life {
-    /// It has not run yet.
+    /// The request has not run yet.
     Waits,
     Runs,
-    /// It ran, and gave its blocks back.
+    /// The request ran, and gave its blocks back.
     Preempted,
 }
 
-/// What ended when a request did.
+/// What ends when a request ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// A request that began something new.
+    /// A request that had begun something new.
     Start,
-    /// A request that went on where another one had ended.
+    /// A request that had continued where another one ended.
     Turn,
 }
 
@@ -79,7 +80,7 @@ pub(super) enum Ending {
 pub(super) struct HashBlocks {
     /// Tokens per hash.
     pub tokens: u32,
-    /// Tokens after a block that its hash covers too.
+    /// Tokens after a block that its hash also covers.
     pub lookahead: u32,
 }
 
@@ -91,15 +92,15 @@ pub(super) struct Request {
     pub extra: Extra,
     pub num_prompt_tokens: u32,
     pub num_computed_tokens: u32,
-    /// Where other requests are known to branch off; 0 = nowhere.
+    /// The boundary where other requests are known to branch off; 0 if there is none.
     pub junction: u32,
     pub life: Life,
-    /// Under retention by value: what ends when the request does.
+    /// Under retention by value: what ends when the request ends.
     pub ending: Ending,
-    /// Under retention by value: up to where it was looked for checkpoints.
+    /// Under retention by value: the number of tokens up to which checkpoints were looked for.
     pub num_checked: u32,
     tables: Vec<Table>,
-    /// Decoding steps that end before so many computed tokens change no table.
+    /// Decoding steps that end before this many computed tokens change no table.
     quiet_until: u32,
     chain: Option<Chain>,
 }
@@ -127,35 +128,35 @@ impl Request {
         u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
     }
 
-    /// The tables, one per group.
+    /// The tables, one for each group.
     pub(super) fn tables(&self) -> &[Table] {
         &self.tables
     }
 
-    /// The tables, to be changed: what was known of the next decoding steps holds no longer.
+    /// The tables, to be changed. This discards what was known about the next decoding steps.
     pub(super) fn tables_mut(&mut self) -> &mut [Table] {
         self.forget_quiet_steps();
         &mut self.tables
     }
 
-    /// Lets the next decoding step look at the tables.
+    /// Makes the next decoding step look at the tables.
     pub(super) fn forget_quiet_steps(&mut self) {
         self.quiet_until = 0;
     }
 
-    /// Remembers that decoding steps change no table before so many tokens are computed.
+    /// Remembers that decoding steps change no table before this many tokens are computed.
     pub(super) fn note_quiet_steps(&mut self, until: u32) {
         self.quiet_until = until;
     }
 
-    /// Computes one more token if that changes no table; returns whether it does not.
+    /// Computes one more token if that changes no table, and returns whether it did.
     pub(super) fn decode_quietly(&mut self) -> bool {
         let is_quiet = self.num_computed_tokens + 1 < self.quiet_until;
         self.num_computed_tokens += u32::from(is_quiet);
         is_quiet
     }
 
-    /// Whose tokens the events of its blocks list.
+    /// The source of the request's blocks, as its events tell it.
     pub(super) fn source(&self) -> Source<'_> {
         Source {
             request: self.id,
@@ -164,7 +165,7 @@ impl Request {
         }
     }
 
-    /// Whether any group has adopted, allocated or registered something: a hit cannot be added then.
+    /// Whether any group has adopted, allocated or registered something. Then no hit can be added.
     pub(super) fn is_tracked(&self) -> bool {
         let is_started = |table: &Table| table.num_cached.is_some() || !table.blocks.is_empty();
         self.tables.iter().any(is_started)
@@ -197,7 +198,7 @@ impl Request {
         Ok(())
     }
 
-    /// Takes hashes that the engine computed: they continue those that are there.
+    /// Appends hashes that the engine computed, which continue the existing ones.
     pub(super) fn append_hashes(&mut self, hashes: &[Digest], block: u32) -> Result<()> {
         let most = self.tokens.len() / block as usize;
         if self.hashes.len() + hashes.len() > most {
@@ -212,7 +213,7 @@ impl Request {
         Ok(())
     }
 
-    /// Sets how many tokens are computed; blocks stay.
+    /// Sets how many tokens are computed. The request keeps its blocks.
     pub(super) fn roll_back(&mut self, num_computed_tokens: u32) {
         self.num_computed_tokens = num_computed_tokens;
         self.forget_quiet_steps();
@@ -227,14 +228,14 @@ impl Request {
         self.roll_back(self.num_computed_tokens.min(num_tokens));
     }
 
-    /// Gives all blocks up, group by group in the order of their positions.
+    /// Gives up all blocks, group by group in the order of their positions.
     pub(super) fn clear_tables(&mut self) -> Vec<Vec<BlockId>> {
         self.num_checked = 0;
         let tables = self.tables_mut().iter_mut().map(std::mem::take);
         tables.map(|table| table.blocks).collect()
     }
 
-    /// The hash of the prefix of so many tokens, which end a hash block of `hash_block` tokens.
+    /// The hash of the first `tokens` tokens, which must end a hash block of `hash_block` tokens.
     pub(super) fn hash_at(&self, tokens: u32, hash_block: u32) -> Option<&Digest> {
         let index = (tokens / hash_block).checked_sub(1)?;
         self.hashes.get(index as usize)

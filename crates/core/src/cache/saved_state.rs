@@ -1,11 +1,11 @@
-//! States that the engine's backend saves inside a step, before its end.
+//! States that the engine's backend saves inside a step, before the step's end.
 //!
 //! ```text
 //! position   0      1      2       3
 //!            null   null   saved   run       one step of three blocks and a half
 //! ```
-//! The saved state need not be the one at the end of its position: it is the state at the last
-//! boundary that is worth resuming at, wherever in the step that is.
+//! The saved state need not be the one at the end of its position. It is the state at the last
+//! boundary worth resuming at, wherever in the step that boundary is.
 
 use super::config::Retention;
 use super::core::Core;
@@ -15,8 +15,8 @@ use super::step::Lengths;
 use crate::blocks::NULL_BLOCK;
 
 impl Core {
-    /// What a step of these lengths saves for a group, if the backend can. Where only prompt ends are
-    /// kept, only the step that ends the prompt saves a state.
+    /// What a step of these lengths saves for a group, if the backend can save states. If only
+    /// prompt ends are kept, only the step that ends the prompt saves a state.
     pub(super) fn saved_by(
         &self,
         request: &Request,
@@ -38,7 +38,8 @@ impl Core {
         let tokens = self.boundaries.last_state(end, self.config.hit_alignment());
         let position = end.div_ceil(group.block).checked_sub(2)?;
         let is_on_the_way = start + unit <= tokens && tokens < end;
-        // Neither the block that the step reads nor the one that it ends in.
+        // A state can be saved neither to the block that the step reads nor to the one in which it
+        // ends.
         let is_between = position >= start.div_ceil(group.block);
         let can_save = end >= least_end
             && start.is_multiple_of(unit)
@@ -57,7 +58,7 @@ impl Core {
         (can_save && is_free(position)).then_some(SavedState { tokens, position })
     }
 
-    /// Remembers what the step at hand saves.
+    /// Remembers what the current step saves.
     pub(super) fn note_saved(&self, request: &mut Request, lengths: &Lengths) {
         for (index, group) in self.groups.iter().enumerate() {
             let table = &request.tables()[index];

@@ -1,12 +1,12 @@
-//! What running requests have in common: attention over it can be computed once for all of them.
+//! The common prefix of running requests: attention over it can be computed once for all of them.
 
 use super::Cache;
 use crate::blocks::{BlockId, NULL_BLOCK, count};
 use crate::error::Result;
 
 impl Cache {
-    /// Per group, how many leading blocks all of these requests hold. A block that was given back
-    /// ends them: nobody reads it.
+    /// For each group, the number of leading blocks that all of these requests hold. The count ends
+    /// at a block that was given back, because that block is no longer read.
     ///
     /// # Errors
     /// `UnknownRequest`.

@@ -1,8 +1,8 @@
-//! Calls on single blocks, apart from any request: connectors pin blocks and fill them, and some make
+//! Calls on single blocks, without any request. Connectors hold blocks and fill them, and some make
 //! a block findable under a hash of their own.
 //!
-//! The caller frees what it takes or holds here. No event tells of a hash that is given or taken away
-//! here; evictions are recorded as always.
+//! The caller frees what it takes or holds here. No event tells about a hash that is given or
+//! removed here, but evictions are recorded as always.
 
 use std::ops::Range;
 
@@ -15,10 +15,10 @@ use crate::hash::Digest;
 use hashbrown::HashMap;
 
 impl Cache {
-    /// Takes the next victims, with one reference each.
+    /// Takes the next victims and gives each one reference.
     ///
     /// # Errors
-    /// `InvalidValue` if fewer are free; nothing has changed.
+    /// `InvalidValue` if fewer blocks are free. Then nothing has changed.
     pub fn take_blocks(&mut self, count: usize) -> Result<Vec<BlockId>> {
         let free = self.num_free_blocks();
         if count > free {
@@ -31,22 +31,23 @@ impl Cache {
         Ok(taken)
     }
 
-    /// Blocks that `allocate` would take for a need, with those of its hit that are free; negative
-    /// where the request has some to spare, and more than there are where it has to wait for the
-    /// next step. `is_admission`: as if a group never held more than it reserves.
+    /// The number of blocks that `allocate` would take for a need, including the free ones of its
+    /// hit. It is negative if the request has some to spare, and larger than the pool if the
+    /// request has to wait for the next step. With `is_admission`, no group counts more than it
+    /// reserves.
     ///
     /// # Errors
-    /// As `allocate`; nothing changes.
+    /// The same as for `allocate`; nothing changes.
     pub fn blocks_needed(&mut self, need: &Need, is_admission: bool) -> Result<i64> {
         self.with(need.request, |core, request| {
             core.blocks_needed(request, need, is_admission)
         })
     }
 
-    /// Takes one more reference of each block, out of the free queue where it is the first.
+    /// Adds a reference to each block. The first one takes the block out of the free queue.
     ///
     /// # Errors
-    /// `UnknownBlock`; nothing has changed.
+    /// `UnknownBlock`. Then nothing has changed.
     pub fn hold_blocks(&mut self, blocks: &[BlockId]) -> Result<()> {
         self.check_blocks(blocks)?;
         for &block in blocks {
@@ -55,10 +56,11 @@ impl Cache {
         Ok(())
     }
 
-    /// Drops one reference each; what is given first is evicted first.
+    /// Drops one reference of each block. The first block given is evicted first.
     ///
     /// # Errors
-    /// `UnknownBlock`; `InvalidValue` for a block that has no such reference; nothing has changed.
+    /// `UnknownBlock`; `InvalidValue` for a block without such a reference. Then nothing has
+    /// changed.
     pub fn free_blocks(&mut self, blocks: &[BlockId]) -> Result<()> {
         self.check_blocks(blocks)?;
         let mut dropped: HashMap<BlockId, u32> = HashMap::new();
@@ -84,10 +86,10 @@ impl Cache {
         }
     }
 
-    /// Drops the hashes of blocks, in this order; blocks stay with their owners.
+    /// Drops the hashes of blocks, in this order. The blocks stay with their owners.
     ///
     /// # Errors
-    /// `UnknownBlock`; nothing has changed.
+    /// `UnknownBlock`. Then nothing has changed.
     pub fn forget(&mut self, blocks: &[BlockId]) -> Result<()> {
         self.check_blocks(blocks)?;
         for &block in blocks {
@@ -97,8 +99,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Makes a block findable in a group by a hash, after the blocks that are found by it already.
-    /// The first hash of a block says how many tokens it covers.
+    /// Makes a block findable in a group by a hash, after the blocks that the hash already finds.
+    /// `num_tokens` is how many tokens the hash covers; it is kept for the block's first hash only.
     ///
     /// # Errors
     /// `UnknownBlock`; `InvalidValue` for a group that does not exist, and for the null block.
@@ -122,7 +124,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Takes one hash of a block away; returns whether the block was found by it.
+    /// Removes one hash of a block. Returns whether the hash found the block.
     pub fn unregister(&mut self, block: BlockId, group: u16, digest: &Digest) -> bool {
         let Some(key) = self.key_if_held(group, digest) else {
             return false;
@@ -136,7 +138,7 @@ impl Cache {
         is_found
     }
 
-    /// The blocks that are found in a group by a hash, oldest first.
+    /// The blocks of a group that a hash finds, oldest first.
     #[must_use]
     pub fn holders(&self, group: u16, digest: &Digest) -> Vec<BlockId> {
         self.key_if_held(group, digest)
@@ -144,8 +146,9 @@ impl Cache {
             .unwrap_or_default()
     }
 
-    /// Which of a group's blocks at these positions the retention keeps of a request, if others are
-    /// expected to resume at `boundaries`, in tokens; `None`: all of them.
+    /// For each of these positions of a group, whether the retention keeps the block of a request,
+    /// if other requests are expected to resume at `boundaries`, in tokens. `None` means all of
+    /// them.
     ///
     /// # Errors
     /// `InvalidValue` for a group that does not exist.

@@ -4,8 +4,8 @@
 //! position   0      1      2      3      4    5
 //!            null   kept   null   last   run  draft      the step before wrote `last`
 //! ```
-//! A table is indexed by position, but mostly null: however far a step goes, it adds one block for its
-//! running state, and it uses the blocks of rejected drafts again.
+//! A table is indexed by position, but most positions are null: however far a step goes, it adds
+//! one block for its running state, and it uses the blocks of rejected drafts again.
 
 use super::core::Core;
 use super::group::Group;
@@ -18,13 +18,13 @@ pub(super) struct StateStep<'a> {
     pub group: &'a Group,
     pub speculative: u32,
     pub lengths: &'a Lengths,
-    /// It saves a state before its end.
+    /// Whether the step saves a state before its end.
     pub saves: bool,
 }
 
-/// Blocks that a step takes out of the free queue, as the engine counts them. If the hit is a state
-/// that is only being written in this step, the number is larger than the pool: the request has to
-/// wait for the next step.
+/// The number of blocks that a step takes out of the free queue, as the engine counts them. If the
+/// hit is a state that is only being written in this step, the number is larger than the pool, so
+/// the request has to wait for the next step.
 pub(super) fn needed(core: &Core, step: &StateStep<'_>, table: &Table, hits: &[BlockId]) -> i64 {
     if hits.last().is_some_and(|&state| core.is_fresh(state)) {
         return i64::from(core.config.num_blocks) + 1;
@@ -48,7 +48,7 @@ pub(super) fn needed(core: &Core, step: &StateStep<'_>, table: &Table, hits: &[B
 ///
 /// For example, a hit of 16 tokens, 16 loaded tokens and 16 new ones, in blocks of 16: the hit's state
 /// is in position 0, and free. `needed` counts the new running state and the hit's state: 2. The step
-/// skips positions 0 and takes the loaded state (position 1) and the running state (position 2): also
+/// skips position 0 and takes the loaded state (position 1) and the running state (position 2): also
 /// 2, so 0 are uncounted. If a request holds the hit's state already, `needed` counts 1, and 1 is
 /// uncounted.
 pub(super) fn uncounted(core: &Core, step: &StateStep<'_>, table: &Table, hits: &[BlockId]) -> i64 {
@@ -60,8 +60,8 @@ pub(super) fn uncounted(core: &Core, step: &StateStep<'_>, table: &Table, hits: 
     taken + signed(core.num_evictable(kept)) - counted - signed(core.num_evictable(hits))
 }
 
-/// New blocks of a step where so many positions are held already: the running state, a saved one, a
-/// copy of a shared tail, and those for drafts.
+/// The number of new blocks of a step if this many positions are already held: for the running
+/// state, a saved state, a copy of a shared tail, and drafts.
 fn new_blocks(step: &StateStep<'_>, table: &Table, hits: &[BlockId], held: usize) -> i64 {
     let StateStep { group, lengths, .. } = step;
     let required = i64::from(lengths.main.div_ceil(group.block) + step.speculative);
@@ -77,10 +77,10 @@ fn new_blocks(step: &StateStep<'_>, table: &Table, hits: &[BlockId], held: usize
     new.min(1 + i64::from(shares_tail) + i64::from(step.saves) + i64::from(drafts))
 }
 
-/// What a table covers before the step's own state is added, in positions.
+/// What a table covers before the step's own state is added.
 struct Held {
     positions: usize,
-    /// How many of them are new blocks, for what was computed elsewhere.
+    /// How many of the positions are new blocks, for tokens that were computed elsewhere.
     num_loaded: usize,
 }
 
@@ -100,7 +100,7 @@ fn held_before(group: &Group, table: &Table, hits: &[BlockId], lengths: &Lengths
     }
 }
 
-/// Adds the running state of this step; appends what is new, null blocks included.
+/// Adds the running state of this step. Appends the new blocks to `out`, including null blocks.
 pub(super) fn extend(
     core: &mut Core,
     step: &StateStep<'_>,
@@ -116,7 +116,7 @@ pub(super) fn extend(
         table.state.allocated = true;
         return;
     }
-    // What the step saves before its end goes right before the running state.
+    // The state that the step saves before its end goes right before the running state.
     skip_to(
         table,
         required - drafts - 1 - usize::from(step.saves),
@@ -145,7 +145,7 @@ pub(super) fn extend(
 }
 
 /// Notes which state the step before wrote, and fills the positions before `skipped` with null
-/// blocks; the blocks of rejected drafts among them move to the end of the table.
+/// blocks. The blocks of rejected drafts among them move to the end of the table.
 fn skip_to(table: &mut Table, skipped: usize, drafts: usize) {
     let before = table.blocks.len();
     if table.state.allocated {
@@ -164,8 +164,9 @@ fn skip_to(table: &mut Table, skipped: usize, drafts: usize) {
     }
 }
 
-/// Lets a request go on in its own block although others may resume from the state in it: the copy
-/// takes over the block's hashes, and is filled before this step overwrites the source.
+/// Lets a request continue in its own block although other requests may resume from the state in
+/// it. The copy takes over the block's hashes, and is filled before this step overwrites the
+/// source.
 fn preserve(core: &mut Core, group: &Group, source: BlockId, copy: BlockId) {
     core.pool.move_keys(source, copy);
     if let Some(checkpoints) = &mut core.checkpoints {
@@ -176,13 +177,13 @@ fn preserve(core: &mut Core, group: &Group, source: BlockId, copy: BlockId) {
     core.note_fresh(copy);
 }
 
-/// The state that the step before last wrote, if nothing reads it any more.
+/// The position of the state that the step before last wrote, if it is no longer read.
 pub(super) fn superseded(group: &Group, table: &Table, processed: u32) -> Option<u32> {
     let last = table.state.last?;
     (last + 1 < processed.div_ceil(group.block)).then_some(last)
 }
 
-/// Gives back the states that nothing computed after `processed` tokens reads.
+/// Gives back the states that no token computed after `processed` tokens reads.
 pub(super) fn free_skipped(pool: &mut Pool, group: &Group, table: &mut Table, processed: u32) {
     let end = (group.skipped(processed) / group.block).min(count(table.blocks.len()));
     let start = table.state.retired;

@@ -1,18 +1,18 @@
-//! What goes into a step and what comes out: plain values, which hold no rule.
+//! The inputs and outputs of a step. They are plain values without any logic.
 
 use crate::blocks::{BlockId, Extra};
 use crate::hash::Digest;
 
-/// A request as it is added.
+/// A new request, as it is added.
 #[derive(Debug, Clone, Default)]
 pub struct NewRequest {
-    /// Its tokens so far.
+    /// The request's tokens so far.
     pub tokens: Vec<u32>,
-    /// How many of them are the prompt.
+    /// How many of the tokens are the prompt.
     pub num_prompt_tokens: u32,
-    /// What separates its cache.
+    /// What separates the request's cache.
     pub extra: Extra,
-    /// Hashes that the engine computed; `None`: they are computed here.
+    /// The hashes that the engine computed; `None` if the cache computes them.
     pub hashes: Option<Vec<Digest>>,
 }
 
@@ -21,7 +21,8 @@ pub struct NewRequest {
 pub struct Match {
     /// The longest prefix after which every group can resume, in tokens.
     pub num_tokens: u32,
-    /// Where the groups that are asked first could resume, if that is further; else 0.
+    /// The boundary where the groups that are looked up first could resume, if it is further; else
+    /// 0.
     pub junction: u32,
 }
 
@@ -30,39 +31,41 @@ pub struct Match {
 pub struct Need {
     /// The request.
     pub request: u64,
-    /// The step computes so many.
+    /// The tokens that the step computes.
     pub num_new_tokens: u32,
-    /// A request that starts now reuses so many.
+    /// The tokens that a request reuses when it starts.
     pub num_hit_tokens: u32,
-    /// Where others branch off: remembered with the request, which keeps a state there.
+    /// The boundary where other requests branch off. The request remembers it, and keeps a state
+    /// there.
     pub junction: Option<u32>,
-    /// So many after the hit were computed elsewhere.
+    /// The tokens after the hit that were computed elsewhere.
     pub num_external_tokens: u32,
-    /// Draft tokens that need slots too.
+    /// The draft tokens that need slots too.
     pub num_lookahead_tokens: u32,
-    /// Tokens that are scheduled but not processed yet: what they read stays.
+    /// The tokens that are scheduled but not processed yet. The blocks that they read stay.
     pub num_in_flight_tokens: u32,
-    /// Tokens of the encoder, for cross attention.
+    /// The tokens of the encoder, for cross attention.
     pub num_encoder_tokens: u32,
-    /// So many were computed before this step, the hit excluded; `None`: as many as are tracked.
+    /// The tokens that were computed before this step, without the hit; `None` for as many as are
+    /// tracked.
     pub num_computed_tokens: Option<u32>,
-    /// Nothing is registered yet, because a load is under way.
+    /// Whether nothing is registered yet, because a load is under way.
     pub delay_commit: bool,
-    /// Allocate only if all of the request would fit.
+    /// Whether to allocate only if the whole request would fit.
     pub full_sequence_must_fit: bool,
-    /// The watermark applies.
+    /// Whether the watermark applies, because the request is waiting to be admitted.
     pub is_waiting: bool,
 }
 
-/// Blocks that a step handed out: those of request `i` and group `g` come after those of request
-/// `i` and group `g - 1`; `counts[i * num_groups + g]` says how many they are.
+/// The blocks that a step handed out. Those of request `i` and group `g` come after those of
+/// request `i` and group `g - 1`, and `counts[i * num_groups + g]` is their number.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Allocation {
-    /// Requests that fit, in the order asked.
+    /// The number of requests that fit, in the given order.
     pub num_fit: usize,
-    /// New blocks, flat; null blocks where a state group skips positions.
+    /// The new blocks, as a flat list; null blocks stand where a state group skips positions.
     pub blocks: Vec<BlockId>,
-    /// How many per request and group.
+    /// The number of blocks per request and group.
     pub counts: Vec<u32>,
 }
 
@@ -81,59 +84,60 @@ impl BlockCopy {
     }
 }
 
-/// A state that others can resume from, which a connector may store. Which block it is in cannot be
-/// told from the table, because states move.
+/// A state that other requests can resume from, and that a connector may store. The table does not
+/// tell which block has the state, because states move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeptState {
     /// The request whose tokens it covers.
     pub request: u64,
-    /// Its group.
+    /// The state's group.
     pub group: u16,
-    /// Where it is, or will be once the copies of the step are made.
+    /// The block that has the state, or will have it once the copies of the step are made.
     pub block: BlockId,
-    /// How many tokens it covers.
+    /// The number of tokens that the state covers.
     pub num_tokens: u32,
 }
 
-/// The work of a step.
+/// The work that a step requires of the device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Blocks to copy, in this order.
+    /// The blocks to copy, in this order.
     pub copies: Vec<BlockCopy>,
-    /// New blocks of groups that need zeroing.
+    /// The new blocks of the groups that need zeroing.
     pub blocks_to_zero: Vec<BlockId>,
-    /// States that became findable in this step; those of requests that ended are not among them.
+    /// The states that became findable in this step, except those of requests that have ended.
     pub kept_states: Vec<KeptState>,
 }
 
-/// Where a request stands; tokens.
+/// How far a request has come, in tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// How many are computed.
+    /// The number of computed tokens.
     pub num_computed_tokens: u32,
-    /// How many are the prompt.
+    /// The number of tokens of the prompt.
     pub num_prompt_tokens: u32,
-    /// How many there are.
+    /// The number of all tokens.
     pub num_tokens: u32,
-    /// Where others are known to branch off; 0 = nowhere.
+    /// The boundary where other requests are known to branch off; 0 if there is none.
     pub junction: u32,
 }
 
-/// How far a request's table in one group is.
+/// How far a request's table in one group has been processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cursor {
-    /// Leading blocks that need no registering; `None` until the first ones do not.
+    /// The number of leading blocks that need no registering; `None` until the first blocks were
+    /// registered or adopted.
     pub num_registered: Option<u32>,
-    /// Position of the state that the step before wrote.
+    /// The position of the state that the step before wrote.
     pub last_state: Option<u32>,
 }
 
-/// What is known of a block.
+/// What the cache knows about a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockInfo {
-    /// How many hold it.
+    /// The number of references to the block.
     pub num_references: u32,
-    /// The group and hash that it is found by first, and how many tokens that covers.
+    /// The group and hash of the block's first key, and the number of tokens that it covers.
     pub key: Option<(u16, Digest, u32)>,
 }
 
@@ -145,12 +149,12 @@ pub struct BlockInfo {
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Lengths {
-    /// Computed here before, or reused now.
+    /// The tokens computed here before, or reused now.
     pub local: u32,
-    /// `local`, and what was computed elsewhere.
+    /// `local` and the tokens that were computed elsewhere.
     pub total: u32,
-    /// `total`, and what this step computes.
+    /// `total` and the tokens that this step computes.
     pub main: u32,
-    /// All that needs slots.
+    /// All tokens that need slots.
     pub slots: u32,
 }

@@ -1,14 +1,14 @@
-//! What the device has to do before a step runs: copies to make, blocks to zero.
+//! The work of the device before a step runs: copies to make, and blocks to zero.
 //!
-//! Both ends of a copy are held from the moment that the copy is decided on. They are
-//! dropped when the next step starts, unless the caller of `take_work` frees them itself:
+//! Both ends of a copy are held from the moment when the copy is decided on. They are dropped when
+//! the next step starts, unless the caller of `take_work` frees them itself:
 //!
 //! ```text
 //! allocate      decides on a copy; both ends get a reference
 //! take_work     hands the copy out; the references stay
 //! start_step    the copy has been made: the references go
 //! ```
-//! A copy that was decided on and not taken is kept until it is taken.
+//! A copy that was decided on but not taken yet is kept until it is taken.
 
 use hashbrown::HashMap;
 
@@ -18,8 +18,8 @@ use crate::blocks::BlockId;
 use crate::error::Result;
 
 impl Cache {
-    /// A new step: the one before has run. The states that it registered are written, and the ends
-    /// of the copies that were taken for it are freed.
+    /// Starts a new step, because the step before has run. The states that it registered are now
+    /// written, and the ends of the copies that were taken for it are freed.
     pub fn start_step(&mut self) {
         self.core.fresh.clear();
         self.core.kept_states.clear();
@@ -27,8 +27,8 @@ impl Cache {
         self.core.pool.free(ends);
     }
 
-    /// Takes the work of a step. Both ends of each copy are held until the next step starts, or,
-    /// if `caller_frees`, until the caller frees them.
+    /// Takes the work of a step. Both ends of each copy are held until the next step starts or, if
+    /// `caller_frees`, until the caller frees them.
     pub fn take_work(&mut self, caller_frees: bool) -> Work {
         let core = &mut self.core;
         let copies: Vec<_> = core.copies.iter_mut().flat_map(std::mem::take).collect();
@@ -43,8 +43,8 @@ impl Cache {
         }
     }
 
-    /// Takes, of each group, the state at the last boundary of a request's prompt, where that lies
-    /// inside a block: it holds what it says for as long as no more tokens are computed.
+    /// Takes, for each group, the state at the last boundary of a request's prompt, if that lies
+    /// inside a block. The block holds this state as long as no more tokens are computed.
     ///
     /// # Errors
     /// `UnknownRequest`.
@@ -64,8 +64,9 @@ impl Cache {
         })
     }
 
-    /// Forgets everything that is cached, unless a block is in use; returns whether it was done.
-    /// A copy that was taken is no use: nobody reads its ends by their hashes.
+    /// Forgets everything that is cached, unless a block is in use. Returns whether it did so. The
+    /// ends of a copy that was taken do not count as in use, because no request reads them by their
+    /// hashes.
     pub fn reset(&mut self) -> bool {
         let pool = &self.core.pool;
         if self.num_free_blocks() + self.num_only_copied() + 1 != pool.num_blocks() {
@@ -80,7 +81,7 @@ impl Cache {
         true
     }
 
-    /// Blocks that nothing holds but copies which were taken in this step.
+    /// The number of blocks that are held only by copies which were taken in this step.
     fn num_only_copied(&self) -> usize {
         let mut held: HashMap<BlockId, u32> = HashMap::new();
         for &block in &self.core.being_copied {
@@ -91,7 +92,7 @@ impl Cache {
         held.iter().filter(is_only_copied).count()
     }
 
-    /// References that copies hold: of those decided on, and of those taken in this step.
+    /// The references that copies hold: copies that were decided on, and copies taken in this step.
     pub(super) fn held_by_copies(&self) -> impl Iterator<Item = BlockId> {
         let pending = self.core.copies.iter().flatten();
         let ends = pending.flat_map(|copy| copy.ends());

@@ -6,19 +6,19 @@ use crate::cache::config::CacheConfig;
 use crate::cache::group::Group;
 use crate::cache::request::Request;
 
-/// What decides at which boundaries of a request others are expected to resume.
+/// What decides at which boundaries of a request later requests are expected to resume.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::cache) struct Boundaries {
-    /// A block of every group ends at multiples of so many tokens.
+    /// Blocks of all groups end at multiples of this many tokens.
     alignment: u32,
-    /// A hit is a multiple of so many tokens.
+    /// Every hit is a multiple of this many tokens.
     pub hit_alignment: u32,
     pub hash_block: u32,
-    /// So many of the last tokens are registered later than they are computed.
+    /// The number of last tokens that are registered later than they are computed.
     late: u32,
-    /// A hit replays so many tokens before it goes on.
+    /// The number of tokens of a hit that are replayed before the request continues.
     pub replay_tokens: u32,
-    /// A draft head drops one unit of every hit.
+    /// Whether a draft head drops one unit of every hit.
     pub has_eagle: bool,
 }
 
@@ -35,8 +35,8 @@ impl Boundaries {
         }
     }
 
-    /// Positions in tokens at which a later request is expected to resume: one with the same prompt,
-    /// one with a longer prompt, and one that branches off where others did.
+    /// The positions in tokens at which a later request is expected to resume: a request with the
+    /// same prompt, one with a longer prompt, and one that branches off where others did.
     pub(in crate::cache) fn expected(&self, request: &Request) -> SmallVec<[u32; 3]> {
         let prompt = request.num_prompt_tokens;
         let mut boundaries = SmallVec::new();
@@ -53,14 +53,14 @@ impl Boundaries {
         boundaries
     }
 
-    /// The last boundary of so many tokens at which a hit can end, now that they are registered.
+    /// The last boundary at which a hit can end once this many tokens are registered.
     pub(in crate::cache) fn settled(&self, num_tokens: u32) -> u32 {
         let unit = self.hit_alignment;
         let dropped = if self.has_eagle { unit } else { 0 };
         (num_tokens.saturating_sub(self.late) / unit * unit).saturating_sub(dropped)
     }
 
-    /// The last boundary of so many tokens, in whole units, that a resend of them can resume at. A
+    /// The last boundary, in whole units, at which a resend of this many tokens can resume. A
     /// resend computes at least one token, and a draft head drops a unit.
     pub(in crate::cache) fn last_state(&self, num_tokens: u32, unit: u32) -> u32 {
         if self.has_eagle {

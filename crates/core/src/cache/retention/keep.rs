@@ -11,16 +11,17 @@ use crate::cache::group::{Group, Kind, Tail};
 #[derive(Debug, Clone, Copy)]
 pub(in crate::cache) struct Keep<'a> {
     group: &'a Group,
-    /// Blocks of a segment; each segment keeps its tail.
+    /// The number of blocks of a segment; each segment keeps its tail.
     segment: Option<u32>,
     tail: Tail,
-    /// Kept tails end at multiples of so many tokens.
+    /// The tails that are kept end at multiples of this many tokens.
     alignment: u32,
     boundaries: &'a [u32],
 }
 
 impl<'a> Keep<'a> {
-    /// `None`: every block is kept. `boundaries` are token positions that a resume is expected at.
+    /// `None` means that every block is kept. `boundaries` are the token positions where a resume
+    /// is expected.
     pub(in crate::cache) fn new(
         group: &'a Group,
         retention: Retention,

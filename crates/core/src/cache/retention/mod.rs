@@ -1,9 +1,9 @@
 //! What is worth keeping: at which boundaries later requests are expected to resume, which blocks
-//! that needs, and, under retention by value, which checkpoint goes first.
+//! this needs, and, under retention by value, which checkpoint is let go first.
 //!
-//! Nothing here knows a step. `boundaries` says where resumes are expected, `keep` which blocks of a
-//! group serve them, `checkpoints` weighs boundaries against each other, and `retain` tells it of
-//! requests that resume, go on and end.
+//! Nothing here depends on a step. `boundaries` says where resumes are expected, `keep` says which
+//! blocks of a group they need, `checkpoints` compares boundaries with each other, and `retain`
+//! tells `checkpoints` about requests that resume, continue and end.
 
 mod boundaries;
 mod checkpoints;

@@ -9,7 +9,7 @@ use crate::blocks::Pool;
 use crate::cache::request::Request;
 
 impl Checkpoints {
-    /// A request resumes at a boundary, having reused so many tokens.
+    /// Notes that a request resumes at a boundary, having reused this many tokens.
     pub(in crate::cache) fn note_resume(
         &mut self,
         pool: &mut Pool,
@@ -21,7 +21,7 @@ impl Checkpoints {
         request.num_checked = boundary;
     }
 
-    /// More of a request is registered: up to `num_tokens`.
+    /// Notes that more of a request is registered: its tokens up to `num_tokens`.
     pub(in crate::cache) fn note_progress(
         &mut self,
         pool: &mut Pool,
@@ -43,13 +43,14 @@ impl Checkpoints {
         }
     }
 
-    /// A request is about to give its blocks back: its last boundary is a checkpoint.
+    /// Notes that a request is about to give its blocks back, so its last boundary becomes a
+    /// checkpoint.
     pub(in crate::cache) fn note_end(&mut self, pool: &mut Pool, request: &Request) {
         let computed = request.num_computed_tokens.min(request.num_tokens());
         self.end(pool, request, self.boundaries().settled(computed));
     }
 
-    /// Boundaries within `range` at which requests are expected to resume, in order.
+    /// The boundaries within `range` at which requests are expected to resume, in order.
     fn expected(
         &self,
         request: &Request,

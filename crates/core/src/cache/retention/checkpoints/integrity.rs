@@ -1,4 +1,4 @@
-//! What holds between any two calls.
+//! What is true between any two calls.
 
 use super::{Checkpoints, NodeId, ROOT};
 use crate::blocks::{BlockId, Pool};

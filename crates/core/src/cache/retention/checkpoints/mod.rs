@@ -1,15 +1,15 @@
-//! Boundaries that are kept resumable, and which of them goes first when blocks are needed.
+//! Boundaries that are kept resumable, and which of them is let go first when blocks are needed.
 //!
 //! ```text
 //! root ---- junction ---- end of a turn ---- end of the next turn
 //!               \-------- end of another request
 //! ```
-//! A node stands for a prefix. Its `full` blocks lead to it from its parent. Its `tail` holds what the
-//! other groups need for a resume there: windows, chunks, states. A node without a tail is only a
-//! place where paths part. The blocks of nodes do not wait in the pool's queue. When the queue is
-//! empty, the checkpoint of the least value is let go: a checkpoint with descendants loses only its
-//! tail, and a leaf also loses the full blocks that lead only to it. Whole sessions are therefore
-//! evicted one at a time, rather than a piece of each.
+//! A node stands for a prefix. Its `full` blocks lead to it from its parent. Its `tail` holds what
+//! the other groups need for a resume there: windows, chunks, states. A node without a tail only
+//! marks a point where paths part. The blocks of nodes are not in the pool's queue. When the queue
+//! is empty, the checkpoint of the least value is let go: a checkpoint with descendants loses only
+//! its tail, and a leaf also loses the full blocks that lead only to it. Whole sessions are
+//! therefore evicted one at a time, rather than a piece of each.
 
 mod integrity;
 mod tree;
@@ -38,25 +38,26 @@ const NO_NODE: NodeId = NodeId::MAX;
 struct Node {
     parent: NodeId,
     children: Vec<NodeId>,
-    /// The entry of the prefix's hash; the root has none.
+    /// The entry of the prefix's hash; `None` for the root.
     entry: Option<EntryId>,
-    /// Tokens of the prefix.
+    /// The number of tokens of the prefix.
     end: u32,
-    /// Blocks between the parent's end and this one, of groups that need all of them.
+    /// The blocks between the parent's end and this end, of the groups that need all blocks.
     full: Vec<BlockId>,
-    /// What else a resume here needs.
+    /// The other blocks that a resume here needs.
     tail: Vec<BlockId>,
     is_resumable: bool,
     origin: Origin,
-    /// How the request that got this far ends, and whether it did end.
+    /// How the request that got this far ends, and whether it has ended.
     ending: Ending,
     has_ended: bool,
-    /// A request resumed here since that request ended, or since the last child came.
+    /// Whether a request has resumed here since that request ended, or since the last child was
+    /// added.
     was_resumed: bool,
-    /// When it was used last, by the clock, and how high the level stood.
+    /// The tick of the last use, and the level at that time.
     used_at: u64,
     used_level: f64,
-    /// Its place in the queue of nodes that can be let go, if it is in it.
+    /// The node's place in the queue of nodes that can be let go, if it is in the queue.
     key: Option<Priority>,
 }
 
@@ -67,13 +68,14 @@ pub struct Checkpoint {
     pub hash: Digest,
     /// The length of its prefix.
     pub num_tokens: u32,
-    /// Compute per block, above the highest that was let go.
+    /// The compute that the checkpoint saves per block, minus the highest value that was let go.
     pub value: f64,
-    /// No kept checkpoint has a prefix that continues this one.
+    /// Whether no kept checkpoint has a prefix that continues this one.
     pub is_last: bool,
 }
 
-/// A place in the tree: tokens of a prefix, and the node that leads there or beyond.
+/// A position in the tree: a number of tokens of a prefix, and the node that leads at least that
+/// far.
 #[derive(Debug, Clone, Copy)]
 struct Anchor {
     node: NodeId,
@@ -85,23 +87,24 @@ pub(in crate::cache) struct Checkpoints {
     policy: ByValue,
     /// The groups that are cached.
     groups: Vec<Group>,
-    /// Every boundary that the full groups hold can be resumed at.
+    /// Whether every boundary that the full groups hold can be resumed at.
     needs_no_tail: bool,
-    /// Tokens of a full group's smallest block.
+    /// The number of tokens of the smallest block of a full group.
     full_step: Option<u32>,
     boundaries: Boundaries,
     nodes: Vec<Node>,
     unused: Vec<NodeId>,
-    /// By entry: the node whose `full` blocks or end it belongs to.
+    /// For each entry, the node that it belongs to because of a block in `full` or because of its
+    /// end.
     owners: Vec<NodeId>,
-    /// By block: how often it is in a `full` or `tail`.
+    /// For each block, how often it is in a `full` or a `tail`.
     pins: Vec<u32>,
-    /// What can be let go, least value first.
+    /// The nodes that can be let go, least value first.
     queue: BTreeSet<(Priority, NodeId)>,
     likelihood: Likelihood,
     /// The highest value that was let go.
     level: f64,
-    /// Number of uses.
+    /// A count of all uses.
     clock: u64,
 }
 
@@ -127,7 +130,7 @@ impl Node {
 }
 
 impl Checkpoints {
-    /// None unless the retention is by value.
+    /// The checkpoints of a cache; `None` unless the retention is by value.
     pub(in crate::cache) fn new(
         config: &CacheConfig,
         groups: &[Group],
@@ -158,23 +161,23 @@ impl Checkpoints {
         })
     }
 
-    /// Whether a boundary may be no checkpoint although the full groups hold it.
+    /// Whether a boundary that the full groups hold may be no checkpoint.
     pub(in crate::cache) fn are_sparse(&self) -> bool {
         !self.needs_no_tail
     }
 
-    /// Where requests are expected to resume.
+    /// The boundaries where requests are expected to resume.
     pub(in crate::cache) fn boundaries(&self) -> &Boundaries {
         &self.boundaries
     }
 
-    /// Tokens between checkpoints; 0: none but where requests end and branch.
+    /// The number of tokens between regular checkpoints; 0 if there are none.
     pub(in crate::cache) fn interval(&self) -> u32 {
         self.policy.interval
     }
 
-    /// A request resumes after `tokens` tokens. This boundary becomes a checkpoint if it is not one yet.
-    /// Returns what ends when the request does.
+    /// Notes that a request resumes after `tokens` tokens. This boundary becomes a checkpoint if it
+    /// is not one yet. Returns what ends when the request ends.
     pub(in crate::cache) fn resume(
         &mut self,
         pool: &mut Pool,
@@ -197,7 +200,8 @@ impl Checkpoints {
         if goes_on { Ending::Turn } else { Ending::Start }
     }
 
-    /// A request gives its blocks back after `tokens`: its last boundary is a checkpoint.
+    /// Notes that a request gives its blocks back after `tokens`, so its last boundary becomes a
+    /// checkpoint.
     pub(in crate::cache) fn end(&mut self, pool: &mut Pool, request: &Request, tokens: u32) {
         if tokens == 0 {
             return;
@@ -216,13 +220,14 @@ impl Checkpoints {
         }
     }
 
-    /// The node that the first `end` tokens lead to, unless it is one of a longer, other path.
+    /// The node that the first `end` tokens lead to; `None` if it continues on a different path.
     fn last_on_path(&self, pool: &Pool, request: &Request, end: u32) -> Option<NodeId> {
         let Anchor { node, tokens } = self.anchor(pool, request, end);
         (self.nodes[node as usize].end == tokens).then_some(node)
     }
 
-    /// Makes a boundary a checkpoint, or renews it; none if not all that it needs is held.
+    /// Makes a boundary a checkpoint, or renews it. `None` if the blocks that it needs are not all
+    /// held.
     pub(in crate::cache) fn keep(
         &mut self,
         pool: &mut Pool,
@@ -271,7 +276,7 @@ impl Checkpoints {
         Some(id)
     }
 
-    /// What can be let go, least value first.
+    /// The checkpoints that can be let go, least value first.
     pub(in crate::cache) fn queued<'a>(
         &'a self,
         pool: &'a Pool,
@@ -294,8 +299,8 @@ impl Checkpoints {
         self.weigh(id);
     }
 
-    /// Lets the checkpoint of the least value go; its blocks wait in the pool's queue. False if
-    /// there is none.
+    /// Lets the checkpoint of the least value go, so its blocks wait in the pool's queue. Returns
+    /// false if there is none.
     pub(in crate::cache) fn let_go(&mut self, pool: &mut Pool) -> bool {
         let Some(&(key, id)) = self.queue.first() else {
             return false;
@@ -307,8 +312,8 @@ impl Checkpoints {
         true
     }
 
-    /// A block is about to lose its hashes: what needs it is no checkpoint any more, nor is what it
-    /// leads to.
+    /// Handles a block that is about to lose its hashes: nodes that need it are no longer
+    /// checkpoints, and neither are the nodes that it leads to.
     pub(in crate::cache) fn forget(&mut self, pool: &mut Pool, block: BlockId) {
         let mut lost: Vec<NodeId> = Vec::new();
         for id in self.holders(pool, block) {
@@ -334,7 +339,7 @@ impl Checkpoints {
         release(pool, released);
     }
 
-    /// A block's hashes are another one's now.
+    /// Notes that the hashes of one block now belong to another.
     pub(in crate::cache) fn moved(&mut self, pool: &mut Pool, from: BlockId, to: BlockId) {
         for id in self.holders(pool, from) {
             let node = &mut self.nodes[id as usize];
@@ -351,13 +356,14 @@ impl Checkpoints {
         }
     }
 
-    /// Lets everything go; what was learned stays.
+    /// Lets all checkpoints go, but keeps the likelihoods that were learned.
     pub(in crate::cache) fn clear(&mut self, pool: &mut Pool) {
         while self.let_go(pool) {}
         self.owners.clear();
     }
 
-    /// Bytes held, by capacity; a place in the queue counts twice, for the room in the tree's nodes.
+    /// The bytes held, by capacity. A place in the queue counts twice, for the spare room in the
+    /// nodes of its B-tree.
     pub(in crate::cache) fn bytes(&self) -> usize {
         let ids = self.unused.capacity() + self.owners.capacity() + self.pins.capacity();
         let lists: usize = (self.nodes.iter())
@@ -368,7 +374,7 @@ impl Checkpoints {
             + self.queue.len() * 2 * size_of::<(Priority, NodeId)>()
     }
 
-    /// The nodes that need a block. Mostly it is the one that its hash belongs to.
+    /// The nodes that need a block. Usually this is only the node that the block's hash belongs to.
     fn holders(&self, pool: &Pool, block: BlockId) -> SmallVec<[NodeId; 1]> {
         let has = |id: &NodeId| {
             let node = &self.nodes[*id as usize];
@@ -386,7 +392,8 @@ impl Checkpoints {
     }
 }
 
-/// Puts blocks into the pool's queue. In all groups, the blocks of the furthest boundaries go first.
+/// Puts blocks into the pool's queue. In each group, the blocks of the furthest boundaries are
+/// evicted first.
 fn release(pool: &mut Pool, mut blocks: Vec<BlockId>) {
     blocks.sort_by_key(|&block| (Reverse(pool.num_tokens(block)), block));
     for block in blocks {

@@ -1,4 +1,5 @@
-//! The tree of prefixes: where a request's prefix is in it, and how nodes come, part and go.
+//! The tree of prefixes: where a request's prefix stands in it, and how nodes are added, split and
+//! removed.
 
 use std::ops::Range;
 
@@ -24,7 +25,7 @@ impl Checkpoints {
         self.owner(self.entry_at(pool, request, tokens)?)
     }
 
-    /// How far along a request's first `end` tokens the tree leads.
+    /// How far the tree leads along a request's first `end` tokens.
     pub(super) fn anchor(&self, pool: &Pool, request: &Request, end: u32) -> Anchor {
         let at = |tokens: u32| {
             let node = self.owner_at(pool, request, tokens)?;
@@ -56,8 +57,8 @@ impl Checkpoints {
         anchor
     }
 
-    /// The blocks that lead from an anchor to a boundary, and what else a resume there needs; none
-    /// unless all are held.
+    /// The blocks that lead from an anchor to a boundary, and the other blocks that a resume there
+    /// needs; `None` unless all of them are held.
     pub(super) fn needed(
         &self,
         pool: &Pool,
@@ -70,7 +71,7 @@ impl Checkpoints {
             let mut previous = None;
             let mut holder = |position: u32| {
                 let block_end = (position + 1) * group.block;
-                // The last block may be held up to the boundary alone.
+                // The last block may be registered only up to the boundary.
                 let tokens = if position * group.block < end {
                     block_end.min(end)
                 } else {
@@ -94,7 +95,7 @@ impl Checkpoints {
         Some((full, tail))
     }
 
-    /// The node that ends at an anchor; a longer one is split there.
+    /// The node that ends at an anchor. A longer node is split there.
     pub(super) fn node_at(&mut self, pool: &Pool, request: &Request, anchor: Anchor) -> NodeId {
         let Anchor { node: id, tokens } = anchor;
         if self.nodes[id as usize].end == tokens {
@@ -131,7 +132,7 @@ impl Checkpoints {
         new
     }
 
-    /// Makes a node the owner of the hashes of its blocks and of its end.
+    /// Makes a node the owner of the hashes of its blocks and of the hash of its end.
     pub(super) fn claim(&mut self, pool: &Pool, id: NodeId) {
         for entry in self.entries(pool, &self.nodes[id as usize]) {
             self.set_owner(entry, id);
@@ -171,7 +172,7 @@ impl Checkpoints {
         NodeId::try_from(self.nodes.len() - 1).expect("fewer nodes than blocks")
     }
 
-    /// A new node below another one.
+    /// Adds a node below another one.
     pub(super) fn attach(&mut self, parent: NodeId, entry: EntryId, end: u32) -> NodeId {
         let id = self.add(Node {
             parent,
@@ -183,7 +184,7 @@ impl Checkpoints {
         id
     }
 
-    /// One more path continues from a node.
+    /// Notes that one more path continues from a node.
     pub(super) fn went_on(&mut self, id: NodeId) {
         let node = &mut self.nodes[id as usize];
         node.was_resumed = false;
@@ -228,7 +229,7 @@ impl Checkpoints {
         self.contract(pool, id);
     }
 
-    /// Removes every reference to a node that was taken out; returns its parent.
+    /// Removes every reference to a node that was taken out, and returns the node's parent.
     fn unlink(
         &mut self,
         pool: &Pool,
@@ -243,7 +244,7 @@ impl Checkpoints {
         node.parent
     }
 
-    /// Takes a node out of the tree; the caller removes what points to it.
+    /// Takes a node out of the tree. The caller removes the references to it.
     fn take(&mut self, id: NodeId) -> Node {
         self.dequeue(id);
         self.unused.push(id);
@@ -313,7 +314,7 @@ impl Checkpoints {
         }
     }
 
-    /// Adds a node and all that it leads to.
+    /// Adds a node and all its descendants to `found`.
     pub(super) fn collect(&self, id: NodeId, found: &mut Vec<NodeId>) {
         let mut next = found.len();
         found.push(id);
@@ -323,7 +324,8 @@ impl Checkpoints {
         }
     }
 
-    /// Computes the values of the next resumable nodes below a node again: what they save depends on it.
+    /// Computes the values of the next resumable nodes below a node again, because what they save
+    /// depends on this node.
     pub(super) fn weigh_below(&mut self, id: NodeId) {
         let mut left = self.nodes[id as usize].children.clone();
         while let Some(id) = left.pop() {
@@ -335,7 +337,7 @@ impl Checkpoints {
         }
     }
 
-    /// What a checkpoint's value is made of; none if it frees nothing.
+    /// What a checkpoint's value is computed from; `None` if dropping it frees nothing.
     pub(super) fn weight(&self, id: NodeId) -> Option<Weight> {
         let node = &self.nodes[id as usize];
         let is_last = node.children.is_empty();
@@ -347,7 +349,8 @@ impl Checkpoints {
             above = self.nodes[above as usize].parent;
         }
         let floor = self.nodes[above as usize].end;
-        // Blocks before the resume point above are mostly needed there too, so they are not freed.
+        // Blocks before the resume point above are usually needed there too, so they are not
+        // counted as freed.
         let own_tail = |group: &Group| {
             let Range { start, end } = group.tail_at(node.end);
             end.saturating_sub(start.max(floor / group.block))

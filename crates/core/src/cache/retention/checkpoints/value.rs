@@ -26,7 +26,7 @@ pub(in crate::cache) enum Origin {
     Interval,
 }
 
-/// How likely something is: as often as it was so far, beginning with a guess.
+/// An estimated probability: the observed rate, which begins with a guess.
 #[derive(Debug, Clone, Copy)]
 struct Rate {
     guess: f64,
@@ -34,8 +34,8 @@ struct Rate {
     resumed: f64,
 }
 
-/// A guess counts as much as so many observed checkpoints. The number is itself a guess: small, so
-/// that traffic decides soon, and large enough that a single request decides nothing.
+/// The guess counts as much as this many observed checkpoints. The number is itself a guess: small
+/// enough that traffic soon decides, and large enough that a single request does not.
 const GUESS_WEIGHT: f64 = 8.0;
 
 impl Rate {
@@ -52,20 +52,22 @@ impl Rate {
     }
 }
 
-/// How likely a checkpoint is resumed, learned from all that were.
+/// How likely it is that a checkpoint is resumed, learned from all earlier checkpoints.
 #[derive(Debug, Clone)]
 pub(super) struct Likelihood {
-    /// By ending.
+    /// The rates by ending.
     ends: [Rate; 2],
-    /// By origin, and by whether one request went on from the checkpoint or several did. A checkpoint
-    /// that a single request passed is mostly history: that request's next turn resumes further on.
+    /// The rates by origin, and by whether one request or several continued from the checkpoint. A
+    /// checkpoint that a single request passed is usually history: that request's next turn resumes
+    /// further on.
     passed: [[Rate; 2]; 3],
 }
 
 impl Likelihood {
-    /// Where nothing is known yet: guesses, which were not measured. They only have to rank a second
-    /// turn above a first one, and a branch above a passed checkpoint; after some tens of requests
-    /// what was seen outweighs them (see `GUESS_WEIGHT`).
+    /// The likelihoods before anything was observed. They are guesses, which were not measured.
+    /// They only have to rank a second turn above a first one, and a branch above a passed
+    /// checkpoint; after some tens of requests, the observations outweigh them (see
+    /// `GUESS_WEIGHT`).
     pub(super) fn new() -> Self {
         Self {
             ends: [Rate::guess(0.25), Rate::guess(0.5)],
@@ -73,22 +75,22 @@ impl Likelihood {
         }
     }
 
-    /// A request has ended.
+    /// Notes that a request has ended.
     pub(super) fn ended(&mut self, ending: Ending) {
         self.ends[ending as usize].seen += 1.0;
     }
 
-    /// Another one went on there.
+    /// Notes that another request continued where one had ended.
     pub(super) fn continued(&mut self, ending: Ending) {
         self.ends[ending as usize].resumed += 1.0;
     }
 
-    /// So many ways lead on from a checkpoint now.
+    /// Notes that this many paths now continue from a checkpoint.
     pub(super) fn passed(&mut self, origin: Origin, branches: usize) {
         self.passed[origin as usize][usize::from(branches > 1)].seen += 1.0;
     }
 
-    /// It was resumed, for the first time since.
+    /// Notes that a passed checkpoint was resumed, for the first time since `passed`.
     pub(super) fn branched(&mut self, origin: Origin, branches: usize) {
         self.passed[origin as usize][usize::from(branches > 1)].resumed += 1.0;
     }
@@ -113,7 +115,7 @@ impl Likelihood {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Priority {
     pub value: f64,
-    /// Of equal values the least recently used goes first.
+    /// Of equal values, the least recently used is let go first.
     pub used_at: u64,
 }
 
@@ -132,17 +134,17 @@ impl Ord for Priority {
     }
 }
 
-/// What the worth of one checkpoint is made of.
+/// What the worth of one checkpoint is computed from.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Weight {
     pub origin: Origin,
     pub ending: Ending,
-    /// How many ways lead on from it.
+    /// The number of paths that continue from it.
     pub branches: usize,
-    /// Tokens: where a request would resume without it, and where with it.
+    /// The tokens at which a request would resume without the checkpoint, and with it.
     pub floor: u32,
     pub end: u32,
-    /// Blocks that are free without it.
+    /// The number of blocks that would be free without the checkpoint.
     pub num_blocks: u32,
 }
 
