@@ -1,12 +1,13 @@
-//! The torch-free core of kvbraid: pure functions and plain structures.
+//! The core of kvbraid, without torch: pure functions and plain data structures.
 //!
-//! It holds what is large or hot: engine hashing, wire decoding, the resume rule, the block cache and the fleet
-//! index. It never does I/O, never reads a clock, holds no global state and knows no Python.
+//! It has everything that is large or hot: engine hashing, wire decoding, the resume rule, the
+//! block cache and the fleet index. It never does I/O, never reads a clock, has no global state and
+//! does not depend on Python.
 //!
-//! Read [`spec`] first (groups of layers, and what their blocks are), then [`rule`] (up to which token
-//! a request can resume), then what applies the rule: [`fleet`] to what many engines published,
-//! [`cache`] to the blocks of one engine. [`hash`] and [`wire`] are how engines name blocks and tell
-//! of them:
+//! Read [`spec`] first (groups of layers, and what their blocks are), then [`rule`] (up to which
+//! token a request can resume). The other modules apply the rule: [`fleet`] to what many engines
+//! published, and [`cache`] to the blocks of one engine. [`hash`] and [`wire`] implement how
+//! engines name blocks and publish events about them:
 //!
 //! ```
 //! use kvbraid_core::hash::HashAlgo;

@@ -5,26 +5,26 @@
 use crate::error::{Error, Result};
 use crate::names::named;
 
-/// The attention kind of a group, spelled on the wire as in `SpecKind::NAMES`.
+/// The attention kind of a group. Its name on the wire is in `SpecKind::NAMES`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SpecKind {
-    /// Every earlier token is attended.
+    /// A token attends to every earlier token.
     FullAttention,
-    /// Multi-head latent attention: cached like full attention.
+    /// Multi-head latent attention, which is cached like full attention.
     MlaAttention,
-    /// Full attention with sink tokens: cached like full attention.
+    /// Full attention with sink tokens, which is cached like full attention.
     SinkFullAttention,
-    /// Only the last `window` tokens are attended.
+    /// A token attends to the last `window` tokens only.
     SlidingWindow,
-    /// Sliding window over latent attention.
+    /// A sliding window over latent attention.
     SlidingWindowMla,
-    /// Only tokens of the same chunk are attended.
+    /// A token attends to tokens of the same chunk only.
     ChunkedLocalAttention,
-    /// One state per checkpoint: any linear attention or state-space model.
+    /// One state per checkpoint: any linear-attention or state-space model.
     Mamba,
-    /// Never reusable as a prefix.
+    /// The blocks are never reused as a prefix.
     EncoderOnlyAttention,
-    /// Never reusable as a prefix.
+    /// The blocks are never reused as a prefix.
     CrossAttention,
     /// The producer did not say, or named a kind that this version does not know.
     Unknown,
@@ -57,7 +57,7 @@ impl SpecKind {
         Self::NAMES[self as usize].0
     }
 
-    /// Full, MLA and sink attention: every block of the prefix is needed.
+    /// Whether every block of the prefix is needed: full, MLA and sink attention.
     #[must_use]
     pub fn is_full(self) -> bool {
         matches!(
@@ -66,13 +66,13 @@ impl SpecKind {
         )
     }
 
-    /// Sliding-window kinds.
+    /// Whether the kind is a sliding window.
     #[must_use]
     pub fn is_window(self) -> bool {
         matches!(self, Self::SlidingWindow | Self::SlidingWindowMla)
     }
 
-    /// Kinds that never restrict a prefix because no engine reuses them as one.
+    /// Whether the kind never restricts a prefix, because no engine reuses its blocks as a prefix.
     #[must_use]
     pub fn is_never_reused(self) -> bool {
         matches!(self, Self::EncoderOnlyAttention | Self::CrossAttention)
@@ -82,24 +82,26 @@ impl SpecKind {
 /// One group: layers that share a kind and a block table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GroupSpec {
-    /// Attention kind.
+    /// The attention kind.
     pub kind: SpecKind,
-    /// Tokens per block (context parallelism already multiplied in).
+    /// Tokens per block, already multiplied by context parallelism.
     pub block_size: u32,
-    /// Window in tokens; set for window kinds only.
+    /// The window in tokens; set only for window kinds.
     pub window: Option<u32>,
-    /// Chunk in tokens; chunked local attention only, `None` when nobody configured it.
+    /// The chunk in tokens; only for chunked local attention, and `None` if it is not configured.
     pub chunk: Option<u32>,
-    /// A draft head reads hidden states right before the resume point.
+    /// Whether a draft head reads hidden states right before the resume point.
     pub eagle: bool,
-    /// False for groups the engine marks as not prefix-cacheable: they never restrict a prefix.
+    /// False for groups that the engine marks as not prefix-cacheable; they never restrict a
+    /// prefix.
     pub prefix_cacheable: bool,
-    /// Tells groups apart that differ in heads, number format or replication alone.
+    /// A number that differs between groups which differ only in heads, number format or
+    /// replication.
     pub variant: u32,
 }
 
 impl GroupSpec {
-    /// Refuses what no engine can have.
+    /// Refuses a group that no engine can have.
     ///
     /// # Errors
     /// `InvalidValue` that names the rule and the value.
@@ -125,38 +127,43 @@ impl GroupSpec {
     }
 }
 
-/// Where a real engine differs from the rule: a set of flags, each described in
-/// `docs/resume-rule.md`.
+/// How a real engine differs from the rule: a set of flags, each of which `docs/resume-rule.md`
+/// describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct EngineDialect(u8);
 
 impl EngineDialect {
-    /// W = 1 still demands one cached block at the right edge.
+    /// A window of one token still needs one cached block at its right edge.
     pub const WINDOW_OF_ONE_NEEDS_A_BLOCK: Self = Self(1 << 0);
-    /// The chunk start is taken at the candidate length, not at the returned one.
+    /// The chunk start is computed from the candidate length instead of the returned one.
     pub const CHUNK_START_OF_THE_CANDIDATE: Self = Self(1 << 1);
-    /// With exactly one group the extra EAGLE unit must end at or before `num_tokens - 1`.
+    /// With exactly one group, the extra EAGLE unit must end at or before `num_tokens - 1`.
     pub const EAGLE_SINGLE_GROUP_WITHIN_PROMPT: Self = Self(1 << 2);
-    /// EAGLE, unequal block sizes, prefix shorter than the window: aligned before and after the drop.
+    /// With EAGLE, unequal block sizes and a prefix shorter than the window, the length is aligned
+    /// before and after the drop.
     pub const EAGLE_UNEQUAL_BLOCKS_REALIGN: Self = Self(1 << 3);
-    /// EAGLE with three or more specs: a drop that shrinks the length does not re-verify the others.
+    /// With EAGLE and three or more specs, a drop that shrinks the length does not verify the other
+    /// specs again.
     pub const EAGLE_THREE_SPECS_UNVERIFIED: Self = Self(1 << 4);
-    /// One EAGLE group makes every group of the same spec one: they are looked up jointly.
+    /// If one of several groups with the same spec uses EAGLE, all of them count as EAGLE groups,
+    /// because they are looked up together.
     pub const EAGLE_SHARED_BY_EQUAL_SPECS: Self = Self(1 << 5);
-    /// Interior boundaries are probed one by one below the candidate, jointly for equal specs: an
-    /// entry beyond the candidate, or of one group only, extends nothing.
+    /// Interior boundaries are probed one by one below the candidate, and together for groups with
+    /// the same spec. An entry after the candidate, or an entry that only one group has, extends
+    /// nothing.
     pub const PARTIAL_HITS_ARE_PROBED: Self = Self(1 << 6);
 
-    /// The rule itself.
+    /// The rule itself, without any departure.
     pub const PURE: Self = Self(0);
-    /// vLLM 0.32 and 0.33: every flag.
+    /// The dialect of vLLM 0.32 and 0.33: all flags.
     pub const VLLM: Self = Self((1 << 7) - 1);
 
-    /// Dialects and single flags by name; several names are joined with [`EngineDialect::with`].
+    /// The names of dialects and of single flags; several can be combined with
+    /// [`EngineDialect::with`].
     pub const NAMES: [(&'static str, EngineDialect); 10] = [
         ("pure", Self::PURE),
         ("vllm", Self::VLLM),
-        // SGLang departs from the rule in what it publishes, not in how it looks up.
+        // SGLang departs from the rule in what it publishes, and not in how it looks up.
         ("sglang", Self::PURE),
         (
             "window_of_one_needs_a_block",
@@ -191,19 +198,19 @@ impl EngineDialect {
         named(&Self::NAMES, name)
     }
 
-    /// Whether it has all flags of the other.
+    /// Whether this dialect has all flags of the other.
     #[must_use]
     pub fn has(self, flags: Self) -> bool {
         self.0 & flags.0 == flags.0
     }
 
-    /// The flags of both.
+    /// The flags of both dialects.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Its flags but those of the other.
+    /// The flags of this dialect without those of the other.
     #[must_use]
     pub fn without(self, flags: Self) -> Self {
         Self(self.0 & !flags.0)
@@ -217,24 +224,25 @@ fn gcd(a: u64, b: u64) -> u64 {
 /// Everything the resume rule needs to know of one pod's cache.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Topology {
-    /// Groups in the engine's own order; the index is the wire's `group_idx`.
+    /// The groups in the engine's own order; the index is the wire's `group_idx`.
     pub groups: Vec<GroupSpec>,
-    /// A hit is a multiple of this many tokens.
+    /// The number of tokens that every hit is a multiple of.
     pub alignment: u32,
     /// Tokens per hash of the engine's chain; divides the block size of every cacheable group.
     pub hash_block_size: u32,
-    /// Interior boundaries (multiples of `hash_block_size`) may be hits.
+    /// Whether hits may end at interior boundaries of blocks (multiples of `hash_block_size`).
     pub partial_hits: bool,
-    /// Bounded replay: the engine recomputes this many tokens of a hit (0 = off).
+    /// With bounded replay, the number of tokens of a hit that the engine computes again; 0 without
+    /// it.
     pub replay_tokens: u32,
-    /// Tokens after its block that a hash also covers (0 = off).
+    /// The number of tokens after its block that a hash also covers; 0 if there are none.
     pub hash_lookahead: u32,
     /// The engine's departures from the rule.
     pub dialect: EngineDialect,
 }
 
 impl Topology {
-    /// The boundary of hits where none is configured: one at which a block of every group ends.
+    /// The alignment of hits if none is configured: the smallest at which blocks of all groups end.
     #[must_use]
     pub fn default_alignment(groups: &[GroupSpec]) -> u32 {
         let sizes = groups.iter().map(|group| u64::from(group.block_size));
@@ -244,8 +252,8 @@ impl Topology {
         u32::try_from(common).unwrap_or(u32::MAX)
     }
 
-    /// The tokens per hash where none are configured: the most by which every block that is looked
-    /// up can be reached.
+    /// The tokens per hash if none are configured: the largest number that divides all block sizes
+    /// of the groups that are looked up.
     #[must_use]
     pub fn default_hash_block_size(groups: &[GroupSpec]) -> u32 {
         let cacheable = groups.iter().filter(|group| group.prefix_cacheable);
@@ -253,7 +261,7 @@ impl Topology {
         u32::try_from(sizes.fold(0, gcd)).map_or(u32::MAX, |common| common.max(1))
     }
 
-    /// Refuses what no engine can have.
+    /// Refuses a topology that no engine can have.
     ///
     /// # Errors
     /// `InvalidValue` that names the group, the rule and the value.
@@ -269,7 +277,7 @@ impl Topology {
             if let Err(Error::InvalidValue(problem)) = group.validate() {
                 return bad(format!("group {index}: {problem}"));
             }
-            // Scratch that no prefix is looked up in need not follow the hash chain.
+            // A group that no prefix is looked up in need not follow the hash chain.
             let is_chained = group.block_size % self.hash_block_size == 0;
             if group.prefix_cacheable && !is_chained {
                 return bad(format!(

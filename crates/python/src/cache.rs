@@ -31,7 +31,7 @@ fn digests(hashes: Option<Vec<PyBackedBytes>>) -> PyResult<Option<Vec<Digest>>> 
     hashes.map(all).transpose()
 }
 
-/// One engine's cache; locked, so that any thread may call.
+/// The cache of one engine. It is locked, so any thread may call.
 #[pyclass(frozen)]
 struct CacheCore {
     cache: Mutex<Cache>,

@@ -1,4 +1,5 @@
-//! What separates the caches of equal tokens, read from `kvbraid.hashing.ExtraKeys` by name.
+//! What separates the caches of equal tokens, read from `kvbraid.hashing.ExtraKeys` by attribute
+//! name.
 
 use kvbraid_core::blocks::Extra;
 use kvbraid_core::hash::{EmbedsDigest, ExtraKeys, MediaItem};
@@ -41,7 +42,7 @@ impl MediaArg {
 }
 
 impl ExtraKeysArg {
-    /// Calls `run` with the keys as the hash functions take them.
+    /// Calls `run` with the keys in the form that the hash functions take.
     pub(crate) fn with<T>(&self, run: impl FnOnce(ExtraKeys<'_>) -> PyResult<T>) -> PyResult<T> {
         let media: Vec<_> = self.media.iter().map(MediaArg::item).collect();
         let embeds = self.embeds()?;
@@ -53,7 +54,8 @@ impl ExtraKeysArg {
         })
     }
 
-    /// The keys as a cache remembers them; what events alone show of the request is left out.
+    /// The keys in the form that a cache keeps; what only events show about the request is left
+    /// out.
     pub(crate) fn into_extra(self) -> PyResult<Extra> {
         let media = self.media.iter();
         Ok(Extra {

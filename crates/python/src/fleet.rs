@@ -17,9 +17,9 @@ use crate::errors::to_python;
 use crate::shared_index::SharedIndex;
 use crate::tokens::TokenArg;
 
-/// stored, removed, cleared, refused.
+/// The counts of stored, removed, cleared and refused.
 type AppliedTuple = (u64, u64, u64, u64);
-/// index, kind, block size, window, chunk, eagle.
+/// Index, kind, block size, window, chunk, eagle.
 type GroupTuple = (
     Option<u16>,
     &'static str,
@@ -29,9 +29,9 @@ type GroupTuple = (
     bool,
 );
 type StripTuple = (GroupTuple, Vec<bool>, Option<Vec<u32>>);
-/// Why the state is not exact, strips of all groups.
+/// The reason why the state is not exact, and the strips of all groups.
 type WhyTuple = (String, Vec<StripTuple>);
-/// pod, rank, model, (state, reason), messages, groups, (tokens, join, query, unplaced), refused,
+/// Pod, rank, model, (state, reason), messages, groups, (tokens, join, query, unplaced), refused,
 /// (hash function, blocks).
 type InfoTuple = (
     String,
@@ -51,7 +51,7 @@ pub(crate) struct FleetCore {
     index: SharedIndex,
 }
 
-/// One answer, to be read as JSON.
+/// One answer, which can be read as JSON.
 #[pyclass(frozen, module = "kvbraid._native")]
 pub(crate) struct FleetAnswer {
     model: String,
@@ -163,7 +163,8 @@ impl FleetCore {
         Ok(applied_tuple(&applied))
     }
 
-    /// As `apply` for each payload in order, until `budget_us` are over: at least the first.
+    /// The same as `apply` for each payload in order, until `budget_us` have passed; at least one
+    /// is applied.
     fn apply_many(
         &self,
         py: Python<'_>,
@@ -229,7 +230,7 @@ impl FleetCore {
         Ok(FleetAnswer::of(request.model, &tokens, answer))
     }
 
-    /// As `score`, if nobody has the index now; else nothing.
+    /// The same as `score` if no other thread has the index now; else nothing.
     fn try_score(
         &self,
         py: Python<'_>,
@@ -246,8 +247,8 @@ impl FleetCore {
         Ok(answer.map(|answer| FleetAnswer::of(request.model, &tokens, answer)))
     }
 
-    /// The answer, and per row why its state is not exact and the strips of its groups. These are
-    /// drawn after the lock is let go.
+    /// The answer; and for each row the reason why its state is not exact, and the strips of its
+    /// groups. The strips are drawn after the lock is released.
     fn explain(
         &self,
         py: Python<'_>,
@@ -279,7 +280,7 @@ impl FleetCore {
         py.detach(|| self.index.ask().models())
     }
 
-    /// Bytes held, by capacity and estimate.
+    /// The bytes held, by capacity and estimate.
     fn memory_bytes(&self, py: Python<'_>) -> usize {
         py.detach(|| self.index.ask().bytes())
     }

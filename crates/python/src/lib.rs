@@ -1,4 +1,5 @@
-//! `kvbraid._native`: converts, releases the GIL, calls the core, maps errors. Nothing else.
+//! `kvbraid._native` converts values, releases the GIL, calls the core and maps errors. It does
+//! nothing else.
 
 mod cache;
 mod enums;

@@ -1,5 +1,5 @@
-//! What an engine publishes: the payload around events that its cache recorded, and what tells one
-//! payload from another.
+//! What an engine publishes: the payload around the events that its cache recorded, and a digest
+//! that distinguishes payloads.
 
 use kvbraid_core::blocks;
 use kvbraid_core::secret::PayloadHash;
@@ -15,7 +15,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(encode_events, module)?)
 }
 
-/// A published payload of events that were taken.
+/// A published payload around events that were taken.
 #[pyfunction]
 fn encode_events<'py>(
     py: Python<'py>,
@@ -36,7 +36,7 @@ fn encode_events<'py>(
     })
 }
 
-/// Digests of payloads, each object with a secret of its own.
+/// Digests of payloads. Each object has its own secret.
 #[pyclass(frozen, module = "kvbraid._native")]
 struct PayloadDigest {
     hash: PayloadHash,

@@ -1,4 +1,4 @@
-//! The resume rule for callers who hold words themselves: tests, and the rule for one holder.
+//! The resume rule for callers that have words themselves: tests, and the rule for one holder.
 
 use kvbraid_core::Error;
 use kvbraid_core::rule::{self, HOLDERS, Held, Query, Scratch, Unknown};
@@ -96,7 +96,8 @@ fn resume_present(
     })
 }
 
-/// One list of boundaries for the lowest holder in the mask; `None` if the group never restricts.
+/// One list of boundaries for the lowest holder in the mask; `None` if the group never restricts a
+/// prefix.
 #[pyfunction]
 fn resume_accepted(
     py: Python<'_>,
@@ -117,7 +118,7 @@ fn resume_accepted(
     })
 }
 
-/// Per holder the group and boundary that end its prefix, given the answers of `resume`.
+/// For each holder, the group and boundary that end its prefix, given the answers of `resume`.
 #[pyfunction]
 fn resume_limiting(
     py: Python<'_>,
@@ -137,7 +138,7 @@ fn resume_limiting(
     })
 }
 
-/// The first block that a boundary needs of a group, and the one after the last.
+/// The first block that a boundary needs of a group, and the block after the last one.
 #[pyfunction]
 fn needed_blocks(group: GroupArg, boundary: u32) -> PyResult<(u32, u32)> {
     let group = group.decode().map_err(to_python)?;

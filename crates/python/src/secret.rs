@@ -1,12 +1,12 @@
-//! What the core draws its keys from: random bytes of the operating system, drawn here because the
+//! The secrets of the core: random bytes of the operating system. They are drawn here because the
 //! core does no I/O.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 use kvbraid_core::secret::Secret;
 
-/// A secret that nobody knows: four numbers of the standard library's own keyed hash, whose keys
-/// come from the operating system.
+/// A new secret: four numbers of the standard library's own keyed hash, whose keys come from the
+/// operating system.
 pub(crate) fn draw() -> Secret {
     let mut bytes = [0; 32];
     for chunk in bytes.chunks_exact_mut(8) {

@@ -1,8 +1,8 @@
-//! An index that many threads use: who waits for whom.
+//! An index that many threads use, and the order in which they wait.
 //!
-//! Law: whoever changes the index has the turn to the end of the change, so that no change sees half
-//! of another; whoever asks needs the index alone, which a long change lets go between its slices,
-//! to whoever waits first.
+//! Law: a thread that changes the index has the turn until its change is complete, so no change
+//! sees half of another one. A thread that asks a question needs only the index, which a long
+//! change releases between its slices to the thread that has waited longest.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::time::{Duration, Instant};
@@ -11,21 +11,23 @@ use kvbraid_core::Error;
 use kvbraid_core::fleet::{Applied, Index, RankInfo, SLICE};
 use parking_lot::{Mutex, MutexGuard};
 
-/// A longer payload is decoded without the index: that takes a millisecond or more.
+/// A longer payload is decoded without holding the index, because that takes a millisecond or more.
 const LONG_PAYLOAD_BYTES: usize = 256 << 10;
 
-/// Ranks that are looked at in one hold: each takes milliseconds where much of it is undecided.
+/// The number of ranks that are looked at while the index is held. A rank takes milliseconds if
+/// much of it is undecided.
 const RANKS_AT_ONCE: usize = 8;
 
 /// An index and its two locks.
 pub(crate) struct SharedIndex {
-    /// Whose turn it is to change the index, for as long as a change takes. Taken before `index`.
+    /// The turn to change the index, which is held for the whole change. It is taken before
+    /// `index`.
     turn: Mutex<()>,
     index: Mutex<Index>,
 }
 
 impl SharedIndex {
-    /// Shares an index.
+    /// Makes an index shareable.
     pub(crate) fn new(index: Index) -> Self {
         Self {
             turn: Mutex::new(()),
@@ -33,17 +35,17 @@ impl SharedIndex {
         }
     }
 
-    /// The index, for a question.
+    /// Locks the index for a question.
     pub(crate) fn ask(&self) -> MutexGuard<'_, Index> {
         self.index.lock()
     }
 
-    /// The index, for a question, if nobody has it now.
+    /// Locks the index for a question, if no other thread has it now.
     pub(crate) fn try_ask(&self) -> Option<MutexGuard<'_, Index>> {
         self.index.try_lock()
     }
 
-    /// What is known of every rank, a few ranks at a time.
+    /// What is known of every rank. The index is released after every few ranks.
     pub(crate) fn pods(&self) -> Vec<RankInfo> {
         let mut pods: Vec<RankInfo> = Vec::new();
         loop {
@@ -56,7 +58,7 @@ impl SharedIndex {
         }
     }
 
-    /// Makes a change that is not divided. What it leaves to be tidied up is.
+    /// Makes a change in one piece. The tidying up that follows is divided into portions.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Index) -> T) -> T {
         let _turn = self.turn.lock();
         let mut index = self.index.lock();
@@ -65,7 +67,7 @@ impl SharedIndex {
         changed
     }
 
-    /// Resets the ranks of a feed, a portion at a time.
+    /// Resets the ranks of a feed, one portion at a time.
     pub(crate) fn reset(&self, name: &str, dp_rank: u32) -> Result<(), Error> {
         let _turn = self.turn.lock();
         let mut index = self.index.lock();
@@ -77,7 +79,7 @@ impl SharedIndex {
         Ok(())
     }
 
-    /// Takes batches in until the time is over: at least the first.
+    /// Applies batches until the time is over, but at least the first one.
     pub(crate) fn take_in_many(
         &self,
         name: &str,
@@ -88,7 +90,8 @@ impl SharedIndex {
         let begin = Instant::now();
         let mut done = Vec::with_capacity(payloads.len());
         for payload in payloads {
-            // The index is let go in between: a score waits for one batch, not for all.
+            // The index is released between two batches, so a score waits for one batch and not for
+            // all.
             done.push(self.take_in(name, dp_rank, payload.as_ref())?);
             if begin.elapsed() >= budget {
                 break;
@@ -97,8 +100,8 @@ impl SharedIndex {
         Ok(done)
     }
 
-    /// Takes a batch in. Should that panic, the ranks that the feed writes to know nothing from then on,
-    /// and every other rank what it knew; whoever called is told by the panic.
+    /// Applies a batch. If that panics, the ranks that the feed writes to know nothing from then
+    /// on, every other rank keeps what it knew, and the panic is passed on to the caller.
     pub(crate) fn take_in(
         &self,
         name: &str,
@@ -108,13 +111,13 @@ impl SharedIndex {
         let _turn = self.turn.lock();
         let take_in = || self.take_in_slices(name, dp_rank, payload);
         panic::catch_unwind(AssertUnwindSafe(take_in)).unwrap_or_else(|panicked| {
-            // The pod is registered: something of it panicked.
+            // The pod must be registered, because the panic came from its own data.
             let _ = self.index.lock().discard(name, dp_rank);
             panic::resume_unwind(panicked)
         })
     }
 
-    /// Takes a batch in, slice by slice. The caller has the turn.
+    /// Applies a batch slice by slice. The caller has the turn.
     fn take_in_slices(&self, name: &str, dp_rank: u32, payload: &[u8]) -> Result<Applied, Error> {
         let mut index = self.index.lock();
         let mut intake = index.take_intake();
@@ -135,7 +138,7 @@ impl SharedIndex {
     }
 }
 
-/// Tidies up, a portion at a time.
+/// Tidies up, one portion at a time.
 fn keep_limits(index: &mut MutexGuard<'_, Index>) {
     while !index.keep_limits() {
         MutexGuard::bump(index);

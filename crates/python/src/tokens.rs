@@ -1,7 +1,8 @@
 //! Token ids as they come from Python: a buffer of uint32, a list or any sequence of integers.
 //!
-//! The tokens are copied once, while the interpreter is held: a buffer may change as soon as other
-//! threads run. A value that is no token is refused with its position, never truncated.
+//! The tokens are copied once, while the interpreter is held, because a buffer may change as soon
+//! as other threads run. A value that is not a token is refused with its position, and never
+//! truncated.
 
 use crate::errors::InvalidValueError;
 use pyo3::buffer::{PyBuffer, PyUntypedBuffer};
@@ -10,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PySequence};
 use std::ffi::c_long;
 
-/// Formats under which 4-byte items are this machine's unsigned integers.
+/// The formats in which 4-byte items are this machine's unsigned integers.
 const UINT32_FORMATS: [&[u8]; 4] = [b"I", b"@I", b"=I", b"L"];
 
 /// The tokens of one request, as an argument of a native function.
@@ -56,7 +57,7 @@ fn from_list(list: &Bound<'_, PyList>) -> PyResult<Vec<u32>> {
             Some(Ok(token)) => token,
             Some(Err(_)) | None => match list.get_item(index) {
                 Ok(item) => any_int(index, &item)?,
-                // An item's own `__index__` can do anything, to this list too.
+                // The `__index__` method of an item can do anything, including changing this list.
                 Err(_) => return Err(shrunk(index, len)),
             },
         };
@@ -72,8 +73,8 @@ fn shrunk(index: usize, len: usize) -> PyErr {
     ))
 }
 
-/// The item's value if it is exactly an `int` of one machine word; does not touch its reference
-/// count. Of a value of -1 it may not be known whether it is one: no token is negative.
+/// The item's value if it is exactly an `int` of one machine word. Its reference count is not
+/// touched. A result of -1 may also mean an error, but no token is negative.
 #[inline]
 #[expect(
     unsafe_code,
@@ -102,7 +103,8 @@ fn exact_int(list: &Bound<'_, PyList>, index: usize) -> Option<c_long> {
     }
 }
 
-/// Any object that stands for an integer (numpy's scalars), else the refusal.
+/// The value of any object that stands for an integer (numpy's scalars), or the error that refuses
+/// it.
 fn any_int(index: usize, item: &Bound<'_, PyAny>) -> PyResult<u32> {
     item.extract().map_err(|_| {
         let shown = item
@@ -133,7 +135,7 @@ fn from_buffer(py: Python<'_>, buffer: PyUntypedBuffer) -> PyResult<Vec<u32>> {
             buffer.strides()
         )));
     }
-    // Nothing is read of an empty buffer, whose address may be anything.
+    // An empty buffer is not read, because its address may be anything.
     if buffer.item_count() == 0 {
         return Ok(Vec::new());
     }

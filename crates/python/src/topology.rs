@@ -1,4 +1,4 @@
-//! Groups, topologies and dialects, read from Python's structures by name.
+//! Groups, topologies and dialects, read from Python objects by attribute name.
 
 use kvbraid_core::Error;
 use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
@@ -19,7 +19,7 @@ pub(crate) struct GroupArg {
 }
 
 impl GroupArg {
-    /// The group, not validated.
+    /// The group, which is not validated yet.
     pub(crate) fn decode(self) -> Result<GroupSpec, Error> {
         Ok(GroupSpec {
             kind: kind(&self.kind)?,
@@ -45,7 +45,7 @@ pub(crate) struct TopologyArg {
 }
 
 impl TopologyArg {
-    /// The topology with its defaults filled in, validated.
+    /// The validated topology, with its defaults filled in.
     pub(crate) fn decode(self, dialect: EngineDialect) -> Result<Topology, Error> {
         let groups = self.groups.into_iter().map(GroupArg::decode);
         let groups = groups.collect::<Result<Vec<_>, _>>()?;
@@ -67,7 +67,7 @@ impl TopologyArg {
     }
 }
 
-/// The kind of this name.
+/// The kind with this name.
 pub(crate) fn kind(kind: &EnumArg) -> Result<SpecKind, Error> {
     let name = kind.name();
     SpecKind::from_name(name).ok_or_else(|| {
@@ -75,7 +75,7 @@ pub(crate) fn kind(kind: &EnumArg) -> Result<SpecKind, Error> {
     })
 }
 
-/// All flags of dialects and single flags of these names.
+/// The union of the dialects and single flags with these names.
 pub(crate) fn dialect(names: impl IntoIterator<Item: AsRef<str>>) -> Result<EngineDialect, Error> {
     let mut names = names.into_iter();
     names.try_fold(EngineDialect::PURE, |all, name| {

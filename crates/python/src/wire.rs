@@ -1,4 +1,4 @@
-//! The decoder for people and tests: one payload in, plain tuples out.
+//! The decoder for people and tests: it takes one payload and returns plain tuples.
 
 use kvbraid_core::spec::SpecKind;
 use kvbraid_core::wire::{Batch, Decoder, Event, ExtraKey, Medium, Removed, Span, Stored};
@@ -10,7 +10,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(decode_batch, module)?)
 }
 
-/// Decodes one payload into `(ts, dp_rank, events, refused)`; see the stub for the shapes.
+/// Decodes one payload into `(ts, dp_rank, events, refused)`; the stub describes the shapes.
 #[pyfunction]
 fn decode_batch<'py>(py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyTuple>> {
     let mut decoder = Decoder::default();
@@ -83,7 +83,7 @@ fn stored_tuple<'py>(
     join(&what.into_pyobject(py)?, &whose.into_pyobject(py)?)
 }
 
-/// The fields of two tuples in one: `PyO3` makes tuples of at most twelve.
+/// The fields of two tuples in one tuple; `PyO3` makes tuples of at most twelve fields.
 fn join<'py>(
     first: &Bound<'py, PyTuple>,
     second: &Bound<'py, PyTuple>,
@@ -110,7 +110,7 @@ fn removed_tuple<'py>(
         .into_pyobject(py)
 }
 
-/// `None` for a block without keys, else texts, `(id, offset)` pairs and bytes in their order.
+/// `None` for a block without keys, or else its texts, `(id, offset)` pairs and bytes, in order.
 fn block_keys<'py>(
     py: Python<'py>,
     batch: &Batch,

@@ -36,9 +36,9 @@ pub(super) fn needed(core: &Core, step: &StateStep<'_>, table: &Table, hits: &[B
 /// How many blocks the step takes beyond those that `needed` counts; negative if it takes fewer.
 ///
 /// `needed` counts as vLLM does, which errs in two ways when tokens are loaded from elsewhere. It
-/// leaves out the block for the state that is loaded, although the step takes one. And it counts the
-/// state of the hit as leaving the free queue, although nothing adopts a state that lies before the
-/// tokens that are loaded. The true number is
+/// leaves out the block for the state that is loaded, although the step takes one. And it counts
+/// the state of the hit as leaving the free queue, although no request adopts a state that lies
+/// before the tokens that are loaded. The true number is
 ///
 /// ```text
 /// taken     = new(kept hits, with the loaded state) + loaded state + free among kept hits
@@ -46,11 +46,11 @@ pub(super) fn needed(core: &Core, step: &StateStep<'_>, table: &Table, hits: &[B
 /// uncounted = taken - counted
 /// ```
 ///
-/// For example, a hit of 16 tokens, 16 loaded tokens and 16 new ones, in blocks of 16: the hit's state
-/// is in position 0, and free. `needed` counts the new running state and the hit's state: 2. The step
-/// skips position 0 and takes the loaded state (position 1) and the running state (position 2): also
-/// 2, so 0 are uncounted. If a request holds the hit's state already, `needed` counts 1, and 1 is
-/// uncounted.
+/// For example, take a hit of 16 tokens, 16 loaded tokens and 16 new ones, in blocks of 16. The
+/// hit's state is at position 0, and free. `needed` counts the new running state and the hit's
+/// state: 2. The step skips position 0 and takes the loaded state (position 1) and the running
+/// state (position 2): also 2, so 0 are uncounted. If a request holds the hit's state already,
+/// `needed` counts 1, and 1 is uncounted.
 pub(super) fn uncounted(core: &Core, step: &StateStep<'_>, table: &Table, hits: &[BlockId]) -> i64 {
     let skipped = (step.group.skipped(step.lengths.total) / step.group.block) as usize;
     let kept = &hits[skipped.min(hits.len())..];

@@ -1,9 +1,9 @@
-//! Engines that depart from the rule in ways that depend on their own search.
+//! Engines that depart from the rule in ways that depend on how they search.
 //!
-//! vLLM 0.32 and 0.33 lower a candidate length spec by spec until nobody lowers it further. This
-//! follows that search for one holder at a time, each departure under its flag; a plan comes here
-//! only where a flag can change the answer. Lengths are in tokens, since a candidate need not be a
-//! boundary.
+//! vLLM 0.32 and 0.33 lower a candidate length spec by spec until no spec lowers it further. This
+//! file follows that search for one holder at a time, with each departure under its flag. It is
+//! used only if a flag can change the answer. Lengths are in tokens, because a candidate need not
+//! be a boundary.
 
 use std::ops::Range;
 
@@ -14,21 +14,22 @@ use super::sweep::{Buffers, gather};
 use super::{HOLDERS, Held, sweep};
 use crate::spec::{EngineDialect, Topology};
 
-/// What the search looks at, all specs one after the other.
+/// What the search reads, for all specs one after the other.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     words: Vec<u64>,
-    /// Of one holder: how many grains in a row it holds, up to and with this one.
+    /// For one holder: at each grain, how many held grains in a row end there.
     runs: Vec<usize>,
-    /// Which of `words` and `runs` belong to each spec.
+    /// The range of each spec in `words` and `runs`.
     ranges: Vec<Range<usize>>,
-    /// How far each full spec reaches after its drop, in units; everything for the others.
+    /// How far each full spec reaches after its drop, in units. For the other specs, this is the
+    /// whole request.
     reaches: Vec<[usize; HOLDERS]>,
-    /// Of one holder: how far its full specs reach, in units.
+    /// For one holder: how far its full specs reach, in units.
     bound: usize,
 }
 
-/// The answers of an engine that searches, per holder, before replay.
+/// The answers of an engine that searches, for each holder, before replay is subtracted.
 pub(super) fn emulate(
     topology: &Topology,
     plan: &Plan,
@@ -51,16 +52,16 @@ pub(super) fn emulate(
     answers
 }
 
-/// How an engine's search for one holder went.
+/// The course of an engine's search for one holder.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     /// The longest length that any look-up found.
     pub(super) longest: u32,
-    /// By spec: how far its last look-up read, and whether that dropped a unit.
+    /// For each spec, how far its last look-up read, and whether that look-up dropped a unit.
     pub(super) last: SmallVec<[(u32, bool); 8]>,
 }
 
-/// The search of holder 0: what it finds, and how.
+/// The engine's search for holder 0: its answer and its course.
 pub(super) fn search(
     topology: &Topology,
     plan: &Plan,
@@ -118,8 +119,8 @@ impl Lines {
         }
     }
 
-    /// What can matter to one holder: once its full specs are looked up, nothing is read beyond
-    /// their reach by more than a grain.
+    /// The part that can matter to one holder: once the holder's full specs are looked up, no
+    /// look-up reads more than one grain after their reach.
     fn seen(&self, index: usize, spec: &Spec) -> Range<usize> {
         let Range { start, end } = self.ranges[index];
         match spec.demand {
@@ -158,10 +159,10 @@ impl Emulation<'_> {
         }
         let order: SmallVec<[(usize, &Spec); 8]> =
             self.plan.prefixes().chain(self.plan.others()).collect();
-        // vLLM asks one full spec and one other once each. The full one accepts every length up to its
-        // reach, so by the rule nobody would lower the other's answer again. A second look could do
-        // so under some flags (a chunk start, or a block for a window of one, that moves with the
-        // candidate), and the engine takes none: neither does this.
+        // vLLM looks up one full and one other spec only once each. The full spec accepts every
+        // length up to its reach, so by the rule a second round would change nothing. Under some
+        // flags it could (a chunk start, or the block for a window of one token, moves with the
+        // candidate), but the engine does no second round, so neither does this code.
         let is_simple = specs.len() == 2 && order[0].1.demand == Demand::Prefix;
         let mut verified: SmallVec<[bool; 8]> = SmallVec::from_elem(false, specs.len());
         let mut full: SmallVec<[Option<u32>; 8]> = SmallVec::from_elem(None, specs.len());
@@ -221,7 +222,7 @@ impl Emulation<'_> {
         found
     }
 
-    /// How far a look-up may read: one unit beyond the candidate where it drops one.
+    /// How far a look-up may read: one unit after the candidate if it drops a unit.
     fn with_margin(&self, spec: &Spec, candidate: u32, drops: bool) -> u32 {
         let hash = self.topology.hash_block_size;
         let hashed = self.plan.num_tokens / hash * hash;
@@ -257,11 +258,11 @@ impl Emulation<'_> {
     }
 }
 
-/// One spec in front of one holder; counts are in grains, lengths in tokens.
+/// One spec as one holder holds it. Counts are in grains, lengths in tokens.
 struct Line<'a> {
     spec: &'a Spec,
     runs: &'a [usize],
-    /// Of a full spec, after its drop.
+    /// For a full spec: how far it reaches after its drop.
     reach: usize,
     /// Tokens per grain.
     grain: u32,
@@ -277,7 +278,7 @@ impl Line<'_> {
         self.run(end) > 0
     }
 
-    /// Grains held in a row that end at boundary `end`.
+    /// The number of held grains in a row that end at boundary `end`.
     fn run(&self, end: usize) -> usize {
         end.checked_sub(1)
             .and_then(|at| self.runs.get(at))
@@ -285,7 +286,7 @@ impl Line<'_> {
             .unwrap_or(0)
     }
 
-    /// Boundaries up to `max` tokens.
+    /// The number of boundaries up to `max` tokens.
     fn boundaries(&self, max: u32) -> usize {
         ((max / self.grain) as usize).min(self.runs.len())
     }
@@ -300,7 +301,8 @@ impl Line<'_> {
         self.aligned_tokens(most.saturating_sub(usize::from(self.drops)).min(self.reach))
     }
 
-    /// Whole blocks, then the interior boundaries of the next one, furthest first.
+    /// The end of the leading whole blocks, or the furthest interior boundary held in the next
+    /// block.
     fn probe(&self, max: u32) -> u32 {
         let most = self.boundaries(max);
         let block = self.spec.block / self.spec.grain;
@@ -313,7 +315,7 @@ impl Line<'_> {
         self.aligned_tokens(reach.saturating_sub(usize::from(self.drops)))
     }
 
-    /// From the right, the first run that is long enough and whose right edge is aligned.
+    /// The first run from the right that is long enough and whose right edge is aligned.
     fn window(&self, max: u32) -> u32 {
         let extra = usize::from(self.drops);
         let tokens = self.spec.group.window.unwrap_or(1).saturating_sub(1);
@@ -337,7 +339,7 @@ impl Line<'_> {
         0
     }
 
-    /// All blocks from the first on, fewer than the window needs.
+    /// The answer if all blocks from the first on are held, but fewer than the window needs.
     fn shorter_than_window(&self, end: usize) -> u32 {
         let extra = usize::from(self.drops);
         if self

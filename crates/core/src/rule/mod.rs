@@ -1,14 +1,15 @@
 //! The resume rule: the longest prefix that every group of a cache can resume, for 64 pods at once.
 //!
 //! Holders are bits: bit `p` of a word says that pod `p` holds the block which ends at that
-//! boundary. The rule is "the largest element of an intersection", so the order of groups never
-//! changes an answer; only an engine's dialect can make it differ from that. Pure functions: no
-//! allocation beyond the caller's [`Scratch`], no state, no clock, and no notion of where the bits
-//! come from (a block pool, a fleet's events, a pool minus the blocks that failed to load).
+//! boundary. The answer is the largest element of an intersection, so the order of groups never
+//! changes it; only an engine's dialect can make a difference. The functions are pure: they
+//! allocate nothing except in the caller's [`Scratch`], they have no state and no clock, and they
+//! do not know where the bits come from (a block pool, a fleet's events, a pool minus the blocks
+//! that failed to load).
 //!
-//! `needs` says what a boundary needs of a group. `plan` draws that up for one request, `sweep`
-//! evaluates it on words, `dialect` follows the engines that depart from it, `why` answers for one
-//! boundary at a time.
+//! `needs` says what a boundary needs of a group. `plan` compiles this for one request, `sweep`
+//! evaluates it on words, `dialect` follows the engines that depart from it, and `why` answers for
+//! one boundary at a time.
 
 mod dialect;
 mod needs;
@@ -26,10 +27,10 @@ use plan::Plan;
 pub(crate) use plan::alignment;
 use sweep::Buffers;
 
-/// One answer per bit of a word.
+/// The number of holders that are evaluated together: one per bit of a word.
 pub const HOLDERS: usize = 64;
 
-/// Which pods hold what along one request, at a fixed unit of tokens; bit `p` of a word is pod `p`.
+/// What each pod holds along one request, at a fixed unit of tokens. Bit `p` of a word is pod `p`.
 ///
 /// ```text
 /// unit 16      | 0..16 | 16..32 | 32..48 | 48..64 |
@@ -38,35 +39,35 @@ pub const HOLDERS: usize = 64;
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Held<'a> {
-    /// Tokens between two boundaries; divides every block size, the alignment and (where partial
-    /// hits are on) the hash block of the topology.
+    /// Tokens between two boundaries. The unit divides every block size and the alignment of the
+    /// topology or, with partial hits, its hash block.
     pub unit: u32,
     /// `[group][i]`: holders of a whole block of the group that ends at token `(i + 1) * unit`.
-    /// What lies beyond the end of a slice is not held.
+    /// Beyond the end of a slice, nothing is held.
     pub whole: &'a [&'a [u64]],
     /// `[group][i]`: holders of an entry registered at an interior boundary of the group's block.
     /// An empty or absent slice holds nothing.
     pub partial: &'a [&'a [u64]],
 }
 
-/// How to judge a group whose kind or chunk nobody has said.
+/// How to treat a group whose kind or chunk is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Unknown {
-    /// It needs every block from the first on: a lower bound.
+    /// The group needs every block from the first on, which gives a lower bound.
     #[default]
     Strict,
-    /// It needs nothing: an upper bound.
+    /// The group needs nothing, which gives an upper bound.
     Lax,
 }
 
 /// The request side of one evaluation.
 #[derive(Debug, Clone, Copy)]
 pub struct Query {
-    /// Tokens of the request; an answer is at most one less.
+    /// The tokens of the request; an answer is smaller by at least one.
     pub num_tokens: u32,
-    /// Holders to answer for; the others get 0.
+    /// The holders to answer for; the others get 0.
     pub mask: u64,
-    /// How unknown groups are judged.
+    /// How groups of unknown kind or chunk are treated.
     pub unknown: Unknown,
 }
 
@@ -75,11 +76,11 @@ pub struct Query {
 pub struct Scratch {
     plan: Plan,
     buffers: Buffers,
-    /// What `dialect` needs of all specs at once, one after the other.
+    /// What `dialect` needs of all specs at once.
     lines: dialect::Lines,
 }
 
-/// Refuses a unit that some boundary of the topology is no multiple of.
+/// Refuses a unit that does not divide every boundary of the topology.
 ///
 /// # Errors
 /// `InvalidValue` that names the unit and what it does not divide.
@@ -108,10 +109,12 @@ pub fn check_unit(topology: &Topology, unit: u32) -> Result<()> {
     Ok(())
 }
 
-/// How many tokens each holder can reuse: aligned, at most `num_tokens - 1`, replay subtracted.
+/// How many tokens each holder can reuse: aligned, at most `num_tokens - 1`, with replay
+/// subtracted.
 ///
-/// The unit must pass [`check_unit`]. 0 where nothing can be reused. A topology of which no group restricts a prefix accepts all of
-/// it: whether such an engine caches at all is the caller's to know.
+/// The unit must pass [`check_unit`]. The answer is 0 if nothing can be reused. If no group of a
+/// topology restricts a prefix, the whole prompt is accepted: the caller has to know whether such
+/// an engine caches at all.
 pub fn resume(
     topology: &Topology,
     held: &Held,
@@ -137,19 +140,19 @@ pub fn resume(
     answers
 }
 
-/// How an engine's own search went, for one holder.
+/// The course of an engine's own search, for one holder.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Search {
-    /// Tokens it says can be reused, before replay.
+    /// The tokens that it reports as reusable, before replay is subtracted.
     pub num_tokens: u32,
-    /// The longest length that it found for any groups on the way.
+    /// The longest length that it found for some of the groups on the way.
     pub longest: u32,
-    /// By group: how far it last looked, in tokens, and whether it dropped a unit of what it found;
-    /// `None` where the group restricts nothing.
+    /// For each group, how far its last look read, in tokens, and whether it dropped a unit of what
+    /// it found. `None` if the group restricts nothing.
     pub last: Vec<Option<(u32, bool)>>,
 }
 
-/// Follows the engine's search for holder 0, step by step, whether a flag can matter or not.
+/// Follows the engine's search for holder 0 step by step, whether or not a flag can matter.
 ///
 /// The unit must pass [`check_unit`].
 pub fn search(topology: &Topology, held: &Held, query: Query, scratch: &mut Scratch) -> Search {
@@ -171,7 +174,7 @@ pub fn search(topology: &Topology, held: &Held, query: Query, scratch: &mut Scra
     }
 }
 
-/// Whether an engine's own search can make a difference to what it finds, or to how.
+/// Whether an engine's own search can change what it finds, or how it finds it.
 #[must_use]
 pub fn is_search_visible(topology: &Topology) -> bool {
     let mut plan = Plan::default();
@@ -189,8 +192,9 @@ pub fn is_search_visible(topology: &Topology) -> bool {
             && topology.groups.iter().any(is_window_of_one))
 }
 
-/// The longest prefix in tokens that each holder has at least potentially: held by all of its
-/// full-attention groups or, in a topology without one, covered by the blocks of any group.
+/// The longest prefix, in tokens, that each holder may be able to reuse: the prefix that all its
+/// full-attention groups hold or, in a topology without such a group, that the blocks of any group
+/// cover.
 pub fn present(
     topology: &Topology,
     held: &Held,

@@ -1,17 +1,18 @@
-//! What boundary L needs of a group: the table of the rule, said once.
+//! What a boundary needs of a group: the only definition of the rule's table.
 //!
-//! Whatever asks which blocks a resume reads asks here: answers explained and weighed, blocks kept
-//! and freed. Only the sweep has the table in a form of its own, for words of 64 holders; tests hold
-//! the two equal.
+//! All code that asks which blocks a resume reads asks here: to explain and to score answers, to
+//! keep and to free blocks. Only the sweep has its own form of the table, for words of 64 holders,
+//! and tests show that the two are equal.
 
 use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::spec::{GroupSpec, SpecKind};
 
-/// The first token that a token at `boundary` reads of this group; `boundary` where it reads none.
+/// The first token of this group that a token at `boundary` reads; `boundary` itself if it reads
+/// none.
 ///
-/// A state counts as the last token that went into it.
+/// A state counts as the last token that it includes.
 #[must_use]
 pub fn first_read(group: &GroupSpec, boundary: u32) -> u32 {
     match group.kind {
@@ -35,10 +36,10 @@ pub fn first_read(group: &GroupSpec, boundary: u32) -> u32 {
 /// boundary 12                 L         full 0..3, EAGLE full 0..4, window of 6 tokens 1..3,
 ///                                       chunk of 8 tokens 2..3, state 2..3
 /// ```
-/// A group that never restricts a prefix, and a chunk that starts at the boundary, need nothing. A
-/// kind or chunk that nobody has said needs every block. A draft head's group needs the unit that
-/// begins at the boundary too. Of a block that the boundary (or that unit) ends inside, an entry
-/// there suffices.
+/// A group that never restricts a prefix needs nothing, and neither does a chunk group at a
+/// boundary where a chunk starts. A group of unknown kind or chunk needs every block. The group of
+/// a draft head also needs the unit that begins at the boundary. If the boundary (or that unit)
+/// ends inside a block, an entry of the block at that point is enough.
 ///
 /// ```
 /// use kvbraid_core::rule::needed;
@@ -63,7 +64,7 @@ pub fn first_read(group: &GroupSpec, boundary: u32) -> u32 {
 pub fn needed(group: &GroupSpec, boundary: u32) -> Range<u32> {
     let size = group.block_size;
     let never = !group.prefix_cacheable || group.kind.is_never_reused();
-    // A state cannot be rewound: it has no unit to drop.
+    // A state cannot be rewound, so it has no unit to drop.
     let drops = group.eagle && group.kind != SpecKind::Mamba;
     let start = first_read(group, boundary);
     let end = boundary.saturating_add(u32::from(drops));
@@ -74,7 +75,7 @@ pub fn needed(group: &GroupSpec, boundary: u32) -> Range<u32> {
     start / size..end.div_ceil(size)
 }
 
-/// Refuses a boundary at which no group of this kind is resumed.
+/// Refuses a boundary at which a group of this kind is never resumed.
 ///
 /// # Errors
 /// `InvalidValue` that names the boundary, the block and the kind.

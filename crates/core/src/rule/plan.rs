@@ -1,12 +1,12 @@
-//! What each group demands of a boundary, with groups of equal spec merged.
+//! What each group demands at a boundary. Groups with the same spec are merged.
 //!
-//! A plan is drawn once per evaluation and holds sizes in units. It sees the request's length but
-//! never what is held.
+//! A plan is made once per evaluation, and its sizes are in units. It depends on the request's
+//! length but never on what is held.
 
 use super::{Query, Unknown};
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
-/// What a group must hold for a boundary L. Every kind of cache is one of these, or asks nothing.
+/// What a group must hold for a boundary L. Every kind of cache has one of these demands, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Demand {
     /// Every block that ends at or before L.
@@ -15,22 +15,22 @@ pub(super) enum Demand {
     Window { blocks: usize },
     /// Every block that overlaps `[floor(L / tokens) * tokens, L)`.
     Chunk { tokens: u32 },
-    /// The one state taken exactly at L.
+    /// The one state that was taken exactly at L.
     Checkpoint,
 }
 
-/// A chunk that nobody configured, judged strictly: one chunk from the first token on.
+/// A chunk of unknown size, under the strict treatment: one chunk from the first token on.
 const ENDLESS_CHUNK: u32 = u32::MAX;
 
 /// One demand and the groups that share it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Spec {
-    /// The first group with this spec; `eagle` is the whole spec's.
+    /// The first group with this demand, except that `eagle` is true if any of the groups has it.
     pub(super) group: GroupSpec,
     pub(super) demand: Demand,
     /// Units per block.
     pub(super) block: usize,
-    /// Units between two boundaries this spec may accept: a block, or a hash block.
+    /// Units between two boundaries that this spec may accept: a block, or a hash block.
     pub(super) grain: usize,
 }
 
@@ -40,12 +40,13 @@ impl Spec {
         self.grain < self.block
     }
 
-    /// Grains that must be held beyond L. A state cannot be rewound: never for checkpoints.
+    /// The number of grains after L that must be held. A state cannot be rewound, so a checkpoint
+    /// needs none.
     pub(super) fn extra(&self) -> usize {
         usize::from(self.group.eagle && self.demand != Demand::Checkpoint)
     }
 
-    /// The same demand of what is held, with nothing beyond it.
+    /// The same demand, without the grains after L.
     pub(super) fn without_extra(&self) -> Self {
         let group = GroupSpec {
             eagle: false,
@@ -55,31 +56,31 @@ impl Spec {
     }
 }
 
-/// The demands of one topology on one request. Sizes are in units.
+/// The demands of one topology on one request, with sizes in units.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
-    /// In the order of their first groups.
+    /// The demands, in the order of their first groups.
     pub(super) specs: Vec<Spec>,
-    /// Index into `specs` of each group, `None` where a group restricts nothing.
+    /// For each group, its index in `specs`; `None` if the group restricts nothing.
     pub(super) spec_of: Vec<Option<usize>>,
-    /// Holders that count.
+    /// The holders to answer for.
     pub(super) mask: u64,
     /// Tokens per unit.
     pub(super) unit: u32,
     pub(super) num_tokens: u32,
-    /// Whole units of the request.
+    /// The number of whole units of the request.
     pub(super) units: usize,
     /// An answer is a multiple of this many units.
     pub(super) step: usize,
     /// An answer is at most this many units.
     pub(super) limit: usize,
-    /// Interior boundaries of a full group are probed at most this far.
+    /// The units up to which the interior boundaries of a full group are probed.
     pub(super) probe_limit: usize,
-    /// Interior boundaries must be shared by all groups of a spec.
+    /// Whether an interior boundary counts only if all groups of a spec have it.
     pub(super) probes_jointly: bool,
 }
 
-/// The demand of one group, or `None` where it never restricts a prefix.
+/// The demand of one group; `None` if it never restricts a prefix.
 pub(super) fn demand(group: &GroupSpec, topology: &Topology, unknown: Unknown) -> Option<Demand> {
     if !group.prefix_cacheable {
         return None;
@@ -113,7 +114,7 @@ pub(super) fn demand(group: &GroupSpec, topology: &Topology, unknown: Unknown) -
 }
 
 impl Plan {
-    /// Draws the plan anew, keeping the buffers.
+    /// Makes the plan anew, and uses the buffers again.
     pub(super) fn draw(&mut self, topology: &Topology, unit: u32, query: Query) {
         self.specs.clear();
         self.spec_of.clear();
@@ -169,14 +170,14 @@ impl Plan {
         }
     }
 
-    /// Lets a look at what is held go to the request's end, whatever the engine would probe.
+    /// Lets the next look read to the end of the request, whatever the engine would probe.
     pub(super) fn look_at_all(&mut self) {
         self.limit = self.units;
         self.probe_limit = self.units;
         self.probes_jointly = false;
     }
 
-    /// Full-attention specs by index: everything after their reach can be skipped.
+    /// The full-attention specs with their indices. Everything after their reach can be skipped.
     pub(super) fn prefixes(&self) -> impl Iterator<Item = (usize, &Spec)> {
         self.specs
             .iter()
@@ -184,7 +185,7 @@ impl Plan {
             .filter(|(_, spec)| spec.demand == Demand::Prefix)
     }
 
-    /// The other specs by index.
+    /// The other specs with their indices.
     pub(super) fn others(&self) -> impl Iterator<Item = (usize, &Spec)> {
         self.specs
             .iter()
@@ -202,12 +203,12 @@ impl Plan {
             .map(|(group, _)| group)
     }
 
-    /// Units to tokens; an answer never exceeds `num_tokens`, so it fits.
+    /// Converts units to tokens. The result fits, because an answer never exceeds `num_tokens`.
     pub(super) fn tokens(&self, units: usize) -> u32 {
         u32::try_from(units).map_or(u32::MAX, |units| units * self.unit)
     }
 
-    /// The flags that change a demand or a limit once and for all.
+    /// Applies the flags that change a demand or a limit, whatever is held.
     fn apply_static_flags(&mut self, topology: &Topology) {
         let dialect = topology.dialect;
         if dialect.has(EngineDialect::WINDOW_OF_ONE_NEEDS_A_BLOCK) {
@@ -274,7 +275,7 @@ impl Plan {
     }
 }
 
-/// What every answer is a multiple of, in tokens, before the groups' own blocks.
+/// The number of tokens that every answer is a multiple of, apart from the groups' own blocks.
 pub(crate) fn alignment(topology: &Topology) -> u32 {
     if topology.partial_hits {
         topology.hash_block_size
@@ -283,7 +284,7 @@ pub(crate) fn alignment(topology: &Topology) -> u32 {
     }
 }
 
-/// Least common multiple; saturates, which no request is long enough to notice.
+/// The least common multiple. If it overflows it saturates, and no request is that long.
 pub(super) fn lcm(a: usize, b: usize) -> usize {
     let (mut x, mut y) = (a, b);
     while y != 0 {

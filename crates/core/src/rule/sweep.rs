@@ -7,28 +7,29 @@
 //! accepted          & of all specs
 //! answer of a bit   the last word that has it
 //! ```
-//! Never looks beyond the reach of the full groups, never orders groups in a way that matters.
+//! The sweep never looks further than the full groups reach, and the order of the groups never
+//! matters.
 
 use std::ops::Range;
 
 use super::plan::{Demand, Plan, Spec};
 use super::{HOLDERS, Held};
 
-/// Steps looked at first. Most holders resume near the end of what their full groups hold, so the
-/// search goes from there in tiles that grow.
+/// The number of steps that are looked at first. Most holders resume near the end of what their
+/// full groups hold, so the search goes down from there, in tiles that grow.
 const FIRST_TILE: usize = 32;
 
-/// Words that a sweep reuses.
+/// Buffers that a sweep uses again.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
-    /// Holders that accept each step, after the specs seen so far.
+    /// For each step, the holders for which all specs so far accept it.
     accept: Vec<u64>,
-    /// Acceptance of one spec at each of its grains.
+    /// For each grain, the holders for which one spec accepts it.
     pub(super) words: Vec<u64>,
     suffix: Vec<u64>,
 }
 
-/// Tokens that each holder can resume.
+/// How many tokens each holder can reuse.
 pub(super) fn resume(plan: &Plan, held: &Held, buffers: &mut Buffers) -> [u32; HOLDERS] {
     let mut limits = [plan.limit; HOLDERS];
     for (index, spec) in plan.prefixes() {
@@ -64,7 +65,7 @@ pub(super) fn resume(plan: &Plan, held: &Held, buffers: &mut Buffers) -> [u32; H
     answers.map(|units| plan.tokens(units))
 }
 
-/// Fills `accept` with the holders whose limit is not below each step; returns the highest limit.
+/// Fills `accept` with the holders whose limit is at least each step. Returns the highest limit.
 fn allow(accept: &mut Vec<u64>, limits: &[usize; HOLDERS]) -> usize {
     let top = limits.iter().copied().max().unwrap_or(0);
     accept.clear();
@@ -86,7 +87,8 @@ fn lower(limits: &mut [usize; HOLDERS], by: &[usize; HOLDERS]) {
     }
 }
 
-/// How far a full spec reaches per holder, in units, what must lie beyond already taken off.
+/// How far a full spec reaches for each holder, in units, after subtracting what must follow the
+/// boundary.
 pub(super) fn reach(
     plan: &Plan,
     held: &Held,
@@ -117,7 +119,7 @@ pub(super) fn reach(
     grains.map(|grains| grains.saturating_sub(spec.extra()) * spec.grain)
 }
 
-/// How many words from the first on each holder has.
+/// For each holder, the number of leading words that have its bit.
 fn run(words: impl Iterator<Item = u64>, mask: u64) -> [usize; HOLDERS] {
     let mut counts = [0; HOLDERS];
     let mut alive = mask;
@@ -137,7 +139,7 @@ fn run(words: impl Iterator<Item = u64>, mask: u64) -> [usize; HOLDERS] {
     counts
 }
 
-/// Notes `value` for each of the holders.
+/// Sets the value of each of these holders.
 fn note(values: &mut [usize; HOLDERS], mut holders: u64, value: usize) {
     while holders != 0 {
         values[holders.trailing_zeros() as usize] = value;
@@ -145,7 +147,8 @@ fn note(values: &mut [usize; HOLDERS], mut holders: u64, value: usize) {
     }
 }
 
-/// For each bit of `mask`, one more than the index of the last word that has it; 0 where none does.
+/// For each bit of `mask`, one more than the index of the last word that has it; 0 if no word has
+/// it.
 fn last_set(words: &[u64], mask: u64) -> [usize; HOLDERS] {
     let mut answers = [0; HOLDERS];
     let mut pending = mask;
@@ -162,7 +165,8 @@ fn last_set(words: &[u64], mask: u64) -> [usize; HOLDERS] {
     answers
 }
 
-/// ANDs the holders for which a spec accepts each of some steps into `buffers.accept`.
+/// Removes, for each of these steps, the holders for which a spec does not accept it from
+/// `buffers.accept`.
 ///
 /// ```text
 /// steps                 |  s  |  s  |  s  |
@@ -195,7 +199,8 @@ fn accept(plan: &Plan, held: &Held, index: usize, steps: Range<usize>, buffers: 
         Demand::Chunk { tokens } => restart(words, tokens, spec, base, plan.mask),
         Demand::Prefix | Demand::Checkpoint => {} // A prefix has a `reach` instead.
     }
-    // What is said of a boundary lies where its extra unit ends; beyond the request it is not held.
+    // The verdict on a boundary is at the end of its extra unit; after the end of the request,
+    // nothing is held.
     let said = words[first - base..]
         .iter()
         .skip(spec.extra())
@@ -206,7 +211,7 @@ fn accept(plan: &Plan, held: &Held, index: usize, steps: Range<usize>, buffers: 
     }
 }
 
-/// ANDs what the groups of a spec hold at each grain from `base` on into `words`.
+/// ANDs into `words` what all groups of a spec hold at each grain from `base` on.
 pub(super) fn gather(plan: &Plan, held: &Held, index: usize, base: usize, words: &mut [u64]) {
     let spec = &plan.specs[index];
     for group in plan.members(index) {
@@ -244,15 +249,15 @@ fn entry(whole: &[u64], partial: &[u64], spec: &Spec, end: usize) -> u64 {
     from.get(unit - 1).copied().unwrap_or(0)
 }
 
-/// The words of one group; what was not given is not held.
+/// The words of one group. A group without words holds nothing.
 pub(super) fn slice<'a>(groups: &[&'a [u64]], group: usize) -> &'a [u64] {
     groups.get(group).copied().unwrap_or(&[])
 }
 
-/// AND over the last `needed` words, or over all of them near the start.
+/// ANDs the last `needed` words into each word; near the start, all words before it.
 ///
-/// Two running ANDs per chunk of `needed` words: one forward from the chunk's start, one backward
-/// from its end; every window is a suffix of one chunk and a prefix of the next.
+/// There are two running ANDs per chunk of `needed` words, one forward from the chunk's start and
+/// one backward from its end. Every window is a suffix of one chunk and a prefix of the next.
 fn slide(words: &mut [u64], needed: usize, suffix: &mut Vec<u64>) {
     if needed == 1 {
         return; // Every word is its own window.
@@ -282,9 +287,10 @@ fn slide(words: &mut [u64], needed: usize, suffix: &mut Vec<u64>) {
     }
 }
 
-/// AND restarted where a chunk starts; a chunk that starts inside a block needs that block.
+/// A running AND that restarts where a chunk starts. A chunk that starts inside a block needs that
+/// block.
 ///
-/// The first word is the first that its own chunk needs.
+/// The first word must be the first that its own chunk needs.
 fn restart(words: &mut [u64], chunk: u32, spec: &Spec, base: usize, mask: u64) {
     let mut first = base; // The first block that the current chunk needs.
     let mut accepted = mask; // At the end of the previous block.
@@ -308,24 +314,26 @@ fn restart(words: &mut [u64], chunk: u32, spec: &Spec, base: usize, mask: u64) {
     }
 }
 
-/// The first block that the end of `block` needs; the one after it at the end of a chunk.
+/// The first block that a boundary at the end of `block` needs. At the end of a chunk, this is the
+/// block after it.
 fn chunk_start(block: usize, chunk: u32, spec: &Spec) -> usize {
     let (size, chunk) = (spec.group.block_size as usize, chunk as usize);
     (block + 1) * size / chunk * chunk / size
 }
 
-/// ANDs a full spec's reach into `words`, at the grain of a hash block.
+/// ANDs the reach of a full spec into `words`, at the grain of a hash block.
 ///
 /// ```text
 /// block         |-------- 0 --------|-------- 1 --------|
 /// held           whole               .   .  partial  .
 /// accepted       x    x    x    x    x   x   x          .
 /// ```
-/// Whole blocks from the first on, extended into the next one up to its furthest registered
-/// boundary. Downward closed, so a boundary is accepted when anything at or beyond it is held.
+/// The reach is the end of the leading whole blocks, extended into the next block up to its
+/// furthest registered boundary. Every boundary before the reach is accepted too, so a boundary is
+/// accepted if anything at or after it is held.
 pub(super) fn fine_reach(plan: &Plan, held: &Held, index: usize, words: &mut [u64]) {
     if plan.probes_jointly {
-        // An entry that only some of the groups hold is no entry.
+        // An entry counts only if all groups hold it.
         reach_of(plan, index, words, |end| {
             let mut all = u64::MAX;
             for group in plan.members(index) {
@@ -360,7 +368,7 @@ pub(super) fn member_entry(
 
 fn reach_of(plan: &Plan, index: usize, words: &mut [u64], entry_at: impl Fn(usize) -> u64) {
     let spec = &plan.specs[index];
-    // Entries beyond the words still extend the reach to them.
+    // Entries after the end of the words still extend the reach up to that end.
     let beyond = plan.probe_limit / spec.grain;
     let per_block = spec.block / spec.grain;
     let mut alive = u64::MAX; // All earlier blocks are whole.
@@ -380,7 +388,8 @@ fn reach_of(plan: &Plan, index: usize, words: &mut [u64], entry_at: impl Fn(usiz
     }
 }
 
-/// How far all full groups are held, per holder, in tokens. The plan must look at all.
+/// How far all full groups hold the request, for each holder, in tokens. `look_at_all` must come
+/// first.
 pub(super) fn full_reach(plan: &Plan, held: &Held, buffers: &mut Buffers) -> [u32; HOLDERS] {
     let mut limits = [plan.units; HOLDERS];
     for (index, spec) in plan.specs.iter().enumerate() {
@@ -394,7 +403,8 @@ pub(super) fn full_reach(plan: &Plan, held: &Held, buffers: &mut Buffers) -> [u3
     limits.map(|units| plan.tokens(units))
 }
 
-/// How far the blocks of any group cover the request without a gap, per holder, in tokens.
+/// How far the blocks of all groups together cover the request without a gap, for each holder, in
+/// tokens.
 pub(super) fn coverage(plan: &Plan, held: &Held) -> [u32; HOLDERS] {
     let covered = |unit: usize| {
         let specs = plan.spec_of.iter().enumerate();

@@ -1,4 +1,4 @@
-//! Edges of the evaluation; that answers are right is shown against brute force from Python.
+//! Edge cases of the evaluation. Python tests compare its answers with brute force.
 
 use super::*;
 use crate::spec::{EngineDialect, GroupSpec, SpecKind};

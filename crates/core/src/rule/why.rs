@@ -1,9 +1,10 @@
 //! The rule one boundary at a time: what `explain` shows and which group ends a prefix.
 //!
-//! This is the definition read aloud: for a boundary, AND the blocks that the group needs there.
-//! That costs a window per boundary, so the hot path never comes here except for one boundary per
-//! answer. All boundaries of one group together ([`accepted`]) are read from how many blocks in a
-//! row are held up to each: linear in the blocks of the request, whatever the group demands.
+//! This follows the definition directly: for a boundary, AND the blocks that the group needs there.
+//! That costs a window per boundary, so the hot path uses it only for one boundary per answer. All
+//! boundaries of one group together ([`accepted`]) are derived from the number of held blocks in a
+//! row up to each of them, which is linear in the blocks of the request, whatever the group
+//! demands.
 
 use std::ops::Range;
 
@@ -13,18 +14,18 @@ use super::sweep::member_entry;
 use super::{HOLDERS, Held, Query, Scratch};
 use crate::spec::Topology;
 
-/// The group that ends a prefix, and the boundary in tokens that it refuses.
+/// The group that ends a prefix, and the boundary that it refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limiting {
-    /// Index into the topology's groups.
+    /// The index of the group in the topology.
     pub group: usize,
-    /// The first aligned boundary beyond the answer that not all groups accept.
+    /// The first aligned boundary after the answer that not all groups accept, in tokens.
     pub boundary: u32,
 }
 
-/// The boundaries in tokens, at most `num_tokens - 1`, that one group accepts for holder `bit`.
+/// The boundaries that one group accepts for holder `bit`, in tokens and at most `num_tokens - 1`.
 ///
-/// Boundary 0, which every group accepts, is left out. `None` for a group that restricts nothing.
+/// Boundary 0, which every group accepts, is left out. `None` if the group restricts nothing.
 pub fn accepted(
     topology: &Topology,
     held: &Held,
@@ -54,7 +55,7 @@ pub fn accepted(
     Some(ends.map(|own| plan.tokens(own * spec.grain)).collect())
 }
 
-/// One group in front of one holder: how many grains in a row are held that end at each grain.
+/// One group as one holder holds it: for each grain, how many held grains in a row end there.
 ///
 /// ```text
 /// held      x  x  .  x  x  x
@@ -76,8 +77,8 @@ impl Line {
         }
     }
 
-    /// Whole blocks from the first on, extended by interior entries of the next one: everything up
-    /// to the furthest of these counts as held.
+    /// The leading whole blocks, extended by interior entries of the next block: everything up to
+    /// the furthest of these entries counts as held.
     fn of_entries(plan: &Plan, spec: &Spec, holds: impl Fn(usize) -> bool) -> Self {
         let per_block = spec.block / spec.grain;
         let limit = plan.probe_limit / spec.grain;
@@ -92,7 +93,8 @@ impl Line {
         }
     }
 
-    /// Whether boundary `own` (in grains, at least 1) is accepted, as [`accepts`] says of it alone.
+    /// Whether boundary `own` (in grains, at least 1) is accepted; the same answer as that of
+    /// [`accepts`].
     fn accepts(&self, plan: &Plan, spec: &Spec, own: usize) -> bool {
         let grains = needed_grains(plan, spec, own);
         let run = self.runs.get(grains.end - 1).copied().unwrap_or(0);
@@ -100,11 +102,11 @@ impl Line {
     }
 }
 
-/// The grains of a spec that boundary `own` (in grains, at least 1) needs, without interior entries
-/// of a full spec.
+/// The grains of a spec that boundary `own` (in grains, at least 1) needs. Interior entries of a
+/// full spec are not considered.
 fn needed_grains(plan: &Plan, spec: &Spec, own: usize) -> Range<usize> {
     if spec.is_fine() {
-        // Each boundary has a state of its own; the prefix counts as held up to its reach.
+        // Each boundary has its own state. A full spec is counted as held up to its reach.
         let first = if spec.demand == Demand::Prefix {
             0
         } else {
@@ -116,9 +118,9 @@ fn needed_grains(plan: &Plan, spec: &Spec, own: usize) -> Range<usize> {
     blocks.start as usize..blocks.end as usize
 }
 
-/// For each holder, which group refuses the first boundary beyond its answer that is refused.
+/// For each holder, the first boundary after its answer that a group refuses, and that group.
 ///
-/// `answers` are those of [`super::resume`] for the same arguments. `None` where only the length of
+/// `answers` are those of [`super::resume`] for the same arguments. `None` if only the length of
 /// the request (or a departure of the engine from the rule) ends the prefix.
 pub fn limiting(
     topology: &Topology,
@@ -151,7 +153,7 @@ pub fn limiting(
     limits
 }
 
-/// Notes which holders are refused at `end`; returns those that no group refuses.
+/// Notes the holders that some group refuses at `end`. Returns those that no group refuses.
 fn refuse(
     plan: &Plan,
     held: &Held,
@@ -179,10 +181,10 @@ fn refuse(
     left
 }
 
-/// Those of `holders` for which a restricting group accepts boundary `end` (in units).
+/// The holders among `holders` for which a restricting group accepts boundary `end` (in units).
 ///
-/// `known` is a boundary that the holders are known to reach in full attention: nothing before its
-/// block is looked at again.
+/// `known` is a boundary up to which the holders are known to hold full attention: nothing before
+/// its block is looked at again.
 fn accepts(plan: &Plan, held: &Held, group: usize, holders: u64, end: usize, known: usize) -> u64 {
     let Some(index) = plan.spec_of[group] else {
         return holders;
@@ -211,7 +213,8 @@ fn accepts(plan: &Plan, held: &Held, group: usize, holders: u64, end: usize, kno
     all
 }
 
-/// Holders whose whole blocks, extended by interior entries of the next one, reach grain `end`.
+/// The holders whose whole blocks, extended by interior entries of the next block, reach grain
+/// `end`.
 fn reaches(plan: &Plan, held: &Held, index: usize, group: usize, end: usize) -> u64 {
     let spec = &plan.specs[index];
     let per_block = spec.block / spec.grain;

@@ -8,26 +8,27 @@ use kvbraid_core::hash::Digest;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// References; group, hash and tokens that it is found by first.
+/// The number of references; and the group, the hash and the number of tokens of the block's first
+/// key.
 pub(super) type BlockTuple<'py> = (u32, Option<(u16, Bound<'py, PyBytes>, u32)>);
 
-/// Requests that fit; block ids and counts as buffers of native 32-bit integers.
+/// The number of requests that fit; block ids and counts as buffers of native 32-bit integers.
 pub(super) type AllocationTuple<'py> = (usize, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
 
-/// Hash, tokens, value, whether nothing leads on from it.
+/// The hash, the number of tokens, the value, and whether no checkpoint continues from this one.
 pub(super) type CheckpointTuple<'py> = (Bound<'py, PyBytes>, u32, f64, bool);
 
-/// Request, group, block, tokens.
+/// The request, the group, the block and the number of tokens.
 pub(super) type StateTuple = (u64, u16, u32, u32);
 
-/// Copies, blocks to zero, kept states.
+/// The copies, the blocks to zero, and the kept states.
 pub(super) type WorkTuple = (Vec<(u32, u32)>, Vec<u32>, Vec<StateTuple>);
 
-/// Requests, their tokens, and those of them that were reused.
+/// The number of requests, of their tokens, and of the tokens that they reused.
 type StartsTuple = (u64, u64, u64);
 
-/// First runs, runs after a preemption; matches, external tokens, junctions, preemptions, allocated
-/// and evicted blocks.
+/// First runs, runs after a preemption, and then matches, external tokens, junctions, preemptions,
+/// allocated blocks and evicted blocks.
 pub(super) type StatisticsTuple = (StartsTuple, StartsTuple, (u64, u64, u64, u64, u64, u64));
 
 pub(super) fn allocation<'py>(
@@ -41,7 +42,8 @@ pub(super) fn allocation<'py>(
     ))
 }
 
-/// Written in place: a step of 256 requests answers with thousands of numbers.
+/// The numbers as native bytes, written in place: a step of 256 requests answers with thousands of
+/// numbers.
 fn native_bytes(
     py: Python<'_>,
     numbers: impl ExactSizeIterator<Item = u32>,
@@ -54,12 +56,12 @@ fn native_bytes(
     })
 }
 
-/// Blocks as plain numbers; the vector is reused.
+/// Block ids as plain numbers, in the same vector.
 pub(super) fn numbers(blocks: Vec<BlockId>) -> Vec<u32> {
     blocks.into_iter().map(|block| block.0).collect()
 }
 
-/// Plain numbers as blocks; the vector is reused.
+/// Plain numbers as block ids, in the same vector.
 pub(super) fn block_ids(numbers: Vec<u32>) -> Vec<BlockId> {
     numbers.into_iter().map(BlockId).collect()
 }

@@ -1,4 +1,4 @@
-//! What the cache is asked, read from Python's structures by name.
+//! The arguments of the cache's methods, read from Python objects by attribute name.
 
 use kvbraid_core::cache::Need;
 use pyo3::prelude::*;
@@ -39,14 +39,14 @@ impl NeedArg {
     }
 }
 
-/// Positions one after the other: Python's `range`.
+/// Consecutive positions: Python's `range`.
 #[derive(FromPyObject)]
 pub(super) struct RangeArg {
     pub start: u32,
     pub stop: u32,
 }
 
-/// What events alone show of a request: `kvbraid.cache.step.Labels`.
+/// What only events show about a request: `kvbraid.cache.step.Labels`.
 #[derive(FromPyObject)]
 pub(super) struct LabelsArg {
     pub lora_id: Option<i64>,

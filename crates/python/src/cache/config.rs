@@ -1,4 +1,4 @@
-//! A cache's configuration, read from `kvbraid.cache.CacheConfig` by name.
+//! The configuration of a cache, read from `kvbraid.cache.CacheConfig` by attribute name.
 
 use kvbraid_core::cache::{
     ByValue, CacheConfig, GroupOptions, HashFunction, PrefillCost, Retention,
@@ -50,7 +50,7 @@ struct CostArg {
     per_pair: f64,
 }
 
-/// `kvbraid.cache.Retention`: its classes are told apart by what they have.
+/// `kvbraid.cache.Retention`: its classes are distinguished by the attributes that they have.
 struct RetentionArg(Retention);
 
 impl<'py> FromPyObject<'_, 'py> for RetentionArg {
@@ -91,7 +91,7 @@ impl GroupOptionsArg {
 }
 
 impl ConfigArg {
-    /// The configuration; without options each group has the defaults.
+    /// The configuration. Without options, each group has the defaults.
     pub(super) fn decode(self) -> PyResult<CacheConfig> {
         let dialect = dialect([self.dialect.name()]).map_err(to_python)?;
         let topology = self.topology.decode(dialect).map_err(to_python)?;

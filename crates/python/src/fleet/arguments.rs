@@ -1,4 +1,4 @@
-//! What the fleet index is asked, read from Python's structures by name.
+//! The arguments of the fleet index's methods, read from Python objects by attribute name.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -32,7 +32,7 @@ pub(super) struct OptionsArg {
 }
 
 impl OptionsArg {
-    /// The options; a secret is drawn where none is given.
+    /// The options. A secret is drawn if none is given.
     pub(super) fn decode(self) -> Options {
         Options {
             use_hash_functions: &*self.keys == "auto",
@@ -102,7 +102,8 @@ impl EngineArg {
     }
 }
 
-/// `kvbraid.fleet.Request`, but for its tokens: an argument of their own says what is wrong with them.
+/// `kvbraid.fleet.Request` without its tokens, which are an argument of their own with its own
+/// error messages.
 #[derive(FromPyObject)]
 pub(super) struct RequestArg {
     pub model: String,
@@ -115,7 +116,7 @@ pub(super) struct RequestArg {
 }
 
 impl RequestArg {
-    /// Calls `run` with the request as the index takes it.
+    /// Calls `run` with the request in the form that the index takes.
     pub(super) fn with<T>(
         &self,
         tokens: &TokenArg,

@@ -145,8 +145,8 @@ impl Checkpoints {
         }
     }
 
-    /// The hashes that belong to a node: the hash of its end, and those of the blocks after which paths
-    /// can part.
+    /// The hashes that belong to a node: the hash of its end, and those of the blocks after which
+    /// paths can part.
     fn entries(&self, pool: &Pool, node: &Node) -> Vec<EntryId> {
         let own = |block: &&BlockId| self.is_owned(pool.num_tokens(**block));
         let keys = node.full.iter().filter(own).map(|&block| pool.key(block));
@@ -156,8 +156,8 @@ impl Checkpoints {
             .collect()
     }
 
-    /// Whether the hash of a full group's block that covers so many tokens belongs to one node.
-    /// If it ends between two places where paths can part, both paths may need the block.
+    /// Whether the hash of a full group's block that covers this many tokens belongs to one node.
+    /// If the block ends between two points where paths can part, both paths may need it.
     pub(super) fn is_owned(&self, tokens: u32) -> bool {
         self.full_step
             .is_some_and(|step| tokens.is_multiple_of(step))
@@ -194,7 +194,8 @@ impl Checkpoints {
         self.weigh(id);
     }
 
-    /// Drops the tail of a node. If nothing continues from it, the blocks that led only to it go too.
+    /// Drops the tail of a node. If no path continues from the node, the blocks that led only to it
+    /// are dropped too.
     pub(super) fn drop_node(&mut self, pool: &Pool, id: NodeId, released: &mut Vec<BlockId>) {
         let tail = std::mem::take(&mut self.nodes[id as usize].tail);
         self.unpin(&tail, released);
@@ -208,8 +209,9 @@ impl Checkpoints {
         self.contract(pool, id);
     }
 
-    /// Removes a node without children, and the nodes above it that led only to it. Requests that were
-    /// expected to resume here are expected at the node where they would now resume: it inherits.
+    /// Removes a node without children, and the nodes above it that led only to it. Requests that
+    /// were expected to resume here are now expected at the node where they would resume instead,
+    /// so that node inherits the expectation.
     fn remove(&mut self, pool: &Pool, id: NodeId, released: &mut Vec<BlockId>) {
         let last = self.take(id);
         let mut id = self.unlink(pool, id, &last, released);

@@ -4,10 +4,10 @@
 //! worth = likelihood * cost(resume point before it -> it) / blocks freed
 //! value = worth - (level now - level at its last use)
 //! ```
-//! The level is the highest value that was ever let go. It rises as blocks are needed, and all values
-//! sink by the same amount. A checkpoint that is worth twice as much is therefore kept twice as long,
-//! whatever the pool's size and the traffic. The order of two checkpoints never changes while
-//! nothing happens to them: [`Priority`] is worth + level at the last use (Cao and Irani,
+//! The level is the highest value that was ever let go. It rises as blocks are needed, and all
+//! values sink by the same amount. A checkpoint that is worth twice as much is therefore kept twice
+//! as long, whatever the pool's size and the traffic. The order of two checkpoints does not change
+//! while nothing happens to them: [`Priority`] is worth + level at the last use (Cao and Irani,
 //! "Cost-Aware WWW Proxy Caching Algorithms", 1997).
 
 use std::cmp::Ordering;
