@@ -18,7 +18,7 @@ use super::tier::Tier;
 use super::units::Units;
 use crate::wire::{Batch, Event, Medium, RefusalReason, Removed, Span, Stored};
 
-/// One rank, the shared part of its model, and the batch at hand.
+/// One rank, the shared part of its model, and the batch that is applied to it.
 pub(super) struct Slice<'a> {
     /// The rank that the batch belongs to.
     pub rank: &'a mut Rank,

@@ -45,7 +45,7 @@ pub(super) struct Naming<'a, 'b> {
 /// Where the tokens of a store start, and the salt of the cache that they are in.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Anchor {
-    /// The position.
+    /// The position of the first token.
     pub(super) at: At,
     /// The salt of the chain.
     pub(super) salt: Salt,

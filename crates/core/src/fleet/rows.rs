@@ -218,7 +218,7 @@ impl Search<'_, '_> {
     }
 }
 
-/// Leaves only the full-attention groups.
+/// Removes all groups except those of full attention, if `only_full`.
 fn restrict(class: Class, only_full: bool) -> Class {
     if !only_full {
         return class;

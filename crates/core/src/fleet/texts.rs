@@ -28,7 +28,7 @@ enum Purpose {
 }
 
 impl Marks {
-    /// The marks of a secret.
+    /// The marks that are made with this secret.
     #[must_use]
     pub(super) fn new(secret: &Secret) -> Self {
         Self {

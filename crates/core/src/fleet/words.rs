@@ -13,7 +13,7 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// Evaluates something of the rule on these words.
+    /// Calls `evaluate` with these words in the form that the rule takes.
     pub(super) fn with_held<T>(&self, unit: u32, evaluate: impl FnOnce(&Held<'_>) -> T) -> T {
         let whole: Vec<&[u64]> = self.whole.iter().map(Vec::as_slice).collect();
         let partial: Vec<&[u64]> = self.partial.iter().map(Vec::as_slice).collect();

@@ -94,7 +94,8 @@ impl Walk<'_> {
     }
 }
 
-/// The effort that one answer may spend on looking through the limbo of one rank.
+/// The number of looks that one answer may spend in the limbo of one rank. A look examines one hash,
+/// span or key.
 #[derive(Debug)]
 pub(crate) struct Looks {
     /// The effort for narrowing spans along the request.
@@ -271,6 +272,7 @@ impl Reach<'_, '_> {
         }
     }
 
+    /// Looks at the hashes and spans of a floating trie, as if it hung at the boundary `base`.
     fn look_below(&mut self, id: TrieId, base: Step) {
         let limbo = self.limbo;
         for member in limbo.members(id) {
@@ -332,6 +334,7 @@ impl Reach<'_, '_> {
         }
     }
 
+    /// Looks at these blocks of a span for one hash, and notes where copies of one kind may stand.
     fn look_at(&mut self, span: &Span, slot: SlotId, kind: CopyKind, blocks: &Blocks) {
         let (from, last) = (*blocks.range.start(), *blocks.range.end());
         let beside = self.limbo.standing_beside(span);

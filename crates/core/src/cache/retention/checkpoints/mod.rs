@@ -325,7 +325,7 @@ impl Checkpoints {
             }
         }
         lost.retain(|&id| self.nodes[id as usize].is_resumable);
-        // The furthest nodes go first, so that a node is dropped after all of its lost descendants.
+        // The furthest nodes go first, so a node is dropped after all of its lost descendants.
         let furthest = |id: &NodeId| {
             let node = &self.nodes[*id as usize];
             (Reverse(node.end), node.used_at, *id)
