@@ -124,8 +124,9 @@ fn only_one(groups: impl Iterator<Item = (u16, bool)> + Clone) -> u16 {
 impl Catalog {
     /// Starts from what the operator configured.
     ///
-    /// Errors that `Topology::validate` returns; more groups or larger blocks than any engine has;
-    /// a window or chunk of no tokens.
+    /// # Errors
+    /// The errors of `Topology::validate`; more groups or larger blocks than any engine has; a
+    /// window or chunk of no tokens.
     pub(super) fn new(config: PodConfig) -> Result<Self> {
         if let Some(topology) = &config.topology {
             topology.validate()?;
