@@ -195,7 +195,7 @@ impl Cache {
         })
     }
 
-    /// How much of a request can be reused now. The cache is not changed.
+    /// How much a request can reuse now. The cache is not changed.
     ///
     /// # Errors
     /// `UnknownRequest`.

@@ -392,7 +392,7 @@ impl Checkpoints {
     }
 }
 
-/// Puts blocks into the pool's queue. In each group, the blocks of the furthest boundaries are
+/// Puts blocks of all groups into the pool's queue. The blocks of the furthest boundaries are
 /// evicted first.
 fn release(pool: &mut Pool, mut blocks: Vec<BlockId>) {
     blocks.sort_by_key(|&block| (Reverse(pool.num_tokens(block)), block));
