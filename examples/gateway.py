@@ -1,4 +1,4 @@
-"""A gateway's choice: event bytes of two pods in, the pod that can reuse most of a prompt out."""
+"""A gateway's choice: it feeds two pods' events to an index and picks the pod that reuses most."""
 
 from kvbraid import FleetIndex, GroupSpec, PodId, Request, SpecKind, Topology
 from kvbraid.events import BlockStored, encode_batch
@@ -18,7 +18,7 @@ for pod, in_window in {PodId("a"): 4, PodId("b"): 2}.items():
             block_size=4,
             group_idx=group,
         )
-        index.apply(pod, encode_batch([store]))  # A real gateway passes on what ZeroMQ brought.
+        index.apply(pod, encode_batch([store]))  # A real gateway passes the bytes from ZeroMQ.
 request = Request(model="m", token_ids=[*TOKENS, 7])
 print("send it to", max(index.score(request).rows, key=lambda row: row.score).pod)
 for why in index.explain(request).rows:

@@ -1,7 +1,7 @@
 """How long do the block hashes of a prompt take?
 
-131 072 tokens, blocks of 16, sha256: the engine's own bytes. The rival is the engine's block
-hasher, called on a request that has no hash yet.
+131 072 tokens in blocks of 16 are hashed with sha256 to the engine's own bytes. The rival is the
+engine's block hasher, called on a request that has no hash yet.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ ENGINE = EngineHash(block_size=BLOCK)
 
 
 def ours(*, as_list: bool) -> Side:
-    """A list of hashes, from a uint32 buffer or from a list of ints."""
+    """Ours: a list of hashes, from a uint32 buffer or from a list of ints."""
 
     @contextlib.contextmanager
     def side() -> Iterator[Sample]:
@@ -32,7 +32,7 @@ def ours(*, as_list: bool) -> Side:
 
 @contextlib.contextmanager
 def theirs() -> Iterator[Sample]:
-    """The engine's own."""
+    """The engine's own block hasher."""
     from bench.cache.rival import HASHER, new_request
 
     request = new_request(0, random_tokens(1, NUM_TOKENS))
@@ -41,7 +41,7 @@ def theirs() -> Iterator[Sample]:
 
 
 def check() -> None:
-    """Both give the same bytes."""
+    """Check that both sides give the same bytes."""
     from bench.cache.rival import new_request
 
     tokens = random_tokens(1, NUM_TOKENS)

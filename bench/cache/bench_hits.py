@@ -1,10 +1,11 @@
-"""How much of what could be reused is reused when memory is just enough?
+"""How many of the reusable tokens are reused if memory is just enough?
 
-Twelve sessions take turns, six each: 4 096 tokens to start, then 1 024 more of prompt a turn, and
-64 tokens of output that the next prompt contains. The pool is a share of the ideal footprint (per
-session at its final length every full block, one window, one state), and room for the largest
-chunk that runs where all is found: a first prompt. The rate is the tokens found, from the second
-turn on, over those that the turn before left. Requests run one at a time, each to its end.
+Twelve sessions take turns, six turns each. A session starts with a prompt of 4 096 tokens. Each
+turn generates 64 tokens, and the next prompt contains them and 1 024 new tokens. The pool has a
+share of the ideal footprint (for each session at its final length: every full block, one window,
+one state), plus room for the blocks of a running first prompt. The rate counts from the second
+turn on: tokens found, divided by the tokens that the session's previous turn left. Requests run
+one at a time, each to its end.
 """
 
 import contextlib
@@ -36,14 +37,14 @@ FINAL_TOKENS = FIRST_PROMPT + (NUM_TURNS - 1) * TURN_PROMPT + NUM_TURNS * TURN_O
 Retentions: TypeAlias = Sequence[int | None]
 
 OURS: Retentions = (8_192,)
-"""By value, with checkpoints every so many tokens."""
+"""Retention by value, with these intervals between checkpoints."""
 
 RIVALS: Retentions = (None, 0)
-"""Dense, and prompt ends with junctions alone: vLLM's default."""
+"""Dense, and interval 0: only prompt ends and junctions, which is vLLM's default."""
 
 
 def ideal_blocks(groups: Groups, num_tokens: int) -> int:
-    """Return the fewest blocks that let a prefix of so many tokens be resumed."""
+    """Return the fewest blocks from which a prefix of `num_tokens` tokens can be resumed."""
     total = 0
     for group in groups:
         if group.window is not None:
@@ -54,7 +55,8 @@ def ideal_blocks(groups: Groups, num_tokens: int) -> int:
 
 
 def running_blocks(groups: Groups) -> int:
-    """Return what a first prompt takes while it runs; a state is read and one written."""
+    """Return the blocks that a first prompt takes while it runs: it reads one state and writes
+    another."""
     return sum(2 if group == STATE else FIRST_PROMPT // BLOCK for group in groups)
 
 
@@ -78,7 +80,7 @@ def hit_rate(new: Factory, groups: Groups, share: float, retention: int | None) 
             history.extend(tokens[:fresh])
             request, hit = prefill(cache, groups, history)
             found += hit
-            for token in tokens[fresh:-1]:  # The last token is given out, never computed.
+            for token in tokens[fresh:-1]:  # The last token is generated, but never computed.
                 cache.start_step()
                 cache.decode([request], [token])
             history.extend(tokens[fresh:])
@@ -87,7 +89,7 @@ def hit_rate(new: Factory, groups: Groups, share: float, retention: int | None) 
 
 
 def best(new: Factory, groups: Groups, share: float, retentions: Retentions) -> Side:
-    """The highest rate among some retentions."""
+    """The highest rate among several retentions."""
 
     @contextlib.contextmanager
     def side() -> Iterator[Sample]:

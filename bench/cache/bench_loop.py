@@ -1,9 +1,10 @@
 """How long does a request take from its tokens to its events?
 
-Hash, match, allocate, commit, release and take the events, 6 groups as Gemma 3 has them. Eight
-prefixes of 4 096 tokens are shared in turn; every measured request has 4 096 tokens of its own and
-finds its prefix, while the pool evicts what it needs. Our events are encoded to wire bytes; the
-rival's stay structures, which its publisher encodes later. CPU time, as in all cache rows.
+A request hashes, matches, allocates, commits, releases and takes the events, with Gemma 3's six
+groups. Requests share eight prefixes of 4 096 tokens in turn. Every measured request finds its
+prefix and has 4 096 tokens of its own, for which the pool evicts blocks. Our events are encoded to
+wire bytes; the rival's stay structures, which its publisher encodes later. As in all cache rows,
+CPU time is measured.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ NUM_PREFIXES = 8
 PREFIX_TOKENS = 4_096
 OWN_TOKENS = 4_096
 NUM_BLOCKS = 26_000
-"""Room for the first turn, which finds nothing and takes 24 576 blocks, and little more."""
+"""Room for little more than the first turn, which finds nothing and takes 24 576 blocks."""
 
 WARM_REQUESTS = 4 * NUM_PREFIXES
 """From the second turn on the pool evicts."""
@@ -46,7 +47,7 @@ def serve(cache: AnyCache, tokens: list[int]) -> tuple[int, object]:
 
 
 def warmed(new: Factory) -> tuple[AnyCache, Iterator[list[int]]]:
-    """Return a cache that evicts, and the requests to come."""
+    """Return a cache that already evicts, and the requests that follow."""
     cache, stream = new(GEMMA3, NUM_BLOCKS, events=True), requests()
     for tokens in itertools.islice(stream, WARM_REQUESTS):
         serve(cache, tokens)
@@ -74,7 +75,7 @@ def loop(new: Factory) -> Side:
 
 
 def served(new: Factory) -> object:
-    """Return hits, event bytes and free blocks, request by request; both evict by then."""
+    """Return hits, event bytes and free blocks of each request, once the cache evicts."""
     cache, stream = warmed(new)
     log = []
     for tokens in itertools.islice(stream, PER_SAMPLE):

@@ -1,8 +1,9 @@
-"""How long does the look-up of a prompt take, its hashes known?
+"""How long does the look-up of a prompt take if its hashes are known?
 
-Warm prompts of 8 192 tokens, resident in every group as one prefill leaves them; and the case in
-which the engine's search for an agreement goes down one block a round: two windows of one block,
-one held at odd blocks and the other at even ones, so that nothing can be reused in the end.
+The warm prompts have 8 192 tokens and are held in every group as one prefill leaves them. In the
+adversarial case the engine's search for a common boundary goes down by one block per round: of two
+windows of one block, one is held at odd blocks and the other at even blocks, so nothing can be
+reused in the end.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ NUM_ADVERSARIAL = 131_072
 ALTERNATING: Groups = (FULL, window(BLOCK), window(BLOCK + 1))
 
 Prepared: TypeAlias = tuple[AnyCache, Any]
-"""A cache, and a request that it knows and that holds no block."""
+"""A cache, and a request that the cache knows and that holds no block."""
 
 Prepare: TypeAlias = Callable[[Factory], Prepared]
 
@@ -52,7 +53,8 @@ def warm(groups: Groups) -> Prepare:
 
 
 def adversarial(num_tokens: int) -> Prepare:
-    """Hold a prompt in full, but odd blocks alone in one window group, even ones in the other."""
+    """Hold a whole prompt in the full group, only its odd blocks in one window group, and only its
+    even blocks in the other."""
 
     def prepare(new: Factory) -> Prepared:
         tokens = random_tokens(3, num_tokens)
@@ -68,7 +70,7 @@ def adversarial(num_tokens: int) -> Prepare:
 
 
 def match(new: Factory, prepare: Prepare, per: int = 1) -> Side:
-    """Time one look-up, or a `per`-th of it."""
+    """Time one look-up; the time is divided by `per`."""
 
     @contextlib.contextmanager
     def side() -> Iterator[Sample]:
@@ -80,7 +82,7 @@ def match(new: Factory, prepare: Prepare, per: int = 1) -> Side:
 
 
 def found(prepare: Prepare) -> Callable[[], None]:
-    """Check that both sides find the same, and what the row's question says."""
+    """Check that both sides find the same hit, and that it is the one in the row's question."""
 
     def work(new: Factory) -> object:
         cache, request = prepare(new)
@@ -90,7 +92,7 @@ def found(prepare: Prepare) -> Callable[[], None]:
 
 
 def row(name: str, groups: Groups) -> Row:
-    """One warm prompt of one model."""
+    """Return the row of a warm prompt of one model."""
     prepare = warm(groups)
     return Row(
         name=name,

@@ -1,8 +1,8 @@
-"""How many bytes does a block of the pool cost, and how many a hash that is findable in a group?
+"""How many bytes does a block of the pool cost, and how many does a hash in a group cost?
 
-Resident memory of a fresh process per side (`cache_memory.py`): one full group and five windows of
-1 024 tokens, a million blocks, sha256 with all 32 bytes kept. `KVBRAID_BENCH_CACHE_BLOCKS` scales
-the pool down for a quick look.
+Each side's resident memory is measured in a fresh process (`memory.py`): one full group and five
+windows of 1 024 tokens, a million blocks, sha256 with all 32 bytes kept.
+`KVBRAID_BENCH_CACHE_BLOCKS` makes the pool smaller for a quick look.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ NUM_BLOCKS = int(os.environ.get("KVBRAID_BENCH_CACHE_BLOCKS", "1_000_000"))
 
 
 def measured(side: str, figure: str) -> Side:
-    """Run a process for one side and read one of its figures."""
+    """Run a process for one side and return one of its figures."""
 
     @contextlib.contextmanager
     def context() -> Iterator[Sample]:

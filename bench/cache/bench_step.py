@@ -26,7 +26,7 @@ DECODE_BLOCKS = NUM_RUNNING * len(GEMMA3) * ((RUNNING_TOKENS + MOST_STEPS) // BL
 
 
 def prompt_times_us(cache: AnyCache) -> tuple[list[float], list[float]]:
-    """Allocate and release cold prompts in a pool that has room for all; return the times."""
+    """Allocate and release cold prompts in a pool with room for all of them; return the times."""
     allocating, releasing = [], []
     for number in range(NUM_PROMPTS):
         request = cache.add(random_tokens(number, NUM_TOKENS))
@@ -58,7 +58,7 @@ def prompts(new: Factory, *, releasing: bool) -> Side:
 
 
 def prompts_leave(new: Factory) -> object:
-    """Return what a cold prompt takes, what it leaves findable and what comes back."""
+    """Return the blocks that a cold prompt takes, leaves findable and gives back."""
     cache = new_for_prompts(new)
     free = [cache.num_free_blocks()]
     request = cache.add(random_tokens(1, NUM_TOKENS))
@@ -71,7 +71,7 @@ def prompts_leave(new: Factory) -> object:
 
 
 def running(new: Factory) -> tuple[AnyCache, list[Any]]:
-    """Prefill requests whose lengths are spread over a block, so that each step fills some."""
+    """Prefill requests whose lengths are spread over a block, so each step fills some blocks."""
     cache = new(GEMMA3, DECODE_BLOCKS)
     requests = []
     for number in range(NUM_RUNNING):
@@ -100,14 +100,14 @@ def decoding(new: Factory) -> Side:
     @contextlib.contextmanager
     def side() -> Iterator[Sample]:
         steps = stepper(*running(new))
-        steps()  # The first step frees what the prompts' windows have passed.
+        steps()  # The first step frees the blocks that the prompts' windows have passed.
         yield steps
 
     return side
 
 
 def decoding_leaves(new: Factory) -> object:
-    """Return the free blocks and what one of the requests leaves findable."""
+    """Return the free blocks, and the blocks that one of the requests leaves findable."""
     cache, requests = running(new)
     stepper(cache, requests)()
     free = cache.num_free_blocks()

@@ -1,7 +1,8 @@
-"""What an engine cache of a million blocks occupies, measured in this process; one JSON line.
+"""Prints one JSON line: the memory that a cache of a million blocks takes, in this process.
 
-`python -m bench.cache.memory SIDE [NUM_BLOCKS]`: resident bytes per block of the empty pool, and
-then per (group, hash) that is findable, the worst between half and all of the blocks.
+`python -m bench.cache.memory SIDE [NUM_BLOCKS]` measures resident bytes per block of the empty
+pool. It then measures them per findable (group, hash): the largest figure while the pool fills
+from half to all of its blocks.
 """
 
 import gc
@@ -20,7 +21,7 @@ NUM_BLOCKS = 1_000_000
 
 
 def resident_bytes() -> int:
-    """Resident memory without what is only waiting for a collection."""
+    """Return the resident memory, after a garbage collection."""
     gc.collect()
     return rss_bytes_of_process(os.getpid())
 
@@ -29,12 +30,12 @@ def main() -> None:
     """Measure the side that the command line names."""
     new = {"ours": Ours, "rival": rival}[sys.argv[1]]
     num_blocks = int(sys.argv[2]) if len(sys.argv) > 2 else NUM_BLOCKS
-    new(GEMMA3, 64)  # What the first cache costs, imports above all, is not counted.
+    new(GEMMA3, 64)  # The one-time costs of a first cache, mainly imports, do not count.
     random_tokens(0, PROMPT_TOKENS)
     before = resident_bytes()
     cache = new(GEMMA3, num_blocks)
     empty = resident_bytes()
-    gc.freeze()  # A collection need not look at a million blocks each time.
+    gc.freeze()  # Otherwise each collection would look at a million blocks.
     per_prompt = len(GEMMA3) * PROMPT_TOKENS // BLOCK
     worst = 0.0
     for number in itertools.count(1):

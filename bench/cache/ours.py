@@ -1,4 +1,4 @@
-"""Our cache as the cache benchmarks drive it."""
+"""Our cache with the interface of the cache benchmarks."""
 
 import os
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Request: TypeAlias = int
 
 
 class Ours:
-    """A `kvbraid.cache.CacheManager` that answers as the rival does (its dialect)."""
+    """A `kvbraid.cache.CacheManager` in the rival's dialect: it answers as the rival does."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Ours:
         return self.manager.add(tokens)
 
     def match(self, request: Request) -> Match:
-        return Match(*self.manager.match(request))  # The rival's side makes one too.
+        return Match(*self.manager.match(request))  # The rival's side also makes a Match.
 
     def allocate(self, request: Request, num_new_tokens: int, hit: Match | None = None) -> None:
         if hit is None:
@@ -96,7 +96,7 @@ class Ours:
 
 
 class OursByValue(Ours):
-    """The same under our own retention; `retention` is the interval of its checkpoints."""
+    """Our cache under retention by value; `retention` is the interval between checkpoints."""
 
     @staticmethod
     def _retention(interval: int | None) -> Retention:
@@ -104,7 +104,7 @@ class OursByValue(Ours):
 
 
 class OursWithStructs(Ours):
-    """The same, with events as Python structures."""
+    """Our cache, with events as Python structures."""
 
     def take_events(self) -> object:
         return self.manager.take_events().structs()

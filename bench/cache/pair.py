@@ -1,4 +1,4 @@
-"""Which caches a row compares: ours, and the rival, which is imported when a side is set up."""
+"""The caches that a row compares: ours and the rival, which is imported when a side is set up."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -7,7 +7,7 @@ from bench.cache.ours import Ours
 from bench.cache.side import AnyCache, Factory, Groups
 
 Work: TypeAlias = Callable[[Factory], object]
-"""Does a row's work once on an empty cache; returns what both sides must agree on."""
+"""Does a row's work once on an empty cache; returns the result on which both sides must agree."""
 
 
 def rival(

@@ -1,7 +1,8 @@
 """vLLM's own Python `KVCacheManager`, set up as its scheduler and its tests do.
 
-Requests are the engine's `Request` with its block hasher (sha256), so that they hash when they are
-made and when tokens are appended. Statistics are off. Import this in the vLLM environment only.
+Requests are the engine's `Request` with its block hasher (sha256), so they compute hashes when
+they are made and when tokens are appended. Statistics are off. Import this module only in the
+vLLM environment.
 """
 
 import itertools
@@ -45,7 +46,7 @@ MAX_MODEL_LEN: Final = 1 << 21
 
 
 def spec_of(group: GroupSpec) -> Spec:
-    """Return the engine's spec of a group."""
+    """Return the engine's spec for a group."""
     if group.kind is SpecKind.MAMBA:
         return MambaSpec(
             block_size=group.block_size,

@@ -1,8 +1,9 @@
-"""One engine cache as the cache benchmarks drive it, ours or the rival's, and the models they use.
+"""The interface to a cache, ours or the rival's, in the cache benchmarks; and the models they use.
 
-Law: a benchmark is written once against `MeasuredCache`; both sides do the same calls in the same
-order and pay the same one method call on top. Block size 16, one pool for all groups, no draft
-tokens. Nothing here imports either cache: the rival lives in an environment of its own.
+Law: a benchmark is written once, against `MeasuredCache`. Both sides make the same calls in the
+same order, and each call costs both sides one additional method call. The block size is 16, all
+groups share one pool, and there are no draft tokens. Nothing here imports either cache, because
+the rival is installed in an environment of its own.
 """
 
 import functools
@@ -18,7 +19,7 @@ from kvbraid.spec import GroupSpec, SpecKind, Topology
 BLOCK: Final = 16
 
 STEP_TOKENS: Final = 8_192
-"""The budget of a step."""
+"""The token budget of a step."""
 
 RequestT = TypeVar("RequestT")
 
@@ -26,18 +27,18 @@ Groups: TypeAlias = tuple[GroupSpec, ...]
 
 
 class MeasuredCache(Protocol[RequestT]):
-    """What both sides can do. A request is what `add` returned."""
+    """The calls that both sides offer. A request is the value that `add` returned."""
 
     def add(self, tokens: list[int]) -> RequestT:
         """Make a request known; its hashes are computed here."""
         ...
 
     def match(self, request: RequestT) -> Match:
-        """Look up what it can reuse, and remember that for `allocate`."""
+        """Look up what the request can reuse, and remember it for `allocate`."""
         ...
 
     def allocate(self, request: RequestT, num_new_tokens: int, hit: Match | None = None) -> None:
-        """Allocate and commit; a request that starts names its hit."""
+        """Allocate and commit; `hit` is given when a request starts."""
         ...
 
     def decode(self, requests: Sequence[RequestT], tokens: Sequence[int]) -> None:
@@ -53,11 +54,11 @@ class MeasuredCache(Protocol[RequestT]):
         ...
 
     def take_events(self) -> object:
-        """Take a batch of what happened since the last call."""
+        """Take a batch of the events since the last call."""
         ...
 
     def encoded(self, events: object) -> bytes:
-        """Return a batch that `take_events` returned as it goes over the wire, at time 0."""
+        """Return the wire bytes of a batch of `take_events`, with time 0."""
         ...
 
     def blocks(self, request: RequestT) -> Sequence[Sequence[int]]:
@@ -69,7 +70,7 @@ class MeasuredCache(Protocol[RequestT]):
         ...
 
     def reset(self) -> None:
-        """Forget everything; no request runs."""
+        """Drop the hashes of all blocks; no request may be running."""
         ...
 
     def num_free_blocks(self) -> int:
@@ -81,7 +82,7 @@ AnyCache: TypeAlias = MeasuredCache[Any]
 
 
 class Factory(Protocol):
-    """Makes an empty cache. `retention`: None keeps all (dense), else every so many tokens."""
+    """Makes an empty cache. `retention` is an interval in tokens; None keeps all (dense)."""
 
     def __call__(
         self,
@@ -91,7 +92,7 @@ class Factory(Protocol):
         events: bool = False,
         retention: int | None = None,
     ) -> AnyCache:
-        """Make it."""
+        """Make the cache."""
         ...
 
 
@@ -111,7 +112,7 @@ QWEN3_NEXT: Final[Groups] = (FULL, *[STATE] * 3)
 
 
 def random_tokens(seed: int, count: int) -> list[int]:
-    """Return token ids of a large vocabulary."""
+    """Return random token ids of a large vocabulary."""
     tokens: list[int] = np.random.default_rng(seed).integers(0, 150_000, count).tolist()
     return tokens
 

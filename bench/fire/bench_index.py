@@ -1,11 +1,12 @@
 """Does any input hold the index for longer than its size allows?
 
-One pod publishes what `fire_inputs.py` makes, for a size n and for 2n; a second pod of another
-model is scored by a second thread meanwhile. There is no rival. `ours` is the CPU time, at 2n, of
-the batch that cost most, or of the answer that cost most, less what its prompt costs where pods
-hold all of it. Beside it, each from runs of its own: the whole CPU time at n and at 2n, and the
-longest wall time of a score of the second pod while the same runs at 2n. A batch far larger than
-1 MB may take its time: there `ours` is that wait.
+One pod publishes the inputs of `inputs.py`, for a size n and for 2n. There is no rival. `ours` is
+a CPU time at 2n. For batches it is the time of the most expensive batch; for answers it is the
+time of the most expensive answer, less the time of a score of the same prompt if pods hold all its
+blocks. Other figures stand beside it, each from runs of its own: the whole CPU time at n and at
+2n, and a wait. For the wait, a second thread scores a second pod of another model while the input
+runs at 2n; the figure is the longest wall time of such a score. A batch far larger than 1 MB may
+take long: in its row `ours` is that wait.
 """
 
 import contextlib
@@ -60,26 +61,26 @@ BATCH_MS: Final = 100
 ANSWER_MS: Final = 20
 FEED_MS: Final = 250
 NUM_SAMPLES: Final = 3
-NUM_ANSWERS: Final = 3  # The first may place what is undecided; the later ones find it placed.
+NUM_ANSWERS: Final = 3  # The first may place undecided hashes; the later ones find them placed.
 PAUSE_S: Final = 0.001
 BYSTANDER_PROMPT: Final = array("I", range(64))
 
 Act: TypeAlias = Callable[[], float]
-"""Does once what is timed; returns its milliseconds."""
+"""Does the timed work once; returns its milliseconds."""
 
 Prepare: TypeAlias = Callable[[int], tuple[FleetIndex, Act]]
-"""Makes, for a size, a fresh index and what is done to it."""
+"""Makes, for a size, a fresh index and the work that is timed on it."""
 
 
 def cpu_ms(call: Callable[[], object]) -> float:
-    """Return the CPU time of this thread in one call."""
+    """Return the CPU time that this thread spends in one call."""
     begin = time.thread_time_ns()
     call()
     return (time.thread_time_ns() - begin) / 1e6
 
 
 def index_of(fire: Fire) -> FleetIndex:
-    """Return an index with the pods of the input, what they published first, and the bystander."""
+    """Return an index with the input's pods, their first batches, and the bystander pod."""
     index = FleetIndex()
     topology = Topology(groups=fire.groups) if fire.groups else None
     for pod in range(fire.num_pods):
@@ -92,7 +93,7 @@ def index_of(fire: Fire) -> FleetIndex:
 
 
 def apply_ms(index: FleetIndex, fire: Fire) -> float:
-    """Apply what is timed; return the time of the batch that took longest."""
+    """Apply the timed batches; return the time of the batch that took longest."""
     return max(cpu_ms(functools.partial(index.apply, PUBLISHER, p)) for p in fire.batches)
 
 
@@ -109,13 +110,13 @@ def explain_ms(index: FleetIndex, fire: Fire) -> float:
 
 
 def request_of(fire: Fire) -> Request:
-    """Return what is asked of the input's pods."""
+    """Return the request that is asked about the input's pods."""
     assert fire.prompt is not None, "an input that is only applied"
     return Request(model=MODEL, token_ids=fire.prompt, extra_keys=fire.media or None)
 
 
 def plain_ms(fire: Fire) -> float:
-    """Return what a score of the prompt costs where pods of one full group hold all of it."""
+    """Return the time of a score of the prompt if pods with one full group hold all its blocks."""
     assert fire.prompt is not None, "an input that is only applied"
     groups = fire.groups[:1] or ONE_TOKEN
     size = groups[0].block_size
@@ -152,7 +153,7 @@ def answered(shape: Shape, answer_ms: Callable[[FleetIndex, Fire], float]) -> Pr
 
 
 def given_up(n: int) -> tuple[FleetIndex, Act]:
-    """Time the end of a replay that never answered, with n holes between held batches."""
+    """Time the end of a replay that never answered, with n gaps between held batches."""
     tracker = SequenceTracker()
     tracker.connected()
     for number in range(n):
@@ -175,7 +176,7 @@ def alone(prepare: Prepare, n: int) -> Side:
 
 
 def beyond_the_prompt(prepare: Prepare, shape: Shape, n: int) -> Side:
-    """Return the time of one run, less what the prompt costs."""
+    """Return the time of one run, less the cost of the prompt."""
 
     @contextlib.contextmanager
     def side() -> Iterator[Sample]:
@@ -186,7 +187,7 @@ def beyond_the_prompt(prepare: Prepare, shape: Shape, n: int) -> Side:
 
 
 def prompt_alone(shape: Shape, n: int) -> Side:
-    """Return what the prompt costs."""
+    """Return the cost of the prompt."""
 
     @contextlib.contextmanager
     def side() -> Iterator[Sample]:
@@ -214,9 +215,10 @@ def scores_meanwhile(prepare: Prepare, n: int) -> Side:
 
 @contextlib.contextmanager
 def bystander_scored(index: FleetIndex) -> Iterator[list[float]]:
-    """Score the second pod in a thread of its own; yield the milliseconds, as they come.
+    """Score the second pod in a thread of its own; yield a list that fills with the milliseconds.
 
-    A score is due a pause after the one before it: what it waits for the interpreter counts, too.
+    A score is due a pause after the previous one, and its time counts from when it is due: this
+    includes the time that it waits for the interpreter.
     """
     waits: list[float] = []
     started, ended = threading.Event(), threading.Event()
@@ -284,7 +286,7 @@ def answer_row(
 
 
 def beside(prepare: Prepare, n: int) -> dict[str, Side]:
-    """Return how the CPU time grows, and what a score waits meanwhile."""
+    """Return the CPU time at both sizes, and how long a score waits meanwhile."""
     return {
         "at_n": alone(prepare, n),
         "at_2n": alone(prepare, 2 * n),
@@ -293,7 +295,7 @@ def beside(prepare: Prepare, n: int) -> dict[str, Side]:
 
 
 def others_row(name: str, question: str, prepare: Prepare, n: int) -> Row:
-    """Return a row of what may take long, but not let others wait: `ours` is a score's wait."""
+    """Return a row of work that may take long but must not delay others: `ours` is that delay."""
     return Row(
         name=name,
         question=question,

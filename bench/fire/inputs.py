@@ -1,9 +1,10 @@
-"""Inputs that once cost more than their size: what an engine can publish and a client can ask.
+"""Inputs that once cost more than their size justifies, from engines that publish or clients.
 
-Each function makes, for a size n, what comes in before the clock runs, what is timed, and what is
-asked afterwards. Blocks have one token unless a shape says otherwise, so that a megabyte holds as
-many of them as it can. Engine hashes are small numbers where their value does not matter: names
-that nobody gave begin at `UNKNOWN`. Nothing here applies or times anything.
+Each function makes, for a size n, the batches that come in before the clock runs, those that are
+timed, and the prompt that is asked afterwards. Blocks have one token unless a shape says
+otherwise, so a megabyte holds as many blocks as possible. If the value of an engine hash does not
+matter, it is a small number; hashes that no event stores begin at `UNKNOWN`. Nothing here applies
+or times anything.
 """
 
 import random
@@ -32,7 +33,7 @@ LEARNED: Final[tuple[GroupSpec, ...]] = ()
 class Fire:
     """One input: `before` is applied first, `batches` one by one, then `prompt` is asked.
 
-    `groups` is the topology that the pod is registered with; none: its events tell.
+    The pod is registered with the topology of `groups`; without groups, its events tell them.
     """
 
     batches: Sequence[bytes] = ()
@@ -53,7 +54,7 @@ def stored(
     block_size: int = 1,
     **fields: object,
 ) -> Event:
-    """Return a store, with further fields as they are named on the wire."""
+    """Return a store event; further fields have their names on the wire."""
     return {
         "type": "BlockStored",
         "block_hashes": list(hashes),
@@ -65,7 +66,7 @@ def stored(
 
 
 def removed(hashes: Iterable[int], **fields: object) -> Event:
-    """Return a removal."""
+    """Return a removal event."""
     return {"type": "BlockRemoved", "block_hashes": list(hashes), **fields}
 
 
@@ -89,20 +90,20 @@ def same(token: int, count: int) -> "array[int]":
 
 
 def sparse_halves(n: int) -> Fire:
-    """n hashes in 2n blocks, then every second one of them again, and then the others."""
+    """n hashes in 2n blocks, then every second hash again, and then the others."""
     tokens, hashes = range(2 * n), range(1, n + 1)
     stores = [stored(listed, None, tokens) for listed in (hashes, hashes[::2], hashes[1::2])]
     return Fire(batches=[batch([store]) for store in stores], prompt=array("I", tokens))
 
 
 def backwards(n: int) -> Fire:
-    """A prompt of n blocks, told from its end, in one batch."""
+    """A prompt of n blocks, stored from its end to its start, in one batch."""
     events = (stored([i], i + 1 if i < n else None, [i % 1_000]) for i in range(1, n + 1))
     return Fire(batches=[batch(events)])
 
 
 def backwards_apart(n: int) -> Fire:
-    """The same in n batches."""
+    """The same as `backwards`, in n batches."""
     events = (stored([i], i + 1 if i < n else None, [i % 1_000]) for i in range(1, n + 1))
     return Fire(batches=batches(events, 1))
 
@@ -112,32 +113,32 @@ def _children(n: int) -> bytes:
 
 
 def late_parents(n: int) -> Fire:
-    """n children of unknown parents, then one store that names these."""
+    """n children of unknown parents, then one store that names these parents."""
     parents = stored(range(1, n + 1), None, (i % 50_000 for i in range(n)))
     return Fire(batches=[_children(n), batch([parents])])
 
 
 def late_root(n: int) -> Fire:
-    """The same, with the parents below a hash that is told last."""
+    """The same as `late_parents`, but the parents follow a hash that is stored last."""
     root = 2 * UNKNOWN
     parents = stored(range(1, n + 1), root, (i % 50_000 for i in range(n)))
     return Fire(batches=[_children(n), batch([parents]), batch([stored([root], None, [3])])])
 
 
 def evicted_tries(n: int) -> Fire:
-    """n stores of one first token below unknown parents: limbo grows over its limit on the way."""
+    """n stores with one first token after unknown parents; limbo exceeds its limit on the way."""
     events = (stored([i + 1], UNKNOWN + i, [7]) for i in range(n))
     return Fire(batches=batches(events, 8_192), groups=LEARNED)
 
 
 def sparse_in_turn(n: int) -> Fire:
-    """Two root stores of one hash in two blocks, in turn, n times in all."""
+    """Two root stores of one hash in two blocks, alternating, n in all."""
     pair = [stored([1], None, [7, 8]), stored([2], None, [7, 9])]
     return Fire(batches=[batch(pair * (n // 2))])
 
 
 def sparse_overlap(n: int) -> Fire:
-    """n pairs of hashes, each overlapping the one before it, all in the same eight blocks."""
+    """n pairs of hashes, each overlapping the previous pair, all in the same eight blocks."""
     events = (stored([i, i + 1], None, range(8)) for i in range(1, n + 1))
     return Fire(batches=[batch(events)])
 
@@ -146,7 +147,7 @@ def sparse_overlap(n: int) -> Fire:
 
 
 def clears_of_names(n: int) -> Fire:
-    """n clears in one batch, of a pod that holds nothing and knows 8 192 names."""
+    """n clears in one batch, for a pod that holds nothing and knows 8 192 names."""
     known = batch([stored(range(1, 8_193), None, range(8_192))])
     return Fire(
         before=[known, batch([{"type": "AllBlocksCleared"}])],
@@ -161,7 +162,7 @@ def clears_of_blocks(n: int) -> Fire:
 
 
 def one_tag(n: int) -> Fire:
-    """n hashes that one well-known multiplier sends to one 32-bit tag."""
+    """n hashes that one well-known multiplier maps to the same 32-bit tag."""
     inverse = pow(0x9E37_79B9_7F4A_7C15, -1, 1 << 64)
     products = ((0x1234_5678 << 32 | low) * inverse % (1 << 64) for low in range(n))
     hashes = [product ^ product >> 32 for product in products]
@@ -169,7 +170,7 @@ def one_tag(n: int) -> Fire:
 
 
 def channels(n: int) -> Fire:
-    """Hashes alone of n owners, and a prompt of 64 tokens."""
+    """Stores without tokens by n owners, and a prompt of 64 tokens."""
     events = (stored([i + 1], None, (), 0, ownership=f"{i}") for i in range(n))
     return Fire(before=batches(events, 8_192), prompt=same(7, 64), groups=SIXTEEN)
 
@@ -178,7 +179,7 @@ def channels(n: int) -> Fire:
 
 
 def growing_windows(n: int) -> Fire:
-    """Windows of 256 blocks of a prompt of at least 8 192, stored n times while it grows."""
+    """Windows of 256 blocks, stored n times while a prompt of at least 8 192 blocks grows."""
     ends = [8_192 + 128 * k for k in range(n)]
     spec: Event = {
         "kv_cache_spec_kind": "sliding_window",
@@ -195,7 +196,7 @@ def growing_windows(n: int) -> Fire:
 
 
 def shifted_states(n: int) -> Fire:
-    """n states among 16 n blocks, then all but the first of them, and one more."""
+    """n states among 16 n blocks, then all of them but the first, and one more."""
     spec: Event = {"kv_cache_spec_kind": "mamba", "group_idx": 0}
     tokens = [i & 127 for i in range(16 * n)]
     stores = [
@@ -208,7 +209,7 @@ def shifted_states(n: int) -> Fire:
 
 
 def floating_trie(n: int) -> Fire:
-    """n members below an unknown parent and 65 536 tokens, all of them the same."""
+    """n hashes after an unknown parent, and a prompt of 65 536 tokens; all tokens are the same."""
     store = stored(range(1, n + 1), UNKNOWN, [7] * n)
     return Fire(batches=[batch([store])], prompt=same(7, 65_536))
 

@@ -1,7 +1,7 @@
 """A process that applies a stream from standard input to an index, and says how much it grew.
 
-Run by `bench_memory.py`, so that nothing else of the benchmark is in its memory. Frames:
-pod and length as little-endian uint32, then the payload.
+`bench_memory.py` runs it as a process, so nothing else of the benchmark is in its memory. A frame
+is the pod and the length as little-endian uint32, then the payload.
 """
 
 import json

@@ -1,7 +1,7 @@
 """How much CPU does a query over HTTP cost the server?
 
-64 pods with 200 000 blocks of the mixed stream; prompts whose first 87.5 % are a session's
-prefix. 16 keep-alive connections with one request each in flight, closed loop.
+64 pods hold 200 000 blocks of the mixed stream. The first 87.5 % of each prompt are a session's
+prefix. There are 16 keep-alive connections with one request each in flight (a closed loop).
 """
 
 import contextlib
@@ -33,7 +33,7 @@ def binary_query(service: type[Server] | type[Indexer], tokens: Tokens) -> bytes
 
 
 def http_request(path: str, content_type: str, body: bytes) -> bytes:
-    """Spell an HTTP/1.1 POST."""
+    """Return the bytes of an HTTP/1.1 POST."""
     head = (
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
@@ -79,7 +79,7 @@ def cpu_per_query(
     count: int,
     spell: Callable[[type[Server] | type[Indexer], Tokens], bytes] = json_query,
 ) -> Side:
-    """CPU per query of a service that holds the mixed stream."""
+    """The CPU per query of a service that holds the mixed stream."""
 
     @contextlib.contextmanager
     def side() -> Iterator[Sample]:
@@ -92,7 +92,7 @@ def cpu_per_query(
             publishers.publish(batches)
             wait_applied(running, service.expected(batches))
             port = running.client.base_url.port
-            assert port is not None  # Set by `running`.
+            assert port is not None  # `running` has set it.
             answers = ask(port, requests, 10 * NUM_CONNECTIONS)
             found = max(service.longest_match(answer) for answer in answers)
             assert found == num_tokens * 7 // 8, f"the best pod matches {found} tokens"

@@ -1,7 +1,8 @@
 """How much CPU does a block cost from MessagePack bytes to the index?
 
-Ours in process, and through the running server; the rival is its standalone indexer fed over
-ZeroMQ, CPU from /proc. Beside each row: the rival's in-process tree, which takes JSON.
+Ours is measured in process and through the running server. The rival is its standalone indexer,
+which gets events over ZeroMQ; its CPU time comes from /proc. The rival's in-process tree, which
+takes JSON, stands beside each row.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ Stream: TypeAlias = Callable[[], list[Batch]]
 
 
 def prefill() -> list[Batch]:
-    """524 288 blocks, 128 an event, all pods the same chain."""
+    """524 288 blocks, 128 per event; all pods store the same chain."""
     return list(shared_chain(8_192))
 
 
@@ -33,12 +34,12 @@ def decode() -> list[Batch]:
 
 
 def num_blocks(batches: list[Batch]) -> int:
-    """Blocks stored, or removed, by the stream: what the cost is divided by."""
+    """The blocks that the stream stores or removes; the cost is divided by this number."""
     return sum(max(message.num_stored, message.num_events) for message in batches)
 
 
 def in_process(stream: Stream) -> Side:
-    """CPU per block of `FleetIndex.apply`, a fresh index each time."""
+    """CPU per block of `FleetIndex.apply`, with a fresh index for each sample."""
 
     @contextlib.contextmanager
     def side() -> Iterator[Sample]:

@@ -1,8 +1,8 @@
-"""How many bytes does a resident (pod, group, block) cost, and is it given back?
+"""How many bytes does a resident (pod, group, block) cost, and is the memory given back?
 
 Resident memory is read in a fresh process that does nothing but apply the stream (`absorb.py`),
 and in the rival's service. Streams are made while they are consumed, so 10 M blocks fit anywhere.
-`KVBRAID_BENCH_BLOCKS` scales the streams down for a quick look.
+`KVBRAID_BENCH_BLOCKS` makes the streams shorter for a quick look.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ def mixed() -> Iterable[Batch]:
 
 
 def churn_round(number: int) -> Iterator[Batch]:
-    """Blocks never seen before, stored and all removed again."""
+    """Blocks never seen before; all of them are stored and then removed."""
     rng = np.random.default_rng((5, number))
     for start in range(0, CHURN_BLOCKS, 512):
         chain = Chain.random(rng, min(512, CHURN_BLOCKS - start))
@@ -75,7 +75,7 @@ def bytes_per_entry(stream: Stream) -> Side:
             with subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
             ) as process:
-                assert process.stdin is not None  # Asked for above.
+                assert process.stdin is not None  # Opened as a pipe above.
                 assert process.stdout is not None
                 num_stored = 0
                 for message in stream():
@@ -91,7 +91,7 @@ def bytes_per_entry(stream: Stream) -> Side:
 
 
 def rival_bytes_per_entry(stream: Stream) -> Side:
-    """Resident bytes that the rival's service grows by, per stored block."""
+    """The growth of the rival's service in resident bytes, per stored block."""
 
     @contextlib.contextmanager
     def side() -> Iterator[Sample]:
@@ -122,7 +122,7 @@ def publish_slowly(publishers: Publishers, service: Indexer, stream: Iterable[Ba
 
 @contextlib.contextmanager
 def churn() -> Iterator[Sample]:
-    """Accounted bytes after the last round, as a multiple of those after the first."""
+    """The accounted bytes after the last round, divided by those after the first."""
 
     def sample() -> float:
         index = new_index()
@@ -139,7 +139,8 @@ def churn() -> Iterator[Sample]:
 
 @contextlib.contextmanager
 def rival_churn() -> Iterator[Sample]:
-    """Resident bytes of the rival's service after the last round against the first."""
+    """The resident bytes of the rival's service after the last round, divided by those after the
+    first."""
 
     def sample() -> float:
         with Indexer.running() as running, Publishers.bound() as publishers:

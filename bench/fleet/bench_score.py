@@ -1,7 +1,8 @@
-"""How long does one request take to score, its hashing included?
+"""How long does it take to score one request, including its hashing?
 
-64 pods share the prefix; blocks of 16 tokens. The rival hashes the same tokens and matches them
-in its `RadixTree`; it has one kind of group, so rows with several groups compare ours with ours.
+64 pods share the prefix, in blocks of 16 tokens. The rival hashes the same tokens and matches them
+in its `RadixTree`. It has only one kind of group, so rows with several groups compare ours with
+ours.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from bench.harness.measure import Row, Sample, Side, Target, repeated_us
 
 WINDOW = 1_024
 WINDOW_GROUP = GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=16, window=WINDOW)
-TAIL = 5  # Tokens beyond the last whole block, as real prompts have.
+TAIL = 5  # Tokens after the last whole block, as in real prompts.
 
 
 def to_all_pods(events: list[Event]) -> Iterator[Batch]:
@@ -52,7 +53,7 @@ def score(index: FleetIndex, token_ids: "list[int] | array[int]", expected: int)
 
 
 def ours_shared(num_tokens: int, *, as_list: bool = False) -> Side:
-    """One full group, every pod holds the whole prompt."""
+    """One full group; every pod holds the whole prompt."""
 
     @contextlib.contextmanager
     def side() -> Iterator[Sample]:
@@ -95,7 +96,8 @@ def six_groups() -> Iterator[Sample]:
 
 
 def known_hash_function(*, waiting: bool) -> Side:
-    """Pods with a configured hash function; `waiting`: each holds a chain of unknown parent."""
+    """Pods with a configured hash function. With `waiting`, each also has a chain whose parent is
+    unknown."""
 
     @contextlib.contextmanager
     def side() -> Iterator[Sample]:

@@ -1,8 +1,9 @@
 """How long does the `weighted_blocks` strategy take?
 
-The scorer workload of existing gateways: 32 pods x 512 keys of 16 tokens, everything hit; one
-ungrouped entry per block (legacy), a full and a window group (hybrid), and two windows that
-alternate: wherever one accepts a prefix the other does not, down to the first block (worst).
+The workload is that of existing gateways' scorers: 32 pods x 512 keys of 16 tokens, and everything
+is hit. There are three cases: one ungrouped entry per block (legacy); a full and a window group
+(hybrid); two windows that alternate, where each refuses every prefix that the other accepts, down
+to the first block (worst).
 """
 
 import contextlib
@@ -51,7 +52,7 @@ def hybrid_events(chain: Chain) -> list[Event]:
 
 
 def alternating_events(chain: Chain) -> list[Event]:
-    """Return a full group, and two windows that never accept the same prefix but the shortest.
+    """Return a full group and two windows that accept no common prefix except the shortest.
 
     ```text
     block           0 1 2 3 4 5 6 7
@@ -70,7 +71,7 @@ def alternating_events(chain: Chain) -> list[Event]:
 
 
 def weighted(*groups: GroupSpec, events: str) -> Side:
-    """Time of one score; `events` names the function that makes the stores."""
+    """The time of one score; `events` names the function that makes the stores."""
 
     @contextlib.contextmanager
     def side() -> Iterator[Sample]:

@@ -1,4 +1,4 @@
-"""Ours, as a user has it: the `FleetIndex` in process, and a running `kvbraid serve`."""
+"""Our side, as users run it: the `FleetIndex` in process, and a running `kvbraid serve`."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ FULL = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16)
 
 
 def pod_name(pod: int) -> PodId:
-    """Return the name under which pod number `pod` is registered everywhere."""
+    """Return the name of pod number `pod`, which is the same in every service."""
     return PodId(f"pod{pod}")
 
 
@@ -36,7 +36,7 @@ def new_index(
 
 
 def apply_all(index: FleetIndex, batches: Iterable[Batch]) -> None:
-    """Apply every batch; refuse to go on when the index refused anything."""
+    """Apply every batch; raise if the index refuses any event."""
     for message in batches:
         applied = index.apply(pod_name(message.pod), message.payload)
         assert not applied.refused, applied.refused
@@ -50,7 +50,7 @@ class Server(MeasuredService):
     query_path = "/v1/score"
 
     def register(self, pod: int, endpoint: str) -> None:
-        """Connect it to one publisher."""
+        """Connect the server to one publisher."""
         body = {
             "model": "model",
             "endpoint": endpoint,
@@ -60,27 +60,27 @@ class Server(MeasuredService):
         self.client.put(f"/v1/pods/{pod_name(pod)}", json=body).raise_for_status()
 
     def num_applied(self) -> int:
-        """Return how many messages it has taken so far."""
+        """Return how many messages the server has taken so far."""
         return sum(row["messages"] for row in self.client.get("/v1/pods").json()["pods"])
 
     @staticmethod
     def expected(batches: Iterable[Batch]) -> int:
-        """Return what `num_applied` reaches once the batches are in."""
+        """Return the value of `num_applied` once all batches are applied."""
         return sum(1 for _ in batches)
 
     @staticmethod
     def longest_match(answer: bytes) -> int:
-        """Return the most tokens that any pod holds of the prompt for certain."""
+        """Return the largest number of prompt tokens that some pod certainly holds."""
         lower: int = max(row["lower"] for row in json.loads(answer)["pods"])
         return lower
 
     @staticmethod
     def query_body(tokens: list[int]) -> tuple[str, bytes]:
-        """Return the content type and body that ask for one prompt."""
+        """Return the content type and body of a query for one prompt."""
         body = {"model": "model", "token_ids": tokens}
         return "application/json", json.dumps(body, separators=(",", ":")).encode()
 
 
 def accounted_bytes(index: FleetIndex) -> int:
-    """Return what the index itself says it occupies."""
+    """Return the memory that the index itself reports."""
     return index.memory_bytes()

@@ -11,7 +11,7 @@ from bench.fleet.streams import NUM_PODS, Batch
 
 
 class Publishers:
-    """One socket per pod. Knows when it is subscribed to, so that no first message is lost."""
+    """One socket per pod. It waits for the subscriptions, so no first message is lost."""
 
     def __init__(self, sockets: list[Any], endpoints: list[str]) -> None:
         self._sockets = sockets
@@ -54,7 +54,7 @@ class Publishers:
 
 
 def wait_applied(service: MeasuredService, expected: int, *, seconds: float = 300) -> None:
-    """Wait until the service has taken everything; asking seldom, for each answer costs CPU."""
+    """Wait until the service has taken everything; ask rarely, because each answer costs CPU."""
     wait_until(
         lambda: service.num_applied() >= expected,
         what=f"{expected} applied",

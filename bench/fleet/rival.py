@@ -1,6 +1,7 @@
 """The rival, the released `ai-dynamo-runtime` wheel: its in-process tree and its indexer service.
 
-Its own best way in is used: token lists for hashing, JSON events prepared before the clock starts.
+The rival gets its fastest input: token lists to hash, and JSON events that are made before the
+clock starts.
 """
 
 import json
@@ -27,7 +28,7 @@ def block_hashes(tokens: list[int]) -> list[int]:
 
 
 class Tree:
-    """The in-process `RadixTree`, fed with events that were translated beforehand."""
+    """The in-process `RadixTree`; its events are translated beforehand."""
 
     def __init__(self) -> None:
         self._tree = _rival().RadixTree()
@@ -39,7 +40,7 @@ class Tree:
             apply_event(worker, event)
 
     def find(self, tokens: list[int]) -> object:
-        """Hash the prompt and match it: what a router calls for every request."""
+        """Hash the prompt and match it, as a router does for every request."""
         return self._tree.find_matches(block_hashes(tokens), False)
 
 
@@ -77,7 +78,7 @@ class Indexer(MeasuredService):
     query_path = "/query"
 
     def register(self, pod: int, endpoint: str) -> None:
-        """Connect it to one publisher."""
+        """Connect the indexer to one publisher."""
         body = {
             "instance_id": pod,
             "endpoint": endpoint,
@@ -87,7 +88,7 @@ class Indexer(MeasuredService):
         self.client.post("/register", json=body).raise_for_status()
 
     def num_applied(self) -> int:
-        """Return how many events it has taken so far, whatever their fate."""
+        """Return how many events the indexer has taken so far, including those it refused."""
         total = 0.0
         for line in self.client.get("/metrics").text.splitlines():
             if line.startswith("dynamo_kvrouter_kv_cache_events_applied{"):
@@ -96,17 +97,17 @@ class Indexer(MeasuredService):
 
     @staticmethod
     def expected(batches: Iterable[Batch]) -> int:
-        """Return what `num_applied` reaches once the batches are in."""
+        """Return the value of `num_applied` once all batches are applied."""
         return sum(message.num_events for message in batches)
 
     @staticmethod
     def longest_match(answer: bytes) -> int:
-        """Return the most tokens that any pod holds of the prompt, by this answer."""
+        """Return the largest number of prompt tokens that some pod holds, by this answer."""
         pods = json.loads(answer)["instances"].values()
         return max((pod["longest_matched"] for pod in pods), default=0)
 
     @staticmethod
     def query_body(tokens: list[int]) -> tuple[str, bytes]:
-        """Return the content type and body that ask for one prompt."""
+        """Return the content type and body of a query for one prompt."""
         body = {"model_name": "model", "token_ids": tokens}
         return "application/json", json.dumps(body, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""A service measured over HTTP, ours or the rival's: started, waited for, and stopped alike."""
+"""A service that is measured over HTTP. Ours and the rival's are started and stopped alike."""
 
 import contextlib
 import socket
@@ -22,7 +22,7 @@ def free_port() -> int:
 def wait_until(
     is_ready: Callable[[], bool], *, what: str, seconds: float = 60, every_s: float = 0.05
 ) -> None:
-    """Poll until `is_ready`, or fail and say what was waited for."""
+    """Poll until `is_ready`; after the time limit, raise with a message that contains `what`."""
     deadline = time.monotonic() + seconds
     while not is_ready():
         if time.monotonic() > deadline:
@@ -39,7 +39,7 @@ def answers(client: httpx.Client, path: str) -> bool:
 
 
 class MeasuredService(ABC):
-    """A running indexer; a subclass says how it is started and how it is spoken to."""
+    """A running indexer; a subclass says how it is started and queried."""
 
     command: ClassVar[tuple[str, ...]]
     health_path: ClassVar[str]
@@ -65,8 +65,8 @@ class MeasuredService(ABC):
 
     @abstractmethod
     def register(self, pod: int, endpoint: str) -> None:
-        """Connect it to one publisher."""
+        """Connect the service to one publisher."""
 
     @abstractmethod
     def num_applied(self) -> int:
-        """Return how much it has taken so far."""
+        """Return how much the service has taken so far."""

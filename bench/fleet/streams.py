@@ -1,8 +1,8 @@
 """Synthetic event streams, as an engine would publish them; the same bytes for every consumer.
 
-Seeded and streamed: a generator yields batches in publishing order and keeps only what it needs
-to go on. Blocks have 16 tokens and one full-attention group, so that every consumer can index
-them. Encoded with msgspec alone, independent of the package that is measured.
+Streams are seeded and made on the fly: a generator yields batches in publishing order and keeps
+only what it needs to continue. Blocks have 16 tokens and one full-attention group, so every
+consumer can index them. Events are encoded with msgspec, independently of the measured package.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ BLOCK: Final = 16
 VOCABULARY: Final = 150_000
 NUM_PODS: Final = 64
 EVENTS_PER_EVENT_BATCH: Final = 8
-PREFILL_BLOCKS: Final = 128  # What an engine stores at once: a prefill chunk of 2 048 tokens.
+PREFILL_BLOCKS: Final = 128  # An engine stores this many at once: a chunk of 2 048 tokens.
 
 Event = dict[str, Any]
 Tokens = npt.NDArray[np.uint32]
@@ -85,7 +85,7 @@ def stored(
     kind: str = "full_attention",
     window: int | None = None,
 ) -> Event:
-    """Return the event that stores blocks `[begin, end)` of the chain, as vLLM 0.32 spells it."""
+    """Return the event that stores blocks `[begin, end)` of the chain, in vLLM 0.32's form."""
     event: Event = {
         "type": "BlockStored",
         "block_hashes": chain.hashes[begin:end].tolist(),
@@ -124,7 +124,7 @@ def batch(pod: int, events: list[Event]) -> Batch:
 
 
 def prefill_events(chain: Chain, begin: int, end: int) -> list[Event]:
-    """Return stores of `[begin, end)` in pieces of a prefill chunk."""
+    """Return stores of `[begin, end)`, one per prefill chunk."""
     return [
         stored(chain, start, min(start + PREFILL_BLOCKS, end))
         for start in range(begin, end, PREFILL_BLOCKS)
@@ -132,7 +132,7 @@ def prefill_events(chain: Chain, begin: int, end: int) -> list[Event]:
 
 
 def shared_chain(num_blocks: int, *, num_pods: int = NUM_PODS, seed: int = 1) -> Iterator[Batch]:
-    """Every pod stores the same chain, 128 blocks an event, one event a batch."""
+    """Every pod stores the same chain, with 128 blocks per event and one event per batch."""
     chain = Chain.random(np.random.default_rng(seed), num_blocks)
     for event in prefill_events(chain, 0, num_blocks):
         message = batch(0, [event])
@@ -141,7 +141,7 @@ def shared_chain(num_blocks: int, *, num_pods: int = NUM_PODS, seed: int = 1) ->
 
 
 def one_block_events(num_blocks: int, *, seed: int = 2) -> Iterator[Batch]:
-    """Stores of one block each over 64 pods, then their removals, 16 events a batch."""
+    """Stores of one block each over 64 pods, then their removals, with 16 events per batch."""
     rng = np.random.default_rng(seed)
     per_pod = num_blocks // NUM_PODS
     chains = [Chain.random(rng, per_pod) for _ in range(NUM_PODS)]
@@ -157,25 +157,25 @@ def one_block_events(num_blocks: int, *, seed: int = 2) -> Iterator[Batch]:
 
 @dataclass(slots=True)
 class _Session:
-    """A conversation: what it says so far, and the pod that holds it."""
+    """A conversation: its blocks so far, and the pods that hold them."""
 
     chain: Chain
     pod: int
     turns_left: int
     prompt_blocks: int
-    moves_before_turn: int  # Zero: it stays where it began.
-    prompt_held: dict[int, int]  # Pod to the blocks of the system prompt it holds.
-    held: dict[int, int] = field(default_factory=dict)  # The same, of the whole session.
+    moves_before_turn: int  # Zero: the session stays on its first pod.
+    prompt_held: dict[int, int]  # Per pod, how many blocks of the system prompt it holds.
+    held: dict[int, int] = field(default_factory=dict)  # The same for the whole session.
 
 
 @dataclass(slots=True)
 class Mix:
     """Agents and chats over shared system prompts; `sessions` fills as the stream is consumed.
 
-    12 system prompts of 16 to 256 blocks under a Zipf law; 24 sessions of 2 100 blocks; chats
-    with half of their blocks as one-block decode events; 15 % of the chats move to another pod
-    before their last turn, which stores all of the history that it lacks. A pod stores a block
-    once.
+    There are 12 system prompts of 16 to 256 blocks, chosen by a Zipf law. 24 sessions have 2 100
+    blocks; the others are chats, half of whose blocks are one-block decode events. 15 % of the
+    chats move to another pod before their last turn; the new pod stores all of the history that it
+    lacks. A pod stores each block once.
     """
 
     num_stored_blocks: int
@@ -224,7 +224,7 @@ class Mix:
     def _turn(
         self, rng: np.random.Generator, live: list[_Session], index: int
     ) -> Iterator[tuple[int, Event]]:
-        """One question (a prefill of all that the pod lacks) and its answer (decode events)."""
+        """One question (a prefill of what the pod lacks) and its answer (decode events)."""
         session = live[index]
         if session.turns_left == session.moves_before_turn:
             session.pod = int(rng.integers(NUM_PODS))
@@ -249,7 +249,7 @@ class Mix:
 
 
 def queries(sessions: list[Chain], num_tokens: int, *, count: int, seed: int = 4) -> list[Tokens]:
-    """Return prompts whose first 87.5 % are a session's prefix (or as much as it has)."""
+    """Return prompts whose first 87.5 % are a session's prefix (less if a session is short)."""
     rng = np.random.default_rng(seed)
     known = num_tokens * 7 // 8
     prompts = []

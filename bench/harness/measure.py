@@ -1,4 +1,4 @@
-"""What a benchmark row is, and how both of its sides are sampled.
+"""The definition of a benchmark row, and the sampling of its two sides.
 
 Law: both sides of a row run in one process on one machine, their samples alternate, and the
 medians are compared. Smaller is better unless a row says otherwise. Nothing in this module knows
@@ -26,14 +26,14 @@ Side: TypeAlias = Callable[[], AbstractContextManager[Sample]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the row must reach: on the ratio (at least), or our own figure (at most, at least)."""
+    """The target of a row: a least ratio, or a largest or least value of our own figure."""
 
     ratio: float | None = None
     ours: float | None = None
     least: float | None = None
 
     def is_met(self, ours: float, ratio: float | None) -> bool | None:
-        """Whether the figures reach the target; None when there is none."""
+        """Whether the figures reach the target; None if there is no target."""
         if self.ratio is not None:
             return ratio is not None and ratio >= self.ratio
         if self.least is not None:
@@ -50,11 +50,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of the result: a name, two sides, and how many samples each gives.
+    """One line of the result: a name, two sides, and the number of samples for each.
 
-    `rival` may be a configuration of our own (a row that compares ours with ours says so in
-    `question`). `check` asserts, before anything is timed, that both sides do the same work.
-    `beside` are figures shown with the row, never compared.
+    `rival` may be a configuration of our own; `question` then says that the row compares ours with
+    ours. `check` asserts, before anything is timed, that both sides do the same work. The figures
+    of `beside` are shown with the row and never compared.
     """
 
     name: str
@@ -95,7 +95,7 @@ def take_samples(row: Row, sides: Iterable[str]) -> dict[str, Figures]:
             for name in sides
             if (side := chosen[name]) is not None
         }
-        # As servers do after start: a collection looks at what samples allocate, at nothing else.
+        # As servers do after start: collections then look only at what the samples allocate.
         gc.collect()
         gc.freeze()
         taken: dict[str, list[float]] = {name: [] for name in ready}
@@ -125,8 +125,8 @@ def repeated_us(call: Callable[[], object], *, seconds: float = 0.15) -> Sample:
 def repeated_cpu_us(call: Callable[[], object], *, seconds: float = 0.15) -> Sample:
     """Return a sample: the median CPU time of `call` on this thread, over about `seconds`.
 
-    To it the other users of a shared machine add little. Reading that clock takes a microsecond,
-    so that short calls are timed in batches of half a millisecond.
+    Other users of a shared machine add little to CPU time. Reading the clock of CPU time takes a
+    microsecond, so short calls are timed in batches of half a millisecond.
     """
     call()  # Not measured: first-use costs belong to neither side.
     begin = time.thread_time_ns()

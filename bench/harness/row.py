@@ -1,8 +1,9 @@
 """Measure rows of one module and print a JSON line for each; everything else goes to stderr.
 
-`python -m bench.harness.row MODULE [ROW …] [--side SIDE]`, started by `run.py`. No row runs in
-the memory that another left: several rows are measured in a fork each, after what the module names
-as `PRELOAD` has been imported, once for all. Without ROW, print the rows and their questions.
+`run.py` starts `python -m bench.harness.row MODULE [ROW …] [--side SIDE]`. No row runs in the
+memory that another row left: if there are several, each is measured in a fork. The module that
+MODULE names as `PRELOAD` is imported once, before the forks. Without ROW, the rows and their
+questions are printed.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from bench.harness.measure import Figures, Row, take_samples
 def line(row: Row, taken: dict[str, Figures]) -> str:
     """Return the row's JSON line; null stands for a side that was not measured.
 
-    What stands beside the row follows in a field of its own, where it was measured.
+    The figures beside the row are in a field of their own, if they were measured.
     """
     ours, rival = (taken[side].median if side in taken else None for side in ("ours", "rival"))
     better, worse = (ours, rival) if row.larger_is_better else (rival, ours)
@@ -42,7 +43,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def measure(row: Row, side: str | None) -> None:
-    """Measure one row, both sides or one, and print its line."""
+    """Measure both sides of a row, or one, and print the row's line."""
     sides = [side] if side else ["ours", "rival", *row.beside]
     if row.check and not side:
         row.check()
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.harness.row")
     parser.add_argument("module")
     parser.add_argument("rows", nargs="*")
-    parser.add_argument("--side", choices=("ours", "rival"), help="measure this side alone")
+    parser.add_argument("--side", choices=("ours", "rival"), help="measure only this side")
     options = parser.parse_args(arguments)
     module = importlib.import_module(options.module)
     rows: dict[str, Row] = {row.name: row for row in module.ROWS}

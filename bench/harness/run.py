@@ -1,9 +1,9 @@
 """Run the benchmarks: one JSON line per row on stdout, progress and spreads on stderr.
 
-`make bench`; ONLY=fleet (an area), ONLY=fleet_score (one of its files) or ONLY=score_8k (a row)
-narrows it. Each area runs in the environment that has its rival, where that exists, else in this
-one. The lines, the machine and the commit are also written to `.bench/results.json`. A row that
-cannot be measured is a line with nulls, and exit status 1; a missed target is not an error.
+`make bench` runs all of them. ONLY=fleet runs an area, ONLY=fleet_score one of its files, and
+ONLY=score_8k a row. An area runs in the environment of its rival if there is one, otherwise in
+this one. The lines, the machine and the commit are also written to `.bench/results.json`. A row
+that cannot be measured gives a line with nulls and exit status 1; a missed target is not an error.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 ENVIRONMENTS = {"cache": ".venv-vllm", "fire": ".venv-bench", "fleet": ".venv-bench"}
-"""Where an area, a folder beside this one, is measured: beside its rival if it has one."""
+"""The environment of each area (a folder beside this one): that of its rival if it has one."""
 
 
 def files(only: str | None) -> Iterator[tuple[Path, bool]]:
-    """Yield the files that are measured, and whether whole, or only the row that `only` names."""
+    """Yield the files to measure, each with whether all its rows are measured or only one."""
     for area in ENVIRONMENTS:
         for path in sorted((ROOT / "bench" / area).glob("bench_*.py")):
             name = f"{area}_{path.stem.removeprefix('bench_')}"
@@ -44,8 +44,8 @@ def command_of(path: Path, *arguments: str) -> list[str]:
 def selected(only: str | None) -> Iterator[tuple[Path, list[str]]]:
     """Yield the files and rows that are measured by one command.
 
-    Importing vLLM takes longer than measuring, so that the rows of a file share it; other files
-    start a process for each row.
+    Importing vLLM takes longer than measuring, so the rows of a file that needs vLLM share one
+    process. The rows of other files have a process each.
     """
     for path, is_whole in files(only):
         listed = subprocess.run(
@@ -64,7 +64,7 @@ def measure(path: Path, rows: list[str], side: str | None) -> Iterator[dict[str,
     if side:
         command += ["--side", side]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None  # Asked for above.
+        assert process.stdout is not None  # Opened as a pipe above.
         for text in process.stdout:
             yield json.loads(text)
 
@@ -76,7 +76,7 @@ def unmeasured(row: str) -> dict[str, Any]:
 
 
 def setting() -> dict[str, Any]:
-    """Return where and on what the figures were taken."""
+    """Return the machine and the commit on which the figures were taken."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         cwd=ROOT,
@@ -100,10 +100,10 @@ def setting() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure the selected rows, or say which environments that needs."""
+    """Measure the selected rows, or print the environments that they need."""
     parser = argparse.ArgumentParser(prog="bench/harness/run.py")
     parser.add_argument("--only", help="an area (fleet), a file (fleet_score) or a row (score_8k)")
-    parser.add_argument("--side", choices=("ours", "rival"), help="measure this side alone")
+    parser.add_argument("--side", choices=("ours", "rival"), help="measure only this side")
     parser.add_argument(
         "--environments", action="store_true", help="print the environments that this needs"
     )
@@ -119,7 +119,7 @@ def main() -> int:
 
 
 def report(only: str | None, side: str | None) -> int:
-    """Measure, print and write down the selected rows; return the exit status."""
+    """Measure the selected rows, print and store them; return the exit status."""
     results: list[dict[str, Any]] = []
     written = {"setting": setting(), "rows": results}
     failed: list[str] = []

@@ -1,8 +1,9 @@
-"""What no policy can beat: an eviction that knows the future.
+"""An eviction that knows the future, which no policy can beat.
 
-For a model of full attention, in the blocks of the trace. The block whose next use is the furthest
-goes first (Belady, "A study of replacement algorithms for a virtual-storage computer", 1966), of
-those with the same next use the deepest, so that what is held is always whole beginnings.
+It is for a model with full attention only, and uses the blocks of the trace. The block whose next
+use is furthest away is evicted first (Belady, "A study of replacement algorithms for a
+virtual-storage computer", 1966). Among blocks with the same next use, the deepest is evicted
+first, so the pool always holds whole prefixes.
 """
 
 from collections.abc import Sequence
@@ -15,14 +16,14 @@ _NEVER: Final = 1 << 62
 
 
 def working_set(trace: Trace) -> int:
-    """Return how many blocks the prompts of a trace have, shared ones once."""
+    """Return how many different blocks the prompts of a trace have."""
     return len({block for request in trace.play() for block in request.ids})
 
 
 def hit_rate(trace: Trace, num_blocks: int) -> float:
-    """Return the share of prompt tokens that such a pool serves; requests come one at a time."""
+    """Return the share of prompt tokens that are reused; requests come one at a time."""
     requests = list(trace.play())
-    held: dict[int, int] = {}  # Block: its next use.
+    held: dict[int, int] = {}  # The next use of each block.
     furthest: list[tuple[int, int, int]] = []
     num_hit = 0
     for request, uses in zip(requests, _next_uses(requests), strict=True):
@@ -40,7 +41,7 @@ def hit_rate(trace: Trace, num_blocks: int) -> float:
 
 
 def _next_uses(requests: Sequence[TraceRequest]) -> list[list[int]]:
-    """By request and block, the number of the request that has it next."""
+    """For each request and block, return the number of the next request that has the block."""
     following: dict[int, int] = {}
     uses = []
     for number in reversed(range(len(requests))):

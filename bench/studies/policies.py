@@ -1,8 +1,9 @@
-"""How much of real traffic does each retention policy let an engine reuse, at which memory?
+"""How much of real traffic can an engine reuse under each retention policy, at each memory?
 
-Every public trace, model, share of the working set and policy is one cell, minutes each. Results
-are lines in a file: a study that is stopped goes on where it was, and only what is missing or was
-made by another version of the study is computed. The table and the plot are written from the file.
+Each combination of public trace, model, share of the working set and policy is one cell, which
+takes minutes. Results are lines in a file. A study that was stopped continues where it was: only
+cells that are missing, or that another version of the study made, are computed. The table and the
+plot are written from the file.
 """
 
 import json
@@ -32,40 +33,40 @@ from kvbraid.sim.traces.trace import Trace
 from bench.studies import clairvoyant
 
 VERSION: Final = 1
-"""Of what a cell computes. Raise it with any change of the cache, the policies or the traces."""
+"""The version of what a cell computes. Raise it if the cache, the policies or a trace changes."""
 
 TRACES: Final = {
     "mooncake_conversation_trace.jsonl.zst": "github.com/kvcache-ai/Mooncake, FAST25-release",
     "mooncake_synthetic_trace.jsonl.zst": "github.com/kvcache-ai/Mooncake, FAST25-release",
     "weka_claude_code_710.rle.jsonl.zst": "github.com/callanjfox/kv-cache-tester, re-coded",
 }
-"""File, and where it comes from."""
+"""The files, and where each comes from."""
 
 SHARES: Final = ("1/8", "1/4", "1/2", "1")
 
 BOUNDED: Final = ("mooncake_conversation_trace", "mooncake_synthetic_trace")
-"""Traces of which the page says what is left to gain; with the third all policies reuse 96 %."""
+"""The page says how much is left to gain on these; on the third trace all policies reuse 96 %."""
 
 RIVALS: Final = ("dense", "interval-0", "interval-1k", "interval-8k")
-"""What the reference engine can be set to."""
+"""The policies that the reference engine offers."""
 
 Row: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """One figure of the study. `share` is that of the working set which the pool holds."""
+    """One figure of the study. `share` is the share of the working set that the pool holds."""
 
     trace: str
     model: str
     share: str
     policy: str
-    limit: int | None = None  # Requests of the trace.
+    limit: int | None = None  # Only the first requests of the trace; None: all of them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """Where traces are read and results kept; requests of each trace at most."""
+    """Where traces are read and results stored, and how many requests of each trace are used."""
 
     traces: Path
     folder: Path
@@ -85,7 +86,7 @@ class Study:
 
 
 def run(study: Study) -> int:
-    """Compute what is missing, then write the table and the plot; return the exit status."""
+    """Compute the missing cells, then write the table and the plot; return the exit status."""
     missing = [name for name in TRACES if not (study.traces / name).exists()]
     if missing:
         told = "; ".join(f"{name} ({TRACES[name]})" for name in missing)
@@ -115,7 +116,7 @@ def run(study: Study) -> int:
 
 
 def read_results(path: Path) -> dict[Cell, Row]:
-    """Read the cells that this version made; a line that was cut off is no cell."""
+    """Read the cells that this version made; a line that was cut off does not count."""
     rows = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -129,12 +130,12 @@ def read_results(path: Path) -> dict[Cell, Row]:
 
 
 def cell_of(row: Row) -> Cell:
-    """Return which cell a result is of."""
+    """Return the cell to which a result belongs."""
     return Cell(*(row[name] for name in Cell.__dataclass_fields__))
 
 
 def computed(study: Study, todo: Sequence[Cell]) -> Iterator[Row]:
-    """Compute cells, several at a time if asked, and say how far it is."""
+    """Compute cells, several at a time if asked, and print the progress."""
     begun = time.monotonic()
     for number, row in enumerate(_in_parallel(study, todo), start=1):
         hours = (time.monotonic() - begun) / 3600
@@ -162,7 +163,7 @@ def compute(traces: Path, cell: Cell) -> Row:
     begun = time.monotonic()
     trace, model = _trace(traces, cell.trace, cell.limit), simulated_model(cell.model)
     ideal = _footprint(traces, cell.trace, cell.model, cell.limit)
-    num_blocks = ceil(ideal.num_blocks * Fraction(cell.share)) + 1  # And the null block.
+    num_blocks = ceil(ideal.num_blocks * Fraction(cell.share)) + 1  # One is the null block.
     retention = retention_of(cell.policy, model)
     result = _simulated(traces, cell.trace, cell.limit, cell.model, num_blocks, retention)
     return {
@@ -181,7 +182,8 @@ def compute(traces: Path, cell: Cell) -> Row:
 def _simulated(
     traces: Path, name: str, limit: int | None, model: str, num_blocks: int, retention: Retention
 ) -> HitRate:
-    """Once for policies that are the same for a model: one of full attention keeps every block."""
+    """Simulate, with a cache: a full-attention model keeps every block under every policy, so its
+    result is the same for all of them."""
     return simulate(_trace(traces, name, limit), simulated_model(model), num_blocks, retention)
 
 
@@ -227,7 +229,7 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield how each policy does against the best of the rivals in the same pool."""
+    """Yield a comparison of each policy with the best of the rivals in the same pool."""
     yield from (
         "Each policy against the best of the reference engine's in the same pool, in points:",
         "",
@@ -249,7 +251,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def bounds(study: Study) -> Iterator[str]:
-    """Yield what is left to gain."""
+    """Yield the hit rates of an eviction that knows the future."""
     yield from (
         "With an eviction that knows the future, a full-attention model would reuse, in percent:",
         "",

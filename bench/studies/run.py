@@ -1,6 +1,6 @@
-"""Run a study: hours of simulation whose table and plot are committed. Outside `make bench`.
+"""Run a study: hours of simulation, whose table and plot are committed. `make bench` runs none.
 
-`make study ONLY=policies`; stopped with Ctrl-C, the same command goes on where it was.
+The command is `make study ONLY=policies`. After Ctrl-C, the same command continues where it was.
 """
 
 import argparse

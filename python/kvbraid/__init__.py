@@ -1,7 +1,7 @@
 """kvbraid: exact reusable prefixes for hybrid-attention language models.
 
-A public name is resolved when somebody asks for it. `import kvbraid` therefore loads no other
-module, and what works without the native core (`kvbraid.models`, `kvbraid.spec`) never loads it.
+A public name is resolved when it is first used. `import kvbraid` therefore loads no other module,
+and the modules that work without the native core (`kvbraid.models`, `kvbraid.spec`) never load it.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The `kvbraid` command, where the extra `serve` may be missing: then one line says so."""
+"""The `kvbraid` command. If the extra `serve` is missing, it says so in one line."""
 
 import sys
 
@@ -6,7 +6,7 @@ from kvbraid.extras import require_serve
 
 
 def main() -> None:
-    """Run the command line and exit; with status 2 where the extra is missing."""
+    """Run the command line and exit; the status is 2 if the extra is missing."""
     try:
         require_serve("this command")
     except ModuleNotFoundError as error:

@@ -30,7 +30,7 @@ def main() -> None:
     except OSError as error:
         if error.filename is not None:  # Every file that is read or written has its own message.
             raise
-        # The rest of the buffer goes nowhere; otherwise Python would try again at the end.
+        # Discard the rest of the buffer; otherwise Python would try to write it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(f"the output cannot be written: {error.strerror}; write it elsewhere")
 
@@ -55,7 +55,7 @@ class _Characters(click.ParamType[str]):
 
 
 class _Secret(click.Option):
-    """An option whose environment variable counts as given even if empty, and is then refused."""
+    """An option whose environment variable counts as given even if empty; empty is refused."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         return os.environ.get(self.envvar) if isinstance(self.envvar, str) else None
@@ -262,7 +262,7 @@ def cache() -> None:
     "--requests",
     "num_requests",
     type=click.IntRange(1),
-    help="Play only so many requests, the first ones.",
+    help="Play only this many requests from the start.",
 )
 @click.option(
     "--plot", type=click.Path(path_type=Path), help="Draw hit rates against memory into this file."

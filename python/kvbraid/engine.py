@@ -12,24 +12,24 @@ from kvbraid.hashing import HashAlgo
 from kvbraid.spec import EngineDialect, SpecKind
 
 REPORT_MODES: Final = ("incremental", "full")
-"""Whether an engine announces new copies only, or reused blocks as well."""
+"""Whether an engine announces only new copies, or also reused blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProfile:
-    """An engine's habits: by default vLLM's, with a hash function that nobody has told.
+    """How an engine behaves: by default as vLLM does, with an unknown hash function.
 
     Attributes:
-        dialect: Whose departures from the resume rule its look-ups follow.
+        dialect: The engine whose departures from the resume rule its look-ups follow.
         hash_algo: Its hash function; None: those that need no seed of its own are tried.
         hash_seed: The text of its PYTHONHASHSEED; None: not set.
-        report_mode: `full`: blocks that are reused are announced again, without a copy.
-        retention: Its `prefix_cache_retention_interval` in tokens: an engine that has one keeps
-            whole windows, by which sparse stores are placed where the hash function is unknown.
+        report_mode: `full`: reused blocks are announced again, although no copy was made.
+        retention: Its `prefix_cache_retention_interval` in tokens. An engine that has one keeps
+            whole windows; sparse stores are placed by them if the hash function is unknown.
         unsent_tokens: By kind, the window or chunk of learned groups whose events do not carry it.
 
     Raises:
-        InvalidValueError: A report mode that no engine has, or a negative number of tokens.
+        InvalidValueError: No engine has the report mode, or a number of tokens is negative.
     """
 
     dialect: EngineDialect = EngineDialect.VLLM
@@ -40,7 +40,7 @@ class EngineProfile:
     unsent_tokens: tuple[tuple[SpecKind, int], ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what no engine does."""
+        """Refuse values that no engine has."""
         if self.report_mode not in REPORT_MODES:
             expected = " or ".join(REPORT_MODES)
             msg = f"report_mode = {shown(self.report_mode)}; expected {expected}"

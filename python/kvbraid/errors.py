@@ -63,7 +63,7 @@ class ServiceError(KvbraidError):
 
 
 def shown(value: object) -> str:
-    """Return a value as messages show it: on one line, and short, whatever it is."""
+    """Return any value as messages show it: short, and on one line."""
     try:
         text = repr(value[: _SHOWN_CHARACTERS + 1] if isinstance(value, str) else value)
     except (RecursionError, ValueError):  # Nested too deeply, or a number of too many digits.
@@ -72,7 +72,7 @@ def shown(value: object) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text as one line that any terminal may see: clipped, nothing unprintable."""
+    """Return the text as one line that is safe on any terminal: shortened, and all printable."""
     if len(text) > _LINE_CHARACTERS:
         half = _LINE_CHARACTERS // 2
         text = f"{text[:half]} ... {text[-half:]}"
@@ -80,7 +80,7 @@ def one_line(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with everything escaped that would move, hide or turn around other text."""
+    """Return the text with every character escaped that would move, hide or reverse other text."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -1,7 +1,7 @@
 """The extra `serve`: the packages that a server, its clients and the command line need.
 
-The base install is the library alone. What needs the extra calls `require_serve` first, so that a
-user reads what to install instead of the name of a module.
+The base install is only the library. Code that needs the extra calls `require_serve` first, so a
+user reads what to install instead of the name of a missing module.
 """
 
 from importlib.util import find_spec

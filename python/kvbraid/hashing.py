@@ -37,8 +37,8 @@ class HashAlgo(Enum):
 class EngineHash:
     """One engine's hash function, as its operator configured it.
 
-    `seed` is the engine's PYTHONHASHSEED (None: not set), `block_size` its hash block in tokens,
-    `lookahead` how many tokens after its block a hash also covers.
+    `seed` is the engine's PYTHONHASHSEED (None: not set), and `block_size` is its hash block in
+    tokens. `lookahead` is how many tokens after its block a hash also covers.
     """
 
     algo: HashAlgo = HashAlgo.SHA256
@@ -72,7 +72,7 @@ class MediaItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExtraKeys:
-    """What separates a request's blocks from blocks of the same tokens.
+    """What keeps a request's blocks apart from other blocks with the same tokens.
 
     `media` is in the order of its offsets (tokens from the request's start). `prompt_embeds` has,
     per block, the SHA-256 of the embeddings that the block's hash covers.
@@ -89,7 +89,7 @@ NO_EXTRA_KEYS = ExtraKeys()
 
 @lru_cache(maxsize=64)
 def none_hash(algo: HashAlgo, seed: str | None) -> BlockHash | None:
-    """Return the parent of every first block, or None where the engine draws its seed at random.
+    """Return the parent of every first block, or None if the engine draws its seed at random.
 
     `seed` is PYTHONHASHSEED as the engine's environment has it; None means that it is not set.
     """

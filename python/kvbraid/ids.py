@@ -1,4 +1,4 @@
-"""One type per identifier, so that they never mix.
+"""One type per identifier: identifiers of different kinds cannot be mixed up.
 
 Nothing here holds state or knows what the identifiers point to.
 """
@@ -28,7 +28,7 @@ class Tier(Enum):
 
 
 class PodState(Enum):
-    """How far a pod's history is known; in all but EXACT an answer is a bound."""
+    """How far a pod's history is known. Only in EXACT can an answer be exact."""
 
     EXACT = "exact"  # Complete since sequence number 0, a clear or a restart.
     REBUILDING = "rebuilding"  # Replay is under way.

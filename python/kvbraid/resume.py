@@ -1,8 +1,8 @@
 """The resume rule for one holder: how much of a request one cache can reuse.
 
-Native inside: one bit of the words that serve a whole fleet. A holder is described by the
-boundaries, in tokens, at which each of its groups holds an entry: a block that ends there, or a
-state taken there. Nothing here keeps state or knows where the entries come from.
+The native core computes it: one holder is one bit of the words that serve a whole fleet. A holder
+is described by the boundaries, in tokens, at which each of its groups holds an entry: a block that
+ends there, or a state taken there. Nothing here keeps state or knows where the entries come from.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,12 +16,13 @@ from kvbraid.errors import InvalidValueError, shown
 from kvbraid.spec import EngineDialect, GroupSpec, Topology
 
 Entries: TypeAlias = Mapping[int, Collection[int]] | Sequence[Collection[int]]
-"""Per group (by index) the boundaries in tokens where it holds an entry."""
+"""For each group (by index), the boundaries in tokens at which it holds an entry."""
 
 
 class HeldWords(NamedTuple):
-    """What up to 64 holders hold, a bit each of a word per boundary: whole blocks, and entries
-    inside blocks, by group. `unit` is the tokens from one boundary to the next."""
+    """What up to 64 holders hold. For each group there is one word per boundary, with one bit per
+    holder: one list of words for whole blocks, another for entries inside blocks. `unit` is the
+    number of tokens from one boundary to the next."""
 
     unit: int
     whole: Sequence[Sequence[int]]
@@ -29,9 +30,9 @@ class HeldWords(NamedTuple):
 
 
 class Query(NamedTuple):
-    """How many tokens a request has, and which holders are asked, as a mask.
+    """How many tokens a request has, and a mask of the holders that are asked.
 
-    `strict`: groups of unknown kind or chunk need every block; else they need nothing.
+    With `strict`, groups of unknown kind or chunk need every block; without it, they need nothing.
     """
 
     num_tokens: int
@@ -51,18 +52,18 @@ def resume(
     dialect: EngineDialect = EngineDialect.PURE,
     strict: bool = True,
 ) -> int:
-    """Return how many leading tokens of a request need no computing.
+    """Return how many leading tokens of a request need not be computed.
 
     Args:
         topology: The holder's groups and alignment.
         num_tokens: Tokens of the request; at least one of them is always left to compute.
         held: Entries along this request, per group; a group without entries may be missing.
-        dialect: Whose departures from the rule to follow; by default the rule itself.
+        dialect: The engine whose departures from the rule to follow; by default the rule itself.
         strict: Groups of unknown kind or chunk need every block; with False they need nothing,
             and the answer is an upper bound.
 
     Raises:
-        InvalidValueError: An entry at a boundary where the group cannot have one.
+        InvalidValueError: There is an entry at a boundary where the group cannot have one.
     """
     words, query = _words(topology, num_tokens, held), Query(num_tokens, _ONE_HOLDER, strict)
     return resume_words(topology, [dialect.value], words, query)[0]
@@ -79,7 +80,8 @@ def accepted(
 ) -> list[int] | None:
     """Return the boundaries above 0 that one group accepts, or None if it never restricts.
 
-    Boundaries are in tokens, ascending, at most `num_tokens - 1`. Arguments as in `resume`.
+    Boundaries are in tokens, ascending, at most `num_tokens - 1`. The arguments are those of
+    `resume`.
     """
     words, query = _words(topology, num_tokens, held), Query(num_tokens, _ONE_HOLDER, strict)
     return resume_accepted(topology, [dialect.value], words, query, group)
@@ -88,13 +90,13 @@ def accepted(
 def needed_blocks(group: GroupSpec, boundary: int) -> range:
     """Return the blocks of a group that must be held for a resume at `boundary`, in tokens.
 
-    Empty where the group needs nothing there. A draft head's group needs the unit that begins at
-    the boundary too. Full and state groups can be resumed inside a block, where an engine has
-    partial hits on; of that block, an entry at the boundary suffices.
+    The range is empty if the group needs nothing there. A draft head's group also needs the unit
+    that begins at the boundary. With partial hits, full and state groups can be resumed inside a
+    block: such a block need not be whole, an entry at the boundary is enough.
 
     Raises:
-        InvalidValueError: A boundary inside a block of a window or chunked group, below 0, or
-            beyond what the core counts.
+        InvalidValueError: The boundary lies inside a block of a window or chunked group, is below
+            0, or is larger than the core counts.
     """
     if not 0 <= boundary < _MOST_TOKENS:
         msg = f"boundary {shown(boundary)}; expected 0 to {_MOST_TOKENS - 1} tokens"
@@ -109,7 +111,7 @@ def hash_block_size(topology: Topology) -> int:
 
 
 def _words(topology: Topology, num_tokens: int, held: Entries) -> HeldWords:
-    """Bit 0 of one word per boundary, whole blocks and interior entries apart."""
+    """Set bit 0 of one word per boundary; whole blocks and entries inside blocks are separate."""
     unit = gcd(hash_block_size(topology), topology.alignment or 0)
     num_units = max(num_tokens, 0) // unit
     whole = [[0] * num_units for _ in topology.groups]

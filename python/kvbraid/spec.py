@@ -1,4 +1,4 @@
-"""What one cache consists of: kinds, groups, topology; and the names of the engines' dialects.
+"""What one cache consists of: kinds, groups and topology. Also the names of engines' dialects.
 
 Frozen data, validated in the constructor; the native core holds the same structures.
 """
@@ -13,7 +13,7 @@ from kvbraid.errors import TopologyError, shown
 
 
 class SpecKind(Enum):
-    """The attention kind of a group, valued as on the wire (vLLM `kv_cache_spec_kind`)."""
+    """The attention kind of a group; its value is the wire's (vLLM's `kv_cache_spec_kind`)."""
 
     FULL_ATTENTION = "full_attention"
     MLA_ATTENTION = "mla_attention"
@@ -47,11 +47,12 @@ _WINDOW: Final = frozenset({SpecKind.SLIDING_WINDOW, SpecKind.SLIDING_WINDOW_MLA
 class GroupSpec:
     """One group: layers that share a kind and a block table.
 
-    `variant` tells groups of one kind and size apart that differ in what the rule does not ask
-    for: heads, number format, replication. Engines look equal groups up together, others apart.
+    `variant` tells groups of the same kind and size apart if they differ in something that the
+    rule does not use: heads, number format, replication. Engines look up equal groups together and
+    different ones separately.
 
     Raises:
-        TopologyError: A size below one token, or a window kind without a window.
+        TopologyError: A size is below one token, or a group of a window kind has no window.
     """
 
     kind: SpecKind
@@ -77,11 +78,11 @@ class GroupSpec:
             raise TopologyError(msg)
 
     def sharded_over(self, num_ranks: int) -> "GroupSpec":
-        """Return the group as decode-context parallelism makes it: a block covers its tokens on
-        every rank.
+        """Return the group under decode-context parallelism: a block covers its tokens on all
+        ranks together.
 
         Raises:
-            TopologyError: No rank at all, or a kind whose tokens no engine spreads.
+            TopologyError: There is no rank, or no engine spreads the tokens of this kind.
         """
         if num_ranks < 1:
             msg = f"{num_ranks} ranks; it must be at least 1"
@@ -96,7 +97,10 @@ class GroupSpec:
 
 
 def told_apart(groups: Iterable[GroupSpec], by: Sequence[object]) -> tuple[GroupSpec, ...]:
-    """Number the variants of groups: equal ones stay equal only where `by`, one per group, is."""
+    """Number the variants of groups: equal groups stay equal only if their values in `by` are.
+
+    `by` has one value per group.
+    """
     variants: dict[GroupSpec, list[object]] = {}
     numbered = []
     for group, identity in zip(groups, by, strict=True):
@@ -108,16 +112,16 @@ def told_apart(groups: Iterable[GroupSpec], by: Sequence[object]) -> tuple[Group
 
 
 class EngineDialect(Enum):
-    """Which engine's departures from the rule a look-up follows (a table of flags in the core)."""
+    """The engine whose departures from the rule a look-up follows (a table in the core)."""
 
     PURE = "pure"
     VLLM = "vllm"
-    SGLANG = "sglang"  # Publishes its full-attention part only: an answer is an upper bound.
+    SGLANG = "sglang"  # Publishes only its full-attention part: an answer is an upper bound.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Everything the resume rule needs to know of one cache; what its engine does is not in here.
+    """Everything that the resume rule needs to know about one cache, but nothing about its engine.
 
     `alignment` and `hash_block_size` default to the least common multiple and the greatest
     common divisor of the groups' block sizes (vLLM's own defaults).

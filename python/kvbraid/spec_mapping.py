@@ -1,7 +1,7 @@
 """A pod as an operator or a capture describes it: one mapping -> a topology and an engine profile.
 
-The field names are those that an engine's exported `config.json` has. A field that nobody reads is
-refused: a misspelled one would leave its default in force and say nothing.
+The field names are those of an engine's exported `config.json`. An unknown field is refused:
+otherwise a misspelled field would silently leave its default in force.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -28,7 +28,7 @@ FIELDS: Final[Sequence[str]] = (
     "report_mode",
     "retention",
 )
-"""What is read of a mapping."""
+"""The fields of a mapping that are read."""
 
 GROUP_FIELDS: Final[Sequence[str]] = (
     "kind",
@@ -43,7 +43,7 @@ GROUP_FIELDS: Final[Sequence[str]] = (
     "variant",
     "idx",
 )
-"""What is read of a group."""
+"""The fields of a group that are read."""
 
 _ALSO_EXPORTED: Final = frozenset(
     {
@@ -71,16 +71,16 @@ _ALSO_EXPORTED_OF_GROUPS: Final = frozenset(
         "spec",
     }
 )
-"""An exported `config.json` has these too; they are let through, so that one can be pasted."""
+"""Fields that an exported `config.json` also has. They are accepted, so one can be pasted."""
 
 
 def topology_from_mapping(mapping: Mapping[str, object]) -> Topology:
-    """Read what a pod's cache consists of. Without `groups` they are learned from events.
+    """Read what a pod's cache consists of. Without `groups` the groups are learned from events.
 
     A group's `kind` and `window` may be called `event_kind` and `event_window`.
 
     Raises:
-        TopologyError: Names the field, shows its value and says what was expected.
+        TopologyError: The message names the field, its value and what was expected.
     """
     top = _checked(mapping)
     return Topology(
@@ -94,10 +94,10 @@ def topology_from_mapping(mapping: Mapping[str, object]) -> Topology:
 
 
 def profile_from_mapping(mapping: Mapping[str, object]) -> EngineProfile:
-    """Read what a pod's engine does, from the mapping that its topology is read from.
+    """Read what a pod's engine does, from the same mapping as its topology.
 
     Raises:
-        TopologyError: As `topology_from_mapping`.
+        TopologyError: As in `topology_from_mapping`.
     """
     top = _checked(mapping)
     dialect = top.choice("dialect", "engine", among=[each.value for each in EngineDialect])
@@ -145,14 +145,14 @@ _T = TypeVar("_T")
 
 
 class _Fields:
-    """Typed reads from one mapping; every refusal names the path. Null counts as absent."""
+    """Typed reads from one mapping. Every error message names the path. Null counts as absent."""
 
     def __init__(self, mapping: object, path: str) -> None:
         self.path = path
         self._mapping: dict[str, object] = self._typed(mapping, dict, path, "a table of fields")
 
     def refuse_unknown(self, known: Sequence[str], also: Collection[str]) -> None:
-        """Refuse a field that is neither known nor let through, with what was probably meant."""
+        """Refuse a field in neither list; the message suggests the name that was likely meant."""
         for name in self._mapping:
             if name not in known and name not in also:
                 near = get_close_matches(str(name), known, n=1)

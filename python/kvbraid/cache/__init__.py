@@ -1,4 +1,4 @@
-"""One engine's block cache over any mix of groups: what to reuse, hand out and keep."""
+"""One engine's block cache over any mix of groups: it reuses, hands out and keeps blocks."""
 
 from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.debug import CacheDebug

@@ -1,13 +1,14 @@
-"""Where an engine ends the next chunk of a prompt, so that a state can be kept there.
+"""Where an engine should end the next chunk of a prompt to keep a state there.
 
-A state (mamba, linear attention) exists only where a step ends: whoever wants to resume at a
-boundary needs a step that ended exactly there. The law: while a prompt is computed, steps end at
-block boundaries, and never run past the last boundary at which the same prompt could resume, nor
-past a junction with a prefix that other requests share. Pure functions of numbers; nothing here
-knows a block, a pool or a request object, and a cache without states is never clipped.
+A state (mamba, linear attention) exists only where a step ends: a request can resume at a
+boundary only if an earlier step ended exactly there. The law: while a prompt is computed, steps
+end at block boundaries. A step never runs past the last boundary at which the same prompt could
+resume, nor past a junction with a prefix that other requests share. These are pure functions of
+numbers: nothing here knows a block, a pool or a request object. Without state groups no chunk is
+shortened.
 
     tokens    0        64       128      192      256   300     (state blocks of 64)
-    budget 200|------------------>|                             192, for 200 is inside a block
+    budget 200|------------------>|                             192: 200 is inside a block
     budget 999|---------------------------->|---->|             256: the prompt resumes there
     junction  |-------->|                                       another prompt branched at 64
 """
@@ -22,19 +23,20 @@ from kvbraid.spec import EngineDialect, SpecKind, Topology
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRules:
-    """What of a cache and of the engine around it decides where chunks end. Sizes in tokens.
+    """The properties of a cache and its engine that decide where chunks end. Sizes in tokens.
 
-    block_size             steps end at its multiples; 0: no state groups, nothing is clipped
+    block_size             steps end at its multiples; 0: no state groups, no chunk is shortened
     checkpoint_size        the same prompt resumes at the last of its multiples
-    alignment              boundaries of hits where there are no partial hits
-    hash_block_size        boundaries of hits where there are
+    alignment              hits end at its multiples if there are no partial hits
+    hash_block_size        hits end at its multiples if there are partial hits
     partial_hits           whether the end of a prompt is kept at hash granularity too
     eagle                  a draft head drops a block of every hit: states are kept one earlier
-    partial_junctions      stop at a junction inside a block, too (needs partial hits)
-    checkpoint_alignment   a backend that saves one state inside a chunk, this far from its start
-                           or a multiple: no stop at the end of the prompt; None: it cannot
-    max_chunk_tokens       the largest budget a step can ever have; None: the one it has
-    interval               steps end at its multiples too, for checkpoints there; 0: they need not
+    partial_junctions      stop at a junction inside a block too (needs partial hits)
+    checkpoint_alignment   the backend can save one state inside a chunk, a multiple of this many
+                           tokens after its start, so no chunk needs to stop for that state;
+                           None: the backend cannot
+    max_chunk_tokens       the largest budget that a step can ever have; None: the current one
+    interval               steps also end at its multiples, for checkpoints there; 0: no such ends
     """
 
     block_size: int
@@ -59,10 +61,10 @@ class ChunkRules:
                 _at_least(name, value, 1)
 
     def plan(self, position: "Position") -> int:
-        """Return how many tokens to compute now: the budget, or fewer, to keep a state.
+        """Return how many tokens to compute now: the budget, or fewer to keep a state.
 
-        0 says that the budget does not reach the next block boundary: the request waits for a step
-        that has more.
+        0 means that the budget does not reach the next block boundary: the request waits for a
+        step with a larger budget.
         """
         start, end = position.start, position.start + position.budget
         if not self.block_size or start >= position.prefill_end:
@@ -80,9 +82,9 @@ class ChunkRules:
 class Position:
     """Where a request stands, and what its engine would compute next if nothing clipped it.
 
-    `start` counts the computed tokens, hits included; `num_tokens` the prompt and all output so
-    far; `junction` is the match's, 0 for none. `budget` is what is left of the step and of the
-    request (draft tokens included), whichever is less.
+    `start` counts the computed tokens, hits included. `num_tokens` counts the prompt and all
+    output so far. `junction` comes from the match; 0 means that there is none. `budget` is what is
+    left of the step's tokens, or of the request's (draft tokens included), whichever is less.
     """
 
     start: int
@@ -110,11 +112,11 @@ def chunk_rules(
     partial_junctions: bool = False,
     interval: int = 0,
 ) -> ChunkRules:
-    """Derive the rules from the groups; the rest is as in `ChunkRules`.
+    """Derive the rules from the groups; the other arguments are as in `ChunkRules`.
 
-    Steps end where every state group has a block boundary, and the last of them where a hit can
-    be. The engine of the vLLM dialect takes the smallest block of all its cacheable groups for
-    both, whatever the states' own is.
+    Steps end where every state group has a block boundary, and the last of these steps ends where
+    a hit can end. In the vLLM dialect both sizes are the smallest block of all cacheable groups,
+    even if the blocks of the state groups are larger.
     """
     cacheable = [group for group in topology.groups if group.prefix_cacheable]
     states = [group.block_size for group in cacheable if group.kind is SpecKind.MAMBA]
@@ -138,15 +140,15 @@ def chunk_rules(
 
 
 def _whole_blocks(rules: ChunkRules, start: int, end: int) -> int:
-    """The last block boundary up to `end`. Only a block that no step can ever hold is taken in
-    parts: their states are private to the request, until one reaches the boundary."""
+    """The last block boundary up to `end`. A chunk ends inside a block only if the block is larger
+    than any step: such a chunk's state is private to the request."""
     boundary = end // rules.block_size * rules.block_size
     largest = end - start if rules.max_chunk_tokens is None else rules.max_chunk_tokens
     return boundary if boundary > start or rules.block_size <= largest else end
 
 
 def _state_stops(rules: ChunkRules, position: Position) -> Iterator[int]:
-    """Where a step has to end whatever else it could compute; some may lie outside it."""
+    """The positions at which a step has to end; some may lie outside the step."""
     start, block_size = position.start, rules.block_size
     if start % block_size:
         yield (start // block_size + 1) * block_size
@@ -161,7 +163,7 @@ def _state_stops(rules: ChunkRules, position: Position) -> Iterator[int]:
 
 
 def _junction_stop(rules: ChunkRules, position: Position) -> int:
-    """The junction, or the block boundary before it where only whole blocks are kept."""
+    """The junction, or the block boundary before it if only whole blocks are kept."""
     start, junction = position.start, position.junction
     if rules.partial_junctions and junction <= position.num_prompt_tokens:
         return junction
@@ -169,16 +171,18 @@ def _junction_stop(rules: ChunkRules, position: Position) -> int:
 
 
 def _resume_boundary(rules: ChunkRules, num_tokens: int, size: int) -> int:
-    """The largest multiple of `size` at which the same tokens would resume: one token is left to
-    compute, or all that a draft head drops."""
+    """The largest multiple of `size` at which the same tokens would resume. It leaves at least one
+    token to compute, or as many as a draft head drops."""
     left = size if rules.eagle else 1
     return max(0, num_tokens - left) // size * size
 
 
 def _saves_inside(rules: ChunkRules, position: Position) -> bool:
-    """Whether the step that ends the prompt can save the state of its last resume boundary on
-    the way: a backend does so at multiples of its own from a start on a hash boundary, into a
-    block that is neither the one it read from nor the one it ends in."""
+    """Whether the step that ends the prompt can also save the state at the last resume boundary.
+
+    The step must start on a hash boundary, the boundary must be a multiple of
+    `checkpoint_alignment` after that start, and there must be a block for the state between the
+    one that the step reads from and the one that it ends in."""
     if rules.checkpoint_alignment is None:
         return False
     start, end = position.start, position.start + position.budget

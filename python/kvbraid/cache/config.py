@@ -14,15 +14,16 @@ _UNLIMITED = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOptions:
-    """What allocation needs to know of a group and the resume rule does not.
+    """What allocation needs to know about a group, beyond what the resume rule needs.
 
     `num_speculative_blocks` (state groups): blocks kept for draft tokens after the running state.
-    `extra_retained_tokens` (window groups): kept before the window, never attended.
-    `needs_zeroing`: new blocks are listed by `take_work`. `is_ring`: one block per
-    request, overwritten in turn and never cached. `is_replicated`: under context parallelism every
-    rank keeps all tokens of the group, as for a draft model. `checkpoint_alignment` (state
-    groups): the backend can save one state inside a step, a multiple of so many tokens after its
-    start; None: it cannot. Under `Interval(0)` the step that ends a prompt does, else every one.
+    `extra_retained_tokens` (window groups): tokens kept before the window, which are never
+    attended to. `needs_zeroing`: `take_work` lists the group's new blocks. `is_ring`: each request
+    has one block, which is overwritten again and again and never cached. `is_replicated`: under
+    context parallelism every rank keeps all tokens of the group, as for a draft model.
+    `checkpoint_alignment` (state groups): the backend can save one state inside a step, a multiple
+    of this many tokens after its start; None: it cannot. Under `Interval(0)` only the step that
+    ends a prompt saves such a state; under the other retentions every step that can saves one.
     """
 
     num_speculative_blocks: int = 0
@@ -35,34 +36,36 @@ class GroupOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """One engine's cache before it exists.
+    """The settings of one engine's cache.
 
     Attributes:
-        topology: Groups and alignment (a hit is a multiple of it).
+        topology: The groups, and the alignment: every hit is a multiple of it.
         num_blocks: Blocks of the pool, the null block included.
-        dialect: Whose departures from the resume rule to follow; by default none. Another one is
-            for a cache that takes that engine's place: it may hand out a hit that is not held.
-        hash_algo: How tokens are hashed, where requests do not bring their hashes.
+        dialect: The engine whose departures from the resume rule the cache follows; by default
+            none. Use a dialect only for a cache that replaces that engine's own: under it, the
+            cache may hand out a hit that is not held.
+        hash_algo: How tokens are hashed if a request does not bring its hashes.
         hash_seed: The engine's PYTHONHASHSEED; None: the fixed seed that some algorithms have.
         group_options: One per group; empty: the defaults for all.
         caching: Whether prefixes are reused.
         events: Whether events are recorded.
         retention: Which window blocks and states stay findable.
-        max_model_len: Tokens of a request at most.
-        max_in_flight_tokens: Tokens computed at once at most; bounds what a window or chunk group
-            reserves for an admission. None: no bound.
-        watermark: Share of the pool to leave free when a waiting request is admitted.
-        num_reprefillable_tokens: Last tokens that may be computed again (drafts of several
-            tokens), so that they are not cached.
-        partial_junctions: Keep a state at a junction inside a block, too, where a step ends there
-            (`plan_chunk` sees to it). Needs partial hits, and no tokens that are computed again.
-        decode_context_parallel: Ranks that the tokens of a sharded group are spread over. The
-            topology has the effective block sizes already: see `GroupSpec.sharded_over`.
-        prefill_context_parallel: Ranks that compute a prompt together. Changes no block size.
+        max_model_len: The largest number of tokens that a request can have.
+        max_in_flight_tokens: The largest number of tokens that are computed at once. It bounds
+            what a window or chunk group reserves for an admission. None: no bound.
+        watermark: The share of the pool that stays free when a waiting request is admitted.
+        num_reprefillable_tokens: How many of the last tokens may be computed again (drafts of
+            several tokens); these tokens are not cached.
+        partial_junctions: Also keep a state at a junction inside a block if a step ends there
+            (`plan_chunk` ends one there). Needs partial hits, and `num_reprefillable_tokens` = 0.
+        decode_context_parallel: The ranks over which the tokens of a sharded group are spread. The
+            topology must have the effective block sizes: see `GroupSpec.sharded_over`.
+        prefill_context_parallel: The ranks that compute a prompt together. It changes no block
+            size.
 
     Raises:
-        InvalidValueError: A number of options that is not that of the groups, a bad share, or a
-            group that context parallelism does not admit.
+        InvalidValueError: The number of options differs from the number of groups, a share or a
+            number is out of range, or context parallelism does not admit a group.
     """
 
     topology: Topology
@@ -110,7 +113,7 @@ class CacheConfig:
 
     @property
     def checkpoint_alignment(self) -> int | None:
-        """What all state groups can save inside a step: None if one of them cannot."""
+        """The multiple at which all state groups can save a state; None if one of them cannot."""
         rows = zip(self.topology.groups, self.group_options, strict=False)
         every = [o.checkpoint_alignment for group, o in rows if group.kind is SpecKind.MAMBA]
         known = [alignment for alignment in every if alignment is not None]

@@ -1,13 +1,13 @@
-"""What the face of the cache checks before it calls the native core."""
+"""The checks of arguments that the cache makes before it calls the native core."""
 
 from kvbraid.errors import InvalidValueError
 
 
 def check_counts(**counts: int | None) -> None:
-    """Refuse what is not a count of 32 bits, by name.
+    """Refuse a value that is no unsigned integer of 32 bits.
 
     Raises:
-        InvalidValueError: Names the count and its limits.
+        InvalidValueError: The message names the count and its limits.
     """
     for name, count in counts.items():
         if count is not None and not 0 <= count < 1 << 32:
@@ -18,7 +18,7 @@ def check_group(group: int, num_groups: int) -> None:
     """Refuse a group that the cache does not have.
 
     Raises:
-        InvalidValueError: Names the group, and how many there are.
+        InvalidValueError: The message names the group, and how many groups there are.
     """
     if not 0 <= group < num_groups:
         raise InvalidValueError(f"group is {group}; the cache has {num_groups}")

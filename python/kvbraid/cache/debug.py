@@ -1,4 +1,4 @@
-"""What tests and people look at in a cache. No engine needs it, and nothing here changes anything.
+"""A view into a cache for tests and for people. No engine needs it, and no call changes anything.
 
 Most calls walk the whole cache.
 """
@@ -19,22 +19,25 @@ class CacheDebug:
         self._num_groups = num_groups
 
     def cached(self) -> dict[tuple[int, bytes], list[BlockId]]:
-        """Return everything findable: (group, hash) to its copies, oldest first."""
+        """Return every block that a hash finds: (group, hash) to its copies, oldest first."""
         return {(group, digest): copies for group, digest, copies in self._core.cached()}
 
     def free_queue(self) -> list[BlockId]:
-        """Return the free blocks, next victim first.
+        """Return the free blocks; the one that is evicted next comes first.
 
-        Blocks that checkpoints keep are free, but in no queue: see `checkpoints`.
+        Blocks that checkpoints keep are free but not in this queue: see `checkpoints`.
         """
         return self._core.free_queue()
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Return what is let go when the free queue is empty, least value first (`ByValue`)."""
+        """Return the checkpoints that are evicted once the free queue is empty (`ByValue`).
+
+        The one with the least value comes first.
+        """
         return [Checkpoint(*checkpoint) for checkpoint in self._core.checkpoints()]
 
     def cursors(self, request: int) -> list[Cursor]:
-        """Return how far each table of a request is.
+        """Return the progress of each of a request's tables.
 
         Raises:
             UnknownError: The request is not known.
@@ -44,34 +47,34 @@ class CacheDebug:
     def fresh_states(self) -> set[tuple[int, bytes]]:
         """Return the groups and hashes of the states that are written in this step.
 
-        Nobody can resume from them before the next one.
+        No request can resume from them before the next step.
         """
         return set(self._core.fresh_states())
 
     def kept_blocks(
         self, group: int, blocks: range, boundaries: Sequence[int]
     ) -> list[bool] | None:
-        """Return which of a group's blocks the retention keeps of a request; None: all of them.
+        """Return which of a request's blocks in a group the retention keeps; None: all of them.
 
         Args:
             group: The group.
-            blocks: Positions in the request's table, one after the other.
-            boundaries: Where others are expected to resume, in tokens.
+            blocks: Consecutive positions in the request's table.
+            boundaries: Where other requests are expected to resume, in tokens.
 
         Raises:
-            InvalidValueError: A group that does not exist.
+            InvalidValueError: The group does not exist.
         """
         check_group(group, self._num_groups)
         return self._core.kept_blocks(group, blocks, boundaries)
 
     def memory_bytes(self) -> int:
-        """Return the bytes that blocks, hashes and checkpoints take, by capacity."""
+        """Return the bytes that are allocated for blocks, hashes and checkpoints."""
         return self._core.memory_bytes()
 
     def check_integrity(self, outside: Sequence[BlockId] = ()) -> None:
         """Panic unless blocks, hashes and requests agree.
 
-        `outside`: one entry per reference that the caller holds: popped blocks, those of
-        `pool.take` and `pool.hold`, the ends of copies that the caller frees.
+        `outside` lists one block per reference that the caller holds: blocks that were popped,
+        blocks of `pool.take` and `pool.hold`, and the ends of copies that the caller frees.
         """
         self._core.check_integrity(outside)

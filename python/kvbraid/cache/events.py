@@ -1,4 +1,4 @@
-"""Events that a cache recorded: bytes already, structures on demand."""
+"""Events that a cache recorded: held as bytes, decoded into structures on demand."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from kvbraid.events.wire import decode
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """What happened since the last call, in order. `encoded` has one map per event."""
+    """The events since the last call, in order. `encoded` has one map per event."""
 
     encoded: bytes
     num_events: int

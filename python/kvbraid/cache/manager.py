@@ -1,10 +1,10 @@
 """The cache that an engine calls, step by step. A thin face of the native core.
 
-Its law: a block belongs to one numbering for all groups, is free or referenced, and is found by
+Its law: all groups share one numbering of blocks. A block is free or referenced, and is found by
 its group and the hash of the whole prefix that it ends. A request reuses the longest boundary
-that every group accepts; while it runs, groups give back what is read no more; what is stored,
-evicted and cleared is recorded as the engine's own events. Every call either does what it says or
-raises and changes nothing. Safe to call from any thread.
+that every group accepts. While it runs, each group gives back the blocks that no later token
+reads. Blocks that are stored, evicted and cleared are recorded as the engine's own events. Every
+call either does what it says or raises and changes nothing. Safe to call from any thread.
 """
 
 from array import array
@@ -34,26 +34,26 @@ from kvbraid.ids import BlockId
 
 
 class CacheManager:
-    """Blocks and requests of one engine. The methods stand in the order of a step:
+    """The blocks and requests of one engine. The methods stand in the order of a step:
 
-        request = cache.add(prompt)             # A request comes.
-        match = cache.match(request)            # What it can reuse.
+        request = cache.add(prompt)             # A request arrives.
+        match = cache.match(request)            # Look up what it can reuse.
         chunk = cache.plan_chunk(request, budget, match=match)
 
-        cache.start_step()                      # The step before has run.
+        cache.start_step()                      # The previous step has run.
         need = Need(request=request, num_new_tokens=chunk, num_hit_tokens=match.num_tokens)
-        cache.allocate([need])                  # Its blocks for the step.
-        cache.decode(running, tokens)           # One more token for each that decodes.
-        work = cache.take_work()                # What to copy and to zero before the step runs.
-        events = cache.take_events()            # What to publish.
+        cache.allocate([need])                  # Give the request its blocks for the step.
+        cache.decode(running, tokens)           # Add one token to each request that decodes.
+        work = cache.take_work()                # Copy and zero these before the step runs.
+        events = cache.take_events()            # Publish these.
 
         cache.extend(request, [token])          # The step sampled a token.
         cache.release([request])                # The request is done.
 
-    `pool` has single blocks by hand, for connectors; `debug` what tests look at.
+    `pool` manages single blocks, for connectors; `debug` is for tests.
 
     Raises:
-        InvalidValueError: A configuration that cannot work; the message names the group, the rule
+        InvalidValueError: The configuration cannot work; the message names the group, the rule
             and the remedy.
     """
 
@@ -71,7 +71,7 @@ class CacheManager:
         self.pool = BlockPool(self._core, num_blocks=config.num_blocks, num_groups=self.num_groups)
         self.debug = CacheDebug(self._core, num_groups=self.num_groups)
 
-    # A request comes.
+    # A request arrives.
 
     def add(
         self,
@@ -83,18 +83,18 @@ class CacheManager:
         session_id: str | None = None,
         block_hashes: Sequence[bytes] | None = None,
     ) -> int:
-        """Make a request known; return the number by which every other call takes it.
+        """Make a request known; return the number that identifies it in every other call.
 
         Args:
             tokens: All of its tokens so far.
             num_prompt_tokens: How many of them are the prompt; None: all.
-            extra: What separates its cache from that of the same tokens.
+            extra: What keeps its blocks apart from those of other requests with the same tokens.
             lora_id: The engine's number of the adapter, for events.
-            session_id: For events.
-            block_hashes: As the engine computed them, one per hash block; None: computed here.
+            session_id: The session's name, for events.
+            block_hashes: The engine's hashes, one per hash block; None: the cache computes them.
 
         Raises:
-            InvalidValueError: No token, or hashes that do not fit the tokens.
+            InvalidValueError: There are no tokens, or the hashes do not fit the tokens.
         """
         if num_prompt_tokens is None:
             num_prompt_tokens = len(tokens)  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ class CacheManager:
         return Match(*self._core.match(request))
 
     def hit_blocks(self, request: int, num_tokens: int) -> list[list[BlockId]]:
-        """Return the blocks of a hit, group by group: what `allocate` would adopt.
+        """Return the blocks of a hit, group by group: those that `allocate` would adopt.
 
         Raises:
             UnknownError: The request is not known.
@@ -132,13 +132,13 @@ class CacheManager:
         match: Match = NO_MATCH,
         max_chunk_tokens: int | None = None,
     ) -> int:
-        """Return how many tokens to compute next, so that a state or a junction can be kept.
+        """Return how many tokens to compute next: the step then ends where a state can be kept.
 
         Args:
             request: The request.
             budget: Tokens that the step has left.
-            match: Of a request that starts now.
-            max_chunk_tokens: The largest budget that a step can have; None: this one.
+            match: The request's match, if the request starts now.
+            max_chunk_tokens: The largest budget that a step can have; None: `budget`.
 
         Raises:
             UnknownError: The request is not known.
@@ -158,32 +158,32 @@ class CacheManager:
         return rules.plan(position)
 
     def can_ever_fit(self, num_tokens: int) -> bool:
-        """Return whether a request of so many tokens fits into the empty pool."""
+        """Return whether a request with this many tokens fits into the empty pool."""
         return self._core.blocks_for(num_tokens) < self.config.num_blocks
 
     # A step.
 
     def start_step(self) -> None:
-        """Begin a step: the one before has run.
+        """Begin a step: the previous one has run.
 
-        Others may resume from its states, and the ends of the copies that were taken for it are
-        freed.
+        Requests may now resume from the states that it wrote, and both ends of the copies that
+        were taken for it are freed.
         """
         self._core.start_step()
 
     def blocks_needed(self, need: Need, *, is_admission: bool = False) -> int:
         """Return how many free blocks `allocate` would take, those of the hit included.
 
-        Negative where the request has some to spare, and more than there are where it has to wait
-        for the next step. Changes nothing.
+        The number is negative if the request has blocks to spare, and larger than the whole pool
+        if the request has to wait for the next step. Changes nothing.
 
         Args:
-            need: What the request asks; it may ask for nothing new.
-            is_admission: As if a group never held more than it reserves.
+            need: What the request asks for; it may ask for nothing new.
+            is_admission: Count as if no group ever held more blocks than it reserves.
 
         Raises:
             UnknownError: The request is not known.
-            NotHeldError: A hit that is not held.
+            NotHeldError: The hit is not held.
         """
         check_counts(**asdict(need))
         return self._core.blocks_needed(need, is_admission)
@@ -191,17 +191,18 @@ class CacheManager:
     def allocate(self, needs: Sequence[Need], *, reserved_blocks: int = 0) -> Allocation:
         """Allocate for many requests in order; stop at the first that does not fit.
 
-        Each one gives back what it reads no more, adopts its hit (all groups pin theirs before
-        any allocates), gets its new blocks, and has its computed blocks registered.
+        Each request gives back the blocks that no later token reads and adopts its hit (all groups
+        pin their blocks of the hit before any group allocates). It then gets its new blocks, and
+        its computed blocks are registered.
 
         Args:
             needs: One per request.
-            reserved_blocks: Free blocks to leave to others.
+            reserved_blocks: Free blocks to leave unused.
 
         Raises:
             UnknownError: A request is not known.
-            NotHeldError: A hit that is no longer held: match again.
-            InvalidValueError: A request for nothing, or the same request twice. As with every
+            NotHeldError: A hit is no longer held: match again.
+            InvalidValueError: A need asks for nothing, or a request is given twice. As with every
                 error, nothing has changed.
         """
         try:
@@ -218,7 +219,7 @@ class CacheManager:
 
         Raises:
             UnknownError: A request is not known; nothing has changed.
-            InvalidValueError: Not one token for each request.
+            InvalidValueError: There is not exactly one token for each request.
         """
         return self._allocation(*self._core.decode(requests, tokens))
 
@@ -239,10 +240,10 @@ class CacheManager:
         return self._core.progress(request)[0]
 
     def num_common_prefix_blocks(self, requests: Sequence[int]) -> list[int]:
-        """Return per group how many leading blocks all of these requests hold; 0 for none of them.
+        """Return, per group, how many leading blocks all of these requests hold in common.
 
         A block that one of them gave back (its window has passed, its state is skipped) ends the
-        prefix.
+        prefix. Without requests every number is 0.
 
         Raises:
             UnknownError: A request is not known.
@@ -250,18 +251,18 @@ class CacheManager:
         return self._core.num_common_prefix_blocks(requests)
 
     def take_work(self, *, caller_frees: bool = False) -> Work:
-        """Take what the device has to do before the step runs.
+        """Take the work that the device has to do before the step runs.
 
-        The ends of the copies stay held until the next `start_step`, which frees them.
+        Both ends of the copies stay held until the next `start_step`, which frees them.
 
         Args:
-            caller_frees: The caller drops one reference of each end with `pool.free` instead, as
-                an engine does that starts a step while the one before it still runs.
+            caller_frees: The caller drops one reference of each end with `pool.free` instead. An
+                engine that starts a step while the previous one still runs needs this.
         """
         copies, blocks_to_zero, states = self._core.take_work(caller_frees)
         return Work(copies, blocks_to_zero, [KeptState(*state) for state in states])
 
-    # Its results.
+    # The step's results.
 
     def extend(
         self,
@@ -271,13 +272,13 @@ class CacheManager:
         block_hashes: Sequence[bytes] | None = None,
         to_prompt: bool = False,
     ) -> None:
-        """Append tokens; hashes grow, or continue with those given.
+        """Append tokens. The cache computes their hashes unless `block_hashes` gives them.
 
-        `to_prompt`: all tokens so far are the prompt from now on (an input that comes in pieces).
+        `to_prompt`: all tokens so far now count as the prompt (for an input that comes in pieces).
 
         Raises:
             UnknownError: The request was released, or never added.
-            InvalidValueError: More hashes than the tokens have.
+            InvalidValueError: There are more hashes than the tokens have hash blocks.
         """
         self._core.extend(request, tokens, block_hashes, to_prompt)
 
@@ -286,13 +287,13 @@ class CacheManager:
 
         Raises:
             UnknownError: The request is not known.
-            InvalidValueError: More tokens than are computed.
+            InvalidValueError: `num_tokens` is more than are computed.
         """
         check_counts(num_tokens=num_tokens)
         self._core.commit(request, num_tokens)
 
     def free_skipped(self, request: int, num_processed_tokens: int) -> None:
-        """Give back what nothing computed after so many tokens reads.
+        """Give back the blocks that no token after the first `num_processed_tokens` reads.
 
         Raises:
             UnknownError: The request is not known.
@@ -301,32 +302,32 @@ class CacheManager:
         self._core.free_skipped(request, num_processed_tokens)
 
     def roll_back(self, request: int, num_computed_tokens: int) -> None:
-        """Set back how many tokens are computed, after drafts were rejected. Blocks stay.
+        """Lower the number of computed tokens after drafts were rejected. The blocks stay.
 
         Raises:
             UnknownError: The request is not known.
-            InvalidValueError: More than are computed.
+            InvalidValueError: `num_computed_tokens` is more than are computed.
         """
         check_counts(num_computed_tokens=num_computed_tokens)
         self._core.roll_back(request, num_computed_tokens)
 
     def truncate(self, request: int, num_tokens: int) -> None:
-        """Forget the tokens after these, and the hashes that cover them.
+        """Forget the tokens after the first `num_tokens`, and the hashes that cover them.
 
         Raises:
             UnknownError: The request is not known.
-            InvalidValueError: It would cut the prompt, or blocks that others can find.
+            InvalidValueError: The prompt, or blocks that other requests can find, would be cut.
         """
         check_counts(num_tokens=num_tokens)
         self._core.truncate(request, num_tokens)
 
-    # A request goes.
+    # A request ends.
 
     def take_state_tails(self, request: int) -> list[KeptState]:
-        """Take the states at the last boundary of a request's prompt that lies inside a block.
+        """Take each group's state at the last boundary of a prompt, if that lies inside a block.
 
-        Each holds what it says as long as no token after it is computed; then it is copied, and
-        the copy is among the kept states of `take_work`.
+        A block holds this state until the next token is computed. The state is then copied, and
+        `take_work` returns the copy among the kept states.
 
         Raises:
             UnknownError: The request is not known.
@@ -334,7 +335,7 @@ class CacheManager:
         return [KeptState(*state) for state in self._core.take_state_tails(request)]
 
     def release(self, requests: Sequence[int]) -> None:
-        """Give all blocks of finished requests back, tails first, and forget the requests.
+        """Give back all blocks of finished requests, last blocks first, and forget the requests.
 
         Raises:
             UnknownError: One of them is not known.
@@ -343,14 +344,14 @@ class CacheManager:
         self._core.release(requests)
 
     def preempt(self, requests: Sequence[int]) -> None:
-        """Give all blocks back; the requests stay known, with nothing computed.
+        """Give all blocks back. The requests stay known, with no token computed.
 
-        Raises as `release`.
+        Raises the same errors as `release`.
         """
         self._core.preempt(requests)
 
     def pop_blocks(self, request: int) -> list[BlockId]:
-        """Forget a request and hand its blocks over, groups in order: the caller frees them.
+        """Forget a request and return its blocks, group by group. The caller has to free them.
 
         Raises:
             UnknownError: The request is not known.
@@ -360,7 +361,7 @@ class CacheManager:
     # At the end of a step.
 
     def take_events(self) -> Events:
-        """Take what happened since the last call."""
+        """Take the events since the last call."""
         return Events(*self._core.take_events())
 
     def take_statistics(self) -> Statistics:
@@ -380,7 +381,7 @@ class CacheManager:
         )
 
     def reset(self) -> bool:
-        """Forget everything cached, unless a block is in use; return whether it was done."""
+        """Drop the hashes of all blocks unless a block is in use; return whether it was done."""
         return self._core.reset()
 
     def _allocation(self, num_fit: int, blocks: bytes, counts: bytes) -> Allocation:

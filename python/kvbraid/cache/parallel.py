@@ -1,9 +1,9 @@
 """Context parallelism: which groups can run while a request's tokens are spread over ranks.
 
-Every rank has the same block tables, so that the cache itself is one. What changes is what a block
-means: with decode-context parallelism over D ranks a block of a sharded group covers D times the
-tokens that one rank keeps of it, and a topology has that effective size. Groups that no engine
-can shard are refused here, and nothing else happens here.
+All ranks share the same block tables, so one cache serves them all. Only the meaning of a block
+changes: with decode-context parallelism over D ranks, a block of a sharded group covers D times
+the tokens that each rank keeps. A topology holds this effective size. This module only refuses
+groups that no engine can shard.
 
     tokens       0       16       32       48       64     (2 ranks, blocks of 16 a rank)
     full         |       b1       |       b2       |       effective blocks of 32
@@ -20,19 +20,19 @@ from kvbraid.spec import GroupSpec, SpecKind
 
 
 class Share(Enum):
-    """What a rank keeps of a group; valued as refusals name it."""
+    """What a rank keeps of a group; the values appear in error messages."""
 
     FULL = "full"  # Its own tokens of each block.
     STATE = "state"  # The whole state.
     REPLICATED = "replicated"  # All tokens, whatever the kind.
-    UNSHARABLE = "other"  # Nobody knows how to shard it.
+    UNSHARABLE = "other"  # No engine can shard it.
 
 
 ADMITTED: Final[Mapping[str, tuple[Share, ...]]] = {
     "decode_context_parallel": (Share.FULL, Share.STATE, Share.REPLICATED),
     "prefill_context_parallel": (Share.FULL, Share.REPLICATED),
 }
-"""By field of the configuration, the groups that vLLM admits."""
+"""For each field of the configuration, the groups that vLLM admits."""
 
 
 def share_of(group: GroupSpec, *, is_replicated: bool, is_ring: bool) -> Share:
@@ -45,10 +45,12 @@ def share_of(group: GroupSpec, *, is_replicated: bool, is_ring: bool) -> Share:
 
 
 def check_ranks(ranks: Mapping[str, int], groups: Sequence[tuple[GroupSpec, Share]]) -> None:
-    """Refuse groups that cannot run on so many ranks. `ranks`: by name, as in `ADMITTED`.
+    """Refuse groups that cannot run on the given numbers of ranks.
+
+    `ranks` has the same keys as `ADMITTED`.
 
     Raises:
-        InvalidValueError: Names the group, what is admitted, and the remedy.
+        InvalidValueError: The message names the group, what is admitted, and the remedy.
     """
     for name, num_ranks in ranks.items():
         if num_ranks < 1:

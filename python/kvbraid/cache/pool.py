@@ -1,8 +1,8 @@
-"""Single blocks by hand: for connectors, which hold blocks and fill them.
+"""Calls on single blocks, for connectors, which hold blocks and fill them.
 
-Its law: a reference that is taken or handed out here is the caller's to drop with `free`. A hash
-that is given to a block or taken from it by hand is recorded by no event; what an eviction or
-`forget` takes away is recorded as always. Nothing here knows a request.
+Its law: the caller has to drop every reference that it takes here, with `free`. `register` and
+`unregister` record no event; evictions and `forget` record the hashes that they remove. Nothing
+here knows a request.
 """
 
 from collections.abc import Sequence
@@ -37,28 +37,28 @@ class BlockPool:
     # References.
 
     def take(self, count: int) -> list[BlockId]:
-        """Take the next victims, with one reference each.
+        """Take the blocks that would be evicted next, with one reference each.
 
         Raises:
-            InvalidValueError: Fewer are free; nothing has changed.
+            InvalidValueError: Fewer than `count` blocks are free; nothing has changed.
         """
         check_counts(count=count)
         return self._core.take_blocks(count)
 
     def hold(self, block_ids: Sequence[BlockId]) -> None:
-        """Take one more reference of each block.
+        """Take one more reference to each block.
 
         Raises:
-            InvalidValueError: A block that does not exist; nothing has changed.
+            InvalidValueError: A block does not exist; nothing has changed.
         """
         check_counts(block_id=min(block_ids, default=0))
         self._core.hold_blocks(block_ids)
 
     def free(self, block_ids: Sequence[BlockId]) -> None:
-        """Drop one reference of each block; what is given first is evicted first.
+        """Drop one reference to each block; the block given first is evicted first.
 
         Raises:
-            InvalidValueError: A block that does not exist, or has no such reference.
+            InvalidValueError: A block does not exist, or has no reference to drop.
         """
         check_counts(block_id=min(block_ids, default=0))
         self._core.free_blocks(block_ids)
@@ -66,57 +66,61 @@ class BlockPool:
     # Hashes.
 
     def register(self, block_id: BlockId, group: int, block_hash: bytes, num_tokens: int) -> None:
-        """Make a block findable by a hash, after those that are found by it. No event records it.
+        """Make a block findable by a hash, after the blocks that this hash already finds.
+
+        No event records this.
 
         Args:
             block_id: The block.
-            group: In which group.
+            group: The group in which the block is found.
             block_hash: The hash of the whole prefix that the block ends.
-            num_tokens: Of that prefix; remembered for the first hash of a block.
+            num_tokens: The length of that prefix; remembered for the first hash of a block.
 
         Raises:
-            InvalidValueError: A block or a group that does not exist, the null block, or a hash
-                of a length that no engine's hashes have.
+            InvalidValueError: The block or the group does not exist, the block is the null block,
+                or no engine's hashes have the length of this one.
         """
         check_counts(block_id=block_id, num_tokens=num_tokens)
         check_group(group, self._num_groups)
         self._core.register(block_id, group, block_hash, num_tokens)
 
     def unregister(self, block_id: BlockId, group: int, block_hash: bytes) -> bool:
-        """Take one hash of a block away; return whether it was found by it. No event records it.
+        """Remove one hash of a block; return whether the hash found the block.
+
+        No event records this.
 
         Raises:
-            InvalidValueError: A group that does not exist, or a hash of a length that no engine's
-                hashes have.
+            InvalidValueError: The group does not exist, or no engine's hashes have the length of
+                this one.
         """
         check_counts(block_id=block_id)
         check_group(group, self._num_groups)
         return self._core.unregister(block_id, group, block_hash)
 
     def holders(self, group: int, block_hash: bytes) -> list[BlockId]:
-        """Return the blocks that are found by a hash, oldest first: the first is what a hit takes.
+        """Return the blocks that a hash finds, oldest first: a hit takes the first one.
 
         Raises:
-            InvalidValueError: A group that does not exist, or a hash of a length that no engine's
-                hashes have.
+            InvalidValueError: The group does not exist, or no engine's hashes have the length of
+                this one.
         """
         check_group(group, self._num_groups)
         return self._core.holders(group, block_hash)
 
     def describe(self, block_ids: Sequence[BlockId]) -> list[BlockInfo]:
-        """Return what is known of each block.
+        """Return the references and the first hash of each block.
 
         Raises:
-            InvalidValueError: A block that does not exist.
+            InvalidValueError: A block does not exist.
         """
         infos = self._core.describe(block_ids)
         return [BlockInfo(references, *(key or _NO_KEY)) for references, key in infos]
 
     def forget(self, block_ids: Sequence[BlockId]) -> None:
-        """Drop the hashes of blocks, in this order; the blocks stay with their owners.
+        """Drop the hashes of blocks, in this order. References to the blocks stay.
 
         Raises:
-            InvalidValueError: A block that does not exist.
+            InvalidValueError: A block does not exist.
         """
         check_counts(block_id=min(block_ids, default=0))
         self._core.forget(block_ids)

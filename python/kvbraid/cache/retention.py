@@ -1,4 +1,4 @@
-"""Which window blocks and states of a group are kept findable: data that the core carries out.
+"""Policies for which window blocks and states stay findable. They are data; the core applies them.
 
 Full-attention and chunked groups keep every block under every policy.
 """
@@ -12,17 +12,18 @@ from kvbraid.models import PrefillCost
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """Keep all that can serve a boundary (vLLM with retention off)."""
+    """Keep every block that can serve a boundary (vLLM with retention off)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Keep what serves a resume at multiples of `tokens`, at prompt ends and at junctions.
+    """Keep the blocks that serve a resume at multiples of `tokens`, prompt ends and junctions.
 
-    0: at prompt ends and junctions alone (vLLM's default). Else a multiple of the alignment.
+    With 0 (vLLM's default) only those for prompt ends and junctions are kept. Any other value must
+    be a multiple of the alignment.
 
     Raises:
-        InvalidValueError: A negative interval.
+        InvalidValueError: The interval is negative.
     """
 
     tokens: int
@@ -34,18 +35,18 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByValue:
-    """Keep all that can serve a boundary, as long as there is room; then evict the least value.
+    """Keep every block that can serve a boundary while there is room; then evict the least value.
 
-    Checkpoints are boundaries whose blocks leave only by value: where prompts and requests end,
-    where requests branch off, and every `interval` tokens. All else goes before them. The formula
-    is in docs/cache.md.
+    Checkpoints are the boundaries where prompts and requests end, where requests branch off, and
+    every `interval` tokens. All other blocks are evicted before those of checkpoints, and the
+    checkpoint with the least value is evicted first. The formula is in docs/cache.md.
 
     Attributes:
         interval: Tokens between checkpoints, a multiple of the alignment; 0: none at intervals.
-        cost: What a reused token saves.
+        cost: The compute that a reused token saves.
 
     Raises:
-        InvalidValueError: A negative interval.
+        InvalidValueError: The interval is negative.
     """
 
     interval: int = 0
@@ -56,7 +57,7 @@ class ByValue:
             raise InvalidValueError(f"an interval of {self.interval} tokens; expected 0 or more")
 
     def aligned(self, alignment: int) -> "ByValue":
-        """Return it with the interval rounded up to multiples of so many tokens."""
+        """Return a copy whose interval is rounded up to a multiple of `alignment` tokens."""
         return replace(self, interval=-(-self.interval // alignment) * alignment)
 
 
@@ -64,9 +65,9 @@ Retention: TypeAlias = Dense | Interval | ByValue
 
 
 def checkpoint_interval(retention: Retention) -> int:
-    """Return the multiples of tokens at which steps have to end for states to be kept; 0: none.
+    """Return the number of tokens at whose multiples steps have to end for checkpoints; 0: none.
 
-    vLLM ends no step at the multiples of its own interval, so that it keeps what happens to end
-    there; `Interval` does as vLLM does.
+    vLLM does not end steps at the multiples of its own interval: it keeps only the states of steps
+    that happen to end there. `Interval` does the same.
     """
     return retention.interval if isinstance(retention, ByValue) else 0

@@ -1,11 +1,11 @@
-"""What an engine publishes of its cache: counts since they were last taken."""
+"""The counts that an engine publishes about its cache, since they were last taken."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 
 class Starts(NamedTuple):
-    """Requests that began to run: how many, all tokens that they had then, and those reused."""
+    """Requests that began to run: their number, their tokens at that time, and those reused."""
 
     num_requests: int
     num_tokens: int
@@ -19,13 +19,14 @@ class Statistics:
     Attributes:
         started: Requests that ran for the first time: a prefix hit rate is
             `num_hit_tokens / num_tokens`.
-        resumed: Requests that ran again after `preempt`, apart, as they mostly hit themselves.
-        num_matches: Calls of `match`, repeated ones of waiting requests included.
-        num_external_tokens: Tokens that starting requests had computed elsewhere.
+        resumed: Requests that ran again after `preempt`. They are counted separately because they
+            mostly hit their own blocks.
+        num_matches: Calls of `match`, repeated calls for waiting requests included.
+        num_external_tokens: Tokens of starting requests that were computed elsewhere.
         num_junctions: Starting requests that branch off after their hit.
         num_preemptions: Running requests that gave their blocks back.
         num_allocated_blocks: Blocks that were handed out.
-        num_evicted_blocks: Those of them that could be found until then.
+        num_evicted_blocks: Blocks that were handed out and had been findable until then.
     """
 
     started: Starts

@@ -1,4 +1,4 @@
-"""What requests ask of a step, and what they get."""
+"""What requests ask for in a step, and what they get."""
 
 from array import array
 from dataclasses import dataclass
@@ -10,8 +10,9 @@ from kvbraid.ids import BlockId
 class Match(NamedTuple):
     """How much a request can reuse, in tokens.
 
-    `junction`: where the groups that are asked first could resume, if that is further, else 0:
-    others branch off there, so that it is worth keeping (vLLM's shared-prefix boundary).
+    `junction` is the boundary at which the groups that are looked up first could resume, if it is
+    further than `num_tokens`; otherwise it is 0. Requests branch off there, so its state is worth
+    keeping (vLLM's shared-prefix boundary).
     """
 
     num_tokens: int
@@ -22,9 +23,9 @@ NO_MATCH: Final = Match(0, 0)
 
 
 class BlockInfo(NamedTuple):
-    """What is known of a block: references, and the group and hash it is found by first.
+    """One block: its references, and the group and hash that find it first.
 
-    `num_tokens` is how many tokens that hash covers; 0 for a block that nobody can find.
+    `num_tokens` is how many tokens that hash covers; 0 for a block that no hash finds.
     """
 
     num_references: int
@@ -36,8 +37,8 @@ class BlockInfo(NamedTuple):
 class Checkpoint(NamedTuple):
     """A boundary that is kept resumable: hash and tokens of its prefix, and its value now.
 
-    The value is in compute per block, above that of what was let go last; `is_last`: nothing that
-    is kept leads on from it, so that the blocks which lead to it go with it.
+    The value is in compute per block, above the value of the last evicted checkpoint. `is_last`:
+    no kept checkpoint follows this one, so the blocks that lead only to it are evicted with it.
     """
 
     block_hash: bytes
@@ -47,10 +48,11 @@ class Checkpoint(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """How far a request's table in one group is; for tests.
+    """The progress of a request's table in one group; for tests.
 
-    `num_registered`: leading blocks that need no registering, None until the first ones do not.
-    `last_state`: position of the state that the step before wrote.
+    `num_registered` counts the leading blocks that need no registering; None until the table has
+    adopted or registered blocks. `last_state` is the position of the state that the previous step
+    wrote.
     """
 
     num_registered: int | None
@@ -58,10 +60,10 @@ class Cursor(NamedTuple):
 
 
 class KeptState(NamedTuple):
-    """A state that others can resume from, after `num_tokens` tokens of a request.
+    """A state, after `num_tokens` tokens of a request, from which other requests can resume.
 
-    `block_id` is where it is, or will be once the copies of the step are made: a table does not
-    tell, because states move.
+    `block_id` is the block that holds the state, or that will hold it once the copies of the step
+    are made. A block table does not show this, because states move.
     """
 
     request: int
@@ -71,20 +73,20 @@ class KeptState(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """What events alone show of a request: the engine's number of its adapter, and its session."""
+    """What only events show of a request: the engine's number of its adapter, and its session."""
 
     lora_id: int | None = None
     session_id: str | None = None
 
 
 class Work(NamedTuple):
-    """What the device has to do before a step runs, and what a connector may store after it.
+    """The work of the device before a step runs, and the states to store after the step.
 
     Attributes:
         copies: Blocks to copy, as (source, destination), in this order.
         blocks_to_zero: New blocks of groups with `needs_zeroing`.
-        kept_states: States that became findable in this step, but for those of requests that
-            ended in the meantime.
+        kept_states: States that became findable in this step and that a connector may store.
+            States of requests that have ended since are left out.
     """
 
     copies: list[tuple[BlockId, BlockId]]
@@ -94,20 +96,22 @@ class Work(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Need:
-    """What one request asks of one step; in tokens.
+    """What one request asks for in one step; in tokens.
 
     Attributes:
-        request: As `CacheManager.add` returned it.
-        num_new_tokens: To be computed.
-        num_hit_tokens: Reused by a request that starts now; 0 for one that runs.
-        junction: From the match, to be remembered; None leaves it as it is.
-        num_external_tokens: Computed elsewhere, after the hit.
+        request: The number that `CacheManager.add` returned.
+        num_new_tokens: Tokens to compute.
+        num_hit_tokens: Tokens that a starting request reuses; 0 for a running request.
+        junction: The match's junction, to be remembered; None keeps the remembered one.
+        num_external_tokens: Tokens after the hit that were computed elsewhere.
         num_lookahead_tokens: Draft tokens that need slots too.
-        num_in_flight_tokens: Scheduled but not processed: what they read stays.
-        num_encoder_tokens: For cross attention.
-        num_computed_tokens: Before this step, hit excluded. None: as the manager tracked it.
-        delay_commit: Register nothing yet, because a load is under way; `commit` does it later.
-        full_sequence_must_fit: Allocate only if all of the request would fit.
+        num_in_flight_tokens: Tokens that are scheduled but not processed; the blocks that they
+            read stay.
+        num_encoder_tokens: Encoder tokens, for cross attention.
+        num_computed_tokens: Tokens computed before this step, without the hit. None: the number
+            that the manager tracked.
+        delay_commit: Register no block yet, because a load is under way; `commit` does it later.
+        full_sequence_must_fit: Allocate only if the whole request would fit.
         is_waiting: The watermark applies.
     """
 
@@ -129,8 +133,8 @@ class Need:
 class Allocation:
     """New blocks of a step, in flat buffers of 32-bit integers.
 
-    Those of request i and group g come after those of group g - 1; `counts[i * num_groups + g]`
-    says how many they are. Null blocks (0) stand where a state group skips positions.
+    Blocks are ordered by request, then by group: `counts[i * num_groups + g]` is the number of
+    blocks of request i in group g. Null blocks (0) stand where a state group skips positions.
     """
 
     num_fit: int

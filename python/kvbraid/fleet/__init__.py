@@ -1,4 +1,4 @@
-"""What every pod of a fleet holds, from its own events, and what a request can reuse of it.
+"""An index of what every pod of a fleet holds: it tells how much of a request each can reuse.
 
 1. `register` makes a pod known to a `FleetIndex`.
 2. `apply` takes in a batch of events, as the pod's engine published it.

@@ -1,4 +1,4 @@
-"""What the index says: scores, explanations, and what it knows of each pod.
+"""What the index answers: scores, explanations, and what it knows about each pod.
 
 Frozen data; every number is in tokens unless its name says otherwise.
 """
@@ -14,7 +14,8 @@ from kvbraid.ids import GroupId, PodId, PodState
 from kvbraid.spec import SpecKind
 
 Exactness: TypeAlias = Literal["exact", "bound", "unknown"]
-"""Whether lower = upper = what the engine reuses, or not; `unknown` where a score says nothing."""
+"""`exact`: the engine reuses `lower` tokens, which equals `upper`. `bound`: the truth lies between
+the two. `unknown`: the pod cannot be scored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class Limiting:
 class PodScore:
     """What one rank of one pod could reuse of a request, in tokens; also a row of the HTTP answer.
 
-    `score` depends on the strategy, all else does not. `weighted_blocks` cannot score a pod of
-    which too little is known (it is not registered, or no event told its groups): `score` is 0 and
+    Only `score` depends on the strategy. `weighted_blocks` cannot score a pod about which too
+    little is known (it is not registered, or no event has told its groups): `score` is then 0 and
     `exactness` is `unknown`.
     """
 
@@ -58,7 +59,7 @@ class PodScore:
 
 
 class _Body(msgspec.Struct):
-    """What the native core writes, as far as it is read here."""
+    """The fields of the native core's JSON that are read here."""
 
     pods: list[PodScore]
 
@@ -67,7 +68,7 @@ _DECODER: Final = msgspec.json.Decoder(_Body)
 
 
 class Scores:
-    """One scored request: a row for every rank asked for. Rows are made when they are read."""
+    """One scored request, with a row for every rank asked for. Reading `rows` builds them."""
 
     def __init__(self, native: FleetAnswer) -> None:
         self._native = native
@@ -101,8 +102,9 @@ class KnownGroup:
 class GroupStrip:
     """What one group holds along a request, and what it accepts.
 
-    `held[j]` speaks of the block that ends at token `(j + 1) * block_size`; `accepted` are
-    boundaries above 0 and is None for a group that never restricts a prefix.
+    `held[j]` says whether the block that ends at token `(j + 1) * block_size` is held. `accepted`
+    lists the boundaries above 0 that the group accepts; it is None for a group that never
+    restricts a prefix.
     """
 
     group: GroupId | None
@@ -115,7 +117,7 @@ class GroupStrip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodExplanation:
-    """Why one rank answers what it does."""
+    """The reasons for one rank's answer."""
 
     pod: PodId
     dp_rank: int
@@ -136,11 +138,11 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodInfo:
-    """What the index knows of one rank.
+    """What the index knows about one rank.
 
-    `placed` counts listed hashes by the means that placed them (`tokens`, `join`, `query`) and
-    those that wait (`unplaced`); `refused` counts refusals and notes by reason. `hash_function`
-    says how far the engine's hash function is trusted.
+    `placed` counts the hashes in the rank's events by how their places were found (`tokens`,
+    `join`, `query`) and those still without a place (`unplaced`). `refused` counts refusals and
+    notes by reason. `hash_function` says how far the engine's hash function is trusted.
     """
 
     pod: PodId

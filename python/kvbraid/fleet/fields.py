@@ -1,7 +1,7 @@
-"""What is wrong with a field that the native core could not take.
+"""Finds what is wrong with a field that the native core could not take.
 
-Looked for only after it refused: a request that is right is not looked at twice. A table says what
-each field may be; nothing here converts a value.
+This runs only after the core has refused a request, so a correct request is never checked twice.
+A table says what each field may be; nothing here converts a value.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from kvbraid.errors import InvalidValueError, shown
 from kvbraid.fleet.request import Request
 
 _Check: TypeAlias = tuple[str, Callable[[object], bool], str]
-"""Name of a field, what it may be, and that in words."""
+"""The name of a field, the check of its value, and what the check expects, in words."""
 
 _MOST: Final = 2**32 - 1
 
@@ -68,10 +68,10 @@ def _wrong(owner: object, checks: Sequence[_Check], prefix: str = "") -> Iterato
 
 
 def refuse_request(request: Request) -> None:
-    """Name the first field that no request can have.
+    """Raise for the first field whose value no request can have.
 
     Raises:
-        InvalidValueError: There is one.
+        InvalidValueError: There is such a field; the message names it.
     """
     media: object = request.extra_keys
     if not (media is None or isinstance(media, Sequence)):
@@ -85,10 +85,10 @@ def refuse_request(request: Request) -> None:
 
 
 def refuse_registration(model: object, dp_size: object, loras: Mapping[str, str] | None) -> None:
-    """Name the first argument that no registration can have.
+    """Raise for the first argument whose value no registration can have.
 
     Raises:
-        InvalidValueError: There is one.
+        InvalidValueError: There is such an argument; the message names it.
     """
     if not _is_text(model):
         msg = f"model is {shown(model)}; expected {_TEXT}"

@@ -1,8 +1,8 @@
 """The index of a fleet: event bytes in, scores and explanations out.
 
-Law: an answer never guesses. What the events (and, where its hash function is known, the engine's
-own chain) do not decide widens the answer to a bound. Nothing here does I/O; nothing depends on a
-clock but how many batches `apply_many` takes at once. A feed tells how complete a history is.
+Law: an answer never guesses. Where neither the events nor (if its hash function is known) the
+engine's own hash chain decides, the answer is a bound. Nothing here does I/O. Only the number of
+batches that `apply_many` takes at once depends on a clock. A feed tells how complete a history is.
 Thread-safe; every call that does work releases the interpreter.
 """
 
@@ -32,36 +32,37 @@ if TYPE_CHECKING:
     from kvbraid._native import _InfoTuple
 
 Keys: TypeAlias = Literal["auto", "join"]
-"""Whether engines' hash functions may be used, or placing rests on tokens and joins alone."""
+"""Whether engines' hash functions may be used, or hashes are placed by tokens and joins only."""
 
 Presence: TypeAlias = Literal["count", "set", "full-only"]
-"""How copies count; all but `count` are shortcuts, there to show what they would cost."""
+"""How copies count. All values except `count` are shortcuts; they exist to show their errors."""
 
 _VLLM: Final = EngineProfile()
 
 _NOT_TAKEN: Final = (TypeError, AttributeError, OverflowError, UnicodeError)
-"""What a value that no field can have makes a conversion raise."""
+"""The errors that the conversion of a value raises if no field can have that value."""
 
 TIER_WEIGHTS: Final[Mapping[Tier, float]] = {Tier.GPU: 1.0, Tier.CPU: 0.8, Tier.STORAGE: 0.5}
 
 MOST_RANKS: Final = 1 << 20
-"""Ranks that no index can have more of."""
+"""The largest number of ranks that an index can have."""
 
 SECRET_BYTES: Final = 32
-"""Length of the secret that keys and tables are made with."""
+"""The length of the secret that is mixed into keys and hash tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexOptions:
     """How an index works, fixed for its life.
 
-    `memory_limit_bytes` None means no limit: above it the pod that holds most forgets the blocks
-    least recently matched, and its answers become bounds. `limbo_limit_bytes` bounds what is
-    undecided of one rank. `canonical_block_size` is the tokens per block that the
-    `weighted_blocks` strategy counts in; it need not be any engine's. `max_ranks` is for
-    those of all pods: registering more is refused, and so is a further rank that a payload names.
-    `secret` is what keys and hash tables are made with. None draws it at random, as every index
-    needs that strangers can send prompts to; 32 bytes fix it, so that a test can be repeated.
+    Above `memory_limit_bytes` (None: no limit) the pod that holds most forgets its least recently
+    matched blocks, and its answers become bounds. `limbo_limit_bytes` limits the memory of one
+    rank's undecided hashes. The `weighted_blocks` strategy counts in blocks of
+    `canonical_block_size` tokens; no engine needs to have this block size. `max_ranks` limits the
+    ranks of all pods together: a registration that would exceed it is refused, and so is a further
+    rank that a payload names. `secret` is mixed into keys and hash tables. None draws it at
+    random; every index to which strangers can send prompts needs this. A fixed secret of 32 bytes
+    makes a test repeatable.
     """
 
     keys: Keys = "auto"
@@ -76,27 +77,27 @@ class IndexOptions:
     def __post_init__(self) -> None:
         """Refuse options that no index can work with."""
         if not 1 <= self.max_ranks <= MOST_RANKS:
-            msg = f"max_ranks = {self.max_ranks}; it is from 1 to {MOST_RANKS}"
+            msg = f"max_ranks = {self.max_ranks}; it must be from 1 to {MOST_RANKS}"
             raise InvalidValueError(msg)
         if self.secret is not None and len(self.secret) != SECRET_BYTES:
-            msg = f"secret has {len(self.secret)} bytes; it has {SECRET_BYTES}, or is None"
+            msg = f"secret has {len(self.secret)} bytes; it must have {SECRET_BYTES}, or be None"
             raise InvalidValueError(msg)
         if self.canonical_block_size < 1:
-            msg = f"canonical_block_size = {self.canonical_block_size}; it is at least 1 token"
+            msg = f"canonical_block_size = {self.canonical_block_size}; it must be 1 token or more"
             raise InvalidValueError(msg)
         if not all(map(isfinite, (self.tier_weights or {}).values())):
-            msg = f"tier_weights = {self.tier_weights!r}; a weight is a finite number"
+            msg = f"tier_weights = {self.tier_weights!r}; a weight must be a finite number"
             raise InvalidValueError(msg)
 
     @property
     def weights(self) -> list[float]:
-        """What a token on each tier is worth, in the order of `Tier`."""
+        """The weight of a token on each tier, in the order of `Tier`."""
         weights = {**TIER_WEIGHTS, **(self.tier_weights or {})}
         return [weights[tier] for tier in Tier]
 
 
 class Registration(NamedTuple):
-    """A pod as the core takes it."""
+    """A pod as it is passed to the core."""
 
     model: str
     dp_size: int
@@ -106,7 +107,7 @@ class Registration(NamedTuple):
 
 
 class FleetIndex:
-    """What every pod holds, from its own events, and what a request can reuse of it."""
+    """Knows what every pod holds, from the pods' own events, and what a request can reuse."""
 
     def __init__(self, options: IndexOptions | None = None) -> None:
         self._core = FleetCore(options or IndexOptions())
@@ -121,13 +122,13 @@ class FleetIndex:
         engine: EngineProfile = _VLLM,
         loras: Mapping[str, str] | None = None,
     ) -> None:
-        """Make a pod known. The same call again changes nothing; another one starts it anew.
+        """Make a pod known. Repeating the call changes nothing; other arguments reset the pod.
 
-        Without a topology the groups are learned from events. `engine` is by default vLLM, with a
-        hash function that nobody has told.
+        Without a topology the groups are learned from events. `engine` is by default vLLM with an
+        unknown hash function.
 
         Raises:
-            InvalidValueError: A topology that no engine can have, or fewer than one rank.
+            InvalidValueError: No engine can have the topology, or there is not even one rank.
         """
         if dp_size < 1:
             msg = f"pod {pod!r}: dp_size = {dp_size}; a pod has at least one rank"
@@ -159,10 +160,10 @@ class FleetIndex:
     def apply_many(
         self, pod: PodId, payloads: Sequence[bytes], *, dp_rank: int = 0, budget_s: float
     ) -> list[Applied]:
-        """As `apply` for each payload in order, at least one, and no further once time is up.
+        """Apply payloads in order, as `apply` does: at least one, then more until time is up.
 
-        Returns one row per applied batch. The rest is the caller's to bring again: other work
-        comes in between.
+        Returns one row per applied batch. The caller passes the other payloads again in a later
+        call; other work can run in between.
 
         Raises:
             UnknownError: The pod is not registered.
@@ -181,7 +182,7 @@ class FleetIndex:
     def set_state(
         self, pod: PodId, state: PodState, *, dp_rank: int = 0, reason: str = ""
     ) -> None:
-        """Note how far the feed knows a rank's history; in all but EXACT an answer is a bound."""
+        """Note how far the feed knows a rank's history. Only in EXACT can an answer be exact."""
         self._core.set_state(pod, dp_rank, state.value, reason)
 
     def note_refused(self, pod: PodId, reason: str, *, dp_rank: int = 0) -> None:
@@ -192,10 +193,10 @@ class FleetIndex:
         """Say what every rank of the model could reuse. May place undecided hashes for good.
 
         Raises:
-            UnknownError: No pod serves the model, or a pod asked for does not; `weighted_blocks`
-                answers for such a pod with an `unknown` row.
-            InvalidValueError: A token id or tier that does not exist, or another field that no
-                request can have.
+            UnknownError: No pod serves the model, or a pod asked for does not. (For such a pod,
+                `weighted_blocks` answers with an `unknown` row instead.)
+            InvalidValueError: A token id or a tier does not exist, or no request can have the
+                value of another field.
         """
         try:
             answer = self._core.score(request, request.token_ids)
@@ -205,20 +206,20 @@ class FleetIndex:
         return Scores(answer)
 
     def try_score(self, request: Request) -> Scores | None:
-        """Score if nobody has the index right now, for callers who must not wait; else None.
+        """Score unless another call is using the index; else return None without waiting.
 
-        Raises as `score`.
+        Raises the same errors as `score`.
         """
         answer = self._core.try_score(request, request.token_ids)
         return None if answer is None else Scores(answer)
 
     def explain(self, request: Request) -> Explanation:
-        """Say why every rank answers what it does, group by group, by the exact strategy.
+        """Explain every rank's answer under the exact strategy, group by group.
 
         Raises:
-            InvalidValueError: As `score`; or more than 4 194 304 blocks would be shown, over all
+            InvalidValueError: As in `score`, or more than 4 194 304 blocks would be shown over all
                 groups of all ranks.
-            UnknownError: As `score`.
+            UnknownError: As in `score`.
         """
         try:
             answer, whys = self._core.explain(request, request.token_ids)
@@ -242,7 +243,7 @@ class FleetIndex:
         return Explanation(rows)
 
     def pods(self) -> list[PodInfo]:
-        """Return what is known of every rank, in the order of pod names."""
+        """Return what is known about every rank, in the order of pod names."""
         return [_info(row) for row in self._core.pods()]
 
     def models(self) -> list[str]:
@@ -250,11 +251,11 @@ class FleetIndex:
         return self._core.models()
 
     def memory_bytes(self) -> int:
-        """Return the bytes held, by capacity (limbo by estimate)."""
+        """Return the bytes that are allocated (for limbo, an estimate)."""
         return self._core.memory_bytes()
 
     def enforce_limits(self) -> None:
-        """Bring memory under its limits now; it happens by itself from time to time."""
+        """Bring memory under its limits now. The index also does this itself from time to time."""
         self._core.enforce_limits()
 
     def check_integrity(self) -> None:

@@ -1,4 +1,4 @@
-"""What a caller asks of the index: one request's tokens and how to answer.
+"""What a caller asks the index: one request's tokens, and how to answer.
 
 Frozen data; checking that a model or a pod exists is the index's job.
 """

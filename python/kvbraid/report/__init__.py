@@ -1,1 +1,1 @@
-"""Results as people see them: tables, progress, pictures. rich and matplotlib live here."""
+"""Results as people see them: tables, progress and pictures, made with rich and matplotlib."""

@@ -1,7 +1,7 @@
 """A server's answers as tables, and the strips of an explanation.
 
-What servers and engines call things is text, never markup, and nothing in it moves or turns a
-terminal's line. Nothing here reads or sends anything.
+Names that servers and engines give are printed as plain text: they are never read as markup, and
+cannot move or reverse a line of the terminal. Nothing here reads or sends anything.
 """
 
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ def show_pods(console: Console, answer: PodsAnswer) -> None:
 def show_explanation(console: Console, answer: ExplainAnswer) -> None:
     """Print, per pod and group, the strip of held blocks and the boundaries the group accepts.
 
-    One cell stands for the smallest block where the width allows it, else for several.
+    One cell stands for one of the smallest blocks if the width allows it, otherwise for several.
     """
     for row in answer.pods:
         console.print(_headline(row, answer.num_tokens))
@@ -107,7 +107,7 @@ class _Scale:
 
     @classmethod
     def fitting(cls, row: ExplainRow, num_tokens: int, width: int) -> "_Scale":
-        """Take the smallest block as the cell, or as many of them as the width demands."""
+        """Return a scale whose cell is the smallest block, or several if the width requires it."""
         block = min(group.block_size for group in row.groups)
         blocks = -(-num_tokens // block)
         return cls(block * max(1, -(-blocks // max(width, _MIN_CELLS))), num_tokens)
@@ -128,7 +128,7 @@ def _headline(row: ExplainRow, num_tokens: int) -> Text:
 
 
 def _strip(scale: _Scale, row: ExplainRow, number: int, group: ExplainGroup) -> Text:
-    """Draw one cell per unit: held when all blocks that overlap it are, missing when none is."""
+    """Draw one cell per unit: held if all blocks that overlap it are held, missing if none is."""
     name = group.kind.value + (f"/{group.window}" if group.window else "")
     ends = row.limiting is not None and row.limiting.group == group.group
     label = f"{'>' if ends else ' '} {group_name(group.group, number)} {name}"

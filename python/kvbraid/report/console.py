@@ -1,6 +1,6 @@
-"""Where reports go: the terminal, a text, or a bar of progress on standard error.
+"""Where reports go: the terminal, a text, or a progress bar on standard error.
 
-Rich decides whether there is a terminal: without one the same text comes plain.
+Rich decides whether there is a terminal; without one the same text is printed without colours.
 """
 
 from io import StringIO
@@ -13,7 +13,7 @@ _TEXT_COLUMNS: Final = 118
 
 
 def stdout() -> Console:
-    """Return the console of the results, which colours no number."""
+    """Return the console for results, which does not colour numbers."""
     return Console(highlight=False)
 
 
@@ -27,7 +27,7 @@ def as_text(*parts: RenderableType) -> str:
 
 
 def progress(*columns: ProgressColumn) -> Progress:
-    """Return a bar per task, followed by `columns`, which disappears when all are done."""
+    """Return progress bars, one per task, followed by `columns`; they disappear at the end."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

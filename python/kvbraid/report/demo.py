@@ -1,6 +1,6 @@
-"""The demo on a screen: a live table on a terminal, a line now and then without one.
+"""Shows the demo: a live table on a terminal; without a terminal, a line now and then.
 
-It shows what the driver's tallies hold and changes none of it.
+It shows the driver's tallies and does not change them.
 """
 
 import time
@@ -18,7 +18,7 @@ from kvbraid.sim.fleet.driver import Outcome, PodTally, totals
 from kvbraid.spec import GroupSpec, Topology
 
 _NUM_PLAIN_LINES: Final = 10
-_PAUSE_S: Final = 0.05  # After each request on a terminal, for the table to be read.
+_PAUSE_S: Final = 0.05  # After each request on a terminal: people can then read the table.
 _COLUMNS: Final = (
     "pod",
     "state",
@@ -33,7 +33,7 @@ _COLUMNS: Final = (
 
 
 def watch(outcomes: Iterable[Outcome], tallies: Collection[PodTally], num_requests: int) -> None:
-    """Show outcomes as they come, and leave the last table there, also when interrupted."""
+    """Show outcomes as they come; the last table stays on the screen, even after an interrupt."""
     console = stdout()
     display = Display(console, tallies, num_requests=num_requests)
     number = 0
@@ -58,7 +58,7 @@ class Display:
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def show(self, number: int, outcome: Outcome) -> None:
-        """Show the state after the request of this number, counted from 1."""
+        """Show the state after request `number`, counted from 1."""
         if self.is_live:
             self._live.update(self.table(number, outcome), refresh=True)
             time.sleep(_PAUSE_S)
@@ -71,7 +71,7 @@ class Display:
             )
 
     def table(self, number: int, outcome: Outcome | None = None) -> Group:
-        """Lay out all pods, and the request just served; 80 columns are enough."""
+        """Lay out all pods and the request that was just served, in at most 80 columns."""
         messages = sum(tally.messages for tally in self._tallies)
         title = f"{number} of {self._num_requests} requests, {messages} messages"
         table = Table(title=title, box=None, padding=(0, 1, 0, 0))
@@ -100,7 +100,7 @@ class Display:
 
 
 def describe_groups(topology: Topology) -> str:
-    """Say a topology in a few words: equal neighbours once, with their number."""
+    """Describe a topology in a few words: equal neighbours appear once, with their number."""
     names = [_describe(group) for group in topology.groups]
     runs = [name for at, name in enumerate(names) if at == 0 or names[at - 1] != name]
     return " + ".join(

@@ -1,4 +1,5 @@
-"""Events as `kvbraid tail` shows them, a line each; nothing in one moves a terminal's line."""
+"""Events as `kvbraid tail` shows them: one line each, with no text that could move the terminal's
+lines."""
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -27,7 +28,7 @@ def event_lines(source: str, seq: int, batch: EventBatch) -> list[str]:
 
 
 def _when(ts: float | None) -> str:
-    """Return the time of day in UTC; dashes for a time that no clock shows."""
+    """Return the time of day in UTC, or dashes for an impossible time."""
     if ts is None:
         return _NO_TIME
     try:
@@ -76,6 +77,6 @@ def _hashes(hashes: tuple[int, ...]) -> str:
 
 
 def group_name(group: int | None, number: int | None = None) -> str:
-    """Return a group's index as people see it, or its place where events name no index."""
+    """Return a group's name: its index, or its position in the list if events name no index."""
     shown = group if group is not None else number
     return "g-" if shown is None else f"g{shown}"

@@ -1,4 +1,4 @@
-"""`kvbraid model`: a model's layers, and the groups that an engine forms of them, as tables."""
+"""`kvbraid model`: a model's layers, and the groups that an engine makes of them, as tables."""
 
 from rich.table import Table
 

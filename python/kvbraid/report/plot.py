@@ -1,4 +1,4 @@
-"""Draws token hit rates against memory, one line per policy. matplotlib, loaded when asked."""
+"""Draws token hit rates against memory, one line per policy; loads matplotlib only then."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 from kvbraid.errors import InvalidValueError
 
 Curves: TypeAlias = Mapping[str, Sequence[tuple[float, float]]]
-"""Policy -> (memory, hit rate from 0 to 1), by memory."""
+"""For each policy, pairs of memory and hit rate (0 to 1), sorted by memory."""
 
 _WIDTH_IN: Final = 5.0
 _HEIGHT_IN: Final = 3.6
@@ -31,7 +31,7 @@ def load_matplotlib() -> Any:  # noqa: ANN401 - a module that may be absent
 def draw(
     path: Path, panels: Mapping[str, Curves], *, columns: int = 1, memory: str = "memory (GiB)"
 ) -> None:
-    """Write one panel per title, in rows of so many columns.
+    """Write one panel per title, in rows of `columns` panels.
 
     Raises:
         InvalidValueError: matplotlib is not installed, or the file cannot be written.

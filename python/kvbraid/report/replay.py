@@ -1,4 +1,4 @@
-"""Showing replays: progress while they run, then a table or one JSON line per capture."""
+"""Shows replays: progress while they run, then a table or one JSON line per capture."""
 
 import json
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from kvbraid.sim.captures.replay import ReplayOptions, Report, replay
 def run_replays(
     directories: Sequence[Path], options: ReplayOptions, *, as_json: bool
 ) -> list[Report]:
-    """Replay captures, progress on stderr, results on stdout; return the reports.
+    """Replay captures and return the reports. Progress goes to stderr, results to stdout.
 
     Raises:
-        CaptureError: A capture cannot be read; those before it have been reported.
+        CaptureError: A capture cannot be read; the captures before it have been reported.
     """
     reports = []
     with progress() as bars:
@@ -50,7 +50,7 @@ _COUNTS = {
     "under": "under",
     "bound": "bounded",
 }
-"""Column of the table, and the field of the report that it shows."""
+"""The columns of the table, each with the field of the report that it shows."""
 
 
 def _table(reports: Sequence[Report]) -> Table:

@@ -18,11 +18,11 @@ from kvbraid.sim.traces.memory_size import show_size
 
 
 def run_simulations(grid: Grid, *, as_json: bool, plot: Path | None = None) -> None:
-    """Simulate every cell; progress on stderr, results on stdout.
+    """Simulate every cell. Progress goes to stderr, results go to stdout.
 
     Raises:
-        InvalidValueError: A plot without matplotlib, before anything is simulated; or a plot that
-            cannot be written.
+        InvalidValueError: A plot is asked for without matplotlib (raised before anything is
+            simulated), or the plot cannot be written.
     """
     if plot is not None:
         load_matplotlib()
@@ -73,7 +73,7 @@ def _show(grid: Grid, working_set: Footprint, cells: Sequence[GridCell]) -> None
     for memory in grid.memories:
         row = {cell.policy: cell.result for cell in cells if cell.memory_bytes == memory}
         rates = [f"{100 * result.rate:.2f}" for result in row.values()]
-        any_result = next(iter(row.values()))  # All policies leave out the same requests.
+        any_result = next(iter(row.values()))  # Every policy leaves out the same requests.
         left_out = f"{any_result.num_left_out:,}"
         table.add_row(show_size(memory), f"{any_result.num_blocks:,}", *rates, left_out)
     console = stdout()

@@ -1,8 +1,8 @@
 """Who may register and remove pods: a pure decision on the address, the flags and the token.
 
 Everyone who reaches the port may read (score, pods, metrics). Even if everyone on this machine may
-change the fleet, a page in a browser of this machine must not. So a change is refused unless the
-name by which it calls the server, and the name that it came from, are names of this machine.
+change the fleet, a page in a browser on this machine must not. So a change is refused unless its
+Host header (the server's name) and its Origin header (the page's site) name this machine.
 """
 
 import hmac
@@ -20,7 +20,7 @@ _NAME: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^:/@\[\]\s]+)(:[0-9]{1,5})?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """With a token every change needs it; without one, changes are on or off.
+    """With a token, every change needs the token; without one, changes are on or off.
 
     Attributes:
         hosts: Further names by which a change may call the server, besides this machine's own;
@@ -33,7 +33,7 @@ class Access:
 
     @classmethod
     def of(cls, options: ServerOptions) -> "Access":
-        """Decide by address: changes are on where only this machine can connect."""
+        """Decide by address: changes are on if only this machine can connect."""
         is_local = is_loopback(options.host)
         is_guarded = is_local and options.token is None
         return cls(

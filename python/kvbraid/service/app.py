@@ -76,7 +76,7 @@ class Endpoint:
             answer = _refused(RefusalError("shutting_down", "given up: the server ends"))
         finally:
             self._door.release(len(body))
-        with contextlib.suppress(asyncio.CancelledError):  # The end waits for no reader.
+        with contextlib.suppress(asyncio.CancelledError):  # The server's end waits for no reader.
             await _send(send, answer)
 
     def answer_at_once(self, call: Call) -> Answer | None:

@@ -13,7 +13,7 @@ class Backoff:
 
     Args:
         longest_s: The longest pause.
-        calm_s: After so much time without a failure, the next pause is the shortest again.
+        calm_s: After this long without a failure, the next pause is the shortest again.
     """
 
     def __init__(self, longest_s: float, *, calm_s: float) -> None:

@@ -1,7 +1,8 @@
 """What this process has room for: ZeroMQ sockets, and descriptors, of which HTTP has a share.
 
-This is checked when a pod is registered, so that no limit is met for the first time while an
-engine reconnects. A rank counts with the most that it can need. Only ZeroMQ's context is opened.
+This is checked when a pod is registered; otherwise a limit could be met for the first time while
+an engine reconnects. A rank counts with the most that it can need. Only ZeroMQ's context is opened
+here.
 """
 
 import resource
@@ -51,10 +52,11 @@ def _descriptors() -> int:
 
 
 def check_capacity(num_ranks: int) -> None:
-    """Check that this process can follow so many ranks.
+    """Check that this process can follow `num_ranks` ranks.
 
     Raises:
-        RefusalError: `too_many_pods`; it says how many it can follow and what to raise.
+        RefusalError: `too_many_pods`; the message says how many ranks it can follow, and the
+            remedy says which limit to raise.
     """
     possible = max_ranks()
     if num_ranks > possible:

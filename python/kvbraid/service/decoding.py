@@ -1,7 +1,7 @@
 """JSON bodies into structs, and what is wrong with them in one line that names the key.
 
-Everyone who reaches the port can send input to this module. No text of theirs, however crafted,
-does more than appear, clipped, in the refusal. This module reads nothing and knows no route.
+Everyone who reaches the port can send input to this module. Hostile text can do no more than
+appear, shortened, in the refusal. This module reads nothing and knows no route.
 """
 
 import difflib

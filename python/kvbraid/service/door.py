@@ -14,7 +14,7 @@ from kvbraid.service.capacity import max_connections
 from kvbraid.service.config import Limits
 from kvbraid.service.errors import RefusalError
 
-_SHARE_THAT_GIVES_WAY: Final = 16  # At once: one search serves many connections.
+_SHARE_THAT_GIVES_WAY: Final = 16  # One in 16 gives way at once: one search makes much room.
 
 
 class Waiter(Protocol):

@@ -148,7 +148,7 @@ class Owner(Protocol):
     """What a feed asks of the follower that owns it."""
 
     def start_replay(self, feed: "RankFeed", start: int) -> bool:
-        """Start a replay, replacing one under way; False: there is nobody to ask."""
+        """Start a replay, replacing one under way; False: there is no replay endpoint to ask."""
 
     def stop_replay(self, feed: "RankFeed") -> None:
         """Drop the replay under way, if any."""
@@ -237,7 +237,7 @@ class RankFeed:
             self.refuse("feed_failed")
 
     def _begin_anew(self, why: str) -> None:
-        """Know nothing, and say so to a sink that may not even know the pod."""
+        """Start again from nothing, and tell the sink, which may no longer know the pod."""
         for output in self.tracker.failed(why):
             with contextlib.suppress(BaseException):
                 _ACTIONS[type(output)](self, output)

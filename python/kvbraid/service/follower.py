@@ -22,7 +22,7 @@ from kvbraid.service.link import Link
 from kvbraid.service.replay import Replay
 from kvbraid.service.wires import Wires
 
-_CALM_S: Final = 60.0  # A feed that has not failed for so long starts again at once.
+_CALM_S: Final = 60.0  # A feed that has not failed for this long starts again at once.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ class Follower:
         return sum((link.strays for link in self.links), Counter())
 
     def start_replay(self, feed: RankFeed, start: int) -> bool:
-        """Start a replay, replacing one under way; False: there is nobody to ask."""
+        """Start a replay, replacing one under way; False: there is no replay endpoint to ask."""
         self.stop_replay(feed)
         if feed.replay_endpoint is None:
             return False

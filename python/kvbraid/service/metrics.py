@@ -69,7 +69,7 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def describe(self) -> Iterable[Metric]:
-        """Promise nothing in advance, so that registering does not collect."""
+        """Promise nothing in advance, so registering does not collect."""
         return []
 
     def collect(self) -> Iterable[Metric]:

@@ -104,7 +104,7 @@ class Publisher:
     def wait_subscribed(self, timeout_s: float) -> bool:
         """Wait until a subscription has arrived; False: none did in time.
 
-        A message published before that reaches nobody, as with a real engine.
+        A message published before that reaches no subscriber, as with a real engine.
         """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:

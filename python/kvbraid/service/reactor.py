@@ -17,7 +17,7 @@ SLICE: Final = 256
 """The most messages that a reader takes per turn."""
 
 SLICE_BYTES: Final = 1 << 20
-"""A reader that has taken so many bytes ends its turn."""
+"""A reader that has taken this many bytes ends its turn."""
 
 
 class Reader(Protocol):
@@ -87,7 +87,7 @@ class Reactor:
 
     def wake(self) -> None:
         """End a `wait`; from any thread."""
-        with contextlib.suppress(BlockingIOError):  # Full of wake-ups that nobody read yet.
+        with contextlib.suppress(BlockingIOError):  # The pipe is full of wake-ups not read yet.
             self._wake_out.send(b"x")
 
     def close(self) -> None:

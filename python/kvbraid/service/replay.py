@@ -87,7 +87,7 @@ class Replay:
         self._feed.carry_out(self._feed.tracker.replay_failed())
 
     def close(self) -> None:
-        """Drop the question; its answers reach nobody. Called by the feed's owner."""
+        """Drop the question; its answers are lost. The feed's owner calls this."""
         opened, self._socket = self._socket, None
         if opened is not None:
             opened.disable_monitor()

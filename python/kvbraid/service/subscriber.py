@@ -39,12 +39,12 @@ _logger: Final = logging.getLogger(__name__)
 
 
 class Subscriber:
-    """Bring what pods publish into a sink, complete and in order, or say that it is not.
+    """Brings what pods publish into a sink, complete and in order, or says that it is incomplete.
 
     Args:
         sink: Takes the batches and states; called from the subscriber's thread only.
-        silence_s: After so much time without a message, a pod is asked whether it has more.
-        replay_timeout_s: After so much time without an answer, a replay has failed.
+        silence_s: After this long without a message, a pod is asked whether it has more.
+        replay_timeout_s: After this long without an answer, a replay has failed.
         retry_max_s: Longest pause between two attempts to connect.
         hold_limit_bytes: Bytes that each rank may hold while a replay is under way.
         queue_limit_bytes: Bytes of a connection that may wait to be read; a connection with more
@@ -298,7 +298,7 @@ class Subscriber:
                 work()
             except KvbraidError as error:
                 done.set_exception(error)
-            except BaseException as error:  # noqa: BLE001  Somebody waits for an answer.
+            except BaseException as error:  # noqa: BLE001  Another thread waits for an answer.
                 done.set_exception(ServiceError(f"subscriber: {type(error).__name__}: {error}"))
             else:
                 done.set_result(None)

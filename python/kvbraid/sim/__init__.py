@@ -1,1 +1,1 @@
-"""What a fleet does, without a model: simulated engines, recorded captures, traces of prompts."""
+"""Fleets and caches without a model: simulated engines, recorded captures, traces of prompts."""

@@ -1,13 +1,13 @@
-"""The smallest engine around a cache: one request at a time, a step at a time.
+"""The smallest engine around a cache: it runs one request at a time, step by step.
 
-The law of `SequentialScheduler` is the order in which a real engine's scheduler asks: a step
-starts, the first one looks up, blocks are allocated for one chunk, the step's work is taken, a
-token is generated when all known ones are computed, a finished request gives its blocks back, and
-only then are the step's events taken. The last generated token is never computed. It computes
-nothing itself: generated tokens come with the request.
+The law of `SequentialScheduler` is to make the calls in the order of a real engine's scheduler.
+A step starts. The request's first step looks the request up. Blocks are allocated for one chunk,
+and the step's work is taken. A token is generated once all known tokens are computed. A finished
+request gives its blocks back, and only then are the step's events taken. The last generated token
+is never computed. The scheduler computes nothing itself: generated tokens come with the request.
 
-`chunk_ends` and `chunks` are the parts of that order that whoever drives a cache by hand shares:
-where the steps of a prompt end, and what each of them asks for.
+Code that drives a cache by hand shares `chunk_ends` and `chunks`: where the steps of a prompt end,
+and what each step asks for.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
 
 
 class Fit(Protocol):
-    """What an allocation says."""
+    """The part of an allocation's result that a scheduler reads."""
 
     @property
     def num_fit(self) -> int:
@@ -54,15 +54,15 @@ class Cache(Protocol[Events_co]):
         ...
 
     def match(self, request: int) -> Match:
-        """Return what the request could reuse now; nothing changes."""
+        """Return how much the request could reuse now; nothing changes."""
         ...
 
     def allocate(self, needs: Sequence[Need]) -> Fit:
-        """Give requests their blocks, as far as the pool has them, and register full ones."""
+        """Give requests their blocks, as far as the pool has enough; register computed blocks."""
         ...
 
     def release(self, requests: Sequence[int]) -> None:
-        """Give back the blocks of requests that are not known any more from now on."""
+        """Give back the blocks of requests and forget the requests."""
         ...
 
     def start_step(self) -> None:
@@ -74,18 +74,18 @@ class Cache(Protocol[Events_co]):
         ...
 
     def take_events(self) -> Events_co:
-        """Return what has happened since the last call."""
+        """Return the events since the last call."""
         ...
 
 
 class Chunk(NamedTuple):
-    """What one step computes of a request; `hit` is what the first step reuses, then None."""
+    """What one step computes of a request. Only the first step has a `hit`: what it reuses."""
 
     num_tokens: int
     hit: Match | None = None
 
     def need(self, request: int) -> Need:
-        """Return what the request asks of that step."""
+        """Return what the request asks for in that step."""
         return Need(
             request=request,
             num_new_tokens=self.num_tokens,
@@ -97,7 +97,7 @@ class Chunk(NamedTuple):
 def chunk_ends(
     rules: ChunkRules, match: Match, num_tokens: int, *, max_step_tokens: int
 ) -> Iterator[int]:
-    """Yield where the steps end that compute a prompt, from the end of its hit on."""
+    """Yield the ends of the steps that compute a prompt, starting at the end of its hit."""
     end = match.num_tokens
     while end < num_tokens:
         position = Position(
@@ -123,7 +123,7 @@ def chunks(match: Match, ends: Iterable[int]) -> Iterator[Chunk]:
 
 
 class SequentialScheduler(Generic[EventsT]):
-    """Runs requests over a cache; `publish` gets the events of every step that had some."""
+    """Runs requests over a cache; `publish` is called with the events of a step that has any."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class SequentialScheduler(Generic[EventsT]):
         return self.finish(request, len(prompt), outputs)
 
     def finish(self, request: int, num_prompt_tokens: int, outputs: Sequence[int] = ()) -> int:
-        """Run a request that the cache knows already, as `run` does."""
+        """Run a request that the cache already knows, in the same way as `run`."""
         try:
             return self._compute(request, num_prompt_tokens, outputs)
         finally:
@@ -165,7 +165,7 @@ class SequentialScheduler(Generic[EventsT]):
             self._end_step()
 
     def _compute(self, request: int, num_prompt_tokens: int, outputs: Sequence[int]) -> int:
-        """Take every step; the last one is ended by the caller."""
+        """Run every step; the caller ends the last one."""
         self._cache.start_step()
         match = self._cache.match(request)
         ends = chunk_ends(
@@ -176,7 +176,7 @@ class SequentialScheduler(Generic[EventsT]):
                 self._next_step()
             self._allocate(request, chunk)
         for number, token in enumerate(outputs):
-            if number:  # The first token is generated by the step that ends the prompt.
+            if number:  # The step that ends the prompt generates the first token.
                 self._next_step()
                 self._allocate(request, Chunk(1))
             self._cache.extend(request, [token])

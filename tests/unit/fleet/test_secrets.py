@@ -35,7 +35,7 @@ def test_a_prompt_that_was_made_to_collide_is_another_prompt(secret: bytes | Non
 
 @pytest.mark.parametrize("length", [0, 31, 33])
 def test_a_secret_of_another_length_is_refused(length: int) -> None:
-    with pytest.raises(InvalidValueError, match=f"secret has {length} bytes; it has 32"):
+    with pytest.raises(InvalidValueError, match=f"secret has {length} bytes; it must have 32"):
         IndexOptions(secret=bytes(length))
 
 

@@ -1,7 +1,7 @@
-"""Blocks as vLLM's scheduler passes them around: ids, with an object made only for who asks.
+"""Blocks as vLLM's scheduler passes them around: ids, and objects that are made only on demand.
 
-The scheduler itself wants ids. Objects stand in for vLLM's own blocks: their properties are read
-from the cache at the moment of asking, and nothing can be set.
+The scheduler itself needs only ids. An object stands in for one of vLLM's own blocks: its
+properties are read from the cache on each access, and none can be set.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,17 +32,17 @@ class Block:
 
     @property
     def is_null(self) -> bool:
-        """Whether it stands for positions that a group needs nothing of."""
+        """Whether this block stands for positions at which a group needs no block."""
         return self.block_id == NULL_BLOCK_ID
 
     @property
     def ref_cnt(self) -> int:
-        """References to it."""
+        """The number of references to this block."""
         return self._info().num_references
 
     @property
     def block_hash(self) -> BlockHashWithGroupId | None:
-        """The hash by which it is found first, with its group."""
+        """The first hash that finds this block, with its group."""
         info = self._info()
         if info.block_hash is None:
             return None
@@ -62,7 +62,7 @@ class Block:
 
 
 class BlockPool:
-    """What a scheduler and a connector ask of a pool; the pool itself is in the cache."""
+    """The part of a block pool that a scheduler and a connector use; the cache holds the pool."""
 
     def __init__(self, cache: CacheManager) -> None:
         self._cache = cache
@@ -75,7 +75,7 @@ class BlockPool:
 
     @property
     def null_block(self) -> Block:
-        """The block that stands for positions that a group needs nothing of."""
+        """The block that stands for positions at which a group needs no block."""
         return self.block(BlockId(NULL_BLOCK_ID))
 
     @property
@@ -84,32 +84,32 @@ class BlockPool:
         return [self.block(BlockId(number)) for number in range(self.num_gpu_blocks)]
 
     def block(self, block_id: BlockId) -> Block:
-        """Return the object of a block: always the same one."""
+        """Return the object for a block: the same one on every call."""
         block = self._blocks.get(block_id)
         if block is None:
             block = self._blocks[block_id] = Block(self._cache, block_id)
         return block
 
     def get_new_blocks(self, num_blocks: int) -> list[Block]:
-        """Take the next victims, with one reference each.
+        """Take the blocks that would be evicted next, with one reference each.
 
         Raises:
-            InvalidValueError: Fewer are free.
+            InvalidValueError: Fewer than `num_blocks` blocks are free.
         """
         return [self.block(block_id) for block_id in self._cache.pool.take(num_blocks)]
 
     def touch(self, blocks: Iterable[Block]) -> None:
-        """Take one more reference of each."""
+        """Take one more reference to each block."""
         self._cache.pool.hold(self._ids(blocks))
 
     def free_blocks(self, ordered_blocks: Iterable[Block]) -> None:
-        """Drop a reference of each; the first is evicted first."""
+        """Drop one reference to each block; the first block is evicted first."""
         self._cache.pool.free(self._ids(ordered_blocks))
 
     def get_cached_block(
         self, block_hash: BlockHash, kv_cache_group_ids: Sequence[int]
     ) -> list[Block] | None:
-        """Return, for each group, the block that is found by a hash; None if one has none."""
+        """Return the block that a hash finds in each group; None if a group has no such block."""
         found = []
         for group in kv_cache_group_ids:
             holders = self._cache.pool.holders(group, block_hash)
@@ -119,7 +119,7 @@ class BlockPool:
         return found
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
-        """Make blocks unfindable; they stay with their owners."""
+        """Drop the hashes of blocks; references to the blocks stay."""
         self._cache.pool.forget([BlockId(block_id) for block_id in block_ids])
 
     def get_num_free_blocks(self) -> int:
@@ -135,7 +135,7 @@ class BlockPool:
 
 
 class Blocks(KVCacheBlocks):  # type: ignore[misc] # Untyped where vLLM is not installed.
-    """Blocks by group, as ids. `find` is called once, when someone asks which they are."""
+    """Blocks by group, as ids. `find` is called once, when the ids are first needed."""
 
     def __init__(self, pool: BlockPool, find: Callable[[], Sequence[list[BlockId]]]) -> None:
         self._pool = pool
@@ -153,7 +153,7 @@ class Blocks(KVCacheBlocks):  # type: ignore[misc] # Untyped where vLLM is not i
     def get_block_ids(
         self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
     ) -> tuple[list[BlockId], ...] | None:
-        """Return the ids by group; None where that is allowed and there is none."""
+        """Return the ids by group; None if there are no blocks and `allow_none` is set."""
         ids = self._block_ids
         if group_ids is not None:
             ids = [ids[group] for group in group_ids]

@@ -1,7 +1,7 @@
 """vLLM's description of its cache -> the configuration of ours.
 
-A pure function of what the scheduler hands to a cache manager. What our cache does not do as vLLM
-does is refused here by name, before an engine starts; nothing is approximated.
+A pure function of what the scheduler passes to a cache manager. Whatever our cache does not do in
+the same way as vLLM is refused here by name, before an engine starts; nothing is approximated.
 """
 
 from collections.abc import Sequence
@@ -55,9 +55,9 @@ _STOCK: Final = "start vLLM without --scheduler-cls"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """What a vLLM scheduler says of its cache besides the `KVCacheConfig`.
+    """What a vLLM scheduler knows about its cache in addition to the `KVCacheConfig`.
 
-    `by_value`, its interval in any number of tokens, takes the place of the engine's retention.
+    `by_value` replaces the engine's retention; its interval may be any number of tokens.
     """
 
     max_model_len: int
@@ -79,8 +79,8 @@ def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig
     """Return the configuration under which our cache does what vLLM's manager would do.
 
     Raises:
-        UnsupportedError: Names the group or the setting, and what to do about it.
-        InvalidValueError: A retention interval that the groups cannot have.
+        UnsupportedError: The message names the group or the setting, and the remedy.
+        InvalidValueError: The groups cannot have the retention interval.
     """
     groups = config.kv_cache_groups
     for index, group in enumerate(groups):
@@ -98,7 +98,7 @@ def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig
                 ),
                 by=[group.kv_cache_spec for group in groups],
             ),
-            # Without reuse a state's block is as long as a request: no use in a common multiple.
+            # Without reuse a state's block is as long as a request; nothing has to align to it.
             alignment=settings.scheduler_block_size if settings.caching else None,
             hash_block_size=settings.hash_block_size if settings.caching else None,
             partial_hits=partial_hits,
@@ -146,7 +146,7 @@ def partial_hits_of(config: KVCacheConfig, settings: EngineSettings) -> bool:
 
 
 def _eagle_groups(groups: Sequence[KVCacheGroupSpec], *, use_eagle: bool) -> list[bool]:
-    """Return which groups need a unit beyond a boundary: those flagged, or all if none is."""
+    """Return which groups need a unit after a boundary: the flagged ones, or all if none is."""
     flags = [bool(group.is_eagle_group) for group in groups]
     if use_eagle and not any(flags):
         return [True] * len(flags)
@@ -154,7 +154,7 @@ def _eagle_groups(groups: Sequence[KVCacheGroupSpec], *, use_eagle: bool) -> lis
 
 
 def _retention(config: KVCacheConfig, settings: EngineSettings) -> Retention:
-    """Return the retention, or refuse it by the name that the option has in vLLM."""
+    """Return the retention, or refuse it; the message uses the option's name in vLLM."""
     scheduler_block_size = settings.scheduler_block_size
     if settings.by_value is not None:
         return settings.by_value.aligned(scheduler_block_size)
@@ -190,7 +190,7 @@ def _group_spec(spec: KVCacheSpec, settings: EngineSettings, *, eagle: bool) -> 
 
 def _kind(spec: KVCacheSpec) -> SpecKind:
     kind = SpecKind(get_kv_cache_spec_kind(spec).value)
-    # A ring has no kind of its own in vLLM's table; as a ring its kind is never looked at.
+    # A ring has no kind of its own in vLLM's table; our cache never looks at the kind of a ring.
     return SpecKind.FULL_ATTENTION if isinstance(spec, CircularBufferSpec) else kind
 
 
@@ -210,7 +210,7 @@ def _options(spec: KVCacheSpec, config: KVCacheConfig) -> GroupOptions:
 
 
 def _checkpoint_alignment(spec: KVCacheSpec) -> int | None:
-    """Return where the backend can save a state inside a chunk, or None."""
+    """Return the multiple at which the backend can save a state inside a chunk, or None."""
     if not isinstance(spec, MambaSpec) or spec.mamba_cache_mode != "align":
         return None
     alignment: int | None = spec.prefill_checkpoint_alignment
@@ -223,7 +223,7 @@ def _check_group(index: int, group: KVCacheGroupSpec, *, caching: bool) -> None:
     if group.role != KVCacheGroupRole.DEFAULT or group.host_resident:
         raise UnsupportedError(
             f"KV cache group {index} ({name}) has the role {group.role.value}: HiSparse keeps "
-            f"blocks in pools of its own, which kvbraid has not; {_STOCK}, or leave HiSparse out"
+            f"blocks in pools of its own, which kvbraid lacks; {_STOCK}, or leave HiSparse out"
         )
     if type(spec) not in _SUPPORTED:
         raise UnsupportedError(
@@ -235,7 +235,7 @@ def _check_group(index: int, group: KVCacheGroupSpec, *, caching: bool) -> None:
     if spec.prefix_replay_tokens > 0:
         raise UnsupportedError(
             f"KV cache group {index} ({name}) recomputes the last {spec.prefix_replay_tokens} "
-            f"tokens of a hit (bounded replay), which kvbraid was not run with; {_STOCK}"
+            f"tokens of a hit (bounded replay), which kvbraid was not tested with; {_STOCK}"
         )
 
 
@@ -252,5 +252,5 @@ def _check_settings(settings: EngineSettings, *, has_eagle: bool) -> None:
     if settings.caching and has_eagle and settings.scheduler_block_size < lookahead:
         raise UnsupportedError(
             f"drafts of {lookahead} tokens and blocks of {settings.scheduler_block_size}: a hit "
-            "has to leave the drafts' tokens out; draft less, or pass a larger --block-size"
+            "must not cover the drafts' tokens; draft less, or pass a larger --block-size"
         )

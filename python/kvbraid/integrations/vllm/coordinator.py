@@ -1,4 +1,4 @@
-"""What the scheduler asks of the parts of vLLM's manager: sizes of groups, blocks still needed.
+"""What the scheduler reads from the parts of vLLM's manager: group sizes, blocks still needed.
 
 Read-only: everything that changes a block goes through the manager.
 """
@@ -13,7 +13,7 @@ from kvbraid.integrations.vllm.requests import Requests
 
 
 class GroupView:
-    """One group, as the scheduler and the engine read it; blocks cover tokens of all ranks."""
+    """One group, as the scheduler and the engine read it; a block covers tokens of all ranks."""
 
     def __init__(
         self, index: int, spec: KVCacheSpec, block_size: int, admission_cap: int | None
@@ -67,11 +67,12 @@ class Coordinator:
         apply_admission_cap: bool = False,
         prefill_end: int = 0,
     ) -> int:
-        """Return how many blocks a running request still needs for so many tokens.
+        """Return how many more blocks a running request needs to have `num_tokens` tokens.
 
-        The scheduler asks when a connector loads for another request.
+        The scheduler asks this while a connector loads for another request.
         """
-        del new_computed_blocks, num_local_computed_tokens, prefill_end  # It has all of its hit.
+        # A running request has adopted its hit already, so these do not matter.
+        del new_computed_blocks, num_local_computed_tokens, prefill_end
         need = Need(
             request=self._requests.known(request_id),
             num_new_tokens=max(num_tokens_main_model - total_computed_tokens, 0),
@@ -83,7 +84,7 @@ class Coordinator:
 
 
 def _admission_cap(spec: KVCacheSpec, cache: CacheManager) -> int | None:
-    """Return the blocks that a request of a window or chunk group reserves at most."""
+    """Return the most blocks that one request reserves in a window or chunk group."""
     cap = getattr(spec, "max_admission_blocks_per_request", None)
     if cap is None:
         return None

@@ -1,6 +1,6 @@
-"""Our recorded events as vLLM's own structures, equal to what its block pool would have made.
+"""Our recorded events as vLLM's own structures, equal to those that its block pool would make.
 
-Both are the same bytes on the wire, so ours are decoded with vLLM's types. Nothing is published
+Both have the same bytes on the wire, so ours are decoded with vLLM's types. Nothing is published
 here: the scheduler does that.
 """
 
@@ -38,7 +38,7 @@ def to_vllm(events: Events) -> list[KVCacheEvent]:
 
 
 def _with_tuples(keys: tuple[object, ...] | None) -> tuple[object, ...] | None:
-    """Give a multimodal item its tuple back: the wire has arrays alone."""
+    """Turn the arrays of multimodal items back into tuples: the wire has only arrays."""
     if keys is None:
         return None
     return tuple(tuple(key) if isinstance(key, list) else key for key in keys)
@@ -52,7 +52,8 @@ def reused(
 ) -> Iterator[BlockStored]:
     """Announce a hit again, for a request that asks for full reports.
 
-    As vLLM does: every position up to the hit's end, also those that a group does not hold.
+    As in vLLM, all positions up to the end of the hit are announced, including those that a group
+    does not hold.
     """
     for index, group in enumerate(groups):
         spec = group.kv_cache_spec

@@ -1,8 +1,8 @@
-"""The surface of vLLM's KV cache manager that its schedulers use, over our cache.
+"""Our cache with the interface of vLLM's KV cache manager, as far as its schedulers use it.
 
 Its law: after each call the same blocks are held, findable and free as with vLLM's own manager,
 and the same events are recorded in the same order. It holds no block itself: requests are numbers
-of our cache, blocks are ids, and what vLLM passes as objects is made on demand.
+of our cache, blocks are ids, and the objects that vLLM passes around are made on demand.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,11 +39,11 @@ _WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 class KvbraidCacheManager:
     """Our cache, with the methods and names of vLLM's manager.
 
-    `by_value` takes the place of the retention that the engine's configuration has.
+    `by_value` replaces the retention of the engine's configuration.
 
     Raises:
-        UnsupportedError: A model or a setting that our cache does not do as vLLM does.
-        InvalidValueError: What no cache can do; names the group, the rule and the remedy.
+        UnsupportedError: Our cache does not treat the model or a setting in the way vLLM does.
+        InvalidValueError: No cache can do this; the message names the group, rule and remedy.
     """
 
     def __init__(  # noqa: PLR0913 - vLLM's own signature.
@@ -119,7 +119,7 @@ class KvbraidCacheManager:
         return self.enable_caching and not request.skip_reading_prefix_cache
 
     def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int, int]:
-        """Look the request up: what it can reuse, in tokens, and the junction to keep."""
+        """Look the request up; return the blocks and tokens it can reuse, and the junction."""
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
         number = self._requests.number_of(request)
@@ -134,15 +134,15 @@ class KvbraidCacheManager:
     def get_computed_blocks_for_connector(
         self, request: Request
     ) -> tuple[KVCacheBlocks, int, int, bool]:
-        """Look the request up. Groups never diverge: connectors and states are not combined."""
+        """Look the request up. All groups have the same hit: connectors exclude state groups."""
         return *self.get_computed_blocks(request), False
 
     def truncate_computed_blocks(
         self, blocks: KVCacheBlocks, num_computed_tokens: int
     ) -> KVCacheBlocks:
-        """Return the part of a look-up's result before an aligned token.
+        """Return the part of a look-up's result that lies before an aligned token.
 
-        A group of states may end earlier: what is loaded then brings the state.
+        A state group may have fewer blocks: the load then brings the state.
         """
         kept: list[list[BlockId]] = []
         for group, ids in zip(
@@ -179,8 +179,8 @@ class KvbraidCacheManager:
         has_scheduled_reqs: bool = True,
         skip_zeroing_group_ids: tuple[int, ...] = (),
     ) -> KVCacheBlocks | None:
-        """Adopt a hit and add blocks for a step; None where the request does not fit."""
-        # The hit's length says which blocks; zeroing and connectors are not combined.
+        """Adopt a hit and add blocks for a step; None if the request does not fit."""
+        # The hit's length determines its blocks; zeroing and connectors are not combined.
         del new_computed_blocks, skip_zeroing_group_ids
         allocation = self.cache.allocate(
             [
@@ -206,7 +206,7 @@ class KvbraidCacheManager:
         return self._blocks(allocation.new_blocks(0))
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Make computed blocks findable."""
+        """Make the blocks of computed tokens findable."""
         if self.enable_caching:
             self.cache.commit(self._requests.number_of(request), num_computed_tokens)
 
@@ -216,7 +216,7 @@ class KvbraidCacheManager:
         processed_computed_tokens: int,
         num_prompt_tokens: int | None = None,
     ) -> None:
-        """Give back what no token after so many tokens reads."""
+        """Give back the blocks that no token after the first `num_computed_tokens` reads."""
         del num_prompt_tokens  # For R-SWA, which is refused.
         number = self._requests.find(request_id)
         if number is not None:
@@ -236,11 +236,11 @@ class KvbraidCacheManager:
         return [] if number is None else self._objects(self.cache.pop_blocks(number))
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
-        """Make blocks unfindable; they stay with their owners."""
+        """Drop the hashes of blocks; references to the blocks stay."""
         self.cache.pool.forget([BlockId(block_id) for block_id in block_ids])
 
     def reset_prefix_cache(self) -> bool:
-        """Forget everything cached, unless a block is in use; return whether it was done."""
+        """Drop the hashes of all blocks unless a block is in use; return whether it was done."""
         if not self.cache.reset():
             return False
         if self.prefix_cache_stats is not None:
@@ -266,7 +266,8 @@ class KvbraidCacheManager:
         return self._work.take_states()
 
     def finalize_partial_tail_offloads(self, request: Request) -> list[tuple[int, int, int]]:
-        """Take the states at the end of a finished request's prompt, if they are its last ones."""
+        """Take the states at the end of a finished request's prompt, if no later token was
+        computed."""
         number = self._requests.find(request.request_id)
         if number is None:
             return []
@@ -280,7 +281,7 @@ class KvbraidCacheManager:
         ]
 
     def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:
-        """Refuse: a load failed where blocks are zeroed, and the two are not combined.
+        """Refuse: a load failed, but connectors are not combined with the zeroing of blocks.
 
         Raises:
             UnsupportedError: Always.
@@ -312,7 +313,7 @@ class KvbraidCacheManager:
     def get_block_ids_for_computed_tokens(
         self, request_id: str, num_computed_tokens: int
     ) -> tuple[list[BlockId], ...]:
-        """Return the ids of the blocks that computed tokens lie in."""
+        """Return the ids of the blocks that hold computed tokens."""
         clipped = []
         groups = self.kv_cache_config.kv_cache_groups
         for group, ids in zip(groups, self.get_block_ids(request_id), strict=True):
@@ -329,7 +330,7 @@ class KvbraidCacheManager:
         return KVCacheBlocks(blocks) if any(blocks) else self.empty_kv_cache_blocks
 
     def estimate_cached_tokens(self, request: Request) -> int:
-        """Return up to where every group has a findable block of the request."""
+        """Return the number of tokens up to which every group has findable blocks."""
         number = self._requests.find(request.request_id)
         if number is None:
             return 0
@@ -343,14 +344,14 @@ class KvbraidCacheManager:
         return min((end for group, end in reused if group.prefix_cacheable), default=0)
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """Return zeros: vLLM itself counts them no more."""
+        """Return zeros: vLLM no longer counts these blocks."""
         del running_request_id
         return [0] * self.num_kv_cache_groups
 
     # Telling.
 
     def take_events(self) -> list[KVCacheEvent]:
-        """Take what happened since the last call."""
+        """Take the events since the last call."""
         if not self.enable_kv_cache_events:
             return []
         taken = self._events + events.to_vllm(self.cache.take_events())
@@ -358,7 +359,7 @@ class KvbraidCacheManager:
         return taken
 
     def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
-        """Take the counts of look-ups since the last call; None where they are not kept."""
+        """Take the counts of look-ups since the last call; None if they are not kept."""
         stats = self.prefix_cache_stats
         self.prefix_cache_stats = PrefixCacheStats() if self.log_stats else None
         return stats
@@ -392,6 +393,6 @@ class KvbraidCacheManager:
 def _refuse(metrics: KVCacheMetricsCollector | None) -> None:
     if metrics is not None:
         raise UnsupportedError(
-            "residency metrics of single blocks: kvbraid was not run with them; leave "
+            "residency metrics of single blocks: kvbraid was not tested with them; leave "
             "--kv-cache-metrics out, or start vLLM without --scheduler-cls"
         )

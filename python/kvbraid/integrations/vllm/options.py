@@ -1,4 +1,4 @@
-"""What a user asks of our cache and vLLM has no option for: `--additional-config`, "kvbraid"."""
+"""Options of our cache that vLLM does not have: `--additional-config` under the key "kvbraid"."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -18,8 +18,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Which window blocks and states stay cached.
 
     Attributes:
-        retention: As the engine's own option says; or by value, a reused token being worth the
-            compute that it saves this model, or every token the same.
+        retention: `engine`: as the engine's own option says. `value`: by value, where a reused
+            token is worth the compute that it saves in this model. `value-flat`: by value, where
+            every token is worth the same.
         interval: Tokens between the checkpoints of retention by value, rounded up to whole blocks
             of all groups; 0: none at intervals.
     """
@@ -29,10 +30,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 def retention_of(config: VllmConfig) -> ByValue | None:
-    """Return the retention that was asked for; None: the engine's own.
+    """Return the retention that was asked for; None means the engine's own.
 
     Raises:
-        InvalidValueError: Options that there are not, or a model whose compute is not known.
+        InvalidValueError: There is no such option, or the model's compute is not known.
     """
     options = _options(config.additional_config)
     if options.retention not in _COSTS:
@@ -57,7 +58,7 @@ def _cost(model: ModelConfig) -> PrefillCost:
     try:
         return prefill_cost(config, group_config(config, EngineOptions()).grouping)
     except KvbraidError as error:
-        msg = f'{error}; with "retention": "value-flat" the model need not be known'
+        msg = f'{error}; "retention": "value-flat" works without this knowledge of the model'
         raise InvalidValueError(msg) from error
 
 

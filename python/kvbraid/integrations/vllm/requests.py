@@ -1,7 +1,7 @@
-"""vLLM's requests as our cache knows them: by number, with tokens and hashes brought up to date.
+"""vLLM's requests in our cache: each has a number, and its tokens and hashes are kept up to date.
 
 The law: before a call names a request, `number_of` has told the cache every token and hash that
-vLLM's request has by then. Hashes are taken as the engine computed them.
+vLLM's request has at that time. The hashes are those that the engine computed.
 """
 
 from array import array
@@ -27,7 +27,7 @@ class _Known:
 
 
 class Requests:
-    """The requests that hold blocks, or were looked up. Forgets one when its blocks go."""
+    """The requests that hold blocks or were looked up. A request is forgotten with its blocks."""
 
     def __init__(self, cache: CacheManager, hash_block_size: int) -> None:
         self._cache = cache
@@ -46,10 +46,10 @@ class Requests:
         return known.number
 
     def _take_next_input(self, request: Request, known: _Known) -> None:
-        """Follow a session whose next piece of input came.
+        """Follow a session whose next piece of input has come.
 
-        What was computed is its prompt now, with the piece after it; the last sampled token, which
-        was not computed, is gone.
+        The computed tokens, followed by the new piece, are now its prompt. The last sampled token
+        was never computed and is dropped.
         """
         if self._cache.config.events and len(request.mm_features) != known.num_media:
             raise UnsupportedError(
@@ -95,10 +95,10 @@ class Requests:
         return number
 
     def _tokens(self, request: Request, start: int) -> Tokens:
-        """Return a request's tokens from `start` on, or as many zeros.
+        """Return a request's tokens from `start` on, or as many zeros if there are no events.
 
-        Its hashes come from the engine, so that only events show tokens. Placeholders of media can
-        be negative, which no event can say.
+        The engine computes the hashes, so tokens appear only in events. Media placeholders can be
+        negative numbers, which events cannot hold.
         """
         if self._cache.config.events:
             tokens: list[int] = request.all_token_ids[start:]
@@ -106,12 +106,12 @@ class Requests:
         return array("I", bytes(_TOKEN_BYTES * (request.num_tokens - start)))
 
     def find(self, request_id: str) -> int | None:
-        """Return the number of a request, or None where it is not known."""
+        """Return the number of a request, or None if it is not known."""
         known = self._known.get(request_id)
         return None if known is None else known.number
 
     def id_of(self, number: int) -> str | None:
-        """Return vLLM's name of a request; None where it is no longer known. Walks them all."""
+        """Return vLLM's name of a request; None if it is unknown. This searches all requests."""
         names = (name for name, known in self._known.items() if known.number == number)
         return next(names, None)
 
@@ -119,7 +119,7 @@ class Requests:
         """Return the number of a request.
 
         Raises:
-            UnknownError: It was never looked up or allocated for, or was freed.
+            UnknownError: The request was never looked up or allocated for, or it was freed.
         """
         number = self.find(request_id)
         if number is None:
@@ -129,13 +129,13 @@ class Requests:
         return number
 
     def forget(self, request_id: str) -> int | None:
-        """Stop knowing a request; return its number, or None where it was not known."""
+        """Forget a request; return its number, or None if it was not known."""
         known = self._known.pop(request_id, None)
         return None if known is None else known.number
 
 
 def _extra_keys(request: Request) -> ExtraKeys:
-    """Return what events say of the request; its hashes have all of it in them already."""
+    """Return the extra keys that events show; the engine's hashes already contain them."""
     lora = request.lora_request
     if lora is None and not request.mm_features and request.cache_salt is None:
         return NO_EXTRA_KEYS

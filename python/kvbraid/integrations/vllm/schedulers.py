@@ -1,6 +1,6 @@
 """vLLM's schedulers over our cache, and what they refuse before an engine starts.
 
-Each is vLLM's own scheduler, unchanged but for the manager that it builds. Name one with
+Each is vLLM's own scheduler, unchanged except for the manager that it builds. Name one with
 `--scheduler-cls`: the asynchronous one unless the engine was told not to schedule ahead.
 """
 
@@ -29,11 +29,12 @@ _ONE_AT_A_TIME: Final = threading.Lock()
 
 @contextmanager
 def _our_manager(by_value: ByValue | None) -> Iterator[None]:
-    """Have vLLM's scheduler build our manager for as long as this is open.
+    """While this context is open, vLLM's scheduler builds our manager instead of its own.
 
-    Its constructor names the class, and there is no hook: the name is looked up in its module when
-    the constructor runs. Setting `kv_cache_manager` afterwards would build the stock manager
-    first, with an object for every block, and the constructor reads from the manager at once.
+    vLLM has no hook for this: the scheduler's constructor looks the class up by its name in the
+    module, so we replace that name. Setting `kv_cache_manager` after construction is too late: the
+    stock manager would have made an object for every block, and the constructor itself reads from
+    the manager.
     """
     with _ONE_AT_A_TIME:
         original = stock.KVCacheManager
@@ -45,7 +46,7 @@ def _our_manager(by_value: ByValue | None) -> Iterator[None]:
 
 
 class _OnKvbraid:
-    """What both schedulers have: the checks, and our manager."""
+    """The part that both schedulers share: the checks, and our manager."""
 
     kv_cache_manager: KvbraidCacheManager
 
@@ -67,8 +68,8 @@ class KvbraidScheduler(_OnKvbraid, Scheduler):  # type: ignore[misc] # Untyped w
     """vLLM's scheduler over our cache; for engines with `--no-async-scheduling`.
 
     Raises:
-        UnsupportedError: Names what is not supported, and the remedy.
-        InvalidValueError: Options that there are not (docs/vllm.md).
+        UnsupportedError: The message names what is not supported, and the remedy.
+        InvalidValueError: An option does not exist (docs/vllm.md).
     """
 
 
@@ -76,8 +77,8 @@ class KvbraidAsyncScheduler(_OnKvbraid, AsyncScheduler):  # type: ignore[misc] #
     """vLLM's asynchronous scheduler over our cache: vLLM schedules ahead unless told otherwise.
 
     Raises:
-        UnsupportedError: Names what is not supported, and the remedy.
-        InvalidValueError: Options that there are not (docs/vllm.md).
+        UnsupportedError: The message names what is not supported, and the remedy.
+        InvalidValueError: An option does not exist (docs/vllm.md).
     """
 
 

@@ -1,7 +1,7 @@
-"""Which vLLM this package works with: the one it was run against, and no other.
+"""Checks the version of vLLM: this package works only with the one that it was tested against.
 
-The scheduler's way of using its cache is no public interface: it changes from release to release.
-Nothing here imports more of vLLM than its version.
+The interface between the scheduler and its cache is not public and changes from release to
+release. This module imports nothing of vLLM except its version.
 """
 
 from typing import Final
@@ -14,13 +14,13 @@ SERIES: Final = "0.32"
 
 
 def check_version(version: str = vllm.__version__) -> None:
-    """Refuse any other series.
+    """Refuse any other release series of vLLM.
 
     Raises:
-        UnsupportedError: Names the version that is installed and the one to install.
+        UnsupportedError: The message names the installed version and the one to install.
     """
     if version.split(".")[:2] != SERIES.split("."):
         raise UnsupportedError(
-            f"vLLM {version} is installed; kvbraid's cache runs in vLLM {SERIES} alone: install "
+            f"vLLM {version} is installed; kvbraid's cache runs only in vLLM {SERIES}: install "
             f"vllm=={SERIES}.0, or start vLLM without --scheduler-cls"
         )

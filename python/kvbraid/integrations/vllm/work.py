@@ -1,7 +1,7 @@
-"""The work of a step, part by part: vLLM asks for states, copies and blocks to zero by themselves.
+"""The work of a step in three parts: vLLM asks separately for states, copies and blocks to zero.
 
-Its law: each part is handed out once, in whatever order vLLM asks. vLLM frees the ends of copies
-itself, because it may start a step before the one before has run.
+Its law: each part is handed out once, in whatever order vLLM asks. vLLM frees both ends of copies
+itself, because it may start a step before the previous one has run.
 """
 
 from typing import TypeVar
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class StepWork:
-    """What was taken from the cache and not asked for yet."""
+    """Work that was taken from the cache and that vLLM has not asked for yet."""
 
     def __init__(self, cache: CacheManager, requests: Requests) -> None:
         self._cache = cache
@@ -22,12 +22,12 @@ class StepWork:
         self._left = Work([], [], [])
 
     def start_step(self) -> None:
-        """Begin a step; states that nobody asked for are gone."""
+        """Begin a step; states that vLLM did not ask for are dropped."""
         self._left.kept_states.clear()
         self._cache.start_step()
 
     def take_copies(self) -> list[tuple[BlockId, BlockId]]:
-        """Take the copies, as (source, destination); both are held for the caller."""
+        """Take the copies, as (source, destination); the caller has to free both blocks."""
         return _drain(self._gather().copies)
 
     def take_blocks_to_zero(self) -> list[BlockId]:
@@ -39,7 +39,7 @@ class StepWork:
         taken: dict[str, list[tuple[int, int, int]]] = {}
         for state in sorted(_drain(self._gather().kept_states), key=lambda state: state.group):
             request_id = self._requests.id_of(state.request)
-            if request_id is not None:  # It may have ended since.
+            if request_id is not None:  # The request may have ended since.
                 taken.setdefault(request_id, []).append(state[1:])
         return taken
 

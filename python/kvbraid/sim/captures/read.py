@@ -33,10 +33,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """One request: what was asked, what was known by then, and what the engine reused.
+    """One request: its tokens, the events up to its look-up, and what the engine reused.
 
-    `messages_seen` messages had been published when the engine looked; `unpublished` events of
-    the next message existed already. `reused_tokens` is the truth, `outputs` what it generated.
+    When the engine looked the request up, `messages_seen` messages had been published, and
+    `unpublished` events of the next message already existed. `reused_tokens` is the truth, and
+    `outputs` are the tokens that the engine generated.
     """
 
     index: int
@@ -61,7 +62,7 @@ Operation = Lookup | CacheReset
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """One engine's life: operations in the order of their lookups, and all it published."""
+    """One engine's life: its operations in the order of their lookups, and all its messages."""
 
     name: str
     topology: Topology
@@ -81,7 +82,7 @@ def read_capture(directory: Path) -> Capture:
     """Read a capture directory.
 
     Raises:
-        CaptureError: Names the file and what is wrong with it.
+        CaptureError: The message names the file and what is wrong with it.
     """
     config = _read_config(directory / "config.json")
     concurrency = config.get("concurrency", 1)
@@ -93,7 +94,7 @@ def read_capture(directory: Path) -> Capture:
     if last > len(messages):
         msg = f"{directory / 'events.bin'}: {len(messages)} messages, but a request saw {last}"
         raise CaptureError(msg)
-    # The rest of the file is about the recording.
+    # The other fields of the file describe the recording.
     described = {name: config[name] for name in FIELDS if name in config}
     return Capture(
         name=directory.name,

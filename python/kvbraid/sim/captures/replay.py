@@ -1,9 +1,9 @@
-"""Replaying captures: every request's reuse predicted before the events that follow it.
+"""Replays captures: every request's reuse is predicted before the index sees any later event.
 
-The index sees what a subscriber would have seen, in that order, and nothing else. A prediction
-that is not exact gets its proven reason: the engine had been reset and had not said so yet, or
-the events that explain it were not published yet (shown by adding them), or the hash function is
-not known, or the producer's reports drift.
+The index sees what a subscriber would have seen, in that order, and nothing else. If a prediction
+is not exact, the replay proves the reason. The engine had been reset and had not said so yet; or
+the events that explain the truth were not published yet (adding them makes the prediction exact);
+or the hash function is not known; or the producer's reports drift.
 """
 
 from array import array
@@ -27,7 +27,7 @@ Reason = Literal["late_clear", "in_flight", "undecided", "drift", "unexplained"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """How to replay: means of placing, how copies count, whether reports are known to drift."""
+    """How to replay: how hashes are placed, how copies count, and whether reports may drift."""
 
     keys: Keys = "auto"
     presence: Presence = "count"
@@ -36,10 +36,11 @@ class ReplayOptions:
 
 @dataclass(slots=True)
 class Report:
-    """What a replay found; counts of requests, sums of tokens.
+    """What a replay found: counts of requests, and sums of tokens.
 
-    `exact`: lower = upper = truth; `over`: lower above it; `under`: upper below it; `bounded`:
-    the rest. `exact_pct` leaves requests of class `late_clear` out.
+    `exact` counts the requests with lower = upper = truth, `over` those with lower above the
+    truth, `under` those with upper below it, and `bounded` the others. `exact_pct` leaves out the
+    requests of class `late_clear`.
     """
 
     capture: str
@@ -59,7 +60,7 @@ class Report:
     placed: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the fields as JSON wants them."""
+        """Return the fields as values that JSON can hold."""
         return asdict(self)
 
 
@@ -69,7 +70,7 @@ def replay(
     *,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Report:
-    """Replay one capture. `progress` is told how many of the operations are done."""
+    """Replay one capture. `progress` is called with the number of operations that are done."""
     options = options or ReplayOptions()
     player = _Player(capture, options)
     report = Report(capture.name)
@@ -95,7 +96,7 @@ def replay(
 
 
 class _Player:
-    """An index, and how far it has seen the capture."""
+    """An index, and how much of the capture it has seen."""
 
     def __init__(self, capture: Capture, options: ReplayOptions) -> None:
         self.capture = capture
@@ -110,7 +111,7 @@ class _Player:
         )
 
     def predict(self, lookup: Lookup) -> tuple[int, int]:
-        """Bounds from the messages that had been published when the engine looked."""
+        """Predict from the messages that had been published when the engine looked."""
         for message in self.capture.messages[self._seen : lookup.messages_seen]:
             self.index.apply(_POD, message.payload)
         self._seen = max(self._seen, lookup.messages_seen)
@@ -124,7 +125,7 @@ class _Player:
         return row.lower, row.upper
 
     def add_unpublished(self, lookup: Lookup) -> None:
-        """Show the events that existed at the lookup and were published after it."""
+        """Apply the events that existed at the lookup but were published only after it."""
         if lookup.unpublished:
             payload = self.capture.messages[lookup.messages_seen].payload
             ts, events, *rest = msgspec.msgpack.decode(payload)
@@ -152,7 +153,7 @@ def _count(report: Report, lookup: Lookup, bounds: tuple[int, int], verdict: str
 
 
 def _reason(lookup: Lookup, verdict: str, player: _Player, is_cleared_unseen: bool) -> Reason:
-    """Why a prediction is not exact; each reason is checked, none is assumed."""
+    """Return why a prediction is not exact. Each reason is checked, and none is assumed."""
     if is_cleared_unseen and lookup.reused_tokens == 0:
         return "late_clear"
     if verdict == "bounded":

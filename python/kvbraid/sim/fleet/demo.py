@@ -1,7 +1,7 @@
 """`kvbraid demo`: a server and four simulated hybrid engines, a workload, and the verdict.
 
-Everything runs in processes of this machine on free ports, and ends with the demo, also on
-Ctrl-C and on errors. The last line of output is the verdict as JSON.
+Everything runs in local processes on free ports. All processes end with the demo, also after
+Ctrl-C or an error. The last line of output is the verdict as JSON.
 """
 
 import json
@@ -27,20 +27,20 @@ FLEET: Final = (
     ("qwen3-next-0", "qwen3-next-sim"),
     ("qwen3-next-1", "qwen3-next-sim"),
 )
-"""Pods and models: routing needs two pods of a model, and two models show two kinds of hybrid."""
+"""The pods and their models. Routing needs two pods per model; two models show two hybrids."""
 
 Watch: TypeAlias = Callable[[Iterable[Outcome], Collection[PodTally], int], None]
-"""Shows outcomes as they come: of these pods, so many in all."""
+"""Shows outcomes as they come, given the pods' tallies and the number of requests."""
 
 _MIN_SETTLED_SHARE: Final = 0.8
 _INTERRUPTED: Final = 130
 
 
 def run_demo(*, serve: bool, requests: int, seed: int, watch: Watch) -> int:
-    """Run the demo, shown by `watch`, and return its exit status: 0 if no prediction was wrong.
+    """Run the demo and return its exit status: 0 if no prediction was wrong. `watch` shows it.
 
-    With `serve` the server and its engines stay until Ctrl-C, after the workload.
-    Raises InvalidValueError for no requests, ServiceError when a process fails.
+    With `serve`, the server and its engines keep running after the workload until Ctrl-C.
+    Raises InvalidValueError if there are no requests, ServiceError if a process fails.
     """
     models = sorted({model for _, model in FLEET})
     workload = list(shared_prefix_workload(models, requests=requests, seed=seed))
@@ -67,13 +67,13 @@ def _start_fleet(stack: ExitStack, interrupts: Interrupts) -> tuple[Driver, str]
 
 
 def _outcomes(driver: Driver, workload: Sequence[WorkRequest]) -> Iterator[Outcome]:
-    """Play the workload, and end when the server has seen what its last request did."""
+    """Play the workload; end when the server has seen all events of its last request."""
     yield from driver.play(workload)
     driver.settle()
 
 
 def _keep_serving(url: str, request: WorkRequest) -> None:
-    """Say how to ask the server, and wait to be interrupted."""
+    """Print how to query the server, and wait for an interrupt."""
     body = {"model": request.model, "token_ids": request.prompt}
     with tempfile.TemporaryDirectory(prefix="kvbraid-demo-") as folder:
         path = Path(folder, "request.json")

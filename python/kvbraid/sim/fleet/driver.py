@@ -1,8 +1,8 @@
 """Plays a workload: asks the server, sends to the pod that it recommends, compares with the truth.
 
-The law: a prediction counts as exact or wrong only if, before it was asked for, the server had
-seen the last message of every engine; the rest are predicted early and counted apart. It knows
-the server by its HTTP interface only.
+The law: a prediction counts as exact or wrong only if the server had seen the last message of
+every engine before it was asked. The other predictions are early and are counted separately. The
+driver uses only the server's HTTP interface.
 """
 
 import time
@@ -20,7 +20,7 @@ from kvbraid.sim.fleet.workload import WorkRequest
 _SETTLE_S: Final = 15.0
 _POLL_S: Final = 0.002
 _EARLY_EVERY: Final = 10
-"""One request of so many is predicted without waiting for the engines' messages."""
+"""One in this many requests is predicted without waiting for the engines' messages."""
 
 
 class Engine(Protocol):
@@ -31,7 +31,7 @@ class Engine(Protocol):
 
     @property
     def ready(self) -> Ready:
-        """Where it publishes."""
+        """Where the engine publishes."""
         ...
 
     def serve(self, request: EngineRequest) -> EngineAnswer:
@@ -41,7 +41,7 @@ class Engine(Protocol):
 
 @dataclass(slots=True)
 class PodTally:
-    """One pod so far; hits in tokens."""
+    """The counts of one pod so far; hits are in tokens."""
 
     pod: str
     preset: Preset
@@ -61,7 +61,7 @@ class PodTally:
 
 
 class Totals(NamedTuple):
-    """All pods so far: requests that were predicted exactly, wrong or early, and tokens."""
+    """The sums over all pods so far: exact, wrong and early predictions, and tokens."""
 
     exact: int
     wrong: int
@@ -72,7 +72,7 @@ class Totals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request, predicted and served; `is_early` if not all messages had arrived."""
+    """One request, predicted and served. It `is_early` if not all messages had arrived."""
 
     pod: str
     num_tokens: int
@@ -96,7 +96,7 @@ class Driver:
         self.tallies = {e.pod: PodTally(e.pod, e.preset) for e in engines}
 
     def register(self) -> None:
-        """PUT every engine; raises ServiceError when the server refuses one."""
+        """PUT every engine; raises ServiceError if the server refuses one."""
         for engine in self._engines.values():
             body = {
                 "model": engine.preset.model,
@@ -107,9 +107,9 @@ class Driver:
             self._call("PUT", f"/v1/pods/{engine.pod}", body)
 
     def play(self, requests: Iterable[WorkRequest]) -> Iterator[Outcome]:
-        """Serve the requests in order, one at a time, and yield what became of each.
+        """Serve the requests in order, one at a time, and yield the outcome of each.
 
-        Raises ServiceError when the server or an engine fails, or messages never arrive.
+        Raises ServiceError if the server or an engine fails, or if messages never arrive.
         """
         for number, request in enumerate(requests, start=1):
             is_early = number % _EARLY_EVERY == 0
@@ -182,7 +182,7 @@ class Driver:
 
 
 def totals(tallies: Collection[PodTally]) -> Totals:
-    """Sum what the pods' tallies count."""
+    """Add up the tallies of all pods."""
     return Totals(
         exact=sum(tally.exact for tally in tallies),
         wrong=sum(tally.wrong for tally in tallies),

@@ -1,8 +1,9 @@
-"""A simulated engine: a request loop with a cache, publishing as an engine does.
+"""A simulated engine: a request loop with a cache, which publishes as a real engine does.
 
-As a process (`python -m kvbraid.sim.fleet.engine`) it says where it publishes on its first line of
-output, then answers one JSON line per request line, and ends with its input: it cannot outlive
-whoever started it. It computes nothing; generated tokens come with the request.
+As a process (`python -m kvbraid.sim.fleet.engine`) it prints where it publishes on its first line
+of output. It then answers each request line with one JSON line. It ends when its input ends, so it
+cannot outlive the process that started it. It computes nothing; generated tokens come with the
+request.
 """
 
 import signal
@@ -43,7 +44,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
 class EngineAnswer(msgspec.Struct, frozen=True):
     """One answer line: tokens reused, the last message's number (-1: none yet), and contents.
 
-    A request that the engine refused has `error`, and published whatever it had done.
+    If the engine refused the request, `error` says why. The events up to that point are published.
     """
 
     hit: int
@@ -54,7 +55,7 @@ class EngineAnswer(msgspec.Struct, frozen=True):
 
 
 class EventSink(Protocol):
-    """Where payloads go; a Publisher, or a list in tests."""
+    """Where payloads go: a Publisher, or a list in tests."""
 
     def publish(self, payload: bytes) -> int:
         """Send one batch and return its number."""
@@ -78,7 +79,7 @@ class SimulatedEngine:
         self._removed_blocks = 0
 
     def serve(self, request: EngineRequest) -> EngineAnswer:
-        """Run one request to its end; what it did is published when this returns."""
+        """Run one request to its end; its events are published before this returns."""
         extra = ExtraKeys(cache_salt=request.salt)
         try:
             return self._answer(self._scheduler.run(request.prompt, request.outputs, extra))

@@ -1,7 +1,8 @@
 """Ctrl-C and SIGTERM for a program that has processes to end.
 
-The law: the first one raises KeyboardInterrupt, but not while a process is being started, for
-then nobody would know it yet; later ones are ignored, so that ending is not itself interrupted.
+The law: the first signal raises KeyboardInterrupt. While a process is being started this waits,
+because the program could not yet end that process. Later signals are ignored, so they cannot
+interrupt the ending.
 """
 
 import signal
@@ -23,7 +24,7 @@ class Interrupts:
         self._was_raised = False
 
     def receive(self, _number: int, _frame: FrameType | None) -> None:
-        """Raise KeyboardInterrupt, now or when no longer held."""
+        """Raise KeyboardInterrupt, now or when interrupts are no longer held back."""
         self._is_pending = True
         if not self._is_held:
             self._raise_once()

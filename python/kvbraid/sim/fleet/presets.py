@@ -1,7 +1,7 @@
 """The simulated models: small namesakes of published hybrids, with their real group shapes.
 
-Frozen data. Groups stand in the order of the engine that serves such a model; the pools are
-small, so that a few hundred requests fill and evict them.
+Frozen data. Groups stand in the order of the engine that serves such a model. The pools are small,
+so a few hundred requests fill them and cause evictions.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 ENGINE: Final = EngineProfile(
     dialect=EngineDialect.PURE, hash_algo=HashAlgo.SHA256, hash_seed="kvbraid-sim"
 )
-"""What all simulated engines do."""
+"""The behaviour that all simulated engines share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
 
 
 def cache_config(preset: Preset) -> CacheConfig:
-    """The cache of such an engine; it publishes all that it does."""
+    """Return the configuration of such an engine's cache, with events."""
     return CacheConfig(
         topology=preset.topology,
         dialect=ENGINE.dialect,
@@ -83,7 +83,7 @@ def cache_config(preset: Preset) -> CacheConfig:
 
 
 def topology_body(topology: Topology) -> dict[str, Any]:
-    """The topology as PUT /v1/pods/{id} takes it."""
+    """Return the topology in the form that PUT /v1/pods/{id} takes."""
     groups = [
         {
             "kind": group.kind.value,

@@ -1,8 +1,8 @@
 """The demo's processes: one server, and engines that talk over their pipes.
 
-Each is started in a session of its own, so that Ctrl-C reaches only the driver, and is ended by
-its context manager whatever happened. What a process writes to standard error is shown when it
-fails, and dropped otherwise.
+Each process is started in a session of its own, so Ctrl-C reaches only the driver. Its context
+manager ends it in every case. The standard error of a process is shown if the process fails, and
+dropped otherwise.
 """
 
 import socket
@@ -42,13 +42,13 @@ class _Process:
         )
 
     def failure(self, what: str) -> ServiceError:
-        """Describe a failure, with the end of what the process said."""
+        """Describe a failure, with the last part of the process's standard error."""
         self._log.seek(0)
         said = self._log.read()[-2000:].decode(errors="replace").strip()
         return ServiceError(f"{self._name} {what} (exit status {self.child.poll()}): {said}")
 
     def close(self) -> None:
-        """End the process, by force if it does not go within some seconds."""
+        """End the process, by force if it does not end within some seconds."""
         try:
             if self.child.stdin:
                 self.child.stdin.close()  # An engine ends with its input.
@@ -87,12 +87,12 @@ class EngineProcess(_Process):
 
     @property
     def ready(self) -> Ready:
-        """Where it publishes; raises ServiceError when it failed to start."""
+        """Where the engine publishes; raises ServiceError if it failed to start."""
         self._ready = self._ready or self._read(Ready)
         return self._ready
 
     def serve(self, request: EngineRequest) -> EngineAnswer:
-        """Run one request; raises ServiceError when the engine is gone or refuses it."""
+        """Run one request; raises ServiceError if the engine has ended or refuses the request."""
         assert self.ready
         assert self.child.stdin is not None
         try:
@@ -125,7 +125,7 @@ class ServerProcess(_Process):
         self.url = f"http://127.0.0.1:{port}"
 
     def wait_until_healthy(self) -> None:
-        """Return when it answers; raises ServiceError when it ends or takes too long."""
+        """Return when the server answers; raises ServiceError if it ends or takes too long."""
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline and self.child.poll() is None:
             try:
@@ -137,7 +137,7 @@ class ServerProcess(_Process):
 
 
 def free_port() -> int:
-    """A TCP port that nothing on this machine listens on at this moment."""
+    """Return a local TCP port on which nothing listens at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,7 +1,8 @@
 """A shared-prefix workload: chat sessions over a few system prompts, with turns and forks.
 
-Its law: equal shape, models and seed give equal requests, and a request depends only on earlier
-ones of its session, so requests run in the order given. It knows no pod and no cache.
+Its law: equal shape, models and seed give equal requests. A request depends only on earlier
+requests of its session, so requests must run in the order given. Nothing here knows a pod or a
+cache.
 """
 
 import random
@@ -16,7 +17,8 @@ VOCABULARY: Final = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadShape:
-    """Sizes in tokens are inclusive ranges; shares are probabilities of what comes next."""
+    """The sizes and probabilities of a workload. Sizes are inclusive ranges of tokens; shares are
+    the probabilities of what comes next."""
 
     num_system_prompts: int = 5
     zipf_exponent: float = 1.1
@@ -31,7 +33,7 @@ class WorkloadShape:
 
 @dataclass(frozen=True, slots=True)
 class WorkRequest:
-    """One request: the prompt's tokens, and those that the engine is to have generated."""
+    """One request: the tokens of the prompt, and those that the engine pretends to generate."""
 
     model: str
     session: int
@@ -52,7 +54,7 @@ def shared_prefix_workload(
 ) -> Iterator[WorkRequest]:
     """Yield the requests in order.
 
-    Raises InvalidValueError when there is no model or no request to make.
+    Raises InvalidValueError if there is no model, or no request to make.
     """
     if requests < 1 or not models:
         raise InvalidValueError(f"{requests} requests for models {models!r}; give at least one")
@@ -94,7 +96,7 @@ class _Generator:
         return session
 
     def _open(self, model: str, history: tuple[int, ...]) -> _Session:
-        """Add a session; the oldest leaves when there are too many."""
+        """Add a session; drop the oldest one if there are too many."""
         session = _Session(self._num_sessions, model, history)
         self._num_sessions += 1
         self._sessions = [*self._sessions, session][-self._shape.num_live_sessions :]

@@ -1,9 +1,9 @@
-"""The ideal footprint: blocks that hold all that could ever be reused, and nothing else.
+"""The ideal footprint: the blocks that hold everything that could ever be reused, and no others.
 
-Per conversation: every block of the full groups, one window of each window group, one chunk of
-each chunked group and one state of each state group, at its final length. Blocks that
-conversations share are counted once. The working set of a trace is this over all conversations;
-a policy that keeps exactly it reuses everything.
+A conversation at its final length has every block of the full groups, one window of each window
+group, one chunk of each chunked group and one state of each state group. Blocks that conversations
+share are counted once. The working set of a trace is the footprint of all its conversations
+together; a policy that keeps exactly this set reuses everything.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from kvbraid.spec import GroupSpec
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The working set of a trace for one model, in blocks of its pool, none for the null block."""
+    """The working set of a trace for one model, in blocks of its pool, without the null block."""
 
     num_conversations: int
     num_tokens: int  # Of distinct prefixes.
@@ -26,7 +26,7 @@ class Footprint:
 
 
 def tail_blocks(groups: tuple[GroupSpec, ...], boundary: int) -> int:
-    """Return the blocks that a resume at `boundary` reads in all groups but the full ones."""
+    """Return the blocks that a resume at `boundary` reads in all groups except the full ones."""
     return sum(len(needed_blocks(group, boundary)) for group in groups if not group.kind.is_full)
 
 

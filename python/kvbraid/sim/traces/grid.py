@@ -1,4 +1,4 @@
-"""Every policy at every memory: the cells that `kvbraid cache simulate` computes for one trace."""
+"""The cells that `kvbraid cache simulate` computes for a trace: every policy at every memory."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from kvbraid.sim.traces.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridOptions:
-    """What to simulate: `memories` as people write them; no policy given: all of them."""
+    """What to simulate. `memories` are sizes as people write them; no policy means all of them."""
 
     model: str
     memories: Sequence[str]
@@ -26,7 +26,7 @@ class GridOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridCell:
-    """One policy at one memory, and what the cache reused."""
+    """One policy at one memory, and how much the cache reused."""
 
     memory_bytes: int
     policy: str
@@ -44,12 +44,12 @@ class Grid:
 
     @classmethod
     def of(cls, path: Path, options: GridOptions) -> "Grid":
-        """Read a trace and everything that is asked about it.
+        """Read a trace, and check the model, memories and policies to simulate.
 
         Raises:
             TraceError: The trace cannot be read.
-            InvalidValueError: A size that is none, or a pool that holds nothing.
-            UnknownError: No such model or policy.
+            InvalidValueError: A size cannot be read, or a pool would be too small or too large.
+            UnknownError: There is no such model or policy.
         """
         model = simulated_model(options.model)
         memories = sorted({parse_size(text) for text in options.memories})

@@ -22,18 +22,18 @@ def parse_size(text: str) -> int:
     """Return the bytes that `text` names.
 
     Raises:
-        InvalidValueError: Not a number with one of the units.
+        InvalidValueError: The text is not a number with one of the units.
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None or found[2] not in UNITS:
-        expected = "expected a number and a unit, as 40GiB or 80GB"
+        expected = "expected a number and a unit, such as 40GiB or 80GB"
         msg = f"{shown(text)} is not a size of memory; {expected}"
         raise InvalidValueError(msg)
     return int(float(found[1]) * UNITS[found[2]])
 
 
 def show_size(num_bytes: int) -> str:
-    """Write bytes in the largest binary unit that they fill, with up to one decimal."""
+    """Write bytes in the largest binary unit that fits, with up to one decimal."""
     for letter in "PTGMK":
         unit = f"{letter}iB"
         if num_bytes >= UNITS[unit]:

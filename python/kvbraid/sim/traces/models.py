@@ -1,8 +1,8 @@
 """Published models as a cache sees them: groups, block sizes, and the bytes of one block.
 
-Groups are those that vLLM forms at its defaults, on one rank, from a model's config; the fields
-given here are those that decide them. They come from the configs in tests/fixtures/models, whose
-sources.json says where each is from; a test holds the two together.
+The groups are those that vLLM forms from a model's config at its defaults, on one rank. The fields
+here are the ones that decide the groups. They come from the configs in tests/fixtures/models,
+whose sources.json says where each is from; a test checks that the two agree.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from kvbraid.spec import Topology
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedModel:
-    """One model's cache: groups under the pure rule, bytes of a block, and what prefill costs."""
+    """One model's cache: its groups, the bytes of a block, and the cost of prefill."""
 
     name: str
     topology: Topology
@@ -28,12 +28,12 @@ class SimulatedModel:
 
     @property
     def alignment(self) -> int:
-        """Tokens at which all groups have a block boundary."""
+        """All groups have a block boundary at every multiple of this many tokens."""
         return lcm(*self._block_sizes)
 
     @property
     def hash_block_size(self) -> int:
-        """Tokens of one hash, of which every group's block is a multiple."""
+        """Tokens that one hash covers; every group's block size is a multiple of this."""
         return self.topology.hash_block_size or gcd(*self._block_sizes)
 
     @property
@@ -41,7 +41,7 @@ class SimulatedModel:
         return [group.block_size for group in self.topology.groups]
 
     def num_blocks(self, memory_bytes: int) -> int:
-        """Return the blocks that so much memory holds."""
+        """Return the number of blocks that fit into this much memory."""
         return memory_bytes // self.block_bytes
 
 
@@ -101,7 +101,7 @@ CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         },
     }
 )
-"""Name, and the fields of its config; all keep bfloat16, the default."""
+"""The name of each model, and fields of its config. All of them use bfloat16, the default."""
 
 ACTIVE_PARAMS: Final[Mapping[str, float]] = MappingProxyType(
     {
@@ -112,15 +112,15 @@ ACTIVE_PARAMS: Final[Mapping[str, float]] = MappingProxyType(
         "llama-3.1-8b": 8e9,
     }
 )
-"""Parameters that compute one token, as published."""
+"""The published number of parameters that each token passes through."""
 
 
 def simulated_model(name: str) -> SimulatedModel:
-    """Return a model by name, or that of a `config.json`.
+    """Return a model by its name, or by the path of a `config.json`.
 
     Raises:
-        UnknownError: No such name and no such file; the message lists the names.
-        InvalidValueError: A config that is refused, by what is wrong with it.
+        UnknownError: There is no such name and no such file; the message lists the names.
+        InvalidValueError: The config is refused; the message says what is wrong with it.
     """
     path = Path(name)
     if name not in CONFIGS and not path.is_file():

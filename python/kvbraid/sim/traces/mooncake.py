@@ -1,9 +1,9 @@
 """Traces in Mooncake's form: one request a line, with ids of its 512-token blocks.
 
-A line has `input_length` and `hash_ids`; `timestamp` and `output_length` are not read, for the
-cache sees requests one after the other. Ids are chained; one that stands for a part of a block is
-no block's and left out. Nothing says which requests belong together: those that share their first
-block do, or, if all requests begin with one block, those that share their second.
+A line has `input_length` and `hash_ids`. `timestamp` and `output_length` are not read, because the
+cache sees requests one after the other. Ids are chained; the id of an incomplete last block is
+left out. The file does not say which requests form a conversation, so requests that share their
+first block count as one; if all requests share the first block, the second block decides.
 """
 
 import json
@@ -23,7 +23,7 @@ def read(name: str, lines: Iterable[bytes], where: str) -> Trace:
     """Read all lines of a trace.
 
     Raises:
-        TraceError: Names the line and what is wrong with it.
+        TraceError: The message names the line and what is wrong with it.
     """
     rows = [_row(line, f"{where}: line {number}") for number, line in enumerate(lines, start=1)]
     check_chained(((number, ids) for number, (_, ids) in enumerate(rows, start=1)), where)

@@ -1,7 +1,7 @@
-"""Retention policies by name, as each model's cache gets them.
+"""Retention policies by name, and what each means for a model's cache.
 
-To add one, add a row: a name, and a function from the model to the retention that the cache is
-built with (a policy that weighs blocks takes its numbers from the model).
+To add a policy, add a row: a name, and a function from the model to the cache's retention (a
+policy that weighs blocks takes its numbers from the model).
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,8 @@ CachePolicy: TypeAlias = Callable[[SimulatedModel], Retention]
 
 
 def _interval(tokens: int) -> CachePolicy:
-    """Round up to the alignment. Where every block is kept anyway, an engine takes no interval."""
+    """An interval, rounded up to the alignment. A model without window and state groups keeps
+    every block anyway and takes no interval."""
 
     def retention(model: SimulatedModel) -> Retention:
         kinds = [group.kind for group in model.topology.groups]
@@ -30,7 +31,7 @@ def _interval(tokens: int) -> CachePolicy:
 
 
 def _by_value(tokens: int, cost: PrefillCost | None = None) -> CachePolicy:
-    """Checkpoints every so many tokens, rounded up to the alignment; the cost of the model."""
+    """By value, with the model's cost, and an interval that is rounded up to the alignment."""
     return lambda model: ByValue(interval=tokens, cost=cost or model.cost).aligned(model.alignment)
 
 
@@ -47,10 +48,10 @@ CACHE_POLICIES: Final[Mapping[str, CachePolicy]] = MappingProxyType(
 
 
 def retention_of(policy: str, model: SimulatedModel) -> Retention:
-    """Return what a model's cache is built with under a policy.
+    """Return the retention of a model's cache under a policy.
 
     Raises:
-        UnknownError: No such policy; the message lists those that there are.
+        UnknownError: There is no such policy; the message lists all policies.
     """
     if policy not in CACHE_POLICIES:
         msg = f"policy {policy!r} is not known; expected one of {', '.join(CACHE_POLICIES)}"

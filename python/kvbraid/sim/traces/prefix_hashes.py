@@ -1,9 +1,10 @@
 """Block hashes of a trace's prompts, without tokens: ids of prefixes, spread over 16 bytes.
 
-The law: two hashes are equal exactly if the prefixes are. An id stands for a whole prefix up to
-the end of a trace's block; with the number of a 16-token part of that block it stands for the
-prefix up to the end of the part, and a model's block ends where a part ends. The spreading is a
-multiplication by an odd number, which no two numbers share a result of.
+The law: two hashes are equal exactly if the prefixes are. An id stands for the whole prefix up to
+the end of a trace's block. Together with the number of a 16-token part of that block, it stands
+for the prefix up to the end of the part. A model's block always ends where a part ends. The number
+is spread over the bytes by multiplying it with an odd number, which never maps two numbers to the
+same result.
 
     trace, 64     | id 7                | id 8                |
     parts, 16     | 28 | 29 | 30 | 31  | 32 | 33 | 34 | 35  |
@@ -26,14 +27,14 @@ _NUM_REMEMBERED: Final = 256
 
 
 class PrefixHashes:
-    """Hashes for one block size; remembers conversations, whose prompts mostly grow.
+    """Computes hashes for one block size. It remembers conversations, whose prompts mostly grow.
 
     Args:
-        trace_block_tokens: Tokens of an id.
-        block_size: Tokens of a hash.
+        trace_block_tokens: Tokens that an id covers.
+        block_size: Tokens that a hash covers.
 
     Raises:
-        InvalidValueError: A size that is no multiple of 16 tokens.
+        InvalidValueError: A size is not a multiple of 16 tokens.
     """
 
     def __init__(self, trace_block_tokens: int, block_size: int) -> None:
@@ -47,7 +48,7 @@ class PrefixHashes:
         self._known: OrderedDict[int, tuple[Sequence[int], list[bytes]]] = OrderedDict()
 
     def of(self, request: TraceRequest) -> list[bytes]:
-        """Return the hashes of all blocks that the ids cover. The list is not to be changed."""
+        """Return the hashes of all blocks that the ids cover. Do not change the returned list."""
         end = len(request.ids) * self._per_id // self._per_block
         before, known = self._known.pop(request.conversation, ((), []))
         shared = num_shared(before, request.ids) * self._per_id // self._per_block
@@ -59,7 +60,8 @@ class PrefixHashes:
         return hashes
 
     def _hashes(self, ids: Sequence[int], first: int, end: int) -> list[bytes]:
-        """Blocks `first` to `end`; each ends with a part, numbered through all ids."""
+        """Hash blocks `first` to `end`. Each block ends with a part; parts are numbered through
+        all ids."""
         per_id, per_block = self._per_id, self._per_block
         return [
             ((ids[part // per_id] * per_id + part % per_id) * _SPREAD & _MASK).to_bytes(
@@ -70,7 +72,7 @@ class PrefixHashes:
 
 
 def num_leading(ids: Sequence[int], is_known: Callable[[int], bool]) -> int:
-    """Return how many leading ids are known, where none is that follows an unknown one."""
+    """Return how many leading ids are known. No id after an unknown one may be known."""
     low, high = 0, len(ids)
     while low < high:
         middle = (low + high) // 2
@@ -82,7 +84,7 @@ def num_leading(ids: Sequence[int], is_known: Callable[[int], bool]) -> int:
 
 
 def num_shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many leading ids two prompts share; chained ids differ from there on."""
+    """Return how many leading ids two prompts share. Chained ids all differ after these."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high) // 2

@@ -1,6 +1,6 @@
-"""Trace files: found by path, plain or Zstandard-compressed, their form told by the first line.
+"""Reads trace files, plain or Zstandard-compressed. The first line tells the form of the file.
 
-Reading only. A trace without ids of prefixes says nothing about a cache and is refused.
+A trace without ids of prefixes says nothing about a cache and is refused.
 """
 
 import importlib
@@ -20,14 +20,14 @@ FORMS: Final[tuple[tuple[str, _Reader], ...]] = (
     ("hash_ids", mooncake.read),
     ("reqs", sessions.read),
 )
-"""The field of the first line that tells a form, and its reader."""
+"""For each form, the field of the first line that tells it, and its reader."""
 
 
 def read_trace(path: Path) -> Trace:
     """Read a trace file.
 
     Raises:
-        TraceError: Names the file and what is wrong with it.
+        TraceError: The message names the file and what is wrong with it.
     """
     lines = _lines(path)
     if not lines:
@@ -65,7 +65,7 @@ def _lines(path: Path) -> list[bytes]:
 
 
 def _decompress(path: Path, data: bytes) -> bytes:
-    """Python itself reads Zstandard from 3.14 on; before, the package zstandard does."""
+    """Decompress with Python itself (3.14 and later) or with the package zstandard."""
     zstd = _module("compression.zstd") or _module("zstandard")
     if zstd is None:
         msg = (

@@ -1,9 +1,9 @@
-"""Recorded agent sessions, interleaved: so many at a time, each waiting for its own answers.
+"""Recorded agent sessions, interleaved: a fixed number at a time, each at its recorded pace.
 
 One line is one session: its agents, and requests in the order of their start. Ids are local to a
-session and chained; sessions share nothing. A session's requests keep the distances of the
-recording, except that an idle gap (nothing running until the next request) is capped; when a
-session ends, the next one of the file takes its place. This orders requests; nothing waits.
+session and chained; sessions share nothing. A session's requests keep the recorded time between
+them, except that an idle gap (nothing runs until the next request) is capped. When a session ends,
+the next one of the file takes its place. These times only order the requests; nothing waits.
 
     recorded   |api|..... idle 300 s .....|api|.3 s.|api|
     played     |api|.. 60 s ..|api|.3 s.|api|
@@ -22,14 +22,15 @@ from kvbraid.sim.traces.trace import Trace, TraceRequest
 NUM_ACTIVE: Final = 40
 MAX_IDLE_S: Final = 60.0
 
-_ID_BITS: Final = 32  # Of an id within its session.
+_ID_BITS: Final = 32  # The bits of an id within its session.
 
 
 @dataclass(frozen=True, slots=True)
 class SessionCall:
-    """One request: by which agent, when (seconds, gaps capped), and how its ids continue.
+    """One request: its agent, its start (in seconds, gaps capped), and its ids.
 
-    Its ids are the first `keep` of the agent's previous request, then `runs` (start, length, ...).
+    The ids are the first `keep` ids of the agent's previous request, followed by `runs` (start,
+    length, ...).
     """
 
     agent: int
@@ -41,7 +42,7 @@ class SessionCall:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One session's calls, when its last answer is there, and what capping took out."""
+    """One session: its calls, the time of its last answer, and how much capping took out."""
 
     calls: tuple[SessionCall, ...]
     end_s: float
@@ -53,7 +54,7 @@ def read(name: str, lines: Iterable[bytes], where: str) -> Trace:
     """Read all sessions of a file; exact duplicates are dropped and counted.
 
     Raises:
-        TraceError: Names the line and what is wrong with it.
+        TraceError: The message names the line and what is wrong with it.
     """
     sessions: dict[str, Session] = {}
     num_lines, sizes = 0, set()
@@ -88,10 +89,11 @@ def read(name: str, lines: Iterable[bytes], where: str) -> Trace:
 
 
 def interleave(sessions: Sequence[Session], *, num_active: int) -> Iterator[TraceRequest]:
-    """Play sessions, `num_active` at a time, by the start of their requests."""
+    """Play sessions, `num_active` at a time; yield their requests by start time."""
     waiting = iter(enumerate(sessions))
     conversations = count()
-    # Start, place among the active ones, number of the call; the first two order the heap.
+    # Each entry: start, place among the active sessions, number of the call. The first two order
+    # the heap.
     active: list[tuple[float, int, int]] = []
     playing: list[tuple[float, Session, Iterator[TraceRequest]]] = []
 
@@ -116,7 +118,7 @@ def interleave(sessions: Sequence[Session], *, num_active: int) -> Iterator[Trac
 
 
 def _requests(session: Session, index: int, conversations: "count[int]") -> Iterator[TraceRequest]:
-    """Expand the ids; those of one session are kept apart from those of any other."""
+    """Expand the ids; the ids of different sessions never coincide."""
     base = index << _ID_BITS
     dialogues: dict[int, tuple[int, list[int]]] = {}  # Agent -> conversation and last ids.
     for call in session.calls:
@@ -131,7 +133,7 @@ def _requests(session: Session, index: int, conversations: "count[int]") -> Iter
 
 
 def _session(rows: Sequence[Any]) -> Session:
-    """Shift every request forward by what capping has taken out before it."""
+    """Move every request earlier by the time that capping has taken out before it."""
     calls: list[SessionCall] = []
     busy_until = shift = 0.0
     num_capped = 0

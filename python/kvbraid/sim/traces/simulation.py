@@ -1,11 +1,11 @@
-"""A trace played against one engine's cache alone: no engine, no clock, no token.
+"""Plays a trace against one engine's cache: there is no engine, no clock and no token.
 
 The law: requests come one at a time. Each looks up its prompt, computes the rest in chunks that
-end where states can be kept, holding its blocks, and gives them back; outputs are neither
-computed nor kept (the trace shows them in the next prompt). Of the tokens after the last block
-that the trace identifies, one is computed: the next turn repeats these tokens, but the trace
-cannot show that, so the next turn could not use a state or window kept among them. A request that
-the empty pool cannot hold is counted and left out under every policy.
+end where states can be kept, and gives its blocks back at the end. Outputs are neither computed
+nor kept (the trace shows them in the next prompt). Only one of the tokens after the last block
+that the trace identifies is computed. The next turn repeats these tokens, but the trace cannot
+show that, so the next turn could not use a state or window kept among them. A request that the
+empty pool cannot hold is counted and left out under every policy.
 """
 
 from array import array
@@ -24,7 +24,7 @@ from kvbraid.sim.traces.trace import Trace
 
 CHUNK_TOKENS: Final = 8_192
 
-Progress: TypeAlias = Callable[[int], None]  # Gets the number of requests done.
+Progress: TypeAlias = Callable[[int], None]  # Called with the number of requests done.
 
 
 _TOO_MANY_BLOCKS: Final = 1 << 32
@@ -32,7 +32,7 @@ _TOO_MANY_BLOCKS: Final = 1 << 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HitRate:
-    """What one cache reused of a trace. Tokens are those of the prompts that were not left out."""
+    """How much of a trace one cache reused. Tokens of requests that were left out do not count."""
 
     num_blocks: int
     num_requests: int
@@ -46,21 +46,21 @@ class HitRate:
         return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return all numbers, the rate among them."""
+        """Return all fields and the rate."""
         return {**asdict(self), "hit_rate": round(self.rate, 6)}
 
 
 def check_pool(model: SimulatedModel, num_blocks: int) -> None:
-    """Refuse a pool that cannot hold anything, or that no cache numbers.
+    """Refuse a pool that cannot hold anything, or has more blocks than a cache can number.
 
     Raises:
-        InvalidValueError: It says how much memory to give.
+        InvalidValueError: The message says how much memory to give.
     """
     if not 2 <= num_blocks < _TOO_MANY_BLOCKS:
         remedy = "more" if num_blocks < 2 else "less"
         msg = (
             f"a pool of {num_blocks} blocks, each of {model.block_bytes:,} bytes for "
-            f"{model.name}; expected at least two, one of which stands for none, and fewer than "
+            f"{model.name}; expected at least two, one of them the null block, and fewer than "
             f"{_TOO_MANY_BLOCKS}: give {remedy} memory"
         )
         raise InvalidValueError(msg)
@@ -74,10 +74,10 @@ def simulate(
     *,
     progress: Progress | None = None,
 ) -> HitRate:
-    """Play a trace against a pool of so many blocks.
+    """Play a trace against a pool of `num_blocks` blocks.
 
     Raises:
-        InvalidValueError: A pool that cannot hold anything.
+        InvalidValueError: The pool cannot hold anything.
     """
     check_pool(model, num_blocks)
     cache = _Cache(model, num_blocks, retention)
@@ -102,7 +102,7 @@ def simulate(
 
 
 class _Cache:
-    """The cache, and what its engine does with one request."""
+    """A cache, and what an engine does there with one request."""
 
     def __init__(self, model: SimulatedModel, num_blocks: int, retention: Retention) -> None:
         self._manager = CacheManager(
@@ -134,7 +134,7 @@ class _Cache:
         return self._scheduler.finish(request, num_tokens)
 
     def _blank(self, num_tokens: int) -> memoryview:
-        """Tokens that nobody looks at, for prefixes are told apart by the hashes given."""
+        """Return tokens without meaning: prefixes are told apart only by the given hashes."""
         if len(self._tokens) < num_tokens:
             self._tokens = memoryview(array("I", bytes(4 * 2 * num_tokens)))
         return self._tokens[:num_tokens]

@@ -15,7 +15,7 @@ from kvbraid.errors import TraceError
 
 
 class TraceRequest(NamedTuple):
-    """One prompt: the dialogue that it continues, its length, the ids of its whole blocks."""
+    """One prompt: the conversation it continues, its length, and the ids of its whole blocks."""
 
     conversation: int
     num_tokens: int
@@ -41,7 +41,7 @@ class Trace:
     notes: Mapping[str, int] = field(default_factory=dict)
 
     def first(self, num_requests: int) -> "Trace":
-        """Return a trace of at most so many requests from the start."""
+        """Return a trace of the first `num_requests` requests, or of all if there are fewer."""
         return Trace(
             name=self.name,
             block_tokens=self.block_tokens,
@@ -52,12 +52,12 @@ class Trace:
 
 
 def check_chained(rows: Iterable[tuple[int, Sequence[int]]], where: str) -> None:
-    """Refuse ids that stand for a block's content alone: one id after two different prefixes.
+    """Refuse ids that stand only for a block's content: such an id follows different prefixes.
 
-    `rows` are line numbers and the ids of one prompt.
+    Each of `rows` has a line number and the ids of one prompt.
 
     Raises:
-        TraceError: Names the line and the id.
+        TraceError: The message names the line and the id.
     """
     before: dict[int, int | None] = {}
     for number, ids in rows:
