@@ -48,7 +48,7 @@ test: test-rust test-stub test-python ## Run every test: the Rust core, then Pyt
 # The wheel is built by one core while the other checks; each target prints when it has ended.
 ifeq ($(MAKECMDGOALS),ci)
 MAKEFLAGS += --jobs=2 --output-sync=target
-unexport MAKEFLAGS  # cargo would look in it for a jobserver that it cannot reach.
+unexport MAKEFLAGS MFLAGS  # cargo would look in them for a jobserver that it cannot reach.
 endif
 
 ci: dist/built lint test fuzz ## Everything that must pass before a change lands
