@@ -27,6 +27,7 @@ impl Cache {
             self.core.check_length(id, num_tokens + 1)?;
         }
         let mut done = Allocation::default();
+        done.counts.reserve(ids.len() * self.core.groups.len());
         let mut is_full = false;
         for (&id, &token) in ids.iter().zip(tokens) {
             let out = &mut done;

@@ -180,10 +180,11 @@ impl Request {
     /// Hashes the whole blocks that are not hashed yet.
     pub(super) fn grow(&mut self, function: HashFunction, cut: HashBlocks) -> Result<()> {
         let covered = self.tokens.len().saturating_sub(cut.lookahead as usize);
-        let num_hashes = covered / cut.tokens as usize;
-        if self.hashes.len() >= num_hashes {
+        // Most decoding steps end here, without a division.
+        if covered < (self.hashes.len() + 1) * cut.tokens as usize {
             return Ok(());
         }
+        let num_hashes = covered / cut.tokens as usize;
         let media = self.extra.media_items();
         let spec = ChainSpec::new(function.algo, function.none_hash, cut.tokens)?
             .with_lookahead(cut.lookahead)
