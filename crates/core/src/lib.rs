@@ -27,6 +27,7 @@
 
 pub mod blocks;
 pub mod cache;
+mod divisors;
 pub mod error;
 pub mod fleet;
 pub mod hash;

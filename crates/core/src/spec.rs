@@ -2,6 +2,7 @@
 //!
 //! Everything here is plain data. `Topology::validate` is the only place that refuses a topology.
 
+use crate::divisors::gcd;
 use crate::error::{Error, Result};
 use crate::names::named;
 
@@ -215,10 +216,6 @@ impl EngineDialect {
     pub fn without(self, flags: Self) -> Self {
         Self(self.0 & !flags.0)
     }
-}
-
-fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Everything the resume rule needs to know of one pod's cache.

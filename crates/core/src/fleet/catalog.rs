@@ -5,8 +5,8 @@
 //! first that an event told. If events carry no window or chunk, the operator's value for that kind
 //! is used.
 
-use super::divisors::{gcd, lcm};
 use super::limbo::Tails;
+use crate::divisors::{gcd, lcm};
 use crate::error::{Error, Result};
 use crate::spec::{GroupSpec, SpecKind, Topology};
 use crate::wire::MAX_GROUPS;

@@ -40,7 +40,6 @@ mod bounds;
 mod canonical_blocks;
 mod catalog;
 mod copies;
-mod divisors;
 mod effort;
 mod engine_chain;
 mod explain;

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::apply::Slice;
-use super::divisors::gcd;
 use super::intake::Intake;
 use super::nodes::{NodeId, Nodes};
 use super::planes::{Column, PlaneKey, Planes};
@@ -17,6 +16,7 @@ use super::slots::Whereabouts;
 use super::texts::Marks;
 use super::units::Units;
 use super::view::View;
+use crate::divisors::gcd;
 use crate::secret::Secret;
 
 /// Ranks with the same view in the same word of the planes: one evaluation answers for all of them.

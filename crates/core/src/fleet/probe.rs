@@ -4,7 +4,6 @@
 
 use hashbrown::HashMap;
 
-use super::divisors::gcd;
 use super::effort::Effort;
 use super::engine_chain::HashFunction;
 use super::limbo::{Looks, Means, Possible};
@@ -15,6 +14,7 @@ use super::search::Search;
 use super::slots::EngineKey;
 use super::state::State;
 use super::walk::LadderStep;
+use crate::divisors::gcd;
 use crate::hash::{ChainSpec, ExtraKeys, chain_keys};
 use crate::prefix::Step;
 

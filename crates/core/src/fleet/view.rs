@@ -1,7 +1,7 @@
 //! What the rule is evaluated with for one pod: its groups as configured, or as learned so far.
 
 use super::catalog::{Catalog, Known, UNGROUPED};
-use super::divisors::{gcd, lcm};
+use crate::divisors::{gcd, lcm};
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
 /// What the rule is evaluated with for one pod.

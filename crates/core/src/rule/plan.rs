@@ -4,6 +4,7 @@
 //! length but never on what is held.
 
 use super::{Query, Unknown};
+use crate::divisors::gcd;
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
 /// What a group must hold for a boundary L. Every kind of cache has one of these demands, or none.
@@ -286,9 +287,5 @@ pub(crate) fn alignment(topology: &Topology) -> u32 {
 
 /// The least common multiple. If it overflows it saturates, and no request is that long.
 pub(super) fn lcm(a: usize, b: usize) -> usize {
-    let (mut x, mut y) = (a, b);
-    while y != 0 {
-        (x, y) = (y, x % y);
-    }
-    (a / x.max(1)).saturating_mul(b)
+    (a / gcd(a, b).max(1)).saturating_mul(b)
 }

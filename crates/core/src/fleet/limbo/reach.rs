@@ -17,7 +17,7 @@ use super::fact::{ClassId, SpanId, TrieId};
 use super::possible::{CopyKind, Possible};
 use super::span::Span;
 use super::{Limbo, World};
-use crate::fleet::divisors::gcd;
+use crate::divisors::gcd;
 use crate::fleet::effort::Effort;
 use crate::fleet::nodes::SaltId;
 use crate::fleet::slots::{EntryId, SlotId, Whereabouts};
