@@ -14,8 +14,8 @@ use parking_lot::{Mutex, MutexGuard};
 /// A longer payload is decoded without holding the index, because that takes a millisecond or more.
 const LONG_PAYLOAD_BYTES: usize = 256 << 10;
 
-/// The number of ranks that are looked at while the index is held. A rank takes milliseconds if
-/// much of it is undecided.
+/// The number of ranks that are looked at while the index is held. A rank with many
+/// undecided blocks takes milliseconds.
 const RANKS_AT_ONCE: usize = 8;
 
 /// An index and its two locks.

@@ -158,7 +158,7 @@ impl Index {
 
     /// Handles a restart of the engine of a feed: what the ranks that it writes to held on the GPU
     /// is gone, and the other tiers are in doubt. A rank that another feed also writes to is
-    /// treated as lost instead, because it cannot be known which part of it is gone.
+    /// treated as lost instead, because the index cannot know which part of its blocks is gone.
     ///
     /// # Errors
     /// `Unknown` for a pod or rank that is not registered.

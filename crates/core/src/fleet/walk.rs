@@ -49,8 +49,8 @@ impl Ladder {
             nodes: Vec::new(),
             is_looked_up: false,
         };
-        // A step that is longer than the request is not prepared, so an absurd block size from an
-        // event or an operator costs no more than the request's length.
+        // No step longer than the request is prepared. An absurd block size, whether an event or an
+        // operator gave it, then costs no more than the request's length.
         if step.unit as usize <= prompt.tokens.len() {
             ladder.fill(marks, prompt, media, effort);
         }
