@@ -48,7 +48,6 @@ ENGINE: Final = SimpleNamespace(
     speculative_config=None,
     kv_transfer_config=None,
 )
-DTYPES: Final = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32}
 register_all_kvcache_specs(ENGINE)
 
 
@@ -57,8 +56,8 @@ def theirs(page: Page) -> KVCacheSpec:
     if isinstance(page.shape, State):
         return MambaSpec(
             block_size=page.block_size,
-            shapes=tuple((part.num, part.elements) for part in page.shape.parts),
-            dtypes=tuple(DTYPES[part.element_bytes] for part in page.shape.parts),
+            shapes=tuple(tensor.dims for tensor in page.shape.tensors),
+            dtypes=tuple(getattr(torch, tensor.dtype) for tensor in page.shape.tensors),
             page_size_padded=page.padded_bytes,
             mamba_cache_mode="align",
         )
@@ -67,7 +66,7 @@ def theirs(page: Page) -> KVCacheSpec:
         "num_kv_heads": page.shape.num,
         "head_size": page.shape.key_dim,
         "head_size_v": page.shape.value_dim,
-        "dtype": DTYPES[page.shape.element_bytes],
+        "dtype": getattr(torch, page.shape.dtype),
     }
     if page.kind is SpecKind.SLIDING_WINDOW:
         return SlidingWindowSpec(**fields, sliding_window=page.window)
@@ -110,7 +109,7 @@ def aligned(page: Page, state: State, kernel_block: int) -> tuple[int, int | Non
         mamba_page_size_padded=None,
     )
     model = SimpleNamespace(
-        dtype=DTYPES[heads.element_bytes],
+        dtype=getattr(torch, heads.dtype),
         use_mla=page.kind is SpecKind.MLA_ATTENTION,
         get_num_kv_heads=lambda _: heads.num,
         get_head_size=lambda: heads.key_dim,

@@ -7,7 +7,7 @@ from kvbraid.models.layers import KindLayers, LayerSpec, ModelLayers
 from kvbraid.models.pages import CacheLayer, Page
 from kvbraid.models.prefill_cost import PrefillCost, prefill_cost
 from kvbraid.models.read import MODEL_TYPES, complete, engine_layers, kinds_of, unsent_tokens
-from kvbraid.models.shapes import Heads, State, StatePart
+from kvbraid.models.shapes import Heads, State, StatePart, StateTensor
 
 __all__ = [
     "MODEL_TYPES",
@@ -24,6 +24,7 @@ __all__ = [
     "PrefillCost",
     "State",
     "StatePart",
+    "StateTensor",
     "complete",
     "engine_layers",
     "form_groups",

@@ -18,15 +18,16 @@ MAX_LAYERS: Final = 4096
 _MAX_SIZE: Final = (1 << 32) - 1
 _MAX_NESTED: Final = 8
 TEXT_KEYS: Final = ("text_config", "llm_config", "language_config", "thinker_config")
-DTYPE_BYTES: Final[Mapping[str, int]] = {
-    "float32": 4,
-    "float": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "half": 2,
-    "fp8": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
+# The element types that configs name, and the names that they go by here.
+DTYPES: Final[Mapping[str, str]] = {
+    "float32": "float32",
+    "float": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "half": "float16",
+    "fp8": "float8_e4m3fn",
+    "float8_e4m3fn": "float8_e4m3fn",
+    "float8_e5m2": "float8_e5m2",
 }
 # What engines do for every architecture when the config is silent.
 COMMON_DEFAULTS: Final[Mapping[str, Default]] = {
@@ -75,8 +76,8 @@ class ConfigReader:
         state_dtype: str | None = None,
     ) -> None:
         for name, dtype in (("cache_dtype", cache_dtype), ("state_dtype", state_dtype)):
-            if dtype is not None and dtype not in DTYPE_BYTES:
-                msg = f"{name} = {shown(dtype)}; expected one of {', '.join(DTYPE_BYTES)}"
+            if dtype is not None and dtype not in DTYPES:
+                msg = f"{name} = {shown(dtype)}; expected one of {', '.join(DTYPES)}"
                 raise InvalidValueError(msg)
         self.model_type = model_type
         self.assumed: dict[str, object] = {}
@@ -162,30 +163,26 @@ class ConfigReader:
             raise self.wrong(name, value, "a list")
         return cast("list[object] | None", value)
 
-    def element_bytes(self, *names: str) -> int:
-        """Return the bytes of one element of the type that the field names."""
+    def dtype(self, *names: str) -> str:
+        """Return the type of elements that the field names."""
         value = self.find(*names)
         assert value is not None  # COMMON_DEFAULTS has every type field.
-        known = DTYPE_BYTES.get(str(value).removeprefix("torch."))
+        known = DTYPES.get(str(value).removeprefix("torch."))
         if known is None:
-            raise self.wrong(names[0], value, f"one of {', '.join(DTYPE_BYTES)}")
+            raise self.wrong(names[0], value, f"one of {', '.join(DTYPES)}")
         return known
 
-    def kv_element_bytes(self) -> int:
-        """Return the bytes of one cached key or value element."""
-        if self._cache_dtype is not None:
-            return DTYPE_BYTES[self._cache_dtype]
-        return self.model_element_bytes()
+    def kv_dtype(self) -> str:
+        """Return the type of cached keys and values."""
+        return self.model_dtype() if self._cache_dtype is None else DTYPES[self._cache_dtype]
 
-    def model_element_bytes(self) -> int:
-        """Return the bytes of one element of the model's own type."""
-        return self.element_bytes("dtype", "torch_dtype")
+    def model_dtype(self) -> str:
+        """Return the model's own type."""
+        return self.dtype("dtype", "torch_dtype")
 
-    def matrix_element_bytes(self, *names: str) -> int:
-        """Return the bytes of one element of a state matrix, of the type that the field names."""
-        if self._state_dtype is not None:
-            return DTYPE_BYTES[self._state_dtype]
-        return self.element_bytes(*names)
+    def matrix_dtype(self, *names: str) -> str:
+        """Return the type of a state matrix, which the field names."""
+        return self.dtype(*names) if self._state_dtype is None else DTYPES[self._state_dtype]
 
     def missing(self, *names: str) -> InvalidValueError:
         """Return the refusal of a config without this field, and the remedy."""

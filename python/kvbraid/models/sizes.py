@@ -4,25 +4,29 @@ Each record names the fields that an architecture uses; called with a config, it
 layer keeps. KV is one key and one value vector per head and token (or one latent, for MLA). A
 recurrent state is its convolution's last inputs plus its state matrices:
 
-    mamba1       conv  inner x (kernel - 1)                 state  inner x state_size
-    mamba2       conv  (heads*dim + 2*groups*state) x (k-1) state  heads x dim x state_size
-    gated delta  conv  (2*key + value) x (kernel - 1)       state  heads x key_dim x value_dim
-    KDA          conv  3*heads*dim x (kernel - 1)           state  heads x dim x dim
-    lightning    none                                       state  heads x dim x dim
-    short conv   conv  dim x (kernel - 1)                   none
+    mamba1       conv  inner x (kernel - 1)                 ssm  inner x state_size
+    mamba2       conv  (k-1) x (heads*dim + 2*groups*state) ssm  heads x dim x state_size
+    gated delta  conv  (kernel - 1) x (2*key + value)       ssm  heads x value_dim x key_dim
+    KDA          conv  (kernel - 1) x 3*heads*dim           ssm  heads x dim x dim
+    lightning    none                                       ssm  heads x dim x dim
+    short conv   conv  (kernel - 1) x dim                   none
+
+The order of dimensions is that of vLLM 0.32, which has the tokens of a convolution first unless
+`VLLM_SSM_CONV_STATE_LAYOUT` is DS. Mamba-1 is the exception: its channels come first, as its
+kernels read them, while the engine keeps tokens first and transposes.
 
 Convolutions keep the model's type. State matrices keep `mamba_ssm_dtype`, except Mamba-1's,
 which keep the model's.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Final, TypeAlias
 
 from kvbraid.models.config import ConfigReader, Names
 from kvbraid.models.layers import LayerSpec
-from kvbraid.models.shapes import Heads, State, StatePart
+from kvbraid.models.shapes import ELEMENT_BYTES, Heads, State, StatePart, StateTensor
 from kvbraid.spec import SpecKind
 
 Sizer: TypeAlias = Callable[[ConfigReader], LayerSpec]
@@ -59,14 +63,14 @@ class Attention:
             num=config.size(*self.kv_heads),
             key_dim=key_dim,
             value_dim=value_dim,
-            element_bytes=config.kv_element_bytes(),
+            dtype=config.kv_dtype(),
         )
         index = 0 if self.index is None else prod(config.size(*each) for each in self.index)
         return LayerSpec(
             kind=self.kind,
             window=None if self.window is None else config.size(*self.window) + self.itself,
             chunk=None if self.chunk is None else config.size(*self.chunk),
-            kv_bytes_per_token=heads.bytes_per_token + index * config.kv_element_bytes(),
+            kv_bytes_per_token=heads.bytes_per_token + index * ELEMENT_BYTES[config.kv_dtype()],
             shape=None if index else heads,
             unpaged=INDEXED if index else None,
         )
@@ -84,13 +88,13 @@ class Latent:
             num=1,
             key_dim=config.size("kv_lora_rank") + config.size("qk_rope_head_dim"),
             value_dim=0,
-            element_bytes=config.kv_element_bytes(),
+            dtype=config.kv_dtype(),
             replicated=True,
         )
         index = 0 if self.index is None else config.size(*self.index)
         return LayerSpec(
             kind=SpecKind.MLA_ATTENTION,
-            kv_bytes_per_token=latent.bytes_per_token + index * config.kv_element_bytes(),
+            kv_bytes_per_token=latent.bytes_per_token + index * ELEMENT_BYTES[config.kv_dtype()],
             shape=None if index else latent,
             unpaged=INDEXED if index else None,
         )
@@ -113,7 +117,7 @@ class SharedKeyValue:
         return LayerSpec(
             kind=self.kind,
             window=None if self.window is None else config.size(*self.window),
-            kv_bytes_per_token=-(-elements * config.kv_element_bytes() // self.ratio),
+            kv_bytes_per_token=-(-elements * ELEMENT_BYTES[config.kv_dtype()] // self.ratio),
             unpaged=COMPRESSED,
         )
 
@@ -133,14 +137,11 @@ class Mamba2:
         heads, dim = config.size(self.heads), config.size(self.head_dim)
         groups, state = config.size(self.groups), config.size(self.state)
         kernel = config.size(self.kernel)
-        return recurrent(
-            _inputs(config, "state heads", heads, kernel, channels=dim),
-            replace(
-                _inputs(config, "state groups", groups, kernel, channels=2 * state),
-                replicable=True,
-            ),
-            _matrices(config, num=heads, elements=dim * state),
+        channels = (
+            StatePart(what="state heads", num=heads, width=dim),
+            StatePart(what="state groups", num=groups, width=2 * state, replicable=True),
         )
+        return recurrent(_inputs(config, kernel, *channels), _matrices(config, heads, dim, state))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,16 +161,20 @@ class Mamba1:
         inner = config.optional_size(*self.inner)
         if inner is None:
             inner = config.size(self.expand) * config.size("hidden_size")
-        state_bytes = config.matrix_element_bytes("dtype", "torch_dtype")
-        return recurrent(
-            _inputs(config, "state channels", inner, config.size(self.kernel)),
-            StatePart(
-                what="state channels",
-                num=inner,
-                elements=config.size(self.state),
-                element_bytes=state_bytes,
-            ),
+        channels = StatePart(what="state channels", num=inner)
+        conv = StateTensor(
+            name="conv",
+            dims=(inner, config.size(self.kernel) - 1),
+            dtype=config.model_dtype(),
+            parts=(channels,),
         )
+        ssm = StateTensor(
+            name="ssm",
+            dims=(inner, config.size(self.state)),
+            dtype=config.matrix_dtype("dtype", "torch_dtype"),
+            parts=(channels,),
+        )
+        return recurrent(conv, ssm)
 
 
 def gated_delta(config: ConfigReader) -> LayerSpec:
@@ -181,10 +186,12 @@ def gated_delta(config: ConfigReader) -> LayerSpec:
     key_dim = config.size("linear_key_head_dim")
     value_dim = config.size("linear_value_head_dim")
     kernel = config.size("linear_conv_kernel_dim")
+    channels = (
+        StatePart(what="key heads of the state", num=key_heads, width=2 * key_dim),
+        StatePart(what="value heads of the state", num=value_heads, width=value_dim),
+    )
     return recurrent(
-        _inputs(config, "key heads of the state", key_heads, kernel, channels=2 * key_dim),
-        _inputs(config, "value heads of the state", value_heads, kernel, channels=value_dim),
-        _matrices(config, num=value_heads, elements=key_dim * value_dim),
+        _inputs(config, kernel, *channels), _matrices(config, value_heads, value_dim, key_dim)
     )
 
 
@@ -197,41 +204,45 @@ def kimi_delta(config: ConfigReader) -> LayerSpec:
 def delta(config: ConfigReader, heads_name: str, dim_name: str, kernel_name: str) -> LayerSpec:
     """Return the bytes of one delta state, named as an architecture names its sizes."""
     heads, dim, kernel = config.size(heads_name), config.size(dim_name), config.size(kernel_name)
-    return recurrent(
-        _inputs(config, "state heads", heads, kernel, channels=3 * dim),
-        _matrices(config, num=heads, elements=dim * dim),
-    )
+    channels = StatePart(what="state heads", num=heads, width=3 * dim)
+    return recurrent(_inputs(config, kernel, channels), _matrices(config, heads, dim, dim))
 
 
 def lightning(config: ConfigReader) -> LayerSpec:
     """Return the bytes of one lightning attention state (MiniMax-Text-01 and M1)."""
     dim = config.size(*HEAD_DIM)
-    return recurrent(_matrices(config, num=config.size("num_attention_heads"), elements=dim * dim))
+    return recurrent(_matrices(config, config.size("num_attention_heads"), dim, dim))
 
 
 def short_conv(config: ConfigReader) -> LayerSpec:
     """Return the bytes of one short convolution's state (LFM2)."""
-    return recurrent(
-        _inputs(config, "channels", config.size("conv_dim"), config.size("conv_L_cache"))
-    )
+    channels = StatePart(what="channels", num=config.size("conv_dim"))
+    return recurrent(_inputs(config, config.size("conv_L_cache"), channels))
 
 
-def recurrent(*parts: StatePart) -> LayerSpec:
-    """Return a layer that keeps one state of these parts."""
-    state = State(parts=parts)
+def recurrent(*tensors: StateTensor) -> LayerSpec:
+    """Return a layer that keeps one state of these tensors."""
+    state = State(tensors=tensors)
     return LayerSpec(kind=SpecKind.MAMBA, state_bytes=state.size_bytes, shape=state)
 
 
-def _inputs(
-    config: ConfigReader, what: str, num: int, kernel: int, *, channels: int = 1
-) -> StatePart:
+def _inputs(config: ConfigReader, kernel: int, *channels: StatePart) -> StateTensor:
     """The last inputs of a convolution, which keep the model's type."""
-    elements = channels * (kernel - 1)
-    element_bytes = config.model_element_bytes()
-    return StatePart(what=what, num=num, elements=elements, element_bytes=element_bytes)
+    width = sum(part.num * part.width for part in channels)
+    return StateTensor(
+        name="conv",
+        dims=(kernel - 1, width),
+        dtype=config.model_dtype(),
+        axis=1,
+        parts=channels,
+    )
 
 
-def _matrices(config: ConfigReader, *, num: int, elements: int) -> StatePart:
-    """State matrices, which keep a type of their own."""
-    element_bytes = config.matrix_element_bytes("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
-    return StatePart(what="state heads", num=num, elements=elements, element_bytes=element_bytes)
+def _matrices(config: ConfigReader, heads: int, rows: int, columns: int) -> StateTensor:
+    """State matrices, one per head, which keep a type of their own."""
+    return StateTensor(
+        name="ssm",
+        dims=(heads, rows, columns),
+        dtype=config.matrix_dtype("mamba_ssm_dtype", "mamba_ssm_cache_dtype"),
+        parts=(StatePart(what="state heads", num=heads),),
+    )

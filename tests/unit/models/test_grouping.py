@@ -18,6 +18,7 @@ from kvbraid.models import (
     Page,
     State,
     StatePart,
+    StateTensor,
     form_groups,
     group_config,
     group_layers,
@@ -34,9 +35,9 @@ FULL, SWA, CHUNKED = (
 )
 MLA, MAMBA = SpecKind.MLA_ATTENTION, SpecKind.MAMBA
 DEFAULT: Final = EngineOptions()
-SMALL: Final = Heads(num=2, key_dim=64, value_dim=64, element_bytes=2)  # 512 bytes a token.
-WIDE: Final = Heads(num=8, key_dim=128, value_dim=128, element_bytes=2)  # 4 096 bytes a token.
-LATENT: Final = Heads(num=1, key_dim=576, value_dim=0, element_bytes=2, replicated=True)
+SMALL: Final = Heads(num=2, key_dim=64, value_dim=64, dtype="bfloat16")  # 512 bytes a token.
+WIDE: Final = Heads(num=8, key_dim=128, value_dim=128, dtype="bfloat16")  # 4 096 bytes a token.
+LATENT: Final = Heads(num=1, key_dim=576, value_dim=0, dtype="bfloat16", replicated=True)
 
 
 def load(name: str) -> dict[str, Any]:
@@ -46,7 +47,14 @@ def load(name: str) -> dict[str, Any]:
 
 def state(num: int, elements: int) -> State:
     return State(
-        parts=(StatePart(what="state heads", num=num, elements=elements, element_bytes=2),)
+        tensors=(
+            StateTensor(
+                name="ssm",
+                dims=(num, elements),
+                dtype="bfloat16",
+                parts=(StatePart(what="state heads", num=num),),
+            ),
+        )
     )
 
 
@@ -289,7 +297,7 @@ UNIFIED: Final[dict[str, tuple[tuple[Page, ...], list[tuple[int, int]]]]] = {
         [(128, 0), (16, 0)],
     ),
     "one that does not is padded": (
-        (page(FULL, Heads(num=3, key_dim=64, value_dim=64, element_bytes=2)), page(SWA, WIDE)),
+        (page(FULL, Heads(num=3, key_dim=64, value_dim=64, dtype="bfloat16")), page(SWA, WIDE)),
         [(16, 16 * (4096 - 768)), (16, 0)],
     ),
     "a state is padded": (
@@ -297,7 +305,7 @@ UNIFIED: Final[dict[str, tuple[tuple[Page, ...], list[tuple[int, int]]]]] = {
         [(16, 16 * 4096 - 1024), (16, 0)],
     ),
     "latents that divide get a longer block": (
-        (page(MLA, LATENT), page(SWA, Heads(num=9, key_dim=64, value_dim=64, element_bytes=2))),
+        (page(MLA, LATENT), page(SWA, Heads(num=9, key_dim=64, value_dim=64, dtype="bfloat16"))),
         [(32, 0), (16, 0)],
     ),
 }
@@ -404,14 +412,25 @@ def test_latents_are_the_same_on_every_rank() -> None:
 
 
 def test_a_single_state_group_is_replicated_and_heads_are_divided() -> None:
-    heads, groups, matrices = (
-        StatePart(what="state heads", num=8, elements=3, element_bytes=2),
-        StatePart(what="state groups", num=1, elements=6, element_bytes=2, replicable=True),
-        StatePart(what="state heads", num=8, elements=64, element_bytes=4),
+    conv = StateTensor(
+        name="conv",
+        dims=(3, 8 * 4 + 6),
+        dtype="bfloat16",
+        axis=1,
+        parts=(
+            StatePart(what="state heads", num=8, width=4),
+            StatePart(what="state groups", num=1, width=6, replicable=True),
+        ),
     )
-    on_rank = State(parts=(heads, groups, matrices)).on_rank(4)
-    assert [part.num for part in on_rank.parts] == [2, 1, 2]
-    assert on_rank.size_bytes == 2 * 3 * 2 + 6 * 2 + 2 * 64 * 4
+    ssm = StateTensor(
+        name="ssm",
+        dims=(8, 4, 16),
+        dtype="float32",
+        parts=(StatePart(what="state heads", num=8),),
+    )
+    on_rank = State(tensors=(conv, ssm)).on_rank(4)
+    assert [tensor.dims for tensor in on_rank.tensors] == [(3, 2 * 4 + 6), (2, 4, 16)]
+    assert on_rank.size_bytes == 3 * 14 * 2 + 2 * 4 * 16 * 4
 
 
 @pytest.mark.parametrize(

@@ -98,8 +98,8 @@ def test_the_table_shows_groups_pages_and_sums() -> None:
 
 def test_the_table_shows_the_range_of_unequal_pages() -> None:
     heads = [
-        Heads(num=2, key_dim=64, value_dim=64, element_bytes=2),
-        Heads(num=8, key_dim=128, value_dim=128, element_bytes=2),
+        Heads(num=2, key_dim=64, value_dim=64, dtype="bfloat16"),
+        Heads(num=8, key_dim=128, value_dim=128, dtype="bfloat16"),
     ]
     kinds = tuple(
         KindLayers(
