@@ -3,6 +3,7 @@
 KvbraidError
 ├── InvalidValueError   a value outside what the operation accepts (also a ValueError)
 │   ├── TopologyError   groups or flags that no engine can have
+│   ├── LayoutError     layers that cannot be laid out in memory, or memory that no plan explains
 │   └── NotHeldError    a hit that the cache no longer holds: match again
 ├── UnknownError        a pod, model, group or request that is not known (also a LookupError)
 ├── TooLargeError       larger than a configured limit
@@ -32,6 +33,10 @@ class InvalidValueError(KvbraidError, ValueError):
 
 class TopologyError(InvalidValueError):
     """Groups or flags that no engine can have."""
+
+
+class LayoutError(InvalidValueError):
+    """Layers that cannot be laid out in memory, or memory that no plan explains."""
 
 
 class NotHeldError(InvalidValueError):

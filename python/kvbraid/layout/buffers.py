@@ -1,0 +1,190 @@
+"""From slots to buffers: the bytes of a block, and where in it each layer's page starts.
+
+    place_slots    slots of one page size (or one slot alone): page i at i * page
+    place_packed   pages of several sizes: each at the end of the one before, rounded up
+
+Law: a block's bytes are the widest group's, rounded up to what its layers and the user ask for;
+whatever a rounding adds is at the end of a block and belongs to no layer.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import lcm, prod
+from typing import Final
+
+from kvbraid.errors import LayoutError
+from kvbraid.layout.geometry import Geometry
+from kvbraid.layout.layers import LayoutLayer
+from kvbraid.layout.plan import Buffer
+from kvbraid.layout.slots import Key, Member, Order, num_pieces
+from kvbraid.models.shapes import ELEMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a layer of group `group` stands: in slot `slot` of `num_slots` of a buffer.
+
+    If pages are in one piece, its page starts `base` bytes into each block of `block_bytes`.
+    """
+
+    group: int
+    layer: LayoutLayer
+    buffer: int
+    order: Order
+    slot: int
+    num_slots: int
+    base: int
+    block_bytes: int
+
+
+def place_slots(
+    key: Key, slots: Sequence[Sequence[Member]], buffer: int, alignment: int
+) -> tuple[Buffer, list[Place]]:
+    """Lay slots of one page size side by side.
+
+    Raises:
+        LayoutError: A page that cannot start where its layer asks for.
+    """
+    layers = [layer for members in slots for _, layer in members]
+    page = key.page_bytes
+    block_bytes = rounded(page * len(slots), lcm(alignment, *(each.alignment for each in layers)))
+    places = [
+        Place(
+            group=group,
+            layer=layer,
+            buffer=buffer,
+            order=key.order,
+            slot=slot,
+            num_slots=len(slots),
+            base=slot * page,
+            block_bytes=block_bytes,
+        )
+        for slot, members in enumerate(slots)
+        for group, layer in members
+    ]
+    if key.order is not Order.HEADS:
+        _refuse_misaligned(places)
+    axes, shape, why = _DESCRIBED[key.order](key, layers, len(slots))
+    return (
+        Buffer(block_bytes=block_bytes, slots=len(slots), axes=axes, shape=shape, why=why),
+        places,
+    )
+
+
+def place_packed(
+    groups: Sequence[Sequence[LayoutLayer]], alignment: int
+) -> tuple[Buffer, list[Place]]:
+    """Lay each group's pages side by side, whatever their sizes; a group may have no layers."""
+    layers = [layer for mine in groups for layer in mine]
+    placed = [(index, *each) for index, mine in enumerate(groups) for each in _packed(mine)]
+    widest = max(base + layer.page.page_bytes for _, _, layer, base in placed)
+    block_bytes = rounded(widest, lcm(alignment, *(_alignment(each) for each in layers)))
+    num_slots = max(len(mine) for mine in groups)
+    places = [
+        Place(
+            group=group,
+            layer=layer,
+            buffer=0,
+            order=Order.PACKED,
+            slot=slot,
+            num_slots=num_slots,
+            base=base,
+            block_bytes=block_bytes,
+        )
+        for group, slot, layer, base in placed
+    ]
+    buffer = Buffer(
+        block_bytes=block_bytes,
+        slots=num_slots,
+        axes=("blocks", "bytes"),
+        shape=(None, block_bytes),
+        why="pages of several sizes, packed side by side into one block",
+    )
+    return buffer, places
+
+
+def rounded(size: int, alignment: int) -> int:
+    """Return the least multiple of `alignment` that is no less than `size`."""
+    return -(-size // alignment) * alignment
+
+
+def _alignment(layer: LayoutLayer) -> int:
+    """Return what a packed page's offset is a multiple of: as asked for, and whole elements."""
+    if layer.state is not None:
+        dtypes = [tensor.dtype for tensor in layer.state.tensors]
+    else:
+        dtypes = [] if layer.geometry is None else [layer.geometry.dtype]
+    return lcm(layer.alignment, *(ELEMENT_BYTES[dtype] for dtype in dtypes))
+
+
+def _packed(layers: Iterable[LayoutLayer]) -> list[tuple[int, LayoutLayer, int]]:
+    """Give each layer of one group its slot, and the first fitting place after the one before."""
+    placed, end = [], 0
+    for slot, layer in enumerate(layers):
+        base = rounded(end, _alignment(layer))
+        placed.append((slot, layer, base))
+        end = base + layer.page.page_bytes
+    return placed
+
+
+def _refuse_misaligned(places: Iterable[Place]) -> None:
+    for place in places:
+        layer = place.layer
+        if place.base % layer.alignment:
+            msg = (
+                f"layer {layer.name}: its page starts {place.base:,} bytes into a block, which is "
+                f"no multiple of the {layer.alignment:,} that the layer asks for; pad the pages "
+                f"of {layer.page.page_bytes:,} bytes to a multiple, or pack them"
+            )
+            raise LayoutError(msg)
+
+
+_Described = tuple[tuple[str, ...], tuple[int | None, ...], str]
+
+
+def _pages(key: Key, layers: Sequence[LayoutLayer], num_slots: int) -> _Described:
+    del layers
+    why = f"{num_slots} slots with pages of {key.page_bytes:,} bytes, each page in one piece"
+    return ("blocks", "layers", "bytes"), (None, num_slots, key.page_bytes), why
+
+
+def _heads(key: Key, layers: Sequence[LayoutLayer], num_slots: int) -> _Described:
+    """Blocks, what stands before the layers, layers, and the rest of a page."""
+    geometry = layers[0].geometry
+    assert geometry is not None  # Only a geometry stores heads before layers.
+    names = tuple(_axis(geometry, each) for each in geometry.before_layers)
+    why = (
+        f"{num_slots} slots with pages of {key.page_bytes:,} bytes, {' and '.join(names)} before "
+        "layers"
+    )
+    if any(layer.is_split for layer in layers):
+        return ("blocks", "bytes"), (None, key.page_bytes * num_slots), f"{why}, per kernel block"
+    inside = [each for each in geometry.alone_order if each != geometry.blocks]
+    inside = [each for each in inside if each not in geometry.before_layers]
+    if len({layer.geometry for layer in layers}) > 1:
+        rest = key.page_bytes // prod(key.prefix)
+        return ("blocks", *names, "layers", "bytes"), (None, *key.prefix, num_slots, rest), why
+    sizes = [geometry.shape[each] or 1 for each in inside]
+    sizes[-1] *= ELEMENT_BYTES[geometry.dtype]
+    axes = ("blocks", *names, "layers", *(_axis(geometry, each) for each in inside[:-1]), "bytes")
+    return axes, (None, *key.prefix, num_slots, *sizes), why
+
+
+def _axis(geometry: Geometry, dimension: int) -> str:
+    named = {geometry.heads: "heads", geometry.tokens: "tokens"}
+    return named.get(dimension, f"dimension {dimension}")
+
+
+def _alone(key: Key, layers: Sequence[LayoutLayer], num_slots: int) -> _Described:
+    del num_slots
+    pieces = num_pieces(layers[0])
+    if pieces == 1:
+        return ("blocks", "bytes"), (None, key.page_bytes), key.why
+    return ("pieces", "blocks", "bytes"), (pieces, None, key.page_bytes // pieces), key.why
+
+
+_DESCRIBED: Final[Mapping[Order, Callable[[Key, Sequence[LayoutLayer], int], _Described]]] = {
+    Order.PAGES: _pages,
+    Order.HEADS: _heads,
+    Order.ALONE: _alone,
+}

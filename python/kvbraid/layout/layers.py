@@ -1,0 +1,187 @@
+"""What a plan is made from: layers with their pages and geometries, in groups.
+
+Law: a layer's name is unique among the layers of its kind of cache, and the order of a group's
+layers is the engine's: layer i stands in slot i. A layer that nobody can view is kept as a page of
+bytes, with the reason. This module reads no config; `from_grouping` takes what kvbraid.models
+formed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from kvbraid.errors import InvalidValueError
+from kvbraid.layout.geometry import Geometry, Layout, geometry_of
+from kvbraid.models.grouping import Grouping
+from kvbraid.models.pages import CacheLayer, Page
+from kvbraid.models.shapes import Heads, State
+from kvbraid.spec import SpecKind
+
+
+class Split(Enum):
+    """How a block that is longer than the kernel's is cut into kernel blocks.
+
+    INTERLEAVED: kernel block k of all layers is together, so a layer's page is in pieces.
+    INTACT: a layer's page is in one piece, and block tables are scaled by `rows_per_block`.
+    """
+
+    INTERLEAVED = "interleaved"
+    INTACT = "intact"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownPage:
+    """A page of a cache that this package does not know; `type_name` is its type's.
+
+    Raises:
+        InvalidValueError: A page without bytes.
+    """
+
+    type_name: str
+    page_bytes: int
+
+    def __post_init__(self) -> None:
+        """Refuse a page without bytes."""
+        if self.page_bytes < 1:
+            msg = f"a {self.type_name} page of {self.page_bytes} bytes; expected at least 1"
+            raise InvalidValueError(msg)
+
+    @property
+    def content_bytes(self) -> int:
+        """Bytes in use: all, as nobody knows better."""
+        return self.page_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutLayer:
+    """One layer: its page, and how its backend views it.
+
+    `geometry` is None for a state, for an unknown page, and where the backend could not be asked;
+    `unprobed` then says why. `kernel_block` is the tokens of the kernel's block, None: the page's
+    own. `alignment` is the bytes that the page's place and the block's stride are a multiple of.
+
+    Raises:
+        InvalidValueError: An empty name, or a size below 1.
+    """
+
+    name: str
+    page: Page | UnknownPage
+    geometry: Geometry | None = None
+    kernel_block: int | None = None
+    alignment: int = 1
+    unprobed: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no engine has."""
+        if not self.name:
+            msg = "a layer without a name; give each layer a name of its own"
+            raise InvalidValueError(msg)
+        for name in ("kernel_block", "alignment"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                msg = f"layer {self.name}: {name} = {value}; it must be at least 1"
+                raise InvalidValueError(msg)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the kernel's block is not the page's."""
+        tokens = self.page.block_size if isinstance(self.page, Page) else None
+        return self.kernel_block not in (None, tokens)
+
+    @property
+    def state(self) -> State | None:
+        """The layer's state, if it keeps one."""
+        shape = self.page.shape if isinstance(self.page, Page) else None
+        return shape if isinstance(shape, State) else None
+
+    @property
+    def heads(self) -> Heads | None:
+        """The layer's heads, if it keeps keys and values."""
+        shape = self.page.shape if isinstance(self.page, Page) else None
+        return shape if isinstance(shape, Heads) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutGroup:
+    """The layers that share one block table, in the engine's order.
+
+    Raises:
+        InvalidValueError: No layer, or blocks below 1 token.
+    """
+
+    kind: SpecKind
+    block_size: int
+    layers: tuple[LayoutLayer, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse a group on which nothing could run."""
+        if not self.layers:
+            msg = f"a {self.kind.value} group without layers; leave the group out"
+            raise InvalidValueError(msg)
+        if self.block_size < 1:
+            msg = f"a {self.kind.value} group with blocks of {self.block_size} tokens; expected 1"
+            raise InvalidValueError(f"{msg} or more")
+
+
+def from_grouping(
+    grouping: Grouping,
+    *,
+    layout: Layout = Layout.NHD,
+    kernel_block: int | None = None,
+    names: Mapping[int, str] | None = None,
+) -> tuple[LayoutGroup, ...]:
+    """Give each layer of a grouping the geometry that a layout has, and its number as its name.
+
+    `kernel_block` splits attention blocks into kernel blocks of that many tokens. `names` gives
+    layers other names. Where one number has two caches of keys and values, each is named with its
+    kind, as `5.sliding_window`.
+
+    Raises:
+        LayoutError: A kernel block that does not divide a block.
+    """
+    doubled = _doubled(grouping)
+    return tuple(
+        LayoutGroup(
+            kind=group.kind,
+            block_size=group.page.block_size,
+            layers=tuple(
+                _layer(
+                    each, (names or {}).get(each.number, str(each.number)), layout, kernel_block
+                )
+                if each.number not in doubled
+                else _layer(each, f"{each.number}.{each.page.kind.value}", layout, kernel_block)
+                for each in group.layers
+            ),
+        )
+        for group in grouping.groups
+    )
+
+
+def _doubled(grouping: Grouping) -> set[int]:
+    """The numbers under which two layers keep keys and values."""
+    numbers = [layer.number for layer in _attention(grouping)]
+    return {number for number in numbers if numbers.count(number) > 1}
+
+
+def _attention(grouping: Grouping) -> Iterator[CacheLayer]:
+    for group in grouping.groups:
+        yield from (each for each in group.layers if isinstance(each.page.shape, Heads))
+
+
+def _layer(layer: CacheLayer, name: str, layout: Layout, kernel_block: int | None) -> LayoutLayer:
+    page = layer.page
+    if not isinstance(page.shape, Heads):
+        return LayoutLayer(name=name, page=page)
+    tokens = page.block_size if kernel_block is None else kernel_block
+    return LayoutLayer(
+        name=name,
+        page=page,
+        geometry=geometry_of(layout, page.shape, tokens),
+        kernel_block=kernel_block,
+    )
+
+
+def sharers(groups: Sequence[LayoutGroup]) -> Iterator[tuple[int, LayoutLayer]]:
+    """Yield all layers with the index of their group, group by group."""
+    for index, group in enumerate(groups):
+        yield from ((index, layer) for layer in group.layers)

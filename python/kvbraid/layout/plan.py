@@ -1,0 +1,263 @@
+"""What a plan says: where every byte of a KV cache lies. Pure data, readable without torch.
+
+    allocation   | buffer 0: block 0 | block 1 | ...   | pad | buffer 1: block 0 | ...
+    block        | slot 0 | slot 1 | ... |          a slot holds one layer of each group
+    chunk        the bytes of one layer (or of one state tensor) inside a block
+
+Law: a block belongs to one group at a time, so groups lie over each other in the same slots, and
+only a group's own references say which bytes of its block are its layers'. Offsets and lengths are
+in bytes, strides of views in elements. This module decides nothing: planner.py makes plans.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final, TypeAlias
+
+from kvbraid.errors import InvalidValueError, UnknownError
+from kvbraid.spec import SpecKind
+
+NULL_BLOCK: Final = 0
+"""The block that stands for positions that no layer reads: it has bytes, and it never moves."""
+
+BASE_ALIGNMENT: Final = 512
+"""Bytes of which each buffer's start is a multiple: direct I/O to disks needs as much."""
+
+Run: TypeAlias = tuple[int, int]
+"""An offset inside a block and a length, both in bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """How a kernel sees one layer's cache, or one tensor of its state: what `as_strided` takes.
+
+    `shape` has None for the blocks while their number is unknown; `stride` is in elements,
+    `offset` in bytes from the start of the buffer. `blocks`, `heads` and `tokens` are the
+    dimensions with that meaning (None if there is none). Where a block is split into kernel
+    blocks, row j of block b is `b * rows_per_block + j`, for j below `kernel_blocks`.
+    """
+
+    buffer: int
+    shape: tuple[int | None, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: str
+    blocks: int = 0
+    heads: int | None = None
+    tokens: int | None = None
+    kernel_blocks: int = 1
+    rows_per_block: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """The bytes of one view in one block: `count` pieces of `length` bytes, `stride` apart.
+
+    The first piece starts `offset` bytes into the block. `heads_stride` is the distance in bytes
+    between two heads of the layer, 0 if it has no heads. Padding belongs to no chunk.
+    """
+
+    name: str
+    offset: int
+    length: int
+    count: int = 1
+    stride: int = 0
+    heads_stride: int = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all pieces."""
+        return self.length * self.count
+
+    def pieces(self) -> Iterable[Run]:
+        """Yield all pieces in order."""
+        return ((self.offset + i * self.stride, self.length) for i in range(self.count))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The bytes of one group's block in one buffer.
+
+    Block b starts `b * block_stride` bytes into the buffer; chunks count from there. `is_whole`
+    says whether [0, block_stride) of a block is the block's alone, so that it can move as one
+    range; where blocks are not the buffer's first dimension it cannot.
+    """
+
+    buffer: int
+    block_stride: int
+    chunks: tuple[Chunk, ...]
+    is_whole: bool = True
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of one block that layers use."""
+        return sum(chunk.used_bytes for chunk in self.chunks)
+
+    def exact(self) -> tuple[Run, ...]:
+        """Return the used bytes of a block as runs in ascending order, neighbours merged."""
+        return merged(piece for chunk in self.chunks for piece in chunk.pieces())
+
+    def whole(self) -> Run | None:
+        """Return the whole block as one run, or None if its bytes are not together."""
+        return (0, self.block_stride) if self.is_whole else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedGroup:
+    """One group: its layers' names in order, and its bytes in each buffer that it touches."""
+
+    kind: SpecKind
+    block_size: int
+    layers: tuple[str, ...]
+    references: tuple[Reference, ...]
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of one block, in all buffers, that the group's layers use."""
+        return sum(reference.used_bytes for reference in self.references)
+
+    @property
+    def num_runs(self) -> int:
+        """Copies that moving one block exactly takes."""
+        return sum(len(reference.exact()) for reference in self.references)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """Blocks of one size, `block_bytes` from one to the next, with `slots` layers side by side.
+
+    `axes` names the physical dimensions from the outside to the inside, as far as all layers of
+    the buffer agree ("blocks", "heads", "layers", "tokens", ..., "bytes" for the rest), and
+    `shape` has their sizes, in bytes at the end; the blocks' is None while unknown. `start` is the
+    distance from the start of the allocation. `why` says why these slots are together or alone.
+    """
+
+    block_bytes: int
+    slots: int
+    axes: tuple[str, ...]
+    shape: tuple[int | None, ...]
+    why: str
+    start: int | None = None
+
+    def axis(self, name: str) -> int | None:
+        """Return the position of a physical dimension, or None if the buffer has none."""
+        return self.axes.index(name) if name in self.axes else None
+
+    def head_slice(self, first: int, count: int) -> Run:
+        """Return the range of a block with heads [first, first + count) of all its layers.
+
+        Raises:
+            InvalidValueError: Heads that the buffer does not have, or does not keep together.
+        """
+        where = self.axis("heads")
+        if where != 1:
+            msg = (
+                "the heads of this buffer's layers are not together: heads do not come before "
+                "layers in it; plan with a layout that orders them so (hnd, bhlnc)"
+            )
+            raise InvalidValueError(msg)
+        heads = self.shape[1]
+        assert heads is not None
+        if first < 0 or count < 1 or first + count > heads:
+            msg = f"heads {first} to {first + count - 1}; the buffer has heads 0 to {heads - 1}"
+            raise InvalidValueError(msg)
+        each = self.block_bytes // heads
+        return first * each, count * each
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Where every byte lives: buffers, one view per layer, references per group.
+
+    `num_blocks` counts the null block, which has bytes as every block has; None: not known yet.
+    `aliases` maps a layer that has no cache of its own to the layer whose cache it reads.
+    `is_cross_layer` says whether blocks run across layers, and `why` the reason. `warnings` has
+    what the plan could not do as it was asked.
+    """
+
+    buffers: tuple[Buffer, ...]
+    groups: tuple[PlannedGroup, ...]
+    views: Mapping[str, View]
+    num_blocks: int | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    is_cross_layer: bool = True
+    why: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def block_bytes(self) -> int:
+        """Bytes that one more block takes, in all buffers."""
+        return sum(buffer.block_bytes for buffer in self.buffers)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of what lies where in a block, whatever the number of blocks."""
+        from kvbraid.layout.document import fingerprint
+
+        return fingerprint(self)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the allocation that holds all buffers.
+
+        Raises:
+            InvalidValueError: The number of blocks is not known.
+        """
+        last, num_blocks = self.buffers[-1], self.num_blocks
+        if last.start is None or num_blocks is None:
+            msg = "the plan has no number of blocks; plan with num_blocks or memory_bytes"
+            raise InvalidValueError(msg)
+        return last.start + last.block_bytes * num_blocks
+
+    def view(self, name: str) -> View:
+        """Return the view of a layer, or of the layer whose cache it reads.
+
+        Raises:
+            UnknownError: The plan has no such view.
+        """
+        name = self.aliases.get(name, name)
+        if name not in self.views:
+            known = ", ".join(list(self.views)[:8])
+            msg = f"the plan has no view {name!r}; it has {known}, ..."
+            raise UnknownError(msg)
+        return self.views[name]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as one object, which `from_json` reads back."""
+        from kvbraid.layout.document import to_json
+
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "MemoryPlan":
+        """Read a plan back.
+
+        Raises:
+            LayoutError: Not a plan, or one whose fingerprint is not that of its content.
+        """
+        from kvbraid.layout.document import from_json
+
+        return from_json(document)
+
+
+def merged(pieces: Iterable[Run]) -> tuple[Run, ...]:
+    """Sort runs and join those that touch."""
+    joined: list[Run] = []
+    for offset, length in sorted(pieces):
+        if joined and sum(joined[-1]) == offset:
+            joined[-1] = (joined[-1][0], joined[-1][1] + length)
+        else:
+            joined.append((offset, length))
+    return tuple(joined)
+
+
+def starts(block_bytes: Sequence[int], num_blocks: int | None) -> list[int | None]:
+    """Return where each buffer starts in the allocation, None if later ones cannot be known."""
+    found: list[int | None] = []
+    start: int | None = 0
+    for each in block_bytes:
+        found.append(start)
+        if start is not None:
+            end = None if num_blocks is None else start + each * num_blocks
+            start = None if end is None else -(-end // BASE_ALIGNMENT) * BASE_ALIGNMENT
+    return found

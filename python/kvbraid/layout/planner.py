@@ -1,0 +1,237 @@
+"""From groups of layers to a plan: slots, buffers, places, views and references, in that order.
+
+    groups --gate--> one buffer per slot, or blocks across layers
+           --slots--> which slots share a buffer --buffers--> where pages start --views--> plan
+
+Law: everything that cannot work is refused here, before memory is allocated, with the layer and
+the rule. A layer that cannot join a shared buffer is alone, and its buffer says why. Equal input
+gives equal plans.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from kvbraid.errors import InvalidValueError, LayoutError
+from kvbraid.layout.buffers import Place, place_packed, place_slots
+from kvbraid.layout.gate import Takes, gate
+from kvbraid.layout.layers import LayoutGroup, LayoutLayer, Split, sharers
+from kvbraid.layout.plan import (
+    BASE_ALIGNMENT,
+    Buffer,
+    Chunk,
+    MemoryPlan,
+    PlannedGroup,
+    Reference,
+    View,
+    starts,
+)
+from kvbraid.layout.slots import Order, in_buffers, key_of
+from kvbraid.layout.views import kernel_blocks, views_of
+
+MIN_BLOCKS: Final = 2
+"""The null block, and one that a request can have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """How a plan is made.
+
+    `takes` is what the connector takes (None: no connector). `split` cuts blocks into kernel
+    blocks. `packed` puts pages of several sizes into one buffer instead of one per size.
+    `alignment` is the bytes that each buffer's blocks are a multiple of; whatever it adds is paid
+    in every transfer. `aliases` maps layers without a cache to those whose cache they read.
+
+    Raises:
+        InvalidValueError: An alignment below 1.
+    """
+
+    takes: Takes | None = Takes.HYBRID
+    split: Split | None = None
+    packed: bool = False
+    alignment: int = 1
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse an alignment that means nothing."""
+        if self.alignment < 1:
+            msg = f"alignment = {self.alignment} bytes; it must be at least 1"
+            raise InvalidValueError(msg)
+
+
+def plan_memory(
+    groups: Sequence[LayoutGroup],
+    *,
+    num_blocks: int | None = None,
+    memory_bytes: int | None = None,
+    options: PlanOptions | None = None,
+) -> MemoryPlan:
+    """Decide where every byte of these groups' caches lies.
+
+    `num_blocks` counts the null block. `memory_bytes` instead: as many blocks as fit, with the
+    padding between buffers. Neither: a plan of one block, whose shapes have None for the blocks.
+
+    Raises:
+        LayoutError: A layer that cannot be laid out, by name; memory for fewer than 2 blocks.
+        InvalidValueError: Both sizes given, or fewer than 2 blocks.
+    """
+    options = options or PlanOptions()
+    _check(groups, options)
+    _refuse_mixed_kernels(groups, options.split)
+    decision = gate(options.takes, groups)
+    buffers, places = _placed(groups, options, None if decision.is_cross_layer else decision.why)
+    num_blocks = _num_blocks(buffers, num_blocks, memory_bytes)
+    found = [(place, list(views_of(place, options.split, num_blocks))) for place in places]
+    return MemoryPlan(
+        buffers=_started(buffers, num_blocks),
+        groups=tuple(_groups(groups, found, buffers)),
+        views={chunk.name: view for _, pairs in found for view, chunk in pairs},
+        num_blocks=num_blocks,
+        aliases=dict(options.aliases),
+        is_cross_layer=decision.is_cross_layer,
+        why=decision.why,
+        warnings=decision.warnings,
+    )
+
+
+def _check(groups: Sequence[LayoutGroup], options: PlanOptions) -> None:
+    """Refuse no groups, names given twice, and aliases of nothing."""
+    if not groups:
+        msg = "no groups, so there is no memory to plan; give at least one group"
+        raise LayoutError(msg)
+    seen: set[tuple[str, bool]] = set()
+    for _, layer in sharers(groups):
+        name = (layer.name, layer.state is None)
+        if name in seen:
+            msg = f"layer {layer.name} is given twice; give each layer a name of its own"
+            raise LayoutError(msg)
+        seen.add(name)
+    names = {name for name, _ in seen}
+    for alias, owner in options.aliases.items():
+        if owner not in names:
+            msg = f"layer {alias} reads the cache of layer {owner}, which has none; name its owner"
+            raise LayoutError(msg)
+        if (alias, True) in seen:
+            msg = f"layer {alias} has a cache and reads that of {owner}; leave one of them out"
+            raise LayoutError(msg)
+
+
+def _placed(
+    groups: Sequence[LayoutGroup], options: PlanOptions, apart: str | None
+) -> tuple[list[Buffer], list[Place]]:
+    """Place all layers: what is packed first, then slot by slot."""
+    layers = [list(group.layers) for group in groups]
+    buffers: list[Buffer] = []
+    places: list[Place] = []
+    if options.packed and apart is None:
+        packed = [[each for each in mine if not _is_alone(each, options)] for mine in layers]
+        if len({layer.page.page_bytes for mine in packed for layer in mine}) > 1:
+            buffer, found = place_packed(packed, options.alignment)
+            buffers.append(buffer)
+            places += found
+            layers = [[each for each in mine if _is_alone(each, options)] for mine in layers]
+    for key, slots in in_buffers(layers, options.split, apart=apart):
+        buffer, found = place_slots(key, slots, len(buffers), options.alignment)
+        buffers.append(buffer)
+        places += found
+    return buffers, places
+
+
+def _is_alone(layer: LayoutLayer, options: PlanOptions) -> bool:
+    return key_of(layer, options.split).order is Order.ALONE
+
+
+def _num_blocks(
+    buffers: Sequence[Buffer], num_blocks: int | None, memory_bytes: int | None
+) -> int | None:
+    """Return the number of blocks, at least 2, and as many as fit into the memory given."""
+    if num_blocks is not None and memory_bytes is not None:
+        msg = "num_blocks and memory_bytes are both given; give one of them"
+        raise InvalidValueError(msg)
+    if memory_bytes is not None:
+        sizes = [buffer.block_bytes for buffer in buffers]
+        padding = (len(sizes) - 1) * (BASE_ALIGNMENT - 1)
+        num_blocks = memory_bytes // sum(sizes)
+        while num_blocks >= MIN_BLOCKS and _end(sizes, num_blocks) > memory_bytes:
+            num_blocks = min(num_blocks - 1, (memory_bytes - padding) // sum(sizes))
+        if num_blocks < MIN_BLOCKS:
+            msg = (
+                f"{memory_bytes:,} bytes hold {max(num_blocks, 0)} blocks of {sum(sizes):,}; at "
+                f"least {MIN_BLOCKS} are needed, as block 0 is the null block; give more memory"
+            )
+            raise LayoutError(msg)
+    if num_blocks is not None and num_blocks < MIN_BLOCKS:
+        msg = (
+            f"num_blocks = {num_blocks}; at least {MIN_BLOCKS} are needed, as block 0 is the null "
+            "block"
+        )
+        raise InvalidValueError(msg)
+    return num_blocks
+
+
+def _end(sizes: Sequence[int], num_blocks: int) -> int:
+    last = starts(sizes, num_blocks)[-1]
+    assert last is not None
+    return last + sizes[-1] * num_blocks
+
+
+def _started(buffers: Sequence[Buffer], num_blocks: int | None) -> tuple[Buffer, ...]:
+    found = starts([buffer.block_bytes for buffer in buffers], num_blocks)
+    return tuple(
+        replace(
+            buffer,
+            start=start,
+            shape=tuple(num_blocks if each is None else each for each in buffer.shape),
+        )
+        for buffer, start in zip(buffers, found, strict=True)
+    )
+
+
+def _groups(
+    groups: Sequence[LayoutGroup],
+    found: Iterable[tuple[Place, list[tuple[View, Chunk]]]],
+    buffers: Sequence[Buffer],
+) -> Iterable[PlannedGroup]:
+    """Yield each group with one reference for each buffer that it touches."""
+    touched: list[dict[int, list[tuple[Place, Chunk]]]] = [{} for _ in groups]
+    for place, pairs in found:
+        mine = touched[place.group].setdefault(place.buffer, [])
+        mine += [(place, chunk) for _, chunk in pairs]
+    for group, by_buffer in zip(groups, touched, strict=True):
+        yield PlannedGroup(
+            kind=group.kind,
+            block_size=group.block_size,
+            layers=tuple(layer.name for layer in group.layers),
+            references=tuple(
+                _reference(index, buffers[index], chunks)
+                for index, chunks in sorted(by_buffer.items())
+            ),
+        )
+
+
+def _reference(index: int, buffer: Buffer, found: Sequence[tuple[Place, Chunk]]) -> Reference:
+    chunks = tuple(chunk for _, chunk in found)
+    if buffer.axis("pieces") is not None:
+        return Reference(
+            buffer=index, block_stride=chunks[0].length, chunks=chunks, is_whole=False
+        )
+    return Reference(buffer=index, block_stride=buffer.block_bytes, chunks=chunks)
+
+
+def _refuse_mixed_kernels(groups: Sequence[LayoutGroup], split: Split | None) -> None:
+    """Interleaved kernel blocks of one group are of one size; otherwise layers would overlap."""
+    if split is not Split.INTERLEAVED:
+        return
+    for group in groups:
+        ratios = {
+            kernel_blocks(layer, split): layer.name
+            for layer in group.layers
+            if layer.geometry is not None
+        }
+        if len(ratios) > 1:
+            listed = ", ".join(f"{name} has {ratio}" for ratio, name in ratios.items())
+            msg = (
+                "layers of one group have several numbers of kernel blocks in a block "
+                f"({listed}), which cannot be interleaved; split them intact"
+            )
+            raise LayoutError(msg)

@@ -1,0 +1,285 @@
+"""From a layer's place to its view and its chunks.
+
+    page in one piece     strides run through the page; block stride = bytes of a block
+    heads before layers   block | head | layer | the rest: strides jump over the other layers
+    interleaved           kernel block k of all layers is together: block stride / r
+    intact                kernel blocks follow each other inside the page; tables are scaled
+    pieces before blocks  a layer alone whose blocks are not first: strides depend on their number
+
+Law: every byte that a view can touch in a block is in exactly one chunk of the view's name, and
+no padding is. Views are closed formulas; tests compare them with selecting and permuting.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+
+from kvbraid.errors import LayoutError
+from kvbraid.layout.buffers import Place
+from kvbraid.layout.geometry import Geometry
+from kvbraid.layout.layers import LayoutLayer, Split, UnknownPage
+from kvbraid.layout.plan import Chunk, View
+from kvbraid.layout.slots import Order, num_pieces
+from kvbraid.models.shapes import ELEMENT_BYTES
+
+
+def views_of(
+    place: Place, split: Split | None, num_blocks: int | None
+) -> Iterator[tuple[View, Chunk]]:
+    """Yield each view of a placed layer with its chunk; a state has one of each per tensor.
+
+    Raises:
+        LayoutError: Bytes that no view of the layer's type can have, with the layer and the rule.
+    """
+    layer = place.layer
+    if layer.state is not None:
+        yield from _state_views(place, num_blocks)
+    elif layer.geometry is None:
+        yield _bytes_view(place, num_blocks)
+    elif num_pieces(layer) > 1 and place.order is Order.ALONE:
+        yield _pieces_view(place, layer.geometry, num_blocks)
+    else:
+        yield _attention_view(place, layer.geometry, split, num_blocks)
+
+
+def _bytes_view(place: Place, num_blocks: int | None) -> tuple[View, Chunk]:
+    """Rows of bytes: all that is known of a page without a geometry."""
+    size = place.layer.page.content_bytes
+    view = View(
+        buffer=place.buffer,
+        shape=(num_blocks, size),
+        stride=(place.block_bytes, 1),
+        offset=place.base,
+        dtype="uint8",
+    )
+    return view, Chunk(name=place.layer.name, offset=place.base, length=size)
+
+
+def _state_views(place: Place, num_blocks: int | None) -> Iterator[tuple[View, Chunk]]:
+    assert place.layer.state is not None
+    offset = place.base
+    for tensor in place.layer.state.tensors:
+        size = ELEMENT_BYTES[tensor.dtype]
+        name = f"{place.layer.name}.{tensor.name}"
+        _refuse_misaligned(name, tensor.dtype, size, offset, place.block_bytes)
+        view = View(
+            buffer=place.buffer,
+            shape=(num_blocks, *tensor.dims),
+            stride=(place.block_bytes // size, *_contiguous(tensor.dims)),
+            offset=offset,
+            dtype=tensor.dtype,
+        )
+        yield view, Chunk(name=name, offset=offset, length=tensor.size_bytes)
+        offset += tensor.size_bytes
+
+
+def _attention_view(
+    place: Place, geometry: Geometry, split: Split | None, num_blocks: int | None
+) -> tuple[View, Chunk]:
+    """A view whose blocks come first, with pages in one piece or cut per head."""
+    layer, size = place.layer, ELEMENT_BYTES[geometry.dtype]
+    ratio = kernel_blocks(layer, split)
+    kernel_bytes = geometry.num_elements * size
+    intact = ratio > 1 and split is Split.INTACT
+    row_bytes = kernel_bytes if intact else _divided(place, ratio)
+    strides, offset = _inner(place, geometry, size, ratio=1 if intact else ratio)
+    _refuse_misaligned(layer.name, geometry.dtype, size, offset, row_bytes)
+    strides[geometry.blocks] = row_bytes // size
+    rows_per_block = _rows(place, kernel_bytes) if intact else ratio
+    rows = None if num_blocks is None else _num_rows(num_blocks, ratio, rows_per_block)
+    view = View(
+        buffer=place.buffer,
+        shape=tuple(rows if each is None else each for each in geometry.shape),
+        stride=tuple(strides[each] for each in range(len(geometry.shape))),
+        offset=offset,
+        dtype=geometry.dtype,
+        blocks=geometry.blocks,
+        heads=geometry.heads,
+        tokens=geometry.tokens,
+        kernel_blocks=ratio,
+        rows_per_block=rows_per_block,
+    )
+    return view, _attention_chunk(place, geometry, view, row_bytes, intact=intact)
+
+
+def _inner(
+    place: Place, geometry: Geometry, size: int, *, ratio: int
+) -> tuple[dict[int, int], int]:
+    """Return the strides inside a block, in elements, and the offset of the first element."""
+    if place.order is not Order.HEADS:
+        inside = [each for each in geometry.alone_order if each != geometry.blocks]
+        return _strides(geometry, inside), place.base // ratio
+    before = geometry.before_layers
+    inside = [
+        each for each in geometry.alone_order if each != geometry.blocks and each not in before
+    ]
+    rest = prod(geometry.shape[each] or 1 for each in inside)
+    step = rest * place.num_slots
+    outer = {each: stride * step for each, stride in _strides(geometry, before).items()}
+    return outer | _strides(geometry, inside), place.slot * rest * size
+
+
+def _attention_chunk(
+    place: Place, geometry: Geometry, view: View, row_bytes: int, *, intact: bool
+) -> Chunk:
+    size = ELEMENT_BYTES[geometry.dtype]
+    kernel_bytes = geometry.num_elements * size
+    pieces = 1
+    if place.order is Order.HEADS:
+        pieces = prod(geometry.shape[each] or 1 for each in geometry.before_layers)
+    length, count = kernel_bytes // pieces, pieces * view.kernel_blocks
+    stride = length * place.num_slots if pieces > 1 else row_bytes
+    if intact or (count > 1 and stride == length):
+        length, count = length * count, 1
+    return Chunk(
+        name=place.layer.name,
+        offset=view.offset,
+        length=length,
+        count=count,
+        stride=stride if count > 1 else 0,
+        heads_stride=0 if view.heads is None else view.stride[view.heads] * size,
+    )
+
+
+def _pieces_view(place: Place, geometry: Geometry, num_blocks: int | None) -> tuple[View, Chunk]:
+    """A layer alone, stored as its backend does, with something before its blocks."""
+    layer, size = place.layer, ELEMENT_BYTES[geometry.dtype]
+    if num_blocks is None:
+        msg = (
+            f"layer {layer.name}: its blocks are not its first dimension, so its strides depend "
+            "on their number; plan with num_blocks or memory_bytes"
+        )
+        raise LayoutError(msg)
+    if layer.page.content_bytes != layer.page.page_bytes:
+        msg = (
+            f"layer {layer.name}: pages padded from {layer.page.content_bytes:,} to "
+            f"{layer.page.page_bytes:,} bytes, and blocks that are not the first dimension; "
+            "padding needs blocks first"
+        )
+        raise LayoutError(msg)
+    ratio = layer.page.content_bytes // (geometry.num_elements * size)
+    rows = num_blocks * ratio
+    shape = tuple(rows if each is None else each for each in geometry.shape)
+    strides = _strides_of(shape, geometry.alone_order)
+    pieces = num_pieces(layer)
+    row_bytes = strides[geometry.blocks] * size
+    view = View(
+        buffer=place.buffer,
+        shape=shape,
+        stride=tuple(strides[each] for each in range(len(shape))),
+        offset=0,
+        dtype=geometry.dtype,
+        blocks=geometry.blocks,
+        heads=geometry.heads,
+        tokens=geometry.tokens,
+        kernel_blocks=ratio,
+        rows_per_block=ratio,
+    )
+    chunk = Chunk(
+        name=layer.name,
+        offset=0,
+        length=row_bytes * ratio,
+        count=pieces,
+        stride=row_bytes * rows,
+        heads_stride=0 if view.heads is None else view.stride[view.heads] * size,
+    )
+    return view, chunk
+
+
+def kernel_blocks(layer: LayoutLayer, split: Split | None) -> int:
+    """Return the kernel blocks of one block, and check that they fill the page's content.
+
+    Raises:
+        LayoutError: A geometry that does not fill the page, or a split that cannot be.
+    """
+    assert layer.geometry is not None
+    assert not isinstance(layer.page, UnknownPage)
+    tokens = layer.page.block_size
+    kernel_block = layer.kernel_block or tokens
+    ratio, rest = divmod(tokens, kernel_block)
+    if rest:
+        msg = (
+            f"layer {layer.name}: kernel blocks of {kernel_block} tokens do not divide its blocks "
+            f"of {tokens}; choose a block size that is a multiple"
+        )
+        raise LayoutError(msg)
+    kernel_bytes = layer.geometry.num_elements * ELEMENT_BYTES[layer.geometry.dtype]
+    if kernel_bytes * ratio != layer.page.content_bytes:
+        msg = (
+            f"layer {layer.name}: {ratio} kernel blocks of {kernel_bytes:,} bytes, as its backend "
+            f"shapes them, are not the {layer.page.content_bytes:,} bytes of its page; give the "
+            "geometry of the same heads, block and type"
+        )
+        raise LayoutError(msg)
+    if ratio > 1 and split is None:
+        msg = (
+            f"layer {layer.name}: blocks of {tokens} tokens for kernel blocks of {kernel_block}; "
+            "say how to split them: interleaved or intact"
+        )
+        raise LayoutError(msg)
+    if ratio > 1 and layer.page.content_bytes != layer.page.page_bytes:
+        msg = (
+            f"layer {layer.name}: its page is padded from {layer.page.content_bytes:,} to "
+            f"{layer.page.page_bytes:,} bytes, and a padded page cannot be split into kernel "
+            "blocks; use blocks of the kernel's size"
+        )
+        raise LayoutError(msg)
+    return ratio
+
+
+def _divided(place: Place, ratio: int) -> int:
+    """Return the bytes from one kernel block to the next, if they are interleaved."""
+    row_bytes, rest = divmod(place.block_bytes, ratio)
+    padded = place.block_bytes != place.num_slots * place.layer.page.page_bytes
+    if rest or (ratio > 1 and (place.order is Order.PACKED or padded)):
+        msg = (
+            f"layer {place.layer.name}: {ratio} kernel blocks cannot be interleaved in a block of "
+            f"{place.block_bytes:,} bytes that is not full of equal pages; split it intact"
+        )
+        raise LayoutError(msg)
+    return row_bytes
+
+
+def _rows(place: Place, kernel_bytes: int) -> int:
+    """Return the kernel blocks' worth of bytes from one block to the next, if pages are intact."""
+    rows, rest = divmod(place.block_bytes, kernel_bytes)
+    if rest:
+        msg = (
+            f"layer {place.layer.name}: kernel blocks of {kernel_bytes:,} bytes do not divide the "
+            f"block's {place.block_bytes:,}, so no one stride reaches them all; do not split it"
+        )
+        raise LayoutError(msg)
+    return rows
+
+
+def _num_rows(num_blocks: int, ratio: int, rows_per_block: int) -> int:
+    """Return the rows of a view: the last block has only its own."""
+    return (num_blocks - 1) * rows_per_block + ratio
+
+
+def _strides(geometry: Geometry, order: Sequence[int]) -> dict[int, int]:
+    """Return the strides of dimensions that are stored in this order without gaps."""
+    return _strides_of(tuple(each or 1 for each in geometry.shape), order)
+
+
+def _strides_of(shape: Sequence[int], order: Sequence[int]) -> dict[int, int]:
+    strides, step = {}, 1
+    for each in reversed(order):
+        strides[each] = step
+        step *= shape[each]
+    return strides
+
+
+def _contiguous(dims: Sequence[int]) -> tuple[int, ...]:
+    strides: Mapping[int, int] = _strides_of(dims, range(len(dims)))
+    return tuple(strides[each] for each in range(len(dims)))
+
+
+def _refuse_misaligned(name: str, dtype: str, size: int, offset: int, stride: int) -> None:
+    """Refuse an offset or a block stride that is no whole number of elements."""
+    for what, value in (("offset", offset), ("block stride", stride)):
+        if value % size:
+            msg = (
+                f"{name}: its {what} of {value:,} bytes is no multiple of the {size} bytes of a "
+                f"{dtype}; pad the page to a multiple of {size}"
+            )
+            raise LayoutError(msg)
