@@ -13,9 +13,12 @@ from unittest.mock import patch
 import torch
 from kvbraid.models import CacheLayer, Heads, Page, State
 from kvbraid.spec import SpecKind
+from vllm.model_executor.layers.attention.mla_attention import MLAAttention, MLACommonBackend
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator
 from vllm.platforms.interface import Platform
+from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 from vllm.v1.attention.backend import MultipleOf
+from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 from vllm.v1.core.kv_cache_utils import (
     _get_kv_cache_bytes_per_block,
     get_kv_cache_groups,
@@ -30,6 +33,7 @@ from vllm.v1.kv_cache_interface import (
     MLAAttentionSpec,
     SlidingWindowSpec,
     get_kv_cache_spec_kind,
+    get_kv_quant_mode,
     iter_layer_specs,
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
@@ -67,6 +71,7 @@ def theirs(page: Page) -> KVCacheSpec:
         "head_size": page.shape.key_dim,
         "head_size_v": page.shape.value_dim,
         "dtype": getattr(torch, page.shape.dtype),
+        "state_content_bytes": _content_bytes(page.shape),
     }
     if page.kind is SpecKind.SLIDING_WINDOW:
         return SlidingWindowSpec(**fields, sliding_window=page.window)
@@ -74,6 +79,45 @@ def theirs(page: Page) -> KVCacheSpec:
         return ChunkedLocalAttentionSpec(**fields, attention_chunk_size=page.chunk)
     kind = MLAAttentionSpec if page.kind is SpecKind.MLA_ATTENTION else FullAttentionSpec
     return kind(**fields)
+
+
+def _content_bytes(heads: Heads) -> int | None:
+    """Bytes of one head of one token, which a spec has only if scales are among them."""
+    return heads.bytes_per_token // heads.num if heads.scale_bytes else None
+
+
+def quantized_bytes(heads: Heads, *, is_latent: bool, cache_dtype: str) -> int:
+    """Bytes of a token of these heads in a cache of this type, as backends pack it."""
+    fields: dict[str, Any] = {
+        "block_size": 1,
+        "num_kv_heads": heads.num,
+        "head_size": heads.key_dim,
+        "dtype": STR_DTYPE_TO_TORCH_DTYPE[cache_dtype],
+        "kv_quant_mode": get_kv_quant_mode(cache_dtype),
+    }
+    if is_latent:
+        spec = MLACommonBackend.customize_spec(MLAAttentionSpec(**fields))
+    else:
+        spec = TritonAttentionBackend.customize_spec(
+            FullAttentionSpec(**fields, head_size_v=heads.value_dim)
+        )
+    return int(spec.page_size_bytes)
+
+
+def latent_row_bytes(heads: Heads, *, cache_dtype: str) -> int:
+    """Bytes of a token of a latent, as the engine's layer asks for them."""
+    layer = SimpleNamespace(
+        kv_cache_dtype=cache_dtype,
+        head_size=heads.key_dim,
+        sliding_window=None,
+        indexer=None,
+        non_causal_multi_token_decode=False,
+    )
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(dtype=torch.bfloat16),
+        cache_config=SimpleNamespace(block_size=1),
+    )
+    return int(MLAAttention.get_kv_cache_spec(layer, config).page_size_bytes)
 
 
 def described(layers: Sequence[CacheLayer]) -> list[object] | str:

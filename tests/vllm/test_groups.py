@@ -27,6 +27,7 @@ from kvbraid.models import (
     group_config,
     read_config,
 )
+from kvbraid.models.cache_types import CACHE_TYPES
 from kvbraid.models.pages import covering_block
 from kvbraid.spec import SpecKind
 
@@ -34,7 +35,13 @@ from tests.vllm.live_engine import MODELS, LiveModel
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Of torch and vLLM, while they are imported.
-    from tests.vllm.engine_groups import SHAPES, aligned, described
+    from tests.vllm.engine_groups import (
+        SHAPES,
+        aligned,
+        described,
+        latent_row_bytes,
+        quantized_bytes,
+    )
 
 
 def ours(layers: Sequence[CacheLayer]) -> list[object] | str:
@@ -62,6 +69,7 @@ HEADS: Final = st.builds(
     key_dim=st.sampled_from([64, 96, 128]),
     value_dim=st.sampled_from([64, 128]),
     dtype=st.sampled_from(["float8_e4m3fn", "bfloat16"]),
+    scale_bytes=st.sampled_from([0, 0, 0, 8]),
 )
 LATENTS: Final = st.builds(
     Heads,
@@ -71,6 +79,7 @@ LATENTS: Final = st.builds(
     dtype=st.just("bfloat16"),
     replicated=st.just(True),
 )
+SCALED: Final = ["fp8_per_token_head", "int8_per_token_head"]
 STATES: Final = st.builds(
     lambda sizes: State(
         tensors=tuple(
@@ -128,7 +137,7 @@ def test_random_layers_form_the_engines_own_groups(layers: tuple[CacheLayer, ...
 
 @settings(max_examples=500)
 @given(
-    heads=HEADS.map(lambda heads: replace(heads, value_dim=heads.key_dim)),
+    heads=HEADS.map(lambda heads: replace(heads, value_dim=heads.key_dim, scale_bytes=0)),
     latents=LATENTS,
     is_latent=st.booleans(),
     state=STATES,
@@ -155,6 +164,28 @@ def test_a_live_models_config_gives_the_groups_it_is_watched_with(model: LiveMod
     config = read_config(model.path / "config.json")
     grouping = group_config(config, EngineOptions(block_size=model.block_size)).grouping
     assert grouping.topology().groups == model.topology.groups
+
+
+@pytest.mark.parametrize("cache_dtype", ["bfloat16", "fp8", *SCALED])
+@given(heads=HEADS, latents=LATENTS, is_latent=st.booleans())
+def test_a_cache_type_packs_a_token_into_the_engines_bytes(
+    cache_dtype: str, heads: Heads, latents: Heads, is_latent: bool
+) -> None:
+    cache, shape = CACHE_TYPES[cache_dtype], latents if is_latent else heads
+    packed = (
+        cache.latent(shape.key_dim)
+        if is_latent
+        else cache.heads(num=shape.num, key_dim=shape.key_dim, value_dim=shape.value_dim)
+    )
+    expected = quantized_bytes(shape, is_latent=is_latent, cache_dtype=cache_dtype)
+    assert packed.bytes_per_token == expected
+
+
+@pytest.mark.parametrize("cache_dtype", ["bfloat16", "fp8", "fp8_ds_mla", "nvfp4_ds_mla"])
+def test_a_latent_is_packed_into_the_engines_row(cache_dtype: str) -> None:
+    latent = CACHE_TYPES["bfloat16"].latent(576)
+    packed = CACHE_TYPES[cache_dtype].latent(576)
+    assert packed.bytes_per_token == latent_row_bytes(latent, cache_dtype=cache_dtype)
 
 
 ShapesOf: TypeAlias = Callable[[int], Iterable[tuple[int, ...]]]

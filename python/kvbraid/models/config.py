@@ -10,6 +10,7 @@ from copy import copy
 from typing import Final, TypeAlias, cast
 
 from kvbraid.errors import InvalidValueError, shown
+from kvbraid.models.cache_types import DTYPES, CacheType, cache_type, plain
 
 Names: TypeAlias = tuple[str, ...]
 Default: TypeAlias = "int | str | Callable[[ConfigReader], int | str]"
@@ -18,17 +19,6 @@ MAX_LAYERS: Final = 4096
 _MAX_SIZE: Final = (1 << 32) - 1
 _MAX_NESTED: Final = 8
 TEXT_KEYS: Final = ("text_config", "llm_config", "language_config", "thinker_config")
-# The element types that configs name, and the names that they go by here.
-DTYPES: Final[Mapping[str, str]] = {
-    "float32": "float32",
-    "float": "float32",
-    "bfloat16": "bfloat16",
-    "float16": "float16",
-    "half": "float16",
-    "fp8": "float8_e4m3fn",
-    "float8_e4m3fn": "float8_e4m3fn",
-    "float8_e5m2": "float8_e5m2",
-}
 # What engines do for every architecture when the config is silent.
 COMMON_DEFAULTS: Final[Mapping[str, Default]] = {
     "dtype": "bfloat16",
@@ -75,14 +65,13 @@ class ConfigReader:
         cache_dtype: str | None = None,
         state_dtype: str | None = None,
     ) -> None:
-        for name, dtype in (("cache_dtype", cache_dtype), ("state_dtype", state_dtype)):
-            if dtype is not None and dtype not in DTYPES:
-                msg = f"{name} = {shown(dtype)}; expected one of {', '.join(DTYPES)}"
-                raise InvalidValueError(msg)
+        if state_dtype is not None and state_dtype not in DTYPES:
+            msg = f"state_dtype = {shown(state_dtype)}; expected one of {', '.join(DTYPES)}"
+            raise InvalidValueError(msg)
         self.model_type = model_type
         self.assumed: dict[str, object] = {}
         self._values = values
-        self._cache_dtype = cache_dtype
+        self._cache_type = None if cache_dtype is None else cache_type(cache_dtype)
         self._state_dtype = state_dtype
         self._defaults = {**COMMON_DEFAULTS, **defaults}
 
@@ -172,9 +161,9 @@ class ConfigReader:
             raise self.wrong(names[0], value, f"one of {', '.join(DTYPES)}")
         return known
 
-    def kv_dtype(self) -> str:
-        """Return the type of cached keys and values."""
-        return self.model_dtype() if self._cache_dtype is None else DTYPES[self._cache_dtype]
+    def cache_type(self) -> CacheType:
+        """Return how keys and values are stored: in the model's own type, or as asked for."""
+        return self._cache_type or plain(self.model_dtype())
 
     def model_dtype(self) -> str:
         """Return the model's own type."""

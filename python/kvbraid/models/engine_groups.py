@@ -24,6 +24,7 @@ class EngineOptions:
     """How an engine is started, as far as it decides pages.
 
     `block_size` None: 16 tokens, or the kernel's block if 16 is not a multiple of that.
+    `cache_dtype` None: keys and values keep the model's type.
     `state_dtype` None: the type that the config names, else the engine's for the architecture.
 
     Raises:
@@ -33,6 +34,7 @@ class EngineOptions:
     block_size: int | None = None
     kernel_block_size: int = 16
     num_ranks: int = 1
+    cache_dtype: str | None = None
     state_dtype: str | None = None
 
     def __post_init__(self) -> None:
@@ -91,7 +93,7 @@ def group_config(config: Mapping[str, object], options: EngineOptions) -> Groupe
         InvalidValueError: A config that cannot be read, or layers that ranks cannot divide.
         TopologyError: Layers that cannot be grouped, by name.
     """
-    model = engine_layers(config, state_dtype=options.state_dtype)
+    model = engine_layers(config, cache_dtype=options.cache_dtype, state_dtype=options.state_dtype)
     return GroupedModel(model=model, options=options, grouping=group_layers(model, options))
 
 

@@ -27,8 +27,8 @@ def kinds_of(
 ) -> ModelLayers:
     """Read a model's `config.json`, already parsed, into its layers by kind.
 
-    `cache_dtype` replaces the model's own type for keys and values (a quantized cache),
-    `state_dtype` the type of state matrices.
+    `cache_dtype` replaces the model's own type for keys and values (a quantized cache, by a name
+    of `CACHE_TYPES`), `state_dtype` the type of state matrices.
 
     Raises:
         InvalidValueError: An unknown architecture, a missing size, or a value that cannot be.
@@ -58,7 +58,12 @@ def reader_of(
     )
 
 
-def engine_layers(config: Mapping[str, object], *, state_dtype: str | None = None) -> ModelLayers:
+def engine_layers(
+    config: Mapping[str, object],
+    *,
+    cache_dtype: str | None = None,
+    state_dtype: str | None = None,
+) -> ModelLayers:
     """Read a config as an engine does: unnamed states keep its type, not the maker's float32.
 
     Raises:
@@ -72,6 +77,7 @@ def engine_layers(config: Mapping[str, object], *, state_dtype: str | None = Non
             values,
             model_type=str(values["model_type"]),
             defaults={**family.defaults, "mamba_ssm_dtype": default},
+            cache_dtype=cache_dtype,
             state_dtype=state_dtype,
         ),
     )

@@ -26,7 +26,7 @@ from typing import Final, TypeAlias
 
 from kvbraid.models.config import ConfigReader, Names
 from kvbraid.models.layers import LayerSpec
-from kvbraid.models.shapes import ELEMENT_BYTES, Heads, State, StatePart, StateTensor
+from kvbraid.models.shapes import State, StatePart, StateTensor
 from kvbraid.spec import SpecKind
 
 Sizer: TypeAlias = Callable[[ConfigReader], LayerSpec]
@@ -59,18 +59,14 @@ class Attention:
         """Return bytes per token, and the window or chunk of the kind."""
         key_dim = config.size(*self.key_dim)
         value_dim = key_dim if self.value_dim is None else config.size(*self.value_dim)
-        heads = Heads(
-            num=config.size(*self.kv_heads),
-            key_dim=key_dim,
-            value_dim=value_dim,
-            dtype=config.kv_dtype(),
-        )
+        cache = config.cache_type()
+        heads = cache.heads(num=config.size(*self.kv_heads), key_dim=key_dim, value_dim=value_dim)
         index = 0 if self.index is None else prod(config.size(*each) for each in self.index)
         return LayerSpec(
             kind=self.kind,
             window=None if self.window is None else config.size(*self.window) + self.itself,
             chunk=None if self.chunk is None else config.size(*self.chunk),
-            kv_bytes_per_token=heads.bytes_per_token + index * ELEMENT_BYTES[config.kv_dtype()],
+            kv_bytes_per_token=heads.bytes_per_token + cache.elements_bytes(index),
             shape=None if index else heads,
             unpaged=INDEXED if index else None,
         )
@@ -84,17 +80,12 @@ class Latent:
 
     def __call__(self, config: ConfigReader) -> LayerSpec:
         """Return bytes per token."""
-        latent = Heads(
-            num=1,
-            key_dim=config.size("kv_lora_rank") + config.size("qk_rope_head_dim"),
-            value_dim=0,
-            dtype=config.kv_dtype(),
-            replicated=True,
-        )
+        cache = config.cache_type()
+        latent = cache.latent(config.size("kv_lora_rank") + config.size("qk_rope_head_dim"))
         index = 0 if self.index is None else config.size(*self.index)
         return LayerSpec(
             kind=SpecKind.MLA_ATTENTION,
-            kv_bytes_per_token=latent.bytes_per_token + index * ELEMENT_BYTES[config.kv_dtype()],
+            kv_bytes_per_token=latent.bytes_per_token + cache.elements_bytes(index),
             shape=None if index else latent,
             unpaged=INDEXED if index else None,
         )
@@ -114,10 +105,11 @@ class SharedKeyValue:
         elements = config.size(*HEAD_DIM)
         if self.index is not None:
             elements += config.size(*self.index)
+        vector = config.cache_type().heads(num=1, key_dim=elements, value_dim=0)
         return LayerSpec(
             kind=self.kind,
             window=None if self.window is None else config.size(*self.window),
-            kv_bytes_per_token=-(-elements * ELEMENT_BYTES[config.kv_dtype()] // self.ratio),
+            kv_bytes_per_token=-(-vector.bytes_per_token // self.ratio),
             unpaged=COMPRESSED,
         )
 

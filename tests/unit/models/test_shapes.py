@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 from kvbraid.errors import InvalidValueError
 from kvbraid.models import Heads, State, StatePart, StateTensor, engine_layers
-from kvbraid.models.config import DTYPES
+from kvbraid.models.cache_types import DTYPES
 from kvbraid.models.shapes import ELEMENT_BYTES
 
 FIXTURES: Final = Path(__file__).parents[2] / "fixtures" / "models"
