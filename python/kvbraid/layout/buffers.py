@@ -24,7 +24,7 @@ from kvbraid.models.shapes import ELEMENT_BYTES
 class Place:
     """Where a layer of group `group` stands: in slot `slot` of `num_slots` of a buffer.
 
-    If pages are in one piece, its page starts `base` bytes into each block of `block_bytes`.
+    The first byte of its page is `base` bytes into each block of `block_bytes`.
     """
 
     group: int
@@ -47,6 +47,7 @@ def place_slots(
     """
     layers = [layer for members in slots for _, layer in members]
     page = key.page_bytes
+    step = page // prod(key.prefix)  # From a slot's first byte to the next slot's.
     block_bytes = rounded(page * len(slots), lcm(alignment, *(each.alignment for each in layers)))
     places = [
         Place(
@@ -56,14 +57,13 @@ def place_slots(
             order=key.order,
             slot=slot,
             num_slots=len(slots),
-            base=slot * page,
+            base=slot * step,
             block_bytes=block_bytes,
         )
         for slot, members in enumerate(slots)
         for group, layer in members
     ]
-    if key.order is not Order.HEADS:
-        _refuse_misaligned(places)
+    _refuse_misaligned(places)
     axes, shape, why = _DESCRIBED[key.order](key, layers, len(slots))
     return (
         Buffer(block_bytes=block_bytes, slots=len(slots), axes=axes, shape=shape, why=why),

@@ -81,9 +81,9 @@ def _attention_view(
     kernel_bytes = geometry.num_elements * size
     intact = ratio > 1 and split is Split.INTACT
     row_bytes = kernel_bytes if intact else _divided(place, ratio)
-    strides, offset = _inner(place, geometry, size, ratio=1 if intact else ratio)
+    offset = place.base if intact else place.base // ratio
     _refuse_misaligned(layer.name, geometry.dtype, size, offset, row_bytes)
-    strides[geometry.blocks] = row_bytes // size
+    strides = _inside(place, geometry) | {geometry.blocks: row_bytes // size}
     rows_per_block = _rows(place, kernel_bytes) if intact else ratio
     rows = None if num_blocks is None else _num_rows(num_blocks, ratio, rows_per_block)
     view = View(
@@ -101,21 +101,16 @@ def _attention_view(
     return view, _attention_chunk(place, geometry, view, row_bytes, intact=intact)
 
 
-def _inner(
-    place: Place, geometry: Geometry, size: int, *, ratio: int
-) -> tuple[dict[int, int], int]:
-    """Return the strides inside a block, in elements, and the offset of the first element."""
+def _inside(place: Place, geometry: Geometry) -> dict[int, int]:
+    """Return the strides inside a block, in elements, of all dimensions but the blocks'."""
+    inside = [each for each in geometry.alone_order if each != geometry.blocks]
     if place.order is not Order.HEADS:
-        inside = [each for each in geometry.alone_order if each != geometry.blocks]
-        return _strides(geometry, inside), place.base // ratio
+        return _strides(geometry, inside)
     before = geometry.before_layers
-    inside = [
-        each for each in geometry.alone_order if each != geometry.blocks and each not in before
-    ]
-    rest = prod(geometry.shape[each] or 1 for each in inside)
-    step = rest * place.num_slots
+    rest = [each for each in inside if each not in before]
+    step = place.num_slots * prod(geometry.shape[each] or 1 for each in rest)
     outer = {each: stride * step for each, stride in _strides(geometry, before).items()}
-    return outer | _strides(geometry, inside), place.slot * rest * size
+    return outer | _strides(geometry, rest)
 
 
 def _attention_chunk(
