@@ -89,6 +89,13 @@ class LayoutLayer:
         return self.kernel_block not in (None, tokens)
 
     @property
+    def view_names(self) -> tuple[str, ...]:
+        """The names of the layer's views: its own, or one for each tensor of its state."""
+        if self.state is None:
+            return (self.name,)
+        return tuple(f"{self.name}.{tensor.name}" for tensor in self.state.tensors)
+
+    @property
     def state(self) -> State | None:
         """The layer's state, if it keeps one."""
         shape = self.page.shape if isinstance(self.page, Page) else None

@@ -8,6 +8,7 @@ the rule. A layer that cannot join a shared buffer is alone, and its buffer says
 gives equal plans.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -99,19 +100,18 @@ def _check(groups: Sequence[LayoutGroup], options: PlanOptions) -> None:
     if not groups:
         msg = "no groups, so there is no memory to plan; give at least one group"
         raise LayoutError(msg)
-    seen: set[tuple[str, bool]] = set()
-    for _, layer in sharers(groups):
-        name = (layer.name, layer.state is None)
-        if name in seen:
-            msg = f"layer {layer.name} is given twice; give each layer a name of its own"
-            raise LayoutError(msg)
-        seen.add(name)
-    names = {name for name, _ in seen}
+    layers = [layer for _, layer in sharers(groups)]
+    views = Counter(name for layer in layers for name in layer.view_names)
+    name, times = views.most_common(1)[0]
+    if times > 1:
+        msg = f"layer {name} is given {times} times; give each layer a name of its own"
+        raise LayoutError(msg)
+    names = {layer.name for layer in layers}
     for alias, owner in options.aliases.items():
         if owner not in names:
             msg = f"layer {alias} reads the cache of layer {owner}, which has none; name its owner"
             raise LayoutError(msg)
-        if (alias, True) in seen:
+        if alias in views:
             msg = f"layer {alias} has a cache and reads that of {owner}; leave one of them out"
             raise LayoutError(msg)
 

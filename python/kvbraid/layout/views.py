@@ -57,9 +57,8 @@ def _bytes_view(place: Place, num_blocks: int | None) -> tuple[View, Chunk]:
 def _state_views(place: Place, num_blocks: int | None) -> Iterator[tuple[View, Chunk]]:
     assert place.layer.state is not None
     offset = place.base
-    for tensor in place.layer.state.tensors:
+    for name, tensor in zip(place.layer.view_names, place.layer.state.tensors, strict=True):
         size = ELEMENT_BYTES[tensor.dtype]
-        name = f"{place.layer.name}.{tensor.name}"
         _refuse_misaligned(name, tensor.dtype, size, offset, place.block_bytes)
         view = View(
             buffer=place.buffer,
