@@ -297,6 +297,10 @@ _GROUPED: Final = "Needs --groups."
     help=f"Tensor-parallel ranks; sizes are of one rank.  {_GROUPED}",
 )  # fmt: skip
 @click.option(
+    "--dtype", "cache_dtype", metavar="NAME",
+    help=f"Type of keys and values instead of the model's, as an engine names it.  {_GROUPED}",
+)  # fmt: skip
+@click.option(
     "--state-dtype", type=click.Choice(["bfloat16", "float16", "float32"]),
     help=f"Type of recurrent state matrices instead of the engine's.  {_GROUPED}",
 )  # fmt: skip

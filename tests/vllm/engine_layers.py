@@ -163,7 +163,8 @@ def specs_of(config: Any) -> dict[str, Any]:  # noqa: ANN401 - vLLM's own type.
 def recorded_groups(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the engine's groups of a model, in its order, and the type of its states' matrices.
 
-    `layers` are the layers' numbers, or how many there are where names do not tell.
+    `layers` are the layers' numbers, or how many there are where names do not tell; `aliases` is
+    there only if layers read the caches of others.
     """
     from vllm.config import set_current_vllm_config
     from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
@@ -177,6 +178,7 @@ def recorded_groups(values: Mapping[str, Any]) -> dict[str, Any]:
             specs = specs_of(config)
             register_all_kvcache_specs(config)
             groups = get_kv_cache_groups(config, specs)
+            aliases = aliases_of(config)
     numbers = _numbers(list(specs), values.get("num_hidden_layers", 1 << 32))
     states = [spec for spec in specs.values() if isinstance(spec, MambaSpec)]
     dtype = str(states[0].dtypes[-1]).removeprefix("torch.") if states else None
@@ -197,7 +199,21 @@ def recorded_groups(values: Mapping[str, Any]) -> dict[str, Any]:
         }
         for group in groups
     ]
-    return {"groups": described, "state_dtype": dtype}
+    answer = {"groups": described, "state_dtype": dtype}
+    return {**answer, "aliases": aliases} if aliases else answer
+
+
+def aliases_of(config: Any) -> dict[str, int]:  # noqa: ANN401 - vLLM's own type.
+    """Return the layers that read another layer's cache, and that layer, by number."""
+    from vllm.config import get_layers_from_vllm_config
+    from vllm.model_executor.layers.attention import Attention
+
+    owners = {
+        name: layer.kv_sharing_target_layer_name
+        for name, layer in get_layers_from_vllm_config(config, Attention).items()
+    }
+    numbers = _numbers(list(owners), len(owners))
+    return {str(numbers[name]): numbers[owner] for name, owner in owners.items() if owner}
 
 
 def _numbers(names: list[str], count: int) -> dict[str, int]:

@@ -70,14 +70,30 @@ class ModelLayers:
 
     `model_type` is the type that decided the layers (the nested text model's, if there is one). A
     layer may be listed under two kinds (attention and state side by side) or under none
-    (feed-forward only, or reading another layer's cache). `assumed` has the values that the config
-    does not give and that were taken from the table of defaults.
+    (feed-forward only, or reading another layer's cache). `aliases` gives a layer that reads
+    another's cache that layer's number. `assumed` has the values that the config does not give and
+    that were taken from the table of defaults.
+
+    Raises:
+        InvalidValueError: An alias of a layer that keeps no cache, or for one that does.
     """
 
     model_type: str
     num_layers: int
     kinds: tuple[KindLayers, ...]
+    aliases: Mapping[int, int] = field(default_factory=dict)
     assumed: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse aliases that are no other layer's cache."""
+        owners = {number for kind in self.kinds for number in kind.layers}
+        for reader, owner in self.aliases.items():
+            if reader in owners or owner not in owners:
+                msg = (
+                    f"layer {reader} is said to read the cache of layer {owner}; expected a layer "
+                    "without a cache to read one that has a cache"
+                )
+                raise InvalidValueError(msg)
 
     def to_json(self) -> dict[str, object]:
         """Return the object that `kvbraid model --json` prints."""
@@ -85,6 +101,7 @@ class ModelLayers:
             "model_type": self.model_type,
             "num_layers": self.num_layers,
             "kinds": [kind.to_json() for kind in self.kinds],
+            "aliases": {str(reader): owner for reader, owner in self.aliases.items()},
             "assumed": dict(self.assumed),
         }
 

@@ -1,4 +1,4 @@
-"""Layer patterns: which caches each layer of a model owns.
+"""Layer patterns: which caches each layer of a model owns, or whose cache it reads.
 
 A pattern is a function that takes a config and returns one set of roles per layer, or None if the
 fields it reads are absent; `first_of` tries several patterns. A pattern never looks at sizes:
@@ -6,6 +6,7 @@ sizes.py says what a role needs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
@@ -24,7 +25,14 @@ class Role(Enum):
     COMPRESSED_128 = "compressed_128"
 
 
-Roles: TypeAlias = tuple[Role, ...]
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """A layer owns no cache and reads that of an earlier layer, `owner` (0-based)."""
+
+    owner: int
+
+
+Roles: TypeAlias = tuple[Role | Reads, ...]
 Layers: TypeAlias = tuple[Roles, ...]
 Pattern: TypeAlias = Callable[[ConfigReader], Layers | None]
 
@@ -229,7 +237,11 @@ def windows_listed(name: str) -> Pattern:
 
 
 def owners(pattern: Pattern) -> Pattern:
-    """The last `num_kv_shared_layers` layers read an earlier layer's cache and own none."""
+    """The last `num_kv_shared_layers` layers own no cache.
+
+    Each reads that of the last layer of its own type before them. (For Gemma 3n, vLLM 0.32 counts
+    back one layer for a full layer and two for a window, which is the same in published models.)
+    """
 
     def read(config: ConfigReader) -> Layers | None:
         layers = pattern(config)
@@ -238,8 +250,13 @@ def owners(pattern: Pattern) -> Pattern:
             return layers
         if not isinstance(shared, int) or not 0 < shared < len(layers):
             raise config.wrong("num_kv_shared_layers", shared, f"fewer than {len(layers)} layers")
-        kept = len(layers) - shared
-        return layers[:kept] + (NO_CACHE,) * shared
+        kept = layers[: len(layers) - shared]
+        last = {roles: number for number, roles in enumerate(kept)}
+        readers = layers[len(kept) :]
+        if not last.keys() >= set(readers):
+            wanted = "so few layers that those before them have every type among them"
+            raise config.wrong("num_kv_shared_layers", shared, wanted)
+        return kept + tuple((Reads(last[roles]),) for roles in readers)
 
     return read
 
@@ -248,7 +265,7 @@ def shared_by_factor(config: ConfigReader) -> Layers:
     """Cross-layer attention: of each `cla_share_factor` layers the first owns the cache."""
     count = config.num_layers()
     factor = config.size("cla_share_factor") if config.find("use_cla") is True else 1
-    return tuple(FULL if i % factor == 0 else NO_CACHE for i in range(count))
+    return tuple(FULL if i % factor == 0 else (Reads(i - i % factor),) for i in range(count))
 
 
 def two_of_each(config: ConfigReader) -> Layers:
@@ -305,14 +322,17 @@ def last_of_each(name: str, *, tail: Roles, last: Roles, others: Roles) -> Patte
 def decoder_decoder(config: ConfigReader) -> Layers:
     """Phi-4-flash: Mamba on even layers, windows on odd ones, until one full layer closes it.
 
-    layer   0 1 2 3 ... n/2-1 | n/2   n/2+1 | the rest reads the full layer's cache
-    role    S W S W ... W     | S     F     | -
+    layer   0 1 2 3 ... n/2-1 | n/2   n/2+1 | n/2+2 n/2+3 ...
+    role    S W S W ... W     | S     F     | -     reads F
+
+    The even layers of the rest gate the output of layer n/2 within a step, and read no cache.
     """
     count = config.num_layers()
     half = count // 2
     if config.size("mb_per_layer") != 2 or count % 4:
         raise config.wrong("mb_per_layer", config.find("mb_per_layer"), "2, in 4n layers")
-    return ((STATE, WINDOW) * (half // 2) + (STATE, FULL) + (NO_CACHE,) * half)[:count]
+    crossed = (NO_CACHE, (Reads(half + 1),)) * (half // 2)
+    return ((STATE, WINDOW) * (half // 2) + (STATE, FULL) + crossed)[:count]
 
 
 def _meaning(

@@ -12,7 +12,7 @@ from kvbraid.errors import InvalidValueError, TopologyError, shown
 from kvbraid.models.config import ConfigReader, text_model
 from kvbraid.models.family import Family
 from kvbraid.models.layers import KindLayers, LayerSpec, ModelLayers
-from kvbraid.models.patterns import Layers, Role
+from kvbraid.models.patterns import Layers, Reads, Role
 from kvbraid.models.registry import FAMILIES
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
@@ -112,6 +112,7 @@ def _read(family: Family, reader: ConfigReader) -> ModelLayers:
         model_type=reader.model_type,
         num_layers=len(layers),
         kinds=kinds,
+        aliases=_aliases(layers),
         assumed=reader.assumed,
     )
 
@@ -198,5 +199,16 @@ def _by_role(layers: Layers, first: tuple[Role, ...]) -> dict[Role, tuple[int, .
     numbers: dict[Role, list[int]] = {role: [] for role in first}
     for number, roles in enumerate(layers):
         for role in roles:
-            numbers.setdefault(role, []).append(number)
+            if isinstance(role, Role):
+                numbers.setdefault(role, []).append(number)
     return {role: tuple(each) for role, each in numbers.items() if each}
+
+
+def _aliases(layers: Layers) -> dict[int, int]:
+    """Return the layers that read another's cache, and that layer."""
+    return {
+        number: role.owner
+        for number, roles in enumerate(layers)
+        for role in roles
+        if isinstance(role, Reads)
+    }

@@ -26,6 +26,12 @@ def test_an_architectures_groups_are_those_of_the_engine(name: str) -> None:
     assert (found if has_names else counted(found)) == expected
 
 
+@pytest.mark.parametrize("name", BUILT)
+def test_a_layer_without_a_cache_reads_the_same_layers_as_in_the_engine(name: str) -> None:
+    found = kinds_of(CASES[name]["config"]).to_json()["aliases"]
+    assert found == CASES[name].get("aliases", {})
+
+
 @pytest.mark.parametrize("name", sorted(set(CASES) - set(BUILT)))
 def test_an_architecture_that_no_cpu_builds_is_read_all_the_same(name: str) -> None:
     case = CASES[name]

@@ -514,3 +514,40 @@ def test_a_file_that_is_no_config_is_refused_with_its_path(
     with pytest.raises(InvalidValueError, match=message) as refusal:
         read_config(path)
     assert str(path) in str(refusal.value)
+
+
+# ---- layers that read another's cache -----------------------------------------------------------
+
+READERS: Final[dict[str, tuple[int, dict[int, int]]]] = {
+    "gemma-3n-e2b": (30, {i: 19 if i % 5 == 4 else 18 for i in range(20, 30)}),
+    "gemma-3n-e4b": (35, {i: 19 if i % 5 == 4 else 18 for i in range(20, 35)}),
+    "gemma-4-e2b": (35, {i: 14 if i % 5 == 4 else 13 for i in range(15, 35)}),
+    "gemma-4-e4b": (42, {i: 23 if i % 6 == 5 else 22 for i in range(24, 42)}),
+    "phi-4-mini-flash-reasoning": (32, dict.fromkeys(range(19, 32, 2), 17)),
+    "gemma-3-4b": (34, {}),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_layer_that_owns_no_cache_says_whose_it_reads(name: str) -> None:
+    found = kinds_of(read_config(FIXTURES / f"{name}.json"))
+    assert (found.num_layers, found.aliases) == READERS[name]
+
+
+def test_of_the_layers_that_share_by_a_factor_the_first_owns_the_cache() -> None:
+    found = kinds_of(model("hunyuan", 5, use_cla=True, cla_share_factor=2))
+    assert (found.kinds[0].layers, found.aliases) == ((0, 2, 4), {1: 0, 3: 2})
+    assert not kinds_of(model("hunyuan", 5, use_cla=False, cla_share_factor=2)).aliases
+
+
+def test_a_reader_without_an_earlier_layer_of_its_type_is_refused() -> None:
+    config = model("gemma3n_text", 3, layer_types=[S, S, F], num_kv_shared_layers=1)
+    with pytest.raises(InvalidValueError, match="`num_kv_shared_layers` = 1; expected so few"):
+        kinds_of({**config, "sliding_window": 64})
+
+
+@pytest.mark.parametrize("alias", [{1: 2}, {0: 1}, {1: 1}])
+def test_an_alias_of_no_other_layers_cache_is_refused(alias: dict[int, int]) -> None:
+    (full,) = kinds_of({**LLAMA, "num_hidden_layers": 1}).kinds
+    with pytest.raises(InvalidValueError, match=r"expected a layer without a cache to read one"):
+        ModelLayers(model_type="example", num_layers=3, kinds=(full,), aliases=alias)

@@ -36,7 +36,7 @@ def test_layers_as_json_are_one_object_of_the_documented_shape() -> None:
     text = printed("llama-4-scout-17b-16e.json", "--json")
     assert "\n" not in text
     found: dict[str, Any] = json.loads(text)
-    assert list(found) == ["model_type", "num_layers", "kinds", "assumed"]
+    assert list(found) == ["model_type", "num_layers", "kinds", "aliases", "assumed"]
     assert (found["model_type"], found["num_layers"]) == ("llama4_text", 48)
     assert found["kinds"][1] == {
         "kind": "full_attention",
@@ -47,6 +47,12 @@ def test_layers_as_json_are_one_object_of_the_documented_shape() -> None:
         "state_bytes": None,
     }
     assert found["kinds"][0]["chunk"] == 8192
+    assert found["aliases"] == {}
+
+
+def test_layers_that_read_anothers_cache_are_named_in_the_json() -> None:
+    found = json.loads(printed("gemma-3n-e2b.json", "--json"))
+    assert found["aliases"] == {str(i): 19 if i % 5 == 4 else 18 for i in range(20, 30)}
 
 
 def test_the_table_shows_kinds_runs_of_layers_and_what_was_assumed() -> None:
@@ -125,6 +131,8 @@ def test_the_command_passes_its_options_on() -> None:
     found = json.loads(output)
     assert (status, found["num_ranks"]) == (0, 2)
     assert found["alignment"] == 1152
+    shorter = json.loads(command(path, "--groups", *options, "--dtype", "fp8", "--json")[1])
+    assert shorter["alignment"] == 2176  # A token takes half the bytes, so a state covers more.
 
 
 def test_the_command_without_groups_shows_layers_and_refuses_options_of_groups() -> None:
