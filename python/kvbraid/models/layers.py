@@ -70,9 +70,9 @@ class ModelLayers:
 
     `model_type` is the type that decided the layers (the nested text model's, if there is one). A
     layer may be listed under two kinds (attention and state side by side) or under none
-    (feed-forward only, or reading another layer's cache). `aliases` gives a layer that reads
-    another's cache that layer's number. `assumed` has the values that the config does not give and
-    that were taken from the table of defaults.
+    (feed-forward only, or reading another layer's cache). `aliases` leads from each layer that
+    reads another's cache to that other layer. `assumed` has the values that the config does not
+    give and that were taken from the table of defaults.
 
     Raises:
         InvalidValueError: An alias of a layer that keeps no cache, or for one that does.
