@@ -1,9 +1,10 @@
-"""The extra `serve`: the packages that a server, its clients and the command line need.
+"""The extras: `serve` for a server, its clients and the command line; `torch` for tensors.
 
-The base install is only the library. Code that needs the extra calls `require_serve` first, so a
-user reads what to install instead of the name of a missing module.
+The base install is only the library. Code that needs an extra calls `require_serve` or
+`require_torch` first, so a user reads what to install instead of the name of a missing module.
 """
 
+from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Final
 
@@ -26,7 +27,20 @@ def require_serve(who: str) -> None:
     Raises:
         ModuleNotFoundError: A module of the extra is missing; the message says what to install.
     """
-    for name in SERVE:
+    _require(who, "serve", SERVE)
+
+
+def require_torch(who: str, *names: str) -> None:
+    """Check that these modules of the extra `torch` (torch, numpy) are installed.
+
+    Raises:
+        ModuleNotFoundError: A module of the extra is missing; the message says what to install.
+    """
+    _require(who, "torch", names)
+
+
+def _require(who: str, extra: str, names: Iterable[str]) -> None:
+    for name in names:
         if find_spec(name) is None:
-            msg = f"{who} needs {name}, which is not installed: pip install 'kvbraid[serve]'"
+            msg = f"{who} needs {name}, which is not installed: pip install 'kvbraid[{extra}]'"
             raise ModuleNotFoundError(msg, name=name)

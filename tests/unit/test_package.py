@@ -73,3 +73,66 @@ except ModuleNotFoundError:
     kinds, refusal = fresh(program)
     assert "sliding_window" in kinds
     assert refusal == "no core"
+
+
+PLANNED = """
+from kvbraid.layout import Layout, LayoutGroup, LayoutLayer, MemoryPlan, geometry_of, plan_memory
+from kvbraid.models.pages import Page
+from kvbraid.models.shapes import Heads
+from kvbraid.spec import SpecKind
+heads = Heads(num=2, key_dim=8, value_dim=8, dtype="bfloat16")
+page = Page(kind=SpecKind.FULL_ATTENTION, block_size=16, shape=heads)
+geometry = geometry_of(Layout.HND, heads, 16)
+layers = tuple(LayoutLayer(name=name, page=page, geometry=geometry) for name in "abc")
+groups = [LayoutGroup(kind=page.kind, block_size=16, layers=layers)]
+plan = plan_memory(groups, num_blocks=3)
+print(plan.block_bytes)
+"""
+
+
+def blocked(*names: str) -> str:
+    """Make every import of these modules fail from now on."""
+    return f"sys.modules.update(dict.fromkeys({names!r}))"
+
+
+def test_a_plan_needs_no_native_core_no_numpy_and_no_torch() -> None:
+    program = f"""{blocked("kvbraid._native", "numpy", "torch")}
+{PLANNED}
+assert MemoryPlan.from_json(plan.to_json()) == plan
+try:
+    import kvbraid.layout.descriptors
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    assert fresh(program) == [
+        "3072",
+        "kvbraid.layout.descriptors needs numpy, which is not installed: pip install "
+        "'kvbraid[torch]'",
+    ]
+
+
+def test_descriptors_need_no_native_core_and_no_torch() -> None:
+    program = f"""{blocked("kvbraid._native", "torch")}
+{PLANNED}
+from kvbraid.layout.descriptors import descriptors
+print(descriptors(plan, [[2]], bases=4096).tolist())
+"""
+    assert fresh(program) == ["3072", "[[10240, 3072, 0]]"]
+
+
+def test_a_layout_is_planned_from_a_checkout_that_was_never_built(tmp_path: Path) -> None:
+    package = tmp_path / "kvbraid"
+    for source in Path(str(kvbraid.__file__)).parent.rglob("*.py"):
+        copy = package / source.relative_to(Path(str(kvbraid.__file__)).parent)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(source.read_bytes())
+    program = f"""sys.path.insert(0, {str(tmp_path)!r})
+{PLANNED}
+import kvbraid
+print(kvbraid.__file__)
+try:
+    kvbraid.__version__
+except ModuleNotFoundError:
+    print("no core")
+"""
+    assert fresh(program) == ["3072", str(package / "__init__.py"), "no core"]
