@@ -9,8 +9,9 @@
     PACKED  pages of several sizes side by side           block: | page 0 | page 1 |...| pad |
     ALONE   a buffer of its own, with the reason
 
-Law: the key belongs to the slot: if its layers disagree, their heads stay inside the page. Layers
-that cannot overlay each other block by block never share a buffer. Slots keep their order.
+Law: the key belongs to the slot: if its layers disagree, their heads stay inside the page; and if
+one slot's do, those of all slots of its page size do, as one range is worth more. Layers that cannot overlay each other block by block never
+share a buffer. Slots keep their order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -92,16 +93,19 @@ def in_buffers(
     groups: Sequence[Sequence[LayoutLayer]], split: Split | None, *, apart: str | None
 ) -> Iterator[tuple[Key, list[list[Member]]]]:
     """Yield each buffer's key and slots; `apart` is why every slot gets a buffer of its own."""
+    slots = in_slots(groups)
+    keys = [slot_key([key_of(layer, split) for _, layer in members]) for members in slots]
+    whole = {key.page_bytes for key in keys if key.order is Order.PAGES}
     together: dict[Key, list[list[Member]]] = {}
     alone: list[tuple[Key, list[list[Member]]]] = []
-    for members in in_slots(groups):
-        key = slot_key([key_of(layer, split) for _, layer in members])
-        if apart is not None:
-            key = replace(key, order=Order.ALONE, prefix=(), why=key.why or apart)
-        if key.order is Order.ALONE:
-            alone += [(key, [each]) for each in overlays(members)]
+    for key, members in zip(keys, slots, strict=True):
+        if apart is not None or key.order is Order.ALONE:
+            lone = replace(key, order=Order.ALONE, prefix=(), why=key.why or apart or "")
+            alone += [(lone, [each]) for each in overlays(members)]
         else:
-            together.setdefault(key, []).append(members)
+            joined = Key(order=Order.PAGES, page_bytes=key.page_bytes)
+            mine = joined if key.page_bytes in whole else key
+            together.setdefault(mine, []).append(members)
     yield from together.items()
     yield from alone
 
