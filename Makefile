@@ -1,7 +1,7 @@
 # Every way to build, check and measure kvbraid. Each target sets up what it needs: no step is manual.
 #
 #   .venv        the checkers and what they look through (lint, fmt); developers' editable debug build
-#   .venv-wheel  what users get, the release wheel, and what tests need      (test, coverage, soak)
+#   .venv-wheel  what users get, the release wheel, and what tests need      (test, coverage, soak, bench)
 #   .venv-demo   the release wheel and the server, nothing else              (demo)
 #   .venv-bench  the release wheel and the fleet's rival                     (bench)
 #   .venv-study  the release wheel and what studies draw with                (study)

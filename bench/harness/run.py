@@ -19,7 +19,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
-ENVIRONMENTS = {"cache": ".venv-vllm", "fire": ".venv-bench", "fleet": ".venv-bench"}
+ENVIRONMENTS = {
+    "cache": ".venv-vllm",
+    "fire": ".venv-bench",
+    "fleet": ".venv-bench",
+    "layout": ".venv-wheel",
+}
 """The environment of each area (a folder beside this one): that of its rival if it has one."""
 
 

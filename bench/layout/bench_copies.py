@@ -1,0 +1,113 @@
+"""How many copies does it take to move 64 random blocks of every group?
+
+Both counts come from plans of one model with the same groups. `ours` is this package's layout,
+where a block is one range across the layers of its group; `rival` is our plan of the layout that
+vLLM 0.32 prefers unless it is told otherwise: one buffer per slot, blocks inside it. A copy is one
+run of bytes. Both sides move exactly the bytes that layers use, and merge the runs of one group
+that touch, those of adjacent blocks included, as if the destination had the same order. Beside:
+`whole`, the copies if ours moves blocks with their padding, and `mib` and `whole_mib`, how much
+the exact copies of either side and the whole blocks move.
+"""
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final
+
+from kvbraid.layout import NULL_BLOCK, Layout, MemoryPlan, PlanOptions, Reference, Run, Takes
+from kvbraid.layout.plan import merged
+
+from bench.harness.measure import Row, Sample, Side
+from bench.layout.inputs import MODELS, NUM_BLOCKS, Model
+
+BLOCKS_PER_GROUP: Final = 64
+MIB: Final = 2**20
+
+
+def blocks_of(num_groups: int) -> list[list[int]]:
+    """Draw the blocks that each group moves: no block belongs to two groups."""
+    drawn = random.Random(13).sample(
+        range(NULL_BLOCK + 1, NUM_BLOCKS), num_groups * BLOCKS_PER_GROUP
+    )
+    return [drawn[index::num_groups] for index in range(num_groups)]
+
+
+def exact(reference: Reference) -> Sequence[Run]:
+    """The bytes of a block that layers use."""
+    return reference.exact()
+
+
+def whole(reference: Reference) -> Sequence[Run]:
+    """All bytes of a block, or only those used where its bytes are not together."""
+    run = reference.whole()
+    return reference.exact() if run is None else (run,)
+
+
+def copies(plan: MemoryPlan, runs_of: Callable[[Reference], Sequence[Run]]) -> list[Run]:
+    """Return the copies as addresses in the allocation and lengths."""
+    found: list[Run] = []
+    for group, blocks in zip(plan.groups, blocks_of(len(plan.groups)), strict=True):
+        pieces: list[Run] = []
+        for reference in group.references:
+            start = plan.buffers[reference.buffer].start
+            assert start is not None  # The plan has a number of blocks.
+            for block in blocks:
+                base = start + block * reference.block_stride
+                pieces += [(base + offset, length) for offset, length in runs_of(reference)]
+        found += merged(pieces)
+    return found
+
+
+def ours(model: Model) -> MemoryPlan:
+    """Plan blocks across layers."""
+    return model.plan(model.layout)
+
+
+def per_layer(model: Model) -> MemoryPlan:
+    """Plan one buffer per slot."""
+    return model.plan(Layout.LBNHC, PlanOptions(takes=Takes.PER_LAYER))
+
+
+def counted(count: Callable[[], float]) -> Side:
+    """Return a side whose figure is counted, not timed."""
+
+    @contextlib.contextmanager
+    def side() -> Iterator[Sample]:
+        yield count
+
+    return side
+
+
+def moved_mib(runs: Sequence[Run]) -> float:
+    """How much these copies move."""
+    return sum(length for _, length in runs) / MIB
+
+
+def check(model: Model) -> None:
+    """Check that both sides have the same groups and move as many bytes."""
+    mine, theirs = ours(model), per_layer(model)
+    assert [group.layers for group in mine.groups] == [group.layers for group in theirs.groups]
+    moved = [moved_mib(copies(plan, exact)) for plan in (mine, theirs)]
+    assert moved[0] == moved[1], f"ours moves {moved[0]} MiB, one buffer per slot {moved[1]}"
+
+
+def row(name: str, model: Model) -> Row:
+    """Return the row of one model."""
+    return Row(
+        name=f"copies_{name}",
+        question="copies of 64 random blocks of every group; the rival: ours, a buffer per slot",
+        unit="copies",
+        ours=counted(lambda: len(copies(ours(model), exact))),
+        rival=counted(lambda: len(copies(per_layer(model), exact))),
+        samples=1,
+        check=partial(check, model),
+        beside={
+            "mib": counted(lambda: moved_mib(copies(ours(model), exact))),
+            "whole": counted(lambda: len(copies(ours(model), whole))),
+            "whole_mib": counted(lambda: moved_mib(copies(ours(model), whole))),
+        },
+    )
+
+
+ROWS = tuple(row(name, model) for name, model in MODELS.items())
