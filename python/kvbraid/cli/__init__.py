@@ -4,7 +4,6 @@ Exit status: 0 done, 1 a check failed, 2 wrong usage, bad input or an unreachabl
 on stderr that ends with the remedy).
 """
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -14,7 +13,9 @@ from typing import Any, Final
 import click
 
 from kvbraid import __version__
-from kvbraid.errors import InvalidValueError, KvbraidError, one_line
+from kvbraid.cli.models import model
+from kvbraid.cli.options import TEXT, Command
+from kvbraid.errors import KvbraidError, one_line
 
 _USAGE: Final = 2
 _DEFAULT_URL: Final = "http://127.0.0.1:8090"
@@ -40,28 +41,11 @@ def _fail(message: str) -> None:
     sys.exit(_USAGE)
 
 
-class _Characters(click.ParamType[str]):
-    """Text of the command line; bytes that are not UTF-8 are refused in one line."""
-
-    name = "text"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            name = "an argument" if param is None else param.get_error_hint(ctx).strip("'")
-            raise InvalidValueError(f"{name} has bytes that are not UTF-8; give text") from None
-        return value
-
-
 class _Secret(click.Option):
     """An option whose environment variable counts as given even if empty; empty is refused."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         return os.environ.get(self.envvar) if isinstance(self.envvar, str) else None
-
-
-_TEXT: Final = _Characters()
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -70,26 +54,26 @@ def cli() -> None:
     """Tell how many tokens of a request each engine of a fleet can reuse."""
 
 
-_Command = Callable[..., Any]
+cli.add_command(model)
 
 _url = click.option(
-    "--url", type=_TEXT, envvar="KVBRAID_URL", default=_DEFAULT_URL, show_default=True,
+    "--url", type=TEXT, envvar="KVBRAID_URL", default=_DEFAULT_URL, show_default=True,
     help="Base URL of a running server.",
 )  # fmt: skip
 _json = click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON line.")
 
 
-def _request(command: _Command) -> _Command:
+def _request(command: Command) -> Command:
     """Add the options that make a request."""
     for option in (
         click.argument("tokens", default="-"),
         click.option(
-            "--model", type=_TEXT, required=True, help="Model that the pods serve."
+            "--model", type=TEXT, required=True, help="Model that the pods serve."
         ),
-        click.option("--lora", type=_TEXT, help="LoRA adapter of the request."),
-        click.option("--cache-salt", type=_TEXT, help="Cache salt of the request."),
+        click.option("--lora", type=TEXT, help="LoRA adapter of the request."),
+        click.option("--cache-salt", type=TEXT, help="Cache salt of the request."),
         click.option(
-            "--pod", "pods", type=_TEXT, multiple=True, help="Ask only this pod; may be repeated."
+            "--pod", "pods", type=TEXT, multiple=True, help="Ask only this pod; may be repeated."
         ),
         click.option(
             "--tier", "tiers", multiple=True, type=click.Choice(["gpu", "cpu", "storage"]),
@@ -102,12 +86,12 @@ def _request(command: _Command) -> _Command:
 
 @cli.command()
 @click.option("--config", type=click.Path(path_type=Path), help="Configuration: a fleet.toml.")
-@click.option("--host", type=_TEXT, help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--host", type=TEXT, help="Address to listen on.  [default: 127.0.0.1]")
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Port; 0 = any free one.  [default: 8090]"
 )
 @click.option(
-    "--token", type=_TEXT, cls=_Secret, envvar="KVBRAID_TOKEN",
+    "--token", type=TEXT, cls=_Secret, envvar="KVBRAID_TOKEN",
     help="Bearer token that PUT and DELETE need.",
 )  # fmt: skip
 @click.option(
@@ -115,7 +99,7 @@ def _request(command: _Command) -> _Command:
     help="Allow PUT and DELETE without a token on an address that others can reach.",
 )  # fmt: skip
 @click.option(
-    "--allow-host", "allow_hosts", type=_TEXT, multiple=True,
+    "--allow-host", "allow_hosts", type=TEXT, multiple=True,
     help="Another host name that PUT and DELETE on 127.0.0.1 may use; may be repeated.",
 )  # fmt: skip
 def serve(config: Path | None, **flags: str | int | bool | tuple[str, ...] | None) -> None:
@@ -173,9 +157,9 @@ def pods(url: str, *, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("pod", nargs=-1, type=_TEXT)
+@click.argument("pod", nargs=-1, type=TEXT)
 @click.option(
-    "--endpoint", type=_TEXT, help="Listen to this ZeroMQ endpoint instead of a server's pods."
+    "--endpoint", type=TEXT, help="Listen to this ZeroMQ endpoint instead of a server's pods."
 )
 @click.option("--count", type=click.IntRange(1), help="End after this many messages.")
 @_url
@@ -252,7 +236,7 @@ def cache() -> None:
 @click.argument("trace", type=click.Path(path_type=Path))
 @click.option("--model", required=True, help="The name of a known model, or a config.json.")
 @click.option(
-    "--memory", "memories", type=_TEXT, multiple=True, required=True,
+    "--memory", "memories", type=TEXT, multiple=True, required=True,
     help="Memory of the cache, such as 40GiB; may be repeated.",
 )  # fmt: skip
 @click.option(
@@ -276,54 +260,6 @@ def simulate(trace: Path, *, as_json: bool, plot: Path | None, **options: Any) -
     run_simulations(Grid.of(trace, GridOptions(**options)), as_json=as_json, plot=plot)
 
 
-_GROUPED: Final = "Needs --groups."
-
-
-@cli.command()
-@click.argument("config", type=click.Path(path_type=Path))
-@click.option(
-    "--groups", is_flag=True,
-    help="Show the KV cache groups that vLLM forms: their layers, blocks and pages.",
-)  # fmt: skip
-@click.option(
-    "--block-size", type=click.IntRange(1), help=f"Tokens of an attention block.  {_GROUPED}"
-)
-@click.option(
-    "--kernel-block", "kernel_block_size", type=click.IntRange(1),
-    help=f"Tokens of the attention kernel's block; 16 if not given.  {_GROUPED}",
-)  # fmt: skip
-@click.option(
-    "--tp", "num_ranks", type=click.IntRange(1),
-    help=f"Tensor-parallel ranks; sizes are of one rank.  {_GROUPED}",
-)  # fmt: skip
-@click.option(
-    "--dtype", "cache_dtype", metavar="NAME",
-    help=f"Type of keys and values instead of the model's, as an engine names it.  {_GROUPED}",
-)  # fmt: skip
-@click.option(
-    "--state-dtype", type=click.Choice(["bfloat16", "float16", "float32"]),
-    help=f"Type of recurrent state matrices instead of the engine's.  {_GROUPED}",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def model(config: Path, *, groups: bool, as_json: bool, **options: Any) -> None:  # noqa: ANN401
-    """Show the layers of a Hugging Face config.json with their kinds and sizes."""
-    from kvbraid.models import EngineOptions, group_config, kinds_of, read_config
-    from kvbraid.report.models import group_table, layer_table
-
-    given = {name: value for name, value in options.items() if value is not None}
-    if groups:
-        grouped = group_config(read_config(config), EngineOptions(**given))
-        click.echo(json.dumps(grouped.to_json()) if as_json else group_table(grouped))
-        return
-    if given:
-        parameters = click.get_current_context().command.params
-        flags = ", ".join(each.opts[0] for each in parameters if each.name in given)
-        msg = f"{flags} without --groups; add --groups, or leave it out"
-        raise click.UsageError(msg)
-    layers = kinds_of(read_config(config))
-    click.echo(json.dumps(layers.to_json()) if as_json else layer_table(layers))
-
-
 @cli.command()
 @click.option("--serve", "keep", is_flag=True, help="Keep the server and the engines running.")
 @click.option("--requests", type=click.IntRange(1), default=200, show_default=True)
@@ -336,7 +272,7 @@ def demo(*, keep: bool, requests: int, seed: int) -> None:
     sys.exit(run_demo(serve=keep, requests=requests, seed=seed, watch=watch))
 
 
-def _print(answer: Any, as_json: Callable[[Any], str] | None, show: _Command) -> None:  # noqa: ANN401
+def _print(answer: Any, as_json: Callable[[Any], str] | None, show: Command) -> None:  # noqa: ANN401
     if as_json is not None:
         click.echo(as_json(answer))
         return

@@ -1,0 +1,62 @@
+"""What commands have in common: text that is UTF-8, and the options of an engine's start."""
+
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import click
+
+from kvbraid.errors import InvalidValueError
+
+Command: TypeAlias = Callable[..., Any]
+
+
+class _Characters(click.ParamType[str]):
+    """Text of the command line; bytes that are not UTF-8 are refused in one line."""
+
+    name = "text"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            name = "an argument" if param is None else param.get_error_hint(ctx).strip("'")
+            raise InvalidValueError(f"{name} has bytes that are not UTF-8; give text") from None
+        return value
+
+
+TEXT: Final = _Characters()
+
+
+def engine(note: str = "") -> Callable[[Command], Command]:
+    """Add the options that decide pages; their names are those of `EngineOptions`.
+
+    `note` ends the help of each.
+    """
+    options = (
+        click.option(
+            "--block-size", type=click.IntRange(1), help=f"Tokens of an attention block.{note}"
+        ),
+        click.option(
+            "--kernel-block", "kernel_block_size", type=click.IntRange(1),
+            help=f"Tokens of the attention kernel's block; 16 if not given.{note}",
+        ),
+        click.option(
+            "--tp", "num_ranks", type=click.IntRange(1),
+            help=f"Tensor-parallel ranks; sizes are of one rank.{note}",
+        ),
+        click.option(
+            "--dtype", "cache_dtype", metavar="NAME",
+            help=f"Type of keys and values instead of the model's, as an engine names it.{note}",
+        ),
+        click.option(
+            "--state-dtype", type=click.Choice(["bfloat16", "float16", "float32"]),
+            help=f"Type of recurrent state matrices instead of the engine's.{note}",
+        ),
+    )  # fmt: skip
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
