@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from kvbraid.layout import NULL_BLOCK, Layout, MemoryPlan, PlanOptions, Reference, Run, Takes
+from kvbraid.layout import NULL_BLOCK, MemoryPlan, Run
 from kvbraid.layout.plan import merged
 
 from bench.harness.measure import Row, Sample, Side
@@ -33,18 +33,7 @@ def blocks_of(num_groups: int) -> list[list[int]]:
     return [drawn[index::num_groups] for index in range(num_groups)]
 
 
-def exact(reference: Reference) -> Sequence[Run]:
-    """The bytes of a block that layers use."""
-    return reference.exact()
-
-
-def whole(reference: Reference) -> Sequence[Run]:
-    """All bytes of a block, or only those used where its bytes are not together."""
-    run = reference.whole()
-    return reference.exact() if run is None else (run,)
-
-
-def copies(plan: MemoryPlan, runs_of: Callable[[Reference], Sequence[Run]]) -> list[Run]:
+def copies(plan: MemoryPlan, *, whole: bool = False) -> list[Run]:
     """Return the copies as addresses in the allocation and lengths."""
     found: list[Run] = []
     for group, blocks in zip(plan.groups, blocks_of(len(plan.groups)), strict=True):
@@ -52,21 +41,12 @@ def copies(plan: MemoryPlan, runs_of: Callable[[Reference], Sequence[Run]]) -> l
         for reference in group.references:
             start = plan.buffers[reference.buffer].start
             assert start is not None  # The plan has a number of blocks.
+            runs = [(0, reference.block_stride)] if whole else reference.exact()
             for block in blocks:
                 base = start + block * reference.block_stride
-                pieces += [(base + offset, length) for offset, length in runs_of(reference)]
+                pieces += [(base + offset, length) for offset, length in runs]
         found += merged(pieces)
     return found
-
-
-def ours(model: Model) -> MemoryPlan:
-    """Plan blocks across layers."""
-    return model.plan(model.layout)
-
-
-def per_layer(model: Model) -> MemoryPlan:
-    """Plan one buffer per slot."""
-    return model.plan(Layout.LBNHC, PlanOptions(takes=Takes.PER_LAYER))
 
 
 def counted(count: Callable[[], float]) -> Side:
@@ -86,9 +66,9 @@ def moved_mib(runs: Sequence[Run]) -> float:
 
 def check(model: Model) -> None:
     """Check that both sides have the same groups and move as many bytes."""
-    mine, theirs = ours(model), per_layer(model)
+    mine, theirs = model.plan(), model.plan_per_layer()
     assert [group.layers for group in mine.groups] == [group.layers for group in theirs.groups]
-    moved = [moved_mib(copies(plan, exact)) for plan in (mine, theirs)]
+    moved = [moved_mib(copies(plan)) for plan in (mine, theirs)]
     assert moved[0] == moved[1], f"ours moves {moved[0]} MiB, one buffer per slot {moved[1]}"
 
 
@@ -98,14 +78,14 @@ def row(name: str, model: Model) -> Row:
         name=f"copies_{name}",
         question="copies of 64 random blocks of every group; the rival: ours, a buffer per slot",
         unit="copies",
-        ours=counted(lambda: len(copies(ours(model), exact))),
-        rival=counted(lambda: len(copies(per_layer(model), exact))),
+        ours=counted(lambda: len(copies(model.plan()))),
+        rival=counted(lambda: len(copies(model.plan_per_layer()))),
         samples=1,
         check=partial(check, model),
         beside={
-            "mib": counted(lambda: moved_mib(copies(ours(model), exact))),
-            "whole": counted(lambda: len(copies(ours(model), whole))),
-            "whole_mib": counted(lambda: moved_mib(copies(ours(model), whole))),
+            "mib": counted(lambda: moved_mib(copies(model.plan()))),
+            "whole": counted(lambda: len(copies(model.plan(), whole=True))),
+            "whole_mib": counted(lambda: moved_mib(copies(model.plan(), whole=True))),
         },
     )
 

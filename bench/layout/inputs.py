@@ -13,6 +13,7 @@ from kvbraid.layout import (
     MemoryPlan,
     PlanOptions,
     Split,
+    Takes,
     from_grouping,
     geometry_of,
     plan_memory,
@@ -35,11 +36,18 @@ class Model:
     options: EngineOptions = field(default_factory=EngineOptions)
     layout: Layout = Layout.NHD
 
-    def plan(self, layout: Layout, options: PlanOptions | None = None) -> MemoryPlan:
-        """Plan the model's groups in a layout."""
+    def plan(self) -> MemoryPlan:
+        """Plan blocks across layers."""
+        return plan_memory(self._groups(self.layout), num_blocks=NUM_BLOCKS)
+
+    def plan_per_layer(self) -> MemoryPlan:
+        """Plan one buffer per slot, in the layout that vLLM 0.32 prefers if nobody says more."""
+        options = PlanOptions(takes=Takes.PER_LAYER)
+        return plan_memory(self._groups(Layout.LBNHC), num_blocks=NUM_BLOCKS, options=options)
+
+    def _groups(self, layout: Layout) -> tuple[LayoutGroup, ...]:
         config = read_config(CONFIGS / f"{self.config}.json")
-        groups = from_grouping(group_config(config, self.options).grouping, layout=layout)
-        return plan_memory(groups, num_blocks=NUM_BLOCKS, options=options)
+        return from_grouping(group_config(config, self.options).grouping, layout=layout)
 
 
 MODELS: Final[Mapping[str, Model]] = MappingProxyType(

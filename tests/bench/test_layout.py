@@ -4,7 +4,7 @@ import pytest
 from kvbraid.layout import plan_memory
 
 from bench.layout import bench_copies
-from bench.layout.bench_copies import copies, exact
+from bench.layout.bench_copies import copies
 from bench.layout.inputs import MODELS, NUM_BLOCKS, SHAPES
 
 
@@ -25,11 +25,11 @@ def test_both_sides_of_a_row_move_the_same_bytes(name: str) -> None:
 def test_adjacent_blocks_of_a_group_are_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_copies, "blocks_of", lambda _: [[3, 2, 9], [4, 7]])
     model = MODELS["gpt_oss_20b_tp1"]
-    plan = bench_copies.ours(model)
+    plan = model.plan()
     size, page = plan.block_bytes, plan.block_bytes // plan.buffers[0].slots
     expected = [(2 * size, 2 * size), (9 * size, size), (4 * size, size), (7 * size, size)]
-    assert copies(plan, exact) == expected
-    slots = copies(bench_copies.per_layer(model), exact)
+    assert copies(plan) == expected
+    slots = copies(model.plan_per_layer())
     assert slots[:2] == [(2 * page, 2 * page), (9 * page, page)]
     assert len(slots) == 4 * plan.buffers[0].slots
     assert slots[2][0] >= NUM_BLOCKS * page  # In the buffer of the next slot.
