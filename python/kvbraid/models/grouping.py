@@ -12,7 +12,7 @@ n-th of the bucket (so that pipeline stages stay balanced). The rules are those 
 models come in through engine_groups.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, lcm
 from typing import Final
@@ -163,21 +163,24 @@ def form_groups(layers: Sequence[CacheLayer]) -> tuple[LayerGroup, ...]:
     """
     if not layers:
         return ()
-    if _one_type(layers):
+    if len(by_type(layers)) == 1:
         return (LayerGroup(layers=tuple(layers)),)
     try:
         equal = unified(layers)
     except TopologyError:
         kept_in_full = _windows_kept_in_full(layers)
-        if not _one_type(kept_in_full):
+        if len(by_type(kept_in_full)) > 1:
             raise
         return (LayerGroup(layers=kept_in_full),)
     return tuple(_cut(_buckets(equal)))
 
 
-def _one_type(layers: Sequence[CacheLayer]) -> bool:
-    """Whether all layers need the same number of blocks, of one size, at any time."""
-    return len({(each.page.block_size, _type_of(each.page)) for each in layers}) == 1
+def by_type(layers: Iterable[CacheLayer]) -> list[list[CacheLayer]]:
+    """Collect layers that need the same number of blocks, of one size, at any time."""
+    found: dict[object, list[CacheLayer]] = {}
+    for layer in layers:
+        found.setdefault((layer.page.block_size, _type_of(layer.page)), []).append(layer)
+    return list(found.values())
 
 
 def _type_of(page: Page) -> object:
