@@ -1,7 +1,7 @@
 """The groups, sizes and alignments that a real vLLM's own functions compute from our layers.
 
 `get_kv_cache_groups` is called with what it reads of an engine's configuration: the hybrid manager
-on, a layer-outer layout, no draft model.
+on, the layout, no draft model.
 """
 
 from collections.abc import Sequence
@@ -31,6 +31,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheSpec,
     MambaSpec,
     MLAAttentionSpec,
+    SlidingWindowMLASpec,
     SlidingWindowSpec,
     get_kv_cache_spec_kind,
     get_kv_quant_mode,
@@ -52,6 +53,10 @@ ENGINE: Final = SimpleNamespace(
     speculative_config=None,
     kv_transfer_config=None,
 )
+SLIDING: Final = {
+    SpecKind.SLIDING_WINDOW: SlidingWindowSpec,
+    SpecKind.SLIDING_WINDOW_MLA: SlidingWindowMLASpec,
+}
 register_all_kvcache_specs(ENGINE)
 
 
@@ -72,9 +77,11 @@ def theirs(page: Page) -> KVCacheSpec:
         "head_size_v": page.shape.value_dim,
         "dtype": getattr(torch, page.shape.dtype),
         "state_content_bytes": _content_bytes(page.shape),
+        "page_size_padded": page.padded_bytes,
     }
-    if page.kind is SpecKind.SLIDING_WINDOW:
-        return SlidingWindowSpec(**fields, sliding_window=page.window)
+    if page.kind.is_window:
+        window = SLIDING[page.kind]
+        return window(**fields, sliding_window=page.window)
     if page.kind is SpecKind.CHUNKED_LOCAL_ATTENTION:
         return ChunkedLocalAttentionSpec(**fields, attention_chunk_size=page.chunk)
     kind = MLAAttentionSpec if page.kind is SpecKind.MLA_ATTENTION else FullAttentionSpec
@@ -120,12 +127,20 @@ def latent_row_bytes(heads: Heads, *, cache_dtype: str) -> int:
     return int(MLAAttention.get_kv_cache_spec(layer, config).page_size_bytes)
 
 
-def described(layers: Sequence[CacheLayer]) -> list[object] | str:
-    """What the engine makes of our layers: groups, sizes, and how they align."""
+def described(
+    layers: Sequence[CacheLayer], layout: KVCacheLayout = KVCacheLayout.LBNHC
+) -> list[object] | str:
+    """What the engine makes of our layers: groups, sizes, and how they align.
+
+    A group without layers (StopIteration), and a layer without a group, count as refused.
+    """
     specs = {str(layer.number): theirs(layer.page) for layer in layers}
     try:
-        groups = get_kv_cache_groups(ENGINE, specs)
-    except NotImplementedError:
+        with patch.object(ENGINE.cache_config, "get_resolved_kv_cache_layout", lambda: layout):
+            groups = get_kv_cache_groups(ENGINE, specs)
+    except (NotImplementedError, StopIteration):
+        return "refused"
+    if {name for group in groups for name in group.layer_names} != set(specs):
         return "refused"
     config = SimpleNamespace(kv_cache_groups=groups)
     rows: list[object] = [
@@ -139,7 +154,7 @@ def described(layers: Sequence[CacheLayer]) -> list[object] | str:
     ]
     if len(groups) > 1:  # With one group the engine takes the block size it was started with.
         rows.append(resolve_kv_cache_block_sizes(config, ENGINE))
-    return [*rows, _get_kv_cache_bytes_per_block(groups, KVCacheLayout.LBNHC)]
+    return [*rows, _get_kv_cache_bytes_per_block(groups, layout)]
 
 
 def aligned(page: Page, state: State, kernel_block: int) -> tuple[int, int | None]:

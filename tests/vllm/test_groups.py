@@ -44,10 +44,12 @@ with warnings.catch_warnings():
     )
 
 
-def ours(layers: Sequence[CacheLayer]) -> list[object] | str:
+def ours(
+    layers: Sequence[CacheLayer], form: Callable[..., tuple[LayerGroup, ...]] = form_groups
+) -> list[object] | str:
     """The same of our groups."""
     try:
-        groups = form_groups(layers)
+        groups = form(layers)
     except TopologyError:
         return "refused"
     rows: list[object] = [row(group) for group in groups]

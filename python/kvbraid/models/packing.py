@@ -14,10 +14,9 @@ applies them where blocks are the outermost dimension and pages have several siz
 or one group is enough, the groups are those of grouping.py. This module places no layer in memory.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import lcm
 
 from kvbraid.errors import TopologyError
 from kvbraid.models.grouping import LayerGroup, by_type, form_groups
@@ -44,15 +43,6 @@ def packed_groups(layers: Sequence[CacheLayer]) -> tuple[LayerGroup, ...]:
         for bucket, (fewest, most) in zip(buckets, limits, strict=True)
         for group in bucket.cut(min(most, max(fewest, bucket.num_fitting(block_bytes))))
     )
-
-
-def block_stride_bytes(groups: Iterable[LayerGroup], alignments: Iterable[int] = ()) -> int:
-    """Return the bytes from one block to the next, a multiple of every alignment that is demanded.
-
-    The pages themselves are not moved: a page that must be aligned is padded (`Page.padded_bytes`).
-    """
-    unit = lcm(*alignments)
-    return -(-max(group.block_bytes for group in groups) // unit) * unit
 
 
 @dataclass(frozen=True, slots=True)
