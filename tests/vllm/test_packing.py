@@ -16,7 +16,9 @@ from tests.vllm.test_groups import BLOCKS, HEADS, PAGES, ours
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Of torch and vLLM, while they are imported.
-    from tests.vllm.engine_groups import KVCacheLayout, described
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    from tests.vllm.engine_groups import described
 
 VECTORS: Final = st.builds(
     Heads,

@@ -4,6 +4,7 @@ from kvbraid.models.engine_groups import EngineOptions, GroupedModel, group_conf
 from kvbraid.models.files import read_config
 from kvbraid.models.grouping import Grouping, LayerGroup, form_groups
 from kvbraid.models.layers import KindLayers, LayerSpec, ModelLayers
+from kvbraid.models.packing import packed_groups
 from kvbraid.models.pages import CacheLayer, Page
 from kvbraid.models.prefill_cost import PrefillCost, prefill_cost
 from kvbraid.models.read import MODEL_TYPES, complete, engine_layers, kinds_of, unsent_tokens
@@ -31,6 +32,7 @@ __all__ = [
     "group_config",
     "group_layers",
     "kinds_of",
+    "packed_groups",
     "prefill_cost",
     "read_config",
     "unsent_tokens",

@@ -12,6 +12,7 @@ from typing import Final
 from kvbraid.errors import InvalidValueError, TopologyError
 from kvbraid.models.grouping import Grouping, form_groups
 from kvbraid.models.layers import KindLayers, ModelLayers, runs
+from kvbraid.models.packing import packed_groups
 from kvbraid.models.pages import CacheLayer, Page, covering_block
 from kvbraid.models.read import engine_layers
 from kvbraid.models.shapes import Heads, Shape
@@ -26,6 +27,7 @@ class EngineOptions:
     `block_size` None: 16 tokens, or the kernel's block if 16 is not a multiple of that.
     `cache_dtype` None: keys and values keep the model's type.
     `state_dtype` None: the type that the config names, else the engine's for the architecture.
+    `packed`: blocks are the outermost dimension, so pages may have several sizes (packing.py).
 
     Raises:
         InvalidValueError: A size below 1, or blocks that a kernel cannot read whole.
@@ -36,6 +38,7 @@ class EngineOptions:
     num_ranks: int = 1
     cache_dtype: str | None = None
     state_dtype: str | None = None
+    packed: bool = False
 
     def __post_init__(self) -> None:
         """Refuse options that no engine starts with."""
@@ -106,7 +109,8 @@ def group_layers(model: ModelLayers, options: EngineOptions) -> Grouping:
     """
     pages = [_page(kind, options) for kind in model.kinds]
     covered = _covering_states(model, pages, options)
-    return Grouping(groups=form_groups(tuple(_layers(model, covered))))
+    form = packed_groups if options.packed else form_groups
+    return Grouping(groups=form(tuple(_layers(model, covered))))
 
 
 def _layers(model: ModelLayers, pages: Sequence[Page]) -> Iterator[CacheLayer]:

@@ -12,6 +12,7 @@ n-th of the bucket (so that pipeline stages stay balanced). The rules are those 
 models come in through engine_groups.py.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, lcm
@@ -86,6 +87,13 @@ class LayerGroup:
 class Grouping:
     """All groups of one model on one rank, in the engine's order.
 
+    Law: layer i of every group stands in slot i, and a group with fewer layers leaves the last
+    slots empty. The layers of a slot use the same bytes, because a block belongs to one group at a
+    time. Each page size has slots of its own; i counts the layers of that size in the group.
+
+    The null block (block 0) has bytes like every other: kernels read it and write padding to it.
+    The number of blocks counts it, and no transfer moves it.
+
     Raises:
         TopologyError: Groups that the engine cannot search for a common prefix.
     """
@@ -114,10 +122,22 @@ class Grouping:
         return max(group.block_bytes for group in self.groups)
 
     @property
+    def slots(self) -> tuple[tuple[CacheLayer, ...], ...]:
+        """The layers of each slot, in the order of their groups; slots in the order of layers."""
+        found: dict[tuple[int, int], list[CacheLayer]] = {}
+        for group in self.groups:
+            taken: Counter[int] = Counter()
+            for layer in group.layers:
+                size = layer.page.page_bytes
+                found.setdefault((size, taken[size]), []).append(layer)
+                taken[size] += 1
+        return tuple(map(tuple, found.values()))
+
+    @property
     def padding_slots(self) -> int:
-        """Slots that stay empty in groups with fewer layers than the largest group."""
-        sizes = [len(group.layers) for group in self.groups]
-        return max(sizes) * len(sizes) - sum(sizes)
+        """Pages that still fit into the blocks of groups that are smaller than the largest."""
+        block = self.block_bytes
+        return sum((block - each.block_bytes) // each.page.page_bytes for each in self.groups)
 
     @property
     def alignment(self) -> int:

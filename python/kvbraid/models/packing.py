@@ -110,10 +110,10 @@ class _Bucket:
             f"{len(column)} of {column[0].page.page_bytes:,} bytes" for column in self.columns
         )
         return TopologyError(
-            f"{self.layers[0]} and {len(self.layers) - 1} layers of its type have pages of several "
-            f"sizes ({sizes}), and {num_groups} groups would be needed to fit them into the block "
-            "of the other layers; layers can only be cut into groups if there are equally many of "
-            "each size, so give them equal heads, or group them without packing"
+            f"{self.layers[0]} and {len(self.layers) - 1} more of its type have pages of several "
+            f"sizes ({sizes}) and need {num_groups} groups, so that each fits the block of other "
+            "layers; only equally many layers of each size can be cut into groups, so give these "
+            "layers equal heads, or group them without packing"
         )
 
 
