@@ -78,6 +78,7 @@ def theirs(page: Page) -> KVCacheSpec:
         "dtype": getattr(torch, page.shape.dtype),
         "state_content_bytes": _content_bytes(page.shape),
         "page_size_padded": page.padded_bytes,
+        "tokens_per_state": page.tokens_per_entry,
     }
     if page.kind.is_window:
         window = SLIDING[page.kind]

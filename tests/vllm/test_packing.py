@@ -12,6 +12,7 @@ from kvbraid.models import CacheLayer, Heads, Page
 from kvbraid.models.packing import packed_groups
 from kvbraid.spec import SpecKind
 
+from tests.unit.models.test_packing import PACKED, layers
 from tests.vllm.test_groups import BLOCKS, HEADS, PAGES, ours
 
 with warnings.catch_warnings():
@@ -59,9 +60,9 @@ MIXED: Final = st.one_of(
 def models(draw: st.DrawFn) -> tuple[CacheLayer, ...]:
     """A few kinds of pages, in a pattern that repeats or dealt out at random.
 
-    In every other model all blocks have one size, so that pages of several sizes share a type. vLLM
-    takes latents with one window for equal where it packs nothing, whatever their width and block;
-    that is its error, and no published model meets it.
+    In every other model all blocks have one size, so that pages of several sizes share a type.
+    Where vLLM packs nothing, it takes all latents with one window for equal, whatever their width
+    and block; no published model has two of these, and none is drawn here.
     """
     pages = draw(st.lists(MIXED, min_size=2, max_size=6))
     if draw(st.booleans()):
@@ -79,9 +80,15 @@ def models(draw: st.DrawFn) -> tuple[CacheLayer, ...]:
 
 
 @settings(max_examples=2_000)
-@given(layers=models())
+@given(model=models())
 @pytest.mark.timeout(600)
 def test_random_layers_are_packed_into_the_engines_own_groups(
-    layers: tuple[CacheLayer, ...],
+    model: tuple[CacheLayer, ...],
 ) -> None:
-    assert ours(layers, packed_groups) == described(layers, KVCacheLayout.BLNHC)
+    assert ours(model, packed_groups) == described(model, KVCacheLayout.BLNHC)
+
+
+@pytest.mark.parametrize("case", PACKED)
+def test_a_models_layers_are_packed_as_the_engine_packs_them(case: str) -> None:
+    model = layers(*PACKED[case][0])
+    assert ours(model, packed_groups) == described(model, KVCacheLayout.BLNHC)

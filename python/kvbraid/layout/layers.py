@@ -183,7 +183,7 @@ def _layer(layer: CacheLayer, name: str, layout: Layout, kernel_block: int | Non
     return LayoutLayer(
         name=name,
         page=page,
-        geometry=geometry_of(layout, page.shape, tokens),
+        geometry=geometry_of(layout, page.shape, tokens // page.tokens_per_entry),
         kernel_block=kernel_block,
     )
 

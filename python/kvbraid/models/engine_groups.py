@@ -1,8 +1,8 @@
 """From a model to its groups: a config and an engine's options give the groups of each rank.
 
 Law: a configuration that the engine would refuse at start-up is refused here, with the layer, the
-rule and the remedy. A layout that is not modelled (pages of several sizes in one layer or one
-block) is refused too, and the message says so. This module reads no file.
+rule and the remedy. Layers whose pages a config does not tell (index keys, compressed entries) are
+refused too, and the message says so. This module reads no file.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -138,9 +138,9 @@ def _page(kind: KindLayers, options: EngineOptions) -> Page:
 def _shape_on_rank(kind: KindLayers, num_ranks: int) -> Shape:
     if kind.spec.shape is None:
         msg = (
-            f"{_named(kind)} keep {kind.spec.unpaged or 'bytes of unknown shape'}; grouping has "
-            "plain pages alone, one per layer, so such layers are left to the packed layout; "
-            "`kvbraid model` without --groups shows them"
+            f"{_named(kind)} keep {kind.spec.unpaged or 'bytes of unknown shape'}; a "
+            "config does not say how an engine stores them, so give the layers and their pages to "
+            "`packed_groups`; `kvbraid model` without --groups shows them"
         )
         raise TopologyError(msg)
     try:

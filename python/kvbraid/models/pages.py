@@ -7,8 +7,8 @@ Law: layers of several groups share one pool, so all their pages get the same si
 states, attention blocks are first made so long that a page can hold a state (`covering_block`).
 Then every page gets the size of the largest one: an attention page by a block that is longer by a
 whole ratio, any other page by padding (`unified`). The rules are those of vLLM 0.32 with a
-layer-outer layout (`Platform._align_hybrid_block_size`, `unify_kv_cache_spec_page_size`). Models
-that need pages of several sizes are refused.
+layer-outer layout (`Platform._align_hybrid_block_size`, `unify_kv_cache_spec_page_size`). Where
+blocks come before layers, pages may keep several sizes instead: packing.py.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,10 @@ MLA_BLOCK_TOKENS = 128  # Decode kernels for latents need whole multiples of it 
 class Page:
     """One block of one layer on one rank; layers with equal pages may share a group.
 
+    A compressed cache keeps one entry of `shape` for `tokens_per_entry` tokens.
+
     Raises:
-        TopologyError: Padding to less than the content.
+        TopologyError: Padding to less than the content, or a block of no whole entries.
     """
 
     kind: SpecKind
@@ -35,9 +37,16 @@ class Page:
     window: int | None = None
     chunk: int | None = None
     padded_bytes: int | None = None
+    tokens_per_entry: int = 1
 
     def __post_init__(self) -> None:
         """Refuse a page that cannot hold its content."""
+        if self.tokens_per_entry < 1 or self.block_size % self.tokens_per_entry:
+            msg = (
+                f"a {self.kind.value} block of {self.block_size} tokens has no whole entries of "
+                f"{self.tokens_per_entry} tokens; choose a block size that is a multiple"
+            )
+            raise TopologyError(msg)
         if self.page_bytes < self.content_bytes:
             msg = (
                 f"a {self.kind.value} page of {self.page_bytes:,} bytes cannot hold "
@@ -49,7 +58,7 @@ class Page:
     def content_bytes(self) -> int:
         """Bytes in use."""
         if isinstance(self.shape, Heads):
-            return self.block_size * self.shape.bytes_per_token
+            return self.block_size // self.tokens_per_entry * self.shape.bytes_per_token
         return self.shape.size_bytes
 
     @property

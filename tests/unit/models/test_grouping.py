@@ -205,7 +205,7 @@ def test_every_layer_of_a_published_model_is_in_one_group(name: str) -> None:
 def test_a_published_model_that_needs_packed_pages_is_refused_by_name(name: str) -> None:
     with pytest.raises(TopologyError, match=REFUSED[name]) as refusal:
         group_config(load(name), DEFAULT)
-    assert "packed layout" in str(refusal.value)
+    assert "packed_groups" in str(refusal.value)
 
 
 # ---- states: blocks as long as a state, and the types of states -------------------------------
