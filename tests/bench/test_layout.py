@@ -1,11 +1,15 @@
 """The benchmarks of layouts plan what they say, and count copies as they say."""
 
+from pathlib import Path
+
 import pytest
 from kvbraid.layout import plan_memory
 
 from bench.layout import bench_copies
 from bench.layout.bench_copies import copies
 from bench.layout.inputs import MODELS, NUM_BLOCKS, SHAPES
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -20,6 +24,21 @@ def test_a_shape_has_a_hundred_layers_in_eight_groups(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_both_sides_of_a_row_move_the_same_bytes(name: str) -> None:
     bench_copies.check(MODELS[name])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_results_are_the_copies_that_are_counted(name: str) -> None:
+    model = MODELS[name]
+    ours, rival = (len(copies(plan)) for plan in (model.plan(), model.plan_per_layer()))
+    row = f"| `copies_{name}` | {ours} | {rival} | copies | {rival / ours:.3g} | stated | - |"
+    assert row in (ROOT / "bench" / "RESULTS.md").read_text()
+
+
+def test_the_readme_has_the_copies_of_gpt_oss() -> None:
+    model = MODELS["gpt_oss_20b_tp1"]
+    ours, rival = (len(copies(plan)) for plan in (model.plan(), model.plan_per_layer()))
+    said = f"{ours} copies instead of {rival:,}".replace(",", " ")
+    assert said in (ROOT / "README.md").read_text()
 
 
 def test_adjacent_blocks_of_a_group_are_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
