@@ -94,7 +94,13 @@ def _format(plan: MemoryPlan, group: PlannedGroup) -> list[object]:
             strides: list[int] = []
             place: list[int] = [chunk.length, chunk.count]
             if reference.is_whole:  # Otherwise both depend on the number of blocks.
-                strides = [each for axis, each in enumerate(view.stride) if axis != view.blocks]
+                strides = [
+                    stride
+                    for axis, (size, stride) in enumerate(
+                        zip(view.shape, view.stride, strict=True)
+                    )
+                    if axis != view.blocks and size != 1  # One element is nowhere else.
+                ]
                 place += [chunk.offset, chunk.stride]
             rows.append([reference.buffer, chunk.name, view.dtype, shape, strides, place])
     return rows

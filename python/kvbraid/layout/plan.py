@@ -239,6 +239,17 @@ class MemoryPlan:
 
         return from_json(document)
 
+    @classmethod
+    def from_engine(cls, config: Any, views: Mapping[str, Any]) -> "MemoryPlan":  # noqa: ANN401
+        """Describe memory that vLLM 0.32 laid out: its `KVCacheConfig` and each layer's view.
+
+        Raises:
+            LayoutError: Whatever config, specs and views do not agree about.
+        """
+        from kvbraid.layout.engine_memory import from_engine
+
+        return from_engine(config, views)
+
 
 def merged(pieces: Iterable[Run]) -> tuple[Run, ...]:
     """Sort runs and join those that touch."""

@@ -1,0 +1,312 @@
+"""Memory that an engine laid out, described as a plan: from vLLM 0.32's config and its views.
+
+    block-outer (B....)   one buffer: a block is the pages of a group's layers
+    layer-outer (L....)   one buffer per region, in which a layer of each group keeps its blocks
+                          LHBNC: per head, all blocks; so the buffer is in pieces before blocks
+
+Law: config, specs and views say the same thing three times, and a plan is made only if they agree:
+every shape, stride and offset of every view is checked. What cannot be explained is refused with
+the layer, the value and the rule; nothing is guessed from a shape. The engine's objects are read
+by the names of their fields: no engine, torch or numpy is imported.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from kvbraid.errors import LayoutError
+from kvbraid.layout.buffers import Place
+from kvbraid.layout.engine_layers import EngineLayer, is_block_outer, layout_of, read_layers
+from kvbraid.layout.engine_specs import group_kind
+from kvbraid.layout.engine_views import EngineView, Foreign, read_view
+from kvbraid.layout.geometry import Layout
+from kvbraid.layout.layers import LayoutLayer
+from kvbraid.layout.plan import Buffer, Chunk, MemoryPlan, PlannedGroup, Reference, Run, View
+from kvbraid.layout.slots import Order
+from kvbraid.layout.views import views_of
+from kvbraid.models.pages import Page
+from kvbraid.models.shapes import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Region:
+    """A buffer's place: blocks of `block_stride` bytes one after another, `pieces` times over."""
+
+    start: int
+    block_stride: int
+    pieces: int
+
+
+def from_engine(config: Foreign, views: Mapping[str, Foreign]) -> MemoryPlan:
+    """Describe the memory of an engine: its `KVCacheConfig`, and the views that it registers.
+
+    Views are torch's tensors or numpy's arrays, by the layers' names. A layer that reads another's
+    cache has the same view as that layer, and becomes its alias.
+
+    Raises:
+        LayoutError: Whatever config, specs and views do not agree about.
+    """
+    seen = {name: read_view(name, view) for name, view in views.items()}
+    size_bytes = _allocation_bytes(config, seen)
+    layers = read_layers(config, seen)
+    layout = layout_of(layers.values(), size_bytes, config.kv_cache_layout)
+    regions = {name: _region(layer, layout) for name, layer in layers.items()}
+    order = sorted(set(regions.values()))
+    _refuse_overlapping(order, regions, size_bytes, config.num_blocks)
+    found = {
+        name: list(_described(layer, layout, order.index(regions[name]), regions[name]))
+        for name, layer in layers.items()
+    }
+    return MemoryPlan(
+        buffers=tuple(_buffer(each, layout, regions, layers) for each in order),
+        groups=tuple(
+            _group(
+                group, [layers[name] for name in group.layer_names if name in layers], found, order
+            )
+            for group in config.kv_cache_groups
+        ),
+        views={chunk.name: view for pairs in found.values() for view, chunk in pairs},
+        num_blocks=config.num_blocks,
+        aliases=dict(_aliases(config, views, seen, layers)),
+        is_cross_layer=is_block_outer(layout),
+        why=f"the engine laid its memory out as {layout.name}",
+    )
+
+
+def _allocation_bytes(config: Foreign, seen: Mapping[str, EngineView]) -> int:
+    """Return the size of the one allocation in which all tensors and views lie."""
+    sizes = sorted({tensor.size for tensor in config.kv_cache_tensors})
+    if len(sizes) != 1 or not seen:
+        msg = f"{len(seen)} views, and tensors of {sizes} bytes; expected one allocation for all"
+        raise LayoutError(msg)
+    (first, expected), *others = seen.items()
+    for name, view in others:
+        if view.allocation != expected.allocation:
+            msg = f"layers {first} and {name} are in two allocations; expected one for all"
+            raise LayoutError(msg)
+    if expected.allocation_bytes < sizes[0]:
+        msg = (
+            f"layer {first}: an allocation of {expected.allocation_bytes:,} bytes; expected the "
+            f"config's {sizes[0]:,}; give the views of this config"
+        )
+        raise LayoutError(msg)
+    return int(sizes[0])
+
+
+def _aliases(
+    config: Foreign,
+    views: Mapping[str, Foreign],
+    seen: Mapping[str, EngineView],
+    layers: Mapping[str, EngineLayer],
+) -> Iterator[tuple[str, str]]:
+    """Yield each layer that no tensor places, and the layer whose view it has.
+
+    Views of several groups may be equal, as groups lie over each other: then only the very same
+    object, or being in the owner's group, tells whose cache it is.
+    """
+    groups = {
+        name: index
+        for index, group in enumerate(config.kv_cache_groups)
+        for name in group.layer_names
+    }
+    for name in dict.fromkeys([*groups, *seen]):
+        if name in layers:
+            continue
+        owners = [
+            owner
+            for owner, layer in layers.items()
+            if seen.get(name) == layer.view and groups.get(name, layer.group) == layer.group
+        ]
+        owners = [owner for owner in owners if views[owner] is views[name]] or owners
+        if len(owners) != 1:
+            msg = (
+                f"layer {name} has no tensor, and its view is that of {len(owners)} layers "
+                f"{owners}; expected the view of the one layer whose cache it reads"
+            )
+            raise LayoutError(msg)
+        yield name, owners[0]
+
+
+def _region(layer: EngineLayer, layout: Layout) -> Region:
+    """Return the buffer in which a layer's blocks lie."""
+    pieces = layer.page.heads if layout is Layout.LHBNC else 1
+    start = 0 if is_block_outer(layout) else layer.start
+    return Region(start=start, block_stride=layer.block_stride, pieces=pieces)
+
+
+def _refuse_overlapping(
+    order: Sequence[Region], regions: Mapping[str, Region], size_bytes: int, num_blocks: int
+) -> None:
+    """Refuse buffers that share bytes: a block would be overwritten by one of another number."""
+    names = {region: name for name, region in regions.items()}
+    ends = [each.start + each.block_stride * each.pieces * num_blocks for each in order]
+    following = [(each.start, f"layer {names[each]}") for each in order[1:]]
+    following.append((size_bytes, "the end of the allocation"))
+    for region, end, (limit, what) in zip(order, ends, following, strict=True):
+        if end > limit:
+            msg = (
+                f"layer {names[region]}: its blocks take bytes {region.start:,} to {end:,} of the "
+                f"allocation, over {what} at {limit:,}; expected regions that are equal or apart"
+            )
+            raise LayoutError(msg)
+
+
+def _described(
+    layer: EngineLayer, layout: Layout, buffer: int, region: Region
+) -> Iterator[tuple[View, Chunk]]:
+    """Yield each view of a layer with its chunk; a state has one of each per tensor."""
+    offset = layer.start - region.start
+    if not layer.page.tensors:
+        yield _attention(layer, layout, buffer, offset)
+        return
+    page = Page(kind=layer.page.kind, block_size=1, shape=State(tensors=layer.page.tensors))
+    place = Place(
+        group=layer.group,
+        layer=LayoutLayer(name=layer.name, page=page),
+        buffer=buffer,
+        order=Order.PAGES,
+        slot=0,
+        num_slots=1,
+        base=offset,
+        block_bytes=layer.block_stride,
+    )
+    yield from views_of(place, None, layer.num_blocks)
+
+
+def _attention(layer: EngineLayer, layout: Layout, buffer: int, offset: int) -> tuple[View, Chunk]:
+    """Take over the engine's view, with the strides that dimensions of size 1 have in a page."""
+    seen, ratio = layer.view, layer.kernel_blocks
+    sizes = dict(zip("bhnc", seen.shape, strict=True))
+    dense, step = {}, seen.element_bytes
+    for axis in reversed(layout.value.replace("l", "").replace("b", "")):
+        dense[axis] = step
+        step *= sizes[axis]
+    strides = {
+        axis: found if sizes[axis] > 1 else dense.get(axis, layer.block_stride // ratio)
+        for axis, found in zip("bhnc", seen.strides, strict=True)
+    }
+    view = View(
+        buffer=buffer,
+        shape=seen.shape,
+        stride=tuple(each // seen.element_bytes for each in strides.values()),
+        offset=offset,
+        dtype=seen.dtype,
+        heads=1,
+        tokens=2,
+        kernel_blocks=ratio,
+        rows_per_block=ratio,
+    )
+    runs = [(sizes["c"], strides["c"]), (sizes["n"], strides["n"]), (sizes["h"], strides["h"])]
+    length, count, stride = _gathered(
+        layer, [(seen.element_bytes, 1), *runs, (ratio, strides["b"])]
+    )
+    chunk = Chunk(
+        name=layer.name,
+        offset=offset,
+        length=length,
+        count=count,
+        stride=stride,
+        heads_stride=strides["h"],
+    )
+    return view, chunk
+
+
+def _gathered(layer: EngineLayer, dimensions: Iterable[Run]) -> tuple[int, int, int]:
+    """Join dimensions (sizes and strides) to `count` pieces of `length` bytes, `stride` apart."""
+    length, count, stride = 1, 1, 0
+    for size, step in sorted(dimensions, key=lambda each: each[1]):
+        if size == 1:
+            continue
+        if count == 1 and step == length:
+            length *= size
+        elif count == 1 and step > length:
+            count, stride = size, step
+        elif count > 1 and step == stride * count:
+            count *= size
+        else:
+            msg = (
+                f"layer {layer.name}: strides {layer.view.strides} bytes in a block of shape "
+                f"{layer.view.shape[1:]}; expected pieces of one size at one distance"
+            )
+            raise LayoutError(msg)
+    return length, count, stride
+
+
+def _buffer(
+    region: Region,
+    layout: Layout,
+    regions: Mapping[str, Region],
+    layers: Mapping[str, EngineLayer],
+) -> Buffer:
+    members = [layers[name] for name, each in regions.items() if each == region]
+    num_blocks = members[0].num_blocks
+    groups = [layer.group for layer in members]
+    slots = max(groups.count(group) for group in groups)
+    axes: tuple[str, ...] = ("blocks", "bytes")
+    shape: tuple[int, ...] = (num_blocks, region.block_stride)
+    pages = {(each.num_layers, each.layer_stride, each.page.heads) for each in members}
+    if region.pieces > 1:
+        axes, shape = ("pieces", *axes), (region.pieces, *shape)
+    elif is_block_outer(layout) and len(pages) == 1:
+        ((num, stride, heads),) = pages
+        before = (heads,) if layout is Layout.BHLNC and heads > 1 else ()
+        if num * stride * (heads if before else 1) == region.block_stride:
+            axes = ("blocks", *(["heads"] if before else []), "layers", "bytes")
+            shape = (num_blocks, *before, num, stride)
+    return Buffer(
+        block_bytes=region.block_stride * region.pieces,
+        slots=slots,
+        axes=axes,
+        shape=shape,
+        why=f"the engine's {layout.name}, with {slots} layers of a group side by side",
+        start=region.start,
+    )
+
+
+def _group(
+    group: Foreign,
+    layers: Sequence[EngineLayer],
+    found: Mapping[str, Sequence[tuple[View, Chunk]]],
+    order: Sequence[Region],
+) -> PlannedGroup:
+    """Describe one group, with one reference for each buffer that it touches."""
+    chunks: dict[int, list[Chunk]] = {}
+    for layer in layers:
+        for view, chunk in found[layer.name]:
+            chunks.setdefault(view.buffer, []).append(chunk)
+    references = tuple(
+        Reference(
+            buffer=index,
+            block_stride=order[index].block_stride,
+            chunks=tuple(mine),
+            is_whole=order[index].pieces == 1,
+        )
+        for index, mine in sorted(chunks.items())
+    )
+    for reference in references:
+        _refuse_shared(reference)
+    return PlannedGroup(
+        kind=group_kind([layer.page.kind for layer in layers]),
+        block_size=group.kv_cache_spec.block_size,
+        layers=tuple(layer.name for layer in layers),
+        references=references,
+    )
+
+
+def _refuse_shared(reference: Reference) -> None:
+    """Refuse layers of one group that share bytes, and bytes that belong to the next block."""
+    runs = sorted((*run, chunk.name) for chunk in reference.chunks for run in chunk.pieces())
+    for (offset, length, name), (limit, _, other) in pairwise(runs):
+        if offset + length > limit:
+            msg = (
+                f"layers {name} and {other} of one group overlap {limit:,} bytes into a block; "
+                "expected each to have bytes of its own"
+            )
+            raise LayoutError(msg)
+    offset, length, name = runs[-1]
+    if reference.is_whole and offset + length > reference.block_stride:
+        msg = (
+            f"layer {name}: its page ends {offset + length:,} bytes into a block of "
+            f"{reference.block_stride:,}; expected it to end inside"
+        )
+        raise LayoutError(msg)
