@@ -60,6 +60,7 @@ def layers(*pages: Page) -> tuple[CacheLayer, ...]:
 LARGE: Final = attention(SWA, 16, 256)  # 262 144 bytes.
 SMALL: Final = attention(FULL, 4, 512)  # 131 072 bytes.
 LATENT, INDEX = vector(MLA, 576), vector(MLA, 132)  # 36 864 and 8 448 bytes.
+LATENT_16: Final = vector(MLA, 576, "bfloat16", block_size=16)  # 18 432 bytes.
 
 WINDOW_LATENT: Final = SpecKind.SLIDING_WINDOW_MLA
 
@@ -110,6 +111,11 @@ PACKED: Final[dict[str, tuple[Sequence[Page], list[int], int]]] = {
         deepseek_v4(),
         [22, 21, 62, 42, 20],
         21 * (37_440 + 8_640) + 20 * 1_728,
+    ),
+    "full layers that repeat no pattern stay in one group beside one that does": (
+        [attention(SWA, 1, 64), attention(SWA, 2, 64)] * 2 + [SMALL] * 5 + [LATENT_16],
+        [4, 6],
+        5 * 131_072 + 18_432,
     ),
     "states are cut to fit a block of full attention": (
         ([state(300_000)] * 3 + [SMALL]) * 5,
