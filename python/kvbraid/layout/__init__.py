@@ -20,7 +20,6 @@ from kvbraid.layout.plan import (
     View,
 )
 from kvbraid.layout.planner import PlanOptions, plan_memory
-from kvbraid.layout.probe import Probe, geometry_from_layouts, probe_backend
 
 __all__ = [
     "NULL_BLOCK",
@@ -34,7 +33,6 @@ __all__ = [
     "MemoryPlan",
     "PlanOptions",
     "PlannedGroup",
-    "Probe",
     "Reference",
     "Run",
     "Split",
@@ -43,8 +41,6 @@ __all__ = [
     "View",
     "from_grouping",
     "gate",
-    "geometry_from_layouts",
     "geometry_of",
     "plan_memory",
-    "probe_backend",
 ]

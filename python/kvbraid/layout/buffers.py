@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from math import lcm, prod
 from typing import Final
 
-from kvbraid.errors import LayoutError
 from kvbraid.layout.geometry import Geometry
-from kvbraid.layout.layers import LayoutLayer
+from kvbraid.layout.layers import LayoutLayer, Split
 from kvbraid.layout.plan import Buffer
 from kvbraid.layout.slots import Key, Member, Order, num_pieces
 from kvbraid.models.shapes import ELEMENT_BYTES
@@ -38,13 +37,13 @@ class Place:
 
 
 def place_slots(
-    key: Key, slots: Sequence[Sequence[Member]], buffer: int, alignment: int
+    key: Key,
+    slots: Sequence[Sequence[Member]],
+    buffer: int,
+    alignment: int,
+    split: Split | None,
 ) -> tuple[Buffer, list[Place]]:
-    """Lay slots of one page size side by side.
-
-    Raises:
-        LayoutError: A page that cannot start where its layer asks for.
-    """
+    """Lay slots of one page size side by side; `split` says how kernel blocks lie in them."""
     layers = [layer for members in slots for _, layer in members]
     page = key.page_bytes
     step = page // prod(key.prefix)  # From a slot's first byte to the next slot's.
@@ -63,8 +62,9 @@ def place_slots(
         for slot, members in enumerate(slots)
         for group, layer in members
     ]
-    _refuse_misaligned(places)
     axes, shape, why = _DESCRIBED[key.order](key, layers, len(slots))
+    if split is Split.INTERLEAVED and key.order is not Order.ALONE:
+        axes, shape, why = _interleaved(layers, (axes, shape, why))
     return (
         Buffer(block_bytes=block_bytes, slots=len(slots), axes=axes, shape=shape, why=why),
         places,
@@ -117,33 +117,14 @@ def _alignment(layer: LayoutLayer) -> int:
     return lcm(layer.alignment, *(ELEMENT_BYTES[dtype] for dtype in dtypes))
 
 
-def _packed(layers: Sequence[LayoutLayer]) -> list[tuple[int, LayoutLayer, int]]:
-    """Give each layer of one group its slot, and the first fitting place after the one before.
-
-    Layers with equal pages stand together, in the order in which the group has them, as vLLM 0.32
-    places them.
-    """
+def _packed(layers: Iterable[LayoutLayer]) -> list[tuple[int, LayoutLayer, int]]:
+    """Give each layer of one group its slot, and the first fitting place after the one before."""
     placed, end = [], 0
-    first: dict[object, int] = {}
-    for number, layer in enumerate(layers):
-        first.setdefault(layer.page, number)
-    for slot, layer in enumerate(sorted(layers, key=lambda layer: first[layer.page])):
+    for slot, layer in enumerate(layers):
         base = rounded(end, _alignment(layer))
         placed.append((slot, layer, base))
         end = base + layer.page.page_bytes
     return placed
-
-
-def _refuse_misaligned(places: Iterable[Place]) -> None:
-    for place in places:
-        layer = place.layer
-        if place.base % layer.alignment:
-            msg = (
-                f"layer {layer.name}: its page starts {place.base:,} bytes into a block, which is "
-                f"no multiple of the {layer.alignment:,} that the layer asks for; pad the pages "
-                f"of {layer.page.page_bytes:,} bytes to a multiple, or pack them"
-            )
-            raise LayoutError(msg)
 
 
 _Described = tuple[tuple[str, ...], tuple[int | None, ...], str]
@@ -157,29 +138,38 @@ def _pages(key: Key, layers: Sequence[LayoutLayer], num_slots: int) -> _Describe
 
 def _heads(key: Key, layers: Sequence[LayoutLayer], num_slots: int) -> _Described:
     """Blocks, what stands before the layers, layers, and the rest of a page."""
-    geometry = layers[0].geometry
-    assert geometry is not None  # Only a geometry stores heads before layers.
-    names = tuple(_axis(geometry, each) for each in geometry.before_layers)
+    geometries = {layer.geometry for layer in layers if layer.geometry is not None}
+    geometry, *others = geometries  # Only a geometry stores heads before layers.
+    names = _axes(geometry, geometry.before_layers)
+    if any(_axes(other, other.before_layers) != names for other in others):
+        names = tuple(f"size {size}" for size in key.prefix)
     why = (
         f"{num_slots} slots with pages of {key.page_bytes:,} bytes, {' and '.join(names)} before "
         "layers"
     )
-    if any(layer.is_split for layer in layers):
-        return ("blocks", "bytes"), (None, key.page_bytes * num_slots), f"{why}, per kernel block"
-    inside = [each for each in geometry.alone_order if each != geometry.blocks]
-    inside = [each for each in inside if each not in geometry.before_layers]
-    if len({layer.geometry for layer in layers}) > 1:
+    inside = geometry.inside_layers
+    if others or not inside:
         rest = key.page_bytes // prod(key.prefix)
         return ("blocks", *names, "layers", "bytes"), (None, *key.prefix, num_slots, rest), why
     sizes = [geometry.shape[each] or 1 for each in inside]
     sizes[-1] *= ELEMENT_BYTES[geometry.dtype]
-    axes = ("blocks", *names, "layers", *(_axis(geometry, each) for each in inside[:-1]), "bytes")
+    axes = ("blocks", *names, "layers", *_axes(geometry, inside[:-1]), "bytes")
     return axes, (None, *key.prefix, num_slots, *sizes), why
 
 
-def _axis(geometry: Geometry, dimension: int) -> str:
+def _axes(geometry: Geometry, dimensions: Iterable[int]) -> tuple[str, ...]:
+    """Name dimensions by their meaning, or by their number."""
     named = {geometry.heads: "heads", geometry.tokens: "tokens"}
-    return named.get(dimension, f"dimension {dimension}")
+    return tuple(named.get(each, f"dimension {each}") for each in dimensions)
+
+
+def _interleaved(layers: Sequence[LayoutLayer], described: _Described) -> _Described:
+    """Where kernel blocks lie between blocks and layers, no other dimension has one place."""
+    (_, shape, why) = described
+    if not any(layer.is_split for layer in layers):
+        return described
+    size = prod(each for each in shape if each is not None)
+    return ("blocks", "bytes"), (None, size), f"{why}, per kernel block"
 
 
 def _alone(key: Key, layers: Sequence[LayoutLayer], num_slots: int) -> _Described:

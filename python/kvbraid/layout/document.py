@@ -11,11 +11,26 @@ different sizes can exchange blocks, and every sentence that is for people.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kvbraid.errors import LayoutError, shown
+from kvbraid.errors import LayoutError
+from kvbraid.layout.check import check_integrity
 from kvbraid.layout.plan import Buffer, Chunk, MemoryPlan, PlannedGroup, Reference, View
+from kvbraid.layout.reading import (
+    Reader,
+    all_of,
+    fields,
+    flag,
+    layer_name,
+    mapping,
+    number,
+    one_of,
+    or_none,
+    row,
+    string,
+)
+from kvbraid.models.shapes import ELEMENT_BYTES
 from kvbraid.spec import SpecKind
 
 VERSION: Final = 1
@@ -48,22 +63,20 @@ def from_json(document: Mapping[str, Any]) -> MemoryPlan:
     Raises:
         LayoutError: Not a plan, or one that contradicts itself.
     """
-    try:
-        plan = MemoryPlan(
-            buffers=tuple(_read_buffer(each) for each in document["buffers"]),
-            groups=tuple(_read_group(each) for each in document["groups"]),
-            views={str(name): _read_view(each) for name, each in document["views"].items()},
-            num_blocks=document["num_blocks"],
-            aliases={str(name): str(owner) for name, owner in document["aliases"].items()},
-            is_cross_layer=bool(document["cross_layer"]),
-            why=str(document["why"]),
-            warnings=tuple(str(each) for each in document["warnings"]),
-        )
-        again = to_json(plan)
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
-        msg = f"not a memory plan: {type(error).__name__} {shown(str(error))}; write it anew"
-        raise LayoutError(msg) from None
-    different = [name for name in again if again[name] != document.get(name)]
+    found = fields(_PLAN)(document, "the plan")
+    plan = MemoryPlan(
+        buffers=tuple(Buffer(**each) for each in found["buffers"]),
+        groups=tuple(_read_group(each) for each in found["groups"]),
+        views={name: View(**each) for name, each in found["views"].items()},
+        num_blocks=found["num_blocks"],
+        aliases=found["aliases"],
+        is_cross_layer=found["cross_layer"],
+        why=found["why"],
+        warnings=found["warnings"],
+    )
+    check_integrity(plan)
+    again = to_json(plan)
+    different = [name for name in again if again[name] != document[name]]
     if different:
         msg = (
             f"the plan contradicts itself: {', '.join(different)} differ from what its content "
@@ -90,20 +103,26 @@ def _format(plan: MemoryPlan, group: PlannedGroup) -> list[object]:
     for reference in group.references:
         for chunk in reference.chunks:
             view = plan.views[chunk.name]
-            shape = [size for axis, size in enumerate(view.shape) if axis != view.blocks]
-            strides: list[int] = []
-            place: list[int] = [chunk.length, chunk.count]
+            place = [chunk.length, chunk.count]
             if reference.is_whole:  # Otherwise both depend on the number of blocks.
-                strides = [
-                    stride
-                    for axis, (size, stride) in enumerate(
-                        zip(view.shape, view.stride, strict=True)
-                    )
-                    if axis != view.blocks and size != 1  # One element is nowhere else.
-                ]
                 place += [chunk.offset, chunk.stride]
-            rows.append([reference.buffer, chunk.name, view.dtype, shape, strides, place])
+            rows.append([reference.buffer, chunk.name, view.dtype, list(_axes(view)), place])
     return rows
+
+
+def _axes(view: View) -> Iterator[list[object]]:
+    """Yield meaning, size and stride of each dimension inside a block.
+
+    One element is nowhere else, so its stride is 0. Strides above the blocks' depend on the number
+    of blocks; which of them is larger does not.
+    """
+    step = view.stride[view.blocks]
+    above = sorted({each for each in view.stride if each > step})
+    meanings = {view.heads: "heads", view.tokens: "tokens"}
+    for axis, (size, stride) in enumerate(zip(view.shape, view.stride, strict=True)):
+        if axis != view.blocks:
+            inside = stride if stride <= step else -1 - above.index(stride)
+            yield [meanings.get(axis, ""), size, 0 if size == 1 else inside]
 
 
 def _name(name: str) -> str | int:
@@ -121,10 +140,6 @@ def _buffer(buffer: Buffer) -> dict[str, Any]:
     }
 
 
-def _read_buffer(row: Mapping[str, Any]) -> Buffer:
-    return Buffer(**{**row, "axes": tuple(row["axes"]), "shape": tuple(row["shape"])})
-
-
 def _group(group: PlannedGroup) -> dict[str, Any]:
     return {
         "kind": group.kind.value,
@@ -140,16 +155,21 @@ def _group(group: PlannedGroup) -> dict[str, Any]:
     }
 
 
-def _read_group(row: Mapping[str, Any]) -> PlannedGroup:
+def _read_group(found: Mapping[str, Any]) -> PlannedGroup:
     return PlannedGroup(
-        kind=SpecKind(row["kind"]),
-        block_size=row["block_size"],
-        layers=tuple(str(each) for each in row["layers"]),
-        references=tuple(_read_reference(each) for each in row["references"]),
+        kind=SpecKind(found["kind"]),
+        block_size=found["block_size"],
+        layers=found["layers"],
+        references=tuple(
+            Reference(
+                buffer=each["buffer"],
+                block_stride=each["block_stride"],
+                chunks=tuple(Chunk(**chunk) for chunk in each["chunks"]),
+                is_whole=each["whole"],
+            )
+            for each in found["references"]
+        ),
     )
-
-
-_CHUNK: Final = ("name", "offset", "length", "count", "stride", "heads_stride")
 
 
 def _reference(reference: Reference) -> dict[str, Any]:
@@ -161,29 +181,6 @@ def _reference(reference: Reference) -> dict[str, Any]:
     }
 
 
-def _read_reference(row: Mapping[str, Any]) -> Reference:
-    return Reference(
-        buffer=row["buffer"],
-        block_stride=row["block_stride"],
-        is_whole=row["whole"],
-        chunks=tuple(Chunk(**dict(zip(_CHUNK, each, strict=True))) for each in row["chunks"]),
-    )
-
-
-_VIEW: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "buffer": int,
-    "shape": tuple,
-    "stride": tuple,
-    "offset": int,
-    "dtype": str,
-    "blocks": int,
-    "heads": lambda value: value,
-    "tokens": lambda value: value,
-    "kernel_blocks": int,
-    "rows_per_block": int,
-}
-
-
 def _view(view: View) -> dict[str, Any]:
     values = {name: getattr(view, name) for name in _VIEW}
     return {
@@ -191,5 +188,58 @@ def _view(view: View) -> dict[str, Any]:
     }
 
 
-def _read_view(row: Mapping[str, Any]) -> View:
-    return View(**{name: read(row[name]) for name, read in _VIEW.items()})
+_SIZES: Final = all_of(or_none(number(1)))
+_CHUNK: Final[Mapping[str, Reader]] = {
+    "name": string,
+    "offset": number(0),
+    "length": number(1),
+    "count": number(1),
+    "stride": number(0),
+    "heads_stride": number(0),
+}
+_VIEW: Final[Mapping[str, Reader]] = {
+    "buffer": number(0),
+    "shape": _SIZES,
+    "stride": all_of(number(0)),
+    "offset": number(0),
+    "dtype": one_of(ELEMENT_BYTES),
+    "blocks": number(0),
+    "heads": or_none(number(0)),
+    "tokens": or_none(number(0)),
+    "kernel_blocks": number(1),
+    "rows_per_block": number(1),
+}
+_BUFFER: Final[Mapping[str, Reader]] = {
+    "block_bytes": number(1),
+    "slots": number(1),
+    "why": string,
+    "axes": all_of(string),
+    "shape": _SIZES,
+    "start": or_none(number(0)),
+}
+_REFERENCE: Final[Mapping[str, Reader]] = {
+    "buffer": number(0),
+    "block_stride": number(1),
+    "whole": flag,
+    "chunks": all_of(row(_CHUNK)),
+}
+_GROUP: Final[Mapping[str, Reader]] = {
+    "kind": one_of([kind.value for kind in SpecKind]),
+    "block_size": number(1),
+    "layers": all_of(layer_name),
+    "used_bytes": number(0),
+    "runs": all_of(all_of(number(0))),
+    "references": all_of(fields(_REFERENCE)),
+}
+_PLAN: Final[Mapping[str, Reader]] = {
+    "block_bytes": number(1),
+    "num_blocks": or_none(number(1)),
+    "fingerprint": string,
+    "buffers": all_of(fields(_BUFFER)),
+    "groups": all_of(fields(_GROUP)),
+    "views": mapping(fields(_VIEW)),
+    "aliases": mapping(string),
+    "cross_layer": flag,
+    "why": string,
+    "warnings": all_of(string),
+}

@@ -34,8 +34,8 @@ class Geometry:
     dimension comes first.
 
     Raises:
-        InvalidValueError: An unknown type, no blocks dimension, or an order that is no order of
-            the dimensions.
+        InvalidValueError: An unknown type, no blocks dimension, a size below 1, one dimension with
+            two meanings, or an order that is no order of the dimensions.
     """
 
     shape: tuple[int | None, ...]
@@ -54,6 +54,16 @@ class Geometry:
             msg = f"shape = {self.shape}; expected one None, for the blocks"
             raise InvalidValueError(msg)
         rank = len(self.shape)
+        meant = [each for each in (self.heads, self.tokens) if each is not None]
+        if any(size is not None and size < 1 for size in self.shape):
+            msg = f"shape = {self.shape}; expected sizes of at least 1"
+            raise InvalidValueError(msg)
+        if len({self.blocks, *meant}) <= len(meant) or not set(meant) <= set(range(rank)):
+            msg = (
+                f"heads = {self.heads}, tokens = {self.tokens}; expected dimensions of their own "
+                f"among the {rank} of the shape, and not the blocks' {self.blocks}"
+            )
+            raise InvalidValueError(msg)
         if sorted(self.order) != list(range(rank)):
             msg = f"order = {self.order}; expected an order of the {rank} dimensions of the shape"
             raise InvalidValueError(msg)
@@ -94,6 +104,12 @@ class Geometry:
         order = self.layer_order
         between = order[order.index(self.blocks + 1) + 1 : order.index(LAYERS)]
         return tuple(each - 1 for each in between)
+
+    @property
+    def inside_layers(self) -> tuple[int, ...]:
+        """Logical dimensions after the layers in memory."""
+        order = self.layer_order
+        return tuple(each - 1 for each in order[order.index(LAYERS) + 1 :])
 
     @property
     def blocks_come_first(self) -> bool:

@@ -61,7 +61,8 @@ class LayoutLayer:
     own. `alignment` is the bytes that the page's place and the block's stride are a multiple of.
 
     Raises:
-        InvalidValueError: An empty name, or a size below 1.
+        InvalidValueError: An empty name, a size below 1, or a geometry of what keeps no keys and
+            values.
     """
 
     name: str
@@ -76,6 +77,17 @@ class LayoutLayer:
         if not self.name:
             msg = "a layer without a name; give each layer a name of its own"
             raise InvalidValueError(msg)
+        if self.page.page_bytes < 1:
+            msg = (
+                f"layer {self.name}: a page without bytes; leave the layer out, or name its owner"
+            )
+            raise InvalidValueError(msg)
+        if self.geometry is not None and self.heads is None:
+            msg = (
+                f"layer {self.name}: a geometry, but no keys and values to be viewed by it; leave "
+                "the geometry out"
+            )
+            raise InvalidValueError(msg)
         for name in ("kernel_block", "alignment"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -86,7 +98,7 @@ class LayoutLayer:
     def is_split(self) -> bool:
         """Whether the kernel's block is not the page's."""
         tokens = self.page.block_size if isinstance(self.page, Page) else None
-        return self.kernel_block not in (None, tokens)
+        return self.geometry is not None and self.kernel_block not in (None, tokens)
 
     @property
     def view_names(self) -> tuple[str, ...]:

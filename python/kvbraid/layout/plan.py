@@ -12,6 +12,7 @@ in bytes, strides of views in elements. This module decides nothing: planner.py 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any, Final, TypeAlias
 
 from kvbraid.errors import InvalidValueError, UnknownError
@@ -128,8 +129,9 @@ class Buffer:
 
     `axes` names the physical dimensions from the outside to the inside, as far as all layers of
     the buffer agree ("blocks", "heads", "layers", "tokens", ..., "bytes" for the rest), and
-    `shape` has their sizes, in bytes at the end; the blocks' is None while unknown. `start` is the
-    distance from the start of the allocation. `why` says why these slots are together or alone.
+    `shape` has their sizes, in bytes at the end; the blocks' is None while unknown. What an
+    alignment adds at the end of a block is in `block_bytes` alone. `start` is the distance from
+    the start of the allocation. `why` says why these slots are together or alone.
     """
 
     block_bytes: int
@@ -156,12 +158,11 @@ class Buffer:
                 "layers in it; plan with a layout that orders them so (hnd, bhlnc)"
             )
             raise InvalidValueError(msg)
-        heads = self.shape[1]
-        assert heads is not None
+        heads, *inside = [size or 1 for size in self.shape[1:]]
         if first < 0 or count < 1 or first + count > heads:
             msg = f"heads {first} to {first + count - 1}; the buffer has heads 0 to {heads - 1}"
             raise InvalidValueError(msg)
-        each = self.block_bytes // heads
+        each = prod(inside)  # Not a part of `block_bytes`, which may end in padding.
         return first * each, count * each
 
 

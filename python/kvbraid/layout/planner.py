@@ -18,7 +18,6 @@ from kvbraid.layout.buffers import Place, place_packed, place_slots
 from kvbraid.layout.gate import Takes, gate
 from kvbraid.layout.layers import LayoutGroup, LayoutLayer, Split, sharers
 from kvbraid.layout.plan import (
-    BASE_ALIGNMENT,
     Buffer,
     Chunk,
     MemoryPlan,
@@ -78,11 +77,11 @@ def plan_memory(
     """
     options = options or PlanOptions()
     _check(groups, options)
-    _refuse_mixed_kernels(groups, options.split)
     decision = gate(options.takes, groups)
     buffers, places = _placed(groups, options, None if decision.is_cross_layer else decision.why)
+    _refuse_mixed_kernels(places, options.split)
     num_blocks = _num_blocks(buffers, num_blocks, memory_bytes)
-    found = [(place, list(views_of(place, options.split, num_blocks))) for place in places]
+    found = [(place, views_of(place, options.split, num_blocks)) for place in places]
     return MemoryPlan(
         buffers=_started(buffers, num_blocks),
         groups=tuple(_groups(groups, found, buffers)),
@@ -106,10 +105,13 @@ def _check(groups: Sequence[LayoutGroup], options: PlanOptions) -> None:
     if times > 1:
         msg = f"layer {name} is given {times} times; give each layer a name of its own"
         raise LayoutError(msg)
-    names = {layer.name for layer in layers}
+    names = {layer.name for layer in layers if layer.state is None}
     for alias, owner in options.aliases.items():
         if owner not in names:
-            msg = f"layer {alias} reads the cache of layer {owner}, which has none; name its owner"
+            msg = (
+                f"layer {alias} reads the cache of layer {owner}, which has no keys and values; "
+                "name its owner"
+            )
             raise LayoutError(msg)
         if alias in views:
             msg = f"layer {alias} has a cache and reads that of {owner}; leave one of them out"
@@ -131,7 +133,7 @@ def _placed(
             places += found
             layers = [[each for each in mine if _is_alone(each, options)] for mine in layers]
     for key, slots in in_buffers(layers, options.split, apart=apart):
-        buffer, found = place_slots(key, slots, len(buffers), options.alignment)
+        buffer, found = place_slots(key, slots, len(buffers), options.alignment, options.split)
         buffers.append(buffer)
         places += found
     return buffers, places
@@ -150,10 +152,9 @@ def _num_blocks(
         raise InvalidValueError(msg)
     if memory_bytes is not None:
         sizes = [buffer.block_bytes for buffer in buffers]
-        padding = (len(sizes) - 1) * (BASE_ALIGNMENT - 1)
         num_blocks = memory_bytes // sum(sizes)
         while num_blocks >= MIN_BLOCKS and _end(sizes, num_blocks) > memory_bytes:
-            num_blocks = min(num_blocks - 1, (memory_bytes - padding) // sum(sizes))
+            num_blocks -= 1  # Padding between buffers is some hundred blocks of bytes at most.
         if num_blocks < MIN_BLOCKS:
             msg = (
                 f"{memory_bytes:,} bytes hold {max(num_blocks, 0)} blocks of {sum(sizes):,}; at "
@@ -218,16 +219,16 @@ def _reference(index: int, buffer: Buffer, found: Sequence[tuple[Place, Chunk]])
     return Reference(buffer=index, block_stride=buffer.block_bytes, chunks=chunks)
 
 
-def _refuse_mixed_kernels(groups: Sequence[LayoutGroup], split: Split | None) -> None:
-    """Interleaved kernel blocks of one group are of one size; otherwise layers would overlap."""
+def _refuse_mixed_kernels(places: Iterable[Place], split: Split | None) -> None:
+    """Refuse layers of one group that interleaved kernel blocks would lay over each other."""
     if split is not Split.INTERLEAVED:
         return
-    for group in groups:
-        ratios = {
-            kernel_blocks(layer, split): layer.name
-            for layer in group.layers
-            if layer.geometry is not None
-        }
+    found: dict[tuple[int, int], dict[int, str]] = {}
+    for place in places:
+        layer = place.layer
+        ratio = 1 if layer.geometry is None else kernel_blocks(layer, split)
+        found.setdefault((place.group, place.buffer), {})[ratio] = layer.name
+    for ratios in found.values():
         if len(ratios) > 1:
             listed = ", ".join(f"{name} has {ratio}" for ratio, name in ratios.items())
             msg = (

@@ -24,21 +24,23 @@ from kvbraid.models.shapes import ELEMENT_BYTES
 
 def views_of(
     place: Place, split: Split | None, num_blocks: int | None
-) -> Iterator[tuple[View, Chunk]]:
-    """Yield each view of a placed layer with its chunk; a state has one of each per tensor.
+) -> list[tuple[View, Chunk]]:
+    """Return each view of a placed layer with its chunk; a state has one of each per tensor.
 
     Raises:
         LayoutError: Bytes that no view of the layer's type can have, with the layer and the rule.
     """
     layer = place.layer
     if layer.state is not None:
-        yield from _state_views(place, num_blocks)
+        found = list(_state_views(place, num_blocks))
     elif layer.geometry is None:
-        yield _bytes_view(place, num_blocks)
+        found = [_bytes_view(place, num_blocks)]
     elif num_pieces(layer) > 1 and place.order is Order.ALONE:
-        yield _pieces_view(place, layer.geometry, num_blocks)
+        found = [_pieces_view(place, layer.geometry, split, num_blocks)]
     else:
-        yield _attention_view(place, layer.geometry, split, num_blocks)
+        found = [_attention_view(place, layer.geometry, split, num_blocks)]
+    _refuse_unaligned(layer, found[0][0])
+    return found
 
 
 def _bytes_view(place: Place, num_blocks: int | None) -> tuple[View, Chunk]:
@@ -102,11 +104,11 @@ def _attention_view(
 
 def _inside(place: Place, geometry: Geometry) -> dict[int, int]:
     """Return the strides inside a block, in elements, of all dimensions but the blocks'."""
-    inside = [each for each in geometry.alone_order if each != geometry.blocks]
     if place.order is not Order.HEADS:
+        inside = [each for each in geometry.alone_order if each != geometry.blocks]
         return _strides(geometry, inside)
     before = geometry.before_layers
-    rest = [each for each in inside if each not in before]
+    rest = geometry.inside_layers
     step = place.num_slots * prod(geometry.shape[each] or 1 for each in rest)
     outer = {each: stride * step for each, stride in _strides(geometry, before).items()}
     return outer | _strides(geometry, rest)
@@ -134,7 +136,9 @@ def _attention_chunk(
     )
 
 
-def _pieces_view(place: Place, geometry: Geometry, num_blocks: int | None) -> tuple[View, Chunk]:
+def _pieces_view(
+    place: Place, geometry: Geometry, split: Split | None, num_blocks: int | None
+) -> tuple[View, Chunk]:
     """A layer alone, stored as its backend does, with something before its blocks."""
     layer, size = place.layer, ELEMENT_BYTES[geometry.dtype]
     if num_blocks is None:
@@ -150,7 +154,7 @@ def _pieces_view(place: Place, geometry: Geometry, num_blocks: int | None) -> tu
             "padding needs blocks first"
         )
         raise LayoutError(msg)
-    ratio = layer.page.content_bytes // (geometry.num_elements * size)
+    ratio = kernel_blocks(layer, split)
     rows = num_blocks * ratio
     shape = tuple(rows if each is None else each for each in geometry.shape)
     strides = _strides_of(shape, geometry.alone_order)
@@ -266,6 +270,18 @@ def _strides_of(shape: Sequence[int], order: Sequence[int]) -> dict[int, int]:
 def _contiguous(dims: Sequence[int]) -> tuple[int, ...]:
     strides: Mapping[int, int] = _strides_of(dims, range(len(dims)))
     return tuple(strides[each] for each in range(len(dims)))
+
+
+def _refuse_unaligned(layer: LayoutLayer, view: View) -> None:
+    """Refuse a first byte, or a step to the next block, that is not as the layer asks for."""
+    step = view.stride[view.blocks] * ELEMENT_BYTES[view.dtype]
+    if view.offset % layer.alignment or step % layer.alignment:
+        msg = (
+            f"layer {layer.name}: its page starts {view.offset:,} bytes into a block and the next "
+            f"{step:,} later, but the layer asks for multiples of {layer.alignment:,}; pad "
+            f"its pages of {layer.page.page_bytes:,} bytes to one, or pack them"
+        )
+        raise LayoutError(msg)
 
 
 def _refuse_misaligned(name: str, dtype: str, size: int, offset: int, stride: int) -> None:
