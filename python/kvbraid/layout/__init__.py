@@ -20,6 +20,7 @@ from kvbraid.layout.plan import (
     View,
 )
 from kvbraid.layout.planner import PlanOptions, plan_memory
+from kvbraid.layout.probe import Probe, geometry_from_layouts, probe_backend
 
 __all__ = [
     "NULL_BLOCK",
@@ -33,6 +34,7 @@ __all__ = [
     "MemoryPlan",
     "PlanOptions",
     "PlannedGroup",
+    "Probe",
     "Reference",
     "Run",
     "Split",
@@ -41,6 +43,8 @@ __all__ = [
     "View",
     "from_grouping",
     "gate",
+    "geometry_from_layouts",
     "geometry_of",
     "plan_memory",
+    "probe_backend",
 ]

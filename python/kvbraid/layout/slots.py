@@ -58,7 +58,8 @@ def key_of(layer: LayoutLayer, split: Split | None) -> Key:
         why = f"layer {layer.name}: {layer.unprobed or 'its backend told no geometry'}"
         return Key(order=Order.ALONE, page_bytes=page_bytes, why=why)
     if not geometry.blocks_come_first:
-        why = f"layer {layer.name}: in its backend's order blocks do not come first"
+        told = layer.unprobed or "in its backend's order blocks do not come first"
+        why = f"layer {layer.name}: {told}"
         return Key(order=Order.ALONE, page_bytes=page_bytes, why=why)
     prefix = tuple(geometry.shape[each] or 1 for each in geometry.before_layers)
     whole = layer.page.content_bytes == page_bytes and split is not Split.INTACT

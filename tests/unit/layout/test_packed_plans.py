@@ -38,3 +38,13 @@ def test_a_compressed_cache_is_viewed_by_entries() -> None:
     plan = planned("DeepSeek-V4: 22 of 43 windows and 21 of two inputs per group")
     assert plan.views["3"].shape == (4, 1, 64, 584)
     assert plan.views["8"].shape == (4, 1, 2, 584)
+
+
+def test_equal_pages_of_a_packed_group_stand_together() -> None:
+    """Layers 0, 2, 4, ... are latents and the others their indexes; vLLM 0.32 places them so."""
+    plan = planned("DeepSeek sparse attention: an index beside each latent")
+    starts = {int(name): view.offset for name, view in plan.views.items()}
+    latents = [starts[number] for number in range(0, 12, 2)]
+    indexes = [starts[number] for number in range(1, 12, 2)]
+    assert latents == [place * 36_864 for place in range(6)]
+    assert indexes == [6 * 36_864 + place * 8_448 for place in range(6)]
