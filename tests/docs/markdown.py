@@ -21,6 +21,11 @@ class Block:
     language: str
     text: str
 
+    @property
+    def needs_torch(self) -> bool:
+        """Whether only `make test-torch` can run it."""
+        return "kvbraid.layout.tensors" in self.text
+
 
 def blocks(page: Path) -> Iterator[Block]:
     for match in _FENCE.finditer(page.read_text()):

@@ -99,15 +99,17 @@ def test_a_plan_needs_no_native_core_no_numpy_and_no_torch() -> None:
     program = f"""{blocked("kvbraid._native", "numpy", "torch")}
 {PLANNED}
 assert MemoryPlan.from_json(plan.to_json()) == plan
-try:
-    import kvbraid.layout.descriptors
-except ModuleNotFoundError as error:
-    print(error)
+for module in ("descriptors", "tensors"):
+    try:
+        __import__(f"kvbraid.layout.{{module}}")
+    except ModuleNotFoundError as error:
+        print(error)
 """
+    remedy = "which is not installed: pip install 'kvbraid[torch]'"
     assert fresh(program) == [
         "3072",
-        "kvbraid.layout.descriptors needs numpy, which is not installed: pip install "
-        "'kvbraid[torch]'",
+        f"kvbraid.layout.descriptors needs numpy, {remedy}",
+        f"kvbraid.layout.tensors needs torch, {remedy}",
     ]
 
 

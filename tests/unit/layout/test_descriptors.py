@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
 from kvbraid.errors import InvalidValueError, LayoutError
 from kvbraid.layout import (
     Geometry,
@@ -22,6 +23,7 @@ from kvbraid.models.pages import Page
 from kvbraid.models.shapes import Heads
 from kvbraid.spec import SpecKind
 
+from tests.reference.layout_strategies import Case, cases
 from tests.unit.layout.test_worked_models import planned
 
 BASE = 1 << 46
@@ -97,6 +99,19 @@ def test_rows_go_group_by_group_block_by_block_and_run_by_run(plan: MemoryPlan) 
         for _ in range(planned_group.num_runs)
     ]
     assert mover.owners(ids).tolist() == owners
+
+
+@given(case=cases())
+def test_descriptors_of_any_plan_are_the_runs_of_its_references(case: Case) -> None:
+    try:
+        plan = case.plan()
+    except InvalidValueError:  # A case that cannot be planned; few are.
+        return
+    ids = [list(range(plan.num_blocks or 0))[1:] for _ in plan.groups]
+    expected = rows_of(plan, ids, BASE, device=0)
+    mover = Descriptors(plan, bases=BASE)
+    assert list(map(tuple, mover.chunks(ids).tolist())) == expected
+    assert expanded(mover.strided(ids)) == expected
 
 
 def test_a_padded_state_group_is_one_strided_row_a_block() -> None:
