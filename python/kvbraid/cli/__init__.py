@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from kvbraid import __version__
-from kvbraid.cli.models import model
+from kvbraid.cli.models import model, plan
 from kvbraid.cli.options import TEXT, Command
 from kvbraid.errors import KvbraidError, one_line
 
@@ -55,6 +55,7 @@ def cli() -> None:
 
 
 cli.add_command(model)
+cli.add_command(plan)
 
 _url = click.option(
     "--url", type=TEXT, envvar="KVBRAID_URL", default=_DEFAULT_URL, show_default=True,

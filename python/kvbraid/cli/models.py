@@ -1,4 +1,4 @@
-"""Commands that start from a model's config.json: its layers, and its groups."""
+"""Commands that start from a model's config.json: its layers, its groups, its memory."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from kvbraid.cli.options import engine
+from kvbraid.cli.options import TEXT, engine
 
 
 @click.command()
@@ -34,3 +34,53 @@ def model(config: Path, *, groups: bool, as_json: bool, **options: Any) -> None:
         raise click.UsageError(msg)
     layers = kinds_of(read_config(config))
     click.echo(json.dumps(layers.to_json()) if as_json else layer_table(layers))
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--memory", type=TEXT, help="Memory of the cache on one rank, such as 60GiB.")
+@click.option(
+    "--layout", type=click.Choice(["nhd", "hnd", "blnhc", "blhnc", "bhlnc", "lbhnc"]),
+    default="nhd", show_default=True,
+    help="Order of blocks, layers, heads, tokens (n) and content in memory. nhd and hnd: keys and "
+    "values apart, heads inside a layer's page or before layers.",
+)  # fmt: skip
+@engine()
+@click.option(
+    "--split", type=click.Choice(["interleaved", "intact"]),
+    help="Split blocks into blocks of the kernel's size, with those of all layers together, or "
+    "with each layer's page in one piece.",
+)  # fmt: skip
+@click.option(
+    "--pack",
+    "packed",
+    is_flag=True,
+    help="Put pages of several sizes side by side into one block.",
+)
+@click.option("--svg", type=click.Path(path_type=Path), help="Draw a block into this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as one JSON object.")
+def plan(
+    config: Path, *, memory: str | None, layout: str, split: str | None, svg: Path | None,
+    as_json: bool, **options: Any,  # noqa: ANN401
+) -> None:  # fmt: skip
+    """Show where each byte of the cache of CONFIG, a Hugging Face config.json, lies in memory."""
+    from kvbraid.layout import Layout, Split, plan_config
+    from kvbraid.models import EngineOptions, read_config
+    from kvbraid.report.block_picture import write_picture
+    from kvbraid.report.console import stdout
+    from kvbraid.report.memory_plan import plan_title, show_plan
+    from kvbraid.sim.traces.memory_size import parse_size
+
+    planned = plan_config(
+        read_config(config),
+        EngineOptions(**{name: value for name, value in options.items() if value is not None}),
+        layout=Layout(layout),
+        split=None if split is None else Split(split),
+        memory_bytes=None if memory is None else parse_size(memory),
+    )
+    if svg is not None:
+        write_picture(svg, planned.plan, plan_title(planned))
+    if as_json:
+        click.echo(json.dumps(planned.plan.to_json()))
+    else:
+        show_plan(stdout(), planned)

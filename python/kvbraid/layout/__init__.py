@@ -6,6 +6,7 @@ A plan is pure data: it needs neither torch nor numpy nor the native core. `kvbr
 needs the extra `torch`, `kvbraid.layout.descriptors` needs numpy; both are imported by name.
 """
 
+from kvbraid.layout.from_config import PlannedModel, plan_config
 from kvbraid.layout.gate import Gate, Takes, gate
 from kvbraid.layout.geometry import Geometry, Layout, geometry_of
 from kvbraid.layout.layers import LayoutGroup, LayoutLayer, Split, UnknownPage, from_grouping
@@ -34,6 +35,7 @@ __all__ = [
     "MemoryPlan",
     "PlanOptions",
     "PlannedGroup",
+    "PlannedModel",
     "Probe",
     "Reference",
     "Run",
@@ -45,6 +47,7 @@ __all__ = [
     "gate",
     "geometry_from_layouts",
     "geometry_of",
+    "plan_config",
     "plan_memory",
     "probe_backend",
 ]

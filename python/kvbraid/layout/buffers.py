@@ -138,8 +138,9 @@ _Described = tuple[tuple[str, ...], tuple[int | None, ...], str]
 
 
 def _pages(key: Key, layers: Sequence[LayoutLayer], num_slots: int) -> _Described:
-    del layers
-    why = f"{num_slots} slots with pages of {key.page_bytes:,} bytes, each page in one piece"
+    why = f"{num_slots} slots with pages of {key.page_bytes:,} bytes"
+    if not any(layer.is_split for layer in layers):
+        why += ", each page in one piece"
     return ("blocks", "layers", "bytes"), (None, num_slots, key.page_bytes), why
 
 

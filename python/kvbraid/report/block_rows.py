@@ -1,0 +1,159 @@
+"""One block of a group as rows of bytes, in the order in which they lie in memory.
+
+    each page in one piece       a row per slot:           | layer 3        | padding |
+    heads before layers          a row per head:           | layer 3 | layer 7 | ...
+    interleaved kernel blocks    a row per kernel block:   | layer 3 | layer 7 | ...
+
+Law: every byte of the block is in exactly one cell of one row, unless rows that are alike are left
+out: then a row says how many. Everything comes from the references of a plan, whoever made it.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Final
+
+from kvbraid.layout.plan import Buffer, Chunk, MemoryPlan, PlannedGroup, Reference
+
+MAX_ALIKE: Final = 8
+"""Rows alike, one after the other, that are all shown; of more, the first three and the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """Bytes of a row from `start` on: those of the view `name` of `layer`, or of no layer."""
+
+    start: int
+    length: int
+    name: str
+    layer: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRow:
+    """Bytes of a block from `offset` on; `num_left_out` rows alike come after this one."""
+
+    label: str
+    offset: int
+    length: int
+    cells: tuple[Cell, ...]
+    num_left_out: int = 0
+
+
+def block_rows(plan: MemoryPlan, group: PlannedGroup) -> tuple[BlockRow, ...]:
+    """Return the rows of one block of a group, buffer by buffer."""
+    found: list[BlockRow] = []
+    for reference in group.references:
+        rows = _rows(plan, group, reference)
+        if len(plan.buffers) > 1:
+            rows = [
+                replace(row, label=_in_buffer(reference.buffer, row, len(rows))) for row in rows
+            ]
+        found += rows
+    return tuple(_without_alike(found))
+
+
+def layer_of(name: str, group: PlannedGroup) -> str:
+    """Return the layer whose view has this name."""
+    return name if name in group.layers else name.rpartition(".")[0]
+
+
+def _rows(plan: MemoryPlan, group: PlannedGroup, reference: Reference) -> list[BlockRow]:
+    buffer = plan.buffers[reference.buffer]
+    if not reference.is_whole:
+        return list(_pieces(group, reference.chunks))
+    striped = any(chunk.count > 1 for chunk in reference.chunks)
+    starts = _stripes(buffer, reference) if striped else _slots(buffer, group, reference)
+    ends = (*starts[1:], buffer.block_bytes)
+    cells: list[list[Cell]] = [[] for _ in starts]
+    for row, offset, length, name in _cut(reference.chunks, starts, ends):
+        layer = layer_of(name, group)
+        cells[row].append(Cell(start=offset - starts[row], length=length, name=name, layer=layer))
+    return [
+        BlockRow(
+            label=_label(plan, buffer, reference, index, len(starts)),
+            offset=start,
+            length=end - start,
+            cells=tuple(_filled(found, end - start, striped=striped)),
+        )
+        for index, (start, end, found) in enumerate(zip(starts, ends, cells, strict=True))
+    ]
+
+
+def _cut(
+    chunks: Sequence[Chunk], starts: Sequence[int], ends: Sequence[int]
+) -> Iterator[tuple[int, int, int, str]]:
+    """Yield row, offset, length and name of all pieces in order; a row's end cuts them."""
+    pieces = [(*piece, chunk.name) for chunk in chunks for piece in chunk.pieces()]
+    for offset, length, name in sorted(pieces):
+        row = bisect_right(starts, offset) - 1
+        begin = offset
+        while begin < offset + length:
+            end = min(offset + length, ends[row])
+            yield row, begin, end - begin, name
+            begin, row = end, row + 1
+
+
+def _in_buffer(buffer: int, row: BlockRow, num_rows: int) -> str:
+    return f"buffer {buffer}" if num_rows == 1 else f"buffer {buffer}, {row.label}"
+
+
+def _pieces(group: PlannedGroup, chunks: Sequence[Chunk]) -> Iterator[BlockRow]:
+    """A layer alone whose blocks are not first: each piece is far from the next."""
+    for chunk in chunks:
+        for index, (offset, length) in enumerate(chunk.pieces()):
+            cell = Cell(start=0, length=length, name=chunk.name, layer=layer_of(chunk.name, group))
+            yield BlockRow(label=f"piece {index}", offset=offset, length=length, cells=(cell,))
+
+
+def _stripes(buffer: Buffer, reference: Reference) -> list[int]:
+    """A row goes from one piece of a layer to its next, over all layers."""
+    step = next(chunk.stride for chunk in reference.chunks if chunk.count > 1)
+    return list(range(0, buffer.block_bytes, step))
+
+
+def _slots(buffer: Buffer, group: PlannedGroup, reference: Reference) -> list[int]:
+    """A row is a slot, and whatever alignment adds; where there are no slots, a layer's page."""
+    if buffer.axes == ("blocks", "layers", "bytes"):
+        page_bytes = buffer.shape[-1]
+        assert page_bytes is not None  # Only blocks may be unknown.
+        full = page_bytes * buffer.slots
+        return [*range(0, full, page_bytes), *([full] if full < buffer.block_bytes else [])]
+    starts: dict[str, int] = {}
+    for chunk in reference.chunks:
+        starts.setdefault(layer_of(chunk.name, group), chunk.offset)
+    return sorted({0, *starts.values()})
+
+
+def _label(
+    plan: MemoryPlan, buffer: Buffer, reference: Reference, index: int, num_rows: int
+) -> str:
+    first = reference.chunks[0]
+    if first.count == 1:
+        return f"slot {index}" if index < buffer.slots else "the rest"
+    if plan.views[first.name].kernel_blocks == num_rows:
+        return f"kernel block {index}"
+    return f"head {index}" if buffer.axis("heads") == 1 else f"part {index}"
+
+
+def _filled(cells: Sequence[Cell], length: int, *, striped: bool) -> Iterator[Cell]:
+    """Yield the cells of a row, and one for each gap."""
+    what = "padding" if cells and not striped else "no layer"
+    end = 0
+    for cell in cells:
+        if cell.start > end:
+            yield Cell(start=end, length=cell.start - end, name=what)
+        yield cell
+        end = cell.start + cell.length
+    if end < length:
+        yield Cell(start=end, length=length - end, name=what)
+
+
+def _without_alike(rows: Sequence[BlockRow]) -> Iterator[BlockRow]:
+    """Leave out rows in the middle of many that are alike but for where they start."""
+    for _, found in groupby(rows, key=lambda row: (row.length, row.cells)):
+        alike = list(found)
+        if len(alike) > MAX_ALIKE:
+            alike = [*alike[:2], replace(alike[2], num_left_out=len(alike) - 4), alike[-1]]
+        yield from alike
