@@ -99,6 +99,7 @@ def test_a_plan_needs_no_native_core_no_numpy_and_no_torch() -> None:
     program = f"""{blocked("kvbraid._native", "numpy", "torch")}
 {PLANNED}
 assert MemoryPlan.from_json(plan.to_json()) == plan
+import kvbraid.layout.connectors
 for module in ("descriptors", "tensors"):
     try:
         __import__(f"kvbraid.layout.{{module}}")

@@ -34,6 +34,7 @@ Progression: TypeAlias = tuple[int, int, int, int]
 
 _ADDRESS: Final = 0
 _CHUNK_COLUMNS: Final = 3
+_END_OF_MEMORY: Final = 1 << 63
 
 
 class Descriptors:
@@ -43,8 +44,8 @@ class Descriptors:
     holds a pool keeps it alive; descriptors are numbers and hold nothing.
 
     Raises:
-        InvalidValueError: A plan without a number of blocks, as many bases as there are no
-            buffers, or a negative base or device.
+        InvalidValueError: A plan without a number of blocks, bases that are no addresses or not
+            as many as buffers, or a negative device.
         LayoutError: `whole` of a block whose bytes are not together, with its layer.
     """
 
@@ -202,9 +203,9 @@ def progressions(runs: Iterable[Run]) -> list[Progression]:
 def _starts(plan: MemoryPlan, bases: int | Sequence[int]) -> list[int]:
     """Return the address of each buffer."""
     given = [bases] if isinstance(bases, int) else list(bases)
-    negative = [base for base in given if base < 0]
-    if negative:
-        msg = f"base = {negative[0]}; it must be at least 0"
+    wrong = [base for base in given if not 0 <= base < _END_OF_MEMORY]
+    if wrong:
+        msg = f"base = {wrong[0]}; expected an address, at least 0 and below 2**63"
         raise InvalidValueError(msg)
     if not isinstance(bases, int):
         if len(given) != len(plan.buffers):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvbraid.errors import LayoutError
+from kvbraid.errors import InvalidValueError, LayoutError
 from kvbraid.layout import (
     Geometry,
     Layout,
@@ -285,3 +285,35 @@ def test_a_buffer_of_one_layer_has_no_layers_and_its_own_blocks_dimension() -> N
     assert BufferDimensions.of(plan.buffers[0]) == BufferDimensions(
         blocks=1, layers=None, heads=None, tokens=None
     )
+
+
+@pytest.mark.parametrize("layout", [Layout.HND, Layout.BHLNC])
+def test_a_slice_of_heads_is_one_range_with_those_heads_of_all_layers(layout: Layout) -> None:
+    plan = dense(layout)
+    pool = ArrayPool(plan)
+    pool.memory[:] = 0
+    for name, view in plan.views.items():
+        assert view.heads is not None
+        block = pool.views[name][2]  # Blocks are the first dimension of both layouts.
+        block[(slice(None),) * (view.heads - 1) + (1,)] = 0xFFFF
+    start, length = plan.buffers[0].head_slice(1, 1)
+    first = 2 * plan.block_bytes + start
+    assert (pool.memory[first : first + length] == 0xFF).all()
+    assert np.count_nonzero(pool.memory) == length
+    assert plan.buffers[0].head_slice(0, 2) == (0, plan.block_bytes)
+
+
+@pytest.mark.parametrize(
+    ("plan", "first", "count", "message"),
+    [
+        (dense(), 0, 1, "heads do not come before layers"),
+        (dense(Layout.HND), 1, 2, "heads 1 to 2; the buffer has heads 0 to 1"),
+        (dense(Layout.HND), -1, 1, "heads -1 to -1"),
+        (dense(Layout.HND), 0, 0, "heads 0 to -1"),
+    ],
+)
+def test_heads_that_are_no_range_are_refused(
+    plan: MemoryPlan, first: int, count: int, message: str
+) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        plan.buffers[0].head_slice(first, count)

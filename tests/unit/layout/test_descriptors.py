@@ -194,7 +194,8 @@ def test_ids_that_nobody_may_move_are_refused(block_ids: list[Any], message: str
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"bases": -1}, "base = -1"),
+        ({"bases": -1}, "base = -1; expected an address"),
+        ({"bases": 1 << 64}, "base = 18446744073709551616; expected an address"),
         ({"bases": 0, "device": -1}, "device = -1"),
         ({"bases": 0, "how": "fast"}, "how = 'fast'; expected 'exact' or 'whole'"),
     ],
