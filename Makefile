@@ -195,6 +195,7 @@ fmt: .venv/installed ## Format everything, and apply safe fixes
 docs: .venv/built ## Write the generated parts of docs/
 	.venv/bin/python -m tests.docs.models_page
 	.venv/bin/python -m tests.docs.cli_page
+	.venv/bin/python -m tests.docs.layout_page
 
 # ---- numbers and the real engine -----------------------------------------------------------
 

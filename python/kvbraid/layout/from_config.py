@@ -23,6 +23,7 @@ class PlannedModel:
     grouped: GroupedModel
     groups: tuple[LayoutGroup, ...]
     layout: Layout
+    split: Split | None
     plan: MemoryPlan
     memory_bytes: int | None = None
 
@@ -55,5 +56,10 @@ def plan_config(
         options=PlanOptions(split=split, packed=options.packed, aliases=aliases),
     )
     return PlannedModel(
-        grouped=grouped, groups=groups, layout=layout, plan=plan, memory_bytes=memory_bytes
+        grouped=grouped,
+        groups=groups,
+        layout=layout,
+        split=split,
+        plan=plan,
+        memory_bytes=memory_bytes,
     )

@@ -199,7 +199,7 @@ class _Drawing:
             x += 32 + len(text) * 12 * _CHARACTER + 20
         if any(_first_parts(row.cells) for row in rows):
             _box(svg, (x, y, 24, 14), {"fill": self.colours[self.names[0]], "class": "first"})
-            _text(svg, x + 32, y + 11, "paler: the first tensor of a layer's state", "muted")
+            _text(svg, x + 32, y + 11, "fainter: the first tensor of a layer's state", "muted")
 
 
 def _head(svg: Element, plan: MemoryPlan, rows: Sequence[Sequence[BlockRow]], title: str) -> float:

@@ -37,9 +37,10 @@ def plan_title(planned: PlannedModel) -> str:
     model, ranks = planned.grouped.model, planned.grouped.options.num_ranks
     groups = _counted(len(planned.plan.groups), "group")
     where = "" if ranks == 1 else f", one of {ranks} ranks"
+    split = "" if planned.split is None else f", split {planned.split.value}"
     return (
         f"{model.model_type}: {_counted(model.num_layers, 'layer')} in {groups}, layout "
-        f"{planned.layout.value}{where}"
+        f"{planned.layout.value}{split}{where}"
     )
 
 
