@@ -60,10 +60,8 @@ def from_engine(config: Foreign, views: Mapping[str, Foreign]) -> MemoryPlan:
     return MemoryPlan(
         buffers=tuple(_buffer(each, layout, regions, layers) for each in order),
         groups=tuple(
-            _group(
-                group, [layers[name] for name in group.layer_names if name in layers], found, order
-            )
-            for group in config.kv_cache_groups
+            _group(group, [each for each in layers.values() if each.group == index], found, order)
+            for index, group in enumerate(config.kv_cache_groups)
         ),
         views={chunk.name: view for pairs in found.values() for view, chunk in pairs},
         num_blocks=config.num_blocks,
@@ -269,7 +267,10 @@ def _group(
     found: Mapping[str, Sequence[tuple[View, Chunk]]],
     order: Sequence[Region],
 ) -> PlannedGroup:
-    """Describe one group, with one reference for each buffer that it touches."""
+    """Describe one group, with one reference for each buffer that it touches.
+
+    `layers` are its layers in the order of the tensors, which is that of their bytes.
+    """
     chunks: dict[int, list[Chunk]] = {}
     for layer in layers:
         for view, chunk in found[layer.name]:
@@ -288,7 +289,7 @@ def _group(
     return PlannedGroup(
         kind=group_kind([layer.page.kind for layer in layers]),
         block_size=group.kv_cache_spec.block_size,
-        layers=tuple(layer.name for layer in layers),
+        layers=tuple(name for name in group.layer_names if name in found),
         references=references,
     )
 
