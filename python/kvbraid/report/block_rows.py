@@ -43,13 +43,15 @@ class BlockRow:
 
 def block_rows(plan: MemoryPlan, group: PlannedGroup) -> tuple[BlockRow, ...]:
     """Return the rows of one block of a group, buffer by buffer."""
+    references = {reference.buffer: reference for reference in group.references}
     found: list[BlockRow] = []
-    for reference in group.references:
-        rows = _rows(plan, group, reference)
+    for number, buffer in enumerate(plan.buffers):
+        if number in references:
+            rows = _rows(plan, group, references[number])
+        else:
+            rows = [_untouched(buffer.block_bytes)]
         if len(plan.buffers) > 1:
-            rows = [
-                replace(row, label=_in_buffer(reference.buffer, row, len(rows))) for row in rows
-            ]
+            rows = [replace(row, label=_in_buffer(number, row, len(rows))) for row in rows]
         found += rows
     return tuple(_without_alike(found))
 
@@ -72,7 +74,7 @@ def _rows(plan: MemoryPlan, group: PlannedGroup, reference: Reference) -> list[B
         cells[row].append(Cell(start=offset - starts[row], length=length, name=name, layer=layer))
     return [
         BlockRow(
-            label=_label(plan, buffer, reference, index, len(starts)),
+            label=_label(plan, reference, index, len(starts)),
             offset=start,
             length=end - start,
             cells=tuple(_filled(found, end - start, striped=striped)),
@@ -93,6 +95,12 @@ def _cut(
             end = min(offset + length, ends[row])
             yield row, begin, end - begin, name
             begin, row = end, row + 1
+
+
+def _untouched(block_bytes: int) -> BlockRow:
+    """A buffer with no layer of the group."""
+    nobody = Cell(start=0, length=block_bytes, name="no layer")
+    return BlockRow(label="", offset=0, length=block_bytes, cells=(nobody,))
 
 
 def _in_buffer(buffer: int, row: BlockRow, num_rows: int) -> str:
@@ -126,15 +134,19 @@ def _slots(buffer: Buffer, group: PlannedGroup, reference: Reference) -> list[in
     return sorted({0, *starts.values()})
 
 
-def _label(
-    plan: MemoryPlan, buffer: Buffer, reference: Reference, index: int, num_rows: int
-) -> str:
+def _label(plan: MemoryPlan, reference: Reference, index: int, num_rows: int) -> str:
     first = reference.chunks[0]
     if first.count == 1:
-        return f"slot {index}" if index < buffer.slots else "the rest"
-    if plan.views[first.name].kernel_blocks == num_rows:
+        return f"slot {index}" if index < plan.buffers[reference.buffer].slots else "the rest"
+    view = plan.views[first.name]
+    if view.kernel_blocks == num_rows:
         return f"kernel block {index}"
-    return f"head {index}" if buffer.axis("heads") == 1 else f"part {index}"
+    heads = 1 if view.heads is None else view.shape[view.heads]
+    assert heads is not None  # Only blocks may be unknown.
+    if view.kernel_blocks * heads != num_rows:
+        return f"part {index}"
+    block, head = divmod(index, heads)
+    return f"kernel block {block}, head {head}" if view.kernel_blocks > 1 else f"head {head}"
 
 
 def _filled(cells: Sequence[Cell], length: int, *, striped: bool) -> Iterator[Cell]:

@@ -262,21 +262,14 @@ def _about(planned: PlannedModel) -> Iterator[str]:
     pages = {layer.page.page_bytes for group in planned.groups for layer in group.layers}
     if planned.grouped.options.packed and len(pages) == 1:
         yield "All pages are of one size: there is nothing to pack."
-    readers: dict[str, list[str]] = {}
-    for reader, owner in plan.aliases.items():
+    readers: dict[int, list[int]] = {}
+    for reader, owner in sorted(planned.grouped.model.aliases.items()):
         readers.setdefault(owner, []).append(reader)
-    for owner, names in readers.items():
-        which = "layer" if len(names) == 1 else "layers"
-        reads = "reads" if len(names) == 1 else "read"
-        yield f"{which} {_listed(names)} {reads} the cache of layer {owner}"
+    for owner, numbers in readers.items():
+        read = "layer {} reads" if len(numbers) == 1 else "layers {} read"
+        yield f"{read.format(runs(tuple(numbers)))} the cache of layer {owner}"
     for name, value in planned.grouped.model.assumed.items():
         yield f"assumed: {name} = {value} (not in the config)"
-
-
-def _listed(names: Sequence[str]) -> str:
-    if all(name.isdecimal() for name in names):
-        return runs(tuple(sorted(int(name) for name in names)))
-    return ", ".join(names)
 
 
 def _counted(count: int, what: str) -> str:

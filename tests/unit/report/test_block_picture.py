@@ -6,13 +6,18 @@ from xml.etree import ElementTree
 
 import pytest
 from kvbraid.layout import (
+    Buffer,
+    Chunk,
     Geometry,
     Layout,
     LayoutGroup,
     LayoutLayer,
     MemoryPlan,
+    PlannedGroup,
     PlanOptions,
+    Reference,
     Split,
+    View,
     plan_config,
     plan_memory,
 )
@@ -50,7 +55,7 @@ def cells(row: BlockRow) -> list[tuple[int, int, str]]:
         planned("qwen3-next-80b-a3b", split=Split.INTERLEAVED),
         planned("qwen3-next-80b-a3b", split=Split.INTACT),
         planned("gemma-4-31b", packed=True),
-        planned("gpt-oss-20b", layout=Layout.LBHNC),
+        planned("gemma-3-27b", layout=Layout.LBHNC),
         planned("falcon-h1-0.5b"),
     ],
     ids=["pages", "heads", "interleaved", "intact", "packed", "apart", "two kinds"],
@@ -102,6 +107,47 @@ def test_a_row_is_a_kernel_block_of_all_layers_where_they_are_interleaved() -> N
     ]  # fmt: skip
     assert [row.num_left_out for row in rows] == [0, 0, 13, 0]
     assert cells(rows[0])[1] == (65_536, 65_536, "7")
+
+
+def test_kernel_blocks_with_heads_before_layers_are_rows_per_head() -> None:
+    config = read_config(FIXTURES / "gpt-oss-20b.json")
+    options = EngineOptions(block_size=64, num_ranks=4)
+    plan = plan_config(config, options, layout=Layout.HND, split=Split.INTERLEAVED).plan
+    rows = block_rows(plan, plan.groups[0])
+    assert [row.label for row in rows] == [
+        f"kernel block {block}, head {head}" for block in range(4) for head in range(2)
+    ]
+    assert [cell.name for cell in rows[5].cells] == [str(number) for number in range(0, 24, 2)]
+
+
+def test_a_buffer_without_a_layer_of_the_group_is_a_row_of_no_layer() -> None:
+    plan = planned("gemma-3-27b", layout=Layout.LBHNC)
+    last = block_rows(plan, plan.groups[0])[-1]
+    assert (last.label, cells(last)) == ("buffer 9", [(0, 131_072, "no layer")])
+
+
+def test_memory_that_an_engine_laid_out_is_drawn_in_parts() -> None:
+    full = Chunk(name="f", offset=0, length=64, count=2, stride=256)
+    window = Chunk(name="w", offset=64, length=64, count=4, stride=128)
+    kinds = {full: SpecKind.FULL_ATTENTION, window: SpecKind.SLIDING_WINDOW}
+    view = View(buffer=0, shape=(None, 64), stride=(512, 1), offset=0, dtype="uint8")
+    plan = MemoryPlan(
+        buffers=(
+            Buffer(block_bytes=512, slots=2, axes=("blocks", "bytes"), shape=(None, 512), why=""),
+        ),
+        groups=tuple(
+            PlannedGroup(
+                kind=kind,
+                block_size=16,
+                layers=(chunk.name,),
+                references=(Reference(buffer=0, block_stride=512, chunks=(chunk,)),),
+            )
+            for chunk, kind in kinds.items()
+        ),
+        views={"f": view, "w": view},
+    )
+    labels = [[row.label for row in block_rows(plan, group)] for group in plan.groups]
+    assert labels == [[f"part {index}" for index in range(count)] for count in (2, 4)]
 
 
 def test_pages_of_several_sizes_are_rows_of_several_lengths() -> None:
