@@ -8,7 +8,6 @@ Law: nothing here changes a plan. Bytes are of one rank. The last block of a req
 full, and the null block belongs to no request.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import log
@@ -123,10 +122,13 @@ def longest_request(groups: Sequence[LayoutGroup], num_blocks: int) -> int | Non
     def needed(num_tokens: int) -> int:
         return sum(blocks_of_request(group, num_tokens) for group in groups)
 
-    beyond = num_blocks * max(group.block_size for group in groups) + 1
+    fits, beyond = 0, num_blocks * max(group.block_size for group in groups) + 1
     if needed(beyond) <= num_blocks:
         return None
-    return bisect_right(range(beyond), num_blocks, key=needed) - 1
+    while beyond - fits > 1:
+        middle = (fits + beyond) // 2
+        fits, beyond = (middle, beyond) if needed(middle) <= num_blocks else (fits, middle)
+    return fits
 
 
 def slot_choices(groups: Sequence[LayoutGroup]) -> tuple[SlotChoice, ...]:

@@ -66,7 +66,7 @@ def write_picture(path: Path, plan: MemoryPlan, title: str) -> None:
         InvalidValueError: The file cannot be written.
     """
     try:
-        path.write_text(picture(plan, title))
+        path.write_text(picture(plan, title), encoding="utf-8")
     except OSError as error:
         msg = (
             f"{path}: the picture cannot be written: {error.strerror}; give a file in a folder "

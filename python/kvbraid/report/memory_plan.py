@@ -154,26 +154,22 @@ def _buffers(plan: MemoryPlan) -> Iterator[str]:
 def _reason(plan: MemoryPlan, number: int) -> str:
     """Why a buffer is as it is, without the name of the layer that the reason starts with."""
     why = plan.buffers[number].why
-    names = (name for group in plan.groups for name, _ in _members(group, number))
+    names = (name for group in plan.groups for name in _members(group, number))
     return next(
         (why.removeprefix(f"layer {n}: ") for n in names if why.startswith(f"layer {n}: ")), why
     )
 
 
-def _members(group: PlannedGroup, buffer: int) -> Iterator[tuple[str, int]]:
-    """The layers of a group in one buffer, with the offset of each."""
-    seen = set()
-    for reference in group.references:
-        for chunk in reference.chunks:
-            name = layer_of(chunk.name, group)
-            if reference.buffer == buffer and name not in seen:
-                seen.add(name)
-                yield name, chunk.offset
+def _members(group: PlannedGroup, buffer: int) -> list[str]:
+    """The layers of a group in one buffer, in the order of their slots."""
+    mine = (reference for reference in group.references if reference.buffer == buffer)
+    names = (layer_of(chunk.name, group) for each in mine for chunk in each.chunks)
+    return list(dict.fromkeys(names))
 
 
 def _slots(plan: MemoryPlan, buffer: int, columns: int) -> Iterator[str]:
     """Yield which layer of each group stands in which slot, in bands that fit the terminal."""
-    rows = {i: [name for name, _ in _members(g, buffer)] for i, g in enumerate(plan.groups)}
+    rows = {index: _members(group, buffer) for index, group in enumerate(plan.groups)}
     rows = {index: names for index, names in rows.items() if names}
     num_slots = plan.buffers[buffer].slots
     empty = _EMPTY if plan.buffers[buffer].axis("layers") is not None else ""

@@ -146,5 +146,9 @@ def test_requests_of_any_length_fit_where_no_layer_keeps_all_tokens() -> None:
     assert longest_request(groups, 8) == 128
 
 
+def test_the_longest_request_of_more_memory_than_there_is_is_found() -> None:
+    assert longest_request(grouped("llama-3.1-8b"), 1 << 100) == 1 << 104
+
+
 def test_a_pool_without_a_block_for_each_group_holds_no_request() -> None:
     assert longest_request(grouped("gemma-3-27b"), 6) == 0
