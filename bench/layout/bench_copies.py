@@ -11,15 +11,32 @@ the exact copies of either side and the whole blocks move.
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
-from kvbraid.layout import NULL_BLOCK, MemoryPlan, Run
+from kvbraid.layout import NULL_BLOCK, Layout, MemoryPlan, Run
 from kvbraid.layout.plan import merged
+from kvbraid.models import EngineOptions
 
 from bench.harness.measure import Row, Sample, Side
-from bench.layout.inputs import MODELS, NUM_BLOCKS, Model
+from bench.layout.inputs import NUM_BLOCKS, Model
+
+MODELS: Final[Mapping[str, Model]] = MappingProxyType(
+    {
+        "copies_gpt_oss_20b_tp1": Model(config="gpt-oss-20b"),
+        "copies_gpt_oss_20b_tp2": Model(
+            config="gpt-oss-20b", options=EngineOptions(num_ranks=2), layout=Layout.HND
+        ),
+        "copies_gemma_3_27b": Model(config="gemma-3-27b"),
+        "copies_deepseek_v3": Model(
+            config="deepseek-v3", options=EngineOptions(block_size=64, kernel_block_size=64)
+        ),
+        "copies_qwen3_next": Model(config="qwen3-next-80b-a3b"),
+        "copies_gemma_2_2b": Model(config="gemma-2-2b"),
+    }
+)
 
 BLOCKS_PER_GROUP: Final = 64
 MIB: Final = 2**20
@@ -75,7 +92,7 @@ def check(model: Model) -> None:
 def row(name: str, model: Model) -> Row:
     """Return the row of one model."""
     return Row(
-        name=f"copies_{name}",
+        name=name,
         question="copies of 64 random blocks of every group; the rival: ours, a buffer per slot",
         unit="copies",
         ours=counted(lambda: len(copies(model.plan()))),

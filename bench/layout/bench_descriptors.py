@@ -16,10 +16,10 @@ from kvbraid.layout import MemoryPlan
 from kvbraid.layout.descriptors import Array, Descriptors, How
 
 from bench.harness.measure import Row, Sample, Side, Target, repeated_cpu_us
-from bench.layout.inputs import MODELS, NUM_BLOCKS
+from bench.layout.inputs import NUM_BLOCKS, Model
 
 NUM_CHUNKS: Final = 120_000
-MODEL: Final = MODELS["qwen3_next"]
+MODEL: Final = Model(config="qwen3-next-80b-a3b")
 BASE: Final = 0x7F00_0000_0000
 """Where a device's memory may begin: addresses need more than 32 bits."""
 

@@ -50,21 +50,6 @@ class Model:
         return from_grouping(group_config(config, self.options).grouping, layout=layout)
 
 
-MODELS: Final[Mapping[str, Model]] = MappingProxyType(
-    {
-        "gpt_oss_20b_tp1": Model(config="gpt-oss-20b"),
-        "gpt_oss_20b_tp2": Model(
-            config="gpt-oss-20b", options=EngineOptions(num_ranks=2), layout=Layout.HND
-        ),
-        "gemma_3_27b": Model(config="gemma-3-27b"),
-        "deepseek_v3": Model(
-            config="deepseek-v3", options=EngineOptions(block_size=64, kernel_block_size=64)
-        ),
-        "qwen3_next": Model(config="qwen3-next-80b-a3b"),
-        "gemma_2_2b": Model(config="gemma-2-2b"),
-    }
-)
-
 STATE: Final = State(
     tensors=(
         StateTensor(name="conv", dims=(3, 8_192), dtype="bfloat16"),

@@ -6,8 +6,8 @@ import pytest
 from kvbraid.layout import plan_memory
 
 from bench.layout import bench_copies
-from bench.layout.bench_copies import copies
-from bench.layout.inputs import MODELS, NUM_BLOCKS, SHAPES
+from bench.layout.bench_copies import MODELS, copies
+from bench.layout.inputs import NUM_BLOCKS, SHAPES
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,12 +30,12 @@ def test_both_sides_of_a_row_move_the_same_bytes(name: str) -> None:
 def test_the_results_are_the_copies_that_are_counted(name: str) -> None:
     model = MODELS[name]
     ours, rival = (len(copies(plan)) for plan in (model.plan(), model.plan_per_layer()))
-    row = f"| `copies_{name}` | {ours} | {rival} | copies | {rival / ours:.3g} | stated | - |"
+    row = f"| `{name}` | {ours} | {rival} | copies | {rival / ours:.3g} | stated | - |"
     assert row in (ROOT / "bench" / "RESULTS.md").read_text()
 
 
 def test_the_readme_has_the_copies_of_gpt_oss() -> None:
-    model = MODELS["gpt_oss_20b_tp1"]
+    model = MODELS["copies_gpt_oss_20b_tp1"]
     ours, rival = (len(copies(plan)) for plan in (model.plan(), model.plan_per_layer()))
     said = f"{ours} copies instead of {rival:,}".replace(",", " ")
     assert said in (ROOT / "README.md").read_text()
@@ -43,7 +43,7 @@ def test_the_readme_has_the_copies_of_gpt_oss() -> None:
 
 def test_adjacent_blocks_of_a_group_are_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_copies, "blocks_of", lambda _: [[3, 2, 9], [4, 7]])
-    model = MODELS["gpt_oss_20b_tp1"]
+    model = MODELS["copies_gpt_oss_20b_tp1"]
     plan = model.plan()
     size, page = plan.block_bytes, plan.block_bytes // plan.buffers[0].slots
     expected = [(2 * size, 2 * size), (9 * size, size), (4 * size, size), (7 * size, size)]
