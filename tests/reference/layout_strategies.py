@@ -28,6 +28,8 @@ from kvbraid.spec import SpecKind
 
 DTYPES = tuple(ELEMENT_BYTES)
 BLOCKS_FIRST = (Layout.NHD, Layout.HND, Layout.BLNHC, Layout.BLHNC, Layout.BHLNC)
+FORMS = ("layers second", "layers third", "layers fourth", "any", None)
+"""Where layers are in an order with layers: after blocks, later, anywhere; or there is none."""
 UNPROBED = "its backend answered with an exception: ValueError"
 
 
@@ -83,7 +85,9 @@ def states(draw: st.DrawFn) -> State:
 
 
 @st.composite
-def odd_geometries(draw: st.DrawFn, heads: Heads, tokens: int) -> Geometry:
+def odd_geometries(
+    draw: st.DrawFn, heads: Heads, tokens: int, forms: Sequence[str | None] = FORMS
+) -> Geometry:
     """A geometry that no layout has: any order of its dimensions, with and without layers."""
     halves = heads.key_dim == heads.value_dim and not heads.scale_bytes
     named: list[tuple[str, int | None]] = [("blocks", None), ("tokens", tokens)]
@@ -98,11 +102,13 @@ def odd_geometries(draw: st.DrawFn, heads: Heads, tokens: int) -> Geometry:
     names = [name for name, _ in named]
     rank, blocks = len(named), names.index("blocks")
     with_layers: tuple[int, ...] | None = None
-    if draw(st.integers(0, 5)):
-        order = draw(st.permutations(range(rank + 1)))
-        if draw(st.integers(0, 3)):
-            order = [blocks + 1, *(each for each in order if each != blocks + 1)]
-        with_layers = tuple(order)
+    form = draw(st.sampled_from(forms))
+    if form == "any":
+        with_layers = tuple(draw(st.permutations(range(rank + 1))))
+    elif form is not None:  # Blocks come first.
+        order = [each + 1 for each in draw(st.permutations(range(rank))) if each != blocks]
+        order.insert(FORMS.index(form), 0)
+        with_layers = (blocks + 1, *order)
     return Geometry(
         shape=tuple(size for _, size in named),
         dtype=dtype,
@@ -121,14 +127,15 @@ def attention(
     if page is None:
         shape, tokens = draw(heads()), draw(st.sampled_from((4, 2, 8, 6)))
         kind = SpecKind.MLA_ATTENTION if shape.replicated else SpecKind.FULL_ATTENTION
-        page = Page(kind=kind, block_size=tokens, shape=shape)
+        entry = draw(st.sampled_from((1, 1, 1, 2))) if split is None else 1
+        page = Page(kind=kind, block_size=tokens, shape=shape, tokens_per_entry=entry)
     assert isinstance(page.shape, Heads)
     kernel = None
     if split is not None:
         ratios = [each for each in (2, 1, 4) if page.block_size % each == 0]
         kernel = page.block_size // draw(st.sampled_from(ratios))
-    tokens = kernel or page.block_size
-    layout = layout or draw(st.sampled_from((*BLOCKS_FIRST, *Layout, None, None, None)))
+    tokens = kernel or page.block_size // page.tokens_per_entry
+    layout = layout or draw(st.sampled_from((*BLOCKS_FIRST, *Layout, *[None] * 6)))
     geometry = (
         draw(odd_geometries(page.shape, tokens))
         if layout is None
@@ -145,7 +152,7 @@ def reshaped(
 ) -> LayoutLayer:
     """A layer of as many bytes, with other heads and another block, if it keeps heads."""
     page = layer.page
-    if not isinstance(page, Page) or not isinstance(page.shape, Heads) or page.block_size % 2:
+    if not isinstance(page, Page) or not isinstance(page.shape, Heads) or page.block_size % 4:
         return layer
     other = replace(
         page,
@@ -171,6 +178,17 @@ def templates(draw: st.DrawFn, split: Split | None, layout: Layout | None) -> La
     return LayoutLayer(name="?", page=UnknownPage(type_name="RingSpec", page_bytes=size))
 
 
+@st.composite
+def cut_pages(draw: st.DrawFn, split: Split | None) -> LayoutLayer:
+    """A layer whose backend stores something before layers, so that pages are cut."""
+    layer = draw(attention(split, Layout.BHLNC))
+    if layer.geometry is None or layer.heads is None or draw(st.booleans()):
+        return layer
+    tokens = layer.geometry.shape[2]
+    assert tokens is not None
+    return replace(layer, geometry=draw(odd_geometries(layer.heads, tokens, FORMS[1:3])))
+
+
 def padded(layer: LayoutLayer, page_bytes: int) -> LayoutLayer:
     """A layer whose pages have this size; a padded page is not split."""
     page = layer.page
@@ -186,10 +204,10 @@ def padded(layer: LayoutLayer, page_bytes: int) -> LayoutLayer:
 @st.composite
 def palettes(draw: st.DrawFn, split: Split | None, packed: bool) -> list[LayoutLayer]:
     """Templates: of one page size by padding, of one by shape, or each of its own."""
-    layout = draw(st.sampled_from((None, None, *BLOCKS_FIRST, Layout.HND)))
-    num = draw(st.sampled_from((2, 1, 3)))
+    layout = draw(st.sampled_from((*[None] * 6, *BLOCKS_FIRST, Layout.HND)))
+    num = draw(st.sampled_from((1, 2, 3)))
     found = [draw(templates(split, layout)) for _ in range(num)]
-    if draw(st.booleans()):
+    if draw(st.integers(0, 2)) == 0:
         found.append(reshaped(draw, found[0], split, layout))
     if not packed and draw(st.integers(0, 2)):
         largest = max(each.page.page_bytes for each in found)
@@ -232,7 +250,8 @@ def cases(draw: st.DrawFn) -> Case:
     """Groups and options of any kind; most of them can be planned."""
     split = draw(st.sampled_from((None, Split.INTACT, Split.INTERLEAVED)))
     packed = draw(st.sampled_from((False, False, True)))
-    palette: list[LayoutLayer] = draw(palettes(split, packed))
+    is_cut = draw(st.integers(0, 3)) == 0
+    palette = [draw(cut_pages(split))] if is_cut else draw(palettes(split, packed))
     groups = draw(groups_of(palette, packed))
     names = [layer.name for group in groups for layer in group.layers if layer.state is None]
     has_alias = draw(st.booleans()) and bool(names)
