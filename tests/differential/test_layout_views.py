@@ -6,7 +6,7 @@ from math import prod
 
 from hypothesis import given, settings
 from kvbraid.errors import InvalidValueError
-from kvbraid.layout import LayoutLayer, MemoryPlan, Split
+from kvbraid.layout import LayoutGroup, LayoutLayer, MemoryPlan, Split
 
 from tests.reference import layout_model as model
 from tests.reference.layout_arrays import Bytes, Elements, allocate, arrays_of
@@ -20,6 +20,7 @@ class Stand:
     buffer: int
     slot: int
     neighbours: tuple[LayoutLayer, ...]
+    num_filled: int
 
     @property
     def is_cut(self) -> bool:
@@ -38,11 +39,13 @@ class Stand:
 def stands(case: Case, plan: MemoryPlan) -> dict[str, Stand]:
     """Count the slots of each page size; a buffer's slots are side by side."""
     places: dict[str, tuple[int, int, int]] = {}
+    groups: dict[str, LayoutGroup] = {}
     for group in case.groups:
         taken: dict[int, int] = {}
         for layer in group.layers:
             size = layer.page.page_bytes
             number = taken[size] = taken.get(size, -1) + 1
+            groups[layer.view_names[0]] = group
             places[layer.view_names[0]] = plan.views[layer.view_names[0]].buffer, size, number
     slots = sorted(set(places.values()))
     found = {}
@@ -50,7 +53,12 @@ def stands(case: Case, plan: MemoryPlan) -> dict[str, Stand]:
         mine = [each for each in slots if each[:2] == (buffer, size)]
         neighbours = [layer for layer in case.layers if places[layer.view_names[0]][0] == buffer]
         slot = mine.index((buffer, size, number))
-        found[name] = Stand(buffer=buffer, slot=slot, neighbours=tuple(neighbours))
+        found[name] = Stand(
+            buffer=buffer,
+            slot=slot,
+            neighbours=tuple(neighbours),
+            num_filled=sum(each in neighbours for each in groups[name].layers),
+        )
     return found
 
 
@@ -94,7 +102,9 @@ def attention(
     rows = rows.reshape(len(rows) * ratio, -1)
     is_together = num_slots > 1 and case.options.split is not Split.INTACT and not is_packed
     if is_together and stand.is_cut:
-        return model.among_layers(rows, geometry, stand.slot, num_slots)
+        is_split = any(each.is_split for each in stand.neighbours)
+        filled = num_slots if is_split else stand.num_filled
+        return model.among_layers(rows, geometry, stand.slot, filled)
     return model.in_a_page(rows[:, base // ratio : base // ratio + size], geometry)
 
 

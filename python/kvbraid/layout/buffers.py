@@ -7,6 +7,7 @@ Law: a block's bytes are the widest group's, rounded up to what its layers and t
 whatever a rounding adds is at the end of a block and belongs to no layer.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm, prod
@@ -23,7 +24,9 @@ from kvbraid.models.shapes import ELEMENT_BYTES
 class Place:
     """Where a layer of group `group` stands: in slot `slot` of `num_slots` of a buffer.
 
-    The first byte of its page is `base` bytes into each block of `block_bytes`.
+    The first byte of its page is `base` bytes into each block of `block_bytes`. Where heads come
+    before layers, `num_slots` are those that the group fills: a group of fewer layers than the
+    buffer has slots is cut as if there were no others, so that its block is one shorter range.
     """
 
     group: int
@@ -48,6 +51,9 @@ def place_slots(
     page = key.page_bytes
     step = page // prod(key.prefix)  # From a slot's first byte to the next slot's.
     block_bytes = rounded(page * len(slots), lcm(alignment, *(each.alignment for each in layers)))
+    filled = {group: len(slots) for members in slots for group, _ in members}
+    if key.order is Order.HEADS and not any(layer.is_split for layer in layers):
+        filled = Counter(group for members in slots for group, _ in members)
     places = [
         Place(
             group=group,
@@ -55,7 +61,7 @@ def place_slots(
             buffer=buffer,
             order=key.order,
             slot=slot,
-            num_slots=len(slots),
+            num_slots=filled[group],
             base=slot * step,
             block_bytes=block_bytes,
         )
@@ -63,6 +69,8 @@ def place_slots(
         for group, layer in members
     ]
     axes, shape, why = _DESCRIBED[key.order](key, layers, len(slots))
+    if len(set(filled.values())) > 1:
+        axes, shape = ("blocks", "bytes"), (None, page * len(slots))
     if split is Split.INTERLEAVED and key.order is not Order.ALONE:
         axes, shape, why = _interleaved(layers, (axes, shape, why))
     return (

@@ -155,7 +155,8 @@ class Buffer:
         if where != 1:
             msg = (
                 "the heads of this buffer's layers are not together: heads do not come before "
-                "layers in it; plan with a layout that orders them so (hnd, bhlnc)"
+                "layers in it, for all groups alike; plan groups of equal length, with a layout "
+                "that orders them so (hnd, bhlnc)"
             )
             raise InvalidValueError(msg)
         heads, *inside = [size or 1 for size in self.shape[1:]]

@@ -17,7 +17,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvbraid.errors import InvalidValueError, LayoutError
-from kvbraid.layout import MemoryPlan, Reference, plan_memory
+from kvbraid.layout import LayoutGroup, MemoryPlan, Reference, plan_memory
 from kvbraid.layout.check import check_integrity
 
 from tests.reference.layout_arrays import (
@@ -67,6 +67,23 @@ def check(plan: MemoryPlan) -> None:
                 assert reference.used_bytes < block_bytes or reference.exact() == (whole,)
 
 
+def fills_its_slots(group: LayoutGroup) -> bool:
+    """Whether a group's layers take the first slots and leave no byte between them.
+
+    Then its block is one run, also where other groups have more layers. Blocks that are not first,
+    kernel blocks, and packed pages with their alignment may be in pieces.
+    """
+    layers = group.layers
+    sizes = {layer.page.page_bytes for layer in layers}
+    return len(sizes) == 1 and all(
+        layer.page.content_bytes == layer.page.page_bytes
+        and layer.page.page_bytes % (4 * layer.alignment) == 0
+        and not layer.is_split
+        and (layer.geometry is None or layer.geometry.blocks_come_first)
+        for layer in layers
+    )
+
+
 @settings(max_examples=NUM_PLANS)
 @given(case=cases())
 def test_every_byte_of_a_view_is_in_one_chunk_and_every_byte_of_a_chunk_in_its_view(
@@ -76,6 +93,9 @@ def test_every_byte_of_a_view_is_in_one_chunk_and_every_byte_of_a_chunk_in_its_v
     if plan is not None:
         check(plan)
         check_integrity(plan)
+        for index, group in enumerate(case.groups):
+            if fills_its_slots(group):
+                assert all(len(each.exact()) == 1 for each in plan.groups[index].references)
 
 
 @given(case=cases())
