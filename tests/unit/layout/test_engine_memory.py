@@ -166,7 +166,6 @@ def own_plan(layout: str, groups: list[Group]) -> MemoryPlan:
         (groups, layout)
         for groups in (two_groups, uneven, latents)
         for layout in ("BLHNC", "BLNHC", "BHLNC")
-        if (groups, layout) != (uneven, "BHLNC")  # The engine keeps no place in a short group.
     ],
     ids=lambda each: getattr(each, "__name__", each),
 )
