@@ -10,7 +10,7 @@ from itertools import pairwise
 from math import prod
 from typing import Final
 
-from kvbraid.errors import LayoutError
+from kvbraid.errors import LayoutError, one_line
 from kvbraid.layout.plan import Buffer, Chunk, MemoryPlan, PlannedGroup, Reference, View, starts
 from kvbraid.models.shapes import ELEMENT_BYTES
 
@@ -31,7 +31,7 @@ def check_integrity(plan: MemoryPlan) -> None:
         msg = f"the chunks are in {pieces:,} pieces; expected at most {MAX_PIECES:,}"
         raise LayoutError(msg)
     for fault in _faults(plan):
-        msg = f"the plan contradicts itself: {fault}; write it anew"
+        msg = f"the plan contradicts itself: {one_line(fault)}; write it anew"
         raise LayoutError(msg)
 
 
