@@ -49,7 +49,8 @@ def from_engine(config: Foreign, views: Mapping[str, Foreign]) -> MemoryPlan:
     seen = {name: read_view(name, view) for name, view in views.items()}
     size_bytes = _allocation_bytes(config, seen)
     layers = read_layers(config, seen)
-    layout = layout_of(layers.values(), size_bytes, config.kv_cache_layout)
+    named = getattr(config, "kv_cache_layout", None)
+    layout = layout_of(layers.values(), size_bytes, named)
     regions = {name: _region(layer, layout) for name, layer in layers.items()}
     order = sorted(set(regions.values()))
     _refuse_overlapping(order, regions, size_bytes, config.num_blocks)
@@ -219,8 +220,6 @@ def _gathered(layer: EngineLayer, dimensions: Iterable[Run]) -> tuple[int, int, 
             length *= size
         elif count == 1 and step > length:
             count, stride = size, step
-        elif count > 1 and step == stride * count:
-            count *= size
         else:
             msg = (
                 f"layer {layer.name}: strides {layer.view.strides} bytes in a block of shape "

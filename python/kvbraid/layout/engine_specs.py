@@ -24,6 +24,7 @@ KINDS: Final[Mapping[str, SpecKind]] = {
     "SlidingWindowMLASpec": SpecKind.SLIDING_WINDOW_MLA,
     "ChunkedLocalAttentionSpec": SpecKind.CHUNKED_LOCAL_ATTENTION,
     "CrossAttentionSpec": SpecKind.CROSS_ATTENTION,
+    "CircularBufferSpec": SpecKind.UNKNOWN,  # Inputs of entries still to be compressed.
     "MambaSpec": SpecKind.MAMBA,
 }
 """The kind of a spec, by the name of its class."""

@@ -266,6 +266,13 @@ def test_a_backend_is_told_the_type_of_the_cache() -> None:
     assert backend.cache_dtypes == {"fp8_ds_mla"}
 
 
+def test_a_cache_with_scales_is_seen_as_bytes() -> None:
+    heads = Heads(num=4, key_dim=64, value_dim=64, dtype="float8_e4m3fn", scale_bytes=8)
+    backend = Backend("B", "H", "N", 136, alone=range(4), with_layers=(1, 0, 2, 3, 4))
+    expected = geometry_of(Layout.BLHNC, heads, 16)
+    assert probe_backend(backend, heads, 16) == Probe(geometry=expected)
+
+
 def named(*names: str) -> list[Any]:
     return [SimpleNamespace(name=name) for name in names]
 
