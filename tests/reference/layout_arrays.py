@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 Elements = NDArray[np.unsignedinteger]
+Owners = NDArray[np.integer]
 
 ELEMENTS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 """The number that stands for an element, by size in bytes."""
@@ -84,7 +85,7 @@ def owners(
     group: PlannedGroup,
     buffers: Sequence[Bytes],
     arrays: Mapping[str, Elements],
-) -> list[NDArray[np.int64]]:
+) -> list[Owners]:
     """Return whose each byte is, after all views of one group wrote all their blocks.
 
     Owner 1 + i * blocks + b is block b of the group's i-th view, 0 is nobody. A byte has too few
@@ -92,7 +93,7 @@ def owners(
     """
     assert plan.num_blocks is not None
     names = names_of(group)
-    found = [np.zeros(len(buffer), dtype=np.int64) for buffer in buffers]
+    found: list[Owners] = []
     digit = 1
     while digit <= len(names) * plan.num_blocks:
         for buffer in buffers:
@@ -102,15 +103,18 @@ def owners(
             for block in range(plan.num_blocks):
                 colour = (1 + i * plan.num_blocks + block) // digit % DIGITS
                 array[rows_of(view, block)] = colour * REPEAT[array.itemsize]
-        for mine, buffer in zip(found, buffers, strict=True):
-            np.add(mine, buffer.astype(np.int64) * digit, out=mine)
+        if digit == 1:
+            found = [buffer.copy() for buffer in buffers]
+        else:
+            found = [
+                mine.astype(np.int32) + buffer.astype(np.int32) * digit
+                for mine, buffer in zip(found, buffers, strict=True)
+            ]
         digit *= DIGITS
     return found
 
 
-def chunk_bytes(
-    reference: Reference, index: int, block: int, buffer: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def chunk_bytes(reference: Reference, index: int, block: int, buffer: Owners) -> Owners:
     """Return what a buffer has where one chunk of one block lies: a row for each piece."""
     chunk, start = reference.chunks[index], block * reference.block_stride
     return np.ndarray(
