@@ -74,7 +74,7 @@ def _rows(plan: MemoryPlan, group: PlannedGroup, reference: Reference) -> list[B
         cells[row].append(Cell(start=offset - starts[row], length=length, name=name, layer=layer))
     return [
         BlockRow(
-            label=_label(plan, reference, index, len(starts)),
+            label=_label(plan, reference, index),
             offset=start,
             length=end - start,
             cells=tuple(_filled(found, end - start, striped=striped)),
@@ -116,9 +116,10 @@ def _pieces(group: PlannedGroup, chunks: Sequence[Chunk]) -> Iterator[BlockRow]:
 
 
 def _stripes(buffer: Buffer, reference: Reference) -> list[int]:
-    """A row goes from one piece of a layer to its next, over all layers."""
-    step = next(chunk.stride for chunk in reference.chunks if chunk.count > 1)
-    return list(range(0, buffer.block_bytes, step))
+    """A row goes from one piece of a layer to its next, over all layers; the rest is one row."""
+    chunk = next(chunk for chunk in reference.chunks if chunk.count > 1)
+    full = chunk.stride * chunk.count
+    return [*range(0, full, chunk.stride), *([full] if full < buffer.block_bytes else [])]
 
 
 def _slots(buffer: Buffer, group: PlannedGroup, reference: Reference) -> list[int]:
@@ -134,16 +135,18 @@ def _slots(buffer: Buffer, group: PlannedGroup, reference: Reference) -> list[in
     return sorted({0, *starts.values()})
 
 
-def _label(plan: MemoryPlan, reference: Reference, index: int, num_rows: int) -> str:
+def _label(plan: MemoryPlan, reference: Reference, index: int) -> str:
     first = reference.chunks[0]
     if first.count == 1:
         return f"slot {index}" if index < plan.buffers[reference.buffer].slots else "the rest"
     view = plan.views[first.name]
-    if view.kernel_blocks == num_rows:
+    if index >= first.count:
+        return "the rest"
+    if view.kernel_blocks == first.count:
         return f"kernel block {index}"
     heads = 1 if view.heads is None else view.shape[view.heads]
     assert heads is not None  # Only blocks may be unknown.
-    if view.kernel_blocks * heads != num_rows:
+    if view.kernel_blocks * heads != first.count:
         return f"part {index}"
     block, head = divmod(index, heads)
     return f"kernel block {block}, head {head}" if view.kernel_blocks > 1 else f"head {head}"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from kvbraid.errors import InvalidValueError, LayoutError
 from kvbraid.layout import LayoutGroup, MemoryPlan, Reference, plan_memory
@@ -31,13 +31,16 @@ from tests.reference.layout_arrays import (
 )
 from tests.reference.layout_strategies import Case, cases
 
-NUM_PLANS = 10 * settings().max_examples
+NUM_CASES = 12 * settings().max_examples  # Some 1 100 plans.
 
 
 def planned(case: Case) -> MemoryPlan | None:
     """Return the plan, or None if it was refused."""
     with contextlib.suppress(InvalidValueError):
-        return case.plan()
+        plan = case.plan()
+        event("planned")
+        return plan
+    event("refused")
     return None
 
 
@@ -84,7 +87,7 @@ def fills_its_slots(group: LayoutGroup) -> bool:
     )
 
 
-@settings(max_examples=NUM_PLANS)
+@settings(max_examples=NUM_CASES)
 @given(case=cases())
 def test_every_byte_of_a_view_is_in_one_chunk_and_every_byte_of_a_chunk_in_its_view(
     case: Case,

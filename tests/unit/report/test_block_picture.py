@@ -99,6 +99,14 @@ def test_a_row_is_a_head_of_all_layers_where_heads_come_first() -> None:
     assert cells(rows[2])[5] == (5 * 4_096, 4_096, "10")
 
 
+def test_a_group_of_fewer_layers_has_rows_of_its_own_length_and_the_rest() -> None:
+    plan = planned("gemma-3-27b", layout=Layout.HND)
+    rows = block_rows(plan, plan.groups[0])
+    assert [row.label for row in rows] == ["head 0", "head 1", "head 2", "head 15", "the rest"]
+    assert [row.length for row in rows] == [73_728] * 4 + [131_072]
+    assert cells(rows[-1]) == [(0, 131_072, "no layer")]
+
+
 def test_a_row_is_a_kernel_block_of_all_layers_where_they_are_interleaved() -> None:
     plan = planned("qwen3-next-80b-a3b", split=Split.INTERLEAVED)
     rows = block_rows(plan, plan.groups[3])
