@@ -236,20 +236,9 @@ def _buffer(
     layers: Mapping[str, EngineLayer],
 ) -> Buffer:
     members = [layers[name] for name, each in regions.items() if each == region]
-    num_blocks = members[0].num_blocks
     groups = [layer.group for layer in members]
     slots = max(groups.count(group) for group in groups)
-    axes: tuple[str, ...] = ("blocks", "bytes")
-    shape: tuple[int, ...] = (num_blocks, region.block_stride)
-    pages = {(each.num_layers, each.layer_stride, each.page.heads) for each in members}
-    if region.pieces > 1:
-        axes, shape = ("pieces", *axes), (region.pieces, *shape)
-    elif is_block_outer(layout) and len(pages) == 1:
-        ((num, stride, heads),) = pages
-        before = (heads,) if layout is Layout.BHLNC and heads > 1 else ()
-        if num * stride * (heads if before else 1) == region.block_stride:
-            axes = ("blocks", *(["heads"] if before else []), "layers", "bytes")
-            shape = (num_blocks, *before, num, stride)
+    axes, shape = _axes(region, layout, members, slots)
     return Buffer(
         block_bytes=region.block_stride * region.pieces,
         slots=slots,
@@ -258,6 +247,24 @@ def _buffer(
         why=f"the engine's {layout.name}, with {slots} layers of a group side by side",
         start=region.start,
     )
+
+
+def _axes(
+    region: Region, layout: Layout, members: Sequence[EngineLayer], slots: int
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Name a buffer's dimensions: down to the layers if all pages are equal, else blocks."""
+    blocks, first = members[0].num_blocks, members[0]
+    if region.pieces > 1:
+        return ("pieces", "blocks", "bytes"), (region.pieces, blocks, region.block_stride)
+    heads = first.page.heads if layout is Layout.BHLNC else 1
+    pages = {(each.layer_stride, each.page.heads if heads > 1 else 1) for each in members}
+    is_full = first.layer_stride * slots * heads == region.block_stride
+    is_even = heads == 1 or {each.num_layers for each in members} == {slots}
+    if not is_block_outer(layout) or len(pages) > 1 or not is_full or not is_even:
+        return ("blocks", "bytes"), (blocks, region.block_stride)
+    if heads > 1:
+        return ("blocks", "heads", "layers", "bytes"), (blocks, heads, slots, first.layer_stride)
+    return ("blocks", "layers", "bytes"), (blocks, slots, first.layer_stride)
 
 
 def _group(

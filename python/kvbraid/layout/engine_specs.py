@@ -53,7 +53,8 @@ def group_kind(kinds: Collection[SpecKind]) -> SpecKind:
     """Return the kind of a group whose layers have these."""
     if len(set(kinds)) == 1:
         return next(iter(kinds))
-    return SpecKind.FULL_ATTENTION if all(each.is_full for each in kinds) else SpecKind.UNKNOWN
+    is_full = bool(kinds) and all(each.is_full for each in kinds)
+    return SpecKind.FULL_ATTENTION if is_full else SpecKind.UNKNOWN
 
 
 def read_page(name: str, spec: Foreign) -> EnginePage:

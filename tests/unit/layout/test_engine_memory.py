@@ -200,6 +200,38 @@ def test_layers_that_read_anothers_cache_are_aliases_wherever_they_are_named() -
     assert plan.view("listed") == plan.views["w.1"]
 
 
+@pytest.mark.parametrize(
+    ("groups", "layout", "axes", "shape"),
+    [
+        (two_groups, "BLNHC", "blocks layers bytes", (3, 3, 512)),
+        (uneven, "BLNHC", "blocks layers bytes", (3, 3, 512)),
+        (two_groups, "BHLNC", "blocks heads layers bytes", (3, 2, 3, 256)),
+        (uneven, "BHLNC", "blocks bytes", (3, 1536)),
+        (latents, "BHLNC", "blocks layers bytes", (3, 3, 2304)),
+        (mixed_pages, "BLNHC", "blocks bytes", (3, 5120)),
+        (two_groups, "LBNHC", "blocks bytes", (3, 512)),
+    ],
+)
+def test_a_buffers_dimensions_are_named_as_far_as_its_layers_agree(
+    groups: Callable[[], list[Group]], layout: str, axes: str, shape: tuple[int, ...]
+) -> None:
+    buffer = lay_out(layout, groups()).plan().buffers[0]
+    assert (" ".join(buffer.axes), buffer.shape) == (axes, shape)
+
+
+def test_a_group_without_layers_on_this_rank_keeps_its_place() -> None:
+    engine = lay_out("BLNHC", two_groups())
+    engine.config.kv_cache_groups.insert(1, group(WINDOW))
+    plan = engine.plan()
+    assert [each.layers for each in plan.groups] == [
+        ("f.0", "f.1", "f.2"),
+        (),
+        ("w.0", "w.1", "w.2"),
+    ]
+    assert plan.groups[1].references == ()
+    assert MemoryPlan.from_json(plan.to_json()) == plan
+
+
 def test_a_group_of_several_kinds_is_full_if_all_of_them_are() -> None:
     latent = MLAAttentionSpec(num_heads=1)
     kinds = [
