@@ -159,18 +159,16 @@ def from_grouping(
         LayoutError: A kernel block that does not divide a block.
     """
     doubled = _doubled(grouping)
+
+    def named(layer: CacheLayer) -> str:
+        name = (names or {}).get(layer.number, str(layer.number))
+        return f"{name}.{layer.page.kind.value}" if layer.number in doubled else name
+
     return tuple(
         LayoutGroup(
             kind=group.kind,
             block_size=group.page.block_size,
-            layers=tuple(
-                _layer(
-                    each, (names or {}).get(each.number, str(each.number)), layout, kernel_block
-                )
-                if each.number not in doubled
-                else _layer(each, f"{each.number}.{each.page.kind.value}", layout, kernel_block)
-                for each in group.layers
-            ),
+            layers=tuple(_layer(each, named(each), layout, kernel_block) for each in group.layers),
         )
         for group in grouping.groups
     )

@@ -16,10 +16,12 @@ from kvbraid.layout import (
     Split,
     Takes,
     UnknownPage,
+    from_grouping,
     gate,
     geometry_of,
     plan_memory,
 )
+from kvbraid.models import CacheLayer, Grouping, form_groups
 from kvbraid.models.pages import Page
 from kvbraid.models.shapes import Heads, State, StateTensor
 from kvbraid.spec import SpecKind
@@ -158,6 +160,26 @@ def test_heads_stay_in_the_page_where_sharers_of_a_slot_disagree() -> None:
     plan = planned(group(layer("0", FULL, Layout.HND)), group(layer("1", MAMBA)))
     assert plan.buffers[0].axes == ("blocks", "layers", "bytes")
     assert plan.groups[0].references[0].chunks[0].count == 1
+
+
+def test_a_group_is_in_one_buffer_where_only_some_of_its_slots_have_a_state() -> None:
+    full = group(*(layer(str(i), FULL, Layout.HND) for i in range(3)))
+    plan = planned(full, group(layer("3", MAMBA)))
+    assert [buffer.slots for buffer in plan.buffers] == [3]
+    assert plan.groups[0].references[0].exact() == ((0, 3 * FULL.page_bytes),)
+
+
+def test_two_caches_of_one_layer_are_named_with_their_kinds() -> None:
+    caches = [CacheLayer(number=0, page=page) for page in (FULL, WINDOW)]
+    caches.append(CacheLayer(number=1, page=FULL))
+    grouping = Grouping(groups=form_groups(caches))
+    for names, wanted in (({}, "0"), ({0: "model.layers.0"}, "model.layers.0")):
+        found = [
+            each.name for group in from_grouping(grouping, names=names) for each in group.layers
+        ]
+        assert sorted(found) == sorted(
+            ["1", f"{wanted}.full_attention", f"{wanted}.sliding_window"]
+        )
 
 
 def test_the_bytes_of_a_state_stay_apart_from_its_neighbours() -> None:
