@@ -126,7 +126,7 @@ def test_references_of_a_worked_model_name_every_byte_and_no_other(
     assert found == Coverage(owned=4 * used, missed=0, foreign=0)
 
 
-@settings(max_examples=10 * settings().max_examples)
+@settings(max_examples=12 * settings().max_examples)
 @given(case=cases())
 def test_references_of_a_random_plan_name_every_byte_and_no_other(
     counts: Counts, case: Case

@@ -79,6 +79,8 @@ def plan_memory(
     _check(groups, options)
     decision = gate(options.takes, groups)
     buffers, places = _placed(groups, options, None if decision.is_cross_layer else decision.why)
+    if decision.is_cross_layer and all(place.order is Order.ALONE for place in places):
+        decision = replace(decision, is_cross_layer=False, why=buffers[0].why)
     _refuse_mixed_kernels(places, options.split)
     num_blocks = _num_blocks(buffers, num_blocks, memory_bytes)
     found = [(place, views_of(place, options.split, num_blocks)) for place in places]

@@ -346,3 +346,11 @@ def test_uneven_groups_cut_by_heads_are_one_shorter_run_and_have_no_common_heads
     assert plan.buffers[0].axes == ("blocks", "bytes")
     with pytest.raises(InvalidValueError, match="plan groups of equal length"):
         plan.buffers[0].head_slice(0, 1)
+
+
+def test_a_plan_in_which_every_layer_is_alone_says_that_blocks_do_not_run_across_layers() -> None:
+    layers = [CacheLayer(number=number, page=FULL) for number in range(2)]
+    groups = from_grouping(Grouping(groups=form_groups(layers)), layout=Layout.LBHNC)
+    plan = plan_memory(groups)
+    assert not plan.is_cross_layer
+    assert plan.why == plan.buffers[0].why != ""
