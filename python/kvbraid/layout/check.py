@@ -1,8 +1,8 @@
-"""What every plan keeps, whoever made it: views and chunks lie in their buffers, and agree.
+"""What every plan keeps, whoever made it: views and references lie in their buffers, and agree.
 
-Law: a plan that passes can be allocated and read without leaving its memory, and following its
-references takes time in proportion to its bytes' pieces, of which there is a limit. This module
-mends nothing, and says what is wrong first: buffers, then views, then references.
+Law: a plan that passes can be allocated, read and moved without leaving its memory, and following
+its references takes time in proportion to its bytes' pieces, of which there is a limit. This
+module mends nothing, and says what is wrong first: buffers, then views, then references.
 """
 
 from collections.abc import Iterator, Sequence
@@ -56,10 +56,7 @@ def _faults(plan: MemoryPlan) -> Iterator[str]:
         view = plan.views[chunk.name]
         yield from (f"chunk {chunk.name}: {fault}" for fault in _chunk(chunk, reference, view))
     for index, group in enumerate(plan.groups):
-        for reference in group.references:
-            runs = reference.exact()
-            if any(sum(run) > following for run, (following, _) in pairwise(runs)):
-                yield f"group {index}: its chunks in buffer {reference.buffer} overlap"
+        yield from (f"group {index}: {fault}" for fault in _group(group, plan))
 
 
 def _starts(buffers: Sequence[Buffer], num_blocks: int | None) -> Iterator[str]:
@@ -81,6 +78,12 @@ def _buffer(buffer: Buffer, num_blocks: int | None) -> Iterator[str]:
         yield f"axes {buffer.axes} for sizes {buffer.shape}; expected one name each, blocks once"
     elif buffer.shape[buffer.axes.index("blocks")] != num_blocks:
         yield f"shape {buffer.shape}; expected {num_blocks} blocks"
+    elif _product(buffer.shape, buffer.axes.index("blocks")) > buffer.block_bytes:
+        yield f"shape {buffer.shape}; expected at most {buffer.block_bytes:,} bytes of a block"
+
+
+def _product(sizes: Sequence[int | None], blocks: int) -> int:
+    return prod(each or 1 for axis, each in enumerate(sizes) if axis != blocks)
 
 
 def _view(view: View, plan: MemoryPlan) -> Iterator[str]:
@@ -123,13 +126,37 @@ def _names(plan: MemoryPlan) -> Iterator[str]:
 
 
 def _chunk(chunk: Chunk, reference: Reference, view: View) -> Iterator[str]:
-    sizes = [each for axis, each in enumerate(view.shape) if axis != view.blocks]
-    seen = prod(each or 1 for each in sizes) * view.kernel_blocks * ELEMENT_BYTES[view.dtype]
+    size = ELEMENT_BYTES[view.dtype]
+    seen = _product(view.shape, view.blocks) * view.kernel_blocks * size
     if view.buffer != reference.buffer or seen != chunk.used_bytes:
         yield (
             f"{chunk.used_bytes:,} bytes in buffer {reference.buffer}, and its view "
             f"has {seen:,} in buffer {view.buffer}"
         )
-    end = chunk.offset + (chunk.count - 1) * chunk.stride + chunk.length
-    if reference.is_whole and end > reference.block_stride:
-        yield f"it ends {end:,} bytes into a block of {reference.block_stride:,}"
+    step = view.stride[view.blocks] * size * view.rows_per_block
+    if (chunk.offset, reference.block_stride) != (view.offset, step):
+        yield (
+            f"it starts at {chunk.offset:,}, and blocks are {reference.block_stride:,} bytes "
+            f"apart; its view starts at {view.offset:,}, and they are {step:,} apart"
+        )
+
+
+def _group(group: PlannedGroup, plan: MemoryPlan) -> Iterator[str]:
+    named = set(group.layers_of_views().values())
+    if named != set(group.layers) or len(named) < len(group.layers):
+        yield f"its layers are {group.layers[:8]}; expected each once, and those of its chunks"
+    for reference in group.references:
+        if not reference.chunks:
+            yield "a reference without chunks; expected at least one"
+            return
+        runs, step = reference.exact(), reference.block_stride
+        if any(sum(run) > following for run, (following, _) in pairwise(runs)):
+            yield f"its chunks in buffer {reference.buffer} overlap"
+        end, num_blocks = sum(runs[-1]), plan.num_blocks or 1
+        held = plan.buffers[reference.buffer].block_bytes * num_blocks
+        last = step * (num_blocks - 1) + (step if reference.is_whole else end)
+        if last > held or (reference.is_whole and end > step):
+            yield (
+                f"a block ends at {end:,}, the next starts at {step:,} and the last ends at "
+                f"{last:,} of buffer {reference.buffer} of {held:,} bytes"
+            )

@@ -11,7 +11,7 @@ reason. Tensors are whatever the caller has: this module needs neither torch nor
 copies nothing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kvbraid.errors import LayoutError
 from kvbraid.layout.gate import Takes
-from kvbraid.layout.plan import Buffer, MemoryPlan, PlannedGroup, View
+from kvbraid.layout.plan import Buffer, MemoryPlan, View
 from kvbraid.models.shapes import ELEMENT_BYTES
 
 if TYPE_CHECKING:
@@ -214,26 +214,25 @@ def by_layer(plan: MemoryPlan, views: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for group in plan.groups:
-        for layer, names in _names(group).items():
-            if layer in found:
-                msg = (
-                    f"layer {layer} has a cache of keys and values and a state, and a view per "
-                    "layer needs one name for each; name layers as the engine does"
-                )
-                raise LayoutError(msg)
-            tensors = [views[name] for name in names]
-            found[layer] = tensors[0] if names == [layer] else tensors
+        mine: dict[str, Any] = {}
+        for name, layer in group.layers_of_views().items():
+            if name == layer:
+                mine[layer] = views[name]
+            else:
+                mine.setdefault(layer, []).append(views[name])
+        _refuse_doubled(found.keys() & mine.keys())
+        found |= mine
+    _refuse_doubled(found.keys() & plan.aliases.keys())
     return found | {alias: found[owner] for alias, owner in plan.aliases.items()}
 
 
-def _names(group: PlannedGroup) -> dict[str, list[str]]:
-    """Return the names of each layer's views: its own, or one per tensor of its state."""
-    names: dict[str, list[str]] = {layer: [] for layer in group.layers}
-    for reference in group.references:
-        for chunk in reference.chunks:
-            layer = chunk.name if chunk.name in names else chunk.name.rpartition(".")[0]
-            names[layer].append(chunk.name)
-    return names
+def _refuse_doubled(layers: Set[str]) -> None:
+    for layer in sorted(layers):
+        msg = (
+            f"layer {layer} has a cache of keys and values and a state, and a view per "
+            "layer needs one name for each; name layers as the engine does"
+        )
+        raise LayoutError(msg)
 
 
 class LayerViews:

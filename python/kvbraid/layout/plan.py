@@ -122,6 +122,12 @@ class PlannedGroup:
         """Copies that moving one block exactly takes."""
         return sum(len(reference.exact()) for reference in self.references)
 
+    def layers_of_views(self) -> dict[str, str]:
+        """Return the layer of each view, in the order of chunks: a state's are `layer.tensor`."""
+        layers = set(self.layers)
+        names = [chunk.name for each in self.references for chunk in each.chunks]
+        return {name: name if name in layers else name.rpartition(".")[0] for name in names}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:

@@ -9,7 +9,7 @@ out: then a row says how many. Everything comes from the references of a plan, w
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
@@ -43,11 +43,12 @@ class BlockRow:
 
 def block_rows(plan: MemoryPlan, group: PlannedGroup) -> tuple[BlockRow, ...]:
     """Return the rows of one block of a group, buffer by buffer."""
+    layers = group.layers_of_views()
     references = {reference.buffer: reference for reference in group.references}
     found: list[BlockRow] = []
     for number, buffer in enumerate(plan.buffers):
         if number in references:
-            rows = _rows(plan, group, references[number])
+            rows = _rows(plan, layers, references[number])
         else:
             rows = [_untouched(buffer.block_bytes)]
         if len(plan.buffers) > 1:
@@ -56,22 +57,17 @@ def block_rows(plan: MemoryPlan, group: PlannedGroup) -> tuple[BlockRow, ...]:
     return tuple(_without_alike(found))
 
 
-def layer_of(name: str, group: PlannedGroup) -> str:
-    """Return the layer whose view has this name."""
-    return name if name in group.layers else name.rpartition(".")[0]
-
-
-def _rows(plan: MemoryPlan, group: PlannedGroup, reference: Reference) -> list[BlockRow]:
+def _rows(plan: MemoryPlan, layers: Mapping[str, str], reference: Reference) -> list[BlockRow]:
     buffer = plan.buffers[reference.buffer]
     if not reference.is_whole:
-        return list(_pieces(group, reference.chunks))
+        return list(_pieces(layers, reference.chunks))
     striped = any(chunk.count > 1 for chunk in reference.chunks)
-    starts = _stripes(buffer, reference) if striped else _slots(buffer, group, reference)
+    starts = _stripes(buffer, reference) if striped else _slots(buffer, layers, reference)
     ends = (*starts[1:], buffer.block_bytes)
     cells: list[list[Cell]] = [[] for _ in starts]
     for row, offset, length, name in _cut(reference.chunks, starts, ends):
-        layer = layer_of(name, group)
-        cells[row].append(Cell(start=offset - starts[row], length=length, name=name, layer=layer))
+        start = offset - starts[row]
+        cells[row].append(Cell(start=start, length=length, name=name, layer=layers[name]))
     return [
         BlockRow(
             label=_label(plan, reference, index),
@@ -107,11 +103,11 @@ def _in_buffer(buffer: int, row: BlockRow, num_rows: int) -> str:
     return f"buffer {buffer}" if num_rows == 1 else f"buffer {buffer}, {row.label}"
 
 
-def _pieces(group: PlannedGroup, chunks: Sequence[Chunk]) -> Iterator[BlockRow]:
+def _pieces(layers: Mapping[str, str], chunks: Sequence[Chunk]) -> Iterator[BlockRow]:
     """A layer alone whose blocks are not first: each piece is far from the next."""
     for chunk in chunks:
         for index, (offset, length) in enumerate(chunk.pieces()):
-            cell = Cell(start=0, length=length, name=chunk.name, layer=layer_of(chunk.name, group))
+            cell = Cell(start=0, length=length, name=chunk.name, layer=layers[chunk.name])
             yield BlockRow(label=f"piece {index}", offset=offset, length=length, cells=(cell,))
 
 
@@ -122,7 +118,7 @@ def _stripes(buffer: Buffer, reference: Reference) -> list[int]:
     return [*range(0, full, chunk.stride), *([full] if full < buffer.block_bytes else [])]
 
 
-def _slots(buffer: Buffer, group: PlannedGroup, reference: Reference) -> list[int]:
+def _slots(buffer: Buffer, layers: Mapping[str, str], reference: Reference) -> list[int]:
     """A row is a slot, and whatever alignment adds; where there are no slots, a layer's page."""
     if buffer.axes == ("blocks", "layers", "bytes"):
         page_bytes = buffer.shape[-1]
@@ -131,7 +127,7 @@ def _slots(buffer: Buffer, group: PlannedGroup, reference: Reference) -> list[in
         return [*range(0, full, page_bytes), *([full] if full < buffer.block_bytes else [])]
     starts: dict[str, int] = {}
     for chunk in reference.chunks:
-        starts.setdefault(layer_of(chunk.name, group), chunk.offset)
+        starts.setdefault(layers[chunk.name], chunk.offset)
     return sorted({0, *starts.values()})
 
 

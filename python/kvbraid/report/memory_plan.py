@@ -24,7 +24,6 @@ from kvbraid.layout.waste import (
     slot_choices,
 )
 from kvbraid.models.layers import runs
-from kvbraid.report.block_rows import layer_of
 from kvbraid.sim.traces.memory_size import show_size
 
 REQUEST_TOKENS: Final = (1_024, 8_192, 32_768, 131_072)
@@ -163,7 +162,8 @@ def _reason(plan: MemoryPlan, number: int) -> str:
 def _members(group: PlannedGroup, buffer: int) -> list[str]:
     """The layers of a group in one buffer, in the order of their slots."""
     mine = (reference for reference in group.references if reference.buffer == buffer)
-    names = (layer_of(chunk.name, group) for each in mine for chunk in each.chunks)
+    layers = group.layers_of_views()
+    names = (layers[chunk.name] for each in mine for chunk in each.chunks)
     return list(dict.fromkeys(names))
 
 

@@ -1,6 +1,7 @@
 """A plan comes from outside as JSON: what is read is what was written, or it is refused."""
 
 import json
+import re
 from copy import deepcopy
 from dataclasses import fields, replace
 from typing import Any, Final
@@ -104,9 +105,18 @@ def read(document: Any) -> MemoryPlan | None:  # noqa: ANN401
 
 
 def is_safe(plan: MemoryPlan) -> None:
-    """Every view stays in its buffer: numpy refuses one that does not."""
-    if plan.num_blocks is not None and plan.size_bytes < 1 << 24:
+    """Views stay in their buffers (numpy refuses one that does not), and so does what moves."""
+    if plan.num_blocks is None:
+        return
+    if plan.size_bytes < 1 << 24:
         arrays_of(plan, allocate(plan))
+    for group in plan.groups:
+        assert set(group.layers_of_views().values()) == set(group.layers)
+        for reference in group.references:
+            held = plan.buffers[reference.buffer].block_bytes * plan.num_blocks
+            last = (plan.num_blocks - 1) * reference.block_stride
+            for run in (*reference.exact(), reference.whole() or (0, 0)):
+                assert last + sum(run) <= held
 
 
 @settings(max_examples=10 * settings().max_examples)
@@ -208,6 +218,32 @@ def test_a_document_of_another_version_is_refused() -> None:
     document = deepcopy(PLANS["packed"].to_json())
     document["fingerprint"] = "0" * 32
     with pytest.raises(LayoutError, match="fingerprint differ"):
+        MemoryPlan.from_json(document)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "fault"),
+    [
+        (("groups", 0, "layers"), ["0", "7"], "its layers are ('0', '7')"),
+        (("groups", 0, "layers", 1), 0, "its layers are ('0', '0', '2')"),
+        (("groups", 0, "references", 0, "block_stride"), 128_000, "128,000 bytes apart"),
+        (("groups", 0, "references", 1), None, "a reference without chunks"),
+        (("buffers", 0, "shape"), [2, 2, 3, 1, 4, 17], "at most 384 bytes of a block"),
+    ],
+)
+def test_what_no_fingerprint_covers_is_checked(
+    place: tuple[Any, ...], value: object, fault: str
+) -> None:
+    document = deepcopy(PLANS["heads first"].to_json())
+    *path, last = place
+    holder: Any = document
+    for key in path:
+        holder = holder[key]
+    if value is None:
+        holder.append({"buffer": 99, "block_stride": 1, "whole": True, "chunks": []})
+    else:
+        holder[last] = value
+    with pytest.raises(LayoutError, match=re.escape(fault)):
         MemoryPlan.from_json(document)
 
 
