@@ -35,6 +35,7 @@ NATIVE_WRAPPERS: Final = frozenset(
         "__init__.py",
         "cache/debug.py",
         "cache/events.py",
+        "cache/failed_loads.py",
         "cache/manager.py",
         "cache/pool.py",
         "events/digest.py",

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -18,6 +19,7 @@ from hypothesis.stateful import (
     rule,
 )
 from kvbraid.cache import CacheConfig, CacheManager, Match, Need
+from kvbraid.errors import InvalidValueError
 from kvbraid.events import decode
 from kvbraid.events.model import BlockRemoved, BlockStored, Event
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Lora, MediaItem
@@ -27,6 +29,7 @@ from kvbraid.spec import EngineDialect
 from tests.reference.cache_configs import cache_configs
 from tests.reference.cache_memory import Fitted, Request
 from tests.reference.cache_model import CacheModel
+from tests.reference.cache_pool import WouldWipeError
 
 RUNS = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 14)), min_size=1, max_size=3)
 """Tokens as runs of equal ones, so that most prompts share a prefix."""
@@ -177,6 +180,20 @@ class CacheMachine(RuleBasedStateMachine):
         self.model.commit(twin.model, num_tokens)
         twin.deferred &= num_tokens < most
 
+    def zero_again(self, data: st.DataObject) -> None:
+        """A load failed: what lies after the tokens that are good is zeroed, if nobody reads it."""
+        twin = self.one_of([twin for twin in self.twins if twin.deferred] or self.twins, data)
+        unit = self.model.alignment
+        most = self.request(twin).num_computed_tokens // unit
+        start = data.draw(st.integers(0, most)) * unit + data.draw(st.sampled_from((0, 0, 0, 1)))
+        try:
+            self.model.record_blocks_for_zeroing(twin.model, start)
+        except WouldWipeError:
+            with pytest.raises(InvalidValueError, match="would wipe"):
+                self.native.record_blocks_for_zeroing(twin.native, start)
+        else:
+            self.native.record_blocks_for_zeroing(twin.native, start)
+
     def free_skipped(self, data: st.DataObject) -> None:
         twin = self.one_of(self.twins, data)
         num_tokens = data.draw(st.integers(0, self.request(twin).num_computed_tokens))
@@ -210,6 +227,9 @@ class CacheMachine(RuleBasedStateMachine):
         external = data.draw(st.sampled_from((0, 0, 0, data.draw(st.integers(0, left - 1)))))
         least = 0 if external else 1
         start = match.num_tokens + external
+        # A load may begin where the hit's last whole blocks end, and cover the rest of the hit.
+        rest = match.num_tokens % self.model.alignment if external else 0
+        match, external = match._replace(num_tokens=match.num_tokens - rest), external + rest
         new = max(least, self.chunk_end(twin, start, len(known.tokens), data) - start)
         twin.deferred = bool(external) and data.draw(st.booleans())
         return Need(
@@ -221,9 +241,14 @@ class CacheMachine(RuleBasedStateMachine):
             num_encoder_tokens=twin.num_encoder_tokens,
             num_lookahead_tokens=data.draw(st.sampled_from((0, 0, 2))),
             delay_commit=twin.deferred,
+            loading_groups=self.loading(data) if external else (),
             full_sequence_must_fit=data.draw(st.booleans()),
             is_waiting=data.draw(st.booleans()),
         )
+
+    def loading(self, data: st.DataObject) -> tuple[int, ...]:
+        groups = st.integers(0, self.native.num_groups - 1)
+        return tuple(data.draw(st.one_of(st.just(set()), st.sets(groups))))
 
     def proceed(self, twin: Twin, data: st.DataObject) -> Need | None:
         """The next chunk of a running request, drafts perhaps beyond its last token."""
@@ -365,7 +390,7 @@ class CacheMachine(RuleBasedStateMachine):
     OFTEN = (next_step, free_blocks, extend, reject_drafts)
     SELDOM = (
         *(truncate, commit, free_skipped, release, preempt, forget, reset),
-        *(pop_blocks, take_blocks, hold_blocks),
+        *(pop_blocks, take_blocks, hold_blocks, zero_again),
     )
 
     @rule(data=st.data(), which=st.sampled_from((*OFTEN, *OFTEN, *SELDOM)))
@@ -407,6 +432,7 @@ class CacheMachine(RuleBasedStateMachine):
             assert native.pool.holders(group, digest) == holders
         assert native.pool.num_free == model.pool.num_free
         assert native.pool.usage == model.pool.usage
+        assert native.pool.num_held == model.pool.num_held == len(set(self.held))
         assert native.take_statistics() == model.take_statistics()
         running = self.of(running=True)
         for count in range(len(running) + 1):

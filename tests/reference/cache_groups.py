@@ -12,7 +12,7 @@ from typing import Self
 from kvbraid.cache import GroupOptions
 from kvbraid.spec import GroupSpec, SpecKind
 
-from tests.reference.cache_pool import NULL, Key, Pool
+from tests.reference.cache_pool import NULL, Key, Pool, WouldWipeError
 
 UNSHARED = {SpecKind.CROSS_ATTENTION, SpecKind.ENCODER_ONLY_ATTENTION}
 
@@ -119,11 +119,15 @@ class Group:
             place = start.num_local_tokens // self.spec.block_size
             table.tail, table.committed = (place, hits[-1]), place
 
-    def adopt_external(self, pool: Pool, table: Table, start: Start) -> None:
-        """Take blocks for tokens that somebody else computed, as far as they are still read."""
+    def adopt_external(self, pool: Pool, table: Table, start: Start, *, is_loading: bool) -> None:
+        """Take blocks for tokens that somebody else computed, as far as they are still read.
+
+        What a load fills is not zeroed: the load may come first.
+        """
         if self.skipped_tokens(start.num_tokens) >= start.num_tokens:
             return
-        self._append(pool, table, self.blocks_for(start.num_tokens) - len(table.blocks))
+        wanted = self.blocks_for(start.num_tokens)
+        self._append(pool, table, wanted - len(table.blocks), is_zeroed=not is_loading)
 
     def extend(self, pool: Pool, table: Table, reach: Reach) -> list[int]:
         """Take the blocks of a step and return them; a shared tail is replaced by its copy."""
@@ -145,12 +149,21 @@ class Group:
         self.copies.append((source, copy))
         pool.touch(copy)
 
-    def _append(self, pool: Pool, table: Table, count: int) -> list[int]:
+    def _append(
+        self, pool: Pool, table: Table, count: int, *, is_zeroed: bool = True
+    ) -> list[int]:
         new = pool.take(max(0, count))
         table.blocks += new
-        if self.options.needs_zeroing:
+        if self.options.needs_zeroing and is_zeroed:
             self.zeroes += new
         return new
+
+    def unwritten(self, table: Table, start_token: int) -> list[int]:
+        """The blocks that a failed load left without content from a token on."""
+        place, rest = divmod(start_token, self.spec.block_size)
+        if rest:
+            raise WouldWipeError
+        return [block for block in table.blocks[place:] if block != NULL]
 
     def retire(self, pool: Pool, table: Table, num_processed_tokens: int) -> None:
         """Give back what is skipped, the last first, up to what was given back before."""
@@ -174,8 +187,11 @@ class Ring(Group):
     def adopt(self, pool: Pool, table: Table, start: Start) -> None:
         pass
 
-    def adopt_external(self, pool: Pool, table: Table, start: Start) -> None:
-        self._append(pool, table, 1 - len(table.blocks))
+    def adopt_external(self, pool: Pool, table: Table, start: Start, *, is_loading: bool) -> None:
+        self._append(pool, table, 1 - len(table.blocks), is_zeroed=not is_loading)
+
+    def unwritten(self, table: Table, start_token: int) -> list[int]:
+        return table.blocks
 
     def extend(self, pool: Pool, table: Table, reach: Reach) -> list[int]:
         return self._append(pool, table, 1 - len(table.blocks))
@@ -195,8 +211,11 @@ class Cross(Group):
     def adopt(self, pool: Pool, table: Table, start: Start) -> None:
         pass
 
-    def adopt_external(self, pool: Pool, table: Table, start: Start) -> None:
+    def adopt_external(self, pool: Pool, table: Table, start: Start, *, is_loading: bool) -> None:
         pass
+
+    def unwritten(self, table: Table, start_token: int) -> list[int]:
+        return []
 
     def extend(self, pool: Pool, table: Table, reach: Reach) -> list[int]:
         count = self.blocks_for(reach.num_encoder_tokens) - len(table.blocks)

@@ -32,7 +32,7 @@ from tests.reference import resume, vllm_search
 from tests.reference.cache_face import ModelDebug, ModelPool
 from tests.reference.cache_groups import Cross, Group, Reach, Ring, Start, State, Table
 from tests.reference.cache_memory import Fitted, Memory, Request
-from tests.reference.cache_pool import NULL, OutOfBlocksError, Pool
+from tests.reference.cache_pool import NULL, OutOfBlocksError, Pool, WouldWipeError
 from tests.reference.cache_retention import Keeper, reused_boundaries
 from tests.reference.cache_stores import partial_store, store
 
@@ -146,7 +146,9 @@ class CacheModel:
 
     def pop_blocks(self, request: int) -> list[int]:
         known = self.memory.requests.pop(request)
-        return [block for table in known.tables for block in table.blocks]
+        blocks = [block for table in known.tables for block in table.blocks]
+        self.memory.held.update(block for block in blocks if block)
+        return blocks
 
     def _hashes(self, tokens: Sequence[int], extra: ExtraKeys) -> list[bytes]:
         """Not a model of hashing: that one is in `engine_hash`."""
@@ -357,7 +359,8 @@ class CacheModel:
         self._resumed(request, need)
         if need.num_external_tokens:
             for group, table, start in rows:
-                group.adopt_external(self.memory.pool, table, start)
+                is_loading = group.index in need.loading_groups
+                group.adopt_external(self.memory.pool, table, start, is_loading=is_loading)
 
     def _resumed(self, request: Request, need: Need) -> None:
         """A request goes on after its hit. Only a retention by value needs to know."""
@@ -384,6 +387,17 @@ class CacheModel:
             group.this_step.clear()
         ends, self.memory.being_copied = self.memory.being_copied, []
         self.memory.pool.release(ends)
+
+    def record_blocks_for_zeroing(self, request: int, start_token: int) -> None:
+        groups, tables = self.memory.groups, self.memory.requests[request].tables
+        rows = [row for row in zip(groups, tables, strict=True) if row[0].options.needs_zeroing]
+        unwritten = [group.unwritten(table, start_token) for group, table in rows]
+        pool = self.memory.pool
+        for block in (block for blocks in unwritten for block in blocks):
+            if pool.references[block] > 1 or block in pool.keys:
+                raise WouldWipeError
+        for (group, _), blocks in zip(rows, unwritten, strict=True):
+            group.zeroes += blocks
 
     # ---- commits -------------------------------------------------------------------------
 
@@ -514,7 +528,8 @@ class CacheModel:
             Starts(*(counts.pop(f"{which} {what}", 0) for what in ("requests", "tokens", "hit")))
             for which in ("started", "resumed")
         )
-        names = ("num_matches", "num_external_tokens", "num_junctions", "num_preemptions")
+        names = ("num_matches", "num_external_tokens", "num_junctions")
+        names += ("num_preemptions", "num_held_blocks")
         return Statistics(
             started=started,
             resumed=resumed,
@@ -531,10 +546,13 @@ class CacheModel:
         for group in groups:
             group.copies.clear()
             group.zeroes.clear()
-        if not caller_frees:
-            self.memory.being_copied += [block for pair in copies for block in pair]
-        ends = [(BlockId(source), BlockId(copy)) for source, copy in copies]
-        return Work(ends, [BlockId(block) for block in blocks_to_zero], [])
+        ends = [block for pair in copies for block in pair]
+        if caller_frees:
+            self.memory.held.update(ends)
+        else:
+            self.memory.being_copied += ends
+        pairs = [(BlockId(source), BlockId(copy)) for source, copy in copies]
+        return Work(pairs, [BlockId(block) for block in blocks_to_zero], [])
 
     # ---- what is there -------------------------------------------------------------------
 

@@ -28,6 +28,10 @@ class OutOfBlocksError(Exception):
         self.has_retired = has_retired
 
 
+class WouldWipeError(Exception):
+    """Zeroing was asked for where somebody could still read: nothing has changed."""
+
+
 def wire_hash(digest: bytes) -> int:
     return int.from_bytes(digest[-8:], "big")
 

@@ -18,7 +18,7 @@ struct Entry {
 }
 
 /// Indices by key. The caller keeps the keys, and says whether a record has a key.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct KeyTable {
     spread: Spread,
     entries: HashTable<Entry>,

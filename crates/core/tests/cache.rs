@@ -1,6 +1,8 @@
 //! The cache under random steps: after each one blocks, hashes and requests agree, a hit is what the
 //! cache then really hands out, and when all requests are gone every block is free.
 
+use std::slice::from_ref;
+
 use kvbraid_core::blocks::{BlockId, Extra, NULL_BLOCK};
 use kvbraid_core::cache::{
     ByValue, Cache, CacheConfig, GroupOptions, HashFunction, Need, NewRequest, PrefillCost,
@@ -259,6 +261,7 @@ fn single_blocks_are_taken_held_and_found() {
         .free_blocks(&[one, one, two, two])
         .expect("two references each");
     cache.check_integrity(&[]);
+    assert!(cache.free_blocks(&[one]).is_err(), "nothing is held");
     assert_eq!(
         cache.kept_blocks(0, 0..4, &[]),
         Ok(None),
@@ -316,7 +319,10 @@ fn a_request_that_is_given_twice_is_refused_before_anything_changes() {
         ..Need::default()
     };
     let free = cache.num_free_blocks();
-    assert_eq!(cache.allocate(&[need, need], 0), Err(Error::GivenTwice(id)));
+    assert_eq!(
+        cache.allocate(&[need.clone(), need.clone()], 0),
+        Err(Error::GivenTwice(id))
+    );
     assert_eq!(
         cache.release(&[first, id, first]),
         Err(Error::GivenTwice(first))
@@ -374,7 +380,7 @@ fn a_refusal_says_what_it_is_about() {
         position: 0,
         num_tokens: hit,
     };
-    assert_eq!(cache.allocate(&[need], 0), Err(gone.clone()));
+    assert_eq!(cache.allocate(from_ref(&need), 0), Err(gone.clone()));
     assert_eq!(cache.hit_blocks(id, hit), Err(gone));
     assert_eq!(cache.find(id + 1), Err(Error::UnknownRequest(id + 1)));
     let block = BlockId(20);

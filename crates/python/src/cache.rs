@@ -47,6 +47,12 @@ impl CacheCore {
         })
     }
 
+    fn copy(&self, py: Python<'_>) -> Self {
+        py.detach(|| Self {
+            cache: Mutex::new(self.cache.lock().clone()),
+        })
+    }
+
     fn add(
         &self,
         py: Python<'_>,
@@ -310,6 +316,13 @@ impl CacheCore {
             .map_err(to_python)
     }
 
+    fn record_blocks_for_zeroing(&self, request: u64, start_token: u32) -> PyResult<()> {
+        let mut cache = self.cache.lock();
+        cache
+            .record_blocks_for_zeroing(request, start_token)
+            .map_err(to_python)
+    }
+
     fn take_work(&self, caller_frees: bool) -> WorkTuple {
         answers::work(self.cache.lock().take_work(caller_frees))
     }
@@ -325,6 +338,10 @@ impl CacheCore {
 
     fn num_free_blocks(&self) -> usize {
         self.cache.lock().num_free_blocks()
+    }
+
+    fn num_held_blocks(&self) -> usize {
+        self.cache.lock().num_held_blocks()
     }
 
     fn blocks_for(&self, num_tokens: u32) -> usize {

@@ -1,5 +1,9 @@
 """The checks of arguments that the cache makes before it calls the native core."""
 
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from kvbraid.cache.step import Need
 from kvbraid.errors import InvalidValueError
 
 
@@ -22,3 +26,16 @@ def check_group(group: int, num_groups: int) -> None:
     """
     if not 0 <= group < num_groups:
         raise InvalidValueError(f"group is {group}; the cache has {num_groups}")
+
+
+def check_needs(needs: Iterable[Need], num_groups: int) -> None:
+    """Refuse a need with a value that is no count, or with a group that the cache does not have.
+
+    Raises:
+        InvalidValueError: The message names the value and its limits.
+    """
+    for need in needs:
+        counts = asdict(need)
+        for group in counts.pop("loading_groups"):
+            check_group(group, num_groups)
+        check_counts(**counts)

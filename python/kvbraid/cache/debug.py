@@ -74,7 +74,7 @@ class CacheDebug:
     def check_integrity(self, outside: Sequence[BlockId] = ()) -> None:
         """Panic unless blocks, hashes and requests agree.
 
-        `outside` lists one block per reference that the caller holds: blocks that were popped,
+        `outside` lists one block per reference that the caller holds, exactly: blocks that were popped,
         blocks of `pool.take` and `pool.hold`, and the ends of copies that the caller frees.
         """
         self._core.check_integrity(outside)

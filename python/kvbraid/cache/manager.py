@@ -9,17 +9,20 @@ call either does what it says or raises and changes nothing. Safe to call from a
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from copy import copy
+from dataclasses import replace
+from typing import Self
 
 from kvbraid._native import CacheCore
 from kvbraid.cache.chunk import Position, chunk_rules
 from kvbraid.cache.config import CacheConfig
-from kvbraid.cache.counts import check_counts
+from kvbraid.cache.counts import check_counts, check_needs
 from kvbraid.cache.debug import CacheDebug
 from kvbraid.cache.events import Events
+from kvbraid.cache.failed_loads import FailedLoads
 from kvbraid.cache.pool import BlockPool
 from kvbraid.cache.retention import checkpoint_interval
-from kvbraid.cache.statistics import Starts, Statistics
+from kvbraid.cache.statistics import Statistics
 from kvbraid.cache.step import (
     NO_MATCH,
     Allocation,
@@ -33,7 +36,7 @@ from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Tokens
 from kvbraid.ids import BlockId
 
 
-class CacheManager:
+class CacheManager(FailedLoads):
     """The blocks and requests of one engine. The methods stand in the order of a step:
 
         request = cache.add(prompt)             # A request arrives.
@@ -60,7 +63,7 @@ class CacheManager:
     def __init__(self, config: CacheConfig) -> None:
         self.config = config
         self.num_groups = len(config.topology.groups)
-        self._core = CacheCore(config)
+        self._stand_on(CacheCore(config))
         self._chunk_rules = chunk_rules(
             config.topology,
             dialect=config.dialect,
@@ -68,8 +71,20 @@ class CacheManager:
             checkpoint_alignment=config.checkpoint_alignment,
             partial_junctions=config.partial_junctions,
         )
-        self.pool = BlockPool(self._core, num_blocks=config.num_blocks, num_groups=self.num_groups)
-        self.debug = CacheDebug(self._core, num_groups=self.num_groups)
+
+    def _stand_on(self, core: CacheCore) -> None:
+        self._core = core
+        self.pool = BlockPool(core, num_blocks=self.config.num_blocks, num_groups=self.num_groups)
+        self.debug = CacheDebug(core, num_groups=self.num_groups)
+
+    def copy(self) -> Self:
+        """Return a cache that is in the same state and shares nothing with this one.
+
+        For tests, which branch by it: it costs as much as the pool and the requests are large.
+        """
+        twin = copy(self)
+        twin._stand_on(self._core.copy())
+        return twin
 
     # A request arrives.
 
@@ -185,7 +200,7 @@ class CacheManager:
             UnknownError: The request is not known.
             NotHeldError: The hit is not held.
         """
-        check_counts(**asdict(need))
+        check_needs([need], self.num_groups)
         return self._core.blocks_needed(need, is_admission)
 
     def allocate(self, needs: Sequence[Need], *, reserved_blocks: int = 0) -> Allocation:
@@ -208,8 +223,7 @@ class CacheManager:
         try:
             done = self._core.allocate(needs, reserved_blocks)
         except (OverflowError, TypeError):
-            for need in needs:
-                check_counts(**asdict(need))
+            check_needs(needs, self.num_groups)
             check_counts(reserved_blocks=reserved_blocks)
             raise
         return self._allocation(*done)
@@ -366,19 +380,7 @@ class CacheManager:
 
     def take_statistics(self) -> Statistics:
         """Take the counts since the last call."""
-        started, resumed, (matches, external, junctions, preemptions, allocated, evicted) = (
-            self._core.take_statistics()
-        )
-        return Statistics(
-            started=Starts(*started),
-            resumed=Starts(*resumed),
-            num_matches=matches,
-            num_external_tokens=external,
-            num_junctions=junctions,
-            num_preemptions=preemptions,
-            num_allocated_blocks=allocated,
-            num_evicted_blocks=evicted,
-        )
+        return Statistics.of(*self._core.take_statistics())
 
     def reset(self) -> bool:
         """Drop the hashes of all blocks unless a block is in use; return whether it was done."""

@@ -1,6 +1,7 @@
 """Calls on single blocks, for connectors, which hold blocks and fill them.
 
-Its law: the caller has to drop every reference that it takes here, with `free`. `register` and
+Its law: the caller has to drop every reference that it takes here, with `free`, and can drop no
+other; `num_held` counts the blocks until then. `register` and
 `unregister` record no event; evictions and `forget` record the hashes that they remove. Nothing
 here knows a request.
 """
@@ -34,6 +35,15 @@ class BlockPool:
         """Share of the pool that is referenced, 0 to 1."""
         return 1.0 - self.num_free / (self.num_blocks - 1)
 
+    @property
+    def num_held(self) -> int:
+        """Blocks of which the caller holds references that it has to drop with `free`.
+
+        These are blocks of `take`, `hold` and `CacheManager.pop_blocks`, and the ends of copies
+        that the caller frees.
+        """
+        return self._core.num_held_blocks()
+
     # References.
 
     def take(self, count: int) -> list[BlockId]:
@@ -58,7 +68,9 @@ class BlockPool:
         """Drop one reference to each block; the block given first is evicted first.
 
         Raises:
-            InvalidValueError: A block does not exist, or has no reference to drop.
+            InvalidValueError: A block does not exist, or the caller does not hold it as often; a
+                request's references are given back by `release`, `preempt` or `free_skipped`.
+                Nothing has changed.
         """
         check_counts(block_id=min(block_ids, default=0))
         self._core.free_blocks(block_ids)

@@ -1,7 +1,8 @@
 """The counts that an engine publishes about its cache, since they were last taken."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 
 class Starts(NamedTuple):
@@ -12,7 +13,7 @@ class Starts(NamedTuple):
     num_hit_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Statistics:
     """Counts since the last take. A request starts with its first successful `allocate`.
 
@@ -25,6 +26,8 @@ class Statistics:
         num_external_tokens: Tokens of starting requests that were computed elsewhere.
         num_junctions: Starting requests that branch off after their hit.
         num_preemptions: Running requests that gave their blocks back.
+        num_held_blocks: References that the caller took with `pool.hold`, so that blocks are not
+            reused, for example while a transfer may still write them.
         num_allocated_blocks: Blocks that were handed out.
         num_evicted_blocks: Blocks that were handed out and had been findable until then.
     """
@@ -35,5 +38,13 @@ class Statistics:
     num_external_tokens: int
     num_junctions: int
     num_preemptions: int
+    num_held_blocks: int
     num_allocated_blocks: int
     num_evicted_blocks: int
+
+    @classmethod
+    def of(
+        cls, started: tuple[int, int, int], resumed: tuple[int, int, int], rest: Sequence[int]
+    ) -> Self:
+        """Return the counts that the native core took; `rest` has them in the order of the fields."""
+        return cls(Starts(*started), Starts(*resumed), *rest)

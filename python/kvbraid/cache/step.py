@@ -84,7 +84,8 @@ class Work(NamedTuple):
 
     Attributes:
         copies: Blocks to copy, as (source, destination), in this order.
-        blocks_to_zero: New blocks of groups with `needs_zeroing`.
+        blocks_to_zero: New blocks of groups with `needs_zeroing`, except those that a load fills
+            (`Need.loading_groups`), and what `record_blocks_for_zeroing` listed.
         kept_states: States that became findable in this step and that a connector may store.
             States of requests that have ended since are left out.
     """
@@ -111,6 +112,8 @@ class Need:
         num_computed_tokens: Tokens computed before this step, without the hit. None: the number
             that the manager tracked.
         delay_commit: Register no block yet, because a load is under way; `commit` does it later.
+        loading_groups: Groups whose blocks for the external tokens are filled by a load after this
+            step. They are not listed for zeroing, which could wipe what was loaded.
         full_sequence_must_fit: Allocate only if the whole request would fit.
         is_waiting: The watermark applies.
     """
@@ -125,6 +128,7 @@ class Need:
     num_encoder_tokens: int = 0
     num_computed_tokens: int | None = None
     delay_commit: bool = False
+    loading_groups: tuple[int, ...] = ()
     full_sequence_must_fit: bool = False
     is_waiting: bool = False
 

@@ -91,4 +91,5 @@ def picture(cache: CacheManager, requests: Sequence[int]) -> object:
         cache.debug.free_queue(),
         cache.pool.num_free,
         cache.pool.usage,
+        cache.pool.num_held,
     )

@@ -36,10 +36,13 @@ class Busy:
 
 @pytest.fixture
 def busy() -> Busy:
-    cache = CacheManager(config(full(4), window(8, 4), mamba(4)))
+    zeroed = (GroupOptions(needs_zeroing=True), GroupOptions(), GroupOptions())
+    cache = CacheManager(config(full(4), window(8, 4), mamba(4), group_options=zeroed))
     leave(cache, TOKENS, 4)
+    cache.take_work()
     runs, waits = cache.add([*TOKENS[:10], 77, 78]), cache.add(TOKENS)
     compute(cache, runs, [10], hit=8)
+    cache.take_work()
     return Busy(cache, runs, waits)
 
 
@@ -61,6 +64,7 @@ UNKNOWN: dict[str, Call] = {
     "allocate": lambda b: b.cache.allocate([b.need(), b.need(request=NOBODY)]),
     "blocks_needed": lambda b: b.cache.blocks_needed(b.need(request=NOBODY)),
     "cursors": lambda b: b.cache.debug.cursors(NOBODY),
+    "record_blocks_for_zeroing": lambda b: b.cache.record_blocks_for_zeroing(NOBODY, 0),
     "take_state_tails": lambda b: b.cache.take_state_tails(NOBODY),
 }
 WRONG: dict[str, Call] = {
@@ -105,6 +109,17 @@ WRONG: dict[str, Call] = {
     "free a negative block": lambda b: b.cache.pool.free([NEGATIVE]),
     "free a free block": lambda b: b.cache.pool.free([b.cache.debug.free_queue()[0]]),
     "free a block too often": lambda b: b.cache.pool.free([b.used] * 9),
+    "free a block of a request": lambda b: b.cache.pool.free([b.used]),
+    "load for a group that does not exist": lambda b: b.cache.allocate(
+        [b.need(), b.need(request=b.waits, num_external_tokens=8, loading_groups=(0, 3))]
+    ),
+    "load for a negative group": lambda b: b.cache.allocate([b.need(loading_groups=(-1,))]),
+    "blocks needed to load for a group that does not exist": lambda b: b.cache.blocks_needed(
+        b.need(loading_groups=(3,))
+    ),
+    "zero again from inside a block": lambda b: b.cache.record_blocks_for_zeroing(b.runs, 11),
+    "zero again what others find": lambda b: b.cache.record_blocks_for_zeroing(b.runs, 0),
+    "zero again below zero": lambda b: b.cache.record_blocks_for_zeroing(b.runs, -1),
     "forget a block that does not exist": lambda b: b.cache.pool.forget([b.used, GONE]),
     "forget a negative block": lambda b: b.cache.pool.forget([NEGATIVE]),
     "take more blocks than are free": lambda b: b.cache.pool.take(64),
@@ -155,7 +170,7 @@ def unchanged(busy: Busy, call: Call, error: type[KvbraidError]) -> str:
         call(busy)
     assert picture(busy.cache, requests) == before
     assert len(busy.cache.take_events()) == 0
-    assert busy.cache.take_work().copies == []
+    assert busy.cache.take_work() == ([], [], [])
     busy.cache.debug.check_integrity()
     busy.cache.release(requests)
     assert busy.cache.reset()

@@ -19,7 +19,7 @@ struct Label {
 }
 
 /// The recorded events that have not been taken yet.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct EventLog {
     labels: Vec<Label>,
     /// The engines' word for the memory that has the blocks.

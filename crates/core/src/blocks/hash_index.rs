@@ -56,7 +56,7 @@ impl Entries {
 }
 
 /// All hashes that some block is found by.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct HashIndex {
     num_groups: usize,
     by_key: KeyTable,

@@ -50,7 +50,7 @@ impl Block {
 pub type Lost = SmallVec<[(u64, u16); 1]>;
 
 /// The blocks of one memory.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Pool {
     blocks: Vec<Block>,
     /// The number of blocks without references: those in the queue, and those that checkpoints

@@ -9,7 +9,7 @@ use super::group::{Group, Kind};
 use super::plan::Plan;
 use super::request::{Request, SharedTail, Table};
 use super::state::{self, StateStep};
-use super::step::Allocation;
+use super::step::{Allocation, Need};
 use crate::blocks::{BlockId, NULL_BLOCK, count};
 
 impl Core {
@@ -71,12 +71,12 @@ impl Core {
             checkpoints.note_resume(&mut self.pool, request, need.num_hit_tokens);
         }
         if need.num_external_tokens > 0 {
-            self.extend_external(request, all);
+            self.extend_external(request, need, all);
         }
     }
 
     /// Gives the request blocks for the first `all` tokens, which are loaded from elsewhere.
-    fn extend_external(&mut self, request: &mut Request, all: u32) {
+    fn extend_external(&mut self, request: &mut Request, need: &Need, all: u32) {
         for (index, table) in request.tables_mut().iter_mut().enumerate() {
             let group = self.groups[index];
             let wanted = match group.kind {
@@ -91,7 +91,9 @@ impl Core {
             };
             let start = table.blocks.len();
             self.take(wanted.saturating_sub(start), &mut table.blocks);
-            self.note_zeroing(&group, &table.blocks[start..]);
+            if !need.loading_groups.contains(&group.index) {
+                self.note_zeroing(&group, &table.blocks[start..]);
+            }
         }
     }
 

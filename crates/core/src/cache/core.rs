@@ -6,6 +6,7 @@ use hashbrown::HashSet;
 use super::config::CacheConfig;
 use super::find::Finder;
 use super::group::Group;
+use super::held::HeldBlocks;
 use super::request::{HashBlocks, Request, SharedTail, Table};
 use super::retention::{Boundaries, Checkpoints};
 use super::statistics::Statistics;
@@ -19,7 +20,7 @@ use crate::secret::Secret;
 const MEDIUM: &str = "GPU";
 
 /// The whole cache except for the requests.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Core {
     pub config: CacheConfig,
     pub groups: Vec<Group>,
@@ -36,6 +37,8 @@ pub(super) struct Core {
     /// The ends of the copies that were taken in this step. They are held until the next step
     /// starts.
     pub being_copied: Vec<BlockId>,
+    /// What the caller holds.
+    pub held: HeldBlocks,
     /// The states registered in this step. Their blocks do not hold them until the step has run.
     pub fresh: HashSet<(Digest, u16)>,
     /// The states registered in this step, with their blocks.
@@ -56,6 +59,7 @@ impl Core {
             to_zero: vec![Vec::new(); groups.len()],
             copies: vec![Vec::new(); groups.len()],
             being_copied: Vec::new(),
+            held: HeldBlocks::default(),
             fresh: HashSet::new(),
             kept_states: Vec::new(),
             statistics: Statistics::default(),
@@ -151,12 +155,6 @@ impl Core {
             source,
             destination,
         });
-    }
-
-    pub(super) fn note_zeroing(&mut self, group: &Group, blocks: &[BlockId]) {
-        if group.needs_zeroing {
-            self.to_zero[usize::from(group.index)].extend_from_slice(blocks);
-        }
     }
 
     /// Notes that a block, if it is registered, holds a state that is written in this step.

@@ -54,7 +54,7 @@ impl Lookup<'_> {
 }
 
 /// Looks requests up, and keeps the buffers for that.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Finder {
     topology: Topology,
     /// The groups that an engine looks up first: the first full group, or else the first group,

@@ -95,6 +95,7 @@ impl Cache {
         for block in held.chain(ends).chain(outside.iter().copied()) {
             refs[block.index()] += 1;
         }
+        self.core.held.check_integrity(outside);
         for (block, &num_references) in (0u32..).zip(&refs).skip(1) {
             let block = BlockId(block);
             assert_eq!(

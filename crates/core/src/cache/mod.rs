@@ -78,6 +78,7 @@ mod decode;
 mod find;
 mod free;
 mod group;
+mod held;
 mod inspect;
 mod plan;
 mod request;
@@ -89,6 +90,7 @@ mod state;
 mod statistics;
 mod step;
 mod work;
+mod zeroing;
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -107,8 +109,8 @@ use crate::error::{Error, Result};
 use crate::hash::Digest;
 use crate::secret::Secret;
 
-/// The cache of one engine.
-#[derive(Debug)]
+/// The cache of one engine. A clone shares nothing with it, and behaves alike.
+#[derive(Debug, Clone)]
 pub struct Cache {
     core: Core,
     requests: HashMap<u64, Box<Request>>,
@@ -212,7 +214,7 @@ impl Cache {
     /// `UnknownRequest`; `NotHeld` for a hit that is gone.
     pub fn hit_blocks(&mut self, id: u64, num_tokens: u32) -> Result<Vec<Vec<BlockId>>> {
         self.with(id, |core, request| {
-            let hits = core.find_hit(request, num_tokens)?;
+            let hits = core.find_hit(request, num_tokens, None)?;
             let groups = 0..core.groups.len();
             Ok(groups.map(|group| hits.of(group).to_vec()).collect())
         })
@@ -322,7 +324,9 @@ impl Cache {
         let mut request = self.requests.remove(&id).ok_or(Error::UnknownRequest(id))?;
         self.core.note_end(&request);
         self.core.forget_kept_states(id);
-        Ok(request.clear_tables().into_iter().flatten().collect())
+        let blocks: Vec<BlockId> = request.clear_tables().into_iter().flatten().collect();
+        self.core.held.add(blocks.iter().copied());
+        Ok(blocks)
     }
 
     /// Sets how many tokens are computed, after drafts were rejected. The request keeps its blocks.

@@ -11,7 +11,7 @@ use super::group::{Group, Kind};
 use super::request::{Request, Table};
 use super::state::{self, StateStep};
 use super::step::{Lengths, Need};
-use crate::blocks::{BlockId, NULL_BLOCK, Pool, signed};
+use crate::blocks::{BlockId, NULL_BLOCK, Pool, count, signed};
 use crate::error::{Error, Result};
 
 /// The blocks of a hit: those of group `g` are `blocks[ends[g - 1]..ends[g]]`. Both lists are empty
@@ -46,6 +46,11 @@ pub(super) struct Plan<'a> {
     version: u64,
 }
 
+/// The end of the tokens that are loaded after a hit, if there are any.
+fn loaded_until(need: &Need, lengths: &Lengths) -> Option<u32> {
+    (need.num_external_tokens > 0).then_some(lengths.total)
+}
+
 impl Core {
     /// Plans one request's step. Refuses a step that no state of the pool could serve, and a hit
     /// that is not held now.
@@ -60,10 +65,11 @@ impl Core {
     }
 
     fn plan<'a>(&mut self, request: &Request, need: &'a Need) -> Result<Plan<'a>> {
+        self.check_loading(need)?;
         let lengths = self.lengths(request, need)?;
         let hits = match need.num_hit_tokens {
             0 => Hits::default(),
-            tokens => self.find_hit(request, tokens)?,
+            tokens => self.find_hit(request, tokens, loaded_until(need, &lengths))?,
         };
         Ok(Plan {
             need,
@@ -80,7 +86,8 @@ impl Core {
         if plan.need.num_hit_tokens == 0 || plan.version == version {
             return true;
         }
-        let found = self.find_hit(request, plan.need.num_hit_tokens);
+        let until = loaded_until(plan.need, &plan.lengths);
+        let found = self.find_hit(request, plan.need.num_hit_tokens, until);
         let is_held = found.is_ok();
         plan.hits = found.unwrap_or_default();
         plan.version = version;
@@ -127,8 +134,14 @@ impl Core {
         Ok(())
     }
 
-    /// Looks up the blocks of a hit.
-    pub(super) fn find_hit(&mut self, request: &Request, tokens: u32) -> Result<Hits> {
+    /// Looks up the blocks of a hit. If tokens after it are loaded, up to `until`, what only those
+    /// would have read may be missing: a load brings its own state, for example.
+    pub(super) fn find_hit(
+        &mut self,
+        request: &Request,
+        tokens: u32,
+        until: Option<u32>,
+    ) -> Result<Hits> {
         let mut hits = Hits::default();
         let looks = self.finder.looks(request, &self.groups, &self.pool);
         let lookup = self.finder.lookup(request, &self.pool);
@@ -137,8 +150,13 @@ impl Core {
             let found = self
                 .finder
                 .blocks(lookup, group, tokens, look, &mut hits.blocks);
-            if let Err(position) = found
+            let unread = until.map_or(0, |until| group.skipped(until) / group.block);
+            let start = hits.ends.last().copied().unwrap_or(0);
+            let is_missing = |position: &u32| hits.blocks[start + *position as usize] == NULL_BLOCK;
+            if let Err(first) = found
                 && !self.config.hits_may_lack_blocks()
+                && let Some(position) =
+                    (first.max(unread)..count(hits.blocks.len() - start)).find(is_missing)
             {
                 return Err(Error::NotHeld {
                     request: request.id,

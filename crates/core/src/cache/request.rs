@@ -84,7 +84,7 @@ pub(super) struct HashBlocks {
     pub lookahead: u32,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Request {
     pub id: u64,
     pub tokens: Vec<u32>,

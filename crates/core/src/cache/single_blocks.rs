@@ -1,7 +1,7 @@
 //! Calls on single blocks, without any request. Connectors hold blocks and fill them, and some make
 //! a block findable under a hash of their own.
 //!
-//! The caller frees what it takes or holds here. No event tells about a hash that is given or
+//! The caller frees what it takes or holds here, and the cache knows these references (`held`). No event tells about a hash that is given or
 //! removed here, but evictions are recorded as always.
 
 use std::ops::Range;
@@ -12,7 +12,6 @@ use super::step::Need;
 use crate::blocks::{BlockId, Key, NULL_BLOCK};
 use crate::error::{Error, Result};
 use crate::hash::Digest;
-use hashbrown::HashMap;
 
 impl Cache {
     /// Takes the next victims and gives each one reference.
@@ -28,6 +27,7 @@ impl Cache {
         }
         let mut taken = Vec::with_capacity(count);
         self.core.take(count, &mut taken);
+        self.core.held.add(taken.iter().copied());
         Ok(taken)
     }
 
@@ -53,27 +53,20 @@ impl Cache {
         for &block in blocks {
             self.core.pool.touch(block);
         }
+        let num_held = self.core.held.add(blocks.iter().copied());
+        self.core.statistics.num_held_blocks += num_held;
         Ok(())
     }
 
-    /// Drops one reference of each block. The first block given is evicted first.
+    /// Drops one reference of each block that the caller holds. The first block given is evicted
+    /// first.
     ///
     /// # Errors
-    /// `UnknownBlock`; `InvalidValue` for a block without such a reference. Then nothing has
-    /// changed.
+    /// `UnknownBlock`; `InvalidValue` for a block that the caller does not hold as often. Then
+    /// nothing has changed.
     pub fn free_blocks(&mut self, blocks: &[BlockId]) -> Result<()> {
         self.check_blocks(blocks)?;
-        let mut dropped: HashMap<BlockId, u32> = HashMap::new();
-        for &block in blocks.iter().filter(|block| **block != NULL_BLOCK) {
-            let count = dropped.entry(block).or_insert(0);
-            *count += 1;
-            if *count > self.core.pool.refs(block) {
-                return Err(Error::InvalidValue(format!(
-                    "block {block} is freed {count} times, but has {} references",
-                    self.core.pool.refs(block)
-                )));
-            }
-        }
+        self.core.held.remove(blocks)?;
         self.core.pool.free(blocks.iter().copied());
         Ok(())
     }

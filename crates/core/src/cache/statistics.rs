@@ -29,6 +29,8 @@ pub struct Statistics {
     pub num_junctions: u64,
     /// Running requests that gave their blocks back.
     pub num_preemptions: u64,
+    /// References that the caller took of single blocks with `hold_blocks`.
+    pub num_held_blocks: u64,
     /// Blocks that were handed out.
     pub num_allocated_blocks: u64,
     /// Handed-out blocks that a hash could find until then.

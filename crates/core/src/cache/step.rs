@@ -27,7 +27,7 @@ pub struct Match {
 }
 
 /// What one request asks of one step; all counts are tokens.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Need {
     /// The request.
     pub request: u64,
@@ -51,6 +51,9 @@ pub struct Need {
     pub num_computed_tokens: Option<u32>,
     /// Whether nothing is registered yet, because a load is under way.
     pub delay_commit: bool,
+    /// The groups whose blocks for the external tokens are filled by a load after this step. They
+    /// are not listed for zeroing, which could overwrite what was loaded.
+    pub loading_groups: Vec<u16>,
     /// Whether to allocate only if the whole request would fit.
     pub full_sequence_must_fit: bool,
     /// Whether the watermark applies, because the request is waiting to be admitted.

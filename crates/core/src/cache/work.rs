@@ -32,9 +32,11 @@ impl Cache {
     pub fn take_work(&mut self, caller_frees: bool) -> Work {
         let core = &mut self.core;
         let copies: Vec<_> = core.copies.iter_mut().flat_map(std::mem::take).collect();
-        if !caller_frees {
-            core.being_copied
-                .extend(copies.iter().flat_map(|copy| copy.ends()));
+        let ends = copies.iter().flat_map(|copy| copy.ends());
+        if caller_frees {
+            core.held.add(ends);
+        } else {
+            core.being_copied.extend(ends);
         }
         Work {
             copies,
@@ -92,7 +94,8 @@ impl Cache {
         held.iter().filter(is_only_copied).count()
     }
 
-    /// The references that copies hold: copies that were decided on, and copies taken in this step.
+    /// The references that copies hold: copies that were decided on, and copies taken in this step
+    /// whose ends the caller does not free.
     pub(super) fn held_by_copies(&self) -> impl Iterator<Item = BlockId> {
         let pending = self.core.copies.iter().flatten();
         let ends = pending.flat_map(|copy| copy.ends());

@@ -15,7 +15,7 @@ use super::{HOLDERS, Held, sweep};
 use crate::spec::{EngineDialect, Topology};
 
 /// What the search reads, for all specs one after the other.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Lines {
     words: Vec<u64>,
     /// For one holder: at each grain, how many held grains in a row end there.
@@ -53,7 +53,7 @@ pub(super) fn emulate(
 }
 
 /// The course of an engine's search for one holder.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Steps {
     /// The longest length that any look-up found.
     pub(super) longest: u32,

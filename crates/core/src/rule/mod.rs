@@ -72,7 +72,7 @@ pub struct Query {
 }
 
 /// Buffers that a caller keeps from one evaluation to the next.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Scratch {
     plan: Plan,
     buffers: Buffers,

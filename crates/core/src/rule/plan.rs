@@ -58,7 +58,7 @@ impl Spec {
 }
 
 /// The demands of one topology on one request, with sizes in units.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Plan {
     /// The demands, in the order of their first groups.
     pub(super) specs: Vec<Spec>,

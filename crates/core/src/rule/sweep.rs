@@ -20,7 +20,7 @@ use super::{HOLDERS, Held};
 const FIRST_TILE: usize = 32;
 
 /// Buffers that a sweep uses again.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Buffers {
     /// For each step, the holders for which all specs so far accept it.
     accept: Vec<u64>,

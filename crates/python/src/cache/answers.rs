@@ -28,8 +28,8 @@ pub(super) type WorkTuple = (Vec<(u32, u32)>, Vec<u32>, Vec<StateTuple>);
 type StartsTuple = (u64, u64, u64);
 
 /// First runs, runs after a preemption, and then matches, external tokens, junctions, preemptions,
-/// allocated blocks and evicted blocks.
-pub(super) type StatisticsTuple = (StartsTuple, StartsTuple, (u64, u64, u64, u64, u64, u64));
+/// held blocks, allocated blocks and evicted blocks.
+pub(super) type StatisticsTuple = (StartsTuple, StartsTuple, [u64; 7]);
 
 pub(super) fn allocation<'py>(
     py: Python<'py>,
@@ -104,17 +104,19 @@ pub(super) fn statistics(counts: Statistics) -> StatisticsTuple {
         num_external_tokens,
         num_junctions,
         num_preemptions,
+        num_held_blocks,
         num_allocated_blocks,
         num_evicted_blocks,
     } = counts;
-    let rest = (
+    let rest = [
         num_matches,
         num_external_tokens,
         num_junctions,
         num_preemptions,
+        num_held_blocks,
         num_allocated_blocks,
         num_evicted_blocks,
-    );
+    ];
     (starts(started), starts(resumed), rest)
 }
 

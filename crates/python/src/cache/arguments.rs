@@ -16,6 +16,7 @@ pub(super) struct NeedArg {
     num_encoder_tokens: u32,
     num_computed_tokens: Option<u32>,
     delay_commit: bool,
+    loading_groups: Vec<u16>,
     full_sequence_must_fit: bool,
     is_waiting: bool,
 }
@@ -33,6 +34,7 @@ impl NeedArg {
             num_encoder_tokens: self.num_encoder_tokens,
             num_computed_tokens: self.num_computed_tokens,
             delay_commit: self.delay_commit,
+            loading_groups: self.loading_groups,
             full_sequence_must_fit: self.full_sequence_must_fit,
             is_waiting: self.is_waiting,
         }

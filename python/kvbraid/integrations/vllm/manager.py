@@ -134,7 +134,7 @@ class KvbraidCacheManager:
     def get_computed_blocks_for_connector(
         self, request: Request
     ) -> tuple[KVCacheBlocks, int, int, bool]:
-        """Look the request up. All groups have the same hit: connectors exclude state groups."""
+        """Look the request up. All groups have the same hit: `_check_connector` refuses others."""
         return *self.get_computed_blocks(request), False
 
     def truncate_computed_blocks(
@@ -180,8 +180,7 @@ class KvbraidCacheManager:
         skip_zeroing_group_ids: tuple[int, ...] = (),
     ) -> KVCacheBlocks | None:
         """Adopt a hit and add blocks for a step; None if the request does not fit."""
-        # The hit's length determines its blocks; zeroing and connectors are not combined.
-        del new_computed_blocks, skip_zeroing_group_ids
+        del new_computed_blocks  # The hit's length determines its blocks.
         allocation = self.cache.allocate(
             [
                 Need(
@@ -195,6 +194,7 @@ class KvbraidCacheManager:
                     num_encoder_tokens=num_encoder_tokens,
                     num_computed_tokens=request.num_computed_tokens,
                     delay_commit=delay_cache_blocks,
+                    loading_groups=skip_zeroing_group_ids,
                     full_sequence_must_fit=full_sequence_must_fit,
                     is_waiting=has_scheduled_reqs and request.status in _WAITING,
                 )
@@ -281,15 +281,8 @@ class KvbraidCacheManager:
         ]
 
     def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:
-        """Refuse: a load failed, but connectors are not combined with the zeroing of blocks.
-
-        Raises:
-            UnsupportedError: Always.
-        """
-        raise UnsupportedError(
-            f"request {request_id}: a failed load would need blocks from token {start_token} on "
-            "zeroed again; start vLLM without --scheduler-cls, or without the connector"
-        )
+        """List a request's blocks from a token on for zeroing: a load left them unwritten."""
+        self.cache.record_blocks_for_zeroing(self._requests.known(request_id), start_token)
 
     # Reading.
 

@@ -26,6 +26,17 @@ from kvbraid.integrations.vllm.options import retention_of
 
 _ONE_AT_A_TIME: Final = threading.Lock()
 
+_POOL: Final = "reaches into vLLM's own block pool, which is not there"
+_REFUSED_OVERRIDES: Final = {
+    "bind_kv_cache_manager": (False, _POOL),
+    "bind_gpu_block_pool": (False, _POOL),
+    "supports_divergent_local_hybrid_hits": (
+        True,
+        "continues hits that lack their state, which our cache never hands out",
+    ),
+}
+"""What a connector may not define: whether only for a model with states, and why."""
+
 
 @contextmanager
 def _our_manager(by_value: ByValue | None) -> Iterator[None]:
@@ -123,16 +134,10 @@ def _check_connector(config: VllmConfig, cache: KVCacheConfig) -> None:
     if config.kv_transfer_config is None:
         return
     connector = KVConnectorFactory.get_connector_class(config.kv_transfer_config)
-    name = connector.__name__
-    for hook in ("bind_kv_cache_manager", "bind_gpu_block_pool"):
-        if getattr(connector, hook) is not getattr(KVConnectorBase_V1, hook):
+    for name, (needs_states, text) in _REFUSED_OVERRIDES.items():
+        is_own = getattr(connector, name) is not getattr(KVConnectorBase_V1, name)
+        if is_own and (cache.has_mamba_layers or not needs_states):
             raise UnsupportedError(
-                f"connector {name} reaches into vLLM's own block pool ({hook}), which is not "
-                "there; take another connector, or start vLLM without --scheduler-cls"
+                f"connector {connector.__name__} {text} ({name}); take another connector, or start "
+                "vLLM without --scheduler-cls"
             )
-    if cache.needs_kv_cache_zeroing:
-        raise UnsupportedError(
-            f"connector {name} with a model that has states or mixed number formats is not "
-            "supported: their blocks are zeroed, which loads have to be ordered with; leave the "
-            "connector out, or start vLLM without --scheduler-cls"
-        )

@@ -34,7 +34,7 @@ type NodeId = u32;
 const ROOT: NodeId = 0;
 const NO_NODE: NodeId = NodeId::MAX;
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Node {
     parent: NodeId,
     children: Vec<NodeId>,
@@ -82,7 +82,7 @@ struct Anchor {
     tokens: u32,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(in crate::cache) struct Checkpoints {
     policy: ByValue,
     /// The groups that are cached.
