@@ -181,7 +181,7 @@ class CacheMachine(RuleBasedStateMachine):
         twin.deferred &= num_tokens < most
 
     def zero_again(self, data: st.DataObject) -> None:
-        """A load failed: what lies after the tokens that are good is zeroed, if nobody reads it."""
+        """A load failed: what comes after the good tokens is zeroed, if nobody else reads it."""
         twin = self.one_of([twin for twin in self.twins if twin.deferred] or self.twins, data)
         unit = self.model.alignment
         most = self.request(twin).num_computed_tokens // unit

@@ -528,8 +528,8 @@ class CacheModel:
             Starts(*(counts.pop(f"{which} {what}", 0) for what in ("requests", "tokens", "hit")))
             for which in ("started", "resumed")
         )
-        names = ("num_matches", "num_external_tokens", "num_junctions")
-        names += ("num_preemptions", "num_held_blocks")
+        names = ["num_matches", "num_external_tokens", "num_junctions", "num_preemptions"]
+        names.append("num_held_blocks")
         return Statistics(
             started=started,
             resumed=resumed,

@@ -1,6 +1,7 @@
 """Our manager answers a scheduler as vLLM's own does, call by call, on scripted sequences."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from tests.vllm.drop_in_pair import Pair, chunked, config_of, full, states, tokens, window
 
 if True:  # Only after `drop_in_pair` has imported vLLM with its warnings off.
+    import torch
     from vllm.lora.request import LoRARequest
     from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
     from vllm.v1.request import Request
@@ -275,6 +277,58 @@ def test_loaded_tokens_are_found_once_the_load_is_done(pair: Pair) -> None:
         assert pair.step(request, chunk(request.num_computed_tokens, request.num_tokens))
     pair.finish([request])
     assert prefill(pair, pair.request(tokens(1, 150)))
+
+
+@pytest.mark.parametrize("skipped", [(), (0,), (0, 1)])
+def test_blocks_are_zeroed_unless_a_load_fills_them_or_when_it_failed(
+    skipped: tuple[int, ...],
+) -> None:
+    narrow = replace(window(40), dtype=torch.bfloat16)
+    pair = Pair(config_of(full(), narrow, num_blocks=60), alignment=16, unit=16)
+    request = pair.request(tokens(1, 150))
+    pair.both("new_step_starts")
+    more: dict[str, Any] = {"num_external_computed_tokens": 128, "delay_cache_blocks": True}
+    pair.both("allocate_slots", request, 0, skip_zeroing_group_ids=skipped, **more)
+    listed = pair.both("take_new_block_ids")
+    tables = pair.ours.get_block_ids(request.request_id)
+    filled = [[block for block in ids if block] for ids in tables]
+    assert listed == [b for g, ids in enumerate(filled) for b in ids if g not in skipped]
+    request.num_computed_tokens = 96
+    pair.both("cache_blocks", request, 96)
+    pair.both("record_blocks_for_zeroing", request.request_id, 96)
+    assert pair.both("take_new_block_ids") == [*tables[0][6:], *tables[1][6:]]
+    pair.finish([request])
+
+
+def test_a_load_covers_the_end_of_a_hit_inside_a_block() -> None:
+    pair = LAYOUTS["states inside blocks"]()
+    prompt = tokens(1, 190)
+    first, request = pair.request(prompt), pair.request([*prompt, *tokens(3, 100)])
+    pair.both("new_step_starts")
+    assert pair.start(first, lambda _start, _end: 176) == 0  # It leaves no state at 128.
+    assert pair.step(first, 14)
+    pair.both("new_step_starts")
+    for manager in (pair.theirs, pair.ours):
+        blocks, hit, _ = manager.get_computed_blocks(request)
+        assert hit == 176
+        assert manager.allocate_slots(
+            request,
+            0,
+            num_new_computed_tokens=128,
+            new_computed_blocks=manager.truncate_computed_blocks(blocks, 128),
+            num_external_computed_tokens=128,
+            delay_cache_blocks=True,
+            skip_zeroing_group_ids=(0, 1),
+        )
+    pair.compare()
+    pair.compare_blocks()
+    pair.both("get_block_ids", request.request_id)
+    assert pair.both("take_new_block_ids") == []
+    request.num_computed_tokens = 256
+    pair.both("cache_blocks", request, 256)
+    while request.num_computed_tokens < request.num_tokens:
+        assert pair.step(request, chunk(request.num_computed_tokens, request.num_tokens))
+    pair.finish([first, request])
 
 
 @pytest.mark.parametrize("num_blocks", [5, 6, 7, 8])

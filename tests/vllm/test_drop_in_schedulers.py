@@ -121,13 +121,16 @@ class Engines:
         self._steps: deque[Any] = deque()
         self._num_made = 0
         for kind in KINDS[is_async][bool(options) :]:
-            made = scheduler(kind, layout, config(layout, is_async=is_async, **options))
+            made = scheduler(kind, layout, self.config(layout, is_async=is_async, **options))
             self.published.append([])
             made.kv_event_publisher = SimpleNamespace(publish=self.published[-1].append)
             self.schedulers.append(made)
         self.num_preempted = 0
         self.num_copies = 0
         self.num_hits = 0
+
+    def config(self, layout: Layout, *, is_async: bool, **options: object) -> Any:  # noqa: ANN401 - vLLM's own type.
+        return config(layout, is_async=is_async, **options)
 
     def add(self, prompt: list[int], max_tokens: int) -> None:
         self._num_made += 1
@@ -161,6 +164,7 @@ class Engines:
 
     def _process(self) -> None:
         outputs, sampled = self._steps.popleft()
+        loads = self.loads()
         results = []
         for made, output in zip(self.schedulers, outputs, strict=True):
             names = list(output.num_scheduled_tokens)
@@ -168,11 +172,17 @@ class Engines:
                 req_ids=names,
                 req_id_to_index={name: index for index, name in enumerate(names)},
                 sampled_token_ids=[list(ids) for ids in sampled],
+                kv_connector_output=loads,
             )
             results.append(told(made.update_from_output(output, result)))
         alike(results)
         alike([batch.events for batch in batches] for batches in self.published)
-        self.schedulers[-1].kv_cache_manager.cache.debug.check_integrity()
+        ours = self.schedulers[-1]
+        held = [block.block_id for _, blocks in ours.deferred_frees for block in blocks]
+        ours.kv_cache_manager.cache.debug.check_integrity(held)
+
+    def loads(self) -> Any:  # noqa: ANN401 - vLLM's own type.
+        """Return what the workers say of loads; None without a connector."""
 
     def abort(self) -> None:
         """Abort a request that is under way."""

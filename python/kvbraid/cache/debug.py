@@ -74,7 +74,8 @@ class CacheDebug:
     def check_integrity(self, outside: Sequence[BlockId] = ()) -> None:
         """Panic unless blocks, hashes and requests agree.
 
-        `outside` lists one block per reference that the caller holds, exactly: blocks that were popped,
-        blocks of `pool.take` and `pool.hold`, and the ends of copies that the caller frees.
+        `outside` lists one block per reference that the caller holds, no more and no fewer: blocks
+        that were popped, blocks of `pool.take` and `pool.hold`, and the ends of copies that the
+        caller frees.
         """
         self._core.check_integrity(outside)

@@ -1,7 +1,7 @@
 """The counts that an engine publishes about its cache, since they were last taken."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple, Self
 
 
@@ -13,7 +13,7 @@ class Starts(NamedTuple):
     num_hit_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
     """Counts since the last take. A request starts with its first successful `allocate`.
 
@@ -46,5 +46,7 @@ class Statistics:
     def of(
         cls, started: tuple[int, int, int], resumed: tuple[int, int, int], rest: Sequence[int]
     ) -> Self:
-        """Return the counts that the native core took; `rest` has them in the order of the fields."""
-        return cls(Starts(*started), Starts(*resumed), *rest)
+        """Return the counts of the native core; `rest` has them in the order of the fields."""
+        names = [field.name for field in fields(cls)][2:]
+        counts = dict(zip(names, rest, strict=True))
+        return cls(started=Starts(*started), resumed=Starts(*resumed), **counts)

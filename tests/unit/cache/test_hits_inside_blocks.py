@@ -9,6 +9,7 @@ from kvbraid.cache.events import Events
 from kvbraid.cache.manager import CacheManager
 from kvbraid.cache.retention import Interval
 from kvbraid.cache.step import NO_MATCH, Need
+from kvbraid.errors import NotHeldError
 from kvbraid.hashing import EngineHash, block_hashes
 from kvbraid.sim.scheduler import SequentialScheduler
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
@@ -52,6 +53,36 @@ def test_a_hit_takes_the_block_that_is_known_where_it_ends_not_an_older_one_know
     assert cache.allocate([need]).num_fit == 1
     copied = {source for source, _ in cache.take_work().copies}
     assert inside in copied
+
+
+def test_a_load_covers_the_end_of_a_hit_and_brings_the_state() -> None:
+    """No state is held where the hit's whole blocks end: only a load makes up for that."""
+    cache = CacheManager(CacheConfig(topology=TOPOLOGY, num_blocks=50, retention=Interval(0)))
+    first = cache.add(range(190))
+    for end in (176, 190):
+        cache.start_step()
+        need = Need(request=first, num_new_tokens=end - cache.num_computed_tokens(first))
+        assert cache.allocate([need]).num_fit == 1
+    cache.take_work()
+    request = cache.add([*range(190), *range(300, 400)])
+    cache.start_step()
+    assert cache.match(request).num_tokens == 176
+    with pytest.raises(NotHeldError, match="group 1 does not hold block 1 of the hit of 128"):
+        cache.allocate([Need(request=request, num_new_tokens=16, num_hit_tokens=128)])
+    need = Need(
+        request=request,
+        num_new_tokens=0,
+        num_hit_tokens=128,
+        num_external_tokens=128,
+        delay_commit=True,
+    )
+    assert cache.allocate([need]).num_fit == 1
+    whole, states = cache.blocks(request)
+    assert whole[:2] == cache.blocks(first)[0][:2]
+    assert states[:3] == [0, 0, 0]
+    assert len(whole) == len(states) == 4
+    assert cache.take_work().copies == []
+    cache.debug.check_integrity()
 
 
 @pytest.mark.parametrize(("partial_junctions", "third_hit"), [(True, 20), (False, 16)])

@@ -1,5 +1,7 @@
 """Which blocks are zeroed: new ones, unless a load fills them, and what a failed load left."""
 
+from typing import Any
+
 import pytest
 from kvbraid.cache import CacheManager, GroupOptions, Need
 from kvbraid.errors import InvalidValueError
@@ -18,7 +20,7 @@ def cache_of(*groups: GroupSpec, options: tuple[GroupOptions, ...] | None = None
     return CacheManager(config(*groups, group_options=options or (ZEROED,) * len(groups)))
 
 
-def load(cache: CacheManager, num_tokens: int, groups: tuple[int, ...], **more: int) -> int:
+def load(cache: CacheManager, num_tokens: int, groups: tuple[int, ...], **more: Any) -> int:  # noqa: ANN401 - fields of the need
     """Have a request wait for a load of its first tokens."""
     request = cache.add(TOKENS)
     need = Need(

@@ -221,6 +221,8 @@ class Driver:
         if is_looked_up:
             job.junction = hit.junction
         num_external, is_load = self._external(job, hit) if is_start else (0, False)
+        if num_external:
+            hit = hit._replace(num_tokens=hit.num_tokens - hit.num_tokens % self._config.alignment)
         start = job.computed + hit.num_tokens + num_external
         num_new = 0
         if not is_load:
@@ -237,13 +239,14 @@ class Driver:
             num_lookahead_tokens=0 if is_load else self._config.num_lookahead_tokens,
             num_in_flight_tokens=job.in_flight,
             delay_commit=is_load,
+            loading_groups=self._loading_groups() if is_load else (),
             full_sequence_must_fit=self._config.full_sequence_must_fit,
             is_waiting=bool(self._running),
         )
         if not self._pair.run("allocate", [ask], self._random.randint(0, 3) if is_load else 0):
             return None
         self._waiting.popleft()
-        job.computed = start
+        job.computed, job.local = start, hit.num_tokens
         if is_load:
             self._loading.append(job)
             return 0
@@ -255,8 +258,9 @@ class Driver:
     def _external(self, job: Job, hit: Hit) -> tuple[int, bool]:
         """Return how many tokens a connector brings, and whether the request waits for them.
 
-        A hit that ends inside a block is kept, and nothing is loaded after it. States are loaded
-        with room to spare: the engine counts a block too few for them, and then dies.
+        They come after the whole blocks of the hit, and a hit that ends inside a block is kept
+        unless they reach further. States are loaded with room to spare: the engine counts a block
+        too few for them, and then dies.
         """
         config, random = self._config, self._random
         unit = config.alignment
@@ -264,14 +268,22 @@ class Driver:
         room = sum(-(-num_slots // group.block_size) for group in config.groups)
         room += (2 + config.num_draft_tokens) * len(config.groups)
         is_tight = config.state_block_size is not None and self._pair.num_free_blocks < room
-        if not config.loads or hit.num_tokens % unit or is_tight or self._chance(0.5):
+        if not config.loads or is_tight or self._chance(0.5):
             return 0, False
         is_load = self._chance(0.5)
-        longest = len(job.tokens) - hit.num_tokens - (not is_load)
+        inside = hit.num_tokens % unit
+        longest = len(job.tokens) - (hit.num_tokens - inside) - (not is_load)
         wanted = random.randint(0, max(longest, 0))
         if self._chance(0.6):
             wanted -= wanted % unit
-        return wanted, is_load and wanted > 0
+        if wanted <= inside:
+            return 0, False
+        return wanted, is_load
+
+    def _loading_groups(self) -> tuple[int, ...]:
+        """Return the groups that a connector fills: mostly all of them."""
+        groups = range(len(self._config.groups))
+        return tuple(group for group in groups if not self._chance(0.2))
 
     def _finish_loads(self) -> None:
         for job in [job for job in self._loading if self._chance(0.4)]:
@@ -288,6 +300,8 @@ class Driver:
         """Some blocks did not arrive: keep what lies before them, which takes a single group."""
         unit = self._config.alignment
         valid = self._random.randint(0, job.computed // unit) * unit
+        # Until now nothing was found after the local hit, so all of that may be zeroed.
+        self._pair.run("zero_again", job.key, max(valid, job.local))
         if len(self._config.groups) > 1 or valid == 0:
             job.computed = 0
             self._pair.run("preempt", job.key)

@@ -22,6 +22,7 @@ class Job:
     stale: int = 0  # Of `in_flight`: scheduled before a preemption.
     drops_stale: bool = False
     junction: int = 0
+    local: int = 0  # Of the tokens of a load: what was there before.
     skips_lookup: bool = False  # As a client asks who wants the prompt's log-probabilities.
     is_running: bool = False
     is_gone: bool = False

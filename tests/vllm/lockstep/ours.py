@@ -137,6 +137,7 @@ class Ours:
             num_in_flight_tokens=ask.num_in_flight_tokens,
             num_computed_tokens=ask.num_computed_tokens if self._config.tells_computed else None,
             delay_commit=ask.delay_commit,
+            loading_groups=ask.loading_groups,
             full_sequence_must_fit=ask.full_sequence_must_fit,
             is_waiting=ask.is_waiting,
         )
@@ -174,6 +175,9 @@ class Ours:
     def free_blocks(self, block_ids: Sequence[int]) -> None:
         self._outside.subtract(block_id for block_id in block_ids if block_id)
         self.manager.pool.free([BlockId(block_id) for block_id in block_ids])
+
+    def zero_again(self, key: int, start_token: int) -> None:
+        self.manager.record_blocks_for_zeroing(self._handles[key], start_token)
 
     def roll_back(self, key: int, num_computed_tokens: int) -> None:
         self.manager.roll_back(self._handles[key], num_computed_tokens)

@@ -109,6 +109,19 @@ def _ignore_junctions(side: Theirs) -> None:
     side.allocate = without  # type: ignore[method-assign]
 
 
+def _zero_what_a_load_fills(side: Theirs) -> None:
+    allocate = side.allocate
+
+    def zeroing(asks: Sequence[Ask], reserved_blocks: int) -> list[Blocks]:
+        return allocate([replace(ask, loading_groups=()) for ask in asks], reserved_blocks)
+
+    side.allocate = zeroing  # type: ignore[method-assign]
+
+
+def _leave_a_failed_load_as_it_is(side: Theirs) -> None:
+    side.zero_again = lambda key, start_token: None  # type: ignore[method-assign]
+
+
 def _forget_to_hold_copies(side: Theirs) -> None:
     for manager in side.manager.coordinator.single_type_managers:
         manager.take_pending_cow_copies = list
@@ -140,6 +153,8 @@ PLANTED: Final[dict[str, Plant]] = {
     "a second copy replaces the first": _keep_one_copy,
     "unaligned ends are cached": _cache_unaligned_ends,
     "junctions are forgotten": _ignore_junctions,
+    "what a load fills is zeroed": _zero_what_a_load_fills,
+    "what a failed load left is not zeroed again": _leave_a_failed_load_as_it_is,
     "copies on write are not reported": _forget_to_hold_copies,
     "events come last first": _announce_backwards,
 }

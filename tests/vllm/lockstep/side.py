@@ -25,7 +25,10 @@ class NewRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Slots for one request in one step; `num_computed_tokens` is before it, without hits."""
+    """Slots for one request in one step; `num_computed_tokens` is before it, without hits.
+
+    `num_hit_tokens` may leave out the end of a hit that lies inside a block: a load brings more.
+    """
 
     key: int
     num_new_tokens: int
@@ -36,6 +39,7 @@ class Ask:
     num_lookahead_tokens: int = 0
     num_in_flight_tokens: int = 0
     delay_commit: bool = False
+    loading_groups: tuple[int, ...] = ()
     full_sequence_must_fit: bool = False
     is_waiting: bool = False
 
@@ -89,6 +93,9 @@ class Side(Protocol):
 
     def free_blocks(self, block_ids: Sequence[int]) -> None:
         """Drop one reference of each, the first to be evicted first."""
+
+    def zero_again(self, key: int, start_token: int) -> None:
+        """A load failed: the request's blocks from there on must be zeroed after all."""
 
     def roll_back(self, key: int, num_computed_tokens: int) -> None:
         """Draft tokens were rejected, or a loaded last token is computed again."""

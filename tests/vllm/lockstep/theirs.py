@@ -184,9 +184,8 @@ class Theirs:
         self.manager.new_step_starts()
 
     def match(self, key: int) -> Hit:
-        self._hits[key], num_tokens, junction = self.manager.get_computed_blocks(
-            self._requests[key]
-        )
+        blocks, num_tokens, junction = self.manager.get_computed_blocks(self._requests[key])
+        self._hits[key] = blocks, num_tokens
         return Hit(num_tokens, junction)
 
     def allocate(self, asks: Sequence[Ask], reserved_blocks: int) -> list[Blocks]:
@@ -202,10 +201,11 @@ class Theirs:
                 request,
                 ask.num_new_tokens,
                 num_new_computed_tokens=ask.num_hit_tokens,
-                new_computed_blocks=None if ask.junction is None else self._hits[ask.key],
+                new_computed_blocks=None if ask.junction is None else self._hit_of(ask),
                 num_lookahead_tokens=ask.num_lookahead_tokens,
                 num_external_computed_tokens=ask.num_external_tokens,
                 delay_cache_blocks=ask.delay_commit,
+                skip_zeroing_group_ids=ask.loading_groups,
                 full_sequence_must_fit=ask.full_sequence_must_fit,
                 reserved_blocks=reserved_blocks,
             )
@@ -213,6 +213,13 @@ class Theirs:
                 break
             fitting.append([list(ids) for ids in blocks.get_block_ids()])
         return fitting
+
+    def _hit_of(self, ask: Ask) -> Any:  # noqa: ANN401 - the engine's.
+        """Return the blocks of a hit, whole ones only if a load covers the rest."""
+        blocks, num_tokens = self._hits[ask.key]
+        if ask.num_hit_tokens == num_tokens:
+            return blocks
+        return self.manager.truncate_computed_blocks(blocks, ask.num_hit_tokens)
 
     def decode(self, keys: Sequence[int], tokens: Sequence[int]) -> list[Blocks]:
         asks: list[Ask] = []
@@ -249,6 +256,9 @@ class Theirs:
         pool = self.manager.block_pool
         pool.free_blocks([pool.blocks[block_id] for block_id in block_ids])
 
+    def zero_again(self, key: int, start_token: int) -> None:
+        self.manager.record_blocks_for_zeroing(str(key), start_token)
+
     def roll_back(self, key: int, num_computed_tokens: int) -> None:
         self._requests[key].num_computed_tokens = num_computed_tokens
 
@@ -269,7 +279,8 @@ class Theirs:
         copies = [(copy.src_block_id, copy.dst_block_id) for copy in pairs]
         if not caller_frees:
             self._being_copied += [block_id for copy in copies for block_id in copy]
-        to_zero = list(self.manager.take_new_block_ids())
+        # A failed load lists null blocks too; whether nobody's block is zeroed does not matter.
+        to_zero = [block_id for block_id in self.manager.take_new_block_ids() if block_id]
         return copies, to_zero if self.manager.kv_cache_config.needs_kv_cache_zeroing else []
 
     def take_events(self) -> bytes:

@@ -134,8 +134,8 @@ impl Core {
         Ok(())
     }
 
-    /// Looks up the blocks of a hit. If tokens after it are loaded, up to `until`, what only those
-    /// would have read may be missing: a load brings its own state, for example.
+    /// Looks up the blocks of a hit. If the tokens from there to `until` are loaded, blocks that no
+    /// later token reads may be missing, for example the state that the load continues from.
     pub(super) fn find_hit(
         &mut self,
         request: &Request,
@@ -150,13 +150,13 @@ impl Core {
             let found = self
                 .finder
                 .blocks(lookup, group, tokens, look, &mut hits.blocks);
-            let unread = until.map_or(0, |until| group.skipped(until) / group.block);
             let start = hits.ends.last().copied().unwrap_or(0);
-            let is_missing = |position: &u32| hits.blocks[start + *position as usize] == NULL_BLOCK;
+            let is_missing = |&position: &u32| hits.blocks[start + position as usize] == NULL_BLOCK;
+            let unread = until.map_or(0, |until| group.skipped(until) / group.block);
+            let end = count(hits.blocks.len() - start);
             if let Err(first) = found
                 && !self.config.hits_may_lack_blocks()
-                && let Some(position) =
-                    (first.max(unread)..count(hits.blocks.len() - start)).find(is_missing)
+                && let Some(position) = (first.max(unread)..end).find(is_missing)
             {
                 return Err(Error::NotHeld {
                     request: request.id,

@@ -138,6 +138,6 @@ def _check_connector(config: VllmConfig, cache: KVCacheConfig) -> None:
         is_own = getattr(connector, name) is not getattr(KVConnectorBase_V1, name)
         if is_own and (cache.has_mamba_layers or not needs_states):
             raise UnsupportedError(
-                f"connector {connector.__name__} {text} ({name}); take another connector, or start "
-                "vLLM without --scheduler-cls"
+                f"connector {connector.__name__} {text} ({name}); take another connector, or "
+                "start vLLM without --scheduler-cls"
             )

@@ -1,0 +1,88 @@
+"""A connector that brings made-up tokens: in the step itself, or later, or never.
+
+It moves nothing. What it brings depends on the request's name and on how often it was asked, so
+the connectors of two schedulers that do the same bring the same. A test ends the loads.
+"""
+
+import warnings
+from collections import Counter
+from random import Random
+from typing import Any, Final
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+        KVConnectorBase_V1,
+        KVConnectorMetadata,
+        SupportsHMA,
+    )
+
+UNIT: Final = 16
+
+
+class LoadingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] # Untyped here.
+    """`loading`: the loads under way, each with the blocks that it fills, group by group."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:  # noqa: ANN401
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.loading: dict[str, tuple[list[int], ...]] = {}
+        self.num_loads = 0
+        self._num_asked: Counter[str] = Counter()
+        self._waits: set[str] = set()
+
+    def get_num_new_matched_tokens(
+        self,
+        request: Any,  # noqa: ANN401 - vLLM's own type.
+        num_computed_tokens: int,
+    ) -> tuple[int, bool]:
+        name = request.request_id
+        self._num_asked[name] += 1
+        random = Random(f"{name} {self._num_asked[name]}")
+        waits = random.random() < 0.7
+        most = request.num_tokens - num_computed_tokens - (not waits)
+        num_tokens = random.randint(0, most)
+        if random.random() < 0.8:
+            num_tokens -= num_tokens % UNIT
+        self._waits.discard(name)
+        if waits and num_tokens:
+            self._waits.add(name)
+        return num_tokens, name in self._waits
+
+    def update_state_after_alloc(
+        self,
+        request: Any,  # noqa: ANN401 - vLLM's own types.
+        blocks: Any,  # noqa: ANN401
+        num_external_tokens: int,
+    ) -> None:
+        self.num_loads += num_external_tokens > 0
+        if num_external_tokens and request.request_id in self._waits:
+            filled = -(-num_external_tokens // UNIT)
+            tables = blocks.get_block_ids()
+            self.loading[request.request_id] = tuple(ids[-filled:] for ids in tables)
+
+    def build_connector_meta(self, scheduler_output: object) -> KVConnectorMetadata:
+        del scheduler_output
+        return KVConnectorMetadata()
+
+    def request_finished(self, request: object, block_ids: object) -> tuple[bool, None]:
+        del request, block_ids
+        return False, None
+
+    def request_finished_all_groups(self, request: object, block_ids: object) -> tuple[bool, None]:
+        del request, block_ids
+        return False, None
+
+    # A worker's part, which no test calls.
+
+    def start_load_kv(self, forward_context: object, **kwargs: object) -> None: ...
+    def wait_for_layer_load(self, layer_name: str) -> None: ...
+    def save_kv_layer(self, *args: object, **kwargs: object) -> None: ...
+    def wait_for_save(self) -> None: ...
+
+
+class DivergentConnector(LoadingConnector):
+    """A connector that continues hits which lack their state."""
+
+    @property
+    def supports_divergent_local_hybrid_hits(self) -> bool:
+        return True
