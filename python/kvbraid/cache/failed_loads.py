@@ -21,8 +21,8 @@ class FailedLoads:
 
         Raises:
             UnknownError: The request is not known.
-            InvalidValueError: The token is inside a block, or another request, a caller or a hash
-                could lead somebody to a block.
+            InvalidValueError: The token is inside a block, or somebody else holds a block or finds
+                it by a hash.
         """
         check_counts(start_token=start_token)
         self._core.record_blocks_for_zeroing(request, start_token)

@@ -1,8 +1,8 @@
 //! Calls on single blocks, without any request. Connectors hold blocks and fill them, and some make
 //! a block findable under a hash of their own.
 //!
-//! The caller frees what it takes or holds here, and the cache knows these references (`held`). No event tells about a hash that is given or
-//! removed here, but evictions are recorded as always.
+//! The caller frees what it takes or holds here, and `held` counts that. No event tells about a
+//! hash that is given or removed here, but evictions are recorded as always.
 
 use std::ops::Range;
 

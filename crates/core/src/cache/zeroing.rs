@@ -17,8 +17,8 @@ impl Cache {
     /// ring is listed whole, and blocks for an encoder's tokens never, because no load fills them.
     ///
     /// # Errors
-    /// `UnknownRequest`; `InvalidValue` if `start_token` is inside a block, or if others could read
-    /// a block. Then nothing has changed.
+    /// `UnknownRequest`; `InvalidValue` if `start_token` is inside a block, or if others hold or
+    /// find a block. Then nothing has changed.
     pub fn record_blocks_for_zeroing(&mut self, id: u64, start_token: u32) -> Result<()> {
         self.with(id, |core, request| {
             let groups = core.groups.iter().filter(|group| group.needs_zeroing);
@@ -76,7 +76,7 @@ impl Core {
         };
         let unwritten = blocks.iter().copied().skip(start);
         let unwritten: Vec<BlockId> = unwritten.filter(|&block| block != NULL_BLOCK).collect();
-        match unwritten.iter().find(|&&block| self.is_readable(block)) {
+        match unwritten.iter().find(|&&block| self.has_others(block)) {
             Some(block) => Err(Error::InvalidValue(format!(
                 "request {}: zeroing from token {start_token} would wipe block {block} of group \
                  {index}, which others hold or find; forget it, and take a fresh one",
@@ -86,8 +86,8 @@ impl Core {
         }
     }
 
-    /// Whether anybody but its one owner could read or write the block.
-    fn is_readable(&self, block: BlockId) -> bool {
+    /// Whether anybody but the block's one owner holds or finds it.
+    fn has_others(&self, block: BlockId) -> bool {
         self.pool.refs(block) > 1 || self.pool.key(block).is_some()
     }
 }
