@@ -11,12 +11,13 @@ and pool; a call is a few numpy operations per group, fastest if ids are arrays 
 module needs numpy and moves nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from typing import Final, Literal, TypeAlias
 
 from kvbraid.errors import InvalidValueError, LayoutError, shown
 from kvbraid.extras import require_torch
 from kvbraid.layout.plan import NULL_BLOCK, MemoryPlan, PlannedGroup, Reference, Run
+from kvbraid.layout.sizes import check_size, is_size
 
 require_torch("kvbraid.layout.descriptors", "numpy")
 
@@ -34,7 +35,6 @@ Progression: TypeAlias = tuple[int, int, int, int]
 
 _ADDRESS: Final = 0
 _CHUNK_COLUMNS: Final = 3
-_END_OF_MEMORY: Final = 1 << 63
 
 
 class Descriptors:
@@ -63,9 +63,7 @@ class Descriptors:
         if how not in ("exact", "whole"):
             msg = f"how = {shown(how)}; expected 'exact' or 'whole'"
             raise InvalidValueError(msg)
-        if device < 0:
-            msg = f"device = {device}; it must be at least 0"
-            raise InvalidValueError(msg)
+        check_size("device", device, 0)
         self.num_blocks: Final = plan.num_blocks
         self._starts = _starts(plan, bases)
         self._sizes = [buffer.block_bytes * plan.num_blocks for buffer in plan.buffers]
@@ -119,7 +117,13 @@ class Descriptors:
 
         A transfer list prepared from these rows has block b of run r at `r * num_blocks + b`. The
         null block stands in the list so that ids are indexes; it is not to be moved.
+
+        Raises:
+            InvalidValueError: A group that the plan does not have.
         """
+        if group not in range(len(self._chunks)):
+            msg = f"group = {shown(group)}; the plan has groups 0 to {len(self._chunks) - 1}"
+            raise InvalidValueError(msg)
         table, steps = self._chunks[group]
         rows = np.empty((len(table), 5), np.uint64)
         rows[:, :_CHUNK_COLUMNS] = table[:, :_CHUNK_COLUMNS]
@@ -148,16 +152,20 @@ class Descriptors:
         return np.array(rows, np.uint64).reshape(-1, 5), np.array(steps, np.uint64)
 
     def _checked(self, block_ids: Sequence[ArrayLike]) -> list[Array]:
-        if len(block_ids) != len(self._chunks):
+        given = len(block_ids) if isinstance(block_ids, Sized) else "no"
+        if given != len(self._chunks):
             msg = (
-                f"block ids of {len(block_ids)} groups; the plan has {len(self._chunks)}: give a "
+                f"block ids of {given} groups; the plan has {len(self._chunks)}: give a "
                 "sequence per group, empty where nothing moves"
             )
             raise InvalidValueError(msg)
         return [self._ids(group, ids) for group, ids in enumerate(block_ids)]
 
     def _ids(self, group: int, given: ArrayLike) -> Array:
-        ids = np.asarray(given)
+        try:
+            ids = np.asarray(given)
+        except ValueError:  # Rows of several lengths.
+            ids = np.empty((0, 0))
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             msg = f"block ids of group {group} = {shown(given)}; expected a sequence of integers"
             raise InvalidValueError(msg)
@@ -202,12 +210,12 @@ def progressions(runs: Iterable[Run]) -> list[Progression]:
 
 def _starts(plan: MemoryPlan, bases: int | Sequence[int]) -> list[int]:
     """Return the address of each buffer."""
-    given = [bases] if isinstance(bases, int) else list(bases)
-    wrong = [base for base in given if not 0 <= base < _END_OF_MEMORY]
-    if wrong:
-        msg = f"base = {wrong[0]}; expected an address, at least 0 and below 2**63"
-        raise InvalidValueError(msg)
-    if not isinstance(bases, int):
+    given = list(bases) if isinstance(bases, Sequence) else [bases]
+    for base in given:
+        if not is_size(base, 0):
+            msg = f"base = {shown(base)}; expected an address, at least 0 and below 2**63"
+            raise InvalidValueError(msg)
+    if isinstance(bases, Sequence):
         if len(given) != len(plan.buffers):
             msg = f"{len(given)} bases for {len(plan.buffers)} buffers; give one, or one for each"
             raise InvalidValueError(msg)

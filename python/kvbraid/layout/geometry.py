@@ -17,6 +17,7 @@ from math import prod
 from typing import Final
 
 from kvbraid.errors import InvalidValueError, shown
+from kvbraid.layout.sizes import is_size
 from kvbraid.models.shapes import ELEMENT_BYTES, Heads
 
 LAYERS: Final = 0
@@ -55,8 +56,8 @@ class Geometry:
             raise InvalidValueError(msg)
         rank = len(self.shape)
         meant = [each for each in (self.heads, self.tokens) if each is not None]
-        if any(size is not None and size < 1 for size in self.shape):
-            msg = f"shape = {self.shape}; expected sizes of at least 1"
+        if not all(size is None or is_size(size) for size in self.shape):
+            msg = f"shape = {self.shape}; expected sizes of at least 1, in whole numbers"
             raise InvalidValueError(msg)
         if len({self.blocks, *meant}) <= len(meant) or not set(meant) <= set(range(rank)):
             msg = (

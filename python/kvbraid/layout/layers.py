@@ -6,12 +6,14 @@ bytes, with the reason. This module reads no config; `from_grouping` takes what 
 formed.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from kvbraid.errors import InvalidValueError
+from kvbraid.errors import InvalidValueError, shown
 from kvbraid.layout.geometry import Geometry, Layout, geometry_of
+from kvbraid.layout.sizes import check_size
 from kvbraid.models.grouping import Grouping
 from kvbraid.models.pages import CacheLayer, Page
 from kvbraid.models.shapes import Heads, State
@@ -42,9 +44,7 @@ class UnknownPage:
 
     def __post_init__(self) -> None:
         """Refuse a page without bytes."""
-        if self.page_bytes < 1:
-            msg = f"a {self.type_name} page of {self.page_bytes} bytes; expected at least 1"
-            raise InvalidValueError(msg)
+        check_size(f"bytes of a {self.type_name} page", self.page_bytes)
 
     @property
     def content_bytes(self) -> int:
@@ -61,8 +61,9 @@ class LayoutLayer:
     own. `alignment` is the bytes that the page's place and the block's stride are a multiple of.
 
     Raises:
-        InvalidValueError: An empty name, a size below 1, or a geometry of what keeps no keys and
-            values.
+        InvalidValueError: A name that is empty or no text, a size that is no whole number of at
+            least 1, a dot in the name of a state's tensor, or a geometry of what keeps no keys
+            and values.
     """
 
     name: str
@@ -74,12 +75,20 @@ class LayoutLayer:
 
     def __post_init__(self) -> None:
         """Refuse what no engine has."""
-        if not self.name:
-            msg = "a layer without a name; give each layer a name of its own"
+        if not self.name or type(self.name) is not str:
+            msg = f"a layer without a name ({shown(self.name)}); give each layer a text of its own"
             raise InvalidValueError(msg)
-        if self.page.page_bytes < 1:
+        if self.page.page_bytes == 0:
             msg = (
                 f"layer {self.name}: a page without bytes; leave the layer out, or name its owner"
+            )
+            raise InvalidValueError(msg)
+        for what in ("content_bytes", "page_bytes"):
+            check_size(f"layer {self.name}: {what} of its page", getattr(self.page, what))
+        if self.state is not None and any("." in each.name for each in self.state.tensors):
+            msg = (
+                f"layer {self.name}: a tensor of its state has a dot in its name; leave it out, "
+                "as views are named layer.tensor"
             )
             raise InvalidValueError(msg)
         if self.geometry is not None and self.heads is None:
@@ -88,11 +97,9 @@ class LayoutLayer:
                 "the geometry out"
             )
             raise InvalidValueError(msg)
-        for name in ("kernel_block", "alignment"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                msg = f"layer {self.name}: {name} = {value}; it must be at least 1"
-                raise InvalidValueError(msg)
+        check_size(f"layer {self.name}: alignment", self.alignment)
+        if self.kernel_block is not None:
+            check_size(f"layer {self.name}: kernel_block", self.kernel_block)
 
     @property
     def is_split(self) -> bool:
@@ -137,9 +144,7 @@ class LayoutGroup:
         if not self.layers:
             msg = f"a {self.kind.value} group without layers; leave the group out"
             raise InvalidValueError(msg)
-        if self.block_size < 1:
-            msg = f"a {self.kind.value} group with blocks of {self.block_size} tokens; expected 1"
-            raise InvalidValueError(f"{msg} or more")
+        check_size(f"block_size of a {self.kind.value} group", self.block_size)
 
 
 def from_grouping(
@@ -176,13 +181,9 @@ def from_grouping(
 
 def _doubled(grouping: Grouping) -> set[int]:
     """The numbers under which two layers keep keys and values."""
-    numbers = [layer.number for layer in _attention(grouping)]
-    return {number for number in numbers if numbers.count(number) > 1}
-
-
-def _attention(grouping: Grouping) -> Iterator[CacheLayer]:
-    for group in grouping.groups:
-        yield from (each for each in group.layers if isinstance(each.page.shape, Heads))
+    layers = (layer for group in grouping.groups for layer in group.layers)
+    numbers = Counter(layer.number for layer in layers if isinstance(layer.page.shape, Heads))
+    return {number for number, times in numbers.items() if times > 1}
 
 
 def _layer(layer: CacheLayer, name: str, layout: Layout, kernel_block: int | None) -> LayoutLayer:

@@ -16,6 +16,7 @@ from math import prod
 from typing import Any, Final, TypeAlias
 
 from kvbraid.errors import InvalidValueError, UnknownError
+from kvbraid.layout.sizes import is_size
 from kvbraid.spec import SpecKind
 
 NULL_BLOCK: Final = 0
@@ -166,8 +167,8 @@ class Buffer:
             )
             raise InvalidValueError(msg)
         heads, *inside = [size or 1 for size in self.shape[1:]]
-        if first < 0 or count < 1 or first + count > heads:
-            msg = f"heads {first} to {first + count - 1}; the buffer has heads 0 to {heads - 1}"
+        if not (is_size(first, 0) and is_size(count) and first + count <= heads):
+            msg = f"{count} heads from {first} on; the buffer has heads 0 to {heads - 1}"
             raise InvalidValueError(msg)
         each = prod(inside)  # Not a part of `block_bytes`, which may end in padding.
         return first * each, count * each

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from kvbraid.errors import InvalidValueError, LayoutError
+from kvbraid.errors import InvalidValueError, LayoutError, shown
 from kvbraid.layout.buffers import Place, place_packed, place_slots
 from kvbraid.layout.gate import Takes, gate
 from kvbraid.layout.layers import LayoutGroup, LayoutLayer, Split, sharers
@@ -26,6 +26,7 @@ from kvbraid.layout.plan import (
     View,
     starts,
 )
+from kvbraid.layout.sizes import MAX_NUMBER, check_size, is_size
 from kvbraid.layout.slots import Order, in_buffers, key_of
 from kvbraid.layout.views import kernel_blocks, views_of
 
@@ -43,7 +44,7 @@ class PlanOptions:
     in every transfer. `aliases` maps layers without a cache to those whose cache they read.
 
     Raises:
-        InvalidValueError: An alignment below 1.
+        InvalidValueError: An alignment below 1, or what is no `Takes` or `Split`.
     """
 
     takes: Takes | None = Takes.HYBRID
@@ -53,10 +54,12 @@ class PlanOptions:
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse an alignment that means nothing."""
-        if self.alignment < 1:
-            msg = f"alignment = {self.alignment} bytes; it must be at least 1"
-            raise InvalidValueError(msg)
+        """Refuse what means nothing."""
+        check_size("alignment", self.alignment)
+        for name, known in (("takes", Takes), ("split", Split)):
+            if not isinstance(value := getattr(self, name), known | None):
+                msg = f"{name} = {shown(value)}; expected a member of {known.__name__}, or None"
+                raise InvalidValueError(msg)
 
 
 def plan_memory(
@@ -103,12 +106,14 @@ def _check(groups: Sequence[LayoutGroup], options: PlanOptions) -> None:
         raise LayoutError(msg)
     layers = [layer for _, layer in sharers(groups)]
     views = Counter(name for layer in layers for name in layer.view_names)
-    name, times = views.most_common(1)[0]
-    if times > 1:
-        msg = f"layer {name} is given {times} times; give each layer a name of its own"
-        raise LayoutError(msg)
+    _refuse_repeated(views)
+    for group in groups:  # Only in two groups may a state and keys and values have one name.
+        _refuse_repeated(Counter(layer.name for layer in group.layers))
     names = {layer.name for layer in layers if layer.state is None}
     for alias, owner in options.aliases.items():
+        if not alias or type(alias) is not str:
+            msg = f"layer {shown(alias)} reads the cache of layer {owner}; its name must be a text"
+            raise LayoutError(msg)
         if owner not in names:
             msg = (
                 f"layer {alias} reads the cache of layer {owner}, which has no keys and values; "
@@ -118,6 +123,13 @@ def _check(groups: Sequence[LayoutGroup], options: PlanOptions) -> None:
         if alias in views:
             msg = f"layer {alias} has a cache and reads that of {owner}; leave one of them out"
             raise LayoutError(msg)
+
+
+def _refuse_repeated(names: Counter[str]) -> None:
+    name, times = names.most_common(1)[0]
+    if times > 1:
+        msg = f"layer {name} is given {times} times; give each layer a name of its own"
+        raise LayoutError(msg)
 
 
 def _placed(
@@ -149,11 +161,12 @@ def _num_blocks(
     buffers: Sequence[Buffer], num_blocks: int | None, memory_bytes: int | None
 ) -> int | None:
     """Return the number of blocks, at least 2, and as many as fit into the memory given."""
+    sizes = [buffer.block_bytes for buffer in buffers]
     if num_blocks is not None and memory_bytes is not None:
         msg = "num_blocks and memory_bytes are both given; give one of them"
         raise InvalidValueError(msg)
     if memory_bytes is not None:
-        sizes = [buffer.block_bytes for buffer in buffers]
+        check_size("memory_bytes", memory_bytes, 0)
         num_blocks = memory_bytes // sum(sizes)
         while num_blocks >= MIN_BLOCKS and _end(sizes, num_blocks) > memory_bytes:
             num_blocks -= 1  # Padding between buffers is some hundred blocks of bytes at most.
@@ -163,12 +176,15 @@ def _num_blocks(
                 f"least {MIN_BLOCKS} are needed, as block 0 is the null block; give more memory"
             )
             raise LayoutError(msg)
-    if num_blocks is not None and num_blocks < MIN_BLOCKS:
+    if num_blocks is not None and not is_size(num_blocks, MIN_BLOCKS):
         msg = (
-            f"num_blocks = {num_blocks}; at least {MIN_BLOCKS} are needed, as block 0 is the null "
-            "block"
+            f"num_blocks = {shown(num_blocks)}; at least {MIN_BLOCKS} are needed, as block 0 is "
+            "the null block, and a whole number below 2**63"
         )
         raise InvalidValueError(msg)
+    if (end := _end(sizes, num_blocks or 1)) > MAX_NUMBER:
+        msg = f"{end:,} bytes for {num_blocks or 1:,} blocks; no memory has 2**63, so give less"
+        raise LayoutError(msg)
     return num_blocks
 
 

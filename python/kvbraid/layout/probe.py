@@ -13,9 +13,10 @@ engine takes it. No engine is imported.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
+from operator import index
 from typing import Any, Final, TypeAlias
 
-from kvbraid.errors import LayoutError, one_line
+from kvbraid.errors import InvalidValueError, LayoutError, one_line
 from kvbraid.layout.geometry import Geometry, Layout, geometry_of
 from kvbraid.models.shapes import Heads
 
@@ -57,14 +58,17 @@ def probe_backend(
         with_layers = _order_with_layers(backend, len(shape) + 1)
     except LayoutError as error:
         reason = str(error)
-    geometry = Geometry(
-        shape=shape,
-        dtype="uint8" if heads.scale_bytes else heads.dtype,
-        order=order,
-        with_layers=with_layers,
-        heads=heads_at,
-        tokens=tokens_at,
-    )
+    try:
+        geometry = Geometry(
+            shape=shape,
+            dtype="uint8" if heads.scale_bytes else heads.dtype,
+            order=order,
+            with_layers=with_layers,
+            heads=heads_at,
+            tokens=tokens_at,
+        )
+    except InvalidValueError as error:
+        return Probe(reason=f"get_kv_cache_shape gives no memory: {error}")
     return Probe(geometry=geometry, reason=reason)
 
 
@@ -176,7 +180,7 @@ def _permutation(order: tuple[int, ...], rank: int) -> tuple[int, ...]:
 def _asked(backend: Backend, method: str, *sizes: int, **options: object) -> tuple[int, ...]:
     """Return what a backend answers; what it raises instead is the cause of the refusal."""
     try:
-        return tuple(getattr(backend, method)(*sizes, **options))
+        return tuple(index(each) for each in getattr(backend, method)(*sizes, **options))
     except Exception as error:
         text = one_line(f"{type(error).__name__}: {error}")
         msg = f"{method} raised {text}"

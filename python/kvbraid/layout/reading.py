@@ -6,12 +6,10 @@ does not expect, so depth and size of a document cost no more than reading it on
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from kvbraid.errors import LayoutError, shown
-
-MAX_NUMBER: Final = (1 << 63) - 1
-"""The largest size, count or distance that a document may have."""
+from kvbraid.layout.sizes import MAX_NUMBER, is_size
 
 Reader: TypeAlias = Callable[[object, str], Any]
 
@@ -27,7 +25,7 @@ def number(least: int) -> Reader:
     """Read a whole number that is at least this."""
 
     def read(value: object, where: str) -> int:
-        if type(value) is not int or not least <= value <= MAX_NUMBER:
+        if not is_size(value, least):
             raise refused(value, where, f"a whole number from {least} to {MAX_NUMBER}")
         return value
 

@@ -307,9 +307,9 @@ def test_a_slice_of_heads_is_one_range_with_those_heads_of_all_layers(layout: La
     ("plan", "first", "count", "message"),
     [
         (dense(), 0, 1, "heads do not come before layers"),
-        (dense(Layout.HND), 1, 2, "heads 1 to 2; the buffer has heads 0 to 1"),
-        (dense(Layout.HND), -1, 1, "heads -1 to -1"),
-        (dense(Layout.HND), 0, 0, "heads 0 to -1"),
+        (dense(Layout.HND), 1, 2, "2 heads from 1 on; the buffer has heads 0 to 1"),
+        (dense(Layout.HND), -1, 1, "1 heads from -1 on"),
+        (dense(Layout.HND), 0, 0, "0 heads from 0 on"),
     ],
 )
 def test_heads_that_are_no_range_are_refused(

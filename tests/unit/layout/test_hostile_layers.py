@@ -1,0 +1,165 @@
+"""What no engine gives, and a script may: it is refused by name, and never becomes a number."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from kvbraid.errors import InvalidValueError
+from kvbraid.layout import (
+    Geometry,
+    Layout,
+    LayoutGroup,
+    LayoutLayer,
+    MemoryPlan,
+    PlanOptions,
+    UnknownPage,
+    geometry_of,
+    plan_memory,
+    probe_backend,
+)
+from kvbraid.layout.connectors import by_layer
+from kvbraid.layout.descriptors import Descriptors
+from kvbraid.models.pages import Page
+from kvbraid.models.shapes import Heads, State, StateTensor
+from kvbraid.spec import SpecKind
+
+HEADS: Final = Heads(num=2, key_dim=4, value_dim=4, dtype="bfloat16")
+FULL: Final = Page(kind=SpecKind.FULL_ATTENTION, block_size=4, shape=HEADS)
+NO_SIZES: Final[tuple[Any, ...]] = (
+    True, 1.5, 2.0, float("nan"), float("inf"), -1, 10**30, "3", np.int64(4)
+)  # fmt: skip
+
+
+def layer(name: Any = "0", page: Page = FULL, **more: Any) -> LayoutLayer:  # noqa: ANN401
+    assert isinstance(page.shape, Heads)
+    geometry = geometry_of(Layout.HND, page.shape, page.block_size)
+    return LayoutLayer(name=name, page=page, geometry=geometry, **more)
+
+
+def state(name: str, *tensors: str) -> LayoutLayer:
+    found = tuple(StateTensor(name=each, dims=(2, 2), dtype="float32") for each in tensors)
+    shape = State(tensors=found)
+    return LayoutLayer(
+        name=name, page=Page(kind=SpecKind.MAMBA, block_size=4, shape=shape, padded_bytes=128)
+    )
+
+
+def plan(*layers: LayoutLayer, block_size: int = 4, **more: Any) -> MemoryPlan:  # noqa: ANN401
+    group = LayoutGroup(kind=SpecKind.FULL_ATTENTION, block_size=block_size, layers=layers)
+    return plan_memory([group], **{"num_blocks": 5} | more)
+
+
+TAKERS: Final[dict[str, Callable[[Any], object]]] = {
+    "num_blocks": lambda size: plan(layer(), num_blocks=size),
+    "memory_bytes": lambda size: plan(layer(), num_blocks=None, memory_bytes=size),
+    "alignment": lambda size: plan(layer(), options=PlanOptions(alignment=size)),
+    "layer 0: alignment": lambda size: layer(alignment=size),
+    "layer 0: kernel_block": lambda size: layer(kernel_block=size),
+    "block_size of a full_attention group": lambda size: plan(layer(), block_size=size),
+    "bytes of a Ring page": lambda size: UnknownPage(type_name="Ring", page_bytes=size),
+    "shape": lambda size: geometry_of(Layout.NHD, HEADS, size),
+    "base": lambda size: Descriptors(plan(layer()), bases=[size]),
+    "device": lambda size: Descriptors(plan(layer()), bases=0, device=size),
+    "group": lambda size: Descriptors(plan(layer()), bases=0).all_blocks(int(size)),
+}
+
+
+@pytest.mark.parametrize("size", NO_SIZES, ids=repr)
+@pytest.mark.parametrize("what", [each for each in TAKERS if each != "group"])
+def test_what_is_no_size_is_refused_by_what_it_was_given_for(what: str, size: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidValueError, match=f"^{what} = "):
+        TAKERS[what](size)
+
+
+@pytest.mark.parametrize("size", [-1, 1])
+def test_a_list_of_all_blocks_is_of_a_group_that_the_plan_has(size: int) -> None:
+    with pytest.raises(InvalidValueError, match=f"group = {size}; the plan has groups 0 to 0"):
+        TAKERS["group"](size)
+
+
+@pytest.mark.parametrize("num", [1.5, 2.0])
+def test_a_page_of_no_whole_bytes_is_refused(num: Any) -> None:  # noqa: ANN401
+    page = replace(FULL, shape=replace(HEADS, num=num))
+    with pytest.raises(InvalidValueError, match="layer 0: content_bytes of its page = "):
+        LayoutLayer(name="0", page=page)
+
+
+def test_a_plan_of_more_bytes_than_any_memory_has_is_refused() -> None:
+    with pytest.raises(InvalidValueError, match="no memory has 2"):
+        plan(layer(), num_blocks=1 << 60)
+
+
+@pytest.mark.parametrize("ids", [5, None, [[[1], [1, 2]]]], ids=repr)
+def test_block_ids_that_are_no_rows_are_refused(ids: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidValueError, match="block ids of"):
+        Descriptors(plan(layer()), bases=0).chunks(ids)
+
+
+@pytest.mark.parametrize("name", [None, 0, 7, "", b"0"])
+def test_a_name_that_is_no_text_is_refused(name: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidValueError, match="a layer without a name"):
+        layer(name)
+    with pytest.raises(InvalidValueError, match="its name must be a text"):
+        plan(layer(), options=PlanOptions(aliases={name: "0"}))
+
+
+@pytest.mark.parametrize("name", ["takes", "split"])
+def test_an_option_that_is_no_member_is_refused(name: str) -> None:
+    with pytest.raises(InvalidValueError, match=f"{name} = 'intact'; expected a member of"):
+        PlanOptions(**{name: "intact"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"), [((), "content_bytes of its page = 0"), (("ssm.x",), "a dot in its")]
+)
+def test_a_state_whose_views_cannot_be_named_is_refused(
+    tensors: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(InvalidValueError, match=f"layer 0: .*{message}"):
+        state("0", *tensors)
+
+
+def test_two_layers_of_one_group_have_two_names() -> None:
+    with pytest.raises(InvalidValueError, match="layer 0 is given 2 times"):
+        plan(layer(), state("0", "ssm"))
+
+
+def test_an_alias_never_hides_a_state_of_the_same_name() -> None:
+    shared = plan(layer("1"), state("0", "ssm"), options=PlanOptions(aliases={"0": "1"}))
+    with pytest.raises(InvalidValueError, match="layer 0 has a cache of keys and values and a"):
+        by_layer(shared, shared.views)
+
+
+class Backend:
+    """Answers with a shape and an order of any kind."""
+
+    def __init__(self, extra: object, order: object) -> None:
+        self.extra, self.order = extra, order
+
+    def get_kv_cache_shape(self, blocks: int, tokens: int, heads: int, size: int) -> Any:  # noqa: ANN401
+        return (blocks, self.extra, tokens, heads, size)
+
+    def get_kv_cache_stride_order(self, **_: bool) -> Any:  # noqa: ANN401
+        return self.order
+
+
+@pytest.mark.parametrize(
+    ("backend", "reason"),
+    [
+        (Backend(2.0, (0, 1, 2, 3, 4)), "get_kv_cache_shape raised TypeError"),
+        (Backend(0, (0, 1, 2, 3, 4)), "get_kv_cache_shape gives no memory: shape = "),
+        (Backend(2, (0, "1", 2, 3, 4)), "get_kv_cache_stride_order raised TypeError"),
+    ],
+)
+def test_an_answer_that_is_no_shape_is_kept_as_the_reason(backend: Backend, reason: str) -> None:
+    probe = probe_backend(backend, HEADS, 4)
+    assert probe.geometry is None
+    assert probe.reason is not None
+    assert probe.reason.startswith(reason)
+
+
+def test_a_geometry_of_no_whole_sizes_is_refused() -> None:
+    with pytest.raises(InvalidValueError, match="in whole numbers"):
+        Geometry(shape=(None, 2.0), dtype="int8", order=(0, 1))  # type: ignore[arg-type]
