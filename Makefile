@@ -144,7 +144,7 @@ coverage: .venv-wheel/installed ## Run the Python tests and print the lines that
 soak: .venv-wheel/installed ## Run the property tests long (2 000 examples each)
 	HYPOTHESIS_PROFILE=soak KVBRAID_TESTED=wheel $(PYTEST) --timeout 3600 $(PYTEST_ARGS)
 
-mutants: .venv/built ## Plant twenty bugs one by one: the tests must catch each (NAMES=M01 narrows it)
+mutants: .venv/built ## Plant 24 bugs one by one: the tests must catch each (NAMES=M01 narrows it)
 	.venv/bin/python -m tests.mutants.run $(NAMES)
 
 test-vllm: .venv-vllm/installed ## Compare with a real vLLM on this CPU

@@ -1,4 +1,4 @@
-"""Twenty bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
+"""24 bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
 
 The nine of the first table are those that a study planted in vLLM's own manager, by the names it
 gave them; four of them survived vLLM's tests. The others are ours. `run.py` plants them one at a
@@ -25,6 +25,26 @@ ENGINE_HITS: Final = (
 ADMISSION: Final = (
     "tests/differential/test_cache_admission.py"
     "::test_a_request_is_let_in_from_the_same_size_of_the_pool_on"
+)
+BYTES: Final = (
+    "tests/unit/layout/test_properties.py"
+    "::test_every_byte_of_a_view_is_in_one_chunk_and_every_byte_of_a_chunk_in_its_view"
+)
+INTERLEAVED: Final = (
+    "tests/unit/layout/test_seed_defects.py"
+    "::test_a_layer_in_interleaved_kernel_blocks_has_a_chunk_of_all_of_them"
+)
+SELECTED: Final = (
+    "tests/differential/test_layout_views.py"
+    "::test_views_are_those_of_selecting_a_layer_and_permuting"
+)
+WORKED: Final = (
+    "tests/unit/layout/test_worked_models.py"
+    "::test_gemma_2_keeps_a_block_of_either_group_in_one_range"
+)
+FINGERPRINT: Final = (
+    "tests/unit/layout/test_fingerprints.py"
+    "::test_a_plan_that_says_something_else_has_another_fingerprint"
 )
 
 
@@ -194,6 +214,9 @@ OF_THE_STUDY: Final = (
     ),
 )
 
+SLOTS: Final = "python/kvbraid/layout/slots.py"
+VIEWS: Final = "python/kvbraid/layout/views.py"
+
 OURS: Final = (
     Mutant(
         "tail-last",
@@ -308,6 +331,48 @@ OURS: Final = (
             ),
         ),
         (PARTIAL,),
+    ),
+    Mutant(
+        "kernel-blocks-apart",
+        "layout: interleaved kernel blocks of a layer follow each other without the other layers",
+        (
+            Edit(
+                VIEWS,
+                "length * place.num_slots if pieces > 1 else row_bytes",
+                "length * place.num_slots if pieces > 1 else kernel_bytes",
+            ),
+        ),
+        (BYTES, INTERLEAVED),
+    ),
+    Mutant(
+        "slots-backwards",
+        "layout: the last layer of a group stands in the first slot",
+        (Edit(SLOTS, "for layer in layers:", "for layer in reversed(layers):"),),
+        (SELECTED, WORKED),
+    ),
+    Mutant(
+        "padding-moves",
+        "layout: what moves of a padded page is all of it",
+        (
+            Edit(
+                VIEWS,
+                "length, count = kernel_bytes // pieces,",
+                "length, count = place.layer.page.page_bytes // view.kernel_blocks // pieces,",
+            ),
+        ),
+        (BYTES,),
+    ),
+    Mutant(
+        "types-forgotten",
+        "layout: plans that differ in the type of elements have one fingerprint",
+        (
+            Edit(
+                "python/kvbraid/layout/document.py",
+                "chunk.name, view.dtype, list(_axes(view)), place]",
+                "chunk.name, list(_axes(view)), place]",
+            ),
+        ),
+        (FINGERPRINT,),
     ),
 )
 

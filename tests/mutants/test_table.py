@@ -20,9 +20,9 @@ EDITS: Final = [(mutant.name, edit) for mutant in MUTANTS for edit in mutant.edi
 TESTS: Final = sorted({node for mutant in MUTANTS for node in mutant.killed_by})
 
 
-def test_there_are_nine_of_the_study_and_eleven_of_ours() -> None:
+def test_there_are_nine_of_the_study_and_fifteen_of_ours() -> None:
     assert len(OF_THE_STUDY) == 9
-    assert len(MUTANTS) == 20
+    assert len(MUTANTS) == 24
     assert max(Counter(mutant.name for mutant in MUTANTS).values()) == 1
 
 
