@@ -13,8 +13,10 @@ from typing import Final
 
 from kvbraid.errors import LayoutError, shown
 from kvbraid.layout.engine_specs import EnginePage, layer_specs, read_page
-from kvbraid.layout.engine_views import EngineView, Foreign
+from kvbraid.layout.engine_views import EngineView, Foreign, require
 from kvbraid.layout.geometry import Layout
+from kvbraid.layout.plan import MIN_BLOCKS
+from kvbraid.layout.sizes import is_size
 
 LAYOUTS: Final = (
     Layout.BLNHC,
@@ -25,6 +27,9 @@ LAYOUTS: Final = (
     Layout.LHBNC,
 )
 """The engine's layouts. Where several explain all views, the first of them is taken."""
+
+_CONFIG_FIELDS: Final = ("num_blocks", "kv_cache_tensors", "kv_cache_groups")
+_TENSOR_FIELDS: Final = ("size", "layers", "offset", "layer_stride", "block_stride")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,24 @@ class EngineLayer:
         """Whether a layout gives the view the strides that it has."""
         rows = zip(self.view.shape, self.view.strides, self.strides(layout), strict=True)
         return all(size == 1 or found == expected for size, found, expected in rows)
+
+
+def check_config(config: Foreign) -> None:
+    """Refuse the config of another engine, and one without blocks for requests.
+
+    Raises:
+        LayoutError: The field that is missing, or the number of blocks.
+    """
+    remedy = "from_engine reads the KVCacheConfig of vLLM 0.32"
+    require("the config", config, _CONFIG_FIELDS, remedy)
+    for tensor in config.kv_cache_tensors:
+        require("a tensor of the config", tensor, _TENSOR_FIELDS, remedy)
+    if not is_size(config.num_blocks, MIN_BLOCKS):
+        msg = (
+            f"the config has num_blocks = {shown(config.num_blocks)}; expected at least "
+            f"{MIN_BLOCKS}, as block 0 is the null block"
+        )
+        raise LayoutError(msg)
 
 
 def read_layers(config: Foreign, seen: Mapping[str, EngineView]) -> dict[str, EngineLayer]:

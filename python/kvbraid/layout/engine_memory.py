@@ -10,22 +10,40 @@ the layer, the value and the rule; nothing is guessed from a shape. The engine's
 by the names of their fields: no engine, torch or numpy is imported.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 from kvbraid.errors import LayoutError
 from kvbraid.layout.buffers import Place
-from kvbraid.layout.engine_layers import EngineLayer, is_block_outer, layout_of, read_layers
+from kvbraid.layout.engine_layers import (
+    EngineLayer,
+    check_config,
+    is_block_outer,
+    layout_of,
+    read_layers,
+)
 from kvbraid.layout.engine_specs import group_kind
 from kvbraid.layout.engine_views import EngineView, Foreign, read_view
 from kvbraid.layout.geometry import Layout
 from kvbraid.layout.layers import LayoutLayer
-from kvbraid.layout.plan import Buffer, Chunk, MemoryPlan, PlannedGroup, Reference, Run, View
+from kvbraid.layout.plan import (
+    Buffer,
+    Chunk,
+    MemoryPlan,
+    PlannedGroup,
+    Reference,
+    Run,
+    View,
+)
 from kvbraid.layout.slots import Order
 from kvbraid.layout.views import views_of
 from kvbraid.models.pages import Page
 from kvbraid.models.shapes import State
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -46,6 +64,7 @@ def from_engine(config: Foreign, views: Mapping[str, Foreign]) -> MemoryPlan:
     Raises:
         LayoutError: Whatever config, specs and views do not agree about.
     """
+    check_config(config)
     seen = {name: read_view(name, view) for name, view in views.items()}
     size_bytes = _allocation_bytes(config, seen)
     layers = read_layers(config, seen)
@@ -53,16 +72,19 @@ def from_engine(config: Foreign, views: Mapping[str, Foreign]) -> MemoryPlan:
     layout = layout_of(layers.values(), size_bytes, named)
     regions = {name: _region(layer, layout) for name, layer in layers.items()}
     order = sorted(set(regions.values()))
+    index = {region: number for number, region in enumerate(order)}
     _refuse_overlapping(order, regions, size_bytes, config.num_blocks)
     found = {
-        name: list(_described(layer, layout, order.index(regions[name]), regions[name]))
+        name: list(_described(layer, layout, index[regions[name]], regions[name]))
         for name, layer in layers.items()
     }
+    in_region = _by(lambda layer: regions[layer.name], layers.values())
+    in_group = _by(lambda layer: layer.group, layers.values())
     return MemoryPlan(
-        buffers=tuple(_buffer(each, layout, regions, layers) for each in order),
+        buffers=tuple(_buffer(each, layout, in_region[each]) for each in order),
         groups=tuple(
-            _group(group, [each for each in layers.values() if each.group == index], found, order)
-            for index, group in enumerate(config.kv_cache_groups)
+            _group(group, in_group.get(number, []), found, order)
+            for number, group in enumerate(config.kv_cache_groups)
         ),
         views={chunk.name: view for pairs in found.values() for view, chunk in pairs},
         num_blocks=config.num_blocks,
@@ -70,6 +92,16 @@ def from_engine(config: Foreign, views: Mapping[str, Foreign]) -> MemoryPlan:
         is_cross_layer=is_block_outer(layout),
         why=f"the engine laid its memory out as {layout.name}",
     )
+
+
+def _by(
+    key: Callable[[EngineLayer], Key], layers: Iterable[EngineLayer]
+) -> dict[Key, list[EngineLayer]]:
+    """Part layers by a key, in their order."""
+    found: dict[Key, list[EngineLayer]] = {}
+    for layer in layers:
+        found.setdefault(key(layer), []).append(layer)
+    return found
 
 
 def _allocation_bytes(config: Foreign, seen: Mapping[str, EngineView]) -> int:
@@ -108,13 +140,14 @@ def _aliases(
         for index, group in enumerate(config.kv_cache_groups)
         for name in group.layer_names
     }
+    with_view = _by(lambda layer: layer.view, layers.values())
     for name in dict.fromkeys([*groups, *seen]):
         if name in layers:
             continue
         owners = [
-            owner
-            for owner, layer in layers.items()
-            if seen.get(name) == layer.view and groups.get(name, layer.group) == layer.group
+            layer.name
+            for layer in (with_view.get(seen[name], []) if name in seen else [])
+            if groups.get(name, layer.group) == layer.group
         ]
         owners = [owner for owner in owners if views[owner] is views[name]] or owners
         if len(owners) != 1:
@@ -229,15 +262,8 @@ def _gathered(layer: EngineLayer, dimensions: Iterable[Run]) -> tuple[int, int, 
     return length, count, stride
 
 
-def _buffer(
-    region: Region,
-    layout: Layout,
-    regions: Mapping[str, Region],
-    layers: Mapping[str, EngineLayer],
-) -> Buffer:
-    members = [layers[name] for name, each in regions.items() if each == region]
-    groups = [layer.group for layer in members]
-    slots = max(groups.count(group) for group in groups)
+def _buffer(region: Region, layout: Layout, members: Sequence[EngineLayer]) -> Buffer:
+    slots = max(Counter(layer.group for layer in members).values())
     axes, shape = _axes(region, layout, members, slots)
     return Buffer(
         block_bytes=region.block_stride * region.pieces,

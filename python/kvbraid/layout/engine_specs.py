@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvbraid.errors import InvalidValueError, LayoutError
-from kvbraid.layout.engine_views import Foreign
+from kvbraid.layout.engine_views import Foreign, require
 from kvbraid.models.shapes import ELEMENT_BYTES, StateTensor
 from kvbraid.spec import SpecKind
 
@@ -28,6 +28,9 @@ KINDS: Final[Mapping[str, SpecKind]] = {
     "MambaSpec": SpecKind.MAMBA,
 }
 """The kind of a spec, by the name of its class."""
+
+_STATE_FIELDS: Final = ("shapes", "dtypes")
+_ATTENTION_FIELDS: Final = ("dtype", "num_heads", "num_states", "state_content_size_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,8 @@ def read_page(name: str, spec: Foreign) -> EnginePage:
             "a class that derives from one"
         )
         raise LayoutError(msg)
+    fields = _STATE_FIELDS if kind is SpecKind.MAMBA else _ATTENTION_FIELDS
+    require(f"layer {name}: its spec", spec, fields, "from_engine reads that of vLLM 0.32")
     if kind is SpecKind.MAMBA:
         tensors = _state(name, spec)
         content = sum(tensor.size_bytes for tensor in tensors)

@@ -4,6 +4,7 @@ A view is torch's tensor or numpy's array: only its numbers are read, never its 
 module imports neither. Law: offsets and strides are in bytes, offsets from the allocation's start.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -31,19 +32,26 @@ class EngineView:
         return ELEMENT_BYTES[self.dtype]
 
 
+def require(what: str, thing: Foreign, names: Iterable[str], remedy: str) -> None:
+    """Refuse an object that has not all of these fields.
+
+    Raises:
+        LayoutError: The first field that is missing.
+    """
+    missing = next((name for name in names if not hasattr(thing, name)), None)
+    if missing is not None:
+        msg = f"{what} is a {type(thing).__name__} without {missing}; {remedy}"
+        raise LayoutError(msg)
+
+
 def read_view(name: str, view: Foreign) -> EngineView:
     """Read a layer's view.
 
     Raises:
         LayoutError: No tensor or array, or elements of a type that no plan has.
     """
-    missing = next((each for each in ("shape", "dtype") if not hasattr(view, each)), None)
-    if missing is not None:
-        msg = (
-            f"layer {name}: its view is a {type(view).__name__} without {missing}; give the "
-            "tensor that the engine registers for the layer"
-        )
-        raise LayoutError(msg)
+    remedy = "give the tensor that the engine registers for the layer"
+    require(f"layer {name}: its view", view, ("shape", "dtype"), remedy)
     dtype = str(view.dtype).removeprefix("torch.")
     if dtype not in ELEMENT_BYTES:
         msg = f"layer {name}: elements of type {dtype}; expected one of {', '.join(ELEMENT_BYTES)}"

@@ -22,6 +22,9 @@ from kvbraid.spec import SpecKind
 NULL_BLOCK: Final = 0
 """The block that stands for positions that no layer reads: it has bytes, and it never moves."""
 
+MIN_BLOCKS: Final = 2
+"""The null block, and one that a request can have."""
+
 BASE_ALIGNMENT: Final = 512
 """Bytes of which each buffer's start is a multiple: direct I/O to disks needs as much."""
 

@@ -11,13 +11,13 @@ gives equal plans.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from kvbraid.errors import InvalidValueError, LayoutError, shown
 from kvbraid.layout.buffers import Place, place_packed, place_slots
 from kvbraid.layout.gate import Takes, gate
 from kvbraid.layout.layers import LayoutGroup, LayoutLayer, Split, sharers
 from kvbraid.layout.plan import (
+    MIN_BLOCKS,
     Buffer,
     Chunk,
     MemoryPlan,
@@ -29,9 +29,6 @@ from kvbraid.layout.plan import (
 from kvbraid.layout.sizes import MAX_NUMBER, check_size, is_size
 from kvbraid.layout.slots import Order, in_buffers, key_of
 from kvbraid.layout.views import kernel_blocks, views_of
-
-MIN_BLOCKS: Final = 2
-"""The null block, and one that a request can have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +26,8 @@ from kvbraid.models.pages import Page
 from kvbraid.models.shapes import Heads, State, StateTensor
 from kvbraid.spec import SpecKind
 
+from tests.unit.layout.engine_fakes import Engine, FullAttentionSpec, MambaSpec, group, lay_out
+
 HEADS: Final = Heads(num=2, key_dim=4, value_dim=4, dtype="bfloat16")
 FULL: Final = Page(kind=SpecKind.FULL_ATTENTION, block_size=4, shape=HEADS)
 NO_SIZES: Final[tuple[Any, ...]] = (
@@ -47,8 +50,8 @@ def state(name: str, *tensors: str) -> LayoutLayer:
 
 
 def plan(*layers: LayoutLayer, block_size: int = 4, **more: Any) -> MemoryPlan:  # noqa: ANN401
-    group = LayoutGroup(kind=SpecKind.FULL_ATTENTION, block_size=block_size, layers=layers)
-    return plan_memory([group], **{"num_blocks": 5} | more)
+    mine = LayoutGroup(kind=SpecKind.FULL_ATTENTION, block_size=block_size, layers=layers)
+    return plan_memory([mine], **{"num_blocks": 5} | more)
 
 
 TAKERS: Final[dict[str, Callable[[Any], object]]] = {
@@ -163,3 +166,43 @@ def test_an_answer_that_is_no_shape_is_kept_as_the_reason(backend: Backend, reas
 def test_a_geometry_of_no_whole_sizes_is_refused() -> None:
     with pytest.raises(InvalidValueError, match="in whole numbers"):
         Geometry(shape=(None, 2.0), dtype="int8", order=(0, 1))  # type: ignore[arg-type]
+
+
+def engine() -> Engine:
+    return lay_out(
+        "BLNHC",
+        [
+            group(FullAttentionSpec(), "a", "b"),
+            group(MambaSpec(shapes=((3, 2),), dtypes=("torch.float32",)), "c"),
+        ],
+    )
+
+
+@pytest.mark.parametrize("num_blocks", [0, 1, -1, 3.0, None, "3", True])
+def test_an_engine_has_blocks_besides_the_null_block(num_blocks: Any) -> None:  # noqa: ANN401
+    found = engine()
+    found.config.num_blocks = num_blocks
+    with pytest.raises(InvalidValueError, match=f"num_blocks = {num_blocks!r}; expected at least"):
+        found.plan()
+
+
+def test_the_config_of_another_version_of_the_engine_is_told_from_a_wrong_one() -> None:
+    found = engine()
+    with pytest.raises(InvalidValueError, match="a NoneType without num_blocks; from"):
+        MemoryPlan.from_engine(None, found.views)
+    found.config.kv_cache_tensors[0] = SimpleNamespace(size=1, shared_by=["a"])  # type: ignore[call-overload]
+    with pytest.raises(InvalidValueError, match=r"a tensor of the config is .* without layers"):
+        found.plan()
+
+
+@pytest.mark.parametrize(("index", "missing"), [(0, "num_heads"), (1, "dtypes")])
+def test_the_spec_of_another_version_of_the_engine_is_told_by_its_field(
+    index: int, missing: str
+) -> None:
+    found = engine()
+    spec = found.config.kv_cache_groups[index].kv_cache_spec
+    known = {name: value for name, value in vars(spec).items() if name != missing}
+    other = type(type(spec).__name__, (), {"block_size": 16, "dtype": "int8"} | known)
+    found.config.kv_cache_groups[index].kv_cache_spec = other()
+    with pytest.raises(InvalidValueError, match=f"layer [ac]: its spec is .* without {missing}"):
+        found.plan()
