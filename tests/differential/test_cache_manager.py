@@ -227,8 +227,10 @@ class CacheMachine(RuleBasedStateMachine):
         external = data.draw(st.sampled_from((0, 0, 0, data.draw(st.integers(0, left - 1)))))
         least = 0 if external else 1
         start = match.num_tokens + external
-        # A load may begin where the hit's last whole blocks end, and cover the rest of the hit.
-        rest = match.num_tokens % self.model.alignment if external else 0
+        # A load may begin where the hit's last whole blocks end, and cover the rest of the hit;
+        # a hit from which tokens are replayed ends before such a place already.
+        replays = self.model.config.topology.replay_tokens > 0
+        rest = match.num_tokens % self.model.alignment if external and not replays else 0
         match, external = match._replace(num_tokens=match.num_tokens - rest), external + rest
         new = max(least, self.chunk_end(twin, start, len(known.tokens), data) - start)
         twin.deferred = bool(external) and data.draw(st.booleans())
