@@ -145,7 +145,14 @@ def geometry_of(layout: Layout, heads: Heads, kernel_block: int) -> Geometry:
     `kernel_block` is in tokens. Keys and values of different sizes, latents and inline scales
     have one content dimension in every layout.
     """
-    return _MAKERS.get(layout, _packed)(layout, heads, kernel_block)
+    if layout not in _APART:
+        return _packed(layout, heads, kernel_block)
+    if heads.replicated and heads.value_dim == 0:
+        return _latent(heads, kernel_block)
+    apart, in_one_piece = _APART[layout]
+    if heads.key_dim != heads.value_dim or heads.scale_bytes:
+        return _packed(in_one_piece, heads, kernel_block)
+    return apart(heads, kernel_block)
 
 
 def _packed(layout: Layout, heads: Heads, kernel_block: int) -> Geometry:
@@ -162,13 +169,8 @@ def _packed(layout: Layout, heads: Heads, kernel_block: int) -> Geometry:
     )
 
 
-def _flash(layout: Layout, heads: Heads, kernel_block: int) -> Geometry:
+def _flash(heads: Heads, kernel_block: int) -> Geometry:
     """(2, blocks, tokens, heads, size): FlashAttention's, stored blocks, layers, 2, ..."""
-    if heads.replicated and heads.value_dim == 0:
-        return _latent(heads, kernel_block)
-    if _in_one_piece(heads):
-        return _packed(Layout.BLNHC, heads, kernel_block)
-    del layout
     return Geometry(
         shape=(2, None, kernel_block, heads.num, heads.key_dim),
         dtype=heads.dtype,
@@ -179,13 +181,8 @@ def _flash(layout: Layout, heads: Heads, kernel_block: int) -> Geometry:
     )
 
 
-def _triton(layout: Layout, heads: Heads, kernel_block: int) -> Geometry:
+def _triton(heads: Heads, kernel_block: int) -> Geometry:
     """(blocks, 2, tokens, heads, size): Triton's and FlashInfer's, stored blocks, heads, ..."""
-    if heads.replicated and heads.value_dim == 0:
-        return _latent(heads, kernel_block)
-    if _in_one_piece(heads):
-        return _packed(Layout.BHLNC, heads, kernel_block)
-    del layout
     return Geometry(
         shape=(None, 2, kernel_block, heads.num, heads.key_dim),
         dtype=heads.dtype,
@@ -208,11 +205,6 @@ def _latent(heads: Heads, kernel_block: int) -> Geometry:
     )
 
 
-def _in_one_piece(heads: Heads) -> bool:
-    """Whether keys and values cannot be two equal halves."""
-    return heads.key_dim != heads.value_dim or heads.scale_bytes > 0
-
-
 def _content(heads: Heads) -> tuple[int, str]:
     """Return the content of a token's head in elements, and their type; scales make it bytes."""
     size = heads.key_dim + heads.value_dim
@@ -221,7 +213,8 @@ def _content(heads: Heads) -> tuple[int, str]:
     return size, heads.dtype
 
 
-_MAKERS: Final[Mapping[Layout, Callable[[Layout, Heads, int], Geometry]]] = {
-    Layout.NHD: _flash,
-    Layout.HND: _triton,
+_APART: Final[Mapping[Layout, tuple[Callable[[Heads, int], Geometry], Layout]]] = {
+    Layout.NHD: (_flash, Layout.BLNHC),
+    Layout.HND: (_triton, Layout.BHLNC),
 }
+"""How a layout views keys and values apart, and as which one if they are no two equal halves."""

@@ -7,7 +7,7 @@ formed.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -197,9 +197,3 @@ def _layer(layer: CacheLayer, name: str, layout: Layout, kernel_block: int | Non
         geometry=geometry_of(layout, page.shape, tokens // page.tokens_per_entry),
         kernel_block=kernel_block,
     )
-
-
-def sharers(groups: Sequence[LayoutGroup]) -> Iterator[tuple[int, LayoutLayer]]:
-    """Yield all layers with the index of their group, group by group."""
-    for index, group in enumerate(groups):
-        yield from ((index, layer) for layer in group.layers)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from kvbraid.errors import InvalidValueError, LayoutError, shown
 from kvbraid.layout.buffers import Place, place_packed, place_slots
 from kvbraid.layout.gate import Takes, gate
-from kvbraid.layout.layers import LayoutGroup, LayoutLayer, Split, sharers
+from kvbraid.layout.layers import LayoutGroup, LayoutLayer, Split
 from kvbraid.layout.plan import (
     MIN_BLOCKS,
     Buffer,
@@ -101,7 +101,7 @@ def _check(groups: Sequence[LayoutGroup], options: PlanOptions) -> None:
     if not groups:
         msg = "no groups, so there is no memory to plan; give at least one group"
         raise LayoutError(msg)
-    layers = [layer for _, layer in sharers(groups)]
+    layers = [layer for group in groups for layer in group.layers]
     views = Counter(name for layer in layers for name in layer.view_names)
     _refuse_repeated(views)
     for group in groups:  # Only in two groups may a state and keys and values have one name.

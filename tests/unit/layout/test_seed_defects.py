@@ -60,12 +60,8 @@ def attention(
 
 def group(*layers: LayoutLayer) -> LayoutGroup:
     first = layers[0].page
-    is_known = isinstance(first, Page)
-    return LayoutGroup(
-        kind=first.kind if isinstance(first, Page) else SpecKind.FULL_ATTENTION,
-        block_size=first.block_size if isinstance(first, Page) and is_known else 16,
-        layers=layers,
-    )
+    assert isinstance(first, Page)
+    return LayoutGroup(kind=first.kind, block_size=first.block_size, layers=layers)
 
 
 def state(*tensors: tuple[str, tuple[int, ...], str]) -> State:
