@@ -40,7 +40,7 @@ class LayoutError(InvalidValueError):
 
 
 class NotHeldError(InvalidValueError):
-    """A hit that the cache no longer holds: match again."""
+    """A hit, or what a rewind reads, that the cache no longer holds: match again."""
 
 
 class UnknownError(KvbraidError, LookupError):

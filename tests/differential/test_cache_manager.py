@@ -165,7 +165,9 @@ class CacheMachine(RuleBasedStateMachine):
         known = self.request(twin)
         sizes = [group.block_size for group in self.config.topology.groups]
         committed = [(t.committed or 0) * s for t, s in zip(known.tables, sizes, strict=True)]
-        least = max(known.num_prompt_tokens, *committed)
+        ends = self.model.memory.pool.own_end  # A rewind may leave later blocks findable.
+        findable = [ends.get(block, 0) for table in known.tables for block in table.blocks]
+        least = max(known.num_prompt_tokens, *committed, *findable)
         if least <= len(known.tokens):
             num_tokens = data.draw(st.integers(least, len(known.tokens)))
             self.native.truncate(twin.native, num_tokens)

@@ -154,6 +154,11 @@ class ByValueModel(CacheModel):
         for end, origin in sorted(origins.items(), key=lambda pair: pair[0]):
             self.checkpoints.keep(tuple(known.hashes), progress.ending, end, origin)
 
+    def rewind(self, request: int, num_tokens: int) -> None:
+        super().rewind(request, num_tokens)
+        progress = self._progress(request)
+        progress.num_checked = min(progress.num_checked, num_tokens)
+
     def _ended(self, request: int) -> None:
         known, progress = self.memory.requests[request], self._progress(request)
         end = self._settled(min(known.num_computed_tokens, len(known.tokens)))

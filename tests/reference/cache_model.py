@@ -123,6 +123,30 @@ class CacheModel:
     def roll_back(self, request: int, num_computed_tokens: int) -> None:
         self.memory.requests[request].num_computed_tokens = num_computed_tokens
 
+    def can_rewind(self, request: int, num_tokens: int) -> bool:
+        """Whether every token that is read or computed again has its block."""
+        known = self.memory.requests[request]
+        for group, table in zip(self.memory.groups, known.tables, strict=True):
+            if isinstance(group, Ring | Cross):
+                continue
+            first = resume.first_needed(group.spec, num_tokens)
+            tokens = range(min(first, num_tokens), len(table.blocks) * group.spec.block_size)
+            places = {token // group.spec.block_size for token in tokens}
+            if isinstance(group, State) or not all(table.blocks[place] for place in places):
+                return False
+        return num_tokens <= known.num_computed_tokens
+
+    def rewind(self, request: int, num_tokens: int) -> None:
+        known, pool = self.memory.requests[request], self.memory.pool
+        for group, table in zip(self.memory.groups, known.tables, strict=True):
+            first = num_tokens // group.spec.block_size
+            if table.committed is not None:
+                table.committed = min(table.committed, first)
+            for block in table.blocks[first:] if self._is_shared(group) else ():
+                if pool.references[block] == 1 and pool.own_end.get(block, 0) > num_tokens:
+                    pool.forget(block)
+        known.num_computed_tokens = num_tokens
+
     def release(self, requests: Sequence[int]) -> None:
         self._give_back(requests)
         for request in requests:
@@ -428,10 +452,11 @@ class CacheModel:
             )
             reused += [request.junction] * (request.junction > 0)
             keeper = self.keepers[group.index]
-            kept = [j for j in range(first, last) if table.blocks[j] and keeper.keeps(j, reused)]
-            for j in kept:
-                self._register(group, request, table.blocks[j], (j + 1) * size)
-            self._say(store(request, group, self.hash_block, range(first, last), kept))
+            for run in self._unregistered(group, request, range(first, last)):
+                kept = [j for j in run if table.blocks[j] and keeper.keeps(j, reused)]
+                for j in kept:
+                    self._register(group, request, table.blocks[j], (j + 1) * size)
+                self._say(store(request, group, self.hash_block, run, kept))
             table.committed = last
         if isinstance(group, State):
             self._commit_state_tail(group, request, num_tokens)
@@ -439,6 +464,19 @@ class CacheModel:
             group.this_step.update(key for key in own if key is not None)
         elif group.spec.kind.is_full and size != self.hash_block:
             self._commit_tail(group, request, num_tokens)
+
+    def _unregistered(self, group: Group, request: Request, places: range) -> list[range]:
+        """Runs of these places that leave out what a rewind left findable."""
+        pool, size = self.memory.pool, group.spec.block_size
+        runs = [range(places.start, places.start)]
+        for j in places:
+            block, end = request.tables[group.index].blocks[j], (j + 1) * size
+            key = (group.index, request.hashes[end // self.hash_block - 1])
+            if pool.own_end.get(block) == end and pool.own_key(block) == key:
+                runs.append(range(j + 1, j + 1))
+            else:
+                runs[-1] = range(runs[-1].start, j + 1)
+        return [run for run in runs if run]
 
     def _register(self, group: Group, request: Request, block: int, end: int) -> bool:
         key = (group.index, request.hashes[end // self.hash_block - 1])

@@ -40,6 +40,21 @@ pub enum Error {
         /// The length of the hit.
         num_tokens: u32,
     },
+    /// A request that cannot go back in place: what a token at the boundary reads is gone.
+    #[error(
+        "request {request}: group {group} no longer holds what a rewind to {num_tokens} tokens reads \
+         ({what}); preempt the request, then match again"
+    )]
+    NoWayBack {
+        /// The request.
+        request: u64,
+        /// The first group that is in the way.
+        group: u16,
+        /// The boundary that was asked for.
+        num_tokens: u32,
+        /// What is gone.
+        what: String,
+    },
 }
 
 /// The result of every fallible function of the core.

@@ -6,7 +6,8 @@
 //!
 //! Read [`spec`] first (groups of layers, and what their blocks are), then [`rule`] (up to which
 //! token a request can resume). The other modules apply the rule: [`fleet`] to what many engines
-//! published, and [`cache`] to the blocks of one engine. [`hash`] and [`wire`] implement how
+//! published, [`cache`] to the blocks of one engine, and [`recovery`] to the tables of requests whose
+//! loads failed. [`hash`] and [`wire`] implement how
 //! engines name blocks and publish events about them:
 //!
 //! ```
@@ -35,6 +36,7 @@ pub mod ids;
 mod key_table;
 mod names;
 pub mod prefix;
+pub mod recovery;
 pub mod rule;
 pub mod secret;
 pub mod spec;

@@ -3,6 +3,7 @@
 mod answers;
 mod arguments;
 mod config;
+mod tables;
 
 use answers::{
     AllocationTuple, BlockTuple, CheckpointTuple, StateTuple, StatisticsTuple, WorkTuple,
@@ -17,6 +18,7 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
+use tables::{PlacesTuple, PointTuple};
 
 use crate::errors::to_python;
 use crate::extra_keys::ExtraKeysArg;
@@ -179,6 +181,36 @@ impl CacheCore {
             .lock()
             .roll_back(request, num_computed_tokens)
             .map_err(to_python)
+    }
+
+    fn rewind(&self, request: u64, num_tokens: u32) -> PyResult<()> {
+        self.cache
+            .lock()
+            .rewind(request, num_tokens)
+            .map_err(to_python)
+    }
+
+    fn requests_of<'py>(&self, py: Python<'py>, blocks: Vec<u32>) -> PyResult<PlacesTuple<'py>> {
+        let blocks = block_ids(blocks);
+        py.detach(|| self.cache.lock().requests_of(&blocks))
+            .map_err(to_python)
+            .and_then(|places| tables::places(py, &places))
+    }
+
+    fn resume_points(
+        &self,
+        py: Python<'_>,
+        limits: Vec<(u64, Option<u32>)>,
+        bad: Vec<u32>,
+        drops_unit: bool,
+        max_refusals: usize,
+    ) -> PyResult<Vec<PointTuple>> {
+        let (limits, bad) = (tables::limits(limits), block_ids(bad));
+        let points = py.detach(|| {
+            let cache = self.cache.lock();
+            cache.resume_points(&limits, &bad, drops_unit, max_refusals)
+        });
+        points.map(tables::points).map_err(to_python)
     }
 
     fn truncate(&self, request: u64, num_tokens: u32) -> PyResult<()> {

@@ -19,6 +19,6 @@ pub(crate) fn to_python(error: Error) -> PyErr {
             InvalidValueError::new_err(text)
         }
         Error::Unknown(_) | Error::UnknownRequest(_) => UnknownError::new_err(text),
-        Error::NotHeld { .. } => NotHeldError::new_err(text),
+        Error::NotHeld { .. } | Error::NoWayBack { .. } => NotHeldError::new_err(text),
     }
 }

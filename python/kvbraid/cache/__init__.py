@@ -17,6 +17,7 @@ from kvbraid.cache.step import (
     Need,
     Work,
 )
+from kvbraid.cache.tables import Place, Places, Refusal, RequestTables, ResumePoint, Why
 from kvbraid.models import PrefillCost
 
 __all__ = [
@@ -36,9 +37,15 @@ __all__ = [
     "KeptState",
     "Match",
     "Need",
+    "Place",
+    "Places",
     "PrefillCost",
+    "Refusal",
+    "RequestTables",
+    "ResumePoint",
     "Retention",
     "Starts",
     "Statistics",
+    "Why",
     "Work",
 ]

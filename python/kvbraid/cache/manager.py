@@ -32,6 +32,7 @@ from kvbraid.cache.step import (
     Need,
     Work,
 )
+from kvbraid.cache.tables import RequestTables
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Tokens
 from kvbraid.ids import BlockId
 
@@ -53,7 +54,8 @@ class CacheManager(FailedLoads):
         cache.extend(request, [token])          # The step sampled a token.
         cache.release([request])                # The request is done.
 
-    `pool` manages single blocks, for connectors; `debug` is for tests.
+    `pool` manages single blocks, for connectors; `tables` asks and rewinds the tables of requests,
+    for recovery; `debug` is for tests.
 
     Raises:
         InvalidValueError: The configuration cannot work; the message names the group, the rule
@@ -75,6 +77,7 @@ class CacheManager(FailedLoads):
     def _stand_on(self, core: CacheCore) -> None:
         self._core = core
         self.pool = BlockPool(core, num_blocks=self.config.num_blocks, num_groups=self.num_groups)
+        self.tables = RequestTables(core)
         self.debug = CacheDebug(core, num_groups=self.num_groups)
 
     def copy(self) -> Self:

@@ -53,6 +53,8 @@ UNKNOWN: dict[str, Call] = {
     "commit": lambda b: b.cache.commit(NOBODY, 4),
     "free_skipped": lambda b: b.cache.free_skipped(NOBODY, 4),
     "roll_back": lambda b: b.cache.roll_back(NOBODY, 0),
+    "rewind": lambda b: b.cache.tables.rewind(NOBODY, 4),
+    "resume_points, one of two": lambda b: b.cache.tables.resume_points([b.runs, NOBODY], []),
     "truncate": lambda b: b.cache.truncate(NOBODY, 4),
     "blocks": lambda b: b.cache.blocks(NOBODY),
     "pop_blocks": lambda b: b.cache.pop_blocks(NOBODY),
@@ -78,6 +80,24 @@ WRONG: dict[str, Call] = {
     "commit of a negative count": lambda b: b.cache.commit(b.runs, -1),
     "roll back forwards": lambda b: b.cache.roll_back(b.runs, 11),
     "roll back below zero": lambda b: b.cache.roll_back(b.runs, -1),
+    "rewind forwards": lambda b: b.cache.tables.rewind(b.runs, 11),
+    "rewind below zero": lambda b: b.cache.tables.rewind(b.runs, -1),
+    "rewind a state": lambda b: b.cache.tables.rewind(b.runs, 8),
+    "requests of a block that does not exist": lambda b: b.cache.tables.requests_of([ONE, GONE]),
+    "requests of a negative block": lambda b: b.cache.tables.requests_of([NEGATIVE]),
+    "resume without a block that does not exist": lambda b: b.cache.tables.resume_points(
+        [b.runs], [GONE]
+    ),
+    "resume without a negative block": lambda b: b.cache.tables.resume_points(
+        [b.runs], [NEGATIVE]
+    ),
+    "one limit for two requests": lambda b: b.cache.tables.resume_points(
+        [b.runs, b.waits], [], limits=[4]
+    ),
+    "a limit below zero": lambda b: b.cache.tables.resume_points([b.runs], [], limits=[-1]),
+    "fewer refusals than none": lambda b: b.cache.tables.resume_points(
+        [b.runs], [], max_refusals=-1
+    ),
     "truncate to more than there is": lambda b: b.cache.truncate(b.runs, 13),
     "truncate into what others find": lambda b: b.cache.truncate(b.runs, 3),
     "truncate below zero": lambda b: b.cache.truncate(b.runs, -1),

@@ -3,7 +3,7 @@
 //!
 //! [`crate::ids`] names a block, `hash_index` finds blocks by hash, `pool` counts references and
 //! orders the free blocks for eviction, and `events` records which blocks became findable and which
-//! no longer are.
+//! no longer are. `block_set` answers which entries of a table are among some blocks.
 //! The engine's cache has one pool, on the GPU.
 //!
 //! ```
@@ -29,11 +29,13 @@
 //! assert_eq!(pool.queue().last(), Some(block));
 //! ```
 
+mod block_set;
 mod events;
 mod extra;
 mod hash_index;
 mod pool;
 
+pub use block_set::{BlockSet, Ranks};
 pub use events::{EventLog, ListedBlock, Source, StoreEvent, frame};
 pub use extra::Extra;
 pub use hash_index::{Entries, EntryId, HashIndex, Key};

@@ -61,6 +61,7 @@ impl Core {
                 self.pool.touch(block);
             }
             table.blocks.resize(skipped, NULL_BLOCK);
+            table.nulls = count(skipped);
             table.blocks.extend_from_slice(kept);
             table.num_cached = Some(count(table.blocks.len()));
             note_shared_tail(group, table, kept, plan.lengths.local);

@@ -53,7 +53,9 @@ impl Core {
         let hashed = count(request.hashes.len()) * self.config.topology.hash_block_size;
         let end = tokens.min(hashed) / group.block;
         if first < end {
-            self.register_blocks(request, group, table, first..end, commit);
+            for run in self.unregistered_runs(request, group, table, first..end) {
+                self.register_blocks(request, group, table, run, commit);
+            }
             table.num_cached = Some(end);
         }
         match group.kind {

@@ -5,7 +5,7 @@ use super::core::Core;
 use super::group::Kind;
 use super::request::Request;
 use super::state;
-use crate::blocks::{BlockId, NULL_BLOCK, Pool, signed};
+use crate::blocks::{BlockId, NULL_BLOCK, Pool, count, signed};
 
 impl Core {
     /// Gives back the blocks that no token computed after `processed` tokens reads.
@@ -27,6 +27,9 @@ impl Core {
                 let freed = &mut table.blocks[start..end];
                 self.pool.free(freed.iter().rev().copied());
                 freed.fill(NULL_BLOCK);
+                if start <= table.nulls as usize {
+                    table.nulls = count(end);
+                }
             }
         }
     }

@@ -4,7 +4,7 @@
 use super::Cache;
 use super::retention::{Checkpoint, Checkpoints};
 use super::step::{BlockInfo, Cursor};
-use crate::blocks::BlockId;
+use crate::blocks::{BlockId, NULL_BLOCK};
 use crate::error::Result;
 use crate::hash::Digest;
 
@@ -90,6 +90,13 @@ impl Cache {
         }
         let mut refs = vec![0; pool.num_blocks()];
         let tables = self.requests.values().flat_map(|r| r.tables());
+        for table in tables.clone() {
+            let nulls = &table.blocks[..table.num_null() as usize];
+            assert!(
+                nulls.iter().all(|&block| block == NULL_BLOCK),
+                "a block among those given back"
+            );
+        }
         let held = tables.flat_map(|table| table.blocks.iter().copied());
         let ends = self.held_by_copies();
         for block in held.chain(ends).chain(outside.iter().copied()) {

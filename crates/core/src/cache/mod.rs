@@ -80,9 +80,11 @@ mod free;
 mod group;
 mod held;
 mod inspect;
+mod own_tables;
 mod plan;
 mod request;
 mod retention;
+mod rewind;
 mod saved_state;
 mod shared_prefix;
 mod single_blocks;
@@ -96,6 +98,7 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 pub use config::{ByValue, CacheConfig, GroupOptions, HashFunction, PrefillCost, Retention};
+pub use own_tables::{OwnLimit, Places};
 pub use retention::Checkpoint;
 pub use statistics::{Starts, Statistics};
 pub use step::{
@@ -352,11 +355,9 @@ impl Cache {
     /// `UnknownRequest`; `InvalidValue` if the prompt or a findable block would be cut.
     pub fn truncate(&mut self, id: u64, num_tokens: u32) -> Result<()> {
         self.with(id, |core, request| {
-            let groups = core.groups.iter().zip(request.tables());
-            let committed = groups
-                .map(|(g, t)| t.num_cached.unwrap_or(0) * g.block)
-                .max();
-            let least = request.num_prompt_tokens.max(committed.unwrap_or(0));
+            let least = request
+                .num_prompt_tokens
+                .max(core.num_findable_tokens(request));
             let most = request.num_tokens();
             if !(least..=most).contains(&num_tokens) {
                 return Err(Error::InvalidValue(format!(

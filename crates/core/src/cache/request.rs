@@ -52,8 +52,20 @@ pub(super) struct Table {
     /// The number of leading blocks that need no registering; `None` until the first blocks were
     /// registered or adopted.
     pub num_cached: Option<u32>,
+    /// Blocks before this position may be registered although `num_cached` does not count them: a
+    /// rewind left them findable.
+    pub rewound: u32,
+    /// The positions before this one have the null block; see `num_null`.
+    pub nulls: u32,
     pub shared_tail: Option<SharedTail>,
     pub state: StateCursor,
+}
+
+impl Table {
+    /// A number of leading positions that have the null block. There may be more.
+    pub(super) fn num_null(&self) -> u32 {
+        self.nulls.max(self.state.retired)
+    }
 }
 
 /// Whether a request runs.

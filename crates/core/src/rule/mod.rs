@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::spec::{EngineDialect, Topology};
 use plan::Plan;
 
-pub(crate) use plan::alignment;
+pub(crate) use plan::{alignment, grain};
 use sweep::Buffers;
 
 /// The number of holders that are evaluated together: one per bit of a word.

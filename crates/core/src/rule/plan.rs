@@ -114,6 +114,23 @@ pub(super) fn demand(group: &GroupSpec, topology: &Topology, unknown: Unknown) -
     }
 }
 
+/// The number of tokens between two boundaries that a group may accept; `None` if it never restricts
+/// a prefix. A group of unknown kind or chunk is treated strictly.
+pub(crate) fn grain(group: &GroupSpec, topology: &Topology) -> Option<u32> {
+    demand(group, topology, Unknown::Strict).map(|demand| grain_of(group, topology, demand))
+}
+
+fn grain_of(group: &GroupSpec, topology: &Topology, demand: Demand) -> u32 {
+    let is_fine = topology.partial_hits
+        && group.block_size > topology.hash_block_size
+        && matches!(demand, Demand::Prefix | Demand::Checkpoint);
+    if is_fine {
+        topology.hash_block_size
+    } else {
+        group.block_size
+    }
+}
+
 impl Plan {
     /// Makes the plan anew, and uses the buffers again.
     pub(super) fn draw(&mut self, topology: &Topology, unit: u32, query: Query) {
@@ -155,19 +172,11 @@ impl Plan {
     }
 
     fn spec(&self, topology: &Topology, group: GroupSpec, demand: Demand) -> Spec {
-        let is_fine = topology.partial_hits
-            && group.block_size > topology.hash_block_size
-            && matches!(demand, Demand::Prefix | Demand::Checkpoint);
-        let grain = if is_fine {
-            topology.hash_block_size
-        } else {
-            group.block_size
-        };
         Spec {
             group,
             demand,
             block: (group.block_size / self.unit) as usize,
-            grain: (grain / self.unit) as usize,
+            grain: (grain_of(&group, topology, demand) / self.unit) as usize,
         }
     }
 

@@ -37,20 +37,20 @@ pub(super) fn allocation<'py>(
 ) -> PyResult<AllocationTuple<'py>> {
     Ok((
         done.num_fit,
-        native_bytes(py, done.blocks.iter().map(|block| block.0))?,
-        native_bytes(py, done.counts.iter().copied())?,
+        native_bytes(py, done.blocks.iter().map(|block| block.0.to_ne_bytes()))?,
+        native_bytes(py, done.counts.iter().map(|count| count.to_ne_bytes()))?,
     ))
 }
 
 /// The numbers as native bytes, written in place: a step of 256 requests answers with thousands of
 /// numbers.
-fn native_bytes(
+pub(super) fn native_bytes<const SIZE: usize>(
     py: Python<'_>,
-    numbers: impl ExactSizeIterator<Item = u32>,
+    numbers: impl ExactSizeIterator<Item = [u8; SIZE]>,
 ) -> PyResult<Bound<'_, PyBytes>> {
-    PyBytes::new_with(py, size_of::<u32>() * numbers.len(), |bytes| {
-        for (four, number) in bytes.chunks_exact_mut(size_of::<u32>()).zip(numbers) {
-            four.copy_from_slice(&number.to_ne_bytes());
+    PyBytes::new_with(py, SIZE * numbers.len(), |bytes| {
+        for (place, number) in bytes.chunks_exact_mut(SIZE).zip(numbers) {
+            place.copy_from_slice(&number);
         }
         Ok(())
     })

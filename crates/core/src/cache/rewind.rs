@@ -1,0 +1,162 @@
+//! A running request goes back in place: it keeps its blocks, and computes its last tokens again.
+//!
+//! ```text
+//! blocks of 4     |  0  |  1  |  2  |  3  |  4  |      a rewind to 10 tokens
+//!                 |--- stay ---|.|--- again ----|      the blocks 2, 3 and 4 are written again
+//! ```
+//! The cursors go back too, so blocks that are computed again are registered again, with their
+//! events. A block with a hash of more tokens than the boundary loses its hashes now, with their
+//! events, if no one except this request refers to it. If someone else does, the hashes stay: the
+//! same tokens are computed into the block again, so it holds what its hashes say, before, meanwhile
+//! and after. The law has two conditions. A block that holds garbage is given to `forget`, whoever
+//! refers to it; and tokens before the end of a block that stays findable are not replaced, which
+//! `truncate` makes sure of.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use super::Cache;
+use super::core::Core;
+use super::group::{Group, Kind};
+use super::request::{Request, Table};
+use crate::blocks::{BlockId, NULL_BLOCK, count};
+use crate::error::{Error, Result};
+use crate::rule::first_read;
+
+impl Cache {
+    /// Goes back to the first `num_tokens` tokens of a request, which are computed and good. The
+    /// request keeps its blocks, and forgets what it has registered for the tokens after that.
+    ///
+    /// # Errors
+    /// `UnknownRequest`; `InvalidValue` for more tokens than are computed; `NoWayBack` for a request
+    /// with states, or if a window or chunk has given back a block that is read or written again.
+    /// Then nothing has changed.
+    pub fn rewind(&mut self, id: u64, num_tokens: u32) -> Result<()> {
+        self.with(id, |core, request| {
+            core.check_rewind(request, num_tokens)?;
+            core.rewind(request, num_tokens);
+            Ok(())
+        })
+    }
+}
+
+impl Core {
+    fn check_rewind(&self, request: &Request, num_tokens: u32) -> Result<()> {
+        let computed = request.num_computed_tokens;
+        if num_tokens > computed {
+            return Err(Error::InvalidValue(format!(
+                "request {}: rewind to {num_tokens} tokens, {computed} are computed",
+                request.id
+            )));
+        }
+        for (group, table) in self.groups.iter().zip(request.tables()) {
+            let what = match group.kind {
+                Kind::State { .. } => Some("its state has moved on".to_owned()),
+                Kind::Full | Kind::Window { .. } | Kind::Chunk { .. } => {
+                    gone(group, table, num_tokens)
+                        .map(|at| format!("its block {at} was given back"))
+                }
+                Kind::Cross | Kind::Ring | Kind::Nothing => None,
+            };
+            if let Some(what) = what {
+                return Err(Error::NoWayBack {
+                    request: request.id,
+                    group: group.index,
+                    num_tokens,
+                    what,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn rewind(&mut self, request: &mut Request, num_tokens: u32) {
+        for index in 0..self.groups.len() {
+            let group = self.groups[index];
+            let first = num_tokens / group.block;
+            let table = &mut request.tables_mut()[index];
+            if group.cacheable {
+                for &block in table.blocks.iter().skip(first as usize) {
+                    if self.is_own(block) && self.pool.num_tokens(block) > num_tokens {
+                        self.forget(block);
+                    }
+                }
+            }
+            if let Some(cached) = &mut table.num_cached {
+                table.rewound = table.rewound.max(*cached);
+                *cached = first.min(*cached);
+            }
+        }
+        request.num_checked = request.num_checked.min(num_tokens);
+        request.roll_back(num_tokens);
+    }
+
+    /// Whether only one request refers to a block.
+    fn is_own(&self, block: BlockId) -> bool {
+        self.pool.refs(block) == 1
+    }
+
+    /// These positions without those that a rewind left registered, as runs of consecutive ones.
+    pub(super) fn unregistered_runs(
+        &self,
+        request: &Request,
+        group: &Group,
+        table: &Table,
+        positions: Range<u32>,
+    ) -> SmallVec<[Range<u32>; 1]> {
+        let mut runs: SmallVec<[Range<u32>; 1]> = SmallVec::new();
+        let mut start = positions.start;
+        for position in positions.start..positions.end.min(table.rewound) {
+            if self.is_registered_whole(request, group, table, position) {
+                runs.push(start..position);
+                start = position + 1;
+            }
+        }
+        runs.push(start..positions.end);
+        runs.retain(|run| run.start < run.end);
+        runs
+    }
+
+    fn is_registered_whole(
+        &self,
+        request: &Request,
+        group: &Group,
+        table: &Table,
+        position: u32,
+    ) -> bool {
+        let (block, end) = (
+            table.blocks[position as usize],
+            (position + 1) * group.block,
+        );
+        let hash = request.hash_at(end, self.config.topology.hash_block_size);
+        self.pool.num_tokens(block) == end
+            && self.pool.key(block).is_some_and(|key| {
+                key.group == group.index && Some(self.pool.index.digest(key.entry)) == hash
+            })
+    }
+
+    /// The number of tokens that blocks of a request were registered for, except what it has
+    /// forgotten since.
+    pub(super) fn num_findable_tokens(&self, request: &Request) -> u32 {
+        let groups = self.groups.iter().zip(request.tables());
+        let findable = groups.map(|(group, table)| {
+            let cached = table.num_cached.unwrap_or(0);
+            let end = table.rewound.min(count(table.blocks.len()));
+            let left = &table.blocks[cached.min(end) as usize..end as usize];
+            let left = left.iter().map(|&block| self.pool.num_tokens(block));
+            left.max().unwrap_or(0).max(cached * group.block)
+        });
+        findable.max().unwrap_or(0)
+    }
+}
+
+/// The first block given back of those that a token at the boundary reads, or that are written
+/// again.
+fn gone(group: &Group, table: &Table, num_tokens: u32) -> Option<usize> {
+    let first = first_read(&group.spec, num_tokens).min(num_tokens) / group.block;
+    let kept = table.blocks.iter().enumerate().skip(first as usize);
+    kept.filter(|(_, block)| **block == NULL_BLOCK)
+        .map(|(position, _)| position)
+        .next()
+}
