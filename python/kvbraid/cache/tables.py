@@ -112,8 +112,8 @@ class RequestTables:
 
         This is the largest boundary that every group accepts, at most the computed tokens and at
         least one token before the end of the request: what `kvbraid.resume.resume` says of the
-        same blocks. A block counts if it is in the table, not bad, and all its tokens are computed.
-        A state counts at the boundary of its hash; without a hash, the running state and the one
+        same blocks. A block counts if it is in the table, not bad, and its tokens are computed. A
+        state counts at the boundary of its hash; without a hash, the running state and the one
         before it count at the ends of their blocks.
 
         Args:
@@ -138,7 +138,7 @@ class RequestTables:
         pairs = list(zip(requests, most, strict=True))
         points = self._core.resume_points(pairs, bad, drops_unit, max_refusals)
         return [
-            ResumePoint(num_tokens, [Refusal(*row, Why(why)) for *row, why in refused])
+            ResumePoint(num_tokens, [Refusal(*row[:4], Why(row[4])) for row in refused])
             for num_tokens, refused in points
         ]
 

@@ -116,7 +116,7 @@ def test_a_window_or_chunk_bounds_how_far_a_request_goes_back(group: object, lea
 def test_a_state_never_goes_back() -> None:
     cache = CacheManager(config(full(4), mamba(4)))
     request = running(cache, 8, 24)
-    with pytest.raises(NotHeldError, match="group 1 .*its state has moved on.*; preempt"):
+    with pytest.raises(NotHeldError, match=r"group 1 .*its state has moved on.*; preempt"):
         cache.tables.rewind(request, 24)
 
 

@@ -6,7 +6,8 @@
 //! through these files: `request` hashes its tokens, `find` looks the hashes up and asks the rule
 //! for a boundary, `plan` counts the blocks that a step needs, `allocate` and `state` take them,
 //! `commit` makes computed blocks findable, and `free` gives blocks back. `group` has the
-//! differences between the kinds of groups, and `retention` decides what is worth keeping.
+//! differences between the kinds of groups, and `retention` decides what is worth keeping. After a
+//! load has failed, `own_tables` says who holds what and how far that goes, and `rewind` goes back.
 //!
 //! ```
 //! use kvbraid_core::cache::{Cache, CacheConfig, GroupOptions, HashFunction, Need, NewRequest, Retention};
