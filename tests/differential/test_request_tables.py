@@ -67,7 +67,9 @@ class TablesMachine(CacheMachine):
         requests, blocks = [twin.native for twin in self.twins], self.some_blocks(data)
         places = self.native.tables.requests_of(blocks)
         expected = [own_tables.places(self.native, requests, block) for block in blocks]
-        assert [places.of(i) for i in range(len(blocks))] == expected
+        assert [places.of(block) for block in blocks] == expected
+        assert list(places.block_ids) == sorted({*blocks})
+        assert len(places.requests) == sum(len(places.of(block)) for block in {*blocks})
         drops = data.draw(st.booleans())
         limits = [data.draw(st.sampled_from((64, 64, 12, 5))) for _ in requests]
         points = self.native.tables.resume_points(

@@ -5,7 +5,7 @@ change nothing, and `rewind` does what it says or raises and changes nothing. No
 what is bad: the caller names the blocks.
 """
 
-from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,21 +27,25 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where blocks stand, in flat buffers, in the order of the blocks that were asked for.
+    """Where blocks stand, in flat buffers that are not copied.
 
-    `counts[i]` is the number of places of block i. Its places are ordered by request (the one
+    `block_ids` are the blocks that were asked for, except the null block: ascending, each once.
+    The places of block i are those from `ends[i - 1]` to `ends[i]`, ordered by request (the one
     added first comes first), then by group, then by position.
     """
 
-    counts: "array[int]"
-    requests: "array[int]"
-    groups: "array[int]"
-    positions: "array[int]"
+    block_ids: "memoryview[int]"
+    ends: "memoryview[int]"
+    requests: "memoryview[int]"
+    groups: "memoryview[int]"
+    positions: "memoryview[int]"
 
-    def of(self, i: int) -> list[Place]:
-        """Return the places of block i."""
-        start = sum(self.counts[:i])
-        own = slice(start, start + self.counts[i])
+    def of(self, block_id: BlockId) -> list[Place]:
+        """Return the places of a block; none if it was not asked for."""
+        i = bisect_left(self.block_ids, block_id)
+        if i == len(self.block_ids) or self.block_ids[i] != block_id:
+            return []
+        own = slice(self.ends[i - 1] if i else 0, self.ends[i])
         columns = (self.requests[own], self.groups[own], self.positions[own])
         return [Place(*row) for row in zip(*columns, strict=True)]
 
@@ -94,9 +98,9 @@ class RequestTables:
             InvalidValueError: A block does not exist.
         """
         check_counts(block_id=min(block_ids, default=0))
-        counts, requests, groups, positions = self._core.requests_of(block_ids)
+        columns = self._core.requests_of(block_ids)
         return Places(
-            array("I", counts), array("Q", requests), array("I", groups), array("I", positions)
+            *(memoryview(c).cast(code) for c, code in zip(columns, "IIQII", strict=True))
         )
 
     def resume_points(

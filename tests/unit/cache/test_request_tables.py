@@ -141,10 +141,11 @@ def test_every_entry_of_every_table_is_found() -> None:
         compute(cache, request, [12], hit=8)
     shared, own = cache.blocks(first)[0][0], cache.blocks(second)[1][-1]
     places = cache.tables.requests_of([own, BlockId(0), shared, BlockId(60), own])
-    assert places.of(0) == places.of(4) == [Place(second, 1, 2)]
-    assert places.of(2) == [Place(first, 0, 0), Place(second, 0, 0)]
-    assert places.of(1) == places.of(3) == []
-    assert list(places.counts) == [1, 0, 2, 0, 1]
+    assert places.of(own) == [Place(second, 1, 2)]
+    assert places.of(shared) == [Place(first, 0, 0), Place(second, 0, 0)]
+    assert places.of(BlockId(0)) == places.of(BlockId(60)) == places.of(BlockId(7)) == []
+    assert list(places.block_ids) == [shared, own, 60]
+    assert list(places.ends) == [2, 3, 3]
 
 
 def test_a_block_that_was_given_back_is_in_no_table() -> None:
@@ -154,7 +155,7 @@ def test_a_block_that_was_given_back_is_in_no_table() -> None:
     again(cache, request, 16)
     again(cache, request, 20)
     assert cache.blocks(request)[1][:3] == [0, 0, 0]
-    assert cache.tables.requests_of([second]).of(0) == []
+    assert cache.tables.requests_of([second]).of(second) == []
 
 
 # ---- the longest resume point ------------------------------------------------------------

@@ -92,16 +92,14 @@ impl BlockSet {
     #[must_use]
     pub fn ranks(&self) -> Ranks<'_> {
         let mut count = 0;
-        let mut next = |word: &u64| {
+        let before = self.words.iter().map(|word| {
             let before = count;
-            count += word.count_ones() as usize;
+            count += word.count_ones();
             before
-        };
-        let before = self.words.iter().map(&mut next).collect();
+        });
         Ranks {
+            before: before.collect(),
             set: self,
-            before,
-            count,
         }
     }
 }
@@ -111,23 +109,16 @@ impl BlockSet {
 pub struct Ranks<'a> {
     set: &'a BlockSet,
     /// For each word, the number of blocks in the words before it.
-    before: Vec<usize>,
-    count: usize,
+    before: Vec<u32>,
 }
 
 impl Ranks<'_> {
-    /// The number of blocks of the set.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.count
-    }
-
     /// How many blocks of the set have a lower id than this one, which is in the set.
     #[must_use]
-    pub fn of(&self, block: BlockId) -> usize {
+    pub fn of(&self, block: BlockId) -> u32 {
         let (word, bit) = (block.index() / 64, block.index() % 64);
         let lower = self.set.words[word] & ((1 << bit) - 1);
-        self.before[word] + lower.count_ones() as usize
+        self.before[word] + lower.count_ones()
     }
 }
 

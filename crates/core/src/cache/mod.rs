@@ -99,7 +99,7 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 pub use config::{ByValue, CacheConfig, GroupOptions, HashFunction, PrefillCost, Retention};
-pub use own_tables::{OwnLimit, Places};
+pub use own_tables::{OwnLimit, Place, Places};
 pub use retention::Checkpoint;
 pub use statistics::{Starts, Statistics};
 pub use step::{

@@ -7,14 +7,18 @@ use pyo3::types::PyBytes;
 
 use super::answers::native_bytes;
 
-/// The number of places of each block; and the requests, groups and positions of all places. These are
-/// buffers of native integers, of 64 bits for requests and of 32 bits for the others.
+/// The blocks, the index after the last place of each, and the requests, groups and positions of all
+/// places. These are buffers of native integers, of 64 bits for requests and of 32 bits for the
+/// others.
 pub(super) type PlacesTuple<'py> = (
-    Bound<'py, PyBytes>,
-    Bound<'py, PyBytes>,
-    Bound<'py, PyBytes>,
-    Bound<'py, PyBytes>,
+    Column<'py>,
+    Column<'py>,
+    Column<'py>,
+    Column<'py>,
+    Column<'py>,
 );
+
+type Column<'py> = Bound<'py, PyBytes>;
 
 /// The boundary, the group, the position, the block and what is wrong with it.
 type RefusalTuple = (u32, u16, u32, u32, &'static str);
@@ -23,11 +27,18 @@ type RefusalTuple = (u32, u16, u32, u32, &'static str);
 pub(super) type PointTuple = (u32, Vec<RefusalTuple>);
 
 pub(super) fn places<'py>(py: Python<'py>, places: &Places) -> PyResult<PlacesTuple<'py>> {
+    let Places {
+        blocks,
+        ends,
+        places,
+    } = places;
+    let end = |end: &usize| u32::try_from(*end).unwrap_or(u32::MAX).to_ne_bytes();
     Ok((
-        native_bytes(py, places.counts.iter().map(|n| n.to_ne_bytes()))?,
-        native_bytes(py, places.requests.iter().map(|n| n.to_ne_bytes()))?,
-        native_bytes(py, places.groups.iter().map(|n| n.to_ne_bytes()))?,
-        native_bytes(py, places.positions.iter().map(|n| n.to_ne_bytes()))?,
+        native_bytes(py, blocks.iter().map(|block| block.0.to_ne_bytes()))?,
+        native_bytes(py, ends.iter().map(end))?,
+        native_bytes(py, places.iter().map(|place| place.request.to_ne_bytes()))?,
+        native_bytes(py, places.iter().map(|place| place.group.to_ne_bytes()))?,
+        native_bytes(py, places.iter().map(|place| place.position.to_ne_bytes()))?,
     ))
 }
 
