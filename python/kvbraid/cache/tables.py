@@ -25,7 +25,7 @@ class Place(NamedTuple):
     position: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
     """Where blocks stand, in flat buffers that are not copied.
 
@@ -98,9 +98,13 @@ class RequestTables:
             InvalidValueError: A block does not exist.
         """
         check_counts(block_id=min(block_ids, default=0))
-        columns = self._core.requests_of(block_ids)
+        blocks, ends, requests, groups, positions = self._core.requests_of(block_ids)
         return Places(
-            *(memoryview(c).cast(code) for c, code in zip(columns, "IIQII", strict=True))
+            block_ids=memoryview(blocks).cast("I"),
+            ends=memoryview(ends).cast("I"),
+            requests=memoryview(requests).cast("Q"),
+            groups=memoryview(groups).cast("I"),
+            positions=memoryview(positions).cast("I"),
         )
 
     def resume_points(

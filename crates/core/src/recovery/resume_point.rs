@@ -162,7 +162,10 @@ impl Search {
         let mut boundary = self.floor(end.min(own.num_tokens.saturating_sub(1)));
         let mut whole: SmallVec<[u32; 8]> = SmallVec::from_elem(0, self.demands.len());
         if self.max_refusals == 0 {
-            boundary = self.floor(boundary.min(self.first_hole_of_any(own, boundary)));
+            boundary = self.floor(self.first_hole_of_any(own, boundary));
+            for (demand, whole) in self.demands.iter().zip(&mut whole) {
+                *whole = boundary / demand.spec.block_size;
+            }
         }
         let mut refused = Vec::new();
         while boundary > 0 {
