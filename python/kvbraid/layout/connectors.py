@@ -144,7 +144,7 @@ _FORMS: Final[Mapping[Takes, Callable[[MemoryPlan], Registration]]] = {
 
 def why_apart(plan: MemoryPlan) -> str | None:
     """Return why the layers of a plan are not one tensor, or None if they are."""
-    views = list(plan.views.values())
+    views = _by_place(plan)
     first = views[0]
     like = {replace(view, offset=0, buffer=0) for view in views}
     if len(plan.groups) > 1:
@@ -174,7 +174,7 @@ def cross_layer_view(plan: MemoryPlan) -> CrossLayerView:
     if reason is not None:
         msg = f"no one tensor has all layers: {reason}; register a view per layer"
         raise LayoutError(msg)
-    views = list(plan.views.values())
+    views = _by_place(plan)
     first = views[0]
     block = (first.stride[first.blocks], "blocks", first.shape[first.blocks])
     # A single layer has no step: its dimension, of size 1, comes right after the blocks.
@@ -196,6 +196,11 @@ def cross_layer_view(plan: MemoryPlan) -> CrossLayerView:
         tokens=axes.index("tokens"),
     )
     return CrossLayerView(view=view, axes=axes)
+
+
+def _by_place(plan: MemoryPlan) -> list[View]:
+    """Return the views as they lie in memory: a plan that was read may have any order of names."""
+    return sorted(plan.views.values(), key=lambda view: (view.buffer, view.offset))
 
 
 def _steps(views: Sequence[View]) -> set[int]:

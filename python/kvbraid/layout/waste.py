@@ -15,6 +15,7 @@ from typing import Final
 
 from kvbraid.layout.layers import LayoutGroup
 from kvbraid.layout.plan import MemoryPlan
+from kvbraid.layout.sizes import check_size
 from kvbraid.models.pages import Page
 from kvbraid.spec import SpecKind
 
@@ -105,7 +106,12 @@ def blocks_of_request(group: LayoutGroup, num_tokens: int) -> int:
 
 
 def request_cost(plan: MemoryPlan, groups: Sequence[LayoutGroup], num_tokens: int) -> RequestCost:
-    """Return what a request of so many tokens takes; `groups` are those planned."""
+    """Return what a request of so many tokens takes; `groups` are those planned.
+
+    Raises:
+        InvalidValueError: A number of tokens that is no whole number, or below 0.
+    """
+    check_size("num_tokens", num_tokens, 0)
     counts = [blocks_of_request(group, num_tokens) for group in groups]
     used = (count * group.used_bytes for count, group in zip(counts, plan.groups, strict=True))
     return RequestCost(

@@ -1,5 +1,6 @@
 """What no engine gives, and a script may: it is refused by name, and never becomes a number."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,8 +21,9 @@ from kvbraid.layout import (
     plan_memory,
     probe_backend,
 )
-from kvbraid.layout.connectors import by_layer
+from kvbraid.layout.connectors import by_layer, cross_layer_view
 from kvbraid.layout.descriptors import Descriptors
+from kvbraid.layout.waste import request_cost
 from kvbraid.models.pages import Page
 from kvbraid.models.shapes import Heads, State, StateTensor
 from kvbraid.spec import SpecKind
@@ -133,6 +135,19 @@ def test_an_alias_never_hides_a_state_of_the_same_name() -> None:
     shared = plan(layer("1"), state("0", "ssm"), options=PlanOptions(aliases={"0": "1"}))
     with pytest.raises(InvalidValueError, match="layer 0 has a cache of keys and values and a"):
         by_layer(shared, shared.views)
+
+
+def test_one_tensor_of_all_layers_needs_no_order_of_names_in_a_document() -> None:
+    planned = plan(*(layer(str(i)) for i in range(12)))
+    text = json.dumps(planned.to_json(), sort_keys=True)  # "10" comes before "2".
+    assert cross_layer_view(MemoryPlan.from_json(json.loads(text))) == cross_layer_view(planned)
+
+
+@pytest.mark.parametrize("number", [-1, 1.5, True])
+def test_a_request_has_a_whole_number_of_tokens(number: Any) -> None:  # noqa: ANN401
+    mine = LayoutGroup(kind=SpecKind.FULL_ATTENTION, block_size=4, layers=(layer(),))
+    with pytest.raises(InvalidValueError, match="num_tokens = "):
+        request_cost(plan(layer()), [mine], number)
 
 
 class Backend:
