@@ -144,7 +144,13 @@ def geometry_of(layout: Layout, heads: Heads, kernel_block: int) -> Geometry:
 
     `kernel_block` is in tokens. Keys and values of different sizes, latents and inline scales
     have one content dimension in every layout.
+
+    Raises:
+        InvalidValueError: No `Layout`, or a kernel block that is no whole number of at least 1.
     """
+    if layout not in list(Layout):
+        msg = f"layout = {shown(layout)}; expected a member of Layout, such as Layout.NHD"
+        raise InvalidValueError(msg)
     if layout not in _APART:
         return _packed(layout, heads, kernel_block)
     if heads.replicated and heads.value_dim == 0:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from kvbraid.errors import InvalidValueError, shown
+from kvbraid.errors import InvalidValueError, LayoutError, shown
 from kvbraid.layout.geometry import Geometry, Layout, geometry_of
 from kvbraid.layout.sizes import check_size
 from kvbraid.models.grouping import Grouping
@@ -161,8 +161,11 @@ def from_grouping(
     kind, as `5.sliding_window`.
 
     Raises:
-        LayoutError: A kernel block that does not divide a block.
+        InvalidValueError: A kernel block that is no whole number of at least 1.
+        LayoutError: A kernel block without whole entries of a compressed cache, by its layer.
     """
+    if kernel_block is not None:
+        check_size("kernel_block", kernel_block)
     doubled = _doubled(grouping)
 
     def named(layer: CacheLayer) -> str:
@@ -191,6 +194,12 @@ def _layer(layer: CacheLayer, name: str, layout: Layout, kernel_block: int | Non
     if not isinstance(page.shape, Heads):
         return LayoutLayer(name=name, page=page)
     tokens = page.block_size if kernel_block is None else kernel_block
+    if tokens % page.tokens_per_entry:
+        msg = (
+            f"layer {name}: kernel blocks of {tokens} tokens have no whole entries of "
+            f"{page.tokens_per_entry} tokens; choose a kernel block that is a multiple"
+        )
+        raise LayoutError(msg)
     return LayoutLayer(
         name=name,
         page=page,

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from kvbraid.errors import InvalidValueError
+from kvbraid.errors import InvalidValueError, LayoutError
 from kvbraid.layout import (
     Geometry,
     Layout,
@@ -17,6 +17,7 @@ from kvbraid.layout import (
     MemoryPlan,
     PlanOptions,
     UnknownPage,
+    from_grouping,
     geometry_of,
     plan_memory,
     probe_backend,
@@ -24,6 +25,7 @@ from kvbraid.layout import (
 from kvbraid.layout.connectors import by_layer, cross_layer_view
 from kvbraid.layout.descriptors import Descriptors
 from kvbraid.layout.waste import request_cost
+from kvbraid.models import CacheLayer, Grouping, form_groups
 from kvbraid.models.pages import Page
 from kvbraid.models.shapes import Heads, State, StateTensor
 from kvbraid.spec import SpecKind
@@ -135,6 +137,17 @@ def test_an_alias_never_hides_a_state_of_the_same_name() -> None:
     shared = plan(layer("1"), state("0", "ssm"), options=PlanOptions(aliases={"0": "1"}))
     with pytest.raises(InvalidValueError, match="layer 0 has a cache of keys and values and a"):
         by_layer(shared, shared.views)
+
+
+def test_a_kernel_block_is_refused_before_a_geometry_is_made_of_it() -> None:
+    compressed = replace(FULL, block_size=16, tokens_per_entry=8)
+    groups = Grouping(groups=form_groups([CacheLayer(number=3, page=compressed)]))
+    with pytest.raises(LayoutError, match="layer 3: kernel blocks of 4 tokens have no whole"):
+        from_grouping(groups, kernel_block=4)
+    with pytest.raises(InvalidValueError, match="kernel_block = 0; expected a whole number"):
+        from_grouping(groups, kernel_block=0)
+    with pytest.raises(InvalidValueError, match="layout = 'nhd'; expected a member of Layout"):
+        from_grouping(groups, layout="nhd")  # type: ignore[arg-type]
 
 
 def test_one_tensor_of_all_layers_needs_no_order_of_names_in_a_document() -> None:
