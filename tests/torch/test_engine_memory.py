@@ -4,6 +4,7 @@ from typing import Final
 
 import pytest
 import torch
+from kvbraid.errors import LayoutError
 from kvbraid.layout import MemoryPlan
 from kvbraid.layout.connectors import LayerViews, Transfers, register
 from kvbraid.layout.descriptors import Descriptors, descriptors
@@ -78,3 +79,9 @@ def test_a_reference_that_is_wrong_is_seen() -> None:
     swapped = dict(zip(views, reversed(views.values()), strict=True))
     found = coverage(plan, tensors.memory, swapped)
     assert found.missed == found.foreign > 0
+
+
+def test_no_views_are_no_memory_to_adopt() -> None:
+    plan = MemoryPlan(buffers=(), groups=(), views={})
+    with pytest.raises(LayoutError, match="no views"):
+        adopt(plan, {})

@@ -11,6 +11,7 @@ core, and moves no bytes.
 from collections.abc import Mapping
 from typing import Final
 
+from kvbraid.errors import LayoutError
 from kvbraid.extras import require_torch
 from kvbraid.layout.plan import BASE_ALIGNMENT, MemoryPlan, View
 from kvbraid.models.shapes import ELEMENT_BYTES
@@ -83,7 +84,13 @@ def adopt(plan: MemoryPlan, views: Mapping[str, torch.Tensor]) -> Tensors:
 
     `plan` is `MemoryPlan.from_engine` of the same views, which checked that all are in one
     allocation.
+
+    Raises:
+        LayoutError: No views.
     """
+    if not views:
+        msg = "no views, so there is no memory to adopt; give those that the engine registers"
+        raise LayoutError(msg)
     storage = next(iter(views.values())).untyped_storage()
     memory = torch.empty(0, dtype=torch.int8, device=storage.device)
     return Tensors(plan, memory.set_(storage))
