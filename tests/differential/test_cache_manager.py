@@ -370,6 +370,14 @@ class CacheMachine(RuleBasedStateMachine):
     def any_block(self) -> st.SearchStrategy[BlockId]:
         return st.integers(1, self.config.num_blocks - 1).map(BlockId)
 
+    def some_blocks(self, data: st.DataObject) -> list[BlockId]:
+        """Mostly blocks that tables have."""
+        tables = [table for twin in self.twins for table in self.native.blocks(twin.native)]
+        held = sorted({block for table in tables for block in table if block})
+        any_block = self.any_block()
+        one = st.sampled_from(held) if held else any_block
+        return data.draw(st.lists(st.one_of(one, one, any_block), max_size=4))
+
     def forgettable(self) -> st.SearchStrategy[BlockId]:
         return self.any_block()
 

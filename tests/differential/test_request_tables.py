@@ -55,14 +55,6 @@ class TablesMachine(CacheMachine):
             with pytest.raises(NotHeldError):
                 self.native.tables.rewind(twin.native, num_tokens)
 
-    def some_blocks(self, data: st.DataObject) -> list[BlockId]:
-        """Mostly blocks that tables have."""
-        tables = [table for twin in self.twins for table in self.native.blocks(twin.native)]
-        held = sorted({block for table in tables for block in table if block})
-        any_block = self.any_block()
-        one = st.sampled_from(held) if held else any_block
-        return data.draw(st.lists(st.one_of(one, one, any_block), max_size=4))
-
     def ask(self, data: st.DataObject) -> None:
         requests, blocks = [twin.native for twin in self.twins], self.some_blocks(data)
         places = self.native.tables.requests_of(blocks)
@@ -136,7 +128,6 @@ class ByValueTablesMachine(ByValueMachine):
     """Checkpoints are dropped with what is forgotten, and made again."""
 
     go_back = TablesMachine.go_back
-    some_blocks = TablesMachine.some_blocks
     rewind = TablesMachine.rewind
 
     @rule(data=st.data())

@@ -145,6 +145,7 @@ class CacheModel:
             for block in table.blocks[first:] if self._is_shared(group) else ():
                 if pool.references[block] == 1 and pool.own_end.get(block, 0) > num_tokens:
                     pool.forget(block)
+        self.memory.counts["num_rewound_tokens"] += known.num_computed_tokens - num_tokens
         known.num_computed_tokens = num_tokens
 
     def release(self, requests: Sequence[int]) -> None:
@@ -567,7 +568,7 @@ class CacheModel:
             for which in ("started", "resumed")
         )
         names = ["num_matches", "num_external_tokens", "num_junctions", "num_preemptions"]
-        names.append("num_held_blocks")
+        names += ["num_recoveries", "num_rewound_tokens", "num_held_blocks"]
         return Statistics(
             started=started,
             resumed=resumed,

@@ -9,7 +9,7 @@ use answers::{
     AllocationTuple, BlockTuple, CheckpointTuple, StateTuple, StatisticsTuple, WorkTuple,
     block_ids, numbers,
 };
-use arguments::{LabelsArg, NeedArg, RangeArg};
+use arguments::{LabelsArg, NeedArg, RangeArg, RecoveryArg};
 use config::ConfigArg;
 use kvbraid_core::blocks::{BlockId, Extra};
 use kvbraid_core::cache::{Cache, Match, Need, NewRequest};
@@ -187,6 +187,12 @@ impl CacheCore {
         self.cache
             .lock()
             .rewind(request, num_tokens)
+            .map_err(to_python)
+    }
+
+    fn recover(&self, py: Python<'_>, recovery: RecoveryArg) -> PyResult<()> {
+        let recovery = recovery.decode();
+        py.detach(|| self.cache.lock().recover(&recovery))
             .map_err(to_python)
     }
 

@@ -3,6 +3,7 @@
 from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.debug import CacheDebug
 from kvbraid.cache.events import Events
+from kvbraid.cache.failed_loads import Recovery
 from kvbraid.cache.manager import CacheManager
 from kvbraid.cache.pool import BlockPool
 from kvbraid.cache.retention import ByValue, Dense, Interval, Retention
@@ -40,6 +41,7 @@ __all__ = [
     "Place",
     "Places",
     "PrefillCost",
+    "Recovery",
     "Refusal",
     "RequestTables",
     "ResumePoint",

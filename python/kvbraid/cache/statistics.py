@@ -26,8 +26,11 @@ class Statistics:
         num_external_tokens: Tokens of starting requests that were computed elsewhere.
         num_junctions: Starting requests that branch off after their hit.
         num_preemptions: Running requests that gave their blocks back.
-        num_held_blocks: References that the caller took with `pool.hold`, so that blocks are not
-            reused, for example while a transfer may still write them.
+        num_recoveries: Calls of `recover` that were not refused.
+        num_rewound_tokens: Computed tokens that were taken back in place, by `recover` or
+            `tables.rewind`. What preempted requests compute again shows in `resumed`.
+        num_held_blocks: References that the caller took with `pool.hold` or `recover`, so that
+            blocks are not reused, for example while a transfer may still write them.
         num_allocated_blocks: Blocks that were handed out.
         num_evicted_blocks: Blocks that were handed out and had been findable until then.
     """
@@ -38,6 +41,8 @@ class Statistics:
     num_external_tokens: int
     num_junctions: int
     num_preemptions: int
+    num_recoveries: int
+    num_rewound_tokens: int
     num_held_blocks: int
     num_allocated_blocks: int
     num_evicted_blocks: int

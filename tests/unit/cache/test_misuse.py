@@ -1,11 +1,11 @@
 """What a caller can do wrong: it gets a named error, and the cache is as it was."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from kvbraid.cache import CacheManager, GroupOptions, Interval, Need
+from kvbraid.cache import CacheManager, GroupOptions, Interval, Need, Recovery
 from kvbraid.errors import InvalidValueError, KvbraidError, NotHeldError, UnknownError
 from kvbraid.ids import BlockId
 from kvbraid.spec import GroupSpec, SpecKind
@@ -32,6 +32,10 @@ class Busy:
 
     def need(self, **fields: Any) -> Need:  # noqa: ANN401 - fields of the need
         return Need(**{"request": self.runs, "num_new_tokens": 1, **fields})
+
+    def recover(self, *, forget: Sequence[BlockId] = (), **parts: Any) -> None:  # noqa: ANN401 - fields of the recovery
+        """Recover; before what is wrong, a block is to be forgotten that could be."""
+        self.cache.recover(Recovery(forget=[self.used, *forget], **parts))
 
 
 @pytest.fixture
@@ -68,6 +72,10 @@ UNKNOWN: dict[str, Call] = {
     "cursors": lambda b: b.cache.debug.cursors(NOBODY),
     "record_blocks_for_zeroing": lambda b: b.cache.record_blocks_for_zeroing(NOBODY, 0),
     "take_state_tails": lambda b: b.cache.take_state_tails(NOBODY),
+    "recover, to commit": lambda b: b.recover(commit={b.runs: 4, NOBODY: 4}),
+    "recover, to rewind": lambda b: b.recover(rewind={NOBODY: 4}),
+    "recover, to preempt": lambda b: b.recover(preempt=[b.runs, NOBODY]),
+    "recover, to zero": lambda b: b.recover(zero={NOBODY: 4}),
 }
 WRONG: dict[str, Call] = {
     "release twice in one call": lambda b: b.cache.release([b.runs, b.runs]),
@@ -140,6 +148,21 @@ WRONG: dict[str, Call] = {
     "zero again from inside a block": lambda b: b.cache.record_blocks_for_zeroing(b.runs, 11),
     "zero again what others find": lambda b: b.cache.record_blocks_for_zeroing(b.runs, 0),
     "zero again below zero": lambda b: b.cache.record_blocks_for_zeroing(b.runs, -1),
+    "recover, and preempt twice": lambda b: b.recover(preempt=[b.runs, b.runs]),
+    "recover, and preempt what is rewound": lambda b: b.recover(
+        rewind={b.waits: 0}, preempt=[b.runs, b.waits]
+    ),
+    "recover, and rewind a state": lambda b: b.recover(rewind={b.runs: 8}),
+    "recover, and rewind forwards": lambda b: b.recover(rewind={b.waits: 1}),
+    "recover, and commit more than is computed": lambda b: b.recover(commit={b.runs: 11}),
+    "recover, and zero what others find": lambda b: b.recover(zero={b.runs: 0}),
+    "recover, and forget a block that does not exist": lambda b: b.recover(forget=[GONE]),
+    "recover, and hold a block that does not exist": lambda b: b.recover(hold=[b.used, GONE]),
+    "recover, and hold a block that nobody has": lambda b: b.recover(
+        hold=[b.used, b.cache.debug.free_queue()[0]], preempt=[b.runs]
+    ),
+    "recover, and hold a negative block": lambda b: b.recover(hold=[NEGATIVE]),
+    "recover with a negative boundary": lambda b: b.recover(rewind={b.runs: -1}),
     "forget a block that does not exist": lambda b: b.cache.pool.forget([b.used, GONE]),
     "forget a negative block": lambda b: b.cache.pool.forget([NEGATIVE]),
     "take more blocks than are free": lambda b: b.cache.pool.take(64),

@@ -56,6 +56,11 @@ impl HeldBlocks {
         true
     }
 
+    /// The number of the caller's references of a block.
+    pub(super) fn num_references(&self, block: BlockId) -> u32 {
+        self.references.get(&block).copied().unwrap_or(0)
+    }
+
     /// Checks that the caller holds exactly these references.
     pub(super) fn check_integrity(&self, outside: &[BlockId]) {
         let mut expected = Self::default();

@@ -7,7 +7,8 @@
 //! for a boundary, `plan` counts the blocks that a step needs, `allocate` and `state` take them,
 //! `commit` makes computed blocks findable, and `free` gives blocks back. `group` has the
 //! differences between the kinds of groups, and `retention` decides what is worth keeping. After a
-//! load has failed, `own_tables` says who holds what and how far that goes, and `rewind` goes back.
+//! load has failed, `own_tables` says who holds what and how far that goes, `rewind` goes back, and
+//! `recover` does all that a recovery needs in one step.
 //!
 //! ```
 //! use kvbraid_core::cache::{Cache, CacheConfig, GroupOptions, HashFunction, Need, NewRequest, Retention};
@@ -83,6 +84,7 @@ mod held;
 mod inspect;
 mod own_tables;
 mod plan;
+mod recover;
 mod request;
 mod retention;
 mod rewind;
@@ -100,6 +102,7 @@ use smallvec::SmallVec;
 
 pub use config::{ByValue, CacheConfig, GroupOptions, HashFunction, PrefillCost, Retention};
 pub use own_tables::{OwnLimit, Place, Places};
+pub use recover::{Boundary, Recovery};
 pub use retention::Checkpoint;
 pub use statistics::{Starts, Statistics};
 pub use step::{
@@ -254,12 +257,7 @@ impl Cache {
     /// `UnknownRequest`; `InvalidValue` for more tokens than the request has blocks or hashes for.
     pub fn commit(&mut self, id: u64, num_tokens: u32) -> Result<()> {
         self.with(id, |core, request| {
-            let computed = request.num_computed_tokens.min(request.num_tokens());
-            if num_tokens > computed {
-                return Err(Error::InvalidValue(format!(
-                    "request {id}: commit of {num_tokens} tokens, {computed} are computed"
-                )));
-            }
+            request.check_commit(num_tokens)?;
             core.commit(request, num_tokens);
             Ok(())
         })

@@ -226,6 +226,18 @@ impl Request {
         Ok(())
     }
 
+    /// Refuses a commit of more tokens than are computed.
+    pub(super) fn check_commit(&self, num_tokens: u32) -> Result<()> {
+        let computed = self.num_computed_tokens.min(self.num_tokens());
+        if num_tokens > computed {
+            return Err(Error::InvalidValue(format!(
+                "request {}: commit of {num_tokens} tokens, {computed} are computed",
+                self.id
+            )));
+        }
+        Ok(())
+    }
+
     /// Sets how many tokens are computed. The request keeps its blocks.
     pub(super) fn roll_back(&mut self, num_computed_tokens: u32) {
         self.num_computed_tokens = num_computed_tokens;

@@ -42,7 +42,7 @@ impl Cache {
 }
 
 impl Core {
-    fn check_rewind(&self, request: &Request, num_tokens: u32) -> Result<()> {
+    pub(super) fn check_rewind(&self, request: &Request, num_tokens: u32) -> Result<()> {
         let computed = request.num_computed_tokens;
         if num_tokens > computed {
             return Err(Error::InvalidValue(format!(
@@ -76,11 +76,9 @@ impl Core {
             let group = self.groups[index];
             let first = num_tokens / group.block;
             let table = &mut request.tables_mut()[index];
-            if group.cacheable {
-                for &block in table.blocks.iter().skip(first as usize) {
-                    if self.is_own(block) && self.pool.num_tokens(block) > num_tokens {
-                        self.forget(block);
-                    }
+            for (position, &block) in table.blocks.iter().enumerate().skip(first as usize) {
+                if self.forgets(&group, position, block, num_tokens) {
+                    self.forget(block);
                 }
             }
             if let Some(cached) = &mut table.num_cached {
@@ -89,12 +87,23 @@ impl Core {
             }
         }
         request.num_checked = request.num_checked.min(num_tokens);
+        self.statistics.num_rewound_tokens += u64::from(request.num_computed_tokens - num_tokens);
         request.roll_back(num_tokens);
     }
 
-    /// Whether only one request refers to a block.
-    fn is_own(&self, block: BlockId) -> bool {
-        self.pool.refs(block) == 1
+    /// Whether a rewind forgets the block at a position: it has a hash of later tokens, and nobody
+    /// else refers to it.
+    pub(super) fn forgets(
+        &self,
+        group: &Group,
+        position: usize,
+        block: BlockId,
+        num_tokens: u32,
+    ) -> bool {
+        group.cacheable
+            && position >= (num_tokens / group.block) as usize
+            && self.pool.refs(block) == 1
+            && self.pool.num_tokens(block) > num_tokens
     }
 
     /// These positions without those that a rewind left registered, as runs of consecutive ones.

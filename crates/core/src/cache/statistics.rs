@@ -29,6 +29,10 @@ pub struct Statistics {
     pub num_junctions: u64,
     /// Running requests that gave their blocks back.
     pub num_preemptions: u64,
+    /// Recoveries that were applied.
+    pub num_recoveries: u64,
+    /// Computed tokens that rewinds took back.
+    pub num_rewound_tokens: u64,
     /// References that the caller took of single blocks with `hold_blocks`.
     pub num_held_blocks: u64,
     /// Blocks that were handed out.

@@ -12,6 +12,9 @@ use super::step::Need;
 use crate::blocks::{BlockId, NULL_BLOCK};
 use crate::error::{Error, Result};
 
+/// A group's index and its blocks that are left unwritten.
+pub(super) type Unwritten = (usize, Vec<BlockId>);
+
 impl Cache {
     /// Lists a request's blocks from `start_token` on for zeroing, in the groups that need it. A
     /// ring is listed whole, and blocks for an encoder's tokens never, because no load fills them.
@@ -21,11 +24,9 @@ impl Cache {
     /// find a block. Then nothing has changed.
     pub fn record_blocks_for_zeroing(&mut self, id: u64, start_token: u32) -> Result<()> {
         self.with(id, |core, request| {
-            let groups = core.groups.iter().filter(|group| group.needs_zeroing);
-            let unwritten = groups.map(|group| core.unwritten(request, group, start_token));
-            for (group, blocks) in unwritten.collect::<Result<Vec<_>>>()? {
-                core.to_zero[group].extend(blocks);
-            }
+            let has_others = |_: &Group, _: usize, block| core.has_others(block);
+            let unwritten = core.all_unwritten(request, start_token, has_others)?;
+            core.list_for_zeroing(unwritten);
             Ok(())
         })
     }
@@ -51,43 +52,70 @@ impl Core {
         }
     }
 
-    /// The group's index, and the request's blocks from `start_token` on, without null blocks.
-    fn unwritten(
+    pub(super) fn list_for_zeroing(&mut self, unwritten: Vec<Unwritten>) {
+        for (group, blocks) in unwritten {
+            self.to_zero[group].extend(blocks);
+        }
+    }
+
+    /// A request's blocks from `start_token` on, of the groups that need zeroing. `is_used` says of a
+    /// block at a position of a group whether others hold or find it.
+    pub(super) fn all_unwritten(
         &self,
         request: &Request,
-        group: &Group,
         start_token: u32,
-    ) -> Result<(usize, Vec<BlockId>)> {
-        let index = usize::from(group.index);
-        let blocks = &request.tables()[index].blocks;
-        let start = match group.kind {
-            Kind::Cross | Kind::Nothing => blocks.len(),
-            Kind::Ring => 0,
-            Kind::Full | Kind::Window { .. } | Kind::Chunk { .. } | Kind::State { .. } => {
-                if !start_token.is_multiple_of(group.block) {
-                    return Err(Error::InvalidValue(format!(
-                        "request {}: zeroing from token {start_token} would wipe the beginning of \
-                         a block of group {index}; start at a multiple of {}",
-                        request.id, group.block
-                    )));
-                }
-                (start_token / group.block) as usize
+        is_used: impl Fn(&Group, usize, BlockId) -> bool,
+    ) -> Result<Vec<Unwritten>> {
+        let groups = self.groups.iter().filter(|group| group.needs_zeroing);
+        let unwritten = groups.map(|group| {
+            let blocks = unwritten(request, group, start_token)?;
+            match blocks.iter().find(|&&(at, block)| is_used(group, at, block)) {
+                Some((_, block)) => Err(Error::InvalidValue(format!(
+                    "request {}: zeroing from token {start_token} would wipe block {block} of group \
+                     {}, which others hold or find; forget it, and take a fresh one",
+                    request.id, group.index
+                ))),
+                None => Ok((
+                    usize::from(group.index),
+                    blocks.into_iter().map(|(_, block)| block).collect(),
+                )),
             }
-        };
-        let unwritten = blocks.iter().copied().skip(start);
-        let unwritten: Vec<BlockId> = unwritten.filter(|&block| block != NULL_BLOCK).collect();
-        match unwritten.iter().find(|&&block| self.has_others(block)) {
-            Some(block) => Err(Error::InvalidValue(format!(
-                "request {}: zeroing from token {start_token} would wipe block {block} of group \
-                 {index}, which others hold or find; forget it, and take a fresh one",
-                request.id
-            ))),
-            None => Ok((index, unwritten)),
-        }
+        });
+        unwritten.collect()
     }
 
     /// Whether anybody but the block's one owner holds or finds it.
     fn has_others(&self, block: BlockId) -> bool {
         self.pool.refs(block) > 1 || self.pool.key(block).is_some()
     }
+}
+
+/// The position of the first block that a request writes if it computes its tokens from this one
+/// on. A ring is written whole, and blocks for an encoder's tokens never.
+pub(super) fn first_written(group: &Group, start_token: u32) -> usize {
+    match group.kind {
+        Kind::Cross | Kind::Nothing => usize::MAX,
+        Kind::Ring => 0,
+        Kind::Full | Kind::Window { .. } | Kind::Chunk { .. } | Kind::State { .. } => {
+            (start_token / group.block) as usize
+        }
+    }
+}
+
+/// The positions and blocks that a request writes from a token on, without null blocks.
+fn unwritten(request: &Request, group: &Group, start_token: u32) -> Result<Vec<(usize, BlockId)>> {
+    let is_whole = matches!(group.kind, Kind::Cross | Kind::Nothing | Kind::Ring);
+    if !is_whole && !start_token.is_multiple_of(group.block) {
+        return Err(Error::InvalidValue(format!(
+            "request {}: zeroing from token {start_token} would wipe the beginning of a block of \
+             group {}; start at a multiple of {}",
+            request.id, group.index, group.block
+        )));
+    }
+    let table = &request.tables()[usize::from(group.index)];
+    let blocks = table.blocks.iter().copied().enumerate();
+    let unwritten = blocks.skip(first_written(group, start_token));
+    Ok(unwritten
+        .filter(|(_, block)| *block != NULL_BLOCK)
+        .collect())
 }

@@ -28,8 +28,8 @@ pub(super) type WorkTuple = (Vec<(u32, u32)>, Vec<u32>, Vec<StateTuple>);
 type StartsTuple = (u64, u64, u64);
 
 /// First runs, runs after a preemption, and then matches, external tokens, junctions, preemptions,
-/// held blocks, allocated blocks and evicted blocks.
-pub(super) type StatisticsTuple = (StartsTuple, StartsTuple, [u64; 7]);
+/// recoveries, rewound tokens, held blocks, allocated blocks and evicted blocks.
+pub(super) type StatisticsTuple = (StartsTuple, StartsTuple, [u64; 9]);
 
 pub(super) fn allocation<'py>(
     py: Python<'py>,
@@ -104,6 +104,8 @@ pub(super) fn statistics(counts: Statistics) -> StatisticsTuple {
         num_external_tokens,
         num_junctions,
         num_preemptions,
+        num_recoveries,
+        num_rewound_tokens,
         num_held_blocks,
         num_allocated_blocks,
         num_evicted_blocks,
@@ -113,6 +115,8 @@ pub(super) fn statistics(counts: Statistics) -> StatisticsTuple {
         num_external_tokens,
         num_junctions,
         num_preemptions,
+        num_recoveries,
+        num_rewound_tokens,
         num_held_blocks,
         num_allocated_blocks,
         num_evicted_blocks,

@@ -1,7 +1,10 @@
 //! The arguments of the cache's methods, read from Python objects by attribute name.
 
-use kvbraid_core::cache::Need;
+use kvbraid_core::cache::{Boundary, Need, Recovery};
 use pyo3::prelude::*;
+use pyo3::types::PyMapping;
+
+use super::answers::block_ids;
 
 /// `kvbraid.cache.Need`.
 #[derive(FromPyObject)]
@@ -38,6 +41,46 @@ impl NeedArg {
             full_sequence_must_fit: self.full_sequence_must_fit,
             is_waiting: self.is_waiting,
         }
+    }
+}
+
+/// `kvbraid.cache.Recovery`.
+#[derive(FromPyObject)]
+pub(super) struct RecoveryArg {
+    forget: Vec<u32>,
+    commit: Boundaries,
+    rewind: Boundaries,
+    hold: Vec<u32>,
+    preempt: Vec<u64>,
+    zero: Boundaries,
+}
+
+impl RecoveryArg {
+    pub(super) fn decode(self) -> Recovery {
+        Recovery {
+            forget: block_ids(self.forget),
+            commit: self.commit.0,
+            rewind: self.rewind.0,
+            hold: block_ids(self.hold),
+            preempt: self.preempt,
+            zero: self.zero.0,
+        }
+    }
+}
+
+/// A mapping from requests to numbers of tokens, in its own order.
+struct Boundaries(Vec<Boundary>);
+
+impl FromPyObject<'_, '_> for Boundaries {
+    type Error = PyErr;
+
+    fn extract(mapping: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+        let items: Vec<(u64, u32)> = mapping.cast::<PyMapping>()?.items()?.extract()?;
+        let boundary = |(request, num_tokens)| Boundary {
+            request,
+            num_tokens,
+        };
+        Ok(Self(items.into_iter().map(boundary).collect()))
     }
 }
 
