@@ -11,7 +11,16 @@ from math import prod
 from typing import Final
 
 from kvbraid.errors import LayoutError, one_line
-from kvbraid.layout.plan import Buffer, Chunk, MemoryPlan, PlannedGroup, Reference, View, starts
+from kvbraid.layout.plan import (
+    Buffer,
+    Chunk,
+    MemoryPlan,
+    PlannedGroup,
+    Reference,
+    View,
+    num_rows,
+    starts,
+)
 from kvbraid.models.shapes import ELEMENT_BYTES
 
 MAX_PIECES: Final = 1 << 20
@@ -95,7 +104,7 @@ def _view(view: View, plan: MemoryPlan) -> Iterator[str]:
         yield f"{rank} dimensions, {len(view.stride)} strides, meanings {meant}"
     elif view.buffer >= len(plan.buffers):
         yield f"buffer {view.buffer} of {len(plan.buffers)}"
-    elif view.shape[view.blocks] != _rows(view, plan.num_blocks) or any(
+    elif view.shape[view.blocks] != _rows(view, plan) or any(
         size is None for axis, size in enumerate(view.shape) if axis != view.blocks
     ):
         yield f"shape {view.shape} for {plan.num_blocks} blocks"
@@ -110,10 +119,8 @@ def _view(view: View, plan: MemoryPlan) -> Iterator[str]:
             yield f"it ends {end:,} bytes into a buffer of {held:,}"
 
 
-def _rows(view: View, num_blocks: int | None) -> int | None:
-    if num_blocks is None:
-        return None
-    return (num_blocks - 1) * view.rows_per_block + view.kernel_blocks
+def _rows(view: View, plan: MemoryPlan) -> int | None:
+    return num_rows(plan.num_blocks, view.kernel_blocks, view.rows_per_block)
 
 
 def _names(plan: MemoryPlan) -> Iterator[str]:

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from kvbraid.errors import InvalidValueError, UnknownError
 from kvbraid.layout.sizes import is_size
+from kvbraid.models.shapes import ELEMENT_BYTES
 from kvbraid.spec import SpecKind
 
 NULL_BLOCK: Final = 0
@@ -52,6 +53,11 @@ class View:
     tokens: int | None = None
     kernel_blocks: int = 1
     rows_per_block: int = 1
+
+    @property
+    def heads_stride(self) -> int:
+        """Bytes between two heads, 0 if there are none."""
+        return 0 if self.heads is None else self.stride[self.heads] * ELEMENT_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +278,11 @@ def merged(pieces: Iterable[Run]) -> tuple[Run, ...]:
         else:
             joined.append((offset, length))
     return tuple(joined)
+
+
+def num_rows(num_blocks: int | None, kernel_blocks: int, rows_per_block: int) -> int | None:
+    """Return the rows of a view: the last block has only its own. None: blocks are not counted."""
+    return None if num_blocks is None else (num_blocks - 1) * rows_per_block + kernel_blocks
 
 
 def starts(block_bytes: Sequence[int], num_blocks: int | None) -> list[int | None]:

@@ -209,10 +209,9 @@ def _groups(
     buffers: Sequence[Buffer],
 ) -> Iterable[PlannedGroup]:
     """Yield each group with one reference for each buffer that it touches."""
-    touched: list[dict[int, list[tuple[Place, Chunk]]]] = [{} for _ in groups]
+    touched: list[dict[int, list[Chunk]]] = [{} for _ in groups]
     for place, pairs in found:
-        mine = touched[place.group].setdefault(place.buffer, [])
-        mine += [(place, chunk) for _, chunk in pairs]
+        touched[place.group].setdefault(place.buffer, []).extend(chunk for _, chunk in pairs)
     for group, by_buffer in zip(groups, touched, strict=True):
         yield PlannedGroup(
             kind=group.kind,
@@ -225,13 +224,14 @@ def _groups(
         )
 
 
-def _reference(index: int, buffer: Buffer, found: Sequence[tuple[Place, Chunk]]) -> Reference:
-    chunks = tuple(chunk for _, chunk in found)
-    if buffer.axis("pieces") is not None:
-        return Reference(
-            buffer=index, block_stride=chunks[0].length, chunks=chunks, is_whole=False
-        )
-    return Reference(buffer=index, block_stride=buffer.block_bytes, chunks=chunks)
+def _reference(index: int, buffer: Buffer, chunks: Sequence[Chunk]) -> Reference:
+    is_whole = buffer.axis("pieces") is None
+    return Reference(
+        buffer=index,
+        block_stride=buffer.block_bytes if is_whole else chunks[0].length,
+        chunks=tuple(chunks),
+        is_whole=is_whole,
+    )
 
 
 def _refuse_mixed_kernels(places: Iterable[Place], split: Split | None) -> None:

@@ -17,7 +17,7 @@ from kvbraid.errors import LayoutError
 from kvbraid.layout.buffers import Place
 from kvbraid.layout.geometry import Geometry
 from kvbraid.layout.layers import LayoutLayer, Split, UnknownPage
-from kvbraid.layout.plan import Chunk, View
+from kvbraid.layout.plan import Chunk, View, num_rows
 from kvbraid.layout.slots import Order, num_pieces
 from kvbraid.models.shapes import ELEMENT_BYTES
 
@@ -86,10 +86,23 @@ def _attention_view(
     _refuse_misaligned(layer.name, geometry.dtype, size, offset, row_bytes)
     strides = _inside(place, geometry) | {geometry.blocks: row_bytes // size}
     rows_per_block = _rows(place, kernel_bytes) if intact else ratio
-    rows = None if num_blocks is None else _num_rows(num_blocks, ratio, rows_per_block)
-    view = View(
+    rows = num_rows(num_blocks, ratio, rows_per_block)
+    view = _kernel_view(place, geometry, strides, offset, (rows, ratio, rows_per_block))
+    return view, _attention_chunk(place, geometry, view, row_bytes, intact=intact)
+
+
+def _kernel_view(
+    place: Place,
+    geometry: Geometry,
+    strides: Mapping[int, int],
+    offset: int,
+    rows: tuple[int | None, int, int],
+) -> View:
+    """A view of a geometry; `rows` are all of them, kernel blocks in a block, rows per block."""
+    num, ratio, per_block = rows
+    return View(
         buffer=place.buffer,
-        shape=tuple(rows if each is None else each for each in geometry.shape),
+        shape=tuple(num if each is None else each for each in geometry.shape),
         stride=tuple(strides[each] for each in range(len(geometry.shape))),
         offset=offset,
         dtype=geometry.dtype,
@@ -97,9 +110,8 @@ def _attention_view(
         heads=geometry.heads,
         tokens=geometry.tokens,
         kernel_blocks=ratio,
-        rows_per_block=rows_per_block,
+        rows_per_block=per_block,
     )
-    return view, _attention_chunk(place, geometry, view, row_bytes, intact=intact)
 
 
 def _inside(place: Place, geometry: Geometry) -> dict[int, int]:
@@ -132,7 +144,7 @@ def _attention_chunk(
         length=length,
         count=count,
         stride=stride if count > 1 else 0,
-        heads_stride=0 if view.heads is None else view.stride[view.heads] * size,
+        heads_stride=view.heads_stride,
     )
 
 
@@ -160,25 +172,14 @@ def _pieces_view(
     strides = _strides_of(shape, geometry.alone_order)
     pieces = num_pieces(layer)
     row_bytes = strides[geometry.blocks] * size
-    view = View(
-        buffer=place.buffer,
-        shape=shape,
-        stride=tuple(strides[each] for each in range(len(shape))),
-        offset=0,
-        dtype=geometry.dtype,
-        blocks=geometry.blocks,
-        heads=geometry.heads,
-        tokens=geometry.tokens,
-        kernel_blocks=ratio,
-        rows_per_block=ratio,
-    )
+    view = _kernel_view(place, geometry, strides, 0, (rows, ratio, ratio))
     chunk = Chunk(
         name=layer.name,
         offset=0,
         length=row_bytes * ratio,
         count=pieces,
         stride=row_bytes * rows,
-        heads_stride=0 if view.heads is None else view.stride[view.heads] * size,
+        heads_stride=view.heads_stride,
     )
     return view, chunk
 
@@ -247,11 +248,6 @@ def _rows(place: Place, kernel_bytes: int) -> int:
         )
         raise LayoutError(msg)
     return rows
-
-
-def _num_rows(num_blocks: int, ratio: int, rows_per_block: int) -> int:
-    """Return the rows of a view: the last block has only its own."""
-    return (num_blocks - 1) * rows_per_block + ratio
 
 
 def _strides(geometry: Geometry, order: Sequence[int]) -> dict[int, int]:
