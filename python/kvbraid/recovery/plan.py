@@ -1,0 +1,86 @@
+"""The decision: what to do with every affected request, with the cache and with the tiers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kvbraid.cache.failed_loads import Recovery
+from kvbraid.cache.tables import Refusal
+from kvbraid.ids import BlockId
+from kvbraid.recovery.assessment import Ignored
+from kvbraid.recovery.failures import Record
+
+
+class Action(StrEnum):
+    """What happens to an affected request."""
+
+    REWIND = "rewind"
+    """It keeps its blocks and computes again from `resume` on, once what it waits for is there."""
+    START_OVER = "start_over"
+    """It gives its blocks back, and matches again: at least `resume` tokens are still findable
+    unless they are evicted meanwhile."""
+    FAIL = "fail"
+    """It ends with an error, because the policy says so."""
+    TAINTED_OUTPUT = "tainted_output"
+    """It ends with an error under every policy: a token computed from garbage was handed out."""
+
+    @property
+    def ends(self) -> bool:
+        """Whether the request ends."""
+        return self in {Action.FAIL, Action.TAINTED_OUTPUT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestPlan:
+    """What happens to one request.
+
+    Attributes:
+        request: The request.
+        action: What happens.
+        resume: Tokens that need not be computed again.
+        recompute: Tokens that were held before the failed step and are computed again, or loaded
+            again: those between `resume` and the processed tokens. Counted once, whatever the
+            number of groups.
+        num_dropped_tokens: Tokens scheduled in steps in flight, whose outputs are dropped.
+        owner_of: Shared blocks that this request alone writes again.
+        waits_for: Shared blocks that another request writes first, with that request.
+        asks_again: The policy allows it to ask a tier again.
+        refused: Larger boundaries, and why each was refused.
+    """
+
+    request: int
+    action: Action
+    resume: int
+    recompute: int
+    num_dropped_tokens: int
+    owner_of: tuple[BlockId, ...] = ()
+    waits_for: Mapping[BlockId, int] = field(default_factory=dict)
+    asks_again: bool = False
+    refused: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryPlan:
+    """A decision. It changes nothing until it is applied.
+
+    Attributes:
+        requests: One per affected request, ordered by request.
+        tainted: Blocks with garbage: no tier may store or keep them, no cache may find them.
+        recovery: What `CacheManager.recover` does in one step. The blocks that it holds are the
+            quarantine.
+        drop: Records that are no good.
+        back_off: Records that stay, at tiers that are not asked for a while.
+        ignored: Parts of the report that did not count, by reason.
+    """
+
+    requests: Mapping[int, RequestPlan] = field(default_factory=dict)
+    tainted: tuple[BlockId, ...] = ()
+    recovery: Recovery = field(default_factory=Recovery)
+    drop: tuple[Record, ...] = ()
+    back_off: tuple[Record, ...] = ()
+    ignored: Mapping[Ignored, int] = field(default_factory=dict)
+
+    @property
+    def num_recomputed_tokens(self) -> int:
+        """Tokens that all affected requests that go on compute or load again."""
+        return sum(plan.recompute for plan in self.requests.values() if not plan.action.ends)
