@@ -28,22 +28,27 @@ class Verdict(NamedTuple):
         request: The request.
         first_tainted: The first token that was computed from tainted blocks, in a step that has
             ended or is in flight; None if no step has read any.
+        handed_out: A token that was sampled from a tainted one has been handed out.
         resume: The largest boundary that every group accepts without the tainted blocks, except
             those that it waits for.
-        in_place: It can go back without giving its blocks up: it has no states, no window needs a
-            block that is gone, and it would write into no block that a transfer may still write or
-            that another request rewrites.
+        in_place: It can go back without giving its blocks up: nothing tainted was handed out, it
+            has no states, no window needs a block that is gone, no tainted block stays before the
+            boundary except those that it waits for, and it would write into no block that a
+            transfer may still write or that another request rewrites.
         owner_of: Tainted blocks that it shares with other runs and that it alone writes again.
         waits_for: Tainted blocks that it reads at `resume`, each with the request that owns it.
+        busy: Blocks of its tables that a transfer may still write.
         refused: Larger boundaries that a group refuses, as far as they were asked for.
     """
 
     request: int
     first_tainted: int | None
+    handed_out: bool
     resume: int
     in_place: bool
     owner_of: tuple[BlockId, ...]
     waits_for: Mapping[BlockId, int]
+    busy: tuple[BlockId, ...] = ()
     refused: tuple[Refusal, ...] = ()
 
 

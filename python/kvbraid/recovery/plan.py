@@ -44,7 +44,6 @@ class RequestPlan:
         num_dropped_tokens: Tokens scheduled in steps in flight, whose outputs are dropped.
         owner_of: Shared blocks that this request alone writes again.
         waits_for: Shared blocks that another request writes first, with that request.
-        asks_again: The policy allows it to ask a tier again.
         refused: Larger boundaries, and why each was refused.
     """
 
@@ -55,7 +54,6 @@ class RequestPlan:
     num_dropped_tokens: int
     owner_of: tuple[BlockId, ...] = ()
     waits_for: Mapping[BlockId, int] = field(default_factory=dict)
-    asks_again: bool = False
     refused: tuple[Refusal, ...] = ()
 
 

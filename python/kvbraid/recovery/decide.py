@@ -1,0 +1,90 @@
+"""The decision: from runs and failures to a plan, under a policy. It changes nothing."""
+
+from collections.abc import Collection, Sequence
+from itertools import chain
+
+from kvbraid.cache import CacheManager
+from kvbraid.cache.failed_loads import Recovery
+from kvbraid.ids import BlockId
+from kvbraid.recovery.assess import assess
+from kvbraid.recovery.assessment import Assessment, Verdict
+from kvbraid.recovery.failures import Failures
+from kvbraid.recovery.plan import Action, RecoveryPlan, RequestPlan
+from kvbraid.recovery.policy import Policy
+from kvbraid.recovery.run import Run
+from kvbraid.recovery.snapshot import Snapshot
+
+
+def decide(
+    source: CacheManager | Snapshot,
+    runs: Sequence[Run],
+    failures: Failures,
+    *,
+    busy: Collection[BlockId] = (),
+    policy: Policy = Policy.RECOMPUTE,
+    max_refusals: int = 0,
+) -> RecoveryPlan:
+    """Return what to do after loads failed.
+
+    Args:
+        source: The cache whose tables count, or a copy of tables.
+        runs: All runs that go on, and those that ended while their steps were in flight.
+        failures: What failed, of all ranks together.
+        busy: Blocks that a transfer may still write: no request writes into them in place, and
+            the plan holds those of affected requests that give their blocks back or end.
+        policy: What happens to affected requests. Whether one may ask a tier again is not decided
+            here: after `retry` and `recompute` it resumes at the same boundary.
+        max_refusals: How many refused boundaries to tell for each request.
+
+    Raises:
+        UnknownError: A run that goes on is not known to the cache.
+        InvalidValueError: A run has not one table for each group, or is there twice.
+    """
+    found = assess(source, runs, failures, busy=busy, max_refusals=max_refusals)
+    by_request = {run.request: run for run in runs}
+    plans = [_plan(by_request[verdict.request], verdict, policy) for verdict in found.verdicts]
+    spoilt = [record for record in sorted(failures.causes) if not record.is_foreign]
+    return RecoveryPlan(
+        requests={plan.request: plan for plan in plans},
+        tainted=found.tainted,
+        recovery=_recovery(by_request, plans, found),
+        drop=tuple(r for r in spoilt if failures.causes[r].spoils_record),
+        back_off=tuple(r for r in spoilt if not failures.causes[r].spoils_record),
+        ignored=found.ignored,
+    )
+
+
+def _plan(run: Run, verdict: Verdict, policy: Policy) -> RequestPlan:
+    return RequestPlan(
+        request=run.request,
+        action=_action(verdict, policy),
+        resume=verdict.resume,
+        recompute=run.num_processed_tokens - verdict.resume,
+        num_dropped_tokens=run.num_computed_tokens - run.num_processed_tokens,
+        owner_of=verdict.owner_of,
+        waits_for=verdict.waits_for,
+        refused=verdict.refused,
+    )
+
+
+def _action(verdict: Verdict, policy: Policy) -> Action:
+    if verdict.handed_out:
+        return Action.TAINTED_OUTPUT
+    if policy is Policy.FAIL:
+        return Action.FAIL
+    return Action.REWIND if verdict.in_place else Action.START_OVER
+
+
+def _recovery(runs: dict[int, Run], plans: Sequence[RequestPlan], found: Assessment) -> Recovery:
+    going_on = [plan for plan in plans if not plan.action.ends]
+    rewound = {p.request: p.resume for p in going_on if p.action is Action.REWIND}
+    uncommitted = {p.request: p.resume for p in going_on if runs[p.request].delays_commit}
+    given_back = (v.busy for v in found.verdicts if v.request not in rewound)
+    return Recovery(
+        forget=found.tainted,
+        commit=uncommitted,
+        rewind=rewound,
+        hold=sorted(set(chain.from_iterable(given_back))),
+        preempt=[p.request for p in going_on if p.action is Action.START_OVER],
+        zero={r: n for r, n in uncommitted.items() if r in rewound},
+    )
