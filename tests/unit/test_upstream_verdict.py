@@ -1,6 +1,7 @@
 """The verdict on vLLM's own tests: no test passes because it is listed, skipped or never run."""
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,9 @@ def test_any_other_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         fetch.check(path)
     monkeypatch.setattr(fetch, "SHA256", hashlib.sha256(b"something else").hexdigest())
     fetch.check(path)
+
+
+def test_the_model_that_tests_ask_a_hub_for_is_written(tmp_path: Path) -> None:
+    fetch.write_model(tmp_path)
+    config = json.loads((tmp_path / "facebook" / "opt-125m" / "config.json").read_text())
+    assert config["architectures"] == ["OPTForCausalLM"]

@@ -1,13 +1,15 @@
-"""Fetch vLLM's own tests of its cache: from its source distribution, through pip's configuration.
+"""Fetch vLLM's own tests of its cache and of failed loads, from its source distribution.
 
     python fetch.py FOLDER
 
 pip has no command that downloads a source distribution without building it, so this asks pip's own
 finder, with the index, the certificates and the credentials that pip is configured with. The file
-must be the one that is named here; only the tests below are unpacked.
+must be the one that is named here; only the tests below are unpacked. The tests of failed loads
+name a model of a hub, of which they need the shape alone: its configuration is written here.
 """
 
 import hashlib
+import json
 import sys
 import tarfile
 from pathlib import Path
@@ -24,7 +26,27 @@ WANTED: Final = (
     "tests/v1/core/prefix_cache/test_mamba_eagle_resume_checkpoint.py",
     "tests/v1/core/prefix_cache/test_partial_prefix_cache_hits.py",
     "tests/v1/core/prefix_cache/test_partial_prefix_cache_primitives.py",
+    "tests/v1/kv_connector/__init__.py",
+    "tests/v1/kv_connector/unit/__init__.py",
+    "tests/v1/kv_connector/unit/conftest.py",
+    "tests/v1/kv_connector/unit/utils.py",
+    "tests/v1/kv_connector/unit/test_cache_pollution_prevention.py",
+    "tests/v1/kv_connector/unit/test_error_propagation.py",
+    "tests/v1/kv_connector/unit/test_invalid_blocks_correctness.py",
+    "tests/v1/kv_connector/unit/test_kv_load_failure_recovery.py",
+    "tests/v1/kv_connector/unit/test_output_aggregator.py",
 )
+MODEL: Final = "facebook/opt-125m"
+MODEL_CONFIG: Final = {
+    "architectures": ["OPTForCausalLM"],
+    "model_type": "opt",
+    "vocab_size": 50_272,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "ffn_dim": 3_072,
+    "max_position_embeddings": 2_048,
+}
 _CHUNK_BYTES: Final = 1 << 20
 
 
@@ -68,6 +90,13 @@ def unpack(path: Path, folder: Path) -> None:
             archive.extract(member, folder, filter="data")
 
 
+def write_model(folder: Path) -> None:
+    """Write the model's configuration to the path that its name is, seen from the folder."""
+    model = folder / MODEL
+    model.mkdir(parents=True, exist_ok=True)
+    (model / "config.json").write_text(json.dumps(MODEL_CONFIG))
+
+
 def main(folder: Path) -> None:
     """Fetch the tests into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -76,6 +105,7 @@ def main(folder: Path) -> None:
         download(path)
     check(path)
     unpack(path, folder)
+    write_model(folder)
 
 
 if __name__ == "__main__":

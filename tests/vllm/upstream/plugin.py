@@ -15,9 +15,11 @@ import pytest
 import vllm.v1.core.block_pool
 import vllm.v1.core.kv_cache_manager
 import vllm.v1.core.kv_cache_utils
+import vllm.v1.core.sched.async_scheduler
 import vllm.v1.core.sched.scheduler
 import vllm.v1.core.single_type_kv_cache_manager
 from kvbraid.cache import CacheManager
+from kvbraid.integrations.vllm import schedulers
 
 from . import surface
 
@@ -38,6 +40,16 @@ _PLACES: Final = {
         (vllm.v1.core.single_type_kv_cache_manager,),
     ),
 }
+
+
+def _put_in_place() -> None:
+    for name, modules in _PLACES.items():
+        for module in modules:
+            setattr(module, name, getattr(surface, name))
+    # Tests of schedulers look at blocks, too.
+    setattr(schedulers, "KvbraidCacheManager", surface.KVCacheManager)  # noqa: B010
+    vllm.v1.core.sched.scheduler.Scheduler = schedulers.KvbraidScheduler
+    vllm.v1.core.sched.async_scheduler.AsyncScheduler = schedulers.KvbraidAsyncScheduler
 
 
 class Calls:
@@ -65,9 +77,7 @@ def _count(owner: type, name: str) -> None:
 
 def pytest_configure() -> None:
     """Put our classes in place, and count the calls of the cache below them."""
-    for name, modules in _PLACES.items():
-        for module in modules:
-            setattr(module, name, getattr(surface, name))
+    _put_in_place()
     for name, member in list(vars(CacheManager).items()):
         if callable(member) and (name == "__init__" or not name.startswith("_")):
             _count(CacheManager, name)

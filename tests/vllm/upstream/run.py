@@ -1,4 +1,4 @@
-"""Run vLLM's own tests of its cache on ours, and say what came of it.
+"""Run vLLM's own tests of its cache and of failed loads on ours, and say what came of it.
 
     python -m upstream.run FOLDER         the folder that fetch.py filled
 
@@ -21,6 +21,7 @@ TESTS: Final = (
     "tests/v1/core/test_prefix_caching.py",
     "tests/v1/core/test_single_type_kv_cache_manager.py",
     "tests/v1/core/prefix_cache",
+    "tests/v1/kv_connector/unit",
 )
 
 

@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-LEAST_PASSED: Final = {"test_prefix_caching.py": 65, "prefix_cache/": 40}
+LEAST_PASSED: Final = {
+    "test_prefix_caching.py": 65,
+    "prefix_cache/": 40,
+    "kv_connector/unit/": 10,
+}
 """Functions that have to pass, by part of their file's path."""
 
 
