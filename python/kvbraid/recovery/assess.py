@@ -189,8 +189,13 @@ class _Taint:
         held = self.tables(run)[place.group]
         if place.position < len(held) and held[place.position] == block:
             self.blocks.add(block)
-        elif run.start < run.num_computed_tokens:  # It was read, then given back.
+            return
+        # It was read, then given back; a look-up may still find it.
+        if run.start < run.num_computed_tokens:
             self.first_tainted[run.request] = run.start
+        if not run.has_ended:
+            findable = self.snapshot.tables[run.request].findable
+            self.blocks.update({block}.intersection(findable.get(place, ())))
 
     # What was computed from it.
 
