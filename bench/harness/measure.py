@@ -54,7 +54,8 @@ class Row:
 
     `rival` may be a configuration of our own; `question` then says that the row compares ours with
     ours. `check` asserts, before anything is timed, that both sides do the same work. The figures
-    of `beside` are shown with the row and never compared.
+    of `beside` are shown with the row and never compared. `lacks` says which input is not there
+    and how to get it: the row is then left out. Empty: nothing is lacking.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Row:
     larger_is_better: bool = False
     check: Callable[[], None] | None = None
     beside: dict[str, Side] = field(default_factory=dict)
+    lacks: str = ""
 
 
 @dataclass(frozen=True, slots=True)

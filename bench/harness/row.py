@@ -3,7 +3,7 @@
 `run.py` starts `python -m bench.harness.row MODULE [ROW …] [--side SIDE]`. No row runs in the
 memory that another row left: if there are several, each is measured in a fork. The module that
 MODULE names as `PRELOAD` is imported once, before the forks. Without ROW, the rows and their
-questions are printed.
+questions are printed, except rows that lack an input.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import importlib
 import json
 import multiprocessing
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bench.harness.measure import Figures, Row, take_samples
 
@@ -54,6 +54,17 @@ def measure(row: Row, side: str | None) -> None:
     print(line(row, taken), flush=True)
 
 
+def present(rows: Iterable[Row]) -> dict[str, str]:
+    """Return the questions of the rows that lack nothing; say why the others are left out."""
+    left_out: dict[str, list[str]] = {}
+    for row in rows:
+        if row.lacks:
+            left_out.setdefault(row.lacks, []).append(row.name)
+    for reason, names in left_out.items():
+        print(f"left out: {', '.join(names)}: {reason}", file=sys.stderr)
+    return {row.name: row.question for row in rows if not row.lacks}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the rows that the command line names, or list them all."""
     parser = argparse.ArgumentParser(prog="python -m bench.harness.row")
@@ -64,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     module = importlib.import_module(options.module)
     rows: dict[str, Row] = {row.name: row for row in module.ROWS}
     if not options.rows:
-        print(json.dumps({row.name: row.question for row in rows.values()}))
+        print(json.dumps(present(rows.values())))
         return
     if options.side != "ours" and hasattr(module, "PRELOAD"):
         importlib.import_module(module.PRELOAD)

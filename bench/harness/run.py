@@ -24,6 +24,7 @@ ENVIRONMENTS = {
     "fire": ".venv-bench",
     "fleet": ".venv-bench",
     "layout": ".venv-wheel",
+    "recovery": ".venv-wheel",
 }
 """The environment of each area (a folder beside this one): that of its rival if it has one."""
 
