@@ -15,6 +15,7 @@ import click
 from kvbraid import __version__
 from kvbraid.cli.models import model, plan
 from kvbraid.cli.options import TEXT, Command
+from kvbraid.cli.recovery import recover
 from kvbraid.errors import KvbraidError, one_line
 
 _USAGE: Final = 2
@@ -56,6 +57,7 @@ def cli() -> None:
 
 cli.add_command(model)
 cli.add_command(plan)
+cli.add_command(recover)
 
 _url = click.option(
     "--url", type=TEXT, envvar="KVBRAID_URL", default=_DEFAULT_URL, show_default=True,
