@@ -12,8 +12,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from kvbraid.cache import Match
-from kvbraid.cache.chunk import ChunkRules, chunk_rules
-from kvbraid.sim.scheduler import chunk_ends, chunks
+from kvbraid.cache.chunk import ChunkRules, Position, chunk_rules
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 BLOCK: Final = 16
@@ -122,11 +121,21 @@ def prefill(cache: AnyCache, groups: Groups, tokens: list[int]) -> tuple[Any, in
     cache.start_step()
     request = cache.add(tokens)
     hit = cache.match(request)
-    ends = chunk_ends(rules(groups), hit, len(tokens), max_step_tokens=STEP_TOKENS)
-    for chunk in chunks(hit, ends):
-        if chunk.hit is None:
+    start, count = hit.num_tokens, len(tokens)
+    while start < count:
+        position = Position(
+            start=start,
+            num_prompt_tokens=count,
+            num_tokens=count,
+            budget=min(STEP_TOKENS, count - start),
+            junction=hit.junction,
+        )
+        is_first = start == hit.num_tokens
+        if not is_first:
             cache.start_step()
-        cache.allocate(request, chunk.num_tokens, chunk.hit)
+        chunk = rules(groups).plan(position)
+        cache.allocate(request, chunk, hit if is_first else None)
+        start += chunk
     return request, hit.num_tokens
 
 

@@ -8,31 +8,18 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
-from kvbraid.cache.chunk import chunk_rules
 from kvbraid.cache.config import CacheConfig
 from kvbraid.cache.retention import Dense, Interval
 from kvbraid.hashing import ExtraKeys, HashAlgo, Lora
+from kvbraid.scheduler import OneByOne
 from kvbraid.sim.captures.read import Lookup, read_capture
-from kvbraid.sim.scheduler import Cache, SequentialScheduler
 from kvbraid.spec_mapping import FIELDS, profile_from_mapping, topology_from_mapping
 
 TIME: Final = slice(1, 10)  # A MessagePack float64 after the marker of the batch.
 RANK: Final = 0
-
-
-class Events(Protocol):
-    """A step's events, as the cache gives them."""
-
-    def __len__(self) -> int: ...
-
-    def to_bytes(self, ts: float, dp_rank: int | None) -> bytes: ...
-
-
-class RecordedCache(Cache[Events], Protocol):
-    def reset(self) -> bool: ...
 
 
 def cache_config(recorded: dict[str, Any]) -> CacheConfig:
@@ -78,17 +65,14 @@ def assert_equal(payloads: list[bytes], recorded: list[bytes], what: str) -> Non
 
 
 def assert_is_lived_again(
-    folder: Path, make: Callable[[CacheConfig], RecordedCache], *, most: int | None = None
+    folder: Path, make: Callable[[CacheConfig], Any], *, most: int | None = None
 ) -> int:
     """Run every operation, or the first; return the number of messages, all of them equal."""
     recorded = json.loads((folder / "config.json").read_text())
     capture, config, payloads = read_capture(folder), cache_config(recorded), list[bytes]()
     cache, max_step_tokens = make(config), recorded["max_num_batched_tokens"]
-    scheduler = SequentialScheduler(
+    scheduler = OneByOne(
         cache,
-        rules=chunk_rules(
-            config.topology, dialect=config.dialect, max_chunk_tokens=max_step_tokens
-        ),
         max_step_tokens=max_step_tokens,
         publish=lambda events: payloads.append(events.to_bytes(0.0, RANK)),
     )

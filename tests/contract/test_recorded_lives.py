@@ -13,7 +13,7 @@ from kvbraid.events import encode_batch
 from kvbraid.events.model import Event
 
 from tests.captures import LIVES, folder_of
-from tests.contract.recorded_life import Events, assert_is_lived_again
+from tests.contract.recorded_life import assert_is_lived_again
 from tests.reference.cache_model import CacheModel
 from tests.unit.cache.caches import FreesAtOnce
 
@@ -43,7 +43,7 @@ class Model(CacheModel):
             self.pool.free([block for pair in work.copies for block in pair])
         return work
 
-    def take_events(self) -> Events:  # type: ignore[override]
+    def take_events(self) -> Said:  # type: ignore[override]
         return Said(super().take_events())
 
 

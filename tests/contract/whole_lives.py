@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvbraid.cache import CacheConfig
-from kvbraid.cache.chunk import chunk_rules
 from kvbraid.events.model import BlockRemoved, BlockStored, Event
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
-from kvbraid.sim.scheduler import SequentialScheduler
+from kvbraid.scheduler import OneByOne
 
 
 class Engine:
@@ -19,12 +18,7 @@ class Engine:
     def __init__(self, cache: Any, config: CacheConfig, max_step_tokens: int = 1024) -> None:  # noqa: ANN401
         self.cache = cache
         self.said: list[tuple[Event, ...]] = []
-        rules = chunk_rules(
-            config.topology, dialect=config.dialect, max_chunk_tokens=max_step_tokens
-        )
-        self._scheduler = SequentialScheduler[Any](
-            cache, rules=rules, max_step_tokens=max_step_tokens, publish=self.publish
-        )
+        self._scheduler = OneByOne(cache, max_step_tokens=max_step_tokens, publish=self.publish)
 
     def publish(self, events: Any) -> None:  # noqa: ANN401 - the model's are structs already
         self.said.append(events if isinstance(events, tuple) else events.structs())

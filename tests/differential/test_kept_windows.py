@@ -11,14 +11,13 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 from kvbraid.cache import CacheManager
-from kvbraid.cache.chunk import chunk_rules
 from kvbraid.cache.config import CacheConfig
 from kvbraid.cache.retention import Dense, Interval, Retention
 from kvbraid.engine import EngineProfile
 from kvbraid.fleet.index import FleetIndex, IndexOptions
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
-from kvbraid.sim.scheduler import SequentialScheduler
+from kvbraid.scheduler import OneByOne
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 POD = PodId("pod")
@@ -97,11 +96,8 @@ def test_what_the_retention_places_is_where_the_engine_put_it(
     untold = FleetIndex(JOIN)
     untold.register(POD, model="m", topology=Topology(groups=groups))
     payloads: list[bytes] = []
-    scheduler = SequentialScheduler(
+    scheduler = OneByOne(
         cache,
-        rules=chunk_rules(
-            Topology(groups=groups), dialect=EngineDialect.VLLM, max_chunk_tokens=step_tokens
-        ),
         max_step_tokens=step_tokens,
         publish=lambda events: payloads.append(events.to_bytes(0.0, 0)),
     )

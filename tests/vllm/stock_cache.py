@@ -78,7 +78,7 @@ class StockCache:
     """One vLLM KVCacheManager; request handles are ours."""
 
     def __init__(self, config: CacheConfig) -> None:
-        topology, retention = config.topology, config.retention
+        self.config, topology, retention = config, config.topology, config.retention
         hash_function = get_hash_fn_by_name(config.hash_algo.value)
         with patch.dict(os.environ, PYTHONHASHSEED=config.hash_seed or ""):
             kv_cache_utils.init_none_hash(hash_function)

@@ -4,32 +4,34 @@ Continuous batching, chunked prefill, preemption, asynchronous and synchronous l
 or two steps in flight, and recovery from loads that failed. It counts steps; it reads no clock.
 """
 
+from kvbraid.recovery.counts import Counts
+from kvbraid.recovery.transfers import Load, LoadReport, Target
 from kvbraid.scheduler.loads import NO_TIERS, LoadTiers, NoTiers, Offer, Query
 from kvbraid.scheduler.options import SchedulerOptions
+from kvbraid.scheduler.scheduler import Scheduler
+from kvbraid.scheduler.sequential import OneByOne
 from kvbraid.scheduler.step import (
     Finish,
-    Load,
-    LoadReport,
     Output,
-    PromptTokens,
     Scheduled,
     Step,
     StepResult,
-    Target,
 )
 
 __all__ = [
     "NO_TIERS",
+    "Counts",
     "Finish",
     "Load",
     "LoadReport",
     "LoadTiers",
     "NoTiers",
     "Offer",
+    "OneByOne",
     "Output",
-    "PromptTokens",
     "Query",
     "Scheduled",
+    "Scheduler",
     "SchedulerOptions",
     "Step",
     "StepResult",

@@ -22,6 +22,11 @@ class SchedulerOptions:
             findable: once the load is known to be good, or when they are scheduled. Then recovery
             retracts them. Asynchronous loads are always known to be good first.
         policy: What happens to requests that a failed load affects.
+        retries: How often a request may ask the tiers again after loads for it failed, if the
+            policy is `retry`; otherwise it never does.
+        deadline_steps: For how many steps after its first failure; None: without limit.
+        cooldown_failures: After how many failures in a row a tier is not asked for a while.
+        cooldown_steps: For how many steps.
         num_ranks: How many ranks load, and report on each load.
         max_refusals: How many refused boundaries a recovery explains for each request.
 
@@ -35,6 +40,10 @@ class SchedulerOptions:
     num_lookahead_tokens: int = 0
     findable: Literal["computed", "scheduled"] = "computed"
     policy: Policy = Policy.RECOMPUTE
+    retries: int = 1
+    deadline_steps: int | None = None
+    cooldown_failures: int = 3
+    cooldown_steps: int = 1_000
     num_ranks: int = 1
     max_refusals: int = 0
 

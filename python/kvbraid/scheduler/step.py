@@ -12,14 +12,14 @@ scheduler.update(step, StepResult)    what was sampled, and what the ranks repor
 An engine with two steps in flight calls `schedule` once more before it updates the first one.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
 from kvbraid.cache import Work
-from kvbraid.ids import BlockId
-from kvbraid.recovery.failures import Failures, Record
+from kvbraid.recovery.counts import Counts
+from kvbraid.recovery.transfers import Load, LoadReport
 
 
 class Scheduled(NamedTuple):
@@ -47,42 +47,6 @@ class Scheduled(NamedTuple):
     samples: bool
 
 
-class Target(NamedTuple):
-    """A block that a load fills: block `position` of the request's table in a group."""
-
-    group: int
-    position: int
-    block_id: BlockId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """Blocks that are to be filled from a tier.
-
-    Every rank reports the end of each load in `LoadReport.ended`, whether or not it failed.
-
-    Attributes:
-        number: The load's number; loads are numbered in the order in which they are scheduled.
-        request: The request that waits for it.
-        start: How many tokens come before those that it loads: the hit.
-        num_tokens: How many tokens it loads.
-        is_async: The request computes nothing before all ranks have reported. A synchronous load
-            ends before its own step computes, and is reported with the step's result.
-        tier: The name of the tier.
-        records: What the tier reads.
-        targets: Only the blocks that the rule needs at the end of the load.
-    """
-
-    number: int
-    request: int
-    start: int
-    num_tokens: int
-    is_async: bool
-    tier: str
-    records: tuple[Record, ...]
-    targets: tuple[Target, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """What the device does next.
@@ -103,24 +67,6 @@ class Step:
     def num_tokens(self) -> int:
         """The tokens that the step computes, drafts included."""
         return sum(part.num_tokens for part in self.scheduled)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadReport:
-    """What one rank says about loads, whenever it likes, and as often as it likes.
-
-    Attributes:
-        rank: The rank, from 0.
-        ended: Numbers of loads of which this rank writes no block any more, failed ones included.
-        given_up: Numbers of loads that this rank has given up although it may still write: they
-            count as failed whole, and their blocks are not used until the rank reports their end.
-        failures: What failed, in any form.
-    """
-
-    rank: int
-    ended: Collection[int] = ()
-    given_up: Collection[int] = ()
-    failures: Failures = field(default_factory=Failures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,18 +96,6 @@ class Finish(StrEnum):
     """`Output.error` says why."""
 
 
-class PromptTokens(NamedTuple):
-    """Where the tokens of a prompt came from; together they are the prompt.
-
-    `cached` tokens were found in this cache, `external` ones were loaded, `computed` ones were
-    computed here.
-    """
-
-    cached: int
-    external: int
-    computed: int
-
-
 class Output(NamedTuple):
     """What came of one request.
 
@@ -170,11 +104,12 @@ class Output(NamedTuple):
         tokens: New tokens that may be handed out.
         finish: Why the request has ended; None while it goes on.
         error: What went wrong: `load_failed`, `tainted_output` or `out_of_blocks`; None otherwise.
-        prompt: Where the prompt's tokens came from; only with the first tokens.
+        prompt: Where the prompt's tokens came from; only with the first tokens, or at the end of a
+            request that samples none.
     """
 
     request: int
     tokens: tuple[int, ...] = ()
     finish: Finish | None = None
     error: str | None = None
-    prompt: PromptTokens | None = None
+    prompt: Counts | None = None

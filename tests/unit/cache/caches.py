@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvbraid.cache import CacheConfig, CacheManager, Match, Work
+from kvbraid.cache import CacheConfig, CacheManager, Need, Work
 from kvbraid.hashing import NO_EXTRA_KEYS, EngineHash, ExtraKeys, block_hashes
-from kvbraid.sim.scheduler import chunks
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 
@@ -53,10 +52,14 @@ class FreesAtOnce(CacheManager):
 
 def compute(cache: CacheManager, request: int, ends: Sequence[int], *, hit: int = 0) -> None:
     """Compute a request's tokens in steps that end at `ends`, from its hit on."""
-    found = Match(hit, cache.match(request).junction)
-    for chunk in chunks(found, ends):
+    start, junction = hit, cache.match(request).junction
+    for end in ends:
         cache.start_step()
-        assert cache.allocate([chunk.need(request)]).num_fit == 1
+        need = Need(request=request, num_new_tokens=end - start)
+        if start == hit:
+            need.num_hit_tokens, need.junction = hit, junction
+        assert cache.allocate([need]).num_fit == 1
+        start = end
 
 
 def leave(

@@ -17,11 +17,9 @@ from kvbraid.cache import (
     Interval,
     Retention,
 )
-from kvbraid.cache.chunk import chunk_rules
-from kvbraid.cache.retention import checkpoint_interval
 from kvbraid.errors import InvalidValueError
 from kvbraid.models import PrefillCost
-from kvbraid.sim.scheduler import SequentialScheduler
+from kvbraid.scheduler import OneByOne
 from kvbraid.spec import GroupSpec
 
 from tests.unit.cache.caches import compute, config, full, leave, mamba, window
@@ -36,11 +34,7 @@ class Engine:
 
     def __init__(self, config: CacheConfig, *, max_step_tokens: int = 1024) -> None:
         self.cache = CacheManager(config)
-        interval = checkpoint_interval(config.retention)
-        rules = chunk_rules(config.topology, interval=interval)
-        self._scheduler = SequentialScheduler(
-            self.cache, rules=rules, max_step_tokens=max_step_tokens, publish=lambda _: None
-        )
+        self._scheduler = OneByOne(self.cache, max_step_tokens=max_step_tokens)
         self._fresh = count(1_000_000, 1_000)
 
     def run(self, prompt: Sequence[int], outputs: Sequence[int] = ()) -> int:

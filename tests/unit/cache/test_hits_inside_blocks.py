@@ -3,15 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from kvbraid.cache.chunk import chunk_rules
 from kvbraid.cache.config import CacheConfig
-from kvbraid.cache.events import Events
 from kvbraid.cache.manager import CacheManager
 from kvbraid.cache.retention import Interval
 from kvbraid.cache.step import NO_MATCH, Need
 from kvbraid.errors import NotHeldError
 from kvbraid.hashing import EngineHash, block_hashes
-from kvbraid.sim.scheduler import SequentialScheduler
+from kvbraid.scheduler import OneByOne
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 FULL, STATE = SpecKind.FULL_ATTENTION, SpecKind.MAMBA
@@ -32,12 +30,7 @@ def test_a_hit_takes_the_block_that_is_known_where_it_ends_not_an_older_one_know
             retention=Interval(0),
         )
     )
-    scheduler = SequentialScheduler[Events](
-        cache,
-        rules=chunk_rules(TOPOLOGY, dialect=EngineDialect.VLLM),
-        max_step_tokens=1_000,
-        publish=lambda _: None,
-    )
+    scheduler = OneByOne(cache, max_step_tokens=1_000)
     prompt = list(range(64))
     assert scheduler.run([*prompt, 1, 2]) == 0  # Its first block is known at 64 only.
     assert scheduler.run(prompt) == 0  # One more copy, known at 48 and at 64.

@@ -15,15 +15,14 @@ from typing import Protocol
 import click
 import msgspec
 
-from kvbraid.cache.chunk import chunk_rules
 from kvbraid.cache.events import Events
 from kvbraid.cache.manager import CacheManager
 from kvbraid.errors import KvbraidError
 from kvbraid.events.model import BlockRemoved, BlockStored
 from kvbraid.hashing import ExtraKeys
+from kvbraid.scheduler import OneByOne
 from kvbraid.service.publisher import Publisher
 from kvbraid.sim.fleet.presets import PRESETS, Preset, cache_config
-from kvbraid.sim.scheduler import SequentialScheduler
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -67,11 +66,8 @@ class SimulatedEngine:
 
     def __init__(self, preset: Preset, sink: EventSink) -> None:
         self.cache = CacheManager(cache_config(preset))
-        self._scheduler = SequentialScheduler(
-            self.cache,
-            rules=chunk_rules(preset.topology, max_chunk_tokens=preset.max_step_tokens),
-            max_step_tokens=preset.max_step_tokens,
-            publish=self._publish,
+        self._scheduler = OneByOne(
+            self.cache, max_step_tokens=preset.max_step_tokens, publish=self._publish
         )
         self._sink = sink
         self._last_seq = -1

@@ -14,10 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeAlias
 
 from kvbraid.cache import CacheConfig, CacheManager, Retention
-from kvbraid.cache.chunk import chunk_rules
-from kvbraid.cache.retention import checkpoint_interval
 from kvbraid.errors import InvalidValueError
-from kvbraid.sim.scheduler import SequentialScheduler
+from kvbraid.scheduler import OneByOne
 from kvbraid.sim.traces.models import SimulatedModel
 from kvbraid.sim.traces.prefix_hashes import PrefixHashes
 from kvbraid.sim.traces.trace import Trace
@@ -113,16 +111,7 @@ class _Cache:
                 max_in_flight_tokens=CHUNK_TOKENS,
             )
         )
-        self._scheduler = SequentialScheduler(
-            self._manager,
-            rules=chunk_rules(
-                model.topology,
-                max_chunk_tokens=CHUNK_TOKENS,
-                interval=checkpoint_interval(retention),
-            ),
-            max_step_tokens=CHUNK_TOKENS,
-            publish=lambda _events: None,
-        )
+        self._engine = OneByOne(self._manager, max_step_tokens=CHUNK_TOKENS)
         self._tokens = memoryview(array("I"))
 
     def can_fit(self, num_tokens: int) -> bool:
@@ -130,8 +119,8 @@ class _Cache:
 
     def run(self, num_tokens: int, hashes: list[bytes]) -> int:
         """Compute one prompt and return how much of it was reused."""
-        request = self._manager.add(self._blank(num_tokens), block_hashes=hashes)
-        return self._scheduler.finish(request, num_tokens)
+        prompt = self._blank(num_tokens)
+        return self._engine.finish(self._manager.add(prompt, block_hashes=hashes), prompt)
 
     def _blank(self, num_tokens: int) -> memoryview:
         """Return tokens without meaning: prefixes are told apart only by the given hashes."""

@@ -1,0 +1,189 @@
+"""Loads that have begun: what ranks report on them, which ranks may still write, and what failed.
+
+A load is settled once every rank has reported its end or given it up; only then is what failed of
+it judged, whole, so that no part counts as good that a rank has not spoken of. It is over once
+every rank has reported its end. Nothing here holds a block.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from kvbraid.errors import InvalidValueError
+from kvbraid.ids import BlockId
+from kvbraid.recovery.failures import Failures, GroupBlock, Record
+
+
+class Target(NamedTuple):
+    """A block that a load fills: block `position` of the request's table in a group."""
+
+    group: int
+    position: int
+    block_id: BlockId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Blocks that are to be filled from a tier.
+
+    Every rank reports the end of each load in `LoadReport.ended`, whether or not it failed.
+
+    Attributes:
+        number: The load's number; loads are numbered in the order in which they are scheduled.
+        request: The request that waits for it.
+        start: How many tokens come before those that it loads: the hit.
+        num_tokens: How many tokens it loads.
+        is_async: The request computes nothing before all ranks have reported. A synchronous load
+            ends before its own step computes, and is reported with the step's result.
+        tier: The name of the tier.
+        records: What the tier reads.
+        targets: Only the blocks that the rule needs at the end of the load.
+    """
+
+    number: int
+    request: int
+    start: int
+    num_tokens: int
+    is_async: bool
+    tier: str
+    records: tuple[Record, ...]
+    targets: tuple[Target, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """What one rank says about loads, whenever it likes, and as often as it likes.
+
+    Attributes:
+        rank: The rank, from 0.
+        ended: Numbers of loads of which this rank writes no block any more, failed ones included.
+        given_up: Numbers of loads that this rank has given up although it may still write: they
+            count as failed whole, and their blocks are not used until the rank reports their end.
+        failures: What failed, in any form.
+    """
+
+    rank: int
+    ended: Collection[int] = ()
+    given_up: Collection[int] = ()
+    failures: Failures = field(default_factory=Failures)
+
+
+@dataclass(slots=True)
+class _Transfer:
+    load: Load
+    pending: set[int]
+    given_up: set[int] = field(default_factory=set)
+    is_judged: bool = False
+
+    @property
+    def is_settled(self) -> bool:
+        return self.pending <= self.given_up
+
+
+class Transfers:
+    """The loads of one scheduler that are not over."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._ranks = range(num_ranks)
+        self._transfers: dict[int, _Transfer] = {}
+        self._failures: list[Failures] = []
+        self.num_begun = 0
+
+    def begin(self, load: Load) -> None:
+        """Note that a load begins."""
+        assert load.number == self.num_begun
+        self._transfers[load.number] = _Transfer(load, set(self._ranks))
+        self.num_begun += 1
+
+    def check(self, reports: Sequence[LoadReport], must_settle: Iterable[Load] = ()) -> None:
+        """Refuse reports of unknown ranks or loads, and loads that they leave unsettled.
+
+        Raises:
+            InvalidValueError: As said; nothing has changed.
+        """
+        spoken: set[tuple[int, int]] = set()
+        for report in reports:
+            if report.rank not in self._ranks:
+                raise InvalidValueError(
+                    f"a report of rank {report.rank}; expected 0 to {len(self._ranks) - 1}"
+                )
+            for number in (*report.ended, *report.given_up):
+                spoken.add((number, report.rank))
+                if not 0 <= number < self.num_begun:
+                    raise InvalidValueError(f"a report on load {number}, which has not begun")
+        for load in must_settle:
+            known = self._transfers.get(load.number)
+            silent = set() if known is None else known.pending - known.given_up
+            silent -= {rank for number, rank in spoken if number == load.number}
+            if silent:
+                raise InvalidValueError(
+                    f"rank {min(silent)} has not reported on load {load.number} of request "
+                    f"{load.request}: a synchronous load ends, or is given up, before its step"
+                )
+
+    def note(self, report: LoadReport) -> list[int]:
+        """Take a report; return the loads that this rank has ended now."""
+        if report.failures or report.failures.causes:
+            self._failures.append(report.failures)
+        ended = []
+        for number in sorted({*report.ended}):
+            transfer = self._transfers.get(number)
+            if transfer is not None and report.rank in transfer.pending:
+                transfer.pending.remove(report.rank)
+                ended.append(number)
+        for number in report.given_up:
+            if number in self._transfers:
+                self._transfers[number].given_up.add(report.rank)
+        return ended
+
+    def settle(self) -> tuple[list[Load], Failures]:
+        """Return the loads that are settled now, and what failed, of them or of earlier ones.
+
+        What is reported of loads that are not settled yet is kept until they are.
+        """
+        settled = []
+        for transfer in self._transfers.values():
+            if transfer.is_settled and not transfer.is_judged:
+                transfer.is_judged = True
+                settled.append(transfer.load)
+                if transfer.pending:
+                    places = [GroupBlock(t.group, t.block_id) for t in transfer.load.targets]
+                    self._failures.append(Failures(group_blocks=places))
+        unsettled = [t.load for t in self._transfers.values() if not t.is_judged]
+        failures, kept = _split(Failures.union(self._failures), unsettled)
+        self._failures = [kept] if kept else []
+        self._transfers = {n: t for n, t in self._transfers.items() if t.pending}
+        return settled, failures
+
+    def pending(self, number: int) -> frozenset[int]:
+        """Return the ranks that may still write the blocks of a load."""
+        transfer = self._transfers.get(number)
+        return frozenset(transfer.pending) if transfer is not None else frozenset()
+
+    @property
+    def loads(self) -> list[Load]:
+        """The loads that are not over, in the order of their numbers."""
+        return [transfer.load for transfer in self._transfers.values()]
+
+    @property
+    def writers(self) -> dict[BlockId, int]:
+        """The blocks that a rank may still write, each with its load."""
+        return {t.block_id: load.number for load in self.loads for t in load.targets}
+
+
+def _split(failures: Failures, unsettled: Sequence[Load]) -> tuple[Failures, Failures]:
+    """What can be judged now, and what is about loads that are not settled. Causes are known."""
+    if not unsettled:
+        return failures, Failures()
+    requests = {load.request for load in unsettled}
+    blocks = {target.block_id for load in unsettled for target in load.targets}
+    parts = [
+        Failures(
+            places={r: p for r, p in failures.places.items() if (r in requests) is is_kept},
+            group_blocks={b for b in failures.group_blocks if (b.block_id in blocks) is is_kept},
+            blocks={block for block in failures.blocks if (block in blocks) is is_kept},
+            requests={r for r in failures.requests if (r in requests) is is_kept},
+        )
+        for is_kept in (False, True)
+    ]
+    return replace(parts[0], causes=failures.causes), parts[1]

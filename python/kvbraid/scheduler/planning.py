@@ -1,0 +1,200 @@
+"""What one step computes: who goes on, who starts, who has to give blocks back.
+
+Its law: one that runs goes before one that starts, and requests start in the order in which they
+arrived. If blocks are short, whoever waits for blocks of others gives its own back, then whoever
+started last; nobody starts in such a step. Nobody who is in the step loses blocks.
+"""
+
+from kvbraid.cache import Match, Need
+from kvbraid.cache.chunk import Position
+from kvbraid.errors import InvalidValueError
+from kvbraid.recovery.transfers import Load, Target
+from kvbraid.scheduler.book import Book
+from kvbraid.scheduler.loads import NO_TIERS, Offer, Query
+from kvbraid.scheduler.requests import Request
+from kvbraid.scheduler.step import Finish, Output, Scheduled
+from kvbraid.spec import SpecKind
+
+
+class StepPlan:
+    """A step as it fills."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._budget = book.options.max_step_tokens
+        self.scheduled: list[Scheduled] = []
+        self.loads: list[Load] = []
+
+    def fill(self) -> None:
+        """Give requests their blocks and their tokens.
+
+        Raises:
+            InvalidValueError: A tier offers a load that ends where no request can go on.
+        """
+        book, num_waiting = self._book, len(self._book.waiting)
+        for request in list(book.running.values()):
+            is_idle = request.is_loading or book.owners.is_waiting(request.number)
+            if request.number in book.running and not is_idle:
+                self._go_on(request)
+        if len(book.waiting) > num_waiting:
+            return
+        while book.waiting and self._budget and len(book.running) < book.options.max_running:
+            if not self._start(book.waiting[0]):
+                return
+
+    def _go_on(self, request: Request) -> None:
+        part = self._next_part(request, request.num_computed)
+        if part is None:
+            return
+        need = Need(
+            request=request.number,
+            num_new_tokens=part.num_tokens,
+            num_in_flight_tokens=request.num_in_flight,
+            delay_commit=request.delays_commit,
+        )
+        while not self._book.allocate(need):
+            victim = self._victim()
+            if victim is None:
+                self._give_up(request)
+                return
+            self._book.preempt(victim)
+            if victim is request:
+                return
+        self._add(request, part)
+
+    def _victim(self) -> Request | None:
+        """The last one that could run has no victim, not even itself: it waits."""
+        running = self._book.running
+        for waiter in self._book.owners.waiters():
+            return running[waiter]
+        candidates = [request for request in running.values() if not request.is_loading]
+        return candidates[-1] if len(candidates) > 1 else None
+
+    def _give_up(self, request: Request) -> bool:
+        """End a request if nothing will ever make room for it; return whether it ended."""
+        book = self._book
+        others = book.running.keys() - {request.number}
+        if others or book.steps or book.transfers.loads or self.scheduled:
+            return False
+        book.end(request, Output(request.number, finish=Finish.ERROR, error="out_of_blocks"))
+        return True
+
+    def _next_part(self, request: Request, start: int, junction: int = 0) -> Scheduled | None:
+        """Plan a request's tokens; None if there are none, or too few are left of the step."""
+        wanted = min(request.num_expected, request.num_to_compute) - start
+        if wanted <= 0 or not self._budget:
+            return None
+        drafts = 0
+        if wanted == 1 and request.number in self._book.running and start >= request.num_known:
+            drafts = min(
+                self._book.options.num_lookahead_tokens, request.num_to_compute - start - 1
+            )
+        position = Position(
+            start=start,
+            num_prompt_tokens=len(request.prompt),
+            num_tokens=request.num_tokens,
+            budget=min(self._budget, wanted + drafts),
+            junction=junction or request.junction,
+        )
+        count = self._book.rules.plan(position)
+        samples = count >= wanted and request.num_expected < request.max_tokens
+        drafts = max(0, count - wanted)
+        part = Scheduled(request.number, request.run, start, count, drafts, samples)
+        return part if count else None
+
+    def _add(self, request: Request, part: Scheduled) -> None:
+        request.in_flight[self._book.num_steps] = part
+        request.num_computed = part.start + part.num_tokens
+        self.scheduled.append(part)
+        self._budget -= part.num_tokens
+        if request.loaded:
+            request.gave_back(self._book.cache.blocks(request.number))
+
+    def _start(self, request: Request) -> bool:
+        """Give a request its first blocks; return whether the next one may start, too."""
+        book, number = self._book, request.number
+        if any(ended.run.request == number for ended in book.ended):
+            return False  # A step in flight, or a report on it, may still change what it knows.
+        match = book.cache.match(number)
+        offer = self._ask(request, match)
+        hit = match.num_tokens if offer is None else self._aligned(match)
+        num_loaded = 0 if offer is None else offer.num_tokens
+        is_async = offer is not None and offer.is_async
+        part = None if is_async else self._next_part(request, hit + num_loaded, match.junction)
+        if part is None and not is_async:
+            return False
+        delays = num_loaded > 0 and (is_async or book.options.findable == "computed")
+        need = Need(
+            request=number,
+            num_new_tokens=part.num_tokens if part else 0,
+            num_hit_tokens=hit,
+            junction=match.junction,
+            num_external_tokens=num_loaded,
+            delay_commit=delays,
+            loading_groups=tuple(range(book.cache.num_groups)) if num_loaded else (),
+            is_waiting=bool(book.running),
+        )
+        if not book.allocate(need):
+            return self._give_up(request)
+        book.waiting.remove(request)
+        book.running[number] = request
+        request.start(hit, num_loaded, match.junction)
+        if offer is not None:
+            self._begin_load(request, offer)
+            request.delays_commit = delays
+        if part is not None:
+            self._add(request, part._replace(run=request.run))
+        return True
+
+    def _aligned(self, match: Match) -> int:
+        return match.num_tokens // self._book.alignment * self._book.alignment
+
+    def _ask(self, request: Request, match: Match) -> Offer | None:
+        """Ask the tiers for what comes after the hit."""
+        book, hit = self._book, self._aligned(match)
+        may_ask = request.may_load and book.retries.allows(request.number, book.num_steps)
+        if book.tiers is NO_TIERS or not may_ask:
+            return None
+        query = Query(
+            request=request.number,
+            tokens=[*request.prompt, *request.outputs],
+            extra=request.extra,
+            num_hit_tokens=hit,
+            refused=book.cooldowns.cooling(book.num_steps),
+        )
+        offer = book.tiers.lookup(query)
+        if offer is None or hit + offer.num_tokens <= match.num_tokens:
+            return None
+        end, last = hit + offer.num_tokens, request.num_tokens - (not offer.is_async)
+        if end > last or (end % book.alignment and end < request.num_tokens):
+            raise InvalidValueError(
+                f"tier {offer.tier} offers tokens {hit} to {end} of request {request.number}, "
+                f"which has {request.num_tokens}; expected an end at most at {last} and, before "
+                f"the last token, at a multiple of {book.alignment}"
+            )
+        return offer
+
+    def _begin_load(self, request: Request, offer: Offer) -> None:
+        book, start, end = self._book, request.num_local, request.num_computed
+        tables = book.cache.blocks(request.number)
+        targets = []
+        for group, (spec, table) in enumerate(zip(book.groups, tables, strict=True)):
+            first, last = start // spec.block_size, -(-end // spec.block_size)
+            first = last - 1 if spec.kind is SpecKind.MAMBA else first
+            places = enumerate(table[first:last], start=first)
+            targets += [Target(group, place, block) for place, block in places if block]
+        load = Load(
+            number=book.transfers.num_begun,
+            request=request.number,
+            start=start,
+            num_tokens=request.num_loaded,
+            is_async=offer.is_async,
+            tier=offer.tier,
+            records=offer.records,
+            targets=tuple(targets),
+        )
+        book.transfers.begin(load)
+        book.hand_out(target.block_id for target in targets)
+        self.loads.append(load)
+        request.load, request.is_loading = load, offer.is_async
+        request.loaded = [t for t in targets if not book.groups[t.group].kind.is_full]

@@ -1,0 +1,200 @@
+"""Batches, chunks, preemption and drafts, without loads."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kvbraid.errors import InvalidValueError, UnknownError
+from kvbraid.scheduler import Finish, StepResult
+from kvbraid.spec import GroupSpec
+
+from tests.unit.cache.caches import chunked, full, mamba, window
+from tests.unit.scheduler.engines import Engine, prompts, sampled
+
+MIXES = [
+    (full(4),),
+    (full(4), window(6, 4)),
+    (full(8), window(3, 4), chunked(12, 4)),
+    (full(4), mamba(4)),
+    (window(5, 4),),
+]
+
+
+def expected(prompt: list[int], count: int) -> list[int]:
+    return [sampled(len(prompt) + n) for n in range(count)]
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    groups=st.sampled_from(MIXES),
+    num_blocks=st.sampled_from((14, 20, 60)),
+    steps=st.sampled_from((1, 2)),
+    drafts=st.sampled_from((0, 0, 2)),
+    budget=st.sampled_from((5, 16, 64)),
+)
+def test_random_requests_end_with_their_tokens_and_all_blocks_come_back(
+    seed: int,
+    groups: tuple[GroupSpec, ...],
+    num_blocks: int,
+    steps: int,
+    drafts: int,
+    budget: int,
+) -> None:
+    random = Random(seed)
+    has_states = any(group.kind.value == "mamba" for group in groups)
+    engine = Engine(
+        *groups,
+        cache={"num_blocks": num_blocks},
+        max_step_tokens=budget,
+        max_running=random.choice((2, 5)),
+        max_steps_in_flight=steps,
+        num_lookahead_tokens=0 if has_states else drafts,
+    )
+    wanted: dict[int, list[int]] = {}
+    sizes: dict[int, int] = {}
+    queue = prompts(random, 8, 12)
+    for _ in range(2_000):
+        if queue and random.random() < 0.3:
+            prompt, count = queue.pop(), random.choice((0, 1, 2, 7))
+            request = engine.add(prompt, count)
+            wanted[request], sizes[request] = expected(prompt, count), len(prompt) + count
+        alive = [r for r in wanted if engine.num_tokens(r)]
+        if alive and random.random() < 0.02:
+            gone = random.choice(alive)
+            engine.abort(gone)
+            wanted[gone] = engine.tokens(gone)
+        if len(engine.steps) < steps:
+            engine.schedule()
+        if engine.steps and (len(engine.steps) == steps or random.random() < 0.5):
+            for output in engine.update(accepted=lambda: random.randint(0, 2)):
+                if output.error:
+                    assert not engine.cache.can_ever_fit(sizes[output.request])
+                    wanted[output.request] = engine.tokens(output.request)
+        if not queue and not engine.scheduler.num_requests and not engine.steps:
+            break
+    else:
+        raise AssertionError("it does not end")
+    assert {request: engine.tokens(request) for request in wanted} == wanted
+    assert engine.cache.pool.num_free == num_blocks - 1
+    for request in wanted:
+        outputs = engine.said[request]
+        assert [bool(o.finish) for o in outputs] == [False] * (len(outputs) - 1) + [True]
+        told = [output.prompt for output in outputs if output.prompt is not None]
+        assert len(told) <= 1
+
+
+def test_a_prompt_is_computed_in_chunks_next_to_what_decodes() -> None:
+    engine = Engine(full(4), max_step_tokens=10)
+    first, second = engine.add(range(6), 5), engine.add(range(100, 125), 1)
+    seen = []
+    for _ in range(4):
+        step = engine.schedule()
+        assert step is not None
+        seen.append([(p.request, p.start, p.num_tokens, p.samples) for p in step.scheduled])
+        engine.update()
+    assert seen == [
+        [(first, 0, 6, True), (second, 0, 4, False)],
+        [(first, 6, 1, True), (second, 4, 9, False)],
+        [(first, 7, 1, True), (second, 13, 9, False)],
+        [(first, 8, 1, True), (second, 22, 3, True)],
+    ]
+
+
+def test_the_one_that_started_last_gives_its_blocks_back_and_starts_first_again() -> None:
+    engine = Engine(full(4), cache={"num_blocks": 7})
+    first, second, third = (engine.add(range(n, n + 8), 9) for n in (0, 100, 200))
+    engine.schedule()
+    engine.update()
+    assert list(engine.scheduler._book.running) == [first, second, third]
+    engine.schedule()  # All of them need a third block.
+    engine.update()
+    assert list(engine.scheduler._book.running) == [first, second]
+    while engine.num_tokens(first) < 15:
+        engine.schedule()
+        engine.update()
+    assert list(engine.scheduler._book.running) == [first]
+    assert [request.number for request in engine.scheduler._book.waiting] == [second, third]
+    engine.run()
+    assert engine.tokens(second) == expected(list(range(8)), 9)
+
+
+def test_two_steps_in_flight_schedule_a_token_before_the_one_before_it_is_known() -> None:
+    engine = Engine(full(4), max_steps_in_flight=2)
+    request = engine.add(range(6), 3)
+    for start, count in ((0, 6), (6, 1)):
+        step = engine.schedule()
+        assert step is not None
+        ((number, _, begin, length, *_),) = step.scheduled
+        assert (number, begin, length) == (request, start, count)
+    with pytest.raises(InvalidValueError, match="2 steps are in flight"):
+        engine.scheduler.schedule()
+    engine.update()
+    engine.run()
+    assert engine.tokens(request) == expected(list(range(6)), 3)
+
+
+def test_rejected_drafts_are_computed_again_and_accepted_ones_are_not() -> None:
+    engine = Engine(full(4), num_lookahead_tokens=3)
+    request = engine.add(range(6), 8)
+    starts = []
+    for accepted in (0, 2, 0, 3):
+        step = engine.schedule()
+        assert step is not None
+        starts.append((step.scheduled[0].start, step.scheduled[0].num_drafts))
+        engine.update(accepted=iter([accepted]).__next__)
+    assert starts == [(0, 0), (6, 3), (9, 3), (10, 2)]
+    assert engine.tokens(request) == expected(list(range(6)), 8)
+    assert engine.said[request][-1].finish is Finish.LENGTH
+
+
+def test_a_stop_token_ends_a_request_and_what_was_sampled_after_it_is_dropped() -> None:
+    engine = Engine(full(4), num_lookahead_tokens=3, max_steps_in_flight=2)
+    request = engine.add(range(6), 20, stop_tokens={sampled(8)})
+    engine.run()
+    assert engine.tokens(request) == expected(list(range(6)), 3)
+    assert engine.said[request][-1].finish is Finish.STOP
+
+
+def test_a_request_that_can_never_fit_ends_with_an_error_and_others_go_on() -> None:
+    engine = Engine(full(4), cache={"num_blocks": 5})
+    large, small = engine.add(range(40)), engine.add(range(5))
+    engine.run()
+    assert [(o.finish, o.error) for o in engine.said[large]] == [(Finish.ERROR, "out_of_blocks")]
+    assert engine.said[small][-1].finish is Finish.LENGTH
+
+
+def test_cached_and_computed_tokens_are_told_once_and_are_the_prompt() -> None:
+    engine = Engine(full(4))
+    engine.add(range(10))
+    engine.run()
+    request = engine.add(range(12), 3)
+    engine.run()
+    assert [output.prompt for output in engine.said[request]] == [(8, 0, 4), None, None]
+
+
+def test_bad_calls_are_refused_and_change_nothing() -> None:
+    engine = Engine(full(4), max_steps_in_flight=2, cache={"max_model_len": 20})
+    with pytest.raises(InvalidValueError, match="0 tokens"):
+        engine.add([])
+    with pytest.raises(InvalidValueError, match="-1 new tokens"):
+        engine.add([1], -1)
+    with pytest.raises(InvalidValueError, match="at most 20 with the prompt"):
+        engine.add(range(19), 2)
+    with pytest.raises(UnknownError, match="request 77"):
+        engine.abort(77)
+    request = engine.add(range(6), 3)
+    first, second = engine.schedule(), engine.schedule()
+    assert first is not None
+    assert second is not None
+    for step, tokens, what in (
+        (second, {request: [1]}, "step 1 ends, but the oldest is 0"),
+        (first, {}, f"step 0 has 0 tokens for request {request}; expected 1 to 1"),
+        (first, {request: [1, 2]}, "step 0 has 2 tokens"),
+    ):
+        with pytest.raises(InvalidValueError, match=what):
+            engine.scheduler.update(step, StepResult(tokens=tokens))
+        engine.check()
+    engine.update()
+    engine.run()
+    assert len(engine.tokens(request)) == 3
