@@ -34,7 +34,7 @@ PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-rust fmt coverage test-stub sdist test-sdist wheel docs bench study soak test-rust test-python test-torch test-vllm test-vllm-upstream soak-vllm clean
+.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-rust fmt coverage test-stub sdist test-sdist wheel docs bench study soak test-rust test-python test-torch test-vllm test-vllm-recovery test-vllm-upstream soak-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -148,7 +148,10 @@ mutants: .venv/built ## Plant 24 bugs one by one: the tests must catch each (NAM
 	.venv/bin/python -m tests.mutants.run $(NAMES)
 
 test-vllm: .venv-vllm/installed ## Compare with a real vLLM on this CPU
-	KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
+	KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest tests/vllm --ignore tests/vllm/recovery $(PYTEST_ARGS)
+
+test-vllm-recovery: .venv-vllm/installed ## Fail loads of vLLM's schedulers and of real engines (about 30 minutes)
+	KVBRAID_REAL_ENGINE=1 KVBRAID_TESTED=wheel .venv-vllm/bin/python -m pytest tests/vllm/recovery $(PYTEST_ARGS)
 
 test-vllm-upstream: .venv-vllm/upstream/fetched ## Run vLLM's own tests of its cache on ours
 	@cd tests/vllm && $(CURDIR)/.venv-vllm/bin/python -m upstream.run $(CURDIR)/.venv-vllm/upstream

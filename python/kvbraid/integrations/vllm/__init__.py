@@ -6,6 +6,7 @@ from kvbraid.integrations.vllm.version import check_version
 check_version()
 
 from kvbraid.integrations.vllm.convert import EngineSettings, cache_config
+from kvbraid.integrations.vllm.failures import LoadFailures
 from kvbraid.integrations.vllm.manager import KvbraidCacheManager
 from kvbraid.integrations.vllm.schedulers import KvbraidAsyncScheduler, KvbraidScheduler
 
@@ -14,5 +15,6 @@ __all__ = [
     "KvbraidAsyncScheduler",
     "KvbraidCacheManager",
     "KvbraidScheduler",
+    "LoadFailures",
     "cache_config",
 ]

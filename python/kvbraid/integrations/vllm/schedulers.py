@@ -16,13 +16,13 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.core.sched import scheduler as stock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from kvbraid.cache import ByValue
 from kvbraid.errors import UnsupportedError
 from kvbraid.integrations.vllm.manager import KvbraidCacheManager
 from kvbraid.integrations.vllm.options import retention_of
+from kvbraid.integrations.vllm.rescheduling import RecoveringScheduler
+from kvbraid.integrations.vllm.tracked import TrackedCacheManager
 
 _ONE_AT_A_TIME: Final = threading.Lock()
 
@@ -39,7 +39,7 @@ _REFUSED_OVERRIDES: Final = {
 
 
 @contextmanager
-def _our_manager(by_value: ByValue | None) -> Iterator[None]:
+def _our_manager(config: VllmConfig) -> Iterator[None]:
     """While this context is open, vLLM's scheduler builds our manager instead of its own.
 
     vLLM has no hook for this: the scheduler's constructor looks the class up by its name in the
@@ -49,15 +49,17 @@ def _our_manager(by_value: ByValue | None) -> Iterator[None]:
     """
     with _ONE_AT_A_TIME:
         original = stock.KVCacheManager
-        stock.KVCacheManager = partial(KvbraidCacheManager, by_value=by_value)
+        has_loads = config.kv_transfer_config is not None
+        ours = TrackedCacheManager if has_loads else KvbraidCacheManager
+        stock.KVCacheManager = partial(ours, by_value=retention_of(config))
         try:
             yield
         finally:
             stock.KVCacheManager = original
 
 
-class _OnKvbraid:
-    """The part that both schedulers share: the checks, and our manager."""
+class _OnKvbraid(RecoveringScheduler):
+    """The part that both schedulers share: the checks, our manager, and recovery."""
 
     kv_cache_manager: KvbraidCacheManager
 
@@ -71,11 +73,12 @@ class _OnKvbraid:
         _check_pairing(vllm_config, type(self))
         _check_features(vllm_config)
         _check_connector(vllm_config, kv_cache_config)
-        with _our_manager(retention_of(vllm_config)):
-            super().__init__(vllm_config, kv_cache_config, *args, **kwargs)  # type: ignore[call-arg]
+        with _our_manager(vllm_config):
+            super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
+        self.start_recovery()
 
 
-class KvbraidScheduler(_OnKvbraid, Scheduler):  # type: ignore[misc] # Untyped without vLLM.
+class KvbraidScheduler(_OnKvbraid):
     """vLLM's scheduler over our cache; for engines with `--no-async-scheduling`.
 
     Raises:
@@ -84,7 +87,7 @@ class KvbraidScheduler(_OnKvbraid, Scheduler):  # type: ignore[misc] # Untyped w
     """
 
 
-class KvbraidAsyncScheduler(_OnKvbraid, AsyncScheduler):  # type: ignore[misc] # As above.
+class KvbraidAsyncScheduler(_OnKvbraid, AsyncScheduler):  # type: ignore[misc] # Untyped without vLLM.
     """vLLM's asynchronous scheduler over our cache: vLLM schedules ahead unless told otherwise.
 
     Raises:

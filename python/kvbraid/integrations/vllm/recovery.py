@@ -1,0 +1,302 @@
+"""Recovery from failed loads: reads reports, decides, and applies a decision to our cache.
+
+What happens to a request in vLLM's queues is done by the caller, through `Rescheduling`. The order
+is: the cache forgets and goes back, then requests are rescheduled, then ownership is settled. A
+request that has to wait until another one has computed a shared block is never scheduled before
+that; if that other one leaves, those who wait start over in the same call.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from vllm.config import KVTransferConfig
+from vllm.logger import init_logger
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request
+
+from kvbraid.ids import BlockId
+from kvbraid.integrations.vllm.asking import Asking
+from kvbraid.integrations.vllm.recovery_counts import RecoveryCounts
+from kvbraid.integrations.vllm.recovery_options import recovery_options
+from kvbraid.integrations.vllm.reports import Reports
+from kvbraid.integrations.vllm.runs import Alive
+from kvbraid.integrations.vllm.tracked import TrackedCacheManager
+from kvbraid.recovery.counts import PromptCounts
+from kvbraid.recovery.decide import decide
+from kvbraid.recovery.failures import Failures
+from kvbraid.recovery.owners import HandedOn, Ownership
+from kvbraid.recovery.plan import Action, RecoveryPlan, RequestPlan
+from kvbraid.recovery.policy import Policy
+
+logger = init_logger("vllm.kvbraid.recovery")
+
+
+class Rescheduling(Protocol):
+    """What a scheduler does with its requests. No output of their steps in flight is used."""
+
+    def can_rewind(self, request: Request, resume: int, *, waits: bool) -> bool:
+        """Return whether a request can go back to `resume` tokens and keep its blocks."""
+        ...
+
+    def rewind(self, request: Request, resume: int, *, waits: bool) -> None:
+        """Let a request go on from `resume` tokens, with the blocks that it has."""
+        ...
+
+    def expect(self, request: Request, resume: int) -> None:
+        """Note how many tokens will be left of a load under way of which a part has failed."""
+        ...
+
+    def start_over(self, request: Request) -> None:
+        """Give a request's blocks back and let it wait for its first blocks."""
+        ...
+
+    def fail(self, request: Request) -> None:
+        """Let a request end with an error in this step."""
+        ...
+
+    def drop_output(self, request_id: str) -> None:
+        """Use no output of a request's steps in flight; its run has ended already."""
+        ...
+
+
+class RecoveryFromFailedLoads:
+    """The part of a scheduler with a connector that recovers.
+
+    Attributes:
+        policy: What happens to affected requests.
+        counts: What was recovered.
+    """
+
+    def __init__(
+        self, manager: TrackedCacheManager, config: KVTransferConfig, scheduler: Rescheduling
+    ) -> None:
+        self.policy, options = recovery_options(config)
+        self.counts = RecoveryCounts(self.policy.value)
+        self.asking = Asking(str(config.kv_connector), self.policy, options, _milliseconds)
+        self._manager = manager
+        self._cache = manager.cache
+        self._runs = manager.runs
+        self._scheduler = scheduler
+        self._reports = Reports(self._runs)
+        self._ownership = Ownership([g.block_size for g in self._cache.config.topology.groups])
+        self._held: dict[str, list[BlockId]] = {}
+        self._prompts: dict[str, PromptCounts] = {}
+        self._unproved: set[str] = (
+            set()
+        )  # Requests of whose loads no step has shown yet how they went.
+        manager.on_start = self._started
+        _log_policy(self.policy, options.policy)
+
+    # Requests come and go.
+
+    def _started(self, alive: Alive) -> None:
+        request = alive.request
+        counts = self._prompts.get(request.request_id)
+        if counts is None:
+            counts = PromptCounts(max(request.num_prompt_tokens, 1))
+            self._prompts[request.request_id] = counts
+        counts.started(alive.num_local_tokens, alive.num_loaded_tokens)
+        _correct(request, counts)
+        if alive.num_loaded_tokens:
+            self._unproved.add(request.request_id)
+
+    def arrived(self, request: Request) -> None:
+        """Note that a load has ended well, and that its blocks are findable."""
+        alive = self._runs.find(request.request_id)
+        if alive is not None:
+            alive.delays_commit = False
+
+    def leaves(self, request: Request, *, ends: bool) -> None:
+        """Note that a request is about to give its blocks back: it `ends`, or it is preempted."""
+        request_id = request.request_id
+        alive = self._runs.find(request_id)
+        self._reports.forget(request_id)
+        if alive is not None:
+            self._prompts[request_id].computed(max(alive.num_processed_tokens, 0))
+            self._runs.end(request_id)
+            self._unproved.discard(request_id)
+            self._start_heirs_over(self._ownership.leaves(alive.number))
+        if ends:
+            self._prompts.pop(request_id, None)
+            self.asking.forget(request_id)
+
+    def is_waiting(self, request: Request) -> bool:
+        """Return whether a request must not be scheduled: another one writes a block of it."""
+        alive = self._runs.find(request.request_id)
+        return alive is not None and self._ownership.is_waiting(alive.number)
+
+    # A step has ended.
+
+    def recover(self, output: KVConnectorOutput) -> None:
+        """Do what has to be done before the outputs of a step are used."""
+        failures = self._reports.read(output, keeps_back=self.policy is not Policy.FAIL)
+        for request_id in output.finished_recving or ():
+            self._cache.pool.free(self._held.pop(request_id, []))
+        if failures:
+            self._recover(failures)
+            self.asking.load_failed()
+        for request_id, failed in self._reports.kept_back().items():
+            self._expect(request_id, failed)
+        self.counts.ignore(self._reports.take_ignored())
+
+    def step_ended(self, num_scheduled_tokens: Mapping[str, int]) -> None:
+        """Note that the outputs of a step were used."""
+        self._runs.process(num_scheduled_tokens)
+        for request_id in self._unproved.intersection(num_scheduled_tokens):
+            self._unproved.remove(request_id)
+            self.asking.load_succeeded()
+        if self._ownership.blocks:
+            for alive in self._runs.alive():
+                self._ownership.processed(alive.number, alive.num_processed_tokens)
+
+    def _recover(self, failures: Failures) -> None:
+        by_number = {alive.number: alive for alive in self._runs.alive()}
+        loading = {
+            each.block_id: alive
+            for alive in by_number.values()
+            if alive.is_loading
+            for each in self._runs.loaded(alive)
+        }
+        decided = decide(
+            self._cache,
+            self._runs.runs(),
+            failures,
+            busy={*loading, *self._ownership.blocks},
+            policy=self.policy,
+        )
+        plan = self._feasible(
+            decided, by_number, {b for b in decided.recovery.hold if b in loading}
+        )
+        by_group = self._by_group(plan.tainted)
+        self._cache.recover(replace(plan.recovery, preempt=()))
+        for block in plan.recovery.hold:
+            self._held.setdefault(loading[block].request.request_id, []).append(block)
+        handed_on = self._ownership.take(plan, self._cache.tables)
+        for request_id in self._runs.ended_with(plan.tainted):
+            self._scheduler.drop_output(request_id)
+        self._reschedule(plan, by_number)
+        self._start_heirs_over(handed_on)
+        self.counts.add(plan, by_group)
+        self.counts.cool(self.asking.num_cooling)
+        _log(plan, self.policy)
+
+    def _feasible(
+        self, plan: RecoveryPlan, by_number: Mapping[int, Alive], hold: Iterable[BlockId]
+    ) -> RecoveryPlan:
+        """Let those start over that vLLM cannot take back in place, and who waits for them."""
+        requests = dict(plan.requests)
+        for number, each in plan.requests.items():
+            request = by_number[number].request
+            asks_again = not each.action.ends and self.asking.asks_again(request.request_id)
+            waits = bool(each.waits_for)
+            owners = [requests.get(owner) for owner in each.waits_for.values()]
+            if each.action is Action.REWIND and (
+                asks_again
+                or not self._scheduler.can_rewind(request, each.resume, waits=waits)
+                or any(owner is None or owner.action is not Action.REWIND for owner in owners)
+            ):
+                requests[number] = replace(
+                    each, action=Action.START_OVER, owner_of=(), waits_for={}
+                )
+        staying = {n for n, each in requests.items() if each.action is Action.REWIND}
+        recovery = replace(
+            plan.recovery,
+            rewind={n: resume for n, resume in plan.recovery.rewind.items() if n in staying},
+            zero={n: resume for n, resume in plan.recovery.zero.items() if n in staying},
+            hold=sorted(hold),
+        )
+        return replace(plan, requests=requests, recovery=recovery)
+
+    def _reschedule(self, plan: RecoveryPlan, by_number: Mapping[int, Alive]) -> None:
+        """Tell the scheduler; who starts over does so last one first, to keep the order."""
+        for number, each in sorted(plan.requests.items(), reverse=True):
+            alive = by_number[number]
+            request = alive.request
+            self._prompts[request.request_id].recovered(each.resume, max(each.recompute, 0))
+            _correct(request, self._prompts[request.request_id])
+            self._unproved.discard(request.request_id)
+            if each.action is Action.REWIND:
+                self._scheduler.rewind(request, each.resume, waits=bool(each.waits_for))
+                self._runs.cut(alive, each.resume)
+            elif each.action is Action.START_OVER:
+                self._scheduler.start_over(request)
+            else:
+                _log_end(request, each)
+                self._scheduler.fail(request)
+
+    def _start_heirs_over(self, handed_on: HandedOn) -> None:
+        """Let requests start over that waited for one that left, and inherited what is garbage."""
+        by_number = {alive.number: alive.request for alive in self._runs.alive()}
+        for heir in sorted(set(handed_on.owners.values()), reverse=True):
+            if self._ownership.owner_of(heir):  # Otherwise it has started over because of another.
+                self._scheduler.start_over(by_number[heir])
+
+    def _expect(self, request_id: str, failed: Iterable[BlockId]) -> None:
+        alive = self._runs.find(request_id)
+        if alive is not None:
+            (point,) = self._cache.tables.resume_points(
+                [alive.number],
+                sorted(failed),
+                limits=[alive.num_computed_tokens],
+                drops_unit=False,
+            )
+            self._scheduler.expect(alive.request, point.num_tokens)
+
+    def _by_group(self, block_ids: Iterable[BlockId]) -> Counter[int]:
+        places = self._cache.tables.requests_of(sorted(block_ids))
+        groups: Counter[int] = Counter()
+        for block_id in places.block_ids:
+            own = places.of(BlockId(block_id))
+            groups.update({own[0].group} if own else ())
+        return groups
+
+    @property
+    def held_blocks(self) -> list[BlockId]:
+        """The blocks that are quarantined: loads of requests that gave them up may write them."""
+        return [block for held in self._held.values() for block in held]
+
+
+def _milliseconds() -> float:
+    return time.monotonic() * 1_000
+
+
+def _correct(request: Request, counts: PromptCounts) -> None:
+    """Correct what the first output will tell of a prompt; without recovery, vLLM does."""
+    if counts.recomputed and request.prefill_stats is not None:
+        now = counts.now()
+        request.prefill_stats.set(request.num_prompt_tokens, now.cached, now.external)
+
+
+def _log_policy(policy: Policy, asked: Policy | None) -> None:
+    logger.info("kvbraid: after failed KV loads, the policy is %s.", policy.value)
+    if policy is Policy.FAIL and asked is None:
+        logger.warning(
+            "kvbraid: requests whose KV loads fail will end with an error, because "
+            'kv_load_failure_policy is "fail" (the default); set it to "recompute" to recover.'
+        )
+
+
+def _log(plan: RecoveryPlan, policy: Policy) -> None:
+    actions = Counter(each.action for each in plan.requests.values())
+    if plan.tainted:
+        logger.warning(
+            "kvbraid: KV loads failed (policy %s): %d blocks forgotten, %d requests go back in "
+            "place, %d start over, %d end with an error; %d tokens are computed again.",
+            policy.value,
+            len(plan.tainted),
+            actions[Action.REWIND],
+            actions[Action.START_OVER],
+            sum(number for action, number in actions.items() if action.ends),
+            plan.num_recomputed_tokens,
+        )
+
+
+def _log_end(request: Request, plan: RequestPlan) -> None:
+    logger.error(
+        "kvbraid: request %s ends with an error after a failed KV load (%s).",
+        request.request_id,
+        plan.action.value,
+    )

@@ -1,0 +1,110 @@
+"""From what workers say of loads in a step to failures that a decision takes.
+
+A load under way concerns nobody yet: its blocks are not findable and nobody reads them. What fails
+of it is kept back until it has ended, because before that no block of it may be written again.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from vllm.v1.outputs import KVConnectorOutput
+
+from kvbraid.ids import BlockId
+from kvbraid.integrations.vllm.failures import LoadFailures
+from kvbraid.integrations.vllm.runs import Alive, Runs
+from kvbraid.recovery.assessment import Ignored
+from kvbraid.recovery.failures import Failures, GroupBlock
+
+
+@dataclass(slots=True)
+class _Said:
+    """What workers said, with the numbers of requests."""
+
+    places: dict[int, dict[int, set[int]]]
+    group_blocks: set[GroupBlock]
+    blocks: set[BlockId]
+    requests: set[int]
+    ignored: Counter[Ignored] = field(default_factory=Counter)
+
+
+class Reports:
+    """The reports of one engine, and what is kept back of them."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._kept_back: dict[str, set[BlockId]] = {}
+        self._ignored: Counter[Ignored] = Counter()
+
+    def read(self, output: KVConnectorOutput, *, keeps_back: bool) -> Failures:
+        """Return what failed; of loads under way nothing if it is kept back."""
+        meta = output.kv_connector_worker_meta
+        failures = meta if isinstance(meta, LoadFailures) else LoadFailures()
+        said = self._numbered(failures, output)
+        for request_id in output.finished_recving or ():
+            alive = self._runs.find(request_id)
+            if alive is not None:
+                alive.is_loading = False
+            said.blocks |= self._kept_back.pop(request_id, set())
+        if keeps_back:
+            for alive in self._runs.alive():
+                if alive.is_loading:
+                    self._keep_back(alive, said)
+        self._ignored += said.ignored
+        return Failures(
+            places=said.places,
+            group_blocks=said.group_blocks,
+            blocks=said.blocks,
+            requests=said.requests,
+            causes=failures.causes,
+        )
+
+    def _numbered(self, failures: LoadFailures, output: KVConnectorOutput) -> _Said:
+        said = _Said(
+            places={},
+            group_blocks={GroupBlock(g, BlockId(b)) for g, b in failures.group_blocks},
+            blocks={BlockId(b) for b in (*failures.blocks, *output.invalid_block_ids)},
+            requests=set(),
+        )
+        for request_id in {*failures.requests, *output.failed_recving}:
+            numbers = self._runs.numbers_of(request_id)
+            said.requests.update(numbers)
+            said.ignored[Ignored.UNKNOWN_REQUEST] += not numbers
+        for request_id, groups in failures.places.items():
+            numbers = self._runs.numbers_of(request_id)
+            for number in numbers:
+                said.places[number] = {group: set(own) for group, own in groups.items()}
+            if not numbers:
+                said.ignored[Ignored.UNKNOWN_REQUEST] += sum(map(len, groups.values()))
+        return said
+
+    def _keep_back(self, alive: Alive, said: _Said) -> None:
+        loaded = self._runs.loaded(alive)
+        own = {each.block_id for each in loaded}
+        by_group = {GroupBlock(each.group, each.block_id) for each in loaded}
+        failed = (said.blocks & own) | {pair.block_id for pair in said.group_blocks & by_group}
+        said.blocks -= own
+        said.group_blocks -= by_group
+        if alive.number in said.requests:
+            said.requests.remove(alive.number)
+            failed |= own
+        places = said.places.get(alive.number, {})
+        for each in loaded:
+            if each.position in places.get(each.group, ()):
+                places[each.group].remove(each.position)
+                failed.add(each.block_id)
+        if failed:
+            self._kept_back.setdefault(alive.request.request_id, set()).update(failed)
+
+    def kept_back(self) -> Mapping[str, Collection[BlockId]]:
+        """Return the failed blocks of loads under way, by request."""
+        return self._kept_back
+
+    def forget(self, request_id: str) -> None:
+        """Forget what was kept back of a request that has ended or starts over."""
+        self._kept_back.pop(request_id, None)
+
+    def take_ignored(self) -> Counter[Ignored]:
+        """Return what did not count since the last call."""
+        taken, self._ignored = self._ignored, Counter()
+        return taken

@@ -1,0 +1,60 @@
+"""Our cache for engines with a connector: it also notes which runs start, and what loads fill."""
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.request import Request
+
+from kvbraid.integrations.vllm.manager import KvbraidCacheManager
+from kvbraid.integrations.vllm.runs import Alive, Runs
+
+
+class TrackedCacheManager(KvbraidCacheManager):
+    """Our cache manager; `runs` are the requests that hold blocks.
+
+    `on_start` is called with each run that starts; the caller may set it.
+    """
+
+    def __init__(self, *args: Any, **more: Any) -> None:  # noqa: ANN401 - passed on as they are.
+        super().__init__(*args, **more)
+        self.runs = Runs(self.cache)
+        self.on_start: Callable[[Alive], None] = lambda _: None
+
+    def allocate_slots(  # type: ignore[override] # noqa: PLR0913 - vLLM's own signature.
+        self,
+        request: Request,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: KVCacheBlocks | None = None,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        **more: Any,  # noqa: ANN401 - passed on as they are.
+    ) -> KVCacheBlocks | None:
+        """Adopt a hit and add blocks for a step; None if the request does not fit."""
+        blocks = super().allocate_slots(
+            request,
+            num_new_tokens,
+            num_new_computed_tokens,
+            new_computed_blocks,
+            num_lookahead_tokens,
+            num_external_computed_tokens,
+            delay_cache_blocks,
+            **more,
+        )
+        if blocks is not None:
+            if self.runs.has_ended:
+                self.runs.hand_out(block for ids in blocks.get_block_ids() for block in ids)
+            if self.runs.find(request.request_id) is None:
+                self._start(
+                    request,
+                    num_local_tokens=num_new_computed_tokens,
+                    num_loaded_tokens=num_external_computed_tokens,
+                    delays_commit=delay_cache_blocks,
+                )
+        return blocks
+
+    def _start(self, request: Request, **more: Any) -> None:  # noqa: ANN401 - passed on as they are.
+        alive = self.runs.start(request, self._requests.known(request.request_id), **more)
+        self.on_start(alive)
