@@ -48,6 +48,16 @@ def state(*runs: Json, **changes: Any) -> Json:  # noqa: ANN401 - fields of the 
     }
 
 
+SHARED: Final = state(
+    run(3, num_processed_tokens=11, tables=[[1, 2, 3], [4, 5, 6]]),
+    run(4, num_local_tokens=8, num_loaded_tokens=0, tables=[[1, 2, 7], [4, 5, 8]]),
+    run(5, num_local_tokens=0, num_loaded_tokens=8, tables=[[11, 12, 13], [14, 15, 16]]),
+    topology={"groups": [GROUPS[0], GROUPS[0]]},
+    failures={"blocks": [1, 0, 99]},
+)
+"""Two requests share blocks 1, 2, 4 and 5; the first has loaded them. A third is by itself."""
+
+
 @st.composite
 def runs(draw: st.DrawFn, request: int, groups: list[int]) -> Json:
     num_tokens = draw(st.integers(1, 40))

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -14,16 +14,7 @@ from kvbraid.cli import cli
 from kvbraid.recovery.document import read
 from kvbraid.report.recovery import recovery_json, recovery_text
 
-from tests.unit.recovery.states import GROUPS, Json, as_bytes, run, state, states
-
-SHARED: Final = state(
-    run(3, num_processed_tokens=11, tables=[[1, 2, 3], [4, 5, 6]]),
-    run(4, num_local_tokens=8, num_loaded_tokens=0, tables=[[1, 2, 7], [4, 5, 8]]),
-    run(5, num_local_tokens=0, num_loaded_tokens=8, tables=[[11, 12, 13], [14, 15, 16]]),
-    topology={"groups": [GROUPS[0], GROUPS[0]]},
-    failures={"blocks": [1, 0, 99]},
-)
-"""Two requests share blocks 1 and 4, of which the first has loaded both; a third is by itself."""
+from tests.unit.recovery.states import GROUPS, SHARED, Json, as_bytes, run, state, states
 
 
 @pytest.fixture
