@@ -87,12 +87,14 @@ class Transfers:
         self._ranks = range(num_ranks)
         self._transfers: dict[int, _Transfer] = {}
         self._failures: list[Failures] = []
+        self._latest: dict[int, int] = {}
         self.num_begun = 0
 
     def begin(self, load: Load) -> None:
         """Note that a load begins."""
         assert load.number == self.num_begun
         self._transfers[load.number] = _Transfer(load, set(self._ranks))
+        self._latest[load.request] = load.number
         self.num_begun += 1
 
     def check(self, reports: Sequence[LoadReport], must_settle: Iterable[Load] = ()) -> None:
@@ -122,9 +124,20 @@ class Transfers:
                 )
 
     def note(self, report: LoadReport) -> list[int]:
-        """Take a report; return the loads that this rank has ended now."""
-        if report.failures or report.failures.causes:
-            self._failures.append(report.failures)
+        """Take a report; return the loads that this rank has ended now.
+
+        What a report says of a request is about its latest load, unless it names an earlier one.
+        """
+        known = self._transfers.keys() & {*report.ended, *report.given_up}
+        named = [self._transfers[number].load for number in known]
+        stale = {load.request for load in named if self._latest[load.request] not in known}
+        failures = replace(
+            report.failures,
+            places={r: p for r, p in report.failures.places.items() if r not in stale},
+            requests=[r for r in report.failures.requests if r not in stale],
+        )
+        if failures or failures.causes:
+            self._failures.append(failures)
         ended = []
         for number in sorted({*report.ended}):
             transfer = self._transfers.get(number)
@@ -153,6 +166,8 @@ class Transfers:
         failures, kept = _split(Failures.union(self._failures), unsettled)
         self._failures = [kept] if kept else []
         self._transfers = {n: t for n, t in self._transfers.items() if t.pending}
+        requests = {transfer.load.request for transfer in self._transfers.values()}
+        self._latest = {r: number for r, number in self._latest.items() if r in requests}
         return settled, failures
 
     def pending(self, number: int) -> frozenset[int]:

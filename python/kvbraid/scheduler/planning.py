@@ -108,12 +108,13 @@ class StepPlan:
         self.scheduled.append(part)
         self._budget -= part.num_tokens
         if request.loaded:
-            request.gave_back(self._book.cache.blocks(request.number))
+            gone = request.give_back(self._book.cache.blocks(request.number))
+            self._book.departed.give_back(request.number, gone)
 
     def _start(self, request: Request) -> bool:
         """Give a request its first blocks; return whether the next one may start, too."""
         book, number = self._book, request.number
-        if any(ended.run.request == number for ended in book.ended):
+        if any(run.request == number for run in book.departed.ended):
             return False  # A step in flight, or a report on it, may still change what it knows.
         match = book.cache.match(number)
         offer = self._ask(request, match)
@@ -176,9 +177,9 @@ class StepPlan:
 
     def _begin_load(self, request: Request, offer: Offer) -> None:
         book, start, end = self._book, request.num_local, request.num_computed
-        tables = book.cache.blocks(request.number)
+        groups, tables = book.cache.config.topology.groups, book.cache.blocks(request.number)
         targets = []
-        for group, (spec, table) in enumerate(zip(book.groups, tables, strict=True)):
+        for group, (spec, table) in enumerate(zip(groups, tables, strict=True)):
             first, last = start // spec.block_size, -(-end // spec.block_size)
             first = last - 1 if spec.kind is SpecKind.MAMBA else first
             places = enumerate(table[first:last], start=first)
@@ -194,7 +195,7 @@ class StepPlan:
             targets=tuple(targets),
         )
         book.transfers.begin(load)
-        book.hand_out(target.block_id for target in targets)
+        book.departed.hand_out(target.block_id for target in targets)
         self.loads.append(load)
         request.load, request.is_loading = load, offer.is_async
-        request.loaded = [t for t in targets if not book.groups[t.group].kind.is_full]
+        request.loaded = [t for t in targets if not groups[t.group].kind.is_full]

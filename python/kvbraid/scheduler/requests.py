@@ -1,8 +1,7 @@
 """What a scheduler knows of a request, and of the run that it is in. No call reads a cache."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, Self
+from dataclasses import dataclass, field
 
 from kvbraid.hashing import ExtraKeys
 from kvbraid.ids import BlockId
@@ -11,15 +10,13 @@ from kvbraid.recovery.run import GivenBack, Run
 from kvbraid.recovery.transfers import Load, Target
 from kvbraid.scheduler.step import Scheduled
 
-NULL_BLOCK: Final = BlockId(0)
 
-
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Request:
     """One request that has not ended; in tokens.
 
     `in_flight` has the parts of steps whose output still counts, by step. The fields after it
-    describe the present run, which starts when the request gets blocks.
+    describe the present run, which starts when the request gets blocks: see `recovery.run`.
     """
 
     number: int
@@ -42,7 +39,6 @@ class Request:
     is_loading: bool = False
     delays_commit: bool = False
     loaded: list[Target] = field(default_factory=list)
-    given_back: list[GivenBack] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -61,6 +57,11 @@ class Request:
         return sum(part.num_tokens for part in self.in_flight.values())
 
     @property
+    def num_processed(self) -> int:
+        """The tokens of steps that have ended, and those that were not computed here."""
+        return self.num_computed - self.num_in_flight
+
+    @property
     def num_to_compute(self) -> int:
         """How many tokens are computed at most: the last one of an output never is."""
         return max(len(self.prompt), self.max_tokens - 1)
@@ -70,8 +71,7 @@ class Request:
         self.num_known, self.junction, self.may_load = self.num_tokens, junction, True
         self.num_local, self.num_loaded = num_local, num_loaded
         self.num_computed = num_local + num_loaded
-        self.load, self.is_loading, self.delays_commit = None, False, False
-        self.loaded, self.given_back = [], []
+        self.load, self.is_loading, self.delays_commit, self.loaded = None, False, False, []
         self.run += 1
         self.counts.started(num_local, num_loaded)
 
@@ -85,17 +85,20 @@ class Request:
         self.num_computed, self.num_known = num_tokens, self.num_tokens
         self.is_loading = self.delays_commit = False
 
-    def gave_back(self, tables: Sequence[Sequence[BlockId]]) -> None:
-        """Note which loaded blocks are no longer in the tables."""
-        for target in self.loaded:
-            if tables[target.group][target.position] != target.block_id:
-                self.given_back.append(GivenBack(*target))
-        self.loaded = [t for t in self.loaded if tables[t.group][t.position] == t.block_id]
+    def give_back(self, tables: Sequence[Sequence[BlockId]]) -> list[GivenBack]:
+        """Return which loaded blocks have left the tables since the last call."""
+        gone = [t for t in self.loaded if tables[t.group][t.position] != t.block_id]
+        self.loaded = [t for t in self.loaded if t not in gone] if gone else self.loaded
+        return [GivenBack(*target) for target in gone]
 
-    def as_run(self, ended_tables: Sequence[Sequence[BlockId]] | None = None) -> Run:
+    def as_run(
+        self,
+        given_back: Sequence[GivenBack],
+        ended_tables: Sequence[Sequence[BlockId]] | None = None,
+    ) -> Run:
         """Return the run as recovery sees it."""
         computed = self.num_computed
-        if self.is_loading:  # The last token is loaded, but computed all the same.
+        if self.is_loading:  # The last token is computed, even if it is loaded, too.
             computed = min(computed, self.num_tokens - 1)
         return Run(
             request=self.number,
@@ -107,22 +110,6 @@ class Request:
             num_processed_tokens=computed - self.num_in_flight,
             num_computed_tokens=computed,
             delays_commit=self.delays_commit,
-            given_back=self.given_back,
+            given_back=given_back,
             ended_tables=ended_tables,
         )
-
-
-class EndedRun(NamedTuple):
-    """A run that gave its blocks back while steps of it were in flight, up to `last_step`."""
-
-    run: Run
-    last_step: int
-
-    def without(self, block_ids: Collection[int]) -> Self:
-        """Return the run without blocks that hold something new."""
-        tables = [
-            [NULL_BLOCK if block in block_ids else block for block in table]
-            for table in self.run.ended_tables or ()
-        ]
-        gone = [each for each in self.run.given_back if each.block_id not in block_ids]
-        return self._replace(run=replace(self.run, ended_tables=tables, given_back=gone))

@@ -21,7 +21,7 @@ from kvbraid.scheduler.book import Book
 from kvbraid.scheduler.loads import NO_TIERS, LoadTiers
 from kvbraid.scheduler.options import SchedulerOptions
 from kvbraid.scheduler.planning import StepPlan
-from kvbraid.scheduler.recovery import judge
+from kvbraid.scheduler.recovery import Dump, judge
 from kvbraid.scheduler.requests import Request
 from kvbraid.scheduler.step import Finish, Output, Scheduled, Step, StepResult
 
@@ -42,6 +42,7 @@ class Scheduler:
         options: The settings.
         tiers: Where blocks can be loaded from.
         publish: Called with the events of each step, of each abort and of each report.
+        dump: Called with the state of each recovery, before it is decided.
 
     Raises:
         InvalidValueError: The options do not fit the cache.
@@ -54,12 +55,14 @@ class Scheduler:
         tiers: LoadTiers = NO_TIERS,
         *,
         publish: Callable[[Events], object] = lambda _: None,
+        dump: Dump | None = None,
     ) -> None:
         config = cache.config
         options.check(config)
         self._cache: Final = cache
         self._options: Final = options
         self._publish: Final = publish
+        self._dump: Final = dump
         self._book: Final = Book(cache, options, tiers)
 
     # Requests come and go.
@@ -127,11 +130,9 @@ class Scheduler:
         known = self._book.requests.get(request)
         if known is None:
             raise UnknownError(f"request {request} has ended, or was never added")
-        output = Output(request, finish=Finish.ABORTED)
-        self._book.end(known, output)
-        self._book.outputs.remove(output)
+        self._book.end(known, Output(request, finish=Finish.ABORTED))
         self._take_events()
-        return output
+        return self._book.outputs.pop()
 
     def _check_length(self, num_prompt_tokens: int, max_new_tokens: int) -> None:
         if num_prompt_tokens < 1:
@@ -191,12 +192,12 @@ class Scheduler:
             self._check_tokens(step, part, result)
         book.transfers.check(result.reports, [load for load in step.loads if not load.is_async])
         book.steps.popleft()
-        judge(book, result.reports)
+        judge(book, result.reports, self._dump)
         for part in step.scheduled:
             request = book.requests.get(part.request)
             if request is not None and request.in_flight.pop(step.number, None) is not None:
                 self._process(request, part, result.tokens.get(part.request, ()))
-        book.processed(step)
+        book.departed.processed(step.number)
         if self._options.max_steps_in_flight > 1:
             self._cache.pool.free([block for copy in step.work.copies for block in copy])
         return self._take_outputs()
@@ -208,7 +209,7 @@ class Scheduler:
             InvalidValueError: A rank or a load is not known; nothing has changed.
         """
         self._book.transfers.check(reports)
-        judge(self._book, reports)
+        judge(self._book, reports, self._dump)
         return self._take_outputs()
 
     def _check_tokens(self, step: Step, part: Scheduled, result: StepResult) -> None:
@@ -230,7 +231,7 @@ class Scheduler:
             if part.samples and len(tokens) <= part.num_drafts:
                 request.num_computed -= part.num_drafts + 1 - len(tokens)
                 self._cache.roll_back(number, request.num_computed)
-            processed = request.num_computed - request.num_in_flight
+            processed = request.num_processed
             if request.delays_commit:  # All that the load brought is known to be good by now.
                 self._cache.commit(number, min(processed, request.num_tokens))
                 request.delays_commit = False
@@ -258,7 +259,7 @@ class Scheduler:
         if new:
             request.outputs += new
             self._cache.extend(request.number, new)
-        is_computed = request.num_computed - request.num_in_flight >= len(request.prompt)
+        is_computed = request.num_processed >= len(request.prompt)
         if request.num_tokens >= request.max_tokens and (new or is_computed):
             finish = finish or Finish.LENGTH
         return tuple(new), finish

@@ -106,6 +106,8 @@ class Output(NamedTuple):
         error: What went wrong: `load_failed`, `tainted_output` or `out_of_blocks`; None otherwise.
         prompt: Where the prompt's tokens came from; only with the first tokens, or at the end of a
             request that samples none.
+        num_recomputed: Tokens that recoveries took back and that were computed or loaded again;
+            told when the request ends.
     """
 
     request: int
@@ -113,3 +115,4 @@ class Output(NamedTuple):
     finish: Finish | None = None
     error: str | None = None
     prompt: Counts | None = None
+    num_recomputed: int = 0
