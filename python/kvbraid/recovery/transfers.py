@@ -159,11 +159,13 @@ class Transfers:
             if transfer.is_settled and not transfer.is_judged:
                 transfer.is_judged = True
                 settled.append(transfer.load)
-                if transfer.pending:
+                if transfer.given_up:
                     places = [GroupBlock(t.group, t.block_id) for t in transfer.load.targets]
                     self._failures.append(Failures(group_blocks=places))
         unsettled = [t.load for t in self._transfers.values() if not t.is_judged]
-        failures, kept = _split(Failures.union(self._failures), unsettled)
+        # What names a request is about its latest load: it has left the blocks of earlier ones.
+        waited = {load.request for load in unsettled if self._latest[load.request] == load.number}
+        failures, kept = _split(Failures.union(self._failures), unsettled, waited)
         self._failures = [kept] if kept else []
         self._transfers = {n: t for n, t in self._transfers.items() if t.pending}
         requests = {transfer.load.request for transfer in self._transfers.values()}
@@ -186,11 +188,12 @@ class Transfers:
         return {t.block_id: load.number for load in self.loads for t in load.targets}
 
 
-def _split(failures: Failures, unsettled: Sequence[Load]) -> tuple[Failures, Failures]:
+def _split(
+    failures: Failures, unsettled: Sequence[Load], requests: Collection[int]
+) -> tuple[Failures, Failures]:
     """What can be judged now, and what is about loads that are not settled. Causes are known."""
     if not unsettled:
         return failures, Failures()
-    requests = {load.request for load in unsettled}
     blocks = {target.block_id for load in unsettled for target in load.targets}
     parts = [
         Failures(

@@ -147,5 +147,6 @@ class Book:
             assert request.in_flight.keys() <= {step.number for step in self.steps}
         for load in self.transfers.loads:
             owner = self.running.get(load.request)
-            is_safe = load.number in self.quarantine or (owner and owner.load is load)
-            assert is_safe, f"load {load.number} writes into blocks that nobody holds"
+            is_held = load.number in self.quarantine or not load.targets
+            is_owned = owner is not None and owner.load is load
+            assert is_held or is_owned, f"load {load.number} writes blocks that nobody holds"
