@@ -107,6 +107,8 @@ def _overall(state: State, plan: RecoveryPlan) -> Iterator[str]:
 
 def _headline(plan: RequestPlan) -> str:
     resume, recompute = _tokens(plan.resume), _tokens(plan.recompute)
+    if plan.action is Action.REWIND and not plan.recompute:
+        return f"Request {plan.request} keeps its blocks and stays at {resume}."
     what = _ACTIONS[plan.action].format(resume=resume, recompute=recompute)
     return f"Request {plan.request} {what}"
 
