@@ -61,7 +61,7 @@ class Findable:
         if found != {key: count for key, count in self._announced.items() if count}:
             said = {key: count for key, count in self._announced.items() if count}
             raise BadOutcomeError(f"events say {said}, but the cache finds {found}")
-        new = []
+        new: list[tuple[tuple[int, int], int, list[int]]] = []
         for (group, digest), blocks in cached.items():
             known = self._ends.get(digest)
             if known is None:

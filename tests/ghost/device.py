@@ -45,10 +45,11 @@ class Computation:
 
     request: int
     life: Life
-    expected: Sequence[Sequence[int]]
+    expected: list[list[int]]
     start: int
     end: int
     tables: Sequence[Sequence[int]]
+    samples: bool = True
 
 
 class Device:
@@ -100,9 +101,9 @@ class Device:
             taint = taint or self._read(work, group)
         for group in range(len(self.groups)):
             self._write(work, group, taint)
-        if taint:
+        if taint and work.samples:
             self._sampled[work.request, work.end] = taint
-        else:
+        elif work.samples:
             self._sampled.pop((work.request, work.end), None)
         return taint
 
@@ -131,13 +132,13 @@ class Device:
         return None
 
     def _compare(
-        self, table: Sequence[int], group: int, position: int, expected: list[int], offset: int
+        self, table: Sequence[int], group: int, position: int, expected: Sequence[int], offset: int
     ) -> Taint | None:
         block = table[position] if position < len(table) else 0
         if not block:
             return Taint(TORN, f"group {group} has no block at position {position}")
         cell = self.cells[block]
-        if cell[offset : offset + len(expected)] == expected:
+        if cell[offset : offset + len(expected)] == list(expected):
             return None
         for slot, value in enumerate(expected, offset):
             found = cell[slot] if slot < len(cell) else EMPTY
@@ -161,7 +162,7 @@ class Device:
             self._put(table, group, position, low - position * size, values)
 
     def _put(
-        self, table: Sequence[int], group: int, position: int, slot: int, values: list[int]
+        self, table: Sequence[int], group: int, position: int, slot: int, values: Sequence[int]
     ) -> None:
         block = table[position]
         assert block, f"a step writes into the null block: group {group}, position {position}"

@@ -45,7 +45,8 @@ class Engine:
         for part in step.scheduled:
             request, end = part.request, part.start + part.num_tokens
             life, expected = self.lives[request], self.expected[request]
-            work = Computation(request, life, expected, part.start, end, tables(request))
+            own = tables(request)
+            work = Computation(request, life, expected, part.start, end, own, part.samples)
             flight.parts.append((part, work))
             for spec, table in zip(self.device.groups, work.tables, strict=True):
                 flight.writes.update(table[part.start // spec.block_size :])

@@ -1,5 +1,6 @@
 """Which loads fail, and how: one fault for a load, drawn when its step is scheduled."""
 
+from collections.abc import Callable
 from random import Random
 
 from kvbraid.scheduler import Load
@@ -32,6 +33,7 @@ class Injection:
         self.transfers = transfers
         self.tiers = tiers
         self.faults: list[Fault] = []
+        self.num_tokens: Callable[[int], int] = lambda _: 0
 
     def plan(self, transfer: Transfer) -> None:
         """Say what goes wrong with a load that begins."""
@@ -66,7 +68,9 @@ class Injection:
         if self.setting.options.num_ranks == 1:
             events.remove(Event.ONE_RANK)
         is_disturbed = any(f.event in DISTURBING and not f.is_reported for f in self.faults)
-        if is_disturbed or not self.setting.is_roomy:
+        # What is loaded whole and cannot go on from there starts over at once.
+        is_all = load.is_async and load.start + load.num_tokens == self.num_tokens(load.request)
+        if is_disturbed or is_all or not self.setting.is_roomy:
             events = [event for event in events if event not in OUT_OF_ORDER]
         if self.awaits_late:
             events = [event for event in events if event not in DISTURBING]

@@ -52,6 +52,7 @@ class Simulation:
         self.ended: dict[int, Output] = {}
         self.suspects: dict[int, set[int]] = {}
         self.num_parts: dict[int, int] = {}
+        self.injection.num_tokens = self._num_tokens
         self.tick = 0
         self.tally = Tally(cases=1, requests=len(self.waiting))
 
@@ -95,7 +96,10 @@ class Simulation:
             self.engine.expected[request] = self.device.expected(life)
             self.findable.know(life, self.engine.expected[request])
             self.got[request] = []
-            self._tell(f"request {request} arrives: {len(prompt)} tokens and {num_outputs} to come")
+            self._tell(f"request {request}: {len(prompt)} tokens, {num_outputs} to come")
+
+    def _num_tokens(self, request: int) -> int:
+        return self.engine.lives[request].num_prompt_tokens + len(self.got[request])
 
     def _abort_somebody(self) -> None:
         if self.random.random() < 0.01 and self.running and not self.injection.awaits_late:

@@ -12,7 +12,7 @@ add --> waiting --> running <--> loading     a request ends from anywhere: its l
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from kvbraid.cache import CacheManager, Events
+from kvbraid.cache import CacheManager, Events, Work
 from kvbraid.errors import InvalidValueError, UnknownError
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
 from kvbraid.recovery.counts import PromptCounts
@@ -163,8 +163,7 @@ class Scheduler:
         plan.fill()
         if not (plan.scheduled or plan.loads or book.outputs):
             return None
-        pipelined = self._options.max_steps_in_flight > 1
-        work = self._cache.take_work(caller_frees=True) if pipelined else self._cache.take_work()
+        work = self._take_work()
         step = Step(
             number=book.num_steps,
             scheduled=tuple(plan.scheduled),
@@ -174,6 +173,15 @@ class Scheduler:
         book.steps.append(step)
         book.num_steps += 1
         return step
+
+    def _take_work(self) -> Work:
+        """Take the step's work. What a load fills is not zeroed, although a recovery may have
+        listed it before its request gave it back."""
+        pipelined = self._options.max_steps_in_flight > 1
+        work = self._cache.take_work(caller_frees=True) if pipelined else self._cache.take_work()
+        writers = self._book.transfers.writers
+        zeroed = [block for block in work.blocks_to_zero if block not in writers]
+        return work._replace(blocks_to_zero=zeroed)
 
     # What came of a step.
 
