@@ -28,7 +28,7 @@ def garbage_of(fault: int) -> int:
 
 
 def fault_of(value: int) -> int | None:
-    """The fault that left a value behind; None if no fault did."""
+    """The fault that left a value; None if no fault did."""
     return -2 - value if value <= -2 else None
 
 

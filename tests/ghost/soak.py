@@ -1,9 +1,9 @@
-"""Injects faults into ghost cases, one after the other, until there are enough.
+"""Injects faults into simulations, one after the other, until there are enough.
 
 `python -m tests.ghost.soak --faults 20000` prints how many faults of each cell were injected and
 ends with one line of JSON. `--progress FILE` makes it resumable: what was done is written there
-now and then, and not done again. `--seed N` replays one and shows what went wrong. The exit
-status is 1 if anything bad happened.
+now and then, and not done again by the same code; a finished run is forgotten. `--seed N` replays
+one case and shows what happened. The exit status is 1 if anything bad happened.
 """
 
 import argparse
@@ -15,9 +15,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import Final
+
+import kvbraid
 
 from tests.ghost.faults import Tally, cells
 from tests.ghost.setting import draw_setting
@@ -25,6 +28,8 @@ from tests.ghost.simulation import Simulation
 
 CHUNK: Final = 25
 """Simulations that one process runs before it reports."""
+MOST_BAD: Final = 200
+"""Bad outcomes after which nobody wants to see more."""
 SHOWN_EVERY: Final = 15.0
 """Seconds between two lines of progress."""
 
@@ -78,8 +83,10 @@ class Progress:
         self.path = path
         self.tally = Tally()
         self.next_seed = 0
-        if path and path.exists():
-            known = json.loads(path.read_text())
+        self.code = code_version()
+        known = json.loads(path.read_text()) if path and path.exists() else {}
+        if known.pop("code", None) == self.code:
+            print(f"continuing {path}", file=sys.stderr)
             self.next_seed = known.pop("next_seed")
             self.tally = Tally(**{**known, "faults": Counter(known["faults"])})
 
@@ -92,9 +99,22 @@ class Progress:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             written = self.path.with_suffix(".new")
             written.write_text(
-                json.dumps({"next_seed": self.next_seed, **asdict(self.tally)}, indent=1)
+                json.dumps({"code": self.code, "next_seed": self.next_seed, **asdict(self.tally)})
             )
             written.replace(self.path)
+
+    def forget(self) -> None:
+        if self.path:
+            self.path.unlink(missing_ok=True)
+
+
+def code_version() -> str:
+    """A hash of the package and of the ghost: a run of other code is not continued."""
+    digest = sha256()
+    for folder in (Path(kvbraid.__file__).parent, Path(__file__).parent):
+        for path in sorted(folder.rglob("*.py")) + sorted(folder.rglob("*.so")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def soak(faults: int, processes: int, progress: Progress) -> Tally:
@@ -117,7 +137,7 @@ def soak(faults: int, processes: int, progress: Progress) -> Tally:
                 file=sys.stderr,
                 flush=True,
             )
-        if tally.injected >= faults:
+        if tally.injected >= faults or tally.bad >= MOST_BAD:
             break
     return tally
 
@@ -138,7 +158,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(draw_setting(options.seed))
         print(Simulation(options.seed, trace=print).run().line())
         return 0
-    tally = soak(options.faults, options.processes, Progress(options.progress))
+    progress = Progress(options.progress)
+    tally = soak(options.faults, options.processes, progress)
+    progress.forget()
     print(table(tally))
     print(json.dumps({"faults": tally.line()}))
     return 1 if tally.bad else 0
