@@ -118,8 +118,6 @@ def _check_counts(state: Checked, run: RunFields, path: str) -> None:
     if run.states and (run.ended or len(run.states) != len(groups)):
         expected = "none of a run that has ended" if run.ended else f"{len(groups)}, one per group"
         raise _wrong(f"{path}.states", f"{len(run.states)} lists", f"{expected}; leave them out")
-    if run.ended and run.findable:
-        raise _wrong(f"{path}.findable", "blocks", "none of a run that has ended; leave them out")
 
 
 def _check_numbers(state: Checked, run: RunFields, path: str) -> None:

@@ -101,7 +101,9 @@ def read(data: bytes) -> State:
         snapshot=Snapshot(
             topology=found.topology,
             num_blocks=found.total_blocks,
-            tables={run.request: _tables(found, run) for run in runs if not run.ended},
+            tables={
+                run.request: _tables(found, run) for run in runs if not run.ended or run.findable
+            },
         ),
         runs=[_run(found, run) for run in runs],
         failures=_failures(found, found.fields.failures),
@@ -116,7 +118,7 @@ def read(data: bytes) -> State:
 
 def _tables(found: Checked, run: RunFields) -> RunTables:
     return RunTables(
-        blocks=_blocks(found, run),
+        blocks=[[] for _ in run.tables] if run.ended else _blocks(found, run),
         states=[[HeldState(*state) for state in states] for states in run.states]
         or [[] for _ in run.tables],
         findable={
@@ -194,8 +196,10 @@ def _fields_of(spec: Any) -> dict[str, Any]:  # noqa: ANN401 - a topology or one
 
 
 def _run_fields(state: State, run: Run, tables: RunTables | None) -> RunFields:
-    blocks = run.ended_tables if tables is None else tables.blocks
-    assert blocks is not None, f"request {run.request} has no tables"
+    blocks = run.ended_tables
+    if blocks is None:
+        assert tables is not None, f"request {run.request} has no tables"
+        blocks = tables.blocks
     findable: Mapping[Place, Sequence[BlockId]] = {} if tables is None else tables.findable
     return RunFields(
         request=run.request,

@@ -28,7 +28,7 @@ class Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FindableFields(Fields, frozen=True, kw_only=True):
-    """What a look-up finds where a table has no block any more."""
+    """What a look-up finds by the request's own hash."""
 
     group: Count
     position: Count
@@ -44,7 +44,7 @@ class GivenBackFields(Fields, frozen=True, kw_only=True):
 
 
 class RunFields(Fields, frozen=True, kw_only=True):
-    """A `Run` and its tables; `states` and `findable` only if it goes on."""
+    """A `Run` and its tables; `states` only if it goes on."""
 
     request: Request
     num_tokens: Positive

@@ -95,7 +95,7 @@ def runs(draw: st.DrawFn, request: int, groups: list[int]) -> Json:
         "tables": tables,
         "delays_commit": draw(st.booleans()),
         "states": [] if has_ended else states,
-        "findable": [] if has_ended else draw(st.lists(findable, max_size=1)),
+        "findable": draw(st.lists(findable, max_size=1)),
         "given_back": draw(st.lists(given_back, max_size=1)),
         "ended": has_ended,
     }

@@ -122,10 +122,6 @@ WRONG: dict[str, tuple[Json, str]] = {
         state(run(7, states=[[], []], ended=True)),
         r"runs\[0\].states = '2 lists'; expected none of a run that has ended; leave them out",
     ),
-    "findable blocks of an ended run": (
-        state(run(7, findable=[{"group": 0, "position": 0, "blocks": [1]}], ended=True)),
-        r"runs\[0\].findable = 'blocks'; expected none of a run that has ended",
-    ),
     "one request twice": (state(run(7), run(7)), r"runs\[1\].request = 7; expected a number of"),
     "more prompt than tokens": (
         state(run(7, num_prompt_tokens=12)),
