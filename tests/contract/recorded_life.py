@@ -14,8 +14,8 @@ import msgspec
 from kvbraid.cache.config import CacheConfig
 from kvbraid.cache.retention import Dense, Interval
 from kvbraid.hashing import ExtraKeys, HashAlgo, Lora
-from kvbraid.scheduler import OneByOne
 from kvbraid.sim.captures.read import Lookup, read_capture
+from kvbraid.sim.one_by_one import OneByOne
 from kvbraid.spec_mapping import FIELDS, profile_from_mapping, topology_from_mapping
 
 TIME: Final = slice(1, 10)  # A MessagePack float64 after the marker of the batch.

@@ -6,7 +6,7 @@ from typing import Any
 from kvbraid.cache import CacheConfig
 from kvbraid.events.model import BlockRemoved, BlockStored, Event
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
-from kvbraid.scheduler import OneByOne
+from kvbraid.sim.one_by_one import OneByOne
 
 
 class Engine:

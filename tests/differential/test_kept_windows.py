@@ -17,7 +17,7 @@ from kvbraid.engine import EngineProfile
 from kvbraid.fleet.index import FleetIndex, IndexOptions
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
-from kvbraid.scheduler import OneByOne
+from kvbraid.sim.one_by_one import OneByOne
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 POD = PodId("pod")

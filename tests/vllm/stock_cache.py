@@ -152,8 +152,9 @@ class StockCache:
             request.num_computed_tokens += need.num_hit_tokens + need.num_new_tokens
         return SimpleNamespace(num_fit=len(needs))
 
-    def take_work(self) -> None:
+    def take_work(self, *, caller_frees: bool = False) -> None:
         """Drop the copies, which nobody makes here."""
+        del caller_frees
         _copies, held = self._manager.take_kv_cache_block_copies()
         self._manager.block_pool.free_blocks(held)
 

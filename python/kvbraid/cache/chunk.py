@@ -17,6 +17,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kvbraid.cache.config import CacheConfig
+from kvbraid.cache.retention import checkpoint_interval
 from kvbraid.errors import InvalidValueError
 from kvbraid.spec import EngineDialect, SpecKind, Topology
 
@@ -136,6 +138,18 @@ def chunk_rules(
         max_chunk_tokens=max_chunk_tokens,
         interval=interval,
         checkpoint_alignment=checkpoint_alignment,
+    )
+
+
+def rules_of(config: CacheConfig, *, max_chunk_tokens: int | None = None) -> ChunkRules:
+    """Derive the rules of a cache from its configuration."""
+    return chunk_rules(
+        config.topology,
+        dialect=config.dialect,
+        max_chunk_tokens=max_chunk_tokens,
+        checkpoint_alignment=config.checkpoint_alignment,
+        partial_junctions=config.partial_junctions,
+        interval=checkpoint_interval(config.retention),
     )
 
 

@@ -14,14 +14,13 @@ from dataclasses import replace
 from typing import Self
 
 from kvbraid._native import CacheCore
-from kvbraid.cache.chunk import Position, chunk_rules
+from kvbraid.cache.chunk import Position, rules_of
 from kvbraid.cache.config import CacheConfig
 from kvbraid.cache.counts import check_counts, check_needs
 from kvbraid.cache.debug import CacheDebug
 from kvbraid.cache.events import Events
 from kvbraid.cache.failed_loads import FailedLoads
 from kvbraid.cache.pool import BlockPool
-from kvbraid.cache.retention import checkpoint_interval
 from kvbraid.cache.statistics import Statistics
 from kvbraid.cache.step import (
     NO_MATCH,
@@ -66,13 +65,7 @@ class CacheManager(FailedLoads):
         self.config = config
         self.num_groups = len(config.topology.groups)
         self._stand_on(CacheCore(config))
-        self._chunk_rules = chunk_rules(
-            config.topology,
-            dialect=config.dialect,
-            interval=checkpoint_interval(config.retention),
-            checkpoint_alignment=config.checkpoint_alignment,
-            partial_junctions=config.partial_junctions,
-        )
+        self._chunk_rules = rules_of(config)
 
     def _stand_on(self, core: CacheCore) -> None:
         self._core = core

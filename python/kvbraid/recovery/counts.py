@@ -40,7 +40,7 @@ class PromptCounts:
         if num_prompt_tokens < 1:
             msg = f"a prompt of {num_prompt_tokens} tokens; expected at least 1"
             raise InvalidValueError(msg)
-        self._num_prompt_tokens: Final = num_prompt_tokens
+        self.num_prompt_tokens: Final = num_prompt_tokens
         self._parts: list[tuple[int, _Origin]] = []  # Ends, ascending, and what lies before them.
         self._is_reported = False
         self.recomputed = 0
@@ -83,18 +83,18 @@ class PromptCounts:
             cached += (end - start) * (origin is _Origin.CACHED)
             external += (end - start) * (origin is _Origin.EXTERNAL)
             start = end
-        return Counts(cached, external, self._num_prompt_tokens - cached - external)
+        return Counts(cached, external, self.num_prompt_tokens - cached - external)
 
     def check_integrity(self) -> None:
         """Assert the law of these counts."""
         ends = [0, *(end for end, _ in self._parts)]
         assert ends == sorted(set(ends)), f"the ends {ends} do not ascend"
-        assert ends[-1] < self._num_prompt_tokens, "the last prompt token is computed"
+        assert ends[-1] < self.num_prompt_tokens, "the last prompt token is computed"
         assert all(a[1] is not b[1] for a, b in zip(self._parts, self._parts[1:], strict=False))
 
     def _reach(self, end: int, origin: _Origin) -> None:
         """Let the tokens from the last end to this one have an origin, unless it is too late."""
-        end = min(end, self._num_prompt_tokens - 1)
+        end = min(end, self.num_prompt_tokens - 1)
         if self._is_reported or end <= (self._parts[-1][0] if self._parts else 0):
             return
         if self._parts and self._parts[-1][1] is origin:

@@ -1,14 +1,15 @@
-"""What recovery asks of the tiers from which blocks are loaded, and to which they are stored."""
+"""What an engine asks of the tiers from which blocks are loaded, and to which they are stored."""
 
-from collections.abc import Collection
-from typing import Protocol
+from collections.abc import Collection, Sequence
+from typing import Final, NamedTuple, Protocol
 
+from kvbraid.hashing import ExtraKeys
 from kvbraid.ids import BlockId
 from kvbraid.recovery.failures import Record
 
 
 class Tiers(Protocol):
-    """The tiers of one engine. No call may wait or raise: what it starts is reported later."""
+    """What recovery asks of the tiers. No call may wait or raise: what it starts is reported."""
 
     def forget_blocks(self, block_ids: Collection[BlockId]) -> None:
         """Make sure that nothing copied from these blocks is ever loaded.
@@ -25,3 +26,61 @@ class Tiers(Protocol):
     def back_off(self, record: Record) -> None:
         """Do not ask the record's tier for a while; the record stays."""
         ...
+
+
+class Query(NamedTuple):
+    """What a starting request asks the tiers for.
+
+    Attributes:
+        request: The request.
+        tokens: All of its tokens.
+        extra: What keeps its blocks apart from those of other requests with the same tokens.
+        num_hit_tokens: What it has here: a load begins there, at a boundary of all groups.
+        refused: Tiers in cooldown, which must not be used.
+    """
+
+    request: int
+    tokens: Sequence[int]
+    extra: ExtraKeys
+    num_hit_tokens: int
+    refused: Collection[str]
+
+
+class Offer(NamedTuple):
+    """What a tier can load.
+
+    Attributes:
+        num_tokens: Tokens after the hit. They end at a boundary of all groups or, if the load is
+            asynchronous, with the request's last token.
+        tier: The tier's name.
+        is_async: The request waits while others are computed. A synchronous load ends before its
+            own step computes.
+        records: What is read, for the report of a failure.
+    """
+
+    num_tokens: int
+    tier: str
+    is_async: bool
+    records: tuple[Record, ...] = ()
+
+
+class LoadTiers(Tiers, Protocol):
+    """The tiers of one engine, as its scheduler sees them."""
+
+    def lookup(self, query: Query) -> Offer | None:
+        """Return what can be loaded for a starting request; None for nothing.
+
+        The answer is taken or not: `Step.loads` tells. It changes nothing, and may be asked again.
+        """
+        ...
+
+
+class _NoTiers:
+    def lookup(self, query: Query) -> None: ...
+    def forget_blocks(self, block_ids: Collection[BlockId]) -> None: ...
+    def drop(self, record: Record) -> None: ...
+    def back_off(self, record: Record) -> None: ...
+
+
+NO_TIERS: Final = _NoTiers()
+"""An engine that loads nothing."""

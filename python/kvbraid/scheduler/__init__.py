@@ -4,30 +4,19 @@ Continuous batching, chunked prefill, preemption, asynchronous and synchronous l
 or two steps in flight, and recovery from loads that failed. It counts steps; it reads no clock.
 """
 
-from kvbraid.recovery.counts import Counts
+from kvbraid.recovery.tiers import NO_TIERS, LoadTiers, Offer, Query
 from kvbraid.recovery.transfers import Load, LoadReport, Target
-from kvbraid.scheduler.loads import NO_TIERS, LoadTiers, NoTiers, Offer, Query
 from kvbraid.scheduler.options import SchedulerOptions
 from kvbraid.scheduler.scheduler import Scheduler
-from kvbraid.scheduler.sequential import OneByOne
-from kvbraid.scheduler.step import (
-    Finish,
-    Output,
-    Scheduled,
-    Step,
-    StepResult,
-)
+from kvbraid.scheduler.step import Finish, Output, Scheduled, Step, StepResult
 
 __all__ = [
     "NO_TIERS",
-    "Counts",
     "Finish",
     "Load",
     "LoadReport",
     "LoadTiers",
-    "NoTiers",
     "Offer",
-    "OneByOne",
     "Output",
     "Query",
     "Scheduled",

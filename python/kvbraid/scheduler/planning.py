@@ -5,15 +5,18 @@ arrived. If blocks are short, whoever waits for blocks of others gives its own b
 started last; nobody starts in such a step. Nobody who is in the step loses blocks.
 """
 
-from kvbraid.cache import Match, Need
+from typing import Final
+
+from kvbraid.cache import Need
 from kvbraid.cache.chunk import Position
 from kvbraid.errors import InvalidValueError
-from kvbraid.recovery.transfers import Load, Target
-from kvbraid.scheduler.book import Book
-from kvbraid.scheduler.loads import NO_TIERS, Offer, Query
-from kvbraid.scheduler.requests import Request
+from kvbraid.recovery.loading import targets_of
+from kvbraid.recovery.tiers import NO_TIERS, Offer, Query
+from kvbraid.recovery.transfers import Load
+from kvbraid.scheduler.book import Book, Request
 from kvbraid.scheduler.step import Finish, Output, Scheduled
-from kvbraid.spec import SpecKind
+
+_NOTHING: Final = Offer(num_tokens=0, tier="none", is_async=False)
 
 
 class StepPlan:
@@ -33,7 +36,7 @@ class StepPlan:
         """
         book, num_waiting = self._book, len(self._book.waiting)
         for request in list(book.running.values()):
-            is_idle = request.is_loading or book.owners.is_waiting(request.number)
+            is_idle = request.is_loading or book.ledgers.owners.is_waiting(request.number)
             if request.number in book.running and not is_idle:
                 self._go_on(request)
         if len(book.waiting) > num_waiting:
@@ -65,7 +68,7 @@ class StepPlan:
     def _victim(self) -> Request | None:
         """The last one that could run has no victim, not even itself: it waits."""
         running = self._book.running
-        for waiter in self._book.owners.waiters():
+        for waiter in self._book.ledgers.owners.waiters():
             return running[waiter]
         candidates = [request for request in running.values() if not request.is_loading]
         return candidates[-1] if len(candidates) > 1 else None
@@ -74,29 +77,27 @@ class StepPlan:
         """End a request if nothing will ever make room for it; return whether it ended."""
         book = self._book
         others = book.running.keys() - {request.number}
-        if others or book.steps or book.transfers.loads or self.scheduled:
+        if others or book.steps or book.ledgers.transfers.loads or self.scheduled:
             return False
         book.end(request, Output(request.number, finish=Finish.ERROR, error="out_of_blocks"))
         return True
 
-    def _next_part(self, request: Request, start: int, junction: int = 0) -> Scheduled | None:
+    def _next_part(self, request: Request, start: int) -> Scheduled | None:
         """Plan a request's tokens; None if there are none, or too few are left of the step."""
-        wanted = min(request.num_expected, request.num_to_compute) - start
+        book, wanted = self._book, min(request.num_expected, request.num_to_compute) - start
         if wanted <= 0 or not self._budget:
             return None
         drafts = 0
-        if wanted == 1 and request.number in self._book.running and start >= request.num_known:
-            drafts = min(
-                self._book.options.num_lookahead_tokens, request.num_to_compute - start - 1
-            )
+        if wanted == 1 and request.number in book.running and start >= request.num_known:
+            drafts = min(book.options.num_lookahead_tokens, request.num_to_compute - start - 1)
         position = Position(
             start=start,
             num_prompt_tokens=len(request.prompt),
             num_tokens=request.num_tokens,
             budget=min(self._budget, wanted + drafts),
-            junction=junction or request.junction,
+            junction=request.junction,
         )
-        count = self._book.rules.plan(position)
+        count = book.rules.plan(position)
         samples = count >= wanted and request.num_expected < request.max_tokens
         drafts = max(0, count - wanted)
         part = Scheduled(request.number, request.run, start, count, drafts, samples)
@@ -109,93 +110,77 @@ class StepPlan:
         self._budget -= part.num_tokens
         if request.loaded:
             gone = request.give_back(self._book.cache.blocks(request.number))
-            self._book.departed.give_back(request.number, gone)
+            self._book.ledgers.departed.give_back(request.number, gone)
 
     def _start(self, request: Request) -> bool:
         """Give a request its first blocks; return whether the next one may start, too."""
-        book, number = self._book, request.number
-        if any(run.request == number for run in book.departed.ended):
+        book, number, unit = self._book, request.number, self._book.rules.alignment
+        if any(run.request == number for run in book.ledgers.departed.ended):
             return False  # A step in flight, or a report on it, may still change what it knows.
         match = book.cache.match(number)
-        offer = self._ask(request, match)
-        hit = match.num_tokens if offer is None else self._aligned(match)
-        num_loaded = 0 if offer is None else offer.num_tokens
-        is_async = offer is not None and offer.is_async
-        part = None if is_async else self._next_part(request, hit + num_loaded, match.junction)
-        if part is None and not is_async:
+        hit = match.num_tokens // unit * unit
+        offer = self._ask(request, hit)
+        if hit + offer.num_tokens <= match.num_tokens:
+            hit, offer = match.num_tokens, _NOTHING
+        request.junction = match.junction
+        part = None if offer.is_async else self._next_part(request, hit + offer.num_tokens)
+        if part is None and not offer.is_async:
             return False
-        delays = num_loaded > 0 and (is_async or book.options.findable == "computed")
         need = Need(
             request=number,
             num_new_tokens=part.num_tokens if part else 0,
             num_hit_tokens=hit,
             junction=match.junction,
-            num_external_tokens=num_loaded,
-            delay_commit=delays,
-            loading_groups=tuple(range(book.cache.num_groups)) if num_loaded else (),
+            num_external_tokens=offer.num_tokens,
+            delay_commit=offer.is_async or (offer != _NOTHING and book.options.commits_late),
+            loading_groups=tuple(range(len(book.groups))) if offer.num_tokens else (),
             is_waiting=bool(book.running),
         )
         if not book.allocate(need):
             return self._give_up(request)
         book.waiting.remove(request)
         book.running[number] = request
-        request.start(hit, num_loaded, match.junction)
-        if offer is not None:
+        request.begin(request.num_tokens, hit, offer.num_tokens)
+        request.may_load, request.delays_commit = True, need.delay_commit
+        if offer.num_tokens:
             self._begin_load(request, offer)
-            request.delays_commit = delays
         if part is not None:
-            self._add(request, part._replace(run=request.run))
+            self._add(request, part)
         return True
 
-    def _aligned(self, match: Match) -> int:
-        return match.num_tokens // self._book.alignment * self._book.alignment
-
-    def _ask(self, request: Request, match: Match) -> Offer | None:
+    def _ask(self, request: Request, hit: int) -> Offer:
         """Ask the tiers for what comes after the hit."""
-        book, hit = self._book, self._aligned(match)
-        may_ask = request.may_load and book.retries.allows(request.number, book.num_steps)
+        book, ledgers = self._book, self._book.ledgers
+        may_ask = request.may_load and ledgers.retries.allows(request.number, book.num_steps)
         if book.tiers is NO_TIERS or not may_ask:
-            return None
-        query = Query(
-            request=request.number,
-            tokens=[*request.prompt, *request.outputs],
-            extra=request.extra,
-            num_hit_tokens=hit,
-            refused=book.cooldowns.cooling(book.num_steps),
-        )
-        offer = book.tiers.lookup(query)
-        if offer is None or hit + offer.num_tokens <= match.num_tokens:
-            return None
-        end, last = hit + offer.num_tokens, request.num_tokens - (not offer.is_async)
-        if end > last or (end % book.alignment and end < request.num_tokens):
+            return _NOTHING
+        tokens, refused = [*request.prompt, *request.outputs], ledgers.cooldowns.cooling
+        query = Query(request.number, tokens, request.extra, hit, refused(book.num_steps))
+        offer = book.tiers.lookup(query) or _NOTHING
+        end, last = hit + offer.num_tokens, len(tokens) - (not offer.is_async)
+        if end > last or (end % book.rules.alignment and end < len(tokens)):
             raise InvalidValueError(
                 f"tier {offer.tier} offers tokens {hit} to {end} of request {request.number}, "
-                f"which has {request.num_tokens}; expected an end at most at {last} and, before "
-                f"the last token, at a multiple of {book.alignment}"
+                f"which has {len(tokens)}; expected an end at most at {last} and, before the last "
+                f"token, at a multiple of {book.rules.alignment}"
             )
         return offer
 
     def _begin_load(self, request: Request, offer: Offer) -> None:
-        book, start, end = self._book, request.num_local, request.num_computed
-        groups, tables = book.cache.config.topology.groups, book.cache.blocks(request.number)
-        targets = []
-        for group, (spec, table) in enumerate(zip(groups, tables, strict=True)):
-            first, last = start // spec.block_size, -(-end // spec.block_size)
-            first = last - 1 if spec.kind is SpecKind.MAMBA else first
-            places = enumerate(table[first:last], start=first)
-            targets += [Target(group, place, block) for place, block in places if block]
+        book, tables = self._book, self._book.cache.blocks(request.number)
+        targets = tuple(targets_of(book.groups, tables, request.num_local, request.num_computed))
         load = Load(
-            number=book.transfers.num_begun,
+            number=book.ledgers.transfers.num_begun,
             request=request.number,
-            start=start,
-            num_tokens=request.num_loaded,
+            start=request.num_local,
+            num_tokens=offer.num_tokens,
             is_async=offer.is_async,
             tier=offer.tier,
             records=offer.records,
-            targets=tuple(targets),
+            targets=targets,
         )
-        book.transfers.begin(load)
-        book.departed.hand_out(target.block_id for target in targets)
+        book.ledgers.transfers.begin(load)
+        book.ledgers.departed.hand_out(target.block_id for target in targets)
         self.loads.append(load)
         request.load, request.is_loading = load, offer.is_async
-        request.loaded = [t for t in targets if not groups[t.group].kind.is_full]
+        request.loaded = [t for t in targets if not book.groups[t.group].kind.is_full]

@@ -1,6 +1,6 @@
-"""What passes between a scheduler and its engine: steps, results, reports on loads, outputs.
+"""What passes between a scheduler and its engine: steps, their results, and outputs.
 
-Plain data. Steps run in the order of their numbers, each one completely after the one before it:
+Steps run in the order of their numbers, each one completely after the one before it:
 
 ```text
 step = scheduler.schedule()           the tables of its requests are those of the cache now
@@ -25,16 +25,13 @@ from kvbraid.recovery.transfers import Load, LoadReport
 class Scheduled(NamedTuple):
     """The tokens of one request that one step computes.
 
-    The tokens are those from `start` to `start + num_tokens`, of which the last `num_drafts` are
-    drafts. With two steps in flight `start` counts every draft of the first step as accepted: the
-    device starts as many tokens earlier as it has rejected.
-
     Attributes:
         request: The request.
-        run: Which run of the request: 0, and one more after each time it gave its blocks back.
-        start: The first token.
+        run: 0, and one more each time that the request gives its blocks back or is rewound.
+        start: The first token. With two steps in flight, every draft of the first one counts as
+            accepted: the device starts as many tokens earlier as it has rejected.
         num_tokens: The tokens, drafts included.
-        num_drafts: Tokens of them that the device itself proposes.
+        num_drafts: The last ones of them, which the device itself proposes.
         samples: The step computes all known tokens, so it samples one more than the drafts that
             are accepted. If not, the step is a part of a prompt.
     """
@@ -49,24 +46,12 @@ class Scheduled(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What the device does next.
-
-    Attributes:
-        number: Steps are numbered from 0.
-        scheduled: What is computed, in this order. Empty if the step only begins loads.
-        loads: Loads that begin with this step.
-        work: What the device does before it computes.
-    """
+    """What the device does next. A step may compute nothing: it begins loads, or has outputs."""
 
     number: int
     scheduled: tuple[Scheduled, ...]
     loads: tuple[Load, ...]
     work: Work
-
-    @property
-    def num_tokens(self) -> int:
-        """The tokens that the step computes, drafts included."""
-        return sum(part.num_tokens for part in self.scheduled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +86,7 @@ class Output(NamedTuple):
 
     Attributes:
         request: The request.
-        tokens: New tokens that may be handed out.
+        tokens: New tokens.
         finish: Why the request has ended; None while it goes on.
         error: What went wrong: `load_failed`, `tainted_output` or `out_of_blocks`; None otherwise.
         prompt: Where the prompt's tokens came from; only with the first tokens, or at the end of a

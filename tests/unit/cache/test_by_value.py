@@ -19,7 +19,7 @@ from kvbraid.cache import (
 )
 from kvbraid.errors import InvalidValueError
 from kvbraid.models import PrefillCost
-from kvbraid.scheduler import OneByOne
+from kvbraid.sim.one_by_one import OneByOne
 from kvbraid.spec import GroupSpec
 
 from tests.unit.cache.caches import compute, config, full, leave, mamba, window

@@ -9,7 +9,7 @@ from kvbraid.cache.retention import Interval
 from kvbraid.cache.step import NO_MATCH, Need
 from kvbraid.errors import NotHeldError
 from kvbraid.hashing import EngineHash, block_hashes
-from kvbraid.scheduler import OneByOne
+from kvbraid.sim.one_by_one import OneByOne
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 FULL, STATE = SpecKind.FULL_ATTENTION, SpecKind.MAMBA

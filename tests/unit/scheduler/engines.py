@@ -129,7 +129,7 @@ class Engine:
                 return
             step = self.schedule()
             if step is None and not self.steps:
-                waiting = [load.number for load in self.scheduler._book.transfers.loads]
+                waiting = [load.number for load in self.scheduler.ledgers.transfers.loads]
                 assert waiting, "nothing to do, and nothing to wait for"
                 self.report(self.ended(waiting))
             if self.steps and (

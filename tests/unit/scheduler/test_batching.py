@@ -175,11 +175,11 @@ def test_cached_and_computed_tokens_are_told_once_and_are_the_prompt() -> None:
 
 def test_bad_calls_are_refused_and_change_nothing() -> None:
     engine = Engine(full(4), max_steps_in_flight=2, cache={"max_model_len": 20})
-    with pytest.raises(InvalidValueError, match="0 tokens"):
+    with pytest.raises(InvalidValueError, match="the prompt has 0 tokens"):
         engine.add([])
-    with pytest.raises(InvalidValueError, match="-1 new tokens"):
+    with pytest.raises(InvalidValueError, match="-1 may follow"):
         engine.add([1], -1)
-    with pytest.raises(InvalidValueError, match="at most 20 with the prompt"):
+    with pytest.raises(InvalidValueError, match="at most 20 together"):
         engine.add(range(19), 2)
     with pytest.raises(UnknownError, match="request 77"):
         engine.abort(77)

@@ -20,9 +20,9 @@ from kvbraid.cache.manager import CacheManager
 from kvbraid.errors import KvbraidError
 from kvbraid.events.model import BlockRemoved, BlockStored
 from kvbraid.hashing import ExtraKeys
-from kvbraid.scheduler import OneByOne
 from kvbraid.service.publisher import Publisher
 from kvbraid.sim.fleet.presets import PRESETS, Preset, cache_config
+from kvbraid.sim.one_by_one import OneByOne
 
 
 class Ready(msgspec.Struct, frozen=True):

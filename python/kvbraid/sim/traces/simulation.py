@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from kvbraid.cache import CacheConfig, CacheManager, Retention
 from kvbraid.errors import InvalidValueError
-from kvbraid.scheduler import OneByOne
+from kvbraid.sim.one_by_one import OneByOne
 from kvbraid.sim.traces.models import SimulatedModel
 from kvbraid.sim.traces.prefix_hashes import PrefixHashes
 from kvbraid.sim.traces.trace import Trace

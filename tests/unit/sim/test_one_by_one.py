@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kvbraid.cache import Allocation, CacheManager, Events, Match, Need, Work
 from kvbraid.errors import InvalidValueError, TooLargeError
-from kvbraid.scheduler import OneByOne
+from kvbraid.sim.one_by_one import OneByOne
 
 from tests.unit.cache.caches import config, full, mamba
 

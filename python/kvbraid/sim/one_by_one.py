@@ -5,9 +5,7 @@ from collections.abc import Callable, Sequence
 from kvbraid.cache import CacheManager, Events
 from kvbraid.errors import TooLargeError
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
-from kvbraid.scheduler.options import SchedulerOptions
-from kvbraid.scheduler.scheduler import Scheduler
-from kvbraid.scheduler.step import StepResult
+from kvbraid.scheduler import Scheduler, SchedulerOptions, StepResult
 
 
 class OneByOne:
@@ -42,7 +40,7 @@ class OneByOne:
 
     def finish(self, request: int, prompt: Sequence[int], outputs: Sequence[int] = ()) -> int:
         """Run a request that the cache already knows, in the same way as `run`."""
-        self._scheduler.adopt(request, prompt, len(outputs))
+        self._scheduler.add(prompt, max_new_tokens=len(outputs), number=request)
         return self._finish(outputs)
 
     def _finish(self, outputs: Sequence[int]) -> int:

@@ -1,0 +1,184 @@
+"""All that recovery remembers between reports, and how a decision reaches the cache and the tiers.
+
+Its law: a report is judged once all ranks have spoken of a load; a plan is applied as a whole or
+not at all; and a block that a rank may still write is held until that rank reports the end. What a
+plan means for an engine's own requests is left to the engine.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from kvbraid.cache import CacheManager
+from kvbraid.errors import InvalidValueError
+from kvbraid.ids import BlockId
+from kvbraid.recovery.assess import snapshot_of
+from kvbraid.recovery.decide import decide
+from kvbraid.recovery.departed import Departed
+from kvbraid.recovery.document import State
+from kvbraid.recovery.failures import Failures
+from kvbraid.recovery.loading import Tables
+from kvbraid.recovery.owners import Ownership
+from kvbraid.recovery.plan import Action, RecoveryPlan
+from kvbraid.recovery.policy import Cooldowns, Policy, RetryBudget
+from kvbraid.recovery.quarantine import Quarantine
+from kvbraid.recovery.run import Run
+from kvbraid.recovery.tiers import Tiers
+from kvbraid.recovery.transfers import Load, LoadReport, Transfers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryOptions:
+    """How an engine recovers.
+
+    Attributes:
+        policy: What happens to requests that a failed load affects.
+        num_ranks: How many ranks load, and report on each load.
+        retries: How often a request may ask the tiers again after loads for it failed, if the
+            policy is `retry`; otherwise it never does.
+        deadline_steps: For how many steps after its first failure; None: without limit.
+        cooldown_failures: After how many failures in a row a tier is not asked for a while.
+        cooldown_steps: For how many steps.
+        max_refusals: How many refused boundaries a plan explains for each request.
+
+    Raises:
+        InvalidValueError: There is no rank. What else is out of range is refused by the ledgers.
+    """
+
+    policy: Policy = Policy.RECOMPUTE
+    num_ranks: int = 1
+    retries: int = 1
+    deadline_steps: int | None = None
+    cooldown_failures: int = 3
+    cooldown_steps: int = 1_000
+    max_refusals: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_ranks < 1:
+            raise InvalidValueError(f"num_ranks is {self.num_ranks}; expected at least 1")
+
+
+class Applied(NamedTuple):
+    """A plan that was applied, and the tables that requests with steps in flight had before."""
+
+    plan: RecoveryPlan
+    tables: Mapping[int, Tables]
+
+
+class Ledgers:
+    """The ledgers of one cache, and its tiers.
+
+    Attributes:
+        actions: What happened to affected requests, counted.
+    """
+
+    def __init__(
+        self,
+        cache: CacheManager,
+        tiers: Tiers,
+        options: RecoveryOptions,
+        dump: Callable[[State], object] | None = None,
+    ) -> None:
+        self._cache: Final = cache
+        self._tiers: Final = tiers
+        self._options: Final = options
+        self._dump: Final = dump
+        self.transfers: Final = Transfers(options.num_ranks)
+        self.quarantine: Final = Quarantine()
+        self.departed: Final = Departed()
+        self.owners: Final = Ownership([g.block_size for g in cache.config.topology.groups])
+        retries = options.retries if options.policy is Policy.RETRY else 0
+        self.retries: Final = RetryBudget(retries=retries, deadline=options.deadline_steps)
+        self.cooldowns: Final = Cooldowns(
+            failures=options.cooldown_failures, duration=options.cooldown_steps
+        )
+        self.actions: Final[Counter[Action]] = Counter()
+
+    def take(self, reports: Sequence[LoadReport]) -> tuple[list[Load], Failures]:
+        """Take reports, and free what was held for loads that are over; return as `settle`."""
+        for report in reports:
+            for number in self.transfers.note(report):
+                if number in self.quarantine:
+                    self._cache.pool.free(self.quarantine.ended(number, report.rank))
+        return self.transfers.settle()
+
+    def recover(self, runs: Sequence[Run], failures: Failures) -> Applied:
+        """Decide, and apply the decision to the cache, the tiers and the ledgers.
+
+        Nobody may wait for blocks of others: whoever does is preempted before.
+        """
+        runs, writers = [*runs, *self.departed.ended], self.transfers.writers
+        if self._dump is not None:
+            tables = snapshot_of(self._cache, runs)
+            busy, policy = writers.keys(), self._options.policy
+            state = State(snapshot=tables, runs=runs, failures=failures, busy=busy, policy=policy)
+            self._dump(state)
+        plan = decide(
+            self._cache,
+            runs,
+            failures,
+            busy=writers.keys(),
+            policy=self._options.policy,
+            max_refusals=self._options.max_refusals,
+        )
+        had = {
+            run.request: self._cache.blocks(run.request)
+            for run in runs
+            if run.request in plan.requests and run.num_processed_tokens < run.num_computed_tokens
+        }
+        hold = [block for block in plan.recovery.hold if block not in self.quarantine.blocks]
+        self._cache.recover(replace(plan.recovery, hold=hold))
+        for number in sorted({writers[block] for block in hold}):
+            blocks = [block for block in hold if writers[block] == number]
+            self.quarantine.add(number, blocks, self.transfers.pending(number))
+        self.owners.take(plan, self._cache.tables)
+        self._tell(plan)
+        self.actions.update(each.action for each in plan.requests.values())
+        return Applied(plan, had)
+
+    def _tell(self, plan: RecoveryPlan) -> None:
+        if plan.tainted:
+            self._tiers.forget_blocks(plan.tainted)
+        for record in plan.drop:
+            self._tiers.drop(record)
+        for record in plan.back_off:
+            self._tiers.back_off(record)
+
+    def judge(self, load: Load, plan: RecoveryPlan, now: int) -> bool:
+        """Note how a settled load went; return whether it is good."""
+        is_good = {target.block_id for target in load.targets}.isdisjoint(plan.tainted)
+        if is_good:
+            self.cooldowns.succeeded(load.tier)
+        else:
+            self.cooldowns.failed(load.tier, now)
+        return is_good
+
+    def hold(self, load: Load | None) -> None:
+        """Hold what a rank may still write, because the load's request gives its blocks back."""
+        pending = self.transfers.pending(load.number) if load is not None else frozenset()
+        if load is not None and pending:
+            held = self.quarantine.blocks
+            blocks = [target.block_id for target in load.targets if target.block_id not in held]
+            self._cache.pool.hold(blocks)
+            self.quarantine.add(load.number, blocks, pending)
+
+    def leave(self, run: Run, tables: Tables, last_step: int | None) -> list[int]:
+        """Note the end of a run that had these tables; `last_step` is its last one in flight.
+
+        Returns requests that wait for a block that nobody else would write now: they have to give
+        their blocks back.
+        """
+        if last_step is not None:
+            self.departed.end(replace(run, ended_tables=tables), last_step)
+        self.departed.leave(run.request)
+        return sorted({*self.owners.leaves(run.request).owners.values()})
+
+    def check_integrity(self, outside: Sequence[BlockId] = ()) -> None:
+        """Panic unless the ledgers and the cache agree.
+
+        `outside` are the blocks that the caller holds, besides those in quarantine.
+        """
+        self._cache.debug.check_integrity([*self.quarantine.blocks, *outside])
+        self.owners.check_integrity()
+        self.quarantine.check_integrity()

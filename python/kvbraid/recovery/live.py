@@ -1,0 +1,71 @@
+"""A run that goes on, as its engine keeps it up to date. No call reads a cache."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvbraid.ids import BlockId
+from kvbraid.recovery.counts import PromptCounts
+from kvbraid.recovery.run import GivenBack, Run
+from kvbraid.recovery.transfers import Load, Target
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LiveRun:
+    """The present run of a request: see `Run`. Without blocks, all that it says is old.
+
+    `loaded` are the blocks of a load that groups may give back before the run ends, and that are
+    still in its tables. `is_loading`: nothing is computed before the load has ended.
+    """
+
+    counts: PromptCounts
+    num_known: int = 0
+    num_local: int = 0
+    num_loaded: int = 0
+    num_computed: int = 0
+    load: Load | None = None
+    is_loading: bool = False
+    delays_commit: bool = False
+    loaded: list[Target] = field(default_factory=list)
+
+    def begin(self, num_known: int, num_local: int, num_loaded: int) -> None:
+        """Begin a run: a hit, and what a load brings after it."""
+        self.num_known, self.num_local, self.num_loaded = num_known, num_local, num_loaded
+        self.num_computed = num_local + num_loaded
+        self.load, self.is_loading, self.delays_commit, self.loaded = None, False, False, []
+        self.counts.started(num_local, num_loaded)
+
+    def rewind(self, num_known: int, num_tokens: int) -> None:
+        """Go back in place: what comes after is computed, and no longer a hit or loaded.
+
+        What is known by now was not sampled from what is lost.
+        """
+        self.num_known, self.num_computed = num_known, num_tokens
+        self.num_local = min(self.num_local, num_tokens)
+        self.num_loaded = min(self.num_loaded, num_tokens - self.num_local)
+        self.is_loading = self.delays_commit = False
+
+    def give_back(self, tables: Sequence[Sequence[BlockId]]) -> list[GivenBack]:
+        """Return which loaded blocks have left the tables since the last call."""
+        gone = [t for t in self.loaded if tables[t.group][t.position] != t.block_id]
+        self.loaded = [t for t in self.loaded if t not in gone] if gone else self.loaded
+        return [GivenBack(*target) for target in gone]
+
+    def as_run(
+        self, request: int, num_tokens: int, num_in_flight: int, given_back: Sequence[GivenBack]
+    ) -> Run:
+        """Return the run as it is decided on."""
+        computed = self.num_computed
+        if self.is_loading:  # The last token is computed, even if it is loaded, too.
+            computed = min(computed, num_tokens - 1)
+        return Run(
+            request=request,
+            num_tokens=num_tokens,
+            num_prompt_tokens=self.counts.num_prompt_tokens,
+            num_known_tokens=self.num_known,
+            num_local_tokens=self.num_local,
+            num_loaded_tokens=self.num_loaded,
+            num_processed_tokens=computed - num_in_flight,
+            num_computed_tokens=computed,
+            delays_commit=self.delays_commit,
+            given_back=given_back,
+        )

@@ -1,0 +1,38 @@
+"""What a load has to fill, and whether it was enough to go on from: arithmetic over tables."""
+
+from collections.abc import Iterator, Sequence
+
+from kvbraid.ids import BlockId
+from kvbraid.recovery.assess import first_read
+from kvbraid.recovery.transfers import Target
+from kvbraid.spec import GroupSpec, SpecKind
+
+Tables = Sequence[Sequence[BlockId]]
+
+
+def targets_of(
+    groups: Sequence[GroupSpec], tables: Tables, start: int, end: int
+) -> Iterator[Target]:
+    """Yield the blocks that hold the tokens from `start` to `end`, as far as the tables have them.
+
+    Of a state group, that is the one state at the end.
+    """
+    for group, (spec, table) in enumerate(zip(groups, tables, strict=True)):
+        first, last = start // spec.block_size, -(-end // spec.block_size)
+        if spec.kind is SpecKind.MAMBA:
+            first = last - 1
+        for position, block in enumerate(table[first:last], start=first):
+            if block:
+                yield Target(group, position, block)
+
+
+def can_compute(groups: Sequence[GroupSpec], tables: Tables, token: int) -> bool:
+    """Return whether a token that was loaded itself can be computed over the same tables.
+
+    That reads what a window or chunk may not have loaded, and a state that has moved on.
+    """
+    for spec, table in zip(groups, tables, strict=True):
+        first = first_read(spec, token) // spec.block_size
+        if spec.kind is SpecKind.MAMBA or not all(table[first:]):
+            return False
+    return True
