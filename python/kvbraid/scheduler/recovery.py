@@ -42,7 +42,7 @@ def _arrived(book: Book, request: Request) -> None:
         return
     if can_compute(book.groups, book.cache.blocks(number), end - 1):
         book.cache.roll_back(number, end - 1)
-        request.rewind(request.num_tokens, end - 1)
+        request.rewind(book.groups, request.num_tokens, end - 1)
     else:
         request.may_load = False
         book.preempt(request)
@@ -65,7 +65,7 @@ def _recover(book: Book, failures: Failures) -> RecoveryPlan:
         if what.action is Action.START_OVER:
             book.preempted(request, tables.get(number, ()))
         else:
-            request.rewind(request.num_tokens, what.resume)
+            request.rewind(book.groups, request.num_tokens, what.resume)
             request.run += 1
         request.counts.recovered(what.resume, what.recompute)
         request.in_flight.clear()

@@ -12,7 +12,7 @@ add --> waiting --> running <--> loading     a request ends from anywhere: its l
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from kvbraid.cache import CacheManager, Events
+from kvbraid.cache import CacheManager, Events, Work
 from kvbraid.errors import InvalidValueError, UnknownError
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
 from kvbraid.recovery.counts import PromptCounts
@@ -141,11 +141,18 @@ class Scheduler:
             number=book.num_steps,
             scheduled=tuple(plan.scheduled),
             loads=tuple(plan.loads),
-            work=self._cache.take_work(caller_frees=self._is_pipelined),
+            work=self._take_work(),
         )
         book.steps.append(step)
         book.num_steps += 1
         return step
+
+    def _take_work(self) -> Work:
+        """Take the step's work. What a load fills is not zeroed, although a recovery may have
+        listed it before its request gave it back."""
+        work = self._cache.take_work(caller_frees=self._is_pipelined)
+        writers = self._book.ledgers.transfers.writers
+        return work._replace(blocks_to_zero=[b for b in work.blocks_to_zero if b not in writers])
 
     def update(self, step: Step, result: StepResult) -> list[Output]:
         """Take what came of the oldest step in flight: first the reports on loads, then tokens.

@@ -1,0 +1,105 @@
+"""What is checked after each simulated step, beyond what comes out of it.
+
+- The published events, replayed, give exactly what the cache finds.
+- What a hash finds is what the hash says, and so is what a tier offers, unless a fault that nobody
+  has reported yet has left garbage there.
+"""
+
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+
+from kvbraid.cache import CacheManager
+from kvbraid.cache.events import Events
+from kvbraid.events.model import AllBlocksCleared, BlockStored
+from kvbraid.hashing import EngineHash, block_hashes
+
+from tests.ghost.device import Device, fault_of
+from tests.ghost.faults import Fault
+from tests.ghost.truth import Life
+
+
+class BadOutcomeError(AssertionError):
+    """Something that must never happen has happened."""
+
+
+class Findable:
+    """What the cache of one engine finds, and what the events say that it finds."""
+
+    def __init__(self, cache: CacheManager, device: Device, faults: Sequence[Fault]) -> None:
+        self.cache = cache
+        self.device = device
+        self.faults = faults
+        topology = cache.config.topology
+        unit = topology.hash_block_size or topology.groups[0].block_size
+        self._hash = EngineHash(seed=cache.config.hash_seed, block_size=unit)
+        self._ends: dict[bytes, tuple[int, list[list[int]]]] = {}
+        self._announced: Counter[tuple[int, int]] = Counter()
+        self._seen: dict[int, tuple[int, bytes]] = {}
+
+    def know(self, life: Life, expected: list[list[int]]) -> None:
+        """Learn the hashes of all that a request will ever have."""
+        for index, digest in enumerate(block_hashes(life.tokens, self._hash)):
+            self._ends[digest] = ((index + 1) * self._hash.block_size, expected)
+
+    def replay(self, events: Events) -> None:
+        for event in events.structs():
+            if isinstance(event, AllBlocksCleared):
+                self._announced.clear()
+                continue
+            assert event.group_idx is not None
+            step = 1 if isinstance(event, BlockStored) else -1
+            for block_hash in event.block_hashes:
+                self._announced[event.group_idx, block_hash] += step
+
+    def check(self, unwritten: Container[int]) -> list[tuple[tuple[int, int], int, list[int]]]:
+        """Check every block that a hash finds, except those that steps in flight write.
+
+        Returns what is new and right, as it would be stored: key, block and values.
+        """
+        cached = self.cache.debug.cached()
+        found = {(g, int.from_bytes(d[-8:], "big")): len(c) for (g, d), c in cached.items()}
+        if found != {key: count for key, count in self._announced.items() if count}:
+            said = {key: count for key, count in self._announced.items() if count}
+            raise BadOutcomeError(f"events say {said}, but the cache finds {found}")
+        new: list[tuple[tuple[int, int], int, list[int]]] = []
+        for (group, digest), blocks in cached.items():
+            known = self._ends.get(digest)
+            if known is None:
+                continue  # The tokens themselves are garbage; nobody else has such a prefix.
+            end, expected = known
+            for block in blocks:
+                stamp = (self.device.writes[block], digest)
+                if block in unwritten or self._seen.get(block) == stamp:
+                    continue
+                values = self._values(group, end, expected)
+                cell = self.device.cells[block][: len(values)]
+                if cell == values:
+                    self._seen[block] = stamp
+                elif wrong := self.unexcused(cell, values):
+                    raise BadOutcomeError(
+                        f"block {block} is found as {end} tokens of group {group}, but holds "
+                        f"{cell} instead of {values}: {wrong}"
+                    )
+                size = self.device.groups[group].block_size
+                if end % size == 0:
+                    node = expected[group][end - 1] // len(self.device.groups)
+                    new.append(((group, node), block, cell))
+        return new
+
+    def _values(self, group: int, end: int, expected: list[list[int]]) -> list[int]:
+        if self.device.is_state[group]:
+            return [expected[group][end - 1]]
+        size = self.device.groups[group].block_size
+        return expected[group][(end - 1) // size * size : end]
+
+    def unexcused(self, cell: Iterable[int], values: Iterable[int]) -> str:
+        """Why a wrong content must not be there; empty if an unknown fault left all of it."""
+        for found, value in zip(cell, values, strict=False):
+            if found == value:
+                continue
+            number = fault_of(found)
+            if number is None:
+                return f"{found} was left by no fault"
+            if self.faults[number].is_reported:
+                return f"fault {number} was reported"
+        return ""

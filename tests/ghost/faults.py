@@ -1,0 +1,168 @@
+"""What goes wrong with loads. Counted by event, kind of group, and mode of the load.
+
+One fault is one event, whatever the number of blocks. It counts once it has been reported and all
+that belongs to it has happened.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from random import Random
+from typing import Final
+
+from kvbraid.recovery.failures import Cause, Failures, GroupBlock, Record
+from kvbraid.scheduler import Load, Target
+
+from tests.ghost.configs import KINDS
+
+
+class Event(StrEnum):
+    """What happens to one load."""
+
+    WHOLE = "whole"
+    """Every block fails, on every rank."""
+    PART = "part"
+    """Some blocks of one group or of several fail."""
+    LATE = "late"
+    """The load is said to have ended well; that it failed is said later."""
+    TWICE = "twice"
+    """The same failure is reported twice."""
+    ONE_RANK = "one_rank"
+    """One rank fails; the others end well."""
+    GIVEN_UP = "given_up"
+    """A rank gives the load up and writes on."""
+    TIER_DIES = "tier_dies"
+    """The tier dies under its loads and loses its records."""
+    SHARED = "shared"
+    """A block fails that another request shares by now; one of its users is named."""
+    ABORT = "abort"
+    """The request is aborted before the failure is reported."""
+    PREEMPT = "preempt"
+    """The request is preempted before the failure is reported."""
+    EVICT = "evict"
+    """All free blocks are reused before the failure is reported."""
+    RESET = "reset"
+    """All requests start over and the cache is reset before the failure is reported."""
+
+
+MODES: Final = ("sync", "async")
+OUT_OF_ORDER: Final = frozenset({Event.LATE, Event.SHARED})
+"""Events whose failure is said after the load was said to have ended well."""
+DISTURBING: Final = frozenset({Event.ABORT, Event.PREEMPT, Event.EVICT, Event.RESET})
+"""Events that something else belongs to, before the report."""
+
+
+@dataclass(slots=True)
+class Fault:
+    """One injected fault, from the beginning of its load on.
+
+    Attributes:
+        number: The garbage that it leaves has this number.
+        event: What happens; None for what follows from another fault.
+        cell: How it is counted.
+        load: The load.
+        spoilt: The indices of the load's targets that fail.
+        reports: What each of the ranks says that notice it.
+        roots: The faults whose garbage was loaded. It is reported with the first of them.
+        num_reports: How many reports of it were delivered.
+        has_happened: Whether what belongs to the event has happened before the report.
+    """
+
+    number: int
+    event: Event | None
+    cell: str
+    load: Load
+    spoilt: frozenset[int]
+    reports: dict[int, Failures] = field(default_factory=dict)
+    roots: Sequence["Fault"] = ()
+    num_reports: int = 0
+    has_happened: bool = False
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether a rank has said so."""
+        return self.num_reports > 0
+
+    @property
+    def counts_as(self) -> str:
+        """The cell in which it counts; empty if it does not count, or not yet."""
+        if self.event is Event.TWICE and self.num_reports <= len(self.reports):
+            return ""
+        if self.event in DISTURBING and not self.has_happened:
+            return ""
+        if self.event is Event.SHARED and not self.has_happened:
+            return self.cell.replace(Event.SHARED.value, Event.LATE.value)
+        return self.cell if self.is_reported else ""
+
+
+def written_down(
+    random: Random, load: Load, spoilt: Sequence[Target], record: Record | None
+) -> Failures:
+    """The failure of some targets of a load, in any form."""
+    causes = {record: random.choice(tuple(Cause))} if record else {}
+    forms = ["blocks", "group_blocks", "places", "tables"]
+    if len(spoilt) == len(load.targets):
+        forms.append("requests")
+    match random.choice(forms):
+        case "blocks":
+            return Failures(blocks=[t.block_id for t in spoilt], causes=causes)
+        case "group_blocks":
+            pairs = [GroupBlock(t.group, t.block_id) for t in spoilt]
+            return Failures(group_blocks=pairs, causes=causes)
+        case "places" | "tables":
+            return Failures(places={load.request: by_group(spoilt)}, causes=causes)
+        case _:
+            return Failures(requests=[load.request], causes=causes)
+
+
+def by_place(load: Load, spoilt: Sequence[Target]) -> Failures:
+    """The failure of some targets, as positions in the table of the request that loads them."""
+    return Failures(places={load.request: by_group(spoilt)})
+
+
+def by_group(targets: Sequence[Target]) -> dict[int, set[int]]:
+    groups: dict[int, set[int]] = {}
+    for target in targets:
+        groups.setdefault(target.group, set()).add(target.position)
+    return groups
+
+
+def cells() -> Iterator[str]:
+    """Every kind of fault that is to be injected, as it is counted."""
+    for event in Event:
+        for kind in KINDS:
+            for mode in MODES:
+                yield f"{event.value} {kind.value} {mode}"
+
+
+@dataclass
+class Tally:
+    """What many cases came to."""
+
+    faults: Counter[str] = field(default_factory=Counter)
+    cases: int = 0
+    steps: int = 0
+    requests: int = 0
+    bad: int = 0
+
+    def add(self, other: "Tally") -> None:
+        self.faults.update(other.faults)
+        self.cases += other.cases
+        self.steps += other.steps
+        self.requests += other.requests
+        self.bad += other.bad
+
+    @property
+    def injected(self) -> int:
+        return self.faults.total()
+
+    def line(self) -> dict[str, int]:
+        counts = [self.faults[name] for name in cells()]
+        return {
+            "injected": self.injected,
+            "steps": self.steps,
+            "bad": self.bad,
+            "cells": len(counts),
+            "least_cell": min(counts),
+        }

@@ -1,0 +1,92 @@
+"""What one simulation is like, drawn from a seed: cache, scheduler, tiers and traffic."""
+
+from dataclasses import dataclass, replace
+from random import Random
+
+from kvbraid.cache import CacheConfig
+from kvbraid.recovery.policy import Policy
+from kvbraid.scheduler import SchedulerOptions
+from kvbraid.spec import SpecKind, Topology
+
+from tests.ghost.configs import KINDS, draw_cache
+from tests.ghost.tiers import Habits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """`is_roomy`: nobody is preempted for want of blocks, so that reports may come late."""
+
+    cache: CacheConfig
+    options: SchedulerOptions
+    habits: Habits
+    prompts: tuple[tuple[int, ...], ...]
+    num_outputs: tuple[int, ...]
+    fault_share: float
+    is_roomy: bool
+
+    @property
+    def alignment(self) -> int:
+        return alignment_of(self.cache.topology)
+
+
+def alignment_of(topology: Topology) -> int:
+    return topology.alignment or topology.groups[0].block_size
+
+
+def draw_setting(seed: int) -> Setting:
+    random = Random(seed)
+    cache = draw_cache(random, KINDS[seed % len(KINDS)], num_blocks=8)
+    unit = alignment_of(cache.topology)
+    prompts = tuple(draw_prompts(random, unit, random.randint(4, 9)))
+    num_outputs = tuple(random.choice((1, 2, 3, 5)) for _ in prompts)
+    max_running, is_roomy = random.randint(2, 4), random.random() < 0.6
+    most = max(len(p) + n for p, n in zip(prompts, num_outputs, strict=True))
+    largest = blocks_of(cache.topology, most)
+    spare = (max_running + 1) * largest + 8 if is_roomy else random.randint(0, largest)
+    options = SchedulerOptions(
+        max_step_tokens=random.choice((unit + 1, 2 * unit + 1, 3 * unit, 64)),
+        max_running=max_running,
+        max_steps_in_flight=random.randint(1, 2),
+        findable=random.choice(("computed", "scheduled")),
+        policy=random.choice((Policy.RECOMPUTE, Policy.RECOMPUTE, Policy.RETRY, Policy.FAIL)),
+        num_ranks=random.choice((1, 2, 2, 3)),
+        retries=random.choice((0, 1, 1, 2)),
+        cooldown_failures=random.choice((1, 3, 1_000)),
+        cooldown_steps=random.choice((1, 4)),
+    )
+    return Setting(
+        cache=replace(cache, num_blocks=1 + largest + spare),
+        options=options,
+        habits=Habits(
+            async_share=random.choice((0.0, 0.5, 0.5, 1.0)),
+            remote_share=random.choice((0.3, 0.7, 1.0)),
+            store_share=random.choice((0.0, 0.6, 1.0)),
+        ),
+        prompts=prompts,
+        num_outputs=num_outputs,
+        fault_share=random.choice((0.6, 0.8, 1.0)),
+        is_roomy=is_roomy,
+    )
+
+
+def draw_prompts(random: Random, unit: int, count: int) -> list[tuple[int, ...]]:
+    """Prompts that share prefixes: one or two stems, cut anywhere, with ends of their own."""
+    stems = [
+        [random.randrange(40) for _ in range(random.randint(2, 5) * unit)]
+        for _ in range(random.randint(1, 2))
+    ]
+    prompts = []
+    for _ in range(count):
+        stem = random.choice(stems)
+        cut = random.choice((len(stem), len(stem), random.randint(1, len(stem))))
+        end = [random.randrange(40) for _ in range(random.choice((0, 0, 1, unit)))]
+        prompts.append((*stem[:cut], *end))
+    return prompts
+
+
+def blocks_of(topology: Topology, num_tokens: int) -> int:
+    """Blocks that a request holds at most."""
+    return sum(
+        3 if group.kind is SpecKind.MAMBA else -(-num_tokens // group.block_size) + 1
+        for group in topology.groups
+    )

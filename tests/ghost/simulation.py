@@ -1,0 +1,296 @@
+"""One simulation: an engine, its tiers and its requests, from a seed to the last freed block.
+
+`Simulation(seed).run()` returns what was injected, or raises `BadOutcomeError`. Everything is
+drawn from the seed, so the seed alone replays it.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+from kvbraid.cache import CacheManager
+from kvbraid.recovery.policy import Policy
+from kvbraid.scheduler import Finish, Output
+from kvbraid.scheduler.scheduler import Scheduler
+
+from tests.ghost.checks import BadOutcomeError, Findable
+from tests.ghost.device import Device, fault_of
+from tests.ghost.engine import Engine, Flight
+from tests.ghost.faults import DISTURBING, Event, Fault, Tally
+from tests.ghost.injection import Injection
+from tests.ghost.setting import Setting, draw_setting
+from tests.ghost.tiers import GhostTiers
+from tests.ghost.transfers import Transfers
+from tests.ghost.truth import GARBAGE_TOKEN, Truth
+
+MAX_TICKS: Final = 1_500
+
+
+class Simulation:
+    """One simulation. `trace` is called with what happens, for people who replay it."""
+
+    def __init__(self, seed: int, trace: Callable[[str], object] | None = None) -> None:
+        self._trace = trace
+        self.setting: Final[Setting] = draw_setting(seed)
+        self.random = Random(seed + (1 << 40))
+        setting = self.setting
+        topology = setting.cache.topology
+        self.cache = CacheManager(setting.cache)
+        self.truth = Truth()
+        self.device = Device(topology.groups, setting.cache.num_blocks)
+        self.tiers = GhostTiers(self.truth, topology, self.random, setting.habits)
+        num_ranks = setting.options.num_ranks
+        self.transfers = Transfers(self.device, self.random, num_ranks)
+        self.engine = Engine(self.device, self.tiers, self.transfers)
+        self.injection = Injection(setting, self.random, self.transfers, self.tiers)
+        self.findable = Findable(self.cache, self.device, self.injection.faults)
+        self.scheduler = Scheduler(
+            self.cache, setting.options, self.tiers, publish=self.findable.replay
+        )
+        self.waiting = list(zip(setting.prompts, setting.num_outputs, strict=True))
+        self.got: dict[int, list[int]] = {}
+        self.ended: dict[int, Output] = {}
+        self.suspects: dict[int, set[int]] = {}
+        self.num_parts: dict[int, int] = {}
+        self.injection.num_tokens = self._num_tokens
+        self.tick = 0
+        self.tally = Tally(cases=1, requests=len(self.waiting))
+
+    def run(self) -> Tally:
+        while self.waiting or self.running or self.engine.flights or self.transfers.is_busy:
+            self._tick()
+            if self.tick > MAX_TICKS:
+                raise BadOutcomeError(
+                    f"livelock: {self.running} still run after {self.tick} ticks"
+                )
+        self._check_idle()
+        counted = (fault.counts_as for fault in self.injection.faults)
+        self.tally.faults.update(cell for cell in counted if cell)
+        return self.tally
+
+    def _tell(self, what: str) -> None:
+        if self._trace:
+            self._trace(f"{self.tick:4} {what}")
+
+    @property
+    def running(self) -> list[int]:
+        """The requests that have arrived and not ended."""
+        return [request for request in self.got if request not in self.ended]
+
+    def _tick(self) -> None:
+        self.tick += 1
+        self.tiers.tick = self.transfers.tick = self.tick
+        self._arrive()
+        self._abort_somebody()
+        self._schedule()
+        self.transfers.advance()
+        self.tiers.announce()
+        self._finish_step()
+        self._check()
+
+    def _arrive(self) -> None:
+        while self.waiting and (not self.got or self.random.random() < 0.5):
+            prompt, num_outputs = self.waiting.pop()
+            request = self.scheduler.add(prompt, max_new_tokens=num_outputs)
+            life = self.engine.lives[request] = self.truth.life(prompt, num_outputs)
+            self.engine.expected[request] = self.device.expected(life)
+            self.findable.know(life, self.engine.expected[request])
+            self.got[request] = []
+            self._tell(f"request {request}: {len(prompt)} tokens, {num_outputs} to come")
+
+    def _num_tokens(self, request: int) -> int:
+        return self.engine.lives[request].num_prompt_tokens + len(self.got[request])
+
+    def _abort_somebody(self) -> None:
+        if self.random.random() < 0.01 and self.running and not self.injection.awaits_late:
+            self._abort(self.random.choice(self.running))
+
+    def _abort(self, request: int) -> None:
+        if request not in self.ended:
+            self._note([self.scheduler.abort(request)])
+
+    def _schedule(self) -> None:
+        while len(self.engine.flights) < self.setting.options.max_steps_in_flight:
+            step = self.scheduler.schedule()
+            if step is None:
+                return
+            self.tally.steps += 1
+            flight = self.engine.take(step, self.cache.blocks)
+            for transfer in flight.transfers:
+                self.injection.plan(transfer)
+                self._tell(f"{transfer.load}\n    fails as {transfer.fault}")
+            for part, work in flight.parts:
+                self._tell(f"step {step.number}: {part}\n    in {work.tables}")
+            for part in step.scheduled:
+                self.num_parts[part.request] = self.num_parts.get(part.request, 0) + 1
+            if self.random.random() < 0.5:
+                self._execute(flight)
+            if self.random.random() < 0.2:
+                return
+
+    def _execute(self, last: Flight) -> None:
+        for flight in self.engine.flights:
+            if not flight.is_executed:
+                self.engine.execute(flight)
+            if flight is last:
+                return
+
+    # What happens between a failure and its report.
+
+    def _disturb(self) -> None:
+        """Let what belongs to events happen before their reports are delivered."""
+        for fault in self.injection.faults:
+            if fault.event is Event.SHARED and not fault.is_reported and self._is_shared(fault):
+                fault.has_happened = True
+                if self.random.random() < 0.5:
+                    self.transfers.hurry(fault)
+        for fault in self.transfers.faults_due():
+            if fault.event in DISTURBING and not fault.is_reported:
+                self._disturb_once(fault)
+
+    def _is_shared(self, fault: Fault) -> bool:
+        blocks = sorted({fault.load.targets[index].block_id for index in fault.spoilt})
+        places = self.cache.tables.requests_of(blocks)
+        return any(len({place.request for place in places.of(block)}) > 1 for block in blocks)
+
+    def _disturb_once(self, fault: Fault) -> None:
+        request = fault.load.request
+        if request in self.ended or fault.has_happened:
+            return
+        fault.has_happened = True
+        self._tell(f"{fault.event} for request {request}")
+        match fault.event:
+            case Event.ABORT:
+                self._abort(request)
+            case Event.PREEMPT:
+                self._preempt(request)
+            case Event.EVICT:
+                free = self.cache.pool.take(self.cache.pool.num_free)
+                self.cache.pool.free(free)
+            case _:
+                for running in self.running:
+                    self._preempt(running)
+                self.cache.reset()
+
+    def _preempt(self, request: int) -> None:
+        book = self.scheduler._book
+        if request in book.running:
+            book.preempt(book.requests[request])
+
+    def _finish_step(self) -> None:
+        flight = self.engine.flights[0] if self.engine.flights else None
+        if flight:
+            self._execute(flight)
+            self._hurry_last_tokens(flight)
+        self._disturb()
+        known = [fault for fault in self.injection.faults if fault.is_reported]
+        reports = self.transfers.collect(self.injection.faults)
+        for report in reports:
+            self._tell(f"{report}")
+        if flight:
+            self._tell(f"step {flight.step.number} ends, tainted: {flight.taints}")
+            self.engine.flights.popleft()
+            result = self.engine.result(flight, reports)
+            self._note(self.scheduler.update(flight.step, result))
+        elif reports:
+            self._note(self.scheduler.report(reports))
+        self._judge_reports(known)
+
+    def _hurry_last_tokens(self, flight: Flight) -> None:
+        """Whoever has read garbage does not end before its failure is reported."""
+        for part, work in flight.parts:
+            taint = flight.taints.get(part.request)
+            number = fault_of(taint.value) if taint else None
+            if number is not None and work.end >= len(work.life.tokens) - 1:
+                self.transfers.hurry(self.injection.faults[number])
+
+    # What came out.
+
+    def _note(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            request = output.request
+            self._tell(f"{output}")
+            if request in self.ended:
+                raise BadOutcomeError(f"request {request} has an output after its end")
+            for token in output.tokens:
+                self._note_token(request, token)
+            if output.prompt is not None:
+                self._check_counts(output)
+            if output.finish is not None:
+                self.ended[request] = output
+                self._check_end(output)
+
+    def _note_token(self, request: int, token: int) -> None:
+        got, life = self.got[request], self.engine.lives[request]
+        if token >= GARBAGE_TOKEN:
+            taint = self.engine.garbage_tokens[token - GARBAGE_TOKEN]
+            number = fault_of(taint.value)
+            if number is None or self.injection.faults[number].is_reported:
+                raise BadOutcomeError(f"request {request}: {taint.where}, and it was emitted")
+            self.suspects.setdefault(number, set()).add(request)
+        elif not self._is_suspect(request) and life.outputs[len(got)] != token:
+            raise BadOutcomeError(
+                f"request {request} got {token} as output {len(got)} instead of "
+                f"{life.outputs[len(got)]}: a token was lost, or came twice"
+            )
+        got.append(token)
+
+    def _is_suspect(self, request: int) -> bool:
+        return any(request in requests for requests in self.suspects.values())
+
+    def _check_counts(self, output: Output) -> None:
+        assert output.prompt is not None
+        life, prompt = self.engine.lives[output.request], output.prompt
+        if output.tokens and len(self.got[output.request]) != len(output.tokens):
+            raise BadOutcomeError(f"request {output.request} reports its counts again: {prompt}")
+        if sum(prompt) != life.num_prompt_tokens or min(prompt) < 0:
+            raise BadOutcomeError(
+                f"request {output.request} counts {prompt} of {life.num_prompt_tokens} tokens"
+            )
+
+    def _check_end(self, output: Output) -> None:
+        request, got = output.request, self.got[output.request]
+        life = self.engine.lives[request]
+        if output.finish is Finish.LENGTH:
+            if got != life.outputs and not self._is_suspect(request):
+                raise BadOutcomeError(f"request {request} got {got} instead of {life.outputs}")
+        elif output.finish is Finish.ERROR:
+            self._check_error(output)
+        elif output.finish is not Finish.ABORTED:
+            raise BadOutcomeError(f"request {request} ended with {output.finish}")
+
+    def _check_error(self, output: Output) -> None:
+        may_fail = self.setting.options.policy is Policy.FAIL
+        if output.error == "tainted_output":
+            is_right = self._is_suspect(output.request)
+        else:
+            is_right = output.error == "load_failed" and may_fail
+        if not is_right:
+            raise BadOutcomeError(f"request {output.request} ended with {output.error}")
+
+    def _judge_reports(self, known: list[Fault]) -> None:
+        """A failure that was reported now: who was handed out garbage has ended."""
+        for fault in self.injection.faults:
+            if not fault.is_reported or fault in known:
+                continue
+            for request in self.suspects.get(fault.number, ()):
+                if request not in self.ended:
+                    raise BadOutcomeError(f"request {request} goes on with garbage handed out")
+
+    # At the end of each step.
+
+    def _check(self) -> None:
+        self.scheduler.check_integrity()
+        for key, block, values in self.findable.check(self.engine.unwritten()):
+            self.tiers.store(key, block, values)
+        for key, values in self.tiers.contents():
+            if any(self.injection.is_known_garbage(value) for value in values):
+                raise BadOutcomeError(f"a tier offers {key}, which holds {values}")
+
+    def _check_idle(self) -> None:
+        pool = self.cache.pool
+        if self.scheduler.schedule() is not None:
+            raise BadOutcomeError("an idle scheduler has a step")
+        self.cache.start_step()
+        if pool.num_held or pool.num_free != pool.num_blocks - 1:
+            raise BadOutcomeError(f"{pool.num_held} blocks are held, {pool.num_free} are free")

@@ -1,0 +1,169 @@
+"""Injects faults into simulations, one after the other, until there are enough.
+
+`python -m tests.ghost.soak --faults 20000` prints how many faults of each cell were injected and
+ends with one line of JSON. `--progress FILE` makes it resumable: what was done is written there
+now and then, and not done again by the same code; a finished run is forgotten. `--seed N` replays
+one case and shows what happened. The exit status is 1 if anything bad happened.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import kvbraid
+
+from tests.ghost.faults import Tally, cells
+from tests.ghost.setting import draw_setting
+from tests.ghost.simulation import Simulation
+
+CHUNK: Final = 25
+"""Simulations that one process runs before it reports."""
+MOST_BAD: Final = 200
+"""Bad outcomes after which nobody wants to see more."""
+SHOWN_EVERY: Final = 15.0
+"""Seconds between two lines of progress."""
+
+
+def run_one(seed: int) -> tuple[Tally, str]:
+    """Run one simulation; return what was injected, and what went wrong."""
+    simulation = Simulation(seed)
+    try:
+        return simulation.run(), ""
+    except Exception as error:  # noqa: BLE001 - a crash is a bad outcome as well
+        simulation.tally.bad += 1
+        return simulation.tally, f"{type(error).__name__}: {error}"
+    except BaseException as error:  # The core's integrity check panics.
+        if type(error).__name__ != "PanicException":
+            raise
+        simulation.tally.bad += 1
+        return simulation.tally, f"panic: {error}"
+
+
+def run_chunk(first: int) -> tuple[Tally, dict[int, str]]:
+    tally, wrong = Tally(), {}
+    for seed in range(first, first + CHUNK):
+        own, problem = run_one(seed)
+        tally.add(own)
+        if problem:
+            wrong[seed] = problem
+    return tally, wrong
+
+
+def replay(seed: int) -> str:
+    return f"python -m tests.ghost.soak --seed {seed}"
+
+
+def chunks(first: int, processes: int) -> Iterator[tuple[Tally, dict[int, str]]]:
+    """Yield the outcome of chunk after chunk, in order."""
+    starts = count(first, CHUNK)
+    if processes == 1:
+        yield from map(run_chunk, starts)
+        return
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        pending = [pool.apply_async(run_chunk, (next(starts),)) for _ in range(2 * processes)]
+        while True:
+            yield pending.pop(0).get()
+            pending.append(pool.apply_async(run_chunk, (next(starts),)))
+
+
+class Progress:
+    """What was done so far, in a file if there is one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.tally = Tally()
+        self.next_seed = 0
+        self.code = code_version()
+        known = json.loads(path.read_text()) if path and path.exists() else {}
+        if known.pop("code", None) == self.code:
+            print(f"continuing {path}", file=sys.stderr)
+            self.next_seed = known.pop("next_seed")
+            self.tally = Tally(**{**known, "faults": Counter(known["faults"])})
+
+    def add(self, tally: Tally) -> None:
+        self.tally.add(tally)
+        self.next_seed += CHUNK
+
+    def save(self) -> None:
+        if self.path:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            written = self.path.with_suffix(".new")
+            written.write_text(
+                json.dumps({"code": self.code, "next_seed": self.next_seed, **vars(self.tally)})
+            )
+            written.replace(self.path)
+
+    def forget(self) -> None:
+        if self.path:
+            self.path.unlink(missing_ok=True)
+
+
+def code_version() -> str:
+    """A hash of the package and of the ghost: a run of other code is not continued."""
+    digest = sha256()
+    for folder in (Path(kvbraid.__file__).parent, Path(__file__).parent):
+        for path in sorted(folder.rglob("*.py")) + sorted(folder.rglob("*.so")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def soak(faults: int, processes: int, progress: Progress) -> Tally:
+    """Run cases until so many faults are injected; print what goes wrong and how far it got."""
+    began = shown = time.monotonic()
+    tally = progress.tally
+    if tally.injected >= faults:
+        return tally
+    for outcome, wrong in chunks(progress.next_seed, processes):
+        progress.add(outcome)
+        for seed, problem in wrong.items():
+            print(f"BAD: {problem}\n  {replay(seed)}", file=sys.stderr, flush=True)
+        now = time.monotonic()
+        if now - shown > SHOWN_EVERY or tally.injected >= faults:
+            shown = now
+            progress.save()
+            print(
+                f"{tally.injected} of {faults} faults, {tally.cases} cases, {tally.bad} bad, "
+                f"{now - began:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
+        if tally.injected >= faults or tally.bad >= MOST_BAD:
+            break
+    return tally
+
+
+def table(tally: Tally) -> str:
+    """Return the counts per event, kind and mode."""
+    return "\n".join(f"  {name:46} {tally.faults[name]:8}" for name in cells())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.ghost.soak")
+    parser.add_argument("--faults", type=int, default=20_000)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--progress", type=Path)
+    parser.add_argument("--seed", type=int, help="replay one case")
+    options = parser.parse_args(arguments)
+    if options.seed is not None:
+        print(draw_setting(options.seed))
+        print(Simulation(options.seed, trace=print).run().line())
+        return 0
+    progress = Progress(options.progress)
+    tally = soak(options.faults, options.processes, progress)
+    progress.forget()
+    print(table(tally))
+    print(json.dumps({"faults": tally.line()}))
+    return 1 if tally.bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
