@@ -40,6 +40,10 @@ _PLACES: Final = {
         (vllm.v1.core.single_type_kv_cache_manager,),
     ),
 }
+_MANAGERS: Final = {
+    "KvbraidCacheManager": surface.KVCacheManager,
+    "TrackedCacheManager": surface.TrackedManager,
+}
 
 
 def _put_in_place() -> None:
@@ -47,7 +51,8 @@ def _put_in_place() -> None:
         for module in modules:
             setattr(module, name, getattr(surface, name))
     # Tests of schedulers look at blocks, too.
-    setattr(schedulers, "KvbraidCacheManager", surface.KVCacheManager)  # noqa: B010
+    for name, ours in _MANAGERS.items():
+        setattr(schedulers, name, ours)
     vllm.v1.core.sched.scheduler.Scheduler = schedulers.KvbraidScheduler
     vllm.v1.core.sched.async_scheduler.AsyncScheduler = schedulers.KvbraidAsyncScheduler
 

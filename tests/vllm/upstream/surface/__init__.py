@@ -6,7 +6,7 @@ blocks, hashes or references of its own: each answer is read from the native cac
 is made there.
 """
 
-from .engine import KVCacheManager
+from .engine import KVCacheManager, TrackedManager
 from .groups import (
     ChunkedLocalAttentionManager,
     CircularBufferManager,
@@ -29,4 +29,5 @@ __all__ = [
     "MambaManager",
     "RSWAManager",
     "SlidingWindowManager",
+    "TrackedManager",
 ]

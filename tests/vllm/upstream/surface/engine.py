@@ -9,6 +9,7 @@ from kvbraid.cache import CacheManager, Dense, Interval
 from kvbraid.integrations.vllm import KvbraidCacheManager
 from kvbraid.integrations.vllm.coordinator import Coordinator
 from kvbraid.integrations.vllm.requests import Requests
+from kvbraid.integrations.vllm.tracked import TrackedCacheManager
 from kvbraid.integrations.vllm.work import StepWork
 from vllm.distributed.kv_events import BlockStored, KVCacheEvent
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -82,6 +83,10 @@ class KVCacheManager(KvbraidCacheManager):
                 event.kv_cache_spec_kind = get_kv_cache_spec_kind(spec).value
                 event.kv_cache_spec_sliding_window = get_kv_cache_spec_sliding_window(spec)
         return taken
+
+
+class TrackedManager(TrackedCacheManager, KVCacheManager):
+    """The manager of a scheduler with a connector, with the same parts."""
 
 
 class _Coordinator(Coordinator):
