@@ -23,6 +23,10 @@ class Departed:
         self._ended: list[tuple[int, Run]] = []
         self._blocks: Final[set[int]] = set()
 
+    def __bool__(self) -> bool:
+        """Whether any block counts that its run no longer holds."""
+        return bool(self._blocks)
+
     def give_back(self, request: int, gone: Iterable[GivenBack]) -> None:
         """Note loaded blocks that are no longer in the tables of a run."""
         new = list(gone)

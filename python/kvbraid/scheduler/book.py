@@ -91,7 +91,7 @@ class Book:
     def allocate(self, need: Need) -> bool:
         """Allocate for one request; return whether it fits."""
         done = self.cache.allocate([need])
-        if done.num_fit:
+        if done.num_fit and self.ledgers.departed:
             self.ledgers.departed.hand_out(done.block_ids)
         return bool(done.num_fit)
 
