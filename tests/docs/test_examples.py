@@ -3,15 +3,19 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from tests.docs.markdown import ROOT
 
+MAX_LINES: Final = {"engine.py": 60}
+"""An engine has a tier, a loop and a failure to show."""
+
 
 @pytest.mark.parametrize("example", sorted(ROOT.glob("examples/*.py")), ids=lambda path: path.name)
 def test_every_example_runs_and_is_short(example: Path) -> None:
-    assert len(example.read_text().splitlines()) <= 30
+    assert len(example.read_text().splitlines()) <= MAX_LINES.get(example.name, 30)
     done = subprocess.run(
         [sys.executable, "-W", "error", str(example)],
         cwd=ROOT,

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import msgspec
 from kvbraid.cache.config import CacheConfig
 from kvbraid.cache.retention import Interval
-from kvbraid.cache.step import Match, Need
+from kvbraid.cache.step import Match, Need, Work
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
 from kvbraid.spec import GroupSpec, SpecKind
 
@@ -152,11 +152,12 @@ class StockCache:
             request.num_computed_tokens += need.num_hit_tokens + need.num_new_tokens
         return SimpleNamespace(num_fit=len(needs))
 
-    def take_work(self, *, caller_frees: bool = False) -> None:
+    def take_work(self, *, caller_frees: bool = False) -> Work:
         """Drop the copies, which nobody makes here."""
         del caller_frees
         _copies, held = self._manager.take_kv_cache_block_copies()
         self._manager.block_pool.free_blocks(held)
+        return Work([], [], [])
 
     def release(self, requests: Sequence[int]) -> None:
         for request in requests:
