@@ -44,6 +44,7 @@ NATIVE_WRAPPERS: Final = frozenset(
         "fleet/answer.py",
         "fleet/index.py",
         "hashing.py",
+        "recovery/assess.py",
         "resume.py",
         "service/requests.py",
     }

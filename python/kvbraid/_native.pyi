@@ -1,6 +1,6 @@
 """Types of the native core; checked against the built module by stubtest."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeAlias, final
 
 from typing_extensions import Buffer
@@ -12,6 +12,9 @@ from kvbraid.fleet.index import IndexOptions, Registration
 from kvbraid.fleet.request import Request
 from kvbraid.hashing import EngineHash, ExtraKeys
 from kvbraid.ids import BlockId
+from kvbraid.recovery.failures import Failures
+from kvbraid.recovery.run import Run
+from kvbraid.recovery.snapshot import Snapshot
 from kvbraid.resume import HeldWords, Query
 from kvbraid.spec import GroupSpec, Topology
 
@@ -21,6 +24,7 @@ __all__ = [
     "FleetCore",
     "PayloadDigest",
     "__version__",
+    "assess_snapshot",
     "decode_batch",
     "encode_events",
     "engine_chain",
@@ -122,6 +126,30 @@ class FleetCore:
 
 def find_token_ids(body: bytes) -> tuple[bytes, int, int] | None: ...
 
+# request, first tainted token, handed out, resume, in place, owned blocks, (blocks waited for,
+# owners), busy blocks, refusals
+_VerdictTuple: TypeAlias = tuple[
+    int,
+    int | None,
+    bool,
+    int,
+    bool,
+    list[BlockId],
+    tuple[bytes, bytes],
+    list[BlockId],
+    list[tuple[int, int, int, BlockId, str]],
+]
+# tainted blocks, verdicts, counts of what was ignored
+_AssessmentTuple: TypeAlias = tuple[bytes, list[_VerdictTuple], list[int]]
+
+def assess_snapshot(
+    snapshot: Snapshot,
+    runs: Sequence[Run],
+    failures: Failures,
+    busy: Collection[BlockId],
+    max_refusals: int,
+) -> _AssessmentTuple: ...
+
 # requests that fit; block ids and counts as buffers of native 32-bit integers
 _AllocationTuple: TypeAlias = tuple[int, bytes, bytes]
 
@@ -171,6 +199,13 @@ class CacheCore:
         drops_unit: bool,
         max_refusals: int,
     ) -> list[tuple[int, list[tuple[int, int, int, BlockId, str]]]]: ...
+    def assess(
+        self,
+        runs: Sequence[Run],
+        failures: Failures,
+        busy: Collection[BlockId],
+        max_refusals: int,
+    ) -> _AssessmentTuple: ...
     def truncate(self, request: int, num_tokens: int) -> None: ...
     def forget(self, blocks: Sequence[BlockId]) -> None: ...
     def reset(self) -> bool: ...

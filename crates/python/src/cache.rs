@@ -22,6 +22,7 @@ use tables::{PlacesTuple, PointTuple};
 
 use crate::errors::to_python;
 use crate::extra_keys::ExtraKeysArg;
+use crate::recovery::{self, AssessmentTuple, BlocksArg, FailuresArg, RunArg};
 use crate::secret;
 use crate::tokens::TokenArg;
 
@@ -217,6 +218,23 @@ impl CacheCore {
             cache.resume_points(&limits, &bad, drops_unit, max_refusals)
         });
         points.map(tables::points).map_err(to_python)
+    }
+
+    fn assess<'py>(
+        &self,
+        py: Python<'py>,
+        runs: Vec<RunArg>,
+        failures: FailuresArg,
+        busy: BlocksArg,
+        max_refusals: usize,
+    ) -> PyResult<AssessmentTuple<'py>> {
+        let (runs, doubt) = (
+            recovery::runs(runs),
+            recovery::doubt(failures, busy, max_refusals),
+        );
+        py.detach(|| self.cache.lock().assess(&runs, &doubt))
+            .map_err(to_python)
+            .and_then(|found| recovery::assessment(py, found))
     }
 
     fn truncate(&self, request: u64, num_tokens: u32) -> PyResult<()> {

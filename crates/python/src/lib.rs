@@ -7,7 +7,9 @@ mod errors;
 mod extra_keys;
 mod fleet;
 mod hash;
+mod native_bytes;
 mod payload;
+mod recovery;
 mod rule;
 mod secret;
 mod shared_index;
@@ -23,6 +25,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     hash::register(module)?;
     rule::register(module)?;
+    recovery::register(module)?;
     fleet::register(module)?;
     cache::register(module)?;
     payload::register(module)?;

@@ -88,6 +88,11 @@ class RequestTables:
     def __init__(self, core: CacheCore) -> None:
         self._core = core
 
+    @property
+    def native(self) -> CacheCore:
+        """The native core, for `kvbraid.recovery`, which reads the tables where they are."""
+        return self._core
+
     def requests_of(self, block_ids: Sequence[BlockId]) -> Places:
         """Return where each of these blocks stands in the tables of requests.
 

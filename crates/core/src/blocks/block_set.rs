@@ -38,6 +38,16 @@ impl BlockSet {
         set
     }
 
+    /// The blocks, in ascending order.
+    pub fn iter(&self) -> impl Iterator<Item = BlockId> {
+        let words = (0u32..).zip(&self.words);
+        words.flat_map(|(at, &word)| {
+            let next = |word: &u64| Some(word & word.wrapping_sub(1));
+            let rests = std::iter::successors(Some(word), next).take_while(|&rest| rest != 0);
+            rests.map(move |rest| BlockId(at * 64 + rest.trailing_zeros()))
+        })
+    }
+
     /// The same set with the null block.
     #[must_use]
     pub fn with_null(mut self) -> Self {
@@ -46,9 +56,19 @@ impl BlockSet {
         self
     }
 
-    fn insert(&mut self, block: BlockId) {
-        self.words[block.index() / 64] |= 1 << (block.index() % 64);
+    /// Adds a block of the pool, and returns whether the set did not have it.
+    pub fn insert(&mut self, block: BlockId) -> bool {
+        let word = &mut self.words[block.index() / 64];
+        let bit = 1 << (block.index() % 64);
+        let is_new = *word & bit == 0;
+        *word |= bit;
         self.flags[block.index() / FLAGGED] = true;
+        is_new
+    }
+
+    /// Takes a block of the pool out. The flag of its neighbours stays, which costs time only.
+    pub fn remove(&mut self, block: BlockId) {
+        self.words[block.index() / 64] &= !(1 << (block.index() % 64));
     }
 
     /// Whether the set has the block.
@@ -151,6 +171,19 @@ mod tests {
         let table: Vec<BlockId> = (0..100).map(|at| BlockId(at % 50)).collect();
         assert_eq!(set.found_in(&table).collect::<Vec<_>>(), [7, 40, 57, 90]);
         assert_eq!(set.found_in(&table[41..]).collect::<Vec<_>>(), [16, 49]);
+    }
+
+    #[test]
+    fn blocks_are_added_taken_out_and_listed() {
+        let mut set = BlockSet::new(200, &ids(&[130, 63, 64, 5]));
+        assert!(set.insert(BlockId(199)));
+        assert!(!set.insert(BlockId(5)));
+        set.remove(BlockId(64));
+        assert_eq!(set.iter().collect::<Vec<_>>(), ids(&[5, 63, 130, 199]));
+        assert_eq!(
+            set.found_in(&ids(&[5, 64, 199])).collect::<Vec<_>>(),
+            [0, 2]
+        );
     }
 
     #[test]

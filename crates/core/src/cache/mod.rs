@@ -7,8 +7,9 @@
 //! for a boundary, `plan` counts the blocks that a step needs, `allocate` and `state` take them,
 //! `commit` makes computed blocks findable, and `free` gives blocks back. `group` has the
 //! differences between the kinds of groups, and `retention` decides what is worth keeping. After a
-//! load has failed, `own_tables` says who holds what and how far that goes, `rewind` goes back, and
-//! `recover` does all that a recovery needs in one step.
+//! load has failed, `own_tables` says who holds what and how far that goes, `assess` what that means
+//! for all requests together, `rewind` goes back, and `recover` does all that a recovery needs in one
+//! step.
 //!
 //! ```
 //! use kvbraid_core::cache::{Cache, CacheConfig, GroupOptions, HashFunction, Need, NewRequest, Retention};
@@ -73,6 +74,7 @@
 //! ```
 
 mod allocate;
+mod assess;
 mod commit;
 mod config;
 mod core;

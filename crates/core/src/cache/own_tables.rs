@@ -132,7 +132,7 @@ impl Places {
 }
 
 impl Core {
-    fn own_tables<'a>(&self, request: &'a Request, limit: Option<u32>) -> OwnTables<'a> {
+    pub(super) fn own_tables<'a>(&self, request: &'a Request, limit: Option<u32>) -> OwnTables<'a> {
         let groups = self.groups.iter().zip(request.tables());
         OwnTables {
             groups: groups

@@ -92,7 +92,7 @@ pub struct ResumePoint {
 }
 
 /// What one group demands of boundaries.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Demand {
     group: usize,
     spec: GroupSpec,
@@ -109,7 +109,7 @@ struct No {
 }
 
 /// A search for resume points, for any number of requests.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Search {
     demands: Vec<Demand>,
     /// Every boundary is a multiple of this many tokens.
@@ -152,6 +152,11 @@ impl Search {
             holes: bad.with_null(),
             max_refusals,
         }
+    }
+
+    /// Lets a block that was bad serve from now on.
+    pub(super) fn trust(&mut self, block: BlockId) {
+        self.holes.remove(block);
     }
 
     /// The largest boundary that every group accepts, at most the computed tokens. At least one
@@ -320,7 +325,7 @@ impl No {
     }
 }
 
-fn block_at(blocks: &[BlockId], position: u32) -> BlockId {
+pub(super) fn block_at(blocks: &[BlockId], position: u32) -> BlockId {
     blocks.get(position as usize).copied().unwrap_or(NULL_BLOCK)
 }
 

@@ -8,6 +8,8 @@ use kvbraid_core::hash::Digest;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::native_bytes::native_bytes;
+
 /// The number of references; and the group, the hash and the number of tokens of the block's first
 /// key.
 pub(super) type BlockTuple<'py> = (u32, Option<(u16, Bound<'py, PyBytes>, u32)>);
@@ -40,20 +42,6 @@ pub(super) fn allocation<'py>(
         native_bytes(py, done.blocks.iter().map(|block| block.0.to_ne_bytes()))?,
         native_bytes(py, done.counts.iter().map(|count| count.to_ne_bytes()))?,
     ))
-}
-
-/// The numbers as native bytes, written in place: a step of 256 requests answers with thousands of
-/// numbers.
-pub(super) fn native_bytes<const SIZE: usize>(
-    py: Python<'_>,
-    numbers: impl ExactSizeIterator<Item = [u8; SIZE]>,
-) -> PyResult<Bound<'_, PyBytes>> {
-    PyBytes::new_with(py, SIZE * numbers.len(), |bytes| {
-        for (place, number) in bytes.chunks_exact_mut(SIZE).zip(numbers) {
-            place.copy_from_slice(&number);
-        }
-        Ok(())
-    })
 }
 
 /// Block ids as plain numbers, in the same vector.

@@ -1,11 +1,11 @@
 //! What the cache answers about the tables of requests, as tuples and flat buffers.
 
 use kvbraid_core::cache::{OwnLimit, Places};
-use kvbraid_core::recovery::{Refusal, ResumePoint, Why};
+use kvbraid_core::recovery::ResumePoint;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
-use super::answers::native_bytes;
+use crate::native_bytes::{Column, native_bytes};
+use crate::recovery::{RefusalTuple, refusals};
 
 /// The blocks, the index after the last place of each, and the requests, groups and positions of all
 /// places. These are buffers of native integers, of 64 bits for requests and of 32 bits for the
@@ -17,11 +17,6 @@ pub(super) type PlacesTuple<'py> = (
     Column<'py>,
     Column<'py>,
 );
-
-type Column<'py> = Bound<'py, PyBytes>;
-
-/// The boundary, the group, the position, the block and what is wrong with it.
-type RefusalTuple = (u32, u16, u32, u32, &'static str);
 
 /// The number of tokens, and the refusals.
 pub(super) type PointTuple = (u32, Vec<RefusalTuple>);
@@ -51,23 +46,8 @@ pub(super) fn limits(limits: Vec<(u64, Option<u32>)>) -> Vec<OwnLimit> {
 }
 
 pub(super) fn points(points: Vec<ResumePoint>) -> Vec<PointTuple> {
-    let refusal = |refusal: Refusal| {
-        let why = match refusal.why {
-            Why::NotHeld => "not_held",
-            Why::Bad => "bad",
-            Why::NotComputed => "not_computed",
-        };
-        let Refusal {
-            boundary,
-            group,
-            position,
-            block,
-            ..
-        } = refusal;
-        (boundary, group, position, block.0, why)
-    };
     let point = |point: ResumePoint| {
-        let refused = point.refused.into_iter().map(refusal).collect();
+        let refused = refusals(point.refused);
         (point.num_tokens, refused)
     };
     points.into_iter().map(point).collect()

@@ -1,0 +1,80 @@
+//! The tables of a live cache, as an assessment of failed loads reads them. Nothing is copied.
+
+use super::Cache;
+use super::core::Core;
+use super::group::{Group, Kind};
+use super::request::Request;
+use crate::blocks::{BlockId, Key};
+use crate::error::Result;
+use crate::recovery::{Assessment, Doubt, Gap, OwnTables, Run, Tables, assess};
+use crate::spec::Topology;
+
+impl Cache {
+    /// What failures taint, and where each affected run resumes. The cache is not changed.
+    ///
+    /// # Errors
+    /// `UnknownRequest` for a run that goes on; otherwise as [`assess`] says.
+    pub fn assess(&self, runs: &[Run], doubt: &Doubt) -> Result<Assessment> {
+        assess(self, runs, doubt)
+    }
+}
+
+impl Tables for Cache {
+    fn topology(&self) -> &Topology {
+        &self.core.config.topology
+    }
+
+    fn num_blocks(&self) -> usize {
+        self.core.pool.num_blocks()
+    }
+
+    fn own(&self, request: u64) -> Result<OwnTables<'_>> {
+        Ok(self.core.own_tables(self.request(request)?, None))
+    }
+
+    fn may_be_shared(&self, block: BlockId) -> bool {
+        self.core.pool.refs(block) > 1
+    }
+
+    fn find(&self, request: u64, gap: &Gap<'_>, found: &mut Vec<(u32, BlockId)>) {
+        let group = self.core.groups[gap.group];
+        if let Ok(request) = self.request(request)
+            && group.cacheable
+        {
+            self.core.find(request, &group, gap, found);
+        }
+    }
+}
+
+impl Core {
+    /// All copies of what a request had at some positions. A hash of a state or of a full block may
+    /// end inside the block.
+    fn find(
+        &self,
+        request: &Request,
+        group: &Group,
+        gap: &Gap<'_>,
+        found: &mut Vec<(u32, BlockId)>,
+    ) {
+        let unit = self.config.topology.hash_block_size;
+        let is_coarse = matches!(group.kind, Kind::Full | Kind::State { .. });
+        let step = if is_coarse { unit } else { group.block };
+        let hashed = request.num_tokens().div_ceil(group.block);
+        for position in gap.positions(hashed) {
+            let start = position * group.block;
+            let ends = (start + step..=start + group.block).step_by(step as usize);
+            let is_written =
+                |&end: &u32| end > gap.start || end <= gap.start / group.block * group.block;
+            for end in ends.filter(is_written) {
+                let entry = request
+                    .hash_at(end, unit)
+                    .and_then(|hash| self.pool.index.find(hash));
+                if let Some(entry) = entry {
+                    let group = group.index;
+                    let copies = self.pool.index.copies(Key { entry, group });
+                    found.extend(copies.map(|block| (position, block)));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What failures mean for all runs together.
+//!
+//! ```text
+//! 1  hold      the tables of all runs, side by side
+//! 2  report    which places, blocks and requests a load of some run fills
+//! 3  scan      one pass over all tables for what was reported
+//! 4  taint     what was computed from the failed blocks, of any run
+//! 5  verdicts  resume points, owners and waiters of the affected runs
+//! ```
+//! Only the third step reads whole tables; the others look at what it found. Taint that reaches a
+//! block which other tables may have costs a second pass.
+
+use super::held::{hold, scan};
+use super::owners::{Court, Verdict};
+use super::reported::{IgnoredCounts, Judge};
+use super::run::{Failures, Run, Tables};
+use super::taint::Taint;
+use crate::blocks::{BlockId, BlockSet};
+use crate::error::Result;
+
+/// The answer for all runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Assessment {
+    /// The blocks with garbage, in ascending order.
+    pub tainted: Vec<BlockId>,
+    /// One for each affected run that has not ended, ordered by request.
+    pub verdicts: Vec<Verdict>,
+    /// How many parts of the report do not count.
+    pub ignored: IgnoredCounts,
+}
+
+/// What is asked besides the runs.
+#[derive(Debug, Clone, Default)]
+pub struct Doubt {
+    /// What failed.
+    pub failures: Failures,
+    /// Blocks that a transfer may still write.
+    pub busy: Vec<BlockId>,
+    /// How many refused boundaries are told for each run.
+    pub max_refusals: usize,
+}
+
+/// What failures taint, and where each affected run resumes.
+///
+/// # Errors
+/// `UnknownRequest` for a run that goes on without tables; `GivenTwice` for a request with two
+/// runs; `InvalidValue` or `UnknownBlock` for tables that cannot be.
+pub fn assess(tables: &impl Tables, runs: &[Run], doubt: &Doubt) -> Result<Assessment> {
+    let num_blocks = tables.num_blocks();
+    let mut all = hold(tables, runs)?;
+    let mut taint = Taint::new(num_blocks, all.len());
+    let mut ignored = IgnoredCounts::default();
+    let mut judge = Judge::new(tables, &all, &mut taint, &mut ignored);
+    judge.fail_places(&doubt.failures);
+    let reported = judge.blocks(&doubt.failures);
+    let mut wanted = taint.blocks.clone();
+    for block in reported.wanted() {
+        wanted.insert(block);
+    }
+    let mut hits = scan(&mut all, &wanted);
+    Judge::new(tables, &all, &mut taint, &mut ignored).fail_blocks(reported, &hits);
+    taint.spread(tables, &all, &mut hits, &wanted);
+    let busy = BlockSet::new(num_blocks, &doubt.busy);
+    let court = Court {
+        topology: tables.topology(),
+        all: &all,
+        taint: &taint,
+        hits: &hits,
+        is_any_busy: busy.iter().next().is_some(),
+        busy: &busy,
+        max_refusals: doubt.max_refusals,
+    };
+    Ok(Assessment {
+        verdicts: court.verdicts(),
+        tainted: taint.blocks.iter().collect(),
+        ignored,
+    })
+}

@@ -1,0 +1,244 @@
+//! What the runs hold, side by side, and where some blocks stand in their tables.
+//!
+//! ```text
+//! run   group    position  0   1   2   3   4   5
+//!  0      0                7   8   9  10  11            one scan for the blocks 9 and 30 finds
+//!  0      1                .   .  30  31  32            (0, 0, 2), (0, 1, 2), (1, 0, 2)
+//!  1      0                7   8   9  20
+//!  1      1                .   .   .  41                and that (1, 1) has all blocks from 3 on
+//! ```
+//! All tables are read once, whatever the number of blocks.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use super::resume_point::{OwnTable, OwnTables, State, block_at};
+use super::run::{Run, Tables};
+use crate::blocks::{BlockId, BlockSet, NULL_BLOCK, count};
+use crate::error::{Error, Result};
+use crate::spec::{GroupSpec, SpecKind};
+
+/// One entry of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Hit {
+    /// The index of the run.
+    pub run: u32,
+    pub group: u16,
+    pub position: u32,
+    pub block: BlockId,
+}
+
+/// What one run holds.
+#[derive(Debug)]
+pub(super) struct Held<'a> {
+    pub run: &'a Run,
+    pub own: OwnTables<'a>,
+    /// For each group, a position from which on the table has a block everywhere.
+    pub whole_from: SmallVec<[u32; 8]>,
+}
+
+impl Held<'_> {
+    pub(super) fn has_ended(&self) -> bool {
+        self.run.ended_tables.is_some()
+    }
+
+    /// The block at a position; the null block if there is none.
+    pub(super) fn block_at(&self, group: usize, position: u32) -> BlockId {
+        block_at(self.own.groups[group].blocks, position)
+    }
+
+    /// The positions of a table that a load fills. Of a state group, that is the state at its end.
+    pub(super) fn loaded(&self, group: usize, spec: &GroupSpec) -> Range<u32> {
+        let tokens = self.run.loaded();
+        if tokens.is_empty() {
+            return 0..0;
+        }
+        let size = spec.block_size;
+        let end = tokens.end.div_ceil(size);
+        let start = if spec.kind == SpecKind::Mamba {
+            end - 1
+        } else {
+            tokens.start / size
+        };
+        let held = count(self.own.groups[group].blocks.len());
+        start.min(held)..end.min(held)
+    }
+
+    /// Whether a position of a state group has the state that covers the tokens before the start.
+    pub(super) fn is_start_state(&self, group: usize, spec: &GroupSpec, position: u32) -> bool {
+        let num_tokens = self.run.start();
+        if self.has_ended() {
+            u64::from(num_tokens) == (u64::from(position) + 1) * u64::from(spec.block_size)
+        } else {
+            let state = State {
+                num_tokens,
+                position,
+            };
+            self.own.groups[group].states.contains(&state)
+        }
+    }
+}
+
+/// Takes all runs together, ordered by request.
+pub(super) fn hold<'a>(tables: &'a impl Tables, runs: &'a [Run]) -> Result<Vec<Held<'a>>> {
+    let mut runs: Vec<&Run> = runs.iter().collect();
+    runs.sort_unstable_by_key(|run| run.request);
+    if let Some(pair) = runs.windows(2).find(|w| w[0].request == w[1].request) {
+        return Err(Error::GivenTwice(pair[0].request));
+    }
+    let held = runs.into_iter().map(|run| {
+        check(tables, run)?;
+        let mut own = match &run.ended_tables {
+            Some(ended) => ended_tables(ended),
+            None => tables.own(run.request)?,
+        };
+        own.num_tokens = run.num_tokens;
+        own.num_computed_tokens = run.num_computed_tokens;
+        let whole_from = own.groups.iter().map(|table| table.num_null).collect();
+        Ok(Held {
+            run,
+            own,
+            whole_from,
+        })
+    });
+    held.collect()
+}
+
+fn ended_tables(ended: &[Vec<BlockId>]) -> OwnTables<'_> {
+    let table = |blocks| OwnTable {
+        blocks,
+        ..OwnTable::default()
+    };
+    OwnTables {
+        groups: ended
+            .iter()
+            .map(|blocks| table(blocks.as_slice()))
+            .collect(),
+        num_tokens: 0,
+        num_computed_tokens: 0,
+    }
+}
+
+/// Refuses what a run brings itself, if it cannot be.
+fn check(tables: &impl Tables, run: &Run) -> Result<()> {
+    let (num_groups, num_blocks) = (tables.topology().groups.len(), tables.num_blocks());
+    let mut gone = run.given_back.iter();
+    if let Some(gone) = gone.find(|gone| gone.group as usize >= num_groups) {
+        return Err(Error::InvalidValue(format!(
+            "request {}: a block of group {} was given back; there are {num_groups} groups, and the \
+             first one is 0",
+            run.request, gone.group
+        )));
+    }
+    check_blocks(run.given_back.iter().map(|gone| gone.block), num_blocks)?;
+    match &run.ended_tables {
+        Some(ended) => check_tables(run.request, ended, num_groups, num_blocks),
+        None => Ok(()),
+    }
+}
+
+/// Refuses tables that are not one for each group, or that have blocks beyond the pool.
+pub(super) fn check_tables(
+    request: u64,
+    tables: &[Vec<BlockId>],
+    num_groups: usize,
+    num_blocks: usize,
+) -> Result<()> {
+    if tables.len() != num_groups {
+        return Err(Error::InvalidValue(format!(
+            "request {request} has {} tables for {num_groups} groups; give one per group, empty \
+             where the request has no block",
+            tables.len()
+        )));
+    }
+    check_blocks(tables.iter().flatten().copied(), num_blocks)
+}
+
+fn check_blocks(mut blocks: impl Iterator<Item = BlockId>, num_blocks: usize) -> Result<()> {
+    match blocks.find(|block| block.index() >= num_blocks) {
+        Some(block) => Err(Error::UnknownBlock { block, num_blocks }),
+        None => Ok(()),
+    }
+}
+
+/// Finds every entry of every table that is one of these blocks, in the order of runs, groups and
+/// positions. It also notes from where on each table has blocks everywhere.
+pub(super) fn scan(all: &mut [Held<'_>], wanted: &BlockSet) -> Vec<Hit> {
+    let wanted = wanted.clone().with_null();
+    let mut hits = Vec::new();
+    for (run, held) in (0u32..).zip(all) {
+        let groups = (0u16..).zip(&held.own.groups);
+        for ((group, table), whole_from) in groups.zip(&mut held.whole_from) {
+            let start = table.num_null;
+            let entries = table.blocks.get(start as usize..).unwrap_or(&[]);
+            for at in wanted.found_in(entries) {
+                let (position, block) = (start + count(at), entries[at]);
+                if block == NULL_BLOCK {
+                    *whole_from = position + 1;
+                } else {
+                    hits.push(Hit {
+                        run,
+                        group,
+                        position,
+                        block,
+                    });
+                }
+            }
+        }
+    }
+    hits
+}
+
+/// For each block, where it stands in all tables.
+#[derive(Debug)]
+pub(super) struct Occurrences {
+    /// For each block, the index after its last hit.
+    ends: Vec<usize>,
+    hits: Vec<Hit>,
+}
+
+impl Occurrences {
+    pub(super) fn new(all: &[Held<'_>], num_blocks: usize) -> Self {
+        // First the starts, which move to the ends as the hits are filled in.
+        let mut ends = vec![0; num_blocks + 1];
+        for held in all {
+            for block in held.own.groups.iter().flat_map(|table| table.blocks) {
+                ends[block.index() + 1] += 1;
+            }
+        }
+        ends[1] = 0; // The null block stands nowhere.
+        for block in 1..ends.len() {
+            ends[block] += ends[block - 1];
+        }
+        let none = Hit {
+            run: 0,
+            group: 0,
+            position: 0,
+            block: NULL_BLOCK,
+        };
+        let mut hits = vec![none; ends[num_blocks]];
+        for (run, held) in (0u32..).zip(all) {
+            for (group, table) in (0u16..).zip(&held.own.groups) {
+                for (position, &block) in (0u32..).zip(table.blocks) {
+                    if block != NULL_BLOCK {
+                        hits[ends[block.index()]] = Hit {
+                            run,
+                            group,
+                            position,
+                            block,
+                        };
+                        ends[block.index()] += 1;
+                    }
+                }
+            }
+        }
+        ends.truncate(num_blocks);
+        Self { ends, hits }
+    }
+
+    pub(super) fn of(&self, block: BlockId) -> &[Hit] {
+        let start = self.ends[block.index() - 1];
+        &self.hits[start..self.ends[block.index()]]
+    }
+}

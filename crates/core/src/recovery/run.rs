@@ -1,0 +1,138 @@
+//! What a decision is made from: the runs of requests, and what is reported about their loads.
+//!
+//! ```text
+//! 0          num_local      start              num_processed       num_computed     num_tokens
+//! |-- hit ------|-- loaded ---|-- computed ------|-- in flight --------|                |
+//! ```
+//! Nothing here says who keeps the tables: a cache that lives, or a copy of what one held.
+
+use std::ops::Range;
+
+use super::resume_point::{OwnTables, block_at};
+use crate::blocks::{BlockId, NULL_BLOCK};
+use crate::error::Result;
+use crate::spec::Topology;
+
+/// A loaded block that a run has read and given back: a window or a state has passed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GivenBack {
+    /// The group.
+    pub group: u32,
+    /// The position that the block had in the group's table.
+    pub position: u32,
+    /// The block.
+    pub block: BlockId,
+}
+
+/// One run of a request, from its start to its end or its next start; in tokens.
+#[derive(Debug, Clone, Default)]
+pub struct Run {
+    /// The request.
+    pub request: u64,
+    /// The tokens that are known: the prompt, and what was handed out after it.
+    pub num_tokens: u32,
+    /// How many of them were known when the run started.
+    pub num_known_tokens: u32,
+    /// The tokens that were found in the cache.
+    pub num_local_tokens: u32,
+    /// The tokens after these that a load fills or has filled.
+    pub num_loaded_tokens: u32,
+    /// The tokens whose steps have ended, those found and loaded included.
+    pub num_processed_tokens: u32,
+    /// The tokens of all steps, those in flight included.
+    pub num_computed_tokens: u32,
+    /// The loaded blocks that are no longer in the tables.
+    pub given_back: Vec<GivenBack>,
+    /// The tables of a run that has ended; `None` for a run that goes on.
+    pub ended_tables: Option<Vec<Vec<BlockId>>>,
+}
+
+impl Run {
+    /// The first token that the run computes itself: the last token is never loaded alone.
+    #[must_use]
+    pub fn start(&self) -> u32 {
+        self.loaded().end.min(self.num_tokens.saturating_sub(1))
+    }
+
+    /// The tokens that a load fills.
+    #[must_use]
+    pub fn loaded(&self) -> Range<u32> {
+        let start = self.num_local_tokens;
+        start..start.saturating_add(self.num_loaded_tokens)
+    }
+}
+
+/// A position in the table of a request, or a number that is no position of any table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FailedPlace {
+    /// The request.
+    pub request: u64,
+    /// The group.
+    pub group: u32,
+    /// The position in the group's table.
+    pub position: u32,
+}
+
+/// What loads failed, in every form in which connectors report it. Anything may be there several
+/// times, in any order, and need not exist.
+#[derive(Debug, Clone, Default)]
+pub struct Failures {
+    /// Positions in tables.
+    pub places: Vec<FailedPlace>,
+    /// Blocks, each as a block of one group.
+    pub group_blocks: Vec<(BlockId, u32)>,
+    /// Blocks.
+    pub blocks: Vec<BlockId>,
+    /// Requests of which every loaded block counts as failed.
+    pub requests: Vec<u64>,
+}
+
+/// The tables of the runs that go on, whoever keeps them.
+pub trait Tables {
+    /// The groups.
+    fn topology(&self) -> &Topology;
+
+    /// The number of blocks, the null block included.
+    fn num_blocks(&self) -> usize;
+
+    /// What a request holds; its tokens are those that the keeper knows of.
+    ///
+    /// # Errors
+    /// `UnknownRequest`; `InvalidValue` or `UnknownBlock` for tables that cannot be.
+    fn own(&self, request: u64) -> Result<OwnTables<'_>>;
+
+    /// Whether two tables may have the block.
+    fn may_be_shared(&self, block: BlockId) -> bool;
+
+    /// Appends what a look-up finds by the hashes of a request, which may have ended: positions and
+    /// blocks.
+    fn find(&self, request: u64, gap: &Gap<'_>, found: &mut Vec<(u32, BlockId)>);
+}
+
+/// Where a table has no blocks: all that was written there has been given back.
+#[derive(Debug, Clone)]
+pub struct Gap<'a> {
+    /// The group.
+    pub group: usize,
+    /// Positions of its table; those that have a block are passed over.
+    pub positions: Range<u32>,
+    /// The table's blocks.
+    pub blocks: &'a [BlockId],
+    /// The first token that the run computes: a state inside its block that covers only the tokens
+    /// before it is what the run started with, and is passed over, too.
+    pub start: u32,
+}
+
+impl Gap<'_> {
+    /// Whether a position has no block.
+    #[must_use]
+    pub fn has(&self, position: u32) -> bool {
+        self.positions.contains(&position) && block_at(self.blocks, position) == NULL_BLOCK
+    }
+
+    /// The positions without a block that are lower than `end`.
+    pub fn positions(&self, end: u32) -> impl Iterator<Item = u32> {
+        let positions = self.positions.start..self.positions.end.min(end);
+        positions.filter(|&position| self.has(position))
+    }
+}

@@ -1,0 +1,239 @@
+//! What is garbage: the failed blocks, and all that was computed from them.
+//!
+//! ```text
+//! request 0   | loaded |  !  | loaded | computed from token 12 on ...
+//!                          failed        ^ its first step reads all loaded blocks: tainted from here on
+//! request 1   | ........ hit ........... | tainted block of request 0 | computed: tainted, too
+//! ```
+//! A step reads what the rule says that its tokens read, and writes every block from its first token
+//! on, in every group. A run is looked at again only if its first tainted token moved forward, and
+//! each entry of a table is tainted once, so the work is linear in the entries.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use super::held::{Held, Hit, Occurrences};
+use super::run::{Gap, GivenBack, Tables};
+use crate::blocks::{BlockId, BlockSet, NULL_BLOCK};
+use crate::rule::first_read;
+use crate::spec::{GroupSpec, SpecKind};
+
+/// The tainted blocks, and the first tainted token of each run.
+#[derive(Debug)]
+pub(super) struct Taint {
+    pub blocks: BlockSet,
+    pub first: Vec<Option<u32>>,
+}
+
+/// What is needed to follow taint from run to run.
+struct Spread<'a, 'b, T> {
+    tables: &'a T,
+    all: &'a [Held<'b>],
+    /// The blocks that tables of ended runs have: the cache counts no references of theirs.
+    ended: BlockSet,
+    /// For each run and group, the position from which on all blocks are tainted already.
+    written: Vec<SmallVec<[u32; 8]>>,
+    /// Made when the first shared block is tainted.
+    occurrences: Option<Occurrences>,
+}
+
+impl Taint {
+    pub(super) fn new(num_blocks: usize, num_runs: usize) -> Self {
+        Self {
+            blocks: BlockSet::new(num_blocks, &[]),
+            first: vec![None; num_runs],
+        }
+    }
+
+    /// Taints a block, and returns whether it was not tainted.
+    pub(super) fn add(&mut self, block: BlockId) -> bool {
+        self.blocks.insert(block)
+    }
+
+    /// Taints what a run computed from a block that has failed, and that it has given back since.
+    /// The block itself may have been handed out again; it is tainted only if it is still found.
+    pub(super) fn lose(
+        &mut self,
+        tables: &impl Tables,
+        run: usize,
+        held: &Held<'_>,
+        gone: GivenBack,
+    ) {
+        let (group, position) = (gone.group as usize, gone.position);
+        let gap = Gap {
+            group,
+            positions: position..position.saturating_add(1),
+            blocks: &[],
+            start: held.run.start(),
+        };
+        let mut found = Vec::new();
+        tables.find(held.run.request, &gap, &mut found);
+        if held.block_at(group, position) == gone.block || found.contains(&(position, gone.block)) {
+            self.add(gone.block);
+        }
+        self.read(run, held, &tables.topology().groups, held.run.start());
+    }
+
+    /// Notes that a run has read garbage to compute a token. Returns whether that is news.
+    fn read(&mut self, run: usize, held: &Held<'_>, groups: &[GroupSpec], token: u32) -> bool {
+        let first = &mut self.first[run];
+        let is_news =
+            token < held.run.num_computed_tokens && first.is_none_or(|first| token < first);
+        if is_news {
+            *first = Some(first_of_its_blocks(held, groups, token));
+        }
+        is_news
+    }
+
+    fn read_hit(&mut self, all: &[Held<'_>], groups: &[GroupSpec], hit: &Hit) -> bool {
+        let (run, group) = (hit.run as usize, usize::from(hit.group));
+        let reader = first_reader(&all[run], group, &groups[group], hit.position);
+        reader.is_some_and(|token| self.read(run, &all[run], groups, token))
+    }
+
+    /// Taints everything that was computed from what is tainted. `hits` are all entries of the
+    /// blocks of `scanned`, which has all that is tainted so far; entries of other blocks are added
+    /// if two tables may have them.
+    pub(super) fn spread(
+        &mut self,
+        tables: &impl Tables,
+        all: &[Held<'_>],
+        hits: &mut Vec<Hit>,
+        scanned: &BlockSet,
+    ) {
+        let groups = &tables.topology().groups;
+        for hit in hits.iter() {
+            if self.blocks.has(hit.block) {
+                self.read_hit(all, groups, hit);
+            }
+        }
+        let ended = all.iter().filter(|held| held.has_ended());
+        let ended = ended.flat_map(|held| held.own.groups.iter().flat_map(|table| table.blocks));
+        let ended: Vec<BlockId> = ended.copied().collect();
+        let mut spread = Spread {
+            tables,
+            all,
+            ended: BlockSet::new(tables.num_blocks(), &ended),
+            written: vec![SmallVec::from_elem(u32::MAX, groups.len()); all.len()],
+            occurrences: None,
+        };
+        let mut changed: Vec<usize> = (0..all.len())
+            .filter(|&run| self.first[run].is_some())
+            .collect();
+        let num_scanned = hits.len();
+        while let Some(run) = changed.pop() {
+            for block in spread.write(self, run) {
+                let here = spread.occurrences(block);
+                if !scanned.has(block) {
+                    hits.extend_from_slice(here);
+                }
+                for hit in here {
+                    if self.read_hit(all, groups, hit) {
+                        changed.push(hit.run as usize);
+                    }
+                }
+            }
+        }
+        if hits.len() > num_scanned {
+            hits.sort_unstable();
+        }
+        hits.retain(|hit| self.blocks.has(hit.block));
+    }
+}
+
+impl<T: Tables> Spread<'_, '_, T> {
+    /// Taints what a run wrote from its first tainted token on. Returns what other tables may have.
+    fn write(&mut self, taint: &mut Taint, run: usize) -> Vec<BlockId> {
+        let Some(first) = taint.first[run] else {
+            return Vec::new();
+        };
+        let held = &self.all[run];
+        let mut shared = Vec::new();
+        let mut found = Vec::new();
+        for (group, spec) in self.tables.topology().groups.iter().enumerate() {
+            let blocks = held.own.groups[group].blocks;
+            let start = first / spec.block_size;
+            let before = std::mem::replace(&mut self.written[run][group], start);
+            for &block in part(blocks, start..before) {
+                if block != NULL_BLOCK && taint.add(block) && self.may_be_shared(block) {
+                    shared.push(block);
+                }
+            }
+            let computed = held.run.num_computed_tokens.div_ceil(spec.block_size);
+            let gap = Gap {
+                group,
+                positions: start..computed.min(before),
+                blocks,
+                start: held.run.start(),
+            };
+            self.tables.find(held.run.request, &gap, &mut found);
+            for (position, block) in found.drain(..) {
+                if !self.is_of_another(run, group, position, block) && taint.add(block) {
+                    shared.push(block);
+                }
+            }
+        }
+        shared
+    }
+
+    fn may_be_shared(&self, block: BlockId) -> bool {
+        self.ended.has(block) || self.tables.may_be_shared(block)
+    }
+
+    /// Where a block stands in the tables.
+    fn occurrences(&mut self, block: BlockId) -> &[Hit] {
+        let (all, num_blocks) = (self.all, self.tables.num_blocks());
+        let occurrences = &mut self.occurrences;
+        occurrences
+            .get_or_insert_with(|| Occurrences::new(all, num_blocks))
+            .of(block)
+    }
+
+    /// Whether a block that a look-up finds is a copy that another run computed or loaded itself.
+    fn is_of_another(&mut self, run: usize, group: usize, position: u32, block: BlockId) -> bool {
+        let size = self.tables.topology().groups[group].block_size;
+        let all = self.all;
+        let is_own = |hit: &Hit| {
+            let other = all[hit.run as usize].run;
+            hit.run as usize != run
+                && (usize::from(hit.group), hit.position) == (group, position)
+                && position >= other.start().min(other.num_local_tokens) / size
+        };
+        self.occurrences(block).iter().any(is_own)
+    }
+}
+
+fn part(blocks: &[BlockId], positions: Range<u32>) -> &[BlockId] {
+    let end = (positions.end as usize).min(blocks.len());
+    blocks.get(positions.start as usize..end).unwrap_or(&[])
+}
+
+/// The first token that reads a block into which a token is written, or one into which that token is
+/// written, and so on: a block is tainted as a whole, and the blocks of groups differ in size.
+fn first_of_its_blocks(held: &Held<'_>, groups: &[GroupSpec], mut token: u32) -> u32 {
+    loop {
+        let blocks = groups.iter().enumerate().map(|(group, spec)| {
+            let position = token / spec.block_size;
+            let is_held = held.block_at(group, position) != NULL_BLOCK;
+            let reader = is_held.then(|| first_reader(held, group, spec, position));
+            reader.flatten().unwrap_or(token)
+        });
+        match blocks.min() {
+            Some(lower) if lower < token => token = lower,
+            _ => return token,
+        }
+    }
+}
+
+/// The first token that a run computes and that reads the block at a position; `None` if none does.
+fn first_reader(held: &Held<'_>, group: usize, spec: &GroupSpec, position: u32) -> Option<u32> {
+    let start = held.run.start();
+    if spec.kind == SpecKind::Mamba {
+        return held.is_start_state(group, spec, position).then_some(start);
+    }
+    let size = u64::from(spec.block_size);
+    let begins = u64::from(position) * size;
+    let token = start.max(u32::try_from(begins).unwrap_or(u32::MAX));
+    (u64::from(first_read(spec, token)) < begins + size).then_some(token)
+}

@@ -1,0 +1,342 @@
+"""What failures mean for runs, found naively: token by token, and again until nothing changes.
+
+No scan, no index, no search: every token is asked what it reads, every boundary is tried, and
+every set is made anew. Tables are plain data; `snapshot_of` copies those of a live cache through
+its public calls.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kvbraid.cache import CacheManager
+from kvbraid.ids import BlockId
+from kvbraid.recovery.assessment import Assessment, Ignored, Verdict
+from kvbraid.recovery.failures import Failures
+from kvbraid.recovery.run import Run
+from kvbraid.recovery.snapshot import HeldState, Place, RunTables, Snapshot
+from kvbraid.spec import GroupSpec, SpecKind
+
+from tests.reference import own_tables
+from tests.reference import resume as rule
+
+Hashes = Mapping[int, Sequence[bytes]]
+NO_NUMBER = 2**32 - 1
+
+
+def snapshot_of(cache: CacheManager, runs: Sequence[Run], hashes: Hashes) -> Snapshot:
+    """Copy what the runs hold, and what a look-up finds by these block hashes of each request."""
+    topology = cache.config.topology
+    tables = {}
+    for run in runs:
+        if run.has_ended:
+            blocks: list[list[BlockId]] = [[] for _ in topology.groups]
+            states: list[list[HeldState]] = [[] for _ in topology.groups]
+        else:
+            blocks = cache.blocks(run.request)
+            states = [
+                [
+                    HeldState(end, position)
+                    for position, block in enumerate(table)
+                    if block and topology.groups[group].kind is SpecKind.MAMBA
+                    for end in own_tables.state_end(cache, run.request, group, position)
+                ]
+                for group, table in enumerate(blocks)
+            ]
+        findable = dict(_findable(cache, run, hashes.get(run.request, ())))
+        tables[run.request] = RunTables(blocks=blocks, states=states, findable=findable)
+    return Snapshot(topology=topology, num_blocks=cache.config.num_blocks, tables=tables)
+
+
+def _findable(
+    cache: CacheManager, run: Run, hashes: Sequence[bytes]
+) -> Iterator[tuple[Place, list[BlockId]]]:
+    topology = cache.config.topology
+    for group, spec in enumerate(topology.groups):
+        found: dict[int, list[BlockId]] = {}
+        for index, block_hash in enumerate(hashes):
+            end = (index + 1) * rule.hash_block(topology)
+            at_start = run.start // spec.block_size * spec.block_size < end <= run.start
+            if not at_start:
+                position = (end - 1) // spec.block_size
+                found.setdefault(position, []).extend(cache.pool.holders(group, block_hash))
+        yield from ((Place(group, position), blocks) for position, blocks in found.items())
+
+
+def assess(
+    snapshot: Snapshot, runs: Sequence[Run], failures: Failures, *, busy: Collection[BlockId] = ()
+) -> Assessment:
+    """The answer, without refusals."""
+    taint = _Taint(snapshot, sorted(runs, key=lambda run: run.request))
+    taint.fail(failures)
+    taint.close()
+    return Assessment(
+        tainted=tuple(sorted(taint.blocks)),
+        verdicts=tuple(_verdicts(taint, frozenset(busy) - {BlockId(0)})),
+        ignored=taint.ignored,
+    )
+
+
+@dataclass
+class _Taint:
+    snapshot: Snapshot
+    runs: list[Run]
+    blocks: set[BlockId] = field(default_factory=set)
+    first_tainted: dict[int, int] = field(default_factory=dict)
+    ignored: Counter[Ignored] = field(default_factory=Counter)
+
+    @property
+    def groups(self) -> Sequence[GroupSpec]:
+        return self.snapshot.topology.groups
+
+    def tables(self, run: Run) -> Sequence[Sequence[BlockId]]:
+        ended = run.ended_tables
+        return self.snapshot.tables[run.request].blocks if ended is None else ended
+
+    def block_at(self, run: Run, place: Place) -> BlockId:
+        table = self.tables(run)[place.group]
+        return table[place.position] if place.position < len(table) else BlockId(0)
+
+    def findable(self, run: Run, place: Place) -> Sequence[BlockId]:
+        tables = self.snapshot.tables.get(run.request)
+        return tables.findable.get(place, ()) if tables else ()
+
+    # What failed.
+
+    def loaded(self, run: Run) -> list[tuple[Place, BlockId]]:
+        """The places of a run that its load fills, or has filled."""
+        tokens = range(run.num_local_tokens, run.num_local_tokens + run.num_loaded_tokens)
+        found = []
+        for group, spec in enumerate(self.groups):
+            own = tokens[-1:] if spec.kind is SpecKind.MAMBA else tokens
+            for position in sorted({token // spec.block_size for token in own}):
+                if block := self.block_at(run, Place(group, position)):
+                    found.append((Place(group, position), block))
+        gone = [(Place(g.group, g.position), g.block_id) for g in run.given_back]
+        return found + gone
+
+    def fail(self, failures: Failures) -> None:
+        for block in {_number(block) for block in failures.blocks}:
+            self._fail_block(block, range(len(self.groups)))
+        for group, block in {(_number(g), _number(b)) for g, b in failures.group_blocks}:
+            if group >= len(self.groups):
+                self.ignored[Ignored.OUT_OF_RANGE] += 1
+            else:
+                self._fail_block(block, range(group, group + 1))
+        places = {
+            (request, _number(group), _number(position))
+            for request, groups in failures.places.items()
+            for group, positions in groups.items()
+            for position in positions
+        }
+        for request, group, position in places:
+            self._fail_place(request, Place(group, position))
+        for request in {*failures.requests}:
+            run = self.run_of(request)
+            if run is None:
+                self.ignored[Ignored.UNKNOWN_REQUEST] += 1
+            elif not self.loaded(run):
+                self.ignored[Ignored.NOT_LOADED] += 1
+            else:
+                for place, block in self.loaded(run):
+                    self._taint_place(run, place, block)
+
+    def run_of(self, request: int) -> Run | None:
+        return next((run for run in self.runs if run.request == request), None)
+
+    def _fail_block(self, block: int, groups: range) -> None:
+        if block == 0 or block >= self.snapshot.num_blocks:
+            self.ignored[Ignored.OUT_OF_RANGE if block else Ignored.NULL_BLOCK] += 1
+            return
+        loads = [
+            (run, place)
+            for run in self.runs
+            for place, loaded in self.loaded(run)
+            if loaded == block and place.group in groups
+        ]
+        if not loads:
+            self.ignored[Ignored.NOT_LOADED] += 1
+        for run, place in loads:
+            self._taint_place(run, place, BlockId(block))
+
+    def _fail_place(self, request: int, place: Place) -> None:
+        run = self.run_of(request)
+        if run is None:
+            self.ignored[Ignored.UNKNOWN_REQUEST] += 1
+            return
+        if place.group >= len(self.groups):
+            self.ignored[Ignored.OUT_OF_RANGE] += 1
+            return
+        blocks = [block for loaded, block in self.loaded(run) if loaded == place]
+        for block in blocks:
+            self._taint_place(run, place, block)
+        if not blocks:
+            if place.position >= len(self.tables(run)[place.group]):
+                self.ignored[Ignored.OUT_OF_RANGE] += 1
+            elif self.block_at(run, place):
+                self.ignored[Ignored.NOT_LOADED] += 1
+            else:
+                self.ignored[Ignored.NULL_BLOCK] += 1
+
+    def _taint_place(self, run: Run, place: Place, block: BlockId) -> None:
+        """The block; if it was given back, what was read of it, and the block if it is found."""
+        is_held = self.block_at(run, place) == block
+        if is_held or block in self.findable(run, place):
+            self.blocks.add(block)
+        if (place, block) in self.given_back(run) and run.start < run.num_computed_tokens:
+            self.first_tainted[run.request] = run.start
+
+    def given_back(self, run: Run) -> list[tuple[Place, BlockId]]:
+        return [(Place(g.group, g.position), g.block_id) for g in run.given_back]
+
+    # What was computed from it.
+
+    def close(self) -> None:
+        before = None
+        while before != (len(self.blocks), dict(self.first_tainted)):
+            before = (len(self.blocks), dict(self.first_tainted))
+            for run in self.runs:
+                known = self.first_tainted.get(run.request, run.num_computed_tokens)
+                tokens = range(run.start, min(known, run.num_computed_tokens))
+                known = next((t for t in tokens if self._reads_garbage(run, t)), known)
+                if known < run.num_computed_tokens:
+                    self.first_tainted[run.request] = known
+                    self.blocks |= {*self._written(run, known)}
+
+    def _reads_garbage(self, run: Run, token: int) -> bool:
+        return any(
+            self.block_at(run, Place(group, position)) in self.blocks
+            for group, spec in enumerate(self.groups)
+            for position in self._read(run, group, spec, token)
+        )
+
+    def _read(self, run: Run, group: int, spec: GroupSpec, token: int) -> set[int]:
+        """The positions of the blocks that the computation of a token reads."""
+        if spec.kind is not SpecKind.MAMBA:
+            return {t // spec.block_size for t in range(first_read(spec, token), token + 1)}
+        if token != run.start:
+            return set()
+        if run.has_ended:
+            return {token // spec.block_size - 1} - {-1} if token % spec.block_size == 0 else set()
+        states = self.snapshot.tables[run.request].states[group]
+        return {state.position for state in states if state.num_tokens == token}
+
+    def _written(self, run: Run, first: int) -> Iterator[BlockId]:
+        for group, (spec, table) in enumerate(zip(self.groups, self.tables(run), strict=True)):
+            start = first // spec.block_size
+            yield from (block for block in table[start:] if block)
+            for position in range(start, -(-run.num_computed_tokens // spec.block_size)):
+                place = Place(group, position)
+                if not self.block_at(run, place):
+                    for block in self.findable(run, place):
+                        if not self._is_of_another(run, place, block):
+                            yield block
+
+    def _is_of_another(self, run: Run, place: Place, block: BlockId) -> bool:
+        """Whether another run has computed or loaded this very block itself."""
+        size = self.groups[place.group].block_size
+        return any(
+            self.block_at(other, place) == block
+            and place.position >= min(other.start, other.num_local_tokens) // size
+            for other in self.runs
+            if other is not run
+        )
+
+
+def _number(number: int) -> int:
+    return number if 0 <= number < NO_NUMBER else NO_NUMBER
+
+
+def first_read(spec: GroupSpec, token: int) -> int:
+    """The first token that a group reads to compute this one."""
+    return token if spec.kind in rule.NEVER else rule.first_needed(spec, token)
+
+
+def _verdicts(taint: _Taint, busy: frozenset[BlockId]) -> Iterator[Verdict]:
+    affected = [run for run in taint.runs if not run.has_ended and _is_affected(taint, run)]
+    holders = Counter(block for run in affected for block in _all_blocks(taint, run))
+    owner: dict[BlockId, int] = {}
+    for run in affected:
+        first = taint.first_tainted.get(run.request)
+        handed_out = first is not None and run.num_tokens - 1 >= max(
+            run.num_known_tokens, first + 1
+        )
+        bad = taint.blocks | busy  # What is being written is not there yet.
+        point = resume_point(taint, run, bad - owner.keys())
+        waits = {block: owner[block] for block in _needed(taint, run, point) if block in owner}
+        written = {block for _, end, block in _entries(taint, run) if end > point}
+        kept = {block for _, end, block in _entries(taint, run) if end <= point}
+        in_place = (
+            not handed_out
+            and _has_all(taint, run, point)
+            and written.isdisjoint(busy | owner.keys())
+            and taint.blocks.isdisjoint(kept - waits.keys())
+        )
+        if not in_place:
+            point = resume_point(taint, run, bad)
+        shared = {b for b in written & taint.blocks if holders[b] > 1 and in_place}
+        owner.update(dict.fromkeys(shared, run.request))
+        yield Verdict(
+            request=run.request,
+            first_tainted=first,
+            handed_out=handed_out,
+            resume=point,
+            in_place=in_place,
+            owner_of=tuple(sorted(shared)),
+            waits_for=waits if in_place else {},
+            busy=tuple(sorted(busy & _all_blocks(taint, run))),
+        )
+
+
+def resume_point(taint: _Taint, run: Run, bad: Collection[BlockId]) -> int:
+    """Every boundary is tried, and every token that it needs is looked up."""
+    topology = own_tables.without_draft_heads(taint.snapshot.topology)
+    limit = taint.first_tainted.get(run.request, run.num_processed_tokens)
+    known = min(limit + 1, run.num_processed_tokens + 1, run.num_tokens)
+    unit = rule.hash_block(topology) if topology.partial_hits else None
+    held = []
+    for group, (spec, table) in enumerate(zip(topology.groups, taint.tables(run), strict=True)):
+        ends = set[int]()
+        for position, block in enumerate(table):
+            if block and block not in bad and spec.kind is not SpecKind.MAMBA:
+                start = position * spec.block_size
+                ends |= {*range(start + 1, start + spec.block_size + 1)}
+        for state in taint.snapshot.tables[run.request].states[group]:
+            if table[state.position] not in bad:
+                ends.add(state.num_tokens)
+        held.append({end for end in ends if end < known and end % (unit or spec.block_size) == 0})
+    return rule.resume(topology, known, held)
+
+
+def _is_affected(taint: _Taint, run: Run) -> bool:
+    computed = run.num_computed_tokens
+    held = {block for start, _, block in _entries(taint, run) if start < computed}
+    return run.request in taint.first_tainted or not taint.blocks.isdisjoint(held)
+
+
+def _entries(taint: _Taint, run: Run) -> Iterator[tuple[int, int, BlockId]]:
+    """The first token of each block of a run's tables, the first one after it, and the block."""
+    for spec, table in zip(taint.groups, taint.tables(run), strict=True):
+        size = spec.block_size
+        for position, block in enumerate(table):
+            if block:
+                yield position * size, (position + 1) * size, block
+
+
+def _all_blocks(taint: _Taint, run: Run) -> frozenset[BlockId]:
+    return frozenset(block for _, _, block in _entries(taint, run))
+
+
+def _needed(taint: _Taint, run: Run, point: int) -> Iterator[BlockId]:
+    for group, spec in enumerate(taint.groups):
+        for position in sorted(rule.needed_blocks(replace(spec, eagle=False), point)):
+            yield taint.block_at(run, Place(group, position))
+
+
+def _has_all(taint: _Taint, run: Run, point: int) -> bool:
+    """Whether no state has moved on, and no block is gone that is read or written again."""
+    return not any(
+        spec.kind is SpecKind.MAMBA
+        or 0 in table[min(first_read(spec, point), point) // spec.block_size :]
+        for spec, table in zip(taint.groups, taint.tables(run), strict=True)
+    )
