@@ -159,7 +159,7 @@ WRONG: dict[str, tuple[Callable[[State], State], str]] = {
     ),
     "one request twice": (
         lambda s: replace(s, runs=[s.runs[0], s.runs[0]]),
-        r"request 7 has two runs; give it once",
+        r"request 7 is given twice",
     ),
 }
 
