@@ -22,15 +22,18 @@ def take_reports(book: Book, reports: Sequence[LoadReport]) -> None:
         request, is_good = book.requests.get(load.request), ledgers.judge(load, plan, now)
         if request is None or request.load is not load:
             continue
-        if is_good and request.is_loading:
-            _arrived(book, request)
         may_ask = not is_good and ledgers.retries.failed(request.number, now)
-        if may_ask and request.number in book.running:
-            book.preempt(request)  # It asks when it starts over.
+        if request.number not in book.running:
+            continue
+        is_loading = request.is_loading  # Still: it needs nothing that failed, so no plan has it.
+        if may_ask or (is_loading and ledgers.transfers.pending(load.number)):
+            book.preempt(request)  # It asks when it starts over, if it may.
+        elif is_loading:
+            _arrived(book, request)
 
 
 def _arrived(book: Book, request: Request) -> None:
-    """All of an asynchronous load is good: its blocks become findable, and the request goes on.
+    """What an asynchronous load had to bring is good: it becomes findable, the request goes on.
 
     If the load brought the last token, that one is computed all the same. If its window or state
     was not loaded, the request starts over with what is findable now.

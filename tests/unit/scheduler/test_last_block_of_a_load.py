@@ -1,0 +1,67 @@
+"""An asynchronous load brings the last token, and only the block of that token fails.
+
+The token is computed all the same, so the request needs nothing that failed.
+"""
+
+import pytest
+from kvbraid.recovery.failures import Failures, GroupBlock
+from kvbraid.recovery.policy import Policy
+from kvbraid.scheduler import Load, LoadReport, Offer, Query
+
+from tests.unit.cache.caches import full, window
+from tests.unit.scheduler.engines import Engine
+
+
+def whole(query: Query) -> Offer | None:
+    num_tokens = len(query.tokens) - query.num_hit_tokens
+    return Offer(num_tokens=num_tokens, tier="host", is_async=True)
+
+
+def loading(policy: Policy = Policy.RECOMPUTE) -> tuple[Engine, Load]:
+    engine = Engine(full(4), window(5, 4), answer=whole, policy=policy)
+    engine.add(range(9))
+    step = engine.schedule()
+    assert step is not None
+    engine.update()
+    return engine, step.loads[0]
+
+
+def last_block(load: Load) -> Failures:
+    target = max((t for t in load.targets if t.group == 0), key=lambda t: t.position)
+    return Failures(group_blocks=[GroupBlock(target.group, target.block_id)])
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_the_request_goes_on(policy: Policy) -> None:
+    engine, load = loading(policy)
+
+    engine.report([LoadReport(rank=0, ended=[load.number], failures=last_block(load))])
+    engine.run()
+
+    assert [len(output.tokens) for output in engine.said[load.request]] == [1, 1]
+
+
+def test_nothing_is_computed_into_a_block_that_a_rank_may_still_write() -> None:
+    engine = Engine(full(4), answer=lambda query: whole(query) if late else None)
+    late = False
+    first = engine.add(range(8), 9)
+    while not engine.said[first]:
+        engine.schedule()
+        engine.update()
+    late = True
+    request = engine.add(range(9))
+    step = engine.schedule()
+    assert step is not None
+    (load,) = step.loads
+    assert len(load.targets) == 1
+
+    engine.report([LoadReport(rank=0, given_up=[load.number])])
+    engine.update()
+    engine.schedule()
+
+    assert engine.cache.pool.num_held == 1
+    assert load.targets[0].block_id not in engine.cache.blocks(request)[0]
+    engine.update()
+    engine.report(engine.ended([load.number]))
+    engine.run()
+    assert [len(output.tokens) for output in engine.said[request]] == [1, 1]
