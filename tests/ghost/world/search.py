@@ -1,13 +1,13 @@
-"""Visits every state that can be reached from one: which are bad, and from which no end is reached.
+"""Visits every state that can be reached from one: which are bad, and which are dead ends.
 
 A state is known again by its key. States are visited in the order in which they are found, so the
-path to a bad one is the shortest. A calm move is one in which nothing goes wrong: from every state,
-calm moves alone have to lead to an end.
+path to a bad one is the shortest. A calm move is one in which nothing goes wrong: from every
+state, calm moves alone have to lead to an end.
 """
 
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -57,11 +57,22 @@ class Found:
 
 
 class Search(Generic[S]):
-    """One search. It ends early at `max_states` states, or with `max_bad` problems."""
+    """One search.
 
-    def __init__(self, start: S, *, max_states: int, max_bad: int = 3) -> None:
+    It ends early at `max_states` states, with `max_bad` problems, or once `is_late` says so.
+    """
+
+    def __init__(
+        self,
+        start: S,
+        *,
+        max_states: int,
+        max_bad: int = 3,
+        is_late: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.max_states = max_states
         self.max_bad = max_bad
+        self.is_late = is_late
         self._numbers: dict[bytes, int] = {}
         self._parents: array[int] = array("l")
         self._names: list[str] = []
@@ -74,7 +85,7 @@ class Search(Generic[S]):
     def run(self) -> Found:
         """Visit all states."""
         found = self._found
-        while self._waiting and found.states < self.max_states and len(found.bad) < self.max_bad:
+        while self._waiting and not self._is_to_end():
             number, state = self._waiting.popleft()
             if state.is_end():
                 self._ends.append(number)
@@ -85,6 +96,10 @@ class Search(Generic[S]):
         if len(found.bad) < self.max_bad:
             self._look_for_dead_ends()
         return found
+
+    def _is_to_end(self) -> bool:
+        is_full = self._found.states >= self.max_states
+        return is_full or len(self._found.bad) >= self.max_bad or self.is_late()
 
     def _note(self, number: int, move: Move[S]) -> None:
         if isinstance(move.outcome, str):
