@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from kvbraid.cache import CacheManager
+from kvbraid.cache import CacheManager, Need, Work
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
 from kvbraid.recovery.assess import snapshot_of
@@ -18,13 +18,14 @@ from kvbraid.recovery.decide import decide
 from kvbraid.recovery.departed import Departed
 from kvbraid.recovery.document import State
 from kvbraid.recovery.failures import Failures
-from kvbraid.recovery.loading import Tables
+from kvbraid.recovery.live import LiveRun
+from kvbraid.recovery.loading import Tables, targets_of
 from kvbraid.recovery.owners import Ownership
 from kvbraid.recovery.plan import Action, RecoveryPlan
 from kvbraid.recovery.policy import Cooldowns, Policy, RetryBudget
 from kvbraid.recovery.quarantine import Quarantine
 from kvbraid.recovery.run import Run
-from kvbraid.recovery.tiers import Tiers
+from kvbraid.recovery.tiers import Offer, Tiers
 from kvbraid.recovery.transfers import Load, LoadReport, Transfers
 
 
@@ -95,6 +96,41 @@ class Ledgers:
         )
         self.actions: Final[Counter[Action]] = Counter()
 
+    # A step is scheduled.
+
+    def allocate(self, need: Need) -> bool:
+        """Allocate for one request; return whether it fits."""
+        done = self._cache.allocate([need])
+        if done.num_fit and self.departed:
+            self.departed.hand_out(done.block_ids)
+        return bool(done.num_fit)
+
+    def begin(self, request: int, run: LiveRun, offer: Offer) -> Load:
+        """Begin a load into the blocks that a run has just got for it."""
+        groups, tables = self._cache.config.topology.groups, self._cache.blocks(request)
+        targets = [*targets_of(groups, tables, run.num_local, run.num_computed)]
+        self.departed.hand_out(target.block_id for target in targets)
+        load = self.transfers.begin(request, run.num_local, offer, targets)
+        run.load, run.is_loading = load, offer.is_async
+        run.loaded = [t for t in targets if not groups[t.group].kind.is_full]
+        return load
+
+    def follow(self, request: int, run: LiveRun) -> None:
+        """Note which loaded blocks a run has given back in an allocation."""
+        if run.loaded:
+            self.departed.give_back(request, run.give_back(self._cache.blocks(request)))
+
+    def take_work(self, *, caller_frees: bool) -> Work:
+        """Take the cache's work for a step.
+
+        What a load fills is not zeroed, although a recovery may have listed it before its request
+        gave it back.
+        """
+        work, writers = self._cache.take_work(caller_frees=caller_frees), self.transfers.writers
+        return work._replace(blocks_to_zero=[b for b in work.blocks_to_zero if b not in writers])
+
+    # Ranks report.
+
     def take(self, reports: Sequence[LoadReport]) -> tuple[list[Load], Failures]:
         """Take reports, and free what was held for loads that are over; return as `settle`."""
         for report in reports:
@@ -154,6 +190,8 @@ class Ledgers:
             self.cooldowns.failed(load.tier, now)
         return is_good
 
+    # A request gives its blocks back.
+
     def hold(self, load: Load | None) -> None:
         """Hold what a rank may still write, because the load's request gives its blocks back."""
         pending = self.transfers.pending(load.number) if load is not None else frozenset()
@@ -174,11 +212,18 @@ class Ledgers:
         self.departed.leave(run.request)
         return sorted({*self.owners.leaves(run.request).owners.values()})
 
-    def check_integrity(self, outside: Sequence[BlockId] = ()) -> None:
+    def check_integrity(
+        self, loads: Mapping[int, Load | None], outside: Sequence[BlockId] = ()
+    ) -> None:
         """Panic unless the ledgers and the cache agree.
 
-        `outside` are the blocks that the caller holds, besides those in quarantine.
+        `loads` has the load, if any, of each request that has blocks; `outside` are blocks that
+        the caller holds, besides those in quarantine.
         """
         self._cache.debug.check_integrity([*self.quarantine.blocks, *outside])
         self.owners.check_integrity()
         self.quarantine.check_integrity()
+        for load in self.transfers.loads:
+            is_held = load.number in self.quarantine or not load.targets
+            is_owned = loads.get(load.request) is load
+            assert is_held or is_owned, f"load {load.number} writes blocks that nobody holds"

@@ -14,11 +14,13 @@ from kvbraid.spec import GroupSpec
 class LiveRun:
     """The present run of a request: see `Run`. Without blocks, all that it says is old.
 
-    `loaded` are the blocks of a load that groups may give back before the run ends, and that are
+    `run` tells runs of a request apart, and what was computed before and after a rewind. `loaded`
+    are the blocks of a load that groups may give back before the run ends, and that are
     still in its tables. `is_loading`: nothing is computed before the load has ended.
     """
 
     counts: PromptCounts
+    run: int = 0
     num_known: int = 0
     num_local: int = 0
     num_loaded: int = 0
@@ -40,7 +42,7 @@ class LiveRun:
 
         What is known by now was not sampled from what is lost.
         """
-        self.num_known, self.num_computed = num_known, num_tokens
+        self.num_known, self.num_computed, self.run = num_known, num_tokens, self.run + 1
         self.num_local = min(self.num_local, num_tokens)
         self.num_loaded = min(self.num_loaded, num_tokens - self.num_local)
         self.is_loading = self.delays_commit = False

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
 from kvbraid.recovery.failures import Failures, GroupBlock, Record
+from kvbraid.recovery.tiers import Offer
 
 
 class Target(NamedTuple):
@@ -88,14 +89,24 @@ class Transfers:
         self._transfers: dict[int, _Transfer] = {}
         self._failures: list[Failures] = []
         self._latest: dict[int, int] = {}
-        self.num_begun = 0
+        self._num_begun = 0
 
-    def begin(self, load: Load) -> None:
-        """Note that a load begins."""
-        assert load.number == self.num_begun
+    def begin(self, request: int, start: int, offer: Offer, targets: Iterable[Target]) -> Load:
+        """Begin to load what a tier has offered after the first `start` tokens of a request."""
+        load = Load(
+            number=self._num_begun,
+            request=request,
+            start=start,
+            num_tokens=offer.num_tokens,
+            is_async=offer.is_async,
+            tier=offer.tier,
+            records=offer.records,
+            targets=tuple(targets),
+        )
         self._transfers[load.number] = _Transfer(load, set(self._ranks))
-        self._latest[load.request] = load.number
-        self.num_begun += 1
+        self._latest[request] = load.number
+        self._num_begun += 1
+        return load
 
     def check(self, reports: Sequence[LoadReport], must_settle: Iterable[Load] = ()) -> None:
         """Refuse reports of unknown ranks or loads, and loads that they leave unsettled.
@@ -111,7 +122,7 @@ class Transfers:
                 )
             for number in (*report.ended, *report.given_up):
                 spoken.add((number, report.rank))
-                if not 0 <= number < self.num_begun:
+                if not 0 <= number < self._num_begun:
                     raise InvalidValueError(f"a report on load {number}, which has not begun")
         for load in must_settle:
             known = self._transfers.get(load.number)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvbraid.cache import CacheManager, Need
+from kvbraid.cache import CacheManager
 from kvbraid.cache.chunk import rules_of
 from kvbraid.hashing import ExtraKeys
 from kvbraid.recovery.ledgers import Ledgers
@@ -39,7 +39,6 @@ class Request(LiveRun):
     in_flight: dict[int, Scheduled] = field(default_factory=dict)
     junction: int = 0
     may_load: bool = True
-    run: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -87,13 +86,6 @@ class Book:
         self.steps: Final[deque[Step]] = deque()
         self.num_steps = 0
         self.outputs: list[Output] = []
-
-    def allocate(self, need: Need) -> bool:
-        """Allocate for one request; return whether it fits."""
-        done = self.cache.allocate([need])
-        if done.num_fit and self.ledgers.departed:
-            self.ledgers.departed.hand_out(done.block_ids)
-        return bool(done.num_fit)
 
     def run_of(self, request: Request) -> Run:
         """Return a request's run as it is decided on."""
@@ -143,7 +135,8 @@ class Book:
     def check_integrity(self) -> None:
         """Panic unless requests, ledgers and the cache agree."""
         work = [s.work for s in self.steps if self.options.max_steps_in_flight > 1]
-        self.ledgers.check_integrity([b for each in work for copy in each.copies for b in copy])
+        ends = [block for each in work for copy in each.copies for block in copy]
+        self.ledgers.check_integrity({n: run.load for n, run in self.running.items()}, ends)
         queue = [request.number for request in self.waiting]
         assert queue == sorted(queue), f"the queue {queue} is out of order"
         assert sorted([*queue, *self.running]) == sorted(self.requests), "a request is lost"
@@ -152,8 +145,3 @@ class Book:
             computed = self.cache.num_computed_tokens(number)
             assert computed == request.num_computed, f"request {number} has {computed} computed"
             assert request.in_flight.keys() <= {step.number for step in self.steps}
-        for load in self.ledgers.transfers.loads:
-            owner = self.running.get(load.request)
-            is_held = load.number in self.ledgers.quarantine or not load.targets
-            is_owned = owner is not None and owner.load is load
-            assert is_held or is_owned, f"load {load.number} writes blocks that nobody holds"

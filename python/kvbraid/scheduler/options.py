@@ -1,7 +1,8 @@
 """How a scheduler is set up. Frozen data, checked once against the cache that it serves."""
 
+from collections.abc import Container
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from kvbraid.cache import CacheConfig, GroupOptions
 from kvbraid.errors import InvalidValueError
@@ -34,31 +35,14 @@ class SchedulerOptions(RecoveryOptions):
 
     def __post_init__(self) -> None:
         RecoveryOptions.__post_init__(self)
-        bounds = {"max_step_tokens": 1, "max_running": 1, "num_lookahead_tokens": 0}
-        for name, least in bounds.items():
-            if getattr(self, name) < least:
+        for name, allowed in _ALLOWED.items():
+            if getattr(self, name) not in allowed:
                 raise InvalidValueError(
-                    f"{name} is {getattr(self, name)}; expected at least {least}"
+                    f"{name} is {getattr(self, name)!r}; expected one of {allowed}"
                 )
-        choices = {"max_steps_in_flight": (1, 2), "findable": ("computed", "scheduled")}
-        for name, values in choices.items():
-            if getattr(self, name) not in values:
-                raise InvalidValueError(
-                    f"{name} is {getattr(self, name)!r}; expected one of {values}"
-                )
-
-    @property
-    def commits_late(self) -> bool:
-        """Whether the blocks of a request with a synchronous load become findable late."""
-        return self.findable == "computed"
 
     def check(self, config: CacheConfig) -> None:
-        """Refuse drafts that the state groups of a cache cannot take back.
-
-        Raises:
-            InvalidValueError: A state group keeps too few blocks for drafts, or two steps are in
-                flight, the second of which would start from a state that is not known yet.
-        """
+        """Raise InvalidValueError for drafts that state groups cannot take back."""
         options = config.group_options or (GroupOptions(),) * len(config.topology.groups)
         for index, group in enumerate(config.topology.groups):
             kept, drafts = options[index].num_speculative_blocks, self.num_lookahead_tokens
@@ -69,3 +53,12 @@ class SchedulerOptions(RecoveryOptions):
                     f"{self.max_steps_in_flight} steps may be in flight; expected a state for "
                     "each draft, and 1 step: the next one starts from a state that it makes known"
                 )
+
+
+_ALLOWED: Final[dict[str, Container[object]]] = {
+    "max_step_tokens": range(1, 1 << 32),
+    "max_running": range(1, 1 << 32),
+    "max_steps_in_flight": range(1, 3),
+    "num_lookahead_tokens": range(1 << 32),
+    "findable": ("computed", "scheduled"),
+}

@@ -10,7 +10,6 @@ from typing import Final
 from kvbraid.cache import Need
 from kvbraid.cache.chunk import Position
 from kvbraid.errors import InvalidValueError
-from kvbraid.recovery.loading import targets_of
 from kvbraid.recovery.tiers import NO_TIERS, Offer, Query
 from kvbraid.recovery.transfers import Load
 from kvbraid.scheduler.book import Book, Request
@@ -55,7 +54,7 @@ class StepPlan:
             num_in_flight_tokens=request.num_in_flight,
             delay_commit=request.delays_commit,
         )
-        while not self._book.allocate(need):
+        while not self._book.ledgers.allocate(need):
             victim = self._victim()
             if victim is None:
                 self._give_up(request)
@@ -67,10 +66,10 @@ class StepPlan:
 
     def _victim(self) -> Request | None:
         """The last one that could run has no victim, not even itself: it waits."""
-        running = self._book.running
-        for waiter in self._book.ledgers.owners.waiters():
-            return running[waiter]
+        running, waiters = self._book.running, self._book.ledgers.owners.waiters()
         candidates = [request for request in running.values() if not request.is_loading]
+        if waiters:
+            return running[waiters[0]]
         return candidates[-1] if len(candidates) > 1 else None
 
     def _give_up(self, request: Request) -> bool:
@@ -108,9 +107,7 @@ class StepPlan:
         request.num_computed = part.start + part.num_tokens
         self.scheduled.append(part)
         self._budget -= part.num_tokens
-        if request.loaded:
-            gone = request.give_back(self._book.cache.blocks(request.number))
-            self._book.ledgers.departed.give_back(request.number, gone)
+        self._book.ledgers.follow(request.number, request)
 
     def _start(self, request: Request) -> bool:
         """Give a request its first blocks; return whether the next one may start, too."""
@@ -126,24 +123,25 @@ class StepPlan:
         part = None if offer.is_async else self._next_part(request, hit + offer.num_tokens)
         if part is None and not offer.is_async:
             return False
+        is_late = book.options.findable == "computed"
         need = Need(
             request=number,
             num_new_tokens=part.num_tokens if part else 0,
             num_hit_tokens=hit,
             junction=match.junction,
             num_external_tokens=offer.num_tokens,
-            delay_commit=offer.is_async or (offer != _NOTHING and book.options.commits_late),
+            delay_commit=offer.is_async or (offer is not _NOTHING and is_late),
             loading_groups=tuple(range(len(book.groups))) if offer.num_tokens else (),
             is_waiting=bool(book.running),
         )
-        if not book.allocate(need):
+        if not book.ledgers.allocate(need):
             return self._give_up(request)
         book.waiting.remove(request)
         book.running[number] = request
         request.begin(request.num_tokens, hit, offer.num_tokens)
         request.may_load, request.delays_commit = True, need.delay_commit
         if offer.num_tokens:
-            self._begin_load(request, offer)
+            self.loads.append(book.ledgers.begin(number, request, offer))
         if part is not None:
             self._add(request, part)
         return True
@@ -160,27 +158,8 @@ class StepPlan:
         end, last = hit + offer.num_tokens, len(tokens) - (not offer.is_async)
         if end > last or (end % book.rules.alignment and end < len(tokens)):
             raise InvalidValueError(
-                f"tier {offer.tier} offers tokens {hit} to {end} of request {request.number}, "
-                f"which has {len(tokens)}; expected an end at most at {last} and, before the last "
-                f"token, at a multiple of {book.rules.alignment}"
+                f"tier {offer.tier} offers tokens {hit} to {end} of request {request.number}; "
+                f"expected an end at most at {last}, and at a multiple of {book.rules.alignment} "
+                f"before the last of its {len(tokens)} tokens"
             )
         return offer
-
-    def _begin_load(self, request: Request, offer: Offer) -> None:
-        book, tables = self._book, self._book.cache.blocks(request.number)
-        targets = tuple(targets_of(book.groups, tables, request.num_local, request.num_computed))
-        load = Load(
-            number=book.ledgers.transfers.num_begun,
-            request=request.number,
-            start=request.num_local,
-            num_tokens=offer.num_tokens,
-            is_async=offer.is_async,
-            tier=offer.tier,
-            records=offer.records,
-            targets=targets,
-        )
-        book.ledgers.transfers.begin(load)
-        book.ledgers.departed.hand_out(target.block_id for target in targets)
-        self.loads.append(load)
-        request.load, request.is_loading = load, offer.is_async
-        request.loaded = [t for t in targets if not book.groups[t.group].kind.is_full]

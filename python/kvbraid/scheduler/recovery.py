@@ -69,7 +69,6 @@ def _recover(book: Book, failures: Failures) -> RecoveryPlan:
             book.preempted(request, tables.get(number, ()))
         else:
             request.rewind(book.groups, request.num_tokens, what.resume)
-            request.run += 1
         request.counts.recovered(what.resume, what.recompute)
         request.in_flight.clear()
     return plan

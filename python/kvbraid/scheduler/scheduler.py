@@ -12,7 +12,7 @@ add --> waiting --> running <--> loading     a request ends from anywhere: its l
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from kvbraid.cache import CacheManager, Events, Work
+from kvbraid.cache import CacheManager, Events
 from kvbraid.errors import InvalidValueError, UnknownError
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
 from kvbraid.recovery.counts import PromptCounts
@@ -28,7 +28,7 @@ from kvbraid.scheduler.step import Finish, Output, Scheduled, Step, StepResult
 
 
 class Scheduler:
-    """Schedules the requests of one engine over its cache.
+    """Schedules the requests of one engine over its cache, from which nobody else allocates.
 
     ```text
     scheduler.add(prompt, max_new_tokens=100)
@@ -38,11 +38,8 @@ class Scheduler:
         outputs = scheduler.update(step, StepResult(tokens=sampled, reports=reports))
     ```
 
-    Nobody else allocates from the cache. `publish` is called with the events of each step, and of
-    each call that makes any; `dump` with the state of each recovery, before it is decided.
-
-    Raises:
-        InvalidValueError: The options do not fit the cache.
+    `publish` is called with the events of a step or call that has any; `dump` with the state of
+    each recovery, before it is decided. Options that do not fit the cache: InvalidValueError.
     """
 
     def __init__(
@@ -60,8 +57,6 @@ class Scheduler:
         self._is_pipelined: Final = options.max_steps_in_flight > 1
         self.ledgers: Final = Ledgers(cache, tiers, options, dump)
         self._book: Final = Book(cache, options, tiers, self.ledgers)
-
-    # Requests come and go.
 
     @property
     def num_requests(self) -> int:
@@ -89,10 +84,8 @@ class Scheduler:
         """
         count, most = len(prompt), self._cache.config.max_model_len
         if not count or max_new_tokens < 0 or count + max_new_tokens > most:
-            raise InvalidValueError(
-                f"the prompt has {count} tokens, and {max_new_tokens} may follow; expected at "
-                f"least one, at least 0, and at most {most} together"
-            )
+            what = f"the prompt has {count} tokens, and {max_new_tokens} may follow"
+            raise InvalidValueError(f"{what}; expected 1 or more, 0 or more, {most} at most")
         if number is None:
             number = self._cache.add(prompt, extra=extra, lora_id=lora_id)
         request = Request(
@@ -119,8 +112,6 @@ class Scheduler:
         self._publish_events()
         return self._book.outputs.pop()
 
-    # A step.
-
     def schedule(self) -> Step | None:
         """Return the next step; None if there is nothing to do before a load has ended.
 
@@ -141,18 +132,11 @@ class Scheduler:
             number=book.num_steps,
             scheduled=tuple(plan.scheduled),
             loads=tuple(plan.loads),
-            work=self._take_work(),
+            work=self.ledgers.take_work(caller_frees=self._is_pipelined),
         )
         book.steps.append(step)
         book.num_steps += 1
         return step
-
-    def _take_work(self) -> Work:
-        """Take the step's work. What a load fills is not zeroed, although a recovery may have
-        listed it before its request gave it back."""
-        work = self._cache.take_work(caller_frees=self._is_pipelined)
-        writers = self._book.ledgers.transfers.writers
-        return work._replace(blocks_to_zero=[b for b in work.blocks_to_zero if b not in writers])
 
     def update(self, step: Step, result: StepResult) -> list[Output]:
         """Take what came of the oldest step in flight: first the reports on loads, then tokens.
@@ -220,11 +204,9 @@ class Scheduler:
         is_computed = bool(new) or request.num_processed >= len(request.prompt)
         is_long = is_computed and request.num_tokens >= request.max_tokens
         finish = Finish.STOP if stop else Finish.LENGTH if is_long else None
-        if finish:
+        if new or finish:
             output = Output(number, new, finish, prompt=request.counts.report())
-            self._book.end(request, output)
-        elif new:
-            self._book.outputs.append(Output(number, new, prompt=request.counts.report()))
+            self._book.end(request, output) if finish else self._book.outputs.append(output)
 
     def _take_outputs(self) -> list[Output]:
         self._publish_events()

@@ -69,16 +69,12 @@ class StepResult:
 
 
 class Finish(StrEnum):
-    """Why a request has ended."""
+    """Why a request has ended; `Output.error` says more of an error."""
 
     STOP = "stop"
-    """It sampled one of its stop tokens."""
     LENGTH = "length"
-    """It has as many tokens as it may have."""
     ABORTED = "aborted"
-    """The engine aborted it."""
     ERROR = "error"
-    """`Output.error` says why."""
 
 
 class Output(NamedTuple):
@@ -88,11 +84,9 @@ class Output(NamedTuple):
         request: The request.
         tokens: New tokens.
         finish: Why the request has ended; None while it goes on.
-        error: What went wrong: `load_failed`, `tainted_output` or `out_of_blocks`; None otherwise.
-        prompt: Where the prompt's tokens came from; only with the first tokens, or at the end of a
-            request that samples none.
-        num_recomputed: Tokens that recoveries took back and that were computed or loaded again;
-            told when the request ends.
+        error: What went wrong: `load_failed`, `tainted_output` or `out_of_blocks`.
+        prompt: Where the prompt's tokens came from; with the first tokens, or at an end without.
+        num_recomputed: Tokens that recoveries took back; told when the request ends.
     """
 
     request: int

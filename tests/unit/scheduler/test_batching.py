@@ -179,7 +179,7 @@ def test_bad_calls_are_refused_and_change_nothing() -> None:
         engine.add([])
     with pytest.raises(InvalidValueError, match="-1 may follow"):
         engine.add([1], -1)
-    with pytest.raises(InvalidValueError, match="at most 20 together"):
+    with pytest.raises(InvalidValueError, match="20 at most"):
         engine.add(range(19), 2)
     with pytest.raises(UnknownError, match="request 77"):
         engine.abort(77)
