@@ -33,11 +33,14 @@ def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
             assert done.output == expected
 
 
-def test_the_example_has_an_owner_and_a_waiter() -> None:
+def test_the_example_has_an_owner_a_waiter_and_a_refusal() -> None:
     _, shown = (block.text for block in blocks(PAGE) if block.language == "json")
     first, second = json.loads(shown)["requests"].values()
     assert (first["resume"], first["recompute"], first["owner_of"]) == (8, 4, [3])
     assert (second["resume"], second["recompute"], second["waits_for"]) == (12, 0, [3])
+    assert [(r["boundary"], r["group"], r["block"], r["why"]) for r in first["refused"]] == [
+        (12, 0, 3, "bad")
+    ]
 
 
 @pytest.mark.parametrize(

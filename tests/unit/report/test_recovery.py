@@ -76,6 +76,38 @@ def test_each_action_has_its_sentence() -> None:
     assert "ends with the error tainted_output" in text_of(state(handed_out, failures=failures))
 
 
+REFUSED: dict[str, tuple[Json, dict[str, Any], str]] = {
+    "a tainted block": (
+        state(failures={"blocks": [2]}),
+        {"boundary": 8, "group": 0, "position": 1, "block": 2, "why": "bad"},
+        "group 0 (full_attention) needs block 2 at position 1, which is tainted.",
+    ),
+    "a window that has moved on": (
+        state(run(7, tables=[[1, 2, 3], [0, 5, 6]]), failures={"blocks": [2]}),
+        {"boundary": 8, "group": 1, "position": 0, "block": 0, "why": "not_held"},
+        "group 1 (sliding_window of 8 tokens) needs position 0, and has no block there any more.",
+    ),
+    "a state of other tokens": (
+        state(
+            run(7, tables=[[1, 2, 3], [4, 5, 6]], states=[[], [[8, 1]]]),
+            topology={"groups": [GROUPS[0], GROUPS[4]]},
+            failures={"blocks": [2]},
+        ),
+        {"boundary": 4, "group": 1, "position": 0, "block": 4, "why": "not_held"},
+        "group 1 (mamba) has no state there: block 4 holds one of other tokens.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_why_a_boundary_is_refused_is_said(case: str) -> None:
+    found, expected, sentence = REFUSED[case]
+    (request,) = json_of(found)["requests"].values()
+    assert expected in request["refused"]
+    words = f"- Boundary {expected['boundary']} is refused: {sentence}"
+    assert words in " ".join(text_of(found).split())
+
+
 def test_what_is_held_dropped_and_not_counted_is_said() -> None:
     causes = [
         {"tier": "disk\u202e", "key": "00", "cause": "miss"},
