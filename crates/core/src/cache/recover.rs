@@ -19,7 +19,7 @@
 
 use std::ops::Range;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::Cache;
 use super::core::Core;
@@ -119,14 +119,13 @@ impl Cache {
     /// Refuses unknown requests, and requests that are given twice or to parts that exclude each
     /// other.
     fn check_requests(&self, recovery: &Recovery) -> Result<()> {
-        let ids = |part: &[Boundary]| part.iter().map(|at| at.request).collect::<Vec<_>>();
-        let preempted = &recovery.preempt;
-        self.check_distinct(preempted.iter().copied())?;
-        self.check_distinct(ids(&recovery.commit).into_iter())?;
+        let preempted: HashSet<u64> = recovery.preempt.iter().copied().collect();
+        self.check_distinct(recovery.preempt.iter().copied())?;
+        self.check_distinct(recovery.commit.iter().map(|at| at.request))?;
         for (part, what) in [(&recovery.rewind, "rewind"), (&recovery.zero, "zero")] {
-            let part = ids(part);
-            self.check_distinct(part.iter().copied())?;
-            if let Some(id) = part.iter().find(|id| preempted.contains(id)) {
+            let ids = part.iter().map(|at| at.request);
+            self.check_distinct(ids.clone())?;
+            if let Some(id) = ids.into_iter().find(|id| preempted.contains(id)) {
                 return Err(Error::InvalidValue(format!(
                     "request {id}: {what} and preempt in one recovery; a preempted request has no \
                      blocks, so do only one of the two"

@@ -22,3 +22,6 @@ pub use reported::{Ignored, IgnoredCounts};
 pub use resume_point::{OwnTable, OwnTables, Refusal, ResumePoint, Search, State, Why};
 pub use run::{FailedPlace, Failures, Gap, GivenBack, Run, Tables};
 pub use snapshot::{RunTables, Snapshot};
+
+#[cfg(test)]
+mod tests;

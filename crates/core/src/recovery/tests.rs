@@ -1,0 +1,169 @@
+//! The drawings of this folder, as tests over plain tables.
+
+use hashbrown::HashMap;
+
+use super::*;
+use crate::blocks::BlockId;
+use crate::error::Error;
+use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
+
+const FULL: GroupSpec = GroupSpec {
+    kind: SpecKind::FullAttention,
+    block_size: 4,
+    window: None,
+    chunk: None,
+    eagle: false,
+    prefix_cacheable: true,
+    variant: 0,
+};
+const WINDOW: GroupSpec = GroupSpec {
+    kind: SpecKind::SlidingWindow,
+    window: Some(5),
+    ..FULL
+};
+const STATE: GroupSpec = GroupSpec {
+    kind: SpecKind::Mamba,
+    ..FULL
+};
+
+fn ids(numbers: &[u32]) -> Vec<BlockId> {
+    numbers.iter().copied().map(BlockId).collect()
+}
+
+fn snapshot(groups: &[GroupSpec], requests: &[&[&[u32]]]) -> Snapshot {
+    let tables = |tables: &&[&[u32]]| RunTables {
+        blocks: tables.iter().map(|table| ids(table)).collect(),
+        states: vec![Vec::new(); tables.len()],
+        findable: Vec::new(),
+    };
+    Snapshot {
+        topology: Topology {
+            groups: groups.to_vec(),
+            alignment: 4,
+            hash_block_size: 4,
+            partial_hits: false,
+            replay_tokens: 0,
+            hash_lookahead: 0,
+            dialect: EngineDialect::PURE,
+        },
+        num_blocks: 100,
+        tables: (0..)
+            .zip(requests.iter().map(tables))
+            .collect::<HashMap<_, _>>(),
+    }
+}
+
+/// A run of 40 tokens whose output nobody has seen.
+fn run(request: u64, hit: u32, loaded: u32, computed: u32) -> Run {
+    Run {
+        request,
+        num_tokens: 40,
+        num_known_tokens: 40,
+        num_local_tokens: hit,
+        num_loaded_tokens: loaded,
+        num_processed_tokens: computed,
+        num_computed_tokens: computed,
+        ..Run::default()
+    }
+}
+
+fn failed(blocks: &[u32]) -> Doubt {
+    Doubt {
+        failures: Failures {
+            blocks: ids(blocks),
+            ..Failures::default()
+        },
+        ..Doubt::default()
+    }
+}
+
+#[test]
+fn an_owner_writes_a_shared_block_again_and_the_others_wait() {
+    let tables = snapshot(&[FULL], &[&[&[7, 8, 9, 20]], &[&[7, 8, 9, 30]]]);
+    let runs = [run(1, 12, 0, 16), run(0, 0, 12, 16)];
+    let found = assess(&tables, &runs, &failed(&[8])).unwrap();
+    assert_eq!(found.tainted, ids(&[8, 20, 30]));
+    let [owner, waiter] = found.verdicts.as_slice() else {
+        panic!("two requests are affected: {:?}", found.verdicts);
+    };
+    assert_eq!((owner.resume, waiter.resume), (4, 12));
+    assert_eq!(
+        (owner.first_tainted, waiter.first_tainted),
+        (Some(12), Some(12))
+    );
+    assert_eq!(owner.owner_of, ids(&[8]));
+    assert_eq!(waiter.waits_for, [(BlockId(8), 0)]);
+}
+
+#[test]
+fn a_request_without_a_failed_block_is_tainted_by_what_it_found() {
+    let tables = snapshot(&[FULL], &[&[&[1, 2]], &[&[9, 2, 3]], &[&[8, 7, 3, 4]]]);
+    let runs = [run(0, 0, 4, 8), run(1, 8, 0, 12), run(2, 12, 0, 16)];
+    let found = assess(&tables, &runs, &failed(&[1])).unwrap();
+    assert_eq!(found.tainted, ids(&[1, 2, 3, 4]));
+    let first: Vec<_> = found.verdicts.iter().map(|v| v.first_tainted).collect();
+    assert_eq!(first, [Some(4), Some(8), Some(12)]);
+}
+
+#[test]
+fn a_window_that_has_passed_a_block_does_not_read_it() {
+    let tables = snapshot(&[WINDOW], &[&[&[1, 2, 3, 4]]]);
+    let found = assess(&tables, &[run(0, 0, 12, 16)], &failed(&[1])).unwrap();
+    assert_eq!(found.tainted, ids(&[1]));
+    assert_eq!(found.verdicts[0].first_tainted, None);
+    assert_eq!(found.verdicts[0].resume, 16);
+}
+
+#[test]
+fn a_run_with_a_state_or_a_hole_gives_its_blocks_back() {
+    for (group, table) in [(STATE, [0, 0, 5, 6]), (WINDOW, [0, 5, 6, 7])] {
+        let tables = snapshot(&[FULL, group], &[&[&[1, 2, 3, 4], &table]]);
+        let found = assess(&tables, &[run(0, 0, 12, 16)], &failed(&[2])).unwrap();
+        let verdict = &found.verdicts[0];
+        assert_eq!((verdict.resume, verdict.in_place), (0, false), "{table:?}");
+    }
+}
+
+#[test]
+fn nobody_waits_for_a_block_that_its_owner_may_not_write_yet() {
+    let tables = snapshot(&[FULL], &[&[&[7, 8, 9, 20]], &[&[7, 8, 9, 30]]]);
+    let runs = [run(0, 0, 12, 16), run(1, 12, 0, 16)];
+    let doubt = Doubt {
+        busy: ids(&[9]),
+        ..failed(&[8])
+    };
+    for verdict in assess(&tables, &runs, &doubt).unwrap().verdicts {
+        assert!(!verdict.in_place);
+        assert_eq!((verdict.resume, verdict.busy), (4, ids(&[9])));
+        assert!(verdict.owner_of.is_empty() && verdict.waits_for.is_empty());
+    }
+}
+
+#[test]
+fn what_was_given_back_is_tainted_if_a_look_up_finds_it() {
+    let mut tables = snapshot(&[WINDOW], &[&[&[0, 0, 3, 4]]]);
+    let found = |tables: &Snapshot| {
+        let gone = GivenBack {
+            group: 0,
+            position: 1,
+            block: BlockId(9),
+        };
+        let run = Run {
+            given_back: vec![gone],
+            ..run(0, 0, 8, 16)
+        };
+        assess(tables, &[run], &failed(&[9])).unwrap().tainted
+    };
+    assert_eq!(found(&tables), ids(&[3, 4]));
+    tables.tables.get_mut(&0).unwrap().findable = vec![(0, 1, BlockId(9))];
+    assert_eq!(found(&tables), ids(&[3, 4, 9]));
+}
+
+#[test]
+fn tables_that_cannot_be_are_refused() {
+    let tables = snapshot(&[FULL], &[&[&[100]], &[]]);
+    let error = |request| assess(&tables, &[run(request, 0, 4, 4)], &failed(&[])).unwrap_err();
+    assert!(matches!(error(0), Error::UnknownBlock { .. }));
+    assert!(matches!(error(1), Error::InvalidValue(_)));
+    assert_eq!(error(2), Error::UnknownRequest(2));
+}
