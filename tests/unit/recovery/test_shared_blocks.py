@@ -2,7 +2,9 @@
 
 import pytest
 from kvbraid.cache import CacheManager, Need
+from kvbraid.recovery.assess import snapshot_of
 from kvbraid.recovery.decide import decide
+from kvbraid.recovery.document import State, read, write
 from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.owners import HandedOn, Ownership
 from kvbraid.recovery.plan import Action
@@ -43,7 +45,9 @@ class Shared:
             )
             for request, loaded in external.items()
         ]
-        self.plan = decide(self.cache, runs, Failures(places={self.first: {0: [1]}}))
+        failures = Failures(places={self.first: {0: [1]}})
+        self.state = State(snapshot=snapshot_of(self.cache, runs), runs=runs, failures=failures)
+        self.plan = decide(self.cache, runs, failures)
         self.cache.recover(self.plan.recovery)
         self.handed_on = self.owners.take(self.plan, self.cache.tables)
 
@@ -69,6 +73,10 @@ def test_the_first_request_owns_and_the_second_waits(shared: Shared) -> None:
     )
     assert not shared.handed_on
     assert shared.owners.is_waiting(shared.second)
+
+
+def test_from_the_state_as_json_the_decision_is_the_same(shared: Shared) -> None:
+    assert read(write(shared.state)).decide() == shared.plan
 
 
 def test_the_second_goes_on_when_the_block_is_computed_and_not_when_it_is_scheduled(
