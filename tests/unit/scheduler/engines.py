@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from kvbraid.cache import CacheManager
+from kvbraid.cache import CacheManager, Events
 from kvbraid.ids import BlockId
 from kvbraid.recovery.failures import Record
 from kvbraid.scheduler import (
@@ -66,7 +66,10 @@ class Engine:
         self.cache = CacheManager(config(*groups, **(cache or {})))
         self.tiers = Tiers(answer)
         self.options = SchedulerOptions(**{"max_step_tokens": 64, **options})
-        self.scheduler = Scheduler(self.cache, self.options, self.tiers)
+        self.events: list[Events] = []
+        self.scheduler = Scheduler(
+            self.cache, self.options, self.tiers, publish=self.events.append
+        )
         self.steps: list[Step] = []
         self.loads: dict[int, Load] = {}
         self.said: dict[int, list[Output]] = {}

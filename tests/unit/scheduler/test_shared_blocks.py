@@ -1,0 +1,87 @@
+"""Requests that share blocks whose load failed: one writes them again, the others wait for it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from kvbraid.recovery.failures import Failures
+from kvbraid.scheduler import Finish, LoadReport, Offer, Query
+
+from tests.unit.cache.caches import full
+from tests.unit.scheduler.engines import Engine
+
+STEM = list(range(40))
+
+
+def offer(query: Query) -> Offer | None:
+    """To the first one only; the others hit what it registers."""
+    lacks_all = query.num_hit_tokens == 0 and len(query.tokens) > 40
+    return Offer(40, "host", is_async=False) if lacks_all else None
+
+
+def engine_with_waiter(
+    *failed: int,
+    early: Sequence[int] | None = None,
+    **options: Any,  # noqa: ANN401 - fields of the options
+) -> tuple[Engine, int, int]:
+    """Some blocks did not arrive; both requests have read them."""
+    options = {"max_step_tokens": 8, **options}
+    engine = Engine(full(4), answer=offer, findable="scheduled", **options)
+    if early is not None:
+        engine.add(early, 9)
+    owner, waiter = engine.add([*STEM, 77], 4), engine.add([*STEM, 88], 4)
+    engine.schedule()
+    assert engine.cache.blocks(owner)[0][:10] == engine.cache.blocks(waiter)[0][:10]
+    failures = Failures(places={owner: {0: failed}})
+    outputs = engine.update([LoadReport(rank=0, ended=[0], failures=failures)])
+    assert {output.request for output in outputs}.isdisjoint({owner, waiter})
+    return engine, owner, waiter
+
+
+def scheduled(engine: Engine) -> list[tuple[int, int, int]]:
+    step = engine.schedule()
+    assert step is not None
+    return [(part.request, part.start, part.num_tokens) for part in step.scheduled]
+
+
+def test_who_waits_goes_on_when_the_owners_step_is_processed_not_when_it_is_scheduled() -> None:
+    engine, owner, waiter = engine_with_waiter(3, 4, max_steps_in_flight=2)
+    assert scheduled(engine) == [(owner, 12, 8)]  # Both blocks.
+    assert scheduled(engine) == [(owner, 20, 8)]
+    engine.update()
+    assert scheduled(engine) == [(owner, 28, 8)]  # The owner comes first and needs the whole step.
+    engine.update()
+    engine.update()
+    engine.run()
+    assert len(engine.tokens(owner)) == len(engine.tokens(waiter)) == 4
+    assert engine.said[waiter][0].prompt == (40, 0, 1)
+    assert engine.said[owner][0].prompt == (0, 12, 29)
+
+
+@pytest.mark.parametrize("how", ["abort", "preempt"])
+def test_if_the_owner_leaves_nobody_reads_what_it_has_not_written(how: str) -> None:
+    engine, owner, waiter = engine_with_waiter(3, 4)
+    held = engine.cache.blocks(owner)[0][3:5]
+    assert scheduled(engine) == [(owner, 12, 8)]
+    if how == "abort":
+        engine.abort(owner)
+    else:
+        engine.scheduler._book.preempt(engine.scheduler._book.requests[owner])
+        engine.check()
+    assert not any(engine.cache.tables.requests_of(held).of(block) for block in held)
+    engine.update()
+    engine.run()
+    assert engine.said[waiter][-1].finish is Finish.LENGTH
+    assert len(engine.tokens(waiter)) == 4
+
+
+def test_who_waits_gives_its_blocks_back_before_somebody_who_runs_does() -> None:
+    engine, owner, waiter = engine_with_waiter(
+        *range(10), early=range(500, 512), max_step_tokens=16, cache={"num_blocks": 16}
+    )
+    assert list(engine.scheduler._book.running) == [0, owner, waiter]
+    assert scheduled(engine) == [(0, 12, 1), (owner, 0, 15)]  # The first one needs a block more.
+    assert list(engine.scheduler._book.running) == [0, owner]
+    engine.update()
+    engine.run()
+    assert {engine.said[r][-1].finish for r in (0, owner, waiter)} == {Finish.LENGTH}
