@@ -27,7 +27,7 @@ def draw_group(random: Random, kind: SpecKind, size: int, *, eagle: bool) -> Gro
         kind=kind,
         block_size=size,
         window=random.randint(1, 3 * size) if kind.is_window else None,
-        chunk=random.randint(1, 3 * size) if is_chunked else None,
+        chunk=random.randint(size + 1, 5 * size) if is_chunked else None,
         eagle=eagle and not is_chunked and kind is not SpecKind.MAMBA,
         variant=random.choice((0, 0, 1)),
     )

@@ -22,6 +22,10 @@ WHOLE = frozenset({Event.WHOLE, Event.GIVEN_UP, Event.TIER_DIES})
 """Events of which every block of the load is a part."""
 
 
+WEIGHTS = {Event.SHARED: 6, Event.LATE: 2, Event.ONE_RANK: 2}
+"""How much more often an event is drawn because it can happen, or count, less often."""
+
+
 class Injection:
     """The faults of one simulation, by number."""
 
@@ -44,7 +48,7 @@ class Injection:
         is_dead = self.tiers.is_dead(load.tier)
         if not is_dead and self.random.random() >= self.setting.fault_share:
             return
-        event = Event.WHOLE if is_dead else self.random.choice(self._events(load))
+        event = Event.WHOLE if is_dead else self._event(load)
         spoilt = self._spoilt(load, event)
         transfer.fault = self._new(event, load, spoilt)
         self._write_reports(transfer.fault)
@@ -60,6 +64,11 @@ class Injection:
         """Whether a value was left by a fault that was reported."""
         number = fault_of(value)
         return number is not None and self.faults[number].is_reported
+
+    def _event(self, load: Load) -> Event:
+        events = self._events(load)
+        weights = [WEIGHTS.get(event, 1) for event in events]
+        return self.random.choices(events, weights)[0]
 
     def _events(self, load: Load) -> list[Event]:
         """What may happen now. A late report is promised to come while all runs that read the

@@ -38,13 +38,13 @@ def draw_setting(seed: int) -> Setting:
     cache = draw_cache(random, KINDS[seed % len(KINDS)], num_blocks=8)
     unit = alignment_of(cache.topology)
     prompts = tuple(draw_prompts(random, unit, random.randint(4, 9)))
-    num_outputs = tuple(random.choice((1, 2, 3, 5)) for _ in prompts)
+    num_outputs = tuple(random.choice((1, 2, 4, 6)) for _ in prompts)
     max_running, is_roomy = random.randint(2, 4), random.random() < 0.6
     most = max(len(p) + n for p, n in zip(prompts, num_outputs, strict=True))
     largest = blocks_of(cache.topology, most)
     spare = (max_running + 1) * largest + 8 if is_roomy else random.randint(0, largest)
     options = SchedulerOptions(
-        max_step_tokens=random.choice((unit + 1, 2 * unit + 1, 3 * unit, 64)),
+        max_step_tokens=random.choice((unit + 1, 2 * unit + 1, 64, 64)),
         max_running=max_running,
         max_steps_in_flight=random.randint(1, 2),
         findable=random.choice(("computed", "scheduled")),
@@ -73,10 +73,13 @@ def draw_prompts(random: Random, unit: int, count: int) -> list[tuple[int, ...]]
     """Prompts that share prefixes: one or two stems, cut anywhere, with ends of their own."""
     stems = [
         [random.randrange(40) for _ in range(random.randint(2, 5) * unit)]
-        for _ in range(random.randint(1, 2))
+        for _ in range(random.choice((1, 1, 2)))
     ]
-    prompts = []
+    prompts: list[tuple[int, ...]] = []
     for _ in range(count):
+        if prompts and random.random() < 0.3:
+            prompts.append(prompts[-1])
+            continue
         stem = random.choice(stems)
         cut = random.choice((len(stem), len(stem), random.randint(1, len(stem))))
         end = [random.randrange(40) for _ in range(random.choice((0, 0, 1, unit)))]

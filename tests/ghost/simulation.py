@@ -4,7 +4,7 @@
 drawn from the seed, so the seed alone replays it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
@@ -51,6 +51,7 @@ class Simulation:
         self.got: dict[int, list[int]] = {}
         self.ended: dict[int, Output] = {}
         self.suspects: dict[int, set[int]] = {}
+        self.joined: set[int] = set()
         self.num_parts: dict[int, int] = {}
         self.injection.num_tokens = self._num_tokens
         self.tick = 0
@@ -89,14 +90,26 @@ class Simulation:
         self._check()
 
     def _arrive(self) -> None:
-        while self.waiting and (not self.got or self.random.random() < 0.5):
-            prompt, num_outputs = self.waiting.pop()
-            request = self.scheduler.add(prompt, max_new_tokens=num_outputs)
-            life = self.engine.lives[request] = self.truth.life(prompt, num_outputs)
-            self.engine.expected[request] = self.device.expected(life)
-            self.findable.know(life, self.engine.expected[request])
-            self.got[request] = []
-            self._tell(f"request {request}: {len(prompt)} tokens, {num_outputs} to come")
+        while self.waiting and (not self.got or self.random.random() < 0.6):
+            self._add(*self.waiting.pop())
+        self._join()
+
+    def _join(self) -> None:
+        """Let somebody with the same prompt arrive for a block that others are to share."""
+        for fault in self.injection.faults:
+            is_over = fault.load.number not in self.transfers.under_way
+            if fault.event is Event.SHARED and is_over and fault.number not in self.joined:
+                self.joined.add(fault.number)
+                life = self.engine.lives[fault.load.request]
+                self._add(life.tokens[: life.num_prompt_tokens], self.random.randint(1, 4))
+
+    def _add(self, prompt: Sequence[int], num_outputs: int) -> None:
+        request = self.scheduler.add(prompt, max_new_tokens=num_outputs)
+        life = self.engine.lives[request] = self.truth.life(prompt, num_outputs)
+        self.engine.expected[request] = self.device.expected(life)
+        self.findable.know(life, self.engine.expected[request])
+        self.got[request] = []
+        self._tell(f"request {request}: {len(prompt)} tokens, {num_outputs} to come")
 
     def _num_tokens(self, request: int) -> int:
         return self.engine.lives[request].num_prompt_tokens + len(self.got[request])
@@ -123,6 +136,7 @@ class Simulation:
                 self._tell(f"step {step.number}: {part}\n    in {work.tables}")
             for part in step.scheduled:
                 self.num_parts[part.request] = self.num_parts.get(part.request, 0) + 1
+            self._join()
             if self.random.random() < 0.5:
                 self._execute(flight)
             if self.random.random() < 0.2:
@@ -181,7 +195,7 @@ class Simulation:
         flight = self.engine.flights[0] if self.engine.flights else None
         if flight:
             self._execute(flight)
-            self._hurry_last_tokens(flight)
+            self._hurry(flight)
         self._disturb()
         known = [fault for fault in self.injection.faults if fault.is_reported]
         reports = self.transfers.collect(self.injection.faults)
@@ -196,13 +210,22 @@ class Simulation:
             self._note(self.scheduler.report(reports))
         self._judge_reports(known)
 
-    def _hurry_last_tokens(self, flight: Flight) -> None:
-        """Whoever has read garbage does not end before its failure is reported."""
+    def _hurry(self, flight: Flight) -> None:
+        """A report is never so late that it comes too late: whoever has read garbage has not ended
+        before, and no window has passed the garbage."""
         for part, work in flight.parts:
             taint = flight.taints.get(part.request)
             number = fault_of(taint.value) if taint else None
-            if number is not None and work.end >= len(work.life.tokens) - 1:
-                self.transfers.hurry(self.injection.faults[number])
+            if number is None:
+                continue
+            fault = self.injection.faults[number]
+            if work.end >= len(work.life.tokens) - 1 or not self._stays(fault):
+                self.transfers.hurry(fault)
+
+    def _stays(self, fault: Fault) -> bool:
+        """Whether all that the fault has spoilt stays in tables until their requests end."""
+        spoilt = {fault.load.targets[index].group for index in fault.spoilt}
+        return all(self.device.groups[group].kind.is_full for group in spoilt)
 
     # What came out.
 

@@ -118,7 +118,7 @@ class Transfers:
             self.send(None, 0, LoadReport(rank=rank, ended=number))
         elif fault.event in OUT_OF_ORDER:
             self.send(None, 0, LoadReport(rank=rank, ended=number))
-            delay = self.random.randint(1, 4) if fault.event is Event.LATE else 6
+            delay = self.random.randint(1, 4) if fault.event is Event.LATE else 12
             self.send(fault, delay, LoadReport(rank=rank, failures=failures))
         else:
             self.send(fault, 0, LoadReport(rank=rank, ended=number, failures=failures))

@@ -216,10 +216,11 @@ class _Taint:
             return {t // spec.block_size for t in range(first_read(spec, token), token + 1)}
         if token != run.start:
             return set()
+        at_end = {token // spec.block_size - 1} - {-1} if token % spec.block_size == 0 else set()
         if run.has_ended:
-            return {token // spec.block_size - 1} - {-1} if token % spec.block_size == 0 else set()
+            return at_end
         states = self.snapshot.tables[run.request].states[group]
-        return {state.position for state in states if state.num_tokens == token}
+        return at_end | {state.position for state in states if state.num_tokens == token}
 
     def _written(self, run: Run, first: int) -> Iterator[BlockId]:
         for group, (spec, table) in enumerate(zip(self.groups, self.tables(run), strict=True)):

@@ -86,5 +86,8 @@ def _recovery(runs: dict[int, Run], plans: Sequence[RequestPlan], found: Assessm
         rewind=rewound,
         hold=sorted(set(chain.from_iterable(given_back))),
         preempt=[p.request for p in going_on if p.action is Action.START_OVER],
-        zero={r: n for r, n in uncommitted.items() if r in rewound},
+        # What a load has left unwritten: others may hold the hit before it.
+        zero={
+            r: max(n, runs[r].num_local_tokens) for r, n in uncommitted.items() if r in rewound
+        },
     )

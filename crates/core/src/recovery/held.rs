@@ -66,17 +66,17 @@ impl Held<'_> {
     }
 
     /// Whether a position of a state group has the state that covers the tokens before the start.
+    ///
+    /// A state at the end of its block is there since the run started, even if no hash and no
+    /// cursor tells any more: steps in flight write their states into later blocks.
     pub(super) fn is_start_state(&self, group: usize, spec: &GroupSpec, position: u32) -> bool {
         let num_tokens = self.run.start();
-        if self.has_ended() {
-            u64::from(num_tokens) == (u64::from(position) + 1) * u64::from(spec.block_size)
-        } else {
-            let state = State {
-                num_tokens,
-                position,
-            };
-            self.own.groups[group].states.contains(&state)
-        }
+        let state = State {
+            num_tokens,
+            position,
+        };
+        u64::from(num_tokens) == (u64::from(position) + 1) * u64::from(spec.block_size)
+            || (!self.has_ended() && self.own.groups[group].states.contains(&state))
     }
 }
 
