@@ -130,7 +130,8 @@ class Book:
         request.counts.computed(request.num_processed)
         last_step = max(request.in_flight, default=None)
         for heir in self.ledgers.leave(self.run_of(request), tables, last_step):
-            self.preempt(self.requests[heir])
+            if heir in self.running:  # An heir's own heirs go with it.
+                self.preempt(self.requests[heir])
 
     def check_integrity(self) -> None:
         """Panic unless requests, ledgers and the cache agree."""

@@ -53,7 +53,8 @@ def _arrived(book: Book, request: Request) -> None:
 
 def _recover(book: Book, failures: Failures) -> RecoveryPlan:
     for waiter in book.ledgers.owners.waiters():
-        book.preempt(book.requests[waiter])
+        if waiter in book.running:  # A waiter that owns blocks takes its heirs along.
+            book.preempt(book.requests[waiter])
     runs = [book.run_of(request) for request in book.running.values()]
     plan, tables = book.ledgers.recover(runs, failures)
     if plan.tainted:
