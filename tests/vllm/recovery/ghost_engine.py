@@ -1,6 +1,6 @@
 """One of our schedulers, a worker that knows what its blocks hold, and the steps between them."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Final
@@ -69,8 +69,8 @@ class GhostEngine:
         self.outputs: dict[str, list[int]] = {}
         self.errors: set[str] = set()
         self.stats: dict[str, Any] = {}
+        self.most: dict[str, int] = {}
         self._prompts: dict[str, list[int]] = {}
-        self._done: Counter[str] = Counter()
 
     def _groups(self, layout: Layout) -> Sequence[Any]:
         if self.is_ours:
@@ -87,6 +87,7 @@ class GhostEngine:
     def add(self, prompt: list[int], max_tokens: int = 4) -> Any:  # noqa: ANN401 - vLLM's own type.
         name = str(len(self._prompts) + 1)
         self._prompts[name] = prompt
+        self.most[name] = max_tokens
         self.outputs[name] = []
         request = Request(
             request_id=name,

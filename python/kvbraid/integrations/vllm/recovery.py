@@ -30,6 +30,7 @@ from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.owners import HandedOn, Ownership
 from kvbraid.recovery.plan import Action, RecoveryPlan, RequestPlan
 from kvbraid.recovery.policy import Policy
+from kvbraid.recovery.run import GivenBack
 
 logger = init_logger("vllm.kvbraid.recovery")
 
@@ -82,7 +83,7 @@ class RecoveryFromFailedLoads:
         self._scheduler = scheduler
         self._reports = Reports(self._runs)
         self._ownership = Ownership([g.block_size for g in self._cache.config.topology.groups])
-        self._held: dict[str, list[BlockId]] = {}
+        self._held: dict[str, list[GivenBack]] = {}
         self._prompts: dict[str, PromptCounts] = {}
         self._unproved: set[str] = (
             set()
@@ -134,7 +135,9 @@ class RecoveryFromFailedLoads:
         """Do what has to be done before the outputs of a step are used."""
         failures = self._reports.read(output, keeps_back=self.policy is not Policy.FAIL)
         for request_id in output.finished_recving or ():
-            self._cache.pool.free(self._held.pop(request_id, []))
+            held = self._held.pop(request_id, [])
+            self._cache.pool.free([each.block_id for each in held])
+            self.counts.release(each.group for each in held)
         if failures:
             self._recover(failures)
             self.asking.load_failed()
@@ -155,7 +158,7 @@ class RecoveryFromFailedLoads:
     def _recover(self, failures: Failures) -> None:
         by_number = {alive.number: alive for alive in self._runs.alive()}
         loading = {
-            each.block_id: alive
+            each.block_id: (alive.request.request_id, each)
             for alive in by_number.values()
             if alive.is_loading
             for each in self._runs.loaded(alive)
@@ -173,7 +176,9 @@ class RecoveryFromFailedLoads:
         by_group = self._by_group(plan.tainted)
         self._cache.recover(replace(plan.recovery, preempt=()))
         for block in plan.recovery.hold:
-            self._held.setdefault(loading[block].request.request_id, []).append(block)
+            request_id, held = loading[block]
+            self._held.setdefault(request_id, []).append(held)
+            self.counts.hold(held.group)
         handed_on = self._ownership.take(plan, self._cache.tables)
         for request_id in self._runs.ended_with(plan.tainted):
             self._scheduler.drop_output(request_id)
@@ -256,7 +261,7 @@ class RecoveryFromFailedLoads:
     @property
     def held_blocks(self) -> list[BlockId]:
         """The blocks that are quarantined: loads of requests that gave them up may write them."""
-        return [block for held in self._held.values() for block in held]
+        return [each.block_id for held in self._held.values() for each in held]
 
 
 def _milliseconds() -> float:

@@ -5,7 +5,7 @@ process shares them: docs/vllm.md says how.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -25,6 +25,7 @@ class RecoveryCounts:
         requests: Affected requests, by what happened to them.
         recomputed_tokens: Tokens that affected requests compute or load again.
         tainted_blocks: Blocks with garbage, by group.
+        quarantined_blocks: Blocks that were given back and that a load may still write, now.
         ignored: Parts of reports that did not count, by reason.
     """
 
@@ -33,6 +34,7 @@ class RecoveryCounts:
     requests: Counter[Action] = field(default_factory=Counter)
     recomputed_tokens: int = 0
     tainted_blocks: Counter[int] = field(default_factory=Counter)
+    quarantined_blocks: int = 0
     ignored: Counter[Ignored] = field(default_factory=Counter)
 
     def add(self, plan: RecoveryPlan, tainted_by_group: Mapping[int, int]) -> None:
@@ -56,10 +58,16 @@ class RecoveryCounts:
             self.ignored[reason] += number
             _metrics()["ignored"].labels(reason.value).inc(number)
 
-    def hold(self, num_blocks_by_group: Mapping[int, int]) -> None:
-        """Say how many blocks are quarantined now."""
-        for group, number in num_blocks_by_group.items():
-            _metrics()["quarantined"].labels(self.policy, str(group)).set(number)
+    def hold(self, group: int) -> None:
+        """Count a block that is quarantined from now on."""
+        self.quarantined_blocks += 1
+        _metrics()["quarantined"].labels(self.policy, str(group)).inc()
+
+    def release(self, groups: Iterable[int]) -> None:
+        """Count blocks that are quarantined no more, by their groups."""
+        for group in groups:
+            self.quarantined_blocks -= 1
+            _metrics()["quarantined"].labels(self.policy, str(group)).dec()
 
     def cool(self, num_tiers: int) -> None:
         """Say how many tiers are in cooldown now."""

@@ -83,6 +83,7 @@ class Runs:
         self._cache = cache
         self._alive: dict[str, Alive] = {}
         self._ended: list[_Ended] = []
+        self._watched: set[BlockId] = set()  # Blocks that runs gave back, or may give back.
 
     def start(
         self,
@@ -107,6 +108,7 @@ class Runs:
             alive.loaded = tuple(
                 each for each in self.loaded(alive) if self._groups[each.group].kind in _PASSING
             )
+            self._watched.update(each.block_id for each in alive.loaded)
         return alive
 
     @property
@@ -139,9 +141,9 @@ class Runs:
         return self._alive.values()
 
     @property
-    def has_ended(self) -> bool:
-        """Whether a run is kept whose steps are in flight."""
-        return bool(self._ended)
+    def is_watching(self) -> bool:
+        """Whether it matters which blocks are handed out."""
+        return bool(self._watched)
 
     def end(self, request_id: str) -> None:
         """Note that a request is about to give its blocks back."""
@@ -150,19 +152,30 @@ class Runs:
             tables = self._cache.blocks(alive.number)
             in_flight = int(alive.request.num_in_flight_tokens)
             self._ended.append(_Ended(request_id, self._run(alive), tables, in_flight))
+            self._watched.update(block for table in tables for block in table)
 
     def hand_out(self, block_ids: Iterable[BlockId]) -> None:
-        """Note that blocks were handed out: what ended runs wrote into them is gone."""
-        new = set(block_ids)
+        """Note that blocks were handed out: what runs that gave them back left in them is gone."""
+        new = self._watched.intersection(block_ids)
+        if not new:
+            return
         for ended in self._ended:
             for table in ended.tables:
                 table[:] = [BlockId(0) if block in new else block for block in table]
+        for alive in self._alive.values():
+            if any(each.block_id in new for each in alive.loaded):
+                held = set(self.loaded(alive))
+                alive.loaded = tuple(
+                    each for each in alive.loaded if each.block_id not in new or each in held
+                )
 
     def process(self, num_scheduled_tokens: Mapping[str, int]) -> None:
         """Note that the oldest step was processed; it had these tokens of requests."""
         for ended in self._ended:
             ended.num_in_flight_tokens -= num_scheduled_tokens.get(ended.request_id, 0)
         self._ended = [ended for ended in self._ended if ended.num_in_flight_tokens > 0]
+        if self._watched and not self._ended and not any(a.loaded for a in self._alive.values()):
+            self._watched.clear()
 
     def cut(self, alive: Alive, resume: int) -> None:
         """Note that a run goes back to `resume` tokens in place; its blocks are findable."""
@@ -213,22 +226,8 @@ class Runs:
         )
 
     def _given_back(self, alive: Alive) -> list[GivenBack]:
-        """Return the loaded blocks that left the tables; one that is elsewhere now is not told."""
-        if not alive.loaded:
-            return []
-        tables = self._cache.blocks(alive.number)
-        gone = [
+        """Return the loaded blocks that have left the tables."""
+        tables = self._cache.blocks(alive.number) if alive.loaded else []
+        return [
             each for each in alive.loaded if tables[each.group][each.position] != each.block_id
         ]
-        places = self._cache.tables.requests_of([each.block_id for each in gone])
-        return [
-            each._replace(block_id=BlockId(0))
-            if _is_elsewhere(each, places.of(each.block_id))
-            else each
-            for each in gone
-        ]
-
-
-def _is_elsewhere(gone: GivenBack, places: Iterable[object]) -> bool:
-    here = (gone.group, gone.position)
-    return any((place.group, place.position) != here for place in places)  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ from typing import Any
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.request import Request
 
+from kvbraid.ids import BlockId
 from kvbraid.integrations.vllm.manager import KvbraidCacheManager
 from kvbraid.integrations.vllm.runs import Alive, Runs
 
@@ -43,18 +44,28 @@ class TrackedCacheManager(KvbraidCacheManager):
             delay_cache_blocks,
             **more,
         )
-        if blocks is not None:
-            if self.runs.has_ended:
-                self.runs.hand_out(block for ids in blocks.get_block_ids() for block in ids)
-            if self.runs.find(request.request_id) is None:
-                self._start(
-                    request,
-                    num_local_tokens=num_new_computed_tokens,
-                    num_loaded_tokens=num_external_computed_tokens,
-                    delays_commit=delay_cache_blocks,
-                )
+        if blocks is None:
+            return None
+        if self.runs.find(request.request_id) is None:
+            number = self._requests.known(request.request_id)
+            self.runs.hand_out(self._own_blocks(number, num_new_computed_tokens))
+            alive = self.runs.start(
+                request,
+                number,
+                num_local_tokens=num_new_computed_tokens,
+                num_loaded_tokens=num_external_computed_tokens,
+                delays_commit=delay_cache_blocks,
+            )
+            self.on_start(alive)
+        elif self.runs.is_watching:
+            self.runs.hand_out(block for ids in blocks.get_block_ids() for block in ids)
         return blocks
 
-    def _start(self, request: Request, **more: Any) -> None:  # noqa: ANN401 - passed on as they are.
-        alive = self.runs.start(request, self._requests.known(request.request_id), **more)
-        self.on_start(alive)
+    def _own_blocks(self, number: int, num_hit_tokens: int) -> list[BlockId]:
+        """Return the blocks that a request did not adopt; vLLM returns none that a load fills."""
+        groups = self.cache.config.topology.groups
+        return [
+            block
+            for spec, ids in zip(groups, self.cache.blocks(number), strict=True)
+            for block in ids[num_hit_tokens // spec.block_size :]
+        ]
