@@ -5,6 +5,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kvbraid.cache import GroupOptions
 from kvbraid.errors import InvalidValueError, UnknownError
 from kvbraid.scheduler import Finish, StepResult
 from kvbraid.spec import GroupSpec
@@ -134,6 +135,19 @@ def test_two_steps_in_flight_schedule_a_token_before_the_one_before_it_is_known(
     assert engine.tokens(request) == expected(list(range(6)), 3)
 
 
+def test_what_a_step_in_flight_reads_is_not_given_back_before_it_is_processed() -> None:
+    engine = Engine(window(5, 4), max_step_tokens=8, max_steps_in_flight=2)
+    request = engine.add(range(24), 1)
+    engine.schedule()
+    engine.schedule()
+    assert all(engine.cache.blocks(request)[0])
+    engine.update()
+    engine.schedule()
+    assert [bool(block) for block in engine.cache.blocks(request)[0][:2]] == [False, True]
+    engine.update()
+    engine.run()
+
+
 def test_rejected_drafts_are_computed_again_and_accepted_ones_are_not() -> None:
     engine = Engine(full(4), num_lookahead_tokens=3)
     request = engine.add(range(6), 8)
@@ -198,3 +212,27 @@ def test_bad_calls_are_refused_and_change_nothing() -> None:
     engine.update()
     engine.run()
     assert len(engine.tokens(request)) == 3
+
+
+def test_options_that_cannot_work_are_refused() -> None:
+    for options, what in (
+        ({"max_step_tokens": 0}, "max_step_tokens is 0"),
+        ({"max_steps_in_flight": 3}, "max_steps_in_flight is 3"),
+        ({"findable": "never"}, "findable is 'never'"),
+        ({"num_ranks": 0}, "num_ranks is 0"),
+        ({"num_lookahead_tokens": 2}, "group 1 keeps 1 states for 2 drafts"),
+        ({"num_lookahead_tokens": 1, "max_steps_in_flight": 2}, "2 steps may be in flight"),
+    ):
+        cache = {"group_options": (GroupOptions(), GroupOptions(num_speculative_blocks=1))}
+        with pytest.raises(InvalidValueError, match=what):
+            Engine(full(4), mamba(4), cache=cache, **options)
+
+
+def test_states_with_room_for_drafts_take_them_back() -> None:
+    cache = {"group_options": (GroupOptions(), GroupOptions(num_speculative_blocks=2))}
+    engine = Engine(full(4), mamba(4), cache=cache, num_lookahead_tokens=2)
+    request = engine.add(range(10), 9)
+    while engine.scheduler.num_requests:
+        engine.schedule()
+        engine.update(accepted=iter([1]).__next__)
+    assert engine.tokens(request) == expected(list(range(10)), 9)

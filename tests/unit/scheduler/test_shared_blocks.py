@@ -1,6 +1,5 @@
 """Requests that share blocks whose load failed: one writes them again, the others wait for it."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,20 +20,16 @@ def offer(query: Query) -> Offer | None:
 
 def engine_with_waiter(
     *failed: int,
-    early: Sequence[int] | None = None,
     **options: Any,  # noqa: ANN401 - fields of the options
 ) -> tuple[Engine, int, int]:
     """Some blocks did not arrive; both requests have read them."""
     options = {"max_step_tokens": 8, **options}
     engine = Engine(full(4), answer=offer, findable="scheduled", **options)
-    if early is not None:
-        engine.add(early, 9)
     owner, waiter = engine.add([*STEM, 77], 4), engine.add([*STEM, 88], 4)
     engine.schedule()
     assert engine.cache.blocks(owner)[0][:10] == engine.cache.blocks(waiter)[0][:10]
     failures = Failures(places={owner: {0: failed}})
-    outputs = engine.update([LoadReport(rank=0, ended=[0], failures=failures)])
-    assert {output.request for output in outputs}.isdisjoint({owner, waiter})
+    assert engine.update([LoadReport(rank=0, ended=[0], failures=failures)]) == []
     return engine, owner, waiter
 
 
@@ -45,17 +40,30 @@ def scheduled(engine: Engine) -> list[tuple[int, int, int]]:
 
 
 def test_who_waits_goes_on_when_the_owners_step_is_processed_not_when_it_is_scheduled() -> None:
-    engine, owner, waiter = engine_with_waiter(3, 4, max_steps_in_flight=2)
-    assert scheduled(engine) == [(owner, 12, 8)]  # Both blocks.
-    assert scheduled(engine) == [(owner, 20, 8)]
+    engine, owner, waiter = engine_with_waiter(9, max_steps_in_flight=2)
+    assert scheduled(engine) == [(owner, 36, 5)]
+    assert scheduled(engine) == [(owner, 41, 1)]
     engine.update()
-    assert scheduled(engine) == [(owner, 28, 8)]  # The owner comes first and needs the whole step.
+    assert scheduled(engine) == [(owner, 42, 1), (waiter, 40, 1)]
     engine.update()
     engine.update()
     engine.run()
     assert len(engine.tokens(owner)) == len(engine.tokens(waiter)) == 4
     assert engine.said[waiter][0].prompt == (40, 0, 1)
-    assert engine.said[owner][0].prompt == (0, 12, 29)
+    assert engine.said[owner][0].prompt == (0, 36, 5)
+
+
+def test_who_was_preempted_after_it_had_read_garbage_hands_nothing_out() -> None:
+    engine = Engine(full(4), answer=offer, findable="scheduled", max_steps_in_flight=2)
+    loads, reads = engine.add([*STEM, 77], 4), engine.add([*STEM, 88], 4)
+    engine.schedule()
+    engine.schedule()
+    engine.scheduler._book.preempt(engine.scheduler._book.requests[reads])
+    failures = Failures(places={loads: {0: [9]}})
+    assert engine.update([LoadReport(rank=0, ended=[0], failures=failures)]) == []
+    assert engine.update() == []
+    engine.run()
+    assert len(engine.tokens(reads)) == 4
 
 
 @pytest.mark.parametrize("how", ["abort", "preempt"])
@@ -76,12 +84,21 @@ def test_if_the_owner_leaves_nobody_reads_what_it_has_not_written(how: str) -> N
 
 
 def test_who_waits_gives_its_blocks_back_before_somebody_who_runs_does() -> None:
-    engine, owner, waiter = engine_with_waiter(
-        *range(10), early=range(500, 512), max_step_tokens=16, cache={"num_blocks": 16}
+    engine = Engine(
+        full(4),
+        answer=offer,
+        findable="scheduled",
+        max_step_tokens=20,
+        cache={"num_blocks": 17},
     )
-    assert list(engine.scheduler._book.running) == [0, owner, waiter]
-    assert scheduled(engine) == [(0, 12, 1), (owner, 0, 15)]  # The first one needs a block more.
-    assert list(engine.scheduler._book.running) == [0, owner]
+    prompts = range(500, 512), [*STEM, 77], [*STEM, 88], range(3)
+    early, owner, waiter, late = (engine.add(prompt, 9) for prompt in prompts)
+    engine.schedule()
+    failures = Failures(places={owner: {0: range(10)}})
+    engine.update([LoadReport(rank=0, ended=[0], failures=failures)])
+    assert list(engine.scheduler._book.running) == [early, owner, waiter, late]
+    engine.schedule()  # The first one needs a block more, and none is free.
+    assert list(engine.scheduler._book.running) == [early, owner, late]
     engine.update()
     engine.run()
-    assert {engine.said[r][-1].finish for r in (0, owner, waiter)} == {Finish.LENGTH}
+    assert {outputs[-1].finish for outputs in engine.said.values()} == {Finish.LENGTH}
