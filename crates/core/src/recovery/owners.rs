@@ -12,6 +12,8 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use super::held::{Held, Hit};
 use super::resume_point::{Refusal, ResumePoint, Search};
 use super::taint::Taint;
@@ -163,11 +165,15 @@ impl Court<'_, '_> {
             is_possible: true,
             ..Back::default()
         };
+        let groups = self.topology.groups.iter();
+        let read: SmallVec<[Range<u32>; 8]> = groups.map(|spec| reads(spec, boundary)).collect();
+        let groups = self.topology.groups.iter();
+        let written: SmallVec<[u32; 8]> = groups.map(|spec| boundary / spec.block_size).collect();
         for hit in hits {
-            let spec = &self.topology.groups[usize::from(hit.group)];
-            let is_written = hit.position >= boundary / spec.block_size;
+            let group = usize::from(hit.group);
+            let is_written = hit.position >= written[group];
             match owners.owner_of(hit.block) {
-                Some(owner) if !is_written && reads(spec, boundary).contains(&hit.position) => {
+                Some(owner) if !is_written && read[group].contains(&hit.position) => {
                     let owner = self.all[owner as usize].run.request;
                     back.waits_for.push((hit.block, owner));
                 }

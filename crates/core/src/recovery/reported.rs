@@ -170,11 +170,19 @@ impl<'a, 'b, T: Tables> Judge<'a, 'b, T> {
     /// entries.
     pub(super) fn fail_blocks(&mut self, mut reported: Reported, hits: &[Hit]) {
         let groups = &self.tables.topology().groups;
-        for hit in hits {
-            let (held, group) = (&self.all[hit.run as usize], usize::from(hit.group));
-            let is_loaded = held.loaded(group, &groups[group]).contains(&hit.position);
-            if is_loaded && reported.finds(hit.block, u32::from(hit.group)) {
-                self.taint.add(hit.block);
+        for of_one_table in hits.chunk_by(|a, b| (a.run, a.group) == (b.run, b.group)) {
+            let (held, group) = (
+                &self.all[of_one_table[0].run as usize],
+                usize::from(of_one_table[0].group),
+            );
+            let loaded = held.loaded(group, &groups[group]);
+            for hit in of_one_table
+                .iter()
+                .filter(|hit| loaded.contains(&hit.position))
+            {
+                if reported.finds(hit.block, u32::from(hit.group)) {
+                    self.taint.add(hit.block);
+                }
             }
         }
         for (run, held) in self.all.iter().enumerate() {

@@ -88,6 +88,9 @@ impl Taint {
 
     fn read_hit(&mut self, all: &[Held<'_>], groups: &[GroupSpec], hit: &Hit) -> bool {
         let (run, group) = (hit.run as usize, usize::from(hit.group));
+        if self.first[run] == Some(all[run].run.start()) {
+            return false; // No token before it is computed. Most runs read their failed blocks here.
+        }
         let reader = first_reader(&all[run], group, &groups[group], hit.position);
         reader.is_some_and(|token| self.read(run, &all[run], groups, token))
     }
