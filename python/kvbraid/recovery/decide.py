@@ -87,7 +87,5 @@ def _recovery(runs: dict[int, Run], plans: Sequence[RequestPlan], found: Assessm
         hold=sorted(set(chain.from_iterable(given_back))),
         preempt=[p.request for p in going_on if p.action is Action.START_OVER],
         # What a load has left unwritten: others may hold the hit before it.
-        zero={
-            r: max(n, runs[r].num_local_tokens) for r, n in uncommitted.items() if r in rewound
-        },
+        zero={r: max(n, runs[r].num_local_tokens) for r, n in uncommitted.items() if r in rewound},
     )

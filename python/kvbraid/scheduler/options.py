@@ -36,10 +36,9 @@ class SchedulerOptions(RecoveryOptions):
     def __post_init__(self) -> None:
         RecoveryOptions.__post_init__(self)
         for name, allowed in _ALLOWED.items():
-            if getattr(self, name) not in allowed:
-                raise InvalidValueError(
-                    f"{name} is {getattr(self, name)!r}; expected one of {allowed}"
-                )
+            value = getattr(self, name)
+            if value not in allowed:
+                raise InvalidValueError(f"{name} is {value!r}; expected one of {allowed}")
 
     def check(self, config: CacheConfig) -> None:
         """Raise InvalidValueError for drafts that state groups cannot take back."""

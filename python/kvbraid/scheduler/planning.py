@@ -28,11 +28,7 @@ class StepPlan:
         self.loads: list[Load] = []
 
     def fill(self) -> None:
-        """Give requests their blocks and their tokens.
-
-        Raises:
-            InvalidValueError: A tier offers a load that ends where no request can go on.
-        """
+        """Give requests their blocks and their tokens; refuse offers that no request can use."""
         book, num_waiting = self._book, len(self._book.waiting)
         for request in list(book.running.values()):
             is_idle = request.is_loading or book.ledgers.owners.is_waiting(request.number)

@@ -35,8 +35,8 @@ def take_reports(book: Book, reports: Sequence[LoadReport]) -> None:
 def _arrived(book: Book, request: Request) -> None:
     """What an asynchronous load had to bring is good: it becomes findable, the request goes on.
 
-    If the load brought the last token, that one is computed all the same. If its window or state
-    was not loaded, the request starts over with what is findable now.
+    The last token is computed even if it was loaded. If its window or state was not loaded, the
+    request starts over with what is findable now.
     """
     number, end = request.number, request.num_computed
     book.cache.commit(number, end)
