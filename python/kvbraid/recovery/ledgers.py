@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 from kvbraid.cache import CacheManager, Need, Work
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
-from kvbraid.recovery.assess import snapshot_of
+from kvbraid.recovery.assess import assess, snapshot_of
 from kvbraid.recovery.decide import decide
 from kvbraid.recovery.departed import Departed
 from kvbraid.recovery.document import State
-from kvbraid.recovery.failures import Failures
+from kvbraid.recovery.failures import Failures, GroupBlock
 from kvbraid.recovery.live import LiveRun
 from kvbraid.recovery.loading import Tables, targets_of
 from kvbraid.recovery.owners import Ownership
@@ -105,6 +105,13 @@ class Ledgers:
             self.departed.hand_out(done.block_ids)
         return bool(done.num_fit)
 
+    def note_hit(self, request: int, run: LiveRun) -> None:
+        """Note the blocks of a hit that a run may give back: they may turn out to be garbage."""
+        groups = self._cache.config.topology.groups
+        if not all(group.kind.is_full for group in groups):
+            hit = targets_of(groups, self._cache.blocks(request), 0, run.num_local)
+            run.passing += [t for t in hit if not groups[t.group].kind.is_full]
+
     def begin(self, request: int, run: LiveRun, offer: Offer) -> Load:
         """Begin a load into the blocks that a run has just got for it."""
         groups, tables = self._cache.config.topology.groups, self._cache.blocks(request)
@@ -112,12 +119,12 @@ class Ledgers:
         self.departed.hand_out(target.block_id for target in targets)
         load = self.transfers.begin(request, run.num_local, offer, targets)
         run.load, run.is_loading = load, offer.is_async
-        run.loaded = [t for t in targets if not groups[t.group].kind.is_full]
+        run.passing += [t for t in targets if not groups[t.group].kind.is_full]
         return load
 
     def follow(self, request: int, run: LiveRun) -> None:
-        """Note which loaded blocks a run has given back in an allocation."""
-        if run.loaded:
+        """Note which blocks of its hit and its load a run has given back in an allocation."""
+        if run.passing:
             self.departed.give_back(request, run.give_back(self._cache.blocks(request)))
 
     def take_work(self, *, caller_frees: bool) -> Work:
@@ -145,6 +152,7 @@ class Ledgers:
         Nobody may wait for blocks of others: whoever does is preempted before.
         """
         runs, writers = [*runs, *self.departed.ended], self.transfers.writers
+        failures = self._followed(runs, failures)
         if self._dump is not None:
             tables = snapshot_of(self._cache, runs)
             busy, policy = writers.keys(), self._options.policy
@@ -172,6 +180,17 @@ class Ledgers:
         self._tell(plan)
         self.actions.update(each.action for each in plan.requests.values())
         return Applied(plan, had)
+
+    def _followed(self, runs: Sequence[Run], failures: Failures) -> Failures:
+        """Add the garbage that runs have read and given back since, which no table shows."""
+        gone = {GroupBlock(g.group, g.block_id) for run in runs for g in run.given_back}
+        while gone.difference(failures.group_blocks):
+            tainted = {*assess(self._cache, runs, failures).tainted}
+            passed = {each for each in gone if each.block_id in tainted}
+            if passed <= {*failures.group_blocks}:
+                break
+            failures = Failures.union([failures, Failures(group_blocks=passed)])
+        return failures
 
     def _tell(self, plan: RecoveryPlan) -> None:
         if plan.tainted:

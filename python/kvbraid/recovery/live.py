@@ -28,13 +28,13 @@ class LiveRun:
     load: Load | None = None
     is_loading: bool = False
     delays_commit: bool = False
-    loaded: list[Target] = field(default_factory=list)
+    passing: list[Target] = field(default_factory=list)
 
     def begin(self, num_known: int, num_local: int, num_loaded: int) -> None:
         """Begin a run: a hit, and what a load brings after it."""
         self.num_known, self.num_local, self.num_loaded = num_known, num_local, num_loaded
         self.num_computed = num_local + num_loaded
-        self.load, self.is_loading, self.delays_commit, self.loaded = None, False, False, []
+        self.load, self.is_loading, self.delays_commit, self.passing = None, False, False, []
         self.counts.started(num_local, num_loaded)
 
     def rewind(self, groups: Sequence[GroupSpec], num_known: int, num_tokens: int) -> None:
@@ -47,12 +47,12 @@ class LiveRun:
         self.num_loaded = min(self.num_loaded, num_tokens - self.num_local)
         self.is_loading = self.delays_commit = False
         sizes = [group.block_size for group in groups]
-        self.loaded = [t for t in self.loaded if t.position * sizes[t.group] < num_tokens]
+        self.passing = [t for t in self.passing if t.position * sizes[t.group] < num_tokens]
 
     def give_back(self, tables: Sequence[Sequence[BlockId]]) -> list[GivenBack]:
-        """Return which loaded blocks have left the tables since the last call."""
-        gone = [t for t in self.loaded if tables[t.group][t.position] != t.block_id]
-        self.loaded = [t for t in self.loaded if t not in gone] if gone else self.loaded
+        """Return which of the passing blocks have left the tables since the last call."""
+        gone = [t for t in self.passing if tables[t.group][t.position] != t.block_id]
+        self.passing = [t for t in self.passing if t not in gone] if gone else self.passing
         return [GivenBack(*target) for target in gone]
 
     def as_run(

@@ -8,7 +8,8 @@ from kvbraid.ids import BlockId
 
 
 class GivenBack(NamedTuple):
-    """A loaded block that the run has read and given back: a window or a state has passed it."""
+    """A block of the hit or the load that the run has read and given back: a window or a state has
+    passed it."""
 
     group: int
     position: int
@@ -39,7 +40,8 @@ class Run:
         num_computed_tokens: The tokens of all steps, those in flight included.
         delays_commit: The run's blocks are not findable yet: they are committed when the load is
             known to be good.
-        given_back: Loaded blocks that are no longer in the tables.
+        given_back: Blocks of the load, and if the engine notes them of the hit, that are no longer
+            in the tables.
         ended_tables: For a run that has ended while its steps were in flight: its block tables,
             with the null block where the block was handed out again since. None for any other run.
     """
