@@ -1,0 +1,172 @@
+"""A fixed part of the small worlds is searched, and planted bugs are found in them."""
+
+from collections.abc import Callable
+from itertools import combinations_with_replacement
+from typing import Final
+
+import pytest
+from kvbraid.cache import CacheManager
+from kvbraid.cache.failed_loads import Recovery
+from kvbraid.ids import BlockId
+from kvbraid.recovery.ledgers import Ledgers
+from kvbraid.recovery.owners import HandedOn, Ownership
+from kvbraid.recovery.quarantine import Quarantine
+from kvbraid.scheduler import Scheduled
+from kvbraid.scheduler.book import Request
+from kvbraid.scheduler.planning import StepPlan
+
+from tests.ghost.world.run import told
+from tests.ghost.world.search import Search
+from tests.ghost.world.settings import Group, Setting, settings
+from tests.ghost.world.world import World, begin
+
+FAMILIES: Final = ("full", "window", "chunk", "state")
+PAIRS: Final = [f"{a}+{b}" for a, b in combinations_with_replacement(FAMILIES, 2)]
+WORLDS_OF_A_PAIR: Final = 7
+STATES_OF_A_WORLD: Final = 350
+
+
+def worlds_of(pair: str) -> list[Setting]:
+    """As many worlds as fit into a test, spread over all that differs between them."""
+    own = [setting for setting in settings(num_loads=2, num_troubles=2) if setting.pair == pair]
+    return own[:: max(1, len(own) // WORLDS_OF_A_PAIR)]
+
+
+def test_the_slice_has_every_pair_of_kinds_and_most_of_what_differs() -> None:
+    chosen = [setting for pair in PAIRS for setting in worlds_of(pair)]
+
+    assert {setting.pair for setting in settings()} == set(PAIRS)
+    for name in ("num_shared_blocks", "num_missing_blocks", "num_steps_in_flight", "is_async"):
+        assert {getattr(s, name) for s in chosen} == {getattr(s, name) for s in settings()}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_no_bad_state_is_reached(pair: str) -> None:
+    for setting in worlds_of(pair):
+        found = Search(begin(setting), max_states=STATES_OF_A_WORLD).run()
+        assert not found.bad, told(setting, found.bad[0])
+
+
+def test_a_world_is_searched_to_its_end() -> None:
+    setting = Setting(groups=(Group.CHUNK_1, Group.CHUNK_1), is_async=False, num_troubles=1)
+
+    found = Search(begin(setting), max_states=10_000).run()
+
+    assert found.is_complete
+    assert not found.bad
+    assert found.states > 100
+
+
+PATHS: Final = {
+    "a load fails in its last token's block alone": (
+        Setting(groups=(Group.FULL, Group.WINDOW_1)),
+        ["add 0", "schedule (load of 5)", "load 0, rank 0 fails: group 0 position 2"],
+    ),
+    "a late failure reaches a request that hit the block and has given it back": (
+        Setting(groups=(Group.CHUNK_1, Group.STATE), num_steps_in_flight=2, num_loads=1),
+        [
+            *("add 0", "schedule (load of 2)", "add 1", "update"),
+            *("load 0, rank 0 fails silently: all", "schedule", "update", "schedule"),
+            "fault 0 is told",
+        ],
+    ),
+}
+"""What once was bad, or led to no end."""
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_what_once_was_bad_leads_to_an_end(name: str) -> None:
+    setting, path = PATHS[name]
+    world = begin(setting)
+    for step in path:
+        outcome = next(move.outcome for move in world.moves() if move.name == step)
+        assert isinstance(outcome, World), outcome
+        world = outcome
+    for _ in range(100):
+        calm = [move for move in world.moves() if move.is_calm and "(load" not in move.name]
+        if world.is_end():
+            return
+        # Steps in flight end before the next one begins.
+        calm.sort(key=lambda move: move.name.startswith("schedule"))
+        assert isinstance(calm[0].outcome, World), calm[0].outcome
+        world = calm[0].outcome
+    raise AssertionError("it does not end")
+
+
+# Bugs.
+
+
+def _forget_nothing(patch: pytest.MonkeyPatch) -> None:
+    recover = CacheManager.recover
+
+    def lax(self: CacheManager, recovery: Recovery) -> None:
+        object.__setattr__(recovery, "forget", ())
+        recover(self, recovery)
+
+    patch.setattr(CacheManager, "recover", lax)
+
+
+def _release_waiters_of_what_is_scheduled(patch: pytest.MonkeyPatch) -> None:
+    add = StepPlan._add
+
+    def early(self: StepPlan, request: Request, part: Scheduled) -> None:
+        add(self, request, part)
+        self._book.ledgers.owners.processed(request.number, request.num_computed)
+
+    patch.setattr(StepPlan, "_add", early)
+
+
+def _free_the_quarantine_with_the_first_rank(patch: pytest.MonkeyPatch) -> None:
+    ended = Quarantine.ended
+
+    def early(self: Quarantine, transfer: int, rank: int) -> list[BlockId]:
+        if transfer in self:
+            self._transfers[transfer].pending.intersection_update({rank})
+        return ended(self, transfer, rank)
+
+    patch.setattr(Quarantine, "ended", early)
+
+
+def _lose_what_an_owner_leaves(patch: pytest.MonkeyPatch) -> None:
+    def leaves(self: Ownership, request: int) -> HandedOn:
+        for block in [*self._owned.get(request, ())]:
+            self._forget(block)
+        return HandedOn({})
+
+    patch.setattr(Ownership, "leaves", leaves)
+
+
+def _hold_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledgers, "hold", lambda self, load: None)
+
+
+BUGS: Final[dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Setting]]] = {
+    "nothing is forgotten": (
+        _forget_nothing,
+        Setting(groups=(Group.FULL, Group.WINDOW_1), is_async=False, findable="scheduled"),
+    ),
+    "a waiter goes on when the block is only scheduled": (
+        _release_waiters_of_what_is_scheduled,
+        Setting(groups=(Group.FULL, Group.FULL), is_async=False, findable="scheduled"),
+    ),
+    "quarantine is freed with the first rank": (
+        _free_the_quarantine_with_the_first_rank,
+        Setting(groups=(Group.FULL, Group.FULL), num_ranks=2),
+    ),
+    "an owner leaves and nobody inherits": (
+        _lose_what_an_owner_leaves,
+        Setting(groups=(Group.FULL, Group.FULL), is_async=False, findable="scheduled"),
+    ),
+    "what a rank may still write is not held": (
+        _hold_nothing,
+        Setting(groups=(Group.FULL, Group.STATE)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, setting = BUGS[name]
+    plant(monkeypatch)
+
+    assert Search(begin(setting), max_states=20_000, max_bad=1).run().bad
