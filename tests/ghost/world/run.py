@@ -17,10 +17,10 @@ from tests.ghost.world.search import Bad, Search
 from tests.ghost.world.settings import Setting, settings
 from tests.ghost.world.world import begin
 
-ROUNDS: Final = ({"num_loads": 1, "num_troubles": 1}, {"num_loads": 2, "num_troubles": 2})
-"""How much begins and goes wrong in one life, from round to round."""
-MOST_STATES: Final = 2_000_000
-"""In one world; more would not fit into memory."""
+ROUNDS: Final = ((1, 1), (2, 2))
+"""How many loads begin and how many troubles come in one life, from round to round."""
+MOST_STATES: Final = 150_000
+"""In one world; the states that wait to be moved from have to fit into memory."""
 
 
 class Searched(NamedTuple):
@@ -41,32 +41,39 @@ def search(task: tuple[Setting, float]) -> Searched:
     return Searched(setting, found.states, found.bad, found.is_complete)
 
 
-def searched(rounds: int, seconds: float) -> Iterator[Searched]:
+def searched(seconds: float) -> Iterator[Searched]:
     deadline = time.monotonic() + seconds
-    tasks = [(s, deadline) for limits in ROUNDS[:rounds] for s in settings(**limits)]
+    tasks = [
+        (setting, deadline)
+        for loads, troubles in ROUNDS
+        for setting in settings(num_loads=loads, num_troubles=troubles)
+    ]
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         yield from pool.imap(search, tasks)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.ghost.world.run")
     parser.add_argument("--seconds", type=float, default=7_200)
-    parser.add_argument("--rounds", type=int, default=len(ROUNDS))
-    options = parser.parse_args()
-    states, cut, num_bad = Counter[str](), Counter[str](), 0
-    for each in searched(options.rounds, options.seconds):
+    states, whole, worlds = Counter[str](), Counter[int](), Counter[int]()
+    num_bad = 0
+    for each in searched(parser.parse_args().seconds):
         states[each.setting.pair] += each.states
-        cut[each.setting.pair] += not each.is_complete
+        worlds[each.setting.num_troubles] += 1
+        whole[each.setting.num_troubles] += each.is_complete
         num_bad += len(each.bad)
         for bad in each.bad:
             print(told(each.setting, bad), flush=True)
     for pair, count in states.items():
-        print(f"{pair}: {count} states, {cut[pair]} worlds cut short", flush=True)
+        print(f"{pair}: {count} states")
+    for loads, troubles in ROUNDS:
+        share = f"{whole[troubles]} of {worlds[troubles]} worlds are exhausted"
+        print(f"loads: {loads}, troubles: {troubles}: {share}")
     world = {
         "pairs": dict(states),
         "states": states.total(),
         "bad": num_bad,
-        "complete": not cut.total(),
+        "complete": whole == worlds,
     }
     print(json.dumps({"world": world}), flush=True)
     return 1 if num_bad else 0

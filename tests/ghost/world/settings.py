@@ -6,7 +6,7 @@ a tail, and a prompt ends inside a block and at its end.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from itertools import combinations_with_replacement, product
@@ -54,8 +54,8 @@ class Setting:
         policy: What happens to requests that a failed load affects.
         num_ranks: How many ranks report on each load.
         num_loads: How many loads begin.
-        num_troubles: How many events happen that need not: a failure, a report that comes late or
-            twice, a preemption, an abort, an eviction.
+        num_troubles: How many events happen that need not: a load that fails, whatever is said of
+            it later and again; a preemption, an abort, an eviction.
     """
 
     groups: tuple[Group, Group]
@@ -141,17 +141,29 @@ def _num_blocks(groups: tuple[Group, Group], num_steps_in_flight: int) -> int:
     return max(64 - least, fits + 1)
 
 
-def settings(**limits: int) -> Iterator[Setting]:
-    """All small worlds; `limits` go to each."""
-    pairs = combinations_with_replacement(Group, 2)
-    for groups, shared, missing, flight in product(pairs, (0, 1, 2), (0, 1), (1, 2)):
-        for is_async, findable in ((True, "computed"), (False, "computed"), (False, "scheduled")):
-            yield Setting(
+def settings(*, num_loads: int = 2, num_troubles: int = 2) -> Iterator[Setting]:
+    """All small worlds: those with few states first.
+
+    Retries and a second rank come where a block is shared and the pool is short. A retry is one
+    more load.
+    """
+    modes: list[tuple[bool, Literal["computed", "scheduled"]]]
+    modes = [(False, "computed"), (False, "scheduled"), (True, "computed")]
+    pairs = list(combinations_with_replacement(Group, 2))
+    for (is_async, findable), flight in product(modes, (1, 2)):
+        for shared, missing, groups in product((0, 1, 2), (0, 1), pairs):
+            setting = Setting(
                 groups=groups,
                 num_shared_blocks=shared,
                 num_missing_blocks=missing,
                 num_steps_in_flight=flight,
                 is_async=is_async,
-                findable=findable,  # type: ignore[arg-type]
-                **limits,  # type: ignore[arg-type]
+                findable=findable,
+                num_loads=num_loads,
+                num_troubles=num_troubles,
             )
+            yield setting
+            if shared == missing == 1 and findable == "computed":
+                yield replace(setting, policy=Policy.RETRY, num_loads=num_loads + 1)
+                if is_async:
+                    yield replace(setting, num_ranks=2)

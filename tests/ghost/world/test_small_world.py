@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import combinations_with_replacement
+from random import Random
 from typing import Final
 
 import pytest
@@ -55,6 +56,27 @@ def test_a_world_is_searched_to_its_end() -> None:
     assert found.is_complete
     assert not found.bad
     assert found.states > 100
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_it_makes_no_difference_which_blocks_are_handed_out_first(seed: int) -> None:
+    """States are the same if they differ in the names of blocks alone: the same happens then."""
+    random = Random(seed)
+    setting = random.choice([*settings()])
+    world, other = begin(setting), begin(setting)
+    blocks = other.cache.pool.take(other.cache.pool.num_free)
+    other.cache.pool.free(random.sample(blocks, len(blocks)))
+    for _ in range(15):
+        moves, others = [*world.moves()], [*other.moves()]
+        assert [move.name for move in moves] == [move.name for move in others]
+        if not moves:
+            return
+        at = random.randrange(len(moves))
+        after, likewise = moves[at].outcome, others[at].outcome
+        assert isinstance(after, World), after
+        assert isinstance(likewise, World), likewise
+        assert after.key() == likewise.key()
+        world, other = after, likewise
 
 
 PATHS: Final = {

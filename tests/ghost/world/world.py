@@ -225,6 +225,8 @@ class World:
         for number, transfer in self.transfers.items():
             yield from self._ends_of(number, transfer)
         yield from self._late_reports()
+        if self.last is not None:
+            yield self._try("told twice", World.tell_again, is_calm=False)
         if self.num_troubles < self.setting.num_troubles and not self.is_end():
             yield from self._troubles()
 
@@ -250,8 +252,6 @@ class World:
                 yield self._try(f"fault {number} is told", World.tell, number, is_calm=False)
 
     def _troubles(self) -> Iterator[Move["World"]]:
-        if self.last is not None:
-            yield self._try("told twice", World.tell_again, is_calm=False)
         for client in self.clients:
             name, number = client.life, client.number
             if client.finish is None:
@@ -440,7 +440,6 @@ class World:
         self._report(LoadReport(rank=0, failures=failures))
 
     def tell_again(self) -> None:
-        self.num_troubles += 1
         failures, self.last = self.last, None
         assert failures is not None
         self._report(LoadReport(rank=0, failures=failures))
