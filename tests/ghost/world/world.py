@@ -618,7 +618,7 @@ class World:
                 )
 
     def _forget(self, found: dict[tuple[int, bytes], list[BlockId]]) -> None:
-        """Empty free blocks that nobody finds, and forget faults that left nothing behind."""
+        """Empty free blocks that nobody finds, and forget faults of which nothing is left."""
         kept = {block for copies in found.values() for block in copies}
         for block in self.cache.debug.free_queue():
             if block not in kept:
