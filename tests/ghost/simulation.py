@@ -218,14 +218,9 @@ class Simulation:
             number = fault_of(taint.value) if taint else None
             if number is None:
                 continue
-            fault = self.injection.faults[number]
-            if work.end >= len(work.life.tokens) - 1 or not self._stays(fault):
-                self.transfers.hurry(fault)
-
-    def _stays(self, fault: Fault) -> bool:
-        """Whether all that the fault has spoilt stays in tables until their requests end."""
-        spoilt = {fault.load.targets[index].group for index in fault.spoilt}
-        return all(self.device.groups[group].kind.is_full for group in spoilt)
+            stays = all(group.kind.is_full for group in self.device.groups)
+            if work.end >= len(work.life.tokens) - 1 or not stays:
+                self.transfers.hurry(self.injection.faults[number])
 
     # What came out.
 

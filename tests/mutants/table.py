@@ -1,4 +1,4 @@
-"""24 bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
+"""33 bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
 
 The nine of the first table are those that a study planted in vLLM's own manager, by the names it
 gave them; four of them survived vLLM's tests. The others are ours. `run.py` plants them one at a
@@ -47,6 +47,12 @@ FINGERPRINT: Final = (
     "::test_a_plan_that_says_something_else_has_another_fingerprint"
 )
 
+GHOST: Final = "tests/ghost/test_faults.py::test_no_fault_lets_garbage_out_or_loses_a_token"
+ASSESS: Final = "tests/differential/test_assess.py::test_the_answer_is_that_of_the_naive_model"
+OWNERS: Final = "tests/unit/recovery/test_owners.py"
+SHARED: Final = "tests/unit/recovery/test_shared_blocks.py"
+COUNTED: Final = "tests/unit/scheduler/test_recovered_tokens.py"
+
 
 @dataclass(frozen=True, slots=True)
 class Edit:
@@ -83,6 +89,7 @@ DIALECT: Final = "crates/core/src/rule/dialect.rs"
 NEEDS: Final = "crates/core/src/rule/needs.rs"
 PLAN: Final = "crates/core/src/rule/plan.rs"
 SWEEP: Final = "crates/core/src/rule/sweep.rs"
+RECOVERING: Final = "python/kvbraid/scheduler/recovery.py"
 
 OF_THE_STUDY: Final = (
     Mutant(
@@ -376,4 +383,126 @@ OURS: Final = (
     ),
 )
 
-MUTANTS: Final = OF_THE_STUDY + OURS
+OF_RECOVERY: Final = (
+    Mutant(
+        "taint-stays",
+        "recovery: taint is not handed on to requests that share what was computed from garbage",
+        (
+            Edit(
+                "crates/core/src/recovery/taint.rs",
+                "if block != NULL_BLOCK && taint.add(block) && self.may_be_shared(block) {",
+                "if block != NULL_BLOCK && taint.add(block) && self.ended.has(block) {",
+            ),
+        ),
+        (GHOST, ASSESS),
+    ),
+    Mutant(
+        "owner-lost",
+        "recovery: if the owner of a shared block is aborted, nobody inherits the block",
+        (
+            Edit(
+                "python/kvbraid/recovery/owners.py",
+                "if entry is not None and entry.waiters:",
+                "if entry is not None and entry.waiters and request < 0:",
+            ),
+        ),
+        (
+            f"{OWNERS}::test_an_owner_that_leaves_hands_on_to_the_lowest_waiter_of_each_block",
+            f"{SHARED}::test_if_the_first_is_aborted_the_second_inherits_and_finds_no_garbage",
+        ),
+    ),
+    Mutant(
+        "quarantine-early",
+        "recovery: held blocks are freed when the first rank has reported the end of a load",
+        (
+            Edit(
+                "python/kvbraid/recovery/quarantine.py",
+                "        if known.pending:\n            return []\n",
+                "",
+            ),
+        ),
+        (
+            GHOST,
+            "tests/unit/recovery/test_quarantine.py"
+            "::test_blocks_are_freed_when_the_last_rank_has_reported",
+        ),
+    ),
+    Mutant(
+        "waiter-early",
+        "recovery: whoever waits for a block of others goes on when its first token is computed",
+        (
+            Edit(
+                "python/kvbraid/recovery/owners.py",
+                "if entry.is_decided and entry.whole_at <= num_tokens:",
+                "if entry.is_decided and num_tokens:",
+            ),
+        ),
+        (
+            f"{OWNERS}::test_a_waiter_is_released_when_the_whole_block_is_processed",
+            f"{SHARED}"
+            "::test_the_second_goes_on_when_the_block_is_computed_and_not_when_it_is_scheduled",
+        ),
+    ),
+    Mutant(
+        "tokens-per-group",
+        "recovery: affected tokens are counted once per group",
+        (
+            Edit(
+                RECOVERING,
+                "request.counts.recovered(what.resume, what.recompute)",
+                "request.counts.recovered(what.resume, what.recompute * len(book.groups))",
+            ),
+        ),
+        (f"{COUNTED}::test_tokens_that_recovery_takes_back_count_once_for_all_groups",),
+    ),
+    Mutant(
+        "last-token-first",
+        "recovery: the last token of a full load is taken back before its blocks are committed",
+        (
+            Edit(
+                RECOVERING,
+                "book.cache.commit(number, end)",
+                "book.cache.commit(number, min(end, request.num_tokens - 1))",
+            ),
+        ),
+        (f"{COUNTED}::test_all_of_a_full_load_is_findable_before_its_last_token_is_computed",),
+    ),
+    Mutant(
+        "store-stays",
+        "recovery: an announced store of tainted blocks is not retracted",
+        (
+            Edit(
+                "python/kvbraid/recovery/ledgers.py",
+                "self._tiers.forget_blocks(plan.tainted)",
+                "self._tiers.forget_blocks(())",
+            ),
+        ),
+        (GHOST,),
+    ),
+    Mutant(
+        "eagle-twice",
+        "recovery: a draft head's unit is dropped again from what a match has dropped it from",
+        (
+            Edit(
+                "crates/core/src/recovery/owners.rs",
+                "Search::new(self.topology, bad, false, self.max_refusals)",
+                "Search::new(self.topology, bad, true, self.max_refusals)",
+            ),
+        ),
+        (ASSESS,),
+    ),
+    Mutant(
+        "stale-output",
+        "recovery: outputs of steps in flight that have read garbage are handed out",
+        (
+            Edit(
+                RECOVERING,
+                "(what.resume, what.recompute)\n        request.in_flight.clear()",
+                "(what.resume, what.recompute)",
+            ),
+        ),
+        (GHOST,),
+    ),
+)
+
+MUTANTS: Final = OF_THE_STUDY + OURS + OF_RECOVERY

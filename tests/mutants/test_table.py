@@ -13,16 +13,16 @@ from typing import Final
 import pytest
 
 from tests.mutants.pytest_report import kinds
-from tests.mutants.table import MUTANTS, OF_THE_STUDY, Edit, Mutant
+from tests.mutants.table import MUTANTS, OF_RECOVERY, OF_THE_STUDY, Edit, Mutant
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 EDITS: Final = [(mutant.name, edit) for mutant in MUTANTS for edit in mutant.edits]
 TESTS: Final = sorted({node for mutant in MUTANTS for node in mutant.killed_by})
 
 
-def test_there_are_nine_of_the_study_and_fifteen_of_ours() -> None:
-    assert len(OF_THE_STUDY) == 9
-    assert len(MUTANTS) == 24
+def test_there_are_nine_of_the_study_nine_of_recovery_and_fifteen_others() -> None:
+    assert len(OF_THE_STUDY) == len(OF_RECOVERY) == 9
+    assert len(MUTANTS) == 33
     assert max(Counter(mutant.name for mutant in MUTANTS).values()) == 1
 
 

@@ -1,0 +1,31 @@
+"""20 000 faults in `make test`; `make soak-recovery` injects a million in the same way."""
+
+import pytest
+
+from tests.ghost.faults import Tally, cells
+from tests.ghost.soak import replay, run_one
+
+SLICES = 10
+FAULTS = 2_000  # In each slice.
+
+
+def inject(first_seed: int) -> Tally:
+    tally, seed = Tally(), first_seed
+    while tally.injected < FAULTS:
+        own, problem = run_one(seed)
+        assert not problem, f"{problem}\n{replay(seed)}"
+        tally.add(own)
+        seed += 1
+    return tally
+
+
+def test_no_fault_lets_garbage_out_or_loses_a_token() -> None:
+    tally = inject(0)
+    missing = [name for name in cells() if not tally.faults[name]]
+    # A few cells have one fault in a thousand.
+    assert len(missing) <= 5, f"no fault of {missing}"
+
+
+@pytest.mark.parametrize("part", range(1, SLICES))
+def test_nor_do_others(part: int) -> None:
+    assert inject(part * 1_000_000).injected >= FAULTS
