@@ -1,0 +1,174 @@
+"""A real vLLM whose loads fail answers as if none had failed.
+
+The connector keeps the bytes of documents and loads them again; a failed load leaves other bytes.
+Every group fails alone and together, in the first, the middle and the last block that is needed
+and in all, also for requests that share a document. As a control, one corrupted block passes
+unreported. The engine's own scheduler is recorded beside, in its own process: it dies.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle, islice
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import pytest
+
+from tests.vllm.engine_process import ENVIRONMENT
+from tests.vllm.live_engine import MODELS, LiveModel
+from tests.vllm.live_pair import SCHEDULER
+from tests.vllm.soak import IS_SOAK, LIVE_TIMEOUT
+
+ROOT: Final = Path(__file__).parents[3]
+HYBRIDS: Final = [m for m in MODELS if m.folder in {"gemma3", "gptoss", "llama4", "qwen3next"}]
+NUM_FAULTS: Final = 300 if IS_SOAK else 30
+"""A model and load mode."""
+NUM_CONTROLS: Final = 40 if IS_SOAK else 10
+NUM_DOCUMENTS: Final = 4
+MAX_TOKENS: Final = 12
+NEAR_TIE: Final = 1e-3
+FORMS: Final = ("places", "pairs", "flat", "request", "failed_recving")
+
+
+class Program:
+    """The running program; a command at a time."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def ask(self, **command: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON.
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(command), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            raise ChildProcessError(f"the engine ended with status {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def answer(self, prompts: list[list[int]], loads: Any = None) -> dict[str, Any]:  # noqa: ANN401
+        return self.ask(prompts=prompts, max_tokens=MAX_TOKENS, loads=loads)
+
+
+@contextmanager
+def running(model: LiveModel, scheduler: str | None) -> Iterator[tuple[Program, int]]:
+    """Start a model's engine; yield it with the number of its groups, and stop it at the end."""
+    cache = str(Path(sys.prefix) / "engine-cache")
+    environment = os.environ | ENVIRONMENT
+    environment |= {"VLLM_CACHE_ROOT": cache, "TORCHINDUCTOR_CACHE_DIR": cache}
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.vllm.recovery.live_program"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=None if scheduler else subprocess.DEVNULL,
+        env=environment,
+        cwd=ROOT,
+        text=True,
+    ) as process:
+        try:
+            program = Program(process)
+            settings = {
+                "model": str(model.path),
+                "block_size": model.block_size,
+                "num_blocks": model.num_blocks,
+                "max_model_len": model.max_model_len,
+                "dtype": model.dtype,
+                "scheduler": scheduler,
+            }
+            yield program, program.ask(**settings)["groups"]
+        finally:
+            process.kill()
+
+
+def tokens(random: Random, count: int) -> list[int]:
+    return [random.randrange(10, 250) for _ in range(count)]
+
+
+def faults(num_groups: int) -> Iterator[dict[str, Any]]:
+    """Return faults: every group alone and all together, everywhere, in every form."""
+    forms = cycle(FORMS)
+    everything = [*([group] for group in range(num_groups)), list(range(num_groups))]
+    for groups in cycle(everything):
+        for where in ("first", "middle", "last", "whole"):
+            form = next(forms)
+            if form in {"request", "failed_recving"}:  # These say that all failed.
+                groups, where = everything[-1], "whole"  # noqa: PLW2901
+            yield {"groups": groups, "where": where, "form": form}
+
+
+def compare(answer: dict[str, Any], truth: dict[str, Any], counts: Counter[str]) -> None:
+    """Count outputs that differ: a tie is a token whose two best logits are almost the same."""
+    for got, expected, gaps in zip(
+        answer["outputs"], truth["outputs"], truth["gaps"], strict=True
+    ):
+        differing = [
+            i for i, pair in enumerate(zip(got, expected, strict=True)) if len({*pair}) > 1
+        ]
+        if differing:
+            is_tie = gaps[differing[0]] < NEAR_TIE
+            counts["near_ties" if is_tie else "mismatches"] += 1
+
+
+@pytest.mark.timeout(LIVE_TIMEOUT)
+@pytest.mark.parametrize("model", HYBRIDS, ids=lambda model: model.folder)
+def test_outputs_are_those_of_a_run_without_faults(
+    model: LiveModel, seen: dict[str, Counter[str]]
+) -> None:
+    counts = seen[model.folder] = Counter()
+    random = Random(1)
+    with running(model, SCHEDULER) as (program, num_groups):
+        documents = [tokens(random, 600) for _ in range(NUM_DOCUMENTS)]
+        for document in documents:
+            assert program.ask(keep=document)["kept"] > 500
+        batches = [
+            [document + tokens(random, 30) for _ in range(size)]
+            for document in documents
+            for size in (1, 1, 2)  # Two share what the first one loads.
+        ]
+        truths = [program.answer(batch) for batch in batches]
+        for is_async in (False, True):
+            right = program.answer(batches[0], {"is_async": is_async, "fault": None})
+            assert right["cached"][0] > 500
+            compare(right, truths[0], counts)
+            failed = before = right["failed"]
+            for number, fault in enumerate(faults(num_groups)):
+                if failed - before >= NUM_FAULTS:
+                    break
+                batch, truth = batches[number % len(batches)], truths[number % len(batches)]
+                answer = program.answer(batch, {"is_async": is_async, "fault": fault})
+                compare(answer, truth, counts)
+                failed, counts["recomputed"] = answer["failed"], answer["recomputed"]
+            counts["failed_loads"] += failed - before
+        silent = (f | {"form": None} for f in faults(num_groups) if len(f["groups"]) == 1)
+        blocks = (f for f in silent if f["where"] != "whole")
+        for number, fault in enumerate(islice(blocks, NUM_CONTROLS)):
+            chosen = [0, 1, 3, 4][number % 4]
+            answer = program.answer(batches[chosen], {"is_async": False, "fault": fault})
+            counts["control"] += 1
+            counts["control_changed"] += answer["outputs"] != truths[chosen]["outputs"]
+    assert counts["failed_loads"] >= 2 * NUM_FAULTS
+    assert counts["mismatches"] == 0
+    assert counts["recomputed"] > 0
+    assert counts["control_changed"] >= 0.95 * counts["control"]
+
+
+@pytest.mark.timeout(LIVE_TIMEOUT)
+def test_the_engines_own_scheduler_dies(stock: dict[str, str]) -> None:
+    model = HYBRIDS[0]
+    random = Random(1)
+    with running(model, None) as (program, _):
+        documents = [tokens(random, 600) for _ in range(2)]
+        for document in documents:
+            program.ask(keep=document)
+        fault = {"groups": [0], "where": "first", "form": "flat"}
+        prompt = documents[0] + tokens(random, 30)
+        assert program.answer([prompt], {"is_async": False, "fault": None})["cached"][0] > 500
+        with pytest.raises(ChildProcessError) as died:
+            program.answer([prompt], {"is_async": False, "fault": fault})
+        stock[model.folder] = str(died.value)
