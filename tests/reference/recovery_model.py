@@ -207,20 +207,16 @@ class _Taint:
         return any(
             self.block_at(run, Place(group, position)) in self.blocks
             for group, spec in enumerate(self.groups)
-            for position in self._read(run, group, spec, token)
+            for position in self._read(run, spec, token)
         )
 
-    def _read(self, run: Run, group: int, spec: GroupSpec, token: int) -> set[int]:
+    def _read(self, run: Run, spec: GroupSpec, token: int) -> set[int]:
         """The positions of the blocks that the computation of a token reads."""
         if spec.kind is not SpecKind.MAMBA:
             return {t // spec.block_size for t in range(first_read(spec, token), token + 1)}
         if token != run.start:
             return set()
-        at_end = {token // spec.block_size - 1} - {-1} if token % spec.block_size == 0 else set()
-        if run.has_ended:
-            return at_end
-        states = self.snapshot.tables[run.request].states[group]
-        return at_end | {state.position for state in states if state.num_tokens == token}
+        return {(token - 1) // spec.block_size} if token else set()
 
     def _written(self, run: Run, first: int) -> Iterator[BlockId]:
         for group, (spec, table) in enumerate(zip(self.groups, self.tables(run), strict=True)):

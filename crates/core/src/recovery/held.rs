@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::resume_point::{OwnTable, OwnTables, State, block_at};
+use super::resume_point::{OwnTable, OwnTables, block_at};
 use super::run::{Run, Tables};
 use crate::blocks::{BlockId, BlockSet, NULL_BLOCK, count};
 use crate::error::{Error, Result};
@@ -65,18 +65,11 @@ impl Held<'_> {
         start.min(held)..end.min(held)
     }
 
-    /// Whether a position of a state group has the state that covers the tokens before the start.
-    ///
-    /// A state at the end of its block is there since the run started, even if no hash and no
-    /// cursor tells any more: steps in flight write their states into later blocks.
-    pub(super) fn is_start_state(&self, group: usize, spec: &GroupSpec, position: u32) -> bool {
-        let num_tokens = self.run.start();
-        let state = State {
-            num_tokens,
-            position,
-        };
-        u64::from(num_tokens) == (u64::from(position) + 1) * u64::from(spec.block_size)
-            || (!self.has_ended() && self.own.groups[group].states.contains(&state))
+    /// Whether a position of a state group had the state that covers the tokens before the start.
+    /// If the run starts inside a block, steps since then have advanced that state where it is.
+    pub(super) fn is_start_state(&self, spec: &GroupSpec, position: u32) -> bool {
+        let before = self.run.start().checked_sub(1);
+        before.is_some_and(|token| token / spec.block_size == position)
     }
 }
 

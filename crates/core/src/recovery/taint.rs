@@ -91,7 +91,7 @@ impl Taint {
         if self.first[run] == Some(all[run].run.start()) {
             return false; // No token before it is computed. Most runs read their failed blocks here.
         }
-        let reader = first_reader(&all[run], group, &groups[group], hit.position);
+        let reader = first_reader(&all[run], &groups[group], hit.position);
         reader.is_some_and(|token| self.read(run, &all[run], groups, token))
     }
 
@@ -219,7 +219,7 @@ fn first_of_its_blocks(held: &Held<'_>, groups: &[GroupSpec], mut token: u32) ->
         let blocks = groups.iter().enumerate().map(|(group, spec)| {
             let position = token / spec.block_size;
             let is_held = held.block_at(group, position) != NULL_BLOCK;
-            let reader = is_held.then(|| first_reader(held, group, spec, position));
+            let reader = is_held.then(|| first_reader(held, spec, position));
             reader.flatten().unwrap_or(token)
         });
         match blocks.min() {
@@ -230,10 +230,10 @@ fn first_of_its_blocks(held: &Held<'_>, groups: &[GroupSpec], mut token: u32) ->
 }
 
 /// The first token that a run computes and that reads the block at a position; `None` if none does.
-fn first_reader(held: &Held<'_>, group: usize, spec: &GroupSpec, position: u32) -> Option<u32> {
+fn first_reader(held: &Held<'_>, spec: &GroupSpec, position: u32) -> Option<u32> {
     let start = held.run.start();
     if spec.kind == SpecKind::Mamba {
-        return held.is_start_state(group, spec, position).then_some(start);
+        return held.is_start_state(spec, position).then_some(start);
     }
     let size = u64::from(spec.block_size);
     let begins = u64::from(position) * size;
