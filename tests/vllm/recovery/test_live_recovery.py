@@ -113,6 +113,8 @@ def compare(answer: dict[str, Any], truth: dict[str, Any], counts: Counter[str])
         if differing:
             is_tie = gaps[differing[0]] < NEAR_TIE
             counts["near_ties" if is_tie else "mismatches"] += 1
+            if not is_tie:
+                counts[f"token {differing[0]}, best logits {gaps[differing[0]]:.4f} apart"] += 1
 
 
 @pytest.mark.timeout(LIVE_TIMEOUT)
@@ -153,7 +155,7 @@ def test_outputs_are_those_of_a_run_without_faults(
             counts["control"] += 1
             counts["control_changed"] += answer["outputs"] != truths[chosen]["outputs"]
     assert counts["failed_loads"] >= 2 * NUM_FAULTS
-    assert counts["mismatches"] == 0
+    assert counts["mismatches"] == 0, counts
     assert counts["recomputed"] > 0
     assert counts["control_changed"] >= 0.95 * counts["control"]
 
