@@ -1,6 +1,7 @@
 """What reports on loads mean for requests: loads arrive, and plans of recovery are carried out."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from kvbraid.recovery.failures import Failures
@@ -52,10 +53,16 @@ def _arrived(book: Book, request: Request) -> None:
 
 
 def _recover(book: Book, failures: Failures) -> RecoveryPlan:
-    for waiter in book.ledgers.owners.waiters():
-        if waiter in book.running:  # A waiter that owns blocks takes its heirs along.
-            book.preempt(book.requests[waiter])
-    runs = [book.run_of(request) for request in book.running.values()]
+    waiters = [book.requests[number] for number in book.ledgers.owners.waiters()]
+    over = [  # Their own loads may be what has failed.
+        replace(book.run_of(waiter), ended_tables=book.cache.blocks(waiter.number))
+        for waiter in waiters
+        if not waiter.in_flight
+    ]
+    for waiter in waiters:
+        if waiter.number in book.running:  # A waiter that owns blocks takes its heirs along.
+            book.preempt(waiter)
+    runs = [*map(book.run_of, book.running.values()), *over]
     plan, tables = book.ledgers.recover(runs, failures)
     if plan.tainted:
         for request in book.waiting:  # Their runs have ended, but their steps may have read it.

@@ -92,6 +92,17 @@ PATHS: Final = {
             "fault 0 is told",
         ],
     ),
+    "the load of a request that waits for others turns out to have failed": (
+        Setting(groups=(Group.FULL, Group.FULL), is_async=False, findable="scheduled"),
+        [
+            *(
+                "add 1",
+                "add 0",
+                "schedule (load of 2) (load of 2) (fails: all) (fails silently: all)",
+            ),
+            *("update", "fault 1 is told"),
+        ],
+    ),
 }
 """What once was bad, or led to no end."""
 

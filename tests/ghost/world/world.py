@@ -148,7 +148,7 @@ class World:
     flights: deque[Flight] = field(default_factory=deque)
     transfers: dict[int, Transfer] = field(default_factory=dict)
     faults: dict[int, Fault] = field(default_factory=dict)
-    last: Failures | None = None
+    last: Fault | None = None
     num_loads: int = 0
     num_troubles: int = 0
 
@@ -225,7 +225,7 @@ class World:
         for number, transfer in self.transfers.items():
             yield from self._ends_of(number, transfer)
         yield from self._late_reports()
-        if self.last is not None:
+        if self.last is not None and not self._means_another(self.last):
             yield self._try("told twice", World.tell_again, is_calm=False)
         if self.num_troubles < self.setting.num_troubles and not self.is_end():
             yield from self._troubles()
@@ -248,8 +248,17 @@ class World:
     def _late_reports(self) -> Iterator[Move["World"]]:
         early = {load.number for flight in self.flights for load, _ in flight.loaded}
         for number, fault in self.faults.items():
-            if not fault.is_reported and fault.load.number not in early:
+            is_due = not fault.is_reported and fault.load.number not in early
+            if is_due and not self._means_another(fault):
                 yield self._try(f"fault {number} is told", World.tell, number, is_calm=False)
+
+    def _means_another(self, fault: Fault) -> bool:
+        """Whether a later load fills such a block of such a group: a report would mean that."""
+        named = {(target.group, target.block_id) for target in fault.targets}
+        running = self.scheduler._book.running.values()
+        loads = [request.load for request in running if request.load is not None]
+        later = [load for load in loads if load.number > fault.load.number]
+        return any((t.group, t.block_id) in named for load in later for t in load.targets)
 
     def _troubles(self) -> Iterator[Move["World"]]:
         for client in self.clients:
@@ -440,9 +449,9 @@ class World:
         self._report(LoadReport(rank=0, failures=failures))
 
     def tell_again(self) -> None:
-        failures, self.last = self.last, None
-        assert failures is not None
-        self._report(LoadReport(rank=0, failures=failures))
+        fault, self.last = self.last, None
+        assert fault is not None
+        self._report(LoadReport(rank=0, failures=fault.failures))
 
     def _tell(self, number: int) -> None:
         """Note that a fault is reported now. It counts if all of it still belongs to its run."""
@@ -452,7 +461,7 @@ class World:
         if counts:
             self._set_apart(number)
         self.faults[number] = replace(fault, is_reported=True, counts=counts)
-        self.last = fault.failures
+        self.last = fault
 
     def _set_apart(self, number: int) -> None:
         """What runs that are over have computed from a fault is not known to have been: garbage
