@@ -183,6 +183,13 @@ class Ledgers:
 
     def _followed(self, runs: Sequence[Run], failures: Failures) -> Failures:
         """Add the garbage that runs have read and given back since, which no table shows."""
+        # A run that has gone back to before its load is named again: these places are a hit now.
+        others = {run.request for run in runs if not run.num_loaded_tokens}
+        failures = replace(
+            failures,
+            places={r: places for r, places in failures.places.items() if r not in others},
+            requests=[r for r in failures.requests if r not in others],
+        )
         gone = {GroupBlock(g.group, g.block_id) for run in runs for g in run.given_back}
         while gone.difference(failures.group_blocks):
             tainted = {*assess(self._cache, runs, failures).tainted}
