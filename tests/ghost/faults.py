@@ -67,6 +67,7 @@ class Fault:
         roots: The faults whose garbage was loaded. It is reported with the first of them.
         num_reports: How many reports of it were delivered.
         has_happened: Whether what belongs to the event has happened before the report.
+        is_late: Whether a rank had reported a good end of the load before.
     """
 
     number: int
@@ -78,6 +79,7 @@ class Fault:
     roots: Sequence["Fault"] = ()
     num_reports: int = 0
     has_happened: bool = False
+    is_late: bool = False
 
     @property
     def is_reported(self) -> bool:
@@ -91,9 +93,14 @@ class Fault:
             return ""
         if self.event in DISTURBING and not self.has_happened:
             return ""
-        if self.event is Event.SHARED and not self.has_happened:
-            return self.cell.replace(Event.SHARED.value, Event.LATE.value)
-        return self.cell if self.is_reported else ""
+        if not self.is_reported:
+            return ""
+        event = self.event
+        if event is Event.SHARED and not self.has_happened:
+            event = Event.LATE
+        if event in OUT_OF_ORDER and not self.is_late:
+            event = Event.PART
+        return self.cell.replace(str(self.event), str(event))
 
 
 def written_down(

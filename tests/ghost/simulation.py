@@ -10,7 +10,7 @@ from typing import Final
 
 from kvbraid.cache import CacheManager
 from kvbraid.recovery.policy import Policy
-from kvbraid.scheduler import Finish, Output
+from kvbraid.scheduler import Finish, Load, Output
 from kvbraid.scheduler.scheduler import Scheduler
 
 from tests.ghost.checks import BadOutcomeError, Findable
@@ -54,6 +54,7 @@ class Simulation:
         self.joined: set[int] = set()
         self.num_parts: dict[int, int] = {}
         self.injection.num_tokens = self._num_tokens
+        self.transfers.goes_on = self._goes_on
         self.tick = 0
         self.tally = Tally(cases=1, requests=len(self.waiting))
 
@@ -113,6 +114,10 @@ class Simulation:
 
     def _num_tokens(self, request: int) -> int:
         return self.engine.lives[request].num_prompt_tokens + len(self.got[request])
+
+    def _goes_on(self, load: Load) -> bool:
+        request = self.scheduler._book.running.get(load.request)
+        return request is not None and request.load is load and request.num_loaded > 0
 
     def _abort_somebody(self) -> None:
         if self.random.random() < 0.01 and self.running and not self.injection.awaits_late:

@@ -3,8 +3,13 @@
 A synchronous load lands in its step; an asynchronous one lands in two parts on each rank, ticks
 later. What a rank still has to write, it writes, whoever uses the block by then. A block is whole
 once every rank has written it and nobody else has written in between.
+
+A failure is told after the end of its load only as long as the run goes on that began the load: it
+names a request, and of that request nobody knows an earlier run whose load had ended well. So a
+rank tells it with its own end if the run is over by then, or another rank has told it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -47,6 +52,7 @@ class Transfers:
         self.tick = 0
         self.under_way: dict[int, Transfer] = {}
         self.letters: list[Letter] = []
+        self.goes_on: Callable[[Load], bool] = lambda _: True
 
     def begin(self, transfer: Transfer) -> None:
         load, count = transfer.load, len(transfer.values)
@@ -116,7 +122,8 @@ class Transfers:
         failures = fault.reports.get(rank) if fault else None
         if fault is None or failures is None or fault.event is Event.GIVEN_UP or fault.roots:
             self.send(None, 0, LoadReport(rank=rank, ended=number))
-        elif fault.event in OUT_OF_ORDER:
+        elif fault.event in OUT_OF_ORDER and not fault.is_reported and self.goes_on(transfer.load):
+            fault.is_late = True
             self.send(None, 0, LoadReport(rank=rank, ended=number))
             delay = self.random.randint(1, 4) if fault.event is Event.LATE else 12
             self.send(fault, delay, LoadReport(rank=rank, failures=failures))

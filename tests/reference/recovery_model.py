@@ -222,6 +222,8 @@ class _Taint:
         for group, (spec, table) in enumerate(zip(self.groups, self.tables(run), strict=True)):
             start = first // spec.block_size
             yield from (block for block in table[start:] if block)
+            if run.delays_commit:
+                continue  # Nothing of it was ever findable: what is found is of others.
             for position in range(start, -(-run.num_computed_tokens // spec.block_size)):
                 place = Place(group, position)
                 if not self.block_at(run, place):

@@ -97,6 +97,7 @@ pub(crate) struct RunArg {
     num_loaded_tokens: u32,
     num_processed_tokens: u32,
     num_computed_tokens: u32,
+    delays_commit: bool,
     given_back: Vec<(u32, u32, u32)>,
     ended_tables: Option<Vec<Each<Number>>>,
 }
@@ -117,6 +118,7 @@ impl RunArg {
             num_loaded_tokens: self.num_loaded_tokens,
             num_processed_tokens: self.num_processed_tokens,
             num_computed_tokens: self.num_computed_tokens,
+            delays_commit: self.delays_commit,
             given_back: self.given_back.into_iter().map(given_back).collect(),
             ended_tables: self.ended_tables.map(tables),
         }

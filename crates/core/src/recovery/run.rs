@@ -41,6 +41,8 @@ pub struct Run {
     pub num_processed_tokens: u32,
     /// The tokens of all steps, those in flight included.
     pub num_computed_tokens: u32,
+    /// The run's blocks are not findable yet: a look-up by its hashes finds only those of others.
+    pub delays_commit: bool,
     /// The loaded blocks that are no longer in the tables.
     pub given_back: Vec<GivenBack>,
     /// The tables of a run that has ended; `None` for a run that goes on.

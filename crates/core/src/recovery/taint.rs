@@ -163,6 +163,9 @@ impl<T: Tables> Spread<'_, '_, T> {
                     shared.push(block);
                 }
             }
+            if held.run.delays_commit {
+                continue;
+            }
             let computed = held.run.num_computed_tokens.div_ceil(spec.block_size);
             let gap = Gap {
                 group,
