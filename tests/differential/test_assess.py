@@ -21,12 +21,12 @@ from kvbraid.ids import BlockId
 from kvbraid.recovery.assess import assess
 from kvbraid.recovery.assessment import Assessment, Ignored
 from kvbraid.recovery.failures import Failures, GroupBlock
-from kvbraid.recovery.last_token import last_token_point
+from kvbraid.recovery.loading import can_compute
 from kvbraid.recovery.run import GivenBack, Run
 from kvbraid.recovery.snapshot import Snapshot
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
-from tests.reference import own_tables, recovery_model, resume
+from tests.reference import recovery_model, resume
 from tests.reference.cache_configs import BOTH_DIALECTS, cache_configs
 
 NO_STATES = cache_configs().filter(
@@ -364,36 +364,26 @@ def check_orders(
 
 @settings(max_examples=100)
 @given(world=WORLDS, num_steps=LIVES)
-def test_after_a_full_load_the_last_token_is_computed_alone_only_if_all_that_it_reads_is_held(
+def test_a_last_token_can_be_computed_again_only_if_all_that_it_reads_is_held(
     world: World, num_steps: int
 ) -> None:
     world.live(num_steps)
-    topology = world.config.topology
     for life in world.lives:
-        if not life.is_started or life.num_processed < len(life.tokens):
-            continue
-        bad = {BlockId(b) for b in world.some_blocks([life.as_run()]) if 0 < b < 2**32}
-        bad = {b for b in bad if b < world.config.num_blocks}
-        found = last_token_point(world.cache, life.request, len(life.tokens), bad=bad)
-        assert found == brute_last_token_point(world.cache, topology, life, bad)
+        if life.is_started and life.num_processed >= len(life.tokens):
+            last, tables = len(life.tokens) - 1, world.cache.blocks(life.request)
+            assert can_compute(world.groups, tables, last) == holds(world.groups, tables, last)
 
 
-def brute_last_token_point(
-    cache: CacheManager, topology: Topology, life: Life, bad: set[BlockId]
-) -> int:
-    last, tables = len(life.tokens) - 1, cache.blocks(life.request)
-    if all(
+def holds(groups: Sequence[GroupSpec], tables: list[list[BlockId]], token: int) -> bool:
+    """Token for token: what is read, and the place to write to."""
+    return all(
         spec.kind is not SpecKind.MAMBA
         and all(
-            token // spec.block_size < len(table)
-            and table[token // spec.block_size] not in {0, *bad}
-            for token in range(recovery_model.first_read(spec, last), last)
+            table[read // spec.block_size]
+            for read in range(recovery_model.first_read(spec, token), token + 1)
         )
-        for spec, table in zip(topology.groups, tables, strict=True)
-    ):
-        return last
-    held = own_tables.entries(cache, life.request, bad, last)
-    return resume.resume(own_tables.without_draft_heads(topology), len(life.tokens), held)
+        for spec, table in zip(groups, tables, strict=True)
+    )
 
 
 FULL = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=4)

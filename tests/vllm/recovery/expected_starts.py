@@ -64,6 +64,19 @@ def expected(
     return Expected(longest, in_place, again)
 
 
+def expected_after_all(engine: RebuiltEngine, request: Any) -> int:  # noqa: ANN401 - vLLM's own type.
+    """Return where a request should start of which a load under way brings every token."""
+    number, last = number_of(engine, request), request.num_tokens - 1
+    if all(
+        spec.kind is not SpecKind.MAMBA
+        and all(table[t // spec.block_size] for t in range(resume.first_needed(spec, last), last))
+        for spec, table in zip(engine.groups, engine.cache.blocks(number), strict=True)
+    ):
+        return last
+    loaded = own_tables.entries(engine.cache, number, set(), request.num_tokens)
+    return resume.resume(engine.topology, request.num_tokens, loaded)
+
+
 def number_of(engine: RebuiltEngine, request: Any) -> int:  # noqa: ANN401 - vLLM's own type.
     number: int = engine.scheduler.kv_cache_manager._requests.known(request.request_id)
     return number

@@ -11,7 +11,7 @@ from tests.vllm.drop_in_pair import SIZES, chunked, full, states, window
 from tests.vllm.recovery.rebuilt_engine import Mix
 
 if True:  # Only after `drop_in_pair` has imported vLLM with its warnings off.
-    from vllm.v1.kv_cache_interface import MambaSpec, MLAAttentionSpec
+    from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
 WIDE: Final = 500
 NUM_BLOCKS: Final = 3_000
@@ -30,6 +30,7 @@ MIXES: Final = {
     "a promoted group": mix(full(4, sliding_window=10)),
     "full and window": mix(full(4), window(10, 4)),
     "full and a wide window": mix(full(4), window(WIDE, 4)),
+    "a window that starts with a block": mix(full(4), window(9, 4)),
     "unequal blocks": mix(window(15, 8), full(4), alignment=8),
     "unequal blocks and a wide window": mix(window(WIDE, 8), full(4), alignment=8),
     "two latent groups": mix(latent(4), latent(8), alignment=8),
@@ -54,12 +55,6 @@ MIXES: Final = {
 INSIDE: Final = {"states inside blocks", "partial hits"}
 """With states that end inside a block. Ahead of the model they are left out of these tests: what a
 step in flight keeps inside a block that a copy has replaced since is not followed."""
-
-WITHOUT_STATES: Final = tuple(
-    name
-    for name, each in MIXES.items()
-    if not any(isinstance(group, MambaSpec) for group in each.groups)
-)
 
 
 def dense(mix: Mix) -> Mix:

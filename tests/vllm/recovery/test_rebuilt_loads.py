@@ -11,8 +11,13 @@ from typing import Any, Final
 import pytest
 
 from tests.vllm.drop_in_pair import tokens
-from tests.vllm.recovery.expected_starts import Expected, expected, written_since
-from tests.vllm.recovery.mixes import INSIDE, MIXES, WITHOUT_STATES, dense
+from tests.vllm.recovery.expected_starts import (
+    Expected,
+    expected,
+    expected_after_all,
+    written_since,
+)
+from tests.vllm.recovery.mixes import INSIDE, MIXES, dense
 from tests.vllm.recovery.rebuilt_engine import Mix, RebuiltEngine, Report
 
 NUM_TOKENS: Final = 400
@@ -123,13 +128,26 @@ def test_a_request_that_must_start_over_finds_what_was_cached_before_it(
             assert due is None or due.start >= WARM // 16 * 16 - 16 * ("draft" in name)
 
 
-@pytest.mark.parametrize("name", WITHOUT_STATES)
+@pytest.mark.parametrize("name", MIXES)
 def test_a_load_of_the_whole_prompt_resumes_at_a_boundary_or_at_the_last_token(name: str) -> None:
     mix = MIXES[name]
     for failing in ({0, NUM_TOKENS - 1}, {MIDDLE, NUM_TOKENS - 1}, {NUM_TOKENS - 1}):
         for groups in groups_that_fail(mix):
             engine = RebuiltEngine(mix)
             fail_second(engine, groups, failing, NUM_TOKENS, waits=True, is_async=False)
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_a_good_load_of_the_whole_prompt_is_not_asked_for_again(name: str) -> None:
+    engine = RebuiltEngine(MIXES[name])
+    request = engine.request(prompts()[1], *[(NUM_TOKENS, True)] * 3)
+    engine.schedule()
+    due = expected_after_all(engine, request)
+    engine.mark()
+    engine.use(Report(ended=set(engine.loads)))
+    engine.run()
+    assert engine.start_of(request) == due
+    assert len(engine.plan[request.request_id]) == 2
 
 
 @pytest.mark.parametrize("name", MIXES)

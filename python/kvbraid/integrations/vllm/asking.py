@@ -1,7 +1,7 @@
 """Whether a request may ask the connector for a load: after failures, for a while it may not.
 
-A request whose load failed would otherwise ask for the same load again and again. Time comes in as
-milliseconds.
+A request whose load failed would otherwise ask for the same load again and again, and so would one
+that cannot go on from all that a load can bring. Time comes in as milliseconds.
 """
 
 from collections.abc import Callable
@@ -21,6 +21,7 @@ class Asking:
     ) -> None:
         self._tier = tier
         self._now = now
+        self._have_all: dict[str, int] = {}
         retries = options.retries if policy is Policy.RETRY else 0
         self._budget = RetryBudget(retries=retries, deadline=options.deadline_ms)
         self._cooldowns = Cooldowns(
@@ -33,11 +34,16 @@ class Asking:
 
         def guarded(request: Any, num_computed_tokens: int) -> Any:  # noqa: ANN401
             may_ask = self._budget.allows(request.request_id, self._now())
+            may_ask = may_ask and self._have_all.get(request.request_id) != request.num_tokens
             if not may_ask or self._cooldowns.is_cooling(self._tier, self._now()):
                 return 0, False
             return ask(request, num_computed_tokens)
 
         connector.get_num_new_matched_tokens = guarded
+
+    def has_all(self, request: Any) -> None:  # noqa: ANN401 - vLLM's own type.
+        """Note that all tokens of a request were loaded; it asks again once it has more."""
+        self._have_all[request.request_id] = request.num_tokens
 
     def load_failed(self) -> None:
         """Note that loads failed: one failure, however many requests it affects."""
@@ -54,6 +60,7 @@ class Asking:
     def forget(self, request_id: Any) -> None:  # noqa: ANN401 - as above.
         """Forget a request that has ended."""
         self._budget.ended(request_id)
+        self._have_all.pop(request_id, None)
 
     @property
     def num_cooling(self) -> int:

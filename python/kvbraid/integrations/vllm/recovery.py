@@ -27,6 +27,7 @@ from kvbraid.integrations.vllm.tracked import TrackedCacheManager
 from kvbraid.recovery.counts import PromptCounts
 from kvbraid.recovery.decide import decide
 from kvbraid.recovery.failures import Failures
+from kvbraid.recovery.loading import can_compute
 from kvbraid.recovery.owners import HandedOn, Ownership
 from kvbraid.recovery.plan import Action, RecoveryPlan, RequestPlan
 from kvbraid.recovery.policy import Policy
@@ -109,6 +110,13 @@ class RecoveryFromFailedLoads:
         alive = self._runs.find(request.request_id)
         if alive is not None:
             alive.delays_commit = False
+
+    def can_compute_last_token(self, request: Request) -> bool:
+        """Return whether a request can compute its last token over the blocks that it has."""
+        alive = self._runs.find(request.request_id)
+        assert alive is not None
+        tables = self._cache.blocks(alive.number)
+        return can_compute(self._cache.config.topology.groups, tables, request.num_tokens - 1)
 
     def leaves(self, request: Request, *, ends: bool) -> None:
         """Note that a request is about to give its blocks back: it `ends`, or it is preempted."""

@@ -61,14 +61,28 @@ class RecoveringScheduler(Scheduler):  # type: ignore[misc] # Untyped without vL
 
     def _update_waiting_for_remote_kv(self, request: Request) -> None:
         """Let a request go on whose load has ended."""
-        request_id = request.request_id
-        if request_id not in self.failed_recving_kv_req_ids:
+        request_id, end = request.request_id, request.num_computed_tokens
+        if request_id in self.failed_recving_kv_req_ids:
+            self.failed_recving_kv_req_ids.remove(request_id)
+            self.finished_recving_kv_req_ids.remove(request_id)
+        else:
             super()._update_waiting_for_remote_kv(request)
             if self.recovery is not None:
                 self.recovery.arrived(request)
-            return
-        self.failed_recving_kv_req_ids.remove(request_id)
-        self.finished_recving_kv_req_ids.remove(request_id)
+        if end == request.num_tokens:
+            self._compute_last_token(request)
+
+    def _compute_last_token(self, request: Request) -> None:
+        """Let a request that has its whole prompt compute the last token of it.
+
+        vLLM does so over the same blocks, always. That applies a state twice, and reads what a
+        window may not have loaded; such a request looks its prompt up again, without a load.
+        """
+        if self.recovery is None or self.recovery.can_compute_last_token(request):
+            request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
+        else:
+            self.recovery.asking.has_all(request)
+            self._give_blocks_back(request)
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         """Return whether a waiting request may be scheduled."""
@@ -136,17 +150,20 @@ class RecoveringScheduler(Scheduler):  # type: ignore[misc] # Untyped without vL
             self._preempt_request(request, time.monotonic(), drop_stale_output=True)
             self.prev_step_scheduled_req_ids.discard(request.request_id)
             return
-        assert self.recovery is not None
-        self.recovery.leaves(request, ends=False)
-        self._free_request_blocks(request)
-        self._inflight_prefills.discard(request)
-        request.num_computed_tokens = 0
+        self._give_blocks_back(request)
         if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
             self.failed_recving_kv_req_ids.add(request.request_id)
             return
         self.kv_holding_waiting.remove_requests([request])
         self.deferred_waiting.discard(request)
         self.waiting.prepend_request(request)
+
+    def _give_blocks_back(self, request: Request) -> None:
+        assert self.recovery is not None
+        self.recovery.leaves(request, ends=False)
+        self._free_request_blocks(request)
+        self._inflight_prefills.discard(request)
+        request.num_computed_tokens = 0
 
     def fail(self, request: Request) -> None:
         """Let a request end with an error in this step, in which vLLM ends these."""
