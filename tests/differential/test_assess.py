@@ -375,12 +375,13 @@ def test_a_last_token_can_be_computed_again_only_if_all_that_it_reads_is_held(
 
 
 def holds(groups: Sequence[GroupSpec], tables: list[list[BlockId]], token: int) -> bool:
-    """Token for token: what is read, and the place to write to."""
+    """Token for token: what is read, and from there on what is written."""
     return all(
         spec.kind is not SpecKind.MAMBA
+        and all(table[token // spec.block_size :])
         and all(
-            table[read // spec.block_size]
-            for read in range(recovery_model.first_read(spec, token), token + 1)
+            read // spec.block_size < len(table) and table[read // spec.block_size]
+            for read in range(recovery_model.first_read(spec, token), token)
         )
         for spec, table in zip(groups, tables, strict=True)
     )

@@ -32,7 +32,8 @@ def can_compute(groups: Sequence[GroupSpec], tables: Tables, token: int) -> bool
     That reads what a window or chunk may not have loaded, and a state that has moved on.
     """
     for spec, table in zip(groups, tables, strict=True):
-        first = first_read(spec, token) // spec.block_size
-        if spec.kind is SpecKind.MAMBA or not all(table[first:]):
+        first, size = first_read(spec, token), spec.block_size
+        is_short = first < token and len(table) * size < token
+        if spec.kind is SpecKind.MAMBA or is_short or not all(table[first // size :]):
             return False
     return True

@@ -66,7 +66,7 @@ def expected(
 
 def expected_after_all(engine: RebuiltEngine, request: Any) -> int:  # noqa: ANN401 - vLLM's own type.
     """Return where a request should start of which a load under way brings every token."""
-    number, last = number_of(engine, request), request.num_tokens - 1
+    number, last = number_of(engine, request), int(request.num_tokens) - 1
     if all(
         spec.kind is not SpecKind.MAMBA
         and all(table[t // spec.block_size] for t in range(resume.first_needed(spec, last), last))

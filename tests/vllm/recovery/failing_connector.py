@@ -5,7 +5,7 @@ share one process, and through `HOST` what is kept and what is to fail. Imported
 alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     SupportsHMA,
 )
+from vllm.v1.kv_cache_interface import MambaSpec
 
 STEPS_OF_A_LOAD = 2
 LOUDER = 8
@@ -78,6 +79,11 @@ class FailingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] #
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:  # noqa: ANN401
         super().__init__(vllm_config, role, kv_cache_config)
         self._sizes = [g.kv_cache_spec.block_size for g in kv_cache_config.kv_cache_groups]
+        self._states = {
+            group
+            for group, each in enumerate(kv_cache_config.kv_cache_groups)
+            if isinstance(each.kv_cache_spec, MambaSpec)
+        }
         self._begun: list[Load] = []
         self._asked: dict[str, tuple[int, Record]] = {}
         self._running: list[Load] = []
@@ -141,7 +147,18 @@ class FailingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] #
                 self._results.finished_recving.add(load.request)
                 self._load(load)
 
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:  # noqa: ANN401 - as above.
+        # vLLM copies the states that a step starts from before it lets us load anything.
+        for load in () if HOST.is_async else kv_connector_metadata.loads:
+            self._copy(load, self._states)
+
     def _load(self, load: Load) -> None:
+        failed = self._copy(load, range(len(self._sizes)))
+        HOST.num_failed += bool(failed)
+        if failed and HOST.fault is not None and HOST.fault.form is not None:
+            self._say(load, failed, HOST.fault.form)
+
+    def _copy(self, load: Load, groups: Collection[int]) -> list[tuple[int, int, int]]:
         parts = [
             (group, position, table[position])
             for group, (size, table) in enumerate(zip(self._sizes, load.tables, strict=True))
@@ -152,14 +169,13 @@ class FailingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] #
         assert HOST.pages is not None
         for part in parts:
             group, position, block = part
-            source = load.record.blocks[group][position]
-            if part in failed:
-                source = self._garbage(load.record, group, position)
-            for page, content in zip(HOST.pages(group, block), source, strict=True):
-                page.copy_(content)
-        HOST.num_failed += bool(failed)
-        if failed and HOST.fault is not None and HOST.fault.form is not None:
-            self._say(load, failed, HOST.fault.form)
+            if group in groups:
+                source = load.record.blocks[group][position]
+                if part in failed:
+                    source = self._garbage(load.record, group, position)
+                for page, content in zip(HOST.pages(group, block), source, strict=True):
+                    page.copy_(content)
+        return failed
 
     def _failed(self, parts: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         fault = HOST.fault
