@@ -22,7 +22,7 @@ WHOLE = frozenset({Event.WHOLE, Event.GIVEN_UP, Event.TIER_DIES})
 """Events of which every block of the load is a part."""
 
 
-WEIGHTS = {Event.SHARED: 6, Event.LATE: 2, Event.ONE_RANK: 2}
+WEIGHTS = {Event.SHARED: 40, Event.LATE: 2, Event.ONE_RANK: 2}
 """How much more often an event is drawn because it can happen, or count, less often."""
 
 
@@ -38,6 +38,7 @@ class Injection:
         self.tiers = tiers
         self.faults: list[Fault] = []
         self.num_tokens: Callable[[int], int] = lambda _: 0
+        self.has_slot: Callable[[], bool] = lambda: True
 
     def plan(self, transfer: Transfer) -> None:
         """Say what goes wrong with a load that begins."""
@@ -46,7 +47,8 @@ class Injection:
         if transfer.fault or not load.targets:
             return
         is_dead = self.tiers.is_dead(load.tier)
-        if not is_dead and self.random.random() >= self.setting.fault_share:
+        is_whole = self.awaits_shared or self.random.random() >= self.setting.fault_share
+        if is_whole and not is_dead:
             return
         event = Event.WHOLE if is_dead else self._event(load)
         spoilt = self._spoilt(load, event)
@@ -59,6 +61,12 @@ class Injection:
     def awaits_late(self) -> bool:
         """Whether a failure is to be said after its load was said to have ended well."""
         return any(f.event in OUT_OF_ORDER and not f.is_reported for f in self.faults)
+
+    @property
+    def awaits_shared(self) -> bool:
+        """Whether somebody is to share a block before its failure is told. Any other failure would
+        have it told at once."""
+        return any(f.event is Event.SHARED and not f.is_reported for f in self.faults)
 
     def is_known_garbage(self, value: int) -> bool:
         """Whether a value was left by a fault that was reported."""
@@ -81,6 +89,8 @@ class Injection:
         is_all = load.is_async and load.start + load.num_tokens == self.num_tokens(load.request)
         if is_disturbed or is_all or not self.setting.is_roomy:
             events = [event for event in events if event not in OUT_OF_ORDER]
+        elif not all(f.is_reported for f in self.faults) or not self.has_slot():
+            events.remove(Event.SHARED)
         if self.awaits_late:
             events = [event for event in events if event not in DISTURBING]
         return events
@@ -115,8 +125,14 @@ class Injection:
         count = len(load.targets)
         if event in WHOLE or (event is not Event.PART and self.random.random() < 0.3):
             return frozenset(range(count))
-        group = self.random.choice(sorted({target.group for target in load.targets}))
+        groups = sorted({target.group for target in load.targets})
+        kinds = self.setting.cache.topology.groups
+        if event is Event.SHARED:
+            groups = [g for g in groups if not kinds[g].kind.is_full] or groups
+        group = self.random.choice(groups)
         own = [i for i, target in enumerate(load.targets) if target.group == group]
+        if event is Event.SHARED and not kinds[group].kind.is_full:
+            return frozenset(own[-1:])  # Others rarely find any other block of a window or state.
         spoilt = {self.random.choice((own[0], own[-1], self.random.choice(own)))}
         if self.random.random() < 0.4:
             spoilt |= {i for i in range(count) if self.random.random() < 0.4}

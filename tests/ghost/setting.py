@@ -39,15 +39,15 @@ def draw_setting(seed: int) -> Setting:
     unit = alignment_of(cache.topology)
     prompts = tuple(draw_prompts(random, unit, random.randint(4, 9)))
     num_outputs = tuple(random.choice((1, 2, 4, 6)) for _ in prompts)
-    max_running, is_roomy = random.randint(2, 4), random.random() < 0.6
+    max_running, is_roomy = random.randint(2, 6), random.random() < 0.7
     most = max(len(p) + n for p, n in zip(prompts, num_outputs, strict=True))
     largest = blocks_of(cache.topology, most)
     spare = (max_running + 1) * largest + 8 if is_roomy else random.randint(0, largest)
     options = SchedulerOptions(
         max_step_tokens=random.choice((unit + 1, 2 * unit + 1, 64, 64)),
         max_running=max_running,
-        max_steps_in_flight=random.randint(1, 2),
-        findable=random.choice(("computed", "scheduled")),
+        max_steps_in_flight=random.choice((1, 2, 2)),
+        findable=random.choice(("computed", "scheduled", "scheduled")),
         policy=random.choice((Policy.RECOMPUTE, Policy.RECOMPUTE, Policy.RETRY, Policy.FAIL)),
         num_ranks=random.choice((1, 2, 2, 3)),
         retries=random.choice((0, 1, 1, 2)),

@@ -54,6 +54,7 @@ class Simulation:
         self.joined: set[int] = set()
         self.num_parts: dict[int, int] = {}
         self.injection.num_tokens = self._num_tokens
+        self.injection.has_slot = self._has_slot
         self.transfers.goes_on = self._goes_on
         self.tick = 0
         self.tally = Tally(cases=1, requests=len(self.waiting))
@@ -91,15 +92,20 @@ class Simulation:
         self._check()
 
     def _arrive(self) -> None:
-        while self.waiting and (not self.got or self.random.random() < 0.6):
+        is_open = not self.injection.awaits_shared
+        while self.waiting and is_open and (not self.got or self.random.random() < 0.6):
             self._add(*self.waiting.pop())
         self._join()
 
     def _join(self) -> None:
-        """Let somebody with the same prompt arrive for a block that others are to share."""
+        """Let somebody with the same prompt arrive for a block that others are to share, once it
+        can be found."""
+        is_early = self.setting.options.findable == "scheduled"
         for fault in self.injection.faults:
-            is_over = fault.load.number not in self.transfers.under_way
-            if fault.event is Event.SHARED and is_over and fault.number not in self.joined:
+            is_found = (is_early and not fault.load.is_async) or (
+                fault.load.number in self.transfers.over
+            )
+            if fault.event is Event.SHARED and is_found and fault.number not in self.joined:
                 self.joined.add(fault.number)
                 life = self.engine.lives[fault.load.request]
                 self._add(life.tokens[: life.num_prompt_tokens], self.random.randint(1, 4))
@@ -114,6 +120,11 @@ class Simulation:
 
     def _num_tokens(self, request: int) -> int:
         return self.engine.lives[request].num_prompt_tokens + len(self.got[request])
+
+    def _has_slot(self) -> bool:
+        """Whether a request that arrives now starts in the next step."""
+        book = self.scheduler._book
+        return not book.waiting and len(book.running) < book.options.max_running
 
     def _goes_on(self, load: Load) -> bool:
         request = self.scheduler._book.running.get(load.request)

@@ -51,6 +51,7 @@ class Transfers:
         self.num_ranks = num_ranks
         self.tick = 0
         self.under_way: dict[int, Transfer] = {}
+        self.over: set[int] = set()
         self.letters: list[Letter] = []
         self.goes_on: Callable[[Load], bool] = lambda _: True
 
@@ -100,6 +101,7 @@ class Transfers:
             self._end(transfer, rank)
         if not transfer.ends:
             del self.under_way[transfer.load.number]
+            self.over.add(transfer.load.number)
 
     def write(self, transfer: Transfer, index: int) -> None:
         """Leave in a target what it holds as far as it has landed."""

@@ -160,6 +160,22 @@ fn what_was_given_back_is_tainted_if_a_look_up_finds_it() {
 }
 
 #[test]
+fn what_a_run_wrote_before_it_committed_is_not_looked_up() {
+    let mut tables = snapshot(&[FULL], &[&[&[]]]);
+    tables.tables.get_mut(&0).unwrap().findable = vec![(0, 2, BlockId(9))];
+    let tainted = |delays_commit| {
+        let run = Run {
+            delays_commit,
+            ended_tables: Some(vec![ids(&[1, 2, 0, 4])]),
+            ..run(0, 0, 8, 16)
+        };
+        assess(&tables, &[run], &failed(&[2])).unwrap().tainted
+    };
+    assert_eq!(tainted(false), ids(&[2, 4, 9]));
+    assert_eq!(tainted(true), ids(&[2, 4]));
+}
+
+#[test]
 fn tables_that_cannot_be_are_refused() {
     let tables = snapshot(&[FULL], &[&[&[100]], &[]]);
     let error = |request| assess(&tables, &[run(request, 0, 4, 4)], &failed(&[])).unwrap_err();
