@@ -25,7 +25,10 @@ NO_NUMBER = 2**32 - 1
 
 
 def snapshot_of(cache: CacheManager, runs: Sequence[Run], hashes: Hashes) -> Snapshot:
-    """Copy what the runs hold, and what a look-up finds by these block hashes of each request."""
+    """Copy what the runs hold, and what a look-up finds by these block hashes of each request.
+
+    Where a table has a block, only hashes that end inside it count.
+    """
     topology = cache.config.topology
     tables = {}
     for run in runs:
@@ -43,13 +46,17 @@ def snapshot_of(cache: CacheManager, runs: Sequence[Run], hashes: Hashes) -> Sna
                 ]
                 for group, table in enumerate(blocks)
             ]
-        findable = dict(_findable(cache, run, hashes.get(run.request, ())))
+        held = run.ended_tables or blocks
+        findable = dict(_findable(cache, run, held, hashes.get(run.request, ())))
         tables[run.request] = RunTables(blocks=blocks, states=states, findable=findable)
     return Snapshot(topology=topology, num_blocks=cache.config.num_blocks, tables=tables)
 
 
 def _findable(
-    cache: CacheManager, run: Run, hashes: Sequence[bytes]
+    cache: CacheManager,
+    run: Run,
+    held: Sequence[Sequence[BlockId]],
+    hashes: Sequence[bytes],
 ) -> Iterator[tuple[Place, list[BlockId]]]:
     topology = cache.config.topology
     for group, spec in enumerate(topology.groups):
@@ -57,8 +64,9 @@ def _findable(
         for index, block_hash in enumerate(hashes):
             end = (index + 1) * rule.hash_block(topology)
             at_start = run.start // spec.block_size * spec.block_size < end <= run.start
-            if not at_start:
-                position = (end - 1) // spec.block_size
+            position = (end - 1) // spec.block_size
+            is_held = any(held[group][position : position + 1])
+            if not at_start and not (is_held and end % spec.block_size == 0):
                 found.setdefault(position, []).extend(cache.pool.holders(group, block_hash))
         yield from ((Place(group, position), blocks) for position, blocks in found.items())
 
@@ -226,10 +234,9 @@ class _Taint:
                 continue  # Nothing of it was ever findable: what is found is of others.
             for position in range(start, -(-run.num_computed_tokens // spec.block_size)):
                 place = Place(group, position)
-                if not self.block_at(run, place):
-                    for block in self.findable(run, place):
-                        if not self._is_of_another(run, place, block):
-                            yield block
+                for block in self.findable(run, place):
+                    if not self._is_of_another(run, place, block):
+                        yield block
 
     def _is_of_another(self, run: Run, place: Place, block: BlockId) -> bool:
         """Whether another run has computed or loaded this very block itself."""

@@ -30,8 +30,10 @@ class RunTables:
         blocks: The block tables by group; 0 where there is no block.
         states: By group, the states that the tables have; empty for other kinds.
         findable: Where the table has no block any more: the blocks that a look-up finds there by
-            the request's own hash. The run may have written them before it gave them back. A state
-            inside a block that the run started with is left out.
+            the request's own hash. The run may have written them before it gave them back. Where
+            it has a block, those that hashes find which end inside that block: the state that was
+            kept there may live on in a copy. A state inside a block that the run started with is
+            left out.
     """
 
     blocks: Sequence[Sequence[BlockId]]

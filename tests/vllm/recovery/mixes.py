@@ -52,11 +52,6 @@ MIXES: Final = {
 }
 
 
-INSIDE: Final = {"states inside blocks", "partial hits"}
-"""With states that end inside a block. Ahead of the model they are left out of these tests: what a
-step in flight keeps inside a block that a copy has replaced since is not followed."""
-
-
 def dense(mix: Mix) -> Mix:
     """Return the groups with a cache that keeps every block that it computes."""
     return replace(mix, retention=None)

@@ -17,7 +17,7 @@ from tests.vllm.recovery.expected_starts import (
     expected_after_all,
     written_since,
 )
-from tests.vllm.recovery.mixes import INSIDE, MIXES, dense
+from tests.vllm.recovery.mixes import MIXES, dense
 from tests.vllm.recovery.rebuilt_engine import Mix, RebuiltEngine, Report
 
 NUM_TOKENS: Final = 400
@@ -35,7 +35,6 @@ EVERY_MIX_AND_MODE: Final = pytest.mark.parametrize(
         pytest.param(name, *mode, id=f"{name}: {title}")
         for name in MIXES
         for mode, title in MODES.items()
-        if not (mode[1] and name in INSIDE)
     ],
 )
 

@@ -12,7 +12,7 @@ import pytest
 from tests.reference import resume
 from tests.vllm.drop_in_pair import tokens
 from tests.vllm.recovery.expected_starts import Expected, expected, number_of, written_since
-from tests.vllm.recovery.mixes import INSIDE, MIXES
+from tests.vllm.recovery.mixes import MIXES
 from tests.vllm.recovery.rebuilt_engine import RebuiltEngine, Report
 from tests.vllm.recovery.test_rebuilt_loads import (
     NUM_TOKENS,
@@ -113,7 +113,7 @@ class Shared:
 
 @pytest.mark.parametrize(
     ("name", "ahead"),
-    [(name, ahead) for name in MIXES for ahead in (False, True) if not (ahead and name in INSIDE)],
+    [(name, ahead) for name in MIXES for ahead in (False, True)],
 )
 def test_shared_blocks_are_written_once_more_by_one_request_and_the_other_waits(
     name: str, ahead: bool
@@ -130,7 +130,7 @@ def test_shared_blocks_are_written_once_more_by_one_request_and_the_other_waits(
     assert num_hit or not {"wide", "latent"} & set(name.split())
 
 
-@pytest.mark.parametrize("name", [name for name in MIXES if name not in INSIDE])
+@pytest.mark.parametrize("name", MIXES)
 def test_a_request_that_shares_all_of_a_load_is_taken_back_too(name: str) -> None:
     mix = MIXES[name]
     end = loaded_by(mix)
@@ -143,5 +143,6 @@ def test_a_request_that_shares_all_of_a_load_is_taken_back_too(name: str) -> Non
                 shared.check()
                 num_hit += shared.is_hit
                 num_owned += len(shared.owned)
-    assert num_hit
+    # Of a load that ends inside a block no state is found there, so nobody shares it.
+    assert num_hit or not mix.loads_whole_blocks
     assert num_owned or not {"wide", "latent"} & set(name.split())

@@ -60,9 +60,10 @@ impl Core {
         let is_coarse = matches!(group.kind, Kind::Full | Kind::State { .. });
         let step = if is_coarse { unit } else { group.block };
         let hashed = request.num_tokens().div_ceil(group.block);
-        for position in gap.positions(hashed) {
+        for position in gap.positions.start..gap.positions.end.min(hashed) {
             let start = position * group.block;
-            let ends = (start + step..=start + group.block).step_by(step as usize);
+            let num_ends = group.block / step - u32::from(!gap.is_empty_at(position));
+            let ends = (1..=num_ends).map(|count| start + count * step);
             let is_written =
                 |&end: &u32| end > gap.start || end <= gap.start / group.block * group.block;
             for end in ends.filter(is_written) {

@@ -111,12 +111,14 @@ pub trait Tables {
     fn find(&self, request: u64, gap: &Gap<'_>, found: &mut Vec<(u32, BlockId)>);
 }
 
-/// Where a table has no blocks: all that was written there has been given back.
+/// Where a look-up may find what a table no longer has. A position without a block has given back
+/// all that was written there. Where there is a block, a state that was kept inside it may live on
+/// in a copy, so hashes that end inside the block count, and the one of its end does not.
 #[derive(Debug, Clone)]
 pub struct Gap<'a> {
     /// The group.
     pub group: usize,
-    /// Positions of its table; those that have a block are passed over.
+    /// Positions of its table.
     pub positions: Range<u32>,
     /// The table's blocks.
     pub blocks: &'a [BlockId],
@@ -128,13 +130,7 @@ pub struct Gap<'a> {
 impl Gap<'_> {
     /// Whether a position has no block.
     #[must_use]
-    pub fn has(&self, position: u32) -> bool {
-        self.positions.contains(&position) && block_at(self.blocks, position) == NULL_BLOCK
-    }
-
-    /// The positions without a block that are lower than `end`.
-    pub fn positions(&self, end: u32) -> impl Iterator<Item = u32> {
-        let positions = self.positions.start..self.positions.end.min(end);
-        positions.filter(|&position| self.has(position))
+    pub fn is_empty_at(&self, position: u32) -> bool {
+        block_at(self.blocks, position) == NULL_BLOCK
     }
 }

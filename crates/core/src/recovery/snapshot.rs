@@ -17,7 +17,8 @@ pub struct RunTables {
     pub blocks: Vec<Vec<BlockId>>,
     /// The states that the tables have, by group.
     pub states: Vec<Vec<State>>,
-    /// What a look-up finds by the request's own hashes: group, position and block, in any order.
+    /// What a look-up finds by the request's own hashes: group, position and block, in any order. At
+    /// a position that has a block, only by hashes that end inside that block.
     pub findable: Vec<(u32, u32, BlockId)>,
 }
 
@@ -78,7 +79,7 @@ impl Tables for Snapshot {
             .map_or(&[][..], |tables| &tables.findable);
         let is_found = |&&(group, position, block): &&(u32, u32, BlockId)| {
             group as usize == gap.group
-                && gap.has(position)
+                && gap.positions.contains(&position)
                 && block != NULL_BLOCK
                 && block.index() < self.num_blocks
         };
