@@ -230,7 +230,7 @@ class World:
                     [BlockId(0) if block in reused else block for block in table]
                     for table in run.ended_tables
                 ]
-                runs[at] = replace(run, ended_tables=tables)
+                runs[at] = run._replace(ended_tables=tables)
         return runs
 
     def known_hashes(self) -> dict[int, list[bytes]]:
@@ -409,13 +409,13 @@ def test_a_run_that_goes_on_must_be_known() -> None:
 @pytest.mark.parametrize(
     ("runs", "text"),
     [
-        ([replace(RUN, ended_tables=[])], "has 0 tables for 1 groups"),
-        ([replace(RUN, ended_tables=[[BlockId(9)]])], "block 9 does not exist"),
-        ([replace(RUN, ended_tables=[[BlockId(-1)]])], "does not exist"),
-        ([replace(RUN, ended_tables=[[]])] * 2, "request 0 is given twice"),
-        ([replace(RUN, ended_tables=[[]], num_tokens=-1)], "num_tokens is -1"),
+        ([RUN._replace(ended_tables=[])], "has 0 tables for 1 groups"),
+        ([RUN._replace(ended_tables=[[BlockId(9)]])], "block 9 does not exist"),
+        ([RUN._replace(ended_tables=[[BlockId(-1)]])], "does not exist"),
+        ([RUN._replace(ended_tables=[[]])] * 2, "request 0 is given twice"),
+        ([RUN._replace(ended_tables=[[]], num_tokens=-1)], "num_tokens is -1"),
         (
-            [replace(RUN, ended_tables=[[]], given_back=[GivenBack(1, 0, BlockId(1))])],
+            [RUN._replace(ended_tables=[[]], given_back=[GivenBack(1, 0, BlockId(1))])],
             "a block of group 1 was given back",
         ),
     ],
@@ -426,7 +426,7 @@ def test_a_run_that_cannot_be_is_refused(runs: list[Run], text: str) -> None:
 
 
 def test_what_is_no_block_and_no_place_is_counted_once_by_its_reason() -> None:
-    run = replace(RUN, ended_tables=[[BlockId(1), BlockId(2), BlockId(3)]])
+    run = RUN._replace(ended_tables=[[BlockId(1), BlockId(2), BlockId(3)]])
     failures = Failures(
         places={0: {0: [0, 2, 9, 9], 7: [0]}, 5: {0: [1]}},
         group_blocks=[GroupBlock(0, BlockId(2)), GroupBlock(3, BlockId(2))],

@@ -1,6 +1,6 @@
 """The checks of arguments that the cache makes before it calls the native core."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 
 from kvbraid.cache.step import Need
@@ -16,6 +16,17 @@ def check_counts(**counts: int | None) -> None:
     for name, count in counts.items():
         if count is not None and not 0 <= count < 1 << 32:
             raise InvalidValueError(f"{name} is {count}; expected 0 to {(1 << 32) - 1}")
+
+
+def check_each(name: str, counts: Collection[int]) -> None:
+    """Refuse values of which one is no unsigned integer of 32 bits.
+
+    Raises:
+        InvalidValueError: The message names the first such value and its limits.
+    """
+    if counts and not 0 <= min(counts) <= max(counts) < 1 << 32:
+        for count in counts:
+            check_counts(**{name: count})
 
 
 def check_group(group: int, num_groups: int) -> None:

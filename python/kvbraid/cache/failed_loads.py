@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvbraid._native import CacheCore
-from kvbraid.cache.counts import check_counts
+from kvbraid.cache.counts import check_counts, check_each
 from kvbraid.ids import BlockId
 
 
@@ -48,11 +48,10 @@ class Recovery:
     zero: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for block_id in (*self.forget, *self.hold):
-            check_counts(block_id=block_id)
+        for blocks in (self.forget, self.hold):
+            check_each("block_id", blocks)
         for part in (self.commit, self.rewind, self.zero):
-            for num_tokens in part.values():
-                check_counts(num_tokens=num_tokens)
+            check_each("num_tokens", part.values())
 
 
 class FailedLoads:

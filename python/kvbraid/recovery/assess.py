@@ -10,7 +10,7 @@ A thin face of the native core, which reads the tables of a live cache where the
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from kvbraid._native import assess_snapshot
 from kvbraid.cache import CacheManager
@@ -105,8 +105,8 @@ def assess(
     tainted, verdicts, ignored = answer
     counts = zip(Ignored, ignored, strict=True)
     return Assessment(
-        tainted=tuple(BlockId(block) for block in memoryview(tainted).cast("I")),
-        verdicts=tuple([_verdict(row) for row in verdicts]),
+        tainted=cast("tuple[BlockId, ...]", tuple(memoryview(tainted).cast("I"))),
+        verdicts=tuple(map(_verdict, verdicts)),
         ignored={why: count for why, count in counts if count},
     )
 
@@ -114,15 +114,15 @@ def assess(
 def _verdict(row: _VerdictTuple) -> Verdict:
     request, first, handed_out, resume, in_place, owner_of, waits, busy, refused = row
     return Verdict(
-        request=request,
-        first_tainted=first,
-        handed_out=handed_out,
-        resume=resume,
-        in_place=in_place,
-        owner_of=tuple(owner_of),
-        waits_for=Waits(*waits) if waits[0] else {},
-        busy=tuple(busy),
-        refused=tuple([Refusal(*refusal[:4], Why(refusal[4])) for refusal in refused]),
+        request,
+        first,
+        handed_out,
+        resume,
+        in_place,
+        tuple(owner_of),
+        Waits(*waits) if waits[0] else {},
+        tuple(busy),
+        tuple([Refusal(*each[:4], Why(each[4])) for each in refused]) if refused else (),
     )
 
 

@@ -6,7 +6,6 @@ holds something else, and counts no more. Nothing here reads a cache.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Final
 
 from kvbraid.ids import BlockId
@@ -74,4 +73,4 @@ def _without(run: Run, blocks: set[int]) -> Run:
         for table in run.ended_tables or ()
     ]
     gone = [each for each in run.given_back if each.block_id not in blocks]
-    return replace(run, ended_tables=tables, given_back=gone)
+    return run._replace(ended_tables=tables, given_back=gone)

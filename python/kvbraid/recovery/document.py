@@ -39,7 +39,7 @@ from kvbraid.recovery.run import GivenBack, Run
 from kvbraid.recovery.snapshot import HeldState, Place, RunTables, Snapshot
 from kvbraid.spec import Topology
 
-_NUMBERS: Final = [field.name for field in fields(Run) if field.name.startswith("num_")]
+_NUMBERS: Final = [name for name in Run._fields if name.startswith("num_")]
 _OWN_FORM: Final = frozenset({"groups"})
 
 

@@ -234,7 +234,7 @@ class Ledgers:
         their blocks back.
         """
         if last_step is not None:
-            self.departed.end(replace(run, ended_tables=tables), last_step)
+            self.departed.end(run._replace(ended_tables=tables), last_step)
         self.departed.leave(run.request)
         return sorted({*self.owners.leaves(run.request).owners.values()})
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
+from typing import NamedTuple
 
 from kvbraid.cache.failed_loads import Recovery
 from kvbraid.cache.tables import Refusal
@@ -27,12 +29,11 @@ class Action(StrEnum):
     @property
     def ends(self) -> bool:
         """Whether the request ends."""
-        return self in {Action.FAIL, Action.TAINTED_OUTPUT}
+        return self is Action.FAIL or self is Action.TAINTED_OUTPUT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestPlan:
-    """What happens to one request.
+class RequestPlan(NamedTuple):
+    """What happens to one request. Hundreds are made at once: a tuple is made fastest.
 
     Attributes:
         request: The request.
@@ -53,7 +54,7 @@ class RequestPlan:
     recompute: int
     num_dropped_tokens: int
     owner_of: tuple[BlockId, ...] = ()
-    waits_for: Mapping[BlockId, int] = field(default_factory=dict)
+    waits_for: Mapping[BlockId, int] = MappingProxyType({})
     refused: tuple[Refusal, ...] = ()
 
 

@@ -1,7 +1,6 @@
 """What recovery knows of a request: one run, from its start to its end or its next start."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvbraid.ids import BlockId
@@ -16,9 +15,8 @@ class GivenBack(NamedTuple):
     block_id: BlockId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One run of a request when a report arrives; in tokens.
+class Run(NamedTuple):
+    """One run of a request when a report arrives; in tokens. It is made by keywords.
 
     ```text
     0          num_local      start              num_processed       num_computed     num_tokens

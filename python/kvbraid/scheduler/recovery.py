@@ -1,7 +1,6 @@
 """What reports on loads mean for requests: loads arrive, and plans of recovery are carried out."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from kvbraid.recovery.failures import Failures
@@ -55,7 +54,7 @@ def _arrived(book: Book, request: Request) -> None:
 def _recover(book: Book, failures: Failures) -> RecoveryPlan:
     waiters = [book.requests[number] for number in book.ledgers.owners.waiters()]
     over = [  # Their own loads may be what has failed.
-        replace(book.run_of(waiter), ended_tables=book.cache.blocks(waiter.number))
+        book.run_of(waiter)._replace(ended_tables=book.cache.blocks(waiter.number))
         for waiter in waiters
         if not waiter.in_flight
     ]

@@ -154,7 +154,7 @@ WRONG: dict[str, tuple[Callable[[State], State], str]] = {
         r"request 7 has 3 tables for 2 groups",
     ),
     "a table too few of a run that has ended": (
-        lambda s: replace(s, runs=[replace(s.runs[0], ended_tables=[[]]), s.runs[1]]),
+        lambda s: replace(s, runs=[s.runs[0]._replace(ended_tables=[[]]), s.runs[1]]),
         r"request 7 has 1 tables for 2 groups",
     ),
     "one request twice": (

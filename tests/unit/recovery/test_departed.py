@@ -1,7 +1,5 @@
 """Blocks that runs have given back count until they are handed out again, or until it is over."""
 
-from dataclasses import replace
-
 from kvbraid.ids import BlockId
 from kvbraid.recovery.departed import Departed
 from kvbraid.recovery.run import GivenBack, Run
@@ -23,7 +21,7 @@ GONE = [GivenBack(1, 0, BlockId(6)), GivenBack(1, 1, BlockId(7))]
 def test_a_block_that_is_handed_out_again_counts_no_more() -> None:
     departed = Departed()
     assert not departed
-    departed.end(replace(RUN, given_back=GONE), 5)
+    departed.end(RUN._replace(given_back=GONE), 5)
     departed.give_back(2, GONE)
     departed.hand_out([BlockId(4), BlockId(7), BlockId(9)])
     (run,) = departed.ended

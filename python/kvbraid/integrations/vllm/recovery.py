@@ -211,8 +211,8 @@ class RecoveryFromFailedLoads:
                 or not self._scheduler.can_rewind(request, each.resume, waits=waits)
                 or any(owner is None or owner.action is not Action.REWIND for owner in owners)
             ):
-                requests[number] = replace(
-                    each, action=Action.START_OVER, owner_of=(), waits_for={}
+                requests[number] = each._replace(
+                    action=Action.START_OVER, owner_of=(), waits_for={}
                 )
         staying = {n for n, each in requests.items() if each.action is Action.REWIND}
         recovery = replace(

@@ -6,7 +6,7 @@ they were; a block that is handed out again is taken out of them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from vllm.v1.request import Request
@@ -194,7 +194,7 @@ class Runs:
     def runs(self) -> list[Run]:
         """Return all runs as the decision takes them; a request is its number in the cache."""
         going_on = [self._run(alive) for alive in self._alive.values()]
-        return going_on + [replace(ended.run, ended_tables=ended.tables) for ended in self._ended]
+        return going_on + [ended.run._replace(ended_tables=ended.tables) for ended in self._ended]
 
     def numbers_of(self, request_id: str) -> list[int]:
         """Return the runs of a request, those included that are kept."""
