@@ -35,11 +35,16 @@ class Transfer:
 
 @dataclass(slots=True, eq=False)
 class Letter:
-    """A report that is under way to the scheduler."""
+    """A report that is under way to the scheduler.
+
+    One that says again what was said comes only while the run goes on that `load` fills: later the
+    same numbers may mean what another load fills, which nothing in the report tells apart.
+    """
 
     due: int
     fault: Fault | None
     report: LoadReport
+    load: Load | None = None
 
 
 class Transfers:
@@ -133,7 +138,8 @@ class Transfers:
             self.send(fault, 0, LoadReport(rank=rank, ended=number, failures=failures))
             if fault.event is Event.TWICE:
                 delay = self.random.randint(1, 3)
-                self.send(fault, delay, LoadReport(rank=rank, failures=failures))
+                again = LoadReport(rank=rank, failures=failures)
+                self.letters.append(Letter(self.tick + delay, fault, again, transfer.load))
 
     def send(self, fault: Fault | None, delay: int, report: LoadReport) -> None:
         self.letters.append(Letter(self.tick + delay, fault, report))
@@ -156,6 +162,7 @@ class Transfers:
                 if letter.due > self.tick and letter.fault and not letter.fault.is_reported
             ]
         self.letters = [letter for letter in self.letters if letter not in due]
+        due = [letter for letter in due if letter.load is None or self.goes_on(letter.load)]
         for letter in due:
             if letter.fault:
                 letter.fault.num_reports += 1

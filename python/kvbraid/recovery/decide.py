@@ -79,10 +79,11 @@ def _recovery(runs: dict[int, Run], plans: Sequence[RequestPlan], found: Assessm
     going_on = [plan for plan in plans if not plan.action.ends]
     rewound = {p.request: p.resume for p in going_on if p.action is Action.REWIND}
     uncommitted = {p.request: p.resume for p in going_on if runs[p.request].delays_commit}
+    waiters = {plan.request for plan in going_on if plan.waits_for}  # Their blocks are not whole.
     given_back = (v.busy for v in found.verdicts if v.request not in rewound)
     return Recovery(
         forget=found.tainted,
-        commit=uncommitted,
+        commit={r: n for r, n in uncommitted.items() if r not in waiters},
         rewind=rewound,
         hold=sorted(set(chain.from_iterable(given_back))),
         preempt=[p.request for p in going_on if p.action is Action.START_OVER],
