@@ -108,7 +108,8 @@ class Ledgers:
     def note_hit(self, request: int, run: LiveRun) -> None:
         """Note the blocks of a hit that a run may give back: they may turn out to be garbage."""
         groups = self._cache.config.topology.groups
-        if not all(group.kind.is_full for group in groups):
+        may_be_garbage = self.transfers.num_begun > 0
+        if may_be_garbage and not all(group.kind.is_full for group in groups):
             hit = targets_of(groups, self._cache.blocks(request), 0, run.num_local)
             run.passing += [t for t in hit if not groups[t.group].kind.is_full]
 

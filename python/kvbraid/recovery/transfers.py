@@ -183,6 +183,11 @@ class Transfers:
         self._latest = {r: number for r, number in self._latest.items() if r in requests}
         return settled, failures
 
+    @property
+    def num_begun(self) -> int:
+        """How many loads have begun since the scheduler was made."""
+        return self._num_begun
+
     def pending(self, number: int) -> frozenset[int]:
         """Return the ranks that may still write the blocks of a load."""
         transfer = self._transfers.get(number)
