@@ -2,7 +2,7 @@
 
 Its law: a loaded block that its run has given back counts as long as the run lasts, and the tables
 of a run that has ended count until its last step is processed. A block that is handed out again
-holds something else, and counts no more. Nothing here reads a cache.
+holds something else, and no longer counts. Nothing here reads a cache.
 """
 
 from collections.abc import Iterable, Sequence

@@ -14,9 +14,9 @@ from kvbraid.spec import GroupSpec
 class LiveRun:
     """The present run of a request: see `Run`. Without blocks, all that it says is old.
 
-    `run` tells runs of a request apart, and what was computed before and after a rewind. `loaded`
-    are the blocks of a load that groups may give back before the run ends, and that are
-    still in its tables. `is_loading`: nothing is computed before the load has ended.
+    `run` tells runs of a request apart, and what was computed before and after a rewind. `passing`
+    are the blocks of its hit and its load that groups may give back before the run ends, and that
+    are still in its tables. `is_loading`: nothing is computed before the load has ended.
     """
 
     counts: PromptCounts

@@ -64,7 +64,7 @@ class RecoveryCounts:
         _metrics()["quarantined"].labels(self.policy, str(group)).inc()
 
     def release(self, groups: Iterable[int]) -> None:
-        """Count blocks that are quarantined no more, by their groups."""
+        """Take blocks that have left the quarantine out of the count, by their groups."""
         for group in groups:
             self.quarantined_blocks -= 1
             _metrics()["quarantined"].labels(self.policy, str(group)).dec()

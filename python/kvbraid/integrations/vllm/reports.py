@@ -1,7 +1,7 @@
 """From what workers say of loads in a step to failures that a decision takes.
 
 A load under way concerns nobody yet: its blocks are not findable and nobody reads them. What fails
-of it is kept back until it has ended, because before that no block of it may be written again.
+is told once the load has ended: until then a worker may write its blocks, and nobody else may.
 """
 
 from collections import Counter
