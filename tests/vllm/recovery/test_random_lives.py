@@ -35,7 +35,6 @@ class Life:
             options={"policy": "retry", "retries": 2} if random.random() < 0.3 else {},
             threshold=random.choice((0, 0, 48)),
         )
-        self.may_be_whole = name == "full"
         self.has_states = "states" in name
         self.engine.connector.offer = self.offer
         self.engine.worker.fails = self.fails
@@ -49,9 +48,7 @@ class Life:
         if self.random.random() < 0.3:
             return 0, False
         is_async = self.random.random() < 0.5
-        # vLLM computes the last token of a prompt that was loaded whole again; a window or a state
-        # may then lack what that token reads.
-        most = request.num_tokens - hit - (not (is_async and self.may_be_whole))
+        most = request.num_tokens - hit - (not is_async)
         unit = 1 if is_async and not self.has_states and self.random.random() < 0.2 else 32
         number = self.random.choice((most, self.random.randint(0, max(most, 0))))
         return max(number - number % unit, 0), is_async
