@@ -18,6 +18,7 @@ from tests.vllm.soak import IS_SOAK
 
 NUM_LIVES: Final = 60 if IS_SOAK else 4
 NUM_STEPS: Final = 100
+UNIT: Final = 32
 
 
 class Life:
@@ -49,7 +50,7 @@ class Life:
             return 0, False
         is_async = self.random.random() < 0.5
         most = request.num_tokens - hit - (not is_async)
-        unit = 1 if is_async and not self.has_states and self.random.random() < 0.2 else 32
+        unit = 1 if is_async and not self.has_states and self.random.random() < 0.2 else UNIT
         number = self.random.choice((most, self.random.randint(0, max(most, 0))))
         return max(number - number % unit, 0), is_async
 
@@ -71,7 +72,10 @@ class Life:
         for number in range(NUM_STEPS):
             if random.random() < 0.25:
                 prompt = random.choice(self.known)[: random.randrange(20, 200)]
-                prompt = prompt + tokens(number, random.randrange(1, 40))
+                end = len(prompt) + random.randrange(1, 40)
+                if random.random() < 0.3:  # A load can bring a state at the end of the prompt.
+                    end = -(-end // UNIT) * UNIT
+                prompt = prompt + tokens(number, end - len(prompt))
                 self.known = [*self.known[-3:], prompt]
                 engine.add(prompt, random.randrange(1, 12))
             running = [request.request_id for request in engine.scheduler.running]
