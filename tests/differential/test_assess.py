@@ -23,7 +23,7 @@ from kvbraid.recovery.assessment import Assessment, Ignored
 from kvbraid.recovery.failures import Failures, GroupBlock
 from kvbraid.recovery.loading import can_compute
 from kvbraid.recovery.run import GivenBack, Run
-from kvbraid.recovery.snapshot import Snapshot
+from kvbraid.recovery.snapshot import Snapshot, snapshot_of
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.reference import recovery_model, resume
@@ -319,6 +319,7 @@ def test_the_answer_is_that_of_the_naive_model(world: World, num_steps: int) -> 
         live = assess(world.cache, runs, failures, busy=busy)
         assert live == expected
         assert assess(snapshot, runs, failures, busy=busy) == expected
+        assert assess(snapshot_of(world.cache, runs), runs, failures, busy=busy) == expected
         check_refusals(world.cache, snapshot, runs, failures, live)
         check_orders(world, snapshot, runs, failures, expected)
 

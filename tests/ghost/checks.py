@@ -62,7 +62,7 @@ class Findable:
             said = {key: count for key, count in self._announced.items() if count}
             raise BadOutcomeError(f"events say {said}, but the cache finds {found}")
         new: list[tuple[tuple[int, int], int, list[int]]] = []
-        for (group, digest), blocks in cached.items():
+        for (group, digest), blocks in sorted(cached.items()):
             known = self._ends.get(digest)
             if known is None:
                 continue  # The tokens themselves are garbage; nobody else has such a prefix.

@@ -13,7 +13,7 @@ from kvbraid.cache import CacheManager
 from kvbraid.ids import BlockId
 from kvbraid.recovery.assessment import Assessment, Ignored, Verdict
 from kvbraid.recovery.failures import Failures
-from kvbraid.recovery.run import Run
+from kvbraid.recovery.run import GivenBack, Run
 from kvbraid.recovery.snapshot import HeldState, Place, RunTables, Snapshot
 from kvbraid.spec import GroupSpec, SpecKind
 
@@ -27,7 +27,8 @@ NO_NUMBER = 2**32 - 1
 def snapshot_of(cache: CacheManager, runs: Sequence[Run], hashes: Hashes) -> Snapshot:
     """Copy what the runs hold, and what a look-up finds by these block hashes of each request.
 
-    Where a table has a block, only hashes that end inside it count.
+    Where a table has a block, only hashes that end inside it count; what others have registered,
+    only if the run has read and given back the very block.
     """
     topology = cache.config.topology
     tables = {}
@@ -47,7 +48,7 @@ def snapshot_of(cache: CacheManager, runs: Sequence[Run], hashes: Hashes) -> Sna
                 for group, table in enumerate(blocks)
             ]
         held = run.ended_tables or blocks
-        findable = dict(_findable(cache, run, held, hashes.get(run.request, ())))
+        findable = dict(_findable(cache, run, held, hashes.get(run.request)))
         tables[run.request] = RunTables(blocks=blocks, states=states, findable=findable)
     return Snapshot(topology=topology, num_blocks=cache.config.num_blocks, tables=tables)
 
@@ -56,19 +57,40 @@ def _findable(
     cache: CacheManager,
     run: Run,
     held: Sequence[Sequence[BlockId]],
-    hashes: Sequence[bytes],
+    hashes: Sequence[bytes] | None,
 ) -> Iterator[tuple[Place, list[BlockId]]]:
-    topology = cache.config.topology
-    for group, spec in enumerate(topology.groups):
+    read = {*run.given_back}
+    for group, spec in enumerate(cache.config.topology.groups):
         found: dict[int, list[BlockId]] = {}
-        for index, block_hash in enumerate(hashes):
-            end = (index + 1) * rule.hash_block(topology)
+        for end, block in _copies(cache, run, group, hashes):
             at_start = run.start // spec.block_size * spec.block_size < end <= run.start
             position = (end - 1) // spec.block_size
             is_held = any(held[group][position : position + 1])
-            if not at_start and not (is_held and end % spec.block_size == 0):
-                found.setdefault(position, []).extend(cache.pool.holders(group, block_hash))
+            is_own = _author(cache, block) == run.request
+            counts = is_own or GivenBack(group, position, block) in read
+            if counts and not at_start and not (is_held and end % spec.block_size == 0):
+                found.setdefault(position, []).append(block)
         yield from ((Place(group, position), blocks) for position, blocks in found.items())
+
+
+def _copies(
+    cache: CacheManager, run: Run, group: int, hashes: Sequence[bytes] | None
+) -> Iterator[tuple[int, BlockId]]:
+    """What hashes find, with the tokens that each covers; all of the group if they are unknown."""
+    if hashes is None:
+        for block in map(BlockId, range(1, cache.config.num_blocks)):
+            (info,) = cache.pool.describe([block])
+            if info.group == group:
+                yield info.num_tokens, block
+        return
+    for index, block_hash in enumerate(hashes, 1):
+        for block in cache.pool.holders(group, block_hash):
+            yield index * rule.hash_block(cache.config.topology), block
+
+
+def _author(cache: CacheManager, block: BlockId) -> int | None:
+    (info,) = cache.pool.describe([block])
+    return info.author
 
 
 def assess(
@@ -234,19 +256,7 @@ class _Taint:
                 continue  # Nothing of it was ever findable: what is found is of others.
             for position in range(start, -(-run.num_computed_tokens // spec.block_size)):
                 place = Place(group, position)
-                for block in self.findable(run, place):
-                    if not self._is_of_another(run, place, block):
-                        yield block
-
-    def _is_of_another(self, run: Run, place: Place, block: BlockId) -> bool:
-        """Whether another run has computed or loaded this very block itself."""
-        size = self.groups[place.group].block_size
-        return any(
-            self.block_at(other, place) == block
-            and place.position >= min(other.start, other.num_local_tokens) // size
-            for other in self.runs
-            if other is not run
-        )
+                yield from self.findable(run, place)
 
 
 def _number(number: int) -> int:

@@ -25,13 +25,15 @@ NO_MATCH: Final = Match(0, 0)
 class BlockInfo(NamedTuple):
     """One block: its references, and the group and hash that find it first.
 
-    `num_tokens` is how many tokens that hash covers; 0 for a block that no hash finds.
+    `num_tokens` is how many tokens that hash covers; 0 for a block that no hash finds. `author` is
+    the request that registered it (modulo 2**32 - 1); None if it was registered by hand.
     """
 
     num_references: int
     group: int | None
     block_hash: bytes | None
     num_tokens: int
+    author: int | None = None
 
 
 class Checkpoint(NamedTuple):

@@ -20,7 +20,7 @@ from kvbraid.ids import BlockId
 from kvbraid.recovery.assessment import Assessment, Ignored, Verdict
 from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.run import Run
-from kvbraid.recovery.snapshot import HeldState, RunTables, Snapshot
+from kvbraid.recovery.snapshot import Snapshot
 from kvbraid.spec import GroupSpec, SpecKind
 
 # The fields of a verdict in their order. What is waited for is in two buffers of native integers,
@@ -137,36 +137,6 @@ def _check(run: Run) -> None:
     )
     for gone in run.given_back:
         check_counts(group=gone.group, position=gone.position, block_id=gone.block_id)
-
-
-def snapshot_of(cache: CacheManager, runs: Sequence[Run]) -> Snapshot:
-    """Copy the tables of the runs that go on."""
-    topology = cache.config.topology
-    tables = {}
-    for run in runs:
-        if not run.has_ended:
-            blocks = cache.blocks(run.request)
-            states = [
-                _states(cache, run, group, table) if spec.kind is SpecKind.MAMBA else []
-                for group, (spec, table) in enumerate(zip(topology.groups, blocks, strict=True))
-            ]
-            tables[run.request] = RunTables(blocks=blocks, states=states)
-    return Snapshot(topology=topology, num_blocks=cache.config.num_blocks, tables=tables)
-
-
-def _states(
-    cache: CacheManager, run: Run, group: int, table: Sequence[BlockId]
-) -> list[HeldState]:
-    size = cache.config.topology.groups[group].block_size
-    running = -(-cache.num_computed_tokens(run.request) // size) - 1
-    last = cache.debug.cursors(run.request)[group].last_state
-    states = []
-    for position, info in enumerate(cache.pool.describe(table)):
-        if table[position] and info.group == group:
-            states.append(HeldState(info.num_tokens, position))
-        elif table[position] and position in {running, last}:
-            states.append(HeldState((position + 1) * size, position))
-    return states
 
 
 def first_read(spec: GroupSpec, token: int) -> int:

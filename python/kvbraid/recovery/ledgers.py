@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from kvbraid.cache import CacheManager, Need, Work
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
-from kvbraid.recovery.assess import assess, snapshot_of
+from kvbraid.recovery.assess import assess
 from kvbraid.recovery.decide import decide
 from kvbraid.recovery.departed import Departed
 from kvbraid.recovery.document import State
@@ -25,6 +25,7 @@ from kvbraid.recovery.plan import Action, RecoveryPlan
 from kvbraid.recovery.policy import Cooldowns, Policy, RetryBudget
 from kvbraid.recovery.quarantine import Quarantine
 from kvbraid.recovery.run import Run
+from kvbraid.recovery.snapshot import snapshot_of
 from kvbraid.recovery.tiers import Offer, Tiers
 from kvbraid.recovery.transfers import Load, LoadReport, Transfers
 

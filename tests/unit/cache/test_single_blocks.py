@@ -48,7 +48,7 @@ def test_a_registered_block_is_found_behind_older_ones() -> None:
     cache.pool.register(first, 0, OTHER, 8)
     assert cache.pool.holders(1, DIGEST) == [first, second]
     assert cache.pool.holders(0, DIGEST) == []
-    assert cache.pool.describe([first])[0][1:] == (1, DIGEST, 4)
+    assert cache.pool.describe([first])[0][1:] == (1, DIGEST, 4, None)
     assert len(cache.take_events()) == 0
     cache.debug.check_integrity([first, second])
 

@@ -2,13 +2,13 @@
 
 import pytest
 from kvbraid.cache import CacheManager, Need
-from kvbraid.recovery.assess import snapshot_of
 from kvbraid.recovery.decide import decide
 from kvbraid.recovery.document import State, read, write
 from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.owners import HandedOn, Ownership
 from kvbraid.recovery.plan import Action
 from kvbraid.recovery.run import Run
+from kvbraid.recovery.snapshot import snapshot_of
 
 from tests.unit.cache.caches import config, full
 

@@ -253,3 +253,23 @@ def test_reports_and_offers_that_make_no_sense_are_refused_and_change_nothing() 
         engine.add(PROMPT)
         with pytest.raises(InvalidValueError, match="tier host offers tokens 0 to"):
             engine.scheduler.schedule()
+
+
+def test_what_an_aborted_request_computed_from_garbage_and_gave_back_is_not_found() -> None:
+    engine = Engine(
+        window(8, 4),
+        answer=offers(8, is_async=False),
+        max_step_tokens=16,
+        cache={"num_blocks": 32},
+    )
+    request = engine.add(PROMPT)
+    engine.schedule()  # Loads 8 tokens, and computes 16 from them.
+    engine.update()
+    before = {*engine.cache.blocks(request)[0]}
+    engine.schedule()  # Gives back what the window has passed.
+    gone = before.difference(engine.cache.blocks(request)[0])
+    written = [b for b in gone if engine.cache.pool.describe([b])[0].num_tokens > 8]
+    assert len(written) >= 2, "the test is pointless"
+    engine.abort(request)
+    engine.update([LoadReport(rank=0, failures=Failures(requests=[request]))])
+    assert not engine.cache.debug.cached()

@@ -7,7 +7,7 @@
 //! The engine's cache has one pool, on the GPU.
 //!
 //! ```
-//! use kvbraid_core::blocks::{BlockId, Pool};
+//! use kvbraid_core::blocks::{Author, BlockId, Pool};
 //! use kvbraid_core::hash::Digest;
 //! use kvbraid_core::secret::Secret;
 //!
@@ -20,7 +20,7 @@
 //! // The block holds the first 16 tokens of some prompt, in group 0.
 //! let hash = Digest::from_bytes(&[42; 32]).unwrap();
 //! let key = pool.key_of(&hash, 0, None);
-//! pool.register(block, key, 16);
+//! pool.register(block, key, 16, Author::NOBODY);
 //! pool.free([block]);
 //!
 //! // A free block is found until it is evicted, and it is evicted after those without a hash.
@@ -39,7 +39,7 @@ pub use block_set::{BlockSet, Ranks};
 pub use events::{EventLog, ListedBlock, Source, StoreEvent, frame};
 pub use extra::Extra;
 pub use hash_index::{Entries, EntryId, HashIndex, Key};
-pub use pool::{Lost, Pool};
+pub use pool::{Author, Lost, Pool};
 
 pub use crate::ids::{BlockId, NULL_BLOCK};
 pub(crate) use crate::ids::{count, signed};

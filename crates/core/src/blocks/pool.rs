@@ -21,6 +21,29 @@ use crate::secret::Secret;
 
 const NO_ENTRY: u32 = u32::MAX;
 
+/// The request that registered a block, which tells its copy from those of others. Numbers come again
+/// after 2^32 requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Author(u32);
+
+impl Author {
+    /// Whoever registers blocks by hand.
+    pub const NOBODY: Self = Self(u32::MAX);
+
+    /// A request.
+    #[must_use]
+    pub fn of(request: u64) -> Self {
+        let number = request % u64::from(u32::MAX);
+        Self(u32::try_from(number).unwrap_or(u32::MAX))
+    }
+
+    /// The number of the request, as far as it is known.
+    #[must_use]
+    pub fn request(self) -> Option<u32> {
+        (self != Self::NOBODY).then_some(self.0)
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Block {
     refs: u32,
@@ -32,6 +55,8 @@ struct Block {
     entry: u32,
     /// The number of tokens that the block's first key covers.
     num_tokens: u32,
+    /// Who registered the block's first key.
+    author: Author,
     group: u16,
     /// Whether a checkpoint keeps the block out of the queue.
     is_kept: bool,
@@ -76,6 +101,7 @@ impl Pool {
             next: BlockId(if id == last { 0 } else { id + 1 }),
             entry: NO_ENTRY,
             num_tokens: 0,
+            author: Author::NOBODY,
             group: 0,
             is_kept: false,
         };
@@ -116,6 +142,21 @@ impl Pool {
     #[must_use]
     pub fn num_tokens(&self, block: BlockId) -> u32 {
         self.blocks[block.index()].num_tokens
+    }
+
+    /// Who registered the block's first key; it means nothing for a block without a key.
+    #[must_use]
+    pub fn author(&self, block: BlockId) -> Author {
+        self.blocks[block.index()].author
+    }
+
+    /// The blocks that have a key, each with the author, the group and the number of tokens of its first
+    /// one. All blocks are looked at.
+    pub fn registered(&self) -> impl Iterator<Item = (BlockId, Author, u16, u32)> + '_ {
+        let own = (0..)
+            .zip(&self.blocks)
+            .filter(|(_, block)| block.key().is_some());
+        own.map(|(id, block)| (BlockId(id), block.author, block.group, block.num_tokens))
     }
 
     fn unlink(&mut self, block: BlockId) {
@@ -259,7 +300,7 @@ impl Pool {
 
     /// Makes a block findable. `num_tokens` is how many tokens the key covers; it is kept for the
     /// block's first key only.
-    pub fn register(&mut self, block: BlockId, key: Key, num_tokens: u32) {
+    pub fn register(&mut self, block: BlockId, key: Key, num_tokens: u32, author: Author) {
         if self.is_registered(block, key) {
             return;
         }
@@ -268,6 +309,7 @@ impl Pool {
             entry.entry = key.entry.0;
             entry.group = key.group;
             entry.num_tokens = num_tokens;
+            entry.author = author;
         } else {
             self.further.entry(block).or_default().push(key);
         }
@@ -318,12 +360,12 @@ impl Pool {
 
     /// Moves all keys of a block to another block, which has none.
     pub fn move_keys(&mut self, from: BlockId, to: BlockId) {
-        let num_tokens = self.num_tokens(from);
+        let (num_tokens, author) = (self.num_tokens(from), self.author(from));
         let mut keys: SmallVec<[(u16, Digest); 2]> = SmallVec::new();
         self.unregister(from, |key, digest| keys.push((key.group, *digest)));
         for (group, digest) in keys {
             let key = self.key_of(&digest, group, None);
-            self.register(to, key, num_tokens);
+            self.register(to, key, num_tokens, author);
         }
     }
 

@@ -4,7 +4,7 @@ use super::Cache;
 use super::core::Core;
 use super::group::{Group, Kind};
 use super::request::Request;
-use crate::blocks::{BlockId, Key};
+use crate::blocks::{Author, BlockId, Key};
 use crate::error::Result;
 use crate::recovery::{Assessment, Doubt, Gap, OwnTables, Run, Tables, assess};
 use crate::spec::Topology;
@@ -38,16 +38,18 @@ impl Tables for Cache {
 
     fn find(&self, request: u64, gap: &Gap<'_>, found: &mut Vec<(u32, BlockId)>) {
         let group = self.core.groups[gap.group];
-        if let Ok(request) = self.request(request)
-            && group.cacheable
-        {
-            self.core.find(request, &group, gap, found);
+        if !group.cacheable {
+            return;
+        }
+        match self.request(request) {
+            Ok(request) => self.core.find(request, &group, gap, found),
+            Err(_) => self.core.find_registered(request, &group, gap, found),
         }
     }
 }
 
 impl Core {
-    /// All copies of what a request had at some positions. A hash of a state or of a full block may
+    /// What a request has registered or read at some positions. A hash of a state or of a full block may
     /// end inside the block.
     fn find(
         &self,
@@ -60,6 +62,7 @@ impl Core {
         let is_coarse = matches!(group.kind, Kind::Full | Kind::State { .. });
         let step = if is_coarse { unit } else { group.block };
         let hashed = request.num_tokens().div_ceil(group.block);
+        let author = request.author();
         for position in gap.positions.start..gap.positions.end.min(hashed) {
             let start = position * group.block;
             let num_ends = group.block / step - u32::from(!gap.is_empty_at(position));
@@ -73,8 +76,30 @@ impl Core {
                 if let Some(entry) = entry {
                     let group = group.index;
                     let copies = self.pool.index.copies(Key { entry, group });
-                    found.extend(copies.map(|block| (position, block)));
+                    let counts = |&block: &BlockId| {
+                        self.pool.author(block) == author || gap.has_read(position, block)
+                    };
+                    found.extend(copies.filter(counts).map(|block| (position, block)));
                 }
+            }
+        }
+    }
+
+    /// The same for a request whose tokens are gone. All blocks of the pool are looked at.
+    fn find_registered(
+        &self,
+        request: u64,
+        group: &Group,
+        gap: &Gap<'_>,
+        found: &mut Vec<(u32, BlockId)>,
+    ) {
+        let author = Author::of(request);
+        let size = group.block;
+        for (block, by, index, num_tokens) in self.pool.registered() {
+            let position = num_tokens.div_ceil(size).max(1) - 1;
+            let counts = by == author || gap.has_read(position, block);
+            if counts && index == group.index && gap.positions.contains(&position) {
+                found.push((position, block));
             }
         }
     }

@@ -133,7 +133,7 @@ impl Core {
             // Groups register the same hashes one after the other.
             let hint = commit.entries.of(end / hash_block);
             let key = self.pool.key_of(&digest, group.index, hint);
-            self.pool.register(block, key, end);
+            self.pool.register(block, key, end, request.author());
             commit.entries.note(end / hash_block, key.entry);
             if self.log.is_on() {
                 let start = end - group.block;
@@ -254,7 +254,7 @@ impl Core {
             self.forget(block);
         }
         let key = self.pool.key_of(&digest, group.index, None);
-        self.pool.register(block, key, tokens);
+        self.pool.register(block, key, tokens, request.author());
         let start = tokens - hash_block;
         self.log.stored(&StoreEvent {
             source: request.source(),

@@ -19,7 +19,12 @@ impl Cache {
         let key = |block: BlockId| {
             let key = pool.key(block)?;
             let digest = *pool.index.digest(key.entry);
-            Some((key.group, digest, pool.num_tokens(block)))
+            Some((
+                key.group,
+                digest,
+                pool.num_tokens(block),
+                pool.author(block),
+            ))
         };
         let describe = |&block: &BlockId| BlockInfo {
             num_references: pool.refs(block),

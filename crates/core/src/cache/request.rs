@@ -1,7 +1,7 @@
 //! One request: its tokens and hashes, and its block table in every group.
 
 use super::config::HashFunction;
-use crate::blocks::{BlockId, Extra, Source};
+use crate::blocks::{Author, BlockId, Extra, Source};
 use crate::error::{Error, Result};
 use crate::hash::{Chain, ChainSpec, Digest};
 
@@ -134,6 +134,10 @@ impl Request {
             quiet_until: 0,
             chain: None,
         }
+    }
+
+    pub(super) fn author(&self) -> Author {
+        Author::of(self.id)
     }
 
     pub(super) fn num_tokens(&self) -> u32 {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::Cache;
 use super::retention::Keep;
 use super::step::Need;
-use crate::blocks::{BlockId, Key, NULL_BLOCK};
+use crate::blocks::{Author, BlockId, Key, NULL_BLOCK};
 use crate::error::{Error, Result};
 use crate::hash::Digest;
 
@@ -113,7 +113,8 @@ impl Cache {
             )));
         }
         let key = self.core.pool.key_of(digest, group, None);
-        self.core.pool.register(block, key, num_tokens);
+        let pool = &mut self.core.pool;
+        pool.register(block, key, num_tokens, Author::NOBODY);
         Ok(())
     }
 

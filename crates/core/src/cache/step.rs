@@ -1,6 +1,6 @@
 //! The inputs and outputs of a step. They are plain values without any logic.
 
-use crate::blocks::{BlockId, Extra};
+use crate::blocks::{Author, BlockId, Extra};
 use crate::hash::Digest;
 
 /// A new request, as it is added.
@@ -140,8 +140,9 @@ pub struct Cursor {
 pub struct BlockInfo {
     /// The number of references to the block.
     pub num_references: u32,
-    /// The group and hash of the block's first key, and the number of tokens that it covers.
-    pub key: Option<(u16, Digest, u32)>,
+    /// The group and hash of the block's first key, the number of tokens that it covers, and who
+    /// registered it.
+    pub key: Option<(u16, Digest, u32, Author)>,
 }
 
 /// The lengths of one allocation, in tokens.

@@ -106,14 +106,15 @@ pub trait Tables {
     /// Whether two tables may have the block.
     fn may_be_shared(&self, block: BlockId) -> bool;
 
-    /// Appends what a look-up finds by the hashes of a request, which may have ended: positions and
-    /// blocks.
+    /// Appends what a request has written or read in a gap and what is still findable: positions and
+    /// blocks. The request may have ended.
     fn find(&self, request: u64, gap: &Gap<'_>, found: &mut Vec<(u32, BlockId)>);
 }
 
-/// Where a look-up may find what a table no longer has. A position without a block has given back
+/// Where a cache may still find what a table no longer has. A position without a block has given back
 /// all that was written there. Where there is a block, a state that was kept inside it may live on
-/// in a copy, so hashes that end inside the block count, and the one of its end does not.
+/// in a copy, so hashes that end inside the block count, and the one of its end does not. Copies that
+/// other requests have registered are theirs, unless the run has read them.
 #[derive(Debug, Clone)]
 pub struct Gap<'a> {
     /// The group.
@@ -125,9 +126,21 @@ pub struct Gap<'a> {
     /// The first token that the run computes: a state inside its block that covers only the tokens
     /// before it is what the run started with, and is passed over, too.
     pub start: u32,
+    /// What the run has read and given back, which counts whoever has registered it.
+    pub read: &'a [GivenBack],
 }
 
 impl Gap<'_> {
+    /// Whether the run has read a block there, and given it back.
+    #[must_use]
+    pub fn has_read(&self, position: u32, block: BlockId) -> bool {
+        let is_here =
+            |gone: &GivenBack| (gone.group as usize, gone.position) == (self.group, position);
+        self.read
+            .iter()
+            .any(|gone| is_here(gone) && gone.block == block)
+    }
+
     /// Whether a position has no block.
     #[must_use]
     pub fn is_empty_at(&self, position: u32) -> bool {

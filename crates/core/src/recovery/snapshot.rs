@@ -17,8 +17,8 @@ pub struct RunTables {
     pub blocks: Vec<Vec<BlockId>>,
     /// The states that the tables have, by group.
     pub states: Vec<Vec<State>>,
-    /// What a look-up finds by the request's own hashes: group, position and block, in any order. At
-    /// a position that has a block, only by hashes that end inside that block.
+    /// What the request has written or read where its tables have nothing now, and what is still
+    /// findable: group, position and block, in any order. See [`Gap`].
     pub findable: Vec<(u32, u32, BlockId)>,
 }
 

@@ -66,6 +66,7 @@ impl Taint {
             positions: position..position.saturating_add(1),
             blocks: &[],
             start: held.run.start(),
+            read: std::slice::from_ref(&gone),
         };
         let mut found = Vec::new();
         tables.find(held.run.request, &gap, &mut found);
@@ -172,13 +173,11 @@ impl<T: Tables> Spread<'_, '_, T> {
                 positions: start..computed.min(before),
                 blocks,
                 start: held.run.start(),
+                read: &held.run.given_back,
             };
             self.tables.find(held.run.request, &gap, &mut found);
-            for (position, block) in found.drain(..) {
-                if !self.is_of_another(run, group, position, block) && taint.add(block) {
-                    shared.push(block);
-                }
-            }
+            let new = found.drain(..).map(|(_, block)| block);
+            shared.extend(new.filter(|&block| taint.add(block)));
         }
         shared
     }
@@ -194,19 +193,6 @@ impl<T: Tables> Spread<'_, '_, T> {
         occurrences
             .get_or_insert_with(|| Occurrences::new(all, num_blocks))
             .of(block)
-    }
-
-    /// Whether a block that a look-up finds is a copy that another run computed or loaded itself.
-    fn is_of_another(&mut self, run: usize, group: usize, position: u32, block: BlockId) -> bool {
-        let size = self.tables.topology().groups[group].block_size;
-        let all = self.all;
-        let is_own = |hit: &Hit| {
-            let other = all[hit.run as usize].run;
-            hit.run as usize != run
-                && (usize::from(hit.group), hit.position) == (group, position)
-                && position >= other.start().min(other.num_local_tokens) / size
-        };
-        self.occurrences(block).iter().any(is_own)
     }
 }
 

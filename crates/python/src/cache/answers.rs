@@ -1,6 +1,6 @@
 //! What the cache answers, as tuples and flat buffers.
 
-use kvbraid_core::blocks::BlockId;
+use kvbraid_core::blocks::{Author, BlockId};
 use kvbraid_core::cache::{
     Allocation, BlockCopy, BlockInfo, Checkpoint, KeptState, Starts, Statistics, Work,
 };
@@ -12,7 +12,7 @@ use crate::native_bytes::native_bytes;
 
 /// The number of references; and the group, the hash and the number of tokens of the block's first
 /// key.
-pub(super) type BlockTuple<'py> = (u32, Option<(u16, Bound<'py, PyBytes>, u32)>);
+pub(super) type BlockTuple<'py> = (u32, Option<(u16, Bound<'py, PyBytes>, u32, Option<u32>)>);
 
 /// The number of requests that fit; block ids and counts as buffers of native 32-bit integers.
 pub(super) type AllocationTuple<'py> = (usize, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
@@ -55,8 +55,9 @@ pub(super) fn block_ids(numbers: Vec<u32>) -> Vec<BlockId> {
 }
 
 pub(super) fn block<'py>(py: Python<'py>, info: &BlockInfo) -> BlockTuple<'py> {
-    let key = |(group, digest, tokens): (u16, Digest, u32)| {
-        (group, PyBytes::new(py, digest.as_bytes()), tokens)
+    let key = |(group, digest, tokens, author): (u16, Digest, u32, Author)| {
+        let digest = PyBytes::new(py, digest.as_bytes());
+        (group, digest, tokens, author.request())
     };
     (info.num_references, info.key.map(key))
 }
