@@ -31,6 +31,7 @@ __all__ = [
     "engine_chain_keys",
     "engine_none_hash",
     "find_token_ids",
+    "first_read",
     "needed_blocks",
     "resume",
     "resume_accepted",
@@ -63,6 +64,7 @@ def resume_limiting(
     query: Query,
     answers: Sequence[int],
 ) -> list[tuple[int, int] | None]: ...
+def first_read(group: GroupSpec, token: int) -> int: ...
 def needed_blocks(group: GroupSpec, boundary: int) -> tuple[int, int]: ...
 def decode_batch(
     payload: bytes,

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from math import gcd
 from typing import Final, NamedTuple, TypeAlias
 
+from kvbraid._native import first_read as native_first_read
 from kvbraid._native import needed_blocks as first_and_end
 from kvbraid._native import resume as resume_words
 from kvbraid._native import resume_accepted
@@ -98,10 +99,26 @@ def needed_blocks(group: GroupSpec, boundary: int) -> range:
         InvalidValueError: The boundary lies inside a block of a window or chunked group, is below
             0, or is larger than the core counts.
     """
-    if not 0 <= boundary < _MOST_TOKENS:
-        msg = f"boundary {shown(boundary)}; expected 0 to {_MOST_TOKENS - 1} tokens"
-        raise InvalidValueError(msg)
+    _check_token("boundary", boundary)
     return range(*first_and_end(group, boundary))
+
+
+def first_read(group: GroupSpec, token: int) -> int:
+    """Return the first token that a group reads to compute a token; that one if it reads none.
+
+    A state counts as the last token that it includes.
+
+    Raises:
+        InvalidValueError: The token is below 0, or larger than the core counts.
+    """
+    _check_token("token", token)
+    return native_first_read(group, token)
+
+
+def _check_token(name: str, token: int) -> None:
+    if not 0 <= token < _MOST_TOKENS:
+        msg = f"{name} {shown(token)}; expected 0 to {_MOST_TOKENS - 1} tokens"
+        raise InvalidValueError(msg)
 
 
 def hash_block_size(topology: Topology) -> int:

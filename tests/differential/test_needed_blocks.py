@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvbraid.errors import InvalidValueError
-from kvbraid.resume import needed_blocks, resume
+from kvbraid.resume import first_read, needed_blocks, resume
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.reference import resume as reference
@@ -24,6 +24,18 @@ def test_needed_blocks_are_those_of_the_tokens_that_are_read(
     if group.kind in ENDS_WITH_A_BLOCK:
         boundary -= boundary % group.block_size
     assert set(needed_blocks(group, boundary)) == reference.needed_blocks(group, boundary)
+
+
+@given(group=groups(1, (1, 2, 3, 8), eagle=True), token=st.integers(0, 100))
+def test_the_first_token_that_is_read_is_that_of_the_reference(
+    group: GroupSpec, token: int
+) -> None:
+    expected = reference.first_needed(group, token)
+    if group.kind in reference.NEVER:
+        expected = token
+    elif group.kind is SpecKind.MAMBA:
+        expected = max(0, token - 1)
+    assert first_read(group, token) == expected
 
 
 def unit_of(topology: Topology, group: GroupSpec) -> int:

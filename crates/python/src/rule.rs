@@ -148,10 +148,19 @@ fn needed_blocks(group: GroupArg, boundary: u32) -> PyResult<(u32, u32)> {
     Ok((blocks.start, blocks.end))
 }
 
+/// The first token that a token reads of a group; the token itself if it reads none.
+#[pyfunction]
+fn first_read(group: GroupArg, token: u32) -> PyResult<u32> {
+    let group = group.decode().map_err(to_python)?;
+    group.validate().map_err(to_python)?;
+    Ok(rule::first_read(&group, token))
+}
+
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(resume, module)?)?;
     module.add_function(wrap_pyfunction!(resume_present, module)?)?;
     module.add_function(wrap_pyfunction!(resume_accepted, module)?)?;
     module.add_function(wrap_pyfunction!(resume_limiting, module)?)?;
-    module.add_function(wrap_pyfunction!(needed_blocks, module)?)
+    module.add_function(wrap_pyfunction!(needed_blocks, module)?)?;
+    module.add_function(wrap_pyfunction!(first_read, module)?)
 }

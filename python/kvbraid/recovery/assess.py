@@ -21,7 +21,6 @@ from kvbraid.recovery.assessment import Assessment, Ignored, Verdict
 from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.run import Run
 from kvbraid.recovery.snapshot import Snapshot
-from kvbraid.spec import GroupSpec, SpecKind
 
 # The fields of a verdict in their order. What is waited for is in two buffers of native integers,
 # of 32 bits for blocks and of 64 bits for their owners.
@@ -137,14 +136,3 @@ def _check(run: Run) -> None:
     )
     for gone in run.given_back:
         check_counts(group=gone.group, position=gone.position, block_id=gone.block_id)
-
-
-def first_read(spec: GroupSpec, token: int) -> int:
-    """Return the first token that a group reads to compute this token."""
-    if spec.kind.is_window:
-        return max(0, token - (spec.window or 1) + 1)
-    if spec.kind is SpecKind.CHUNKED_LOCAL_ATTENTION and spec.chunk is not None:
-        return token // spec.chunk * spec.chunk
-    if spec.kind in {SpecKind.ENCODER_ONLY_ATTENTION, SpecKind.CROSS_ATTENTION}:
-        return token
-    return 0

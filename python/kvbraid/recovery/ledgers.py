@@ -73,6 +73,7 @@ class Ledgers:
 
     Attributes:
         actions: What happened to affected requests, counted.
+        num_refused_offers: How many offers of tiers no request could use.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Ledgers:
             failures=options.cooldown_failures, duration=options.cooldown_steps
         )
         self.actions: Final[Counter[Action]] = Counter()
+        self.num_refused_offers = 0
 
     # A step is scheduled.
 
@@ -113,6 +115,11 @@ class Ledgers:
         if may_be_garbage and not all(group.kind.is_full for group in groups):
             hit = targets_of(groups, self._cache.blocks(request), 0, run.num_local)
             run.passing += [t for t in hit if not groups[t.group].kind.is_full]
+
+    def refuse(self, offer: Offer, now: int) -> None:
+        """Count an offer that no request can use, as a failure of its tier."""
+        self.num_refused_offers += 1
+        self.cooldowns.failed(offer.tier, now)
 
     def begin(self, request: int, run: LiveRun, offer: Offer) -> Load:
         """Begin a load into the blocks that a run has just got for it."""

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from kvbraid.ids import BlockId
-from kvbraid.recovery.assess import first_read
 from kvbraid.recovery.transfers import Target
+from kvbraid.resume import first_read
 from kvbraid.spec import GroupSpec, SpecKind
 
 Tables = Sequence[Sequence[BlockId]]

@@ -70,6 +70,8 @@ class LoadTiers(Tiers, Protocol):
     def lookup(self, query: Query) -> Offer | None:
         """Return what can be loaded for a starting request; None for nothing.
 
+        An offer that ends where no request can go on, or that is of a refused tier, is refused and
+        counted as a failure of its tier.
         The answer is taken or not: `Step.loads` tells. It changes nothing, and may be asked again.
         """
         ...

@@ -9,7 +9,6 @@ from typing import Final
 
 from kvbraid.cache import Need
 from kvbraid.cache.chunk import Position
-from kvbraid.errors import InvalidValueError
 from kvbraid.recovery.tiers import NO_TIERS, Offer, Query
 from kvbraid.recovery.transfers import Load
 from kvbraid.scheduler.book import Book, Request
@@ -154,10 +153,8 @@ class StepPlan:
         query = Query(request.number, tokens, request.extra, hit, refused(book.num_steps))
         offer = book.tiers.lookup(query) or _NOTHING
         end, last = hit + offer.num_tokens, len(tokens) - (not offer.is_async)
-        if end > last or (end % book.rules.alignment and end < len(tokens)):
-            raise InvalidValueError(
-                f"tier {offer.tier} offers tokens {hit} to {end} of request {request.number}; "
-                f"expected an end at most at {last}, and at a multiple of {book.rules.alignment} "
-                f"before the last of its {len(tokens)} tokens"
-            )
+        is_inside = end % book.rules.alignment and end < len(tokens)
+        if end > last or is_inside or offer.tier in query.refused:
+            ledgers.refuse(offer, book.num_steps)
+            return _NOTHING
         return offer

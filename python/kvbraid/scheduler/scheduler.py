@@ -116,8 +116,7 @@ class Scheduler:
         """Return the next step; None if there is nothing to do before a load has ended.
 
         Raises:
-            InvalidValueError: As many steps are in flight as may be, or a tier offers a load that
-                ends where no request can go on.
+            InvalidValueError: As many steps are in flight as may be.
         """
         book, num_in_flight = self._book, len(self._book.steps)
         if num_in_flight >= book.options.max_steps_in_flight:

@@ -233,7 +233,7 @@ def test_every_recovery_can_be_dumped_and_decided_again() -> None:
     assert state.decide().requests[request].resume == 8
 
 
-def test_reports_and_offers_that_make_no_sense_are_refused_and_change_nothing() -> None:
+def test_reports_that_make_no_sense_are_refused_and_change_nothing() -> None:
     engine = Engine(full(4), answer=offers(40, is_async=False), num_ranks=2)
     engine.add(PROMPT)
     engine.schedule()
@@ -248,11 +248,20 @@ def test_reports_and_offers_that_make_no_sense_are_refused_and_change_nothing() 
         engine.steps = steps
         engine.check()
     engine.update()
-    for answer in (offers(39, is_async=True), offers(64, is_async=False)):
-        engine = Engine(full(4), answer=answer)
-        engine.add(PROMPT)
-        with pytest.raises(InvalidValueError, match="tier host offers tokens 0 to"):
-            engine.scheduler.schedule()
+
+
+@pytest.mark.parametrize("answer", [offers(39, is_async=True), offers(64, is_async=False)])
+def test_an_offer_that_ends_where_nobody_can_go_on_is_counted_and_refused(
+    answer: Callable[[Query], Offer | None],
+) -> None:
+    engine = Engine(full(4), answer=answer, cooldown_failures=2, max_running=9)
+    for first in range(3):
+        engine.add([100 + first, *PROMPT[1:]])
+    engine.run()
+    assert not engine.loads
+    # After two of them the tier is in cooldown, and one who offers all the same is refused again.
+    assert engine.scheduler.ledgers.num_refused_offers == 3
+    assert engine.scheduler.ledgers.cooldowns.cooling(0) == ("host",)
 
 
 def test_what_an_aborted_request_computed_from_garbage_and_gave_back_is_not_found() -> None:

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, Final
 
 from kvbraid.integrations.vllm import LoadFailures
-from kvbraid.recovery.assess import first_read
+from kvbraid.resume import first_read
 from kvbraid.spec import GroupSpec, SpecKind
 
 from tests.vllm.recovery.ghost_connector import Load
