@@ -38,7 +38,7 @@ class Findable:
 
     def know(self, life: Life, expected: list[list[int]]) -> None:
         """Learn the hashes of all that a request will ever have."""
-        for index, digest in enumerate(block_hashes(life.tokens, self._hash)):
+        for index, digest in enumerate(block_hashes(life.tokens, self._hash, life.extra)):
             self._ends[digest] = ((index + 1) * self._hash.block_size, expected)
 
     def replay(self, events: Events) -> None:

@@ -47,10 +47,11 @@ class Injection:
         if transfer.fault or not load.targets:
             return
         is_dead = self.tiers.is_dead(load.tier)
-        is_whole = self.awaits_shared or self.random.random() >= self.setting.fault_share
-        if is_whole and not is_dead:
+        fails_whole = is_dead or self.setting.fails_whole
+        is_good = self.awaits_shared or self.random.random() >= self.setting.fault_share
+        if is_good and not fails_whole:
             return
-        event = Event.WHOLE if is_dead else self._event(load)
+        event = Event.WHOLE if fails_whole else self._event(load)
         spoilt = self._spoilt(load, event)
         transfer.fault = self._new(event, load, spoilt)
         self._write_reports(transfer.fault)

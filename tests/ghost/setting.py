@@ -14,14 +14,17 @@ from tests.ghost.tiers import Habits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """`is_roomy`: nobody is preempted for want of blocks, so that reports may come late."""
+    """`is_roomy`: nobody is preempted for want of blocks, so that reports may come late.
+    `fails_whole`: every tier fails every load, each of them whole."""
 
     cache: CacheConfig
     options: SchedulerOptions
     habits: Habits
     prompts: tuple[tuple[int, ...], ...]
     num_outputs: tuple[int, ...]
+    salts: tuple[str | None, ...]
     fault_share: float
+    fails_whole: bool
     is_roomy: bool
 
     @property
@@ -54,17 +57,22 @@ def draw_setting(seed: int) -> Setting:
         cooldown_failures=random.choice((1, 3, 1_000)),
         cooldown_steps=random.choice((1, 4)),
     )
+    fault_share = random.choice((0.6, 0.8, 1.0))
+    habits = Habits(
+        async_share=random.choice((0.0, 0.5, 0.5, 1.0)),
+        remote_share=random.choice((0.3, 0.7, 1.0)),
+        store_share=random.choice((0.0, 0.6, 1.0)),
+    )
+    salts: tuple[str | None, ...] = (None, None, "1", "2") if random.random() < 0.25 else (None,)
     return Setting(
         cache=replace(cache, num_blocks=1 + largest + spare),
         options=options,
-        habits=Habits(
-            async_share=random.choice((0.0, 0.5, 0.5, 1.0)),
-            remote_share=random.choice((0.3, 0.7, 1.0)),
-            store_share=random.choice((0.0, 0.6, 1.0)),
-        ),
+        habits=habits,
         prompts=prompts,
         num_outputs=num_outputs,
-        fault_share=random.choice((0.6, 0.8, 1.0)),
+        salts=tuple(random.choice(salts) for _ in prompts),
+        fault_share=fault_share,
+        fails_whole=random.random() < 0.05,
         is_roomy=is_roomy,
     )
 

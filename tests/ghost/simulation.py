@@ -47,7 +47,7 @@ class Simulation:
         self.scheduler = Scheduler(
             self.cache, setting.options, self.tiers, publish=self.findable.replay
         )
-        self.waiting = list(zip(setting.prompts, setting.num_outputs, strict=True))
+        self.waiting = list(zip(setting.prompts, setting.num_outputs, setting.salts, strict=True))
         self.got: dict[int, list[int]] = {}
         self.ended: dict[int, Output] = {}
         self.suspects: dict[int, set[int]] = {}
@@ -108,15 +108,17 @@ class Simulation:
             if fault.event is Event.SHARED and is_found and fault.number not in self.joined:
                 self.joined.add(fault.number)
                 life = self.engine.lives[fault.load.request]
-                self._add(life.tokens[: life.num_prompt_tokens], self.random.randint(1, 4))
+                prompt = life.tokens[: life.num_prompt_tokens]
+                self._add(prompt, self.random.randint(1, 4), life.extra.cache_salt)
 
-    def _add(self, prompt: Sequence[int], num_outputs: int) -> None:
-        request = self.scheduler.add(prompt, max_new_tokens=num_outputs)
-        life = self.engine.lives[request] = self.truth.life(prompt, num_outputs)
+    def _add(self, prompt: Sequence[int], num_outputs: int, salt: str | None) -> None:
+        life = self.truth.life(prompt, num_outputs, salt)
+        request = self.scheduler.add(prompt, max_new_tokens=num_outputs, extra=life.extra)
+        self.engine.lives[request] = life
         self.engine.expected[request] = self.device.expected(life)
         self.findable.know(life, self.engine.expected[request])
         self.got[request] = []
-        self._tell(f"request {request}: {len(prompt)} tokens, {num_outputs} to come")
+        self._tell(f"request {request}: {len(prompt)} tokens, {num_outputs} to come, {salt=}")
 
     def _num_tokens(self, request: int) -> int:
         return self.engine.lives[request].num_prompt_tokens + len(self.got[request])

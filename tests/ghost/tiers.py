@@ -75,7 +75,7 @@ class GhostTiers:
     # Questions.
 
     def lookup(self, query: Query) -> Offer | None:
-        nodes = self._nodes(query.tokens)
+        nodes = self._nodes(query)
         names = [HOST, REMOTE]
         self.random.shuffle(names)
         for name in names:
@@ -98,9 +98,9 @@ class GhostTiers:
                 )
         return None
 
-    def _nodes(self, tokens: Sequence[int]) -> list[int]:
-        node, nodes = self.truth.root(), []
-        for token in tokens:
+    def _nodes(self, query: Query) -> list[int]:
+        node, nodes = self.truth.root(query.extra.cache_salt), []
+        for token in query.tokens:
             node = self.truth.child(node, token)
             nodes.append(node)
         return nodes
