@@ -18,6 +18,7 @@ from tests.ghost.device import Device, fault_of
 from tests.ghost.engine import Engine, Flight
 from tests.ghost.faults import DISTURBING, Event, Fault, Tally
 from tests.ghost.injection import Injection
+from tests.ghost.progress import Progress
 from tests.ghost.setting import Setting, draw_setting
 from tests.ghost.tiers import GhostTiers
 from tests.ghost.transfers import Transfers
@@ -47,12 +48,12 @@ class Simulation:
         self.scheduler = Scheduler(
             self.cache, setting.options, self.tiers, publish=self.findable.replay
         )
+        self.progress = Progress(self.scheduler)
         self.waiting = list(zip(setting.prompts, setting.num_outputs, setting.salts, strict=True))
         self.got: dict[int, list[int]] = {}
         self.ended: dict[int, Output] = {}
         self.suspects: dict[int, set[int]] = {}
         self.joined: set[int] = set()
-        self.num_parts: dict[int, int] = {}
         self.injection.num_tokens = self._num_tokens
         self.injection.has_slot = self._has_slot
         self.transfers.goes_on = self._goes_on
@@ -115,6 +116,7 @@ class Simulation:
         life = self.truth.life(prompt, num_outputs, salt)
         request = self.scheduler.add(prompt, max_new_tokens=num_outputs, extra=life.extra)
         self.engine.lives[request] = life
+        self.progress.arrive(request, life)
         self.engine.expected[request] = self.device.expected(life)
         self.findable.know(life, self.engine.expected[request])
         self.got[request] = []
@@ -152,8 +154,7 @@ class Simulation:
                 self._tell(f"{transfer.load}\n    fails as {transfer.fault}")
             for part, work in flight.parts:
                 self._tell(f"step {step.number}: {part}\n    in {work.tables}")
-            for part in step.scheduled:
-                self.num_parts[part.request] = self.num_parts.get(part.request, 0) + 1
+            self.progress.take(step)
             self._join()
             if self.random.random() < 0.5:
                 self._execute(flight)
@@ -219,6 +220,7 @@ class Simulation:
         reports = self.transfers.collect(self.injection.faults)
         for report in reports:
             self._tell(f"{report}")
+        self.progress.before_reports()
         if flight:
             self._tell(f"step {flight.step.number} ends, tainted: {flight.taints}")
             self.engine.flights.popleft()
@@ -226,7 +228,9 @@ class Simulation:
             self._note(self.scheduler.update(flight.step, result))
         elif reports:
             self._note(self.scheduler.report(reports))
-        self._judge_reports(known)
+        told = [f for f in self.injection.faults if f.is_reported and f not in known]
+        self._judge_reports(told)
+        self.progress.after_reports({fault.load.request for fault in told})
 
     def _hurry(self, flight: Flight) -> None:
         """A report is never so late that it comes too late: whoever has read garbage has not ended
@@ -304,11 +308,9 @@ class Simulation:
         if not is_right:
             raise BadOutcomeError(f"request {output.request} ended with {output.error}")
 
-    def _judge_reports(self, known: list[Fault]) -> None:
+    def _judge_reports(self, told: list[Fault]) -> None:
         """A failure that was reported now: who was handed out garbage has ended."""
-        for fault in self.injection.faults:
-            if not fault.is_reported or fault in known:
-                continue
+        for fault in told:
             for request in self.suspects.get(fault.number, ()):
                 if request not in self.ended:
                     raise BadOutcomeError(f"request {request} goes on with garbage handed out")

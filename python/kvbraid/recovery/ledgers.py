@@ -216,9 +216,13 @@ class Ledgers:
         for record in plan.back_off:
             self._tiers.back_off(record)
 
+    def is_good(self, load: Load, plan: RecoveryPlan) -> bool:
+        """Return whether a plan leaves alone what a load has filled."""
+        return {target.block_id for target in load.targets}.isdisjoint(plan.tainted)
+
     def judge(self, load: Load, plan: RecoveryPlan, now: int) -> bool:
         """Note how a settled load went; return whether it is good."""
-        is_good = {target.block_id for target in load.targets}.isdisjoint(plan.tainted)
+        is_good = self.is_good(load, plan)
         if is_good:
             self.cooldowns.succeeded(load.tier)
         else:

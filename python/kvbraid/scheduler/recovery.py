@@ -17,7 +17,12 @@ def take_reports(book: Book, reports: Sequence[LoadReport]) -> None:
     """Recover from what failed, and let requests go on whose loads have arrived."""
     ledgers, now = book.ledgers, book.num_steps
     settled, failures = ledgers.take(reports)
-    plan = _recover(book, failures) if failures or failures.causes else RecoveryPlan()
+    plan = RecoveryPlan()
+    if failures or failures.causes:
+        earlier = [run.load for run in book.running.values() if run.load and run.num_loaded]
+        plan = _recover(book, failures)
+        # What was settled as good before may turn out to have failed: that counts all the same.
+        settled += [a for a in earlier if a not in settled and not ledgers.is_good(a, plan)]
     for load in settled:
         request, is_good = book.requests.get(load.request), ledgers.judge(load, plan, now)
         if request is None or request.load is not load:

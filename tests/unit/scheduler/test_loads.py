@@ -210,6 +210,25 @@ def test_a_tier_that_keeps_failing_is_not_asked_for_a_while() -> None:
     assert refused == [(), ("host",), ()]
 
 
+def test_a_load_that_fails_after_it_was_said_to_be_good_counts_like_any_other() -> None:
+    asked = []
+
+    def answer(query: Query) -> Offer | None:
+        asked.append((query.request, tuple(query.refused)))
+        return offers(40, is_async=True)(query)
+
+    engine = Engine(full(4), mamba(4), answer=answer, cooldown_failures=1, max_step_tokens=1)
+    first = engine.add(PROMPT, 1)
+    engine.schedule()
+    engine.update([LoadReport(rank=0, ended=[0])])
+    engine.schedule()
+    engine.update([LoadReport(rank=0, failures=fails(first, 2))])
+    engine.run()
+    second = engine.add(PROMPT[::-1], 1)
+    engine.run()
+    assert asked == [(first, ()), (second, ("host",))]
+
+
 def test_a_report_after_a_token_was_handed_out_ends_the_request_under_every_policy() -> None:
     engine = Engine(full(4), answer=offers(40, is_async=True))
     request = engine.add(PROMPT, 5)

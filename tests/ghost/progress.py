@@ -1,0 +1,142 @@
+"""That no request needs more steps than its faults explain: a livelock, seen long before the end.
+
+The law: without faults and others, a request needs a certain number of steps. A recovery takes
+back what it has done, at most all of it, so each may cost it as many steps again. Each has a cause
+of its own: one of the failed loads that the request may begin, which are one and `retries` more,
+or a fault of somebody else whose garbage it shared.
+
+What a request waits for others does not count: parts that were cut because others had the rest of
+the step, and all that it did in runs that ended because others got its blocks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvbraid.cache.chunk import Position
+from kvbraid.recovery.failures import Failures
+from kvbraid.recovery.ledgers import Applied
+from kvbraid.recovery.policy import Policy
+from kvbraid.recovery.run import Run
+from kvbraid.scheduler import Scheduled, Step
+from kvbraid.scheduler.scheduler import Scheduler
+
+from tests.ghost.checks import BadOutcomeError
+from tests.ghost.truth import Life
+
+
+@dataclass(slots=True)
+class Efforts:
+    """What one request has done, in steps; `alone` is what it would need without faults.
+
+    `recent` is what it has done since the last recovery, up to the run `run`.
+    """
+
+    alone: int
+    run: int = 0
+    recent: int = 0
+    taken_back: int = 0
+    own_failures: int = 0
+    others_failures: int = 0
+
+
+class Progress:
+    """The steps of all requests of one engine."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._book = scheduler._book
+        options = self._book.options
+        self._budget = options.max_step_tokens
+        self._retries = options.retries if options.policy is Policy.RETRY else 0
+        self._efforts: dict[int, Efforts] = {}
+        self._before: dict[int, tuple[int, bool]] = {}
+        self._recovered: set[int] = set()
+        self._recover = scheduler.ledgers.recover
+        scheduler.ledgers.recover = self._overhear  # type: ignore[method-assign]
+
+    def _overhear(self, runs: Sequence[Run], failures: Failures) -> Applied:
+        applied = self._recover(runs, failures)
+        self._recovered.update(applied.plan.requests)
+        return applied
+
+    def arrive(self, request: int, life: Life) -> None:
+        """Learn what a request needs: the steps of its prompt without any hit, one for each output
+        after the first, the one in which an asynchronous load begins, and, with a state group, one
+        that ends at a junction."""
+        steps, start, end = 1 + (self._book.rules.block_size > 0), 0, life.num_prompt_tokens
+        while start < end:
+            wanted = Position(
+                start=start, num_prompt_tokens=end, num_tokens=end, budget=end - start
+            )
+            start += self._chunk(wanted, self._budget)
+            steps += 1
+        self._efforts[request] = Efforts(steps + len(life.outputs) - 1)
+
+    def _chunk(self, wanted: Position, room: int) -> int:
+        return self._book.rules.plan(replace(wanted, budget=min(wanted.budget, room)))
+
+    def take(self, step: Step) -> None:
+        """Count a step for each request for which others have left as much room as it can use."""
+        requests, room = self._book.requests, self._budget
+        for part in step.scheduled:
+            if not self._is_cut(part, room):
+                self._count(part.request, part.run)
+            room -= part.num_tokens
+        for load in step.loads:
+            if load.is_async:
+                self._count(load.request, requests[load.request].run)
+
+    def _is_cut(self, part: Scheduled, room: int) -> bool:
+        request = self._book.requests[part.request]
+        if room == self._budget or part.start >= request.num_tokens:
+            return False
+        wanted = Position(
+            start=part.start,
+            num_prompt_tokens=len(request.prompt),
+            num_tokens=request.num_tokens,
+            budget=request.num_tokens - part.start,
+            junction=request.junction,
+        )
+        return self._chunk(wanted, room) < self._chunk(wanted, self._budget)
+
+    def _count(self, request: int, run: int) -> None:
+        own = self._at(request, run)
+        own.recent += 1
+        most = (1 + own.own_failures + own.others_failures) * own.alone
+        if own.taken_back + own.recent > most:
+            msg = f"livelock: request {request} has needed more than {most} steps: {own}"
+            raise BadOutcomeError(msg)
+
+    def before_reports(self) -> None:
+        """Note the runs before reports are taken."""
+        owners, running = self._book.ledgers.owners, self._book.running
+        self._before = {n: (r.run, owners.is_waiting(n)) for n, r in running.items()}
+        self._recovered.clear()
+
+    def after_reports(self, failed: set[int]) -> None:
+        """Note what reports have taken back; loads of these requests are said to have failed."""
+        for number, (run, is_waiting) in self._before.items():
+            request = self._book.requests.get(number)
+            if request is None or request.run == run:
+                continue
+            own = self._at(number, run)
+            if number in self._recovered or number in failed:  # Of one token, nothing is lost.
+                self._takes_back(number, own, is_own=failed == {number})
+            elif is_waiting:
+                continue
+            own.run = request.run
+
+    def _takes_back(self, request: int, own: Efforts, *, is_own: bool) -> None:
+        own.taken_back, own.recent = own.taken_back + own.recent, 0
+        own.own_failures += is_own
+        own.others_failures += not is_own
+        if own.own_failures > 1 + self._retries:
+            raise BadOutcomeError(
+                f"livelock: {own.own_failures} loads of request {request} have failed, which may "
+                f"ask {self._retries} times again"
+            )
+
+    def _at(self, request: int, run: int) -> Efforts:
+        own = self._efforts[request]
+        if run != own.run:  # The blocks of the run before went to others.
+            own.run, own.recent = run, 0
+        return own
