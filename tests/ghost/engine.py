@@ -77,10 +77,10 @@ class Engine:
         flight.is_executed = True
         for transfer in flight.transfers:
             self.transfers.begin(transfer)
-        for source, destination in flight.step.work.copies:
-            self.device.copy(source, destination)
         for block in flight.step.work.blocks_to_zero:
             self.device.zero(block)
+        for source, destination in flight.step.work.copies:
+            self.device.copy(source, destination)
         for part, work in flight.parts:
             taint = self.device.run(work)
             if taint:

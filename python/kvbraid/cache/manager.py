@@ -47,7 +47,7 @@ class CacheManager(FailedLoads):
         need = Need(request=request, num_new_tokens=chunk, num_hit_tokens=match.num_tokens)
         cache.allocate([need])                  # Give the request its blocks for the step.
         cache.decode(running, tokens)           # Add one token to each request that decodes.
-        work = cache.take_work()                # Copy and zero these before the step runs.
+        work = cache.take_work()                # Zero and copy these before the step runs.
         events = cache.take_events()            # Publish these.
 
         cache.extend(request, [token])          # The step sampled a token.

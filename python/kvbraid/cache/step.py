@@ -85,7 +85,8 @@ class Work(NamedTuple):
     """The work of the device before a step runs, and the states to store after the step.
 
     Attributes:
-        copies: Blocks to copy, as (source, destination), in this order.
+        copies: Blocks to copy, as (source, destination), in this order, after the zeroing: what is
+            copied into may be new.
         blocks_to_zero: New blocks of groups with `needs_zeroing`, except those that a load fills
             (`Need.loading_groups`), and what `record_blocks_for_zeroing` listed.
         kept_states: States that became findable in this step and that a connector may store.

@@ -34,17 +34,18 @@ def take_reports(book: Book, reports: Sequence[LoadReport]) -> None:
         if may_ask or (is_loading and ledgers.transfers.pending(load.number)):
             book.preempt(request)  # It asks when it starts over, if it may.
         elif is_loading:
-            _arrived(book, request)
+            _arrived(book, request, is_good=is_good)
 
 
-def _arrived(book: Book, request: Request) -> None:
+def _arrived(book: Book, request: Request, *, is_good: bool) -> None:
     """What an asynchronous load had to bring is good: it becomes findable, the request goes on.
 
     The last token is computed even if it was loaded. If its window or state was not loaded, the
     request starts over with what is findable now.
     """
     number, end = request.number, request.num_computed
-    book.cache.commit(number, end)
+    unit = book.rules.alignment  # If anything is bad, it is the block of the last token alone.
+    book.cache.commit(number, end if is_good else (end - 1) // unit * unit)
     request.is_loading = request.delays_commit = False
     if end < request.num_tokens:
         return

@@ -191,7 +191,10 @@ class Scheduler:
                 request.num_computed -= num_rejected
                 self._cache.roll_back(number, request.num_computed)
             if request.delays_commit:  # All that the load brought is known to be good by now.
-                self._cache.commit(number, min(request.num_processed, request.num_tokens))
+                end, rules = min(request.num_processed, request.num_tokens), self._book.rules
+                if request.in_flight and rules.partial_hits:  # They move the state in a block on.
+                    end = end // rules.alignment * rules.alignment
+                self._cache.commit(number, end)
                 request.delays_commit = False
             request.counts.computed(request.num_processed)
             self.ledgers.owners.processed(number, request.num_processed)

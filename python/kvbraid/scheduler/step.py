@@ -5,7 +5,7 @@ Steps run in the order of their numbers, each one completely after the one befor
 ```text
 step = scheduler.schedule()           the tables of its requests are those of the cache now
   1  begin `step.loads`               the synchronous ones end before 3
-  2  make `step.work.copies` in their order, and zero `step.work.blocks_to_zero`
+  2  zero `step.work.blocks_to_zero`, then make `step.work.copies` in their order
   3  compute `step.scheduled`
 scheduler.update(step, StepResult)    what was sampled, and what the ranks report on loads
 ```

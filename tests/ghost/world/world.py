@@ -320,10 +320,10 @@ class World:
                     self._fill(target, TORN)
             else:
                 loaded.append((load, self._land_now(load, script)))
-        for source, destination in step.work.copies:
-            self.device.copy(source, destination)
         for block in step.work.blocks_to_zero:
             self.device.zero(block)
+        for source, destination in step.work.copies:
+            self.device.copy(source, destination)
         taints = tuple(taint for part in step.scheduled if (taint := self._compute(part)))
         self.flights.append(Flight(step, taints, tuple(loaded)))
 
