@@ -18,6 +18,8 @@ KINDS: Final = (
     SpecKind.CHUNKED_LOCAL_ATTENTION,
     SpecKind.MAMBA,
 )
+PARTIAL_SHARE: Final = 0.15
+"""The share of caches in which hits may end inside a block."""
 RATIOS: Final = ((1,), (1,), (1, 2), (2, 1))
 
 
@@ -54,6 +56,26 @@ def draw_topology(random: Random, focus: SpecKind) -> Topology:
     return Topology(groups=groups, alignment=alignment, hash_block_size=unit)
 
 
+def draw_partial(random: Random, focus: SpecKind) -> Topology:
+    """Groups whose hits may end inside a block, because a state's block is longer than a hash.
+    Full groups allow that with blocks of any size, all others with blocks as long as a hash."""
+    unit, others = random.choice((1, 2, 2, 3)), random.choices(KINDS, k=random.choice((0, 0, 1)))
+    kinds = [focus, *others]
+    if SpecKind.MAMBA not in kinds:
+        kinds.append(SpecKind.MAMBA)
+    ratios = {
+        SpecKind.MAMBA: (2,),
+        SpecKind.FULL_ATTENTION: (1, 2),
+        SpecKind.MLA_ATTENTION: (1, 2),
+    }
+    groups = tuple(
+        draw_group(random, kind, unit * random.choice(ratios.get(kind, (1,))), eagle=False)
+        for kind in kinds
+    )
+    alignment = lcm(*(group.block_size for group in groups))
+    return Topology(groups=groups, alignment=alignment, hash_block_size=unit, partial_hits=True)
+
+
 def draw_retention(random: Random, topology: Topology) -> Retention:
     alignment = topology.alignment or topology.groups[0].block_size
     is_sparse = any(g.kind.is_window or g.kind is SpecKind.MAMBA for g in topology.groups)
@@ -67,7 +89,8 @@ def draw_retention(random: Random, topology: Topology) -> Retention:
 
 
 def draw_cache(random: Random, focus: SpecKind, num_blocks: int) -> CacheConfig:
-    topology = draw_topology(random, focus)
+    is_partial = random.random() < PARTIAL_SHARE
+    topology = (draw_partial if is_partial else draw_topology)(random, focus)
     zeroing = random.random() < 0.5
     return CacheConfig(
         topology=topology,
