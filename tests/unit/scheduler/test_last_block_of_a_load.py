@@ -65,3 +65,17 @@ def test_nothing_is_computed_into_a_block_that_a_rank_may_still_write() -> None:
     engine.report(engine.ended([load.number]))
     engine.run()
     assert [len(output.tokens) for output in engine.said[request]] == [1, 1]
+
+
+def test_a_last_block_that_failed_is_not_findable_even_if_it_is_whole() -> None:
+    engine = Engine(full(1), answer=whole)
+    engine.add(range(9))
+    step = engine.schedule()
+    assert step is not None
+    (load,) = step.loads
+    engine.update()
+
+    engine.report([LoadReport(rank=0, ended=[load.number], failures=last_block(load))])
+
+    found = {block for copies in engine.cache.debug.cached().values() for block in copies}
+    assert found == {target.block_id for target in load.targets[:-1]}

@@ -301,3 +301,22 @@ def test_what_an_aborted_request_computed_from_garbage_and_gave_back_is_not_foun
     engine.abort(request)
     engine.update([LoadReport(rank=0, failures=Failures(requests=[request]))])
     assert not engine.cache.debug.cached()
+
+
+def test_a_state_inside_a_block_is_not_kept_once_a_step_in_flight_moves_it_on() -> None:
+    engine = Engine(
+        full(4),
+        mamba(4),
+        answer=lambda query: Offer(4, "host", is_async=False),
+        max_steps_in_flight=2,
+        cache={"topology": {"hash_block_size": 2, "partial_hits": True}},
+    )
+    request = engine.add(range(7))
+    for end in (6, 7):  # The state at 6 tokens would serve the same prompt.
+        step = engine.schedule()
+        assert step is not None
+        (part,) = step.scheduled
+        assert part.start + part.num_tokens == end
+    engine.update()
+    states = engine.cache.blocks(request)[1]
+    assert [engine.cache.pool.describe([block])[0].num_tokens for block in states] == [4, 0]
