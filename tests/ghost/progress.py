@@ -17,7 +17,7 @@ from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.ledgers import Applied
 from kvbraid.recovery.policy import Policy
 from kvbraid.recovery.run import Run
-from kvbraid.scheduler import Scheduled, Step
+from kvbraid.scheduler import Load, Scheduled, Step
 from kvbraid.scheduler.scheduler import Scheduler
 
 from tests.ghost.checks import BadOutcomeError
@@ -50,6 +50,7 @@ class Progress:
         self._efforts: dict[int, Efforts] = {}
         self._before: dict[int, tuple[int, bool]] = {}
         self._recovered: set[int] = set()
+        self._told: list[Load] = []
         self._recover = scheduler.ledgers.recover
         scheduler.ledgers.recover = self._overhear  # type: ignore[method-assign]
 
@@ -112,8 +113,13 @@ class Progress:
         self._before = {n: (r.run, owners.is_waiting(n)) for n, r in running.items()}
         self._recovered.clear()
 
-    def after_reports(self, failed: set[int]) -> None:
-        """Note what reports have taken back; loads of these requests are said to have failed."""
+    def after_reports(self, told: Sequence[Load]) -> None:
+        """Note what reports have taken back; these loads are said to have failed. A load is judged
+        at once, or when its last rank has spoken."""
+        under_way = self._book.ledgers.transfers.loads
+        failed = {load.request for load in [*told, *self._told] if load not in under_way}
+        failed.update(load.request for load in told)
+        self._told = [load for load in [*self._told, *told] if load in under_way]
         for number, (run, is_waiting) in self._before.items():
             request = self._book.requests.get(number)
             if request is None or request.run == run:

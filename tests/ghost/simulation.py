@@ -230,7 +230,7 @@ class Simulation:
             self._note(self.scheduler.report(reports))
         told = [f for f in self.injection.faults if f.is_reported and f not in known]
         self._judge_reports(told)
-        self.progress.after_reports({fault.load.request for fault in told})
+        self.progress.after_reports([fault.load for fault in told])
 
     def _hurry(self, flight: Flight) -> None:
         """A report is never so late that it comes too late: whoever has read garbage has not ended

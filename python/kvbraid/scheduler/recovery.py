@@ -22,7 +22,8 @@ def take_reports(book: Book, reports: Sequence[LoadReport]) -> None:
         earlier = [run.load for run in book.running.values() if run.load and run.num_loaded]
         plan = _recover(book, failures)
         # What was settled as good before may turn out to have failed: that counts all the same.
-        settled += [a for a in earlier if a not in settled and not ledgers.is_good(a, plan)]
+        late = [load for load in earlier if load.request in plan.requests and load not in settled]
+        settled += [load for load in late if not ledgers.is_good(load, plan)]
     for load in settled:
         request, is_good = book.requests.get(load.request), ledgers.judge(load, plan, now)
         if request is None or request.load is not load:
