@@ -143,6 +143,7 @@ class Ledgers:
         gave it back.
         """
         work, writers = self._cache.take_work(caller_frees=caller_frees), self.transfers.writers
+        self.departed.hand_out(destination for _, destination in work.copies)
         return work._replace(blocks_to_zero=[b for b in work.blocks_to_zero if b not in writers])
 
     # Ranks report.
