@@ -44,9 +44,11 @@ def _arrived(book: Book, request: Request, *, is_good: bool) -> None:
     The last token is computed even if it was loaded. If its window or state was not loaded, the
     request starts over with what is findable now.
     """
-    number, end = request.number, request.num_computed
-    unit = book.rules.alignment  # If anything is bad, it is the block of the last token alone.
-    book.cache.commit(number, end if is_good else (end - 1) // unit * unit)
+    number, end, unit = request.number, request.num_computed, book.rules.alignment
+    if is_good:
+        book.cache.commit(number, end)
+    else:  # The block of the last token alone is bad.
+        book.cache.commit(number, (end - 1) // unit * unit)
     request.is_loading = request.delays_commit = False
     if end < request.num_tokens:
         return
