@@ -461,8 +461,8 @@ OF_RECOVERY: Final = (
         (
             Edit(
                 RECOVERING,
-                "book.cache.commit(number, end)",
-                "book.cache.commit(number, min(end, request.num_tokens - 1))",
+                "commit(number, end if is_good",
+                "commit(number, min(end, request.num_tokens - 1) if is_good",
             ),
         ),
         (f"{COUNTED}::test_all_of_a_full_load_is_findable_before_its_last_token_is_computed",),

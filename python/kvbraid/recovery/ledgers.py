@@ -6,7 +6,7 @@ plan means for an engine's own requests is left to the engine.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -217,13 +217,14 @@ class Ledgers:
         for record in plan.back_off:
             self._tiers.back_off(record)
 
-    def is_good(self, load: Load, plan: RecoveryPlan) -> bool:
-        """Return whether a plan leaves alone what a load has filled."""
-        return {target.block_id for target in load.targets}.isdisjoint(plan.tainted)
+    def failed_late(self, loads: Iterable[Load], plan: RecoveryPlan) -> list[Load]:
+        """Return which loads have failed after all, although they may have been judged as good."""
+        affected = [load for load in loads if load.request in plan.requests]
+        return [load for load in affected if not _is_good(load, plan)]
 
     def judge(self, load: Load, plan: RecoveryPlan, now: int) -> bool:
         """Note how a settled load went; return whether it is good."""
-        is_good = self.is_good(load, plan)
+        is_good = _is_good(load, plan)
         if is_good:
             self.cooldowns.succeeded(load.tier)
         else:
@@ -267,3 +268,7 @@ class Ledgers:
             is_held = load.number in self.quarantine or not load.targets
             is_owned = loads.get(load.request) is load
             assert is_held or is_owned, f"load {load.number} writes blocks that nobody holds"
+
+
+def _is_good(load: Load, plan: RecoveryPlan) -> bool:
+    return {target.block_id for target in load.targets}.isdisjoint(plan.tainted)

@@ -89,10 +89,8 @@ class Book:
 
     def run_of(self, request: Request) -> Run:
         """Return a request's run as it is decided on."""
-        given_back = self.ledgers.departed.given_back(request.number)
-        return request.as_run(
-            request.number, request.num_tokens, request.num_in_flight, given_back
-        )
+        number, gone = request.number, self.ledgers.departed.given_back(request.number)
+        return request.as_run(number, request.num_tokens, request.num_in_flight, gone)
 
     def preempt(self, request: Request) -> None:
         """Take a request's blocks; it starts again later. Outputs of its steps still count."""

@@ -47,11 +47,9 @@ class SchedulerOptions(RecoveryOptions):
             kept, drafts = options[index].num_speculative_blocks, self.num_lookahead_tokens
             is_known = drafts <= kept and self.max_steps_in_flight == 1
             if group.kind is SpecKind.MAMBA and drafts and not is_known:
-                raise InvalidValueError(
-                    f"group {index} keeps {kept} states for {drafts} drafts, and "
-                    f"{self.max_steps_in_flight} steps may be in flight; expected a state for "
-                    "each draft, and 1 step: the next one starts from a state that it makes known"
-                )
+                what = f"group {index} keeps {kept} states for {drafts} drafts, with "
+                what += f"{self.max_steps_in_flight} steps in flight at most"
+                raise InvalidValueError(f"{what}; expected a state for each draft, and 1 step")
 
 
 _ALLOWED: Final[dict[str, Container[object]]] = {

@@ -17,13 +17,9 @@ def take_reports(book: Book, reports: Sequence[LoadReport]) -> None:
     """Recover from what failed, and let requests go on whose loads have arrived."""
     ledgers, now = book.ledgers, book.num_steps
     settled, failures = ledgers.take(reports)
-    plan = RecoveryPlan()
-    if failures or failures.causes:
-        earlier = [run.load for run in book.running.values() if run.load and run.num_loaded]
-        plan = _recover(book, failures)
-        # What was settled as good before may turn out to have failed: that counts all the same.
-        late = [load for load in earlier if load.request in plan.requests and load not in settled]
-        settled += [load for load in late if not ledgers.is_good(load, plan)]
+    loads = [run.load for run in book.running.values() if run.load and run.num_loaded]
+    plan = _recover(book, failures) if failures or failures.causes else RecoveryPlan()
+    settled += [load for load in ledgers.failed_late(loads, plan) if load not in settled]
     for load in settled:
         request, is_good = book.requests.get(load.request), ledgers.judge(load, plan, now)
         if request is None or request.load is not load:
@@ -45,10 +41,8 @@ def _arrived(book: Book, request: Request, *, is_good: bool) -> None:
     request starts over with what is findable now.
     """
     number, end, unit = request.number, request.num_computed, book.rules.alignment
-    if is_good:
-        book.cache.commit(number, end)
-    else:  # The block of the last token alone is bad.
-        book.cache.commit(number, (end - 1) // unit * unit)
+    # If not all is good, the block of the last token alone is bad.
+    book.cache.commit(number, end if is_good else (end - 1) // unit * unit)
     request.is_loading = request.delays_commit = False
     if end < request.num_tokens:
         return
@@ -62,11 +56,9 @@ def _arrived(book: Book, request: Request, *, is_good: bool) -> None:
 
 def _recover(book: Book, failures: Failures) -> RecoveryPlan:
     waiters = [book.requests[number] for number in book.ledgers.owners.waiters()]
-    over = [  # Their own loads may be what has failed.
-        book.run_of(waiter)._replace(ended_tables=book.cache.blocks(waiter.number))
-        for waiter in waiters
-        if not waiter.in_flight
-    ]
+    # Their own loads may be what has failed.
+    idle = [book.run_of(waiter) for waiter in waiters if not waiter.in_flight]
+    over = [run._replace(ended_tables=book.cache.blocks(run.request)) for run in idle]
     for waiter in waiters:
         if waiter.number in book.running:  # A waiter that owns blocks takes its heirs along.
             book.preempt(waiter)

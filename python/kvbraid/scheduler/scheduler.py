@@ -191,9 +191,9 @@ class Scheduler:
                 request.num_computed -= num_rejected
                 self._cache.roll_back(number, request.num_computed)
             if request.delays_commit:  # All that the load brought is known to be good by now.
-                end, rules = min(request.num_processed, request.num_tokens), self._book.rules
-                if request.in_flight and rules.partial_hits:  # They move the state in a block on.
-                    end = end // rules.alignment * rules.alignment
+                # Steps in flight move a state inside a block on.
+                unit = self._book.rules.alignment if request.in_flight else 1
+                end = min(request.num_processed, request.num_tokens) // unit * unit
                 self._cache.commit(number, end)
                 request.delays_commit = False
             request.counts.computed(request.num_processed)
@@ -216,8 +216,7 @@ class Scheduler:
         return outputs
 
     def _publish_events(self) -> None:
-        events = self._cache.take_events()
-        if len(events):
+        if events := self._cache.take_events():
             self._publish(events)
 
     def check_integrity(self) -> None:

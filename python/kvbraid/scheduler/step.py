@@ -4,7 +4,7 @@ Steps run in the order of their numbers, each one completely after the one befor
 
 ```text
 step = scheduler.schedule()           the tables of its requests are those of the cache now
-  1  begin `step.loads`               the synchronous ones end before 3
+  1  begin `step.loads`               the synchronous ones end before 2
   2  zero `step.work.blocks_to_zero`, then make `step.work.copies` in their order
   3  compute `step.scheduled`
 scheduler.update(step, StepResult)    what was sampled, and what the ranks report on loads

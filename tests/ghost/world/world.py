@@ -12,14 +12,12 @@ import marshal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any
 
 from kvbraid.cache import CacheManager
-from kvbraid.hashing import EngineHash, block_hashes
 from kvbraid.ids import BlockId
-from kvbraid.recovery.failures import Failures, GroupBlock, Record
+from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.run import Run
 from kvbraid.scheduler import (
     Finish,
@@ -30,13 +28,14 @@ from kvbraid.scheduler import (
     Query,
     Scheduled,
     Scheduler,
-    Step,
     StepResult,
     Target,
 )
 
 from tests.ghost.device import TORN, Computation, Device, fault_of, garbage_of
 from tests.ghost.truth import Life
+from tests.ghost.world.contents import contents_of, digests_of, expected_of, values_of
+from tests.ghost.world.parts import Client, Fault, Flight, Script, Transfer, WorldTiers
 from tests.ghost.world.search import Move
 from tests.ghost.world.settings import BLOCK, Setting
 from tests.ghost.world.twins import Image, twin
@@ -44,95 +43,6 @@ from tests.ghost.world.twins import Image, twin
 
 class WrongError(AssertionError):
     """Something that must never happen has happened."""
-
-
-class Script:
-    """Answers to be given, in order; after them the first of each. Knows what could be said."""
-
-    def __init__(self, answers: Sequence[int] = ()) -> None:
-        self._answers = answers
-        self.given: list[tuple[int, int]] = []
-        self.said: list[str] = []
-
-    def choose(self, options: Sequence[str]) -> int:
-        at = len(self.given)
-        answer = self._answers[at] if at < len(self._answers) else 0
-        self.given.append((answer, len(options)))
-        self.said.append(options[answer])
-        return answer
-
-    def next(self) -> "Script | None":
-        """The script after this one, once this one was played; None after the last one."""
-        given = list(self.given)
-        while given:
-            answer, count = given.pop()
-            if answer + 1 < count:
-                return Script([*(each for each, _ in given), answer + 1])
-        return None
-
-
-class WorldTiers:
-    """A tier that has everything. The script says what it offers."""
-
-    def __init__(self) -> None:
-        self.choose: Callable[[Query], Offer | None] = lambda _: None
-
-    def lookup(self, query: Query) -> Offer | None:
-        return self.choose(query)
-
-    def forget_blocks(self, block_ids: object) -> None: ...
-
-    def drop(self, record: Record) -> None: ...
-
-    def back_off(self, record: Record) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Targets of a load that hold garbage.
-
-    `counts`: it was reported while its run went on, so nothing may read it any more.
-    """
-
-    load: Load
-    targets: tuple[Target, ...]
-    is_reported: bool = False
-    counts: bool = False
-
-    @property
-    def failures(self) -> Failures:
-        return Failures(group_blocks=[GroupBlock(t.group, t.block_id) for t in self.targets])
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """An asynchronous load that is not over. `spoilt` are the targets that are to be garbage."""
-
-    load: Load
-    pending: tuple[int, ...]
-    spoilt: tuple[Target, ...] = ()
-    is_told: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A step in flight: the wrong values that its requests have read, and what it has loaded."""
-
-    step: Step
-    taints: tuple[tuple[int, int, str], ...]
-    loaded: tuple[tuple[Load, int | None], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    """What the client of a request knows: how many tokens it has, and which faults spoilt them."""
-
-    number: int
-    life: int
-    num_tokens: int = 0
-    spoilt: tuple[tuple[int, int], ...] = ()
-    is_counted: bool = False
-    finish: Finish | None = None
 
 
 @dataclass(slots=True)
@@ -186,8 +96,9 @@ class World:
                 parts.append(image.blocks(self.cache.blocks(number)))
                 parts += map(tuple, self.cache.debug.cursors(number))
         parts.append(self._own_image(image))
-        cached = sorted(self.cache.debug.cached().items())
-        parts += [(group, digest, image.blocks(copies)) for (group, digest), copies in cached]
+        for (group, digest), copies in sorted(self.cache.debug.cached().items()):
+            authors = [info.author for info in self.cache.pool.describe(copies)]
+            parts.append((group, digest, image.blocks(copies), authors))
         parts.append([image.known(block) for block in self.cache.debug.free_queue()])
         work = self.cache.copy().take_work(caller_frees=True)
         parts += [image.blocks(work.copies), image.blocks(work.blocks_to_zero)]
@@ -370,7 +281,7 @@ class World:
             if number is not None and target in spoilt:
                 self._fill(target, garbage_of(number))
                 continue
-            values = _values(self.device, life, target.group, target.position, end)
+            values = values_of(self.device, life, target.group, target.position, end)
             cell = self.device.cell(target.block_id, target.group)
             self.device.fill(target.block_id, values + cell[len(values) :])
         return number
@@ -384,7 +295,7 @@ class World:
         work = Computation(
             request=part.request,
             life=life,
-            expected=_expected(self.device, life),
+            expected=expected_of(self.device, life),
             start=part.start,
             end=part.start + part.num_tokens,
             tables=self.cache.blocks(part.request),
@@ -465,7 +376,7 @@ class World:
 
     def _set_apart(self, number: int) -> None:
         """What runs that are over have computed from a fault is not known to have been: garbage
-        that no run has in its table, or finds by its own hashes, counts as another fault."""
+        that no run has in its table, or has registered, counts as another fault."""
         book = self.scheduler._book
         runs = self._runs()
         known = {int(gone.block_id) for run in runs for gone in run.given_back}
@@ -476,13 +387,17 @@ class World:
                 known.update(table)
                 for position, block in enumerate(table):
                     if not block:
-                        key = (group, _digests(self.setting, self._life(request))[position])
-                        known.update(cached.get(key, ()))
+                        key = (group, digests_of(self.setting, self._life(request))[position])
+                        known.update(self._registered(request, cached.get(key, ())))
         value, apart = garbage_of(number), next(n for n in range(99) if n not in self.faults)
         for at, cell in enumerate(self.device.cells):
             if value in cell and at not in known:
                 self.faults[apart] = replace(self.faults[number], is_reported=True)
                 self.device.cells[at] = [garbage_of(apart) if v == value else v for v in cell]
+
+    def _registered(self, request: int, copies: Sequence[BlockId]) -> list[BlockId]:
+        infos = zip(copies, self.cache.pool.describe(copies), strict=True)
+        return [block for block, info in infos if info.author == request]
 
     def _runs(self) -> list[Run]:
         book = self.scheduler._book
@@ -608,7 +523,7 @@ class World:
                 raise WrongError(f"{num_free} of {num_blocks - 1} blocks are free at the end")
 
     def _check_findable(self, found: dict[tuple[int, bytes], list[BlockId]]) -> None:
-        contents = _contents(self.setting)
+        contents = contents_of(self.setting)
         for (group, digest), blocks in found.items():
             expected = contents[group, digest]
             for block in blocks:
@@ -670,41 +585,3 @@ def _places(tables: Sequence[Sequence[BlockId]]) -> Iterator[tuple[int, int, int
 def _plain(client: Client) -> tuple[Any, ...]:
     finish = client.finish and client.finish.value
     return (client.life, client.num_tokens, client.spoilt, client.is_counted, finish)
-
-
-_expected_of: Final[dict[int, list[list[int]]]] = {}
-
-
-def _expected(device: Device, life: Life) -> list[list[int]]:
-    known = _expected_of.get(id(life))  # The lives of a setting are never dropped.
-    if known is None:
-        known = _expected_of[id(life)] = device.expected(life)
-    return known
-
-
-def _values(device: Device, life: Life, group: int, position: int, end: int) -> list[int]:
-    """What a block holds of the first `end` tokens of a request."""
-    values = _expected(device, life)[group]
-    if device.is_state[group]:
-        return [values[end - 1]]
-    return values[position * BLOCK : min(end, (position + 1) * BLOCK)]
-
-
-@cache
-def _digests(setting: Setting, life: Life) -> list[bytes]:
-    engine = EngineHash(seed=setting.config().hash_seed, block_size=BLOCK)
-    return list(block_hashes(life.tokens, engine))
-
-
-@cache
-def _contents(setting: Setting) -> dict[tuple[int, bytes], list[int]]:
-    """What a block holds that is found by a group and a hash."""
-    config = setting.config()
-    device = Device(config.topology.groups, 0)
-    contents = {}
-    for life in setting.lives():
-        for position, digest in enumerate(_digests(setting, life)):
-            for group in range(len(config.topology.groups)):
-                end = (position + 1) * BLOCK
-                contents[group, digest] = _values(device, life, group, position, end)
-    return contents
