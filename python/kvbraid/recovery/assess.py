@@ -38,7 +38,7 @@ _VerdictTuple: TypeAlias = tuple[
 
 
 class Waits(Mapping[BlockId, int]):
-    """Blocks with the requests that own them, unpacked when one is asked for.
+    """Blocks with the requests that own them, at least one, unpacked when one is asked for.
 
     Hundreds of runs may wait for hundreds of blocks each.
     """
@@ -50,8 +50,8 @@ class Waits(Mapping[BlockId, int]):
     def _unpacked(self) -> dict[BlockId, int]:
         if self._columns is not None:
             blocks, owners = self._columns
-            pairs = zip(memoryview(blocks).cast("I"), memoryview(owners).cast("Q"), strict=True)
-            self._owners = {BlockId(block): owner for block, owner in pairs}
+            keys = cast("list[BlockId]", memoryview(blocks).cast("I").tolist())
+            self._owners = dict(zip(keys, memoryview(owners).cast("Q").tolist(), strict=True))
             self._columns = None
         return self._owners
 
@@ -63,6 +63,9 @@ class Waits(Mapping[BlockId, int]):
 
     def __len__(self) -> int:
         return len(self._unpacked())
+
+    def __bool__(self) -> bool:
+        return True  # Whether there is any need not be unpacked.
 
     def __repr__(self) -> str:
         return repr(self._unpacked())

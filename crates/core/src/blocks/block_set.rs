@@ -2,22 +2,26 @@
 
 use crate::ids::{BlockId, NULL_BLOCK};
 
-/// The number of table entries that are looked at together.
-const CHUNK: usize = 8;
+/// The number of table entries that are looked at together: the bits of a mask.
+const CHUNK: usize = u32::BITS as usize;
+
+/// The number of entries of a chunk that are passed over together.
+const LOOK: usize = 8;
 
 /// The number of blocks that share a flag.
 const FLAGGED: usize = 16;
 
 /// Blocks of one pool, each of them once.
 ///
-/// Most tables have nothing of a set, and most of what they have is null blocks. A chunk of null
-/// blocks is passed over at once, and so is a chunk of which no flag is set: a flag is a byte for 16
-/// blocks, which is read faster than a bit.
-#[derive(Debug, Clone)]
+/// Most tables have nothing of a set. Blocks that were allocated together follow each other in a
+/// table, upwards or downwards: then their bits are read as one mask. So are the null blocks before
+/// a window. Otherwise eight entries are passed over at once if no flag of theirs is set: a flag is
+/// a byte for 16 blocks, which is read faster than a bit. A set has room up to its largest block, so
+/// an empty one costs nothing.
+#[derive(Debug, Clone, Default)]
 pub struct BlockSet {
     words: Vec<u64>,
     flags: Vec<bool>,
-    has_null: bool,
 }
 
 impl BlockSet {
@@ -25,39 +29,46 @@ impl BlockSet {
     /// are left out.
     #[must_use]
     pub fn new(num_blocks: usize, blocks: &[BlockId]) -> Self {
-        let mut set = Self {
-            words: vec![0; num_blocks.div_ceil(64)],
-            flags: vec![false; num_blocks.div_ceil(FLAGGED)],
-            has_null: false,
-        };
-        for &block in blocks {
-            if block != NULL_BLOCK && block.index() < num_blocks {
-                set.insert(block);
-            }
+        let mut set = Self::default();
+        let is_there = |block: &&BlockId| **block != NULL_BLOCK && block.index() < num_blocks;
+        if let Some(last) = blocks.iter().filter(is_there).max() {
+            set.reserve(*last);
+        }
+        for &block in blocks.iter().filter(is_there) {
+            set.insert(block);
         }
         set
+    }
+
+    fn reserve(&mut self, last: BlockId) {
+        if last.index() / 64 >= self.words.len() {
+            self.words.resize(last.index() / 64 + 1, 0);
+            self.flags.resize(self.words.len() * (64 / FLAGGED), false);
+        }
     }
 
     /// The blocks, in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = BlockId> {
         let words = (0u32..).zip(&self.words);
-        words.flat_map(|(at, &word)| {
-            let next = |word: &u64| Some(word & word.wrapping_sub(1));
-            let rests = std::iter::successors(Some(word), next).take_while(|&rest| rest != 0);
-            rests.map(move |rest| BlockId(at * 64 + rest.trailing_zeros()))
-        })
+        words.flat_map(|(at, &word)| bits(word).map(move |bit| BlockId(at * 64 + bit)))
+    }
+
+    /// Whether the set has no block.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.words.iter().all(|&word| word == 0)
     }
 
     /// The same set with the null block.
     #[must_use]
     pub fn with_null(mut self) -> Self {
-        self.has_null = true;
         self.insert(NULL_BLOCK);
         self
     }
 
-    /// Adds a block of the pool, and returns whether the set did not have it.
+    /// Adds a block, and returns whether the set did not have it.
     pub fn insert(&mut self, block: BlockId) -> bool {
+        self.reserve(block);
         let word = &mut self.words[block.index() / 64];
         let bit = 1 << (block.index() % 64);
         let is_new = *word & bit == 0;
@@ -66,46 +77,74 @@ impl BlockSet {
         is_new
     }
 
-    /// Takes a block of the pool out. The flag of its neighbours stays, which costs time only.
+    /// Takes a block out. The flag of its neighbours stays, which costs time only.
     pub fn remove(&mut self, block: BlockId) {
-        self.words[block.index() / 64] &= !(1 << (block.index() % 64));
+        if let Some(word) = self.words.get_mut(block.index() / 64) {
+            *word &= !(1 << (block.index() % 64));
+        }
+    }
+
+    fn word(&self, at: usize) -> u64 {
+        self.words.get(at).copied().unwrap_or(0)
     }
 
     /// Whether the set has the block.
     #[must_use]
     pub fn has(&self, block: BlockId) -> bool {
-        let word = self.words.get(block.index() / 64).copied().unwrap_or(0);
-        word >> (block.index() % 64) & 1 == 1
+        self.word(block.index() / 64) >> (block.index() % 64) & 1 == 1
     }
 
-    /// Whether the set may have one of these blocks.
-    fn may_have(&self, blocks: &[BlockId; CHUNK]) -> bool {
-        let is_null = blocks[CHUNK - 1] == NULL_BLOCK
-            && blocks.iter().fold(0, |any, block| any | block.0) == 0;
-        let flag = |block: &BlockId| self.flags.get(block.index() / FLAGGED) == Some(&true);
-        if is_null {
-            self.has_null
-        } else {
-            blocks.iter().fold(false, |any, block| any | flag(block))
+    /// Whether the set has all blocks of another one.
+    #[must_use]
+    pub fn has_all(&self, other: &Self) -> bool {
+        let mut words = other.words.iter().enumerate();
+        words.all(|(at, &word)| word & !self.word(at) == 0)
+    }
+
+    /// Which of as many blocks as a chunk has, from this one on upwards, the set has.
+    fn from(&self, first: BlockId) -> u32 {
+        let (at, bit) = (first.index() / 64, first.index() % 64);
+        let low = (self.word(at) >> bit) & u64::from(u32::MAX);
+        let high = self.word(at + 1) << 1 << (63 - bit);
+        u32::try_from((low | high) & u64::from(u32::MAX)).unwrap_or(u32::MAX)
+    }
+
+    /// Which entries of a chunk the set has.
+    fn mask(&self, chunk: &[BlockId; CHUNK]) -> u32 {
+        match step(chunk) {
+            Some(Step::Up) => self.from(chunk[0]),
+            Some(Step::Down) => self.from(chunk[CHUNK - 1]).reverse_bits(),
+            Some(Step::None) => u32::from(self.has(chunk[0])) * u32::MAX,
+            None => self.mask_of_any(chunk),
         }
     }
 
-    fn each(&self, start: usize, entries: &[BlockId]) -> impl Iterator<Item = usize> {
-        let entries = (start..).zip(entries);
-        entries
-            .filter(|(_, block)| self.has(**block))
-            .map(|(at, _)| at)
+    fn mask_of_any(&self, chunk: &[BlockId; CHUNK]) -> u32 {
+        let flag = |block: &BlockId| self.flags.get(block.index() / FLAGGED) == Some(&true);
+        let (looks, _) = chunk.as_chunks::<LOOK>();
+        let masks = looks.iter().map(|entries| {
+            if entries.iter().fold(false, |any, block| any | flag(block)) {
+                self.each(entries)
+            } else {
+                0
+            }
+        });
+        masks.rev().fold(0, |mask, low| mask << LOOK | low)
+    }
+
+    /// Which of at most as many entries as a chunk has the set has.
+    fn each(&self, entries: &[BlockId]) -> u32 {
+        let entries = entries.iter().rev();
+        entries.fold(0, |mask, &block| mask << 1 | u32::from(self.has(block)))
     }
 
     /// The indices of the table entries that the set has, in order.
     pub fn found_in(&self, table: &[BlockId]) -> impl Iterator<Item = usize> {
         let (chunks, rest) = table.as_chunks::<CHUNK>();
-        let likely = chunks
-            .iter()
-            .enumerate()
-            .filter(|(_, chunk)| self.may_have(chunk));
-        let whole = likely.flat_map(move |(index, chunk)| self.each(index * CHUNK, chunk));
-        whole.chain(self.each(chunks.len() * CHUNK, rest))
+        let masks = chunks.iter().map(|chunk| self.mask(chunk));
+        let masks = masks.chain(std::iter::once_with(|| self.each(rest)));
+        let masks = masks.enumerate();
+        masks.flat_map(|(chunk, mask)| bits(mask.into()).map(move |bit| chunk * CHUNK + bit as usize))
     }
 
     /// Numbers the blocks of the set in the order of their ids.
@@ -140,6 +179,36 @@ impl Ranks<'_> {
         let lower = self.set.words[word] & ((1 << bit) - 1);
         self.before[word] + lower.count_ones()
     }
+}
+
+/// By how much each entry of a chunk differs from the one before it.
+enum Step {
+    Up,
+    Down,
+    None,
+}
+
+/// The step between all entries of a chunk, if it is the same everywhere.
+fn step(chunk: &[BlockId; CHUNK]) -> Option<Step> {
+    const LENGTH: u32 = u32::BITS - 1;
+    const MINUS_LENGTH: u32 = LENGTH.wrapping_neg();
+    let (step, by) = match chunk[CHUNK - 1].0.wrapping_sub(chunk[0].0) {
+        LENGTH => (Step::Up, 1),
+        MINUS_LENGTH => (Step::Down, u32::MAX),
+        0 => (Step::None, 0),
+        _ => return None,
+    };
+    let others = chunk.windows(2).fold(0, |others, pair| {
+        others | (pair[1].0.wrapping_sub(pair[0].0) ^ by)
+    });
+    (others == 0).then_some(step)
+}
+
+/// The bits that are set, the lowest first.
+fn bits(word: u64) -> impl Iterator<Item = u32> {
+    let next = |word: &u64| Some(word & word.wrapping_sub(1));
+    let rests = std::iter::successors(Some(word), next).take_while(|&rest| rest != 0);
+    rests.map(u64::trailing_zeros)
 }
 
 #[cfg(test)]

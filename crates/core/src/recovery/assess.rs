@@ -66,7 +66,7 @@ pub fn assess(tables: &impl Tables, runs: &[Run], doubt: &Doubt) -> Result<Asses
         all: &all,
         taint: &taint,
         hits: &hits,
-        is_any_busy: busy.iter().next().is_some(),
+        is_any_busy: !busy.is_empty(),
         busy: &busy,
         max_refusals: doubt.max_refusals,
     };

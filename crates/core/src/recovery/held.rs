@@ -160,27 +160,85 @@ fn check_blocks(mut blocks: impl Iterator<Item = BlockId>, num_blocks: usize) ->
 pub(super) fn scan(all: &mut [Held<'_>], wanted: &BlockSet) -> Vec<Hit> {
     let wanted = wanted.clone().with_null();
     let mut hits = Vec::new();
-    for (run, held) in (0u32..).zip(all) {
-        let groups = (0u16..).zip(&held.own.groups);
-        for ((group, table), whole_from) in groups.zip(&mut held.whole_from) {
-            let start = table.num_null;
-            let entries = table.blocks.get(start as usize..).unwrap_or(&[]);
-            for at in wanted.found_in(entries) {
-                let (position, block) = (start + count(at), entries[at]);
-                if block == NULL_BLOCK {
-                    *whole_from = position + 1;
-                } else {
-                    hits.push(Hit {
-                        run,
-                        group,
-                        position,
-                        block,
-                    });
-                }
-            }
+    // The hits of the tables of the run before.
+    let mut before: SmallVec<[Range<usize>; 8]> = SmallVec::new();
+    for run in 0..all.len() {
+        let (earlier, rest) = all.split_at_mut(run);
+        let held = &mut rest[0];
+        before.resize(held.own.groups.len(), 0..0);
+        for (group, before) in before.iter_mut().enumerate() {
+            let first = hits.len();
+            let copied = match earlier.last() {
+                Some(other) => repeat(other, before.clone(), held, group, &mut hits),
+                None => 0,
+            };
+            hits[first..].iter_mut().for_each(|hit| hit.run = count(run));
+            scan_table(held, count(run), group, copied, &wanted, &mut hits);
+            *before = first..hits.len();
         }
     }
     hits
+}
+
+/// Finds the entries of one table from a position on.
+fn scan_table(
+    held: &mut Held<'_>,
+    run: u32,
+    group: usize,
+    from: u32,
+    wanted: &BlockSet,
+    hits: &mut Vec<Hit>,
+) {
+    let table = &held.own.groups[group];
+    let start = table.num_null.max(from);
+    let entries = table.from(start);
+    for at in wanted.found_in(entries) {
+        let (position, block) = (start + count(at), entries[at]);
+        if block == NULL_BLOCK {
+            held.whole_from[group] = position + 1;
+        } else {
+            hits.push(Hit {
+                run,
+                group: u16::try_from(group).unwrap_or(u16::MAX),
+                position,
+                block,
+            });
+        }
+    }
+}
+
+/// Repeats the hits of another run's table as far as this table begins with the same blocks, and
+/// returns how far. Requests with a common prefix often follow each other.
+fn repeat(
+    other: &Held<'_>,
+    theirs: Range<usize>,
+    held: &mut Held<'_>,
+    group: usize,
+    hits: &mut Vec<Hit>,
+) -> u32 {
+    let (a, b) = (&other.own.groups[group], &held.own.groups[group]);
+    if a.num_null != b.num_null {
+        return 0;
+    }
+    let common = a.num_null + common_prefix(a.from(a.num_null), b.from(b.num_null));
+    if common <= other.whole_from[group] {
+        return 0; // How far the null blocks of the common part reach is not known.
+    }
+    held.whole_from[group] = other.whole_from[group];
+    let own = hits[theirs.clone()].partition_point(|hit| hit.position < common);
+    hits.extend_from_within(theirs.start..theirs.start + own);
+    common
+}
+
+/// How many entries two tables have in common at their beginning, rounded down.
+fn common_prefix(a: &[BlockId], b: &[BlockId]) -> u32 {
+    const CHUNK: usize = 32;
+    let chunks = a.as_chunks::<CHUNK>().0.iter().zip(b.as_chunks::<CHUNK>().0);
+    let is_same = |(a, b): &(&[BlockId; CHUNK], &[BlockId; CHUNK])| {
+        let pairs = a.iter().zip(*b);
+        pairs.fold(0, |others, (a, b)| others | (a.0 ^ b.0)) == 0
+    };
+    count(chunks.take_while(is_same).count() * CHUNK)
 }
 
 /// For each block, where it stands in all tables.

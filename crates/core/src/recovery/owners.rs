@@ -131,12 +131,12 @@ impl Court<'_, '_> {
             .unwrap_or(u32::MAX)
             .min(run.num_processed_tokens);
         own.num_computed_tokens = limit;
-        let mut point = in_tables.resume_point(&own);
+        let mut point = in_tables.resume_point_after(&own, &self.clean(index, hits, in_tables));
         let mut back = self.go_back(held, hits, owners, point.num_tokens);
         if handed_out || !back.is_possible {
             back = Back::default();
             if owners.is_any {
-                point = found.resume_point(&own);
+                point = found.resume_point_after(&own, &self.clean(index, hits, found));
             }
         }
         let ResumePoint {
@@ -155,6 +155,29 @@ impl Court<'_, '_> {
             refused,
         }
     }
+
+    /// How many leading positions of each table are known to have no hole, as far as the run has not
+    /// written tainted blocks itself: it need not share those, and `hits` lack them.
+    fn clean(&self, index: usize, hits: &[Hit], search: &Search) -> SmallVec<[u32; 8]> {
+        let held = &self.all[index];
+        let written = self.taint.first[index].unwrap_or(u32::MAX);
+        let groups = self.topology.groups.iter().enumerate();
+        let mut clean: SmallVec<[u32; 8]> = groups
+            .map(|(group, spec)| {
+                let is_known = !self.is_any_busy && held.whole_from[group] == 0;
+                let length = count(held.own.groups[group].blocks.len());
+                length.min(written / spec.block_size) * u32::from(is_known)
+            })
+            .collect();
+        for hit in hits {
+            let clean = &mut clean[usize::from(hit.group)];
+            if hit.position < *clean && search.is_hole(hit.block) {
+                *clean = hit.position;
+            }
+        }
+        clean
+    }
+
     /// How a run goes back to a boundary with the blocks that it has, if it can.
     fn go_back(&self, held: &Held<'_>, hits: &[Hit], owners: &Owners<'_>, boundary: u32) -> Back {
         let mut groups = (0..).zip(&self.topology.groups);

@@ -87,10 +87,17 @@ impl Taint {
         is_news
     }
 
+    /// Whether the first token that a run computes is tainted. No token before it is computed, and
+    /// most runs read their failed blocks there.
+    fn reads_all(&self, all: &[Held<'_>], run: u32) -> bool {
+        let run = run as usize;
+        self.first[run] == Some(all[run].run.start())
+    }
+
     fn read_hit(&mut self, all: &[Held<'_>], groups: &[GroupSpec], hit: &Hit) -> bool {
         let (run, group) = (hit.run as usize, usize::from(hit.group));
-        if self.first[run] == Some(all[run].run.start()) {
-            return false; // No token before it is computed. Most runs read their failed blocks here.
+        if self.reads_all(all, hit.run) {
+            return false;
         }
         let reader = first_reader(&all[run], &groups[group], hit.position);
         reader.is_some_and(|token| self.read(run, &all[run], groups, token))
@@ -108,7 +115,7 @@ impl Taint {
     ) {
         let groups = &tables.topology().groups;
         for hit in hits.iter() {
-            if self.blocks.has(hit.block) {
+            if !self.reads_all(all, hit.run) && self.blocks.has(hit.block) {
                 self.read_hit(all, groups, hit);
             }
         }
@@ -142,7 +149,9 @@ impl Taint {
         if hits.len() > num_scanned {
             hits.sort_unstable();
         }
-        hits.retain(|hit| self.blocks.has(hit.block));
+        if !self.blocks.has_all(scanned) {
+            hits.retain(|hit| self.blocks.has(hit.block));
+        }
     }
 }
 
