@@ -262,9 +262,41 @@ type VerdictTuple<'py> = (
 /// of the report did not count, by reason.
 pub(crate) type AssessmentTuple<'py> = (Column<'py>, Vec<VerdictTuple<'py>>, IgnoredCounts);
 
-fn verdict(py: Python<'_>, verdict: Verdict) -> PyResult<VerdictTuple<'_>> {
+/// What runs wait for. Runs that share what they hit often wait for the same: then they get the
+/// same buffers.
+struct Waits<'py> {
+    last: Vec<(BlockId, u64)>,
+    columns: (Column<'py>, Column<'py>),
+}
+
+impl<'py> Waits<'py> {
+    fn new(py: Python<'py>, waits: Vec<(BlockId, u64)>) -> PyResult<Self> {
+        let blocks = waits.iter().map(|(block, _)| block.0.to_ne_bytes());
+        let owners = waits.iter().map(|(_, owner)| owner.to_ne_bytes());
+        Ok(Self {
+            columns: (native_bytes(py, blocks)?, native_bytes(py, owners)?),
+            last: waits,
+        })
+    }
+
+    fn columns(
+        &mut self,
+        py: Python<'py>,
+        waits: Vec<(BlockId, u64)>,
+    ) -> PyResult<(Column<'py>, Column<'py>)> {
+        if waits != self.last {
+            *self = Self::new(py, waits)?;
+        }
+        Ok(self.columns.clone())
+    }
+}
+
+fn verdict<'py>(
+    py: Python<'py>,
+    verdict: Verdict,
+    waits: &mut Waits<'py>,
+) -> PyResult<VerdictTuple<'py>> {
     let numbers = |blocks: Vec<BlockId>| blocks.into_iter().map(|block| block.0).collect();
-    let waits = verdict.waits_for;
     Ok((
         verdict.request,
         verdict.first_tainted,
@@ -272,10 +304,7 @@ fn verdict(py: Python<'_>, verdict: Verdict) -> PyResult<VerdictTuple<'_>> {
         verdict.resume,
         verdict.in_place,
         numbers(verdict.owner_of),
-        (
-            native_bytes(py, waits.iter().map(|(block, _)| block.0.to_ne_bytes()))?,
-            native_bytes(py, waits.iter().map(|(_, owner)| owner.to_ne_bytes()))?,
-        ),
+        waits.columns(py, verdict.waits_for)?,
         numbers(verdict.busy),
         refusals(verdict.refused),
     ))
@@ -284,10 +313,11 @@ fn verdict(py: Python<'_>, verdict: Verdict) -> PyResult<VerdictTuple<'_>> {
 pub(crate) fn assessment(py: Python<'_>, found: Assessment) -> PyResult<AssessmentTuple<'_>> {
     let tainted = found.tainted.iter().map(|block| block.0.to_ne_bytes());
     let verdicts = found.verdicts.into_iter();
+    let mut waits = Waits::new(py, Vec::new())?;
     Ok((
         native_bytes(py, tainted)?,
         verdicts
-            .map(|each| verdict(py, each))
+            .map(|each| verdict(py, each, &mut waits))
             .collect::<PyResult<_>>()?,
         found.ignored,
     ))

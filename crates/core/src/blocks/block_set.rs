@@ -3,7 +3,7 @@
 use crate::ids::{BlockId, NULL_BLOCK};
 
 /// The number of table entries that are looked at together: the bits of a mask.
-const CHUNK: usize = u32::BITS as usize;
+const CHUNK: usize = u64::BITS as usize;
 
 /// The number of entries of a chunk that are passed over together.
 const LOOK: usize = 8;
@@ -49,8 +49,14 @@ impl BlockSet {
 
     /// The blocks, in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = BlockId> {
-        let words = (0u32..).zip(&self.words);
+        let words = (0u32..).zip(&self.words).filter(|(_, word)| **word != 0);
         words.flat_map(|(at, &word)| bits(word).map(move |bit| BlockId(at * 64 + bit)))
+    }
+
+    /// The number of blocks.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.words.iter().map(|word| word.count_ones() as usize).sum()
     }
 
     /// Whether the set has no block.
@@ -64,6 +70,17 @@ impl BlockSet {
     pub fn with_null(mut self) -> Self {
         self.insert(NULL_BLOCK);
         self
+    }
+
+    /// Adds all blocks of another set.
+    pub fn insert_all(&mut self, other: &Self) {
+        let length = self.words.len().max(other.words.len());
+        self.words.resize(length, 0);
+        self.flags.resize(length * (64 / FLAGGED), false);
+        let words = self.words.iter_mut().zip(&other.words);
+        words.for_each(|(word, more)| *word |= more);
+        let flags = self.flags.iter_mut().zip(&other.flags);
+        flags.for_each(|(flag, more)| *flag |= more);
     }
 
     /// Adds a block, and returns whether the set did not have it.
@@ -102,24 +119,22 @@ impl BlockSet {
     }
 
     /// Which of as many blocks as a chunk has, from this one on upwards, the set has.
-    fn from(&self, first: BlockId) -> u32 {
+    fn from(&self, first: BlockId) -> u64 {
         let (at, bit) = (first.index() / 64, first.index() % 64);
-        let low = (self.word(at) >> bit) & u64::from(u32::MAX);
-        let high = self.word(at + 1) << 1 << (63 - bit);
-        u32::try_from((low | high) & u64::from(u32::MAX)).unwrap_or(u32::MAX)
+        self.word(at) >> bit | self.word(at + 1) << 1 << (63 - bit)
     }
 
     /// Which entries of a chunk the set has.
-    fn mask(&self, chunk: &[BlockId; CHUNK]) -> u32 {
+    fn mask(&self, chunk: &[BlockId; CHUNK]) -> u64 {
         match step(chunk) {
             Some(Step::Up) => self.from(chunk[0]),
             Some(Step::Down) => self.from(chunk[CHUNK - 1]).reverse_bits(),
-            Some(Step::None) => u32::from(self.has(chunk[0])) * u32::MAX,
+            Some(Step::None) => u64::from(self.has(chunk[0])) * u64::MAX,
             None => self.mask_of_any(chunk),
         }
     }
 
-    fn mask_of_any(&self, chunk: &[BlockId; CHUNK]) -> u32 {
+    fn mask_of_any(&self, chunk: &[BlockId; CHUNK]) -> u64 {
         let flag = |block: &BlockId| self.flags.get(block.index() / FLAGGED) == Some(&true);
         let (looks, _) = chunk.as_chunks::<LOOK>();
         let masks = looks.iter().map(|entries| {
@@ -133,9 +148,9 @@ impl BlockSet {
     }
 
     /// Which of at most as many entries as a chunk has the set has.
-    fn each(&self, entries: &[BlockId]) -> u32 {
+    fn each(&self, entries: &[BlockId]) -> u64 {
         let entries = entries.iter().rev();
-        entries.fold(0, |mask, &block| mask << 1 | u32::from(self.has(block)))
+        entries.fold(0, |mask, &block| mask << 1 | u64::from(self.has(block)))
     }
 
     /// The indices of the table entries that the set has, in order.
@@ -143,8 +158,8 @@ impl BlockSet {
         let (chunks, rest) = table.as_chunks::<CHUNK>();
         let masks = chunks.iter().map(|chunk| self.mask(chunk));
         let masks = masks.chain(std::iter::once_with(|| self.each(rest)));
-        let masks = masks.enumerate();
-        masks.flat_map(|(chunk, mask)| bits(mask.into()).map(move |bit| chunk * CHUNK + bit as usize))
+        let found = masks.enumerate().filter(|(_, mask)| *mask != 0);
+        found.flat_map(|(chunk, mask)| bits(mask).map(move |bit| chunk * CHUNK + bit as usize))
     }
 
     /// Numbers the blocks of the set in the order of their ids.
@@ -190,7 +205,7 @@ enum Step {
 
 /// The step between all entries of a chunk, if it is the same everywhere.
 fn step(chunk: &[BlockId; CHUNK]) -> Option<Step> {
-    const LENGTH: u32 = u32::BITS - 1;
+    const LENGTH: u32 = u64::BITS - 1;
     const MINUS_LENGTH: u32 = LENGTH.wrapping_neg();
     let (step, by) = match chunk[CHUNK - 1].0.wrapping_sub(chunk[0].0) {
         LENGTH => (Step::Up, 1),

@@ -54,9 +54,7 @@ pub fn assess(tables: &impl Tables, runs: &[Run], doubt: &Doubt) -> Result<Asses
     judge.fail_places(&doubt.failures);
     let reported = judge.blocks(&doubt.failures);
     let mut wanted = taint.blocks.clone();
-    for block in reported.wanted() {
-        wanted.insert(block);
-    }
+    reported.want(&mut wanted);
     let mut hits = scan(&mut all, &wanted);
     Judge::new(tables, &all, &mut taint, &mut ignored).fail_blocks(reported, &hits);
     taint.spread(tables, &all, &mut hits, &wanted);

@@ -10,6 +10,7 @@
 //! use what an earlier one writes again, unless it gives its blocks back: then it finds them by
 //! hashes, and no hash finds a tainted block.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use smallvec::SmallVec;
@@ -17,7 +18,7 @@ use smallvec::SmallVec;
 use super::held::{Held, Hit};
 use super::resume_point::{Refusal, ResumePoint, Search};
 use super::taint::Taint;
-use crate::blocks::{BlockId, BlockSet, Ranks, count};
+use crate::blocks::{BlockId, BlockSet, count};
 use crate::rule::{first_read, needed};
 use crate::spec::{GroupSpec, SpecKind, Topology};
 
@@ -48,12 +49,21 @@ pub struct Verdict {
 const NOBODY: u32 = u32::MAX;
 
 /// Who holds and who owns tainted blocks, each of them known by its rank among them.
-struct Owners<'a> {
-    ranks: Ranks<'a>,
+struct Owners {
     /// The index of the run that owns the block.
     owner: Vec<u32>,
     is_shared: Vec<bool>,
     is_any: bool,
+}
+
+/// A run that goes on and holds or has read garbage.
+struct Affected<'a> {
+    /// The index of the run.
+    run: usize,
+    /// Its entries of tainted blocks.
+    hits: &'a [Hit],
+    /// For each of them, the rank of its block.
+    ranks: &'a [u32],
 }
 
 /// A search for verdicts, run by run.
@@ -70,8 +80,10 @@ pub(super) struct Court<'a, 'b> {
 
 impl Court<'_, '_> {
     pub(super) fn verdicts(&self) -> Vec<Verdict> {
-        let affected = self.affected();
-        let mut owners = Owners::new(&self.taint.blocks, &affected);
+        let ranks = self.taint.blocks.ranks();
+        let ranks: Vec<u32> = self.hits.iter().map(|hit| ranks.of(hit.block)).collect();
+        let affected = self.affected(&ranks);
+        let mut owners = Owners::new(self.taint.blocks.len(), &affected);
         // What is being written is not there yet.
         let mut bad = self.taint.blocks.clone();
         for block in self.busy.iter() {
@@ -79,28 +91,28 @@ impl Court<'_, '_> {
         }
         // What runs that give their blocks back may use, and what the others may.
         let found = Search::new(self.topology, bad, false, self.max_refusals);
-        let mut held = found.clone();
-        let verdict = |&(run, hits): &(usize, &[Hit])| {
-            let verdict = self.verdict(run, hits, &owners, (&found, &held));
+        let mut held = Cow::Borrowed(&found);
+        let verdict = |run: &Affected<'_>| {
+            let verdict = self.verdict(run, &owners, (&found, &held));
+            owners.own(&verdict.owner_of, run);
             for &block in &verdict.owner_of {
-                owners.own(block, count(run));
-                held.trust(block);
+                held.to_mut().trust(block);
             }
             verdict
         };
         affected.iter().map(verdict).collect()
     }
 
-    /// The runs that go on and hold or have read garbage, each with its entries of tainted blocks.
-    fn affected(&self) -> Vec<(usize, &[Hit])> {
-        let mut rest = self.hits;
+    fn affected<'a>(&'a self, ranks: &'a [u32]) -> Vec<Affected<'a>> {
+        let mut rest = (self.hits, ranks);
         let with_hits = self.all.iter().enumerate().map(|(run, held)| {
-            let end = rest.partition_point(|hit| hit.run as usize <= run);
-            let (own, after) = rest.split_at(end);
-            rest = after;
-            (run, held, own)
+            let end = rest.0.partition_point(|hit| hit.run as usize <= run);
+            let (hits, hits_after) = rest.0.split_at(end);
+            let (ranks, ranks_after) = rest.1.split_at(end);
+            rest = (hits_after, ranks_after);
+            (held, Affected { run, hits, ranks })
         });
-        let is_affected = |run: usize, held: &Held<'_>, hits: &[Hit]| {
+        let is_affected = |held: &Held<'_>, &Affected { run, hits, .. }: &Affected<'_>| {
             let is_computed = |hit: &Hit| {
                 let spec = &self.topology.groups[usize::from(hit.group)];
                 hit.position < held.run.num_computed_tokens.div_ceil(spec.block_size)
@@ -108,21 +120,20 @@ impl Court<'_, '_> {
             !held.has_ended() && (self.taint.first[run].is_some() || hits.iter().any(is_computed))
         };
         with_hits
-            .filter(|(run, held, hits)| is_affected(*run, held, hits))
-            .map(|(run, _, hits)| (run, hits))
+            .filter(|(held, run)| is_affected(held, run))
+            .map(|(_, run)| run)
             .collect()
     }
 
     fn verdict(
         &self,
-        index: usize,
-        hits: &[Hit],
-        owners: &Owners<'_>,
+        affected: &Affected<'_>,
+        owners: &Owners,
         (found, in_tables): (&Search, &Search),
     ) -> Verdict {
-        let held = &self.all[index];
+        let held = &self.all[affected.run];
         let run = held.run;
-        let first_tainted = self.taint.first[index];
+        let first_tainted = self.taint.first[affected.run];
         let handed_out = first_tainted.is_some_and(|first| {
             run.num_tokens > run.num_known_tokens.max(first.saturating_add(1))
         });
@@ -131,12 +142,13 @@ impl Court<'_, '_> {
             .unwrap_or(u32::MAX)
             .min(run.num_processed_tokens);
         own.num_computed_tokens = limit;
-        let mut point = in_tables.resume_point_after(&own, &self.clean(index, hits, in_tables));
-        let mut back = self.go_back(held, hits, owners, point.num_tokens);
+        let is_bad = |rank| owners.owner_of(rank).is_none();
+        let mut point = in_tables.resume_point_after(&own, &self.clean(affected, is_bad));
+        let mut back = self.go_back(affected, owners, point.num_tokens);
         if handed_out || !back.is_possible {
             back = Back::default();
             if owners.is_any {
-                point = found.resume_point_after(&own, &self.clean(index, hits, found));
+                point = found.resume_point_after(&own, &self.clean(affected, |_| true));
             }
         }
         let ResumePoint {
@@ -158,9 +170,9 @@ impl Court<'_, '_> {
 
     /// How many leading positions of each table are known to have no hole, as far as the run has not
     /// written tainted blocks itself: it need not share those, and `hits` lack them.
-    fn clean(&self, index: usize, hits: &[Hit], search: &Search) -> SmallVec<[u32; 8]> {
-        let held = &self.all[index];
-        let written = self.taint.first[index].unwrap_or(u32::MAX);
+    fn clean(&self, run: &Affected<'_>, is_bad: impl Fn(u32) -> bool) -> SmallVec<[u32; 8]> {
+        let held = &self.all[run.run];
+        let written = self.taint.first[run.run].unwrap_or(u32::MAX);
         let groups = self.topology.groups.iter().enumerate();
         let mut clean: SmallVec<[u32; 8]> = groups
             .map(|(group, spec)| {
@@ -169,9 +181,9 @@ impl Court<'_, '_> {
                 length.min(written / spec.block_size) * u32::from(is_known)
             })
             .collect();
-        for hit in hits {
+        for (hit, &rank) in run.hits.iter().zip(run.ranks) {
             let clean = &mut clean[usize::from(hit.group)];
-            if hit.position < *clean && search.is_hole(hit.block) {
+            if hit.position < *clean && is_bad(rank) {
                 *clean = hit.position;
             }
         }
@@ -179,7 +191,8 @@ impl Court<'_, '_> {
     }
 
     /// How a run goes back to a boundary with the blocks that it has, if it can.
-    fn go_back(&self, held: &Held<'_>, hits: &[Hit], owners: &Owners<'_>, boundary: u32) -> Back {
+    fn go_back(&self, run: &Affected<'_>, owners: &Owners, boundary: u32) -> Back {
+        let held = &self.all[run.run];
         let mut groups = (0..).zip(&self.topology.groups);
         if !groups.all(|(group, spec)| self.keeps(held, group, spec, boundary)) {
             return Back::default();
@@ -192,16 +205,16 @@ impl Court<'_, '_> {
         let read: SmallVec<[Range<u32>; 8]> = groups.map(|spec| reads(spec, boundary)).collect();
         let groups = self.topology.groups.iter();
         let written: SmallVec<[u32; 8]> = groups.map(|spec| boundary / spec.block_size).collect();
-        for hit in hits {
+        for (hit, &rank) in run.hits.iter().zip(run.ranks) {
             let group = usize::from(hit.group);
             let is_written = hit.position >= written[group];
-            match owners.owner_of(hit.block) {
+            match owners.owner_of(rank) {
                 Some(owner) if !is_written && read[group].contains(&hit.position) => {
                     let owner = self.all[owner as usize].run.request;
                     back.waits_for.push((hit.block, owner));
                 }
                 None if is_written => {
-                    if owners.is_shared(hit.block) {
+                    if owners.is_shared(rank) {
                         back.rewrites.push(hit.block);
                     }
                 }
@@ -259,41 +272,46 @@ fn reads(spec: &GroupSpec, boundary: u32) -> Range<u32> {
     needed(&spec, boundary)
 }
 
-impl<'a> Owners<'a> {
-    fn new(tainted: &'a BlockSet, affected: &[(usize, &[Hit])]) -> Self {
-        let ranks = tainted.ranks();
-        let num_tainted = tainted.iter().count();
+impl Owners {
+    fn new(num_tainted: usize, affected: &[Affected<'_>]) -> Self {
         let mut is_shared = vec![false; num_tainted];
         let mut holder = vec![NOBODY; num_tainted];
-        for &(run, hits) in affected {
-            for hit in hits {
-                let rank = ranks.of(hit.block) as usize;
-                if holder[rank] == NOBODY {
-                    holder[rank] = count(run);
+        for &Affected { run, ranks, .. } in affected {
+            for &rank in ranks {
+                let holder = &mut holder[rank as usize];
+                if *holder == NOBODY {
+                    *holder = count(run);
                 }
-                is_shared[rank] |= holder[rank] != count(run);
+                is_shared[rank as usize] |= *holder != count(run);
             }
         }
         holder.fill(NOBODY);
         Self {
-            ranks,
             owner: holder,
             is_shared,
             is_any: false,
         }
     }
 
-    fn is_shared(&self, block: BlockId) -> bool {
-        self.is_shared[self.ranks.of(block) as usize]
+    fn is_shared(&self, rank: u32) -> bool {
+        self.is_shared[rank as usize]
     }
 
-    fn owner_of(&self, block: BlockId) -> Option<u32> {
-        let owner = self.owner[self.ranks.of(block) as usize];
+    fn owner_of(&self, rank: u32) -> Option<u32> {
+        let owner = self.owner[rank as usize];
         (owner != NOBODY).then_some(owner)
     }
 
-    fn own(&mut self, block: BlockId, run: u32) {
-        self.owner[self.ranks.of(block) as usize] = run;
+    /// Lets a run own some of the blocks that it holds, given in ascending order.
+    fn own(&mut self, blocks: &[BlockId], run: &Affected<'_>) {
+        if blocks.is_empty() {
+            return;
+        }
+        for (hit, &rank) in run.hits.iter().zip(run.ranks) {
+            if blocks.binary_search(&hit.block).is_ok() {
+                self.owner[rank as usize] = count(run.run);
+            }
+        }
         self.is_any = true;
     }
 }

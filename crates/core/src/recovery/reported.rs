@@ -192,17 +192,19 @@ impl<'a, 'b, T: Tables> Judge<'a, 'b, T> {
                 }
             }
         }
-        let found = reported.loaded.iter().count() as u64;
+        let found = reported.loaded.len() as u64;
         let pairs = reported.is_loaded.iter().filter(|found| !**found).count() as u64;
         self.ignored[Ignored::NotLoaded as usize] += reported.num_blocks - found + pairs;
     }
 }
 
 impl Reported {
-    /// All blocks that have to be looked for.
-    pub(super) fn wanted(&self) -> impl Iterator<Item = BlockId> {
-        let pairs = self.pairs.iter().map(|(block, _)| *block);
-        self.blocks.iter().chain(pairs)
+    /// Adds all blocks that have to be looked for.
+    pub(super) fn want(&self, wanted: &mut BlockSet) {
+        wanted.insert_all(&self.blocks);
+        for &(block, _) in &self.pairs {
+            wanted.insert(block);
+        }
     }
 
     /// Whether a loaded block of a group was reported. It is noted as loaded.

@@ -161,11 +161,6 @@ impl Search {
         }
     }
 
-    /// Whether a block does not serve.
-    pub(super) fn is_hole(&self, block: BlockId) -> bool {
-        self.holes.has(block)
-    }
-
     /// Lets a block that was bad serve from now on.
     pub(super) fn trust(&mut self, block: BlockId) {
         self.holes.remove(block);
