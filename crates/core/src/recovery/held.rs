@@ -172,7 +172,9 @@ pub(super) fn scan(all: &mut [Held<'_>], wanted: &BlockSet) -> Vec<Hit> {
                 Some(other) => repeat(other, before.clone(), held, group, &mut hits),
                 None => 0,
             };
-            hits[first..].iter_mut().for_each(|hit| hit.run = count(run));
+            hits[first..]
+                .iter_mut()
+                .for_each(|hit| hit.run = count(run));
             scan_table(held, count(run), group, copied, &wanted, &mut hits);
             *before = first..hits.len();
         }
@@ -233,7 +235,11 @@ fn repeat(
 /// How many entries two tables have in common at their beginning, rounded down.
 fn common_prefix(a: &[BlockId], b: &[BlockId]) -> u32 {
     const CHUNK: usize = 32;
-    let chunks = a.as_chunks::<CHUNK>().0.iter().zip(b.as_chunks::<CHUNK>().0);
+    let chunks = a
+        .as_chunks::<CHUNK>()
+        .0
+        .iter()
+        .zip(b.as_chunks::<CHUNK>().0);
     let is_same = |(a, b): &(&[BlockId; CHUNK], &[BlockId; CHUNK])| {
         let pairs = a.iter().zip(*b);
         pairs.fold(0, |others, (a, b)| others | (a.0 ^ b.0)) == 0

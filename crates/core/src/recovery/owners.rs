@@ -211,6 +211,9 @@ impl Court<'_, '_> {
             match owners.owner_of(rank) {
                 Some(owner) if !is_written && read[group].contains(&hit.position) => {
                     let owner = self.all[owner as usize].run.request;
+                    if back.waits_for.is_empty() {
+                        back.waits_for.reserve(run.hits.len());
+                    }
                     back.waits_for.push((hit.block, owner));
                 }
                 None if is_written => {

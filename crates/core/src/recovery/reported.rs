@@ -170,17 +170,17 @@ impl<'a, 'b, T: Tables> Judge<'a, 'b, T> {
     /// entries.
     pub(super) fn fail_blocks(&mut self, mut reported: Reported, hits: &[Hit]) {
         let groups = &self.tables.topology().groups;
-        for of_one_table in hits.chunk_by(|a, b| (a.run, a.group) == (b.run, b.group)) {
-            let (held, group) = (
-                &self.all[of_one_table[0].run as usize],
-                usize::from(of_one_table[0].group),
-            );
-            let loaded = held.loaded(group, &groups[group]);
-            for hit in of_one_table
-                .iter()
-                .filter(|hit| loaded.contains(&hit.position))
-            {
-                if reported.finds(hit.block, u32::from(hit.group)) {
+        let mut rest = hits;
+        while let Some(&Hit { run, group, .. }) = rest.first() {
+            let end = rest.partition_point(|hit| (hit.run, hit.group) == (run, group));
+            let (of_one_table, after) = rest.split_at(end);
+            rest = after;
+            let spec = &groups[usize::from(group)];
+            let loaded = self.all[run as usize].loaded(usize::from(group), spec);
+            let start = of_one_table.partition_point(|hit| hit.position < loaded.start);
+            let hits = of_one_table[start..].iter();
+            for hit in hits.take_while(|hit| hit.position < loaded.end) {
+                if reported.finds(hit.block, u32::from(group)) {
                     self.taint.add(hit.block);
                 }
             }

@@ -114,9 +114,11 @@ impl Taint {
         scanned: &BlockSet,
     ) {
         let groups = &tables.topology().groups;
+        let mut settled = None;
         for hit in hits.iter() {
-            if !self.reads_all(all, hit.run) && self.blocks.has(hit.block) {
+            if settled != Some(hit.run) && self.blocks.has(hit.block) {
                 self.read_hit(all, groups, hit);
+                settled = self.reads_all(all, hit.run).then_some(hit.run);
             }
         }
         let ended = all.iter().filter(|held| held.has_ended());
