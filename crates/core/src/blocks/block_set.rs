@@ -261,6 +261,34 @@ mod tests {
     }
 
     #[test]
+    fn entries_that_follow_each_other_are_found_as_all_others_are() {
+        let set = BlockSet::new(1_000, &ids(&[3, 64, 127, 128, 300, 301, 999]));
+        let up: Vec<u32> = (0..1_000).collect();
+        let down: Vec<u32> = (0..1_000).rev().collect();
+        let same = vec![300; 150];
+        let by_twos: Vec<u32> = (0..500).map(|at| 2 * at).collect();
+        for first in [0, 1, 31, 63] {
+            for table in [&up, &down, &same, &by_twos] {
+                let table = ids(&table[first..]);
+                let has = |(at, &block): (usize, &BlockId)| set.has(block).then_some(at);
+                let expected: Vec<usize> = table.iter().enumerate().filter_map(has).collect();
+                assert_eq!(set.found_in(&table).collect::<Vec<_>>(), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn a_set_grows_as_blocks_of_another_one_are_added() {
+        let mut set = BlockSet::default();
+        assert!(set.is_empty());
+        let other = BlockSet::new(500, &ids(&[7, 400]));
+        assert!(!set.has_all(&other));
+        set.insert_all(&other);
+        assert!(set.has_all(&other) && set.has_all(&BlockSet::default()));
+        assert_eq!((set.len(), set.found_in(&ids(&[400; 9])).count()), (2, 9));
+    }
+
+    #[test]
     fn blocks_are_added_taken_out_and_listed() {
         let mut set = BlockSet::new(200, &ids(&[130, 63, 64, 5]));
         assert!(set.insert(BlockId(199)));

@@ -299,3 +299,70 @@ impl Occurrences {
         &self.hits[start..self.ends[block.index()]]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Blocks in one order or another, after some null blocks.
+    fn tables() -> impl Strategy<Value = Vec<(u32, Vec<BlockId>)>> {
+        let table = (0..3u32, 0..200u32, 0..200usize, 0..3u32, 0..200usize);
+        let blocks = |(null, first, length, step, hole): (u32, u32, usize, u32, usize)| {
+            let ids = (0..length).scan(1000 + first, |id, _| {
+                *id = (*id + step).wrapping_sub(1); // Down, everywhere the same, or up.
+                Some(BlockId(*id))
+            });
+            let nulls = std::iter::repeat_n(NULL_BLOCK, null as usize * 70);
+            let mut blocks: Vec<BlockId> = nulls.chain(ids).collect();
+            if let Some(block) = blocks.get_mut(hole) {
+                *block = NULL_BLOCK;
+            }
+            (null * 70, blocks)
+        };
+        let common = prop::collection::vec((table.prop_map(blocks), 0..300usize), 1..5);
+        common.prop_map(|tables| {
+            let mut all: Vec<(u32, Vec<BlockId>)> = Vec::new();
+            for ((null, mut blocks), common) in tables {
+                if let Some((other, before)) = all.last() {
+                    let theirs = before.get(*other as usize..).unwrap_or(&[]);
+                    let own = blocks.get_mut(null as usize..).unwrap_or(&mut []);
+                    let common = common.min(theirs.len()).min(own.len());
+                    own[..common].copy_from_slice(&theirs[..common]);
+                }
+                all.push((null, blocks));
+            }
+            all
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_scan_finds_every_entry_and_where_tables_become_whole(
+            tables in tables(),
+            wanted in prop::collection::vec(800..1400u32, 0..60),
+        ) {
+            let wanted: Vec<BlockId> = wanted.into_iter().map(BlockId).collect();
+            let run = Run::default();
+            let mut all: Vec<Held<'_>> = tables.iter().map(|(num_null, blocks)| {
+                let table = OwnTable { blocks, num_null: *num_null, ..OwnTable::default() };
+                let own = OwnTables {
+                    groups: SmallVec::from_iter([table]), num_tokens: 0, num_computed_tokens: 0
+                };
+                Held { run: &run, own, whole_from: SmallVec::from_elem(*num_null, 1) }
+            }).collect();
+            let hits = scan(&mut all, &BlockSet::new(2000, &wanted));
+            let found: Vec<_> = hits.iter().map(|hit| (hit.run, hit.position, hit.block)).collect();
+            let mut expected = Vec::new();
+            for (run, (num_null, blocks)) in (0..).zip(&tables) {
+                let entries = (0u32..).zip(blocks).filter(|(_, block)| wanted.contains(block));
+                expected.extend(entries.map(|(position, &block)| (run, position, block)));
+                let last = blocks.iter().rposition(|&block| block == NULL_BLOCK);
+                let whole = last.map_or(0, |at| count(at) + 1).max(*num_null);
+                prop_assert_eq!(all[run as usize].whole_from[0], whole);
+            }
+            prop_assert_eq!(found, expected);
+        }
+    }
+}
