@@ -142,10 +142,12 @@ class Transfers:
         known = self._transfers.keys() & {*report.ended, *report.given_up}
         named = [self._transfers[number].load for number in known]
         stale = {load.request for load in named if self._latest[load.request] not in known}
-        failures = replace(
-            report.failures,
-            places={r: p for r, p in report.failures.places.items() if r not in stale},
-            requests=[r for r in report.failures.requests if r not in stale],
+        failures = self._in_blocks(
+            replace(
+                report.failures,
+                places={r: p for r, p in report.failures.places.items() if r not in stale},
+                requests=[r for r in report.failures.requests if r not in stale],
+            )
         )
         if failures or failures.causes:
             self._failures.append(failures)
@@ -159,6 +161,34 @@ class Transfers:
             if number in self._transfers:
                 self._transfers[number].given_up.add(report.rank)
         return ended
+
+    def _in_blocks(self, failures: Failures) -> Failures:
+        """Name the blocks of loads under way: a request may load anew before one is judged."""
+        loads = {
+            transfer.load.request: transfer.load
+            for number, transfer in self._transfers.items()
+            if not transfer.is_judged and self._latest[transfer.load.request] == number
+        }
+        named, places = set[Target](), dict(failures.places)
+        for request in loads.keys() & places.keys():
+            left = {g: {*positions} for g, positions in places[request].items()}
+            for target in loads[request].targets:
+                if target.position in left.get(target.group, ()):
+                    left[target.group].remove(target.position)
+                    named.add(target)
+            # What the load does not fill is judged, and counted, as it was said.
+            places[request] = {g: positions for g, positions in left.items() if positions}
+        for request in loads.keys() & {*failures.requests}:
+            named.update(loads[request].targets)
+        return replace(
+            failures,
+            places={request: groups for request, groups in places.items() if groups},
+            group_blocks={
+                *failures.group_blocks,
+                *(GroupBlock(t.group, t.block_id) for t in named),
+            },
+            requests=[request for request in failures.requests if request not in loads],
+        )
 
     def settle(self) -> tuple[list[Load], Failures]:
         """Return the loads that are settled now, and what failed, of them or of earlier ones.

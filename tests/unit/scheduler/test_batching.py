@@ -221,7 +221,7 @@ def test_options_that_cannot_work_are_refused() -> None:
         ({"findable": "never"}, "findable is 'never'"),
         ({"num_ranks": 0}, "num_ranks is 0"),
         ({"num_lookahead_tokens": 2}, "group 1 keeps 1 states for 2 drafts"),
-        ({"num_lookahead_tokens": 1, "max_steps_in_flight": 2}, "2 steps may be in flight"),
+        ({"num_lookahead_tokens": 1, "max_steps_in_flight": 2}, "2 steps in flight at most"),
     ):
         cache = {"group_options": (GroupOptions(), GroupOptions(num_speculative_blocks=1))}
         with pytest.raises(InvalidValueError, match=what):

@@ -12,7 +12,7 @@ from kvbraid.recovery.policy import Policy
 from kvbraid.scheduler import Finish, LoadReport, Offer, Query, Scheduler
 
 from tests.unit.cache.caches import full, mamba, window
-from tests.unit.scheduler.engines import Engine
+from tests.unit.scheduler.engines import Engine, sampled
 
 RECORD = Record("host", b"key")
 PROMPT = list(range(42))
@@ -250,6 +250,23 @@ def test_every_recovery_can_be_dumped_and_decided_again() -> None:
     engine.update([LoadReport(rank=0, ended=[0], failures=fails(request, 2))])
     (state,) = states
     assert state.decide().requests[request].resume == 8
+
+
+def test_what_failed_of_an_earlier_load_is_not_taken_for_a_part_of_the_next_one() -> None:
+    engine = Engine(full(4), answer=offers(40, is_async=True), num_ranks=2)
+    request = engine.add(PROMPT)
+    engine.schedule()
+    engine.update([])
+    failed = Failures(places={request: {0: [3]}}, requests=[request])
+    engine.report([LoadReport(rank=0, ended=[0], failures=failed)])
+    engine.scheduler._book.preempt(engine.scheduler._book.requests[request])
+    engine.schedule()
+    engine.update([LoadReport(rank=1, ended=[0])])
+    engine.report(engine.ended([1]))
+    assert hit(engine) == 40
+    engine.run()
+    assert engine.tokens(request) == [sampled(42), sampled(43)]
+    assert not engine.scheduler.ledgers.actions
 
 
 def test_reports_that_make_no_sense_are_refused_and_change_nothing() -> None:
