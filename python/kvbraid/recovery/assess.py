@@ -10,7 +10,8 @@ A thin face of the native core, which reads the tables of a live cache where the
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TypeAlias, cast
+from types import MappingProxyType
+from typing import Final, TypeAlias, cast
 
 from kvbraid._native import assess_snapshot
 from kvbraid.cache import CacheManager
@@ -35,6 +36,9 @@ _VerdictTuple: TypeAlias = tuple[
     list[BlockId],
     list[tuple[int, int, int, BlockId, str]],
 ]
+
+
+_NOBODY: Final[Mapping[BlockId, int]] = MappingProxyType({})
 
 
 class Waits(Mapping[BlockId, int]):
@@ -122,7 +126,7 @@ def _verdict(row: _VerdictTuple) -> Verdict:
         resume,
         in_place,
         tuple(owner_of),
-        Waits(*waits) if waits[0] else {},
+        Waits(*waits) if waits[0] else _NOBODY,
         tuple(busy),
         tuple([Refusal(*each[:4], Why(each[4])) for each in refused]) if refused else (),
     )

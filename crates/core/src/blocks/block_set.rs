@@ -40,6 +40,15 @@ impl BlockSet {
         set
     }
 
+    /// A set without blocks that has room for as many as another one.
+    #[must_use]
+    pub fn with_room_of(other: &Self) -> Self {
+        Self {
+            words: vec![0; other.words.len()],
+            flags: vec![false; other.flags.len()],
+        }
+    }
+
     fn reserve(&mut self, last: BlockId) {
         if last.index() / 64 >= self.words.len() {
             self.words.resize(last.index() / 64 + 1, 0);
@@ -210,16 +219,27 @@ enum Step {
 fn step(chunk: &[BlockId; CHUNK]) -> Option<Step> {
     const LENGTH: u32 = u64::BITS - 1;
     const MINUS_LENGTH: u32 = LENGTH.wrapping_neg();
-    let (step, by) = match chunk[CHUNK - 1].0.wrapping_sub(chunk[0].0) {
-        LENGTH => (Step::Up, 1),
-        MINUS_LENGTH => (Step::Down, u32::MAX),
-        0 => (Step::None, 0),
+    let first = chunk[0].0;
+    let (step, is_same) = match chunk[CHUNK - 1].0.wrapping_sub(first) {
+        LENGTH => (
+            Step::Up,
+            all(chunk, |at, block| block.wrapping_sub(first) ^ at),
+        ),
+        MINUS_LENGTH => (
+            Step::Down,
+            all(chunk, |at, block| first.wrapping_sub(block) ^ at),
+        ),
+        0 => (Step::None, all(chunk, |_, block| first ^ block)),
         _ => return None,
     };
-    let others = chunk.windows(2).fold(0, |others, pair| {
-        others | (pair[1].0.wrapping_sub(pair[0].0) ^ by)
-    });
-    (others == 0).then_some(step)
+    is_same.then_some(step)
+}
+
+/// Whether all entries of a chunk differ by zero from what they should be. No entry ends the search,
+/// so several are looked at together.
+fn all(chunk: &[BlockId; CHUNK], difference: impl Fn(u32, u32) -> u32) -> bool {
+    let entries = (0u32..).zip(chunk);
+    entries.fold(0, |any, (at, block)| any | difference(at, block.0)) == 0
 }
 
 /// The bits that are set, the lowest first.

@@ -157,10 +157,11 @@ impl<'a, 'b, T: Tables> Judge<'a, 'b, T> {
         blocks.retain(|&block| is_block(block, 0));
         let mut pairs = distinct(&failures.group_blocks);
         pairs.retain(|&(block, group)| is_block(block, group));
+        let set = BlockSet::new(num_blocks, &blocks);
         Reported {
             num_blocks: blocks.len() as u64,
-            blocks: BlockSet::new(num_blocks, &blocks),
-            loaded: BlockSet::new(num_blocks, &[]),
+            loaded: BlockSet::with_room_of(&set),
+            blocks: set,
             is_loaded: vec![false; pairs.len()],
             pairs,
         }
