@@ -83,6 +83,7 @@ def config(layout: Layout, *, is_async: bool, **options: object) -> Any:  # noqa
     made.scheduler_config.async_scheduling = is_async
     made.cache_config.num_gpu_blocks = layout.num_blocks
     made.cache_config.mamba_cache_mode = "align"
+    made.cache_config.block_size = layout.alignment  # Where steps of states have to end.
     made.additional_config = {"kvbraid": options}
     return made
 

@@ -26,6 +26,7 @@ LAYOUTS: Final = {
     "window and full": Layout((window(40), full()), 200, 16, 16),
     "chunks and full": Layout((chunked(48), full()), 200, 16, 16),
     "states and full": Layout((states(), full()), 200, 16, 16),
+    "states inside blocks": Layout((states(64), full(64)), 100, 64, 16),
     "unequal blocks": Layout((window(60, 32), full()), 160, 32, 16),
     "four groups": Layout((window(40), chunked(64), window(20), full()), 400, 16, 16),
 }
@@ -147,9 +148,9 @@ class GhostEngine:
             assert tokens == truth(self._prompts[name], len(tokens)), name
 
     def finish(self, most: int = 400) -> None:
-        """Go on until nothing is left; more steps than this are a livelock."""
+        """Go on until nothing is left or loads; more steps than this are a livelock."""
         for _ in range(most):
-            if not self.scheduler.has_unfinished_requests():
+            if not (self.scheduler.has_unfinished_requests() or self.worker.loading):
                 while self._steps:
                     self.process()
                 return
