@@ -28,7 +28,8 @@ from tests.ghost.truth import Life
 class Efforts:
     """What one request has done, in steps; `alone` is what it would need without faults.
 
-    `recent` is what it has done since the last recovery, up to the run `run`.
+    `recent` is what it has done since the last recovery, up to the run `run`. `early_loads` began
+    before an earlier load of the request was over, so nobody knew yet that this one had failed.
     """
 
     alone: int
@@ -36,6 +37,7 @@ class Efforts:
     recent: int = 0
     taken_back: int = 0
     own_failures: int = 0
+    early_loads: int = 0
     others_failures: int = 0
 
 
@@ -83,6 +85,8 @@ class Progress:
                 self._count(part.request, part.run)
             room -= part.num_tokens
         for load in step.loads:
+            under_way = [each.request for each in self._book.ledgers.transfers.loads]
+            self._efforts[load.request].early_loads += under_way.count(load.request) > 1
             if load.is_async:
                 self._count(load.request, requests[load.request].run)
 
@@ -135,7 +139,7 @@ class Progress:
         own.taken_back, own.recent = own.taken_back + own.recent, 0
         own.own_failures += is_own
         own.others_failures += not is_own
-        if own.own_failures > 1 + self._retries:
+        if own.own_failures > 1 + self._retries + own.early_loads:
             raise BadOutcomeError(
                 f"livelock: {own.own_failures} loads of request {request} have failed, which may "
                 f"ask {self._retries} times again"

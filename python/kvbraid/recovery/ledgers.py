@@ -24,7 +24,7 @@ from kvbraid.recovery.owners import Ownership
 from kvbraid.recovery.plan import Action, RecoveryPlan
 from kvbraid.recovery.policy import Cooldowns, Policy, RetryBudget
 from kvbraid.recovery.quarantine import Quarantine
-from kvbraid.recovery.run import Run
+from kvbraid.recovery.run import GivenBack, Run
 from kvbraid.recovery.snapshot import snapshot_of
 from kvbraid.recovery.tiers import Offer, Tiers
 from kvbraid.recovery.transfers import Load, LoadReport, Transfers
@@ -143,8 +143,20 @@ class Ledgers:
         gave it back.
         """
         work, writers = self._cache.take_work(caller_frees=caller_frees), self.transfers.writers
-        self.departed.hand_out(destination for _, destination in work.copies)
+        self._note_copies(work.copies)
         return work._replace(blocks_to_zero=[b for b in work.blocks_to_zero if b not in writers])
+
+    def _note_copies(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
+        """Note that runs have read what their own blocks are copied from: a hit inside a block."""
+        sources = {destination: source for source, destination in copies}
+        self.departed.hand_out(sources)
+        if not self.transfers.num_begun:
+            return  # Nothing may be garbage.
+        places = self._cache.tables.requests_of(list(sources))
+        for destination, source in sources.items():
+            for place in places.of(destination):
+                read = GivenBack(place.group, place.position, source)
+                self.departed.give_back(place.request, [read])
 
     # Ranks report.
 

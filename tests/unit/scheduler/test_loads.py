@@ -337,3 +337,29 @@ def test_a_state_inside_a_block_is_not_kept_once_a_step_in_flight_moves_it_on() 
     engine.update()
     states = engine.cache.blocks(request)[1]
     assert [engine.cache.pool.describe([block])[0].num_tokens for block in states] == [4, 0]
+
+
+def test_who_began_with_a_copy_of_a_part_of_a_block_goes_back_if_that_block_failed() -> None:
+    engine = Engine(
+        full(4),
+        full(2),
+        answer=offers(40, is_async=False),
+        max_steps_in_flight=2,
+        findable="scheduled",
+        cache={
+            "num_blocks": 128,
+            "topology": {"alignment": 4, "hash_block_size": 2, "partial_hits": True},
+        },
+    )
+    first = engine.add(PROMPT)
+    engine.schedule()
+    second = engine.add(PROMPT[:40])
+    step = engine.schedule()
+    assert step is not None
+    (copy,) = step.work.copies
+    assert copy[0] == engine.cache.blocks(first)[0][9]
+    assert copy[1] == engine.cache.blocks(second)[0][9]
+    engine.update([LoadReport(rank=0, ended=[0], failures=fails(first, 9))])
+    assert engine.scheduler.ledgers.actions == {Action.REWIND: 2}
+    engine.run()
+    assert [output.num_recomputed for output in engine.said[second][-1:]] == [2]
