@@ -19,7 +19,7 @@ from kvbraid.cache.counts import check_counts
 from kvbraid.cache.tables import Refusal, Why
 from kvbraid.ids import BlockId
 from kvbraid.recovery.assessment import Assessment, Ignored, Verdict
-from kvbraid.recovery.failures import Failures
+from kvbraid.recovery.failures import Failures, GroupBlock
 from kvbraid.recovery.run import Run
 from kvbraid.recovery.snapshot import Snapshot
 
@@ -115,6 +115,21 @@ def assess(
         verdicts=tuple(map(_verdict, verdicts)),
         ignored={why: count for why, count in counts if count},
     )
+
+
+def with_what_was_read(
+    source: CacheManager | Snapshot, runs: Sequence[Run], failures: Failures
+) -> Failures:
+    """Add the garbage that runs have read and given back since (`Run.given_back`), which is in no
+    table any more; repeated, because what they computed from it is garbage as well."""
+    gone = {GroupBlock(g.group, g.block_id) for run in runs for g in run.given_back}
+    while gone.difference(failures.group_blocks):
+        tainted = {*assess(source, runs, failures).tainted}
+        read = {each for each in gone if each.block_id in tainted}
+        if read <= {*failures.group_blocks}:
+            break
+        failures = Failures.union([failures, Failures(group_blocks=read)])
+    return failures
 
 
 def _verdict(row: _VerdictTuple) -> Verdict:

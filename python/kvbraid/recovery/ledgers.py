@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 from kvbraid.cache import CacheManager, Need, Work
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
-from kvbraid.recovery.assess import assess
+from kvbraid.recovery.assess import with_what_was_read
 from kvbraid.recovery.decide import decide
 from kvbraid.recovery.departed import Departed
 from kvbraid.recovery.document import State
-from kvbraid.recovery.failures import Failures, GroupBlock
+from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.live import LiveRun
 from kvbraid.recovery.loading import Tables, targets_of
 from kvbraid.recovery.owners import Ownership
@@ -199,12 +199,13 @@ class Ledgers:
             blocks = [block for block in hold if writers[block] == number]
             self.quarantine.add(number, blocks, self.transfers.pending(number))
         self.owners.take(plan, self._cache.tables)
+        self.departed.hand_out(plan.tainted)  # What is known to be garbage is found by nobody.
         self._tell(plan)
         self.actions.update(each.action for each in plan.requests.values())
         return Applied(plan, had)
 
     def _followed(self, runs: Sequence[Run], failures: Failures) -> Failures:
-        """Add the garbage that runs have read and given back since, which no table shows."""
+        """Leave out what was recovered, and add the garbage that runs have given back since."""
         # A run that has gone back to before its load is named again: these places are a hit now.
         others = {run.request for run in runs if not run.num_loaded_tokens}
         failures = replace(
@@ -212,14 +213,7 @@ class Ledgers:
             places={r: places for r, places in failures.places.items() if r not in others},
             requests=[r for r in failures.requests if r not in others],
         )
-        gone = {GroupBlock(g.group, g.block_id) for run in runs for g in run.given_back}
-        while gone.difference(failures.group_blocks):
-            tainted = {*assess(self._cache, runs, failures).tainted}
-            passed = {each for each in gone if each.block_id in tainted}
-            if passed <= {*failures.group_blocks}:
-                break
-            failures = Failures.union([failures, Failures(group_blocks=passed)])
-        return failures
+        return with_what_was_read(self._cache, runs, failures)
 
     def _tell(self, plan: RecoveryPlan) -> None:
         if plan.tainted:

@@ -253,9 +253,13 @@ class KvbraidCacheManager:
         """Take the blocks to zero before the step runs."""
         return self._work.take_blocks_to_zero()
 
+    def _copied(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
+        """Do what there is to do about copies that a step begins with."""
+
     def take_kv_cache_block_copies(self) -> tuple[list[KVCacheBlockCopy], list[Block]]:
         """Take the copies to make before the step runs, and both ends of each, held."""
         copies = self._work.take_copies()
+        self._copied(copies)
         ends = [block_id for copy in copies for block_id in copy]
         return [KVCacheBlockCopy(*copy) for copy in copies], self._objects(ends)
 

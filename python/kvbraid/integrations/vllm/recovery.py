@@ -24,6 +24,7 @@ from kvbraid.integrations.vllm.recovery_options import recovery_options
 from kvbraid.integrations.vllm.reports import Reports
 from kvbraid.integrations.vllm.runs import Alive
 from kvbraid.integrations.vllm.tracked import TrackedCacheManager
+from kvbraid.recovery.assess import with_what_was_read
 from kvbraid.recovery.counts import PromptCounts
 from kvbraid.recovery.decide import decide
 from kvbraid.recovery.failures import Failures
@@ -171,10 +172,11 @@ class RecoveryFromFailedLoads:
             if alive.is_loading
             for each in self._runs.loaded(alive)
         }
+        runs = self._runs.runs()
         decided = decide(
             self._cache,
-            self._runs.runs(),
-            failures,
+            runs,
+            with_what_was_read(self._cache, runs, failures),
             busy={*loading, *self._ownership.blocks},
             policy=self.policy,
         )
@@ -191,6 +193,7 @@ class RecoveryFromFailedLoads:
         for request_id in self._runs.ended_with(plan.tainted):
             self._scheduler.drop_output(request_id)
         self._reschedule(plan, by_number)
+        self._runs.hand_out(plan.tainted)
         self._start_heirs_over(handed_on)
         self.counts.add(plan, by_group)
         self.counts.cool(self.asking.num_cooling)

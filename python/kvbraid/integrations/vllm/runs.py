@@ -36,6 +36,7 @@ class Alive:
         delays_commit: An asynchronous load whose blocks are not findable yet.
         is_loading: An asynchronous load that has not ended.
         loaded: The loaded blocks of groups that give blocks back while the request runs.
+        read: Blocks that its own blocks are copies of: a hit inside a block.
     """
 
     request: Request
@@ -46,6 +47,7 @@ class Alive:
     delays_commit: bool
     is_loading: bool
     loaded: tuple[GivenBack, ...] = ()
+    read: tuple[GivenBack, ...] = ()
 
     @property
     def num_computed_tokens(self) -> int:
@@ -145,6 +147,19 @@ class Runs:
         """Whether it matters which blocks are handed out."""
         return bool(self._watched)
 
+    def copied(self, sources: Mapping[BlockId, BlockId]) -> None:
+        """Note copies that a step begins with; each destination has its source."""
+        if not sources:
+            return
+        self.hand_out(sources)
+        places = self._cache.tables.requests_of(list(sources))
+        by_number = {alive.number: alive for alive in self._alive.values()}
+        for destination, source in sources.items():
+            for number, group, position in places.of(destination):
+                if number in by_number:
+                    by_number[number].read += (GivenBack(group, position, source),)
+                    self._watched.add(source)
+
     def end(self, request_id: str) -> None:
         """Note that a request is about to give its blocks back."""
         alive = self._alive.pop(request_id, None)
@@ -168,13 +183,18 @@ class Runs:
                 alive.loaded = tuple(
                     each for each in alive.loaded if each.block_id not in new or each in held
                 )
+            alive.read = tuple(each for each in alive.read if each.block_id not in new)
 
     def process(self, num_scheduled_tokens: Mapping[str, int]) -> None:
         """Note that the oldest step was processed; it had these tokens of requests."""
         for ended in self._ended:
             ended.num_in_flight_tokens -= num_scheduled_tokens.get(ended.request_id, 0)
         self._ended = [ended for ended in self._ended if ended.num_in_flight_tokens > 0]
-        if self._watched and not self._ended and not any(a.loaded for a in self._alive.values()):
+        if (
+            self._watched
+            and not self._ended
+            and not any(alive.loaded or alive.read for alive in self._alive.values())
+        ):
             self._watched.clear()
 
     def cut(self, alive: Alive, resume: int) -> None:
@@ -226,8 +246,7 @@ class Runs:
         )
 
     def _given_back(self, alive: Alive) -> list[GivenBack]:
-        """Return the loaded blocks that have left the tables."""
+        """Return what it has read and has no more: loaded blocks, and sources of copies."""
         tables = self._cache.blocks(alive.number) if alive.loaded else []
-        return [
-            each for each in alive.loaded if tables[each.group][each.position] != each.block_id
-        ]
+        gone = [e for e in alive.loaded if tables[e.group][e.position] != e.block_id]
+        return [*gone, *alive.read]

@@ -1,6 +1,6 @@
 """Our cache for engines with a connector: it also notes which runs start, and what loads fill."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -60,6 +60,9 @@ class TrackedCacheManager(KvbraidCacheManager):
         elif self.runs.is_watching:
             self.runs.hand_out(block for ids in blocks.get_block_ids() for block in ids)
         return blocks
+
+    def _copied(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
+        self.runs.copied({destination: source for source, destination in copies})
 
     def _own_blocks(self, number: int, num_hit_tokens: int) -> list[BlockId]:
         """Return the blocks that a request did not adopt; vLLM returns none that a load fills."""
