@@ -1,4 +1,4 @@
-"""33 bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
+"""36 bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
 
 The nine of the first table are those that a study planted in vLLM's own manager, by the names it
 gave them; four of them survived vLLM's tests. The others are ours. `run.py` plants them one at a
@@ -52,6 +52,7 @@ ASSESS: Final = "tests/differential/test_assess.py::test_the_answer_is_that_of_t
 OWNERS: Final = "tests/unit/recovery/test_owners.py"
 SHARED: Final = "tests/unit/recovery/test_shared_blocks.py"
 COUNTED: Final = "tests/unit/scheduler/test_recovered_tokens.py"
+LOADS: Final = "tests/unit/scheduler/test_loads.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,6 +491,49 @@ OF_RECOVERY: Final = (
             ),
         ),
         (ASSESS,),
+    ),
+    Mutant(
+        "copies-of-others",
+        "recovery: copies of the same tokens that others have registered are taken for its own",
+        (
+            Edit(
+                "crates/core/src/cache/assess.rs",
+                "self.pool.author(block) == author || gap.has_read(position, block)",
+                "self.pool.author(block) == author || !gap.positions.is_empty()",
+            ),
+        ),
+        (
+            ASSESS,
+            "tests/unit/recovery/test_copies.py"
+            "::test_a_healthy_copy_of_a_request_that_has_left_is_not_taken_for_the_failed_one",
+        ),
+    ),
+    Mutant(
+        "copy-not-read",
+        "recovery: a run has not read the block that its own is a copy of",
+        (
+            Edit(
+                "python/kvbraid/recovery/ledgers.py",
+                "for place in places.of(destination):",
+                "for place in places.of(source):",
+            ),
+        ),
+        (
+            f"{LOADS}"
+            "::test_who_began_with_a_copy_of_a_part_of_a_block_goes_back_if_that_block_failed",
+        ),
+    ),
+    Mutant(
+        "next-load-blamed",
+        "recovery: what failed of a load is taken for a part of the request's next load",
+        (
+            Edit(
+                "python/kvbraid/recovery/transfers.py",
+                "if not transfer.is_judged and self._latest",
+                "if transfer.is_judged and self._latest",
+            ),
+        ),
+        (f"{LOADS}::test_what_failed_of_an_earlier_load_is_not_taken_for_a_part_of_the_next_one",),
     ),
     Mutant(
         "stale-output",
