@@ -254,6 +254,24 @@ def test_a_retry_asks_the_connector_again_and_then_no_more() -> None:
     assert len(engine.outputs["1"]) == 4
 
 
+def test_the_load_in_flight_of_a_request_that_ended_with_an_error_may_fail_too() -> None:
+    engine = engine_of("full", is_async=True, policy="fail")
+    engine.connector.offer = lambda request, hit: (
+        160 - hit if request.num_tokens > 96 else 64,
+        False,
+    )
+    engine.worker.fails = lambda _, parts: parts[3:4]
+    engine.add(PROMPT[:96])
+    engine.step()
+    engine.add(PROMPT)  # It finds all of the first one, of which a block has failed.
+    engine.finish()
+    assert engine.errors == {"1", "2"}
+    engine.connector.offer = lambda *_: (0, False)
+    engine.add(PROMPT[:140])
+    engine.finish()
+    assert engine.hit(PROMPT) == 144, "the block after 144 tokens failed"
+
+
 def test_a_connector_that_keeps_failing_is_not_asked_for_a_while() -> None:
     engine = engine_of("full", options={"tier_cooldown_s": 3_600})
     engine.worker.fails = lambda _, parts: parts[-1:]

@@ -166,7 +166,12 @@ class RecoveringScheduler(Scheduler):  # type: ignore[misc] # Untyped without vL
         request.num_computed_tokens = 0
 
     def fail(self, request: Request) -> None:
-        """Let a request end with an error in this step, in which vLLM ends these."""
+        """Let a request end with an error in this step, in which vLLM ends these.
+
+        Its run ends while its steps in flight are known: their loads may turn out to have failed.
+        """
+        assert self.recovery is not None
+        self.recovery.leaves(request, ends=False)
         self._drop_steps_in_flight(request)
         self.encoder_cache_mismatch_reqs.add(request.request_id)
 
