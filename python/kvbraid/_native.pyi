@@ -128,21 +128,24 @@ class FleetCore:
 
 def find_token_ids(body: bytes) -> tuple[bytes, int, int] | None: ...
 
-# request, first tainted token, handed out, resume, in place, owned blocks, (blocks waited for,
-# owners), busy blocks, refusals
+# request, first tainted token, handed out, resume, in place, owned blocks, index of what is waited
+# for, busy blocks, refusals
 _VerdictTuple: TypeAlias = tuple[
     int,
     int | None,
     bool,
     int,
     bool,
-    list[BlockId],
-    tuple[bytes, bytes],
-    list[BlockId],
-    list[tuple[int, int, int, BlockId, str]],
+    tuple[BlockId, ...],
+    int,
+    tuple[BlockId, ...],
+    tuple[tuple[int, int, int, BlockId, str], ...],
 ]
-# tainted blocks, verdicts, counts of what was ignored
-_AssessmentTuple: TypeAlias = tuple[bytes, list[_VerdictTuple], list[int]]
+# tainted blocks, verdicts, blocks waited for and their owners (the first of them none), counts of
+# what was ignored
+_AssessmentTuple: TypeAlias = tuple[
+    bytes, list[_VerdictTuple], list[tuple[bytes, bytes]], list[int]
+]
 
 def assess_snapshot(
     snapshot: Snapshot,

@@ -21,11 +21,11 @@ from tests.reference import recovery_model
 FULL = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=2)
 WINDOW = GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=2, window=80)
 MIXES = ((FULL,), (FULL, FULL), (FULL, WINDOW), (WINDOW,))
-NUM_BLOCKS = 1_500
+NUM_BLOCKS = 2_000
 
 
 class Tables:
-    """Tables of three requests of up to 150 positions; each may begin as the one before it."""
+    """Tables of up to six requests of up to 150 positions; each may begin as the one before it."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -39,7 +39,7 @@ class Tables:
         self.tables: dict[int, RunTables] = {}
         self.runs: list[Run] = []
         before = [list[BlockId]() for _ in self.groups]
-        for request in range(3):
+        for request in range(self.random.choice((3, 6))):
             before = self.add(request, before)
 
     def add(self, request: int, before: list[list[BlockId]]) -> list[list[BlockId]]:

@@ -1,15 +1,15 @@
-//! What is assessed after a load failed, read from Python objects by attribute name, and the answer
-//! as tuples.
+//! What is assessed after a load failed, read from Python objects by attribute name or position, and
+//! the answer as tuples.
 
 use kvbraid_core::blocks::BlockId;
 use kvbraid_core::recovery::{
     self, Assessment, Doubt, FailedPlace, Failures, GivenBack, IgnoredCounts, Refusal, Run,
-    RunTables, Snapshot, State, Verdict, Why,
+    RunTables, Snapshot, State, Verdict, Waits, Why,
 };
 use kvbraid_core::spec::EngineDialect;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
-use pyo3::types::PyMapping;
+use pyo3::types::{PyMapping, PyTuple};
 
 use crate::errors::to_python;
 use crate::native_bytes::{Column, native_bytes};
@@ -87,20 +87,34 @@ where
     }
 }
 
-/// `kvbraid.recovery.run.Run`.
-#[derive(FromPyObject)]
-pub(crate) struct RunArg {
-    request: u64,
-    num_tokens: u32,
-    num_known_tokens: u32,
-    num_local_tokens: u32,
-    num_loaded_tokens: u32,
-    num_processed_tokens: u32,
-    num_computed_tokens: u32,
-    delays_commit: bool,
-    given_back: Vec<(u32, u32, u32)>,
-    ended_tables: Option<Vec<Each<Number>>>,
+/// Anything; it is not read.
+struct Unread;
+
+impl FromPyObject<'_, '_> for Unread {
+    type Error = PyErr;
+
+    fn extract(_: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+        Ok(Self)
+    }
 }
+
+/// `kvbraid.recovery.run.Run`, by position, because hundreds are read at once: the request; the
+/// tokens, those of the prompt, the known, local, loaded, processed and computed ones; whether it
+/// delays its commit; what it has given back; and the tables of an ended run.
+#[derive(FromPyObject)]
+pub(crate) struct RunArg(
+    u64,
+    u32,
+    Unread,
+    u32,
+    u32,
+    u32,
+    u32,
+    u32,
+    bool,
+    Vec<(u32, u32, u32)>,
+    Option<Vec<Each<Number>>>,
+);
 
 impl RunArg {
     fn decode(self) -> Run {
@@ -110,17 +124,30 @@ impl RunArg {
             block: BlockId(block),
         };
         let tables = |tables: Vec<Each<Number>>| tables.into_iter().map(Each::blocks).collect();
+        let Self(
+            request,
+            num_tokens,
+            _,
+            num_known_tokens,
+            num_local_tokens,
+            num_loaded_tokens,
+            num_processed_tokens,
+            num_computed_tokens,
+            delays_commit,
+            gone,
+            ended,
+        ) = self;
         Run {
-            request: self.request,
-            num_tokens: self.num_tokens,
-            num_known_tokens: self.num_known_tokens,
-            num_local_tokens: self.num_local_tokens,
-            num_loaded_tokens: self.num_loaded_tokens,
-            num_processed_tokens: self.num_processed_tokens,
-            num_computed_tokens: self.num_computed_tokens,
-            delays_commit: self.delays_commit,
-            given_back: self.given_back.into_iter().map(given_back).collect(),
-            ended_tables: self.ended_tables.map(tables),
+            request,
+            num_tokens,
+            num_known_tokens,
+            num_local_tokens,
+            num_loaded_tokens,
+            num_processed_tokens,
+            num_computed_tokens,
+            delays_commit,
+            given_back: gone.into_iter().map(given_back).collect(),
+            ended_tables: ended.map(tables),
         }
     }
 }
@@ -244,81 +271,75 @@ pub(crate) fn refusals(refused: Vec<Refusal>) -> Vec<RefusalTuple> {
 }
 
 /// The request, its first tainted token, whether garbage was handed out, the boundary, whether it
-/// goes back in place, what it owns, what it waits for with the owners (buffers of native integers
-/// of 32 and of 64 bits), its busy blocks, and the refusals.
+/// goes back in place, what it owns, the index of what it waits for, its busy blocks, and the
+/// refusals.
 type VerdictTuple<'py> = (
     u64,
     Option<u32>,
     bool,
     u32,
     bool,
-    Vec<u32>,
-    (Column<'py>, Column<'py>),
-    Vec<u32>,
-    Vec<RefusalTuple>,
+    Bound<'py, PyTuple>,
+    usize,
+    Bound<'py, PyTuple>,
+    Bound<'py, PyTuple>,
 );
 
-/// The tainted blocks, as a buffer of native integers of 32 bits; the verdicts; and how many parts
-/// of the report did not count, by reason.
-pub(crate) type AssessmentTuple<'py> = (Column<'py>, Vec<VerdictTuple<'py>>, IgnoredCounts);
+/// Blocks and their owners, as buffers of native integers of 32 and of 64 bits.
+type WaitsTuple<'py> = (Column<'py>, Column<'py>);
 
-/// What runs wait for. Runs that share what they hit often wait for the same: then they get the
-/// same buffers.
-struct Waits<'py> {
-    last: Vec<(BlockId, u64)>,
-    columns: (Column<'py>, Column<'py>),
-}
+/// The tainted blocks, as a buffer of native integers of 32 bits; the verdicts; what they wait for,
+/// the first of them nothing; and how many parts of the report did not count, by reason.
+pub(crate) type AssessmentTuple<'py> = (
+    Column<'py>,
+    Vec<VerdictTuple<'py>>,
+    Vec<WaitsTuple<'py>>,
+    IgnoredCounts,
+);
 
-impl<'py> Waits<'py> {
-    fn new(py: Python<'py>, waits: Vec<(BlockId, u64)>) -> PyResult<Self> {
-        let blocks = waits.iter().map(|(block, _)| block.0.to_ne_bytes());
-        let owners = waits.iter().map(|(_, owner)| owner.to_ne_bytes());
-        Ok(Self {
-            columns: (native_bytes(py, blocks)?, native_bytes(py, owners)?),
-            last: waits,
-        })
-    }
-
-    fn columns(
-        &mut self,
-        py: Python<'py>,
-        waits: Vec<(BlockId, u64)>,
-    ) -> PyResult<(Column<'py>, Column<'py>)> {
-        if waits != self.last {
-            *self = Self::new(py, waits)?;
-        }
-        Ok(self.columns.clone())
-    }
-}
-
-fn verdict<'py>(
-    py: Python<'py>,
-    verdict: Verdict,
-    waits: &mut Waits<'py>,
-) -> PyResult<VerdictTuple<'py>> {
-    let numbers = |blocks: Vec<BlockId>| blocks.into_iter().map(|block| block.0).collect();
+fn verdict(py: Python<'_>, verdict: Verdict, waits: usize) -> PyResult<VerdictTuple<'_>> {
+    // Most have no blocks: then all of them share one empty tuple.
+    let numbers = |blocks: Vec<BlockId>| PyTuple::new(py, blocks.into_iter().map(|block| block.0));
     Ok((
         verdict.request,
         verdict.first_tainted,
         verdict.handed_out,
         verdict.resume,
         verdict.in_place,
-        numbers(verdict.owner_of),
-        waits.columns(py, verdict.waits_for)?,
-        numbers(verdict.busy),
-        refusals(verdict.refused),
+        numbers(verdict.owner_of)?,
+        waits,
+        numbers(verdict.busy)?,
+        PyTuple::new(py, refusals(verdict.refused))?,
     ))
+}
+
+fn columns<'py>(py: Python<'py>, waits: &Waits) -> PyResult<WaitsTuple<'py>> {
+    let blocks = waits.iter().map(|(block, _)| block.0.to_ne_bytes());
+    let owners = waits.iter().map(|(_, owner)| owner.to_ne_bytes());
+    Ok((native_bytes(py, blocks)?, native_bytes(py, owners)?))
 }
 
 pub(crate) fn assessment(py: Python<'_>, found: Assessment) -> PyResult<AssessmentTuple<'_>> {
     let tainted = found.tainted.iter().map(|block| block.0.to_ne_bytes());
-    let verdicts = found.verdicts.into_iter();
-    let mut waits = Waits::new(py, Vec::new())?;
+    let mut waits = vec![Waits::default()];
+    let mut verdicts = Vec::with_capacity(found.verdicts.len());
+    for mut each in found.verdicts {
+        let own = std::mem::take(&mut each.waits_for);
+        let index = if own.is_empty() { 0 } else { waits.len() - 1 };
+        // Runs that share what they hit often wait for the same.
+        let index = if own == waits[index] {
+            index
+        } else {
+            waits.push(own);
+            waits.len() - 1
+        };
+        verdicts.push(verdict(py, each, index)?);
+    }
+    let waits = waits.iter().map(|waits| columns(py, waits));
     Ok((
         native_bytes(py, tainted)?,
-        verdicts
-            .map(|each| verdict(py, each, &mut waits))
-            .collect::<PyResult<_>>()?,
+        verdicts,
+        waits.collect::<PyResult<_>>()?,
         found.ignored,
     ))
 }

@@ -10,6 +10,7 @@ A thin face of the native core, which reads the tables of a live cache where the
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import starmap
 from types import MappingProxyType
 from typing import Final, TypeAlias, cast
 
@@ -23,18 +24,17 @@ from kvbraid.recovery.failures import Failures, GroupBlock
 from kvbraid.recovery.run import Run
 from kvbraid.recovery.snapshot import Snapshot
 
-# The fields of a verdict in their order. What is waited for is in two buffers of native integers,
-# of 32 bits for blocks and of 64 bits for their owners.
+# The fields of a verdict in their order. What it waits for is an index.
 _VerdictTuple: TypeAlias = tuple[
     int,
     int | None,
     bool,
     int,
     bool,
-    list[BlockId],
-    tuple[bytes, bytes],
-    list[BlockId],
-    list[tuple[int, int, int, BlockId, str]],
+    tuple[BlockId, ...],
+    int,
+    tuple[BlockId, ...],
+    tuple[tuple[int, int, int, BlockId, str], ...],
 ]
 
 
@@ -44,7 +44,8 @@ _NOBODY: Final[Mapping[BlockId, int]] = MappingProxyType({})
 class Waits(Mapping[BlockId, int]):
     """Blocks with the requests that own them, at least one, unpacked when one is asked for.
 
-    Hundreds of runs may wait for hundreds of blocks each.
+    Hundreds of runs may wait for hundreds of blocks each. Those that wait for the same share them.
+    The buffers have native integers: blocks of 32 bits, owners of 64.
     """
 
     def __init__(self, blocks: bytes, owners: bytes) -> None:
@@ -108,11 +109,12 @@ def assess(
         for run in runs:
             _check(run)
         raise
-    tainted, verdicts, ignored = answer
+    tainted, verdicts, columns, ignored = answer
+    waits = [_NOBODY, *starmap(Waits, columns[1:])]
     counts = zip(Ignored, ignored, strict=True)
     return Assessment(
         tainted=cast("tuple[BlockId, ...]", tuple(memoryview(tainted).cast("I"))),
-        verdicts=tuple(map(_verdict, verdicts)),
+        verdicts=tuple([_verdict(row, waits) for row in verdicts]),
         ignored={why: count for why, count in counts if count},
     )
 
@@ -132,18 +134,12 @@ def with_what_was_read(
     return failures
 
 
-def _verdict(row: _VerdictTuple) -> Verdict:
-    request, first, handed_out, resume, in_place, owner_of, waits, busy, refused = row
+def _verdict(row: _VerdictTuple, all_waits: Sequence[Mapping[BlockId, int]]) -> Verdict:
+    request, first, handed_out, resume, in_place, owner_of, waits, busy, told = row
+    refused = tuple([Refusal(*each[:4], Why(each[4])) for each in told]) if told else ()
+    waits_for = all_waits[waits]
     return Verdict(
-        request,
-        first,
-        handed_out,
-        resume,
-        in_place,
-        tuple(owner_of),
-        Waits(*waits) if waits[0] else _NOBODY,
-        tuple(busy),
-        tuple([Refusal(*each[:4], Why(each[4])) for each in refused]) if refused else (),
+        request, first, handed_out, resume, in_place, owner_of, waits_for, busy, refused
     )
 
 

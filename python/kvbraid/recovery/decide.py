@@ -1,6 +1,6 @@
 """The decision: from runs and failures to a plan, under a policy. It changes nothing."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
@@ -48,10 +48,10 @@ def decide(
     """
     found = assess(source, runs, failures, busy=busy, max_refusals=max_refusals)
     by_request = {run.request: run for run in runs}
-    plans = [_plan(by_request[verdict.request], verdict, policy) for verdict in found.verdicts]
+    plans = {v.request: _plan(by_request[v.request], v, policy) for v in found.verdicts}
     spoilt = [record for record in sorted(failures.causes) if not record.is_foreign]
     return RecoveryPlan(
-        requests={plan.request: plan for plan in plans},
+        requests=plans,
         tainted=found.tainted,
         recovery=_recovery(by_request, plans, found),
         drop=tuple(r for r in spoilt if failures.causes[r].spoils_record),
@@ -61,39 +61,43 @@ def decide(
 
 
 def _plan(run: Run, verdict: Verdict, policy: Policy) -> RequestPlan:
-    processed, resume = run.num_processed_tokens, verdict.resume
+    request, _, handed_out, resume, in_place, owner_of, waits_for, _, refused = verdict
+    if handed_out:
+        action = Action.TAINTED_OUTPUT
+    elif policy is _FAIL:
+        action = Action.FAIL
+    else:
+        action = _REWIND if in_place else _START_OVER
+    processed = run.num_processed_tokens
+    recompute, dropped = processed - resume, run.num_computed_tokens - processed
     return RequestPlan(  # Made by position: keywords take twice as long.
-        run.request,
-        _action(verdict, policy),
-        resume,
-        processed - resume,
-        run.num_computed_tokens - processed,
-        verdict.owner_of,
-        verdict.waits_for,
-        verdict.refused,
+        request, action, resume, recompute, dropped, owner_of, waits_for, refused
     )
 
 
-def _action(verdict: Verdict, policy: Policy) -> Action:
-    if verdict.handed_out:
-        return Action.TAINTED_OUTPUT
-    if policy is _FAIL:
-        return Action.FAIL
-    return _REWIND if verdict.in_place else _START_OVER
-
-
-def _recovery(runs: dict[int, Run], plans: Sequence[RequestPlan], found: Assessment) -> Recovery:
-    going_on = [plan for plan in plans if plan.action is _REWIND or plan.action is _START_OVER]
-    rewound = {plan.request: plan.resume for plan in going_on if plan.action is _REWIND}
-    uncommitted = {p.request: p.resume for p in going_on if runs[p.request].delays_commit}
-    waiters = {plan.request for plan in going_on if plan.waits_for}  # Their blocks are not whole.
-    given_back = (v.busy for v in found.verdicts if v.request not in rewound)
+def _recovery(
+    runs: Mapping[int, Run], plans: Mapping[int, RequestPlan], found: Assessment
+) -> Recovery:
+    rewound: dict[int, int] = {}
+    preempted: list[int] = []
+    uncommitted: dict[int, int] = {}
+    for request, plan in plans.items():
+        if plan.action is _REWIND:
+            rewound[request] = plan.resume
+        elif plan.action is _START_OVER:
+            preempted.append(request)
+        else:
+            continue
+        if runs[request].delays_commit:
+            uncommitted[request] = plan.resume
+    given_back = (v.busy for v in found.verdicts if v.busy and v.request not in rewound)
     return Recovery(
         forget=found.tainted,
-        commit={r: n for r, n in uncommitted.items() if r not in waiters},
+        # Not those of waiters: their blocks are not whole.
+        commit={r: n for r, n in uncommitted.items() if not plans[r].waits_for},
         rewind=rewound,
         hold=sorted(set(chain.from_iterable(given_back))),
-        preempt=[p.request for p in going_on if p.action is _START_OVER],
+        preempt=preempted,
         # What a load has left unwritten: others may hold the hit before it.
         zero={r: max(n, runs[r].num_local_tokens) for r, n in uncommitted.items() if r in rewound},
     )

@@ -10,7 +10,8 @@
 //! Only the third step reads whole tables; the others look at what it found. Taint that reaches a
 //! block which other tables may have costs a second pass.
 
-use super::held::{hold, scan};
+use super::held::hold;
+use super::hits::scan;
 use super::owners::{Court, Verdict};
 use super::reported::{IgnoredCounts, Judge};
 use super::run::{Failures, Run, Tables};

@@ -12,15 +12,20 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::held::{Held, Hit};
+use super::held::Held;
+use super::hits::{Entry, Hit, Hits, TableHits};
 use super::resume_point::{Refusal, ResumePoint, Search};
 use super::taint::Taint;
-use crate::blocks::{BlockId, BlockSet, count};
+use crate::blocks::{BlockId, BlockSet, Ranks, count};
 use crate::rule::{first_read, needed};
 use crate::spec::{GroupSpec, SpecKind, Topology};
+
+/// Blocks with the requests that own them. Runs that wait for the same often share one list.
+pub type Waits = Arc<[(BlockId, u64)]>;
 
 /// What happens to one run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +44,7 @@ pub struct Verdict {
     /// The tainted blocks that it shares and that it alone writes again, in ascending order.
     pub owner_of: Vec<BlockId>,
     /// The tainted blocks that it reads at the boundary, each with the request that owns it.
-    pub waits_for: Vec<(BlockId, u64)>,
+    pub waits_for: Waits,
     /// The blocks of its tables that a transfer may still write, in ascending order.
     pub busy: Vec<BlockId>,
     /// Larger boundaries that a group refuses, as many as were asked for.
@@ -49,21 +54,34 @@ pub struct Verdict {
 const NOBODY: u32 = u32::MAX;
 
 /// Who holds and who owns tainted blocks, each of them known by its rank among them.
-struct Owners {
+struct Owners<'a> {
+    ranks: Ranks<'a>,
+    /// For each entry of the hits, the rank of its block.
+    of_entry: Vec<u32>,
     /// The index of the run that owns the block.
     owner: Vec<u32>,
     is_shared: Vec<bool>,
-    is_any: bool,
+    num_owned: usize,
 }
 
 /// A run that goes on and holds or has read garbage.
 struct Affected<'a> {
     /// The index of the run.
     run: usize,
-    /// Its entries of tainted blocks.
-    hits: &'a [Hit],
-    /// For each of them, the rank of its block.
-    ranks: &'a [u32],
+    /// Its entries of tainted blocks, by group.
+    tables: &'a [TableHits],
+}
+
+/// What the tables of a run begin with as those of an earlier run do. Many runs may begin alike; then
+/// they are judged once.
+#[derive(Default)]
+struct Prefix {
+    shared: SmallVec<[Range<usize>; 8]>,
+    /// For each group, the first position whose block nobody owns.
+    unowned: SmallVec<[Option<u32>; 8]>,
+    /// All blocks with their owners, if each has one. Then it stays.
+    waits: Option<Waits>,
+    num_owned: usize,
 }
 
 /// A search for verdicts, run by run.
@@ -71,8 +89,8 @@ pub(super) struct Court<'a, 'b> {
     pub topology: &'a Topology,
     pub all: &'a [Held<'b>],
     pub taint: &'a Taint,
-    /// All entries of tainted blocks that two tables may have, and maybe others; ordered by run.
-    pub hits: &'a [Hit],
+    /// All entries of tainted blocks that two tables may have, and maybe of other tainted ones.
+    pub hits: &'a Hits,
     pub busy: &'a BlockSet,
     pub is_any_busy: bool,
     pub max_refusals: usize,
@@ -80,10 +98,9 @@ pub(super) struct Court<'a, 'b> {
 
 impl Court<'_, '_> {
     pub(super) fn verdicts(&self) -> Vec<Verdict> {
-        let ranks = self.taint.blocks.ranks();
-        let ranks: Vec<u32> = self.hits.iter().map(|hit| ranks.of(hit.block)).collect();
-        let affected = self.affected(&ranks);
-        let mut owners = Owners::new(self.taint.blocks.len(), &affected);
+        let affected = self.affected();
+        let mut owners = Owners::new(&self.taint.blocks, &self.hits.entries, &affected);
+        let mut prefix = Prefix::default();
         // What is being written is not there yet.
         let mut bad = self.taint.blocks.clone();
         for block in self.busy.iter() {
@@ -93,8 +110,11 @@ impl Court<'_, '_> {
         let found = Search::new(self.topology, bad, false, self.max_refusals);
         let mut held = Cow::Borrowed(&found);
         let verdict = |run: &Affected<'_>| {
-            let verdict = self.verdict(run, &owners, (&found, &held));
-            owners.own(&verdict.owner_of, run);
+            if !prefix.is_of(run, &owners) {
+                prefix = self.prefix(run, &owners);
+            }
+            let verdict = self.verdict(run, &owners, &prefix, (&found, &held));
+            owners.own(&verdict.owner_of, run.run);
             for &block in &verdict.owner_of {
                 held.to_mut().trust(block);
             }
@@ -103,32 +123,56 @@ impl Court<'_, '_> {
         affected.iter().map(verdict).collect()
     }
 
-    fn affected<'a>(&'a self, ranks: &'a [u32]) -> Vec<Affected<'a>> {
-        let mut rest = (self.hits, ranks);
-        let with_hits = self.all.iter().enumerate().map(|(run, held)| {
-            let end = rest.0.partition_point(|hit| hit.run as usize <= run);
-            let (hits, hits_after) = rest.0.split_at(end);
-            let (ranks, ranks_after) = rest.1.split_at(end);
-            rest = (hits_after, ranks_after);
-            (held, Affected { run, hits, ranks })
-        });
-        let is_affected = |held: &Held<'_>, &Affected { run, hits, .. }: &Affected<'_>| {
-            let is_computed = |hit: &Hit| {
+    fn affected(&self) -> Vec<Affected<'_>> {
+        let is_affected = |&(run, held): &(usize, &Held<'_>)| {
+            let is_computed = |hit: Hit| {
                 let spec = &self.topology.groups[usize::from(hit.group)];
                 hit.position < held.run.num_computed_tokens.div_ceil(spec.block_size)
             };
-            !held.has_ended() && (self.taint.first[run].is_some() || hits.iter().any(is_computed))
+            let is_read = self.taint.first[run].is_some();
+            !held.has_ended() && (is_read || self.hits.of(run).any(is_computed))
         };
-        with_hits
-            .filter(|(held, run)| is_affected(held, run))
-            .map(|(_, run)| run)
-            .collect()
+        let runs = self.all.iter().enumerate().filter(is_affected);
+        let affected = |(run, _)| Affected {
+            run,
+            tables: self.hits.tables(run),
+        };
+        runs.map(affected).collect()
+    }
+
+    fn prefix(&self, run: &Affected<'_>, owners: &Owners<'_>) -> Prefix {
+        let shared = || run.tables.iter().map(|table| table.shared.clone());
+        let unowned: SmallVec<_> = shared().map(|part| self.unowned(part, owners)).collect();
+        let waits = unowned.iter().all(Option::is_none).then(|| {
+            let owned = shared().flatten().filter_map(|at| self.wait(at, owners));
+            owned.collect()
+        });
+        Prefix {
+            shared: shared().collect(),
+            unowned,
+            waits,
+            num_owned: owners.num_owned,
+        }
+    }
+
+    /// The first position of a part of a table whose block nobody owns.
+    fn unowned(&self, mut part: Range<usize>, owners: &Owners<'_>) -> Option<u32> {
+        let at = part.find(|&at| owners.owner_of(at).is_none())?;
+        Some(self.hits.entries[at].position)
+    }
+
+    /// The block of an entry with the request that owns it, if one does.
+    fn wait(&self, at: usize, owners: &Owners<'_>) -> Option<(BlockId, u64)> {
+        let owner = owners.owner_of(at)?;
+        let request = self.all[owner as usize].run.request;
+        Some((self.hits.entries[at].block, request))
     }
 
     fn verdict(
         &self,
         affected: &Affected<'_>,
-        owners: &Owners,
+        owners: &Owners<'_>,
+        prefix: &Prefix,
         (found, in_tables): (&Search, &Search),
     ) -> Verdict {
         let held = &self.all[affected.run];
@@ -142,13 +186,19 @@ impl Court<'_, '_> {
             .unwrap_or(u32::MAX)
             .min(run.num_processed_tokens);
         own.num_computed_tokens = limit;
-        let is_bad = |rank| owners.owner_of(rank).is_none();
-        let mut point = in_tables.resume_point_after(&own, &self.clean(affected, is_bad));
-        let mut back = self.go_back(affected, owners, point.num_tokens);
+        let unowned = |group: usize, table: &TableHits| {
+            prefix.unowned[group].or_else(|| self.unowned(table.own.clone(), owners))
+        };
+        let mut point = in_tables.resume_point_after(&own, &self.clean(affected, unowned));
+        let mut back = self.go_back(affected, owners, prefix, point.num_tokens);
         if handed_out || !back.is_possible {
             back = Back::default();
-            if owners.is_any {
-                point = found.resume_point_after(&own, &self.clean(affected, |_| true));
+            if owners.num_owned > 0 {
+                let any = |_, table: &TableHits| {
+                    let at = table.parts().into_iter().flatten().next()?;
+                    Some(self.hits.entries[at].position)
+                };
+                point = found.resume_point_after(&own, &self.clean(affected, any));
             }
         }
         let ResumePoint {
@@ -170,64 +220,77 @@ impl Court<'_, '_> {
 
     /// How many leading positions of each table are known to have no hole, as far as the run has not
     /// written tainted blocks itself: it need not share those, and `hits` lack them.
-    fn clean(&self, run: &Affected<'_>, is_bad: impl Fn(u32) -> bool) -> SmallVec<[u32; 8]> {
+    fn clean(
+        &self,
+        run: &Affected<'_>,
+        first_bad: impl Fn(usize, &TableHits) -> Option<u32>,
+    ) -> SmallVec<[u32; 8]> {
         let held = &self.all[run.run];
         let written = self.taint.first[run.run].unwrap_or(u32::MAX);
-        let groups = self.topology.groups.iter().enumerate();
-        let mut clean: SmallVec<[u32; 8]> = groups
-            .map(|(group, spec)| {
-                let is_known = !self.is_any_busy && held.whole_from[group] == 0;
-                let length = count(held.own.groups[group].blocks.len());
-                length.min(written / spec.block_size) * u32::from(is_known)
-            })
-            .collect();
-        for (hit, &rank) in run.hits.iter().zip(run.ranks) {
-            let clean = &mut clean[usize::from(hit.group)];
-            if hit.position < *clean && is_bad(rank) {
-                *clean = hit.position;
+        let groups = self.topology.groups.iter().zip(run.tables).enumerate();
+        let clean = groups.map(|(group, (spec, table))| {
+            if self.is_any_busy || held.whole_from[group] != 0 {
+                return 0;
             }
-        }
-        clean
+            let length = count(held.own.groups[group].blocks.len());
+            let bad = first_bad(group, table).unwrap_or(u32::MAX);
+            length.min(written / spec.block_size).min(bad)
+        });
+        clean.collect()
     }
 
     /// How a run goes back to a boundary with the blocks that it has, if it can.
-    fn go_back(&self, run: &Affected<'_>, owners: &Owners, boundary: u32) -> Back {
+    fn go_back(
+        &self,
+        run: &Affected<'_>,
+        owners: &Owners<'_>,
+        prefix: &Prefix,
+        boundary: u32,
+    ) -> Back {
         let held = &self.all[run.run];
         let mut groups = (0..).zip(&self.topology.groups);
         if !groups.all(|(group, spec)| self.keeps(held, group, spec, boundary)) {
             return Back::default();
         }
-        let mut back = Back {
-            is_possible: true,
-            ..Back::default()
-        };
-        let groups = self.topology.groups.iter();
-        let read: SmallVec<[Range<u32>; 8]> = groups.map(|spec| reads(spec, boundary)).collect();
-        let groups = self.topology.groups.iter();
-        let written: SmallVec<[u32; 8]> = groups.map(|spec| boundary / spec.block_size).collect();
-        for (hit, &rank) in run.hits.iter().zip(run.ranks) {
-            let group = usize::from(hit.group);
-            let is_written = hit.position >= written[group];
-            match owners.owner_of(rank) {
-                Some(owner) if !is_written && read[group].contains(&hit.position) => {
-                    let owner = self.all[owner as usize].run.request;
-                    if back.waits_for.is_empty() {
-                        back.waits_for.reserve(run.hits.len());
-                    }
-                    back.waits_for.push((hit.block, owner));
+        let known = self.waits_of_prefix(prefix, boundary);
+        let mut waits = Vec::new();
+        let mut rewrites = Vec::new();
+        for (table, spec) in run.tables.iter().zip(&self.topology.groups) {
+            let (read, written) = (reads(spec, boundary), boundary / spec.block_size);
+            let [shared, own] = table.parts();
+            for at in shared.filter(|_| known.is_none()).chain(own) {
+                let Entry { position, block } = self.hits.entries[at];
+                let is_written = position >= written;
+                match self.wait(at, owners) {
+                    Some(wait) if !is_written && read.contains(&position) => waits.push(wait),
+                    None if is_written => rewrites.extend(owners.is_shared(at).then_some(block)),
+                    // Another run writes it at the same time, or it would stay as it is.
+                    _ => return Back::default(),
                 }
-                None if is_written => {
-                    if owners.is_shared(rank) {
-                        back.rewrites.push(hit.block);
-                    }
-                }
-                // Another run writes it at the same time, or it would stay as it is.
-                _ => return Back::default(),
             }
         }
-        back.rewrites.sort_unstable();
-        back.rewrites.dedup();
-        back
+        rewrites.sort_unstable();
+        rewrites.dedup();
+        Back {
+            is_possible: true,
+            rewrites,
+            waits_for: join(known, waits),
+        }
+    }
+
+    /// The blocks that the tables have in common with an earlier run, if all of them are waited for.
+    fn waits_of_prefix<'p>(&self, prefix: &'p Prefix, boundary: u32) -> Option<&'p Waits> {
+        let mut groups = self.topology.groups.iter().zip(&prefix.shared);
+        let are_read = groups.all(|(spec, part)| {
+            let entries = &self.hits.entries[part.clone()];
+            let read = reads(spec, boundary);
+            let end = read.end.min(boundary / spec.block_size);
+            entries
+                .first()
+                .is_none_or(|first| first.position >= read.start)
+                && entries.last().is_none_or(|last| last.position < end)
+        });
+        prefix.waits.as_ref().filter(|_| are_read)
     }
 
     /// Whether a table still has all blocks that are read at a boundary or written after it, and no
@@ -262,7 +325,16 @@ struct Back {
     is_possible: bool,
     /// The shared tainted blocks that are written again.
     rewrites: Vec<BlockId>,
-    waits_for: Vec<(BlockId, u64)>,
+    waits_for: Waits,
+}
+
+/// What is waited for, known before or found after it.
+fn join(known: Option<&Waits>, found: Vec<(BlockId, u64)>) -> Waits {
+    match known {
+        Some(known) if found.is_empty() => Arc::clone(known),
+        Some(known) => known.iter().copied().chain(found).collect(),
+        None => found.into(),
+    }
 }
 
 /// The positions that a token at a boundary reads. What a draft head needs was there when the
@@ -275,46 +347,69 @@ fn reads(spec: &GroupSpec, boundary: u32) -> Range<u32> {
     needed(&spec, boundary)
 }
 
-impl Owners {
-    fn new(num_tainted: usize, affected: &[Affected<'_>]) -> Self {
-        let mut is_shared = vec![false; num_tainted];
-        let mut holder = vec![NOBODY; num_tainted];
-        for &Affected { run, ranks, .. } in affected {
-            for &rank in ranks {
+impl Prefix {
+    /// Whether this is what the tables of a run begin with, and still true.
+    fn is_of(&self, run: &Affected<'_>, owners: &Owners<'_>) -> bool {
+        let is_true = self.waits.is_some() || self.num_owned == owners.num_owned;
+        let shared = run.tables.iter().map(|table| &table.shared);
+        is_true && self.shared.iter().eq(shared)
+    }
+}
+
+impl<'a> Owners<'a> {
+    fn new(tainted: &'a BlockSet, entries: &[Entry], affected: &[Affected<'_>]) -> Self {
+        let ranks = tainted.ranks();
+        let of_entry: Vec<u32> = entries.iter().map(|entry| ranks.of(entry.block)).collect();
+        let mut is_shared = vec![false; tainted.len()];
+        let mut holder = vec![NOBODY; tainted.len()];
+        let mut hold = |run: usize, part: Range<usize>| {
+            for &rank in &of_entry[part] {
                 let holder = &mut holder[rank as usize];
                 if *holder == NOBODY {
                     *holder = count(run);
                 }
                 is_shared[rank as usize] |= *holder != count(run);
             }
+        };
+        for (at, &Affected { run, tables }) in affected.iter().enumerate() {
+            let before = at
+                .checked_sub(2)
+                .map_or(&[][..], |at| &affected[at..at + 2]);
+            for (group, table) in tables.iter().enumerate() {
+                hold(run, table.own.clone());
+                // After two runs that begin so, a third one changes nothing.
+                let is_alike = |run: &Affected<'_>| run.tables[group].shared == table.shared;
+                if before.is_empty() || !before.iter().all(is_alike) {
+                    hold(run, table.shared.clone());
+                }
+            }
         }
         holder.fill(NOBODY);
         Self {
+            ranks,
+            of_entry,
             owner: holder,
             is_shared,
-            is_any: false,
+            num_owned: 0,
         }
     }
 
-    fn is_shared(&self, rank: u32) -> bool {
-        self.is_shared[rank as usize]
+    /// Whether two affected runs have the block of an entry.
+    fn is_shared(&self, at: usize) -> bool {
+        self.is_shared[self.of_entry[at] as usize]
     }
 
-    fn owner_of(&self, rank: u32) -> Option<u32> {
-        let owner = self.owner[rank as usize];
+    /// The index of the run that owns the block of an entry.
+    fn owner_of(&self, at: usize) -> Option<u32> {
+        let owner = self.owner[self.of_entry[at] as usize];
         (owner != NOBODY).then_some(owner)
     }
 
-    /// Lets a run own some of the blocks that it holds, given in ascending order.
-    fn own(&mut self, blocks: &[BlockId], run: &Affected<'_>) {
-        if blocks.is_empty() {
-            return;
+    /// Lets a run own some of the blocks that it holds.
+    fn own(&mut self, blocks: &[BlockId], run: usize) {
+        for &block in blocks {
+            self.owner[self.ranks.of(block) as usize] = count(run);
         }
-        for (hit, &rank) in run.hits.iter().zip(run.ranks) {
-            if blocks.binary_search(&hit.block).is_ok() {
-                self.owner[rank as usize] = count(run.run);
-            }
-        }
-        self.is_any = true;
+        self.num_owned += blocks.len();
     }
 }

@@ -6,7 +6,8 @@
 //! ```
 //! Everything else is counted by the reason why it does not count, once however often it is told.
 
-use super::held::{Held, Hit};
+use super::held::Held;
+use super::hits::Hits;
 use super::run::{FailedPlace, Failures, Tables};
 use super::taint::Taint;
 use crate::blocks::{BlockId, BlockSet, NULL_BLOCK};
@@ -169,20 +170,18 @@ impl<'a, 'b, T: Tables> Judge<'a, 'b, T> {
 
     /// Taints the reported blocks that a run loads, and counts the others. `hits` are all their
     /// entries.
-    pub(super) fn fail_blocks(&mut self, mut reported: Reported, hits: &[Hit]) {
+    pub(super) fn fail_blocks(&mut self, mut reported: Reported, hits: &Hits) {
         let groups = &self.tables.topology().groups;
-        let mut rest = hits;
-        while let Some(&Hit { run, group, .. }) = rest.first() {
-            let end = rest.partition_point(|hit| (hit.run, hit.group) == (run, group));
-            let (of_one_table, after) = rest.split_at(end);
-            rest = after;
-            let spec = &groups[usize::from(group)];
-            let loaded = self.all[run as usize].loaded(usize::from(group), spec);
-            let start = of_one_table.partition_point(|hit| hit.position < loaded.start);
-            let hits = of_one_table[start..].iter();
-            for hit in hits.take_while(|hit| hit.position < loaded.end) {
-                if reported.finds(hit.block, u32::from(group)) {
-                    self.taint.add(hit.block);
+        for (run, held) in self.all.iter().enumerate() {
+            for (group, (spec, table)) in (0u32..).zip(groups.iter().zip(hits.tables(run))) {
+                if table.is_empty() {
+                    continue;
+                }
+                let loaded = held.loaded(group as usize, spec);
+                for entry in hits.within(table, &loaded) {
+                    if reported.finds(entry.block, group) {
+                        self.taint.add(entry.block);
+                    }
                 }
             }
         }

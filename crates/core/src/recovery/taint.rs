@@ -13,7 +13,8 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::held::{Held, Hit, Occurrences};
+use super::held::Held;
+use super::hits::{Hit, Hits, Occurrences};
 use super::run::{Gap, GivenBack, Tables};
 use crate::blocks::{BlockId, BlockSet, NULL_BLOCK};
 use crate::rule::first_read;
@@ -110,15 +111,18 @@ impl Taint {
         &mut self,
         tables: &impl Tables,
         all: &[Held<'_>],
-        hits: &mut Vec<Hit>,
+        hits: &mut Hits,
         scanned: &BlockSet,
     ) {
         let groups = &tables.topology().groups;
-        let mut settled = None;
-        for hit in hits.iter() {
-            if settled != Some(hit.run) && self.blocks.has(hit.block) {
-                self.read_hit(all, groups, hit);
-                settled = self.reads_all(all, hit.run).then_some(hit.run);
+        for run in 0..all.len() {
+            for hit in hits.of(run) {
+                if self.blocks.has(hit.block) {
+                    self.read_hit(all, groups, &hit);
+                }
+                if self.reads_all(all, hit.run) {
+                    break;
+                }
             }
         }
         let ended = all.iter().filter(|held| held.has_ended());
@@ -134,12 +138,12 @@ impl Taint {
         let mut changed: Vec<usize> = (0..all.len())
             .filter(|&run| self.first[run].is_some())
             .collect();
-        let num_scanned = hits.len();
+        let mut more = Vec::new();
         while let Some(run) = changed.pop() {
             for block in spread.write(self, run) {
                 let here = spread.occurrences(block);
                 if !scanned.has(block) {
-                    hits.extend_from_slice(here);
+                    more.extend_from_slice(here);
                 }
                 for hit in here {
                     if self.read_hit(all, groups, hit) {
@@ -148,11 +152,11 @@ impl Taint {
                 }
             }
         }
-        if hits.len() > num_scanned {
-            hits.sort_unstable();
-        }
         if !self.blocks.has_all(scanned) {
-            hits.retain(|hit| self.blocks.has(hit.block));
+            hits.retain(&self.blocks);
+        }
+        if !more.is_empty() {
+            hits.add(more);
         }
     }
 }

@@ -92,7 +92,7 @@ fn an_owner_writes_a_shared_block_again_and_the_others_wait() {
         (Some(12), Some(12))
     );
     assert_eq!(owner.owner_of, ids(&[8]));
-    assert_eq!(waiter.waits_for, [(BlockId(8), 0)]);
+    assert_eq!(*waiter.waits_for, [(BlockId(8), 0)]);
 }
 
 #[test]
