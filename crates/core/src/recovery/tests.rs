@@ -96,6 +96,40 @@ fn an_owner_writes_a_shared_block_again_and_the_others_wait() {
 }
 
 #[test]
+fn what_many_tables_begin_with_is_owned_once_and_waited_for_by_all_others_in_one_list() {
+    let begin = 1..=32;
+    let table = |last: u32| begin.clone().chain([last]).collect::<Vec<u32>>();
+    let all: Vec<Vec<u32>> = (40..45).map(table).collect();
+    let all: Vec<[&[u32]; 1]> = all.iter().map(|table| [table.as_slice()]).collect();
+    let all: Vec<&[&[u32]]> = all.iter().map(<[_; 1]>::as_slice).collect();
+    let tables = snapshot(&[FULL], &all);
+    let run = |request| Run {
+        num_tokens: 200,
+        num_known_tokens: 200,
+        ..run(request, 128, 0, 132)
+    };
+    let mut runs: Vec<Run> = (0..5).map(run).collect();
+    (runs[0].num_local_tokens, runs[0].num_loaded_tokens) = (0, 128);
+    for first in 0..2 {
+        let found = assess(&tables, &runs, &failed(&[9, 20])).unwrap();
+        let [owner, waiter, others @ ..] = found.verdicts.as_slice() else {
+            panic!("all requests are affected: {:?}", found.verdicts);
+        };
+        assert_eq!((owner.request, owner.resume), (first, 32));
+        assert_eq!(owner.owner_of, ids(&[9, 20]));
+        assert_eq!(
+            *waiter.waits_for,
+            [(BlockId(9), first), (BlockId(20), first)]
+        );
+        for other in others {
+            assert_eq!((other.resume, other.owner_of.len()), (128, 0));
+            assert!(std::sync::Arc::ptr_eq(&other.waits_for, &waiter.waits_for));
+        }
+        runs[0].ended_tables = Some(tables.tables[&0].blocks.clone()); // Then it owns nothing.
+    }
+}
+
+#[test]
 fn a_request_without_a_failed_block_is_tainted_by_what_it_found() {
     let tables = snapshot(&[FULL], &[&[&[1, 2]], &[&[9, 2, 3]], &[&[8, 7, 3, 4]]]);
     let runs = [run(0, 0, 4, 8), run(1, 8, 0, 12), run(2, 12, 0, 16)];
