@@ -513,9 +513,9 @@ OF_RECOVERY: Final = (
         "recovery: a run has not read the block that its own is a copy of",
         (
             Edit(
-                "python/kvbraid/recovery/ledgers.py",
-                "for place in places.of(destination):",
-                "for place in places.of(source):",
+                "python/kvbraid/recovery/loading.py",
+                "for request, group, position in places.of(destination):",
+                "for request, group, position in places.of(source):",
             ),
         ),
         (

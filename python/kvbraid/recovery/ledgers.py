@@ -19,12 +19,12 @@ from kvbraid.recovery.departed import Departed
 from kvbraid.recovery.document import State
 from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.live import LiveRun
-from kvbraid.recovery.loading import Tables, targets_of
+from kvbraid.recovery.loading import Tables, read_by_copies, targets_of
 from kvbraid.recovery.owners import Ownership
 from kvbraid.recovery.plan import Action, RecoveryPlan
 from kvbraid.recovery.policy import Cooldowns, Policy, RetryBudget
 from kvbraid.recovery.quarantine import Quarantine
-from kvbraid.recovery.run import GivenBack, Run
+from kvbraid.recovery.run import Run
 from kvbraid.recovery.snapshot import snapshot_of
 from kvbraid.recovery.tiers import Offer, Tiers
 from kvbraid.recovery.transfers import Load, LoadReport, Transfers
@@ -148,15 +148,10 @@ class Ledgers:
 
     def _note_copies(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
         """Note that runs have read what their own blocks are copied from: a hit inside a block."""
-        sources = {destination: source for source, destination in copies}
-        self.departed.hand_out(sources)
-        if not self.transfers.num_begun:
-            return  # Nothing may be garbage.
-        places = self._cache.tables.requests_of(list(sources))
-        for destination, source in sources.items():
-            for place in places.of(destination):
-                read = GivenBack(place.group, place.position, source)
-                self.departed.give_back(place.request, [read])
+        self.departed.hand_out(destination for _, destination in copies)
+        if copies and self.transfers.num_begun:  # Otherwise nothing may be garbage.
+            for request, read in read_by_copies(self._cache.tables, copies):
+                self.departed.give_back(request, [read])
 
     # Ranks report.
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from kvbraid.cache.tables import RequestTables
 from kvbraid.ids import BlockId
+from kvbraid.recovery.run import GivenBack
 from kvbraid.recovery.transfers import Target
 from kvbraid.resume import first_read
 from kvbraid.spec import GroupSpec, SpecKind
@@ -24,6 +26,19 @@ def targets_of(
         for position, block in enumerate(table[first:last], start=first):
             if block:
                 yield Target(group, position, block)
+
+
+def read_by_copies(
+    tables: RequestTables, copies: Sequence[tuple[BlockId, BlockId]]
+) -> Iterator[tuple[int, GivenBack]]:
+    """Yield which request has read which block, because one of its own becomes a copy of it.
+
+    `copies` are (source, destination): a hit inside a block. Other copies are in no table.
+    """
+    places = tables.requests_of([destination for _, destination in copies])
+    for source, destination in copies:
+        for request, group, position in places.of(destination):
+            yield request, GivenBack(group, position, source)
 
 
 def can_compute(groups: Sequence[GroupSpec], tables: Tables, token: int) -> bool:

@@ -295,7 +295,7 @@ def test_an_offer_that_ends_where_nobody_can_go_on_is_counted_and_refused(
         engine.add([100 + first, *PROMPT[1:]])
     engine.run()
     assert not engine.loads
-    # After two of them the tier is in cooldown, and one who offers all the same is refused again.
+    # After two of them the tier is in cooldown; an offer that it makes all the same counts, too.
     assert engine.scheduler.ledgers.num_refused_offers == 3
     assert engine.scheduler.ledgers.cooldowns.cooling(0) == ("host",)
 

@@ -35,7 +35,7 @@ def expected(
     *,
     rewritten: Collection[int] = (),
 ) -> Expected:
-    """Ask the brute force, after a load has begun and before anything of it is reported.
+    """Compare with brute force after a load has begun, before any part of it is reported.
 
     Args:
         engine: The engine.

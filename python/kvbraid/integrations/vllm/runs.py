@@ -13,6 +13,7 @@ from vllm.v1.request import Request
 
 from kvbraid.cache import CacheManager
 from kvbraid.ids import BlockId
+from kvbraid.recovery.loading import read_by_copies
 from kvbraid.recovery.run import GivenBack, Run
 from kvbraid.spec import GroupSpec, SpecKind
 
@@ -147,18 +148,16 @@ class Runs:
         """Whether it matters which blocks are handed out."""
         return bool(self._watched)
 
-    def copied(self, sources: Mapping[BlockId, BlockId]) -> None:
-        """Note copies that a step begins with; each destination has its source."""
-        if not sources:
+    def copied(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
+        """Note copies that a step begins with, as (source, destination)."""
+        if not copies:
             return
-        self.hand_out(sources)
-        places = self._cache.tables.requests_of(list(sources))
+        self.hand_out(destination for _, destination in copies)
         by_number = {alive.number: alive for alive in self._alive.values()}
-        for destination, source in sources.items():
-            for number, group, position in places.of(destination):
-                if number in by_number:
-                    by_number[number].read += (GivenBack(group, position, source),)
-                    self._watched.add(source)
+        for number, read in read_by_copies(self._cache.tables, copies):
+            if number in by_number:
+                by_number[number].read += (read,)
+                self._watched.add(read.block_id)
 
     def end(self, request_id: str) -> None:
         """Note that a request is about to give its blocks back."""
@@ -246,7 +245,7 @@ class Runs:
         )
 
     def _given_back(self, alive: Alive) -> list[GivenBack]:
-        """Return what it has read and has no more: loaded blocks, and sources of copies."""
+        """Return the blocks that it has read and no longer has: loaded ones, sources of copies."""
         tables = self._cache.blocks(alive.number) if alive.loaded else []
         gone = [e for e in alive.loaded if tables[e.group][e.position] != e.block_id]
         return [*gone, *alive.read]

@@ -62,7 +62,7 @@ class TrackedCacheManager(KvbraidCacheManager):
         return blocks
 
     def _copied(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
-        self.runs.copied({destination: source for source, destination in copies})
+        self.runs.copied(copies)
 
     def _own_blocks(self, number: int, num_hit_tokens: int) -> list[BlockId]:
         """Return the blocks that a request did not adopt; vLLM returns none that a load fills."""
