@@ -1,4 +1,4 @@
-"""36 bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
+"""37 bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
 
 The nine of the first table are those that a study planted in vLLM's own manager, by the names it
 gave them; four of them survived vLLM's tests. The others are ours. `run.py` plants them one at a
@@ -17,6 +17,10 @@ COPIES: Final = (
 )
 CACHE: Final = "tests/differential/test_cache_manager.py::TestCacheManager"
 PARTIAL: Final = "tests/differential/test_cache_manager.py::TestPartialHits"
+UNWRITTEN: Final = (
+    "tests/unit/cache/test_hits_inside_blocks.py"
+    "::test_a_request_waits_for_the_block_inside_which_its_hit_ends_until_that_is_written"
+)
 VLLM: Final = "tests/differential/test_cache_manager.py::TestVllmCacheManager"
 HITS: Final = "tests/differential/test_cache_hits.py::test_hits_in_front_of_holes_are_the_rules"
 ENGINE_HITS: Final = (
@@ -214,8 +218,8 @@ OF_THE_STUDY: Final = (
         (
             Edit(
                 STATE,
-                "return i64::from(core.config.num_blocks) + 1;",
-                "let _ = core.config.num_blocks;",
+                "return core.more_than_the_pool();",
+                "let _ = core.more_than_the_pool();",
             ),
         ),
         (CACHE, PARTIAL),
@@ -279,6 +283,18 @@ OURS: Final = (
             ),
         ),
         (PARTIAL,),
+    ),
+    Mutant(
+        "copied-before-written",
+        "a request goes on in a copy of a block that the same step writes",
+        (
+            Edit(
+                CACHE_PLAN,
+                "if has_shared_tail && self.is_unwritten(",
+                "if false && self.is_unwritten(",
+            ),
+        ),
+        (UNWRITTEN, PARTIAL),
     ),
     Mutant(
         "in-flight-freed",

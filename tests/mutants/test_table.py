@@ -20,9 +20,9 @@ EDITS: Final = [(mutant.name, edit) for mutant in MUTANTS for edit in mutant.edi
 TESTS: Final = sorted({node for mutant in MUTANTS for node in mutant.killed_by})
 
 
-def test_there_are_nine_of_the_study_twelve_of_recovery_and_fifteen_others() -> None:
+def test_there_are_nine_of_the_study_twelve_of_recovery_and_sixteen_others() -> None:
     assert (len(OF_THE_STUDY), len(OF_RECOVERY)) == (9, 12)
-    assert len(MUTANTS) == 36
+    assert len(MUTANTS) == 37
     assert max(Counter(mutant.name for mutant in MUTANTS).values()) == 1
 
 

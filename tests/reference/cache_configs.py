@@ -65,15 +65,16 @@ def unshared_group(draw: st.DrawFn, unit: int) -> Row:
 
 
 @st.composite
-def mixes(draw: st.DrawFn) -> tuple[list[Row], int, bool]:
-    """Groups, their hash block, and whether hits end inside blocks."""
+def mixes(draw: st.DrawFn, *, extras: bool) -> tuple[list[Row], int, bool]:
+    """Groups, their hash block, and whether hits end inside blocks, for which the engine users run
+    has to have states."""
     unit, ratios = draw(st.sampled_from((1, 2, 3))), draw(st.sampled_from(RATIOS))
     partial = draw(st.sampled_from((False, False, True)))
     rows = draw(st.lists(shared_group(unit, ratios, partial), min_size=1, max_size=4))
     rows += draw(st.sampled_from(([], [], rows[:1])))
     rows += draw(st.sampled_from(([], [], [draw(unshared_group(unit))])))
     rows = draw(st.permutations(rows))
-    if partial:
+    if partial and (not extras or draw(st.booleans())):
         state = GroupSpec(kind=SpecKind.MAMBA, block_size=unit * draw(st.sampled_from((2, 3))))
         rows.append((state, GroupOptions()))
     if len(rows) == 1:
@@ -104,7 +105,7 @@ def cache_configs(
     draw: st.DrawFn, dialect: EngineDialect = EngineDialect.PURE, *, extras: bool = True
 ) -> CacheConfig:
     """`extras`: also what the engine that users run does not have."""
-    rows, unit, partial = draw(mixes())
+    rows, unit, partial = draw(mixes(extras=extras))
     if not extras:
         rows = [(as_the_engine_has_it(spec, rows), options) for spec, options in rows]
     specs = [spec for spec, _ in rows]

@@ -68,6 +68,7 @@ class Memory:
     running: set[int] = field(default_factory=set)
     preempted: set[int] = field(default_factory=set)  # Requests that ran, and do not now.
     being_copied: list[int] = field(default_factory=list)  # Ends of the copies of this step.
+    written: dict[int, int] = field(default_factory=dict)  # See `CacheModel._note_written`.
     held: Counter[int] = field(default_factory=Counter)  # References that the caller has to drop.
     counts: Counter[str] = field(default_factory=Counter)
 

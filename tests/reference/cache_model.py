@@ -319,10 +319,19 @@ class CacheModel:
         self._count(need)
         self._adopt(request, starts, need)
         new = [g.extend(pool, t, reach) for g, t in zip(groups, request.tables, strict=True)]
+        self._note_written(need, request)
         if not need.delay_commit:
             self.commit(need.request, min(main, len(request.tokens)))
         request.num_computed_tokens = main
         return new
+
+    def _note_written(self, need: Need, request: Request) -> None:
+        """For each block that this step writes, how many tokens of the prefix it had before: until
+        the step has run, no copy of it has more. A copy that the step makes had none."""
+        for group, table in zip(self.memory.groups, request.tables, strict=True):
+            place, inside = divmod(self._local(need), group.spec.block_size)
+            had = place * group.spec.block_size + (0 if need.num_hit_tokens else inside)
+            self.memory.written.update(dict.fromkeys(table.blocks[place:], had))
 
     def _count(self, need: Need) -> None:
         memory = self.memory
@@ -342,10 +351,18 @@ class CacheModel:
         rows = list(zip(self.memory.groups, request.tables, starts, strict=True))
         for group, table, start in rows:
             table.checkpoint = self._checkpoint(group, request, table, start.num_tokens, reach)
+        if any(self._is_unwritten(group, start) for group, _, start in rows):
+            return self.memory.pool.num_blocks + 1  # The step after this one can copy it.
         return sum(
             group.num_needed(self.memory.pool, table, start, reach, admission=admission)
             for group, table, start in rows
         )
+
+    def _is_unwritten(self, group: Group, start: Start) -> bool:
+        """Whether a hit ends inside a block that is not written so far before this step."""
+        inside = not isinstance(group, State) and group.is_inside_a_block(start.hits, start)
+        had = self.memory.written.get(start.hits[-1]) if inside and start.hits[-1] else None
+        return had is not None and had < start.num_local_tokens
 
     def _checkpoint(
         self, group: Group, request: Request, table: Table, start: int, reach: Reach
@@ -410,6 +427,7 @@ class CacheModel:
     def start_step(self) -> None:
         for group in self.memory.groups:
             group.this_step.clear()
+        self.memory.written.clear()
         ends, self.memory.being_copied = self.memory.being_copied, []
         self.memory.pool.release(ends)
 

@@ -19,6 +19,10 @@ TOPOLOGY = Topology(
     partial_hits=True,
 )
 
+ONE_GROUP = Topology(
+    groups=(GroupSpec(kind=FULL, block_size=64),), hash_block_size=16, partial_hits=True
+)
+
 
 def test_a_hit_takes_the_block_that_is_known_where_it_ends_not_an_older_one_known_beyond() -> None:
     cache = CacheManager(
@@ -46,6 +50,45 @@ def test_a_hit_takes_the_block_that_is_known_where_it_ends_not_an_older_one_know
     assert cache.allocate([need]).num_fit == 1
     copied = {source for source, _ in cache.take_work().copies}
     assert inside in copied
+
+
+def test_a_request_waits_for_the_block_inside_which_its_hit_ends_until_that_is_written() -> None:
+    """Copies are made before a step runs: a copy of what the step writes would be garbage."""
+    cache = CacheManager(CacheConfig(topology=ONE_GROUP, num_blocks=20))
+    cache.start_step()
+    first = cache.add(range(50))
+    assert cache.allocate([Need(request=first, num_new_tokens=50)]).num_fit == 1
+    request = cache.add([*range(48), 7, 7])
+    need = Need(request=request, num_new_tokens=2, num_hit_tokens=cache.match(request).num_tokens)
+    assert need.num_hit_tokens == 48
+    assert cache.blocks_needed(need) > cache.pool.num_blocks
+    assert cache.allocate([need]).num_fit == 0
+    cache.debug.check_integrity()
+    cache.start_step()
+    cache.extend(first, [50])
+    more = Need(
+        request=first, num_new_tokens=1
+    )  # This step writes there too, but after 48 tokens.
+    assert cache.allocate([more, need]).num_fit == 2
+    assert [copy[0] for copy in cache.take_work().copies] == cache.blocks(first)[0]
+
+
+def test_a_request_waits_for_a_copy_that_another_one_has_made_in_the_same_step() -> None:
+    """All copies of a step may be made at once, so none reads what another one writes."""
+    cache = CacheManager(CacheConfig(topology=ONE_GROUP, num_blocks=20))
+    scheduler = OneByOne(cache, max_step_tokens=1_000)
+    assert scheduler.run(range(50)) == 0  # Its block is known at 48.
+    cache.start_step()
+    longer, shorter = cache.add(range(70)), cache.add(range(64))
+    starts = Need(request=longer, num_new_tokens=22, num_hit_tokens=48)
+    assert cache.allocate([starts]).num_fit == 1  # Its copy is known at 64.
+    need = Need(request=shorter, num_new_tokens=16, num_hit_tokens=48)
+    assert cache.match(shorter).num_tokens == 48
+    assert cache.allocate([need]).num_fit == 0
+    cache.take_work()
+    cache.start_step()
+    assert cache.allocate([need]).num_fit == 1
+    assert [copy[0] for copy in cache.take_work().copies] == cache.blocks(longer)[0][:1]
 
 
 def test_a_load_covers_the_end_of_a_hit_and_brings_the_state() -> None:

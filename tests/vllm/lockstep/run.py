@@ -29,6 +29,7 @@ class Outcome:
     num_operations: int = 0
     num_pressed: int = 0
     num_engine_failures: int = 0
+    num_early_copies: int = 0  # See `unwritten`.
     failure: str | None = None
 
 
@@ -38,24 +39,24 @@ def run(config: Config, make_right: MakeSide, *, num_operations: int, seed: int)
     Where the engine itself fails, both sides start anew with another seed.
     """
 
-    def make_pair() -> Pair:
-        return Pair(
-            Theirs(config), make_right(config), drains_events_late=config.drains_events_late
-        )
+    def pair_with(theirs: Theirs) -> Pair:
+        return Pair(theirs, make_right(config), drains_events_late=config.drains_events_late)
 
     outcome = Outcome(config)
     while outcome.failure is None and outcome.num_operations < num_operations:
-        pair = make_pair()
+        theirs = Theirs(config)
+        pair = pair_with(theirs)
         life = f"{seed}.{outcome.num_engine_failures}"
         try:
             Driver(config, pair, seed=life).run(num_operations - outcome.num_operations)
         except EngineFailedError:
             outcome.num_engine_failures += 1
         except MismatchError as mismatch:
-            log, smaller = shrink(pair.log, mismatch, make_pair)
+            log, smaller = shrink(pair.log, mismatch, lambda: pair_with(Theirs(config)))
             outcome.failure = f"{config}, seed {life}: {mismatch}\nshrunk:\n{report(log, smaller)}"
         outcome.num_operations += len(pair.log)
         outcome.num_pressed += pair.num_pressed
+        outcome.num_early_copies += theirs.num_early_copies
     return outcome
 
 

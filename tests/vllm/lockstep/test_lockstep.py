@@ -43,5 +43,6 @@ def _summary(outcomes: list[Outcome]) -> dict[str, object]:
         "configs": len(outcomes),
         "operations": sum(outcome.num_operations for outcome in outcomes),
         "mismatches": sum(outcome.failure is not None for outcome in outcomes),
+        "early_copies": sum(outcome.num_early_copies for outcome in outcomes),
         "kinds": dict(sorted(kinds.items())),
     }

@@ -1,8 +1,9 @@
 """The engine's own KV cache manager as a `Side`: the truth that lock-step compares with.
 
-Everything the engine decides is decided by its unchanged code. One thing is pinned: the second
+Everything the engine decides is decided by its unchanged code, with two exceptions. The second
 and later hashes of one block live in a set there, whose order (so the order in which their
 removals are announced) differs from process to process; here they keep the order of insertion.
+And no request starts on a copy that would be made too early (see `unwritten`).
 """
 
 import logging
@@ -15,6 +16,7 @@ from kvbraid.spec import SpecKind
 
 from tests.vllm.lockstep.configs import Config, Group
 from tests.vllm.lockstep.side import Ask, Blocks, Hit, NewRequest
+from tests.vllm.lockstep.unwritten import UnwrittenBlocks
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -149,6 +151,12 @@ class Theirs:
         self._requests: dict[int, Request] = {}
         self._hits: dict[int, Any] = {}
         self._being_copied: list[int] = []
+        self._unwritten = UnwrittenBlocks()
+
+    @property
+    def num_early_copies(self) -> int:
+        """How often a request would have started on a copy made too early."""
+        return self._unwritten.num_early_copies
 
     def add(self, request: NewRequest) -> None:
         lora = request.extra.lora
@@ -181,6 +189,7 @@ class Theirs:
     def start_step(self) -> None:
         ends, self._being_copied = self._being_copied, []
         self.free_blocks(ends)
+        self._unwritten.start_step()
         self.manager.new_step_starts()
 
     def match(self, key: int) -> Hit:
@@ -190,7 +199,11 @@ class Theirs:
 
     def allocate(self, asks: Sequence[Ask], reserved_blocks: int) -> list[Blocks]:
         fitting: list[Blocks] = []
+        groups = self.manager.coordinator.single_type_managers
         for ask in asks:
+            hits = None if ask.junction is None else self._hit_of(ask)
+            if hits is not None and self._unwritten.has_to_wait(groups, ask, hits.blocks):
+                break
             request = self._requests[ask.key]
             request.num_computed_tokens = ask.num_computed_tokens
             request.num_in_flight_tokens = ask.num_in_flight_tokens
@@ -201,7 +214,7 @@ class Theirs:
                 request,
                 ask.num_new_tokens,
                 num_new_computed_tokens=ask.num_hit_tokens,
-                new_computed_blocks=None if ask.junction is None else self._hit_of(ask),
+                new_computed_blocks=hits,
                 num_lookahead_tokens=ask.num_lookahead_tokens,
                 num_external_computed_tokens=ask.num_external_tokens,
                 delay_cache_blocks=ask.delay_commit,
@@ -211,6 +224,7 @@ class Theirs:
             )
             if blocks is None:
                 break
+            self._unwritten.note(groups, ask)
             fitting.append([list(ids) for ids in blocks.get_block_ids()])
         return fitting
 

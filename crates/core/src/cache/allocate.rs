@@ -9,7 +9,7 @@ use super::group::{Group, Kind};
 use super::plan::Plan;
 use super::request::{Request, SharedTail, Table};
 use super::state::{self, StateStep};
-use super::step::{Allocation, Need};
+use super::step::{Allocation, Lengths, Need};
 use crate::blocks::{BlockId, NULL_BLOCK, count};
 
 impl Core {
@@ -31,6 +31,7 @@ impl Core {
         self.note_saved(request, lengths);
         self.adopt(request, &plan);
         self.extend(request, &plan, done);
+        self.note_written(request, &plan);
         if let Some(junction) = need.junction {
             request.junction = junction;
         }
@@ -125,6 +126,25 @@ impl Core {
                 }
             }
             done.counts.push(count(done.blocks.len() - before));
+        }
+    }
+
+    /// Notes the blocks that the step writes. The copy of a shared tail counts as empty before the
+    /// step, because a device need not make copies one after the other.
+    fn note_written(&mut self, request: &Request, plan: &Plan<'_>) {
+        let Lengths { local, main, .. } = plan.lengths;
+        let has_hit = !plan.hits.is_empty();
+        let is_one_token = local + 1 >= main && !has_hit; // What ends before it was there.
+        if is_one_token || !self.config.hits_end_inside_blocks() {
+            return;
+        }
+        for (group, table) in self.groups.iter().zip(request.tables()) {
+            let first = local / group.block;
+            let written = if has_hit { first * group.block } else { local };
+            let blocks = table.blocks.iter().skip(first as usize);
+            let blocks = blocks.filter(|&&block| block != NULL_BLOCK);
+            self.being_written
+                .extend(blocks.map(|&block| (block, written)));
         }
     }
 

@@ -159,6 +159,14 @@ impl CacheConfig {
         }
     }
 
+    /// Whether a hit may end inside a block, so that requests go on in copies of blocks.
+    pub(super) fn hits_end_inside_blocks(&self) -> bool {
+        let ends = [self.hit_alignment(), self.topology.replay_tokens];
+        let is_whole = |block| ends.iter().all(|end| end.is_multiple_of(block));
+        let mut groups = self.topology.groups.iter();
+        groups.any(|group| !is_whole(group.block_size))
+    }
+
     /// Refuses a configuration that cannot work.
     ///
     /// # Errors

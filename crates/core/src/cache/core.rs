@@ -1,7 +1,7 @@
 //! What all requests of a cache share, and the operations that every part of a step needs: taking
 //! blocks, forgetting hashes, and noting what the engine has to be told.
 
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 
 use super::config::CacheConfig;
 use super::find::Finder;
@@ -41,6 +41,9 @@ pub(super) struct Core {
     pub held: HeldBlocks,
     /// The states registered in this step. Their blocks do not hold them until the step has run.
     pub fresh: HashSet<(Digest, u16)>,
+    /// The blocks that this step writes, each with the end of the tokens that it has already. Only
+    /// where hits end inside blocks: those blocks are copied, and copies are made before the step.
+    pub being_written: HashMap<BlockId, u32>,
     /// The states registered in this step, with their blocks.
     pub kept_states: Vec<KeptState>,
     pub statistics: Statistics,
@@ -61,6 +64,7 @@ impl Core {
             being_copied: Vec::new(),
             held: HeldBlocks::default(),
             fresh: HashSet::new(),
+            being_written: HashMap::new(),
             kept_states: Vec::new(),
             statistics: Statistics::default(),
             groups,

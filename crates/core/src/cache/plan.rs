@@ -331,7 +331,23 @@ impl Core {
         let new = required.saturating_sub(skipped.max(hits.len() + length));
         let kept = &hits[skipped.saturating_sub(length).min(hits.len())..];
         let has_shared_tail = !hits.is_empty() && !lengths.local.is_multiple_of(group.block);
+        if has_shared_tail && self.is_unwritten(hits[hits.len() - 1], lengths.local) {
+            return self.more_than_the_pool();
+        }
         signed(new + self.num_evictable(kept) + usize::from(has_shared_tail))
+    }
+
+    /// A number of blocks that never fits. A request needs as many if it has to wait for the next
+    /// step, because its hit is only being written in this one.
+    pub(super) fn more_than_the_pool(&self) -> i64 {
+        i64::from(self.config.num_blocks) + 1
+    }
+
+    /// Whether a copy of a block, made before this step runs, would lack some of the first `tokens`
+    /// tokens, which end inside the block.
+    fn is_unwritten(&self, block: BlockId, tokens: u32) -> bool {
+        let written = self.being_written.get(&block);
+        written.is_some_and(|&written| written < tokens)
     }
 
     /// The number of blocks that would leave the free queue if they were touched.

@@ -27,7 +27,7 @@ pub(super) struct StateStep<'a> {
 /// the request has to wait for the next step.
 pub(super) fn needed(core: &Core, step: &StateStep<'_>, table: &Table, hits: &[BlockId]) -> i64 {
     if hits.last().is_some_and(|&state| core.is_fresh(state)) {
-        return i64::from(core.config.num_blocks) + 1;
+        return core.more_than_the_pool();
     }
     let held = table.blocks.len() + hits.len();
     new_blocks(step, table, hits, held) + signed(core.num_evictable(hits))

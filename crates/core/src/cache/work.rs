@@ -18,10 +18,11 @@ use crate::blocks::BlockId;
 use crate::error::Result;
 
 impl Cache {
-    /// Starts a new step, because the step before has run. The states that it registered are now
-    /// written, and the ends of the copies that were taken for it are freed.
+    /// Starts a new step, because the step before has run. The blocks and states that it registered
+    /// are now written, and the ends of the copies that were taken for it are freed.
     pub fn start_step(&mut self) {
         self.core.fresh.clear();
+        self.core.being_written.clear();
         self.core.kept_states.clear();
         let ends = std::mem::take(&mut self.core.being_copied);
         self.core.pool.free(ends);
@@ -79,6 +80,7 @@ impl Cache {
         }
         self.core.pool.clear();
         self.core.fresh.clear();
+        self.core.being_written.clear();
         self.core.log.cleared();
         true
     }
