@@ -146,3 +146,26 @@ def test_a_request_that_shares_all_of_a_load_is_taken_back_too(name: str) -> Non
     # Of a load that ends inside a block no state is found there, so nobody shares it.
     assert num_hit or not mix.loads_whole_blocks
     assert num_owned or not {"wide", "latent"} & set(name.split())
+
+
+def test_requests_that_go_on_in_copies_of_garbage_are_taken_back_too() -> None:
+    """None of their blocks failed or was computed from what failed: they were copied."""
+    engine = RebuiltEngine(MIXES["partial hits"], is_async=True)
+    prompt = tokens(1, 42)
+    first = engine.request(prompt, (32, False))
+    engine.schedule()
+    tainted = engine.blocks_of(first, [0], {31})
+    assert tainted
+    engine.preempt(first.request_id)
+    second = engine.request(prompt[:40] + tokens(2, 20))
+    engine.schedule()
+    for request in (first, second):
+        assert engine.parts_of(request)[-1].start == 40
+        assert tainted.isdisjoint(held(engine, request))
+    engine.spoiled = tainted
+    engine.mark()
+    engine.use(Report(blocks=tainted))
+    engine.spoiled = set()
+    engine.run()
+    assert engine.start_of(first) < 40
+    assert engine.start_of(second) <= 40  # What the first one has computed again is found.
