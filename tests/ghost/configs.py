@@ -68,8 +68,9 @@ def draw_partial(random: Random, focus: SpecKind) -> Topology:
         SpecKind.FULL_ATTENTION: (1, 2),
         SpecKind.MLA_ATTENTION: (1, 2),
     }
+    eagle = random.random() < 0.3
     groups = tuple(
-        draw_group(random, kind, unit * random.choice(ratios.get(kind, (1,))), eagle=False)
+        draw_group(random, kind, unit * random.choice(ratios.get(kind, (1,))), eagle=eagle)
         for kind in kinds
     )
     alignment = lcm(*(group.block_size for group in groups))
