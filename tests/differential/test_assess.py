@@ -76,6 +76,7 @@ class World:
         self.random = Random(seed)
         self.lives: list[Life] = []
         self.ended: list[Life] = []
+        self.held: list[BlockId] = []
         self.num_calls = 0
         self.unit = resume.hash_block(config.topology)
         self.alignment = resume.alignment(config.topology)
@@ -86,7 +87,7 @@ class World:
 
     def live(self, num_steps: int) -> None:
         steps = [self.add, self.start, self.compute, self.process] * 3
-        steps += [self.commit, self.sample, self.end, self.go_back]
+        steps += [self.commit, self.sample, self.end, self.go_back, self.come_back, self.hold]
         self.add()
         for _ in range(num_steps):
             self.random.choice(steps)()
@@ -218,6 +219,26 @@ class World:
         else:
             self.cache.release([life.request])
         self.ended.append(life)
+
+    def come_back(self) -> None:
+        """It is preempted after its last step, and starts anew: others may have its blocks."""
+        life = self.any_of(started=True)
+        if life is not None:
+            self.cache.preempt([life.request])
+            self.lives.remove(life)
+            self.lives.append(Life(life.request, life.tokens, len(life.tokens)))
+
+    def hold(self) -> None:
+        """Blocks get a reference of nobody's table, as in a quarantine, or lose it."""
+        life = self.any_of(started=True)
+        if self.held and self.random.random() < 0.3:
+            self.cache.pool.free(self.held)
+            self.held = []
+        elif life is not None:
+            blocks = [b for table in self.cache.blocks(life.request) for b in table if b]
+            held = self.random.sample(blocks, min(len(blocks), 3))
+            self.cache.pool.hold(held)
+            self.held += held
 
     # ---- what is asked ---------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """The checks of arguments that the cache makes before it calls the native core."""
 
+from array import array
 from collections.abc import Collection, Iterable
 from dataclasses import asdict
 
@@ -24,7 +25,9 @@ def check_each(name: str, counts: Collection[int]) -> None:
     Raises:
         InvalidValueError: The message names the first such value and its limits.
     """
-    if counts and not 0 <= min(counts) <= max(counts) < 1 << 32:
+    try:
+        array("I", counts)  # There may be thousands: much faster than to find the extremes.
+    except (OverflowError, TypeError):
         for count in counts:
             check_counts(**{name: count})
 

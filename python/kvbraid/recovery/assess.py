@@ -113,7 +113,7 @@ def assess(
     waits = [_NOBODY, *starmap(Waits, columns[1:])]
     counts = zip(Ignored, ignored, strict=True)
     return Assessment(
-        tainted=cast("tuple[BlockId, ...]", tuple(memoryview(tainted).cast("I"))),
+        tainted=cast("tuple[BlockId, ...]", tuple(memoryview(tainted).cast("I").tolist())),
         verdicts=tuple([_verdict(row, waits) for row in verdicts]),
         ignored={why: count for why, count in counts if count},
     )

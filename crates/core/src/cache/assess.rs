@@ -6,7 +6,7 @@ use super::group::{Group, Kind};
 use super::request::Request;
 use crate::blocks::{Author, BlockId, Key};
 use crate::error::Result;
-use crate::recovery::{Assessment, Doubt, Gap, OwnTables, Run, Tables, assess};
+use crate::recovery::{Assessment, Clue, Doubt, Gap, OwnTables, Run, Tables, assess};
 use crate::spec::Topology;
 
 impl Cache {
@@ -34,6 +34,18 @@ impl Tables for Cache {
 
     fn may_be_shared(&self, block: BlockId) -> bool {
         self.core.pool.refs(block) > 1
+    }
+
+    fn clue(&self, block: BlockId) -> Option<Clue> {
+        let pool = &self.core.pool;
+        let group = pool.key(block)?.group;
+        let size = self.core.groups[usize::from(group)].block;
+        Some(Clue {
+            request: pool.author(block).request()?.into(),
+            group,
+            position: position_of(pool.num_tokens(block), size),
+            num_refs: pool.refs(block),
+        })
     }
 
     fn find(&self, request: u64, gap: &Gap<'_>, found: &mut Vec<(u32, BlockId)>) {
@@ -96,11 +108,16 @@ impl Core {
         let author = Author::of(request);
         let size = group.block;
         for (block, by, index, num_tokens) in self.pool.registered() {
-            let position = num_tokens.div_ceil(size).max(1) - 1;
+            let position = position_of(num_tokens, size);
             let counts = by == author || gap.has_read(position, block);
             if counts && index == group.index && gap.positions.contains(&position) {
                 found.push((position, block));
             }
         }
     }
+}
+
+/// The position of the block in which so many tokens end.
+fn position_of(num_tokens: u32, size: u32) -> u32 {
+    num_tokens.div_ceil(size).max(1) - 1
 }

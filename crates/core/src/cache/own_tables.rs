@@ -134,14 +134,18 @@ impl Places {
 impl Core {
     pub(super) fn own_tables<'a>(&self, request: &'a Request, limit: Option<u32>) -> OwnTables<'a> {
         let groups = self.groups.iter().zip(request.tables());
+        let own = |(group, table): (&Group, &'a Table)| {
+            let is_whole = group.kind == Kind::Full && !self.config.hits_may_lack_blocks();
+            debug_assert!(!is_whole || !table.blocks.contains(&NULL_BLOCK));
+            OwnTable {
+                blocks: &table.blocks,
+                num_null: table.num_null(),
+                is_whole,
+                states: self.states(group, table, request.num_computed_tokens),
+            }
+        };
         OwnTables {
-            groups: groups
-                .map(|(group, table)| OwnTable {
-                    blocks: &table.blocks,
-                    num_null: table.num_null(),
-                    states: self.states(group, table, request.num_computed_tokens),
-                })
-                .collect(),
+            groups: groups.map(own).collect(),
             num_tokens: request.num_tokens(),
             num_computed_tokens: request.num_computed_tokens.min(limit.unwrap_or(u32::MAX)),
         }

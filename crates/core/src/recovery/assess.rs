@@ -3,15 +3,15 @@
 //! ```text
 //! 1  hold      the tables of all runs, side by side
 //! 2  report    which places, blocks and requests a load of some run fills
-//! 3  scan      one pass over all tables for what was reported
+//! 3  find      where in all tables the reported blocks stand
 //! 4  taint     what was computed from the failed blocks, of any run
 //! 5  verdicts  resume points, owners and waiters of the affected runs
 //! ```
-//! Only the third step reads whole tables; the others look at what it found. Taint that reaches a
-//! block which other tables may have costs a second pass.
+//! Only the third step may read whole tables, once; the others look at what it found. Taint that
+//! reaches a block which other tables may have costs a second pass.
 
+use super::find::find;
 use super::held::hold;
-use super::hits::scan;
 use super::owners::{Court, Verdict};
 use super::reported::{IgnoredCounts, Judge};
 use super::run::{Failures, Run, Tables};
@@ -48,7 +48,7 @@ pub struct Doubt {
 /// runs; `InvalidValue` or `UnknownBlock` for tables that cannot be.
 pub fn assess(tables: &impl Tables, runs: &[Run], doubt: &Doubt) -> Result<Assessment> {
     let num_blocks = tables.num_blocks();
-    let mut all = hold(tables, runs)?;
+    let all = hold(tables, runs)?;
     let mut taint = Taint::new(num_blocks, all.len());
     let mut ignored = IgnoredCounts::default();
     let mut judge = Judge::new(tables, &all, &mut taint, &mut ignored);
@@ -56,7 +56,7 @@ pub fn assess(tables: &impl Tables, runs: &[Run], doubt: &Doubt) -> Result<Asses
     let reported = judge.blocks(&doubt.failures);
     let mut wanted = taint.blocks.clone();
     reported.want(&mut wanted);
-    let mut hits = scan(&mut all, &wanted);
+    let mut hits = find(tables, &all, &wanted);
     Judge::new(tables, &all, &mut taint, &mut ignored).fail_blocks(reported, &hits);
     taint.spread(tables, &all, &mut hits, &wanted);
     let busy = BlockSet::new(num_blocks, &doubt.busy);

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::resume_point::{OwnTable, OwnTables, block_at};
 use super::run::{Run, Tables};
-use crate::blocks::{BlockId, count};
+use crate::blocks::{BlockId, BlockSet, count};
 use crate::error::{Error, Result};
 use crate::spec::{GroupSpec, SpecKind};
 
@@ -15,7 +15,7 @@ use crate::spec::{GroupSpec, SpecKind};
 pub(super) struct Held<'a> {
     pub run: &'a Run,
     pub own: OwnTables<'a>,
-    /// For each group, a position from which on the table has a block everywhere.
+    /// For each group, the position from which on the table has a block everywhere.
     pub whole_from: SmallVec<[u32; 8]>,
 }
 
@@ -69,7 +69,7 @@ pub(super) fn hold<'a>(tables: &'a impl Tables, runs: &'a [Run]) -> Result<Vec<H
         };
         own.num_tokens = run.num_tokens;
         own.num_computed_tokens = run.num_computed_tokens;
-        let whole_from = own.groups.iter().map(|table| table.num_null).collect();
+        let whole_from = own.groups.iter().map(whole_from).collect();
         Ok(Held {
             run,
             own,
@@ -77,6 +77,16 @@ pub(super) fn hold<'a>(tables: &'a impl Tables, runs: &'a [Run]) -> Result<Vec<H
         })
     });
     held.collect()
+}
+
+/// The position from which on a table has a block everywhere.
+fn whole_from(table: &OwnTable<'_>) -> u32 {
+    if table.is_whole {
+        return table.num_null;
+    }
+    let null = BlockSet::default().with_null();
+    let last = null.found_in(table.from(table.num_null)).last();
+    table.num_null + last.map_or(0, |at| count(at) + 1)
 }
 
 fn ended_tables(ended: &[Vec<BlockId>]) -> OwnTables<'_> {

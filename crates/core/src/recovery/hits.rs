@@ -7,8 +7,8 @@
 //!  1      0                7   8   9  20                begins as (0, 0) does, with that 9;
 //!  1      1                .   .   .  41                and that (1, 1) has all blocks from 3 on
 //! ```
-//! All tables are read once, whatever the number of blocks. What tables have in common at their
-//! beginning is stored once, and can be judged once.
+//! Tables are read once, whatever the number of blocks. What they have in common at their beginning is
+//! stored once, and can be judged once.
 
 use std::ops::Range;
 
@@ -106,6 +106,12 @@ impl Hits {
         })
     }
 
+    /// The number of entries of all tables.
+    pub(super) fn num_found(&self) -> usize {
+        let parts = self.tables.iter().flat_map(TableHits::parts);
+        parts.map(|part| part.len()).sum()
+    }
+
     /// Leaves out all other blocks.
     pub(super) fn retain(&mut self, blocks: &BlockSet) {
         let mut ends = vec![0];
@@ -177,68 +183,54 @@ impl Hits {
     }
 }
 
-/// Finds every entry of every table that is one of these blocks. It also notes from where on each
-/// table has blocks everywhere.
-pub(super) fn scan(all: &mut [Held<'_>], wanted: &BlockSet) -> Hits {
-    let wanted = wanted.clone().with_null();
-    let num_groups = all.first().map_or(0, |held| held.own.groups.len());
-    let mut hits = Hits::new(all.len(), num_groups);
-    for run in 0..all.len() {
-        let (earlier, rest) = all.split_at_mut(run);
-        let held = &mut rest[0];
-        for group in 0..num_groups {
+/// Finds every entry that is one of these blocks in the tables of runs that go on. `reach` has for
+/// each group how many positions are read.
+pub(super) fn scan(all: &[Held<'_>], wanted: &BlockSet, reach: &[u32]) -> Hits {
+    let mut hits = Hits::new(all.len(), reach.len());
+    for (run, held) in all.iter().enumerate() {
+        for (group, &reach) in reach.iter().enumerate() {
             let start = hits.entries.len();
-            let other = earlier.last();
-            let (common, table) = match other.and_then(|other| begin_alike(other, held, group)) {
-                Some(common) => (common, hits.begin_like_the_last(common)),
-                None => (0, TableHits::default()),
+            let (null, blocks) = part(held, group, reach);
+            // Requests with a common prefix often follow each other.
+            let common = match run
+                .checked_sub(1)
+                .map(|other| part(&all[other], group, reach))
+            {
+                Some((other_null, other)) if other_null == null => common_prefix(other, blocks),
+                _ => 0,
             };
-            scan_table(held, group, common, &wanted, &mut hits.entries);
+            let table = match common {
+                0 => TableHits::default(),
+                _ => hits.begin_like_the_last(null + count(common)),
+            };
+            let rest = &blocks[common..];
+            let entry = |at: usize| Entry {
+                position: null + count(common + at),
+                block: rest[at],
+            };
+            hits.entries.extend(wanted.found_in(rest).map(entry));
             hits.finish(table, start);
         }
     }
     hits
 }
 
-/// Finds the entries of one table from a position on.
-fn scan_table(
-    held: &mut Held<'_>,
-    group: usize,
-    from: u32,
-    wanted: &BlockSet,
-    found: &mut Vec<Entry>,
-) {
+/// The blocks of a table that are read, and how many null blocks come before them.
+fn part<'a>(held: &Held<'a>, group: usize, reach: u32) -> (u32, &'a [BlockId]) {
     let table = &held.own.groups[group];
-    let start = table.num_null.max(from);
-    let entries = table.from(start);
-    for at in wanted.found_in(entries) {
-        let (position, block) = (start + count(at), entries[at]);
-        if block == NULL_BLOCK {
-            held.whole_from[group] = position + 1;
-        } else {
-            found.push(Entry { position, block });
-        }
-    }
-}
-
-/// The position up to which a table begins as the same group's table of another run, which has been
-/// read. Requests with a common prefix often follow each other.
-fn begin_alike(other: &Held<'_>, held: &mut Held<'_>, group: usize) -> Option<u32> {
-    let (a, b) = (&other.own.groups[group], &held.own.groups[group]);
-    if a.num_null != b.num_null {
-        return None;
-    }
-    let common = a.num_null + common_prefix(a.from(a.num_null), b.from(b.num_null));
-    // Otherwise it is not known how far the null blocks of the common part reach.
-    let is_known = common > other.whole_from[group];
-    is_known.then(|| {
-        held.whole_from[group] = other.whole_from[group];
-        common
-    })
+    let blocks = if held.has_ended() {
+        &[]
+    } else {
+        table.from(table.num_null)
+    };
+    let length = blocks
+        .len()
+        .min(reach.saturating_sub(table.num_null) as usize);
+    (table.num_null, &blocks[..length])
 }
 
 /// How many entries two tables have in common at their beginning, rounded down.
-fn common_prefix(a: &[BlockId], b: &[BlockId]) -> u32 {
+fn common_prefix(a: &[BlockId], b: &[BlockId]) -> usize {
     const CHUNK: usize = 32;
     let chunks = a
         .as_chunks::<CHUNK>()
@@ -249,7 +241,7 @@ fn common_prefix(a: &[BlockId], b: &[BlockId]) -> u32 {
         let pairs = a.iter().zip(*b);
         pairs.fold(0, |others, (a, b)| others | (a.0 ^ b.0)) == 0
     };
-    count(chunks.take_while(is_same).count() * CHUNK)
+    chunks.take_while(is_same).count() * CHUNK
 }
 
 /// For each block, where it stands in all tables.
@@ -347,32 +339,31 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_scan_finds_every_entry_and_where_tables_become_whole_and_entries_go_and_come(
+        fn a_scan_finds_every_entry_within_its_reach_and_entries_go_and_come(
             tables in tables(),
             wanted in prop::collection::vec(800..1400u32, 0..60),
+            reach in prop_oneof![Just(u32::MAX), 0..400u32],
         ) {
             let wanted: Vec<BlockId> = wanted.into_iter().map(BlockId).collect();
             let run = Run::default();
-            let mut all: Vec<Held<'_>> = tables.iter().map(|(num_null, blocks)| {
+            let all: Vec<Held<'_>> = tables.iter().map(|(num_null, blocks)| {
                 let table = OwnTable { blocks, num_null: *num_null, ..OwnTable::default() };
                 let own = OwnTables {
                     groups: SmallVec::from_iter([table]), num_tokens: 0, num_computed_tokens: 0
                 };
                 Held { run: &run, own, whole_from: SmallVec::from_elem(*num_null, 1) }
             }).collect();
-            let mut hits = scan(&mut all, &BlockSet::new(2000, &wanted));
+            let mut hits = scan(&all, &BlockSet::new(2000, &wanted), &[reach]);
             let mut expected = Vec::new();
-            for (run, (num_null, blocks)) in (0..).zip(&tables) {
-                let entries = (0u32..).zip(blocks).filter(|(_, block)| wanted.contains(block));
+            for (run, (_, blocks)) in (0..).zip(&tables) {
+                let entries = (0u32..reach).zip(blocks).filter(|(_, block)| wanted.contains(block));
                 expected.extend(entries.map(|(position, &block)| (run, position, block)));
-                let last = blocks.iter().rposition(|&block| block == NULL_BLOCK);
-                let whole = last.map_or(0, |at| count(at) + 1).max(*num_null);
-                prop_assert_eq!(all[run as usize].whole_from[0], whole);
             }
             let found = |hits: &Hits| -> Vec<_> {
                 let hits = (0..all.len()).flat_map(|run| hits.of(run));
                 hits.map(|hit| (hit.run, hit.position, hit.block)).collect()
             };
+            prop_assert_eq!(hits.num_found(), expected.len());
             prop_assert_eq!(found(&hits), expected.clone());
             let others = |hit: &Hit| hit.block.0 % 2 == 1;
             let others: Vec<Hit> = (0..all.len()).flat_map(|run| hits.of(run)).filter(others).collect();

@@ -39,6 +39,8 @@ pub struct OwnTable<'a> {
     pub blocks: &'a [BlockId],
     /// A number of leading positions that are known to have the null block.
     pub num_null: u32,
+    /// Whether it is known that all positions after these have a block.
+    pub is_whole: bool,
     /// In a state group, the states that the blocks have, in any order.
     pub states: SmallVec<[State; 2]>,
 }

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use super::held::check_tables;
 use super::resume_point::{OwnTable, OwnTables, State};
-use super::run::{Gap, Tables};
+use super::run::{Clue, Gap, Tables};
 use crate::blocks::{BlockId, NULL_BLOCK};
 use crate::error::{Error, Result};
 use crate::spec::Topology;
@@ -56,6 +56,7 @@ impl Tables for Snapshot {
             .map(|(group, blocks)| OwnTable {
                 blocks,
                 num_null: 0,
+                is_whole: false,
                 states: tables
                     .states
                     .get(group)
@@ -70,6 +71,10 @@ impl Tables for Snapshot {
 
     fn may_be_shared(&self, _: BlockId) -> bool {
         true
+    }
+
+    fn clue(&self, _: BlockId) -> Option<Clue> {
+        None
     }
 
     fn find(&self, request: u64, gap: &Gap<'_>, found: &mut Vec<(u32, BlockId)>) {

@@ -7,7 +7,7 @@ use crate::blocks::BlockId;
 use crate::error::Error;
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
-const FULL: GroupSpec = GroupSpec {
+pub(super) const FULL: GroupSpec = GroupSpec {
     kind: SpecKind::FullAttention,
     block_size: 4,
     window: None,
@@ -30,7 +30,7 @@ fn ids(numbers: &[u32]) -> Vec<BlockId> {
     numbers.iter().copied().map(BlockId).collect()
 }
 
-fn snapshot(groups: &[GroupSpec], requests: &[&[&[u32]]]) -> Snapshot {
+pub(super) fn snapshot(groups: &[GroupSpec], requests: &[&[&[u32]]]) -> Snapshot {
     let tables = |tables: &&[&[u32]]| RunTables {
         blocks: tables.iter().map(|table| ids(table)).collect(),
         states: vec![Vec::new(); tables.len()],
