@@ -87,7 +87,7 @@ class World:
 
     def live(self, num_steps: int) -> None:
         steps = [self.add, self.start, self.compute, self.process] * 3
-        steps += [self.commit, self.sample, self.end, self.go_back, self.come_back, self.hold]
+        steps += [self.commit, self.sample, self.end, self.go_back, self.hold]
         self.add()
         for _ in range(num_steps):
             self.random.choice(steps)()
@@ -219,14 +219,6 @@ class World:
         else:
             self.cache.release([life.request])
         self.ended.append(life)
-
-    def come_back(self) -> None:
-        """It is preempted after its last step, and starts anew: others may have its blocks."""
-        life = self.any_of(started=True)
-        if life is not None:
-            self.cache.preempt([life.request])
-            self.lives.remove(life)
-            self.lives.append(Life(life.request, life.tokens, len(life.tokens)))
 
     def hold(self) -> None:
         """Blocks get a reference of nobody's table, as in a quarantine, or lose it."""

@@ -15,6 +15,10 @@ use super::hits::{Hit, Hits, scan};
 use super::run::{Clue, Tables};
 use crate::blocks::{BlockId, BlockSet, count};
 
+/// With more blocks that have several references, most tables are read far anyway: to ask for each
+/// block takes longer than it saves.
+const MAX_SHARED: u32 = 16;
+
 /// What is known of blocks before tables are read.
 struct Known {
     /// Entries of blocks that nobody else has.
@@ -59,12 +63,13 @@ pub(super) fn find(tables: &impl Tables, all: &[Held<'_>], wanted: &BlockSet) ->
 impl Known {
     fn of(tables: &impl Tables, all: &[Held<'_>], wanted: &BlockSet) -> Self {
         let num_groups = tables.topology().groups.len();
-        // Memory answers slowly, and many questions are asked at once.
-        let clues: Option<Vec<(BlockId, Clue)>> = wanted
-            .iter()
-            .map(|block| Some((block, tables.clue(block)?)))
-            .collect();
-        let Some(clues) = clues else {
+        let mut num_shared = 0;
+        let clues = wanted.iter().map(|block| {
+            let clue = tables.clue(block)?;
+            num_shared += u32::from(clue.num_refs > 1);
+            (num_shared <= MAX_SHARED).then_some((block, clue))
+        });
+        let Some(clues) = clues.collect::<Option<Vec<(BlockId, Clue)>>>() else {
             return Self {
                 alone: Vec::new(),
                 rest: wanted.clone(),
