@@ -13,7 +13,7 @@ from kvbraid.events import decode
 from tests.reference import wire as model
 
 U64 = st.integers(0, 2**64 - 1)
-TOKENS = st.integers(0, 2**32 - 1) | st.integers(0, 300)
+TOKENS = st.integers(0, 300) | U64 | st.integers(0, 2**32 - 1) | st.sampled_from(["a", "é"])
 HASH = U64 | st.integers(-(2**63), 3) | st.binary(min_size=1, max_size=40)
 WORDS = st.sampled_from(["", "a", "lora", "salt", "é"])
 ITEM = st.lists(WORDS | st.binary(max_size=3) | st.tuples(WORDS, st.integers(-9, 9)), max_size=3)

@@ -275,17 +275,21 @@ def _extra_keys(
     return tuple(salted if start == 0 else None for start in starts) if starts else None
 
 
-def prompts(random: Random, unit: int, count: int) -> list[Prefix]:
-    """Prompts that share prefixes, few tokens, so that stretches repeat, some salted."""
+def prompts(random: Random, unit: int, count: int, *, wide: bool = False) -> list[Prefix]:
+    """Prompts that share prefixes, few tokens, so that stretches repeat, some salted.
+
+    Wide tokens differ in their upper halves alone.
+    """
     made: list[Prefix] = []
     letters = random.choice((1, 2, 5))
+    step = 2**61 - 2**32 if wide else 1
     for _ in range(count):
         stem: tuple[int, ...] = ()
         if made:
             stem = random.choice(made).tokens
             stem = stem[: random.randint(0, len(stem))]
         tail = random.randint(0, max(0, random.choice((6, 14)) * unit - len(stem)))
-        tokens = stem + tuple(random.randrange(letters) for _ in range(tail))
+        tokens = stem + tuple(step * random.randrange(letters) for _ in range(tail))
         salt = random.choice((None, None, None, None, "s", "t"))
         made.append(Prefix(tokens, salt, random.choice((None, None, None, "a", "b"))))
     return made

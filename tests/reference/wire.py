@@ -237,7 +237,9 @@ def _hash(value: object) -> int:
 
 
 def _token(value: object) -> object:
-    if not _is_int(value, 0, 2**32 - 1):
+    if isinstance(value, str) and value:
+        return _text(value)
+    if not _is_int(value, 0, 2**64 - 1):
         raise RefusedError("bad_tokens")
     return value
 

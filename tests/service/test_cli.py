@@ -148,12 +148,22 @@ def test_a_bad_fleet_file_is_one_line_with_key_and_remedy_and_exit_2(tmp_path: P
     assert line == f"kvbraid: {path}: unknown key pods[0].endpiont; did you mean endpoint?"
 
 
-@pytest.mark.parametrize("text", [b"", b"abc", b"[1.5]", b"[-1]", b"[4294967296]", b'["a"]'])
+@pytest.mark.parametrize(
+    "text", [b"", b"abc", b"[1.5]", b"[-1]", b"[18446744073709551616]", b'["a"]']
+)
 def test_tokens_that_are_none_are_refused(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "tokens"
     path.write_bytes(text)
     with pytest.raises(InvalidValueError, match="tokens: "):
         read_tokens(str(path))
+
+
+def test_tokens_of_64_bits_are_read_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_bytes(b"[1, 4294967295]")
+    assert read_tokens(str(path)) == (array("I", [1, 2**32 - 1]).tobytes(), 4)
+    path.write_bytes(b"[1, 4294967296]")
+    assert read_tokens(str(path)) == (array("Q", [1, 2**32]).tobytes(), 8)
 
 
 def test_a_server_that_is_not_kvbraid_is_said_so(url: str) -> None:

@@ -70,6 +70,34 @@ def test_json_and_raw_tokens_give_the_index_the_same_request(
     assert (first.pods, first.tiers) == (["a"], ["gpu", "cpu"])
 
 
+def test_token_ids_of_64_bits_reach_the_index_as_json_and_raw(
+    client: TestClient, index: FakeIndex
+) -> None:
+    tokens = [7, 2**32, 2**64 - 1]
+    client.post("/v1/score", json={"model": "m", "token_ids": tokens}).raise_for_status()
+    body, query = array("Q", tokens).tobytes(), "model=m&token_bytes=8"
+    client.post(f"/v1/score?{query}", content=body, headers=RAW).raise_for_status()
+    first, second = index.requests
+    assert list(first.token_ids) == list(second.token_ids) == tokens
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("token_bytes=2", "token_bytes is 2"),
+        ("token_bytes=8", "not whole uint64"),
+        ("lora=x", "uint32"),
+    ],
+)
+def test_raw_tokens_of_another_width_are_refused(
+    client: TestClient, query: str, told: str
+) -> None:
+    answer = client.post(f"/v1/score?model=m&{query}", content=b"12345", headers=RAW)
+    status, code, message = refusal(answer)
+    assert (status, code) == (400, "malformed_body")
+    assert told in message
+
+
 def test_lists_in_the_query_may_be_separated_by_commas(
     client: TestClient, index: FakeIndex
 ) -> None:
@@ -163,7 +191,7 @@ def test_a_value_is_echoed_clipped_and_on_one_line(
         (b'{"model":"m","token_ids":[true]}', "malformed_body", "token_ids"),
         (b'{"model":"m","token_ids":["1"]}', "malformed_body", "token_ids"),
         (b'{"model":"m","token_ids":[-1]}', "malformed_body", "token_ids"),
-        (b'{"model":"m","token_ids":[4294967296]}', "malformed_body", "token_ids"),
+        (b'{"model":"m","token_ids":[1,18446744073709551616]}', "malformed_body", "token_ids[1]"),
         (b'{"model":7,"token_ids":[]}', "malformed_body", "model"),
         (b'{"model":"m","token_ids":[],"cache_sal":"x"}', "malformed_body", "mean cache_salt"),
         (b'{"model":"m","token_ids":[],"tiers":["hbm"]}', "malformed_body", "hbm"),

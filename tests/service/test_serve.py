@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from kvbraid.events.model import BlockStored
 from kvbraid.events.wire import encode_batch
 from kvbraid.service.answers import PodsAnswer, ScoreAnswer
-from kvbraid.service.client import Client
+from kvbraid.service.client import Client, Tokens
 from kvbraid.service.publisher import Publisher
 from kvbraid.sim.captures.read import Lookup, read_capture
 
@@ -51,7 +52,7 @@ def until(ask: Callable[[], _T], wanted: Callable[[_T], bool]) -> _T:
 
 def score(url: str) -> ScoreAnswer:
     with Client(url) as client:
-        return client.score(b"".join(t.to_bytes(4, "little") for t in TOKENS), {"model": "m"})
+        return client.score(Tokens(array("I", TOKENS).tobytes()), {"model": "m"})
 
 
 def stored() -> bytes:

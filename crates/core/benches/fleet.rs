@@ -156,6 +156,7 @@ fn main() {
         lora: None,
         salt: None,
         media: &[],
+        wide: &[],
     };
     let request = Request {
         model: "m",

@@ -41,6 +41,7 @@ pub mod rule;
 pub mod secret;
 pub mod spec;
 pub mod token_json;
+pub mod wide;
 pub mod wire;
 
 pub use error::{Error, Result};

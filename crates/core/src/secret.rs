@@ -58,6 +58,12 @@ impl Secret {
         }
     }
 
+    /// A factor of summands of keys, for one purpose: a number of the field, but not 0.
+    #[must_use]
+    pub(crate) fn factor(&self, purpose: &str) -> u64 {
+        scatter(low(self.number(purpose))).max(1)
+    }
+
     /// The digest function of payloads.
     #[must_use]
     pub fn payload_hash(&self) -> PayloadHash {

@@ -20,7 +20,7 @@ fn seeds() -> Vec<Vec<u8>> {
             ("type", text("BlockStored")),
             ("block_hashes", uints(&[u64::MAX, 1 << 40, 3])),
             ("parent_block_hash", Value::Bytes(vec![7; 32])),
-            ("token_ids", uints(&[1_u32, 130, 300, 70_000, 5, 6])),
+            ("token_ids", uints(&[1_u64, 130, 300, 70_000, 1 << 60, 6])),
             ("block_size", Value::Uint(2)),
             ("medium", text("GPU")),
             ("lora_name", text("a")),
@@ -101,6 +101,7 @@ fn read_all(batch: &Batch) -> usize {
             batch.extra_keys_of(stored, block).len() + batch.lookahead_of(stored, block).len()
         };
         batch.tokens_of(stored.tokens).len()
+            + batch.wide_of(stored.tokens).count()
             + stored.lora_name.map_or(0, |name| batch.text(name).len())
             + (0..=blocks).map(of_blocks).sum::<usize>()
     };
@@ -164,6 +165,10 @@ fn the_greediest_payloads_stay_within_the_memory_bound() {
         batch(&[store(&[
             ("block_hashes", tokens()),
             ("token_ids", uints(&vec![1_u32; 65_537])),
+        ])]),
+        batch(&[store(&[
+            ("block_hashes", tokens()),
+            ("token_ids", Value::Array(vec![text("a"); 65_537])),
         ])]),
     ];
     for payload in &greedy {

@@ -4,8 +4,9 @@ mod encoder;
 
 use encoder::{Value, batch, encode, map, text, uints};
 use kvbraid_core::spec::SpecKind;
+use kvbraid_core::wide::WideToken;
 use kvbraid_core::wire::{
-    Batch, Decoder, Event, ExtraKey, Limits, MAX_GROUPS, Medium, RefusalReason, Stored,
+    Batch, Decoder, Event, ExtraKey, Limits, MAX_GROUPS, Medium, RefusalReason, Span, Stored,
 };
 use proptest::prelude::*;
 
@@ -164,7 +165,7 @@ fn repeated_lists_share_their_spans_and_differing_ones_do_not() {
     let same: Vec<bool> = stores.iter().map(|store| store.same_as_previous).collect();
     assert_eq!(same, [false, true, false, true]);
     assert_eq!(stores[0].tokens, stores[3].tokens);
-    assert_eq!(batch.tokens.len(), 4);
+    assert_eq!(stores[0].tokens.len, 4);
     assert_eq!(batch.hashes, [7, 8, 7, 7, 9]);
 }
 
@@ -201,6 +202,70 @@ fn pairs_give_tokens_and_the_lookahead_of_each_block() {
         assert_eq!(batch.lookahead_of(&store, 0), [3]);
         assert_eq!(batch.lookahead_of(&store, 1), [5]);
     }
+}
+
+/// Two numbers of 62 bits that agree in their lower halves, and a text.
+fn wide_tokens() -> [Value; 4] {
+    [
+        Value::Uint((1 << 61) + 5),
+        Value::Uint(7),
+        Value::Uint((1 << 60) + 5),
+        text("5"),
+    ]
+}
+
+/// The wide tokens of a span, by place.
+fn wide(batch: &Batch, tokens: Span) -> Vec<(u32, WideToken<'_>)> {
+    batch.wide_of(tokens).map(|w| (w.at, w.token)).collect()
+}
+
+#[test]
+fn wide_tokens_are_kept_beside_what_32_bits_hold() {
+    let all = Value::Array(wide_tokens().to_vec());
+    let (batch, first) = only(&store(&[("token_ids", all)]));
+    assert_eq!(refusals(&batch), []);
+    assert_eq!(batch.tokens_of(first.tokens), [5, 7, 5, 0]);
+    let high = |bit| WideToken::High(1_u32 << bit);
+    let found = [(0, high(29)), (2, high(28)), (3, WideToken::Text("5"))];
+    assert_eq!(wide(&batch, first.tokens), found);
+    let Span { start, .. } = first.tokens;
+    let part = Span {
+        start: start + 1,
+        len: 2,
+    };
+    assert_eq!(wide(&batch, part), [(1, high(28))]);
+    assert!(!batch.has_wide(Span {
+        start: start + 1,
+        len: 1
+    }));
+}
+
+#[test]
+fn wide_tokens_of_pairs_are_also_those_of_the_lookahead() {
+    let pairs = wide_tokens()
+        .into_iter()
+        .map(|token| vec![Value::Uint(3), token]);
+    let pairs = Value::Array(pairs.map(Value::Array).collect());
+    let (batch, first) = only(&store(&[("token_ids", pairs)]));
+    assert_eq!(refusals(&batch), []);
+    assert_eq!(wide(&batch, first.tokens), []);
+    let [odd, even] = [0, 1].map(|block| batch.lookahead_span(&first, block));
+    assert_eq!(
+        (batch.tokens_of(odd), wide(&batch, odd)),
+        (&[7][..], vec![])
+    );
+    assert_eq!(wide(&batch, even), [(0, WideToken::Text("5"))]);
+}
+
+#[test]
+fn a_refused_event_leaves_no_wide_tokens() {
+    let mut tokens = wide_tokens().to_vec();
+    tokens.push(Value::Nil);
+    let refused = store(&[("token_ids", Value::Array(tokens))]);
+    let batch = decode(&batch(&[refused, store(&[])]));
+    assert_eq!(refusals(&batch), [("bad_tokens", Some(0))]);
+    assert!(!batch.has_wide(stored(&batch, 0).tokens));
+    assert_eq!(stored(&batch, 0).tokens.start, 0);
 }
 
 #[test]
@@ -322,7 +387,10 @@ fn events_with_a_bad_field() -> Vec<(&'static str, Value)> {
             "bad_tokens",
             store(&[("token_ids", Value::Array(vec![Value::Int(-1)]))]),
         ),
-        ("bad_tokens", store(&[("token_ids", uints(&[1_u64 << 32]))])),
+        (
+            "bad_tokens",
+            store(&[("token_ids", Value::Array(vec![text("")]))]),
+        ),
         (
             "bad_tokens",
             store(&[(

@@ -15,7 +15,7 @@ use pyo3::types::PyBytes;
 
 use crate::errors::to_python;
 use crate::shared_index::SharedIndex;
-use crate::tokens::TokenArg;
+use crate::tokens::PromptArg;
 
 /// The counts of stored, removed, cleared and refused.
 type AppliedTuple = (u64, u64, u64, u64);
@@ -60,10 +60,10 @@ pub(crate) struct FleetAnswer {
 }
 
 impl FleetAnswer {
-    fn of(model: String, tokens: &TokenArg, answer: Answer) -> Self {
+    fn of(model: String, tokens: &PromptArg, answer: Answer) -> Self {
         Self {
             model,
-            num_tokens: tokens.as_slice().len(),
+            num_tokens: tokens.tokens().len(),
             answer,
         }
     }
@@ -222,7 +222,7 @@ impl FleetCore {
         &self,
         py: Python<'_>,
         request: RequestArg,
-        tokens: TokenArg,
+        tokens: PromptArg,
     ) -> PyResult<FleetAnswer> {
         let answer = py
             .detach(|| request.with(&tokens, |request| self.index.ask().score(request)))
@@ -235,7 +235,7 @@ impl FleetCore {
         &self,
         py: Python<'_>,
         request: RequestArg,
-        tokens: TokenArg,
+        tokens: PromptArg,
     ) -> PyResult<Option<FleetAnswer>> {
         let try_score = |request: &Request<'_>| {
             let index = self.index.try_ask();
@@ -253,7 +253,7 @@ impl FleetCore {
         &self,
         py: Python<'_>,
         request: RequestArg,
-        tokens: TokenArg,
+        tokens: PromptArg,
     ) -> PyResult<(FleetAnswer, Vec<WhyTuple>)> {
         let (explained, strips) = py
             .detach(|| {

@@ -1,6 +1,7 @@
 //! The decoder for people and tests: it takes one payload and returns plain tuples.
 
 use kvbraid_core::spec::SpecKind;
+use kvbraid_core::wide::{WideAt, WideToken};
 use kvbraid_core::wire::{Batch, Decoder, Event, ExtraKey, Medium, Removed, Span, Stored};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
@@ -55,16 +56,18 @@ fn stored_tuple<'py>(
                 .collect::<PyResult<Vec<_>>>()?,
         ),
     };
-    let lookahead: Option<Vec<&[u32]>> = (!stored.lookahead.is_empty()).then(|| {
-        (0..blocks)
-            .map(|block| batch.lookahead_of(stored, block))
-            .collect()
-    });
+    let lookahead = if stored.lookahead.is_empty() {
+        None
+    } else {
+        let spans = (0..blocks).map(|block| batch.lookahead_span(stored, block));
+        let lists = spans.map(|span| token_list(py, batch, span));
+        Some(lists.collect::<PyResult<Vec<_>>>()?)
+    };
     let what = (
         "BlockStored",
         batch.hashes_of(stored.hashes),
         stored.parent,
-        batch.tokens_of(stored.tokens),
+        token_list(py, batch, stored.tokens)?,
         stored.block_size,
         stored.lora_id,
         medium_name(batch, stored.medium),
@@ -81,6 +84,22 @@ fn stored_tuple<'py>(
         text(stored.salt),
     );
     join(&what.into_pyobject(py)?, &whose.into_pyobject(py)?)
+}
+
+/// The token ids of a span, whole.
+fn token_list<'py>(py: Python<'py>, batch: &Batch, span: Span) -> PyResult<Bound<'py, PyList>> {
+    let tokens = batch.tokens_of(span);
+    let list = PyList::new(py, tokens)?;
+    for WideAt { at, token } in batch.wide_of(span) {
+        let at = at as usize;
+        match token {
+            WideToken::High(high) => {
+                list.set_item(at, u64::from(high) << 32 | u64::from(tokens[at]))?;
+            }
+            WideToken::Text(text) => list.set_item(at, text)?,
+        }
+    }
+    Ok(list)
 }
 
 /// The fields of two tuples in one tuple; `PyO3` makes tuples of at most twelve fields.

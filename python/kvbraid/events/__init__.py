@@ -8,6 +8,7 @@ from kvbraid.events.model import (
     EventBatch,
     ExtraKey,
     Refusal,
+    TokenId,
 )
 from kvbraid.events.wire import WireForm, decode, encode_batch
 
@@ -19,6 +20,7 @@ __all__ = [
     "EventBatch",
     "ExtraKey",
     "Refusal",
+    "TokenId",
     "WireForm",
     "decode",
     "encode_batch",

@@ -12,6 +12,9 @@ from kvbraid.errors import InvalidValueError
 ExtraKey: TypeAlias = str | tuple[str, int] | bytes
 """A salt or older multimodal identifier; a multimodal item and its offset; a digest."""
 
+TokenId: TypeAlias = int | str
+"""SGLang stands media in by numbers of up to 62 bits, TensorRT-LLM by texts."""
+
 _U32_MAX: Final = 2**32 - 1
 _U64_MAX: Final = 2**64 - 1
 
@@ -30,7 +33,7 @@ class BlockStored:
 
     block_hashes: tuple[int, ...]
     parent_block_hash: int | None
-    token_ids: tuple[int, ...]
+    token_ids: tuple[TokenId, ...]
     block_size: int
     lora_id: int | None = None
     medium: str = "GPU"
@@ -41,7 +44,7 @@ class BlockStored:
     kv_cache_spec_sliding_window: int | None = None
     locality: Literal["LOCAL", "REMOTE"] | None = None
     ownership: str | None = None
-    lookahead_token_ids: tuple[tuple[int, ...], ...] | None = None
+    lookahead_token_ids: tuple[tuple[TokenId, ...], ...] | None = None
     cache_salt: str | None = None
 
     def __post_init__(self) -> None:
@@ -50,12 +53,12 @@ class BlockStored:
         window = self.kv_cache_spec_sliding_window
         _check("block_hashes", self.block_hashes, _U64_MAX)
         _check("parent_block_hash", parent, _U64_MAX)
-        _check("token_ids", self.token_ids, _U32_MAX)
+        _check_tokens("token_ids", self.token_ids)
         _check("block_size", (self.block_size,), _U32_MAX)
         _check("group_idx", () if self.group_idx is None else (self.group_idx,), _U32_MAX)
         _check("kv_cache_spec_sliding_window", () if window is None else (window,), _U32_MAX)
         for tokens in self.lookahead_token_ids or ():
-            _check("lookahead_token_ids", tokens, _U32_MAX)
+            _check_tokens("lookahead_token_ids", tokens)
         for name in ("extra_keys", "lookahead_token_ids"):
             entries = getattr(self, name)
             if entries is not None and len(entries) != len(self.block_hashes):
@@ -113,6 +116,13 @@ class EventBatch:
     events: tuple[Event, ...]
     dp_rank: int | None = None
     refused: tuple[Refusal, ...] = ()
+
+
+def _check_tokens(name: str, tokens: tuple[TokenId, ...]) -> None:
+    """Refuse integers outside 64 bits, and empty texts."""
+    if "" in tokens:
+        raise InvalidValueError(f"{name} holds an empty text; a token is a number or a name")
+    _check(name, tuple(token for token in tokens if not isinstance(token, str)), _U64_MAX)
 
 
 def _check(name: str, values: tuple[int, ...], largest: int) -> None:

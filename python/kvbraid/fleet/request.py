@@ -14,7 +14,10 @@ Strategy: TypeAlias = Literal["exact", "weighted_blocks"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One lookup. `token_ids` is a uint32 buffer or a sequence of ints; None fields mean absent.
+    """One lookup; None fields mean absent.
+
+    `token_ids` is a buffer of uint32 or uint64, or a sequence of ints below 2**64: SGLang stands
+    media in by numbers of up to 62 bits.
 
     `pods` and `tiers` limit the answer; without them it covers every pod of the model and every
     combination of tiers. `strategy` says how the score is computed: `exact` weighs reusable

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, NamedTuple, Self, TypeVar
 
 import httpx
 import msgspec
@@ -24,6 +24,13 @@ _Answer = TypeVar("_Answer", bound=msgspec.Struct)
 
 Query = Mapping[str, str | Sequence[str] | None]
 """The fields of a request except its tokens, by the API's names; None is left out."""
+
+
+class Tokens(NamedTuple):
+    """Token ids as little-endian integers of `width` bytes each, 4 or 8."""
+
+    data: bytes
+    width: int = _TOKEN_BYTES
 
 
 class Client:
@@ -49,15 +56,15 @@ class Client:
     ) -> None:
         self._http.close()
 
-    def score(self, tokens: bytes, query: Query) -> ScoreAnswer:
-        """Ask how many of these little-endian uint32 token ids each pod could reuse.
+    def score(self, tokens: Tokens, query: Query) -> ScoreAnswer:
+        """Ask how many of these token ids each pod could reuse.
 
         Raises:
             ServiceError: The server refused or could not be reached. Every method may raise it.
         """
         return self._read(self._post("/v1/score", tokens, query), ScoreAnswer)
 
-    def explain(self, tokens: bytes, query: Query) -> ExplainAnswer:
+    def explain(self, tokens: Tokens, query: Query) -> ExplainAnswer:
         """Ask for the reasons of each pod's answer."""
         return self._read(self._post("/v1/explain", tokens, query), ExplainAnswer)
 
@@ -65,10 +72,12 @@ class Client:
         """Ask for every registered pod and rank."""
         return self._read(self._call("GET", "/v1/pods"), PodsAnswer)
 
-    def _post(self, path: str, tokens: bytes, query: Query) -> bytes:
+    def _post(self, path: str, tokens: Tokens, query: Query) -> bytes:
         given = {name: value for name, value in query.items() if value}
+        if tokens.width != _TOKEN_BYTES:
+            given["token_bytes"] = str(tokens.width)
         headers = {"content-type": OCTET_STREAM.decode()}
-        return self._call("POST", path, content=tokens, params=given, headers=headers)
+        return self._call("POST", path, content=tokens.data, params=given, headers=headers)
 
     def _call(
         self,
@@ -99,10 +108,11 @@ class Client:
             raise ServiceError(msg) from None
 
 
-def read_tokens(source: str) -> bytes:
-    """Read token ids from a file, or from stdin for `-`, as little-endian uint32.
+def read_tokens(source: str) -> Tokens:
+    """Read token ids from a file, or from stdin for `-`.
 
-    A JSON list of integers is converted; anything else must be raw little-endian uint32.
+    A JSON list of integers below 2**64 is converted; anything else must be raw little-endian
+    uint32.
 
     Raises:
         InvalidValueError: It cannot be read, or is neither.
@@ -115,17 +125,18 @@ def read_tokens(source: str) -> bytes:
     text = data.strip()
     if text.startswith(b"[") and text.endswith(b"]"):
         try:
-            tokens = array("I", msgspec.json.decode(text, type=list[int]))
+            numbers = msgspec.json.decode(text, type=list[int])
+            tokens = array("Q" if max(numbers, default=0) >= 1 << 32 else "I", numbers)
         except (msgspec.DecodeError, OverflowError) as error:
             msg = f"{source}: not a JSON list of token ids ({error})"
             raise InvalidValueError(msg) from None
         if sys.byteorder == "big":
             tokens.byteswap()
-        return tokens.tobytes()
+        return Tokens(tokens.tobytes(), tokens.itemsize)
     if not data or len(data) % _TOKEN_BYTES:
         msg = f"{source}: {len(data)} bytes are neither a JSON list nor whole uint32 token ids"
         raise InvalidValueError(msg)
-    return data
+    return Tokens(data)
 
 
 def to_json(answer: msgspec.Struct) -> str:

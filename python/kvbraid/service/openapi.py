@@ -8,7 +8,7 @@ import msgspec
 from kvbraid import __version__
 from kvbraid.service.answers import ErrorAnswer
 from kvbraid.service.errors import ERRORS
-from kvbraid.service.requests import RequestFields
+from kvbraid.service.requests import QueryFields
 from kvbraid.service.routes import Route
 
 _JSON: Final = "application/json"
@@ -21,7 +21,7 @@ EVERYWHERE: Final = (
 
 def document(routes: Sequence[Route]) -> bytes:
     """Return the document as JSON text with sorted keys."""
-    structs: set[type[msgspec.Struct]] = {ErrorAnswer, RequestFields, *_structs(routes)}
+    structs: set[type[msgspec.Struct]] = {ErrorAnswer, QueryFields, *_structs(routes)}
     ordered = sorted(structs, key=lambda struct: struct.__name__)
     refs, schemas = msgspec.json.schema_components(
         ordered, ref_template="#/components/schemas/{name}"
@@ -60,9 +60,9 @@ def _operation(route: Route, ref: _Refs, schemas: _Schemas) -> dict[str, Any]:
     if route.body is not None:
         content: dict[str, Any] = {_JSON: {"schema": ref[route.body]}}
         if route.raw_tokens:
-            raw = {"type": "string", "format": "binary", "description": "Little-endian uint32."}
+            raw = {"type": "string", "format": "binary", "description": "Little-endian integers."}
             content["application/octet-stream"] = {"schema": raw}
-            parameters += _query_parameters(schemas[RequestFields.__name__])
+            parameters += _query_parameters(schemas[QueryFields.__name__])
         operation["requestBody"] = {"required": True, "content": content}
     if parameters:
         operation["parameters"] = parameters

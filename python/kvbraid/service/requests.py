@@ -6,7 +6,7 @@ not check whether the model exists.
 
 from array import array
 from collections.abc import Sequence
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 from urllib.parse import parse_qs
 
 import msgspec
@@ -20,9 +20,13 @@ from kvbraid.service.decoding import decode_body, describe
 from kvbraid.service.errors import RefusalError
 
 OCTET_STREAM: Final = b"application/octet-stream"
-_TOKEN_BYTES: Final = 4
+_FORMATS: Final[dict[int, Literal["I", "Q"]]] = {4: "I", 8: "Q"}
 
 _Offset: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 32)]
+# The decoder takes no bound above 63 bits; `_wide_tokens` checks the other end.
+_Token: TypeAlias = Annotated[
+    int, Meta(ge=0, description="Below 2**64.", extra_json_schema={"maximum": (1 << 64) - 1})
+]
 
 
 class MediaBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,10 +52,16 @@ class RequestFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     strategy: Strategy | None = None
 
 
+class QueryFields(RequestFields, kw_only=True):
+    """What the query says of raw token ids: the fields, and the bytes of each id, 4 or 8."""
+
+    token_bytes: int = 4
+
+
 class ScoreBody(RequestFields, kw_only=True):
     """The JSON body of POST /v1/score and POST /v1/explain."""
 
-    token_ids: list[Annotated[int, Meta(ge=0, lt=1 << 32)]]
+    token_ids: list[_Token]
 
 
 _JSON: Final = msgspec.json.Decoder(ScoreBody)
@@ -65,7 +75,7 @@ def parse_score_request(
     """Read one request.
 
     Args:
-        body: JSON, or little-endian uint32 token ids when the content type says octet-stream.
+        body: JSON, or little-endian token ids when the content type says octet-stream.
         content_type: Value of the header; anything but octet-stream is read as JSON.
         query: Query string; only read with raw token ids. `pods` and `tiers` are repeated or
             separated by commas, `extra_keys` is JSON text.
@@ -75,7 +85,7 @@ def parse_score_request(
         RefusalError: `malformed_body` or `too_many_tokens`.
     """
     if content_type.startswith(OCTET_STREAM):
-        fields, tokens = _query_fields(query), _raw_tokens(body)
+        fields, tokens = _raw_fields(body, query)
     else:
         fields, tokens = _json_fields(body)
     if len(tokens) > max_tokens:
@@ -100,26 +110,41 @@ def _json_fields(body: bytes) -> tuple[RequestFields, memoryview]:
     found = find_token_ids(body)
     if found is None:
         parsed = decode_body(body, _JSON)
-        return parsed, memoryview(array("I", parsed.token_ids))
+        return parsed, _wide_tokens(parsed.token_ids)
     tokens, start, end = found
     fields = decode_body(b"%b[]%b" % (body[:start], body[end:]), _JSON)
     return fields, memoryview(tokens).cast("I")
 
 
-def _raw_tokens(body: bytes) -> memoryview:
-    if len(body) % _TOKEN_BYTES:
-        message = f"{len(body)} bytes are not whole uint32 token ids"
-        raise RefusalError("malformed_body", message, remedy="send 4 bytes per token")
-    return memoryview(body).cast("I")
+def _wide_tokens(tokens: list[int]) -> memoryview:
+    """The tokens of a body that is not of the usual kind: some may need 64 bits."""
+    try:
+        return memoryview(array("Q", tokens))
+    except OverflowError:
+        at, token = next((i, t) for i, t in enumerate(tokens) if t >= 1 << 64)
+        message = f"$.token_ids[{at}] is {token}; expected an integer below 2**64"
+        raise RefusalError("malformed_body", message) from None
 
 
-def _query_fields(query: bytes) -> RequestFields:
+def _raw_fields(body: bytes, query: bytes) -> tuple[RequestFields, memoryview]:
+    fields = _query_fields(query)
+    width = fields.token_bytes
+    if width not in _FORMATS:
+        message = f"query: token_bytes is {width}; expected 4 or 8"
+        raise RefusalError("malformed_body", message)
+    if len(body) % width:
+        message = f"{len(body)} bytes are not whole uint{8 * width} token ids"
+        raise RefusalError("malformed_body", message, remedy=f"send {width} bytes per token")
+    return fields, memoryview(body).cast(_FORMATS[width])
+
+
+def _query_fields(query: bytes) -> QueryFields:
     try:
         given = parse_qs(query.decode("ascii"), keep_blank_values=True, strict_parsing=bool(query))
         values = {name: _query_value(name, texts) for name, texts in given.items()}
-        return msgspec.convert(values, RequestFields, strict=False)
+        return msgspec.convert(values, QueryFields, strict=False)
     except msgspec.ValidationError as error:
-        raise RefusalError("malformed_body", f"query: {describe(error, RequestFields)}") from None
+        raise RefusalError("malformed_body", f"query: {describe(error, QueryFields)}") from None
     except ValueError as error:
         raise RefusalError("malformed_body", f"query: {error}") from None
 

@@ -13,7 +13,7 @@ GOOD = {"block_hashes": (1,), "parent_block_hash": None, "token_ids": (1, 2), "b
         ("block_hashes", (2**64,)),
         ("block_hashes", (-1,)),
         ("parent_block_hash", -1),
-        ("token_ids", (2**32,)),
+        ("token_ids", (2**64,)),
         ("block_size", -1),
         ("group_idx", -1),
         ("kv_cache_spec_sliding_window", -1),

@@ -21,7 +21,7 @@ from kvbraid.spec import SpecKind
 
 STORE = BlockStored(block_hashes=(1,), parent_block_hash=0, token_ids=(1, 2), block_size=2)
 HASHES = st.integers(0, 2**64 - 1)
-TOKENS = st.integers(0, 2**32 - 1)
+TOKENS = st.integers(0, 2**64 - 1) | st.integers(0, 2**32 - 1) | st.text(min_size=1)
 NAMES = st.none() | st.text(min_size=1, max_size=9)
 KEYS = st.text(max_size=3) | st.tuples(st.text(max_size=3), st.integers(-9, 9)) | st.binary()
 

@@ -104,7 +104,8 @@ impl Lookahead<'_> {
             }
             if next > first {
                 let from_start = minus(sums[next], sums[first]);
-                *ahead = plus(*ahead, back.times(from_start, end));
+                let marks = back.times(from_start, end);
+                *ahead = plus(*ahead, self.marks.ahead_sum(marks));
             }
         }
     }
@@ -146,7 +147,7 @@ mod tests {
             let tokens = &token_ids[end as usize..(end + lookahead) as usize];
             let items = media.iter().filter_map(|item| {
                 let offset = item.offset.checked_sub(end).filter(|o| *o < lookahead)?;
-                Some(marks.field().mark(item.extra, offset))
+                Some(marks.ahead(item.extra, offset))
             });
             found.push(items.fold(marks.lookahead(tokens), plus));
             end += unit;

@@ -189,7 +189,7 @@ impl<'a> Slice<'a> {
             kind: stored.kind,
             window: stored.window,
             block_size: stored.block_size,
-            lookahead: u32::try_from(self.batch.lookahead_of(stored, 0).len()).unwrap_or(u32::MAX),
+            lookahead: self.batch.lookahead_span(stored, 0).len,
         };
         let group = self.rank.catalog.resolve(stored.group);
         let before = self.rank.catalog.block_size(group);

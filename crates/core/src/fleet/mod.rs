@@ -19,7 +19,7 @@
 //!                 \xc0\xa3GPU\xc0\xc0\x00\xaefull_attention";
 //! assert_eq!(index.apply("a", 0, payload)?.stored, 2);
 //!
-//! let prompt = Prompt { tokens: &[5, 6, 7, 8, 9], lora: None, salt: None, media: &[] };
+//! let prompt = Prompt { tokens: &[5, 6, 7, 8, 9], lora: None, salt: None, media: &[], wide: &[] };
 //! let request = Request {
 //!     model: "m",
 //!     prompt,
@@ -71,6 +71,7 @@ mod shown;
 mod slots;
 mod sparse_naming;
 mod state;
+mod store_marks;
 mod texts;
 mod tier;
 mod tier_score;

@@ -229,7 +229,7 @@ impl Naming<'_, '_> {
         let tokens = self.batch.tokens_of(stored.tokens);
         let tokens = &tokens[blocks.start * size..blocks.end * size];
         self.keys.clear();
-        if stored.extra_keys.is_none_or(Span::is_empty) {
+        if stored.extra_keys.is_none_or(Span::is_empty) && !self.batch.has_wide(stored.tokens) {
             let keys = &mut *self.keys;
             return (self.units).with(stored.block_size, |unit| unit.keys(start, tokens, keys));
         }
@@ -262,49 +262,6 @@ impl Naming<'_, '_> {
         if self.rank.limbo.is_unsettled() {
             self.rank.solve(self.shared);
         }
-    }
-
-    /// What the extra keys of a block, except salts, add to its local part.
-    fn marks(&mut self, stored: &Stored, block: usize, block_size: u32) -> u64 {
-        let is_root = stored.parent.is_none() && block == 0;
-        let mut sum = 0;
-        for key in self.batch.extra_keys_of(stored, block) {
-            let (extra, offset) = match *key {
-                // The salt of a root's first block is not part of its position.
-                ExtraKey::Text(_) if is_root => continue,
-                ExtraKey::Text(text) => {
-                    self.rank.contradict("media_without_offset");
-                    (self.marks.media(self.batch.text(text)), 0)
-                }
-                ExtraKey::Item { id, offset } => match u32::try_from(offset) {
-                    Ok(offset) if offset < block_size => {
-                        (self.marks.media(self.batch.text(id)), offset)
-                    }
-                    // The item begins in the lookahead, or began in an earlier block.
-                    Ok(_) | Err(_) => continue,
-                },
-                ExtraKey::Digest(digest) => (self.marks.embeddings(self.batch.digest(digest)), 0),
-            };
-            self.rank.saw_media = true;
-            let after = (block_size - 1).saturating_sub(offset);
-            sum = plus(sum, self.marks.field().mark(extra, after));
-        }
-        sum
-    }
-
-    /// The lookahead part of a block's hash: its lookahead tokens, and the media that begin there.
-    fn ahead(&self, stored: &Stored, block: usize) -> u64 {
-        let tokens = self.marks.lookahead(self.batch.lookahead_of(stored, block));
-        let block_size = i64::from(stored.block_size);
-        let keys = self.batch.extra_keys_of(stored, block).iter();
-        keys.filter_map(|key| match *key {
-            ExtraKey::Item { id, offset } => Some((id, u32::try_from(offset - block_size).ok()?)),
-            ExtraKey::Text(_) | ExtraKey::Digest(_) => None,
-        })
-        .fold(tokens, |sum, (id, offset)| {
-            let extra = self.marks.media(self.batch.text(id));
-            plus(sum, self.marks.field().mark(extra, offset))
-        })
     }
 
     fn name_placed(&mut self, hash: EngineKey, place: Place, hint: &mut Option<NodeId>) -> SlotId {
@@ -384,7 +341,9 @@ impl Naming<'_, '_> {
     pub(super) fn check_chain(&mut self, stored: &Stored, tokens: &[u32], shown: Shown<'_>) {
         let keys = self.batch.extra_keys_of(stored, 0);
         let is_text = |key: &ExtraKey| matches!(key, ExtraKey::Text(_));
+        // No engine of which a hash function is known has wide tokens.
         if !stored.lookahead.is_empty()
+            || self.batch.has_wide(stored.tokens)
             || !keys.iter().all(is_text)
             || nameless_lora(self.batch, stored).is_some()
         {

@@ -206,7 +206,12 @@ struct Function {
 }
 
 impl Function {
+    /// The request's chain; `None` if it is not known, as for wide tokens, which the functions do not
+    /// take. Undecided hashes may then stand wherever other means let them.
     fn chain(&self, prompt: &Prompt<'_>) -> Option<Vec<EngineKey>> {
+        if !prompt.wide.is_empty() {
+            return None;
+        }
         let extra = ExtraKeys {
             lora: prompt.lora.zip(self.path.as_deref()),
             cache_salt: prompt.salt,

@@ -2,11 +2,12 @@
 
 use super::texts::Marks;
 use crate::hash::MediaItem;
+use crate::wide::WideAt;
 
 /// A request as the index sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct Prompt<'a> {
-    /// All tokens of the prompt.
+    /// All tokens of the prompt: of wide ones what 32 bits hold.
     pub tokens: &'a [u32],
     /// The name of the LoRA adapter.
     pub lora: Option<&'a str>,
@@ -14,6 +15,8 @@ pub struct Prompt<'a> {
     pub salt: Option<&'a str>,
     /// The multimodal items, in the order of their offsets.
     pub media: &'a [MediaItem<'a>],
+    /// What those tokens have besides that 32 bits cannot hold, in the order of their places.
+    pub wide: &'a [WideAt<'a>],
 }
 
 impl Prompt<'_> {
@@ -24,7 +27,7 @@ impl Prompt<'_> {
     }
 }
 
-/// A multimodal item, as it enters keys.
+/// A multimodal item, or what a wide token has besides, as it enters keys.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MediaMark {
     /// The position of its first token.
@@ -34,15 +37,21 @@ pub(super) struct MediaMark {
 }
 
 impl MediaMark {
-    /// The items of a request, in the request's order.
+    /// The items and the wide tokens of a request, in the order of their places.
     #[must_use]
     pub(super) fn of(marks: &Marks, prompt: &Prompt<'_>) -> Vec<Self> {
-        let items = prompt.media.iter();
-        items
-            .map(|item| Self {
-                offset: item.offset,
-                extra: marks.media(item.id),
-            })
-            .collect()
+        let items = prompt.media.iter().map(|item| Self {
+            offset: item.offset,
+            extra: marks.media(item.id),
+        });
+        let wide = prompt.wide.iter().map(|wide| Self {
+            offset: wide.at,
+            extra: marks.wide(wide.token),
+        });
+        let mut found: Vec<Self> = items.chain(wide).collect();
+        if !prompt.wide.is_empty() {
+            found.sort_by_key(|mark| mark.offset);
+        }
+        found
     }
 }

@@ -8,7 +8,7 @@ use super::limbo::{Means, SparseStore};
 use super::naming::{Anchor, Naming};
 use super::rank::Rank;
 use super::slots::{SlotId, Whereabouts};
-use crate::prefix::Step;
+use crate::prefix::{Step, plus};
 use crate::wire::{ExtraKey, Medium, Stored};
 
 /// The largest number of hashes of a sparse store whose places its tokens can tell: more than any
@@ -85,11 +85,15 @@ impl Naming<'_, '_> {
     fn add_span(&mut self, stored: &Stored, anchor: Anchor, slots: &[SlotId]) {
         self.index_first_token(stored, anchor.at);
         let tokens = self.batch.tokens_of(stored.tokens);
+        let blocks = 0..tokens.len() / stored.block_size as usize;
+        let wide: Vec<u64> = blocks
+            .map(|block| self.wide_marks(stored, block, stored.block_size))
+            .collect();
         let ends = self.units.with(stored.block_size, |unit| {
-            let chunks = tokens.chunks_exact(stored.block_size as usize);
-            let ends = chunks.scan(Step::NONE, |end, chunk| {
+            let chunks = tokens.chunks_exact(stored.block_size as usize).zip(&wide);
+            let ends = chunks.scan(Step::NONE, |end, (chunk, wide)| {
                 end.tokens += stored.block_size;
-                end.local = unit.advance(end.local, unit.local(chunk));
+                end.local = unit.advance(end.local, plus(unit.local(chunk), *wide));
                 Some(*end)
             });
             ends.collect()
@@ -97,12 +101,7 @@ impl Naming<'_, '_> {
         let listed: Vec<(SlotId, u64)> = slots
             .iter()
             .enumerate()
-            .map(|(j, &slot)| {
-                (
-                    slot,
-                    self.marks.lookahead(self.batch.lookahead_of(stored, j)),
-                )
-            })
+            .map(|(j, &slot)| (slot, self.ahead(stored, j)))
             .collect();
         let is_own = stored.medium == Medium::Gpu && !stored.remote && stored.owner.is_none();
         let catalog = &self.rank.catalog;

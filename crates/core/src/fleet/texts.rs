@@ -5,8 +5,9 @@
 //! sent.
 
 use super::nodes::SaltId;
-use crate::prefix::{Field, PrefixKey, Step};
+use crate::prefix::{Field, PrefixKey, Step, mul};
 use crate::secret::{Mixer, Secret, TextHash};
+use crate::wide::WideToken;
 
 /// The numbers that texts, and tokens after a boundary, add to keys. Without the secret it is not
 /// possible to choose two sums that are equal.
@@ -15,6 +16,10 @@ pub(super) struct Marks {
     field: Field,
     texts: TextHash,
     ahead: Mixer,
+    /// What the upper half of a wide token is multiplied by.
+    upper: u64,
+    /// What a mark beyond a block's end is multiplied by: the same mark in the block is another number.
+    beyond: u64,
 }
 
 /// What a text is used for, so an adapter and an image of the same name add different numbers.
@@ -25,6 +30,7 @@ enum Purpose {
     Embeddings,
     Salt,
     Owner,
+    Token,
 }
 
 impl Marks {
@@ -35,6 +41,8 @@ impl Marks {
             field: secret.field(),
             texts: secret.text_hash(),
             ahead: secret.mixer("lookahead"),
+            upper: secret.factor("upper halves of tokens"),
+            beyond: secret.factor("marks in a lookahead"),
         }
     }
 
@@ -81,7 +89,28 @@ impl Marks {
         self.texts.of(Purpose::Embeddings as u8, digest)
     }
 
-    /// What lookahead tokens add to a block's identity.
+    /// What a wide token adds in its place, besides the 32 bits there (`wide` says why that is enough).
+    #[must_use]
+    pub(super) fn wide(&self, token: WideToken<'_>) -> u64 {
+        match token {
+            WideToken::High(high) => mul(u64::from(high), self.upper),
+            WideToken::Text(text) => self.texts.of(Purpose::Token as u8, text.as_bytes()),
+        }
+    }
+
+    /// What a mark on the token `offset` tokens after a block's end adds to the block's identity.
+    #[must_use]
+    pub(super) fn ahead(&self, extra: u64, offset: u32) -> u64 {
+        self.ahead_sum(self.field.mark(extra, offset))
+    }
+
+    /// The same for a sum of marks that are already at their offsets.
+    #[must_use]
+    pub(super) fn ahead_sum(&self, marks: u64) -> u64 {
+        mul(marks, self.beyond)
+    }
+
+    /// What lookahead tokens add to a block's identity: of wide ones what 32 bits hold.
     #[must_use]
     pub(super) fn lookahead(&self, tokens: &[u32]) -> u64 {
         if tokens.is_empty() {

@@ -5,7 +5,8 @@
 use std::ops::Range;
 
 use crate::spec::SpecKind;
-use crate::wire::{Refusal, RefusalReason};
+use crate::wide::WideAt;
+use crate::wire::{Refusal, RefusalReason, TokenArena};
 
 /// A piece of an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -181,7 +182,7 @@ pub struct Batch {
     /// Arena of engine hashes.
     pub hashes: Vec<u64>,
     /// Arena of token ids, of spans and of lookaheads.
-    pub tokens: Vec<u32>,
+    pub tokens: TokenArena,
     /// Arena of texts.
     pub texts: String,
     /// Arena of digests.
@@ -201,10 +202,26 @@ impl Batch {
         &self.hashes[hashes.range()]
     }
 
-    /// The token ids of a span.
+    /// The token ids of a span: of a wide one what 32 bits hold ([`Self::wide_of`] has the rest).
     #[must_use]
     pub fn tokens_of(&self, tokens: Span) -> &[u32] {
-        &self.tokens[tokens.range()]
+        &self.tokens.ids[tokens.range()]
+    }
+
+    /// Whether a span has wide tokens.
+    #[must_use]
+    pub fn has_wide(&self, tokens: Span) -> bool {
+        !self.tokens.wide_in(tokens).is_empty()
+    }
+
+    /// The wide tokens of a span, in order; their places are counted from its start.
+    #[must_use]
+    pub fn wide_of(&self, tokens: Span) -> impl ExactSizeIterator<Item = WideAt<'_>> {
+        let wide = self.tokens.wide_in(tokens).iter();
+        wide.map(move |wide| WideAt {
+            at: wide.after(tokens.start),
+            token: wide.token(&self.texts),
+        })
     }
 
     /// A text.
@@ -234,8 +251,14 @@ impl Batch {
     /// The tokens after the listed block number `block` that its hash also covers.
     #[must_use]
     pub fn lookahead_of(&self, stored: &Stored, block: usize) -> &[u32] {
+        self.tokens_of(self.lookahead_span(stored, block))
+    }
+
+    /// The span of the tokens after the listed block number `block` that its hash also covers.
+    #[must_use]
+    pub fn lookahead_span(&self, stored: &Stored, block: usize) -> Span {
         let blocks = &self.lookahead_blocks[stored.lookahead.range()];
-        &self.tokens[blocks.get(block).copied().unwrap_or_default().range()]
+        blocks.get(block).copied().unwrap_or_default()
     }
 
     pub(super) fn refuse(&mut self, reason: RefusalReason, event_index: Option<u32>) {
@@ -257,7 +280,7 @@ impl Batch {
     pub(super) fn marks(&self) -> Marks {
         Marks {
             hashes: self.hashes.len(),
-            tokens: self.tokens.len(),
+            tokens: self.tokens.marks(),
             texts: self.texts.len(),
             digests: self.digests.len(),
             extras: self.extras.len(),
@@ -281,7 +304,7 @@ impl Batch {
         self.events.capacity() * size_of::<Event>()
             + self.refused.capacity() * size_of::<Refusal>()
             + self.hashes.capacity() * size_of::<u64>()
-            + self.tokens.capacity() * size_of::<u32>()
+            + self.tokens.bytes()
             + self.texts.capacity()
             + self.digests.capacity()
             + self.extras.capacity() * size_of::<ExtraKey>()
@@ -294,7 +317,7 @@ impl Batch {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Marks {
     hashes: usize,
-    tokens: usize,
+    tokens: (usize, usize),
     texts: usize,
     digests: usize,
     extras: usize,

@@ -8,6 +8,7 @@
 use rmp::Marker;
 
 use crate::wire::RefusalReason;
+use crate::wire::tokens::WideSink;
 
 /// The value, or why it is refused.
 pub(super) type Read<T> = Result<T, RefusalReason>;
@@ -413,28 +414,60 @@ impl<'a> Cursor<'a> {
             .map_err(|_| RefusalReason::BadHash)
     }
 
-    /// Reads `count` token ids.
-    pub(super) fn tokens(&mut self, count: u32, tokens: &mut Vec<u32>) -> Read<()> {
-        let start = tokens.len();
-        tokens.resize(start + count as usize, 0);
+    /// Reads `count` token ids. The index of the next one in the arena is only computed for unusual ones.
+    pub(super) fn tokens(
+        &mut self,
+        count: u32,
+        ids: &mut Vec<u32>,
+        rest: &mut WideSink<'_>,
+    ) -> Read<()> {
+        let start = ids.len();
+        let end = start + count as usize;
+        ids.resize(end, 0);
         let mut here = *self; // A copy stays in registers.
-        let mut pairs = tokens[start..].chunks_exact_mut(2);
-        for pair in &mut pairs {
+        let mut pairs = ids[start..].chunks_exact_mut(2);
+        while let Some(pair) = pairs.next() {
             if let Some((values, len)) = here.two_usual_tokens() {
                 pair.copy_from_slice(&values);
                 here.at += len;
             } else {
                 *self = here;
-                pair[0] = self.token()?;
-                pair[1] = self.token()?;
+                let at = (end - (end - start) % 2) - 2 * (pairs.len() + 1);
+                pair[0] = self.token(rest, at)?;
+                pair[1] = self.token(rest, at + 1)?;
                 here = *self;
             }
         }
         *self = here;
         for token in pairs.into_remainder() {
-            *token = self.token()?;
+            *token = self.token(rest, end - 1)?;
         }
         Ok(())
+    }
+
+    /// Reads one token id of any kind, for the place `at`; what 32 bits of the place hold.
+    pub(super) fn token(&mut self, rest: &mut WideSink<'_>, at: usize) -> Read<u32> {
+        const BAD: RefusalReason = RefusalReason::BadTokens;
+        let mut ahead = *self;
+        match ahead.head().map_err(|_| BAD)? {
+            Head::Int(number) => {
+                *self = ahead;
+                u64::try_from(number)
+                    .map(|number| rest.number(at, number))
+                    .map_err(|_| BAD)
+            }
+            Head::Str(1..) => self
+                .text(rest.max_text_bytes)
+                .map(|text| rest.text(at, text)),
+            Head::Str(0)
+            | Head::Nil
+            | Head::Bool
+            | Head::Float(_)
+            | Head::Bin(_)
+            | Head::Array(_)
+            | Head::Map(_)
+            | Head::Ext(_) => Err(BAD),
+        }
     }
 
     /// The next two tokens, and their bytes, if both have usual markers. No branch depends on which.
@@ -448,16 +481,12 @@ impl<'a> Cursor<'a> {
             (None, _) | (_, None) => None,
         }
     }
-
-    /// Reads one token id, however wide its integer.
-    pub(super) fn token(&mut self) -> Read<u32> {
-        self.u32().map_err(|_| RefusalReason::BadTokens)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::tokens::TokenArena;
 
     #[test]
     fn every_marker_is_read_or_refused() {
@@ -493,7 +522,7 @@ mod tests {
 
     #[test]
     fn tokens_are_read_alike_in_pairs_and_one_by_one() {
-        let spellings: [&[u8]; 9] = [
+        let spellings: [&[u8]; 11] = [
             &[0x7f],
             &[0xcc, 0x80],
             &[0xcd, 0xcd, 0xce],
@@ -502,18 +531,38 @@ mod tests {
             &[0xd0, 0x11],
             &[0xd1, 0x11, 0x22],
             &[0xd2, 0x11, 0x22, 0x33, 0x44],
+            &[0xcf, 1, 0, 0, 0, 0, 0xcc, 0, 1],
+            &[0xa2, 0x66, 0x66],
             &[0xff], // Below 0, so that it is refused.
         ];
-        for choice in 0..9_usize.pow(4) {
-            let chosen = (0..4).map(|at| spellings[choice / 9_usize.pow(at) % 9]);
+        for choice in 0..11_usize.pow(4) {
+            let chosen = (0..4).map(|at| spellings[choice / 11_usize.pow(at) % 11]);
             let bytes = chosen.collect::<Vec<_>>().concat();
             // Once with further bytes after the tokens, and once at the end of the input.
             for bytes in [[&bytes[..], &[0; 32]].concat(), bytes] {
                 let (mut pairs, mut single) = (Cursor::new(&bytes), Cursor::new(&bytes));
-                let mut read = Vec::new();
-                let result = pairs.tokens(4, &mut read).map(|()| (read, pairs.at()));
-                let expected: Read<Vec<u32>> = (0..4).map(|_| single.token()).collect();
-                assert_eq!(result, expected.map(|tokens| (tokens, single.at())));
+                let [mut many, mut one] = [TokenArena::default(), TokenArena::default()];
+                let [mut texts, mut text] = [String::new(), String::new()];
+                let mut rest = WideSink {
+                    wide: &mut many.wide,
+                    texts: &mut texts,
+                    max_text_bytes: 9,
+                };
+                let result = pairs.tokens(4, &mut many.ids, &mut rest);
+                let mut rest = WideSink {
+                    wide: &mut one.wide,
+                    texts: &mut text,
+                    max_text_bytes: 9,
+                };
+                let expected: Read<()> = (0..4).try_for_each(|at| {
+                    one.ids.push(single.token(&mut rest, at)?);
+                    Ok(())
+                });
+                assert_eq!(result, expected);
+                if result.is_ok() {
+                    assert_eq!((&many, pairs.at()), (&one, single.at()));
+                    assert_eq!(texts, text);
+                }
             }
         }
     }

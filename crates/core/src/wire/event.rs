@@ -8,6 +8,7 @@ use crate::spec::SpecKind;
 use crate::wire::cursor::{Cursor, Head, Read};
 use crate::wire::fields::{Field, Fields, Tag};
 use crate::wire::rest::{Rest, Turn};
+use crate::wire::tokens::TokenArena;
 use crate::wire::{
     Batch, Event, Limits, MAX_GROUPS, Medium, RefusalReason, Removed, Span, Stored, keys,
 };
@@ -18,7 +19,7 @@ pub(super) struct EventReader<'a, 'p> {
     limits: &'a Limits,
     batch: &'a mut Batch,
     /// Second tokens of the pairs of the event at hand; memory only.
-    seconds: &'a mut Vec<u32>,
+    seconds: &'a mut TokenArena,
     draft: Draft<'p>,
     previous: Option<Draft<'p>>,
     /// Which fields of its own the event at hand has had, and where the cursor was after them.
@@ -47,7 +48,7 @@ impl<'a, 'p> EventReader<'a, 'p> {
         cursor: Cursor<'p>,
         limits: &'a Limits,
         batch: &'a mut Batch,
-        seconds: &'a mut Vec<u32>,
+        seconds: &'a mut TokenArena,
     ) -> Self {
         Self {
             cursor,
@@ -241,7 +242,7 @@ impl<'a, 'p> EventReader<'a, 'p> {
         let start = self.cursor.at();
         self.draft.stored.tokens =
             keys::tokens(&mut self.cursor, self.batch, self.limits, self.seconds)?;
-        if self.seconds.is_empty() {
+        if self.seconds.ids.is_empty() {
             self.draft.tokens = self.cursor.since(start);
         }
         Ok(())
@@ -356,9 +357,9 @@ impl<'a, 'p> EventReader<'a, 'p> {
         let blocks = self.draft.stored.hashes.len;
         if !self.draft.lookahead.is_empty() {
             let mut cursor = Cursor::new(self.draft.lookahead);
-            return keys::lookahead(&mut cursor, self.batch, blocks);
+            return keys::lookahead(&mut cursor, self.batch, self.limits, blocks);
         }
-        if self.seconds.is_empty() {
+        if self.seconds.ids.is_empty() {
             return Ok(Span::default());
         }
         let of = (blocks, self.draft.stored.block_size);

@@ -4,6 +4,7 @@
 //! read the caller truncates the arenas.
 
 use crate::wire::cursor::{Cursor, Head, Read};
+use crate::wire::tokens::{TokenArena, WideSink};
 use crate::wire::{Batch, ExtraKey, Limits, RefusalReason, Span};
 
 /// Reads block hashes.
@@ -24,7 +25,7 @@ pub(super) fn tokens(
     cursor: &mut Cursor<'_>,
     batch: &mut Batch,
     limits: &Limits,
-    seconds: &mut Vec<u32>,
+    seconds: &mut TokenArena,
 ) -> Read<Span> {
     seconds.clear();
     if cursor.take_null() {
@@ -32,21 +33,38 @@ pub(super) fn tokens(
     }
     let count = cursor.array()?;
     within(count, limits.max_tokens)?;
-    let start = batch.tokens.len();
+    let start = batch.tokens.ids.len();
+    let Batch { tokens, texts, .. } = &mut *batch;
     if count > 0 && is_array(*cursor) {
-        batch.tokens.reserve(count as usize);
-        seconds.reserve(count as usize);
+        tokens.ids.reserve(count as usize);
+        seconds.ids.reserve(count as usize);
         for _ in 0..count {
             if cursor.array().map_err(|_| RefusalReason::BadTokens)? != 2 {
                 return Err(RefusalReason::BadTokens);
             }
-            batch.tokens.push(cursor.token()?);
-            seconds.push(cursor.token()?);
+            for TokenArena { ids, wide } in [&mut *tokens, &mut *seconds] {
+                let mut rest = WideSink {
+                    wide,
+                    texts,
+                    max_text_bytes: limits.max_text_bytes,
+                };
+                ids.push(cursor.token(&mut rest, ids.len())?);
+            }
         }
     } else {
-        cursor.tokens(count, &mut batch.tokens)?;
+        token_list(cursor, batch, limits, count)?;
     }
-    Ok(Span::between(start, batch.tokens.len()))
+    Ok(Span::between(start, batch.tokens.ids.len()))
+}
+
+fn token_list(cursor: &mut Cursor<'_>, batch: &mut Batch, limits: &Limits, count: u32) -> Read<()> {
+    let TokenArena { ids, wide } = &mut batch.tokens;
+    let mut rest = WideSink {
+        wide,
+        texts: &mut batch.texts,
+        max_text_bytes: limits.max_text_bytes,
+    };
+    cursor.tokens(count, ids, &mut rest)
 }
 
 /// Reads the extra keys of `blocks` blocks. `lora` is left out if it is the first of a block's list.
@@ -116,7 +134,12 @@ fn extra_key(cursor: &mut Cursor<'_>, batch: &mut Batch, limits: &Limits) -> Rea
 }
 
 /// Reads the lookahead tokens of `blocks` blocks.
-pub(super) fn lookahead(cursor: &mut Cursor<'_>, batch: &mut Batch, blocks: u32) -> Read<Span> {
+pub(super) fn lookahead(
+    cursor: &mut Cursor<'_>,
+    batch: &mut Batch,
+    limits: &Limits,
+    blocks: u32,
+) -> Read<Span> {
     let start = batch.lookahead_blocks.len();
     if cursor.array().map_err(|_| RefusalReason::BadLookahead)? != blocks {
         return Err(RefusalReason::BadLookahead);
@@ -124,11 +147,11 @@ pub(super) fn lookahead(cursor: &mut Cursor<'_>, batch: &mut Batch, blocks: u32)
     batch.lookahead_blocks.reserve(blocks as usize);
     for _ in 0..blocks {
         let count = cursor.array().map_err(|_| RefusalReason::BadLookahead)?;
-        let first = batch.tokens.len();
-        cursor.tokens(count, &mut batch.tokens)?;
+        let first = batch.tokens.ids.len();
+        token_list(cursor, batch, limits, count)?;
         batch
             .lookahead_blocks
-            .push(Span::between(first, batch.tokens.len()));
+            .push(Span::between(first, batch.tokens.ids.len()));
     }
     Ok(Span::between(start, batch.lookahead_blocks.len()))
 }
@@ -136,19 +159,16 @@ pub(super) fn lookahead(cursor: &mut Cursor<'_>, batch: &mut Batch, blocks: u32)
 /// The lookahead that pairs imply: the second token of the last pair of each block.
 pub(super) fn lookahead_of_pairs(
     batch: &mut Batch,
-    seconds: &[u32],
+    seconds: &TokenArena,
     (blocks, block_size): (u32, u32),
 ) -> Read<Span> {
     let start = batch.lookahead_blocks.len();
-    if block_size == 0 || seconds.len() != blocks as usize * block_size as usize {
+    if block_size == 0 || seconds.ids.len() != blocks as usize * block_size as usize {
         return Err(RefusalReason::BadLookahead);
     }
-    for last in seconds
-        .chunks(block_size as usize)
-        .filter_map(<[u32]>::last)
-    {
-        let first = batch.tokens.len();
-        batch.tokens.push(*last);
+    for block in 1..=blocks as usize {
+        let first = batch.tokens.ids.len();
+        batch.tokens.copy(seconds, block * block_size as usize - 1);
         batch.lookahead_blocks.push(Span::between(first, first + 1));
     }
     Ok(Span::between(start, batch.lookahead_blocks.len()))

@@ -15,9 +15,11 @@ mod fields;
 mod keys;
 mod refusal;
 mod rest;
+mod tokens;
 
 pub use batch::{Batch, Event, ExtraKey, Medium, Removed, Span, Stored};
 pub use refusal::{Refusal, RefusalReason};
+pub use tokens::TokenArena;
 
 use cursor::{Cursor, Read};
 use event::EventReader;
@@ -64,7 +66,7 @@ pub struct Decoder {
     limits: Limits,
     batch: Batch,
     /// Second tokens of pairs, after reading them and before they become lookaheads.
-    seconds: Vec<u32>,
+    seconds: TokenArena,
 }
 
 impl Decoder {
@@ -83,7 +85,7 @@ impl Decoder {
     pub fn decode(&mut self, payload: &[u8]) -> &Batch {
         if self.arena_bytes() > self.limits.kept_bytes {
             self.batch = Batch::default();
-            self.seconds = Vec::new();
+            self.seconds = TokenArena::default();
         }
         self.batch.clear();
         if payload.len() > self.limits.max_payload_bytes.min(u32::MAX as usize) {
@@ -108,7 +110,7 @@ impl Decoder {
     /// Bytes that the arenas occupy now, used or not.
     #[must_use]
     pub fn arena_bytes(&self) -> usize {
-        self.batch.arena_bytes() + self.seconds.capacity() * size_of::<u32>()
+        self.batch.arena_bytes() + self.seconds.bytes()
     }
 
     /// Reads `[ts, events, dp_rank?, …]`; the error is the index of the event where the bytes stop

@@ -13,7 +13,8 @@ pub enum RefusalReason {
     MalformedEvent,
     /// A block hash or parent that is neither a 64-bit integer nor a non-empty byte string.
     BadHash,
-    /// A token id outside 0..=4294967295, or a token list that mixes ids and pairs.
+    /// A token id that is neither an integer from 0 to 18446744073709551615 nor a text, or a token list
+    /// that mixes ids and pairs.
     BadTokens,
     /// Extra keys that are not one list per listed block, or hold an unknown kind of key.
     BadExtraKeys,

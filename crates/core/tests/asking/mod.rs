@@ -11,6 +11,7 @@ pub(crate) fn request(tokens: &[u32]) -> Request<'_> {
             lora: None,
             salt: None,
             media: &[],
+            wide: &[],
         },
         pods: None,
         tiers: TierSet::GPU,

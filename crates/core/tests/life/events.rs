@@ -42,10 +42,17 @@ const MEDIA: [Option<&str>; 8] = [
     Some("a drawer"),
 ];
 
-/// Tokens of a prompt: two letters, few of the second, so that prompts share prefixes.
-pub(crate) fn prompt(choices: &mut impl Choices, most: usize) -> Vec<u32> {
+/// Tokens of a prompt: two letters, few of the second, so that prompts share prefixes. A third one is
+/// rare and wide, and its lower half is that of the first.
+pub(crate) fn prompt(choices: &mut impl Choices, most: usize) -> Vec<u64> {
     let len = choices.below(most + 1);
-    (0..len).map(|_| u32::from(choices.once_in(4))).collect()
+    (0..len)
+        .map(|_| match choices.below(16) {
+            0..=11 => 0,
+            12..=14 => 1,
+            _ => 1 << 32,
+        })
+        .collect()
 }
 
 /// A payload of up to four events, whole most of the time.
@@ -81,15 +88,15 @@ pub(crate) fn batch(engine: Engine, choices: &mut impl Choices) -> Vec<u8> {
 
 /// The hash that an honest engine gives a prefix: a function of its salt, adapter and tokens. An
 /// alias is a second hash of the same prefix.
-fn hash_of(tokens: &[u32], salt: u64, alias: bool) -> u64 {
-    let code = tokens.iter().fold(1, |code, &t| code << 1 | u64::from(t));
+fn hash_of(tokens: &[u64], salt: u64, alias: bool) -> u64 {
+    let code = tokens.iter().fold(1, |code, t| code << 2 | t >> 31 | t & 1);
     code | salt << 32 | u64::from(alias) << 40
 }
 
 /// A store while its parts are chosen.
 struct Store {
     lies: bool,
-    tokens: Vec<u32>,
+    tokens: Vec<u64>,
     /// First token of the span.
     start: usize,
     block: usize,
@@ -153,7 +160,7 @@ impl Store {
         let mut block = Value::Uint(self.block as u64);
         let mut tokens: Vec<Value> = self.tokens[self.start..]
             .iter()
-            .map(|&t| Value::Uint(t.into()))
+            .map(|&t| Value::Uint(t))
             .collect();
         if choices.once_in(8) {
             (block, tokens) = (Value::Uint(0), Vec::new()); // A copy announced by hash alone.

@@ -20,6 +20,7 @@ use kvbraid_core::fleet::{
 use kvbraid_core::hash::{HashAlgo, MediaItem};
 use kvbraid_core::secret::Secret;
 use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
+use kvbraid_core::wide::{WideAt, halves};
 
 /// Where choices come from.
 pub(crate) trait Choices {
@@ -248,7 +249,12 @@ impl Life {
 
     /// Scores and explains a request; every row keeps what rows promise.
     fn ask(&mut self, choices: &mut impl Choices) {
-        let tokens = events::prompt(choices, 12);
+        let halves = events::prompt(choices, 12).into_iter().map(halves);
+        let (tokens, rest): (Vec<u32>, Vec<_>) = halves.unzip();
+        let rest = (0..).zip(rest);
+        let wide: Vec<WideAt<'_>> = rest
+            .filter_map(|(at, token)| token.map(|token| WideAt { at, token }))
+            .collect();
         let media = [MediaItem {
             id: "i",
             offset: u32::try_from(choices.below(6)).unwrap(),
@@ -261,6 +267,7 @@ impl Life {
                 lora: choices.one_of(&[None, None, None, Some("l")]),
                 salt: choices.one_of(&[None, None, None, Some("s"), Some("t")]),
                 media: if choices.once_in(6) { &media } else { &[] },
+                wide: &wide,
             },
             pods: None,
             tiers: choices.one_of(&[

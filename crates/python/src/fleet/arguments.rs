@@ -15,7 +15,7 @@ use crate::errors::to_python;
 use crate::extra_keys::MediaArg;
 use crate::hash::algorithm;
 use crate::secret;
-use crate::tokens::TokenArg;
+use crate::tokens::PromptArg;
 use crate::topology::{self, TopologyArg};
 
 /// `kvbraid.fleet.IndexOptions`.
@@ -119,7 +119,7 @@ impl RequestArg {
     /// Calls `run` with the request in the form that the index takes.
     pub(super) fn with<T>(
         &self,
-        tokens: &TokenArg,
+        tokens: &PromptArg,
         run: impl FnOnce(&Request<'_>) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let media = self.extra_keys.iter().flatten();
@@ -128,7 +128,8 @@ impl RequestArg {
         run(&Request {
             model: &self.model,
             prompt: Prompt {
-                tokens: tokens.as_slice(),
+                tokens: tokens.tokens(),
+                wide: tokens.wide(),
                 lora: self.lora.as_deref(),
                 salt: self.cache_salt.as_deref(),
                 media: &media,

@@ -117,7 +117,7 @@ class _Player:
         self._seen = max(self._seen, lookup.messages_seen)
         request = Request(
             model=_MODEL,
-            token_ids=memoryview(array("I", lookup.token_ids)),
+            token_ids=memoryview(array("Q", lookup.token_ids)),
             lora=lookup.lora,
             cache_salt=lookup.cache_salt,
         )
