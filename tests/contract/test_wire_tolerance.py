@@ -1,4 +1,5 @@
-"""Everything that engines write is read, in old and new spellings; a bad event costs only itself.
+"""Everything that engines write is read, in old and new spellings; a bad event costs the events
+beside it nothing, and ends the promises that it may have broken.
 
 SGLang's older forms are built by hand, byte for byte as its publisher lays them out.
 """
@@ -58,15 +59,52 @@ BAD: dict[str, Any] = {
 }
 
 
+MOST = 1040
+"""The longest hit of the prompt and one block more."""
+LONGER = [*TEXT.prompt, *range(16)]
+BROKEN = {
+    "unknown_event": (0, MOST),
+    "malformed_event": (1024, MOST),
+    "bad_hash": (0, 1024),
+    "bad_tokens": (1024, MOST),
+    "negative_group": (0, 1024),
+    "bad_extra_keys": (1024, MOST),
+}
+"""What can be said after each, of which the first 1024 tokens are held: a removal may have been
+refused, or a store, or either."""
+
+
 @pytest.mark.parametrize("form", ["map", "array"])
 @pytest.mark.parametrize("reason", BAD)
-def test_one_bad_event_costs_nothing_but_itself(reason: str, form: WireForm) -> None:
+def test_one_bad_event_costs_its_neighbours_nothing_and_ends_promises_until_a_clear(
+    reason: str, form: WireForm
+) -> None:
     index = an_index()
     first, second = TEXT.stored(FULL, range(32)), TEXT.stored(FULL, range(32, 64))
     publish(index, [*as_list(first, form=form), BAD[reason], *as_list(second, form=form)])
-    assert answer(index) == exactly(1024)
+    assert answer(index, LONGER) == BROKEN[reason]
     (pod,) = index.pods()
-    assert (pod.refused, pod.messages, pod.state) == ({reason: 1}, 1, PodState.EXACT)
+    assert (pod.refused, pod.messages, pod.state) == ({reason: 1}, 1, PodState.DEGRADED)
+    assert pod.reason == "an event was refused"
+    publish(index, [*as_list(AllBlocksCleared()), *as_list(first), *as_list(second)])
+    assert answer(index, LONGER) == exactly(1024)
+    assert index.pods()[0].state is PodState.EXACT
+
+
+def test_only_a_clear_after_a_bad_event_ends_what_it_broke() -> None:
+    index = an_index()
+    (cleared,), (stored,) = as_list(AllBlocksCleared()), as_list(TEXT.stored())
+    publish(index, [cleared, BAD["bad_hash"], stored])
+    assert answer(index) == (0, 1024)
+    publish(index, [BAD["bad_hash"], cleared, stored])
+    assert answer(index) == exactly(1024)
+
+
+def test_what_is_lost_and_told_again_is_not_broken_any_more() -> None:
+    index = an_index()
+    publish(index, [BAD["unknown_event"]])
+    index.lose(POD)
+    assert index.pods()[0].reason == ""
 
 
 def test_arrays_and_maps_may_stand_in_one_batch() -> None:
@@ -99,13 +137,13 @@ def test_a_rank_that_nobody_registered_gets_a_row_of_its_own() -> None:
     assert answer(index, dp_rank=3) == exactly(1024)
 
 
-def test_bytes_that_are_no_batch_are_counted_and_change_nothing() -> None:
+def test_bytes_that_are_no_batch_are_counted_and_may_have_told_anything() -> None:
     index = an_index()
     tell(index, TEXT.stored())
     for payload in (b"", b"\xc1", b"\x93\x00", b"not a batch"):
         assert index.apply(POD, payload).refused == 1
     index.check_integrity()
-    assert answer(index) == exactly(1024)
+    assert answer(index, LONGER) == (0, MOST)
     assert index.pods()[0].refused == {"malformed_batch": 4}
 
 

@@ -1,6 +1,6 @@
 """vLLM's dialect against an emulation of its search, and each of its flags on its own."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import example, given, settings
@@ -157,6 +157,15 @@ def test_each_flag_makes_its_own_difference(departure: Departure) -> None:
     assert answer(departure, []) == departure.pure
     assert answer(departure, [departure.flag]) == departure.engine
     assert answer(departure, ["vllm"]) == departure.engine
+
+
+def test_an_engine_may_look_up_only_the_pairs_of_tokens_before_the_last_one() -> None:
+    pairs = replace(topology(full(16), hash_block=16), hash_lookahead=1)
+    for num_tokens, pure, engine in ((64, 48, 48), (65, 64, 48), (66, 64, 64)):
+        departure = Departure("", pairs, num_tokens, (ends(16, 4),), pure, engine)
+        assert answer(departure, []) == answer(departure, ["vllm"]) == pure
+        assert answer(departure, ["lookahead_before_the_last_token"]) == engine
+        assert answer(departure, ["sglang"]) == engine
 
 
 def test_every_other_flag_leaves_the_case_alone() -> None:

@@ -153,19 +153,23 @@ impl EngineDialect {
     /// the same spec. An entry after the candidate, or an entry that only one group has, extends
     /// nothing.
     pub const PARTIAL_HITS_ARE_PROBED: Self = Self(1 << 6);
+    /// A hash that covers tokens after its block can only be found if those tokens, too, come before
+    /// the last one: `SGLang` looks up the pairs of the first `num_tokens - 1` tokens.
+    pub const LOOKAHEAD_BEFORE_THE_LAST_TOKEN: Self = Self(1 << 7);
 
     /// The rule itself, without any departure.
     pub const PURE: Self = Self(0);
-    /// The dialect of vLLM 0.32 and 0.33: all flags.
+    /// The dialect of vLLM 0.32 and 0.33: all flags but the last.
     pub const VLLM: Self = Self((1 << 7) - 1);
+    /// The dialect of `SGLang` 0.5.23.
+    pub const SGLANG: Self = Self::LOOKAHEAD_BEFORE_THE_LAST_TOKEN;
 
     /// The names of dialects and of single flags; several can be combined with
     /// [`EngineDialect::with`].
-    pub const NAMES: [(&'static str, EngineDialect); 10] = [
+    pub const NAMES: [(&'static str, EngineDialect); 11] = [
         ("pure", Self::PURE),
         ("vllm", Self::VLLM),
-        // SGLang departs from the rule in what it publishes, and not in how it looks up.
-        ("sglang", Self::PURE),
+        ("sglang", Self::SGLANG),
         (
             "window_of_one_needs_a_block",
             Self::WINDOW_OF_ONE_NEEDS_A_BLOCK,
@@ -191,6 +195,10 @@ impl EngineDialect {
             Self::EAGLE_SHARED_BY_EQUAL_SPECS,
         ),
         ("partial_hits_are_probed", Self::PARTIAL_HITS_ARE_PROBED),
+        (
+            "lookahead_before_the_last_token",
+            Self::LOOKAHEAD_BEFORE_THE_LAST_TOKEN,
+        ),
     ];
 
     /// The dialect or flag with this name, or `None` when the name is not known.

@@ -108,7 +108,7 @@ fn read_all(batch: &Batch) -> usize {
     let event = |event: &Event| match event {
         Event::Stored(store) => stored(store),
         Event::Removed(removed) => batch.hashes_of(removed.hashes).len(),
-        Event::Cleared => 0,
+        Event::Cleared | Event::Refused(_) => 0,
     };
     batch.events.iter().map(event).sum()
 }

@@ -7,6 +7,7 @@ use kvbraid_core::spec::SpecKind;
 use kvbraid_core::wide::WideToken;
 use kvbraid_core::wire::{
     Batch, Decoder, Event, ExtraKey, Limits, MAX_GROUPS, Medium, RefusalReason, Span, Stored,
+    Untold,
 };
 use proptest::prelude::*;
 
@@ -40,7 +41,9 @@ fn store(extra: &[(&str, Value)]) -> Value {
 fn stored(batch: &Batch, index: usize) -> Stored {
     match batch.events[index] {
         Event::Stored(stored) => stored,
-        Event::Removed(_) | Event::Cleared => panic!("event {index} is no store: {batch:?}"),
+        Event::Removed(_) | Event::Cleared | Event::Refused(_) => {
+            panic!("event {index} is no store: {batch:?}")
+        }
     }
 }
 
@@ -55,9 +58,10 @@ fn only(event: &Value) -> (Batch, Stored) {
 /// Why `event` is refused, between two good events that must both survive.
 fn refused(event: &Value) -> &'static str {
     let batch = decode(&batch(&[store(&[]), event.clone(), store(&[])]));
-    assert_eq!(batch.events.len(), 2, "{batch:?}");
+    assert_eq!(batch.events.len(), 3, "{batch:?}");
+    assert!(matches!(batch.events[1], Event::Refused(_)), "{batch:?}");
     assert_eq!(batch.dp_rank, Some(0));
-    assert_eq!(stored(&batch, 0).tokens, stored(&batch, 1).tokens);
+    assert_eq!(stored(&batch, 0).tokens, stored(&batch, 2).tokens);
     assert_eq!(batch.refused.len(), 1);
     assert_eq!(batch.refused[0].event_index, Some(1));
     batch.refused[0].reason.name()
@@ -264,8 +268,8 @@ fn a_refused_event_leaves_no_wide_tokens() {
     let refused = store(&[("token_ids", Value::Array(tokens))]);
     let batch = decode(&batch(&[refused, store(&[])]));
     assert_eq!(refusals(&batch), [("bad_tokens", Some(0))]);
-    assert!(!batch.has_wide(stored(&batch, 0).tokens));
-    assert_eq!(stored(&batch, 0).tokens.start, 0);
+    assert!(!batch.has_wide(stored(&batch, 1).tokens));
+    assert_eq!(stored(&batch, 1).tokens.start, 0);
 }
 
 #[test]
@@ -434,7 +438,8 @@ fn a_text_that_is_no_utf8_is_refused() {
     payload[at] = 0xff;
     let batch = decode(&payload);
     assert_eq!(refusals(&batch), [("bad_text", Some(0))]);
-    assert_eq!(batch.events.len(), 1);
+    assert_eq!(batch.events[0], Event::Refused(Untold::Stored));
+    assert_eq!(batch.events.len(), 2);
 }
 
 #[test]
@@ -482,12 +487,38 @@ fn an_unknown_kind_is_delivered_and_noted() {
 }
 
 #[test]
+fn refused_events_in_a_row_stand_in_one_place_with_what_they_may_have_told() {
+    let bad = |tag: &str| map(&[("type", text(tag)), ("block_hashes", text("x"))]);
+    let payload = batch(&[
+        bad("BlockRemoved"),
+        store(&[]),
+        bad("BlockStored"),
+        bad("BlockStored"),
+        store(&[]),
+        bad("BlockStored"),
+        bad("BlockRemoved"),
+        store(&[]),
+        bad("BlockMoved"),
+    ]);
+    let batch = decode(&payload);
+    assert_eq!(refusals(&batch).len(), 6);
+    let refused = batch.events.iter().filter_map(|event| match event {
+        Event::Refused(untold) => Some(*untold),
+        Event::Stored(_) | Event::Removed(_) | Event::Cleared => None,
+    });
+    let told: Vec<_> = refused.collect();
+    let [stored, removed, anything] = [Untold::Stored, Untold::Removed, Untold::Anything];
+    assert_eq!(told, [removed, stored, anything, anything]);
+}
+
+#[test]
 fn a_truncated_payload_keeps_the_events_before_the_cut() {
     let clear = map(&[("type", text("AllBlocksCleared"))]);
     let payload = batch(&vec![clear; 100]);
     let whole = decode(&payload);
     for cut in 0..payload.len() {
-        let batch = decode(&payload[..cut]);
+        let mut batch = decode(&payload[..cut]);
+        assert_eq!(batch.events.pop(), Some(Event::Refused(Untold::Anything)));
         assert_eq!(batch.events[..], whole.events[..batch.events.len()]);
         let (reason, index) = *refusals(&batch).last().unwrap();
         assert_eq!(reason, "malformed_batch");

@@ -46,6 +46,7 @@ fn told(batch: &Batch, index: usize) -> String {
             )
         ),
         Event::Cleared => "cleared".to_owned(),
+        Event::Refused(untold) => format!("{untold:?}"),
     }
 }
 

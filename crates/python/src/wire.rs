@@ -19,7 +19,7 @@ fn decode_batch<'py>(py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyT
     let events: Vec<_> = batch
         .events
         .iter()
-        .map(|event| event_tuple(py, batch, event))
+        .filter_map(|event| event_tuple(py, batch, event).transpose())
         .collect::<PyResult<_>>()?;
     let refused: Vec<_> = batch
         .refused
@@ -29,15 +29,17 @@ fn decode_batch<'py>(py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyT
     (batch.ts, batch.dp_rank, events, refused).into_pyobject(py)
 }
 
+/// An event that was read; the list of refusals has the others.
 fn event_tuple<'py>(
     py: Python<'py>,
     batch: &Batch,
     event: &Event,
-) -> PyResult<Bound<'py, PyTuple>> {
+) -> PyResult<Option<Bound<'py, PyTuple>>> {
     match event {
-        Event::Stored(stored) => stored_tuple(py, batch, stored),
-        Event::Removed(removed) => removed_tuple(py, batch, removed),
-        Event::Cleared => ("AllBlocksCleared",).into_pyobject(py),
+        Event::Stored(stored) => stored_tuple(py, batch, stored).map(Some),
+        Event::Removed(removed) => removed_tuple(py, batch, removed).map(Some),
+        Event::Cleared => ("AllBlocksCleared",).into_pyobject(py).map(Some),
+        Event::Refused(_) => Ok(None),
     }
 }
 

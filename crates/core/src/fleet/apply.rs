@@ -114,7 +114,7 @@ impl<'a> Slice<'a> {
         while self.progress.left > 0 && self.progress.event < self.progress.piece.end {
             match &batch.events[self.progress.event] {
                 Event::Stored(stored) => self.name_store(stored),
-                Event::Removed(_) | Event::Cleared => self.named(None),
+                Event::Removed(_) | Event::Cleared | Event::Refused(_) => self.named(None),
             }
         }
         if self.progress.event == self.progress.piece.end {
@@ -217,6 +217,10 @@ impl<'a> Slice<'a> {
                 Event::Stored(stored) => self.count_store(stored),
                 Event::Removed(removed) => self.remove(removed),
                 Event::Cleared => self.clear(),
+                Event::Refused(untold) => {
+                    self.rank.miss(*untold);
+                    self.progress.next_event();
+                }
             }
         }
         if self.progress.event == self.progress.piece.end {

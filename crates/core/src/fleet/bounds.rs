@@ -4,7 +4,6 @@ use super::answer::Bounds;
 use super::limbo::Possible;
 use super::nodes::NodeId;
 use super::search::{Reading, Search};
-use super::state::State;
 use super::tier::TierSet;
 use super::view::View;
 use super::words::Words;
@@ -29,7 +28,7 @@ impl Search<'_, '_> {
             self.unambiguous(reading, column, set, lower, scratch)
         };
         let may_stand = self.possible.get(&column);
-        let everything = rank.state() != State::Exact
+        let everything = rank.may_hold_anything()
             || reading.class.view.upper_is_everything
             || rank.forgot.overlaps(set)
             || may_stand.is_some_and(|possible| possible.everything);

@@ -6,19 +6,54 @@
 //! is used.
 
 use super::limbo::Tails;
+use super::tier::Tier;
 use crate::divisors::{gcd, lcm};
 use crate::error::{Error, Result};
 use crate::spec::{GroupSpec, SpecKind, Topology};
 use crate::wire::MAX_GROUPS;
+
+/// Whose events a pod sends, as far as engines differ in what events mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Publisher {
+    /// vLLM, and what follows its wire: each group is told of, and each copy is counted.
+    #[default]
+    Vllm,
+    /// `SGLang`. Only the full-attention component is told of, in pages of one size. A host copy is
+    /// told again when its other components follow, and one removal ends it. A flush empties the
+    /// host's memory before it is told of.
+    Sglang,
+}
+
+impl Publisher {
+    /// Whether no event tells of other groups than full attention.
+    pub(super) fn tells_only_full(self) -> bool {
+        self == Self::Sglang
+    }
+
+    /// Whether a second store of a hash on this tier is a second copy.
+    pub(super) fn counts_copies(self, tier: Tier) -> bool {
+        self == Self::Vllm || tier == Tier::Gpu
+    }
+
+    /// Whether a clear empties this tier.
+    pub(super) fn clears(self, tier: Tier) -> bool {
+        tier == Tier::Gpu || (self == Self::Sglang && tier == Tier::Cpu)
+    }
+
+    /// Whether all blocks of a group are of one size, so a smaller one contradicts what is
+    /// configured.
+    fn has_one_block_size(self) -> bool {
+        self == Self::Sglang
+    }
+}
 
 /// What the operator says about a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodConfig {
     /// The groups and the alignment, as far as they are given.
     pub topology: Option<Topology>,
-    /// Whether the engine publishes only its full-attention component (SGLang), so no event tells
-    /// of other groups.
-    pub only_full_is_published: bool,
+    /// Whose events the pod sends.
+    pub publisher: Publisher,
     /// Whether the engine announces reused blocks again although there is no new copy. Counts then
     /// drift, so lower bounds are 0.
     pub full_reports: bool,
@@ -51,7 +86,7 @@ pub(super) enum Contradiction {
     Kind,
     /// The window differs from the configured or learned one.
     Window,
-    /// The block is larger than the configured one.
+    /// The block is larger than the configured one, or of another size where there is but one.
     BlockSize,
     /// The configuration has no such group.
     Group,
@@ -253,6 +288,10 @@ impl Catalog {
             );
             return Ok(true);
         };
+        let is_smaller = (1..known.block_size).contains(&news.block_size);
+        if configured && is_smaller && self.config.publisher.has_one_block_size() {
+            return Err(Contradiction::BlockSize);
+        }
         let merged = merge(known, news, configured)?;
         if merged == known || configured {
             return Ok(false);

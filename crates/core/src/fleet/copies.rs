@@ -11,13 +11,19 @@ use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Whereabouts};
 impl Rank {
     /// Adds a copy and sets its presence bit.
     pub(super) fn add_copy(&mut self, slot: SlotId, channel: ChannelId, shared: &mut Shared<'_>) {
-        if !self.counts_copies && self.slots.holds(slot, channel) {
+        if self.slots.holds(slot, channel) && !self.counts(channel) {
             return;
         }
         let is_first = self.count_copy(slot, channel, shared);
         if is_first && self.has_doubts {
             self.drop_doubt(slot, self.slots.channels.get(channel).key, shared.planes);
         }
+    }
+
+    /// Whether a second store in a channel is a second copy.
+    fn counts(&self, channel: ChannelId) -> bool {
+        let tier = self.slots.channels.get(channel).key.tier;
+        self.counts_copies && self.catalog.config.publisher.counts_copies(tier)
     }
 
     /// Counts a copy and sets its presence bit; what is in doubt stays in doubt. Returns true if it

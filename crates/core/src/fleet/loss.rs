@@ -16,8 +16,8 @@ use super::tier::Tier;
 const BITS_PER_PAGE: usize = 4;
 
 impl Rank {
-    /// Handles a clear: the engine dropped its GPU tier, and copies on other tiers are in doubt
-    /// from now on.
+    /// Handles a clear: the engine dropped what it keeps on the GPU, and on other tiers if its
+    /// clears empty these; copies elsewhere are in doubt from now on.
     pub(super) fn clear(&mut self, shared: &mut Shared<'_>) {
         let stirred = self.slots.take_stirred();
         self.effort.note(stirred.len() as u64);
@@ -31,14 +31,25 @@ impl Rank {
             _ => self.clear_slots(stirred, shared),
         }
         self.slots.sharing.forget();
-        self.forgot.remove(Tier::Gpu);
+        for tier in Tier::ALL {
+            if self.is_cleared(tier) {
+                self.forgot.remove(tier);
+            }
+        }
+        self.forget_missed();
+    }
+
+    /// Whether a clear empties a tier.
+    fn is_cleared(&self, tier: Tier) -> bool {
+        self.catalog.config.publisher.clears(tier)
     }
 
     /// Does the part of a clear that looks at this many slots. Returns true if the clear is
-    /// complete. If all copies are on the GPU, the clear is done at once, which is quick.
+    /// complete. If all copies are on tiers that it empties, the clear is done at once, which is
+    /// quick.
     pub(super) fn clear_some(&mut self, most: usize, shared: &mut Shared<'_>) -> bool {
-        let on_gpu = |(_, channel): (ChannelId, Channel)| channel.key.tier == Tier::Gpu;
-        if self.slots.num_stirred() <= most || self.slots.channels.iter().all(on_gpu) {
+        let is_cleared = |(_, channel): (ChannelId, Channel)| self.is_cleared(channel.key.tier);
+        if self.slots.num_stirred() <= most || self.slots.channels.iter().all(is_cleared) {
             self.clear(shared);
             return true;
         }
@@ -55,13 +66,13 @@ impl Rank {
         planes.map(|&plane| shared.planes.num_pages(plane)).sum()
     }
 
-    /// Clears many slots. If a slot has copies on the GPU only, its bits are not looked at one by
-    /// one; they are cleared for each plane as a whole.
+    /// Clears many slots. If a slot has copies on emptied tiers only, its bits are not looked at one
+    /// by one; they are cleared for each plane as a whole.
     fn clear_slots(&mut self, slots: Vec<SlotId>, shared: &mut Shared<'_>) {
-        let on_gpu = |(_, channel): &(ChannelId, Channel)| channel.key.tier == Tier::Gpu;
-        let gpu = self.slots.channels.iter().filter(on_gpu);
-        let mask = Slots::mask_of(gpu.clone().map(|(id, _)| id));
-        let planes: HashSet<PlaneId> = gpu.map(|(_, channel)| channel.plane).collect();
+        let is_cleared = |(_, channel): &(ChannelId, Channel)| self.is_cleared(channel.key.tier);
+        let emptied = self.slots.channels.iter().filter(is_cleared);
+        let mask = Slots::mask_of(emptied.clone().map(|(id, _)| id));
+        let planes: HashSet<PlaneId> = emptied.map(|(_, channel)| channel.plane).collect();
         for slot in slots {
             if self.slots.drop_within(slot, mask) {
                 self.retire_if_bare(slot);
@@ -104,7 +115,7 @@ impl Rank {
         let held: SmallVec<[ChannelId; 8]> = self.slots.held_channels(slot).collect();
         for channel in held {
             let key = self.slots.channels.get(channel).key;
-            if key.doubted || key.tier == Tier::Gpu {
+            if key.doubted || self.is_cleared(key.tier) {
                 continue;
             }
             let doubted = ChannelKey {
@@ -117,7 +128,9 @@ impl Rank {
                 (self.slots).show(slot, twin, shared.planes, self.column.bit);
             }
         }
-        self.drop_channels(slot, |key| !key.doubted || key.tier == Tier::Gpu, shared);
+        let publisher = self.catalog.config.publisher;
+        let is_gone = |key: ChannelKey| !key.doubted || publisher.clears(key.tier);
+        self.drop_channels(slot, is_gone, shared);
         self.retire_if_bare(slot);
     }
 
@@ -144,6 +157,7 @@ impl Rank {
         self.slots.drop_all();
         self.slots.sharing.forget();
         self.forgot = Tier::ALL.into_iter().collect();
+        self.forget_missed();
     }
 
     fn show_nothing(&self, shared: &mut Shared<'_>) {

@@ -82,7 +82,7 @@ mod walk;
 mod words;
 
 pub use answer::{Answer, Bounds, Exactness, Limiting, Row};
-pub use catalog::PodConfig;
+pub use catalog::{PodConfig, Publisher};
 pub use explain::{Explained, GroupStrip, Strip};
 pub use index::{Index, Options};
 pub use info::{GroupInfo, RankInfo};

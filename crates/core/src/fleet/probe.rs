@@ -12,7 +12,6 @@ use super::prompt::Prompt;
 use super::rank::{Rank, Shared};
 use super::search::Search;
 use super::slots::EngineKey;
-use super::state::State;
 use super::walk::LadderStep;
 use crate::divisors::gcd;
 use crate::hash::{ChainSpec, ExtraKeys, chain_keys};
@@ -158,7 +157,7 @@ impl Search<'_, '_> {
                 // Floating tries may hang at any multiple of the hash block, which may be a finer
                 // unit than the rule's.
                 let unit = gcd(class.unit(), rank.catalog.grain());
-                let is_wanted = rank.state() == State::Exact && !class.view.upper_is_everything;
+                let is_wanted = !rank.may_hold_anything() && !class.view.upper_is_everything;
                 let lookahead = class.view.topology.hash_lookahead;
                 found.push(Undecided {
                     column,

@@ -12,8 +12,9 @@ use super::nodes::Nodes;
 use super::planes::{Column, PlaneKey, Planes};
 use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
 use super::state::State;
-use super::tier::TierSet;
+use super::tier::{Tier, TierSet};
 use crate::secret::Secret;
+use crate::wire::Untold;
 
 /// How many listed hashes each means has placed, since the rank began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -74,6 +75,11 @@ pub(super) struct Rank {
     pub feed_reason: String,
     /// The first contradiction with the configuration since the last restart.
     pub contradicted: Option<&'static str>,
+    /// What the rank's state says about events that were refused since the last clear: their copies
+    /// may be there, or may be gone.
+    pub missed: Option<&'static str>,
+    /// Whether one of them may have told that copies are gone.
+    pub missed_removal: bool,
     /// The tiers of which something was lost, or forgotten to free memory: no copy there can be
     /// excluded. A clear makes the GPU tier, and no other, completely known again.
     pub forgot: TierSet,
@@ -135,6 +141,8 @@ impl Rank {
             feed_state: State::Exact,
             feed_reason: String::new(),
             contradicted: None,
+            missed: None,
+            missed_removal: false,
             forgot: TierSet::default(),
             counts_copies,
             saw_media: false,
@@ -147,12 +155,12 @@ impl Rank {
         }
     }
 
-    /// The state that users see. A contradiction degrades an exact rank, and a rank with half a
-    /// batch applied counts as rebuilding.
+    /// The state that users see. A contradiction or a refused event degrades an exact rank, and a
+    /// rank with half a batch applied counts as rebuilding.
     #[must_use]
     pub(super) fn state(&self) -> State {
         match self.feed_state {
-            State::Exact if self.contradicted.is_some() => State::Degraded,
+            State::Exact if self.contradicted.is_some() || self.missed.is_some() => State::Degraded,
             State::Exact if self.is_midway => State::Rebuilding,
             known @ (State::Exact | State::Rebuilding | State::Degraded | State::Stale) => known,
         }
@@ -163,7 +171,8 @@ impl Rank {
     pub(super) fn reason(&self) -> String {
         let feed = Some(self.feed_reason.as_str()).filter(|reason| !reason.is_empty());
         let midway = self.is_midway.then_some(MIDWAY);
-        let reasons = feed.into_iter().chain(self.contradicted).chain(midway);
+        let own = self.contradicted.into_iter().chain(self.missed);
+        let reasons = feed.into_iter().chain(own).chain(midway);
         reasons.collect::<Vec<_>>().join("; ")
     }
 
@@ -171,16 +180,40 @@ impl Rank {
     /// asks for is known. During a replay, or without a connection, removals may be missing. A
     /// history with a hole may have hidden a whole group, unless the groups are configured. A
     /// contradiction of the configuration or of a place means that the rule is applied to the wrong
-    /// facts. And in the middle of a batch, some of what is shown may still be removed.
+    /// facts. And in the middle of a batch, some of what is shown may still be removed, as it may
+    /// have been by an event that was refused.
     #[must_use]
     pub(super) fn can_promise(&self) -> bool {
         self.contradicted.is_none()
+            && !self.missed_removal
             && !self.is_midway
             && match self.feed_state {
                 State::Exact => true,
                 State::Degraded => self.catalog.is_configured(),
                 State::Rebuilding | State::Stale => false,
             }
+    }
+
+    /// Whether the rank may hold anything, whatever the events of its GPU tier have told.
+    #[must_use]
+    pub(super) fn may_hold_anything(&self) -> bool {
+        self.contradicted.is_some() || self.is_midway || self.feed_state != State::Exact
+    }
+
+    /// Takes note of a refused event: until the next clear, copies may be gone, or may be there,
+    /// of which nothing is known.
+    pub(super) fn miss(&mut self, untold: Untold) {
+        self.missed.get_or_insert("an event was refused");
+        self.missed_removal |= untold != Untold::Stored;
+        if untold != Untold::Removed {
+            self.forgot = Tier::ALL.into_iter().collect();
+        }
+    }
+
+    /// Forgets the refused events, because everything that they may have been about is over.
+    pub(super) fn forget_missed(&mut self) {
+        self.missed = None;
+        self.missed_removal = false;
     }
 
     /// Counts a refusal.

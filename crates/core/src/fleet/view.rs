@@ -50,7 +50,7 @@ impl Catalog {
         let mut indices: Vec<u16> = (0u16..).take(groups.len()).collect();
         let mut lower_is_zero = false;
         let is_undeclared = groups.first().is_some_and(|g| g.kind == SpecKind::Unknown);
-        if self.config.only_full_is_published {
+        if self.config.publisher.tells_only_full() {
             let keep: Vec<bool> = groups.iter().map(|g| g.kind.is_full()).collect();
             lower_is_zero = keep.contains(&false);
             topology.groups = retain_by(&topology.groups, &keep);
@@ -84,7 +84,7 @@ impl Catalog {
             let kind = known.kind.filter(|k| *k != SpecKind::Unknown);
             lower_is_zero |= kind.is_none() || !groups.is_empty();
             upper_is_everything =
-                (kind.is_none() && !self.config.only_full_is_published) || !groups.is_empty();
+                (kind.is_none() && !self.config.publisher.tells_only_full()) || !groups.is_empty();
             let assumed = Known {
                 kind: kind.or(Some(SpecKind::FullAttention)),
                 ..known

@@ -146,7 +146,11 @@ impl Plan {
         for spec in &self.specs {
             self.step = lcm(self.step, spec.grain);
         }
-        self.limit = (query.num_tokens.saturating_sub(1) / unit) as usize;
+        let after = (topology.dialect)
+            .has(EngineDialect::LOOKAHEAD_BEFORE_THE_LAST_TOKEN)
+            .then_some(topology.hash_lookahead);
+        let last = query.num_tokens.saturating_sub(1 + after.unwrap_or(0));
+        self.limit = (last / unit) as usize;
         self.apply_static_flags(topology);
     }
 

@@ -196,7 +196,8 @@ fn dialects_are_found_by_name_and_join_flag_by_flag() {
     let all = flags
         .iter()
         .fold(EngineDialect::PURE, |all, (_, flag)| all.with(*flag));
-    assert_eq!(all, EngineDialect::VLLM);
+    let engines = [EngineDialect::VLLM, EngineDialect::SGLANG];
+    assert_eq!(all, engines[0].with(engines[1]));
     assert_eq!(EngineDialect::from_name("vllm"), Some(EngineDialect::VLLM));
     assert_eq!(EngineDialect::from_name("unheard of"), None);
 }

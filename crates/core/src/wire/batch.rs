@@ -157,6 +157,24 @@ pub struct Removed {
     pub owner: Option<Span>,
 }
 
+/// What a refused event may have told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Untold {
+    /// Only that there are copies.
+    Stored,
+    /// Only that there are copies no longer.
+    Removed,
+    /// Both, because the event could not be read that far.
+    Anything,
+}
+
+impl Untold {
+    /// What two refused events may have told.
+    fn and(self, other: Self) -> Self {
+        if self == other { self } else { Self::Anything }
+    }
+}
+
 /// One event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
@@ -166,6 +184,8 @@ pub enum Event {
     Removed(Removed),
     /// `AllBlocksCleared`.
     Cleared,
+    /// Events, or the rest of the batch, were refused here (`Batch::refused` has the reasons).
+    Refused(Untold),
 }
 
 /// Everything that was read from one payload.
@@ -175,7 +195,7 @@ pub struct Batch {
     pub ts: Option<f64>,
     /// Data-parallel rank that published it.
     pub dp_rank: Option<u32>,
-    /// The events that could be read, in their order.
+    /// The events in their order, with the places where something was refused.
     pub events: Vec<Event>,
     /// The parts that could not be read, and notes.
     pub refused: Vec<Refusal>,
@@ -261,11 +281,20 @@ impl Batch {
         blocks.get(block).copied().unwrap_or_default()
     }
 
-    pub(super) fn refuse(&mut self, reason: RefusalReason, event_index: Option<u32>) {
+    /// Notes that something was not read: an event, the rest of the batch, or a detail.
+    pub(super) fn refuse(&mut self, reason: RefusalReason, index: Option<u32>, untold: Untold) {
         self.refused.push(Refusal {
             reason,
-            event_index,
+            event_index: index,
         });
+        if reason.is_note() {
+            return;
+        }
+        // Refused events can be as short as a byte: one place stands for all in a row.
+        match self.events.last_mut() {
+            Some(Event::Refused(last)) => *last = last.and(untold),
+            _ => self.events.push(Event::Refused(untold)),
+        }
     }
 
     pub(super) fn clear(&mut self) {

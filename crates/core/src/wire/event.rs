@@ -10,7 +10,7 @@ use crate::wire::fields::{Field, Fields, Tag};
 use crate::wire::rest::{Rest, Turn};
 use crate::wire::tokens::TokenArena;
 use crate::wire::{
-    Batch, Event, Limits, MAX_GROUPS, Medium, RefusalReason, Removed, Span, Stored, keys,
+    Batch, Event, Limits, MAX_GROUPS, Medium, RefusalReason, Removed, Span, Stored, Untold, keys,
 };
 
 /// Reads the events of one batch from `cursor` into the arenas of the batch.
@@ -21,6 +21,8 @@ pub(super) struct EventReader<'a, 'p> {
     /// Second tokens of the pairs of the event at hand; memory only.
     seconds: &'a mut TokenArena,
     draft: Draft<'p>,
+    /// What the event at hand is, once that was read.
+    tag: Option<Tag>,
     previous: Option<Draft<'p>>,
     /// Which fields of its own the event at hand has had, and where the cursor was after them.
     turn: Option<(Turn, usize)>,
@@ -56,6 +58,7 @@ impl<'a, 'p> EventReader<'a, 'p> {
             batch,
             seconds,
             draft: Draft::default(),
+            tag: None,
             previous: None,
             turn: None,
             rests: [None; 2],
@@ -77,18 +80,29 @@ impl<'a, 'p> EventReader<'a, 'p> {
                 self.cursor = start;
                 self.batch.truncate(marks);
                 self.cursor.skip()?;
-                self.batch.refuse(reason, Some(index));
+                self.batch.refuse(reason, Some(index), self.untold());
                 return Ok(());
             }
         }
         if self.draft.has_unknown_kind {
-            self.batch.refuse(RefusalReason::UnknownKind, Some(index));
+            self.batch
+                .refuse(RefusalReason::UnknownKind, Some(index), self.untold());
         }
         Ok(())
     }
 
+    /// What the event at hand tells, as far as its tag was read.
+    fn untold(&self) -> Untold {
+        match self.tag {
+            Some(Tag::Stored) => Untold::Stored,
+            Some(Tag::Removed | Tag::Cleared) => Untold::Removed,
+            None => Untold::Anything,
+        }
+    }
+
     fn event(&mut self) -> Read<Event> {
         self.draft = Draft::default();
+        self.tag = None;
         self.turn = None;
         let tag = match self.cursor.head()? {
             Head::Array(len) => self.positional_fields(len)?,
@@ -117,6 +131,7 @@ impl<'a, 'p> EventReader<'a, 'p> {
             return Err(RefusalReason::MalformedEvent);
         }
         let tag = Tag::named(self.cursor.str_bytes()?).ok_or(RefusalReason::UnknownEvent)?;
+        self.tag = Some(tag);
         let mut positions = tag.positions().iter();
         for left in (0..len - 1).rev() {
             match positions.next() {
@@ -134,11 +149,13 @@ impl<'a, 'p> EventReader<'a, 'p> {
         if len > 0
             && let Some(tag) = Tag::take_first(&mut self.cursor)
         {
+            self.tag = Some(tag);
             self.draft.seen.insert(Field::Type);
             self.named_fields(tag, len - 1)?;
             return Ok(tag);
         }
         let tag = Tag::find(self.cursor, len)?;
+        self.tag = Some(tag);
         self.named_fields(tag, len)?;
         Ok(tag)
     }

@@ -17,7 +17,7 @@ mod refusal;
 mod rest;
 mod tokens;
 
-pub use batch::{Batch, Event, ExtraKey, Medium, Removed, Span, Stored};
+pub use batch::{Batch, Event, ExtraKey, Medium, Removed, Span, Stored, Untold};
 pub use refusal::{Refusal, RefusalReason};
 pub use tokens::TokenArena;
 
@@ -89,14 +89,17 @@ impl Decoder {
         }
         self.batch.clear();
         if payload.len() > self.limits.max_payload_bytes.min(u32::MAX as usize) {
-            self.batch.refuse(RefusalReason::TooLarge, None);
+            self.batch
+                .refuse(RefusalReason::TooLarge, None, Untold::Anything);
             return &self.batch;
         }
         let mut cursor = Cursor::new(payload);
         if let Err(index) = self.read_batch(&mut cursor) {
-            self.batch.refuse(RefusalReason::MalformedBatch, index);
+            self.batch
+                .refuse(RefusalReason::MalformedBatch, index, Untold::Anything);
         } else if !cursor.is_at_end() {
-            self.batch.refuse(RefusalReason::TrailingBytes, None);
+            self.batch
+                .refuse(RefusalReason::TrailingBytes, None, Untold::Anything);
         }
         &self.batch
     }
@@ -122,7 +125,9 @@ impl Decoder {
         }
         match attempt(cursor, Cursor::number)? {
             Ok(ts) => self.batch.ts = ts,
-            Err(_) => self.batch.refuse(RefusalReason::BadTimestamp, None),
+            Err(_) => self
+                .batch
+                .refuse(RefusalReason::BadTimestamp, None, Untold::Anything),
         }
         let events = cursor.promised_array().map_err(|_| None)?;
         let mut reader =
@@ -134,7 +139,9 @@ impl Decoder {
         if fields > 2 {
             match attempt(cursor, Cursor::u32)? {
                 Ok(rank) if rank.is_none_or(|rank| rank < MAX_RANKS) => self.batch.dp_rank = rank,
-                Ok(_) | Err(_) => self.batch.refuse(RefusalReason::BadRank, None),
+                Ok(_) | Err(_) => self
+                    .batch
+                    .refuse(RefusalReason::BadRank, None, Untold::Anything),
             }
         }
         for _ in 3..fields {

@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use kvbraid_core::fleet::{
-    Answer, Applied, Index, Member, Options, PodConfig, PodSpec, Prompt, RankInfo, Request, Row,
-    State, Strategy, Tier, TierSet,
+    Answer, Applied, Index, Member, Options, PodConfig, PodSpec, Prompt, Publisher, RankInfo,
+    Request, Row, State, Strategy, Tier, TierSet,
 };
 use kvbraid_core::hash::{HashAlgo, MediaItem};
 use kvbraid_core::secret::Secret;
@@ -332,7 +332,7 @@ fn config(groups: events::Groups, choices: &mut impl Choices) -> PodConfig {
             ..known
         },
         _ => PodConfig {
-            only_full_is_published: true,
+            publisher: Publisher::Sglang,
             ..known
         },
     }

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use kvbraid_core::Error;
-use kvbraid_core::fleet::{Options, PodConfig, PodSpec, Prompt, Request, Strategy, Tier, TierSet};
+use kvbraid_core::fleet::{
+    Options, PodConfig, PodSpec, Prompt, Publisher, Request, Strategy, Tier, TierSet,
+};
 use kvbraid_core::hash::MediaItem;
 use kvbraid_core::secret::Secret;
 use pyo3::prelude::*;
@@ -92,7 +94,10 @@ impl EngineArg {
         let unsent = self.unsent_tokens.iter();
         Ok(PodConfig {
             topology: Some(topology.decode(dialect)?),
-            only_full_is_published: self.dialect.name() == "sglang",
+            publisher: match self.dialect.name() {
+                "sglang" => Publisher::Sglang,
+                _ => Publisher::Vllm,
+            },
             full_reports: &*self.report_mode == "full",
             keeps_whole_windows: self.retention.is_some(),
             unsent: unsent
