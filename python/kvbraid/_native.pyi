@@ -73,9 +73,9 @@ def decode_batch(
 
     Events in the order of `events.model` fields, after their tag: `("BlockStored", hashes, parent,
     tokens, block_size, lora_id, medium, lora_name, extra_keys, group, kind, window, remote, owner,
-    lookahead, salt)`, `("BlockRemoved", hashes, medium, group, remote, owner)` and
-    `("AllBlocksCleared",)`. A refusal is `(reason, index of the event or None)`. Never raises for
-    bad bytes.
+    lookahead, salt, component, components)`, `("BlockRemoved", hashes, medium, group, remote,
+    owner, component)` and `("AllBlocksCleared",)`. A refusal is `(reason, index of the event or
+    None)`. Never raises for bad bytes.
     """
 
 # index, kind, block size, window, chunk, eagle

@@ -47,6 +47,7 @@ BAD: dict[str, Any] = {
     "malformed_event": ["BlockStored", [1]],
     "bad_hash": ["BlockRemoved", [1.5]],
     "bad_tokens": ["BlockStored", [1], None, [-1], 16, None],
+    "unknown_component": {"type": "BlockRemoved", "block_hashes": [1], "component_type": "x"},
     "negative_group": {"type": "BlockRemoved", "block_hashes": [1], "group_idx": -1},
     "bad_extra_keys": {
         "type": "BlockStored",
@@ -67,6 +68,7 @@ BROKEN = {
     "malformed_event": (1024, MOST),
     "bad_hash": (0, 1024),
     "bad_tokens": (1024, MOST),
+    "unknown_component": (0, 1024),
     "negative_group": (0, 1024),
     "bad_extra_keys": (1024, MOST),
 }

@@ -26,13 +26,15 @@ ODD: st.SearchStrategy[Any] = st.recursive(
 PAIRS = st.lists(st.tuples(TOKENS, TOKENS), max_size=6)
 TWO = st.lists(TOKENS, max_size=2)
 
+COMPONENT = st.sampled_from(["full", "swa", "mamba", "indexer"])
+
 STORED: dict[str, st.SearchStrategy[Any]] = {
     "block_hashes": st.lists(HASH, max_size=3),
     "parent_block_hash": st.none() | HASH,
     "token_ids": st.none() | st.lists(TOKENS, max_size=8) | PAIRS,
     "block_size": st.integers(0, 3),
     "lora_id": st.none() | st.integers(0, 2),
-    "medium": st.none() | st.sampled_from(["GPU", "cpu_pinned", "Disk", "Mooncake", ""]),
+    "medium": st.none() | st.sampled_from(["GPU", "cpu_pinned", "Disk", "Mooncake", "swa", ""]),
     "lora_name": st.none() | WORDS,
     "extra_keys": st.none() | st.lists(st.none() | ITEM | WORDS, max_size=3),
     "group_idx": st.none() | st.integers(-1, 3) | st.sampled_from((255, 256, 65535, 2**64 - 1)),
@@ -42,9 +44,14 @@ STORED: dict[str, st.SearchStrategy[Any]] = {
     "ownership": st.none() | WORDS,
     "lookahead_token_ids": st.none() | st.lists(TWO, max_size=3),
     "cache_salt": st.none() | WORDS,
+    "component_type": st.none() | COMPONENT,
+    "component_types": st.none() | st.lists(COMPONENT, max_size=3),
     "later_field": ODD,
 }
-REMOVED = {name: STORED[name] for name in ("block_hashes", "medium", "group_idx", "ownership")}
+REMOVED = {
+    name: STORED[name]
+    for name in ("block_hashes", "medium", "group_idx", "ownership", "component_type")
+}
 TAGS = {"BlockStored": STORED, "BlockRemoved": REMOVED, "AllBlocksCleared": {}, "Moved": {}}
 
 

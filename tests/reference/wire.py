@@ -33,10 +33,11 @@ POSITIONS: dict[str, tuple[str, ...]] = {
     "BlockRemoved": REMOVED,
     "AllBlocksCleared": (),
 }
+COMPONENTS = ("full", "swa", "mamba")
 NAMES: dict[str, set[str]] = {
     "BlockStored": {*STORED[:6], *STORED[7:], "lora_name", "locality", "ownership"}
-    | {"lookahead_token_ids", "cache_salt", "type"},
-    "BlockRemoved": {*REMOVED, "locality", "ownership", "type"},
+    | {"lookahead_token_ids", "cache_salt", "type", "component_type", "component_types"},
+    "BlockRemoved": {*REMOVED, "locality", "ownership", "type", "component_type"},
     "AllBlocksCleared": set(),
 }
 REQUIRED: dict[str, set[str]] = {
@@ -111,7 +112,11 @@ def _event(value: object) -> tuple[tuple[object, ...], bool]:
         _collect_named(tag, value, found)
     elif isinstance(value, list) and value:
         tag = _tag(value[0])
-        for name, item in zip(POSITIONS[tag], value[1:], strict=False):
+        items = value[1:]
+        at = POSITIONS[tag].index("medium") if tag != "AllBlocksCleared" else len(items)
+        if at < len(items) and isinstance(items[at], str) and items[at] in COMPONENTS:
+            found["component_type"] = items.pop(at)
+        for name, item in zip(POSITIONS[tag], items, strict=False):
             if name == "lora_name or metadata" and isinstance(item, Pairs):
                 _collect_named(tag, item, found)
             else:
@@ -133,6 +138,7 @@ def _event(value: object) -> tuple[tuple[object, ...], bool]:
             get("group_idx"),
             remote,
             get("ownership"),
+            get("component_type"),
         ), False
     return _stored(found, medium, remote)
 
@@ -149,7 +155,8 @@ def _stored(found: Found, medium: object, remote: bool) -> tuple[tuple[object, .
     where = (get("lora_id"), medium, lora, extra_keys, get("group_idx"), known)
     window = get("kv_cache_spec_sliding_window")
     rest = (window, remote, get("ownership"), lookahead, get("cache_salt"))
-    return what + where + rest, kind != known
+    components = (get("component_type"), get("component_types"))
+    return what + where + rest + components, kind != known
 
 
 def _tag(value: object) -> str:
@@ -304,6 +311,19 @@ def _lookahead(value: object, hashes: list[int], seconds: list[object], block_si
     return [[token] for token in seconds[block_size - 1 :: block_size]]
 
 
+def _component(value: object) -> str:
+    if not isinstance(value, str):
+        raise RefusedError("malformed_event")
+    if value not in COMPONENTS:
+        raise RefusedError("unknown_component")
+    return value
+
+
+def _components(value: object) -> list[str]:
+    named = [_component(item) for item in _array(value)]
+    return [name for name in COMPONENTS if name in named]
+
+
 READERS: dict[str, Reader] = {
     "type": lambda value: value,
     "block_hashes": lambda value: [_hash(item) for item in _array(value)],
@@ -321,4 +341,6 @@ READERS: dict[str, Reader] = {
     "ownership": _or_none(_name),
     "lookahead_token_ids": lambda value: value,
     "cache_salt": _or_none(_name),
+    "component_type": _or_none(_component),
+    "component_types": _or_none(_components),
 }

@@ -2,7 +2,9 @@
 
 use kvbraid_core::spec::SpecKind;
 use kvbraid_core::wide::{WideAt, WideToken};
-use kvbraid_core::wire::{Batch, Decoder, Event, ExtraKey, Medium, Removed, Span, Stored};
+use kvbraid_core::wire::{
+    Batch, Component, Decoder, Event, ExtraKey, Medium, Removed, Span, Stored,
+};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
@@ -65,6 +67,8 @@ fn stored_tuple<'py>(
         let lists = spans.map(|span| token_list(py, batch, span));
         Some(lists.collect::<PyResult<Vec<_>>>()?)
     };
+    let components =
+        (stored.components).map(|all| all.iter().map(Component::name).collect::<Vec<_>>());
     let what = (
         "BlockStored",
         batch.hashes_of(stored.hashes),
@@ -84,6 +88,8 @@ fn stored_tuple<'py>(
         text(stored.owner),
         lookahead,
         text(stored.salt),
+        stored.component.map(Component::name),
+        components,
     );
     join(&what.into_pyobject(py)?, &whose.into_pyobject(py)?)
 }
@@ -127,6 +133,7 @@ fn removed_tuple<'py>(
         removed.group,
         removed.remote,
         removed.owner.map(|owner| batch.text(owner)),
+        removed.component.map(Component::name),
     )
         .into_pyobject(py)
 }

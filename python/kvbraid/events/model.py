@@ -12,6 +12,9 @@ from kvbraid.errors import InvalidValueError
 ExtraKey: TypeAlias = str | tuple[str, int] | bytes
 """A salt or older multimodal identifier; a multimodal item and its offset; a digest."""
 
+Component: TypeAlias = Literal["full", "swa", "mamba"]
+"""What SGLang keeps of a block: full attention, windows, or the state at its end."""
+
 TokenId: TypeAlias = int | str
 """SGLang stands media in by numbers of up to 62 bits, TensorRT-LLM by texts."""
 
@@ -25,7 +28,9 @@ class BlockStored:
 
     `token_ids` is the whole span, including blocks that `block_hashes` does not list. `extra_keys`
     and `lookahead_token_ids` have one entry per listed block. The extra keys do not contain the
-    LoRA name, which only the wire repeats there; None means that the engine did not say.
+    LoRA name, which only the wire repeats there; None means that the engine did not say. With
+    `component_type` the event is about one component alone; `component_types` are all those that
+    each listed block has from now on.
 
     Raises:
         InvalidValueError: A value that the wire cannot carry, or a list of the wrong length.
@@ -46,6 +51,8 @@ class BlockStored:
     ownership: str | None = None
     lookahead_token_ids: tuple[tuple[TokenId, ...], ...] | None = None
     cache_salt: str | None = None
+    component_type: Component | None = None
+    component_types: tuple[Component, ...] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what the wire cannot carry."""
@@ -82,6 +89,7 @@ class BlockRemoved:
     group_idx: int | None = None
     locality: Literal["LOCAL", "REMOTE"] | None = None
     ownership: str | None = None
+    component_type: Component | None = None
 
     def __post_init__(self) -> None:
         """Refuse what the wire cannot carry."""
@@ -120,6 +128,8 @@ class EventBatch:
 
 def _check_tokens(name: str, tokens: tuple[TokenId, ...]) -> None:
     """Refuse integers outside 64 bits, and empty texts."""
+    if not tokens:
+        return
     if "" in tokens:
         raise InvalidValueError(f"{name} holds an empty text; a token is a number or a name")
     _check(name, tuple(token for token in tokens if not isinstance(token, str)), _U64_MAX)

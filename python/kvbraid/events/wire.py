@@ -68,8 +68,8 @@ def encode_batch(
 def _read_stored(*values: Any) -> BlockStored:  # noqa: ANN401 - one value per field, in order
     fields: _Fields = dict(zip(BlockStored.__dataclass_fields__, values, strict=True))
     fields["locality"] = "REMOTE" if fields["locality"] else None
-    for name in ("block_hashes", "token_ids"):
-        fields[name] = tuple(fields[name])
+    for name in ("block_hashes", "token_ids", "component_types"):
+        fields[name] = _tuple_or_none(fields[name])
     for name, entry in (("extra_keys", _tuple_or_none), ("lookahead_token_ids", tuple)):
         if fields[name] is not None:
             fields[name] = tuple(entry(value) for value in fields[name])
@@ -79,11 +79,11 @@ def _read_stored(*values: Any) -> BlockStored:  # noqa: ANN401 - one value per f
 _REMOVED: Final = [
     getattr(BlockRemoved, name).__set__ for name in BlockRemoved.__dataclass_fields__
 ]
-_set_hashes, _set_medium, _set_group, _set_locality, _set_owner = _REMOVED
+_set_hashes, _set_medium, _set_group, _set_locality, *_SET_AS_THEY_ARE = _REMOVED
 
 
 def _read_removed(
-    hashes: list[int], medium: str, group: int | None, is_remote: bool, owner: str | None
+    hashes: list[int], medium: str, group: int | None, is_remote: bool, *others: str | None
 ) -> BlockRemoved:
     """Evictions come by the thousand. The constructor's checks would take most of the time and are
     left out: values that the core has decoded pass them by their types."""
@@ -92,7 +92,8 @@ def _read_removed(
     _set_medium(event, medium)
     _set_group(event, group)
     _set_locality(event, "REMOTE" if is_remote else None)
-    _set_owner(event, owner)
+    for set_field, value in zip(_SET_AS_THEY_ARE, others, strict=True):
+        set_field(event, value)
     return event
 
 
@@ -118,6 +119,7 @@ _STORED: Final = (
     "medium",
 )
 _SPEC: Final = ("group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window")
+_COMPONENTS: Final = ("component_type", "component_types")
 _COPY: Final = ("locality", "ownership")
 _FIELDS: Final[Mapping[tuple[WireForm, type], tuple[str, ...]]] = {
     ("map", BlockStored): (
@@ -131,10 +133,10 @@ _FIELDS: Final[Mapping[tuple[WireForm, type], tuple[str, ...]]] = {
     ("map", BlockRemoved): ("block_hashes", "medium", "group_idx", *_COPY),
     ("array", BlockStored): (*_STORED, "lora_name", "extra_keys", *_SPEC),
     ("array", BlockRemoved): ("block_hashes", "medium", "group_idx"),
-    ("sglang_map", BlockStored): (*_STORED, "cache_salt", "lora_name"),
-    ("sglang_map", BlockRemoved): ("block_hashes", "medium"),
-    ("sglang_array", BlockStored): (*_STORED, "cache_salt"),
-    ("sglang_array", BlockRemoved): ("block_hashes", "medium"),
+    ("sglang_map", BlockStored): (*_STORED, "cache_salt", "lora_name", *_COMPONENTS),
+    ("sglang_map", BlockRemoved): ("block_hashes", "medium", "component_type"),
+    ("sglang_array", BlockStored): (*_STORED[:-1], "component_type", "medium", "cache_salt"),
+    ("sglang_array", BlockRemoved): ("block_hashes", "component_type", "medium"),
 }
 _ALWAYS: Final = frozenset((*_STORED, "lora_name"))
 """Fields that vLLM writes even if they are null."""
@@ -171,12 +173,15 @@ def _write_array(event: Event) -> object:
 
 def _write_sglang_map(event: Event) -> object:
     fields = _signed(_fields(event, "sglang_map"))
-    return {"type": type(event).__name__, **fields}
+    kept = {name: value for name, value in fields.items() if value is not None or name in _STORED}
+    return {"type": type(event).__name__, **kept}
 
 
 def _write_sglang_array(event: Event) -> object:
     fields = _signed(_fields(event, "sglang_array"))
     salt = fields.pop("cache_salt", None)
+    if fields.get("component_type") is None:  # Only fleets with the flag on have the position.
+        fields.pop("component_type", None)
     metadata = [] if salt is None else [{"cache_salt": salt}]
     return [type(event).__name__, *fields.values(), *metadata]
 

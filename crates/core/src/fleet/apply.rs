@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::catalog::GroupNews;
+use super::catalog::{Contradiction, GroupNews};
 use super::intake::{Phase, Progress, TOKENS_PER_HASH, Target};
 use super::naming::{Chain, Naming, is_dense};
 use super::rank::{Rank, Shared};
@@ -16,7 +16,7 @@ use super::sparse_naming::is_one;
 use super::texts::Marks;
 use super::tier::Tier;
 use super::units::Units;
-use crate::wire::{Batch, Event, Medium, RefusalReason, Removed, Span, Stored};
+use crate::wire::{Batch, Component, Event, Medium, RefusalReason, Removed, Span, Stored};
 
 /// One rank, the shared part of its model, and the batch that is applied to it.
 pub(super) struct Slice<'a> {
@@ -113,6 +113,9 @@ impl<'a> Slice<'a> {
         let batch = self.batch;
         while self.progress.left > 0 && self.progress.event < self.progress.piece.end {
             match &batch.events[self.progress.event] {
+                Event::Stored(stored) if stored.is_by_hash_alone() => {
+                    self.name_store(&stored.by_hash_alone());
+                }
                 Event::Stored(stored) => self.name_store(stored),
                 Event::Removed(_) | Event::Cleared | Event::Refused(_) => self.named(None),
             }
@@ -192,9 +195,17 @@ impl<'a> Slice<'a> {
             lookahead: self.batch.lookahead_span(stored, 0).len,
         };
         let group = self.rank.catalog.resolve(stored.group);
+        let showed_components = self.rank.catalog.shows_components;
+        if self.rank.catalog.note_components(stored) {
+            self.rank.contradict(Contradiction::Group.reason());
+        }
+        if stored.component.is_some_and(|c| c != Component::Full) {
+            // What is learned of groups is how full attention is published.
+            return self.rank.catalog.shows_components != showed_components;
+        }
         let before = self.rank.catalog.block_size(group);
         match self.rank.catalog.learn(news) {
-            Ok(false) => false,
+            Ok(false) => self.rank.catalog.shows_components != showed_components,
             Ok(true) => {
                 let has_grown = before > 0 && self.rank.catalog.block_size(group) > before;
                 if has_grown && !self.progress.grown.contains(&group) {
@@ -214,6 +225,9 @@ impl<'a> Slice<'a> {
         let batch = self.batch;
         while self.progress.left > 0 && self.progress.event < self.progress.piece.end {
             match &batch.events[self.progress.event] {
+                Event::Stored(stored) if stored.is_by_hash_alone() => {
+                    self.count_store(&stored.by_hash_alone());
+                }
                 Event::Stored(stored) => self.count_store(stored),
                 Event::Removed(removed) => self.remove(removed),
                 Event::Cleared => self.clear(),
@@ -247,20 +261,19 @@ impl<'a> Slice<'a> {
         if self.progress.hashes == 0 {
             self.progress.applied.stored += blocks as u64;
         }
-        let channel = self.channel(stored);
         let from = self.progress.hashes;
         let by_tokens = named.is_some();
         if let Some(named) = named {
             let count = self.progress.take(blocks - from, 0);
             let first = named.start + from;
             let slots = std::mem::take(&mut self.progress.slots);
-            self.store(channel, &slots[first..first + count], by_tokens);
+            self.store(stored, &slots[first..first + count], by_tokens);
             self.progress.slots = slots;
             self.progress.hashes += count;
         } else {
             let mut slots = std::mem::take(&mut self.progress.sparse);
             let count = self.look_up(stored, &mut slots);
-            self.store(channel, &slots[from..from + count], by_tokens);
+            self.store(stored, &slots[from..from + count], by_tokens);
             self.progress.sparse = slots;
             self.progress.hashes += count;
         }
@@ -276,7 +289,7 @@ impl<'a> Slice<'a> {
         if let Target::Channel(channel) = self.progress.target {
             return channel;
         }
-        let group = self.rank.catalog.resolve(stored.group);
+        let group = (self.rank.catalog).group_of(stored.group, stored.component);
         let whole = self.rank.catalog.block_size(group);
         let key = ChannelKey {
             partial: stored.block_size != 0 && stored.block_size < whole,
@@ -314,7 +327,8 @@ impl<'a> Slice<'a> {
         count
     }
 
-    fn store(&mut self, channel: Option<ChannelId>, slots: &[SlotId], by_tokens: bool) {
+    fn store(&mut self, stored: &Stored, slots: &[SlotId], by_tokens: bool) {
+        let channel = self.channel(stored);
         let Some(channel) = channel else {
             for &slot in slots {
                 self.rank.retire_if_bare(slot);
@@ -327,7 +341,12 @@ impl<'a> Slice<'a> {
                 Whereabouts::Placed(_) => self.rank.placed.join += 1,
                 Whereabouts::Limbo(entry) => self.rank.limbo.mention(entry),
             }
-            self.rank.add_copy(slot, channel, &mut self.shared);
+            if stored.components.is_none() {
+                self.rank.add_copy(slot, channel, &mut self.shared);
+            }
+        }
+        if let Some(listed) = stored.components {
+            self.replace_components(listed, channel, slots);
         }
     }
 
@@ -335,7 +354,7 @@ impl<'a> Slice<'a> {
         let key = if let Target::Key(key) = self.progress.target {
             key
         } else {
-            let group = self.rank.catalog.resolve(removed.group);
+            let group = (self.rank.catalog).group_of(removed.group, removed.component);
             self.channel_key(group, removed.medium, removed.remote, removed.owner)
         };
         self.progress.target = Target::Key(key);
@@ -344,6 +363,9 @@ impl<'a> Slice<'a> {
         let mut found = 0;
         for &hash in &hashes[..count] {
             if let Some(slot) = self.rank.slots.find(hash) {
+                if self.rank.catalog.shows_components && removed.component.is_none() {
+                    self.remove_other_components(slot, key);
+                }
                 found += u64::from(self.rank.remove_copy(slot, key, self.shared.planes));
             }
         }

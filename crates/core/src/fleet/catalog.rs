@@ -144,6 +144,8 @@ pub(super) struct Catalog {
     pub(super) ungrouped: Option<Known>,
     /// Tokens after a block that its hash also covers; 0 until an event or the operator says so.
     lookahead: u32,
+    /// Whether a store has named a component.
+    pub(super) shows_components: bool,
 }
 
 /// The only group, or else the only full-attention group, as (index, whether it is a full group).
@@ -189,6 +191,7 @@ impl Catalog {
             learned: Vec::new(),
             ungrouped: None,
             lookahead,
+            shows_components: false,
         })
     }
 

@@ -39,6 +39,7 @@ mod apply;
 mod bounds;
 mod canonical_blocks;
 mod catalog;
+mod components;
 mod copies;
 mod effort;
 mod engine_chain;

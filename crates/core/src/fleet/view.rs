@@ -50,7 +50,7 @@ impl Catalog {
         let mut indices: Vec<u16> = (0u16..).take(groups.len()).collect();
         let mut lower_is_zero = false;
         let is_undeclared = groups.first().is_some_and(|g| g.kind == SpecKind::Unknown);
-        if self.config.publisher.tells_only_full() {
+        if self.config.publisher.tells_only_full() || self.shows_components {
             let keep: Vec<bool> = groups.iter().map(|g| g.kind.is_full()).collect();
             lower_is_zero = keep.contains(&false);
             topology.groups = retain_by(&topology.groups, &keep);

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use crate::spec::SpecKind;
 use crate::wide::WideAt;
-use crate::wire::{Refusal, RefusalReason, TokenArena};
+use crate::wire::{Component, Components, Refusal, RefusalReason, TokenArena};
 
 /// A piece of an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -137,9 +137,37 @@ pub struct Stored {
     pub lookahead: Span,
     /// The cache salt of engines with a field for it (`Batch::text`); an empty one counts as none.
     pub salt: Option<Span>,
+    /// The component that this event is about, if it is about one alone.
+    pub component: Option<Component>,
+    /// The components that each listed block has from now on, if the engine says it so.
+    pub components: Option<Components>,
     /// Hashes, parent, tokens, block size, LoRA, salt and extra keys are those of the previous
     /// `Stored` of this batch, with the same spans: groups of one model often say the same thing.
     pub same_as_previous: bool,
+}
+
+impl Stored {
+    /// Whether its hashes alone tell where they stand: a state has no parent, and only the tokens of the
+    /// last page before it.
+    #[must_use]
+    pub fn is_by_hash_alone(&self) -> bool {
+        self.component == Some(Component::State)
+    }
+
+    /// The same copies, announced without tokens.
+    #[must_use]
+    pub fn by_hash_alone(&self) -> Self {
+        Self {
+            parent: None,
+            tokens: Span::default(),
+            block_size: 0,
+            extra_keys: None,
+            lookahead: Span::default(),
+            salt: None,
+            same_as_previous: false,
+            ..*self
+        }
+    }
 }
 
 /// Copies of blocks were removed.
@@ -151,6 +179,8 @@ pub struct Removed {
     pub medium: Medium,
     /// Group index in the engine's own order.
     pub group: Option<u32>,
+    /// The component that this event is about; `None` means all of the block.
+    pub component: Option<Component>,
     /// Whether the copies lay on another machine.
     pub remote: bool,
     /// Who owned the copies (`Batch::text`).

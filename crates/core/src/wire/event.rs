@@ -10,7 +10,8 @@ use crate::wire::fields::{Field, Fields, Tag};
 use crate::wire::rest::{Rest, Turn};
 use crate::wire::tokens::TokenArena;
 use crate::wire::{
-    Batch, Event, Limits, MAX_GROUPS, Medium, RefusalReason, Removed, Span, Stored, Untold, keys,
+    Batch, Component, Components, Event, Limits, MAX_GROUPS, Medium, RefusalReason, Removed, Span,
+    Stored, Untold, keys,
 };
 
 /// Reads the events of one batch from `cursor` into the arenas of the batch.
@@ -132,11 +133,15 @@ impl<'a, 'p> EventReader<'a, 'p> {
         }
         let tag = Tag::named(self.cursor.str_bytes()?).ok_or(RefusalReason::UnknownEvent)?;
         self.tag = Some(tag);
-        let mut positions = tag.positions().iter();
+        let mut positions = tag.positions();
         for left in (0..len - 1).rev() {
-            match positions.next() {
-                Some(field) => self.field(tag, *field)?,
-                None => self.cursor.skip()?,
+            match positions {
+                [Field::Medium, ..] if self.is_component() => self.field(tag, Field::Component)?,
+                [field, later @ ..] => {
+                    self.field(tag, *field)?;
+                    positions = later;
+                }
+                [] => self.cursor.skip()?,
             }
             if self.take_rest(tag, left) {
                 break;
@@ -229,6 +234,8 @@ impl<'a, 'p> EventReader<'a, 'p> {
             Field::Ownership => self.draft.stored.owner = self.text()?,
             Field::Lookahead => self.draft.lookahead = self.raw_list()?,
             Field::CacheSalt => self.draft.stored.salt = self.text()?,
+            Field::Component => stored.component = cursor.optional(component)?,
+            Field::Components => stored.components = cursor.optional(components)?,
         }
         Ok(())
     }
@@ -304,6 +311,13 @@ impl<'a, 'p> EventReader<'a, 'p> {
         Ok(Medium::Other(text))
     }
 
+    /// Whether the name of a component stands here. No medium is called like one.
+    fn is_component(&self) -> bool {
+        let name = |mut cursor: Cursor<'p>| cursor.str_bytes().ok();
+        !self.draft.seen.has(Field::Component)
+            && name(self.cursor).is_some_and(|name| Component::from_bytes(name).is_some())
+    }
+
     fn lora_name_or_metadata(&mut self, tag: Tag) -> Read<()> {
         let mut ahead = self.cursor;
         if let Head::Map(len) = ahead.head()? {
@@ -356,6 +370,7 @@ impl<'a, 'p> EventReader<'a, 'p> {
             && new.lookahead == old.lookahead
             && new.stored.parent == old.stored.parent
             && new.stored.block_size == old.stored.block_size
+            && new.stored.is_by_hash_alone() == old.stored.is_by_hash_alone()
             && new.stored.lora_id == old.stored.lora_id
             && text(new.stored.lora_name) == text(old.stored.lora_name)
             && text(new.stored.salt) == text(old.stored.salt)
@@ -406,11 +421,24 @@ fn is_remote(cursor: &mut Cursor<'_>) -> Read<bool> {
     }
 }
 
+fn component(cursor: &mut Cursor<'_>) -> Read<Component> {
+    Component::from_bytes(cursor.str_bytes()?).ok_or(RefusalReason::UnknownComponent)
+}
+
+fn components(cursor: &mut Cursor<'_>) -> Read<Components> {
+    let mut found = Components::default();
+    for _ in 0..cursor.array()? {
+        found.insert(component(cursor)?);
+    }
+    Ok(found)
+}
+
 fn removed(stored: &Stored) -> Removed {
     Removed {
         hashes: stored.hashes,
         medium: stored.medium,
         group: stored.group,
+        component: stored.component,
         remote: stored.remote,
         owner: stored.owner,
     }

@@ -93,6 +93,8 @@ impl Tag {
                 (b"\xa9ownership", Field::Ownership),
                 (b"\xb3lookahead_token_ids", Field::Lookahead),
                 (b"\xaacache_salt", Field::CacheSalt),
+                (b"\xaecomponent_type", Field::Component),
+                (b"\xafcomponent_types", Field::Components),
             ],
             Self::Removed => &[
                 (b"\xa4type", Field::Type),
@@ -101,6 +103,7 @@ impl Tag {
                 (b"\xa9group_idx", Field::Group),
                 (b"\xa8locality", Field::Locality),
                 (b"\xa9ownership", Field::Ownership),
+                (b"\xaecomponent_type", Field::Component),
             ],
             Self::Cleared => &[],
         }
@@ -177,6 +180,9 @@ pub(super) enum Field {
     Ownership,
     Lookahead,
     CacheSalt,
+    /// In the array spelling it stands before the medium, if it stands there.
+    Component,
+    Components,
     /// Position 7 of the array spelling: a LoRA name, or SGLang's map of named fields.
     LoraNameOrMetadata,
 }

@@ -9,6 +9,7 @@
 //! under `type`), and one batch may contain both. `fields` is the table of both spellings.
 
 mod batch;
+mod component;
 mod cursor;
 mod event;
 mod fields;
@@ -18,6 +19,7 @@ mod rest;
 mod tokens;
 
 pub use batch::{Batch, Event, ExtraKey, Medium, Removed, Span, Stored, Untold};
+pub use component::{Component, Components};
 pub use refusal::{Refusal, RefusalReason};
 pub use tokens::TokenArena;
 

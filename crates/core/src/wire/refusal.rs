@@ -28,6 +28,8 @@ pub enum RefusalReason {
     BadText,
     /// A spec kind that this version does not know; the event is delivered with kind `unknown`.
     UnknownKind,
+    /// The name of a component that this version does not know.
+    UnknownComponent,
     /// A timestamp that is no number; the batch is delivered without one.
     BadTimestamp,
     /// A data-parallel rank that is no integer from 0 to 4095; the batch is delivered without one.
@@ -38,7 +40,7 @@ pub enum RefusalReason {
 
 impl RefusalReason {
     /// Name of each reason, in the order of the enum.
-    pub const NAMES: [(&'static str, RefusalReason); 15] = [
+    pub const NAMES: [(&'static str, RefusalReason); 16] = [
         ("malformed_batch", RefusalReason::MalformedBatch),
         ("too_large", RefusalReason::TooLarge),
         ("unknown_event", RefusalReason::UnknownEvent),
@@ -51,6 +53,7 @@ impl RefusalReason {
         ("large_group", RefusalReason::LargeGroup),
         ("bad_text", RefusalReason::BadText),
         ("unknown_kind", RefusalReason::UnknownKind),
+        ("unknown_component", RefusalReason::UnknownComponent),
         ("bad_timestamp", RefusalReason::BadTimestamp),
         ("bad_rank", RefusalReason::BadRank),
         ("trailing_bytes", RefusalReason::TrailingBytes),

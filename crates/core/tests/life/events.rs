@@ -263,6 +263,15 @@ fn add_place(
         2 => fields.push(("ownership", text("y"))),
         _ => {}
     }
+    let component = |choices: &mut dyn FnMut() -> usize| text(["full", "swa", "mamba"][choices()]);
+    match choices.below(128) {
+        0..=2 if lies => fields.push(("component_type", component(&mut || choices.below(3)))),
+        3 if lies => {
+            let listed = (0..choices.below(4)).map(|_| component(&mut || choices.below(3)));
+            fields.push(("component_types", Value::Array(listed.collect())));
+        }
+        _ => {}
+    }
 }
 
 fn removed(engine: Engine, choices: &mut impl Choices) -> Value {
