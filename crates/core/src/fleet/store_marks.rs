@@ -49,7 +49,15 @@ impl Naming<'_, '_> {
     }
 
     /// The lookahead part of a block's hash: its lookahead tokens, and the media that begin there.
+    #[inline]
     pub(super) fn ahead(&self, stored: &Stored, block: usize) -> u64 {
+        if stored.lookahead.is_empty() && stored.extra_keys.is_none_or(Span::is_empty) {
+            return 0;
+        }
+        self.ahead_of_some(stored, block)
+    }
+
+    fn ahead_of_some(&self, stored: &Stored, block: usize) -> u64 {
         let span = self.batch.lookahead_span(stored, block);
         let wide = self.batch.wide_of(span);
         let tokens = wide.fold(

@@ -433,14 +433,29 @@ impl<'a> Cursor<'a> {
             } else {
                 *self = here;
                 let at = (end - (end - start) % 2) - 2 * (pairs.len() + 1);
-                pair[0] = self.token(rest, at)?;
-                pair[1] = self.token(rest, at + 1)?;
+                self.unusual_tokens(pair, rest, at)?;
                 here = *self;
             }
         }
         *self = here;
-        for token in pairs.into_remainder() {
-            *token = self.token(rest, end - 1)?;
+        let last = pairs.into_remainder();
+        if last.is_empty() {
+            return Ok(());
+        }
+        self.unusual_tokens(last, rest, end - 1)
+    }
+
+    /// Apart from the loop over usual tokens, which is faster without it.
+    #[cold]
+    #[inline(never)]
+    fn unusual_tokens(
+        &mut self,
+        tokens: &mut [u32],
+        rest: &mut WideSink<'_>,
+        start: usize,
+    ) -> Read<()> {
+        for (at, token) in (start..).zip(tokens) {
+            *token = self.token(rest, at)?;
         }
         Ok(())
     }
