@@ -85,6 +85,7 @@ class World:
             assert row.tiers["gpu"] == row.tiers[min(row.tiers, key=len)]
             assert (row.lower, row.upper) == (row.tiers["gpu"].lower, row.tiers["gpu"].upper)
             assert row.exactness == ("exact" if row.lower == row.upper else "bound")
+            assert row.lower <= row.expected <= row.upper
             yield engine, prompt, row
         nothing = self.idle.answer(prompt, [Tier.GPU])
         assert all((row.lower, row.upper) == nothing for row in rows.values())

@@ -24,8 +24,8 @@ class FakeScores:
         rows = [
             {
                 "pod": pod, "dp_rank": rank, "state": "exact", "lower": 0, "upper": 0,
-                "exactness": "exact", "present": 0, "tiers": {"gpu": {"lower": 0, "upper": 0}},
-                "limiting": None, "score": 0.0,
+                "expected": 0, "exactness": "exact", "present": 0,
+                "tiers": {"gpu": {"lower": 0, "upper": 0}}, "limiting": None, "score": 0.0,
             }
             for pod, rank in self.pods
         ]  # fmt: skip

@@ -41,6 +41,9 @@ class Limiting:
 class PodScore:
     """What one rank of one pod could reuse of a request, in tokens; also a row of the HTTP answer.
 
+    `expected` is the most likely value, for the same tiers as `lower` and `upper`. It lies between
+    them, equals both where they meet, and promises nothing where they do not.
+
     Only `score` depends on the strategy. `weighted_blocks` cannot score a pod about which too
     little is known (it is not registered, or no event has told its groups): `score` is then 0 and
     `exactness` is `unknown`.
@@ -51,6 +54,7 @@ class PodScore:
     state: PodState
     lower: int
     upper: int
+    expected: int
     exactness: Exactness
     present: int
     tiers: dict[str, Bounds]

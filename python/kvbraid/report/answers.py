@@ -40,7 +40,7 @@ def show_scores(console: Console, answer: ScoreAnswer) -> None:
     """Print one line per pod and rank, best first."""
     title = _text(f"{answer.model}: {answer.num_tokens} tokens")
     table = Table(title=title, title_justify="left")
-    for name in ("pod", "rank", "state", "reusable", "present", "ended by", "score"):
+    for name in ("pod", "rank", "state", "reusable", "expected", "present", "ended by", "score"):
         table.add_column(name, justify="left" if name in {"pod", "state"} else "right")
     for row in sorted(answer.pods, key=lambda row: (-row.score, -row.lower, row.pod)):
         table.add_row(
@@ -48,6 +48,7 @@ def show_scores(console: Console, answer: ScoreAnswer) -> None:
             str(row.dp_rank),
             _state(row.state),
             _bounds(row.lower, row.upper),
+            str(row.expected),
             str(row.present),
             _ended_by(row.limiting),
             f"{row.score:g}",

@@ -84,7 +84,8 @@ def test_scores_are_listed_best_first() -> None:
     rows = [
         PodScore(
             pod=PodId(pod), dp_rank=0, state=PodState.EXACT, lower=lower, upper=lower,
-            exactness="exact", present=64, tiers={}, limiting=None, score=float(lower),
+            expected=lower, exactness="exact", present=64, tiers={}, limiting=None,
+            score=float(lower),
         )
         for pod, lower in (("low", 16), ("high", 32))
     ]  # fmt: skip

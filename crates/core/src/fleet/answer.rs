@@ -52,6 +52,9 @@ pub struct Row {
     /// The bounds for the requested tiers.
     #[serde(flatten)]
     pub bounds: Bounds,
+    /// The most likely number of reusable tokens, for the requested tiers: within the bounds, and
+    /// promised only where they are equal.
+    pub expected: u32,
     /// How the row is to be read.
     pub exactness: Exactness,
     /// The tokens that the rank's full-attention groups hold, whatever the other groups lack. For a
@@ -92,6 +95,7 @@ impl Row {
         Self {
             state: State::Stale,
             bounds,
+            expected: 0,
             exactness: Exactness::Unknown,
             present: 0,
             tiers: [(tiers, bounds)].into_iter().collect(),

@@ -43,6 +43,7 @@ mod components;
 mod copies;
 mod effort;
 mod engine_chain;
+mod expected;
 mod explain;
 mod feed;
 mod idle;

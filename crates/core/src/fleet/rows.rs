@@ -95,6 +95,7 @@ impl Search<'_, '_> {
         let mut row = Row {
             state,
             bounds,
+            expected: 0,
             exactness: Exactness::Unknown,
             present: 0,
             tiers: tier_sets.iter().map(|&set| (set, bounds)).collect(),
@@ -146,6 +147,11 @@ impl Search<'_, '_> {
             row.tiers[index] = (set, bounds);
             if index == 0 {
                 row.bounds = bounds;
+                row.expected = if bounds.lower == bounds.upper {
+                    bounds.lower
+                } else {
+                    self.expected(reading, column, (bounds, lower[column % 64]), scratch)
+                };
             }
         }
         lower
