@@ -13,6 +13,12 @@ FIXTURES: Final = ROOT / "tests" / "fixtures" / "captures"
 WHOLE: Final = Path(os.environ.get("KVBRAID_CAPTURES", ROOT.parent / "shared" / "captures"))
 """All of them, where they lie beside the repository: the only material that a clone may lack."""
 
+SGLANG_FIXTURES: Final = FIXTURES / "sglang"
+SGLANG_WHOLE: Final = Path(
+    os.environ.get("KVBRAID_SGLANG_CAPTURES", ROOT.parent / "shared" / "sglang")
+)
+"""Captures of SGLang 0.5.23: first operations (`python -m tests.cut_capture`), and whole ones."""
+
 LIVES: Final = (
     "gemma2",
     "gemma3",
@@ -33,6 +39,11 @@ LIVES: Final = (
     "sched_i_full",
 )
 """All captures of one request at a time in the usual report mode."""
+
+
+def captures_in(*roots: Path) -> list[Path]:
+    """The captures that lie directly in these folders, as far as the folders exist."""
+    return sorted(config.parent for root in roots for config in root.glob("*/config.json"))
 
 
 def whole(name: str) -> Path:

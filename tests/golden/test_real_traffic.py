@@ -16,7 +16,7 @@ from kvbraid.sim.captures.read import Capture, read_capture
 from kvbraid.sim.captures.replay import ReplayOptions, Report, replay
 from kvbraid.spec import Topology
 
-from tests.captures import FIXTURES, WHOLE
+from tests.captures import FIXTURES, WHOLE, captures_in
 
 FULL_REPORTS: Final = "sched_k_reportfull"
 CONCURRENT: Final = "sched_a_gemma3_conc4"
@@ -26,11 +26,6 @@ WIDTH_WITHOUT_HASH: Final = {
     "sched_c_mamba_align_fine": 0.02,
 }
 """Captures whose hashes the wire alone cannot all place, and how wide their bounds may be."""
-
-
-def directories() -> list[Path]:
-    folders = [*FIXTURES.iterdir(), *(WHOLE.iterdir() if WHOLE.is_dir() else ())]
-    return sorted(folder for folder in folders if folder.is_dir())
 
 
 def name_of(folder: Path) -> str:
@@ -50,7 +45,7 @@ LLAMA4: Final = {
 }
 """The config.json of the model in the capture `llama4`; its chunk is what matters here."""
 
-CAPTURES: Final = directories()
+CAPTURES: Final = captures_in(FIXTURES, WHOLE)
 SEQUENTIAL: Final = [f for f in CAPTURES if f.name not in {FULL_REPORTS, CONCURRENT}]
 
 

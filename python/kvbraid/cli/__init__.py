@@ -219,7 +219,12 @@ def replay(
     captures: tuple[Path, ...], keys: Any, presence: Any, report_mode: str,  # noqa: ANN401
     *, as_json: bool, fail_under: float | None,
 ) -> None:  # fmt: skip
-    """Predict every request of recorded engine traffic and compare with what was reused."""
+    """Predict every request of recorded engine traffic and compare with what was reused.
+
+    CAPTURES are folders with config.json, events.bin and requests.jsonl, of vLLM or SGLang.
+    `expected` counts the requests whose expected value is the truth; `width` is the mean of
+    upper - lower, in tokens.
+    """
     from kvbraid.report.replay import run_replays
     from kvbraid.sim.captures.replay import ReplayOptions
 

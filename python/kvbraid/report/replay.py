@@ -57,17 +57,18 @@ def _table(reports: Sequence[Report]) -> Table:
     title = "predicted before the fact, against the engine's own reuse"
     table = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("capture", no_wrap=True)
-    for name in (*_COUNTS, "%", "width"):
+    for name in (*_COUNTS, "%", "expected %", "width"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("why not exact")
     for report in reports:
-        width = (report.upper_sum - report.lower_sum) / max(1, report.trivial_sum)
+        asked = max(1, report.requests)
         reasons = [f"{name} {count}" for name, count in report.by_class.items() if count]
         table.add_row(
             report.capture,
             *(str(getattr(report, name)) for name in _COUNTS.values()),
             f"{report.exact_pct:.2f}",
-            f"{width:.3f}",
+            f"{100 * report.expected_exact / asked:.2f}",
+            f"{report.width_sum / asked:.1f}",
             ", ".join(reasons),
         )
     return table

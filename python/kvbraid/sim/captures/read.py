@@ -2,21 +2,24 @@
 
 A directory holds `config.json` (the engine's configuration), `events.bin` (every ZeroMQ message
 as received: the number of frames, then for each frame its length, big-endian, and its bytes) and
-`requests.jsonl` (one operation per line, with the prefix that the engine really reused). The last
-two may be compressed (`.xz`). This module only reads; `replay` interprets a capture.
+`requests.jsonl` (one operation per line, with the prefix that the engine really reused). A capture
+of SGLang with requests in flight also has `pieces.bin`: the same events in smaller batches, as
+they came into being (for each its length, big-endian, and its bytes). These files may be
+compressed (`.xz`). This module only reads; `replay` interprets a capture.
 """
 
 import json
 import lzma
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kvbraid.engine import EngineProfile
 from kvbraid.errors import CaptureError
-from kvbraid.spec import Topology
+from kvbraid.ids import Tier
+from kvbraid.spec import EngineDialect, Topology
 from kvbraid.spec_mapping import FIELDS, profile_from_mapping, topology_from_mapping
 
 _SEQ_BYTES = 8
@@ -36,8 +39,9 @@ class Lookup:
     """One request: its tokens, the events up to its look-up, and what the engine reused.
 
     When the engine looked the request up, `messages_seen` messages had been published, and
-    `unpublished` events of the next message already existed. `reused_tokens` is the truth, and
-    `outputs` are the tokens that the engine generated.
+    `unpublished` events of the next message already existed (or, if the capture has pieces, the
+    first `pieces_seen` of these). `reused_tokens` is the truth, and `outputs` are the tokens that
+    the engine generated.
     """
 
     index: int
@@ -50,6 +54,7 @@ class Lookup:
     unpublished: int
     order: tuple[int, int]
     outputs: Sequence[int] = ()
+    pieces_seen: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,10 @@ Operation = Lookup | CacheReset
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """One engine's life: its operations in the order of their lookups, and all its messages."""
+    """One engine's life: its operations in the order of their lookups, and all its messages.
+
+    `tiers` are those that the recorded reuse is of; None: of the engine's only one.
+    """
 
     name: str
     topology: Topology
@@ -70,6 +78,8 @@ class Capture:
     concurrency: int
     messages: Sequence[Message]
     operations: Sequence[Operation]
+    pieces: Sequence[bytes] = ()
+    tiers: Sequence[str] | None = None
 
     @property
     def loras(self) -> dict[str, str]:
@@ -85,25 +95,34 @@ def read_capture(directory: Path) -> Capture:
         CaptureError: The message names the file and what is wrong with it.
     """
     config = _read_config(directory / "config.json")
+    # The other fields of the file describe the recording.
+    described = {name: config[name] for name in FIELDS if name in config}
+    engine = profile_from_mapping(described)
     concurrency = config.get("concurrency", 1)
     messages = list(_messages(directory))
-    operations = list(_operations(directory, concurrent=concurrency > 1))
+    operations = list(_operations(directory, _ROWS[engine.dialect], concurrent=concurrency > 1))
     if concurrency > 1:
         operations.sort(key=lambda op: op.order if isinstance(op, Lookup) else (0, 0))
     last = max((op.messages_seen for op in operations if isinstance(op, Lookup)), default=0)
     if last > len(messages):
         msg = f"{directory / 'events.bin'}: {len(messages)} messages, but a request saw {last}"
         raise CaptureError(msg)
-    # The other fields of the file describe the recording.
-    described = {name: config[name] for name in FIELDS if name in config}
     return Capture(
         name=directory.name,
         topology=topology_from_mapping(described),
-        engine=profile_from_mapping(described),
+        engine=engine,
         concurrency=concurrency,
         messages=messages,
         operations=operations,
+        pieces=list(_pieces(directory)),
+        tiers=_tiers(config),
     )
+
+
+def _tiers(config: Mapping[str, Any]) -> Sequence[str] | None:
+    """Return the tiers that lookups counted: SGLang's host tier counts like the GPU."""
+    has_host = (config.get("args") or {}).get("enable_hierarchical_cache")
+    return (Tier.GPU.value, Tier.CPU.value) if has_host else None
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -156,13 +175,27 @@ def _messages(directory: Path) -> Iterator[Message]:
         yield Message(topic, int.from_bytes(seq, "big"), payload)
 
 
-def _operations(directory: Path, *, concurrent: bool) -> Iterator[Operation]:
+def _pieces(directory: Path) -> Iterator[bytes]:
+    if not any((directory / name).exists() for name in ("pieces.bin", "pieces.bin.xz")):
+        return
+    path, data = _read(directory, "pieces.bin")
+    offset = 0
+    while offset < len(data):
+        start = offset + 4
+        offset = start + int.from_bytes(data[offset:start], "big")
+        if not start <= offset <= len(data):
+            msg = f"{path}: broken piece near byte {min(start, len(data))} of {len(data)}"
+            raise CaptureError(msg)
+        yield data[start:offset]
+
+
+def _operations(directory: Path, row: "_Row", *, concurrent: bool) -> Iterator[Operation]:
     path, data = _read(directory, "requests.jsonl")
     for number, line in enumerate(data.splitlines(), start=1):
         try:
             fields = json.loads(line)
             if fields["op"] == "req":
-                yield _lookup(fields, concurrent=concurrent)
+                yield row(fields, concurrent)
             elif fields.get("ok"):
                 yield CacheReset()
         except (ValueError, KeyError, TypeError) as error:
@@ -171,7 +204,7 @@ def _operations(directory: Path, *, concurrent: bool) -> Iterator[Operation]:
             raise CaptureError(msg) from error
 
 
-def _lookup(fields: dict[str, Any], *, concurrent: bool) -> Lookup:
+def _of_vllm(fields: Mapping[str, Any], concurrent: bool) -> Lookup:
     probe = fields.get("probe") or {}
     return Lookup(
         index=fields["i"],
@@ -185,3 +218,31 @@ def _lookup(fields: dict[str, Any], *, concurrent: bool) -> Lookup:
         order=(probe.get("step", 0), probe.get("same_step_pos", 0)),
         outputs=fields.get("output", ()),
     )
+
+
+def _of_sglang(fields: Mapping[str, Any], concurrent: bool) -> Lookup:
+    """Read a row with the last lookup before prefill, of which the truth is."""
+    admitted = fields["admitted"]
+    pieces = admitted.get("pieces", 0)
+    return Lookup(
+        index=fields["i"],
+        token_ids=fields["prompt"],
+        cache_salt=fields.get("salt"),
+        lora=fields.get("lora"),
+        lora_path=None,
+        reused_tokens=admitted["hit"],
+        messages_seen=admitted["ev_seen"] if concurrent else fields["ev_before"],
+        unpublished=0,
+        order=(admitted["step"], pieces),
+        outputs=fields.get("output", ()),
+        pieces_seen=pieces,
+    )
+
+
+_Row = Callable[[Mapping[str, Any], bool], Lookup]
+_ROWS: Final[Mapping[EngineDialect, _Row]] = {
+    EngineDialect.PURE: _of_vllm,
+    EngineDialect.VLLM: _of_vllm,
+    EngineDialect.SGLANG: _of_sglang,
+}
+"""How each engine's rows are read: the two recorders write down different things."""

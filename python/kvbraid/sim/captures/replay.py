@@ -2,15 +2,16 @@
 
 The index sees what a subscriber would have seen, in that order, and nothing else. If a prediction
 is not exact, the replay proves the reason. The engine had been reset and had not said so yet; or
-the events that explain the truth were not published yet (adding them makes the prediction exact);
-or the hash function is not known; or the producer's reports drift.
+the events that explain the truth were not published yet (with them the prediction holds it); or
+the answer is a bound, because the hash function is not known or the wire does not tell all; or
+the producer's reports drift.
 """
 
 from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -40,7 +41,8 @@ class Report:
 
     `exact` counts the requests with lower = upper = truth, `over` those with lower above the
     truth, `under` those with upper below it, and `bounded` the others. `exact_pct` leaves out the
-    requests of class `late_clear`.
+    requests of class `late_clear`. `expected_exact` counts the requests whose expected value is
+    the truth, and `width_sum` adds up upper - lower.
     """
 
     capture: str
@@ -50,6 +52,8 @@ class Report:
     under: int = 0
     bounded: int = 0
     bounds_kept: int = 0
+    expected_exact: int = 0
+    width_sum: int = 0
     exact_pct: float = 100.0
     lower_sum: int = 0
     upper_sum: int = 0
@@ -82,9 +86,9 @@ def replay(
             is_cleared_unseen = True
             report.late_clear_max += 1
             continue
-        lower, upper = player.predict(operation)
-        verdict = _verdict(lower, upper, operation.reused_tokens)
-        _count(report, operation, (lower, upper), verdict)
+        answer = player.predict(operation)
+        verdict = _verdict(answer, operation.reused_tokens)
+        _count(report, operation, answer, verdict)
         if verdict != "exact":
             reasons[_reason(operation, verdict, player, is_cleared_unseen)] += 1
         is_cleared_unseen = False
@@ -93,6 +97,14 @@ def replay(
     report.exact_pct = round(100 * report.exact / judged, 4) if judged else 100.0
     report.placed = player.index.pods()[0].placed
     return report
+
+
+class _Answer(NamedTuple):
+    """What was predicted for a request, in tokens."""
+
+    lower: int
+    upper: int
+    expected: int
 
 
 class _Player:
@@ -110,45 +122,59 @@ class _Player:
             _POD, model=_MODEL, topology=capture.topology, engine=engine, loras=capture.loras
         )
 
-    def predict(self, lookup: Lookup) -> tuple[int, int]:
+    def predict(self, lookup: Lookup) -> _Answer:
         """Predict from the messages that had been published when the engine looked."""
         for message in self.capture.messages[self._seen : lookup.messages_seen]:
             self.index.apply(_POD, message.payload)
         self._seen = max(self._seen, lookup.messages_seen)
+        return self._answer(lookup)
+
+    def predict_unpublished(self, lookup: Lookup) -> _Answer:
+        """Predict with what existed at the lookup, but was published only after it.
+
+        Only the first prediction of a player can be this one.
+        """
+        for piece in self.capture.pieces[: lookup.pieces_seen]:
+            self.index.apply(_POD, piece)
+        if lookup.pieces_seen:
+            return self._answer(lookup)
+        self.predict(lookup)
+        payload = self.capture.messages[lookup.messages_seen].payload
+        ts, events, *rest = msgspec.msgpack.decode(payload)
+        part = msgspec.msgpack.encode([ts, events[: lookup.unpublished], *rest])
+        self.index.apply(_POD, part)
+        return self._answer(lookup)
+
+    def _answer(self, lookup: Lookup) -> _Answer:
         request = Request(
             model=_MODEL,
             token_ids=memoryview(array("Q", lookup.token_ids)),
             lora=lookup.lora,
             cache_salt=lookup.cache_salt,
+            tiers=self.capture.tiers,
         )
         row = self.index.score(request).rows[0]
-        return row.lower, row.upper
-
-    def add_unpublished(self, lookup: Lookup) -> None:
-        """Apply the events that existed at the lookup but were published only after it."""
-        if lookup.unpublished:
-            payload = self.capture.messages[lookup.messages_seen].payload
-            ts, events, *rest = msgspec.msgpack.decode(payload)
-            part = msgspec.msgpack.encode([ts, events[: lookup.unpublished], *rest])
-            self.index.apply(_POD, part)
+        return _Answer(row.lower, row.upper, row.upper)
 
 
-def _verdict(lower: int, upper: int, truth: int) -> Literal["exact", "over", "under", "bounded"]:
-    if lower == upper == truth:
+def _verdict(answer: _Answer, truth: int) -> Literal["exact", "over", "under", "bounded"]:
+    if answer.lower == answer.upper == truth:
         return "exact"
-    if lower > truth:
+    if answer.lower > truth:
         return "over"
-    return "under" if upper < truth else "bounded"
+    return "under" if answer.upper < truth else "bounded"
 
 
-def _count(report: Report, lookup: Lookup, bounds: tuple[int, int], verdict: str) -> None:
-    lower, upper = bounds
+def _count(report: Report, lookup: Lookup, answer: _Answer, verdict: str) -> None:
+    truth = lookup.reused_tokens
     report.requests += 1
-    report.lower_sum += lower
-    report.upper_sum += upper
-    report.true_sum += lookup.reused_tokens
+    report.lower_sum += answer.lower
+    report.upper_sum += answer.upper
+    report.width_sum += answer.upper - answer.lower
+    report.true_sum += truth
     report.trivial_sum += len(lookup.token_ids) - 1
-    report.bounds_kept += lower <= lookup.reused_tokens <= upper
+    report.bounds_kept += answer.lower <= truth <= answer.upper
+    report.expected_exact += answer.expected == truth
     setattr(report, verdict, getattr(report, verdict) + 1)
 
 
@@ -158,9 +184,8 @@ def _reason(lookup: Lookup, verdict: str, player: _Player, is_cleared_unseen: bo
         return "late_clear"
     if verdict == "bounded":
         return "drift" if player.options.full_reports else "undecided"
-    again = _Player(player.capture, player.options)
-    again.predict(lookup)
-    again.add_unpublished(lookup)
-    lower, upper = again.predict(lookup)
-    is_proven = lookup.unpublished > 0 and lower == upper == lookup.reused_tokens
+    if not lookup.unpublished and not lookup.pieces_seen:
+        return "unexplained"
+    answer = _Player(player.capture, player.options).predict_unpublished(lookup)
+    is_proven = answer.lower <= lookup.reused_tokens <= answer.upper
     return "in_flight" if is_proven else "unexplained"

@@ -1,6 +1,7 @@
 """Capture directories: a broken one is refused with its file and the reason."""
 
 import json
+import lzma
 import shutil
 from pathlib import Path
 from typing import Final
@@ -10,8 +11,13 @@ from click.testing import CliRunner
 from kvbraid.cli import cli
 from kvbraid.errors import CaptureError
 from kvbraid.sim.captures.read import Lookup, read_capture
+from kvbraid.spec import EngineDialect
 
-GOOD: Final = Path(__file__).resolve().parents[3] / "fixtures" / "captures" / "gptoss"
+from tests.captures import FIXTURES
+from tests.captures import SGLANG_FIXTURES as SGLANG
+from tests.cut_capture import cut
+
+GOOD: Final = FIXTURES / "gptoss"
 
 
 @pytest.fixture
@@ -74,3 +80,56 @@ def test_replay_fails_below_the_percentage_asked_for() -> None:
     command = ["replay", "--json", "--model", "set", str(GOOD), "--fail-under"]
     assert CliRunner().invoke(cli, [*command, "99.9"]).exit_code == 1
     assert CliRunner().invoke(cli, [*command, "1"]).exit_code == 0
+
+
+def test_a_capture_of_sglang_is_judged_by_the_last_lookup_before_prefill() -> None:
+    capture = read_capture(SGLANG / "hicache_wt_p16")
+    assert (capture.engine.dialect, capture.tiers) == (EngineDialect.SGLANG, ("gpu", "cpu"))
+    rows = lzma.decompress((SGLANG / "hicache_wt_p16" / "requests.jsonl.xz").read_bytes())
+    row = json.loads(rows.splitlines()[-1])
+    last = capture.operations[-1]
+    assert isinstance(last, Lookup)
+    assert last.reused_tokens == row["admitted"]["hit"]
+    assert last.messages_seen == row["ev_before"]
+
+
+def test_with_requests_in_flight_lookups_are_in_the_order_of_the_pieces_they_saw() -> None:
+    capture = read_capture(SGLANG / "dense_p16_conc4")
+    seen = [op.pieces_seen for op in capture.operations if isinstance(op, Lookup)]
+    assert seen == sorted(seen)
+    assert seen[-1] == len(capture.pieces) > len(capture.messages)
+
+
+@pytest.mark.parametrize(
+    ("data", "place"), [(b"\0\0\0\5abc", "4 of 7"), (b"\0\0\0\1a\0\0", "7 of 7")]
+)
+def test_a_piece_that_breaks_off_is_refused_with_its_place(
+    tmp_path: Path, data: bytes, place: str
+) -> None:
+    folder = Path(shutil.copytree(SGLANG / "dense_p16_conc4", tmp_path / "broken"))
+    (folder / "pieces.bin.xz").unlink()
+    (folder / "pieces.bin").write_bytes(data)
+    with pytest.raises(CaptureError, match=rf"pieces\.bin: broken piece near byte {place}"):
+        read_capture(folder)
+
+
+def test_a_cut_capture_has_the_messages_up_to_the_end_of_its_last_operation(
+    tmp_path: Path,
+) -> None:
+    cut(SGLANG / "dense_p16_spaces", tmp_path / "cut", 40)
+    part, whole = read_capture(tmp_path / "cut"), read_capture(SGLANG / "dense_p16_spaces")
+    assert part.operations == whole.operations[:40]
+    assert part.messages == whole.messages[: len(part.messages)]
+    assert 0 < len(part.messages) < len(whole.messages)
+
+
+def test_the_table_shows_how_often_the_expected_value_is_right_and_how_wide_bounds_are() -> None:
+    folder = SGLANG / "dense_p16_conc4"
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(cli, ["replay", str(folder)])
+    (row,) = (line for line in result.stdout.splitlines() if folder.name in line)
+    (report,) = map(
+        json.loads, CliRunner().invoke(cli, ["replay", "--json", str(folder)]).stdout.splitlines()
+    )
+    expected = f"{100 * report['expected_exact'] / report['requests']:.2f}"
+    width = f"{report['width_sum'] / report['requests']:.1f}"
+    assert row.split()[7:9] == [expected, width]
