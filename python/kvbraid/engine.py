@@ -26,6 +26,10 @@ class EngineProfile:
         report_mode: `full`: reused blocks are announced again, although no copy was made.
         retention: Its `prefix_cache_retention_interval` in tokens. An engine that has one keeps
             whole windows; sparse stores are placed by them if the hash function is unknown.
+        extra_keys: Requests have an `extra_key` that neither events nor hashes show, so what is
+            held may be another key's: lower bounds are 0.
+        adapter_reloads: Adapters are loaded again under their names, which no event tells: lower
+            bounds of requests for an adapter are 0.
         unsent_tokens: By kind, the window or chunk of learned groups whose events do not carry it.
 
     Raises:
@@ -37,6 +41,8 @@ class EngineProfile:
     hash_seed: str | None = None
     report_mode: str = "incremental"
     retention: int | None = None
+    extra_keys: bool = False
+    adapter_reloads: bool = False
     unsent_tokens: tuple[tuple[SpecKind, int], ...] = ()
 
     def __post_init__(self) -> None:

@@ -27,6 +27,8 @@ FIELDS: Final[Sequence[str]] = (
     "hash_seed",
     "report_mode",
     "retention",
+    "extra_keys",
+    "adapter_reloads",
 )
 """The fields of a mapping that are read."""
 
@@ -108,6 +110,8 @@ def profile_from_mapping(mapping: Mapping[str, object]) -> EngineProfile:
         hash_seed=top.seed("PYTHONHASHSEED", "hash_seed"),
         report_mode=top.choice("report_mode", among=REPORT_MODES) or "incremental",
         retention=top.tokens("retention", least=0),
+        extra_keys=top.flag("extra_keys"),
+        adapter_reloads=top.flag("adapter_reloads"),
     )
 
 

@@ -31,6 +31,8 @@ STORED: Final = BlockStored(
     group_idx=0,
     kv_cache_spec_kind="full_attention",
 )
+ADAPTED: Final = replace(STORED, lora_name="poet")
+SECOND: Final = replace(STORED, block_hashes=(2, 3, 4), parent_block_hash=1, token_ids=TOKENS[16:])
 HALF: Final = replace(STORED, block_hashes=(1, 2), token_ids=TOKENS[:32])
 ORPHAN: Final = replace(STORED, block_hashes=(3, 4), token_ids=TOKENS[32:], parent_block_hash=99)
 
@@ -84,6 +86,18 @@ SITUATIONS: Final[Mapping[str, tuple[tuple[int, int], Callable[[], FleetIndex]]]
         (0, 64),
         lambda: index_of(STORED, topology={**CONFIGURED, "report_mode": "full"}),
     ),
+    "`extra_keys = true`": (
+        (0, 64),
+        lambda: index_of(STORED, topology={**CONFIGURED, "extra_keys": True}),
+    ),
+    "`adapter_reloads = true`, and the request names an adapter": (
+        (0, 64),
+        lambda: index_of(ADAPTED, topology={**CONFIGURED, "adapter_reloads": True}),
+    ),
+    "from the first boundary on that is held for two keys, as far as events show": (
+        (16, 64),
+        lambda: index_of(STORED, SECOND, topology={**CONFIGURED, "engine": "sglang"}),
+    ),
     "SGLang with groups other than full attention": (
         (0, 32),
         lambda: index_of(
@@ -122,7 +136,8 @@ def test_every_situation_of_the_table_is_made_here() -> None:
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_the_bounds_are_those_of_the_table(situation: str) -> None:
     bounds, make = SITUATIONS[situation]
-    request = Request(model="m", token_ids=[*TOKENS, 7], tiers=["gpu", "cpu"])
+    lora = "poet" if "adapter" in situation else None
+    request = Request(model="m", token_ids=[*TOKENS, 7], tiers=["gpu", "cpu"], lora=lora)
     (row,) = make().score(request).rows
     assert (row.lower, row.upper) == bounds
     assert row.exactness == ("exact" if situation.startswith("state `exact`") else "bound")

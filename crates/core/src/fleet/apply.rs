@@ -158,6 +158,9 @@ impl<'a> Slice<'a> {
         } else {
             let end = self.progress.slots.len();
             let named = end - blocks..end;
+            if stored.lora_name.is_some() {
+                self.note_load(stored, named.clone());
+            }
             // Reading back what was just written would have to wait until it has reached memory.
             self.progress.previous = Some(named.clone());
             self.named(Some(named));

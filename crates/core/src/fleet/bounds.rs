@@ -3,10 +3,12 @@
 use super::answer::Bounds;
 use super::limbo::Possible;
 use super::nodes::NodeId;
+use super::rank::Rank;
 use super::search::{Reading, Search};
 use super::tier::TierSet;
 use super::view::View;
 use super::words::Words;
+use crate::prefix::PrefixKey;
 use crate::rule::{self, Unknown};
 
 impl Search<'_, '_> {
@@ -22,7 +24,7 @@ impl Search<'_, '_> {
         let Some(rank) = &self.model.ranks[column] else {
             return Bounds::default();
         };
-        let certain = if reading.class.view.lower_is_zero || !rank.can_promise() {
+        let certain = if reading.class.view.lower_is_zero || !self.can_promise(rank) {
             0
         } else {
             self.unambiguous(reading, column, set, lower, scratch)
@@ -57,9 +59,20 @@ impl Search<'_, '_> {
         }
     }
 
-    /// How much of `lower` needs only boundaries before the first one at which the rank held two
-    /// hashes. It cannot be known which of the two the request has, so what comes after cannot be
-    /// known either.
+    /// Whether what a rank is known to hold is certainly what this request would find.
+    fn can_promise(&self, rank: &Rank) -> bool {
+        let may_be_stale = rank.catalog.config.hidden.adapter_reloads;
+        rank.can_promise() && !(may_be_stale && self.request.prompt.lora.is_some())
+    }
+
+    /// The key of the empty prefix for the request's adapter.
+    fn seed(&self) -> PrefixKey {
+        self.model.marks.lora_seed(self.request.prompt.lora)
+    }
+
+    /// How much of `lower` needs only boundaries before the first ambiguous one, and before the first
+    /// one that the newest load of the request's adapter is not known to hold. It cannot be known
+    /// whose copy the request would find there, so what comes after cannot be known either.
     fn unambiguous(
         &self,
         reading: Reading<'_>,
@@ -72,17 +85,18 @@ impl Search<'_, '_> {
             return lower;
         };
         let sharing = &rank.slots.sharing;
-        if sharing.is_empty() {
+        let load = rank.adapters.load(self.seed());
+        if sharing.is_empty() && load.is_none() {
             return lower;
         }
-        let key = |node: &NodeId| self.model.nodes.key(*node);
-        let is_ambiguous =
-            |node: &Option<NodeId>| node.as_ref().is_some_and(|n| sharing.is_ambiguous(key(n)));
-        let Some(first) = self.ladders[reading.ladder]
-            .nodes
-            .iter()
-            .position(is_ambiguous)
-        else {
+        let is_ambiguous = |node: &Option<NodeId>| {
+            let key = node.map(|node| self.model.nodes.key(node));
+            key.is_some_and(|key| {
+                sharing.is_ambiguous(key) || load.is_some_and(|load| !rank.holds_of(load, key, set))
+            })
+        };
+        let nodes = &self.ladders[reading.ladder].nodes;
+        let Some(first) = nodes.iter().position(is_ambiguous) else {
             return lower;
         };
         let mut words = self.words(reading, set, false);

@@ -35,6 +35,17 @@ impl Publisher {
         self == Self::Vllm || tier == Tier::Gpu
     }
 
+    /// Whether a hash is stored once on this tier until it is removed, unless caches differ in
+    /// something that is not told of.
+    pub(super) fn stores_once(self, tier: Tier) -> bool {
+        self == Self::Sglang && tier == Tier::Gpu
+    }
+
+    /// Whether hashes cover the load of an adapter, which no event names.
+    pub(super) fn hashes_loads(self) -> bool {
+        self == Self::Sglang
+    }
+
     /// Whether a clear empties this tier.
     pub(super) fn clears(self, tier: Tier) -> bool {
         tier == Tier::Gpu || (self == Self::Sglang && tier == Tier::Cpu)
@@ -45,6 +56,15 @@ impl Publisher {
     fn has_one_block_size(self) -> bool {
         self == Self::Sglang
     }
+}
+
+/// What separates prefixes in a pod's caches although no event carries it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Hidden {
+    /// Requests have extra keys: what is held may be another key's, so nothing is promised.
+    pub extra_keys: bool,
+    /// Adapters are loaded again under their names: what is held for one may be of an earlier load.
+    pub adapter_reloads: bool,
 }
 
 /// What the operator says about a pod.
@@ -60,6 +80,8 @@ pub struct PodConfig {
     /// Whether the engine keeps whole windows of its window groups, which end at multiples of the
     /// alignment.
     pub keeps_whole_windows: bool,
+    /// What separates prefixes without being told of.
+    pub hidden: Hidden,
     /// The window or chunk, in tokens, of learned groups whose events do not carry it, by kind.
     pub unsent: Vec<(SpecKind, u32)>,
 }

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::planes::{PlaneId, Planes};
 use super::rank::{Rank, Shared};
+use super::sharing::Sign;
 use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Whereabouts};
 
 impl Rank {
@@ -23,13 +24,16 @@ impl Rank {
     /// Whether a second store in a channel is a second copy.
     fn counts(&self, channel: ChannelId) -> bool {
         let tier = self.slots.channels.get(channel).key.tier;
-        self.counts_copies && self.catalog.config.publisher.counts_copies(tier)
+        let config = &self.catalog.config;
+        // Copies for several extra keys are told of alike, and each is removed by its own event.
+        self.counts_copies && (config.publisher.counts_copies(tier) || config.hidden.extra_keys)
     }
 
     /// Counts a copy and sets its presence bit; what is in doubt stays in doubt. Returns true if it
     /// is the channel's first copy.
     fn count_copy(&mut self, slot: SlotId, channel: ChannelId, shared: &mut Shared<'_>) -> bool {
         if !self.slots.add_copy(slot, channel) {
+            self.note_second_copy(slot, channel, shared);
             return false;
         }
         let bit = self.column.bit;
@@ -37,10 +41,28 @@ impl Rank {
             && let Whereabouts::Placed(node) = self.slots.whereabouts(slot)
             && !self.slots.channels.get(channel).key.doubted
         {
-            self.slots.sharing.mark(shared.nodes.key(node));
-            self.settle_accounts();
+            let key = shared.nodes.key(node);
+            if !self.adapters.is_current(key, self.slots.key(slot)) {
+                self.slots.sharing.mark(Some(key), Sign::TwoHashes);
+                self.settle_accounts();
+            }
         }
         true
+    }
+
+    /// Notes that a hash was stored once more, if that shows that the pod has extra keys: whose copy
+    /// is whose is not told, so nothing is certain from there on.
+    fn note_second_copy(&mut self, slot: SlotId, channel: ChannelId, shared: &Shared<'_>) {
+        let tier = self.slots.channels.get(channel).key.tier;
+        let config = &self.catalog.config;
+        if config.publisher.stores_once(tier) && !config.hidden.extra_keys {
+            let key = match self.slots.whereabouts(slot) {
+                Whereabouts::Placed(node) => Some(shared.nodes.key(node)),
+                Whereabouts::Limbo(_) => None,
+            };
+            self.slots.sharing.mark(key, Sign::StoredTwice);
+            self.settle_accounts();
+        }
     }
 
     /// Drops a copy that was in doubt, because an event has mentioned it.

@@ -6,6 +6,7 @@
 use hashbrown::HashSet;
 use smallvec::SmallVec;
 
+use super::adapters::Adapters;
 use super::engine_chain::EngineChain;
 use super::planes::PlaneId;
 use super::rank::{Rank, Shared};
@@ -95,6 +96,7 @@ impl Rank {
             self.forget_what_is_not_held(shared);
         }
         self.chain = chain;
+        self.adapters = Adapters::default();
         self.contradicted = None;
         self.saw_media = false;
     }

@@ -33,6 +33,7 @@
 //! # Ok::<(), kvbraid_core::Error>(())
 //! ```
 
+mod adapters;
 mod ahead;
 mod answer;
 mod apply;
@@ -53,6 +54,7 @@ mod intake;
 mod json;
 mod limbo;
 mod limits;
+mod loads;
 mod loss;
 mod model;
 mod moved;
@@ -84,7 +86,7 @@ mod walk;
 mod words;
 
 pub use answer::{Answer, Bounds, Exactness, Limiting, Row};
-pub use catalog::{PodConfig, Publisher};
+pub use catalog::{Hidden, PodConfig, Publisher};
 pub use explain::{Explained, GroupStrip, Strip};
 pub use index::{Index, Options};
 pub use info::{GroupInfo, RankInfo};

@@ -70,7 +70,8 @@ impl Chain {
     }
 }
 
-fn lora<'a>(batch: &'a Batch, stored: &Stored) -> Option<&'a str> {
+/// The name of the store's adapter.
+pub(super) fn lora<'a>(batch: &'a Batch, stored: &Stored) -> Option<&'a str> {
     stored
         .lora_name
         .map(|name| batch.text(name))

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
+use super::adapters::Adapters;
 use super::catalog::{Catalog, UNGROUPED};
 use super::effort::{Effort, MOST_EFFORT_KEPT};
 use super::engine_chain::EngineChain;
@@ -63,6 +64,8 @@ pub(super) struct Rank {
     pub chain: EngineChain,
     /// The paths of LoRA adapters, by name. A path is part of the engine's hash.
     pub loras: BTreeMap<String, String>,
+    /// The adapters of which a second load has shown.
+    pub adapters: Adapters,
     /// The feeds that have sent payloads of this rank. What is true of these feeds is true of the
     /// rank.
     pub feeds: SmallVec<[u32; 1]>,
@@ -136,6 +139,7 @@ impl Rank {
             catalog,
             chain,
             loras: BTreeMap::new(),
+            adapters: Adapters::default(),
             feeds: SmallVec::new(),
             told_by: SmallVec::new(),
             feed_state: State::Exact,
@@ -275,14 +279,9 @@ impl Rank {
         if std::mem::take(&mut self.limbo.contradictions) > 0 {
             self.contradict("contradicts_earlier_place");
         }
-        let (found, too_many) = self.slots.sharing.take_found();
-        self.refuse("two_hashes_at_one_boundary", found);
-        if too_many {
-            // There are more than can be told apart, so nothing about the whole rank is certain.
-            self.contradicted
-                .get_or_insert("two_hashes_at_one_boundary");
-            self.slots.sharing.forget();
-        }
+        let [two_hashes, stored_twice] = self.slots.sharing.take_found();
+        self.refuse("two_hashes_at_one_boundary", two_hashes);
+        self.refuse("stored_twice", stored_twice);
     }
 
     /// The channel for the copies of a store, made if it is new. `None` if the rank already has as
@@ -347,7 +346,7 @@ impl Rank {
     #[must_use]
     pub(super) fn bytes(&self) -> usize {
         let doomed = self.doomed.capacity() * size_of::<SlotId>();
-        size_of::<Self>() + self.slots.bytes() + self.limbo.bytes() + doomed
+        size_of::<Self>() + self.slots.bytes() + self.limbo.bytes() + self.adapters.bytes() + doomed
     }
 
     /// Panics unless slots, bits, nodes and limbo agree.

@@ -1,5 +1,5 @@
-//! Presence bits that more than one hash of a rank sets, and the boundaries that become ambiguous
-//! by that.
+//! Presence bits that more than one hash of a rank sets, and the boundaries that are ambiguous: held
+//! more than once, in caches that differ in something that events do not carry.
 
 use hashbrown::{HashMap, HashSet};
 
@@ -16,34 +16,51 @@ const AMBIGUOUS_KEPT: usize = 65_536;
 pub(super) struct Sharing {
     /// For each such bit, the number of hashes that set it.
     pub(super) bits: HashMap<(NodeId, PlaneId), u32>,
-    /// The keys of the boundaries where two hashes were held since the last clear.
+    /// The keys of the boundaries that became ambiguous since the last clear.
     ambiguous: HashSet<PrefixKey>,
-    /// How many boundaries became ambiguous since this count was last taken.
-    found: u64,
+    /// Whether some boundaries are ambiguous of which it is not known which they are.
+    anywhere: bool,
+    /// How many boundaries became ambiguous by each sign since these counts were last taken.
+    found: [u64; 2],
+}
+
+/// By what a boundary turns out to be held more than once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sign {
+    /// Two hashes are held there.
+    TwoHashes,
+    /// One hash was stored twice by an engine that stores a hash once in a cache.
+    StoredTwice,
 }
 
 impl Sharing {
-    /// Whether two hashes were held at a boundary, by its key.
+    /// Whether a boundary is ambiguous, by its key.
     #[must_use]
     pub(super) fn is_ambiguous(&self, key: PrefixKey) -> bool {
-        self.ambiguous.contains(&key)
+        self.anywhere || self.ambiguous.contains(&key)
     }
 
     /// Whether no boundary is ambiguous.
     #[must_use]
     pub(super) fn is_empty(&self) -> bool {
-        self.ambiguous.is_empty()
+        !self.anywhere && self.ambiguous.is_empty()
     }
 
-    /// Notes that two hashes are held at a boundary.
-    pub(super) fn mark(&mut self, key: PrefixKey) {
-        self.found += u64::from(self.ambiguous.insert(key));
+    /// Notes that a boundary is ambiguous. `None` stands for one of which the place is not known.
+    pub(super) fn mark(&mut self, key: Option<PrefixKey>, sign: Sign) {
+        let is_new = key.map_or(!self.anywhere, |key| self.ambiguous.insert(key));
+        self.found[sign as usize] += u64::from(is_new);
+        if key.is_none() || self.ambiguous.len() > AMBIGUOUS_KEPT {
+            self.forget();
+            self.anywhere = true;
+        }
     }
 
     /// Forgets the ambiguous boundaries, because nothing that was certain there is held any longer.
     pub(super) fn forget(&mut self) {
         self.ambiguous.clear();
         self.ambiguous.shrink_to(AMBIGUOUS_KEPT / 64);
+        self.anywhere = false;
     }
 
     /// Forgets all bits, because nothing is held any longer.
@@ -56,11 +73,9 @@ impl Sharing {
         self.bits.retain(|(_, plane), _| !planes.contains(plane));
     }
 
-    /// How many boundaries became ambiguous since the last call, and whether there are more of them
-    /// than are told apart.
-    pub(super) fn take_found(&mut self) -> (u64, bool) {
-        let found = std::mem::take(&mut self.found);
-        (found, self.ambiguous.len() > AMBIGUOUS_KEPT)
+    /// How many boundaries became ambiguous by each sign since the last call.
+    pub(super) fn take_found(&mut self) -> [u64; 2] {
+        std::mem::take(&mut self.found)
     }
 
     /// Changes the nodes that have moved to their new places.
@@ -97,15 +112,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_ambiguous_boundaries_than_are_told_apart_are_said_to_be() {
+    fn more_ambiguous_boundaries_than_are_told_apart_make_every_boundary_ambiguous() {
         let mut sharing = Sharing::default();
         for key in 0..=AMBIGUOUS_KEPT as u64 {
-            assert!(!sharing.take_found().1);
-            sharing.mark(key);
-            sharing.mark(key);
+            assert!(!sharing.is_ambiguous(u64::MAX));
+            sharing.mark(Some(key), Sign::TwoHashes);
+            sharing.mark(Some(key), Sign::TwoHashes);
         }
-        assert_eq!(sharing.take_found(), (1, true));
+        assert!(sharing.is_ambiguous(u64::MAX) && sharing.bytes() < AMBIGUOUS_KEPT);
+        assert_eq!(sharing.take_found(), [AMBIGUOUS_KEPT as u64 + 2, 0]);
         sharing.forget();
-        assert!(sharing.is_empty() && sharing.bytes() < AMBIGUOUS_KEPT);
+        assert!(sharing.is_empty());
+    }
+
+    #[test]
+    fn a_boundary_without_a_place_makes_every_boundary_ambiguous_until_a_clear() {
+        let mut sharing = Sharing::default();
+        sharing.mark(None, Sign::StoredTwice);
+        sharing.mark(None, Sign::StoredTwice);
+        assert!(sharing.is_ambiguous(1) && !sharing.is_empty());
+        assert_eq!(sharing.take_found(), [0, 1]);
+        sharing.forget();
+        assert!(sharing.is_empty());
     }
 }

@@ -9,6 +9,7 @@ use hashbrown::{HashMap, HashSet};
 
 use super::nodes::NodeId;
 use super::planes::{PlaneId, Planes};
+use super::sharing::Sign;
 use super::slots::{ChannelId, SlotId, Slots, Whereabouts};
 use crate::prefix::PrefixKey;
 
@@ -54,7 +55,7 @@ impl Slots {
             if !planes.set(channel.plane, node, bit) {
                 *self.sharing.bits.entry((node, channel.plane)).or_insert(1) += 1;
                 if !channel.key.doubted {
-                    self.sharing.mark(key);
+                    self.sharing.mark(Some(key), Sign::TwoHashes);
                 }
             }
         }

@@ -31,7 +31,7 @@ impl Catalog {
             None => self.learned_view()?,
         };
         view.topology.hash_lookahead = self.lookahead();
-        view.lower_is_zero |= self.config.full_reports;
+        view.lower_is_zero |= self.config.full_reports || self.config.hidden.extra_keys;
         let groups = &view.topology.groups;
         view.has_unknown = groups.iter().any(|g| {
             g.prefix_cacheable

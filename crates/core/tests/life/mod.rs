@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use kvbraid_core::fleet::{
-    Answer, Applied, Index, Member, Options, PodConfig, PodSpec, Prompt, Publisher, RankInfo,
-    Request, Row, State, Strategy, Tier, TierSet,
+    Answer, Applied, Hidden, Index, Member, Options, PodConfig, PodSpec, Prompt, Publisher,
+    RankInfo, Request, Row, State, Strategy, Tier, TierSet,
 };
 use kvbraid_core::hash::{HashAlgo, MediaItem};
 use kvbraid_core::secret::Secret;
@@ -333,6 +333,10 @@ fn config(groups: events::Groups, choices: &mut impl Choices) -> PodConfig {
         },
         _ => PodConfig {
             publisher: Publisher::Sglang,
+            hidden: Hidden {
+                extra_keys: choices.below(4) == 0,
+                adapter_reloads: choices.below(4) == 0,
+            },
             ..known
         },
     }

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use kvbraid_core::Error;
 use kvbraid_core::fleet::{
-    Options, PodConfig, PodSpec, Prompt, Publisher, Request, Strategy, Tier, TierSet,
+    Hidden, Options, PodConfig, PodSpec, Prompt, Publisher, Request, Strategy, Tier, TierSet,
 };
 use kvbraid_core::hash::MediaItem;
 use kvbraid_core::secret::Secret;
@@ -68,6 +68,8 @@ struct EngineArg {
     hash_seed: Option<String>,
     report_mode: PyBackedStr,
     retention: Option<u64>,
+    extra_keys: bool,
+    adapter_reloads: bool,
     unsent_tokens: Vec<(EnumArg, u32)>,
 }
 
@@ -100,6 +102,10 @@ impl EngineArg {
             },
             full_reports: &*self.report_mode == "full",
             keeps_whole_windows: self.retention.is_some(),
+            hidden: Hidden {
+                extra_keys: self.extra_keys,
+                adapter_reloads: self.adapter_reloads,
+            },
             unsent: unsent
                 .map(|(kind, tokens)| Ok((topology::kind(kind)?, *tokens)))
                 .collect::<Result<_, _>>()?,

@@ -1,0 +1,170 @@
+"""What separates SGLang's caches although no event tells it: extra keys, loads of an adapter."""
+
+from typing import Any
+
+from kvbraid.engine import EngineProfile
+from kvbraid.fleet.index import FleetIndex
+from kvbraid.ids import PodState
+from kvbraid.spec import EngineDialect
+
+from tests.contract.prompts import TEXT, Text, an_index, answer, exactly
+from tests.contract.test_wire_tolerance import SGLANG, SGLANG_FULL, page, publish, signed
+
+OTHER_TEXT = Text(seed=1)
+KEYED = EngineProfile(dialect=EngineDialect.SGLANG, extra_keys=True)
+RELOADING = EngineProfile(dialect=EngineDialect.SGLANG, adapter_reloads=True)
+BOTH = ["gpu", "cpu"]
+CLEARED = ["AllBlocksCleared"]
+
+
+def pages(
+    text: Text, start: int, stop: int, medium: str = "GPU", **fields: object
+) -> dict[str, Any]:
+    """A store of some pages, as 0.5.23 writes it."""
+    names = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
+    _, *values = page(text, start, stop, medium)
+    return {"type": "BlockStored", **dict(zip(names, values, strict=False)), **fields}
+
+
+def removed(text: Text, start: int, stop: int, medium: str = "GPU") -> list[Any]:
+    return ["BlockRemoved", [signed(text.hash((j + 1) * 16)) for j in range(start, stop)], medium]
+
+
+def an_sglang(engine: EngineProfile = SGLANG) -> FleetIndex:
+    return an_index(SGLANG_FULL, engine=engine)
+
+
+# --- extra keys: one hash for several caches ---------------------------------------------------
+
+
+def test_a_hash_stored_twice_bounds_what_comes_from_there_on_and_nothing_else() -> None:
+    index = an_sglang()
+    publish(index, [pages(TEXT, 0, 64), pages(OTHER_TEXT, 0, 64), pages(TEXT, 32, 33)])
+    assert answer(index) == (512, 1024)
+    assert answer(index, TEXT.prompt[:500]) == exactly(496)
+    assert answer(index, OTHER_TEXT.prompt) == exactly(1024)
+    (pod,) = index.pods()
+    assert (pod.state, pod.reason, pod.refused) == (PodState.EXACT, "", {"stored_twice": 1})
+
+
+def test_one_of_two_copies_leaves_a_bound_and_the_last_one_nothing() -> None:
+    index = an_sglang()
+    publish(index, [pages(TEXT, 0, 64), pages(TEXT, 0, 64), removed(TEXT, 0, 64)])
+    assert answer(index) == (0, 1024)
+    publish(index, [removed(TEXT, 0, 64)])
+    assert answer(index) == exactly(0)
+    publish(index, [CLEARED, pages(TEXT, 0, 64)])
+    assert answer(index) == exactly(1024)
+
+
+def test_a_hash_stored_again_after_its_removal_shows_no_extra_keys() -> None:
+    index = an_sglang()
+    publish(index, [pages(TEXT, 0, 64), removed(TEXT, 0, 64), pages(TEXT, 0, 64)])
+    assert answer(index) == exactly(1024)
+
+
+def test_a_hash_without_a_place_that_is_stored_twice_bounds_all_answers() -> None:
+    """It may stand anywhere."""
+    index = an_sglang()
+    publish(index, [pages(OTHER_TEXT, 0, 64), pages(TEXT, 32, 64), pages(TEXT, 32, 64)])
+    assert answer(index, OTHER_TEXT.prompt) == (0, 1024)
+    publish(index, [pages(TEXT, 0, 32)])
+    assert answer(index) == (0, 1024)
+
+
+def test_a_pod_with_extra_keys_promises_nothing_and_excludes_what_no_key_holds() -> None:
+    index = an_sglang(KEYED)
+    publish(index, [pages(TEXT, 0, 64)])
+    assert answer(index) == (0, 1024)
+    assert answer(index, OTHER_TEXT.prompt) == exactly(0)
+    publish(index, [pages(TEXT, 0, 64), removed(TEXT, 0, 64)])
+    assert answer(index) == (0, 1024)
+    assert index.pods()[0].refused == {}
+
+
+def test_host_copies_of_several_keys_are_removed_one_by_one() -> None:
+    host = "CPU_PINNED"
+    index = an_sglang(KEYED)
+    publish(
+        index, [pages(TEXT, 0, 64, host), pages(TEXT, 0, 64, host), removed(TEXT, 0, 64, host)]
+    )
+    assert answer(index, tiers=BOTH) == (0, 1024)
+    publish(index, [removed(TEXT, 0, 64, host)])
+    assert answer(index, tiers=BOTH) == exactly(0)
+
+
+# --- adapters: another hash for each load --------------------------------------------------------
+
+
+def load(number: int, seed: int = 0) -> Text:
+    """A prompt under one load of an adapter: the tokens stay, the hashes do not."""
+    return Text(seed=seed, engine=f"load {number}")
+
+
+def poet(index: FleetIndex, text: Text = TEXT) -> tuple[int, int]:
+    return answer(index, text.prompt, lora="poet")
+
+
+def stored(text: Text, stop: int = 64, medium: str = "GPU") -> dict[str, Any]:
+    return pages(text, 0, stop, medium, lora_name="poet")
+
+
+def test_what_the_newest_load_stored_is_certain_and_what_earlier_ones_left_is_a_bound() -> None:
+    index = an_sglang()
+    publish(index, [stored(load(1)), stored(load(1, seed=1)), pages(TEXT, 0, 64)])
+    assert (poet(index), poet(index, OTHER_TEXT)) == (exactly(1024), exactly(1024))
+    publish(index, [stored(load(2), 32)])
+    assert (poet(index), poet(index, OTHER_TEXT)) == ((512, 1024), (0, 1024))
+    assert answer(index) == exactly(1024)
+    assert answer(index, lora="other") == exactly(0)
+    assert index.pods()[0].refused == {"adapter_loaded_again": 1}
+    publish(index, [pages(load(2), 32, 64, lora_name="poet")])
+    assert poet(index) == exactly(1024)
+
+
+def test_what_the_newest_load_no_longer_holds_is_not_certain() -> None:
+    index = an_sglang()
+    publish(index, [stored(load(1)), stored(load(2)), removed(load(2), 32, 64)])
+    assert poet(index) == (512, 1024)
+    publish(index, [removed(load(1), 32, 64)])
+    assert poet(index) == exactly(512)
+
+
+def test_a_third_load_ends_what_the_second_one_had_certain() -> None:
+    index = an_sglang()
+    publish(index, [stored(load(1)), stored(load(2)), stored(load(2, seed=1))])
+    assert (poet(index), poet(index, OTHER_TEXT)) == (exactly(1024), exactly(1024))
+    publish(index, [stored(load(3))])
+    assert (poet(index), poet(index, OTHER_TEXT)) == (exactly(1024), (0, 1024))
+
+
+def test_a_clear_ends_what_earlier_loads_left() -> None:
+    index = an_sglang()
+    publish(index, [stored(load(1)), stored(load(2)), CLEARED, stored(load(2, seed=1))])
+    assert (poet(index), poet(index, OTHER_TEXT)) == (exactly(0), exactly(1024))
+
+
+def test_hashes_that_take_turns_leave_bounds_until_a_restart() -> None:
+    """Two loads in use at once, or extra keys beside an adapter."""
+    index = an_sglang()
+    for number in (1, 2, 1):
+        publish(index, [stored(load(number)), removed(load(number), 0, 64)])
+    publish(index, [CLEARED, stored(load(1)), stored(load(3, seed=1))])
+    assert (poet(index), poet(index, OTHER_TEXT)) == ((0, 1024), (0, 1024))
+
+
+def test_a_host_copy_of_an_earlier_load_shows_nothing() -> None:
+    """What an earlier load left is written to the host when its memory is needed."""
+    index = an_sglang()
+    old = stored(load(1), medium="CPU_PINNED")
+    publish(index, [stored(load(1)), stored(load(2)), old, removed(load(1), 0, 64)])
+    assert (poet(index), answer(index, lora="poet", tiers=BOTH)) == (exactly(1024), exactly(1024))
+    publish(index, [removed(load(2), 0, 64)])
+    assert (poet(index), answer(index, lora="poet", tiers=BOTH)) == (exactly(0), (0, 1024))
+
+
+def test_a_pod_that_loads_adapters_again_promises_nothing_for_them() -> None:
+    index = an_sglang(RELOADING)
+    publish(index, [stored(load(1)), pages(TEXT, 0, 64)])
+    assert (poet(index), answer(index)) == ((0, 1024), exactly(1024))
+    assert poet(index, OTHER_TEXT) == exactly(0)
