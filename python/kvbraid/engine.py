@@ -31,6 +31,12 @@ class EngineProfile:
         adapter_reloads: Adapters are loaded again under their names, which no event tells: lower
             bounds of requests for an adapter are 0.
         unsent_tokens: By kind, the window or chunk of learned groups whose events do not carry it.
+        silent_pools_never_short: Of an SGLang engine: the memory of its windows and states never
+            runs out before that of full attention. True of windows at `--swa-full-tokens-ratio`
+            1.0; true of states if there are at least as many slots as full-attention tokens
+            divided by the alignment, and one for each running request, and without
+            `--mamba-max-states-per-path`. Lower bounds then count on every window and state that
+            was ever stored; if it is not true they can be too high.
 
     Raises:
         InvalidValueError: No engine has the report mode, or a number of tokens is negative.
@@ -44,6 +50,7 @@ class EngineProfile:
     extra_keys: bool = False
     adapter_reloads: bool = False
     unsent_tokens: tuple[tuple[SpecKind, int], ...] = ()
+    silent_pools_never_short: bool = False
 
     def __post_init__(self) -> None:
         """Refuse values that no engine has."""

@@ -116,7 +116,7 @@ class EngineDialect(Enum):
 
     PURE = "pure"
     VLLM = "vllm"
-    SGLANG = "sglang"  # Publishes only its full-attention part: an answer is an upper bound.
+    SGLANG = "sglang"  # Publishes only its full-attention part: an answer is a bound.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ FIELDS: Final[Sequence[str]] = (
     "retention",
     "extra_keys",
     "adapter_reloads",
+    "silent_pools_never_short",
 )
 """The fields of a mapping that are read."""
 
@@ -112,6 +113,7 @@ def profile_from_mapping(mapping: Mapping[str, object]) -> EngineProfile:
         retention=top.tokens("retention", least=0),
         extra_keys=top.flag("extra_keys"),
         adapter_reloads=top.flag("adapter_reloads"),
+        silent_pools_never_short=top.flag("silent_pools_never_short"),
     )
 
 

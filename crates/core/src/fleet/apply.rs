@@ -281,6 +281,7 @@ impl<'a> Slice<'a> {
             self.progress.hashes += count;
         }
         if self.progress.hashes == blocks {
+            self.infer_from_store(stored);
             self.progress.previous_was_sparse = !by_tokens;
             self.progress.next_event();
         }
@@ -363,6 +364,7 @@ impl<'a> Slice<'a> {
         self.progress.target = Target::Key(key);
         let hashes = &self.batch.hashes_of(removed.hashes)[self.progress.hashes..];
         let count = self.progress.take(hashes.len(), 0).min(hashes.len());
+        self.infer_from_removal(removed, &hashes[..count]);
         let mut found = 0;
         for &hash in &hashes[..count] {
             if let Some(slot) = self.rank.slots.find(hash) {

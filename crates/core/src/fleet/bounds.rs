@@ -12,22 +12,27 @@ use crate::prefix::PrefixKey;
 use crate::rule::{self, Unknown};
 
 impl Search<'_, '_> {
-    /// The bounds of one rank, given the length that it certainly holds.
+    /// The bounds of one rank, given the length that the rule gives for what it was told to hold. If
+    /// its events leave groups out, `certain` is the length for what is certain of these too, and how
+    /// that was read.
     pub(super) fn bounds(
         &self,
         reading: Reading<'_>,
         column: usize,
         set: TierSet,
-        lower: u32,
+        (told, certain): (u32, Option<(Reading<'_>, u32)>),
         scratch: &mut rule::Scratch,
     ) -> Bounds {
         let Some(rank) = &self.model.ranks[column] else {
             return Bounds::default();
         };
-        let certain = if reading.class.view.lower_is_zero || !self.can_promise(rank) {
+        let can_promise =
+            self.can_promise(rank) && (certain.is_none() || rank.can_promise_silent());
+        let (closely, certain) = certain.unwrap_or((reading, told));
+        let certain = if closely.class.view.lower_is_zero || !can_promise {
             0
         } else {
-            self.unambiguous(reading, column, set, lower, scratch)
+            self.unambiguous(closely, column, set, certain, scratch)
         };
         let may_stand = self.possible.get(&column);
         let everything = rank.may_hold_anything()
@@ -49,7 +54,7 @@ impl Search<'_, '_> {
         if !reading.class.view.has_unknown && !has_doubt && !is_undecided {
             return Bounds {
                 lower: certain,
-                upper: lower,
+                upper: told,
             };
         }
         let upper = self.upper(reading, column, set, scratch);

@@ -6,6 +6,7 @@
 //! is used.
 
 use super::limbo::Tails;
+use super::silent::SilentPools;
 use super::tier::Tier;
 use crate::divisors::{gcd, lcm};
 use crate::error::{Error, Result};
@@ -84,6 +85,8 @@ pub struct PodConfig {
     pub hidden: Hidden,
     /// The window or chunk, in tokens, of learned groups whose events do not carry it, by kind.
     pub unsent: Vec<(SpecKind, u32)>,
+    /// The memory of groups that no event tells of.
+    pub silent: SilentPools,
 }
 
 /// What one store says about its group.

@@ -39,6 +39,12 @@ impl Class {
             .map(move |bit| first + bit)
     }
 
+    /// The same ranks with what is certain of groups that no event tells of, if they have any.
+    pub(super) fn silent(&self) -> Option<Self> {
+        let view = self.view.silent.as_deref()?.clone();
+        Some(Self { view, ..*self })
+    }
+
     /// The largest step that visits every boundary that the rule asks for.
     #[must_use]
     pub(super) fn unit(&self) -> u32 {

@@ -11,6 +11,7 @@ use super::engine_chain::EngineChain;
 use super::limbo::{Limbo, Means, World};
 use super::nodes::Nodes;
 use super::planes::{Column, PlaneKey, Planes};
+use super::silent::Silent;
 use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
 use super::state::State;
 use super::tier::{Tier, TierSet};
@@ -60,6 +61,8 @@ pub(super) struct Rank {
     pub limbo_limit: usize,
     /// The rank's groups, configured or learned.
     pub catalog: Catalog,
+    /// What is inferred of groups that no event tells of; most ranks have none.
+    pub silent: Option<Box<Silent>>,
     /// The hash function of the rank's engine, as far as it is known.
     pub chain: EngineChain,
     /// The paths of LoRA adapters, by name. A path is part of the engine's hash.
@@ -136,6 +139,7 @@ impl Rank {
             doomed: Vec::new(),
             effort: Effort::of(MOST_EFFORT_KEPT),
             limbo_limit: usize::MAX,
+            silent: catalog.silent().map(Box::new),
             catalog,
             chain,
             loras: BTreeMap::new(),

@@ -141,8 +141,13 @@ impl Search<'_, '_> {
             rule::resume(&class.view.topology, held, query, scratch)
         });
         let set = rows.tier_sets[index];
+        let silent = class.silent();
+        let closely = silent.as_ref().map(|class| Reading { class, ladder });
+        let certain = closely.map(|reading| (reading, self.read(reading, set, scratch)));
         for column in class.columns() {
-            let bounds = self.bounds(reading, column, set, lower[column % 64], scratch);
+            let bit = column % 64;
+            let certain = certain.map(|(reading, lengths)| (reading, lengths[bit]));
+            let bounds = self.bounds(reading, column, set, (lower[bit], certain), scratch);
             let row = rows.row(column);
             row.tiers[index] = (set, bounds);
             if index == 0 {
@@ -150,11 +155,25 @@ impl Search<'_, '_> {
                 row.expected = if bounds.lower == bounds.upper {
                     bounds.lower
                 } else {
-                    self.expected(reading, column, (bounds, lower[column % 64]), scratch)
+                    self.expected(reading, column, (bounds, lower[bit]), scratch)
                 };
             }
         }
         lower
+    }
+
+    /// The lengths that the rule gives for what the ranks of a class hold on a set of tiers.
+    fn read(
+        &self,
+        reading: Reading<'_>,
+        set: TierSet,
+        scratch: &mut rule::Scratch,
+    ) -> [u32; HOLDERS] {
+        let query = self.query(reading.class.mask, Unknown::Strict);
+        let words = self.words(reading, set, false);
+        words.with_held(self.unit(reading.ladder), |held| {
+            rule::resume(&reading.class.view.topology, held, query, scratch)
+        })
     }
 
     /// Fills in what is present on the requested tiers, and which group ends the prefix.
@@ -243,5 +262,6 @@ fn restrict(class: Class, only_full: bool) -> Class {
     let mut kept = keep.iter();
     view.groups.retain(|_| *kept.next().unwrap_or(&false));
     view.lower_is_zero |= view.groups.is_empty();
+    view.silent = None;
     Class { view, ..class }
 }

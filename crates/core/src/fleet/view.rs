@@ -1,6 +1,7 @@
 //! What the rule is evaluated with for one pod: its groups as configured, or as learned so far.
 
 use super::catalog::{Catalog, Known, UNGROUPED};
+use super::silent::{CERTAIN, Silent};
 use crate::divisors::{gcd, lcm};
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
@@ -20,6 +21,8 @@ pub(super) struct View {
     pub has_unknown: bool,
     /// Group 0, if it exists and its kind is not known.
     pub undeclared: Option<u16>,
+    /// The same pod with what is certain of groups that no event tells of, if it has any.
+    pub silent: Option<Box<View>>,
 }
 
 impl Catalog {
@@ -31,14 +34,39 @@ impl Catalog {
             None => self.learned_view()?,
         };
         view.topology.hash_lookahead = self.lookahead();
-        view.lower_is_zero |= self.config.full_reports || self.config.hidden.extra_keys;
+        view.lower_is_zero |= self.misleads();
         let groups = &view.topology.groups;
         view.has_unknown = groups.iter().any(|g| {
             g.prefix_cacheable
                 && (g.kind == SpecKind::Unknown
                     || (g.kind == SpecKind::ChunkedLocalAttention && g.chunk.is_none()))
         });
+        view.silent = self.silent_view(&view).map(Box::new);
         Some(view)
+    }
+
+    /// Whether copies are counted that a request need not find.
+    fn misleads(&self) -> bool {
+        self.config.full_reports || self.config.hidden.extra_keys
+    }
+
+    /// What is known of groups that no event tells of, if the pod has any.
+    pub(super) fn silent(&self) -> Option<Silent> {
+        if !self.config.publisher.tells_only_full() || self.shows_components {
+            return None;
+        }
+        Silent::new(self.configured_groups()?, self.config.silent)
+    }
+
+    fn silent_view(&self, told: &View) -> Option<View> {
+        self.silent()?;
+        let (topology, groups) = Silent::whole(self.configured_groups()?, &told.topology, CERTAIN)?;
+        Some(View {
+            topology,
+            groups,
+            lower_is_zero: self.misleads(),
+            ..told.clone()
+        })
     }
 
     fn configured_view(&self, groups: &[GroupSpec]) -> View {
@@ -63,6 +91,7 @@ impl Catalog {
             upper_is_everything: false,
             has_unknown: false,
             undeclared: is_undeclared.then_some(0),
+            silent: None,
         }
     }
 
@@ -116,6 +145,7 @@ impl Catalog {
             upper_is_everything,
             has_unknown: false,
             undeclared: is_undeclared.then_some(0),
+            silent: None,
         })
     }
 }

@@ -15,7 +15,7 @@ use std::num::NonZeroU32;
 
 use kvbraid_core::fleet::{
     Answer, Applied, Hidden, Index, Member, Options, PodConfig, PodSpec, Prompt, Publisher,
-    RankInfo, Request, Row, State, Strategy, Tier, TierSet,
+    RankInfo, Request, Row, SilentPools, State, Strategy, Tier, TierSet,
 };
 use kvbraid_core::hash::{HashAlgo, MediaItem};
 use kvbraid_core::secret::Secret;
@@ -336,6 +336,9 @@ fn config(groups: events::Groups, choices: &mut impl Choices) -> PodConfig {
             hidden: Hidden {
                 extra_keys: choices.below(4) == 0,
                 adapter_reloads: choices.below(4) == 0,
+            },
+            silent: SilentPools {
+                never_short: choices.below(2) == 0,
             },
             ..known
         },

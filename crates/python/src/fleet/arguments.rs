@@ -5,7 +5,8 @@ use std::num::NonZeroU32;
 
 use kvbraid_core::Error;
 use kvbraid_core::fleet::{
-    Hidden, Options, PodConfig, PodSpec, Prompt, Publisher, Request, Strategy, Tier, TierSet,
+    Hidden, Options, PodConfig, PodSpec, Prompt, Publisher, Request, SilentPools, Strategy, Tier,
+    TierSet,
 };
 use kvbraid_core::hash::MediaItem;
 use kvbraid_core::secret::Secret;
@@ -71,6 +72,7 @@ struct EngineArg {
     extra_keys: bool,
     adapter_reloads: bool,
     unsent_tokens: Vec<(EnumArg, u32)>,
+    silent_pools_never_short: bool,
 }
 
 impl RegistrationArg {
@@ -109,6 +111,9 @@ impl EngineArg {
             unsent: unsent
                 .map(|(kind, tokens)| Ok((topology::kind(kind)?, *tokens)))
                 .collect::<Result<_, _>>()?,
+            silent: SilentPools {
+                never_short: self.silent_pools_never_short,
+            },
         })
     }
 }
