@@ -13,6 +13,7 @@ from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.contract.prompts import (
     FULL,
+    POD,
     TEXT,
     WINDOW,
     Group,
@@ -50,13 +51,15 @@ def test_a_lora_adapter_of_a_hybrid_is_joined_group_by_group(form: WireForm) -> 
     assert answer(index) == exactly(0)
 
 
-def test_an_adapter_known_by_number_only_is_never_taken_for_the_base_model() -> None:
+def test_an_adapter_known_by_number_only_is_found_by_its_number() -> None:
     index = an_index()
     tell(index, TEXT.stored(lora_id=3), form="array")
-    lower, _ = answer(index)
-    assert lower == 0
-    lower, upper = answer(index, lora="sql")
-    assert (lower, upper) == (0, 1024), "which adapter it was is not on the wire"
+    assert answer(index) == exactly(0)
+    assert (answer(index, lora="3"), answer(index, lora="4")) == (exactly(1024), exactly(0))
+    assert answer(index, lora="sql") == (0, 1024), "which adapter it was is not on the wire"
+    assert index.pods()[0].refused == {"lora_without_name": 1}
+    index.reset(POD)
+    assert answer(index, lora="sql") == exactly(0)
 
 
 def with_salt(salt: str, **fields: Any) -> BlockStored:  # noqa: ANN401 - fields of the event

@@ -26,6 +26,16 @@ ODD: st.SearchStrategy[Any] = st.recursive(
 PAIRS = st.lists(st.tuples(TOKENS, TOKENS), max_size=6)
 TWO = st.lists(TOKENS, max_size=2)
 
+MM_KEY = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.just("mm_key"),
+        "hash": WORDS | ODD,
+        "start_offset": st.integers(-1, 2**32),
+        "uuid": st.none() | WORDS,
+    },
+)
+
 COMPONENT = st.sampled_from(["full", "swa", "mamba", "indexer"])
 
 STORED: dict[str, st.SearchStrategy[Any]] = {
@@ -46,6 +56,7 @@ STORED: dict[str, st.SearchStrategy[Any]] = {
     "cache_salt": st.none() | WORDS,
     "component_type": st.none() | COMPONENT,
     "component_types": st.none() | st.lists(COMPONENT, max_size=3),
+    "mm_keys": st.none() | st.lists(st.lists(MM_KEY, max_size=2) | ODD, max_size=3),
     "later_field": ODD,
 }
 REMOVED = {
@@ -62,7 +73,8 @@ def events(draw: st.DrawFn) -> object:
     fields = {name: draw(strategy) for name, strategy in TAGS[tag].items()}
     if tag == "BlockStored" and draw(st.booleans()):
         num_blocks = len(fields["block_hashes"])
-        for name, entry in (("extra_keys", st.none() | ITEM), ("lookahead_token_ids", TWO)):
+        listed = ("extra_keys", st.none() | ITEM), ("lookahead_token_ids", TWO)
+        for name, entry in (*listed, ("mm_keys", st.lists(MM_KEY, max_size=2))):
             fields[name] = draw(
                 st.none() | st.lists(entry, min_size=num_blocks, max_size=num_blocks)
             )

@@ -36,7 +36,8 @@ POSITIONS: dict[str, tuple[str, ...]] = {
 COMPONENTS = ("full", "swa", "mamba")
 NAMES: dict[str, set[str]] = {
     "BlockStored": {*STORED[:6], *STORED[7:], "lora_name", "locality", "ownership"}
-    | {"lookahead_token_ids", "cache_salt", "type", "component_type", "component_types"},
+    | {"lookahead_token_ids", "cache_salt", "type", "component_type", "component_types"}
+    | {"mm_keys"},
     "BlockRemoved": {*REMOVED, "locality", "ownership", "type", "component_type"},
     "AllBlocksCleared": set(),
 }
@@ -148,6 +149,8 @@ def _stored(found: Found, medium: object, remote: bool) -> tuple[tuple[object, .
     hashes, lora = found["block_hashes"], get("lora_name")
     tokens, seconds = found["token_ids"]
     extra_keys = _extra_keys(get("extra_keys"), len(hashes), lora)
+    if get("mm_keys") is not None:
+        extra_keys = _mm_keys(get("mm_keys"), len(hashes), is_alone=get("extra_keys") is None)
     lookahead = _lookahead(get("lookahead_token_ids"), hashes, seconds, found["block_size"])
     kind = get("kv_cache_spec_kind")
     known = kind if kind is None or kind in KINDS else "unknown"
@@ -280,6 +283,36 @@ def _extra_keys(value: object, num_blocks: int, lora: str | None) -> object:
     return blocks
 
 
+def _mm_keys(value: object, num_blocks: int, *, is_alone: bool) -> object:
+    entries = _array(value, "bad_extra_keys")
+    if not is_alone or len(entries) != num_blocks:
+        raise RefusedError("bad_extra_keys")
+    blocks = [
+        [_mm_key(key) for key in _array(entry, "bad_extra_keys")] or None for entry in entries
+    ]
+    return blocks if any(blocks) else None
+
+
+def _mm_key(key: object) -> bytes:
+    if not isinstance(key, Pairs):
+        raise RefusedError("bad_extra_keys")
+    digest, offset = b"", None
+    for name, value in key:
+        if not isinstance(name, str):
+            raise RefusedError("bad_extra_keys")
+        if name == "hash" and not digest:
+            if not isinstance(value, str):
+                raise RefusedError("bad_extra_keys")
+            digest = _text(value).encode()
+        elif name == "start_offset":
+            if not _is_int(value, 0, 2**32 - 1):
+                raise RefusedError("bad_extra_keys")
+            offset = int(str(value))
+    if not digest or offset is None:
+        raise RefusedError("bad_extra_keys")
+    return digest + offset.to_bytes(4, "big")
+
+
 def _extra_key(key: object) -> object:
     if isinstance(key, bytes):
         return key
@@ -334,6 +367,7 @@ READERS: dict[str, Reader] = {
     "medium": lambda value: None if not value and value in (None, "") else _medium(value),
     "lora_name": _or_none(_name),
     "extra_keys": lambda value: value,
+    "mm_keys": lambda value: value,
     "group_idx": _or_none(_group),
     "kv_cache_spec_kind": _or_none(_text),
     "kv_cache_spec_sliding_window": _or_none(_int(0, 2**32 - 1)),

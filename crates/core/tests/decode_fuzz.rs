@@ -14,6 +14,35 @@ use kvbraid_core::wire::{Batch, Decoder, Event, Limits, MAX_ARENA_BYTES_PER_BYTE
 const SMALLEST_ARENAS_BYTES: usize = 2048;
 const ROUNDS_PER_SEED: u64 = 2_000;
 
+/// A store of TensorRT-LLM: a token that is a text, and keys of media.
+fn tensorrt() -> Value {
+    let segment = map(&[
+        ("type", text("mm_key")),
+        ("hash", text("a1a1")),
+        ("start_offset", Value::Uint(3)),
+    ]);
+    map(&[
+        ("type", text("BlockStored")),
+        ("block_hashes", uints(&[3_u64, 4])),
+        ("parent_block_hash", Value::Nil),
+        (
+            "token_ids",
+            Value::Array(vec![
+                Value::Uint(1),
+                text("a1a1"),
+                Value::Uint(2),
+                Value::Uint(3),
+            ]),
+        ),
+        ("block_size", Value::Uint(2)),
+        ("lora_id", Value::Uint(7)),
+        (
+            "mm_keys",
+            Value::Array(vec![Value::Array(vec![segment]), Value::Array(vec![])]),
+        ),
+    ])
+}
+
 fn seeds() -> Vec<Vec<u8>> {
     let stores = ["full_attention", "sliding_window"].map(|kind| {
         map(&[
@@ -56,6 +85,7 @@ fn seeds() -> Vec<Vec<u8>> {
     vec![
         batch(&stores),
         batch(&[sglang]),
+        batch(&[tensorrt()]),
         batch(&gone),
         batch(&[&stores[..], &gone].concat()),
     ]

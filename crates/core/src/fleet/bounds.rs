@@ -35,7 +35,7 @@ impl Search<'_, '_> {
             self.unambiguous(closely, column, set, certain, scratch)
         };
         let may_stand = self.possible.get(&column);
-        let everything = rank.may_hold_anything()
+        let everything = rank.may_hold_anything_of(&self.request.prompt)
             || reading.class.view.upper_is_everything
             || rank.forgot.overlaps(set)
             || may_stand.is_some_and(|possible| possible.everything);

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::adapters::Adapters;
 use super::engine_chain::EngineChain;
 use super::planes::PlaneId;
-use super::rank::{Rank, Shared};
+use super::rank::{Rank, Shared, Unnamed};
 use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
 use super::tier::Tier;
 
@@ -99,6 +99,7 @@ impl Rank {
         self.adapters = Adapters::default();
         self.contradicted = None;
         self.saw_media = false;
+        self.unnamed = Unnamed::default();
     }
 
     fn forget_what_is_not_held(&mut self, shared: &mut Shared<'_>) {

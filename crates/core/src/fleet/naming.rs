@@ -106,8 +106,9 @@ impl Naming<'_, '_> {
         let Some(id) = nameless_lora(self.batch, stored) else {
             return self.marks.lora_seed(lora(self.batch, stored));
         };
-        self.rank.contradict("lora_without_name");
-        self.marks.lora_seed(Some(&format!("\0{id}"))) // Apart from every name.
+        self.rank.refuse("lora_without_name", 1);
+        self.rank.unnamed.adapters = true;
+        self.marks.lora_seed(Some(&id.to_string()))
     }
 
     /// The position where the tokens of a store start.

@@ -157,7 +157,8 @@ impl Search<'_, '_> {
                 // Floating tries may hang at any multiple of the hash block, which may be a finer
                 // unit than the rule's.
                 let unit = gcd(class.unit(), rank.catalog.grain());
-                let is_wanted = !rank.may_hold_anything() && !class.view.upper_is_everything;
+                let is_wanted = !rank.may_hold_anything_of(&self.request.prompt)
+                    && !class.view.upper_is_everything;
                 let lookahead = class.view.topology.hash_lookahead;
                 found.push(Undecided {
                     column,

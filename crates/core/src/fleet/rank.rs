@@ -11,6 +11,7 @@ use super::engine_chain::EngineChain;
 use super::limbo::{Limbo, Means, World};
 use super::nodes::Nodes;
 use super::planes::{Column, PlaneKey, Planes};
+use super::prompt::Prompt;
 use super::silent::Silent;
 use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
 use super::state::State;
@@ -27,6 +28,24 @@ pub struct Placed {
     pub join: u64,
     /// A request's own engine chain contained the hash.
     pub query: u64,
+}
+
+/// What a rank holds that its events do not name as requests do.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Unnamed {
+    /// Blocks of adapters that have a number alone.
+    pub adapters: bool,
+    /// Blocks of media of which it is not told where they begin.
+    pub media: bool,
+}
+
+impl Unnamed {
+    /// Whether this request may find more than its names show.
+    fn may_be_of(self, prompt: &Prompt<'_>) -> bool {
+        let is_number = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
+        let has_name = prompt.lora.is_some_and(|name| !is_number(name));
+        (self.adapters && has_name) || (self.media && !prompt.media.is_empty())
+    }
 }
 
 /// Why a rank is not exact while one of its batches is being applied.
@@ -96,6 +115,8 @@ pub(super) struct Rank {
     /// store do not determine its prefix, because the wire has no keys of blocks that are not
     /// listed.
     pub saw_media: bool,
+    /// What the rank holds under names that no request has.
+    pub unnamed: Unnamed,
     /// Whether some copies have been in doubt since a clear.
     pub has_doubts: bool,
     /// Whether a batch is only partly applied. The engine may never have held exactly what is shown
@@ -154,6 +175,7 @@ impl Rank {
             forgot: TierSet::default(),
             counts_copies,
             saw_media: false,
+            unnamed: Unnamed::default(),
             has_doubts: false,
             is_midway: false,
             messages: 0,
@@ -202,10 +224,13 @@ impl Rank {
             }
     }
 
-    /// Whether the rank may hold anything, whatever the events of its GPU tier have told.
+    /// Whether the rank may hold anything of a prompt, whatever its events have told.
     #[must_use]
-    pub(super) fn may_hold_anything(&self) -> bool {
-        self.contradicted.is_some() || self.is_midway || self.feed_state != State::Exact
+    pub(super) fn may_hold_anything_of(&self, prompt: &Prompt<'_>) -> bool {
+        self.contradicted.is_some()
+            || self.is_midway
+            || self.feed_state != State::Exact
+            || self.unnamed.may_be_of(prompt)
     }
 
     /// Takes note of a refused event: until the next clear, copies may be gone, or may be there,

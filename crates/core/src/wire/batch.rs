@@ -141,6 +141,9 @@ pub struct Stored {
     pub component: Option<Component>,
     /// The components that each listed block has from now on, if the engine says it so.
     pub components: Option<Components>,
+    /// Whether TensorRT-LLM's keys of media were listed for some block. They say which item a block
+    /// has a part of, and not where in the block it is.
+    pub has_mm_keys: bool,
     /// Hashes, parent, tokens, block size, LoRA, salt and extra keys are those of the previous
     /// `Stored` of this batch, with the same spans: groups of one model often say the same thing.
     pub same_as_previous: bool,

@@ -10,8 +10,8 @@ use crate::wire::fields::{Field, Fields, Tag};
 use crate::wire::rest::{Rest, Turn};
 use crate::wire::tokens::TokenArena;
 use crate::wire::{
-    Batch, Component, Components, Event, Limits, MAX_GROUPS, Medium, RefusalReason, Removed, Span,
-    Stored, Untold, keys,
+    Batch, Component, Event, Limits, Medium, RefusalReason, Removed, Span, Stored, Untold, keys,
+    values,
 };
 
 /// Reads the events of one batch from `cursor` into the arenas of the batch.
@@ -43,6 +43,8 @@ pub(super) struct Draft<'p> {
     extra_keys: &'p [u8],
     /// Decoded last: it takes the number of hashes. Empty when null.
     lookahead: &'p [u8],
+    /// Decoded last: it takes the number of hashes. Empty when null.
+    mm_keys: &'p [u8],
     has_unknown_kind: bool,
 }
 
@@ -227,15 +229,16 @@ impl<'a, 'p> EventReader<'a, 'p> {
             Field::LoraName => self.draft.stored.lora_name = self.text()?,
             Field::LoraNameOrMetadata => self.lora_name_or_metadata(tag)?,
             Field::ExtraKeys => self.draft.extra_keys = self.raw_list()?,
-            Field::Group => stored.group = cursor.optional(group)?,
+            Field::Group => stored.group = cursor.optional(values::group)?,
             Field::Kind => self.draft.stored.kind = self.kind()?,
             Field::Window => stored.window = cursor.optional(Cursor::u32)?,
-            Field::Locality => stored.remote = cursor.optional(is_remote)?.unwrap_or(false),
+            Field::Locality => stored.remote = cursor.optional(values::is_remote)?.unwrap_or(false),
             Field::Ownership => self.draft.stored.owner = self.text()?,
             Field::Lookahead => self.draft.lookahead = self.raw_list()?,
+            Field::MmKeys => self.draft.mm_keys = self.raw_list()?,
             Field::CacheSalt => self.draft.stored.salt = self.text()?,
-            Field::Component => stored.component = cursor.optional(component)?,
-            Field::Components => stored.components = cursor.optional(components)?,
+            Field::Component => stored.component = cursor.optional(values::component)?,
+            Field::Components => stored.components = cursor.optional(values::components)?,
         }
         Ok(())
     }
@@ -349,6 +352,7 @@ impl<'a, 'p> EventReader<'a, 'p> {
         let same = self.previous.filter(|previous| self.repeats(previous));
         if let Some(previous) = same {
             self.draft.stored.extra_keys = previous.stored.extra_keys;
+            self.draft.stored.has_mm_keys = previous.stored.has_mm_keys;
             self.draft.stored.lookahead = previous.stored.lookahead;
         } else {
             self.draft.stored.extra_keys = self.extra_keys()?;
@@ -367,6 +371,7 @@ impl<'a, 'p> EventReader<'a, 'p> {
             && new.tokens == old.tokens
             && new.hashes == old.hashes
             && new.extra_keys == old.extra_keys
+            && new.mm_keys == old.mm_keys
             && new.lookahead == old.lookahead
             && new.stored.parent == old.stored.parent
             && new.stored.block_size == old.stored.block_size
@@ -377,12 +382,27 @@ impl<'a, 'p> EventReader<'a, 'p> {
     }
 
     fn extra_keys(&mut self) -> Read<Option<Span>> {
+        if !self.draft.mm_keys.is_empty() {
+            return self.mm_keys();
+        }
         if self.draft.extra_keys.is_empty() {
             return Ok(None);
         }
         let of = (self.draft.stored.hashes.len, self.draft.stored.lora_name);
         let mut cursor = Cursor::new(self.draft.extra_keys);
         keys::extra_keys(&mut cursor, self.batch, self.limits, of).map(Some)
+    }
+
+    fn mm_keys(&mut self) -> Read<Option<Span>> {
+        if !self.draft.extra_keys.is_empty() {
+            return Err(RefusalReason::BadExtraKeys);
+        }
+        let mut cursor = Cursor::new(self.draft.mm_keys);
+        let blocks = self.draft.stored.hashes.len;
+        let found = keys::mm_keys(&mut cursor, self.batch, self.limits, blocks);
+        let found = found.map_err(keys::as_bad_extra_keys)?;
+        self.draft.stored.has_mm_keys = found.is_some();
+        Ok(found)
     }
 
     fn lookahead(&mut self) -> Read<Span> {
@@ -397,40 +417,6 @@ impl<'a, 'p> EventReader<'a, 'p> {
         let of = (blocks, self.draft.stored.block_size);
         keys::lookahead_of_pairs(self.batch, self.seconds, of)
     }
-}
-
-fn group(cursor: &mut Cursor<'_>) -> Read<u32> {
-    let index = cursor.int()?;
-    if index < 0 {
-        return Err(RefusalReason::NegativeGroup);
-    }
-    u32::try_from(index)
-        .ok()
-        .filter(|&index| index < MAX_GROUPS)
-        .ok_or(RefusalReason::LargeGroup)
-}
-
-fn is_remote(cursor: &mut Cursor<'_>) -> Read<bool> {
-    let locality = cursor.str_bytes()?;
-    match [&b"LOCAL"[..], b"REMOTE"]
-        .iter()
-        .position(|word| locality.eq_ignore_ascii_case(word))
-    {
-        Some(position) => Ok(position == 1),
-        None => Err(RefusalReason::MalformedEvent),
-    }
-}
-
-fn component(cursor: &mut Cursor<'_>) -> Read<Component> {
-    Component::from_bytes(cursor.str_bytes()?).ok_or(RefusalReason::UnknownComponent)
-}
-
-fn components(cursor: &mut Cursor<'_>) -> Read<Components> {
-    let mut found = Components::default();
-    for _ in 0..cursor.array()? {
-        found.insert(component(cursor)?);
-    }
-    Ok(found)
 }
 
 fn removed(stored: &Stored) -> Removed {

@@ -95,6 +95,7 @@ impl Tag {
                 (b"\xaacache_salt", Field::CacheSalt),
                 (b"\xaecomponent_type", Field::Component),
                 (b"\xafcomponent_types", Field::Components),
+                (b"\xa7mm_keys", Field::MmKeys),
             ],
             Self::Removed => &[
                 (b"\xa4type", Field::Type),
@@ -183,6 +184,8 @@ pub(super) enum Field {
     /// In the array spelling it stands before the medium, if it stands there.
     Component,
     Components,
+    /// TensorRT-LLM's keys of media, a list for each block.
+    MmKeys,
     /// Position 7 of the array spelling: a LoRA name, or SGLang's map of named fields.
     LoraNameOrMetadata,
 }

@@ -133,6 +133,57 @@ fn extra_key(cursor: &mut Cursor<'_>, batch: &mut Batch, limits: &Limits) -> Rea
     }
 }
 
+/// Reads TensorRT-LLM's keys of media of `blocks` blocks, a list for each, as digests: `None` if no
+/// block has one.
+pub(super) fn mm_keys(
+    cursor: &mut Cursor<'_>,
+    batch: &mut Batch,
+    limits: &Limits,
+    blocks: u32,
+) -> Read<Option<Span>> {
+    let (start, keys) = (batch.extra_blocks.len(), batch.extras.len());
+    if cursor.array()? != blocks {
+        return Err(RefusalReason::BadExtraKeys);
+    }
+    for _ in 0..blocks {
+        let first = batch.extras.len();
+        for _ in 0..cursor.array()? {
+            let key = mm_key(cursor, batch, limits)?;
+            batch.extras.push(key);
+        }
+        let of_block = Span::between(first, batch.extras.len());
+        batch.extra_blocks.push(of_block);
+    }
+    let all = Span::between(start, batch.extra_blocks.len());
+    Ok((batch.extras.len() > keys).then_some(all))
+}
+
+/// Reads one key: the hash of an item, and where in the item the block's part of it begins.
+fn mm_key(cursor: &mut Cursor<'_>, batch: &mut Batch, limits: &Limits) -> Read<ExtraKey> {
+    let Head::Map(len) = cursor.head()? else {
+        return Err(RefusalReason::BadExtraKeys);
+    };
+    let start = batch.digests.len();
+    let mut offset = None;
+    for _ in 0..len {
+        match cursor.str_bytes()? {
+            b"hash" if batch.digests.len() == start => {
+                let hash = cursor.text(limits.max_text_bytes)?;
+                batch.digests.extend_from_slice(hash.as_bytes());
+            }
+            b"start_offset" => offset = Some(cursor.u32()?),
+            _ => cursor.skip()?,
+        }
+    }
+    match offset {
+        Some(offset) if batch.digests.len() > start => {
+            batch.digests.extend_from_slice(&offset.to_be_bytes());
+            Ok(ExtraKey::Digest(Span::between(start, batch.digests.len())))
+        }
+        Some(_) | None => Err(RefusalReason::BadExtraKeys),
+    }
+}
+
 /// Reads the lookahead tokens of `blocks` blocks.
 pub(super) fn lookahead(
     cursor: &mut Cursor<'_>,
@@ -207,7 +258,7 @@ fn take_text(cursor: &mut Cursor<'_>, text: &str) -> bool {
 }
 
 /// A wrong type among the keys is refused as such; more specific reasons (size, UTF-8) stay.
-fn as_bad_extra_keys(reason: RefusalReason) -> RefusalReason {
+pub(super) fn as_bad_extra_keys(reason: RefusalReason) -> RefusalReason {
     if reason == RefusalReason::MalformedEvent {
         RefusalReason::BadExtraKeys
     } else {

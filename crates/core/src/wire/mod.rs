@@ -17,6 +17,7 @@ mod keys;
 mod refusal;
 mod rest;
 mod tokens;
+mod values;
 
 pub use batch::{Batch, Event, ExtraKey, Medium, Removed, Span, Stored, Untold};
 pub use component::{Component, Components};
