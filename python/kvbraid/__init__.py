@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         Topology as Topology,
     )
     from kvbraid.spec_mapping import (
+        pod_from_mapping as pod_from_mapping,
         profile_from_mapping as profile_from_mapping,
         topology_from_mapping as topology_from_mapping,
     )
@@ -77,7 +78,7 @@ _NAMES: Final = {
     "hashing": ("MediaItem",),
     "ids": ("BlockId", "GroupId", "PodId", "PodState", "Tier"),
     "spec": ("EngineDialect", "GroupSpec", "SpecKind", "Topology"),
-    "spec_mapping": ("profile_from_mapping", "topology_from_mapping"),
+    "spec_mapping": ("pod_from_mapping", "profile_from_mapping", "topology_from_mapping"),
 }
 """Each module of the package with the names that it gives to the package itself."""
 

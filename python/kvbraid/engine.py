@@ -9,7 +9,7 @@ from typing import Final
 
 from kvbraid.errors import InvalidValueError, shown
 from kvbraid.hashing import HashAlgo
-from kvbraid.spec import EngineDialect, SpecKind
+from kvbraid.spec import EngineDialect, SilentGroup, SpecKind
 
 REPORT_MODES: Final = ("incremental", "full")
 """Whether an engine announces only new copies, or also reused blocks."""
@@ -37,6 +37,8 @@ class EngineProfile:
             divided by the alignment, and one for each running request, and without
             `--mamba-max-states-per-path`. Lower bounds then count on every window and state that
             was ever stored; if it is not true they can be too high.
+        silent_groups: Of an SGLang engine whose groups are learned: those besides the full
+            attention that its events tell of. None: not known, so nothing can be promised.
 
     Raises:
         InvalidValueError: No engine has the report mode, or a number of tokens is negative.
@@ -51,6 +53,7 @@ class EngineProfile:
     adapter_reloads: bool = False
     unsent_tokens: tuple[tuple[SpecKind, int], ...] = ()
     silent_pools_never_short: bool = False
+    silent_groups: tuple[SilentGroup, ...] | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that no engine has."""

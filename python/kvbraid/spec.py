@@ -96,6 +96,37 @@ class GroupSpec:
         return replace(self, block_size=self.block_size * num_ranks)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SilentGroup:
+    """A group that an engine keeps beside full attention, in pages of the same size, untold.
+
+    `window` is in tokens. `grid`: a prompt can be resumed at multiples of so many tokens only,
+    unless a page is a single token.
+
+    Raises:
+        TopologyError: A number of tokens is below 1, or a group of a window kind has no window.
+    """
+
+    kind: SpecKind
+    window: int | None = None
+    grid: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what no engine can have."""
+        if self.grid < 1:
+            msg = f"grid = {self.grid} tokens of a silent {self.kind.value} group; give at least 1"
+            raise TopologyError(msg)
+        self.of_page(1)
+
+    def of_page(self, page: int) -> GroupSpec:
+        """Return the group with pages of so many tokens.
+
+        Raises:
+            TopologyError: As the constructor of `GroupSpec`.
+        """
+        return GroupSpec(kind=self.kind, block_size=page, window=self.window)
+
+
 def told_apart(groups: Iterable[GroupSpec], by: Sequence[object]) -> tuple[GroupSpec, ...]:
     """Number the variants of groups: equal groups stay equal only if their values in `by` are.
 

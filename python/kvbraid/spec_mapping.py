@@ -5,12 +5,20 @@ otherwise a misspelled field would silently leave its default in force.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Final, TypeVar
 
 from kvbraid.engine import REPORT_MODES, EngineProfile
-from kvbraid.errors import TopologyError, one_line, shown
+from kvbraid.errors import InvalidValueError, TopologyError, one_line, shown
 from kvbraid.hashing import HashAlgo
+from kvbraid.models import (
+    complete,
+    kinds_of,
+    silent_groups,
+    unsent_tokens,
+    with_silent_groups,
+)
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 FIELDS: Final[Sequence[str]] = (
@@ -30,6 +38,7 @@ FIELDS: Final[Sequence[str]] = (
     "extra_keys",
     "adapter_reloads",
     "silent_pools_never_short",
+    "disable_hybrid_swa_memory",
 )
 """The fields of a mapping that are read."""
 
@@ -115,6 +124,37 @@ def profile_from_mapping(mapping: Mapping[str, object]) -> EngineProfile:
         adapter_reloads=top.flag("adapter_reloads"),
         silent_pools_never_short=top.flag("silent_pools_never_short"),
     )
+
+
+def pod_from_mapping(
+    mapping: Mapping[str, object] | None, model_config: Mapping[str, object] | None = None
+) -> tuple[Topology | None, EngineProfile]:
+    """Read a pod's topology and engine, both completed from its model's parsed `config.json`.
+
+    For SGLang, the model says which groups the engine keeps and is silent about. For other
+    engines, it says the windows and chunks that events do not carry. Without a mapping and a model
+    the topology is None.
+
+    Raises:
+        TopologyError: As in `topology_from_mapping`; or a group that the model cannot have.
+        InvalidValueError: The model is not known, or its engine does not serve it as it is.
+    """
+    topology = None if mapping is None else topology_from_mapping(mapping)
+    engine = profile_from_mapping(mapping or {})
+    flag = _checked(mapping or {}).flag("disable_hybrid_swa_memory")
+    if model_config is None:
+        return topology, engine
+    topology = topology or Topology(groups=())
+    try:
+        model = kinds_of(model_config)
+        if engine.dialect is EngineDialect.SGLANG:
+            silent = silent_groups(model_config, disable_hybrid_swa_memory=flag)
+            whole = with_silent_groups(topology, silent, model_type=model.model_type)
+            return whole, replace(engine, silent_groups=None if whole.groups else silent)
+        unsent = () if topology.groups else unsent_tokens(model)
+        return complete(topology, model), replace(engine, unsent_tokens=unsent)
+    except InvalidValueError as error:
+        raise type(error)(f"model_config: {error}") from None
 
 
 def _checked(mapping: Mapping[str, object]) -> "_Fields":

@@ -8,6 +8,7 @@ from kvbraid.models.packing import packed_groups
 from kvbraid.models.pages import CacheLayer, Page
 from kvbraid.models.prefill_cost import PrefillCost, prefill_cost
 from kvbraid.models.read import MODEL_TYPES, complete, engine_layers, kinds_of, unsent_tokens
+from kvbraid.models.sglang import silent_groups, with_silent_groups
 from kvbraid.models.shapes import Heads, State, StatePart, StateTensor
 
 __all__ = [
@@ -35,5 +36,7 @@ __all__ = [
     "packed_groups",
     "prefill_cost",
     "read_config",
+    "silent_groups",
     "unsent_tokens",
+    "with_silent_groups",
 ]

@@ -18,11 +18,11 @@ from kvbraid.engine import EngineProfile
 from kvbraid.errors import InvalidValueError, KvbraidError, TopologyError, one_line, shown
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.ids import PodId
-from kvbraid.models import complete, kinds_of, read_config, unsent_tokens
+from kvbraid.models import read_config
 from kvbraid.service.decoding import describe
 from kvbraid.service.errors import RefusalError
 from kvbraid.spec import Topology
-from kvbraid.spec_mapping import profile_from_mapping, topology_from_mapping
+from kvbraid.spec_mapping import pod_from_mapping
 
 _Positive = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 
@@ -257,18 +257,13 @@ def _described(
     given: Mapping[str, object] | None, model_config: _ModelConfig
 ) -> tuple[Topology | None, EngineProfile]:
     """Return the operator's description, completed from the model's config.json."""
-    topology = None if given is None else topology_from_mapping(given)
-    engine = profile_from_mapping(given or {})
-    if model_config is None:
-        return topology, engine
+    if not isinstance(model_config, Path):
+        return pod_from_mapping(given, model_config)
     try:
-        config = read_config(model_config) if isinstance(model_config, Path) else model_config
-        model = kinds_of(config)
-        topology = complete(topology or Topology(groups=()), model)
-        unsent = () if topology.groups else unsent_tokens(model)
-        return topology, replace(engine, unsent_tokens=unsent)
+        config = read_config(model_config)
     except InvalidValueError as error:
         raise type(error)(f"model_config: {error}") from None
+    return pod_from_mapping(given, config)
 
 
 def _try_topology(config: PodConfig) -> None:

@@ -211,6 +211,9 @@ impl<'a> Slice<'a> {
         match self.rank.catalog.learn(news) {
             Ok(false) => self.rank.catalog.shows_components != showed_components,
             Ok(true) => {
+                if self.rank.silent.is_none() {
+                    self.rank.silent = self.rank.catalog.silent().map(Box::new);
+                }
                 let has_grown = before > 0 && self.rank.catalog.block_size(group) > before;
                 if has_grown && !self.progress.grown.contains(&group) {
                     self.progress.grown.push(group);

@@ -6,58 +6,13 @@
 //! is used.
 
 use super::limbo::Tails;
+use super::page::{GroupOfModel, groups_of_page};
+use super::publisher::Publisher;
 use super::silent::SilentPools;
-use super::tier::Tier;
 use crate::divisors::{gcd, lcm};
 use crate::error::{Error, Result};
 use crate::spec::{GroupSpec, SpecKind, Topology};
 use crate::wire::MAX_GROUPS;
-
-/// Whose events a pod sends, as far as engines differ in what events mean.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Publisher {
-    /// vLLM, and what follows its wire: each group is told of, and each copy is counted.
-    #[default]
-    Vllm,
-    /// `SGLang`. Only the full-attention component is told of, in pages of one size. A host copy is
-    /// told again when its other components follow, and one removal ends it. A flush empties the
-    /// host's memory before it is told of.
-    Sglang,
-}
-
-impl Publisher {
-    /// Whether no event tells of other groups than full attention.
-    pub(super) fn tells_only_full(self) -> bool {
-        self == Self::Sglang
-    }
-
-    /// Whether a second store of a hash on this tier is a second copy.
-    pub(super) fn counts_copies(self, tier: Tier) -> bool {
-        self == Self::Vllm || tier == Tier::Gpu
-    }
-
-    /// Whether a hash is stored once on this tier until it is removed, unless caches differ in
-    /// something that is not told of.
-    pub(super) fn stores_once(self, tier: Tier) -> bool {
-        self == Self::Sglang && tier == Tier::Gpu
-    }
-
-    /// Whether hashes cover the load of an adapter, which no event names.
-    pub(super) fn hashes_loads(self) -> bool {
-        self == Self::Sglang
-    }
-
-    /// Whether a clear empties this tier.
-    pub(super) fn clears(self, tier: Tier) -> bool {
-        tier == Tier::Gpu || (self == Self::Sglang && tier == Tier::Cpu)
-    }
-
-    /// Whether all blocks of a group are of one size, so a smaller one contradicts what is
-    /// configured.
-    fn has_one_block_size(self) -> bool {
-        self == Self::Sglang
-    }
-}
 
 /// What separates prefixes in a pod's caches although no event carries it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -87,6 +42,9 @@ pub struct PodConfig {
     pub unsent: Vec<(SpecKind, u32)>,
     /// The memory of groups that no event tells of.
     pub silent: SilentPools,
+    /// The groups of a pod whose groups are not listed, besides the full attention that its events
+    /// tell of. `None` if they are not known; only an engine that tells of nothing else has any.
+    pub silent_groups: Option<Vec<GroupOfModel>>,
 }
 
 /// What one store says about its group.
@@ -163,6 +121,8 @@ pub(super) const MAX_BLOCK_TOKENS: u32 = 1 << 20;
 pub(super) struct Catalog {
     /// What the operator said.
     pub(super) config: PodConfig,
+    /// The groups that the operator's model and the first store's page size make up.
+    completed: Option<Topology>,
     /// What was learned of each group, by group index.
     pub(super) learned: Vec<Option<Known>>,
     /// The group of events without an index.
@@ -213,6 +173,7 @@ impl Catalog {
         let lookahead = config.topology.as_ref().map_or(0, |t| t.hash_lookahead);
         Ok(Self {
             config,
+            completed: None,
             learned: Vec::new(),
             ungrouped: None,
             lookahead,
@@ -220,9 +181,14 @@ impl Catalog {
         })
     }
 
-    /// The groups that the operator listed, if any.
+    /// The topology that the operator gave, completed if it lists no groups.
+    pub(super) fn topology(&self) -> Option<&Topology> {
+        self.completed.as_ref().or(self.config.topology.as_ref())
+    }
+
+    /// The groups that the operator listed, or that the operator's model has, if any.
     pub(super) fn configured_groups(&self) -> Option<&[GroupSpec]> {
-        let groups = self.config.topology.as_ref().map(|t| t.groups.as_slice())?;
+        let groups = self.topology().map(|t| t.groups.as_slice())?;
         (!groups.is_empty()).then_some(groups)
     }
 
@@ -298,8 +264,15 @@ impl Catalog {
     }
 
     fn learn_group(&mut self, news: GroupNews) -> std::result::Result<bool, Contradiction> {
+        let was_configured = self.is_configured();
+        if news.group.is_none() && news.block_size > 0 && !was_configured {
+            let silent = self.config.silent_groups.as_ref();
+            let silent = silent.filter(|_| self.config.publisher.tells_only_full());
+            let given = self.config.topology.as_ref();
+            self.completed = silent.and_then(|s| groups_of_page(s, news.block_size, given));
+        }
         let group = self.resolve(news.group);
-        let configured = self.configured_groups().is_some();
+        let configured = self.is_configured();
         let known = self.known(group);
         if configured && known.is_none() {
             return Err(Contradiction::Group);
@@ -322,7 +295,7 @@ impl Catalog {
         }
         let merged = merge(known, news, configured)?;
         if merged == known || configured {
-            return Ok(false);
+            return Ok(configured != was_configured);
         }
         self.set_learned(group, merged);
         Ok(true)
@@ -343,7 +316,7 @@ impl Catalog {
     /// Tokens per hash of the engine's chain, if the operator listed the groups.
     #[must_use]
     pub(super) fn configured_hash_block(&self) -> Option<u32> {
-        let topology = self.config.topology.as_ref()?;
+        let topology = self.topology()?;
         (!topology.groups.is_empty()).then_some(topology.hash_block_size)
     }
 
@@ -368,7 +341,7 @@ impl Catalog {
             return None;
         }
         let known = self.known(group)?;
-        let topology = self.config.topology.as_ref();
+        let topology = self.topology();
         let groups = self.configured_groups().unwrap_or_default();
         // Entries inside blocks, and the windows of a draft head, end elsewhere.
         if topology.is_some_and(|t| t.partial_hits)

@@ -70,11 +70,8 @@ impl Catalog {
     }
 
     fn configured_view(&self, groups: &[GroupSpec]) -> View {
-        let mut topology = self
-            .config
-            .topology
-            .clone()
-            .unwrap_or_else(|| bare_topology(groups.to_vec()));
+        let topology = self.topology().cloned();
+        let mut topology = topology.unwrap_or_else(|| bare_topology(groups.to_vec()));
         let mut indices: Vec<u16> = (0u16..).take(groups.len()).collect();
         let mut lower_is_zero = false;
         let is_undeclared = groups.first().is_some_and(|g| g.kind == SpecKind::Unknown);

@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 
 use kvbraid_core::Error;
 use kvbraid_core::fleet::{
-    Hidden, Options, PodConfig, PodSpec, Prompt, Publisher, Request, SilentPools, Strategy, Tier,
-    TierSet,
+    GroupOfModel, Hidden, Options, PodConfig, PodSpec, Prompt, Publisher, Request, SilentPools,
+    Strategy, Tier, TierSet,
 };
 use kvbraid_core::hash::MediaItem;
 use kvbraid_core::secret::Secret;
@@ -73,6 +73,15 @@ struct EngineArg {
     adapter_reloads: bool,
     unsent_tokens: Vec<(EnumArg, u32)>,
     silent_pools_never_short: bool,
+    silent_groups: Option<Vec<SilentGroupArg>>,
+}
+
+/// `kvbraid.spec.SilentGroup`.
+#[derive(FromPyObject)]
+struct SilentGroupArg {
+    kind: EnumArg,
+    window: Option<u32>,
+    grid: u32,
 }
 
 impl RegistrationArg {
@@ -96,6 +105,7 @@ impl EngineArg {
     fn config(&self, topology: TopologyArg) -> Result<PodConfig, Error> {
         let dialect = topology::dialect([self.dialect.name()])?;
         let unsent = self.unsent_tokens.iter();
+        let silent = self.silent_groups.as_ref().map(|groups| groups.iter());
         Ok(PodConfig {
             topology: Some(topology.decode(dialect)?),
             publisher: match self.dialect.name() {
@@ -114,6 +124,19 @@ impl EngineArg {
             silent: SilentPools {
                 never_short: self.silent_pools_never_short,
             },
+            silent_groups: silent
+                .map(|groups| groups.map(SilentGroupArg::decode).collect())
+                .transpose()?,
+        })
+    }
+}
+
+impl SilentGroupArg {
+    fn decode(&self) -> Result<GroupOfModel, Error> {
+        Ok(GroupOfModel {
+            kind: topology::kind(&self.kind)?,
+            window: self.window,
+            grid: self.grid,
         })
     }
 }
