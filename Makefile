@@ -209,6 +209,7 @@ docs: .venv/built ## Write the generated parts of docs/
 	.venv/bin/python -m tests.docs.cli_page
 	.venv/bin/python -m tests.docs.layout_page
 	.venv/bin/python -m tests.docs.recovery_page
+	.venv/bin/python -m tests.docs.engines_pages
 
 # ---- numbers and the real engine -----------------------------------------------------------
 

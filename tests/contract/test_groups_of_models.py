@@ -44,11 +44,13 @@ def groups(index: FleetIndex) -> list[tuple[SpecKind, int, int | None]]:
 
 def of_model(name: str, mapping: dict[str, Any] | None) -> Capture:
     """A capture of a pod that is registered with its model's config.json."""
+    capture = read_capture(SGLANG_FIXTURES / name)
+    memory = {"silent_pools_never_short": capture.engine.silent_pools_never_short}
     topology, engine = pod_from_mapping(
-        {"dialect": "sglang", **(mapping or {})}, published(MODELS[name])
+        {"dialect": "sglang", **memory, **(mapping or {})}, published(MODELS[name])
     )
     assert topology is not None
-    return replace(read_capture(SGLANG_FIXTURES / name), topology=topology, engine=engine)
+    return replace(capture, topology=topology, engine=engine)
 
 
 def test_a_dense_pod_whose_groups_are_not_listed_is_exact() -> None:

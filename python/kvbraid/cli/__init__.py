@@ -14,7 +14,7 @@ import click
 
 from kvbraid import __version__
 from kvbraid.cli.models import model, plan
-from kvbraid.cli.options import TEXT, Command
+from kvbraid.cli.options import SETTING, TEXT, Command
 from kvbraid.cli.recovery import recover
 from kvbraid.errors import KvbraidError, one_line
 
@@ -213,12 +213,25 @@ def tail(pod: tuple[str, ...], endpoint: str | None, count: int | None, url: str
     show_default=True,
     help="full = the engine announces reused blocks again, without a new copy.",
 )
+@click.option(
+    "--set",
+    "settings",
+    metavar="NAME=JSON",
+    type=SETTING,
+    multiple=True,
+    help="Replace a field of the captures' topology; may be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line per capture.")
 @click.option("--fail-under", type=float, help="Exit with 1 if fewer percent are exact.")
 def replay(
-    captures: tuple[Path, ...], keys: Any, presence: Any, report_mode: str,  # noqa: ANN401
-    *, as_json: bool, fail_under: float | None,
-) -> None:  # fmt: skip
+    captures: tuple[Path, ...],
+    *,
+    settings: tuple[tuple[str, object], ...],
+    report_mode: str,
+    as_json: bool,
+    fail_under: float | None,
+    **how: Any,  # noqa: ANN401 - the fields of ReplayOptions
+) -> None:
     """Predict every request of recorded engine traffic and compare with what was reused.
 
     CAPTURES are folders with config.json, events.bin and requests.jsonl, of vLLM or SGLang.
@@ -228,9 +241,8 @@ def replay(
     from kvbraid.report.replay import run_replays
     from kvbraid.sim.captures.replay import ReplayOptions
 
-    full_reports = report_mode == "full"
-    options = ReplayOptions(keys=keys, presence=presence, full_reports=full_reports)
-    reports = run_replays(captures, options, as_json=as_json)
+    options = ReplayOptions(full_reports=report_mode == "full", **how)
+    reports = run_replays(captures, options, settings=dict(settings), as_json=as_json)
     if fail_under is not None and any(r.exact_pct < fail_under for r in reports):
         sys.exit(1)
 

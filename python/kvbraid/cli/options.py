@@ -1,11 +1,12 @@
 """What commands have in common: text that is UTF-8, and the options of an engine's start."""
 
+import json
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import click
 
-from kvbraid.errors import InvalidValueError
+from kvbraid.errors import InvalidValueError, shown
 
 Command: TypeAlias = Callable[..., Any]
 
@@ -25,6 +26,28 @@ class _Characters(click.ParamType[str]):
 
 
 TEXT: Final = _Characters()
+
+
+class _Setting(click.ParamType[tuple[str, object]]):
+    """NAME=JSON: a field, and the value that it gets."""
+
+    name = "setting"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, object]:
+        text = TEXT.convert(value, param, ctx)
+        name, separator, written = text.partition("=")
+        try:
+            return name, json.loads(written if separator else "")
+        except ValueError:
+            msg = (
+                f"--set {shown(text)}; expected NAME=JSON, as alignment=64 or dialect='\"sglang\"'"
+            )
+            raise InvalidValueError(msg) from None
+
+
+SETTING: Final = _Setting()
 
 
 def engine(note: str = "") -> Callable[[Command], Command]:

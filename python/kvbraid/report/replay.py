@@ -1,7 +1,7 @@
 """Shows replays: progress while they run, then a table or one JSON line per capture."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.box import SIMPLE
@@ -9,22 +9,29 @@ from rich.progress import Progress
 from rich.table import Table
 
 from kvbraid.report.console import progress, stdout
-from kvbraid.sim.captures.read import read_capture
+from kvbraid.sim.captures.read import Capture, read_capture
 from kvbraid.sim.captures.replay import ReplayOptions, Report, replay
 
 
 def run_replays(
-    directories: Sequence[Path], options: ReplayOptions, *, as_json: bool
+    directories: Sequence[Path],
+    options: ReplayOptions,
+    *,
+    settings: Mapping[str, object],
+    as_json: bool,
 ) -> list[Report]:
     """Replay captures and return the reports. Progress goes to stderr, results to stdout.
 
+    `settings` replaces fields of each capture's topology.
+
     Raises:
         CaptureError: A capture cannot be read; the captures before it have been reported.
+        TopologyError: A setting that no topology can have.
     """
     reports = []
     with progress() as bars:
         for directory in directories:
-            report = _replay_one(directory, options, bars)
+            report = _replay_one(read_capture(directory, settings), options, bars)
             reports.append(report)
             if as_json:
                 print(json.dumps(report.to_dict()), flush=True)  # noqa: T201 - the output itself
@@ -33,8 +40,7 @@ def run_replays(
     return reports
 
 
-def _replay_one(directory: Path, options: ReplayOptions, bars: Progress) -> Report:
-    capture = read_capture(directory)
+def _replay_one(capture: Capture, options: ReplayOptions, bars: Progress) -> Report:
     task = bars.add_task(capture.name, total=len(capture.operations))
 
     def show(done: int, _total: int) -> None:

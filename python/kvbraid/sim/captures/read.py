@@ -41,7 +41,7 @@ class Lookup:
     When the engine looked the request up, `messages_seen` messages had been published, and
     `unpublished` events of the next message already existed (or, if the capture has pieces, the
     first `pieces_seen` of these). `reused_tokens` is the truth, and `outputs` are the tokens that
-    the engine generated.
+    the engine generated. A request cannot name an `extra_key`; that there was one is known.
     """
 
     index: int
@@ -55,6 +55,7 @@ class Lookup:
     order: tuple[int, int]
     outputs: Sequence[int] = ()
     pieces_seen: int = 0
+    extra_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,35 +89,56 @@ class Capture:
         return {op.lora: op.lora_path for op in lookups if op.lora and op.lora_path}
 
 
-def read_capture(directory: Path) -> Capture:
-    """Read a capture directory.
+def read_capture(directory: Path, settings: Mapping[str, object] | None = None) -> Capture:
+    """Read a capture directory. `settings` replaces fields of its topology, by their names.
 
     Raises:
         CaptureError: The message names the file and what is wrong with it.
+        TopologyError: A setting, or a field of `config.json`, that no topology can have.
     """
     config = _read_config(directory / "config.json")
     # The other fields of the file describe the recording.
     described = {name: config[name] for name in FIELDS if name in config}
-    engine = profile_from_mapping(described)
+    described |= settings or {}
     concurrency = config.get("concurrency", 1)
     messages = list(_messages(directory))
-    operations = list(_operations(directory, _ROWS[engine.dialect], concurrent=concurrency > 1))
+    row = _ROWS[profile_from_mapping(described).dialect]
+    operations = list(_operations(directory, row, concurrent=concurrency > 1))
+    lookups = [op for op in operations if isinstance(op, Lookup)]
     if concurrency > 1:
         operations.sort(key=lambda op: op.order if isinstance(op, Lookup) else (0, 0))
-    last = max((op.messages_seen for op in operations if isinstance(op, Lookup)), default=0)
+    last = max((op.messages_seen for op in lookups), default=0)
     if last > len(messages):
         msg = f"{directory / 'events.bin'}: {len(messages)} messages, but a request saw {last}"
         raise CaptureError(msg)
+    known = {
+        "extra_keys": any(op.extra_key for op in lookups),
+        "silent_pools_never_short": _is_never_short(config),
+    }
+    described = {name: value for name, value in known.items() if value} | described
     return Capture(
         name=directory.name,
         topology=topology_from_mapping(described),
-        engine=engine,
+        engine=profile_from_mapping(described),
         concurrency=concurrency,
         messages=messages,
         operations=operations,
         pieces=list(_pieces(directory)),
         tiers=_tiers(config),
     )
+
+
+def _is_never_short(config: Mapping[str, Any]) -> bool:
+    """Whether SGLang's pools of windows and states can hold all that the pages can have.
+
+    A prompt has at most a state at each checkpoint, and a running request has one more.
+    """
+    full, windows, slots = (config.get(name) for name in ("size_full", "size_swa", "mamba_slots"))
+    if full is None or (windows is None and slots is None):
+        return False
+    running = (config.get("args") or {}).get("max_running_requests", 0)
+    states = full // config.get("alignment", 1) + running
+    return (windows is None or windows >= full) and (slots is None or slots >= states)
 
 
 def _tiers(config: Mapping[str, Any]) -> Sequence[str] | None:
@@ -236,6 +258,7 @@ def _of_sglang(fields: Mapping[str, Any], concurrent: bool) -> Lookup:
         order=(admitted["step"], pieces),
         outputs=fields.get("output", ()),
         pieces_seen=pieces,
+        extra_key=fields.get("extra_key"),
     )
 
 

@@ -154,7 +154,7 @@ class _Player:
             tiers=self.capture.tiers,
         )
         row = self.index.score(request).rows[0]
-        return _Answer(row.lower, row.upper, row.upper)
+        return _Answer(row.lower, row.upper, row.expected)
 
 
 def _verdict(answer: _Answer, truth: int) -> Literal["exact", "over", "under", "bounded"]:

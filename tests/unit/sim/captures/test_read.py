@@ -133,3 +133,60 @@ def test_the_table_shows_how_often_the_expected_value_is_right_and_how_wide_boun
     expected = f"{100 * report['expected_exact'] / report['requests']:.2f}"
     width = f"{report['width_sum'] / report['requests']:.1f}"
     assert row.split()[7:9] == [expected, width]
+
+
+def test_a_setting_replaces_a_field_of_the_topology() -> None:
+    command = ["replay", "--json", str(SGLANG / "dense_p16_real"), "--set"]
+    result = CliRunner().invoke(cli, [*command, "extra_keys=true"])
+    report = json.loads(result.stdout)
+    assert (report["lower_sum"], report["upper_sum"]) == (0, report["true_sum"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("alignment", "--set 'alignment'; expected NAME=JSON"),
+        ("alignment=x", "expected NAME=JSON"),
+        ("alignment=0", "topology.alignment = 0; expected"),
+        ("aligment=1", "did you mean alignment?"),
+    ],
+)
+def test_a_bad_setting_is_refused_in_one_line(setting: str, told: str) -> None:
+    result = CliRunner().invoke(cli, ["replay", str(SGLANG / "dense_p16_real"), "--set", setting])
+    assert told in str(result.exception)
+
+
+def test_extra_keys_of_recorded_requests_are_declared(tmp_path: Path) -> None:
+    assert not read_capture(SGLANG / "dense_p16_real").engine.extra_keys
+    folder = Path(shutil.copytree(SGLANG / "dense_p16_real", tmp_path / "keyed"))
+    rows = lzma.decompress((folder / "requests.jsonl.xz").read_bytes())
+    (folder / "requests.jsonl.xz").unlink()
+    (folder / "requests.jsonl").write_bytes(
+        rows.replace(b'"extra_key": null', b'"extra_key": "a"', 1)
+    )
+    assert read_capture(folder).engine.extra_keys
+    assert not read_capture(folder, {"extra_keys": False}).engine.extra_keys
+
+
+def with_config(folder: Path, **changes: object) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "never_short"),
+    [
+        ("swa_p16_ratio1", {}, True),
+        ("swa_p16_ratio1", {"size_swa": 8191}, False),
+        ("mamba_buf_p64", {}, False),
+        ("mamba_buf_p64", {"mamba_slots": 8192 // 64 + 8}, True),
+        ("mamba_buf_p64", {"mamba_slots": 8192 // 64 + 7}, False),
+        ("dense_p16_real", {}, False),
+    ],
+)
+def test_pools_that_can_hold_all_that_pages_can_have_never_run_short(
+    tmp_path: Path, name: str, changes: dict[str, object], *, never_short: bool
+) -> None:
+    folder = with_config(Path(shutil.copytree(SGLANG / name, tmp_path / name)), **changes)
+    assert read_capture(folder).engine.silent_pools_never_short is never_short
