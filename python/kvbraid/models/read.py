@@ -134,6 +134,9 @@ def _by_spec(
 def complete(topology: Topology, model: ModelLayers) -> Topology:
     """Add what events never carry (the chunk size), and check the rest against the model.
 
+    This is for engines whose groups follow the model's layers and are all told of. What SGLang
+    keeps and is silent about is added by `with_silent_groups`.
+
     Raises:
         TopologyError: A group of a kind, window or chunk that the model does not have.
     """

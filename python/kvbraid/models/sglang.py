@@ -73,7 +73,8 @@ _WINDOW_TYPES: Final = frozenset(
 )
 """The `model_type` of these architectures, as far as we read it: for configs that name none.
 
-`llama4` is the model with pictures; its text model alone, `llama4_text`, is not on the list.
+`llama4` is the model with pictures, which is on the list. `llama4_text` may be a part of it, or
+the text model alone, which is not: the architecture must say so.
 """
 
 # get_attention_sliding_window_size in models/gpt_oss.py, gemma4_*.py, mellum.py, muse_glimmer.py.
@@ -169,8 +170,9 @@ def _has_window_pool(config: Mapping[str, object]) -> bool:
     types = {config.get("model_type"), text.get("model_type")}
     if "laguna" in types and not text.get("sliding_window"):
         return False
-    is_listed = bool(names & WINDOW_ARCHITECTURES) or bool(types & _WINDOW_TYPES)
-    return is_listed or bool(text.get("is_hybrid_swa"))
+    if names & WINDOW_ARCHITECTURES or types & _WINDOW_TYPES or text.get("is_hybrid_swa"):
+        return True
+    return not names and "llama4_text" in types
 
 
 def _window_group(config: Mapping[str, object], model: ModelLayers) -> SilentGroup:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from kvbraid.errors import InvalidValueError
 from kvbraid.service.config import FleetConfig, ServerOptions, override, read_fleet_file
-from kvbraid.spec import SpecKind, Topology
+from kvbraid.spec import SilentGroup, SpecKind, Topology
 
 TOPOLOGY = "topology = {groups = [{kind = 'full_attention', block_size = %s}]}"
 POD = '[[pods]]\nid = "a"\nmodel = "m"\nendpoint = "tcp://h:1"\n'
@@ -112,6 +112,38 @@ def test_a_bad_models_config_is_one_line_with_the_key(
         read_fleet_file(path)
     assert str(refused.value).startswith(f"{path}: pods[0] (a): model_config: ")
     assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+GPT_OSS = {
+    "model_type": "gpt_oss", "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+SGLANG = 'topology = {{ dialect = "sglang", groups = [{0}] }}'
+FULL = '{ kind = "full_attention", block_size = 16 }'
+STATE = '{ kind = "mamba", block_size = 16 }'
+
+
+def test_the_model_of_an_sglang_adds_the_groups_that_its_events_leave_out(tmp_path: Path) -> None:
+    path = with_model_config(tmp_path, json.dumps(GPT_OSS), SGLANG.format(FULL))
+    (pod,) = read_fleet_file(path).pods.values()
+    assert pod.topology is not None
+    assert [group.kind for group in pod.topology.groups] == [
+        SpecKind.FULL_ATTENTION, SpecKind.SLIDING_WINDOW,
+    ]  # fmt: skip
+    path.write_text(path.read_text().replace(SGLANG.format(FULL), SGLANG.format("")))
+    (pod,) = read_fleet_file(path).pods.values()
+    assert pod.topology == Topology(groups=())
+    assert pod.engine.silent_groups == (SilentGroup(kind=SpecKind.SLIDING_WINDOW, window=128),)
+
+
+def test_a_group_that_an_sglang_does_not_keep_is_one_line_with_the_key(tmp_path: Path) -> None:
+    path = with_model_config(tmp_path, json.dumps(GPT_OSS), SGLANG.format(f"{FULL}, {STATE}"))
+    with pytest.raises(InvalidValueError) as refused:
+        read_fleet_file(path)
+    assert str(refused.value).startswith(f"{path}: pods[0] (a): model_config: a group mamba of ")
+    assert "leave the group out" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
