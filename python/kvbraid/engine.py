@@ -37,6 +37,11 @@ class EngineProfile:
             divided by the alignment, and one for each running request, and without
             `--mamba-max-states-per-path`. Lower bounds then count on every window and state that
             was ever stored; if it is not true they can be too high.
+        window_pool_tokens: Of an SGLang engine: the tokens that the memory of its windows has room
+            for. This and the next two improve the expected value, and no bound counts on them.
+        state_slots: The states that it has room for.
+        chunked_prefill_size: The most tokens of a prompt that it computes at once; None: it does
+            not cut prompts, or works on many requests at a time.
         silent_groups: Of an SGLang engine whose groups are learned: those besides the full
             attention that its events tell of. None: not known, so nothing can be promised.
 
@@ -53,6 +58,9 @@ class EngineProfile:
     adapter_reloads: bool = False
     unsent_tokens: tuple[tuple[SpecKind, int], ...] = ()
     silent_pools_never_short: bool = False
+    window_pool_tokens: int | None = None
+    state_slots: int | None = None
+    chunked_prefill_size: int | None = None
     silent_groups: tuple[SilentGroup, ...] | None = None
 
     def __post_init__(self) -> None:

@@ -39,6 +39,9 @@ FIELDS: Final[Sequence[str]] = (
     "adapter_reloads",
     "silent_pools_never_short",
     "disable_hybrid_swa_memory",
+    "window_pool_tokens",
+    "state_slots",
+    "chunked_prefill_size",
 )
 """The fields of a mapping that are read."""
 
@@ -123,6 +126,9 @@ def profile_from_mapping(mapping: Mapping[str, object]) -> EngineProfile:
         extra_keys=top.flag("extra_keys"),
         adapter_reloads=top.flag("adapter_reloads"),
         silent_pools_never_short=top.flag("silent_pools_never_short"),
+        window_pool_tokens=top.tokens("window_pool_tokens"),
+        state_slots=top.tokens("state_slots"),
+        chunked_prefill_size=top.tokens("chunked_prefill_size"),
     )
 
 

@@ -1,4 +1,7 @@
-"""The expected value: what the events have shown, between the bounds."""
+"""The expected value: what the events have shown, or probably mean, between the bounds."""
+
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from kvbraid.events import AllBlocksCleared
@@ -6,9 +9,10 @@ from kvbraid.fleet.answer import PodScore
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodState
+from kvbraid.spec import GroupSpec, SpecKind, Topology
 
-from tests.contract.prompts import FULL, MODEL, POD, TEXT, an_index, tell
-from tests.contract.test_wire_tolerance import SGLANG, SGLANG_HYBRID, page, publish
+from tests.contract.prompts import FULL, MODEL, POD, TEXT, Text, an_index, tell
+from tests.contract.test_wire_tolerance import SGLANG, SGLANG_HYBRID, page, publish, signed
 
 
 def row_of(index: FleetIndex, tiers: tuple[str, ...] = ()) -> PodScore:
@@ -55,6 +59,100 @@ def test_groups_of_which_nothing_is_told_are_expected_to_hold_what_full_attentio
     index = an_index(SGLANG_HYBRID, engine=SGLANG)
     publish(index, [page(TEXT, 0, 32, "GPU")])
     assert values(row_of(index)) == (0, 512, 512)
+
+
+# --- groups that no event tells of: marks ------------------------------------------------------
+
+STATES = Topology(
+    groups=(
+        GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16),
+        GroupSpec(kind=SpecKind.MAMBA, block_size=16),
+    ),
+    alignment=64,
+)
+WINDOWS = SGLANG_HYBRID
+
+
+def store(first: int, last: int) -> list[Any]:
+    return page(TEXT, first, last, "GPU")
+
+
+def removed(*blocks: int) -> list[Any]:
+    return ["BlockRemoved", [signed(TEXT.hash((j + 1) * 16)) for j in blocks], "GPU"]
+
+
+def expected_after(topology: Topology, *events: list[Any], end: int, **profile: Any) -> int:  # noqa: ANN401
+    """The value for a prompt of which only so many tokens are the text's."""
+    index = an_index(topology, engine=replace(SGLANG, **profile))
+    for event in events:
+        publish(index, [event])
+    prompt = [*TEXT.tokens[:end], *range(2000, 2100)]
+    (row,) = index.score(Request(model=MODEL, token_ids=prompt)).rows
+    return row.expected
+
+
+def test_an_insert_keeps_a_window_at_its_end_and_a_state() -> None:
+    assert expected_after(WINDOWS, store(0, 32), end=512) == 512
+    assert expected_after(STATES, store(0, 32), end=512) == 512
+
+
+def test_a_prompt_that_leaves_an_insert_before_its_end_finds_neither() -> None:
+    """The window of the pages from 24 on does not reach back far enough."""
+    assert expected_after(WINDOWS, store(0, 32), end=496) == 0
+    assert expected_after(STATES, store(0, 32), end=496) == 0
+
+
+def test_what_a_short_prompt_needs_is_there_from_its_start() -> None:
+    assert expected_after(WINDOWS, store(0, 4), end=64) == 64
+
+
+def test_the_page_that_a_store_hangs_on_gets_one_too() -> None:
+    fork = page(Text(seed=1), 20, 24, "GPU")
+    fork[2] = signed(TEXT.hash(320))
+    assert expected_after(WINDOWS, store(0, 32), fork, end=320) == 320
+    assert expected_after(STATES, store(0, 32), fork, end=320) == 320
+
+
+def test_a_state_at_a_fork_stands_on_the_grid() -> None:
+    fork = page(Text(seed=1), 22, 24, "GPU")
+    fork[2] = signed(TEXT.hash(352))
+    assert expected_after(STATES, store(0, 32), fork, end=352) == 320
+
+
+@pytest.mark.parametrize("topology", [WINDOWS, STATES])
+def test_a_prefill_that_is_cut_inserts_at_each_cut(topology: Topology) -> None:
+    long, later = store(0, 32), store(32, 64)
+    assert expected_after(topology, long, end=300) == 0
+    assert expected_after(topology, long, end=300, chunked_prefill_size=256) == 256
+    assert expected_after(topology, long, later, end=800, chunked_prefill_size=256) == 768
+
+
+def test_a_pool_of_known_size_loses_what_is_oldest() -> None:
+    """Three slots, or two windows, are of running requests."""
+    first, others = store(0, 4), [page(Text(seed=n), 0, 4, "GPU") for n in (1, 2, 3)]
+    child = store(4, 12)  # The state of a leaf is certain.
+    for slots, expected in ((7, 0), (8, 64)):
+        got = expected_after(STATES, first, child, *others, end=64, state_slots=slots)
+        assert got == expected
+    for tokens, expected in ((256 + 128, 0), (256 + 256, 64)):
+        got = expected_after(WINDOWS, first, *others, end=64, window_pool_tokens=tokens)
+        assert got == expected
+
+
+@pytest.mark.parametrize("topology", [WINDOWS, STATES])
+def test_a_page_that_is_removed_has_nothing(topology: Topology) -> None:
+    assert expected_after(topology, store(0, 32), removed(31), end=512) == 0
+    assert expected_after(topology, store(0, 32), ["AllBlocksCleared"], end=512) == 0
+    again = [store(0, 32), removed(*range(16, 32)), store(16, 32)]
+    assert expected_after(topology, *again, end=512) == 512
+
+
+def test_a_loss_forgets_the_marks() -> None:
+    index = an_index(STATES, engine=SGLANG)
+    publish(index, [store(0, 32)])
+    index.lose(POD)
+    assert values(row_of(index))[1] == 0
+    index.check_integrity()
 
 
 def test_it_is_part_of_the_body() -> None:

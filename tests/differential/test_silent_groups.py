@@ -40,7 +40,13 @@ class World:
             never_short=never_short,
         )
         self.index = FleetIndex()
-        engine = EngineProfile(dialect=EngineDialect.SGLANG, silent_pools_never_short=never_short)
+        engine = EngineProfile(
+            dialect=EngineDialect.SGLANG,
+            silent_pools_never_short=never_short,
+            window_pool_tokens=self.random.choice((None, 40)),
+            state_slots=self.random.choice((None, 6)),
+            chunked_prefill_size=self.random.choice((None, 3 * page_size)),
+        )
         self.index.register(
             POD, model="m", topology=Topology(groups=(full, silent)), engine=engine
         )

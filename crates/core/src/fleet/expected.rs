@@ -2,13 +2,12 @@
 //!
 //! A guess, never a promise: what the events have shown is taken to stand, whatever might have ended it.
 
-use super::answer::Bounds;
 use super::search::{Reading, Search};
 use crate::rule::{self, Unknown};
 
 impl Search<'_, '_> {
-    /// The likely answer of one rank, given its bounds and the length that the rule gives for what
-    /// the events have shown.
+    /// The likely answer of one rank, given the length that the rule gives for what the events have
+    /// shown.
     ///
     /// A lost connection, a gap or a refused event leaves most of what is shown true, and hides
     /// stores more often than it hides removals of what this request needs. A copy in doubt is one
@@ -17,12 +16,12 @@ impl Search<'_, '_> {
         &self,
         reading: Reading<'_>,
         column: usize,
-        (bounds, shown): (Bounds, u32),
+        shown: u32,
         scratch: &mut rule::Scratch,
     ) -> u32 {
         let rank = self.model.ranks[column].as_ref();
         let has_doubts = rank.is_some_and(|rank| rank.slots.channels.has_doubts());
-        let likely = if has_doubts {
+        if has_doubts {
             let words = self.words(reading, self.request.tiers, true);
             let query = self.query(1 << (column % 64), Unknown::Strict);
             let answers = words.with_held(self.unit(reading.ladder), |held| {
@@ -31,7 +30,6 @@ impl Search<'_, '_> {
             answers[column % 64]
         } else {
             shown
-        };
-        likely.clamp(bounds.lower, bounds.upper)
+        }
     }
 }

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::apply::Slice;
 use super::intake::Target;
 use super::rank::Rank;
-use super::silent::{CERTAIN, SilentGroup};
+use super::silent::{CERTAIN, LIKELY, SilentGroup};
 use super::slots::{ChannelId, ChannelKey, EngineKey, SlotId};
 use super::tier::Tier;
 use crate::wire::{Component, Removed, Stored};
@@ -39,9 +39,7 @@ impl Slice<'_> {
         let hashes = self.batch.hashes_of(stored.hashes);
         let parent = stored.parent.and_then(|hash| self.rank.slots.find(hash));
         for group in groups {
-            let Some(channel) = self.inferred_channel(group) else {
-                continue;
-            };
+            let channel = self.inferred_channel(CERTAIN, group);
             if let (Some(parent), false) = (parent, never_short) {
                 self.withdraw(parent, channel);
             }
@@ -53,6 +51,32 @@ impl Slice<'_> {
             let tail = &hashes[hashes.len() - pages.min(hashes.len())..];
             self.infer_held(tail, told, channel);
         }
+        self.mark(stored.parent, hashes);
+    }
+
+    /// Notes what a store changes of the probable copies.
+    fn mark(&mut self, parent: Option<EngineKey>, hashes: &[EngineKey]) {
+        let Some(silent) = &mut self.rank.silent else {
+            return;
+        };
+        let changes = silent.note_store(parent, hashes);
+        let groups = silent.groups.clone();
+        for (group, changes) in groups.into_iter().zip(changes) {
+            let channel = self.inferred_channel(LIKELY, group);
+            for (hash, is_there) in changes {
+                match self.rank.slots.find(hash) {
+                    Some(slot) if is_there => self.infer_copy(slot, channel),
+                    Some(slot) => self.withdraw(slot, channel),
+                    None => {}
+                }
+            }
+        }
+    }
+
+    fn infer_copy(&mut self, slot: SlotId, channel: ChannelId) {
+        if !self.rank.slots.holds(slot, channel) {
+            self.rank.add_copy(slot, channel, &mut self.shared);
+        }
     }
 
     /// Counts pages as held by a silent group. A page that is told of twice is in two trees of the
@@ -63,8 +87,8 @@ impl Slice<'_> {
         for slot in slots.into_iter().flatten() {
             if self.rank.slots.copies(slot, told) > 1 {
                 self.withdraw(slot, channel);
-            } else if !self.rank.slots.holds(slot, channel) {
-                self.rank.add_copy(slot, channel, &mut self.shared);
+            } else {
+                self.infer_copy(slot, channel);
             }
         }
     }
@@ -72,32 +96,34 @@ impl Slice<'_> {
     /// Ends what was inferred of pages that are removed.
     pub(super) fn infer_from_removal(&mut self, removed: &Removed, hashes: &[EngineKey]) {
         let is_full = removed.component.is_none_or(|c| c == Component::Full);
-        let (Some(silent), Target::Key(key)) = (&self.rank.silent, self.progress.target) else {
+        let Target::Key(key) = self.progress.target else {
             return;
         };
         if key.tier != Tier::Gpu || !is_full {
             return;
         }
+        let Some(silent) = &mut self.rank.silent else {
+            return;
+        };
+        for &hash in hashes {
+            silent.forget(hash);
+        }
         for group in silent.groups.clone() {
-            let Some(channel) = self
-                .rank
-                .slots
-                .channels
-                .find(inferred(CERTAIN + group.index))
-            else {
-                continue;
-            };
-            for &hash in hashes {
-                if let Some(slot) = self.rank.slots.find(hash) {
-                    self.withdraw(slot, channel);
+            for base in [CERTAIN, LIKELY] {
+                let channel = self.inferred_channel(base, group);
+                for &hash in hashes {
+                    if let Some(slot) = self.rank.slots.find(hash) {
+                        self.withdraw(slot, channel);
+                    }
                 }
             }
         }
     }
 
-    fn inferred_channel(&mut self, group: SilentGroup) -> Option<ChannelId> {
-        let key = inferred(CERTAIN + group.index);
-        self.rank.channel_of_store(key, self.shared.planes)
+    /// The channel of a group's certain or likely copies.
+    fn inferred_channel(&mut self, base: u16, group: SilentGroup) -> ChannelId {
+        let key = inferred(base + group.index);
+        self.rank.channel(key, self.shared.planes)
     }
 
     fn withdraw(&mut self, slot: SlotId, channel: ChannelId) {
@@ -110,6 +136,19 @@ impl Slice<'_> {
 }
 
 impl Rank {
+    /// Panics unless what is likely of silent groups is shown by copies.
+    pub(super) fn check_silent(&self) {
+        let Some(silent) = &self.silent else {
+            return;
+        };
+        silent.check_integrity();
+        for (group, hash) in silent.marked() {
+            let slot = self.slots.find(hash).expect("a marked page has a slot");
+            let channel = self.slots.channels.find(inferred(group));
+            assert!(channel.is_some_and(|channel| self.slots.holds(slot, channel)));
+        }
+    }
+
     /// Whether what is inferred of silent groups is certain. A refused event may have stored a page
     /// after a leaf, and how an engine with further tiers moves windows and states between them is not
     /// known.

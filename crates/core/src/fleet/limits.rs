@@ -173,9 +173,10 @@ impl Model {
         };
         let undecided = rank.limbo.num_hashes();
         let (copies, channels) = rank.slots.bytes_beside();
+        let silent = rank.silent.as_ref().map_or(0, |silent| silent.bytes());
         let placed = match rank.slots.len() - undecided {
             0 => 0,
-            names => names * BYTES_PER_NAME + copies + self.planes.paid_by(column),
+            names => names * BYTES_PER_NAME + copies + self.planes.paid_by(column) + silent,
         };
         Size {
             placed,

@@ -32,6 +32,7 @@ impl Rank {
             _ => self.clear_slots(stirred, shared),
         }
         self.slots.sharing.forget();
+        self.forget_silent();
         for tier in Tier::ALL {
             if self.is_cleared(tier) {
                 self.forgot.remove(tier);
@@ -55,6 +56,7 @@ impl Rank {
             return true;
         }
         self.effort.note(most as u64);
+        self.forget_silent();
         for slot in self.slots.take_some_stirred(most) {
             self.clear_slot(slot, shared);
         }
@@ -159,6 +161,7 @@ impl Rank {
         self.show_nothing(shared);
         self.slots.drop_all();
         self.slots.sharing.forget();
+        self.forget_silent();
         self.forgot = Tier::ALL.into_iter().collect();
         self.forget_missed();
     }
@@ -173,6 +176,7 @@ impl Rank {
     pub(super) fn forget_everything(&mut self, shared: &mut Shared<'_>) {
         self.show_nothing(shared);
         drop(self.limbo.take_all());
+        self.forget_silent();
         self.doomed = Vec::new();
         shared.nodes.let_go(self.slots.take_all());
         self.has_doubts = false;
@@ -195,6 +199,20 @@ impl Rank {
         }
     }
 
+    /// Forgets what is likely of groups that no event tells of.
+    fn forget_silent(&mut self) {
+        if let Some(silent) = &mut self.silent {
+            silent.clear();
+        }
+    }
+
+    /// The same, for the page of one hash.
+    fn forget_page(&mut self, slot: SlotId) {
+        if let Some(silent) = &mut self.silent {
+            silent.forget(self.slots.key(slot));
+        }
+    }
+
     /// Forgets a placed hash with all its copies. Returns true if it had any.
     pub(super) fn evict(&mut self, slot: SlotId, shared: &mut Shared<'_>) -> bool {
         debug_assert!(matches!(
@@ -203,6 +221,7 @@ impl Rank {
         ));
         let is_held = self.slots.is_held(slot);
         self.forget_copies(slot);
+        self.forget_page(slot);
         self.drop_channels(slot, |_| true, shared);
         self.forget_name(slot, shared);
         is_held
@@ -223,6 +242,7 @@ impl Rank {
         for slot in self.limbo.take_all() {
             self.effort.note(1);
             self.forget_copies(slot);
+            self.forget_page(slot);
             self.doomed.push(slot);
         }
     }

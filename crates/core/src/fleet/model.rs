@@ -15,7 +15,7 @@ use super::rank::{Rank, Shared};
 use super::slots::Whereabouts;
 use super::texts::Marks;
 use super::units::Units;
-use super::view::View;
+use super::view::{SilentViews, View};
 use crate::divisors::gcd;
 use crate::secret::Secret;
 
@@ -39,10 +39,12 @@ impl Class {
             .map(move |bit| first + bit)
     }
 
-    /// The same ranks with what is certain of groups that no event tells of, if they have any.
-    pub(super) fn silent(&self) -> Option<Self> {
-        let view = self.view.silent.as_deref()?.clone();
-        Some(Self { view, ..*self })
+    /// The same ranks with what is certain, and with what is likely, of groups that no event tells of,
+    /// if they have any.
+    pub(super) fn silent(&self) -> Option<(Self, Self)> {
+        let SilentViews { certain, likely } = self.view.silent.as_deref()?.clone();
+        let with = |view| Self { view, ..*self };
+        Some((with(certain), with(likely)))
     }
 
     /// The largest step that visits every boundary that the rule asks for.

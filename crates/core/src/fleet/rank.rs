@@ -375,13 +375,20 @@ impl Rank {
     #[must_use]
     pub(super) fn bytes(&self) -> usize {
         let doomed = self.doomed.capacity() * size_of::<SlotId>();
-        size_of::<Self>() + self.slots.bytes() + self.limbo.bytes() + self.adapters.bytes() + doomed
+        let silent = self.silent.as_ref().map_or(0, |silent| silent.bytes());
+        size_of::<Self>()
+            + self.slots.bytes()
+            + self.limbo.bytes()
+            + self.adapters.bytes()
+            + doomed
+            + silent
     }
 
     /// Panics unless slots, bits, nodes and limbo agree.
     pub(super) fn check_integrity(&self, nodes: &Nodes, planes: &Planes) {
         self.slots.check_integrity();
         self.limbo.check_integrity(&self.slots);
+        self.check_silent();
         for slot in self.slots.iter() {
             let Whereabouts::Placed(node) = self.slots.whereabouts(slot) else {
                 continue;

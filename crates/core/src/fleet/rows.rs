@@ -142,8 +142,10 @@ impl Search<'_, '_> {
         });
         let set = rows.tier_sets[index];
         let silent = class.silent();
-        let closely = silent.as_ref().map(|class| Reading { class, ladder });
-        let certain = closely.map(|reading| (reading, self.read(reading, set, scratch)));
+        let certain = silent.as_ref().map(|(class, _)| {
+            let reading = Reading { class, ladder };
+            (reading, self.read(reading, set, scratch))
+        });
         for column in class.columns() {
             let bit = column % 64;
             let certain = certain.map(|(reading, lengths)| (reading, lengths[bit]));
@@ -152,14 +154,36 @@ impl Search<'_, '_> {
             row.tiers[index] = (set, bounds);
             if index == 0 {
                 row.bounds = bounds;
-                row.expected = if bounds.lower == bounds.upper {
-                    bounds.lower
-                } else {
-                    self.expected(reading, column, (bounds, lower[bit]), scratch)
-                };
             }
         }
+        if index == 0 {
+            let likely = silent.as_ref().map(|(_, class)| Reading { class, ladder });
+            self.fill_expected(reading, likely, &lower, scratch, rows);
+        }
         lower
+    }
+
+    /// Fills in the likely values, given what the rule gives for what was told.
+    fn fill_expected(
+        &self,
+        reading: Reading<'_>,
+        likely: Option<Reading<'_>>,
+        told: &[u32; HOLDERS],
+        scratch: &mut rule::Scratch,
+        rows: &mut RowsByColumn<'_>,
+    ) {
+        let likely = likely.map(|reading| self.read(reading, self.request.tiers, scratch));
+        for column in reading.class.columns() {
+            let bit = column % 64;
+            let Bounds { lower, upper } = rows.row(column).bounds;
+            rows.row(column).expected = match &likely {
+                _ if lower == upper => lower,
+                Some(likely) => likely[bit].clamp(lower, upper),
+                None => self
+                    .expected(reading, column, told[bit], scratch)
+                    .clamp(lower, upper),
+            };
+        }
     }
 
     /// The lengths that the rule gives for what the ranks of a class hold on a set of tiers.

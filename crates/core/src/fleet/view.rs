@@ -1,7 +1,7 @@
 //! What the rule is evaluated with for one pod: its groups as configured, or as learned so far.
 
 use super::catalog::{Catalog, Known, UNGROUPED};
-use super::silent::{CERTAIN, Silent};
+use super::silent::{CERTAIN, LIKELY, Silent};
 use crate::divisors::{gcd, lcm};
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
@@ -21,8 +21,17 @@ pub(super) struct View {
     pub has_unknown: bool,
     /// Group 0, if it exists and its kind is not known.
     pub undeclared: Option<u16>,
-    /// The same pod with what is certain of groups that no event tells of, if it has any.
-    pub silent: Option<Box<View>>,
+    /// The same pod with groups that no event tells of, if it has any.
+    pub silent: Option<Box<SilentViews>>,
+}
+
+/// A pod with what is inferred of groups that no event tells of.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct SilentViews {
+    /// With what is certain of them.
+    pub certain: View,
+    /// With what is likely of them.
+    pub likely: View,
 }
 
 impl Catalog {
@@ -41,7 +50,11 @@ impl Catalog {
                 && (g.kind == SpecKind::Unknown
                     || (g.kind == SpecKind::ChunkedLocalAttention && g.chunk.is_none()))
         });
-        view.silent = self.silent_view(&view).map(Box::new);
+        view.silent = self.silent().and_then(|_| {
+            let certain = self.silent_view(&view, CERTAIN)?;
+            let likely = self.silent_view(&view, LIKELY)?;
+            Some(Box::new(SilentViews { certain, likely }))
+        });
         Some(view)
     }
 
@@ -55,12 +68,11 @@ impl Catalog {
         if !self.config.publisher.tells_only_full() || self.shows_components {
             return None;
         }
-        Silent::new(self.configured_groups()?, self.config.silent)
+        Silent::new(self.topology()?, self.config.silent)
     }
 
-    fn silent_view(&self, told: &View) -> Option<View> {
-        self.silent()?;
-        let (topology, groups) = Silent::whole(self.configured_groups()?, &told.topology, CERTAIN)?;
+    fn silent_view(&self, told: &View, base: u16) -> Option<View> {
+        let (topology, groups) = Silent::whole(self.configured_groups()?, &told.topology, base)?;
         Some(View {
             topology,
             groups,

@@ -339,6 +339,9 @@ fn config(groups: events::Groups, choices: &mut impl Choices) -> PodConfig {
             },
             silent: SilentPools {
                 never_short: choices.below(2) == 0,
+                window_tokens: (choices.below(2) == 0).then_some(32),
+                state_slots: (choices.below(2) == 0).then_some(6),
+                chunked_prefill: (choices.below(2) == 0).then_some(8),
             },
             ..known
         },

@@ -73,6 +73,9 @@ struct EngineArg {
     adapter_reloads: bool,
     unsent_tokens: Vec<(EnumArg, u32)>,
     silent_pools_never_short: bool,
+    window_pool_tokens: Option<u32>,
+    state_slots: Option<u32>,
+    chunked_prefill_size: Option<u32>,
     silent_groups: Option<Vec<SilentGroupArg>>,
 }
 
@@ -123,6 +126,9 @@ impl EngineArg {
                 .collect::<Result<_, _>>()?,
             silent: SilentPools {
                 never_short: self.silent_pools_never_short,
+                window_tokens: self.window_pool_tokens,
+                state_slots: self.state_slots,
+                chunked_prefill: self.chunked_prefill_size,
             },
             silent_groups: silent
                 .map(|groups| groups.map(SilentGroupArg::decode).collect())

@@ -10,21 +10,45 @@
 //! if its pool runs short. If it never does, every end of a store has its window or state until the page
 //! is removed. Windows of leaves are not certain without that: several inserts can be told as one store,
 //! so where the last one began, and with it where the leaf begins, is not known.
+//!
+//! What such a group probably holds (`marks`) is a guess for the expected value. It is counted in a
+//! second channel in the same way.
+
+mod marks;
+mod pages;
+mod recent;
 
 use smallvec::SmallVec;
 
+use super::slots::EngineKey;
+use crate::divisors::lcm;
 use crate::spec::{GroupSpec, SpecKind, Topology};
+use marks::{Inserted, Marks};
+use pages::{PageId, Pages};
 
 /// What an operator says about the memory of groups that no event tells of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SilentPools {
     /// Whether these groups lose nothing before the full-attention pages that they belong to.
     pub never_short: bool,
+    /// The tokens that the windows of all requests and of the cache have room for.
+    pub window_tokens: Option<u32>,
+    /// The states that all requests and the cache have room for.
+    pub state_slots: Option<u32>,
+    /// The most tokens of a prompt that are computed at once.
+    pub chunked_prefill: Option<u32>,
 }
 
 /// The number of the group under which the certain copies of a silent group are counted, less the
 /// group's own. No event has such a number.
 pub(super) const CERTAIN: u16 = 0x8000;
+/// The same for the copies that it probably holds.
+pub(super) const LIKELY: u16 = 0xC000;
+/// States of an engine with pages stand on a grid of at least this many tokens.
+const LEAST_GRID: u32 = 64;
+
+/// Pages at which a group now has something, or no longer has.
+type Changes = Vec<(EngineKey, bool)>;
 
 /// A group that no event tells of, and of which something can be inferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +66,10 @@ pub(super) struct Silent {
     pub(super) groups: SmallVec<[SilentGroup; 2]>,
     /// What the operator says about their memory.
     pub(super) pools: SilentPools,
+    page_size: u32,
+    pages: Pages,
+    /// What each group probably holds, in the order of the groups.
+    marks: SmallVec<[Marks; 2]>,
 }
 
 impl SilentGroup {
@@ -64,16 +92,97 @@ impl SilentGroup {
 
 impl Silent {
     /// The silent groups among these, if there are any, and something can be inferred of each of them.
-    pub(super) fn new(groups: &[GroupSpec], pools: SilentPools) -> Option<Self> {
-        let page = page(groups)?;
-        let silent = (0u16..).zip(groups).filter(|(_, group)| is_silent(group));
-        let silent: Option<SmallVec<_>> = silent
-            .map(|(index, group)| SilentGroup::new(index, group, page))
+    pub(super) fn new(topology: &Topology, pools: SilentPools) -> Option<Self> {
+        let page_size = page(&topology.groups)?;
+        let groups = (0u16..).zip(&topology.groups);
+        let silent = groups.filter(|(_, group)| is_silent(group));
+        let silent: Option<SmallVec<[SilentGroup; 2]>> = silent
+            .map(|(index, group)| SilentGroup::new(index, group, page_size))
             .collect();
+        let groups = silent.filter(|silent| !silent.is_empty())?;
+        let alignment = topology.alignment;
+        let has_grid = page_size > 1 || alignment > 1;
+        let grid = has_grid.then(|| lcm([alignment, LEAST_GRID, page_size].into_iter()));
+        let marks = groups.iter();
         Some(Self {
-            groups: silent.filter(|silent| !silent.is_empty())?,
+            marks: marks
+                .map(|group| Marks::new(*group, pools, page_size, grid))
+                .collect(),
+            groups,
             pools,
+            page_size,
+            pages: Pages::default(),
         })
+    }
+
+    /// Notes a store of pages. Returns, for each group, what this changes of its probable copies.
+    pub(super) fn note_store(
+        &mut self,
+        parent: Option<EngineKey>,
+        hashes: &[EngineKey],
+    ) -> SmallVec<[Changes; 2]> {
+        let parent = parent.and_then(|hash| self.pages.find(hash));
+        let mut new: Vec<PageId> = Vec::with_capacity(hashes.len());
+        for &hash in hashes {
+            new.push(self.pages.store(hash, new.last().copied().or(parent)));
+        }
+        let store = Inserted {
+            parent,
+            new: &new,
+            chunk: self.pools.chunked_prefill,
+            page_size: self.page_size,
+        };
+        let marks = self.marks.iter_mut();
+        marks
+            .map(|marks| {
+                let mut changes = Vec::new();
+                marks.insert(&self.pages, store, &mut changes);
+                changes
+            })
+            .collect()
+    }
+
+    /// Forgets a page, and what is kept at it.
+    pub(super) fn forget(&mut self, hash: EngineKey) {
+        if let Some(page) = self.pages.find(hash) {
+            for marks in &mut self.marks {
+                marks.forget(page);
+            }
+            self.pages.remove(page);
+        }
+    }
+
+    /// Forgets all pages.
+    pub(super) fn clear(&mut self) {
+        self.pages = Pages::default();
+        for marks in &mut self.marks {
+            marks.clear();
+        }
+    }
+
+    /// The hashes that are marked, with the number of the group of the copy that shows it.
+    pub(super) fn marked(&self) -> impl Iterator<Item = (u16, EngineKey)> + '_ {
+        let groups = self.groups.iter().zip(&self.marks);
+        groups.flat_map(move |(group, marks)| {
+            let number = LIKELY + group.index;
+            marks
+                .iter()
+                .map(move |page| (number, self.pages.hash(page)))
+        })
+    }
+
+    /// The bytes held, by capacity and estimate.
+    pub(super) fn bytes(&self) -> usize {
+        let marks: usize = self.marks.iter().map(Marks::bytes).sum();
+        size_of::<Self>() + self.pages.bytes() + marks
+    }
+
+    /// Panics unless pages and marks agree.
+    pub(super) fn check_integrity(&self) {
+        self.pages.check_integrity();
+        for marks in &self.marks {
+            marks.check_integrity(&self.pages);
+        }
     }
 
     /// The topology of all these groups, which the rule is evaluated with, and the number under which
