@@ -21,7 +21,7 @@ def test_every_example_runs_and_is_short(example: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

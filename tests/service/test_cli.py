@@ -73,7 +73,7 @@ def failing(*arguments: str | bytes, output: int = subprocess.PIPE, **variables:
     main = "import sys; from kvbraid.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", main, *arguments]
     done = subprocess.run(
-        command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=30, check=False,
+        command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=300, check=False,
         env={**os.environ, **variables},
     )  # fmt: skip
     assert (done.returncode, done.stdout or "") == (2, "")

@@ -152,7 +152,7 @@ def test_a_models_config_that_is_refused_is_one_line_and_exit_2(tmp_path: Path) 
         '[[pods]]\nid = "a"\nmodel = "m"\nendpoint = "tcp://h:1"\nmodel_config = "config.json"\n'
     )
     command = [sys.executable, "-c", MAIN, "serve", "--config", str(config)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
     told = f"kvbraid: {config}: pods[0] (a): model_config: model_type = 'x' is not known; "
     assert done.stderr.startswith(told)
@@ -163,7 +163,7 @@ def test_an_address_in_use_is_one_line_and_exit_2() -> None:
     with serving() as (_, url):
         port = url.rsplit(":", 1)[1]
         command = [sys.executable, "-c", MAIN, "serve", "--port", port]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith(f"kvbraid: cannot listen on 127.0.0.1:{port}: ")
     assert len(done.stderr.splitlines()) == 1

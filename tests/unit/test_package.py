@@ -15,7 +15,7 @@ CONFIG = Path(__file__).parents[1] / "fixtures" / "tiny" / "exaone4" / "config.j
 def fresh(program: str) -> list[str]:
     """Return the lines that a program prints in a process that has imported nothing before."""
     command = [sys.executable, "-W", "error", "-c", f"import sys\n{program}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

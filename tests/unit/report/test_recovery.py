@@ -155,7 +155,7 @@ def refused(*arguments: str) -> str:
         [sys.executable, "-c", main, "recover", *arguments],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
         check=False,
         env=os.environ,
     )
