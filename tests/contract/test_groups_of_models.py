@@ -14,7 +14,7 @@ from kvbraid.spec import EngineDialect, GroupSpec, SilentGroup, SpecKind, Topolo
 from kvbraid.spec_mapping import pod_from_mapping
 
 from tests.captures import SGLANG_FIXTURES
-from tests.contract.prompts import POD, TEXT, an_index, answer, exactly, tell
+from tests.contract.prompts import POD, TEXT, an_index, answer, exactly
 from tests.contract.test_sglang import CLEARED
 from tests.contract.test_wire_tolerance import page, publish, signed
 from tests.unit.models.test_sglang import published
@@ -108,11 +108,17 @@ def test_a_page_of_another_size_than_the_first_is_a_contradiction() -> None:
     assert (pod.state, pod.reason) == (PodState.DEGRADED, "contradicts_block_size")
 
 
-def test_a_model_says_nothing_about_an_engine_that_tells_of_all_its_groups() -> None:
-    index = an_index(engine=EngineProfile(silent_groups=()))
-    tell(index, TEXT.stored())
-    assert answer(index) == exactly(1024)
-    assert groups(index) == [(FULL, 16, None)]
+def test_with_pages_of_one_token_states_are_resumed_anywhere() -> None:
+    index = a_pod(STATES)
+    publish(index, [["BlockStored", list(range(1, 101)), None, list(TEXT.tokens[:100]), 1, None]])
+    assert answer(index)[1] == 100
+
+
+def test_a_model_says_nothing_about_an_engine_that_may_tell_of_other_groups() -> None:
+    told, untold = an_index(engine=EngineProfile(silent_groups=())), an_index()
+    for index in (told, untold):
+        publish(index, [page(TEXT, 0, 64, "GPU")])
+    assert answer(told) == answer(untold) == (0, 1024)
 
 
 def test_registering_the_same_model_again_forgets_nothing() -> None:
