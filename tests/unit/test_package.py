@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import kvbraid
+import kvbraid.errors
 
 CONFIG = Path(__file__).parents[1] / "fixtures" / "tiny" / "exaone4" / "config.json"
 
@@ -132,6 +133,7 @@ def test_a_layout_is_planned_from_a_checkout_that_was_never_built(tmp_path: Path
     program = f"""sys.path.insert(0, {str(tmp_path)!r})
 {PLANNED}
 import kvbraid
+import kvbraid.errors
 print(kvbraid.__file__)
 try:
     kvbraid.__version__
