@@ -29,11 +29,11 @@ class Limits:
 
 
 HYBRIDS: Final = {
-    "mamba_nobuf_p1": Limits(width=134, expected=0.46),
-    "mamba_buf_p64": Limits(width=132, expected=0.86),
-    "swa_p16": Limits(width=238, expected=0.74),
-    "swa_p16_ratio1": Limits(width=75, expected=0.90),
-    "hicache_swa_p16": Limits(width=245, expected=0.90),
+    "mamba_nobuf_p1": Limits(width=134, expected=0.92),
+    "mamba_buf_p64": Limits(width=132, expected=0.92),
+    "swa_p16": Limits(width=238, expected=0.93),
+    "swa_p16_ratio1": Limits(width=75, expected=0.97),
+    "hicache_swa_p16": Limits(width=245, expected=0.88),
 }
 """Captures of models whose windows or states no event tells of."""
 

@@ -114,6 +114,8 @@ def read_capture(directory: Path, settings: Mapping[str, object] | None = None) 
     known = {
         "extra_keys": any(op.extra_key for op in lookups),
         "silent_pools_never_short": _is_never_short(config),
+        "window_pool_tokens": config.get("size_swa"),
+        "state_slots": config.get("mamba_slots"),
     }
     described = {name: value for name, value in known.items() if value} | described
     return Capture(
