@@ -147,6 +147,16 @@ def test_a_page_that_is_removed_has_nothing(topology: Topology) -> None:
     assert expected_after(topology, *again, end=512) == 512
 
 
+def test_pages_that_are_copied_to_the_host_take_their_windows_along() -> None:
+    index = an_index(WINDOWS, engine=SGLANG)
+    publish(index, [store(0, 32), page(TEXT, 0, 32, "CPU_PINNED"), removed(*range(32))])
+    assert values(row_of(index, ("gpu", "cpu"))) == (0, 512, 512)
+    publish(index, [["BlockRemoved", [signed(TEXT.hash(512))], "CPU_PINNED"]])
+    assert values(row_of(index, ("gpu", "cpu"))) == (0, 0, 496)
+    publish(index, [page(TEXT, 31, 32, "CPU_PINNED")])
+    assert values(row_of(index, ("gpu", "cpu"))) == (0, 0, 512)
+
+
 def test_a_loss_forgets_the_marks() -> None:
     index = an_index(STATES, engine=SGLANG)
     publish(index, [store(0, 32)])

@@ -5,17 +5,17 @@ use smallvec::SmallVec;
 use super::apply::Slice;
 use super::intake::Target;
 use super::rank::Rank;
-use super::silent::{CERTAIN, LIKELY, SilentGroup};
+use super::silent::{CERTAIN, LIKELY, SilentGroup, SilentGroups};
 use super::slots::{ChannelId, ChannelKey, EngineKey, SlotId};
 use super::tier::Tier;
 use crate::wire::{Component, Removed, Stored};
 
-/// The channel of the copies that a group is inferred to hold on the GPU.
-fn inferred(group: u16) -> ChannelKey {
+/// The channel of the copies that a group is inferred to hold on a tier.
+fn inferred(group: u16, tier: Tier) -> ChannelKey {
     ChannelKey {
         group,
         partial: false,
-        tier: Tier::Gpu,
+        tier,
         remote: false,
         owner: 0,
         doubted: false,
@@ -32,14 +32,16 @@ impl Slice<'_> {
             return;
         };
         let (groups, never_short) = (silent.groups.clone(), silent.pools.never_short);
-        let key = self.rank.slots.channels.get(told).key;
-        if key.tier != Tier::Gpu || stored.component.is_some_and(|c| c != Component::Full) {
-            return;
-        }
         let hashes = self.batch.hashes_of(stored.hashes);
+        match self.rank.slots.channels.get(told).key.tier {
+            _ if stored.component.is_some_and(|c| c != Component::Full) => return,
+            Tier::Gpu => {}
+            Tier::Cpu => return self.infer_on_host(hashes, groups),
+            Tier::Storage => return,
+        }
         let parent = stored.parent.and_then(|hash| self.rank.slots.find(hash));
         for group in groups {
-            let channel = self.inferred_channel(CERTAIN, group);
+            let channel = self.inferred_channel(CERTAIN, group, Tier::Gpu);
             if let (Some(parent), false) = (parent, never_short) {
                 self.withdraw(parent, channel);
             }
@@ -62,12 +64,26 @@ impl Slice<'_> {
         let changes = silent.note_store(parent, hashes);
         let groups = silent.groups.clone();
         for (group, changes) in groups.into_iter().zip(changes) {
-            let channel = self.inferred_channel(LIKELY, group);
+            let channel = self.inferred_channel(LIKELY, group, Tier::Gpu);
             for (hash, is_there) in changes {
                 match self.rank.slots.find(hash) {
                     Some(slot) if is_there => self.infer_copy(slot, channel),
                     Some(slot) => self.withdraw(slot, channel),
                     None => {}
+                }
+            }
+        }
+    }
+
+    /// Pages are copied to the host, probably with the windows and states that they have.
+    fn infer_on_host(&mut self, hashes: &[EngineKey], groups: SilentGroups) {
+        for group in groups {
+            let [gpu, host] =
+                [Tier::Gpu, Tier::Cpu].map(|tier| self.inferred_channel(LIKELY, group, tier));
+            for &hash in hashes {
+                let slot = self.rank.slots.find(hash);
+                if let Some(slot) = slot.filter(|slot| self.rank.slots.holds(*slot, gpu)) {
+                    self.infer_copy(slot, host);
                 }
             }
         }
@@ -99,18 +115,24 @@ impl Slice<'_> {
         let Target::Key(key) = self.progress.target else {
             return;
         };
-        if key.tier != Tier::Gpu || !is_full {
-            return;
-        }
         let Some(silent) = &mut self.rank.silent else {
             return;
         };
-        for &hash in hashes {
-            silent.forget(hash);
+        if key.tier == Tier::Storage || !is_full {
+            return;
+        }
+        if key.tier == Tier::Gpu {
+            for &hash in hashes {
+                silent.forget(hash);
+            }
         }
         for group in silent.groups.clone() {
             for base in [CERTAIN, LIKELY] {
-                let channel = self.inferred_channel(base, group);
+                let Some(channel) =
+                    (self.rank.slots.channels).find(inferred(base + group.index, key.tier))
+                else {
+                    continue;
+                };
                 for &hash in hashes {
                     if let Some(slot) = self.rank.slots.find(hash) {
                         self.withdraw(slot, channel);
@@ -121,8 +143,8 @@ impl Slice<'_> {
     }
 
     /// The channel of a group's certain or likely copies.
-    fn inferred_channel(&mut self, base: u16, group: SilentGroup) -> ChannelId {
-        let key = inferred(base + group.index);
+    fn inferred_channel(&mut self, base: u16, group: SilentGroup, tier: Tier) -> ChannelId {
+        let key = inferred(base + group.index, tier);
         self.rank.channel(key, self.shared.planes)
     }
 
@@ -144,7 +166,7 @@ impl Rank {
         silent.check_integrity();
         for (group, hash) in silent.marked() {
             let slot = self.slots.find(hash).expect("a marked page has a slot");
-            let channel = self.slots.channels.find(inferred(group));
+            let channel = self.slots.channels.find(inferred(group, Tier::Gpu));
             assert!(channel.is_some_and(|channel| self.slots.holds(slot, channel)));
         }
     }

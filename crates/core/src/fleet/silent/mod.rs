@@ -59,11 +59,14 @@ pub(super) struct SilentGroup {
     pub(super) window_pages: Option<u32>,
 }
 
-/// The silent groups of one rank.
+/// The silent groups of a pod: one, as a rule.
+pub(super) type SilentGroups = SmallVec<[SilentGroup; 2]>;
+
+/// What is inferred of the silent groups of one rank.
 #[derive(Debug)]
 pub(super) struct Silent {
     /// The groups.
-    pub(super) groups: SmallVec<[SilentGroup; 2]>,
+    pub(super) groups: SilentGroups,
     /// What the operator says about their memory.
     pub(super) pools: SilentPools,
     page_size: u32,
@@ -96,7 +99,7 @@ impl Silent {
         let page_size = page(&topology.groups)?;
         let groups = (0u16..).zip(&topology.groups);
         let silent = groups.filter(|(_, group)| is_silent(group));
-        let silent: Option<SmallVec<[SilentGroup; 2]>> = silent
+        let silent: Option<SilentGroups> = silent
             .map(|(index, group)| SilentGroup::new(index, group, page_size))
             .collect();
         let groups = silent.filter(|silent| !silent.is_empty())?;
