@@ -143,8 +143,7 @@ def test_a_mismatch_that_earlier_events_do_not_explain_is_not_called_in_flight(
 def test_the_bounds_of_a_hybrid_hold_the_truth_and_are_narrow(folder: Path) -> None:
     report = replay(capture_at(folder))
     assert report.over == report.under == 0
-    if folder.parent == SGLANG_WHOLE:
-        assert_is_within(HYBRIDS[folder.name], report)
+    assert_is_within(HYBRIDS[folder.name], report)
 
 
 @pytest.mark.parametrize("folder", [f for f in CAPTURES if f.name in UNTOLD], ids=name_of)
