@@ -4,7 +4,7 @@
 //! prompt begins with another hash than before. What earlier loads left is never found again, but is
 //! removed only as the engine needs its memory. So from then on only what is stored under the adapter
 //! afterwards is certain (an engine unloads an adapter when its requests have ended); what is held
-//! besides counts for upper bounds alone.
+//! besides counts for upper bounds alone. A further load shows when a prompt of the newest one does so.
 //!
 //! If the first hash of an earlier load is stored again, these are no loads, but caches that differ
 //! in something else. Nothing is certain of such an adapter until a restart.
