@@ -18,7 +18,7 @@ from kvbraid.models.read import kinds_of
 from kvbraid.spec import GroupSpec, SilentGroup, SpecKind, Topology
 
 # configs/model_config.py: is_hybrid_swa_model, SWA_SINK_ARCHS, MIMO_V2_MODEL_ARCHS.
-WINDOW_ARCHITECTURES: Final = frozenset(
+_WINDOW_ARCHITECTURES: Final = frozenset(
     {
         "BeamForCausalLM",
         "DeepseekV4ForCausalLM",
@@ -167,10 +167,10 @@ def _has_window_pool(config: Mapping[str, object]) -> bool:
     text = text_model(config)
     listed = config.get("architectures")
     names = {str(name) for name in listed} if isinstance(listed, list) else set()
-    types = {config.get("model_type"), text.get("model_type")}
+    types = {str(each.get("model_type")) for each in (config, text)}
     if "laguna" in types and not text.get("sliding_window"):
         return False
-    if names & WINDOW_ARCHITECTURES or types & _WINDOW_TYPES or text.get("is_hybrid_swa"):
+    if names & _WINDOW_ARCHITECTURES or types & _WINDOW_TYPES or text.get("is_hybrid_swa"):
         return True
     return not names and "llama4_text" in types
 

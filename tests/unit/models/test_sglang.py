@@ -90,6 +90,14 @@ def test_a_config_may_say_itself_that_it_is_hybrid() -> None:
     assert silent_groups(published("gemma-3-1b", is_hybrid_swa=True))
 
 
+@pytest.mark.parametrize("value", [[], {}, 1, [[]], None])
+@pytest.mark.parametrize("name", ["model_type", "architectures"])
+def test_a_field_of_another_type_than_usual_is_none(name: str, value: object) -> None:
+    """The text model's own part says what it is."""
+    nested = {"text_config": published("gpt-oss-20b"), "model_type": "x", name: value}
+    assert len(silent_groups(nested)) == 1
+
+
 def test_a_laguna_without_a_window_is_dense() -> None:
     base = published("llama-3.1-8b", model_type="laguna", architectures=["LagunaForCausalLM"])
     assert silent_groups({**base, "sliding_window": None}) == ()
