@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use kvbraid_core::fleet::{
-    Answer, Applied, Hidden, Index, Member, Options, PodConfig, PodSpec, Prompt, Publisher,
-    RankInfo, Request, Row, SilentPools, State, Strategy, Tier, TierSet,
+    Answer, Applied, GroupOfModel, Hidden, Index, Member, Options, PodConfig, PodSpec, Prompt,
+    Publisher, RankInfo, Request, Row, SilentPools, State, Strategy, Tier, TierSet,
 };
 use kvbraid_core::hash::{HashAlgo, MediaItem};
 use kvbraid_core::secret::Secret;
@@ -343,8 +343,30 @@ fn config(groups: events::Groups, choices: &mut impl Choices) -> PodConfig {
                 state_slots: (choices.below(2) == 0).then_some(6),
                 chunked_prefill: (choices.below(2) == 0).then_some(8),
             },
-            ..known
+            ..if choices.below(2) == 0 {
+                known
+            } else {
+                of_model()
+            }
         },
+    }
+}
+
+/// A pod whose groups are not listed, but whose model says what no event tells of.
+fn of_model() -> PodConfig {
+    let window = GroupOfModel {
+        kind: SpecKind::SlidingWindow,
+        window: Some(events::WINDOW),
+        grid: 1,
+    };
+    let states = GroupOfModel {
+        kind: SpecKind::Mamba,
+        window: None,
+        grid: 4,
+    };
+    PodConfig {
+        silent_groups: Some(vec![window, states]),
+        ..PodConfig::default()
     }
 }
 
