@@ -71,6 +71,11 @@ SGLANG: Final = (
     Row("dense, an adapter loaded again, not declared", "dense_p16_lora_reload"),
     Row("states, pages of 1, few slots", "mamba_nobuf_p1"),
     Row("states, pages of 64, few slots", "mamba_buf_p64"),
+    Row(
+        "the same, as if slots could not run short",
+        "mamba_buf_p64",
+        {"silent_pools_never_short": True},
+    ),
     Row("windows, a small pool", "swa_p16"),
     Row("windows, a pool that cannot run short", "swa_p16_ratio1"),
     Row("windows, with a host tier", "hicache_swa_p16"),

@@ -158,6 +158,14 @@ def test_where_caches_differ_in_what_no_event_tells_a_declared_pod_is_never_wron
     assert replay(read_capture(folder, others)).over > 0, "or there is nothing to declare"
 
 
+@pytest.mark.parametrize("folder", [f for f in CAPTURES if f.name == "mamba_buf_p64"], ids=name_of)
+def test_states_that_do_not_run_short_are_promised_at_every_end(folder: Path) -> None:
+    """The slots were fewer than it takes to be sure, but none was missing in this life."""
+    report = replay(read_capture(folder, {"silent_pools_never_short": True}))
+    assert report.over == report.under == 0
+    assert_is_within(Limits(width=70, expected=0.92), report)
+
+
 def test_a_pool_that_may_run_short_promises_less() -> None:
     folder = SGLANG_FIXTURES / "swa_p16_ratio1"
     roomy, short = (
