@@ -14,6 +14,9 @@ from kvbraid.spec import EngineDialect, SilentGroup, SpecKind
 REPORT_MODES: Final = ("incremental", "full")
 """Whether an engine announces only new copies, or also reused blocks."""
 
+EVENT_FORMATS: Final = ("default", "dynamo")
+"""What SGLang's hashes cover: tokens and salts, or extra keys too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProfile:
@@ -28,6 +31,8 @@ class EngineProfile:
             whole windows; sparse stores are placed by them if the hash function is unknown.
         extra_keys: Requests have an `extra_key` that neither events nor hashes show, so what is
             held may be another key's: lower bounds are 0.
+        event_format: SGLang's `format` of events. In `dynamo`, hashes cover extra keys and salts,
+            so a request that names its `extra_key` is answered exactly.
         adapter_reloads: Adapters are loaded again under their names, which no event tells: lower
             bounds of requests for an adapter are 0.
         unsent_tokens: By kind, the window or chunk of learned groups whose events do not carry it.
@@ -56,6 +61,7 @@ class EngineProfile:
     retention: int | None = None
     extra_keys: bool = False
     adapter_reloads: bool = False
+    event_format: str = "default"
     unsent_tokens: tuple[tuple[SpecKind, int], ...] = ()
     silent_pools_never_short: bool = False
     window_pool_tokens: int | None = None
@@ -68,6 +74,10 @@ class EngineProfile:
         if self.report_mode not in REPORT_MODES:
             expected = " or ".join(REPORT_MODES)
             msg = f"report_mode = {shown(self.report_mode)}; expected {expected}"
+            raise InvalidValueError(msg)
+        if self.event_format not in EVENT_FORMATS:
+            expected = " or ".join(EVENT_FORMATS)
+            msg = f"event_format = {shown(self.event_format)}; expected {expected}"
             raise InvalidValueError(msg)
         if self.retention is not None and self.retention < 0:
             msg = f"retention = {shown(self.retention)} tokens; it must be at least 0"

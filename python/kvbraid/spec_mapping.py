@@ -9,7 +9,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Final, TypeVar
 
-from kvbraid.engine import REPORT_MODES, EngineProfile
+from kvbraid.engine import EVENT_FORMATS, REPORT_MODES, EngineProfile
 from kvbraid.errors import InvalidValueError, TopologyError, one_line, shown
 from kvbraid.hashing import HashAlgo
 from kvbraid.models import (
@@ -37,6 +37,7 @@ FIELDS: Final[Sequence[str]] = (
     "retention",
     "extra_keys",
     "adapter_reloads",
+    "event_format",
     "silent_pools_never_short",
     "disable_hybrid_swa_memory",
     "window_pool_tokens",
@@ -125,6 +126,7 @@ def profile_from_mapping(mapping: Mapping[str, object]) -> EngineProfile:
         retention=top.tokens("retention", least=0),
         extra_keys=top.flag("extra_keys"),
         adapter_reloads=top.flag("adapter_reloads"),
+        event_format=top.choice("event_format", among=EVENT_FORMATS) or "default",
         silent_pools_never_short=top.flag("silent_pools_never_short"),
         window_pool_tokens=top.tokens("window_pool_tokens"),
         state_slots=top.tokens("state_slots"),

@@ -1,9 +1,11 @@
 """What separates SGLang's caches although no event tells it: extra keys, loads of an adapter."""
 
+from hashlib import sha256
 from typing import Any
 
 from kvbraid.engine import EngineProfile
 from kvbraid.fleet.index import FleetIndex
+from kvbraid.hashing import MediaItem
 from kvbraid.ids import PodState
 from kvbraid.spec import EngineDialect
 
@@ -168,3 +170,53 @@ def test_a_pod_that_loads_adapters_again_promises_nothing_for_them() -> None:
     publish(index, [stored(load(1)), pages(TEXT, 0, 64)])
     assert (poet(index), answer(index)) == ((0, 1024), exactly(1024))
     assert poet(index, OTHER_TEXT) == exactly(0)
+
+
+# --- the dynamo format: hashes that cover extra keys and salts -----------------------------------
+
+DYNAMO = EngineProfile(dialect=EngineDialect.SGLANG, event_format="dynamo")
+
+
+def rooted(tokens: tuple[int, ...]) -> dict[str, Any]:
+    """A store of one page as an engine without an extra key hashes it."""
+    plain = sha256(b"".join(token.to_bytes(4, "little") for token in tokens)).digest()
+    page = pages(TEXT, 0, 1)
+    return {
+        **page,
+        "block_hashes": [signed(int.from_bytes(plain[:8], "big"))],
+        "token_ids": tokens,
+    }
+
+
+def test_nothing_is_promised_or_excluded_before_the_engine_has_shown_how_it_hashes() -> None:
+    index = an_sglang(DYNAMO)
+    publish(index, [pages(TEXT, 0, 64)])
+    assert answer(index) == (0, 1024)
+    publish(index, [rooted(OTHER_TEXT.tokens[:16])])
+    assert answer(index) == exactly(0)
+    assert answer(index, OTHER_TEXT.prompt) == exactly(16)
+    assert answer(index, OTHER_TEXT.prompt, extra_key="k") == exactly(0)
+
+
+def test_a_first_hash_that_cannot_be_computed_leaves_everything_open() -> None:
+    """Media stand-ins and media items are hashed otherwise."""
+    index = an_sglang(DYNAMO)
+    publish(index, [rooted(TEXT.tokens[:16])])
+    wide = [1 << 40, *TEXT.prompt[1:]]
+    assert answer(index, wide) == (0, 1024)
+    assert answer(index, TEXT.prompt[:15]) == exactly(0)
+    assert answer(index, extra_keys=[MediaItem("i", 20, 4)]) == (0, 1024)
+
+
+def test_a_request_with_an_extra_key_is_promised_nothing_where_hashes_do_not_show_it() -> None:
+    index = an_sglang()
+    publish(index, [pages(TEXT, 0, 64)])
+    assert (answer(index, extra_key="k"), answer(index)) == ((0, 1024), exactly(1024))
+
+
+def test_adapters_stand_under_the_salt_that_is_told() -> None:
+    index = an_sglang(DYNAMO)
+    publish(index, [stored(load(1), 32), pages(TEXT, 0, 64, lora_name="poet", cache_salt="s")])
+    assert poet(index) == exactly(512)
+    assert answer(index, lora="poet", cache_salt="s") == exactly(1024)
+    assert answer(index, lora="poet", extra_key="k") == (0, 512)

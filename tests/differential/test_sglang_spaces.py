@@ -7,7 +7,7 @@ load of the adapter. Hashes cover the space or do not, as in the engine's two ev
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import TypeAlias
 
 from hypothesis import given
@@ -159,3 +159,53 @@ def test_an_adapter_loaded_again_is_never_promised_what_earlier_loads_left(
         elif what < 0.95 and load < 3:
             load += 1
     assert index.pods()[0].state is PodState.EXACT
+
+
+def first_hash(page: Tokens, salt: str | None, extra_key: str | None) -> int:
+    """A first page's hash in SGLang's `dynamo` format, after its sources (0.5.23)."""
+    tokens = b"".join(token.to_bytes(4, "little") for token in page)
+    if salt is not None:
+        tokens = sha256(b"sglang-cache-salt-v1\0" + salt.encode()).digest() + tokens
+    plain = sha256(tokens).digest()[:8]
+    if salt is None and extra_key is None:
+        return int.from_bytes(plain, "big")
+    space = sha256(b"sglang-kv-event-namespace-v1")
+    for part in (extra_key, salt):
+        known = b"" if part is None else part.encode()
+        space.update(b"\0" if part is None else b"\1" + len(known).to_bytes(8, "little") + known)
+    return int.from_bytes(sha256(space.digest() + plain).digest()[:8], "big")
+
+
+@dataclass
+class DynamoEngine(Engine):
+    """Spaces are pairs of an extra key and a salt."""
+
+    keys: tuple[tuple[str | None, str | None], ...] = ()
+
+    def hash(self, space: int, prefix: Tokens) -> int:
+        key, salt = self.keys[space]
+        if len(prefix) == PAGE:
+            return first_hash(prefix, salt, key)
+        return super().hash(space, prefix)
+
+
+@given(seed=SEEDS, declared=st.booleans())
+def test_where_hashes_cover_extra_keys_a_request_that_names_its_own_is_answered_exactly(
+    seed: int, declared: bool
+) -> None:
+    rng = random.Random(seed)
+    keys = ((None, None), ("k", None), ("k", "s"), ("ké", None), (None, "s"))
+    engine = DynamoEngine(hashes_spaces=True, keys=keys)
+    profile = EngineProfile(dialect=SGLANG, extra_keys=declared, event_format="dynamo")
+    index = an_index(profile)
+    tell(index, engine.store(0, (9, 9)))
+    for _ in range(60):
+        prompt, space = a_prompt(rng), rng.randrange(len(keys))
+        key, salt = keys[space]
+        request = Request(model="m", token_ids=list(prompt), cache_salt=salt, extra_key=key)
+        (row,) = index.score(request).rows
+        if len(prompt) >= PAGE:
+            assert row.lower == row.upper == engine.hit(space, prompt)
+        events = engine.store(space, prompt) if rng.random() < 0.7 else engine.evict(rng)
+        tell(index, engine.flush() if rng.random() > 0.97 else events)
+    assert index.pods()[0].refused == {}

@@ -45,6 +45,7 @@ def test_every_field_arrives() -> None:
         "alignment": 64, "hash_block_size": 8, "partial_hits": True, "replay_tokens": 4,
         "hash_lookahead": 2, "engine": "sglang", "hash_algo": "xxhash", "PYTHONHASHSEED": 0,
         "report_mode": "full", "retention": 128, "extra_keys": True, "adapter_reloads": True,
+        "event_format": "dynamo",
         "silent_pools_never_short": True, "window_pool_tokens": 512, "state_slots": 60,
         "chunked_prefill_size": 256,
     }  # fmt: skip
@@ -60,6 +61,7 @@ def test_every_field_arrives() -> None:
     assert profile_from_mapping(mapping) == EngineProfile(
         dialect=EngineDialect.SGLANG, hash_algo=HashAlgo.XXHASH, hash_seed="0",
         report_mode="full", retention=128, extra_keys=True, adapter_reloads=True,
+        event_format="dynamo",
         silent_pools_never_short=True, window_pool_tokens=512, state_slots=60,
         chunked_prefill_size=256,
     )  # fmt: skip

@@ -155,6 +155,7 @@ fn main() {
         tokens: &tokens,
         lora: None,
         salt: None,
+        extra_key: None,
         media: &[],
         wide: &[],
     };

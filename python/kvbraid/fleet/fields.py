@@ -48,6 +48,7 @@ _REQUEST: Final[Sequence[_Check]] = (
     ("model", _is_text, _TEXT),
     ("lora", _or_none(_is_text), f"{_TEXT}, or None"),
     ("cache_salt", _or_none(_is_text), f"{_TEXT}, or None"),
+    ("extra_key", _or_none(_is_text), f"{_TEXT}, or None"),
     ("pods", _or_none(_is_texts), _TEXTS.replace("such texts", "pod ids")),
     ("tiers", _or_none(_is_texts), _TEXTS.replace("such texts", "tier names")),
     ("strategy", _is_text, "the name of a strategy"),

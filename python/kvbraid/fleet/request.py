@@ -19,6 +19,9 @@ class Request:
     `token_ids` is a buffer of uint32 or uint64, or a sequence of ints below 2**64: SGLang stands
     media in by numbers of up to 62 bits.
 
+    `extra_key` is the field that SGLang's requests have. Where hashes do not show it
+    (`EngineProfile.event_format`), nothing is promised to a request that has one.
+
     `pods` and `tiers` limit the answer; without them it covers every pod of the model and every
     combination of tiers. `strategy` says how the score is computed: `exact` weighs reusable
     tokens, `weighted_blocks` counts blocks as existing gateways do.
@@ -28,6 +31,7 @@ class Request:
     token_ids: Sequence[int] | memoryview
     lora: str | None = None
     cache_salt: str | None = None
+    extra_key: str | None = None
     extra_keys: Sequence[MediaItem] | None = None
     pods: Sequence[str] | None = None
     tiers: Sequence[str] | None = None

@@ -46,6 +46,7 @@ class RequestFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str
     lora: str | None = None
     cache_salt: str | None = None
+    extra_key: str | None = None
     extra_keys: _Media = None
     pods: list[str] | None = None
     tiers: list[Tier] | None = None
@@ -95,6 +96,7 @@ def parse_score_request(
         token_ids=tokens,
         lora=fields.lora,
         cache_salt=fields.cache_salt,
+        extra_key=fields.extra_key,
         extra_keys=_media(fields.extra_keys),
         pods=fields.pods,
         tiers=None if fields.tiers is None else [tier.value for tier in fields.tiers],

@@ -3,6 +3,7 @@
 use super::answer::Bounds;
 use super::limbo::Possible;
 use super::nodes::NodeId;
+use super::prompt::Prompt;
 use super::rank::Rank;
 use super::search::{Reading, Search};
 use super::tier::TierSet;
@@ -36,6 +37,7 @@ impl Search<'_, '_> {
         };
         let may_stand = self.possible.get(&column);
         let everything = rank.may_hold_anything_of(&self.request.prompt)
+            || self.is_cache_unknown(reading, rank)
             || reading.class.view.upper_is_everything
             || rank.forgot.overlaps(set)
             || may_stand.is_some_and(|possible| possible.everything);
@@ -67,7 +69,21 @@ impl Search<'_, '_> {
     /// Whether what a rank is known to hold is certainly what this request would find.
     fn can_promise(&self, rank: &Rank) -> bool {
         let may_be_stale = rank.catalog.config.hidden.adapter_reloads;
-        rank.can_promise() && !(may_be_stale && self.request.prompt.lora.is_some())
+        let Prompt {
+            lora, extra_key, ..
+        } = self.request.prompt;
+        let has_spaces = rank.catalog.config.hidden.dynamo_format;
+        let may_be_other_keys = extra_key.is_some() || rank.catalog.config.hidden.extra_keys;
+        rank.can_promise()
+            && !(may_be_stale && lora.is_some())
+            && !(may_be_other_keys && (!has_spaces || lora.is_some()))
+    }
+
+    /// Whether the request's cache is known by its first hash, and that hash is not: it cannot be
+    /// computed, or the engine has not shown yet that it computes hashes so.
+    fn is_cache_unknown(&self, reading: Reading<'_>, rank: &Rank) -> bool {
+        let ladder = &self.ladders[reading.ladder];
+        ladder.step().page > 0 && !(rank.is_format_confirmed && ladder.is_looked_up())
     }
 
     /// The key of the empty prefix for the request's adapter.

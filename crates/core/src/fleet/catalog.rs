@@ -21,6 +21,8 @@ pub struct Hidden {
     pub extra_keys: bool,
     /// Adapters are loaded again under their names: what is held for one may be of an earlier load.
     pub adapter_reloads: bool,
+    /// Hashes cover extra keys and salts, as in SGLang's `dynamo` format of events.
+    pub dynamo_format: bool,
 }
 
 /// What the operator says about a pod.

@@ -102,6 +102,7 @@ impl Rank {
         self.contradicted = None;
         self.saw_media = false;
         self.unnamed = Unnamed::default();
+        self.is_format_confirmed = false;
     }
 
     fn forget_what_is_not_held(&mut self, shared: &mut Shared<'_>) {

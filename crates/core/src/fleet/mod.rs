@@ -19,7 +19,7 @@
 //!                 \xc0\xa3GPU\xc0\xc0\x00\xaefull_attention";
 //! assert_eq!(index.apply("a", 0, payload)?.stored, 2);
 //!
-//! let prompt = Prompt { tokens: &[5, 6, 7, 8, 9], lora: None, salt: None, media: &[], wide: &[] };
+//! let prompt = Prompt { tokens: &[5, 6, 7, 8, 9], lora: None, salt: None, extra_key: None, media: &[], wide: &[] };
 //! let request = Request {
 //!     model: "m",
 //!     prompt,
@@ -59,6 +59,7 @@ mod loads;
 mod loss;
 mod model;
 mod moved;
+mod namespace;
 mod naming;
 mod nodes;
 mod oldest;

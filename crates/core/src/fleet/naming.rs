@@ -119,7 +119,10 @@ impl Naming<'_, '_> {
                 local: self.root_seed(stored),
             };
             let text = self.root_salt(stored);
-            let salt = if first_block_is_listed || text.is_some() {
+            let space = (self.rank).space_of(self.marks, self.batch, stored);
+            let salt = if let Some(space) = space.filter(|_| first_block_is_listed) {
+                Salt::Known(space)
+            } else if first_block_is_listed || text.is_some() {
                 Salt::Known(self.marks.salt(text.as_deref()))
             } else {
                 Salt::Of(self.rank.limbo.new_class(None))
@@ -133,7 +136,8 @@ impl Naming<'_, '_> {
             };
         };
         let anchor = self.below(parent);
-        if let (Salt::Of(class), Some(salt)) = (anchor.salt, stored.salt) {
+        let has_spaces = self.rank.catalog.config.hidden.dynamo_format;
+        if let (Salt::Of(class), Some(salt), false) = (anchor.salt, stored.salt, has_spaces) {
             let salt = self.marks.salt(Some(self.batch.text(salt)));
             self.rank.limbo.tell(Fact::HasSalt(class, salt));
         }

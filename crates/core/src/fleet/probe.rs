@@ -72,7 +72,11 @@ impl Search<'_, '_> {
         let (hash, unit) = rank.chain.usable(configured)?;
         (unit > 0 && lookahead <= unit.max(LONG_LOOKAHEAD)).then_some(Function {
             hash,
-            step: LadderStep { unit, lookahead },
+            step: LadderStep {
+                unit,
+                lookahead,
+                page: 0,
+            },
             path,
         })
     }
@@ -162,7 +166,11 @@ impl Search<'_, '_> {
                 let lookahead = class.view.topology.hash_lookahead;
                 found.push(Undecided {
                     column,
-                    step: LadderStep { unit, lookahead },
+                    step: LadderStep {
+                        unit,
+                        lookahead,
+                        page: self.page(class),
+                    },
                     is_wanted,
                 });
             }
@@ -171,7 +179,9 @@ impl Search<'_, '_> {
     }
 
     fn possible(&mut self, column: usize, at: usize, looks: &Looks) -> Possible {
-        let walk = self.ladders[at].walk(&self.request.prompt, self.salt);
+        // Where the salt is not known, neither is anything else.
+        let salt = self.salt_on(at).unwrap_or(self.salt);
+        let walk = self.ladders[at].walk(&self.request.prompt, salt);
         let Some(rank) = self.model.ranks[column].as_mut() else {
             return Possible::default();
         };

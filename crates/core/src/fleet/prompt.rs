@@ -13,6 +13,8 @@ pub struct Prompt<'a> {
     pub lora: Option<&'a str>,
     /// The cache salt, which separates whole caches.
     pub salt: Option<&'a str>,
+    /// SGLang's extra key, which separates caches too.
+    pub extra_key: Option<&'a str>,
     /// The multimodal items, in the order of their offsets.
     pub media: &'a [MediaItem<'a>],
     /// What those tokens have besides that 32 bits cannot hold, in the order of their places.

@@ -117,6 +117,8 @@ pub(super) struct Rank {
     pub saw_media: bool,
     /// What the rank holds under names that no request has.
     pub unnamed: Unnamed,
+    /// Whether a root store's hash was what the `dynamo` format makes of its tokens.
+    pub is_format_confirmed: bool,
     /// Whether some copies have been in doubt since a clear.
     pub has_doubts: bool,
     /// Whether a batch is only partly applied. The engine may never have held exactly what is shown
@@ -176,6 +178,7 @@ impl Rank {
             counts_copies,
             saw_media: false,
             unnamed: Unnamed::default(),
+            is_format_confirmed: false,
             has_doubts: false,
             is_midway: false,
             messages: 0,

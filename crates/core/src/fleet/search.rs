@@ -11,6 +11,7 @@ use hashbrown::{HashMap, HashSet};
 use super::effort::Effort;
 use super::limbo::Possible;
 use super::model::{Class, Model};
+use super::namespace;
 use super::nodes::SaltId;
 use super::planes::PlaneKey;
 use super::prompt::MediaMark;
@@ -102,10 +103,12 @@ impl<'a, 'p> Search<'a, 'p> {
         let at = self.ladder(LadderStep {
             unit: class.unit(),
             lookahead: class.view.topology.hash_lookahead,
+            page: self.page(class),
         });
+        let salt = self.salt_on(at);
         let ladder = &mut self.ladders[at];
-        if !ladder.is_looked_up() {
-            ladder.look_up(self.salt, &self.model.nodes);
+        if let (false, Some(salt)) = (ladder.is_looked_up(), salt) {
+            ladder.look_up(salt, &self.model.nodes);
             if self.request.touch {
                 self.model.tick += 1;
                 for node in ladder.nodes.iter().flatten() {
@@ -114,6 +117,28 @@ impl<'a, 'p> Search<'a, 'p> {
             }
         }
         at
+    }
+
+    /// Tokens per page of a class whose chains stand under salts made of their first hashes; else 0.
+    /// Those of adapters never do.
+    pub(super) fn page(&self, class: &Class) -> u32 {
+        let has_lora = self
+            .request
+            .prompt
+            .lora
+            .is_some_and(|name| !name.is_empty());
+        if has_lora { 0 } else { class.view.space_page }
+    }
+
+    /// The salt that a ladder's nodes are looked up with; `None` if the request's is not known.
+    pub(super) fn salt_on(&self, ladder: usize) -> Option<SaltId> {
+        match self.ladders[ladder].step() {
+            LadderStep { page: 0, .. } => Some(self.salt),
+            LadderStep { lookahead: 1.., .. } => None,
+            LadderStep { page, .. } => {
+                namespace::of_request(&self.model.marks, &self.request.prompt, page as usize)
+            }
+        }
     }
 
     /// The bits of a class along the request, with or without the copies in doubt.

@@ -31,6 +31,7 @@ enum Purpose {
     Salt,
     Owner,
     Token,
+    Space,
 }
 
 impl Marks {
@@ -63,6 +64,16 @@ impl Marks {
     #[must_use]
     pub(super) fn salt(&self, text: Option<&str>) -> SaltId {
         SaltId(self.number(Purpose::Salt, text))
+    }
+
+    /// The salt that stands for the cache of which a first hash is known.
+    #[must_use]
+    pub(super) fn space(&self, hash: u64) -> SaltId {
+        SaltId(
+            self.texts
+                .of(Purpose::Space as u8, &hash.to_be_bytes())
+                .max(1),
+        )
     }
 
     /// The owner that a text names.

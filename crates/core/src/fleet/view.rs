@@ -23,6 +23,8 @@ pub(super) struct View {
     pub undeclared: Option<u16>,
     /// The same pod with groups that no event tells of, if it has any.
     pub silent: Option<Box<SilentViews>>,
+    /// Tokens per page, where chains stand under salts made of their first hashes; else 0.
+    pub space_page: u32,
 }
 
 /// A pod with what is inferred of groups that no event tells of.
@@ -44,6 +46,9 @@ impl Catalog {
         };
         view.topology.hash_lookahead = self.lookahead();
         view.lower_is_zero |= self.misleads();
+        if self.config.hidden.dynamo_format {
+            view.space_page = view.topology.groups.first().map_or(0, |g| g.block_size);
+        }
         let groups = &view.topology.groups;
         view.has_unknown = groups.iter().any(|g| {
             g.prefix_cacheable
@@ -60,7 +65,8 @@ impl Catalog {
 
     /// Whether copies are counted that a request need not find.
     fn misleads(&self) -> bool {
-        self.config.full_reports || self.config.hidden.extra_keys
+        let hidden = self.config.hidden;
+        self.config.full_reports || (hidden.extra_keys && !hidden.dynamo_format)
     }
 
     /// What is known of groups that no event tells of, if the pod has any.
@@ -101,6 +107,7 @@ impl Catalog {
             has_unknown: false,
             undeclared: is_undeclared.then_some(0),
             silent: None,
+            space_page: 0,
         }
     }
 
@@ -155,6 +162,7 @@ impl Catalog {
             has_unknown: false,
             undeclared: is_undeclared.then_some(0),
             silent: None,
+            space_page: 0,
         })
     }
 }

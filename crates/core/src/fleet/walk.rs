@@ -15,6 +15,8 @@ pub(super) struct LadderStep {
     pub(super) unit: u32,
     /// Tokens after a boundary that the engine's hash of it also covers.
     pub(super) lookahead: u32,
+    /// Tokens per page where chains stand under salts made of their first hashes; else 0.
+    pub(super) page: u32,
 }
 
 /// The boundaries of a request at multiples of one unit. Each rung has the index's own key of the

@@ -10,6 +10,7 @@ pub(crate) fn request(tokens: &[u32]) -> Request<'_> {
             tokens,
             lora: None,
             salt: None,
+            extra_key: None,
             media: &[],
             wide: &[],
         },

@@ -266,6 +266,7 @@ impl Life {
                 tokens: &tokens,
                 lora: choices.one_of(&[None, None, None, Some("l")]),
                 salt: choices.one_of(&[None, None, None, Some("s"), Some("t")]),
+                extra_key: choices.one_of(&[None, None, None, Some("k")]),
                 media: if choices.once_in(6) { &media } else { &[] },
                 wide: &wide,
             },
@@ -336,6 +337,7 @@ fn config(groups: events::Groups, choices: &mut impl Choices) -> PodConfig {
             hidden: Hidden {
                 extra_keys: choices.below(4) == 0,
                 adapter_reloads: choices.below(4) == 0,
+                dynamo_format: choices.below(4) == 0,
             },
             silent: SilentPools {
                 never_short: choices.below(2) == 0,

@@ -71,6 +71,7 @@ struct EngineArg {
     retention: Option<u64>,
     extra_keys: bool,
     adapter_reloads: bool,
+    event_format: PyBackedStr,
     unsent_tokens: Vec<(EnumArg, u32)>,
     silent_pools_never_short: bool,
     window_pool_tokens: Option<u32>,
@@ -120,6 +121,7 @@ impl EngineArg {
             hidden: Hidden {
                 extra_keys: self.extra_keys,
                 adapter_reloads: self.adapter_reloads,
+                dynamo_format: &*self.event_format == "dynamo",
             },
             unsent: unsent
                 .map(|(kind, tokens)| Ok((topology::kind(kind)?, *tokens)))
@@ -154,6 +156,7 @@ pub(super) struct RequestArg {
     pub model: String,
     lora: Option<PyBackedStr>,
     cache_salt: Option<PyBackedStr>,
+    extra_key: Option<PyBackedStr>,
     extra_keys: Option<Vec<MediaArg>>,
     pods: Option<Vec<String>>,
     tiers: Option<Vec<PyBackedStr>>,
@@ -177,6 +180,7 @@ impl RequestArg {
                 wide: tokens.wide(),
                 lora: self.lora.as_deref(),
                 salt: self.cache_salt.as_deref(),
+                extra_key: self.extra_key.as_deref(),
                 media: &media,
             },
             pods: self.pods.as_deref(),

@@ -41,7 +41,7 @@ class Lookup:
     When the engine looked the request up, `messages_seen` messages had been published, and
     `unpublished` events of the next message already existed (or, if the capture has pieces, the
     first `pieces_seen` of these). `reused_tokens` is the truth, and `outputs` are the tokens that
-    the engine generated. A request cannot name an `extra_key`; that there was one is known.
+    the engine generated.
     """
 
     index: int
@@ -113,6 +113,7 @@ def read_capture(directory: Path, settings: Mapping[str, object] | None = None) 
         raise CaptureError(msg)
     known = {
         "extra_keys": any(op.extra_key for op in lookups),
+        "event_format": config.get("format"),
         "silent_pools_never_short": _is_never_short(config),
         "window_pool_tokens": config.get("size_swa"),
         "state_slots": config.get("mamba_slots"),

@@ -151,6 +151,7 @@ class _Player:
             token_ids=memoryview(array("Q", lookup.token_ids)),
             lora=lookup.lora,
             cache_salt=lookup.cache_salt,
+            extra_key=lookup.extra_key,
             tiers=self.capture.tiers,
         )
         row = self.index.score(request).rows[0]
