@@ -3,6 +3,7 @@
 from hashlib import sha256
 from typing import Any
 
+import pytest
 from kvbraid.engine import EngineProfile
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.hashing import MediaItem
@@ -220,3 +221,11 @@ def test_adapters_stand_under_the_salt_that_is_told() -> None:
     assert poet(index) == exactly(512)
     assert answer(index, lora="poet", cache_salt="s") == exactly(1024)
     assert answer(index, lora="poet", extra_key="k") == (0, 512)
+
+
+@pytest.mark.parametrize("tokens", [(), TEXT.tokens[:8], TEXT.tokens[:20]])
+def test_a_root_store_without_a_whole_page_shows_nothing(tokens: tuple[int, ...]) -> None:
+    index = an_sglang(DYNAMO)
+    publish(index, [{**pages(TEXT, 0, 1), "token_ids": tokens}])
+    assert answer(index) == (0, 1024)
+    assert index.pods()[0].state is PodState.EXACT

@@ -86,10 +86,12 @@ impl Rank {
             .hashes_of(stored.hashes)
             .first()
             .filter(|_| is_apart)?;
-        if !self.is_format_confirmed {
-            let page = &batch.tokens_of(stored.tokens)[..stored.block_size as usize];
+        let page = batch
+            .tokens_of(stored.tokens)
+            .get(..stored.block_size as usize);
+        if let (false, Some(page)) = (self.is_format_confirmed, page) {
             let salt = stored.salt.map(|salt| batch.text(salt));
-            self.is_format_confirmed = first_hash(page, salt, None) == hash;
+            self.is_format_confirmed = first_hash(page, not_empty(salt), None) == hash;
         }
         Some(marks.space(hash))
     }

@@ -119,13 +119,12 @@ impl Naming<'_, '_> {
                 local: self.root_seed(stored),
             };
             let text = self.root_salt(stored);
-            let space = (self.rank).space_of(self.marks, self.batch, stored);
-            let salt = if let Some(space) = space.filter(|_| first_block_is_listed) {
-                Salt::Known(space)
-            } else if first_block_is_listed || text.is_some() {
-                Salt::Known(self.marks.salt(text.as_deref()))
-            } else {
-                Salt::Of(self.rank.limbo.new_class(None))
+            let salt = match self.rank.space_of(self.marks, self.batch, stored) {
+                Some(space) if first_block_is_listed => Salt::Known(space),
+                None if first_block_is_listed || text.is_some() => {
+                    Salt::Known(self.marks.salt(text.as_deref()))
+                }
+                Some(_) | None => Salt::Of(self.rank.limbo.new_class(None)),
             };
             return Anchor {
                 at: At {
