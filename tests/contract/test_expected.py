@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from kvbraid.errors import UnknownError
 from kvbraid.events import AllBlocksCleared
 from kvbraid.fleet.answer import PodScore
 from kvbraid.fleet.index import FleetIndex
@@ -11,7 +12,7 @@ from kvbraid.fleet.request import Request
 from kvbraid.ids import PodState
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
-from tests.contract.prompts import FULL, MODEL, POD, TEXT, Text, an_index, tell
+from tests.contract.prompts import FULL, MODEL, OTHER, POD, TEXT, Text, an_index, tell
 from tests.contract.test_wire_tolerance import SGLANG, SGLANG_HYBRID, page, publish, signed
 
 
@@ -163,6 +164,105 @@ def test_a_loss_forgets_the_marks() -> None:
     index.lose(POD)
     assert values(row_of(index))[1] == 0
     index.check_integrity()
+
+
+# --- what a gateway tells ----------------------------------------------------------------------
+
+
+def sent(index: FleetIndex, end: int, produced: int = 1) -> None:
+    """A prompt of the text, one token longer than `end`, and what follows in the text."""
+    request = Request(model=MODEL, token_ids=TEXT.tokens[: end + 1])
+    index.routed(POD, request, TEXT.tokens[end + 1 : end + 1 + produced])
+    index.check_integrity()
+
+
+def after_two_requests(topology: Topology, second: int, **profile: Any) -> FleetIndex:  # noqa: ANN401
+    """The first request has 512 tokens and one, the second only so many of these."""
+    index = an_index(topology, engine=replace(SGLANG, **profile))
+    sent(index, 512)
+    publish(index, [store(0, 32)])
+    sent(index, second)
+    return index
+
+
+def expected_of(index: FleetIndex, end: int) -> int:
+    prompt = [*TEXT.tokens[:end], *range(2000, 2100)]
+    (row,) = index.score(Request(model=MODEL, token_ids=prompt)).rows
+    index.check_integrity()
+    return row.expected
+
+
+@pytest.mark.parametrize(("topology", "expected"), [(WINDOWS, 496), (STATES, 448)])
+def test_what_is_made_again_without_a_store_is_known_from_the_request(
+    topology: Topology, expected: int
+) -> None:
+    index = after_two_requests(topology, 496)
+    assert expected_of(index, 496) == expected
+    assert expected_of(index, 512) == 512
+    publish(index, [["AllBlocksCleared"]])
+    assert expected_of(index, 512) == 0
+
+
+def test_a_request_leaves_its_marks_when_its_pages_are_there() -> None:
+    index = an_index(WINDOWS, engine=SGLANG)
+    sent(index, 256, produced=257)
+    publish(index, [store(0, 16)])
+    assert expected_of(index, 256) == 0
+    publish(index, [store(16, 32)])
+    assert (expected_of(index, 256), expected_of(index, 512)) == (256, 512)
+
+
+def test_states_of_produced_tokens_stand_on_a_grid_of_their_own() -> None:
+    index = an_index(STATES, engine=SGLANG)
+    sent(index, 64, produced=400)
+    publish(index, [store(0, 16)])
+    assert [expected_of(index, end) for end in (64, 192, 256)] == [64, 64, 256]
+
+
+def test_what_requests_use_stays_when_memory_is_full() -> None:
+    """There is room for two texts and some pages; the first one is used before the third."""
+    for uses, expected in ((True, 64), (False, 0)):
+        index = an_index(WINDOWS, engine=replace(SGLANG, window_pool_tokens=16 * 11))
+        for text in (TEXT, Text(seed=1), Text(seed=2)):
+            if uses and text.seed == 2:
+                sent(index, 64)
+            request = Request(model=MODEL, token_ids=[*text.tokens[:64], 7])
+            index.routed(POD, request, [8])
+            publish(index, [page(text, 0, 4, "GPU")])
+        assert expected_of(index, 64) == expected
+
+
+def test_only_pods_with_silent_groups_listen_to_gateways() -> None:
+    index = a_pod()
+    sent(index, 512)
+    assert values(row_of(index)) == (512, 512, 512)
+
+
+def test_with_a_host_tier_stores_leave_marks_whatever_gateways_tell() -> None:
+    index = an_index(WINDOWS, engine=SGLANG)
+    sent(index, 512)
+    publish(index, [store(0, 16), page(TEXT, 0, 16, "CPU_PINNED")])
+    sent(index, 512)
+    publish(index, [store(16, 32)])
+    assert expected_of(index, 256) == 256
+
+
+def test_what_nobody_serves_cannot_be_sent() -> None:
+    index = a_pod()
+    request = Request(model="other", token_ids=[1])
+    for pod, told in ((OTHER, "not registered"), (POD, 'does not serve model "other"')):
+        with pytest.raises(UnknownError, match=told):
+            index.routed(pod, request, [])
+
+
+def test_many_requests_whose_pages_never_come_are_forgotten() -> None:
+    index = an_index(STATES, engine=SGLANG)
+    for _ in range(3):
+        sent(index, 512)
+    before = index.memory_bytes()
+    for _ in range(200):
+        sent(index, 512)
+    assert index.memory_bytes() <= before + 4096
 
 
 def test_it_is_part_of_the_body() -> None:

@@ -30,6 +30,7 @@ class World:
         self, seed: int, *, page_size: int, window: int | None, never_short: bool
     ) -> None:
         self.random = Random(seed)
+        self.routed = self.random.random() < 0.5
         kind = SpecKind.MAMBA if window is None else SpecKind.SLIDING_WINDOW
         silent = GroupSpec(kind=kind, block_size=page_size, window=window)
         full = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=page_size)
@@ -58,7 +59,11 @@ class World:
         """Something happens in the engine, and is published, if anybody learns of it."""
         choice = self.random.random()
         if choice < 0.55:
-            self.tree.run(self.prompt())
+            prompt = self.prompt()
+            if self.routed:
+                token_ids = [*tokens(prompt, self.tree.page_size), 7]
+                self.index.routed(POD, Request(model="m", token_ids=token_ids), [8])
+            self.tree.run(prompt)
         elif choice < 0.75:
             self.tree.evict()
         elif choice < 0.98:

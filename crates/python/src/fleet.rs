@@ -218,6 +218,23 @@ impl FleetCore {
         .map_err(to_python)
     }
 
+    fn routed(
+        &self,
+        py: Python<'_>,
+        pod: &str,
+        dp_rank: u32,
+        request: RequestArg,
+        tokens: PromptArg,
+        produced: PromptArg,
+    ) -> PyResult<()> {
+        let note = |request: &Request<'_>| {
+            let produced = produced.tokens();
+            self.index
+                .change(|index| index.routed(pod, dp_rank, request, produced))
+        };
+        py.detach(|| request.with(&tokens, note)).map_err(to_python)
+    }
+
     fn score(
         &self,
         py: Python<'_>,

@@ -221,6 +221,7 @@ def tail(pod: tuple[str, ...], endpoint: str | None, count: int | None, url: str
     multiple=True,
     help="Replace a field of the captures' topology; may be repeated.",
 )
+@click.option("--routed", is_flag=True, help="Tell the index which requests the engine got.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line per capture.")
 @click.option("--fail-under", type=float, help="Exit with 1 if fewer percent are exact.")
 def replay(

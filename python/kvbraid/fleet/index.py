@@ -189,6 +189,23 @@ class FleetIndex:
         """Count a refusal that the feed saw (a malformed frame, a topic of another pod)."""
         self._core.note_refused(pod, dp_rank, reason)
 
+    def routed(
+        self, pod: PodId, request: Request, produced: Sequence[int], *, dp_rank: int = 0
+    ) -> None:
+        """Note that a request was sent to a pod, and that these tokens came back.
+
+        This only improves the expected value of pods with windows or states of which no event
+        tells (SGLang): what such an engine keeps follows from what it was asked. Call it when the
+        answer has come back, for all requests that the pod gets or for none of them: from the
+        first call on, stores count only as far as a request explains them. Up to 64 requests wait
+        for their pages, and no bound counts on any. A pod with a host tier takes no notice.
+
+        Raises:
+            UnknownError: The pod or rank is not registered, or serves another model.
+            InvalidValueError: A token id does not exist.
+        """
+        self._core.routed(pod, dp_rank, request, request.token_ids, produced)
+
     def score(self, request: Request) -> Scores:
         """Say what every rank of the model could reuse. May place undecided hashes for good.
 

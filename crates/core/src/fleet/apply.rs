@@ -84,6 +84,7 @@ impl<'a> Slice<'a> {
         self.progress.phase = Phase::Name;
         if len == 0 {
             // No slot of this batch is needed any longer.
+            self.settle_routes();
             self.progress.applied.effort = self.rank.end_batch();
             self.progress.phase = Phase::Trim;
         }

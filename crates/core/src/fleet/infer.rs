@@ -4,10 +4,13 @@ use smallvec::SmallVec;
 
 use super::apply::Slice;
 use super::intake::Target;
-use super::rank::Rank;
-use super::silent::{CERTAIN, LIKELY, SilentGroup, SilentGroups};
-use super::slots::{ChannelId, ChannelKey, EngineKey, SlotId};
+use super::nodes::Nodes;
+use super::planes::Planes;
+use super::rank::{Rank, Shared};
+use super::silent::{AllChanges, CERTAIN, LIKELY, SilentGroup, SilentGroups};
+use super::slots::{ChannelId, ChannelKey, EngineKey, SlotId, Whereabouts};
 use super::tier::Tier;
+use crate::prefix::PrefixKey;
 use crate::wire::{Component, Removed, Stored};
 
 /// The channel of the copies that a group is inferred to hold on a tier.
@@ -53,30 +56,24 @@ impl Slice<'_> {
             let tail = &hashes[hashes.len() - pages.min(hashes.len())..];
             self.infer_held(tail, told, channel);
         }
-        self.mark(stored.parent, hashes);
+        self.rank.mark(stored.parent, hashes, &mut self.shared);
     }
 
-    /// Notes what a store changes of the probable copies.
-    fn mark(&mut self, parent: Option<EngineKey>, hashes: &[EngineKey]) {
-        let Some(silent) = &mut self.rank.silent else {
-            return;
-        };
-        let changes = silent.note_store(parent, hashes);
-        let groups = silent.groups.clone();
-        for (group, changes) in groups.into_iter().zip(changes) {
-            let channel = self.inferred_channel(LIKELY, group, Tier::Gpu);
-            for (hash, is_there) in changes {
-                match self.rank.slots.find(hash) {
-                    Some(slot) if is_there => self.infer_copy(slot, channel),
-                    Some(slot) => self.withdraw(slot, channel),
-                    None => {}
-                }
-            }
+    /// Lets requests whose pages are there now leave their marks.
+    pub(super) fn settle_routes(&mut self) {
+        if let Some(silent) = &mut self.rank.silent
+            && silent.is_routed()
+        {
+            let changes = silent.settle_routes(false);
+            self.rank.show_changes(changes, &mut self.shared);
         }
     }
 
     /// Pages are copied to the host, probably with the windows and states that they have.
     fn infer_on_host(&mut self, hashes: &[EngineKey], groups: SilentGroups) {
+        if let Some(silent) = &mut self.rank.silent {
+            silent.stop_routing();
+        }
         for group in groups {
             let [gpu, host] =
                 [Tier::Gpu, Tier::Cpu].map(|tier| self.inferred_channel(LIKELY, group, tier));
@@ -90,9 +87,7 @@ impl Slice<'_> {
     }
 
     fn infer_copy(&mut self, slot: SlotId, channel: ChannelId) {
-        if !self.rank.slots.holds(slot, channel) {
-            self.rank.add_copy(slot, channel, &mut self.shared);
-        }
+        self.rank.infer_copy(slot, channel, &mut self.shared);
     }
 
     /// Counts pages as held by a silent group. A page that is told of twice is in two trees of the
@@ -142,22 +137,106 @@ impl Slice<'_> {
         }
     }
 
-    /// The channel of a group's certain or likely copies.
     fn inferred_channel(&mut self, base: u16, group: SilentGroup, tier: Tier) -> ChannelId {
-        let key = inferred(base + group.index, tier);
-        self.rank.channel(key, self.shared.planes)
+        (self.rank).inferred_channel(base, group, tier, self.shared.planes)
     }
 
     fn withdraw(&mut self, slot: SlotId, channel: ChannelId) {
-        if self.rank.slots.drop_copies(slot, channel) {
-            let plane = self.rank.slots.channels.get(channel).plane;
-            self.rank.hide(slot, plane, self.shared.planes);
-            self.rank.retire_if_bare(slot);
-        }
+        self.rank.withdraw(slot, channel, self.shared.planes);
     }
 }
 
 impl Rank {
+    /// Notes a request that a gateway sent to the engine, by the keys at the ends of its pages. What
+    /// requests find on a host tier, and what that leaves, is not known, so there stores tell more.
+    pub(super) fn route(
+        &mut self,
+        keys: Vec<PrefixKey>,
+        (prompt, produced): (u32, u32),
+        shared: &mut Shared<'_>,
+    ) {
+        let has_host = !self.is_on_gpu_alone();
+        let Some(silent) = self.silent.as_mut().filter(|_| !has_host) else {
+            return;
+        };
+        if !silent.is_routed() {
+            let hashes = silent.hashes();
+            self.note_keys(&hashes, shared.nodes);
+        }
+        if let Some(silent) = &mut self.silent {
+            let changes = silent.route(keys, prompt, produced);
+            self.show_changes(changes, shared);
+        }
+    }
+
+    /// Notes the keys of pages that have a place.
+    fn note_keys(&mut self, hashes: &[EngineKey], nodes: &Nodes) {
+        let Some(silent) = &mut self.silent else {
+            return;
+        };
+        silent.note_keys();
+        for &hash in hashes {
+            let place = self
+                .slots
+                .find(hash)
+                .map(|slot| self.slots.whereabouts(slot));
+            if let Some(Whereabouts::Placed(node)) = place {
+                silent.note_key(hash, nodes.key(node));
+            }
+        }
+    }
+
+    /// Notes what a store changes of the probable copies.
+    fn mark(&mut self, parent: Option<EngineKey>, hashes: &[EngineKey], shared: &mut Shared<'_>) {
+        let Some(silent) = &mut self.silent else {
+            return;
+        };
+        let changes = silent.note_store(parent, hashes);
+        if silent.is_routed() {
+            self.note_keys(hashes, shared.nodes);
+        }
+        self.show_changes(changes, shared);
+    }
+
+    /// Shows what has changed of each group's probable copies.
+    fn show_changes(&mut self, changes: AllChanges, shared: &mut Shared<'_>) {
+        let groups = self.silent.as_ref().map(|silent| silent.groups.clone());
+        for (group, changes) in groups.into_iter().flatten().zip(changes) {
+            let channel = self.inferred_channel(LIKELY, group, Tier::Gpu, shared.planes);
+            for (hash, is_there) in changes {
+                match self.slots.find(hash) {
+                    Some(slot) if is_there => self.infer_copy(slot, channel, shared),
+                    Some(slot) => self.withdraw(slot, channel, shared.planes),
+                    None => {}
+                }
+            }
+        }
+    }
+
+    fn infer_copy(&mut self, slot: SlotId, channel: ChannelId, shared: &mut Shared<'_>) {
+        if !self.slots.holds(slot, channel) {
+            self.add_copy(slot, channel, shared);
+        }
+    }
+
+    fn withdraw(&mut self, slot: SlotId, channel: ChannelId, planes: &mut Planes) {
+        if self.slots.drop_copies(slot, channel) {
+            self.hide(slot, self.slots.channels.get(channel).plane, planes);
+            self.retire_if_bare(slot);
+        }
+    }
+
+    /// The channel of a group's certain or likely copies on a tier.
+    fn inferred_channel(
+        &mut self,
+        base: u16,
+        group: SilentGroup,
+        tier: Tier,
+        planes: &mut Planes,
+    ) -> ChannelId {
+        self.channel(inferred(base + group.index, tier), planes)
+    }
+
     /// Panics unless what is likely of silent groups is shown by copies.
     pub(super) fn check_silent(&self) {
         let Some(silent) = &self.silent else {
@@ -175,7 +254,11 @@ impl Rank {
     /// after a leaf, and how an engine with further tiers moves windows and states between them is not
     /// known.
     pub(super) fn can_promise_silent(&self) -> bool {
+        self.missed.is_none() && self.is_on_gpu_alone()
+    }
+
+    fn is_on_gpu_alone(&self) -> bool {
         let mut channels = self.slots.channels.iter();
-        self.missed.is_none() && channels.all(|(_, channel)| channel.key.tier == Tier::Gpu)
+        channels.all(|(_, channel)| channel.key.tier == Tier::Gpu)
     }
 }

@@ -72,6 +72,7 @@ mod publisher;
 mod rank;
 mod registration;
 mod request;
+mod routed;
 mod rows;
 mod search;
 mod sharing;

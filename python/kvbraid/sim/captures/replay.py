@@ -28,11 +28,14 @@ Reason = Literal["late_clear", "in_flight", "undecided", "drift", "unexplained"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """How to replay: how hashes are placed, how copies count, and whether reports may drift."""
+    """How to replay: how hashes are placed, how copies count, whether reports may drift, and
+    whether the index is told which requests the engine got, and what it produced.
+    """
 
     keys: Keys = "auto"
     presence: Presence = "count"
     full_reports: bool = False
+    routed: bool = False
 
 
 @dataclass(slots=True)
@@ -87,6 +90,8 @@ def replay(
             report.late_clear_max += 1
             continue
         answer = player.predict(operation)
+        if options.routed:
+            player.tell_routed(operation)
         verdict = _verdict(answer, operation.reused_tokens)
         _count(report, operation, answer, verdict)
         if verdict != "exact":
@@ -145,8 +150,16 @@ class _Player:
         self.index.apply(_POD, part)
         return self._answer(lookup)
 
+    def tell_routed(self, lookup: Lookup) -> None:
+        """Tell the index that the engine got this request, and what it answered."""
+        self.index.routed(_POD, self._request(lookup), lookup.outputs)
+
     def _answer(self, lookup: Lookup) -> _Answer:
-        request = Request(
+        row = self.index.score(self._request(lookup)).rows[0]
+        return _Answer(row.lower, row.upper, row.expected)
+
+    def _request(self, lookup: Lookup) -> Request:
+        return Request(
             model=_MODEL,
             token_ids=memoryview(array("Q", lookup.token_ids)),
             lora=lookup.lora,
@@ -154,8 +167,6 @@ class _Player:
             extra_key=lookup.extra_key,
             tiers=self.capture.tiers,
         )
-        row = self.index.score(request).rows[0]
-        return _Answer(row.lower, row.upper, row.expected)
 
 
 def _verdict(answer: _Answer, truth: int) -> Literal["exact", "over", "under", "bounded"]:

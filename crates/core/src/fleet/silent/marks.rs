@@ -5,13 +5,15 @@
 //! there. A prefill longer than the engine's chunk inserts at the end of each chunk, counted from its
 //! hit on. And a pool of known size loses what was used least recently.
 
+use hashbrown::HashSet;
+
 use super::pages::{PageId, Pages};
 use super::recent::Recent;
 use super::{Changes, SilentGroup, SilentPools};
 
 /// What a boundary needs of a silent group.
 #[derive(Debug, Clone, Copy)]
-enum Need {
+pub(super) enum Need {
     /// A state, which stands on a grid of this many pages, if it stands on any.
     State { grid: Option<u32> },
     /// This many pages of window, of which an engine keeps some more.
@@ -21,10 +23,20 @@ enum Need {
 /// The pages at which one group probably has a window's entries or a state.
 #[derive(Debug)]
 pub(super) struct Marks {
-    need: Need,
+    pub(super) need: Need,
     /// How many pages, or states, there is room for.
     capacity: Option<usize>,
-    live: Recent,
+    pub(super) live: Recent,
+    /// The tokens of windows, or the states, that there is room for in all.
+    pub(super) room: Option<u32>,
+    /// The tokens before a boundary that a window needs; 0 for states.
+    pub(super) window: u32,
+    /// The tokens that one chunk of a prefill computes.
+    pub(super) chunk: u32,
+    /// Tokens per page.
+    pub(super) page_size: u32,
+    /// Where nodes end, as far as requests have told.
+    pub(super) ends: HashSet<PageId>,
 }
 
 /// The pages of a store.
@@ -48,10 +60,14 @@ impl Marks {
         page_size: u32,
         grid: Option<u32>,
     ) -> Self {
+        let room = match group.window_pages {
+            None => pools.state_slots,
+            Some(_) => pools.window_tokens,
+        };
         let (need, capacity) = match group.window_pages {
             None => {
                 let spare = if grid.is_some() { 3 } else { 1 };
-                let room = pools.state_slots.map(|slots| slots.saturating_sub(spare));
+                let room = room.map(|slots| slots.saturating_sub(spare));
                 let grid = grid.map(|grid| (grid / page_size).max(1));
                 (Need::State { grid }, room)
             }
@@ -59,7 +75,6 @@ impl Marks {
                 // With pages of one token, the page before the window is freed one token later.
                 let kept = needed + u32::from(page_size == 1);
                 let reserve = 2 * needed * page_size;
-                let room = pools.window_tokens;
                 let room = room.map(|tokens| tokens.saturating_sub(reserve) / page_size);
                 (Need::Window { needed, kept }, room)
             }
@@ -68,6 +83,11 @@ impl Marks {
             need,
             capacity: capacity.map(|room| room as usize),
             live: Recent::default(),
+            room,
+            window: group.window_tokens,
+            chunk: pools.chunked_prefill.unwrap_or(u32::MAX),
+            page_size,
+            ends: HashSet::new(),
         }
     }
 
@@ -92,14 +112,16 @@ impl Marks {
     /// Forgets what is kept at a page.
     pub(super) fn forget(&mut self, page: PageId) {
         self.live.remove(page);
+        self.ends.remove(&page);
     }
 
     /// Forgets everything.
     pub(super) fn clear(&mut self) {
         self.live = Recent::default();
+        self.ends = HashSet::new();
     }
 
-    fn touch(&mut self, pages: &Pages, page: PageId, changes: &mut Changes) {
+    pub(super) fn touch(&mut self, pages: &Pages, page: PageId, changes: &mut Changes) {
         if pages.is_held(page) && self.live.touch(page) {
             changes.push((pages.hash(page), true));
         }
@@ -163,7 +185,7 @@ impl Marks {
     }
 
     /// How many pages of a path a request would reuse.
-    fn hit(&self, pages: &Pages, last: Option<PageId>) -> u32 {
+    pub(super) fn hit(&self, pages: &Pages, last: Option<PageId>) -> u32 {
         let (mut run, mut end) = (0, 0);
         for page in pages.back_from(last) {
             if !self.live.contains(page) {
@@ -201,7 +223,7 @@ impl Marks {
 
     /// The bytes held, by estimate.
     pub(super) fn bytes(&self) -> usize {
-        self.live.bytes()
+        self.live.bytes() + self.ends.allocation_size()
     }
 
     /// Panics unless the marks are in order, and at pages that are held.

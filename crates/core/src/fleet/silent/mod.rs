@@ -14,17 +14,21 @@
 //! What such a group probably holds (`marks`) is a guess for the expected value. It is counted in a
 //! second channel in the same way.
 
+mod engine;
 mod marks;
 mod pages;
 mod recent;
+mod routed;
 
 use smallvec::SmallVec;
 
 use super::slots::EngineKey;
 use crate::divisors::lcm;
+use crate::prefix::PrefixKey;
 use crate::spec::{GroupSpec, SpecKind, Topology};
 use marks::{Inserted, Marks};
 use pages::{PageId, Pages};
+use routed::Routes;
 
 /// What an operator says about the memory of groups that no event tells of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -49,6 +53,8 @@ const LEAST_GRID: u32 = 64;
 
 /// Pages at which a group now has something, or no longer has.
 type Changes = Vec<(EngineKey, bool)>;
+/// The same for each group.
+pub(super) type AllChanges = SmallVec<[Changes; 2]>;
 
 /// A group that no event tells of, and of which something can be inferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +63,8 @@ pub(super) struct SilentGroup {
     pub(super) index: u16,
     /// The pages of a window that are needed before a boundary; `None` for states.
     pub(super) window_pages: Option<u32>,
+    /// The tokens that are needed; 0 for states.
+    window_tokens: u32,
 }
 
 /// The silent groups of a pod: one, as a rule.
@@ -73,14 +81,16 @@ pub(super) struct Silent {
     pages: Pages,
     /// What each group probably holds, in the order of the groups.
     marks: SmallVec<[Marks; 2]>,
+    /// The requests that a gateway sent here, if it says so.
+    routes: Routes,
 }
 
 impl SilentGroup {
     /// The group with this index, if anything can be inferred of its kind.
     fn new(index: u16, group: &GroupSpec, page: u32) -> Option<Self> {
+        let window_tokens = group.window.map_or(0, |window| window.saturating_sub(1));
         let window_pages = if group.kind.is_window() {
-            let needed = group.window?.saturating_sub(1);
-            Some(needed.div_ceil(page).max(1))
+            Some(window_tokens.div_ceil(page).max(1))
         } else if group.kind == SpecKind::Mamba {
             None
         } else {
@@ -89,6 +99,7 @@ impl SilentGroup {
         Some(Self {
             index,
             window_pages,
+            window_tokens,
         })
     }
 }
@@ -115,6 +126,7 @@ impl Silent {
             pools,
             page_size,
             pages: Pages::default(),
+            routes: Routes::default(),
         })
     }
 
@@ -123,11 +135,15 @@ impl Silent {
         &mut self,
         parent: Option<EngineKey>,
         hashes: &[EngineKey],
-    ) -> SmallVec<[Changes; 2]> {
+    ) -> AllChanges {
         let parent = parent.and_then(|hash| self.pages.find(hash));
         let mut new: Vec<PageId> = Vec::with_capacity(hashes.len());
         for &hash in hashes {
             new.push(self.pages.store(hash, new.last().copied().or(parent)));
+        }
+        if self.pages.has_keys() {
+            // What requests leave is known from the requests.
+            return SmallVec::from_elem(Changes::new(), self.marks.len());
         }
         let store = Inserted {
             parent,
@@ -157,10 +173,42 @@ impl Silent {
 
     /// Forgets all pages.
     pub(super) fn clear(&mut self) {
-        self.pages = Pages::default();
+        self.pages.clear();
+        self.routes.clear();
         for marks in &mut self.marks {
             marks.clear();
         }
+    }
+
+    /// Whether the keys of pages are noted, because requests are told of.
+    pub(super) fn is_routed(&self) -> bool {
+        self.pages.has_keys()
+    }
+
+    /// Tokens per page.
+    pub(super) fn page_size(&self) -> u32 {
+        self.page_size
+    }
+
+    /// The hashes of all pages.
+    pub(super) fn hashes(&self) -> Vec<EngineKey> {
+        self.pages.hashes().collect()
+    }
+
+    /// Notes the keys of pages from now on.
+    pub(super) fn note_keys(&mut self) {
+        self.pages.note_keys();
+    }
+
+    /// Lets stores leave marks again.
+    pub(super) fn stop_routing(&mut self) {
+        self.pages.forget_keys();
+        self.routes.clear();
+    }
+
+    /// Notes the key of the boundary at which the page of a hash ends.
+    pub(super) fn note_key(&mut self, hash: EngineKey, key: PrefixKey) {
+        self.pages.note_key(hash, key);
     }
 
     /// The hashes that are marked, with the number of the group of the copy that shows it.
@@ -177,7 +225,7 @@ impl Silent {
     /// The bytes held, by capacity and estimate.
     pub(super) fn bytes(&self) -> usize {
         let marks: usize = self.marks.iter().map(Marks::bytes).sum();
-        size_of::<Self>() + self.pages.bytes() + marks
+        size_of::<Self>() + self.pages.bytes() + self.routes.bytes() + marks
     }
 
     /// Panics unless pages and marks agree.

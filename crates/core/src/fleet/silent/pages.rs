@@ -3,6 +3,7 @@
 use hashbrown::HashMap;
 
 use crate::fleet::slots::EngineKey;
+use crate::prefix::PrefixKey;
 
 /// Index of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -16,6 +17,8 @@ struct Page {
     depth: u32,
     num_children: u32,
     is_held: bool,
+    /// The key of its end, if it was noted.
+    key: Option<PrefixKey>,
 }
 
 /// The pages that are held, and those without which they would have no parent.
@@ -24,6 +27,8 @@ pub(super) struct Pages {
     by_hash: HashMap<EngineKey, PageId>,
     table: Vec<Page>,
     free: Vec<PageId>,
+    /// The pages by the keys of their ends, once they are asked for.
+    by_key: Option<HashMap<PrefixKey, PageId>>,
 }
 
 impl Pages {
@@ -65,6 +70,7 @@ impl Pages {
             depth,
             num_children: 0,
             is_held: true,
+            key: None,
         };
         let id = if let Some(id) = self.free.pop() {
             *self.get_mut(id) = page;
@@ -91,9 +97,13 @@ impl Pages {
                 parent,
                 num_children: 0,
                 is_held: false,
+                key,
                 ..
             } = *self.get(page)
         {
+            if let (Some(by_key), Some(key)) = (&mut self.by_key, key) {
+                by_key.remove(&key);
+            }
             self.by_hash.remove(&hash);
             self.free.push(page);
             if let Some(parent) = parent {
@@ -102,8 +112,62 @@ impl Pages {
             last = parent;
         }
         if self.by_hash.is_empty() {
-            *self = Self::default();
+            self.clear();
         }
+    }
+
+    /// Forgets all pages, but not whether keys are noted.
+    pub(super) fn clear(&mut self) {
+        let by_key = self.by_key.as_ref().map(|_| HashMap::new());
+        *self = Self {
+            by_key,
+            ..Self::default()
+        };
+    }
+
+    /// Whether the keys of pages are noted.
+    pub(super) fn has_keys(&self) -> bool {
+        self.by_key.is_some()
+    }
+
+    /// The hashes of all pages.
+    pub(super) fn hashes(&self) -> impl Iterator<Item = EngineKey> + '_ {
+        self.by_hash.keys().copied()
+    }
+
+    /// Notes keys from now on.
+    pub(super) fn note_keys(&mut self) {
+        self.by_key.get_or_insert_default();
+    }
+
+    /// Forgets the keys, and notes none from now on.
+    pub(super) fn forget_keys(&mut self) {
+        if self.by_key.take().is_some() {
+            for page in &mut self.table {
+                page.key = None;
+            }
+        }
+    }
+
+    /// Notes the key of the boundary at which a page ends.
+    pub(super) fn note_key(&mut self, hash: EngineKey, key: PrefixKey) {
+        let by_key = self.by_key.get_or_insert_default();
+        if let Some(page) = self.by_hash.get(&hash)
+            && self.table[page.0 as usize].key.is_none()
+            && !by_key.contains_key(&key)
+        {
+            by_key.insert(key, *page);
+            self.table[page.0 as usize].key = Some(key);
+        }
+    }
+
+    /// The pages with these keys that are held, up to the first that is not.
+    pub(super) fn path(&self, keys: &[PrefixKey]) -> Vec<PageId> {
+        let Some(by_key) = &self.by_key else {
+            return Vec::new();
+        };
+        let pages = keys.iter().map_while(|key| by_key.get(key).copied());
+        pages.take_while(|page| self.is_held(*page)).collect()
     }
 
     fn get(&self, page: PageId) -> &Page {
@@ -116,7 +180,9 @@ impl Pages {
 
     /// The bytes held, by capacity.
     pub(super) fn bytes(&self) -> usize {
+        let by_key = self.by_key.as_ref();
         self.by_hash.allocation_size()
+            + by_key.map_or(0, HashMap::allocation_size)
             + self.table.capacity() * size_of::<Page>()
             + self.free.capacity() * size_of::<PageId>()
     }
@@ -134,6 +200,9 @@ impl Pages {
                 );
                 *children.entry(parent).or_insert(0) += 1;
             }
+        }
+        for (key, page) in self.by_key.iter().flatten() {
+            assert_eq!(self.get(*page).key, Some(*key), "a page by its key");
         }
         for &page in self.by_hash.values() {
             let known = children.get(&page).copied().unwrap_or(0);

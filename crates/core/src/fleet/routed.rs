@@ -1,0 +1,69 @@
+//! What a gateway says it sent to a pod, and what came back.
+
+use super::effort::Effort;
+use super::index::Index;
+use super::namespace;
+use super::prompt::{MediaMark, Prompt};
+use super::registration::unknown_pod;
+use super::request::Request;
+use super::walk::{Ladder, LadderStep};
+use crate::error::{Error, Result};
+use crate::prefix::{PrefixKey, plus};
+
+impl Index {
+    /// Notes that a rank was sent a request, and produced these tokens. Only pods with groups that no
+    /// event tells of use it, for the expected value: what their engine keeps follows from what it
+    /// was asked. Their stores then leave no marks, so a pod needs either all of its requests or none.
+    ///
+    /// # Errors
+    /// `Unknown` for a pod or rank that is not registered, and for a pod of another model.
+    pub fn routed(
+        &mut self,
+        name: &str,
+        dp_rank: u32,
+        request: &Request<'_>,
+        produced: &[u32],
+    ) -> Result<()> {
+        let pod = self.pods.get(name).ok_or_else(|| unknown_pod(name))?;
+        if pod.spec.model != request.model {
+            let text = format!("pod {name:?} does not serve model {:?}", request.model);
+            return Err(Error::Unknown(text));
+        }
+        let (model, column) = self.locate(name, dp_rank)?;
+        let rank = model.ranks[column].as_ref();
+        let Some((silent, rank)) = rank.and_then(|rank| Some((rank.silent.as_ref()?, rank))) else {
+            return Ok(());
+        };
+        let step = LadderStep {
+            unit: silent.page_size(),
+            lookahead: rank.catalog.lookahead(),
+            page: 0,
+        };
+        let has_lora = request.prompt.lora.is_some_and(|name| !name.is_empty());
+        let view = rank.catalog.view().filter(|_| !has_lora);
+        let space_page = view.map_or(0, |view| view.space_page);
+        let tokens = [request.prompt.tokens, produced].concat();
+        let prompt = Prompt {
+            tokens: &tokens,
+            ..request.prompt
+        };
+        let media = MediaMark::of(&model.marks, &prompt);
+        let ladder = Ladder::new(&model.marks, &prompt, &media, step, &Effort::default());
+        let salt = match space_page {
+            0 => Some(model.marks.salt(prompt.salt)),
+            _ if step.lookahead > 0 => None,
+            page => namespace::of_request(&model.marks, &request.prompt, page as usize),
+        };
+        let Some(salt) = salt.map(|salt| model.nodes.term(salt)) else {
+            return Ok(());
+        };
+        let prefixes = ladder.prefixes().iter().enumerate();
+        let keys =
+            prefixes.map_while(|(i, prefix)| Some(plus(plus(*prefix, ladder.ahead(i)?), salt)));
+        let keys: Vec<PrefixKey> = keys.collect();
+        let length = |tokens: &[u32]| u32::try_from(tokens.len()).unwrap_or(u32::MAX / 4);
+        let lengths = (length(request.prompt.tokens), length(produced));
+        model.with_rank(column, |rank, shared| rank.route(keys, lengths, shared));
+        Ok(())
+    }
+}

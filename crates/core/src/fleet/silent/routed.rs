@@ -1,0 +1,114 @@
+//! What requests that a gateway sent to a pod left of windows and states there.
+//!
+//! A guess like the marks of stores, by the engine's own rules: a request is looked up, computes its
+//! prompt in chunks from its hit on, and inserts at the end of each; what its tokens no longer need of
+//! a window is freed, and a pool that is full gives up what was used least recently. Events then say
+//! only which pages are there.
+
+use std::collections::VecDeque;
+
+use super::{AllChanges, Changes, Silent};
+use crate::prefix::PrefixKey;
+
+/// The requests whose pages are waited for, and the boundaries that they have together.
+const MOST_WAITING: usize = 64;
+const MOST_KEYS: usize = 1 << 18;
+
+/// A request that was sent to the pod, in tokens.
+#[derive(Debug)]
+pub(super) struct Route {
+    /// The keys at the ends of its pages, those of produced tokens too.
+    keys: Vec<PrefixKey>,
+    /// The tokens of its prompt.
+    pub(super) prompt: u32,
+    /// The tokens that came back.
+    pub(super) produced: u32,
+    /// What it probably reused.
+    pub(super) hit: u32,
+    /// What full attention held of it.
+    pub(super) full: u32,
+}
+
+/// The requests that were sent to the pod and have not left their marks yet.
+#[derive(Debug, Default)]
+pub(super) struct Routes {
+    waiting: VecDeque<Route>,
+}
+
+impl Routes {
+    /// Forgets all requests.
+    pub(super) fn clear(&mut self) {
+        self.waiting = VecDeque::new();
+    }
+
+    fn num_keys(&self) -> usize {
+        self.waiting.iter().map(|route| route.keys.len()).sum()
+    }
+
+    /// The bytes held, by capacity.
+    pub(super) fn bytes(&self) -> usize {
+        let keys: usize = self.waiting.iter().map(|route| route.keys.capacity()).sum();
+        self.waiting.capacity() * size_of::<Route>() + keys * size_of::<PrefixKey>()
+    }
+}
+
+impl Silent {
+    /// Notes a request by the keys at the ends of its pages. Returns what changes of each group's
+    /// probable copies.
+    pub(in crate::fleet) fn route(
+        &mut self,
+        keys: Vec<PrefixKey>,
+        prompt: u32,
+        produced: u32,
+    ) -> AllChanges {
+        let mut changes = self.settle_routes(true);
+        let size = self.page_size;
+        let mut path = self.pages.path(&keys);
+        path.truncate((prompt.saturating_sub(1) / size) as usize);
+        let last = path.last().copied();
+        let hits = self.marks.iter().map(|marks| marks.hit(&self.pages, last));
+        let hit = hits
+            .min()
+            .unwrap_or(0)
+            .min(u32::try_from(path.len()).unwrap_or(0));
+        for (marks, changes) in self.marks.iter_mut().zip(&mut changes) {
+            marks.admit(&self.pages, (&path, hit as usize), prompt, changes);
+        }
+        let full = u32::try_from(path.len()).unwrap_or(0) * size;
+        self.routes.waiting.push_back(Route {
+            keys,
+            prompt,
+            produced,
+            hit: hit * size,
+            full,
+        });
+        let more = self.settle_routes(false);
+        for (changes, more) in changes.iter_mut().zip(more) {
+            changes.extend(more);
+        }
+        changes
+    }
+
+    /// Lets the requests leave their marks whose pages are there, or all. An earlier one is first.
+    pub(in crate::fleet) fn settle_routes(&mut self, all: bool) -> AllChanges {
+        let mut changes = AllChanges::from_elem(Changes::new(), self.marks.len());
+        while let Some(route) = self.routes.waiting.front() {
+            let is_crowded =
+                self.routes.waiting.len() > MOST_WAITING || self.routes.num_keys() > MOST_KEYS;
+            let path = self.pages.path(&route.keys);
+            let is_there = self
+                .marks
+                .iter()
+                .all(|marks| marks.needs(route) <= path.len());
+            if !(all || is_crowded || is_there) {
+                break;
+            }
+            if let Some(route) = self.routes.waiting.pop_front() {
+                for (marks, changes) in self.marks.iter_mut().zip(&mut changes) {
+                    marks.finish(&self.pages, &path, &route, changes);
+                }
+            }
+        }
+        changes
+    }
+}
