@@ -26,4 +26,4 @@ def test_a_figure_is_what_the_replay_says(engine: str, number: int, row: Row) ->
     folder, _ = PAGES[engine]
     if not (folder / row.capture).is_dir():
         pytest.skip("needs ../shared/captures")
-    assert rows_of(engine)[number] == row.line(row.told(folder))
+    assert rows_of(engine)[number] == row.told(folder)
