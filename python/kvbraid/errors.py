@@ -84,6 +84,11 @@ def one_line(text: str) -> str:
     return printable(text)
 
 
+def counted(count: int, what: str) -> str:
+    """Return "1 group", or "2 groups"."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """Return the text with every character escaped that would move, hide or reverse other text."""
     if text.isprintable():

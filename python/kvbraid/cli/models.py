@@ -20,12 +20,16 @@ from kvbraid.cli.options import TEXT, engine
 def model(config: Path, *, groups: bool, as_json: bool, **options: Any) -> None:  # noqa: ANN401
     """Show the layers of a Hugging Face config.json with their kinds and sizes."""
     from kvbraid.models import EngineOptions, group_config, kinds_of, read_config
-    from kvbraid.report.models import group_table, layer_table
+    from kvbraid.report.console import stdout
+    from kvbraid.report.models import show_groups, show_layers
 
     given = {name: value for name, value in options.items() if value is not None}
     if groups:
         grouped = group_config(read_config(config), EngineOptions(**given))
-        click.echo(json.dumps(grouped.to_json()) if as_json else group_table(grouped))
+        if as_json:
+            click.echo(json.dumps(grouped.to_json()))
+        else:
+            show_groups(stdout(), grouped)
         return
     if given:
         parameters = click.get_current_context().command.params
@@ -33,7 +37,10 @@ def model(config: Path, *, groups: bool, as_json: bool, **options: Any) -> None:
         msg = f"{flags} without --groups; add --groups, or leave it out"
         raise click.UsageError(msg)
     layers = kinds_of(read_config(config))
-    click.echo(json.dumps(layers.to_json()) if as_json else layer_table(layers))
+    if as_json:
+        click.echo(json.dumps(layers.to_json()))
+    else:
+        show_layers(stdout(), layers)
 
 
 @click.command()

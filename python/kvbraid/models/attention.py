@@ -226,7 +226,7 @@ LLAMA4: Final = Family(
         "attention_chunk_size",
         first_of(
             listed("layer_types"),
-            listed("no_rope_layers", {1: (Role.CHUNK,), 0: FULL}),
+            listed("no_rope_layers", {1: (Role.CHUNK,), 0: FULL}, empty_is_absent=True),
             every_nth("no_rope_layer_interval", nth=FULL, others=(Role.CHUNK,)),
         ),
     ),

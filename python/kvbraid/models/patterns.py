@@ -70,12 +70,17 @@ def first_of(*patterns: Pattern) -> Pattern:
     return choose
 
 
-def listed(name: str, meaning: Mapping[object, Roles] = LAYER_NAMES) -> Pattern:
-    """One entry per layer; entries after the last layer (prediction heads) are ignored."""
+def listed(
+    name: str, meaning: Mapping[object, Roles] = LAYER_NAMES, *, empty_is_absent: bool = False
+) -> Pattern:
+    """One entry per layer; entries after the last layer (prediction heads) are ignored.
+
+    `empty_is_absent`: an empty list counts as no field, as in the model's own class.
+    """
 
     def read(config: ConfigReader) -> Layers | None:
         entries = config.items(name)
-        if entries is None:
+        if entries is None or (empty_is_absent and not entries):
             return None
         count = config.num_layers()
         if len(entries) < count:

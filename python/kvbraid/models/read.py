@@ -6,6 +6,7 @@ or reported as assumed; an architecture that the table does not have is refused.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Final
 
 from kvbraid.errors import InvalidValueError, TopologyError, shown
@@ -17,6 +18,7 @@ from kvbraid.models.registry import FAMILIES
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 MODEL_TYPES: Final = frozenset(FAMILIES)
+_LONGEST_TYPE: Final = 64  # Longer text is not compared with the known types.
 
 
 def kinds_of(
@@ -93,9 +95,12 @@ def _found(config: Mapping[str, object]) -> tuple[Mapping[str, object], Family]:
     model_type = values.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
+        text = model_type if isinstance(model_type, str) else ""
+        near = get_close_matches(text[:_LONGEST_TYPE], FAMILIES, n=3)
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
         msg = (
-            f"model_type = {shown(model_type)} is not known; expected one of "
-            f"{', '.join(sorted(FAMILIES))}; to add it, see kvbraid/models/registry.py"
+            f"model_type = {shown(model_type)} is not known; {meant}docs/models.md lists the "
+            f"{len(FAMILIES)} types, and kvbraid/models/registry.py says how to add one"
         )
         raise InvalidValueError(msg)
     return values, family

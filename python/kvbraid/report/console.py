@@ -1,29 +1,15 @@
-"""Where reports go: the terminal, a text, or a progress bar on standard error.
+"""Where reports go: standard output, or a progress bar on standard error.
 
 Rich decides whether there is a terminal; without one the same text is printed without colours.
 """
 
-from io import StringIO
-from typing import Final
-
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
-
-_TEXT_COLUMNS: Final = 118
 
 
 def stdout() -> Console:
     """Return the console for results, which does not colour numbers."""
     return Console(highlight=False)
-
-
-def as_text(*parts: RenderableType) -> str:
-    """Return what a console without colours would print, without spaces at the ends of lines."""
-    out = StringIO()
-    console = Console(file=out, width=_TEXT_COLUMNS, force_terminal=False, color_system=None)
-    for part in parts:
-        console.print(part)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 def progress(*columns: ProgressColumn) -> Progress:

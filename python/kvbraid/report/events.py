@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from kvbraid.errors import printable
+from kvbraid.errors import counted, printable
 from kvbraid.events.model import (
     AllBlocksCleared,
     BlockRemoved,
@@ -43,8 +43,8 @@ def _stored(event: BlockStored) -> str:
     parent = event.parent_block_hash
     parts = [
         f"stored  {group_name(event.group_idx)} {kind}{f'/{window}' if window else ''}",
-        f"{len(event.block_hashes)} blocks of {event.block_size}",
-        f"{len(event.token_ids)} tokens",
+        f"{counted(len(event.block_hashes), 'block')} of {event.block_size}",
+        counted(len(event.token_ids), "token"),
         "root" if parent is None else f"after {parent:016x}",
         event.medium,
         _hashes(event.block_hashes),
@@ -54,8 +54,8 @@ def _stored(event: BlockStored) -> str:
 
 
 def _removed(event: BlockRemoved) -> str:
-    count = len(event.block_hashes)
-    where = f"{group_name(event.group_idx)}  {count} blocks  {event.medium}"
+    count = counted(len(event.block_hashes), "block")
+    where = f"{group_name(event.group_idx)}  {count}  {event.medium}"
     return f"removed {where}  {_hashes(event.block_hashes)}"
 
 

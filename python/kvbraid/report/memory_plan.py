@@ -14,6 +14,7 @@ from rich.box import SIMPLE
 from rich.console import Console, ConsoleOptions
 from rich.table import Table
 
+from kvbraid.errors import counted
 from kvbraid.layout import MemoryPlan, PlannedModel
 from kvbraid.layout.plan import PlannedGroup
 from kvbraid.layout.waste import (
@@ -34,11 +35,11 @@ _UNLIMITED: Final = 10_000
 def plan_title(planned: PlannedModel) -> str:
     """Return what was planned, in a line."""
     model, ranks = planned.grouped.model, planned.grouped.options.num_ranks
-    groups = _counted(len(planned.plan.groups), "group")
+    groups = counted(len(planned.plan.groups), "group")
     where = "" if ranks == 1 else f", one of {ranks} ranks"
     split = "" if planned.split is None else f", split {planned.split.value}"
     return (
-        f"{model.model_type}: {_counted(model.num_layers, 'layer')} in {groups}, layout "
+        f"{model.model_type}: {counted(model.num_layers, 'layer')} in {groups}, layout "
         f"{planned.layout.value}{split}{where}"
     )
 
@@ -147,7 +148,7 @@ def _buffers(plan: MemoryPlan) -> Iterator[str]:
             if len(numbers) > 1
             else f"Buffer {numbers[0]} with"
         )
-        yield f"{buffers} {_counted(slots, 'slot')} and {block_bytes:,} bytes of a block: {why}."
+        yield f"{buffers} {counted(slots, 'slot')} and {block_bytes:,} bytes of a block: {why}."
 
 
 def _reason(plan: MemoryPlan, number: int) -> str:
@@ -229,7 +230,7 @@ def _chosen(planned: PlannedModel) -> Iterator[str]:
     now = max(len(group.layers) for group in planned.groups)
     all_fit = now == max(sets.values())
     yield (
-        f"Sets of equal layers: {listed}. The engine takes {_counted(now, 'slot')}, so that "
+        f"Sets of equal layers: {listed}. The engine takes {counted(now, 'slot')}, so that "
         f"{'every set is one group' if all_fit else 'the smallest set is one group'}. Fewer slots "
         "are smaller blocks and more groups; more slots stay empty in more groups."
     )
@@ -239,8 +240,8 @@ def _chosen(planned: PlannedModel) -> Iterator[str]:
 def _choice_table(choices: Sequence[SlotChoice], plan: MemoryPlan) -> Table:
     now = max(len(group.layers) for group in plan.groups)
     names = [
-        f"{_counted(each.num_slots, 'slot')}{'*' if each.num_slots == now else ''}\n"
-        f"{_counted(each.num_groups, 'group')}"
+        f"{counted(each.num_slots, 'slot')}{'*' if each.num_slots == now else ''}\n"
+        f"{counted(each.num_groups, 'group')}"
         for each in choices
     ]
     table = _columns("tokens", *names)
@@ -266,10 +267,6 @@ def _about(planned: PlannedModel) -> Iterator[str]:
         yield f"{read.format(runs(tuple(numbers)))} the cache of layer {owner}"
     for name, value in planned.grouped.model.assumed.items():
         yield f"assumed: {name} = {value} (not in the config)"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _copies(counts: Sequence[int]) -> str:

@@ -1,59 +1,92 @@
 """`kvbraid model`: a model's layers, and the groups that an engine makes of them, as tables."""
 
-from rich.table import Table
+from collections.abc import Sequence
+from typing import Final
 
+from rich.console import Console
+
+from kvbraid.errors import counted
 from kvbraid.models import GroupedModel, LayerGroup, ModelLayers
 from kvbraid.models.layers import runs
-from kvbraid.report.console import as_text
+from kvbraid.report.tables import Column, Listing, print_lines, print_listing
+
+_WHICH: Final = Column("which", is_left=True, wraps=True)
+_LAYER_COLUMNS: Final = (
+    Column("kind", is_left=True),
+    *map(Column, ("layers", "window", "chunk", "KV bytes/token", "state bytes")),
+    _WHICH,
+)
+_GROUP_COLUMNS: Final = (
+    Column("group"),
+    Column("kind", is_left=True),
+    *map(Column, ("layers", "window", "chunk", "block", "page bytes", "unused")),
+    _WHICH,
+)
+_NONE: Final = "-"
 
 
-def layer_table(model: ModelLayers) -> str:
-    """Return what `kvbraid model` prints."""
-    table = Table(title=f"{model.model_type}: {model.num_layers} layers", title_justify="left")
-    table.add_column("kind", no_wrap=True)
-    for name in ("layers", "window", "chunk", "KV bytes/token", "state bytes"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("which")
-    for kind in model.kinds:
-        spec = kind.spec
-        table.add_row(
-            spec.kind.value,
+def show_layers(console: Console, model: ModelLayers) -> None:
+    """Print what `kvbraid model` shows."""
+    rows = [
+        (
+            kind.spec.kind.value,
             str(len(kind.layers)),
-            *_sizes(spec.window, spec.chunk, spec.kv_bytes_per_token, spec.state_bytes),
+            *_sizes(
+                kind.spec.window,
+                kind.spec.chunk,
+                kind.spec.kv_bytes_per_token,
+                kind.spec.state_bytes,
+            ),
             runs(kind.layers),
         )
+        for kind in model.kinds
+    ]
+    title = f"{model.model_type}: {counted(model.num_layers, 'layer')}"
+    _print(console, title, _LAYER_COLUMNS, rows)
     note = "Windows and chunks in tokens; bytes per layer, before tensor parallelism."
-    return as_text(table, note, *_assumed(model))
+    print_lines(console, [note, *_assumed(model)])
 
 
-def group_table(grouped: GroupedModel) -> str:
-    """Return what `kvbraid model --groups` prints."""
+def show_groups(console: Console, grouped: GroupedModel) -> None:
+    """Print what `kvbraid model --groups` shows."""
     grouping, model = grouped.grouping, grouped.model
-    table = Table(
-        title=f"{model.model_type}: {model.num_layers} layers, {len(grouping.groups)} groups",
-        title_justify="left",
-    )
-    table.add_column("group", justify="right", no_wrap=True)
-    table.add_column("kind", no_wrap=True)
-    for name in ("layers", "window", "chunk", "block", "page bytes", "unused"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("which")
-    for index, group in enumerate(grouping.groups):
-        spec = group.spec()
-        table.add_row(
+    rows = [
+        (
             str(index),
-            spec.kind.value,
+            group.kind.value,
             str(len(group.layers)),
-            *_sizes(spec.window, spec.chunk, spec.block_size),
+            *_sizes(group.spec().window, group.spec().chunk, group.spec().block_size),
             _pages(group),
             f"{group.padding_bytes:,}",
             runs(tuple(sorted(group.numbers))),
         )
-    return as_text(table, *_sums(grouped), *_assumed(model))
+        for index, group in enumerate(grouping.groups)
+    ]
+    title = (
+        f"{model.model_type}: {counted(model.num_layers, 'layer')}, "
+        f"{counted(len(grouping.groups), 'group')}"
+    )
+    _print(console, title, _GROUP_COLUMNS, rows)
+    print_lines(console, [*_sums(grouped), *_assumed(model)])
+
+
+def _print(
+    console: Console, title: str, columns: Sequence[Column], rows: Sequence[tuple[str, ...]]
+) -> None:
+    """Print a table without the columns that say nothing of any row."""
+    said = [i for i in range(len(columns)) if any(row[i] != _NONE for row in rows)]
+    print_listing(
+        console,
+        Listing(
+            title=title,
+            columns=[columns[i] for i in said],
+            rows=[[row[i] for i in said] for row in rows],
+        ),
+    )
 
 
 def _sizes(*sizes: int | None) -> tuple[str, ...]:
-    return tuple("-" if size is None else f"{size:,}" for size in sizes)
+    return tuple(_NONE if size is None else f"{size:,}" for size in sizes)
 
 
 def _pages(group: LayerGroup) -> str:
@@ -65,9 +98,10 @@ def _pages(group: LayerGroup) -> str:
 def _sums(grouped: GroupedModel) -> tuple[str, ...]:
     grouping, options = grouped.grouping, grouped.options
     per = "" if options.num_ranks == 1 else f" on each of {options.num_ranks} ranks"
+    slots = counted(grouping.padding_slots, "layer slot")
     return (
-        f"A block takes {grouping.block_bytes:,} bytes{per}; {grouping.padding_slots} layer slots "
-        "are padding.",
+        f"A block takes {grouping.block_bytes:,} bytes{per}; {slots} "
+        f"{'is' if grouping.padding_slots == 1 else 'are'} padding.",
         f"Groups agree every {grouping.alignment:,} tokens; the engine hashes every "
         f"{grouping.hash_block_size:,}.",
         "Blocks, windows and chunks in tokens; a page is one layer's part of a block; unused: "

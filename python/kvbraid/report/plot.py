@@ -11,7 +11,9 @@ Curves: TypeAlias = Mapping[str, Sequence[tuple[float, float]]]
 
 _WIDTH_IN: Final = 5.0
 _HEIGHT_IN: Final = 3.6
-_MARKERS: Final = "osv^Dx*P"
+_MARKERS: Final = "osv^DP*X"
+_THICKEST, _THINNEST = 4.0, 1.0
+_LARGEST, _SMALLEST = 10.0, 3.5
 
 
 def load_matplotlib() -> Any:  # noqa: ANN401 - a module that may be absent
@@ -36,30 +38,54 @@ def draw(
     Raises:
         InvalidValueError: matplotlib is not installed, or the file cannot be written.
     """
-    matplotlib = load_matplotlib()
-    rows = -(-len(panels) // columns)
-    figure = matplotlib.figure.Figure(
-        figsize=(_WIDTH_IN * columns, _HEIGHT_IN * rows), layout="constrained"
-    )
-    grid = figure.subplots(rows, columns, squeeze=False)
-    for axes in grid.flat[len(panels) :]:
-        axes.set_visible(False)
-    for axes, (title, curves) in zip(grid.flat, panels.items(), strict=False):
-        _draw_panel(axes, title, curves, memory)
+    picture = figure(panels, columns=columns, memory=memory)
     try:
-        figure.savefig(path)
+        picture.savefig(path)
     except (OSError, ValueError) as error:
         msg = f"{path}: the plot cannot be written: {error}"
         raise InvalidValueError(msg) from error
 
 
+def figure(panels: Mapping[str, Curves], *, columns: int = 1, memory: str = "memory (GiB)") -> Any:  # noqa: ANN401 - matplotlib's Figure
+    """Return the picture that `draw` writes.
+
+    Raises:
+        InvalidValueError: matplotlib is not installed.
+    """
+    matplotlib = load_matplotlib()
+    rows = -(-len(panels) // columns)
+    picture = matplotlib.figure.Figure(
+        figsize=(_WIDTH_IN * columns, _HEIGHT_IN * rows), layout="constrained"
+    )
+    grid = picture.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for axes, (title, curves) in zip(grid.flat, panels.items(), strict=False):
+        _draw_panel(axes, title, curves, memory)
+    return picture
+
+
 def _draw_panel(axes: Any, title: str, curves: Curves, memory: str) -> None:  # noqa: ANN401
-    for marker, (policy, points) in zip(_cycle(len(curves)), curves.items(), strict=True):
-        memories, rates = [x for x, _ in points], [100 * y for _, y in points]
-        axes.plot(memories, rates, marker=marker, label=policy, markersize=4, linewidth=1.2)
+    """Draw each line thinner, with smaller and hollow markers, than those that it lies upon.
+
+    So lines that coincide stay visible. Markers may cross the frame, which cuts none of them.
+    """
+    for i, (policy, points) in enumerate(curves.items()):
+        last = i / max(1, len(curves) - 1)
+        axes.plot(
+            [x for x, _ in points],
+            [100 * y for _, y in points],
+            label=policy,
+            linewidth=_THICKEST + last * (_THINNEST - _THICKEST),
+            marker=_MARKERS[i % len(_MARKERS)],
+            markersize=_LARGEST + last * (_SMALLEST - _LARGEST),
+            markerfacecolor="none",
+            clip_on=False,
+            zorder=3,
+        )
     axes.set_title(title, fontsize=9)
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
+    _mark_memories(axes, sorted({x for points in curves.values() for x, _ in points}))
     axes.set_xlabel(memory)
     axes.set_ylabel("token hit rate (%)")
     axes.set_ylim(bottom=0)
@@ -67,5 +93,7 @@ def _draw_panel(axes: Any, title: str, curves: Curves, memory: str) -> None:  # 
     axes.legend(fontsize=7)
 
 
-def _cycle(length: int) -> str:
-    return (_MARKERS * -(-length // len(_MARKERS)))[:length]
+def _mark_memories(axes: Any, memories: Sequence[float]) -> None:  # noqa: ANN401
+    """Name every memory on the axis, and none between them."""
+    axes.set_xticks(memories, labels=[f"{memory:g}" for memory in memories])
+    axes.set_xticks([], minor=True)

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
-from rich.box import SIMPLE
 from rich.progress import Progress
-from rich.table import Table
 
 from kvbraid.report.console import progress, stdout
+from kvbraid.report.tables import Column, Listing, print_listing
 from kvbraid.sim.captures.read import Capture, read_capture
 from kvbraid.sim.captures.replay import ReplayOptions, Report, replay
 
@@ -36,7 +36,7 @@ def run_replays(
             if as_json:
                 print(json.dumps(report.to_dict()), flush=True)  # noqa: T201 - the output itself
     if not as_json:
-        stdout().print(_table(reports))
+        print_listing(stdout(), listing_of(reports))
     return reports
 
 
@@ -56,25 +56,27 @@ _COUNTS = {
     "under": "under",
     "bound": "bounded",
 }
-"""The columns of the table, each with the field of the report that it shows."""
+"""The columns of counts, each with the field of the report that it shows."""
+
+_COLUMNS: Final = (
+    Column("capture", is_left=True),
+    *map(Column, (*_COUNTS, "%", "expected %", "width")),
+    Column("why not exact", is_left=True, wraps=True),
+)
 
 
-def _table(reports: Sequence[Report]) -> Table:
-    title = "predicted before the fact, against the engine's own reuse"
-    table = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("capture", no_wrap=True)
-    for name in (*_COUNTS, "%", "expected %", "width"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("why not exact")
-    for report in reports:
-        asked = max(1, report.requests)
-        reasons = [f"{name} {count}" for name, count in report.by_class.items() if count]
-        table.add_row(
+def listing_of(reports: Sequence[Report]) -> Listing:
+    """Return the table of replays, with a row for each capture."""
+    rows = [
+        (
             report.capture,
             *(str(getattr(report, name)) for name in _COUNTS.values()),
             f"{report.exact_pct:.2f}",
-            f"{100 * report.expected_exact / asked:.2f}",
-            f"{report.width_sum / asked:.1f}",
-            ", ".join(reasons),
+            f"{100 * report.expected_exact / max(1, report.requests):.2f}",
+            f"{report.width_sum / max(1, report.requests):.1f}",
+            ", ".join(f"{name} {count}" for name, count in report.by_class.items() if count),
         )
-    return table
+        for report in reports
+    ]
+    title = "predicted before the fact, against the engine's own reuse"
+    return Listing(title=title, columns=_COLUMNS, rows=rows)

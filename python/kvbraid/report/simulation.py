@@ -6,12 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE
+from rich.console import Console
 from rich.progress import Progress, TaskID, TimeElapsedColumn
-from rich.table import Table
 
+from kvbraid.errors import counted
 from kvbraid.report.console import progress, stdout
 from kvbraid.report.plot import draw, load_matplotlib
+from kvbraid.report.tables import Column, Listing, print_lines, print_listing
 from kvbraid.sim.traces.footprint import Footprint, footprint
 from kvbraid.sim.traces.grid import Grid, GridCell
 from kvbraid.sim.traces.memory_size import show_size
@@ -30,11 +31,11 @@ def run_simulations(grid: Grid, *, as_json: bool, plot: Path | None = None) -> N
     cells = []
     for cell in _cells(grid):
         cells.append(cell)
-        if as_json:
-            line = json.dumps(_to_json(grid, working_set, cell))
+        for policy in cell.policies if as_json else ():
+            line = json.dumps(_to_json(grid, working_set, cell, policy))
             print(line, flush=True)  # noqa: T201 - the output itself
     if not as_json:
-        _show(grid, working_set, cells)
+        show_rates(stdout(), grid, working_set, cells)
     if plot is not None:
         draw(plot, {f"{grid.trace.name}, {grid.model.name}": _curves(cells)})
 
@@ -42,44 +43,53 @@ def run_simulations(grid: Grid, *, as_json: bool, plot: Path | None = None) -> N
 def _cells(grid: Grid) -> Iterator[GridCell]:
     """Simulate cell by cell, with a bar for each."""
     with progress(TimeElapsedColumn()) as bars:
-        for memory, policy in grid.cases():
-            label = f"{show_size(memory)} {policy}"
+        for memory, policies in grid.cases():
+            label = f"{show_size(memory)} {policies[0]}"
             task = bars.add_task(label, total=grid.trace.num_requests)
-            yield grid.cell(memory, policy, partial(_advance, bars, task))
+            yield grid.cell(memory, policies, partial(_advance, bars, task))
 
 
 def _advance(bars: Progress, task: TaskID, num_done: int) -> None:
     bars.update(task, completed=num_done)
 
 
-def _to_json(grid: Grid, working_set: Footprint, cell: GridCell) -> dict[str, Any]:
+def _to_json(grid: Grid, working_set: Footprint, cell: GridCell, policy: str) -> dict[str, Any]:
     return {
         "trace": grid.trace.name,
         "model": grid.model.name,
         "memory_bytes": cell.memory_bytes,
-        "policy": cell.policy,
+        "policy": policy,
         **cell.result.to_json(),
         "working_set_bytes": working_set.num_blocks * grid.model.block_bytes,
         "notes": dict(grid.trace.notes),
     }
 
 
-def _show(grid: Grid, working_set: Footprint, cells: Sequence[GridCell]) -> None:
-    table = Table(
-        title="token hit rate (%)", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0)
+def show_rates(
+    console: Console, grid: Grid, working_set: Footprint, cells: Sequence[GridCell]
+) -> None:
+    """Print a row for each different policy, with a column for each memory."""
+    columns = [Column("policy", is_left=True), *(Column(show_size(m)) for m in grid.memories)]
+    rates: dict[str, list[str]] = {}
+    for cell in cells:
+        rates.setdefault(_named(cell), []).append(f"{100 * cell.result.rate:.2f}")
+    # Every policy has the same pools, and leaves out the same requests.
+    results = [cell.result for cell in cells[:: len(rates)]]
+    listing = Listing(
+        title="token hit rate (%)",
+        columns=columns,
+        rows=[(name, *row) for name, row in rates.items()],
+        footer=[
+            ("blocks of the pool", *(f"{result.num_blocks:,}" for result in results)),
+            ("requests left out", *(f"{result.num_left_out:,}" for result in results)),
+        ],
     )
-    for name in ("memory", "blocks", *grid.policies, "left out"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for memory in grid.memories:
-        row = {cell.policy: cell.result for cell in cells if cell.memory_bytes == memory}
-        rates = [f"{100 * result.rate:.2f}" for result in row.values()]
-        any_result = next(iter(row.values()))  # Every policy leaves out the same requests.
-        left_out = f"{any_result.num_left_out:,}"
-        table.add_row(show_size(memory), f"{any_result.num_blocks:,}", *rates, left_out)
-    console = stdout()
-    console.print(table)
-    for line in _about(grid, working_set):
-        console.print(line, soft_wrap=True)
+    print_listing(console, listing)
+    print_lines(console, _about(grid, working_set))
+
+
+def _named(cell: GridCell) -> str:
+    return ", ".join(cell.policies)
 
 
 def _about(grid: Grid, working_set: Footprint) -> list[str]:
@@ -87,8 +97,8 @@ def _about(grid: Grid, working_set: Footprint) -> list[str]:
     notes = "".join(f"; {name}: {value:,}" for name, value in trace.notes.items())
     num_bytes = working_set.num_blocks * model.block_bytes
     return [
-        f"{trace.name}: {trace.num_requests:,} requests in "
-        f"{working_set.num_conversations:,} conversations{notes}",
+        f"{trace.name}: {counted(trace.num_requests, 'request')} in "
+        f"{counted(working_set.num_conversations, 'conversation')}{notes}",
         f"{model.name}: hits end every {model.alignment} tokens; blocks of "
         f"{show_size(model.block_bytes)}; all that could be reused takes {show_size(num_bytes)}",
     ]
@@ -98,5 +108,5 @@ def _curves(cells: Sequence[GridCell]) -> dict[str, list[tuple[float, float]]]:
     curves: dict[str, list[tuple[float, float]]] = {}
     for cell in cells:
         point = (cell.memory_bytes / 2**30, cell.result.rate)
-        curves.setdefault(cell.policy, []).append(point)
+        curves.setdefault(_named(cell), []).append(point)
     return curves

@@ -93,6 +93,10 @@ POSITIONS: Final[dict[str, tuple[dict[str, object], dict[str, tuple[int, ...]]]]
         model("llama4_text", 4, attention_chunk_size=64, no_rope_layers=[1, 0, 1, 0]),
         {"chunked_local_attention": (0, 2), "full_attention": (1, 3)},
     ),
+    "an empty list of layers that do not rotate is no list": (
+        model("llama4_text", 4, attention_chunk_size=64, no_rope_layers=[]),
+        {"chunked_local_attention": (0, 1, 2), "full_attention": (3,)},
+    ),
     "no chunk size": (
         model("llama4_text", 2, attention_chunk_size=None),
         {"full_attention": (0, 1)},
@@ -282,8 +286,10 @@ def test_page_bytes_are_per_block_for_kv_and_per_state_for_states() -> None:
 
 
 REFUSALS: Final[dict[str, tuple[dict[str, object], str]]] = {
-    "no type": ({}, "model_type = None is not known"),
-    "an unknown type": (model("perceiver", 2), r"'perceiver' is not known.*to add it"),
+    "no type": ({}, "model_type = None is not known; docs/models.md lists"),
+    "an unknown type": (model("perceiver", 2), r"'perceiver' is not known; docs.*how to add one"),
+    "a misspelled type": (model("lama4_text", 2), r"did you mean llama4_text or "),
+    "a type too long to compare": (model("gemma" * 50, 2), r"is not known; "),
     "a missing size": (
         {"model_type": "gpt_oss", "num_hidden_layers": 2, "sliding_window": 8, "head_dim": 8},
         "gpt_oss config has no `num_key_value_heads`.*add the field",

@@ -109,7 +109,7 @@ def test_every_event_and_refusal_is_a_line() -> None:
     assert event_lines("a/0", 7, batch) == [
         "00:00:00.500 a/0 #7 stored  g1 sliding_window/128  3 blocks of 16  64 tokens  root  GPU"
         "  0000000000000001 0000000000000002 +1",
-        "00:00:00.500 a/0 #7 removed g1  1 blocks  GPU  00000000000000ff",
+        "00:00:00.500 a/0 #7 removed g1  1 block  GPU  00000000000000ff",
         "00:00:00.500 a/0 #7 cleared all blocks",
         "00:00:00.500 a/0 #7 refused unknown_tag (event 3)",
     ]

@@ -2,13 +2,14 @@
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from kvbraid.cli import cli
 from kvbraid.errors import InvalidValueError, KvbraidError
-from kvbraid.report.plot import draw
+from kvbraid.report.plot import draw, figure
 from kvbraid.sim.traces.memory_size import parse_size, show_size
 from kvbraid.sim.traces.models import simulated_model
 from kvbraid.sim.traces.policies import CACHE_POLICIES
@@ -52,16 +53,39 @@ def test_json_has_one_line_per_memory_and_policy(trace: Path) -> None:
     assert rows[-1]["working_set_bytes"] == (64 + 32 + 2 * 8) * BLOCK_BYTES
 
 
-def test_the_table_has_a_row_per_memory_and_a_column_per_policy(trace: Path) -> None:
+def test_the_table_has_a_row_per_policy_and_a_column_per_memory(trace: Path) -> None:
     output = run(
         str(trace), "--model", MODEL, "--memory", "1GiB", "--memory", "80MiB",
         "--policy", "interval-0", "--policy", "dense", "--requests", "2",
     )  # fmt: skip
-    rows = [line.split() for line in output.splitlines()]
-    assert ["memory", "blocks", "interval-0", "dense", "left", "out"] in rows
-    assert ["1", "GiB", "1,820", "0.00", "24.98", "0"] in rows
-    assert ["80", "MiB", "142"] in [row[:3] for row in rows]
-    assert "small: 2 requests in 2 conversations" in output
+    title, header, _, interval, dense, _, blocks, left_out, *about = [
+        line.split() for line in output.splitlines()
+    ]
+    assert title == ["token", "hit", "rate", "(%)"]
+    assert header == ["policy", "80", "MiB", "1", "GiB"]
+    assert (interval[0], interval[2]) == ("interval-0", "0.00")
+    assert (dense[0], dense[2]) == ("dense", "24.98")
+    assert blocks == ["blocks", "of", "the", "pool", "142", "1,820"]
+    assert left_out == ["requests", "left", "out", "0", "0"]
+    assert " ".join(about[0]) == "small: 2 requests in 2 conversations"
+
+
+def test_one_request_is_one_request_in_one_conversation(trace: Path) -> None:
+    output = run(str(trace), "--model", MODEL, "--memory", "1GiB", "--requests", "1")
+    assert "small: 1 request in 1 conversation\n" in output
+
+
+def test_policies_that_are_one_and_the_same_for_a_model_share_a_row(trace: Path) -> None:
+    arguments = (str(trace), "--model", "llama-3.1-8b", "--memory", "4GiB")
+    assert "dense, interval-0, interval-1k, interval-8k  49.95\n" in run(*arguments)
+    rows = [json.loads(line) for line in run(*arguments, "--json").splitlines()]
+    assert [row["policy"] for row in rows] == list(CACHE_POLICIES)
+
+
+def test_a_number_without_a_unit_is_refused_with_the_unit_that_was_meant(trace: Path) -> None:
+    arguments = ["cache", "simulate", str(trace), "--model", MODEL, "--memory", "40"]
+    result = CliRunner().invoke(cli, arguments)
+    assert str(result.exception) == ("'40' has no unit; write 40GiB or 40GB (40B for bytes)")
 
 
 def test_the_plot_is_written(trace: Path, tmp_path: Path) -> None:
@@ -69,6 +93,20 @@ def test_the_plot_is_written(trace: Path, tmp_path: Path) -> None:
     memories = ("--memory", "200MiB", "--memory", "1GiB")
     run(str(trace), "--model", MODEL, *memories, "--plot", str(picture))
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_plot_names_every_memory_and_hides_no_line_and_no_point() -> None:
+    same = [(20.0, 0.5), (40.0, 0.75), (100.0, 1.0)]
+    curves = {"dense": same, "value": same, "value-flat": same}
+    (axes,) = figure({"t": curves}).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["20", "40", "100"]
+    assert len(axes.get_xticks(minor=True)) == 0
+    lines = axes.get_lines()
+    assert not any(line.get_clip_on() for line in lines), "the frame cuts no marker"
+    for below, above in pairwise(lines):
+        assert below.get_linewidth() > above.get_linewidth()
+        assert below.get_markersize() > above.get_markersize()
+    assert {line.get_markerfacecolor() for line in lines} == {"none"}
 
 
 def test_without_matplotlib_a_plot_is_refused_before_anything_runs(
@@ -94,7 +132,7 @@ def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     [
         (("--model", "gpt-2", "--memory", "1GiB"), "model 'gpt-2' is not known"),
         (("--model", MODEL, "--memory", "1Gib"), "'1Gib' is not a size of memory"),
-        (("--model", MODEL, "--memory", "1MiB"), "a pool of 1 blocks"),
+        (("--model", MODEL, "--memory", "1MiB"), "a pool of 1 block, each of"),
         (("--model", MODEL, "--memory", "1GiB", "--policy", "x"), "policy 'x' is not known"),
     ],
 )
@@ -112,7 +150,8 @@ def test_what_cannot_be_simulated_is_refused(
         ("40GiB", 40 << 30, "40 GiB"),
         ("1.5 MiB", 3 << 19, "1.5 MiB"),
         ("80GB", 80 * 10**9, "74.5 GiB"),
-        ("12", 12, "12 B"),
+        ("12B", 12, "12 B"),
+        ("1048576", 1 << 20, "1 MiB"),
         ("2 PiB", 2 << 50, "2 PiB"),
     ],
 )

@@ -90,12 +90,19 @@ def test_a_models_config_completes_the_groups_that_are_given(tmp_path: Path, chu
     assert (pod.topology.alignment, pod.topology.groups[0].chunk) == (64, 256)
 
 
+def test_a_models_config_as_llama_4_publishes_it_is_read(tmp_path: Path) -> None:
+    published = {"model_type": "llama4", "text_config": {**LLAMA4, "no_rope_layers": []}}
+    path = with_model_config(tmp_path, json.dumps(published))
+    (pod,) = read_fleet_file(path).pods.values()
+    assert pod.engine.unsent_tokens == ((SpecKind.CHUNKED_LOCAL_ATTENTION, 256),)
+
+
 @pytest.mark.parametrize(
     ("text", "topology", "told"),
     [
         ("{", "", "llama4.json is not JSON: "),
         ("[]", "", "llama4.json holds a list; expected a model's config object"),
-        ('{"model_type": "x"}', "", "model_type = 'x' is not known; expected one of MiniMaxM1"),
+        ('{"model_type": "x"}', "", "model_type = 'x' is not known; docs/models.md lists the"),
         ('{"model_type": "llama"}', "", "the llama config has no `num_hidden_layers`"),
         (
             json.dumps(LLAMA4),

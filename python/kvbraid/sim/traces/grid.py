@@ -26,10 +26,10 @@ class GridOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridCell:
-    """One policy at one memory, and how much the cache reused."""
+    """One memory, the policies that are one and the same for this model, and what was reused."""
 
     memory_bytes: int
-    policy: str
+    policies: Sequence[str]
     result: HitRate
 
 
@@ -61,17 +61,24 @@ class Grid:
             check_pool(model, model.num_blocks(memory))
         return cls(trace=trace, model=model, memories=memories, policies=policies)
 
-    def cases(self) -> Iterator[tuple[int, str]]:
-        """Yield each memory with each policy."""
-        yield from product(self.memories, self.policies)
+    def alike(self) -> Sequence[Sequence[str]]:
+        """Return the names of the policies; names that mean the same retention stand together."""
+        names: dict[Retention, list[str]] = {}
+        for name, retention in self.policies.items():
+            names.setdefault(retention, []).append(name)
+        return list(names.values())
 
-    def cell(self, memory_bytes: int, policy: str, progress: Progress) -> GridCell:
+    def cases(self) -> Iterator[tuple[int, Sequence[str]]]:
+        """Yield each memory with the names of each different policy."""
+        yield from product(self.memories, self.alike())
+
+    def cell(self, memory_bytes: int, policies: Sequence[str], progress: Progress) -> GridCell:
         """Simulate one case."""
         result = simulate(
             self.trace,
             self.model,
             self.model.num_blocks(memory_bytes),
-            self.policies[policy],
+            self.policies[policies[0]],
             progress=progress,
         )
-        return GridCell(memory_bytes=memory_bytes, policy=policy, result=result)
+        return GridCell(memory_bytes=memory_bytes, policies=policies, result=result)

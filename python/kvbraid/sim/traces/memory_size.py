@@ -1,4 +1,7 @@
-"""Sizes of memory as people write them: "40GiB", "512 MiB", "80GB", "1000000"."""
+"""Sizes of memory as people write them: "40GiB", "512 MiB", "80GB", "64424509440".
+
+A number without a unit counts bytes. A small one is refused: who writes 40 means GiB.
+"""
 
 import re
 from types import MappingProxyType
@@ -15,6 +18,8 @@ UNITS: Final = MappingProxyType(
     }
 )
 
+_LEAST_WITHOUT_UNIT: Final = 1 << 20
+
 _SIZE: Final = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)")
 
 
@@ -25,6 +30,10 @@ def parse_size(text: str) -> int:
         InvalidValueError: The text is not a number with one of the units.
     """
     found = _SIZE.fullmatch(text.strip())
+    if found is not None and not found[2] and float(found[1]) < _LEAST_WITHOUT_UNIT:
+        number = found[1]
+        msg = f"{shown(text)} has no unit; write {number}GiB or {number}GB ({number}B for bytes)"
+        raise InvalidValueError(msg)
     if found is None or found[2] not in UNITS:
         expected = "expected a number and a unit, such as 40GiB or 80GB"
         msg = f"{shown(text)} is not a size of memory; {expected}"

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeAlias
 
 from kvbraid.cache import CacheConfig, CacheManager, Retention
-from kvbraid.errors import InvalidValueError
+from kvbraid.errors import InvalidValueError, counted
 from kvbraid.sim.one_by_one import OneByOne
 from kvbraid.sim.traces.models import SimulatedModel
 from kvbraid.sim.traces.prefix_hashes import PrefixHashes
@@ -57,7 +57,7 @@ def check_pool(model: SimulatedModel, num_blocks: int) -> None:
     if not 2 <= num_blocks < _TOO_MANY_BLOCKS:
         remedy = "more" if num_blocks < 2 else "less"
         msg = (
-            f"a pool of {num_blocks} blocks, each of {model.block_bytes:,} bytes for "
+            f"a pool of {counted(num_blocks, 'block')}, each of {model.block_bytes:,} bytes for "
             f"{model.name}; expected at least two, one of them the null block, and fewer than "
             f"{_TOO_MANY_BLOCKS}: give {remedy} memory"
         )

@@ -140,7 +140,7 @@ def test_progress_counts_the_requests() -> None:
 
 @pytest.mark.parametrize("num_blocks", [0, 1])
 def test_a_pool_without_a_block_is_refused(num_blocks: int) -> None:
-    with pytest.raises(InvalidValueError, match=f"a pool of {num_blocks} blocks.*more memory"):
+    with pytest.raises(InvalidValueError, match=f"a pool of {num_blocks} block.*more memory"):
         simulate(trace([A]), model(FULL), num_blocks, Dense())
 
 
