@@ -13,6 +13,10 @@ pub(crate) struct Engine {
     pub groups: Groups,
     /// What it says of a hash, a group or a prefix need not be what it said before.
     pub lies: bool,
+    /// It may have two hashes for one prefix, as if something that no event tells kept them apart.
+    /// What is undecided is then settled wrongly, and whether that is noticed depends on the order
+    /// of the work.
+    pub has_aliases: bool,
 }
 
 /// Engines; block sizes divide each other.
@@ -96,6 +100,7 @@ fn hash_of(tokens: &[u64], salt: u64, alias: bool) -> u64 {
 /// A store while its parts are chosen.
 struct Store {
     lies: bool,
+    has_aliases: bool,
     tokens: Vec<u64>,
     /// First token of the span.
     start: usize,
@@ -128,6 +133,7 @@ impl Store {
         let ends = all.filter(|_| !(is_sparse && choices.once_in(2))).collect();
         Self {
             lies: engine.lies,
+            has_aliases: engine.has_aliases,
             tokens: tokens[..blocks * block].to_vec(),
             start,
             block,
@@ -139,7 +145,7 @@ impl Store {
     }
 
     fn hash(&self, end: usize, choices: &mut impl Choices) -> Value {
-        let alias = choices.once_in(16);
+        let alias = self.has_aliases && choices.once_in(16);
         let hash = match choices.below(64) {
             0 if self.lies => choices.below(16) as u64,
             _ => hash_of(&self.tokens[..end], self.salt, alias),

@@ -123,6 +123,7 @@ impl Life {
             engine: events::Engine {
                 groups: choices.one_of(&events::GROUPS),
                 lies: !is_same && choices.below(2) == 0,
+                has_aliases: !is_same,
             },
             is_same,
         };
