@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         UnsupportedError as UnsupportedError,
     )
     from kvbraid.fleet.answer import (
+        Applied as Applied,
         Bounds as Bounds,
         Explanation as Explanation,
         PodExplanation as PodExplanation,
@@ -36,7 +37,11 @@ if TYPE_CHECKING:
         IndexOptions as IndexOptions,
     )
     from kvbraid.fleet.request import Request as Request
-    from kvbraid.hashing import MediaItem as MediaItem
+    from kvbraid.hashing import (
+        EngineHash as EngineHash,
+        HashAlgo as HashAlgo,
+        MediaItem as MediaItem,
+    )
     from kvbraid.ids import (
         BlockId as BlockId,
         GroupId as GroupId,
@@ -44,6 +49,8 @@ if TYPE_CHECKING:
         PodState as PodState,
         Tier as Tier,
     )
+    from kvbraid.service.feed import PodFeed as PodFeed
+    from kvbraid.service.subscriber import Subscriber as Subscriber
     from kvbraid.spec import (
         EngineDialect as EngineDialect,
         GroupSpec as GroupSpec,
@@ -72,11 +79,21 @@ _NAMES: Final = {
         "UnknownError",
         "UnsupportedError",
     ),
-    "fleet.answer": ("Bounds", "Explanation", "PodExplanation", "PodInfo", "PodScore", "Scores"),
+    "fleet.answer": (
+        "Applied",
+        "Bounds",
+        "Explanation",
+        "PodExplanation",
+        "PodInfo",
+        "PodScore",
+        "Scores",
+    ),
     "fleet.index": ("FleetIndex", "IndexOptions"),
     "fleet.request": ("Request",),
-    "hashing": ("MediaItem",),
+    "hashing": ("EngineHash", "HashAlgo", "MediaItem"),
     "ids": ("BlockId", "GroupId", "PodId", "PodState", "Tier"),
+    "service.feed": ("PodFeed",),
+    "service.subscriber": ("Subscriber",),
     "spec": ("EngineDialect", "GroupSpec", "SpecKind", "Topology"),
     "spec_mapping": ("pod_from_mapping", "profile_from_mapping", "topology_from_mapping"),
 }
@@ -84,7 +101,10 @@ _NAMES: Final = {
 
 _MODULES: Final = {name: f"kvbraid.{module}" for module, names in _NAMES.items() for name in names}
 
-__all__ = sorted(_MODULES)  # noqa: PLE0605 - the names are those of the table, written once.
+_OF_SERVE: Final = frozenset({"PodFeed", "Subscriber"})
+"""Names that need the extra `serve`: `from kvbraid import *` works without it."""
+
+__all__ = sorted(_MODULES.keys() - _OF_SERVE)  # noqa: PLE0605 - the names of the table.
 
 if not TYPE_CHECKING:  # A type checker that saw it would accept any name at all.
 
@@ -97,4 +117,4 @@ if not TYPE_CHECKING:  # A type checker that saw it would accept any name at all
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(_MODULES)

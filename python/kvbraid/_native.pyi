@@ -3,14 +3,12 @@
 from collections.abc import Collection, Sequence
 from typing import TypeAlias, final
 
-from typing_extensions import Buffer
-
 from kvbraid.cache.config import CacheConfig
 from kvbraid.cache.failed_loads import Recovery
 from kvbraid.cache.step import Labels, Need
 from kvbraid.fleet.index import IndexOptions, Registration
 from kvbraid.fleet.request import Request
-from kvbraid.hashing import EngineHash, ExtraKeys
+from kvbraid.hashing import EngineHash, ExtraKeys, Tokens
 from kvbraid.ids import BlockId
 from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.run import Run
@@ -42,12 +40,8 @@ __all__ = [
 __version__: str
 
 def engine_none_hash(algo: str, seed: str | None) -> bytes | None: ...
-def engine_chain(
-    engine: EngineHash, tokens: Buffer | Sequence[int], extra: ExtraKeys
-) -> bytes: ...
-def engine_chain_keys(
-    engine: EngineHash, tokens: Buffer | Sequence[int], extra: ExtraKeys
-) -> list[int]: ...
+def engine_chain(engine: EngineHash, tokens: Tokens, extra: ExtraKeys) -> bytes: ...
+def engine_chain_keys(engine: EngineHash, tokens: Tokens, extra: ExtraKeys) -> list[int]: ...
 def resume(
     topology: Topology, dialect: Sequence[str], held: HeldWords, query: Query
 ) -> list[int]: ...
@@ -118,15 +112,14 @@ class FleetCore:
         pod: str,
         dp_rank: int,
         request: Request,
-        tokens: Buffer | Sequence[int],
-        produced: Buffer | Sequence[int],
+        tokens: Tokens,
+        produced: Tokens,
     ) -> None: ...
-    def score(self, request: Request, tokens: Buffer | Sequence[int]) -> FleetAnswer: ...
-    def try_score(
-        self, request: Request, tokens: Buffer | Sequence[int]
-    ) -> FleetAnswer | None: ...
+    def score(self, request: Request, tokens: Tokens) -> FleetAnswer: ...
+    def score_many(self, requests: Sequence[tuple[Request, Tokens]]) -> list[FleetAnswer]: ...
+    def try_score(self, request: Request, tokens: Tokens) -> FleetAnswer | None: ...
     def explain(
-        self, request: Request, tokens: Buffer | Sequence[int]
+        self, request: Request, tokens: Tokens
     ) -> tuple[FleetAnswer, list[tuple[str, list[_Strip]]]]: ...
     def pods(self) -> list[_InfoTuple]: ...
     def models(self) -> list[str]: ...
@@ -175,7 +168,7 @@ class CacheCore:
     def copy(self) -> CacheCore: ...
     def add(
         self,
-        tokens: Buffer | Sequence[int],
+        tokens: Tokens,
         num_prompt_tokens: int,
         extra: ExtraKeys,
         labels: Labels,
@@ -184,15 +177,13 @@ class CacheCore:
     def extend(
         self,
         request: int,
-        tokens: Buffer | Sequence[int],
+        tokens: Tokens,
         hashes: Sequence[bytes] | None,
         to_prompt: bool,
     ) -> None: ...
     def match(self, request: int) -> tuple[int, int]: ...
     def allocate(self, needs: Sequence[Need], reserved_blocks: int) -> _AllocationTuple: ...
-    def decode(
-        self, requests: Sequence[int], tokens: Buffer | Sequence[int]
-    ) -> _AllocationTuple: ...
+    def decode(self, requests: Sequence[int], tokens: Tokens) -> _AllocationTuple: ...
     def commit(self, request: int, num_tokens: int) -> None: ...
     def free_skipped(self, request: int, num_tokens: int) -> None: ...
     def release(self, requests: Sequence[int]) -> None: ...

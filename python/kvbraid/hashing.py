@@ -7,11 +7,11 @@ guessed: the computation is refused.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, cast
 
 from kvbraid._native import engine_chain, engine_chain_keys, engine_none_hash
 from kvbraid.errors import InvalidValueError
@@ -20,7 +20,19 @@ from kvbraid.ids import BlockHash
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-Tokens: TypeAlias = "Buffer | Sequence[int]"
+
+class NumberArray(Protocol):
+    """What type checkers see of a numpy array: before Python 3.12 they see no buffer in it."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[int]: ...
+
+    @property
+    def __array_interface__(self) -> dict[str, object]: ...
+
+
+Tokens: TypeAlias = "Buffer | NumberArray | Sequence[int]"
 """Token ids: a contiguous buffer of uint32 (array('I'), numpy.uint32: fastest), or integers."""
 
 

@@ -44,6 +44,7 @@ def test_the_library_works_without_the_extra() -> None:
     program = f"""{BLOCKED}
 before = set(sys.modules)
 import kvbraid, kvbraid.cache, kvbraid.events, kvbraid.hashing, kvbraid.models, kvbraid.resume
+from kvbraid import *
 print(*[name for name in kvbraid.__all__ if getattr(kvbraid, name) is None])
 loaded = {{name.partition(".")[0] for name in set(sys.modules) - before}}
 print(*loaded - {{*sys.stdlib_module_names, "msgspec", "kvbraid"}})
@@ -68,16 +69,32 @@ except SystemExit as exit:
     ]
 
 
-def test_a_module_of_the_service_names_the_extra() -> None:
+@pytest.mark.parametrize(
+    "statement", ["import kvbraid.service.subscriber", "from kvbraid import Subscriber"]
+)
+def test_a_module_of_the_service_names_the_extra(statement: str) -> None:
     program = f"""{BLOCKED}
 try:
-    import kvbraid.service.subscriber
+    {statement}
 except ImportError as error:
     print(error)
 """
     (line,) = fresh(program)
     assert "kvbraid.service needs click" in line
     assert line.endswith("pip install 'kvbraid[serve]'")
+
+
+def test_the_subscriber_is_a_name_of_the_package_and_no_other_name_loads_sockets() -> None:
+    program = """
+from kvbraid import *
+import kvbraid
+for name in kvbraid.__all__:
+    getattr(kvbraid, name)
+print("zmq" in sys.modules, "starlette" in sys.modules, "asyncio" in sys.modules)
+kvbraid.Subscriber
+print("zmq" in sys.modules, "uvicorn" in sys.modules)
+"""
+    assert fresh(program) == ["False False False", "True False"]
 
 
 def test_the_command_runs_where_the_extra_is_installed(

@@ -9,6 +9,7 @@ use arguments::{OptionsArg, RegistrationArg, RequestArg};
 use kvbraid_core::Error;
 use kvbraid_core::fleet::{Answer, Applied, GroupStrip, Index, RankInfo, Request, State};
 use kvbraid_core::spec::GroupSpec;
+use parking_lot::MutexGuard;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
@@ -89,6 +90,12 @@ fn applied_tuple(applied: &Applied) -> AppliedTuple {
         applied.cleared,
         applied.refused,
     )
+}
+
+/// The same error, saying which of several requests it is about.
+fn numbered(py: Python<'_>, number: usize, error: &PyErr) -> PyErr {
+    let text = format!("requests[{number}]: {}", error.value(py));
+    PyErr::from_type(error.get_type(py), text)
 }
 
 fn group_tuple(group: Option<u16>, spec: GroupSpec) -> GroupTuple {
@@ -245,6 +252,43 @@ impl FleetCore {
             .detach(|| request.with(&tokens, |request| self.index.ask().score(request)))
             .map_err(to_python)?;
         Ok(FleetAnswer::of(request.model, &tokens, answer))
+    }
+
+    /// The answers of several requests, in order, each as `score` gives it. Between two of them the
+    /// index goes to the thread that has waited longest, so nobody waits for more than one answer.
+    fn score_many(
+        &self,
+        py: Python<'_>,
+        requests: Vec<(Bound<'_, PyAny>, Bound<'_, PyAny>)>,
+    ) -> PyResult<Vec<FleetAnswer>> {
+        let asked = requests
+            .iter()
+            .enumerate()
+            .map(|(number, (request, tokens))| {
+                let asked = request
+                    .extract()
+                    .and_then(|request| Ok((request, tokens.extract()?)));
+                asked.map_err(|error| numbered(py, number, &error))
+            });
+        let asked: Vec<(RequestArg, PromptArg)> = asked.collect::<PyResult<_>>()?;
+        let answers = py.detach(|| {
+            let mut index = self.index.ask();
+            let answer = |(number, (request, tokens)): (usize, &(RequestArg, PromptArg))| {
+                MutexGuard::bump(&mut index);
+                let answer = request.with(tokens, |request| index.score(request));
+                answer.map_err(|error| (number, error))
+            };
+            asked
+                .iter()
+                .enumerate()
+                .map(answer)
+                .collect::<Result<Vec<_>, _>>()
+        });
+        let answers = answers.map_err(|(number, error)| numbered(py, number, &to_python(error)))?;
+        let answered = asked.into_iter().zip(answers);
+        Ok(answered
+            .map(|((request, tokens), answer)| FleetAnswer::of(request.model, &tokens, answer))
+            .collect())
     }
 
     /// The same as `score` if no other thread has the index now; else nothing.

@@ -68,20 +68,20 @@ def _wrong(owner: object, checks: Sequence[_Check], prefix: str = "") -> Iterato
             yield f"{prefix}{name} is {shown(value)}; expected {expected}"
 
 
-def refuse_request(request: Request) -> None:
+def refuse_request(request: Request, prefix: str = "") -> None:
     """Raise for the first field whose value no request can have.
 
     Raises:
-        InvalidValueError: There is such a field; the message names it.
+        InvalidValueError: There is such a field; the message names it, after `prefix`.
     """
     media: object = request.extra_keys
     if not (media is None or isinstance(media, Sequence)):
-        msg = f"extra_keys is {shown(media)}; expected a list of MediaItem, or None"
+        msg = f"{prefix}extra_keys is {shown(media)}; expected a list of MediaItem, or None"
         raise InvalidValueError(msg)
-    for message in _wrong(request, _REQUEST):
+    for message in _wrong(request, _REQUEST, prefix):
         raise InvalidValueError(message)
     for i, item in enumerate(media or ()):
-        for message in _wrong(item, _MEDIA, f"extra_keys[{i}]."):
+        for message in _wrong(item, _MEDIA, f"{prefix}extra_keys[{i}]."):
             raise InvalidValueError(message)
 
 

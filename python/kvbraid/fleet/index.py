@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 from kvbraid._native import FleetCore
 from kvbraid.engine import EngineProfile
 from kvbraid.errors import InvalidValueError
+from kvbraid.fleet import awaiting
 from kvbraid.fleet.answer import (
     Applied,
     Explanation,
@@ -222,12 +223,43 @@ class FleetIndex:
             raise
         return Scores(answer)
 
+    def score_many(self, requests: Sequence[Request]) -> list[Scores]:
+        """Score several requests in one call: one answer each, in order, as `score` gives it.
+
+        The index is not held for the whole call: a thread that waits for it waits for one answer.
+
+        Raises:
+            UnknownError, InvalidValueError: As in `score`; the message starts with the place of
+                the first such request (`requests[2]: `), and no answer is returned.
+        """
+        try:
+            answers = self._core.score_many([(each, each.token_ids) for each in requests])
+        except _NOT_TAKEN:
+            for place, request in enumerate(requests):
+                refuse_request(request, f"requests[{place}]: ")
+            raise
+        return [Scores(answer) for answer in answers]
+
+    async def score_async(self, request: Request) -> Scores:
+        """Score without holding up an event loop of asyncio: at once if short, else on a thread.
+
+        It is short if the request has at most `AT_ONCE_TOKENS` tokens (`kvbraid.fleet.awaiting`)
+        and no other thread has the index. If the caller is cancelled, the thread ends by itself.
+
+        Raises the same errors as `score`.
+        """
+        return await awaiting.score(self, request)
+
     def try_score(self, request: Request) -> Scores | None:
         """Score unless another call is using the index; else return None without waiting.
 
         Raises the same errors as `score`.
         """
-        answer = self._core.try_score(request, request.token_ids)
+        try:
+            answer = self._core.try_score(request, request.token_ids)
+        except _NOT_TAKEN:
+            refuse_request(request)
+            raise
         return None if answer is None else Scores(answer)
 
     def explain(self, request: Request) -> Explanation:

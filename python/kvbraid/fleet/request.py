@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from kvbraid.hashing import MediaItem
+from kvbraid.hashing import MediaItem, NumberArray
 
 Strategy: TypeAlias = Literal["exact", "weighted_blocks"]
 
@@ -16,8 +16,8 @@ Strategy: TypeAlias = Literal["exact", "weighted_blocks"]
 class Request:
     """One lookup; None fields mean absent.
 
-    `token_ids` is a buffer of uint32 or uint64, or a sequence of ints below 2**64: SGLang stands
-    media in by numbers of up to 62 bits.
+    `token_ids` is a buffer of uint32 or uint64 (a numpy array, for one), or a sequence of ints
+    below 2**64: SGLang stands media in by numbers of up to 62 bits.
 
     `extra_key` is the field that SGLang's requests have. Where hashes do not show it
     (`EngineProfile.event_format`), nothing is promised to a request that has one.
@@ -28,7 +28,7 @@ class Request:
     """
 
     model: str
-    token_ids: Sequence[int] | memoryview
+    token_ids: Sequence[int] | memoryview | NumberArray
     lora: str | None = None
     cache_salt: str | None = None
     extra_key: str | None = None

@@ -1,0 +1,27 @@
+"""A score inside an event loop: at once where that is short, else on a thread.
+
+This is the only module below the service that knows an event loop, and only while a caller
+awaits. An answer at once holds the loop for as long as it takes; an answer on a thread, for as
+long as it takes to hand the request over and to take the answer back.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from kvbraid.fleet.answer import Scores
+    from kvbraid.fleet.index import FleetIndex
+    from kvbraid.fleet.request import Request
+
+AT_ONCE_TOKENS: Final = 32_768
+"""The longest request that is scored at once. `make bench ONLY=score_async` measures it."""
+
+
+async def score(index: "FleetIndex", request: "Request") -> "Scores":
+    """Score a request; see `FleetIndex.score_async`."""
+    from asyncio import to_thread  # It takes milliseconds to load, and a caller has it already.
+
+    if len(request.token_ids) <= AT_ONCE_TOKENS:
+        scores = index.try_score(request)
+        if scores is not None:
+            return scores
+    return await to_thread(index.score, request)
