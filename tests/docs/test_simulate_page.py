@@ -33,7 +33,7 @@ def test_the_policies_are_those_of_the_code() -> None:
 
 
 def test_the_forms_of_traces_are_those_of_the_code() -> None:
-    section = TEXT.split("\n## Traces\n")[1].split("\n## ")[0]
+    section = TEXT.split("\n## Traffic\n")[1].split("\n## ")[0]
     assert re.findall(r"\(`(\w+)`\) \|", section) == [name for name, _ in FORMS]
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import click
 
 from kvbraid import __version__
+from kvbraid.cli.cache import cache
 from kvbraid.cli.models import model, plan
 from kvbraid.cli.options import SETTING, TEXT, Command
 from kvbraid.cli.recovery import recover
@@ -55,6 +56,7 @@ def cli() -> None:
     """Tell how many tokens of a request each engine of a fleet can reuse."""
 
 
+cli.add_command(cache)
 cli.add_command(model)
 cli.add_command(plan)
 cli.add_command(recover)
@@ -246,39 +248,6 @@ def replay(
     reports = run_replays(captures, options, settings=dict(settings), as_json=as_json)
     if fail_under is not None and any(r.exact_pct < fail_under for r in reports):
         sys.exit(1)
-
-
-@cli.group()
-def cache() -> None:
-    """Try out one engine's cache without an engine."""
-
-
-@cache.command()
-@click.argument("trace", type=click.Path(path_type=Path))
-@click.option("--model", required=True, help="The name of a known model, or a config.json.")
-@click.option(
-    "--memory", "memories", type=TEXT, multiple=True, required=True,
-    help="Memory of the cache, such as 40GiB; may be repeated.",
-)  # fmt: skip
-@click.option(
-    "--policy", "policies", multiple=True, help="Try only this retention policy; may be repeated."
-)
-@click.option(
-    "--requests",
-    "num_requests",
-    type=click.IntRange(1),
-    help="Play only this many requests from the start.",
-)
-@click.option(
-    "--plot", type=click.Path(path_type=Path), help="Draw hit rates against memory into this file."
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON line per result.")
-def simulate(trace: Path, *, as_json: bool, plot: Path | None, **options: Any) -> None:  # noqa: ANN401
-    """Play the requests of TRACE, a file, against one cache and print token hit rates."""
-    from kvbraid.report.simulation import run_simulations
-    from kvbraid.sim.traces.grid import Grid, GridOptions
-
-    run_simulations(Grid.of(trace, GridOptions(**options)), as_json=as_json, plot=plot)
 
 
 @cli.command()

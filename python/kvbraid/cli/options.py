@@ -2,11 +2,15 @@
 
 import json
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
 from kvbraid.errors import InvalidValueError, shown
+
+if TYPE_CHECKING:
+    from kvbraid.models import EngineOptions
 
 Command: TypeAlias = Callable[..., Any]
 
@@ -48,6 +52,15 @@ class _Setting(click.ParamType[tuple[str, object]]):
 
 
 SETTING: Final = _Setting()
+
+
+def taken(options: dict[str, Any]) -> "EngineOptions":
+    """Take the options that `engine` has added out of all options of a command."""
+    from kvbraid.models import EngineOptions
+
+    names = {field.name for field in fields(EngineOptions)} & options.keys()
+    given = {name: options.pop(name) for name in names}
+    return EngineOptions(**{name: value for name, value in given.items() if value is not None})
 
 
 def engine(note: str = "") -> Callable[[Command], Command]:

@@ -30,6 +30,25 @@ def load_matplotlib() -> Any:  # noqa: ANN401 - a module that may be absent
     return matplotlib
 
 
+def check_path(path: Path) -> None:
+    """Refuse a picture that could not be written in the end.
+
+    Raises:
+        InvalidValueError: matplotlib is not installed, there is no such folder, or matplotlib
+            does not know the form of the file.
+    """
+    canvas = load_matplotlib().figure.Figure().canvas
+    forms = sorted(canvas.get_supported_filetypes())
+    why = ""
+    if path.suffix.removeprefix(".").lower() not in forms:
+        why = f"choose a name that ends in one of .{', .'.join(forms)}"
+    elif not path.parent.is_dir():
+        why = f"there is no folder {path.parent}; make it first"
+    if why:
+        msg = f"{path}: the plot cannot be written: {why}"
+        raise InvalidValueError(msg)
+
+
 def draw(
     path: Path, panels: Mapping[str, Curves], *, columns: int = 1, memory: str = "memory (GiB)"
 ) -> None:

@@ -11,7 +11,7 @@ from rich.progress import Progress, TaskID, TimeElapsedColumn
 
 from kvbraid.errors import counted
 from kvbraid.report.console import progress, stdout
-from kvbraid.report.plot import draw, load_matplotlib
+from kvbraid.report.plot import check_path, draw
 from kvbraid.report.tables import Column, Listing, print_lines, print_listing
 from kvbraid.sim.traces.footprint import Footprint, footprint
 from kvbraid.sim.traces.grid import Grid, GridCell
@@ -26,7 +26,7 @@ def run_simulations(grid: Grid, *, as_json: bool, plot: Path | None = None) -> N
             simulated), or the plot cannot be written.
     """
     if plot is not None:
-        load_matplotlib()
+        check_path(plot)
     working_set = footprint(grid.trace, grid.model)
     cells = []
     for cell in _cells(grid):
@@ -57,6 +57,7 @@ def _to_json(grid: Grid, working_set: Footprint, cell: GridCell, policy: str) ->
     return {
         "trace": grid.trace.name,
         "model": grid.model.name,
+        "num_ranks": grid.model.num_ranks,
         "memory_bytes": cell.memory_bytes,
         "policy": policy,
         **cell.result.to_json(),
@@ -96,10 +97,11 @@ def _about(grid: Grid, working_set: Footprint) -> list[str]:
     trace, model = grid.trace, grid.model
     notes = "".join(f"; {name}: {value:,}" for name, value in trace.notes.items())
     num_bytes = working_set.num_blocks * model.block_bytes
+    ranks = "" if model.num_ranks == 1 else f", on each of {model.num_ranks} ranks"
     return [
         f"{trace.name}: {counted(trace.num_requests, 'request')} in "
         f"{counted(working_set.num_conversations, 'conversation')}{notes}",
-        f"{model.name}: hits end every {model.alignment} tokens; blocks of "
+        f"{model.name}{ranks}: hits end every {model.alignment} tokens; blocks of "
         f"{show_size(model.block_bytes)}; all that could be reused takes {show_size(num_bytes)}",
     ]
 

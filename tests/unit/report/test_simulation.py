@@ -1,6 +1,7 @@
 """`kvbraid cache simulate` as people and programs see it."""
 
 import json
+import re
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -82,6 +83,20 @@ def test_policies_that_are_one_and_the_same_for_a_model_share_a_row(trace: Path)
     assert [row["policy"] for row in rows] == list(CACHE_POLICIES)
 
 
+def test_own_tokens_are_simulated_on_several_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(json.dumps(list(range(n))) for n in (40, 40, 72)))
+    arguments = (str(path), "--model", MODEL, "--memory", "100MiB", "--policy", "dense")
+    alone, shared = (json.loads(run(*arguments, *more, "--json")) for more in ((), ("--tp", "4")))
+    # Two blocks of the first, which the third has too; the rest of a prompt is new.
+    assert alone["hit_tokens"] == shared["hit_tokens"] == 64
+    assert (alone["num_ranks"], alone["num_blocks"]) == (1, (100 << 20) // BLOCK_BYTES)
+    assert (shared["num_ranks"], shared["num_blocks"]) == (4, (100 << 20) // (BLOCK_BYTES // 4))
+    table = run(*arguments, "--tp", "4")
+    assert f"{MODEL}, on each of 4 ranks: hits end every 16 tokens; blocks of 144 KiB" in table
+    assert "own: 3 requests in 1 conversation" in table
+
+
 def test_a_number_without_a_unit_is_refused_with_the_unit_that_was_meant(trace: Path) -> None:
     arguments = ["cache", "simulate", str(trace), "--model", MODEL, "--memory", "40"]
     result = CliRunner().invoke(cli, arguments)
@@ -119,6 +134,19 @@ def test_without_matplotlib_a_plot_is_refused_before_anything_runs(
     assert str(result.exception) == (
         "a plot needs matplotlib, which is not installed: pip install 'kvbraid[plot]'"
     )
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("absent/out.png", "there is no folder .*absent; make it"), ("out.pgn", "name that ends in")],
+)
+def test_a_plot_that_could_not_be_written_is_refused_before_anything_runs(
+    trace: Path, tmp_path: Path, name: str, why: str
+) -> None:
+    arguments = ["cache", "simulate", str(trace), "--model", MODEL, "--memory", "1GiB"]
+    result = CliRunner().invoke(cli, [*arguments, "--plot", str(tmp_path / name)])
+    assert re.search(f"the plot cannot be written: .*{why}", str(result.exception))
     assert result.stdout == ""
 
 

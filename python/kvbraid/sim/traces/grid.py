@@ -1,15 +1,14 @@
 """The cells that `kvbraid cache simulate` computes for a trace: every policy at every memory."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 
 from kvbraid.cache.retention import Retention
+from kvbraid.models import EngineOptions
 from kvbraid.sim.traces.memory_size import parse_size
 from kvbraid.sim.traces.models import SimulatedModel, simulated_model
 from kvbraid.sim.traces.policies import CACHE_POLICIES, retention_of
-from kvbraid.sim.traces.read import read_trace
 from kvbraid.sim.traces.simulation import HitRate, Progress, check_pool, simulate
 from kvbraid.sim.traces.trace import Trace
 
@@ -22,6 +21,7 @@ class GridOptions:
     memories: Sequence[str]
     policies: Sequence[str] = ()
     num_requests: int | None = None
+    engine: EngineOptions = EngineOptions()  # noqa: RUF009 - frozen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,22 +43,22 @@ class Grid:
     policies: Mapping[str, Retention]
 
     @classmethod
-    def of(cls, path: Path, options: GridOptions) -> "Grid":
-        """Read a trace, and check the model, memories and policies to simulate.
+    def of(cls, read: Callable[[], Trace], options: GridOptions) -> "Grid":
+        """Check the model, memories and policies to simulate, then read the trace.
 
         Raises:
             TraceError: The trace cannot be read.
             InvalidValueError: A size cannot be read, or a pool would be too small or too large.
             UnknownError: There is no such model or policy.
         """
-        model = simulated_model(options.model)
+        model = simulated_model(options.model, options.engine)
         memories = sorted({parse_size(text) for text in options.memories})
         policies = {name: retention_of(name, model) for name in options.policies or CACHE_POLICIES}
-        trace = read_trace(path)
-        if options.num_requests is not None:
-            trace = trace.first(options.num_requests)
         for memory in memories:
             check_pool(model, model.num_blocks(memory))
+        trace = read()
+        if options.num_requests is not None:
+            trace = trace.first(options.num_requests)
         return cls(trace=trace, model=model, memories=memories, policies=policies)
 
     def alike(self) -> Sequence[Sequence[str]]:

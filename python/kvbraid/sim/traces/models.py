@@ -1,6 +1,7 @@
 """Published models as a cache sees them: groups, block sizes, and the bytes of one block.
 
-The groups are those that vLLM forms from a model's config at its defaults, on one rank. The fields
+The groups are those that vLLM forms from a model's config, at its defaults on one rank unless told
+otherwise; bytes are those of one rank. The fields
 here are the ones that decide the groups. They come from the configs in tests/fixtures/models,
 whose sources.json says where each is from; a test checks that the two agree.
 """
@@ -12,19 +13,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from kvbraid.errors import UnknownError
+from kvbraid.errors import InvalidValueError, UnknownError
 from kvbraid.models import EngineOptions, PrefillCost, group_config, prefill_cost, read_config
+from kvbraid.sim.traces.prefix_hashes import check_parts
 from kvbraid.spec import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedModel:
-    """One model's cache: its groups, the bytes of a block, and the cost of prefill."""
+    """One model's cache: its groups, the bytes of a block on a rank, and the cost of prefill."""
 
     name: str
     topology: Topology
     block_bytes: int
     cost: PrefillCost = PrefillCost()  # noqa: RUF009 - frozen
+    num_ranks: int = 1
 
     @property
     def alignment(self) -> int:
@@ -115,14 +118,16 @@ ACTIVE_PARAMS: Final[Mapping[str, float]] = MappingProxyType(
 """The published number of parameters that each token passes through."""
 
 
-def simulated_model(name: str) -> SimulatedModel:
-    """Return a model by its name, or by the path of a `config.json`.
+def simulated_model(name: str, options: EngineOptions | None = None) -> SimulatedModel:
+    """Return a model by its name, or by the path of a `config.json` or its folder.
 
     Raises:
         UnknownError: There is no such name and no such file; the message lists the names.
-        InvalidValueError: The config is refused; the message says what is wrong with it.
+        InvalidValueError: The config or an option is refused; the message says why.
     """
-    path = Path(name)
+    path, options = Path(name), options or EngineOptions()
+    if name not in CONFIGS and path.is_dir():
+        path /= "config.json"
     if name not in CONFIGS and not path.is_file():
         msg = (
             f"model {name!r} is not known; expected one of {', '.join(CONFIGS)}, or the path of a "
@@ -130,10 +135,16 @@ def simulated_model(name: str) -> SimulatedModel:
         )
         raise UnknownError(msg)
     config = CONFIGS[name] if name in CONFIGS else read_config(path)
-    grouping = group_config(config, EngineOptions()).grouping
+    try:
+        grouping = group_config(config, options).grouping
+        check_parts("model", grouping.hash_block_size)
+        cost = prefill_cost(config, grouping, active_params=ACTIVE_PARAMS.get(name))
+    except InvalidValueError as error:
+        raise type(error)(f"{name}: {error}") from error
     return SimulatedModel(
         name=name,
         topology=grouping.topology(),
         block_bytes=grouping.block_bytes,
-        cost=prefill_cost(config, grouping, active_params=ACTIVE_PARAMS.get(name)),
+        cost=cost,
+        num_ranks=options.num_ranks,
     )

@@ -26,6 +26,20 @@ _SPREAD: Final = 0x9E3779B97F4A7C15F39CC0605CEDC835  # 2^128 over the golden rat
 _NUM_REMEMBERED: Final = 256
 
 
+def check_parts(what: str, block_tokens: int) -> None:
+    """Refuse blocks that parts of 16 tokens do not fill.
+
+    Raises:
+        InvalidValueError: The message says whose blocks they are.
+    """
+    if block_tokens % PART_TOKENS or block_tokens < 1:
+        msg = (
+            f"blocks of the {what} have {block_tokens} tokens; expected a multiple of "
+            f"{PART_TOKENS}, in which traces are simulated"
+        )
+        raise InvalidValueError(msg)
+
+
 class PrefixHashes:
     """Computes hashes for one block size. It remembers conversations, whose prompts mostly grow.
 
@@ -38,10 +52,8 @@ class PrefixHashes:
     """
 
     def __init__(self, trace_block_tokens: int, block_size: int) -> None:
-        for name, tokens in (("trace", trace_block_tokens), ("model", block_size)):
-            if tokens % PART_TOKENS or tokens < 1:
-                msg = f"blocks of the {name} have {tokens} tokens; expected a multiple of 16"
-                raise InvalidValueError(msg)
+        check_parts("trace", trace_block_tokens)
+        check_parts("model", block_size)
         self.block_size = block_size
         self._per_id = trace_block_tokens // PART_TOKENS
         self._per_block = block_size // PART_TOKENS

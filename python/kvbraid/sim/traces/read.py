@@ -1,17 +1,19 @@
 """Reads trace files, plain or Zstandard-compressed. The first line tells the form of the file.
 
-A trace without ids of prefixes says nothing about a cache and is refused.
+A trace without ids of prefixes and without prompts says nothing about a cache and is refused.
 """
 
 import importlib
 import io
 import json
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from kvbraid.errors import TraceError
-from kvbraid.sim.traces import mooncake, sessions
+from kvbraid.sim.traces import mooncake, prompts, sessions
+from kvbraid.sim.traces.prompts import Encode
 from kvbraid.sim.traces.trace import Trace
 
 _Reader: TypeAlias = Callable[[str, Iterable[bytes], str], Trace]
@@ -19,36 +21,44 @@ _Reader: TypeAlias = Callable[[str, Iterable[bytes], str], Trace]
 FORMS: Final[tuple[tuple[str, _Reader], ...]] = (
     ("hash_ids", mooncake.read),
     ("reqs", sessions.read),
+    ("token_ids", prompts.read),
+    ("prompt", prompts.read),
 )
 """For each form, the field of the first line that tells it, and its reader."""
 
 
-def read_trace(path: Path) -> Trace:
-    """Read a trace file.
+def read_trace(path: Path, *, encode: Encode | None = None) -> Trace:
+    """Read a trace file. `encode` turns prompts of text into tokens.
 
     Raises:
         TraceError: The message names the file and what is wrong with it.
     """
-    lines = _lines(path)
+    lines = [line for line in _lines(path) if line.strip()]
     if not lines:
         msg = f"{path}: no line; expected one JSON object per line"
         raise TraceError(msg)
     reader = _reader(lines[0], path)
+    if reader is prompts.read:
+        reader = partial(prompts.read, encode=encode)
     return reader(path.name.partition(".")[0], lines, str(path))
 
 
 def _reader(line: bytes, path: Path) -> _Reader:
     try:
         fields = json.loads(line)
-    except ValueError:
-        fields = None
+    except (ValueError, RecursionError) as error:
+        msg = f"{path}: line 1 is not JSON: {error}; expected one JSON object per line"
+        raise TraceError(msg) from error
+    if isinstance(fields, list) or (isinstance(fields, dict) and "messages" in fields):
+        return prompts.read
     for name, reader in FORMS:
         if isinstance(fields, dict) and name in fields:
             return reader
-    known = " or ".join(f"`{name}`" for name, _ in FORMS)
+    known = ", ".join(f"`{name}`" for name, _ in FORMS)
     msg = (
-        f"{path}: the first line has no {known}; expected a trace that says which prefixes are "
-        "shared: arrivals and lengths alone tell nothing about a cache"
+        f"{path}: the first line has none of {known}; expected requests with tokens or text, or a "
+        "trace that says which prefixes are shared: arrivals and lengths alone tell nothing about "
+        "a cache"
     )
     raise TraceError(msg)
 

@@ -47,6 +47,33 @@ def test_groups_of_unequal_blocks_agree_less_often_than_they_are_hashed() -> Non
     assert len(sizes) == 2
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "alignment", "block_bytes"),
+    [(1, 544, 13_369_344), (2, 544, 6_684_672), (4, 272, 3_342_336), (8, 144, 1_769_472)],
+)
+def test_ranks_divide_the_bytes_and_where_there_are_states_the_tokens_of_a_block(
+    num_ranks: int, alignment: int, block_bytes: int
+) -> None:
+    model = simulated_model("qwen3-next-80b-a3b", EngineOptions(num_ranks=num_ranks))
+    assert (model.alignment, model.block_bytes) == (alignment, block_bytes)
+    assert model.num_ranks == num_ranks
+    assert model.cost == simulated_model("qwen3-next-80b-a3b").cost
+
+
+def test_blocks_have_the_size_that_is_asked_for_if_traces_can_be_cut_so() -> None:
+    longer = EngineOptions(block_size=64, kernel_block_size=64)
+    assert simulated_model("gpt-oss-120b", longer).alignment == 64
+    shorter = EngineOptions(block_size=8, kernel_block_size=8)
+    with pytest.raises(InvalidValueError, match=r"^gpt-oss-120b: blocks .* 8 tokens; .* of 16"):
+        simulated_model("gpt-oss-120b", shorter)
+
+
+def test_a_model_is_the_folder_of_its_config_too(tmp_path: Path) -> None:
+    config = (FIXTURES / "gpt-oss-20b.json").read_text()
+    (tmp_path / "config.json").write_text(config)
+    assert simulated_model(str(tmp_path)).topology == simulated_model("gpt-oss-120b").topology
+
+
 def test_memory_is_whole_blocks() -> None:
     model = simulated_model("gemma-3-27b")
     assert model.num_blocks(40 * 2**30) == 32_768

@@ -75,8 +75,8 @@ def test_a_missing_decompressor_is_one_line_with_the_remedy(
     ("text", "reason"),
     [
         ("", "no line"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "arrivals and lengths alone"),
-        ('{"timestamp": 0, "input_length": 600}\n', "the first line has no `hash_ids` or `reqs`"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "line 1 is not JSON: .*; expected one JSON"),
+        ('{"timestamp": 0, "input_length": 600}\n', "the first line has none of `hash_ids`, "),
         (mooncake((600, [1, 2])) + "{}\n", "line 2: no field 'input_length'"),
         (mooncake((600, [1, 2])) + "{\n", "line 2: Expecting property name"),
         (mooncake((600, [1])), "line 1: 1 ids for 600 tokens; expected .* 2 ids of 512 tokens"),

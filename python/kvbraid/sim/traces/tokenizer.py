@@ -1,0 +1,38 @@
+"""A model's own tokenizer.json, which the package tokenizers loads from disk.
+
+The package is imported only if there is text to read. Special tokens are added as the file says.
+Nothing is downloaded.
+"""
+
+from pathlib import Path
+
+from kvbraid.errors import InvalidValueError
+from kvbraid.sim.traces.prompts import Encode
+
+
+def load_tokenizer(path: Path) -> Encode:
+    """Return the function that turns text into token ids; `path` may be the model's folder.
+
+    Raises:
+        InvalidValueError: The package is not installed, or the file is no tokenizer.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        msg = (
+            "prompts of text need the package tokenizers, which is not installed: "
+            "pip install 'kvbraid[prompts]', or give token ids"
+        )
+        raise InvalidValueError(msg) from None
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001 - the package raises nothing more special
+        msg = f"{file}: {error}; give a model's tokenizer.json, or its folder"
+        raise InvalidValueError(msg) from None
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text).ids
+        return ids
+
+    return encode
