@@ -25,6 +25,7 @@ ENVIRONMENTS = {
     "fleet": ".venv-bench",
     "layout": ".venv-wheel",
     "recovery": ".venv-wheel",
+    "retention": ".venv-wheel",
 }
 """The environment of each area (a folder beside this one): that of its rival if it has one."""
 

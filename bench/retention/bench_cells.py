@@ -1,0 +1,108 @@
+"""How far is retention by value from the best policy of the reference engine, traffic by traffic?
+
+A cell is a workload, a model and a pool. Its figure is ours minus the best of the engine's
+policies (dense, and intervals of 0, 1 024 and 8 192 tokens), in points of the tokens reused, after
+500 requests that are not counted.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import cache
+
+from bench.harness.measure import Row, Sample, Side, Target
+from bench.retention.play import MODELS, OURS, WARM_UP, hit_rate
+from bench.retention.workloads import WORKLOADS, Ask, asks, hot_prefix, second_requests
+
+NUM_REQUESTS = WARM_UP + 1_000
+HOT_DISTANCES = (5, 20, 50, 100, 200, 280)
+HOT_POOLS = {"full": 20_000, "gptoss": 20_000, "gemma": 40_000, "mamba": 3_000}
+SECOND_DISTANCES = (0, 1, 5, 20)
+
+Requests = Callable[[], list[Ask]]
+
+
+@cache
+def rates(model: str, pool: int, requests: Requests, warm_up: int) -> dict[str, float]:
+    """Return the rate of each policy in a cell, ours first, in percent."""
+    policies = {"value": OURS, **MODELS[model].rivals}
+    played = requests()
+    return {
+        name: hit_rate(MODELS[model], pool, policy, played, warm_up=warm_up)
+        for name, policy in policies.items()
+    }
+
+
+def row(
+    name: str, question: str, cell: tuple[str, int], requests: Requests, warm_up: int, least: float
+) -> Row:
+    """One cell, with the rate of each policy beside the difference."""
+    model, pool = cell
+
+    def side(figure: Callable[[dict[str, float]], float]) -> Side:
+        @contextlib.contextmanager
+        def ready() -> Iterator[Sample]:
+            yield lambda: figure(rates(model, pool, requests, warm_up))
+
+        return ready
+
+    def lead(found: dict[str, float]) -> float:
+        return found["value"] - max(rate for policy, rate in found.items() if policy != "value")
+
+    return Row(
+        name=f"retention_{name}",
+        question=question,
+        unit="points ahead of the engine's best",
+        ours=side(lead),
+        target=Target(least=least),
+        samples=1,
+        larger_is_better=True,
+        beside={
+            policy: side(lambda found, policy=policy: found[policy])  # type: ignore[misc]
+            for policy in ("value", *MODELS[model].rivals)
+        },
+    )
+
+
+def cells() -> Iterator[Row]:
+    """Yield a row per workload, model and pool."""
+    for name, workload in WORKLOADS.items():
+        requests = cache(lambda name=name, workload=workload: asks(workload, name, NUM_REQUESTS))
+        for model, shape in MODELS.items():
+            for pool in shape.pools:
+                question = f"{name} on {model}, {pool:,} blocks"
+                cell = (model, pool)
+                yield row(f"{name}_{model}_{pool}", question, cell, requests, WARM_UP, -1)
+
+
+def hot() -> Iterator[Row]:
+    """Yield a row per model and distance between two uses of a prefix."""
+    for model, pool in HOT_POOLS.items():
+        unit = MODELS[model].unit
+        for distance in HOT_DISTANCES:
+            uses = 40 if distance > 50 else 80
+
+            def requests(
+                distance: int = distance, unit: int = unit, uses: int = uses
+            ) -> list[Ask]:
+                return list(hot_prefix("hot", distance, uses, unit))
+
+            question = f"a prefix every {distance} one-off prompts on {model}, {pool:,} blocks"
+            warm_up = 10 * (distance + 1)
+            cell = (model, pool)
+            yield row(f"hot_{model}_{distance}", question, cell, requests, warm_up, -2)
+
+
+def second() -> Iterator[Row]:
+    """Yield a row per model and distance between the first two uses of a prefix."""
+    for model in ("gptoss", "gemma"):
+        for distance in SECOND_DISTANCES:
+
+            def requests(distance: int = distance, unit: int = MODELS[model].unit) -> list[Ask]:
+                return list(second_requests("second", distance, 10, unit))
+
+            question = f"the second of two requests, {distance} prompts apart, on {model}, warm"
+            cell = (model, 20_000)
+            yield row(f"second_{model}_{distance}", question, cell, requests, 400, -1)
+
+
+ROWS = (*cells(), *hot(), *second())
