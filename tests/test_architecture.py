@@ -38,6 +38,7 @@ NATIVE_WRAPPERS: Final = frozenset(
         "cache/failed_loads.py",
         "cache/manager.py",
         "cache/pool.py",
+        "cache/questions.py",
         "cache/tables.py",
         "events/digest.py",
         "events/wire.py",

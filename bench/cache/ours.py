@@ -70,6 +70,7 @@ class Ours:
         assert self.manager.decode(requests, tokens).num_fit == len(requests)
 
     def release(self, request: Request) -> None:
+        self.manager.take_work()  # The step has run: what it registered stays findable.
         self.manager.release([request])
 
     def start_step(self) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 
 from kvbraid.errors import InvalidValueError, shown
 from kvbraid.hashing import HashAlgo
+from kvbraid.kinds import check_fields
 from kvbraid.spec import EngineDialect, SilentGroup, SpecKind
 
 REPORT_MODES: Final = ("incremental", "full")
@@ -16,6 +17,9 @@ REPORT_MODES: Final = ("incremental", "full")
 
 EVENT_FORMATS: Final = ("default", "dynamo")
 """What SGLang's hashes cover: tokens and salts, or extra keys too."""
+
+
+_KINDS: Final = {"dialect": EngineDialect, "hash_algo": HashAlgo | None, "hash_seed": str | None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,7 @@ class EngineProfile:
 
     def __post_init__(self) -> None:
         """Refuse values that no engine has."""
+        check_fields(self, _KINDS)
         if self.report_mode not in REPORT_MODES:
             expected = " or ".join(REPORT_MODES)
             msg = f"report_mode = {shown(self.report_mode)}; expected {expected}"

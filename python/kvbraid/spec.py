@@ -10,6 +10,7 @@ from math import lcm
 from typing import Final
 
 from kvbraid.errors import TopologyError, shown
+from kvbraid.kinds import check_fields, check_kind
 
 
 class SpecKind(Enum):
@@ -65,6 +66,7 @@ class GroupSpec:
 
     def __post_init__(self) -> None:
         """Refuse what no engine can have."""
+        check_fields(self, _GROUP_KINDS, TopologyError)
         if self.variant < 0:
             msg = f"variant = {self.variant}; it must be at least 0"
             raise TopologyError(msg)
@@ -127,6 +129,23 @@ class SilentGroup:
         return GroupSpec(kind=self.kind, block_size=page, window=self.window)
 
 
+_GROUP_KINDS: Final = {
+    "kind": SpecKind,
+    "block_size": int,
+    "window": int | None,
+    "chunk": int | None,
+    "variant": int,
+}
+_TOPOLOGY_KINDS: Final = {
+    "groups": tuple | list,
+    "alignment": int | None,
+    "hash_block_size": int | None,
+    "replay_tokens": int,
+    "hash_lookahead": int,
+}
+"""The types of fields whose wrong values are not told anywhere else."""
+
+
 def told_apart(groups: Iterable[GroupSpec], by: Sequence[object]) -> tuple[GroupSpec, ...]:
     """Number the variants of groups: equal groups stay equal only if their values in `by` are.
 
@@ -169,8 +188,12 @@ class Topology:
         """Refuse block sizes that have no common boundary in reach.
 
         Raises:
-            TopologyError: Their least common multiple is not below 2^32 tokens.
+            TopologyError: Their least common multiple is not below 2^32 tokens, or a value is of
+                another type.
         """
+        check_fields(self, _TOPOLOGY_KINDS, TopologyError)
+        for index, group in enumerate(self.groups):
+            check_kind(f"groups[{index}]", group, GroupSpec, TopologyError)
         sizes = sorted({group.block_size for group in self.groups})
         if lcm(*sizes) >= 1 << 32:
             msg = (

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     rule,
 )
 from kvbraid.cache import CacheConfig, CacheManager, Match, Need
-from kvbraid.errors import InvalidValueError
+from kvbraid.errors import InvalidValueError, NotHeldError
 from kvbraid.events import decode
 from kvbraid.events.model import BlockRemoved, BlockStored, Event
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Lora, MediaItem
@@ -29,7 +29,7 @@ from kvbraid.spec import EngineDialect
 from tests.reference.cache_configs import cache_configs
 from tests.reference.cache_memory import Fitted, Request
 from tests.reference.cache_model import CacheModel
-from tests.reference.cache_pool import WouldWipeError
+from tests.reference.cache_pool import HasHeirsError, WouldWipeError
 
 RUNS = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 14)), min_size=1, max_size=3)
 """Tokens as runs of equal ones, so that most prompts share a prefix."""
@@ -87,6 +87,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.twins: list[Twin] = []
         self.held: list[BlockId] = []  # The caller has references of these.
         self.frees_copies = data.draw(st.booleans())
+        self.takes_work_late = data.draw(st.booleans())  # When the step is over.
+        self.next_step()
         self.ledger = Ledger()
         self.seen: list[tuple[list[int], ExtraKeys]] = []
         for _ in range(3):
@@ -205,6 +207,7 @@ class CacheMachine(RuleBasedStateMachine):
     # ---- steps ---------------------------------------------------------------------------
 
     def next_step(self, _data: st.DataObject | None = None) -> None:
+        self.take_work()
         self.native.start_step()
         self.model.start_step()
 
@@ -236,11 +239,13 @@ class CacheMachine(RuleBasedStateMachine):
         match, external = match._replace(num_tokens=match.num_tokens - rest), external + rest
         new = max(least, self.chunk_end(twin, start, len(known.tokens), data) - start)
         twin.deferred = bool(external) and data.draw(st.booleans())
+        is_whole = data.draw(st.booleans())
         return Need(
             request=twin.native,
             num_new_tokens=new,
-            num_hit_tokens=match.num_tokens,
-            junction=match.junction,
+            match=match if is_whole else None,
+            num_hit_tokens=0 if is_whole else match.num_tokens,
+            junction=None if is_whole else match.junction,
             num_external_tokens=external,
             num_encoder_tokens=twin.num_encoder_tokens,
             num_lookahead_tokens=data.draw(st.sampled_from((0, 0, 2))),
@@ -281,6 +286,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def compare_allocations(self, got: object, expected: Fitted) -> int:
         assert got.num_fit == expected.num_fit  # type: ignore[attr-defined]
+        assert got.reason == expected.reason  # type: ignore[attr-defined]
         new = [got.new_blocks(i) for i in range(expected.num_fit)]  # type: ignore[attr-defined]
         assert new == expected.new
         rows = [blocks for request in expected.new for blocks in request]
@@ -314,22 +320,38 @@ class CacheMachine(RuleBasedStateMachine):
         ]
 
     def reject_drafts(self, data: st.DataObject) -> None:
-        """What was computed beyond the request's own tokens is rolled back, or partly taken."""
+        """What was computed beyond the request's own tokens is rolled back, or partly taken; now
+        and then more is taken back."""
         twin = self.one_of([twin for twin in self.twins if self.num_left(twin) < 0], data)
         known = self.request(twin)
-        computed = data.draw(st.integers(len(known.tokens), known.num_computed_tokens))
+        least = data.draw(st.sampled_from((len(known.tokens), len(known.tokens), 0)))
+        computed = data.draw(st.integers(least, known.num_computed_tokens))
+        if not self.model.can_roll_back(twin.model, computed):
+            with pytest.raises(NotHeldError, match="after going back to"):
+                self.native.roll_back(twin.native, computed)
+            return
         self.native.roll_back(twin.native, computed)
         self.model.roll_back(twin.model, computed)
-        accepted = [1] * min(computed - len(known.tokens), self.room(twin))
+        accepted = [1] * min(max(0, computed - len(known.tokens)), self.room(twin))
         self.native.extend(twin.native, accepted)
         self.model.extend(twin.model, accepted)
 
     # ---- requests go ---------------------------------------------------------------------
 
     def go(self, twins: list[Twin]) -> None:
-        self.native.release([twin.native for twin in twins])
-        self.model.release([twin.model for twin in twins])
-        self.twins = [twin for twin in self.twins if twin not in twins]
+        if self.leave("release", twins):
+            self.twins = [twin for twin in self.twins if twin not in twins]
+
+    def leave(self, how: str, twins: list[Twin], *, step_failed: bool = False) -> bool:
+        """Requests give their blocks back, unless others have adopted what is not written."""
+        try:
+            getattr(self.model, how)([twin.model for twin in twins], step_failed=step_failed)
+        except HasHeirsError:
+            with pytest.raises(InvalidValueError, match="has adopted"):
+                getattr(self.native, how)([twin.native for twin in twins], step_failed=step_failed)
+            return False
+        getattr(self.native, how)([twin.native for twin in twins], step_failed=step_failed)
+        return True
 
     def some(self, data: st.DataObject) -> list[Twin]:
         assume(self.twins)
@@ -339,14 +361,19 @@ class CacheMachine(RuleBasedStateMachine):
         self.go(self.some(data))
 
     def preempt(self, data: st.DataObject) -> None:
-        twins = self.some(data)
-        self.native.preempt([twin.native for twin in twins])
-        self.model.preempt([twin.model for twin in twins])
+        step_failed = data.draw(st.booleans())
+        self.leave("preempt", self.some(data), step_failed=step_failed)
 
     def pop_blocks(self, data: st.DataObject) -> None:
         twin = self.one_of(self.twins, data)
+        try:
+            expected = self.model.pop_blocks(twin.model)
+        except HasHeirsError:
+            with pytest.raises(InvalidValueError, match="has adopted"):
+                self.native.pop_blocks(twin.native)
+            return
         blocks = self.native.pop_blocks(twin.native)
-        assert blocks == self.model.pop_blocks(twin.model)
+        assert blocks == expected
         self.held += [block for block in blocks if block]
         self.twins.remove(twin)
 
@@ -414,6 +441,7 @@ class CacheMachine(RuleBasedStateMachine):
         """Nothing leaks: with all requests gone, every block is free and a reset works."""
         if not hasattr(self, "native"):
             return
+        self.take_work()
         self.everything_is_equal()
         self.native.release([twin.native for twin in self.twins])
         self.native.pool.free(self.held)
@@ -428,16 +456,20 @@ class CacheMachine(RuleBasedStateMachine):
 
     # ---- what must be equal --------------------------------------------------------------
 
+    def take_work(self) -> None:
+        work = self.native.take_work(caller_frees=self.frees_copies)
+        expected = self.model.take_work(caller_frees=self.frees_copies)
+        assert work[:2] == expected[:2]
+        if self.frees_copies:
+            self.held += [block for pair in work.copies for block in pair]
+
     @invariant()
     def everything_is_equal(self) -> None:
         if not hasattr(self, "native"):
             return
         native, model = self.native, self.model
-        work = native.take_work(caller_frees=self.frees_copies)
-        expected = model.take_work(caller_frees=self.frees_copies)
-        assert work[:2] == expected[:2]
-        if self.frees_copies:
-            self.held += [block for pair in work.copies for block in pair]
+        if not self.takes_work_late:
+            self.take_work()
         assert native.debug.free_queue() == model.debug.free_queue()
         assert native.debug.cached() == model.debug.cached()
         for (group, digest), holders in model.debug.cached().items():

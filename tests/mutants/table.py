@@ -217,9 +217,9 @@ OF_THE_STUDY: Final = (
         "a request resumes from a state in the same step that registers it",
         (
             Edit(
-                STATE,
-                "return core.more_than_the_pool();",
-                "let _ = core.more_than_the_pool();",
+                CACHE_PLAN,
+                "Kind::State { .. } => self.is_fresh(last),",
+                "Kind::State { .. } => false,",
             ),
         ),
         (CACHE, PARTIAL),
@@ -290,8 +290,8 @@ OURS: Final = (
         (
             Edit(
                 CACHE_PLAN,
-                "if has_shared_tail && self.is_unwritten(",
-                "if false && self.is_unwritten(",
+                "!local.is_multiple_of(group.block) && self.is_unwritten(last, local)",
+                "false && self.is_unwritten(last, local)",
             ),
         ),
         (UNWRITTEN, PARTIAL),

@@ -236,8 +236,6 @@ class State(Group):
     def num_needed(
         self, pool: Pool, table: Table, start: Start, reach: Reach, *, admission: bool
     ) -> int:
-        if start.hits and pool.own_key(start.hits[-1]) in self.this_step:
-            return pool.num_blocks + 1  # The state is written in this very step: wait.
         drafts = self.options.num_speculative_blocks
         is_copied = self.is_inside_a_block(start.hits, start) or table.tail is not None
         new = self.blocks_for(reach.num_main_tokens) + drafts

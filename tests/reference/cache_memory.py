@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from kvbraid.cache import NoFit
 from kvbraid.hashing import ExtraKeys
 
 from tests.reference.cache_groups import Group, Table
@@ -33,6 +34,7 @@ class Request:
     given_hashes: bool = False
     num_computed_tokens: int = 0
     junction: int = 0
+    last_step: tuple[int, int] = (0, 0)  # The tokens before it, and after it.
 
     def __deepcopy__(self, _memo: dict[int, object]) -> "Request":
         """The same, without looking at every token: a step is tried on a copy."""
@@ -49,6 +51,7 @@ class Fitted:
     """`new[i][g]`: what request i got in group g, as far as requests fitted."""
 
     new: list[list[list[int]]]
+    reason: NoFit | None = None
 
     @property
     def num_fit(self) -> int:
@@ -71,6 +74,9 @@ class Memory:
     written: dict[int, int] = field(default_factory=dict)  # See `CacheModel._note_written`.
     held: Counter[int] = field(default_factory=Counter)  # References that the caller has to drop.
     counts: Counter[str] = field(default_factory=Counter)
+    has_steps: bool = False
+    unwritten: list[tuple[int, int]] = field(default_factory=list)  # Requests and their blocks,
+    num_given: int = 0  # of which so many belong to steps that the device was given.
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Memory":
         twin = own(self)

@@ -19,6 +19,7 @@ from kvbraid.cache import (
     Interval,
     Match,
     Need,
+    NoFit,
     Starts,
     Statistics,
     Work,
@@ -32,7 +33,13 @@ from tests.reference import resume, vllm_search
 from tests.reference.cache_face import ModelDebug, ModelPool
 from tests.reference.cache_groups import Cross, Group, Reach, Ring, Start, State, Table
 from tests.reference.cache_memory import Fitted, Memory, Request
-from tests.reference.cache_pool import NULL, OutOfBlocksError, Pool, WouldWipeError
+from tests.reference.cache_pool import (
+    NULL,
+    HasHeirsError,
+    OutOfBlocksError,
+    Pool,
+    WouldWipeError,
+)
 from tests.reference.cache_retention import Keeper, reused_boundaries
 from tests.reference.cache_stores import partial_store, store
 
@@ -123,6 +130,23 @@ class CacheModel:
     def roll_back(self, request: int, num_computed_tokens: int) -> None:
         self.memory.requests[request].num_computed_tokens = num_computed_tokens
 
+    def can_roll_back(self, request: int, num_tokens: int) -> bool:
+        """Whether what the next token reads is there, and no state is older than its drafts."""
+        known = self.memory.requests[request]
+        start, end = known.last_step
+        if self.is_vllm or num_tokens == known.num_computed_tokens:
+            return True
+        for group, table in zip(self.memory.groups, known.tables, strict=True):
+            drafts = group.options.num_speculative_blocks
+            if isinstance(group, State) and not max(start + 1, end - drafts) <= num_tokens:
+                return False
+            if isinstance(group, Ring | Cross | State):
+                continue
+            first = min(resume.first_needed(group.spec, num_tokens), num_tokens)
+            if not all(table.blocks[first // group.spec.block_size :]):
+                return False
+        return True
+
     def can_rewind(self, request: int, num_tokens: int) -> bool:
         """Whether every token that is read or computed again has its block."""
         known = self.memory.requests[request]
@@ -148,15 +172,32 @@ class CacheModel:
         self.memory.counts["num_rewound_tokens"] += known.num_computed_tokens - num_tokens
         known.num_computed_tokens = num_tokens
 
-    def release(self, requests: Sequence[int]) -> None:
+    def release(self, requests: Sequence[int], *, step_failed: bool = False) -> None:
+        self._leave_step(requests, step_failed=step_failed)
         self._give_back(requests)
         for request in requests:
             del self.memory.requests[request]
 
-    def preempt(self, requests: Sequence[int]) -> None:
+    def preempt(self, requests: Sequence[int], *, step_failed: bool = False) -> None:
+        self._leave_step(requests, step_failed=step_failed)
         stopped = self.memory.running.intersection(requests)
         self.memory.counts["num_preemptions"] += len(stopped)
         self._give_back(requests)
+
+    def _leave_step(self, requests: Sequence[int], *, step_failed: bool) -> None:
+        """What is never written is forgotten, unless somebody has adopted it: then nothing is."""
+        pool, start = self.memory.pool, 0 if step_failed else self.memory.num_given
+        left = [pair for pair in self.memory.unwritten[start:] if pair[0] in requests]
+        own = [b for request, b in left if b in pool.keys and pool.authors[b] == request]
+        others = {*self.memory.requests} - {*requests}
+        if any(b in table for r in others for table in self.blocks(r) for b in own):
+            raise HasHeirsError
+        for block in dict.fromkeys(own):
+            pool.forget(block)
+            self.memory.counts["num_dropped_blocks"] += 1
+        for request, _ in left:
+            known = self.memory.requests[request]
+            known.num_computed_tokens = min(known.num_computed_tokens, known.last_step[0])
 
     def _give_back(self, requests: Sequence[int]) -> None:
         stopped = self.memory.running.intersection(requests)
@@ -170,6 +211,7 @@ class CacheModel:
             known.num_computed_tokens = 0
 
     def pop_blocks(self, request: int) -> list[int]:
+        self._leave_step([request], step_failed=False)
         known = self.memory.requests.pop(request)
         blocks = [block for table in known.tables for block in table.blocks]
         self.memory.held.update(block for block in blocks if block)
@@ -279,7 +321,7 @@ class CacheModel:
 
     def allocate(self, needs: Sequence[Need], *, reserved_blocks: int = 0) -> Fitted:
         new: list[list[list[int]]] = []
-        for need in needs:
+        for need in map(without_match, needs):
             before = copy.deepcopy(self.memory)
             try:
                 new.append(self._allocate(need, reserved_blocks))
@@ -287,13 +329,20 @@ class CacheModel:
                 self.memory = before
                 if short.has_retired and self.is_vllm:
                     self._retire(need)
-                break
+                return Fitted(new, short.reason)
         return Fitted(new)
 
     def decode(self, requests: Sequence[int], tokens: Sequence[int]) -> Fitted:
+        new: list[list[list[int]]] = []
         for request, token in zip(requests, tokens, strict=True):
+            num_tokens = len(self.memory.requests[request].tokens)
             self.extend(request, [token])
-        return self.allocate([Need(request=request, num_new_tokens=1) for request in requests])
+            got = self.allocate([Need(request=request, num_new_tokens=1)])
+            if not got.num_fit:
+                self.truncate(request, num_tokens)
+                return Fitted(new, got.reason)
+            new += got.new
+        return Fitted(new)
 
     def _allocate(self, need: Need, reserved_blocks: int) -> list[list[int]]:
         request, groups = self.memory.requests[need.request], self.memory.groups
@@ -304,25 +353,34 @@ class CacheModel:
         computed = at_most(local + need.num_external_tokens, limit)
         hits = self._hits(request, need.num_hit_tokens)
         starts = [Start(blocks, local, computed - local) for blocks in hits]
+        if any(map(self._is_unwritten, groups, starts)):
+            raise OutOfBlocksError(NoFit.UNWRITTEN, has_retired=False)
         watermark = int(self.config.watermark * self.config.num_blocks) * need.is_waiting
         if need.full_sequence_must_fit:
             whole = at_most(len(request.tokens), limit)
             reach = Reach(whole, whole, need.num_encoder_tokens)
             wanted = self._num_needed(request, starts, reach, admission=True)
-            demand(wanted + watermark <= pool.num_free, has_retired=False)
+            demand(wanted <= pool.num_free, NoFit.FULL_SEQUENCE, has_retired=False)
+            demand(wanted + watermark <= pool.num_free, NoFit.WATERMARK, has_retired=False)
         main = computed + need.num_new_tokens
         slots = at_most(main + need.num_lookahead_tokens, limit)
         reach = Reach(slots, main, need.num_encoder_tokens)
         self._retire(need)
         wanted = self._num_needed(request, starts, reach, admission=False)
-        demand(wanted + watermark + reserved_blocks <= pool.num_free)
+        demand(wanted <= pool.num_free, NoFit.MEMORY)
+        demand(wanted + watermark <= pool.num_free, NoFit.WATERMARK)
+        demand(wanted + watermark + reserved_blocks <= pool.num_free, NoFit.RESERVED)
         self._count(need)
         self._adopt(request, starts, need)
         new = [g.extend(pool, t, reach) for g, t in zip(groups, request.tables, strict=True)]
         self._note_written(need, request)
+        noted = len(pool.registered)
         if not need.delay_commit:
             self.commit(need.request, min(main, len(request.tokens)))
-        request.num_computed_tokens = main
+        if self.memory.has_steps:
+            new_blocks = [block for _, block in pool.registered[noted:]]
+            self.memory.unwritten += [(need.request, block) for block in new_blocks]
+        request.num_computed_tokens, request.last_step = main, (computed, main)
         return new
 
     def _note_written(self, need: Need, request: Request) -> None:
@@ -351,15 +409,17 @@ class CacheModel:
         rows = list(zip(self.memory.groups, request.tables, starts, strict=True))
         for group, table, start in rows:
             table.checkpoint = self._checkpoint(group, request, table, start.num_tokens, reach)
-        if any(self._is_unwritten(group, start) for group, _, start in rows):
-            return self.memory.pool.num_blocks + 1  # The step after this one can copy it.
         return sum(
             group.num_needed(self.memory.pool, table, start, reach, admission=admission)
             for group, table, start in rows
         )
 
     def _is_unwritten(self, group: Group, start: Start) -> bool:
-        """Whether a hit ends inside a block that is not written so far before this step."""
+        """Whether a hit is a state of this very step, or ends inside a block that is not written
+        so far before it."""
+        if isinstance(group, State):
+            last = self.memory.pool.own_key(start.hits[-1]) if start.hits else None
+            return last in group.this_step
         inside = not isinstance(group, State) and group.is_inside_a_block(start.hits, start)
         had = self.memory.written.get(start.hits[-1]) if inside and start.hits[-1] else None
         return had is not None and had < start.num_local_tokens
@@ -427,6 +487,9 @@ class CacheModel:
     def start_step(self) -> None:
         for group in self.memory.groups:
             group.this_step.clear()
+        self.memory.has_steps = not self.is_vllm
+        self.memory.unwritten.clear()
+        self.memory.num_given = 0
         self.memory.written.clear()
         ends, self.memory.being_copied = self.memory.being_copied, []
         self.memory.pool.release(ends)
@@ -446,6 +509,7 @@ class CacheModel:
 
     def commit(self, request: int, num_tokens: int) -> None:
         known = self.memory.requests[request]
+        self.memory.pool.author = request
         for group in self.memory.groups:
             if self.config.caching and self._is_shared(group):
                 self._commit(group, known, self._num_cacheable(group, num_tokens))
@@ -564,8 +628,9 @@ class CacheModel:
         pool = self.memory.pool
         if pool.references != Counter(self.memory.being_copied):
             return False
-        for named in (pool.keys, pool.own_end, pool.copies):
+        for named in (pool.keys, pool.own_end, pool.copies, self.memory.unwritten):
             named.clear()
+        self.memory.num_given = 0
         self._say(AllBlocksCleared())
         return True
 
@@ -586,7 +651,7 @@ class CacheModel:
             for which in ("started", "resumed")
         )
         names = ["num_matches", "num_external_tokens", "num_junctions", "num_preemptions"]
-        names += ["num_recoveries", "num_rewound_tokens", "num_held_blocks"]
+        names += ["num_recoveries", "num_rewound_tokens", "num_held_blocks", "num_dropped_blocks"]
         return Statistics(
             started=started,
             resumed=resumed,
@@ -597,6 +662,7 @@ class CacheModel:
 
     def take_work(self, *, caller_frees: bool = False) -> Work:
         """Take what is to be done; a model keeps no states for connectors."""
+        self.memory.num_given = len(self.memory.unwritten)
         groups = self.memory.groups
         copies = [pair for group in groups for pair in group.copies]
         blocks_to_zero = [block for group in groups for block in group.zeroes]
@@ -640,10 +706,18 @@ def look_alike(one: GroupSpec, other: GroupSpec) -> bool:
     return replace(one, eagle=False) == replace(other, eagle=False)
 
 
+def without_match(need: Need) -> Need:
+    """The same need, in numbers."""
+    if need.match is None:
+        return need
+    hit, junction = need.match
+    return replace(need, match=None, num_hit_tokens=hit, junction=junction)
+
+
 def at_most(tokens: int, limit: int | None) -> int:
     return tokens if limit is None else min(tokens, limit)
 
 
-def demand(is_met: bool, *, has_retired: bool = True) -> None:
+def demand(is_met: bool, reason: NoFit, *, has_retired: bool = True) -> None:
     if not is_met:
-        raise OutOfBlocksError(has_retired=has_retired)
+        raise OutOfBlocksError(reason, has_retired=has_retired)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from kvbraid.cache import NoFit
 from kvbraid.events.model import BlockRemoved, Event
 
 Key: TypeAlias = tuple[int, bytes]
@@ -20,12 +21,17 @@ NULL: Final = 0  # Stands where a group needs no block: never free, never cached
 class OutOfBlocksError(Exception):
     """The free blocks did not suffice: whoever asked takes everything back.
 
-    `has_retired` tells whether skipped blocks had been given back before.
+    `has_retired` tells whether skipped blocks had been given back before, `reason` why.
     """
 
-    def __init__(self, *, has_retired: bool = True) -> None:
+    def __init__(self, reason: NoFit = NoFit.MEMORY, *, has_retired: bool = True) -> None:
         super().__init__()
         self.has_retired = has_retired
+        self.reason = reason
+
+
+class HasHeirsError(Exception):
+    """Another request has adopted what was not written yet: nothing has changed."""
 
 
 class WouldWipeError(Exception):
@@ -48,6 +54,9 @@ class Pool:
     own_end: dict[int, int] = field(default_factory=dict)  # Tokens before the own key's end.
     copies: dict[Key, tuple[int, ...]] = field(default_factory=dict)  # Oldest first.
     events: list[Event] = field(default_factory=list)
+    authors: dict[int, int | None] = field(default_factory=dict)  # Of blocks that have keys.
+    author: int | None = None  # Whoever registers now.
+    registered: list[tuple[int | None, int]] = field(default_factory=list)  # In this order.
     num_taken: int = 0
     num_evicted: int = 0
 
@@ -67,6 +76,7 @@ class Pool:
         twin.free, twin.events = self.free.copy(), self.events.copy()
         twin.references, twin.own_end = self.references.copy(), self.own_end.copy()
         twin.keys, twin.copies = self.keys.copy(), self.copies.copy()
+        twin.authors, twin.registered = self.authors.copy(), self.registered.copy()
         return twin
 
     def find(self, key: Key) -> int | None:
@@ -119,16 +129,18 @@ class Pool:
         if block in self.keys and self.own_end[block] < end:
             self.forget(block)
         if block not in self.keys:
-            self.own_end[block] = end
+            self.own_end[block], self.authors[block] = end, self.author
+        self.registered.append((self.author, block))
         self.keys[block] = (*self.keys.get(block, ()), key)
         self.copies[key] = (*self.copies.get(key, ()), block)
         return True
 
     def move_keys(self, source: int, destination: int) -> None:
         """Hand all keys over, silently: the contents are copied."""
-        end, keys = self.own_end.get(source, 0), self._drop_keys(source)
-        for key in keys:
+        end, author = self.own_end.get(source, 0), self.authors.get(source)
+        for key in self._drop_keys(source):
             self.register(destination, key, end)
+            self.authors[destination] = author
 
     def forget(self, block: int) -> None:
         """Drop the keys of a block and say so, one event each."""

@@ -56,7 +56,7 @@ show()
     assert fresh(program) == [
         "kvbraid",
         "kvbraid kvbraid.errors",
-        "kvbraid kvbraid.errors kvbraid.spec",
+        "kvbraid kvbraid.errors kvbraid.kinds kvbraid.spec",
     ]
 
 

@@ -42,8 +42,8 @@ pub enum Error {
     },
     /// A request that cannot go back in place: what a token at the boundary reads is gone.
     #[error(
-        "request {request}: group {group} no longer holds what a rewind to {num_tokens} tokens reads \
-         ({what}); preempt the request, then match again"
+        "request {request}: group {group} no longer holds what is read after going back to \
+         {num_tokens} tokens ({what}); preempt the request, then match again"
     )]
     NoWayBack {
         /// The request.

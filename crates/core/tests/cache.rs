@@ -54,7 +54,7 @@ fn config(groups: Vec<GroupSpec>, num_blocks: u32, retention: Retention) -> Cach
             algo: HashAlgo::Sha256,
             none_hash,
         }),
-        frees_skipped_when_full: false,
+        follows_vllm: false,
     }
 }
 
@@ -179,7 +179,7 @@ proptest! {
                     if begin(&mut cache, id, len) {
                         running.push((id, len));
                     } else {
-                        cache.release(&[id]).expect("known");
+                        cache.release(&[id], false).expect("known");
                     }
                 }
                 Op::Decode => {
@@ -188,19 +188,19 @@ proptest! {
                     let done = cache.decode(&ids, &tokens).expect("known");
                     // Who does not fit is preempted for good.
                     for (id, _) in running.drain(done.num_fit..) {
-                        cache.release(&[id]).expect("known");
+                        cache.release(&[id], false).expect("known");
                     }
                 }
                 Op::Release(which) if !running.is_empty() => {
                     let (id, _) = running.swap_remove(which % running.len());
-                    cache.release(&[id]).expect("known");
-                    prop_assert!(cache.release(&[id]).is_err(), "released twice");
+                    cache.release(&[id], false).expect("known");
+                    prop_assert!(cache.release(&[id], false).is_err(), "released twice");
                 }
                 Op::Preempt(which) if !running.is_empty() => {
                     let (id, _) = running.swap_remove(which % running.len());
-                    cache.preempt(&[id]).expect("known");
+                    cache.preempt(&[id], false).expect("known");
                     prop_assert_eq!(cache.progress(id).expect("known").num_computed_tokens, 0);
-                    cache.release(&[id]).expect("known");
+                    cache.release(&[id], false).expect("known");
                 }
                 Op::Forget(block) if block < num_blocks => cache.forget(&[BlockId(block)]).expect("exists"),
                 Op::Reset => prop_assert_eq!(
@@ -212,7 +212,7 @@ proptest! {
             cache.check_integrity(&[]);
         }
         let ids: Vec<u64> = running.iter().map(|(id, _)| *id).collect();
-        cache.release(&ids).expect("known");
+        cache.release(&ids, false).expect("known");
         cache.check_integrity(&[]);
         prop_assert_eq!(cache.num_free_blocks() + 1, num_blocks as usize);
         prop_assert!(cache.reset());
@@ -324,11 +324,11 @@ fn a_request_that_is_given_twice_is_refused_before_anything_changes() {
         Err(Error::GivenTwice(id))
     );
     assert_eq!(
-        cache.release(&[first, id, first]),
+        cache.release(&[first, id, first], false),
         Err(Error::GivenTwice(first))
     );
     assert_eq!(
-        cache.preempt(&[first, first]),
+        cache.preempt(&[first, first], false),
         Err(Error::GivenTwice(first))
     );
     assert_eq!(cache.num_free_blocks(), free);

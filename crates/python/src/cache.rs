@@ -9,7 +9,7 @@ use answers::{
     AllocationTuple, BlockTuple, CheckpointTuple, StateTuple, StatisticsTuple, WorkTuple,
     block_ids, numbers,
 };
-use arguments::{LabelsArg, NeedArg, RangeArg, RecoveryArg};
+use arguments::{LabelsArg, NeedArg, RangeArg, RecoveryArg, RequestArg, RequestsArg};
 use config::ConfigArg;
 use kvbraid_core::blocks::{BlockId, Extra};
 use kvbraid_core::cache::{Cache, Match, Need, NewRequest};
@@ -85,7 +85,7 @@ impl CacheCore {
     fn extend(
         &self,
         py: Python<'_>,
-        request: u64,
+        request: RequestArg,
         tokens: TokenArg,
         hashes: Option<Vec<PyBackedBytes>>,
         to_prompt: bool,
@@ -93,14 +93,14 @@ impl CacheCore {
         let hashes = digests(hashes)?;
         py.detach(|| {
             let mut cache = self.cache.lock();
-            cache.extend(request, tokens.as_slice(), hashes.as_deref(), to_prompt)
+            cache.extend(request.0, tokens.as_slice(), hashes.as_deref(), to_prompt)
         })
         .map_err(to_python)
     }
 
     #[pyo3(name = "match")]
-    fn find(&self, py: Python<'_>, request: u64) -> PyResult<(u32, u32)> {
-        py.detach(|| self.cache.lock().find(request))
+    fn find(&self, py: Python<'_>, request: RequestArg) -> PyResult<(u32, u32)> {
+        py.detach(|| self.cache.lock().find(request.0))
             .map(
                 |Match {
                      num_tokens,
@@ -116,7 +116,8 @@ impl CacheCore {
         needs: Vec<NeedArg>,
         reserved_blocks: usize,
     ) -> PyResult<AllocationTuple<'py>> {
-        let needs: Vec<Need> = needs.into_iter().map(NeedArg::decode).collect();
+        let needs = needs.into_iter().map(NeedArg::decode);
+        let needs = needs.collect::<PyResult<Vec<Need>>>()?;
         py.detach(|| self.cache.lock().allocate(&needs, reserved_blocks))
             .map_err(to_python)
             .and_then(|done| answers::allocation(py, &done))
@@ -129,25 +130,25 @@ impl CacheCore {
     fn decode<'py>(
         &self,
         py: Python<'py>,
-        requests: Vec<u64>,
+        requests: RequestsArg,
         tokens: TokenArg,
     ) -> PyResult<AllocationTuple<'py>> {
-        py.detach(|| self.cache.lock().decode(&requests, tokens.as_slice()))
+        py.detach(|| self.cache.lock().decode(&requests.0, tokens.as_slice()))
             .map_err(to_python)
             .and_then(|done| answers::allocation(py, &done))
     }
 
-    fn commit(&self, request: u64, num_tokens: u32) -> PyResult<()> {
+    fn commit(&self, request: RequestArg, num_tokens: u32) -> PyResult<()> {
         self.cache
             .lock()
-            .commit(request, num_tokens)
+            .commit(request.0, num_tokens)
             .map_err(to_python)
     }
 
-    fn free_skipped(&self, request: u64, num_tokens: u32) -> PyResult<()> {
+    fn free_skipped(&self, request: RequestArg, num_tokens: u32) -> PyResult<()> {
         self.cache
             .lock()
-            .free_skipped(request, num_tokens)
+            .free_skipped(request.0, num_tokens)
             .map_err(to_python)
     }
 
@@ -155,20 +156,22 @@ impl CacheCore {
         clippy::needless_pass_by_value,
         reason = "extracted arguments are owned"
     )]
-    fn release(&self, requests: Vec<u64>) -> PyResult<()> {
-        self.cache.lock().release(&requests).map_err(to_python)
+    fn release(&self, requests: RequestsArg, step_failed: bool) -> PyResult<()> {
+        let mut cache = self.cache.lock();
+        cache.release(&requests.0, step_failed).map_err(to_python)
     }
 
     #[expect(
         clippy::needless_pass_by_value,
         reason = "extracted arguments are owned"
     )]
-    fn preempt(&self, requests: Vec<u64>) -> PyResult<()> {
-        self.cache.lock().preempt(&requests).map_err(to_python)
+    fn preempt(&self, requests: RequestsArg, step_failed: bool) -> PyResult<()> {
+        let mut cache = self.cache.lock();
+        cache.preempt(&requests.0, step_failed).map_err(to_python)
     }
 
-    fn pop_blocks(&self, request: u64) -> PyResult<Vec<u32>> {
-        let blocks = self.cache.lock().pop_blocks(request);
+    fn pop_blocks(&self, request: RequestArg) -> PyResult<Vec<u32>> {
+        let blocks = self.cache.lock().pop_blocks(request.0);
         blocks.map(numbers).map_err(to_python)
     }
 
@@ -177,17 +180,17 @@ impl CacheCore {
         self.cache.lock().free_blocks(&blocks).map_err(to_python)
     }
 
-    fn roll_back(&self, request: u64, num_computed_tokens: u32) -> PyResult<()> {
+    fn roll_back(&self, request: RequestArg, num_computed_tokens: u32) -> PyResult<()> {
         self.cache
             .lock()
-            .roll_back(request, num_computed_tokens)
+            .roll_back(request.0, num_computed_tokens)
             .map_err(to_python)
     }
 
-    fn rewind(&self, request: u64, num_tokens: u32) -> PyResult<()> {
+    fn rewind(&self, request: RequestArg, num_tokens: u32) -> PyResult<()> {
         self.cache
             .lock()
-            .rewind(request, num_tokens)
+            .rewind(request.0, num_tokens)
             .map_err(to_python)
     }
 
@@ -237,10 +240,10 @@ impl CacheCore {
             .and_then(|found| recovery::assessment(py, found))
     }
 
-    fn truncate(&self, request: u64, num_tokens: u32) -> PyResult<()> {
+    fn truncate(&self, request: RequestArg, num_tokens: u32) -> PyResult<()> {
         self.cache
             .lock()
-            .truncate(request, num_tokens)
+            .truncate(request.0, num_tokens)
             .map_err(to_python)
     }
 
@@ -257,15 +260,15 @@ impl CacheCore {
         self.cache.lock().start_step();
     }
 
-    fn blocks(&self, request: u64) -> PyResult<Vec<Vec<u32>>> {
+    fn blocks(&self, request: RequestArg) -> PyResult<Vec<Vec<u32>>> {
         let cache = self.cache.lock();
-        let tables = cache.tables(request).map_err(to_python)?;
+        let tables = cache.tables(request.0).map_err(to_python)?;
         let numbers = |table: &[BlockId]| table.iter().map(|block| block.0).collect();
         Ok(tables.map(numbers).collect())
     }
 
-    fn hit_blocks(&self, request: u64, num_tokens: u32) -> PyResult<Vec<Vec<u32>>> {
-        let groups = self.cache.lock().hit_blocks(request, num_tokens);
+    fn hit_blocks(&self, request: RequestArg, num_tokens: u32) -> PyResult<Vec<Vec<u32>>> {
+        let groups = self.cache.lock().hit_blocks(request.0, num_tokens);
         groups
             .map(|groups| groups.into_iter().map(numbers).collect())
             .map_err(to_python)
@@ -281,15 +284,15 @@ impl CacheCore {
         clippy::needless_pass_by_value,
         reason = "extracted arguments are owned"
     )]
-    fn num_common_prefix_blocks(&self, requests: Vec<u64>) -> PyResult<Vec<u32>> {
+    fn num_common_prefix_blocks(&self, requests: RequestsArg) -> PyResult<Vec<u32>> {
         self.cache
             .lock()
-            .num_common_prefix_blocks(&requests)
+            .num_common_prefix_blocks(&requests.0)
             .map_err(to_python)
     }
 
-    fn progress(&self, request: u64) -> PyResult<(u32, u32, u32, u32)> {
-        let progress = self.cache.lock().progress(request).map_err(to_python)?;
+    fn progress(&self, request: RequestArg) -> PyResult<(u32, u32, u32, u32)> {
+        let progress = self.cache.lock().progress(request.0).map_err(to_python)?;
         Ok((
             progress.num_computed_tokens,
             progress.num_prompt_tokens,
@@ -308,22 +311,20 @@ impl CacheCore {
         states.map(to_tuple).collect()
     }
 
-    fn cursors(&self, request: u64) -> PyResult<Vec<(Option<u32>, Option<u32>)>> {
+    fn cursors(&self, request: RequestArg) -> PyResult<Vec<(Option<u32>, Option<u32>)>> {
         let cache = self.cache.lock();
-        let cursors = cache.cursors(request).map_err(to_python)?;
+        let cursors = cache.cursors(request.0).map_err(to_python)?;
         Ok(cursors.map(|c| (c.num_registered, c.last_state)).collect())
     }
 
-    fn take_state_tails(&self, request: u64) -> PyResult<Vec<StateTuple>> {
-        let states = self.cache.lock().take_state_tails(request);
+    fn take_state_tails(&self, request: RequestArg) -> PyResult<Vec<StateTuple>> {
+        let states = self.cache.lock().take_state_tails(request.0);
         states.map(answers::states).map_err(to_python)
     }
 
     fn blocks_needed(&self, need: NeedArg, is_admission: bool) -> PyResult<i64> {
-        let needed = self
-            .cache
-            .lock()
-            .blocks_needed(&need.decode(), is_admission);
+        let need = need.decode()?;
+        let needed = self.cache.lock().blocks_needed(&need, is_admission);
         needed.map_err(to_python)
     }
 
@@ -372,10 +373,10 @@ impl CacheCore {
             .map_err(to_python)
     }
 
-    fn record_blocks_for_zeroing(&self, request: u64, start_token: u32) -> PyResult<()> {
+    fn record_blocks_for_zeroing(&self, request: RequestArg, start_token: u32) -> PyResult<()> {
         let mut cache = self.cache.lock();
         cache
-            .record_blocks_for_zeroing(request, start_token)
+            .record_blocks_for_zeroing(request.0, start_token)
             .map_err(to_python)
     }
 

@@ -16,6 +16,7 @@ from kvbraid.cache.step import (
     KeptState,
     Match,
     Need,
+    NoFit,
     Work,
 )
 from kvbraid.cache.tables import Place, Places, Refusal, RequestTables, ResumePoint, Why
@@ -38,6 +39,7 @@ __all__ = [
     "KeptState",
     "Match",
     "Need",
+    "NoFit",
     "Place",
     "Places",
     "PrefillCost",

@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass, field
 from math import lcm
+from typing import Final
 
+from kvbraid.cache.counts import check_counts
 from kvbraid.cache.parallel import Share, check_ranks, share_of
 from kvbraid.cache.retention import Dense, Retention
 from kvbraid.errors import InvalidValueError
 from kvbraid.hashing import HashAlgo
+from kvbraid.kinds import check_fields, check_kind
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 _UNLIMITED = (1 << 32) - 1
@@ -32,6 +35,32 @@ class GroupOptions:
     is_ring: bool = False
     is_replicated: bool = False
     checkpoint_alignment: int | None = None
+
+    def __post_init__(self) -> None:
+        kinds = dict.fromkeys(("num_speculative_blocks", "extra_retained_tokens"), int)
+        check_fields(self, {**kinds, "checkpoint_alignment": int | None})
+        check_counts(
+            num_speculative_blocks=self.num_speculative_blocks,
+            extra_retained_tokens=self.extra_retained_tokens,
+            checkpoint_alignment=self.checkpoint_alignment,
+        )
+
+
+_KINDS: Final = {
+    "topology": Topology,
+    "num_blocks": int,
+    "dialect": EngineDialect,
+    "hash_algo": HashAlgo,
+    "hash_seed": str | None,
+    "group_options": tuple | list,
+    "retention": Retention,
+    "max_model_len": int,
+    "max_in_flight_tokens": int | None,
+    "watermark": float | int,
+    "num_reprefillable_tokens": int,
+    "decode_context_parallel": int,
+    "prefill_context_parallel": int,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +115,12 @@ class CacheConfig:
     prefill_context_parallel: int = 1
 
     def __post_init__(self) -> None:
+        self._check_values()
         num_groups = len(self.topology.groups)
         if self.group_options and len(self.group_options) != num_groups:
             raise InvalidValueError(
                 f"{len(self.group_options)} group_options for {num_groups} groups; give one per "
                 "group, or none"
-            )
-        if self.num_reprefillable_tokens < 0:
-            raise InvalidValueError(
-                f"num_reprefillable_tokens is {self.num_reprefillable_tokens}; expected 0 or more"
             )
         if not 0 <= self.watermark < 1:
             raise InvalidValueError(
@@ -105,6 +131,20 @@ class CacheConfig:
             "prefill_context_parallel": self.prefill_context_parallel,
         }
         check_ranks(ranks, self._shares())
+
+    def _check_values(self) -> None:
+        check_fields(self, _KINDS)
+        check_counts(
+            num_blocks=self.num_blocks,
+            max_model_len=self.max_model_len,
+            max_in_flight_tokens=self.max_in_flight_tokens,
+            num_reprefillable_tokens=self.num_reprefillable_tokens,
+        )
+        for index, options in enumerate(self.group_options):
+            check_kind(f"group_options[{index}]", options, GroupOptions)
+        if self.caching and not self.topology.groups:
+            msg = "the topology has no groups, so nothing could ever be reused; give a GroupSpec "
+            raise InvalidValueError(f"{msg}for each group of the model, or set caching to False")
 
     @property
     def watermark_blocks(self) -> int:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from kvbraid._native import CacheCore
 from kvbraid.cache.counts import check_counts, check_each
 from kvbraid.ids import BlockId
+from kvbraid.kinds import check_fields, check_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,7 @@ class Recovery:
     def __post_init__(self) -> None:
         for blocks in (self.forget, self.hold):
             check_each("block_id", blocks)
+        check_fields(self, dict.fromkeys(("commit", "rewind", "zero"), Mapping))
         for part in (self.commit, self.rewind, self.zero):
             check_each("num_tokens", part.values())
 
@@ -68,6 +70,7 @@ class FailedLoads:
             InvalidValueError: A single call would refuse a value, or the parts contradict each
                 other; the message names the request or the block, and the remedy.
         """
+        check_kind("recovery", recovery, Recovery)
         self._core.recover(recovery)
 
     def record_blocks_for_zeroing(self, request: int, start_token: int) -> None:

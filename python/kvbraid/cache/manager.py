@@ -16,11 +16,12 @@ from typing import Self
 from kvbraid._native import CacheCore
 from kvbraid.cache.chunk import Position, rules_of
 from kvbraid.cache.config import CacheConfig
-from kvbraid.cache.counts import check_counts, check_needs
+from kvbraid.cache.counts import NOT_TAKEN, check_counts, check_needs, check_new
 from kvbraid.cache.debug import CacheDebug
 from kvbraid.cache.events import Events
 from kvbraid.cache.failed_loads import FailedLoads
 from kvbraid.cache.pool import BlockPool
+from kvbraid.cache.questions import Questions
 from kvbraid.cache.statistics import Statistics
 from kvbraid.cache.step import (
     NO_MATCH,
@@ -29,22 +30,25 @@ from kvbraid.cache.step import (
     Labels,
     Match,
     Need,
+    NoFit,
     Work,
 )
 from kvbraid.cache.tables import RequestTables
+from kvbraid.errors import InvalidValueError, shown
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Tokens
 from kvbraid.ids import BlockId
+from kvbraid.kinds import check_kind
 
 
-class CacheManager(FailedLoads):
-    """The blocks and requests of one engine. The methods stand in the order of a step:
+class CacheManager(Questions, FailedLoads):
+    """The blocks and requests of one engine. docs/engine.md is the guide; a step in short:
 
         request = cache.add(prompt)             # A request arrives.
         match = cache.match(request)            # Look up what it can reuse.
         chunk = cache.plan_chunk(request, budget, match=match)
 
         cache.start_step()                      # The previous step has run.
-        need = Need(request=request, num_new_tokens=chunk, num_hit_tokens=match.num_tokens)
+        need = Need(request=request, num_new_tokens=chunk, match=match)
         cache.allocate([need])                  # Give the request its blocks for the step.
         cache.decode(running, tokens)           # Add one token to each request that decodes.
         work = cache.take_work()                # Zero and copy these before the step runs.
@@ -62,6 +66,7 @@ class CacheManager(FailedLoads):
     """
 
     def __init__(self, config: CacheConfig) -> None:
+        check_kind("config", config, CacheConfig)
         self.config = config
         self.num_groups = len(config.topology.groups)
         self._stand_on(CacheCore(config))
@@ -107,16 +112,16 @@ class CacheManager(FailedLoads):
         Raises:
             InvalidValueError: There are no tokens, or the hashes do not fit the tokens.
         """
-        if num_prompt_tokens is None:
-            num_prompt_tokens = len(tokens)  # type: ignore[arg-type]
-        check_counts(num_prompt_tokens=num_prompt_tokens)
-        return self._core.add(
-            tokens,
-            num_prompt_tokens,
-            extra,
-            Labels(lora_id, session_id),
-            block_hashes,
-        )
+        count = _length(tokens) if num_prompt_tokens is None else num_prompt_tokens
+        check_counts(num_prompt_tokens=count)
+        labels = Labels(lora_id, session_id)
+        try:
+            return self._core.add(tokens, count, extra, labels, block_hashes)
+        except NOT_TAKEN:
+            check_new(
+                extra=extra, lora_id=lora_id, session_id=session_id, block_hashes=block_hashes
+            )
+            raise
 
     def match(self, request: int) -> Match:
         """Return how much the request can reuse now. Changes nothing.
@@ -125,15 +130,6 @@ class CacheManager(FailedLoads):
             UnknownError: The request is not known.
         """
         return Match(*self._core.match(request))
-
-    def hit_blocks(self, request: int, num_tokens: int) -> list[list[BlockId]]:
-        """Return the blocks of a hit, group by group: those that `allocate` would adopt.
-
-        Raises:
-            UnknownError: The request is not known.
-            NotHeldError: The hit is not held.
-        """
-        return self._core.hit_blocks(request, num_tokens)
 
     def plan_chunk(
         self,
@@ -153,7 +149,10 @@ class CacheManager(FailedLoads):
 
         Raises:
             UnknownError: The request is not known.
+            InvalidValueError: A budget is no count, or the match is not one.
         """
+        check_counts(budget=budget, max_chunk_tokens=max_chunk_tokens)
+        check_kind("match", match, Match)
         computed, num_prompt_tokens, num_tokens, junction = self._core.progress(request)
         start = computed + match.num_tokens
         position = Position(
@@ -168,36 +167,15 @@ class CacheManager(FailedLoads):
             rules = replace(rules, max_chunk_tokens=max_chunk_tokens)
         return rules.plan(position)
 
-    def can_ever_fit(self, num_tokens: int) -> bool:
-        """Return whether a request with this many tokens fits into the empty pool."""
-        return self._core.blocks_for(num_tokens) < self.config.num_blocks
-
     # A step.
 
     def start_step(self) -> None:
         """Begin a step: the previous one has run.
 
         Requests may now resume from the states that it wrote, and both ends of the copies that
-        were taken for it are freed.
+        were taken for it are freed. With states, call it before every step.
         """
         self._core.start_step()
-
-    def blocks_needed(self, need: Need, *, is_admission: bool = False) -> int:
-        """Return how many free blocks `allocate` would take, those of the hit included.
-
-        The number is negative if the request has blocks to spare, and larger than the whole pool
-        if the request has to wait for the next step. Changes nothing.
-
-        Args:
-            need: What the request asks for; it may ask for nothing new.
-            is_admission: Count as if no group ever held more blocks than it reserves.
-
-        Raises:
-            UnknownError: The request is not known.
-            NotHeldError: The hit is not held.
-        """
-        check_needs([need], self.num_groups)
-        return self._core.blocks_needed(need, is_admission)
 
     def allocate(self, needs: Sequence[Need], *, reserved_blocks: int = 0) -> Allocation:
         """Allocate for many requests in order; stop at the first that does not fit.
@@ -213,57 +191,37 @@ class CacheManager(FailedLoads):
         Raises:
             UnknownError: A request is not known.
             NotHeldError: A hit is no longer held: match again.
-            InvalidValueError: A need asks for nothing, or a request is given twice. As with every
-                error, nothing has changed.
+            InvalidValueError: A need asks for nothing, a request is given twice, or a hit is a
+                state of this step although no step was ever started. As with every error,
+                nothing has changed.
         """
         try:
             done = self._core.allocate(needs, reserved_blocks)
-        except (OverflowError, TypeError):
+        except NOT_TAKEN:
             check_needs(needs, self.num_groups)
             check_counts(reserved_blocks=reserved_blocks)
             raise
         return self._allocation(*done)
 
     def decode(self, requests: Sequence[int], tokens: Tokens) -> Allocation:
-        """Append one token to each request, then allocate for it: a decoding step in one call.
+        """Append one token to each request and allocate for it: a decoding step in one call.
+
+        It stops at the first request that does not fit. That one and those after it are as they
+        were: they have not got their tokens.
 
         Raises:
             UnknownError: A request is not known; nothing has changed.
-            InvalidValueError: There is not exactly one token for each request.
+            InvalidValueError: There is not exactly one token for each request, a request is given
+                twice, or has tokens that are not computed. Nothing has changed.
         """
         return self._allocation(*self._core.decode(requests, tokens))
-
-    def blocks(self, request: int) -> list[list[BlockId]]:
-        """Return the block table of a request, group by group; 0 is the null block.
-
-        Raises:
-            UnknownError: The request is not known.
-        """
-        return self._core.blocks(request)
-
-    def num_computed_tokens(self, request: int) -> int:
-        """Return how many tokens of a request are computed.
-
-        Raises:
-            UnknownError: The request is not known.
-        """
-        return self._core.progress(request)[0]
-
-    def num_common_prefix_blocks(self, requests: Sequence[int]) -> list[int]:
-        """Return, per group, how many leading blocks all of these requests hold in common.
-
-        A block that one of them gave back (its window has passed, its state is skipped) ends the
-        prefix. Without requests every number is 0.
-
-        Raises:
-            UnknownError: A request is not known.
-        """
-        return self._core.num_common_prefix_blocks(requests)
 
     def take_work(self, *, caller_frees: bool = False) -> Work:
         """Take the work that the device has to do before the step runs.
 
-        Both ends of the copies stay held until the next `start_step`, which frees them.
+        Call it for every step that runs, after the last `allocate`: from then on the step counts
+        as given to the device, and what it registered stays findable. Both ends of the copies stay
+        held until the next `start_step`, which frees them.
 
         Args:
             caller_frees: The caller drops one reference of each end with `pool.free` instead. An
@@ -290,10 +248,14 @@ class CacheManager(FailedLoads):
             UnknownError: The request was released, or never added.
             InvalidValueError: There are more hashes than the tokens have hash blocks.
         """
-        self._core.extend(request, tokens, block_hashes, to_prompt)
+        try:
+            self._core.extend(request, tokens, block_hashes, to_prompt)
+        except NOT_TAKEN:
+            check_new(block_hashes=block_hashes)
+            raise
 
     def commit(self, request: int, num_tokens: int) -> None:
-        """Make the blocks of the first `num_tokens` computed tokens findable.
+        """Make the blocks of the first `num_tokens` computed tokens findable: all is in them.
 
         Raises:
             UnknownError: The request is not known.
@@ -317,6 +279,9 @@ class CacheManager(FailedLoads):
         Raises:
             UnknownError: The request is not known.
             InvalidValueError: `num_computed_tokens` is more than are computed.
+            NotHeldError: The request cannot go on from there: a window or chunk has given back
+                what is read, or a state has moved on by more than `num_speculative_blocks` tokens
+                of the last step. In the vLLM dialect nothing of this is refused.
         """
         check_counts(num_computed_tokens=num_computed_tokens)
         self._core.roll_back(request, num_computed_tokens)
@@ -344,27 +309,36 @@ class CacheManager(FailedLoads):
         """
         return [KeptState(*state) for state in self._core.take_state_tails(request)]
 
-    def release(self, requests: Sequence[int]) -> None:
+    def release(self, requests: Sequence[int], *, step_failed: bool = False) -> None:
         """Give back all blocks of finished requests, last blocks first, and forget the requests.
+
+        What they registered since `start_step` is no longer findable if `take_work` was not called
+        after that: the step will not write it. (Not in the vLLM dialect, nor for an engine that
+        never calls `start_step`.)
+
+        Args:
+            requests: The requests.
+            step_failed: The step was given to the device and failed: what it registered is no
+                longer findable either.
 
         Raises:
             UnknownError: One of them is not known.
-            InvalidValueError: One of them is given twice.
+            InvalidValueError: One of them is given twice, or another request has adopted what they
+                were to write in this step; the message names it.
         """
-        self._core.release(requests)
+        self._core.release(requests, step_failed)
 
-    def preempt(self, requests: Sequence[int]) -> None:
-        """Give all blocks back. The requests stay known, with no token computed.
+    def preempt(self, requests: Sequence[int], *, step_failed: bool = False) -> None:
+        """Give all blocks back, as `release` does. The requests stay known, with nothing computed.
 
         Raises the same errors as `release`.
         """
-        self._core.preempt(requests)
+        self._core.preempt(requests, step_failed)
 
     def pop_blocks(self, request: int) -> list[BlockId]:
         """Forget a request and return its blocks, group by group. The caller has to free them.
 
-        Raises:
-            UnknownError: The request is not known.
+        Raises the same errors as `release`.
         """
         return self._core.pop_blocks(request)
 
@@ -382,5 +356,21 @@ class CacheManager(FailedLoads):
         """Drop the hashes of all blocks unless a block is in use; return whether it was done."""
         return self._core.reset()
 
-    def _allocation(self, num_fit: int, blocks: bytes, counts: bytes) -> Allocation:
-        return Allocation(num_fit, array("I", blocks), array("I", counts), self.num_groups)
+    def _allocation(
+        self, num_fit: int, blocks: bytes, counts: bytes, reason: str | None
+    ) -> Allocation:
+        return Allocation(
+            num_fit=num_fit,
+            block_ids=array("I", blocks),
+            counts=array("I", counts),
+            num_groups=self.num_groups,
+            reason=None if reason is None else NoFit(reason),
+        )
+
+
+def _length(tokens: Tokens) -> int:
+    try:
+        return len(tokens)  # type: ignore[arg-type]
+    except TypeError:
+        what = f"tokens are {shown(tokens)}; expected a buffer of uint32 or a list of integers"
+        raise InvalidValueError(what) from None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvbraid._native import CacheCore
-from kvbraid.cache.counts import check_counts, check_group
+from kvbraid.cache.counts import check_counts, check_each, check_group, check_hash
 from kvbraid.cache.step import BlockInfo
 from kvbraid.ids import BlockId
 
@@ -60,7 +60,7 @@ class BlockPool:
         Raises:
             InvalidValueError: A block does not exist; nothing has changed.
         """
-        check_counts(block_id=min(block_ids, default=0))
+        check_each("block_id", block_ids)
         self._core.hold_blocks(block_ids)
 
     def free(self, block_ids: Sequence[BlockId]) -> None:
@@ -71,7 +71,7 @@ class BlockPool:
                 request's references are given back by `release`, `preempt` or `free_skipped`.
                 Nothing has changed.
         """
-        check_counts(block_id=min(block_ids, default=0))
+        check_each("block_id", block_ids)
         self._core.free_blocks(block_ids)
 
     # Hashes.
@@ -93,6 +93,7 @@ class BlockPool:
         """
         check_counts(block_id=block_id, num_tokens=num_tokens)
         check_group(group, self._num_groups)
+        check_hash(block_hash)
         self._core.register(block_id, group, block_hash, num_tokens)
 
     def unregister(self, block_id: BlockId, group: int, block_hash: bytes) -> bool:
@@ -106,6 +107,7 @@ class BlockPool:
         """
         check_counts(block_id=block_id)
         check_group(group, self._num_groups)
+        check_hash(block_hash)
         return self._core.unregister(block_id, group, block_hash)
 
     def holders(self, group: int, block_hash: bytes) -> list[BlockId]:
@@ -116,6 +118,7 @@ class BlockPool:
                 this one.
         """
         check_group(group, self._num_groups)
+        check_hash(block_hash)
         return self._core.holders(group, block_hash)
 
     def describe(self, block_ids: Sequence[BlockId]) -> list[BlockInfo]:
@@ -124,6 +127,7 @@ class BlockPool:
         Raises:
             InvalidValueError: A block does not exist.
         """
+        check_each("block_id", block_ids)
         infos = self._core.describe(block_ids)
         return [BlockInfo(references, *(key or _NO_KEY)) for references, key in infos]
 
@@ -133,5 +137,5 @@ class BlockPool:
         Raises:
             InvalidValueError: A block does not exist.
         """
-        check_counts(block_id=min(block_ids, default=0))
+        check_each("block_id", block_ids)
         self._core.forget(block_ids)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from kvbraid.errors import InvalidValueError
+from kvbraid.kinds import check_fields
 from kvbraid.models import PrefillCost
 
 
@@ -29,6 +30,7 @@ class Interval:
     tokens: int
 
     def __post_init__(self) -> None:
+        check_fields(self, {"tokens": int})
         if self.tokens < 0:
             raise InvalidValueError(f"an interval of {self.tokens} tokens; expected 0 or more")
 
@@ -53,6 +55,7 @@ class ByValue:
     cost: PrefillCost = PrefillCost()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
+        check_fields(self, {"interval": int, "cost": PrefillCost})
         if self.interval < 0:
             raise InvalidValueError(f"an interval of {self.interval} tokens; expected 0 or more")
 

@@ -33,6 +33,8 @@ class Statistics:
             blocks are not reused, for example while a transfer may still write them.
         num_allocated_blocks: Blocks that were handed out.
         num_evicted_blocks: Blocks that were handed out and had been findable until then.
+        num_dropped_blocks: Blocks that are no longer findable because their step never ran: their
+            request gave them back before `take_work`, or the step failed.
     """
 
     started: Starts
@@ -46,6 +48,7 @@ class Statistics:
     num_held_blocks: int
     num_allocated_blocks: int
     num_evicted_blocks: int
+    num_dropped_blocks: int
 
     @classmethod
     def of(

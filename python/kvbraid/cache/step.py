@@ -2,8 +2,10 @@
 
 from array import array
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final, NamedTuple
 
+from kvbraid.errors import InvalidValueError, shown
 from kvbraid.ids import BlockId
 
 
@@ -104,9 +106,11 @@ class Need:
 
     Attributes:
         request: The number that `CacheManager.add` returned.
-        num_new_tokens: Tokens to compute.
-        num_hit_tokens: Tokens that a starting request reuses; 0 for a running request.
-        junction: The match's junction, to be remembered; None keeps the remembered one.
+        num_new_tokens: Tokens to compute, drafts included.
+        match: What `CacheManager.match` returned: a starting request reuses its tokens, and
+            remembers its junction. None for a running request.
+        num_hit_tokens: Instead of `match`, if less is reused: the tokens.
+        junction: Instead of `match`: the junction; None keeps the remembered one.
         num_external_tokens: Tokens after the hit that were computed elsewhere.
         num_lookahead_tokens: Draft tokens that need slots too.
         num_in_flight_tokens: Tokens that are scheduled but not processed; the blocks that they
@@ -123,6 +127,7 @@ class Need:
 
     request: int
     num_new_tokens: int
+    match: Match | None = None
     num_hit_tokens: int = 0
     junction: int | None = None
     num_external_tokens: int = 0
@@ -136,21 +141,55 @@ class Need:
     is_waiting: bool = False
 
 
+class NoFit(StrEnum):
+    """Why a request got nothing, and so what helps."""
+
+    MEMORY = "memory"
+    """Too few blocks are free: preempt another request, or wait until one ends."""
+
+    WATERMARK = "watermark"
+    """Only the blocks of the watermark are left, for requests that run already: wait."""
+
+    RESERVED = "reserved"
+    """Only `reserved_blocks` are left: wait, or reserve fewer."""
+
+    FULL_SEQUENCE = "full_sequence"
+    """The step would fit, but `full_sequence_must_fit` and the whole request does not."""
+
+    UNWRITTEN = "unwritten"
+    """This step still writes the state, or the block, in which the hit ends: ask again in the next
+    step. Preempting somebody does not help."""
+
+    HIT_EVICTED = "hit_evicted"
+    """An earlier request of the same call has evicted the hit: match again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """New blocks of a step, in flat buffers of 32-bit integers.
 
     Blocks are ordered by request, then by group: `counts[i * num_groups + g]` is the number of
     blocks of request i in group g. Null blocks (0) stand where a state group skips positions.
+
+    `num_fit` requests fit, in the given order. `reason` says why the next one did not; None if all
+    of them fit.
     """
 
     num_fit: int
     block_ids: "array[int]"
     counts: "array[int]"
     num_groups: int
+    reason: NoFit | None = None
 
     def new_blocks(self, i: int) -> list[list[BlockId]]:
-        """Return the new blocks of request i, group by group."""
+        """Return the new blocks of request i, group by group.
+
+        Raises:
+            InvalidValueError: Request i did not fit, or was not in the call.
+        """
+        if not 0 <= i < self.num_fit:
+            what = f"request {shown(i)} of the call has no new blocks: {self.num_fit} fitted"
+            raise InvalidValueError(f"{what}; expected an index below that")
         start = sum(self.counts[: i * self.num_groups])
         blocks = []
         for count in self.counts[i * self.num_groups : (i + 1) * self.num_groups]:

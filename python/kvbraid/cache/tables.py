@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from kvbraid._native import CacheCore
-from kvbraid.cache.counts import check_counts
-from kvbraid.errors import InvalidValueError
+from kvbraid.cache.counts import NOT_TAKEN, check_counts, check_each
+from kvbraid.errors import InvalidValueError, shown
 from kvbraid.ids import BlockId
 
 
@@ -102,7 +102,7 @@ class RequestTables:
         Raises:
             InvalidValueError: A block does not exist.
         """
-        check_counts(block_id=min(block_ids, default=0))
+        check_each("block_id", block_ids)
         blocks, ends, requests, groups, positions = self._core.requests_of(block_ids)
         return Places(
             block_ids=memoryview(blocks).cast("I"),
@@ -146,10 +146,15 @@ class RequestTables:
         if len(most) != len(requests):
             msg = f"{len(most)} limits for {len(requests)} requests; give one for each"
             raise InvalidValueError(msg)
-        check_counts(block_id=min(bad, default=0), max_refusals=max_refusals)
-        check_counts(limit=min(limits or (), default=0))
+        check_each("block_id", bad)
+        check_each("limit", limits or ())
+        check_counts(max_refusals=max_refusals)
         pairs = list(zip(requests, most, strict=True))
-        points = self._core.resume_points(pairs, bad, drops_unit, max_refusals)
+        try:
+            points = self._core.resume_points(pairs, bad, drops_unit, max_refusals)
+        except NOT_TAKEN:
+            what = f"requests are {shown(requests)}; expected numbers that add returned"
+            raise InvalidValueError(what) from None
         return [
             ResumePoint(num_tokens, [Refusal(*row[:4], Why(row[4])) for row in refused])
             for num_tokens, refused in points

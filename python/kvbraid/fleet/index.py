@@ -27,6 +27,7 @@ from kvbraid.fleet.answer import (
 from kvbraid.fleet.fields import refuse_registration, refuse_request
 from kvbraid.fleet.request import Request
 from kvbraid.ids import GroupId, PodId, PodState, Tier
+from kvbraid.kinds import check_fields, check_kind
 from kvbraid.spec import SpecKind, Topology
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ class FleetIndex:
             self._core.register(pod, registration)
         except _NOT_TAKEN:
             refuse_registration(model, dp_size, loras)
+            check_fields(registration, {"topology": Topology, "engine": EngineProfile})
             raise
 
     def remove(self, pod: PodId) -> None:
@@ -183,7 +185,13 @@ class FleetIndex:
     def set_state(
         self, pod: PodId, state: PodState, *, dp_rank: int = 0, reason: str = ""
     ) -> None:
-        """Note how far the feed knows a rank's history. Only in EXACT can an answer be exact."""
+        """Note how far the feed knows a rank's history. Only in EXACT can an answer be exact.
+
+        Raises:
+            UnknownError: The pod is not registered.
+            InvalidValueError: `state` is not a `PodState`.
+        """
+        check_kind("state", state, PodState)
         self._core.set_state(pod, dp_rank, state.value, reason)
 
     def note_refused(self, pod: PodId, reason: str, *, dp_rank: int = 0) -> None:

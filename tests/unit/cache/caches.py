@@ -73,6 +73,7 @@ def leave(
     request = cache.add(tokens, extra=extra)
     ends = [*range(step, len(tokens), step), len(tokens)]
     compute(cache, request, ends)
+    cache.take_work()
     cache.release([request])
 
 

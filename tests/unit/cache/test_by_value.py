@@ -266,6 +266,7 @@ def test_what_two_paths_share_is_lost_with_neither() -> None:
     requests = [cache.add([*range(8), *session(number, 9)]) for number in (1, 2)]
     for request in requests:
         compute(cache, request, [17])
+    cache.take_work()
     cache.release(requests)
     lost = 16 * 16 - 8 * 8
     worth = [point.value for point in cache.debug.checkpoints()]
@@ -281,6 +282,7 @@ def test_a_preempted_request_resumes_where_it_was(groups: Sequence[GroupSpec]) -
     cache = CacheManager(config(*groups, num_blocks=60, retention=ByValue()))
     request = cache.add(session(1, 30))
     compute(cache, request, [8, 20])
+    cache.take_work()
     cache.preempt([request])
     other = cache.add(session(2, 200))
     waiting = len(cache.debug.free_queue())
@@ -297,6 +299,7 @@ def test_who_replays_tokens_goes_on_at_the_boundary_behind_them() -> None:
     for num_tokens, hit in ((16, 0), (24, 13)):
         request = cache.add(session(1, num_tokens))
         compute(cache, request, [num_tokens], hit=hit)
+        cache.take_work()
         cache.release([request])
     (end,) = cache.debug.checkpoints()
     assert end.num_tokens == 24

@@ -35,6 +35,7 @@ def at_once(cache: CacheManager, tokens: list[int]) -> int:
         assert cache.allocate([need]).num_fit == 1
         start, num_steps = start + count, num_steps + 1
     cache.debug.check_integrity()
+    cache.take_work()
     cache.release([request])
     return num_steps
 

@@ -327,13 +327,17 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: config(full(4), window(8, 4), retention=Interval(6)),
         "6",
     ),
-    "an interval that nothing heeds": (lambda: config(full(4), retention=Interval(8)), "8"),
     "a negative interval": (
         lambda: config(full(4), window(8, 4), retention=Interval(-4)),
         "-4",
     ),
     "a watermark above all": (lambda: config(full(4), watermark=1.5), "watermark"),
     "a negative watermark": (lambda: config(full(4), watermark=-0.1), "watermark"),
+    "an interval of no whole units of a full model": (
+        lambda: config(full(4), retention=Interval(6)),
+        "6",
+    ),
+    "no group, and nothing to reuse": (config, "no groups"),
     "65 groups": (lambda: config(*[full(4)] * 65, num_blocks=999), "64"),
     "a draft head on chunks": (lambda: config(full(4), replace(chunked(8, 4), eagle=True)), "1"),
     "replay beside states": (
@@ -376,7 +380,7 @@ def test_a_cache_that_cannot_work_is_refused_by_name(build: Callable[[], Any], s
 
 
 def test_no_group_at_all_is_a_cache_that_holds_nothing() -> None:
-    cache = CacheManager(config())
+    cache = CacheManager(config(caching=False))
     request = cache.add(TOKENS)
     assert cache.match(request).num_tokens == 0
     assert cache.allocate([Need(request=request, num_new_tokens=40)]).num_fit == 1

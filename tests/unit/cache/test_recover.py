@@ -82,6 +82,7 @@ def test_a_failed_copy_leaves_with_its_own_event_before_it_is_rewound() -> None:
     owner, reader = cache.add(TOKENS), cache.add([*TOKENS[:8], *OTHERS])
     compute(cache, owner, [24])
     compute(cache, reader, [24], hit=8)
+    cache.take_work()
     cache.take_events()
     bad = block(cache, owner, 1)
     cache.recover(Recovery(forget=[bad], rewind={owner: 4}, preempt=[reader]))

@@ -123,6 +123,7 @@ def test_a_state_never_goes_back() -> None:
 def test_a_preempted_request_starts_anew_after_a_rewind() -> None:
     cache = CacheManager(config(full(4), window(9, 4)))
     request = running(cache, 24)
+    cache.take_work()
     cache.tables.rewind(request, 8)
     cache.preempt([request])
     assert cache.match(request).num_tokens == 8

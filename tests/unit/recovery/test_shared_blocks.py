@@ -32,6 +32,7 @@ class Shared:
                 num_external_tokens=num_external_tokens,
             )
             assert self.cache.allocate([need]).num_fit == 1
+        self.cache.take_work()
         runs = [
             Run(
                 request=request,
@@ -54,6 +55,7 @@ class Shared:
     def compute(self, request: int, num_tokens: int) -> None:
         need = Need(request=request, num_new_tokens=num_tokens)
         assert self.cache.allocate([need]).num_fit == 1
+        self.cache.take_work()
 
 
 @pytest.fixture

@@ -43,9 +43,9 @@ class Cache(CacheManager):
         self.calls.append(f"extend {list(tokens)}")
         super().extend(request, tokens, **more)
 
-    def release(self, requests: Sequence[int]) -> None:
+    def release(self, requests: Sequence[int], *, step_failed: bool = False) -> None:
         self.calls.append("release")
-        super().release(requests)
+        super().release(requests, step_failed=step_failed)
 
     def take_events(self) -> Events:
         self.said.append(self.calls)

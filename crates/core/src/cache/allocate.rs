@@ -6,26 +6,26 @@
 
 use super::core::Core;
 use super::group::{Group, Kind};
-use super::plan::Plan;
+use super::plan::{Fit, Plan};
 use super::request::{Request, SharedTail, Table};
 use super::state::{self, StateStep};
-use super::step::{Allocation, Lengths, Need};
+use super::step::{Allocation, Lengths, Need, NoFit};
 use crate::blocks::{BlockId, NULL_BLOCK, count};
 
 impl Core {
-    /// Serves a request as planned. Returns false if it does not fit. Appends to `done`, group by
-    /// group, the new blocks and their number.
+    /// Serves a request as planned, unless it does not fit. Appends to `done`, group by group, the
+    /// new blocks and their number.
     pub(super) fn allocate(
         &mut self,
         request: &mut Request,
         mut plan: Plan<'_>,
         reserved: usize,
         done: &mut Allocation,
-    ) -> bool {
-        // A request does not fit if an earlier one of the call has evicted its hit.
-        if !self.renew(request, &mut plan) || !self.fits(request, &plan, reserved) {
-            return false;
+    ) -> Fit {
+        if !self.renew(request, &mut plan) {
+            return Err(NoFit::HitEvicted);
         }
+        self.fit(request, &plan, reserved)?;
         let Plan { need, lengths, .. } = &plan;
         self.statistics.count_start(request, need);
         self.note_saved(request, lengths);
@@ -39,8 +39,8 @@ impl Core {
             self.commit(request, lengths.main.min(request.num_tokens()));
         }
         // The commit needs to know where the step began, so this is set last.
-        request.num_computed_tokens = lengths.main;
-        true
+        request.note_step(lengths.total, lengths.main);
+        Ok(())
     }
 
     /// Gives the request the blocks of its hit, and blocks for tokens that were computed elsewhere.

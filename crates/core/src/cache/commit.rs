@@ -134,6 +134,7 @@ impl Core {
             let hint = commit.entries.of(end / hash_block);
             let key = self.pool.key_of(&digest, group.index, hint);
             self.pool.register(block, key, end, request.author());
+            self.steps.note(request, block);
             commit.entries.note(end / hash_block, key.entry);
             if self.log.is_on() {
                 let start = end - group.block;
@@ -255,6 +256,7 @@ impl Core {
         }
         let key = self.pool.key_of(&digest, group.index, None);
         self.pool.register(block, key, tokens, request.author());
+        self.steps.note(request, block);
         let start = tokens - hash_block;
         self.log.stored(&StoreEvent {
             source: request.source(),

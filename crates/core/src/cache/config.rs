@@ -135,9 +135,10 @@ pub struct CacheConfig {
     pub partial_junctions: bool,
     /// The hash function; `None` if requests bring their hashes.
     pub hash: Option<HashFunction>,
-    /// Whether a request that does not fit still gives back the blocks that it no longer reads, as
-    /// in vLLM.
-    pub frees_skipped_when_full: bool,
+    /// Whether the cache replaces vLLM's own, whose scheduler relies on this: a request that does not
+    /// fit gives back the blocks that it no longer reads all the same, what is registered stays
+    /// findable although its step never runs, and any number of computed tokens may be taken back.
+    pub follows_vllm: bool,
 }
 
 const MAX_GROUPS: usize = 64;
@@ -225,12 +226,9 @@ impl CacheConfig {
             Retention::Interval(tokens) => tokens,
             Retention::ByValue(policy) => return self.check_value(&policy),
         };
-        let is_sparse = |kind: SpecKind| kind.is_window() || kind == SpecKind::Mamba;
-        let has_sparse = self.topology.groups.iter().any(|g| is_sparse(g.kind));
-        if tokens > 0 && (!has_sparse || !tokens.is_multiple_of(self.topology.alignment)) {
+        if !tokens.is_multiple_of(self.topology.alignment) {
             return Err(Error::InvalidValue(format!(
-                "retention interval {tokens}: it must be 0 without window and state groups, else a \
-                 multiple of the alignment {}",
+                "retention interval {tokens}; take 0, or a multiple of the alignment {}",
                 self.topology.alignment
             )));
         }

@@ -11,6 +11,7 @@ use super::request::{HashBlocks, Request, SharedTail, Table};
 use super::retention::{Boundaries, Checkpoints};
 use super::statistics::Statistics;
 use super::step::{BlockCopy, KeptState};
+use super::steps::Steps;
 use crate::blocks::{BlockId, EventLog, NULL_BLOCK, Pool};
 use crate::error::{Error, Result};
 use crate::hash::Digest;
@@ -39,6 +40,8 @@ pub(super) struct Core {
     pub being_copied: Vec<BlockId>,
     /// What the caller holds.
     pub held: HeldBlocks,
+    /// What was registered in this step, before it has run.
+    pub steps: Steps,
     /// The states registered in this step. Their blocks do not hold them until the step has run.
     pub fresh: HashSet<(Digest, u16)>,
     /// The blocks that this step writes, each with the end of the tokens that it has already. Only
@@ -63,6 +66,7 @@ impl Core {
             copies: vec![Vec::new(); groups.len()],
             being_copied: Vec::new(),
             held: HeldBlocks::default(),
+            steps: Steps::default(),
             fresh: HashSet::new(),
             being_written: HashMap::new(),
             kept_states: Vec::new(),

@@ -5,15 +5,18 @@
 
 use super::Cache;
 use super::core::Core;
+use super::plan::Fit;
 use super::request::Request;
 use super::step::{Allocation, Need};
 use crate::error::{Error, Result};
 
 impl Cache {
-    /// Does a decoding step: appends one token to each request, then allocates one for each.
+    /// Does a decoding step: appends one token to each request and allocates for it, up to the first
+    /// that does not fit. That one and those after it are as they were.
     ///
     /// # Errors
-    /// The same as for `allocate`; then nothing has changed.
+    /// The same as for `allocate`, and `InvalidValue` for a request with tokens that are not
+    /// computed; then nothing has changed.
     pub fn decode(&mut self, ids: &[u64], tokens: &[u32]) -> Result<Allocation> {
         if ids.len() != tokens.len() {
             return Err(Error::InvalidValue(format!(
@@ -22,38 +25,36 @@ impl Cache {
                 tokens.len()
             )));
         }
+        self.check_distinct(ids.iter().copied())?;
         for &id in ids {
-            let num_tokens = self.request(id)?.num_tokens();
-            self.core.check_length(id, num_tokens + 1)?;
+            let request = self.request(id)?;
+            request.check_decode()?;
+            self.core.check_length(id, request.num_tokens() + 1)?;
         }
         let mut done = Allocation::default();
         done.counts.reserve(ids.len() * self.core.groups.len());
-        let mut is_full = false;
         for (&id, &token) in ids.iter().zip(tokens) {
             let out = &mut done;
-            let fits = self.with(id, |core, request| {
-                request.tokens.push(token);
-                core.hash(request, None)?;
-                // Tokens are appended to all requests; blocks are handed out until the first
-                // request that does not fit.
-                if is_full {
-                    return Ok(false);
-                }
-                core.decode(request, out)
-            })?;
-            done.num_fit += usize::from(fits);
-            is_full |= !fits;
+            let fit = self.with(id, |core, request| core.decode(request, token, out))?;
+            if let Err(reason) = fit {
+                done.reason = Some(reason);
+                break;
+            }
+            done.num_fit += 1;
         }
         Ok(done)
     }
 }
 
 impl Core {
-    /// Allocates one token for a request; most steps need no block for it.
-    fn decode(&mut self, request: &mut Request, done: &mut Allocation) -> Result<bool> {
+    /// Appends a token to a request and allocates for it; most steps need no block.
+    fn decode(&mut self, request: &mut Request, token: u32, done: &mut Allocation) -> Result<Fit> {
+        let num_hashes = request.hashes.len();
+        request.tokens.push(token);
+        self.hash(request, None)?;
         if request.decode_quietly() {
             done.counts.resize(done.counts.len() + self.groups.len(), 0);
-            return Ok(true);
+            return Ok(Ok(()));
         }
         let need = Need {
             request: request.id,
@@ -61,11 +62,12 @@ impl Core {
             ..Need::default()
         };
         let plan = self.check(request, &need)?;
-        let fits = self.allocate(request, plan, 0, done);
-        if fits {
-            request.note_quiet_steps(self.quiet_until(request));
+        let fit = self.allocate(request, plan, 0, done);
+        match fit {
+            Ok(()) => request.note_quiet_steps(self.quiet_until(request)),
+            Err(_) => request.drop_last(num_hashes),
         }
-        Ok(fits)
+        Ok(fit)
     }
 
     /// The next number of computed tokens at which a decoding step frees, takes or registers a

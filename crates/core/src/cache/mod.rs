@@ -5,7 +5,8 @@
 //! takes them. Read `step` first: it has the inputs and outputs of a step. A request then passes
 //! through these files: `request` hashes its tokens, `find` looks the hashes up and asks the rule
 //! for a boundary, `plan` counts the blocks that a step needs, `allocate` and `state` take them,
-//! `commit` makes computed blocks findable, and `free` gives blocks back. `group` has the
+//! `commit` makes computed blocks findable, and `free` and `endings` give blocks back. `steps` knows
+//! what is not written before the step at hand has run. `group` has the
 //! differences between the kinds of groups, and `retention` decides what is worth keeping. After a
 //! load has failed, `own_tables` says who holds what and how far that goes, `assess` what that means
 //! for all requests together, `rewind` goes back, and `recover` does all that a recovery needs in one
@@ -49,7 +50,7 @@
 //!     num_reprefillable_tokens: 0,
 //!     partial_junctions: false,
 //!     hash: none_hash(algo, None).map(|none_hash| HashFunction { algo, none_hash }),
-//!     frees_skipped_when_full: false,
+//!     follows_vllm: false,
 //! };
 //! let mut cache = Cache::new(config, &Secret::new([7; 32]))?;
 //! let prompt = |tokens: Vec<u32>| NewRequest {
@@ -62,7 +63,7 @@
 //! let first = cache.add(prompt((0..10).collect()))?;
 //! let need = Need { request: first, num_new_tokens: 10, ..Need::default() };
 //! assert_eq!(cache.allocate(&[need], 0)?.blocks.len(), 3);
-//! cache.release(&[first])?;
+//! cache.release(&[first], false)?;
 //!
 //! // The second one shares 9 tokens with it: two whole blocks.
 //! let second = cache.add(prompt((0..9).chain([77, 78]).collect()))?;
@@ -79,6 +80,7 @@ mod commit;
 mod config;
 mod core;
 mod decode;
+mod endings;
 mod find;
 mod free;
 mod group;
@@ -96,11 +98,12 @@ mod single_blocks;
 mod state;
 mod statistics;
 mod step;
+mod steps;
+mod take_back;
 mod work;
 mod zeroing;
 
 use hashbrown::HashMap;
-use smallvec::SmallVec;
 
 pub use config::{ByValue, CacheConfig, GroupOptions, HashFunction, PrefillCost, Retention};
 pub use own_tables::{OwnLimit, Place, Places};
@@ -108,7 +111,8 @@ pub use recover::{Boundary, Recovery};
 pub use retention::Checkpoint;
 pub use statistics::{Starts, Statistics};
 pub use step::{
-    Allocation, BlockCopy, BlockInfo, Cursor, KeptState, Match, Need, NewRequest, Progress, Work,
+    Allocation, BlockCopy, BlockInfo, Cursor, KeptState, Match, Need, NewRequest, NoFit, Progress,
+    Work,
 };
 
 use self::core::Core;
@@ -242,10 +246,11 @@ impl Cache {
         }
         let mut done = Allocation::default();
         for plan in plans {
-            let fits = self.with(plan.need.request, |core, request| {
+            let fit = self.with(plan.need.request, |core, request| {
                 Ok(core.allocate(request, plan, reserved_blocks, &mut done))
             })?;
-            if !fits {
+            if let Err(reason) = fit {
+                done.reason = Some(reason);
                 break;
             }
             done.num_fit += 1;
@@ -253,14 +258,16 @@ impl Cache {
         Ok(done)
     }
 
-    /// Makes the blocks of the first `num_tokens` tokens findable.
+    /// Makes the blocks of the first `num_tokens` tokens findable: they hold what they should.
     ///
     /// # Errors
     /// `UnknownRequest`; `InvalidValue` for more tokens than the request has blocks or hashes for.
     pub fn commit(&mut self, id: u64, num_tokens: u32) -> Result<()> {
         self.with(id, |core, request| {
             request.check_commit(num_tokens)?;
+            let noted = core.steps.num_noted();
             core.commit(request, num_tokens);
+            core.steps.settle(noted);
             Ok(())
         })
     }
@@ -272,101 +279,6 @@ impl Cache {
     pub fn free_skipped(&mut self, id: u64, num_tokens: u32) -> Result<()> {
         self.with(id, |core, request| {
             core.free_skipped(request, num_tokens);
-            Ok(())
-        })
-    }
-
-    /// Gives all blocks of requests back, tails first, and forgets the requests.
-    ///
-    /// # Errors
-    /// `UnknownRequest` or `GivenTwice`, before anything has changed.
-    pub fn release(&mut self, ids: &[u64]) -> Result<()> {
-        self.check_distinct(ids.iter().copied())?;
-        for id in ids {
-            if let Some(mut request) = self.requests.remove(id) {
-                self.core.give_back(&mut request);
-            }
-        }
-        Ok(())
-    }
-
-    /// Gives all blocks of requests back. The requests stay known, with nothing computed.
-    ///
-    /// # Errors
-    /// `UnknownRequest` or `GivenTwice`, before anything has changed.
-    pub fn preempt(&mut self, ids: &[u64]) -> Result<()> {
-        self.check_distinct(ids.iter().copied())?;
-        ids.iter().try_for_each(|&id| {
-            self.with(id, |core, request| {
-                core.give_back(request);
-                core.statistics.count_preemption(request);
-                request.roll_back(0);
-                Ok(())
-            })
-        })
-    }
-
-    /// Refuses unknown requests, and a request that is given twice.
-    fn check_distinct(&self, ids: impl Iterator<Item = u64> + Clone) -> Result<()> {
-        for id in ids.clone() {
-            self.request(id)?;
-        }
-        let mut sorted: SmallVec<[u64; 64]> = ids.collect();
-        sorted.sort_unstable();
-        match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => Err(Error::GivenTwice(pair[0])),
-            None => Ok(()),
-        }
-    }
-
-    /// Forgets a request and hands over its blocks, in the order of the groups. The caller frees
-    /// them.
-    ///
-    /// # Errors
-    /// `UnknownRequest`.
-    pub fn pop_blocks(&mut self, id: u64) -> Result<Vec<BlockId>> {
-        let mut request = self.requests.remove(&id).ok_or(Error::UnknownRequest(id))?;
-        self.core.note_end(&request);
-        self.core.forget_kept_states(id);
-        let blocks: Vec<BlockId> = request.clear_tables().into_iter().flatten().collect();
-        self.core.held.add(blocks.iter().copied());
-        Ok(blocks)
-    }
-
-    /// Sets how many tokens are computed, after drafts were rejected. The request keeps its blocks.
-    ///
-    /// # Errors
-    /// `UnknownRequest`; `InvalidValue` for more than were computed.
-    pub fn roll_back(&mut self, id: u64, num_computed_tokens: u32) -> Result<()> {
-        self.with(id, |_, request| {
-            if num_computed_tokens > request.num_computed_tokens {
-                return Err(Error::InvalidValue(format!(
-                    "request {id}: roll back to {num_computed_tokens} tokens, {} are computed",
-                    request.num_computed_tokens
-                )));
-            }
-            request.roll_back(num_computed_tokens);
-            Ok(())
-        })
-    }
-
-    /// Forgets the tokens of a request from `num_tokens` on, and the hashes that cover them.
-    ///
-    /// # Errors
-    /// `UnknownRequest`; `InvalidValue` if the prompt or a findable block would be cut.
-    pub fn truncate(&mut self, id: u64, num_tokens: u32) -> Result<()> {
-        self.with(id, |core, request| {
-            let least = request
-                .num_prompt_tokens
-                .max(core.num_findable_tokens(request));
-            let most = request.num_tokens();
-            if !(least..=most).contains(&num_tokens) {
-                return Err(Error::InvalidValue(format!(
-                    "request {id}: truncate to {num_tokens} of {most} tokens; {least} are its \
-                     prompt or findable by others: preempt it to start over"
-                )));
-            }
-            request.truncate(num_tokens, core.hash_blocks());
             Ok(())
         })
     }

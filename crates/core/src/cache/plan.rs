@@ -10,9 +10,12 @@ use super::core::Core;
 use super::group::{Group, Kind};
 use super::request::{Request, Table};
 use super::state::{self, StateStep};
-use super::step::{Lengths, Need};
-use crate::blocks::{BlockId, NULL_BLOCK, Pool, count, signed};
+use super::step::{Lengths, Need, NoFit};
+use crate::blocks::{BlockId, NULL_BLOCK, count, signed};
 use crate::error::{Error, Result};
+
+/// Whether a request fits, or why not.
+pub(super) type Fit = std::result::Result<(), NoFit>;
 
 /// The blocks of a hit: those of group `g` are `blocks[ends[g - 1]..ends[g]]`. Both lists are empty
 /// without a hit.
@@ -46,6 +49,10 @@ pub(super) struct Plan<'a> {
     version: u64,
 }
 
+fn require(is_so: bool, otherwise: NoFit) -> Fit {
+    if is_so { Ok(()) } else { Err(otherwise) }
+}
+
 /// The end of the tokens that are loaded after a hit, if there are any.
 fn loaded_until(need: &Need, lengths: &Lengths) -> Option<u32> {
     (need.num_external_tokens > 0).then_some(lengths.total)
@@ -61,7 +68,16 @@ impl Core {
                 request.id
             )));
         }
-        self.plan(request, need)
+        let plan = self.plan(request, need)?;
+        if !self.steps.have_begun() && !self.config.follows_vllm && self.is_hit_unwritten(&plan) {
+            return Err(Error::InvalidValue(format!(
+                "request {}: its hit of {} tokens is a state, or ends inside a block, that the step \
+                 at hand writes, and no step was ever begun; call start_step before each step, \
+                 which says that the one before has run",
+                request.id, need.num_hit_tokens
+            )));
+        }
+        Ok(plan)
     }
 
     fn plan<'a>(&mut self, request: &Request, need: &'a Need) -> Result<Plan<'a>> {
@@ -171,7 +187,7 @@ impl Core {
     }
 
     /// The number of blocks that a request would take out of the free queue; negative if it would
-    /// have some to spare.
+    /// have some to spare, and more than there are if it has to wait for the next step.
     pub(super) fn blocks_needed(
         &mut self,
         request: &Request,
@@ -179,30 +195,36 @@ impl Core {
         is_admission: bool,
     ) -> Result<i64> {
         let plan = self.plan(request, need)?;
+        if self.is_hit_unwritten(&plan) {
+            return Ok(i64::from(self.config.num_blocks) + 1);
+        }
         Ok(self.needed(request, &plan, &plan.lengths, is_admission))
     }
 
-    /// Whether the step fits. Frees the blocks that are no longer read, if the step fits or if the
-    /// engine frees them anyway.
+    /// Whether the step fits; if not, why. Frees the blocks that are no longer read, if the step fits
+    /// or if the engine frees them anyway.
     ///
     /// ```text
     /// free blocks    |-- reserved --|-- watermark --|------ needed ------|-- left --|
     /// ```
-    pub(super) fn fits(&mut self, request: &mut Request, plan: &Plan<'_>, reserved: usize) -> bool {
+    pub(super) fn fit(&mut self, request: &mut Request, plan: &Plan<'_>, reserved: usize) -> Fit {
         let Plan { need, lengths, .. } = plan;
+        if self.is_hit_unwritten(plan) {
+            return Err(NoFit::Unwritten);
+        }
         let watermark = if need.is_waiting {
             i64::from(self.config.watermark_blocks)
         } else {
             0
         };
-        let free = |pool: &Pool| signed(pool.num_free());
         if need.full_sequence_must_fit {
             let whole = self.whole_sequence(request, lengths);
-            if self.needed(request, plan, &whole, true) + watermark > free(&self.pool) {
-                return false;
-            }
+            let needed = self.needed(request, plan, &whole, true);
+            let free = signed(self.pool.num_free());
+            require(needed <= free, NoFit::FullSequence)?;
+            require(needed + watermark <= free, NoFit::Watermark)?;
         }
-        let is_eager = self.config.frees_skipped_when_full;
+        let is_eager = self.config.follows_vllm;
         let processed = lengths.total.saturating_sub(need.num_in_flight_tokens);
         if is_eager {
             self.free_skipped(request, processed);
@@ -212,16 +234,35 @@ impl Core {
         } else {
             self.count_skipped(request, processed)
         };
-        let available = free(&self.pool) + freed;
+        let available = signed(self.pool.num_free()) + freed;
         let needed = self.needed(request, plan, lengths, false);
         let taken = needed + self.uncounted(request, plan);
-        if needed + watermark > available - signed(reserved) || taken > available {
-            return false;
-        }
+        require(needed.max(taken) <= available, NoFit::Memory)?;
+        require(needed + watermark <= available, NoFit::Watermark)?;
+        let is_left = needed + watermark <= available - signed(reserved);
+        require(is_left, NoFit::Reserved)?;
         if !is_eager {
             self.free_skipped(request, processed);
         }
-        true
+        Ok(())
+    }
+
+    /// Whether a plan's hit is a state, or ends inside a block, that this step still writes. The
+    /// request has to wait for the next step.
+    fn is_hit_unwritten(&self, plan: &Plan<'_>) -> bool {
+        let local = plan.lengths.local;
+        self.groups.iter().enumerate().any(|(index, group)| {
+            let Some(&last) = plan.hits.of(index).last() else {
+                return false;
+            };
+            match group.kind {
+                Kind::State { .. } => self.is_fresh(last),
+                Kind::Full | Kind::Window { .. } | Kind::Chunk { .. } => {
+                    !local.is_multiple_of(group.block) && self.is_unwritten(last, local)
+                }
+                Kind::Cross | Kind::Ring | Kind::Nothing => false,
+            }
+        })
     }
 
     /// The lengths of a step that would compute all tokens of a request.
@@ -331,16 +372,7 @@ impl Core {
         let new = required.saturating_sub(skipped.max(hits.len() + length));
         let kept = &hits[skipped.saturating_sub(length).min(hits.len())..];
         let has_shared_tail = !hits.is_empty() && !lengths.local.is_multiple_of(group.block);
-        if has_shared_tail && self.is_unwritten(hits[hits.len() - 1], lengths.local) {
-            return self.more_than_the_pool();
-        }
         signed(new + self.num_evictable(kept) + usize::from(has_shared_tail))
-    }
-
-    /// A number of blocks that never fits. A request needs as many if it has to wait for the next
-    /// step, because its hit is only being written in this one.
-    pub(super) fn more_than_the_pool(&self) -> i64 {
-        i64::from(self.config.num_blocks) + 1
     }
 
     /// Whether a copy of a block, made before this step runs, would lack some of the first `tokens`

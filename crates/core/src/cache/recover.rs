@@ -82,7 +82,7 @@ impl Cache {
             self.rewind(at.request, at.num_tokens)?;
         }
         self.hold_blocks(&recovery.hold)?;
-        self.preempt(&recovery.preempt)?;
+        self.preempt(&recovery.preempt, false)?;
         self.core.list_for_zeroing(unwritten);
         self.core.statistics.num_recoveries += 1;
         Ok(())
@@ -121,6 +121,7 @@ impl Cache {
     fn check_requests(&self, recovery: &Recovery) -> Result<()> {
         let preempted: HashSet<u64> = recovery.preempt.iter().copied().collect();
         self.check_distinct(recovery.preempt.iter().copied())?;
+        self.check_heirs(&recovery.preempt, false)?;
         self.check_distinct(recovery.commit.iter().map(|at| at.request))?;
         for (part, what) in [(&recovery.rewind, "rewind"), (&recovery.zero, "zero")] {
             let ids = part.iter().map(|at| at.request);

@@ -1,5 +1,7 @@
 //! One request: its tokens and hashes, and its block table in every group.
 
+use std::ops::Range;
+
 use super::config::HashFunction;
 use crate::blocks::{Author, BlockId, Extra, Source};
 use crate::error::{Error, Result};
@@ -104,6 +106,8 @@ pub(super) struct Request {
     pub extra: Extra,
     pub num_prompt_tokens: u32,
     pub num_computed_tokens: u32,
+    /// The tokens that were computed before the last step, and after it.
+    last_step: Range<u32>,
     /// The boundary where other requests are known to branch off; 0 if there is none.
     pub junction: u32,
     pub life: Life,
@@ -126,6 +130,7 @@ impl Request {
             extra,
             num_prompt_tokens: 0,
             num_computed_tokens: 0,
+            last_step: 0..0,
             junction: 0,
             life: Life::Waits,
             ending: Ending::Start,
@@ -167,9 +172,30 @@ impl Request {
 
     /// Computes one more token if that changes no table, and returns whether it did.
     pub(super) fn decode_quietly(&mut self) -> bool {
-        let is_quiet = self.num_computed_tokens + 1 < self.quiet_until;
-        self.num_computed_tokens += u32::from(is_quiet);
+        let computed = self.num_computed_tokens;
+        let is_quiet = computed + 1 < self.quiet_until;
+        if is_quiet {
+            self.note_step(computed, computed + 1);
+        }
         is_quiet
+    }
+
+    /// Notes a step that computes the tokens from `start` to `end`.
+    pub(super) fn note_step(&mut self, start: u32, end: u32) {
+        self.last_step = start..end;
+        self.num_computed_tokens = end;
+    }
+
+    /// Notes that the last step does not run for this request.
+    pub(super) fn leave_step(&mut self) {
+        self.num_computed_tokens = self.num_computed_tokens.min(self.last_step.start);
+    }
+
+    /// How many of the last step's tokens come after the first `num_tokens` tokens; `None` if the
+    /// step began there or later.
+    pub(super) fn num_drafts_at(&self, num_tokens: u32) -> Option<u32> {
+        let Range { start, end } = self.last_step;
+        (num_tokens > start).then(|| end.saturating_sub(num_tokens))
     }
 
     /// The source of the request's blocks, as its events tell it.
@@ -191,6 +217,15 @@ impl Request {
     pub(super) fn append(&mut self, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);
         self.forget_quiet_steps();
+    }
+
+    /// Takes back the last token, and the hashes after the first `num_hashes`.
+    pub(super) fn drop_last(&mut self, num_hashes: usize) {
+        self.tokens.pop();
+        if self.hashes.len() > num_hashes {
+            self.hashes.truncate(num_hashes);
+            self.chain = None;
+        }
     }
 
     /// Hashes the whole blocks that are not hashed yet.
@@ -240,6 +275,24 @@ impl Request {
             )));
         }
         Ok(())
+    }
+
+    /// Refuses to append a token to a request of which others are still to be computed, or were
+    /// computed as drafts.
+    pub(super) fn check_decode(&self) -> Result<()> {
+        let (computed, known) = (self.num_computed_tokens, self.num_tokens());
+        if computed == known {
+            return Ok(());
+        }
+        let remedy = if computed < known {
+            "allocate the others first"
+        } else {
+            "roll back or extend by the drafts first"
+        };
+        Err(Error::InvalidValue(format!(
+            "request {}: decode, but {computed} of {known} tokens are computed; {remedy}",
+            self.id
+        )))
     }
 
     /// Sets how many tokens are computed. The request keeps its blocks.

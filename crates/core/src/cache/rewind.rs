@@ -162,7 +162,7 @@ impl Core {
 
 /// The first block given back of those that a token at the boundary reads, or that are written
 /// again.
-fn gone(group: &Group, table: &Table, num_tokens: u32) -> Option<usize> {
+pub(super) fn gone(group: &Group, table: &Table, num_tokens: u32) -> Option<usize> {
     let first = first_read(&group.spec, num_tokens).min(num_tokens) / group.block;
     let kept = table.blocks.iter().enumerate().skip(first as usize);
     kept.filter(|(_, block)| **block == NULL_BLOCK)

@@ -9,8 +9,9 @@ impl Cache {
     /// at a block that was given back, because that block is no longer read.
     ///
     /// # Errors
-    /// `UnknownRequest`.
+    /// `UnknownRequest` or `GivenTwice`.
     pub fn num_common_prefix_blocks(&self, ids: &[u64]) -> Result<Vec<u32>> {
+        self.check_distinct(ids.iter().copied())?;
         let mut common: Option<Vec<&[BlockId]>> = None;
         for &id in ids {
             let tables = self.tables(id)?;

@@ -22,13 +22,8 @@ pub(super) struct StateStep<'a> {
     pub saves: bool,
 }
 
-/// The number of blocks that a step takes out of the free queue, as the engine counts them. If the
-/// hit is a state that is only being written in this step, the number is larger than the pool, so
-/// the request has to wait for the next step.
+/// The number of blocks that a step takes out of the free queue, as the engine counts them.
 pub(super) fn needed(core: &Core, step: &StateStep<'_>, table: &Table, hits: &[BlockId]) -> i64 {
-    if hits.last().is_some_and(|&state| core.is_fresh(state)) {
-        return core.more_than_the_pool();
-    }
     let held = table.blocks.len() + hits.len();
     new_blocks(step, table, hits, held) + signed(core.num_evictable(hits))
 }

@@ -39,6 +39,8 @@ pub struct Statistics {
     pub num_allocated_blocks: u64,
     /// Handed-out blocks that a hash could find until then.
     pub num_evicted_blocks: u64,
+    /// Blocks that were findable and were forgotten, because their step never ran.
+    pub num_dropped_blocks: u64,
 }
 
 impl Statistics {

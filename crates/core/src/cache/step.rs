@@ -60,6 +60,38 @@ pub struct Need {
     pub is_waiting: bool,
 }
 
+/// Why a request got nothing, and so what helps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoFit {
+    /// Too few blocks are free.
+    Memory,
+    /// Enough blocks are free, but some of them are kept for requests that run already.
+    Watermark,
+    /// Enough blocks are free, but the caller reserves some of them.
+    Reserved,
+    /// The step would fit, but not the whole request.
+    FullSequence,
+    /// The hit is being written in this step.
+    Unwritten,
+    /// An earlier request of the call has evicted the hit.
+    HitEvicted,
+}
+
+impl NoFit {
+    /// The name that the binding passes on.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Watermark => "watermark",
+            Self::Reserved => "reserved",
+            Self::FullSequence => "full_sequence",
+            Self::Unwritten => "unwritten",
+            Self::HitEvicted => "hit_evicted",
+        }
+    }
+}
+
 /// The blocks that a step handed out. Those of request `i` and group `g` come after those of
 /// request `i` and group `g - 1`, and `counts[i * num_groups + g]` is their number.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -70,6 +102,8 @@ pub struct Allocation {
     pub blocks: Vec<BlockId>,
     /// The number of blocks per request and group.
     pub counts: Vec<u32>,
+    /// Why the first request that did not fit got nothing; `None` if all fit.
+    pub reason: Option<NoFit>,
 }
 
 /// A copy to be made before a step runs.

@@ -21,6 +21,9 @@ impl Cache {
     /// Starts a new step, because the step before has run. The blocks and states that it registered
     /// are now written, and the ends of the copies that were taken for it are freed.
     pub fn start_step(&mut self) {
+        if !self.core.config.follows_vllm {
+            self.core.steps.begin();
+        }
         self.core.fresh.clear();
         self.core.being_written.clear();
         self.core.kept_states.clear();
@@ -28,10 +31,11 @@ impl Cache {
         self.core.pool.free(ends);
     }
 
-    /// Takes the work of a step. Both ends of each copy are held until the next step starts or, if
+    /// Takes the work of a step, which the device is given now. Both ends of each copy are held until the next step starts or, if
     /// `caller_frees`, until the caller frees them.
     pub fn take_work(&mut self, caller_frees: bool) -> Work {
         let core = &mut self.core;
+        core.steps.give();
         let copies: Vec<_> = core.copies.iter_mut().flat_map(std::mem::take).collect();
         let ends = copies.iter().flat_map(|copy| copy.ends());
         if caller_frees {
@@ -79,6 +83,7 @@ impl Cache {
             checkpoints.clear(&mut self.core.pool);
         }
         self.core.pool.clear();
+        self.core.steps.clear();
         self.core.fresh.clear();
         self.core.being_written.clear();
         self.core.log.cleared();

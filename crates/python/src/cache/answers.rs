@@ -2,7 +2,7 @@
 
 use kvbraid_core::blocks::{Author, BlockId};
 use kvbraid_core::cache::{
-    Allocation, BlockCopy, BlockInfo, Checkpoint, KeptState, Starts, Statistics, Work,
+    Allocation, BlockCopy, BlockInfo, Checkpoint, KeptState, NoFit, Starts, Statistics, Work,
 };
 use kvbraid_core::hash::Digest;
 use pyo3::prelude::*;
@@ -14,8 +14,14 @@ use crate::native_bytes::native_bytes;
 /// key.
 pub(super) type BlockTuple<'py> = (u32, Option<(u16, Bound<'py, PyBytes>, u32, Option<u32>)>);
 
-/// The number of requests that fit; block ids and counts as buffers of native 32-bit integers.
-pub(super) type AllocationTuple<'py> = (usize, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+/// The number of requests that fit; block ids and counts as buffers of native 32-bit integers; and
+/// why the next request does not fit.
+pub(super) type AllocationTuple<'py> = (
+    usize,
+    Bound<'py, PyBytes>,
+    Bound<'py, PyBytes>,
+    Option<&'static str>,
+);
 
 /// The hash, the number of tokens, the value, and whether no checkpoint continues from this one.
 pub(super) type CheckpointTuple<'py> = (Bound<'py, PyBytes>, u32, f64, bool);
@@ -30,8 +36,8 @@ pub(super) type WorkTuple = (Vec<(u32, u32)>, Vec<u32>, Vec<StateTuple>);
 type StartsTuple = (u64, u64, u64);
 
 /// First runs, runs after a preemption, and then matches, external tokens, junctions, preemptions,
-/// recoveries, rewound tokens, held blocks, allocated blocks and evicted blocks.
-pub(super) type StatisticsTuple = (StartsTuple, StartsTuple, [u64; 9]);
+/// recoveries, rewound tokens, held blocks, allocated blocks, evicted blocks and dropped blocks.
+pub(super) type StatisticsTuple = (StartsTuple, StartsTuple, [u64; 10]);
 
 pub(super) fn allocation<'py>(
     py: Python<'py>,
@@ -41,6 +47,7 @@ pub(super) fn allocation<'py>(
         done.num_fit,
         native_bytes(py, done.blocks.iter().map(|block| block.0.to_ne_bytes()))?,
         native_bytes(py, done.counts.iter().map(|count| count.to_ne_bytes()))?,
+        done.reason.map(NoFit::name),
     ))
 }
 
@@ -98,6 +105,7 @@ pub(super) fn statistics(counts: Statistics) -> StatisticsTuple {
         num_held_blocks,
         num_allocated_blocks,
         num_evicted_blocks,
+        num_dropped_blocks,
     } = counts;
     let rest = [
         num_matches,
@@ -109,6 +117,7 @@ pub(super) fn statistics(counts: Statistics) -> StatisticsTuple {
         num_held_blocks,
         num_allocated_blocks,
         num_evicted_blocks,
+        num_dropped_blocks,
     ];
     (starts(started), starts(resumed), rest)
 }

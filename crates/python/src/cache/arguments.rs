@@ -5,12 +5,59 @@ use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 
 use super::answers::block_ids;
+use crate::errors::InvalidValueError;
+
+/// The number of a request.
+#[derive(Clone, Copy)]
+pub(super) struct RequestArg(pub u64);
+
+impl FromPyObject<'_, '_> for RequestArg {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+        let number = object.extract().map_err(|_| refused("request", object));
+        number.map(Self)
+    }
+}
+
+/// The numbers of several requests.
+pub(super) struct RequestsArg(pub Vec<u64>);
+
+impl FromPyObject<'_, '_> for RequestsArg {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+        let numbers = object.extract().map_err(|_| refused("requests", object));
+        numbers.map(Self)
+    }
+}
+
+fn refused(name: &str, object: Borrowed<'_, '_, PyAny>) -> PyErr {
+    let shown = object
+        .repr()
+        .map_or_else(|_| "unprintable".to_owned(), |text| text.to_string());
+    let expected = if name == "request" {
+        "the number that add returned"
+    } else {
+        "a list of numbers that add returned"
+    };
+    InvalidValueError::new_err(format!("{name} is {shown:.80}; expected {expected}"))
+}
+
+/// `kvbraid.cache.Match`.
+#[derive(FromPyObject)]
+struct MatchArg {
+    num_tokens: u32,
+    junction: u32,
+}
 
 /// `kvbraid.cache.Need`.
 #[derive(FromPyObject)]
 pub(super) struct NeedArg {
     request: u64,
     num_new_tokens: u32,
+    #[pyo3(attribute("match"))]
+    found: Option<MatchArg>,
     num_hit_tokens: u32,
     junction: Option<u32>,
     num_external_tokens: u32,
@@ -25,12 +72,25 @@ pub(super) struct NeedArg {
 }
 
 impl NeedArg {
-    pub(super) fn decode(self) -> Need {
-        Need {
+    pub(super) fn decode(self) -> PyResult<Need> {
+        let (num_hit_tokens, junction) = match self.found {
+            None => (self.num_hit_tokens, self.junction),
+            Some(found) if self.num_hit_tokens == 0 && self.junction.is_none() => {
+                (found.num_tokens, Some(found.junction))
+            }
+            Some(found) => {
+                return Err(InvalidValueError::new_err(format!(
+                    "request {}: a match of {} tokens, and num_hit_tokens {} or a junction; give \
+                     the match alone, or only what it says",
+                    self.request, found.num_tokens, self.num_hit_tokens
+                )));
+            }
+        };
+        Ok(Need {
             request: self.request,
             num_new_tokens: self.num_new_tokens,
-            num_hit_tokens: self.num_hit_tokens,
-            junction: self.junction,
+            num_hit_tokens,
+            junction,
             num_external_tokens: self.num_external_tokens,
             num_lookahead_tokens: self.num_lookahead_tokens,
             num_in_flight_tokens: self.num_in_flight_tokens,
@@ -40,7 +100,7 @@ impl NeedArg {
             loading_groups: self.loading_groups,
             full_sequence_must_fit: self.full_sequence_must_fit,
             is_waiting: self.is_waiting,
-        }
+        })
     }
 }
 

@@ -116,7 +116,7 @@ impl ConfigArg {
             max_in_flight_tokens: self.max_in_flight_tokens,
             watermark_blocks: self.watermark_blocks,
             num_reprefillable_tokens: self.num_reprefillable_tokens,
-            frees_skipped_when_full: dialect == EngineDialect::VLLM,
+            follows_vllm: dialect == EngineDialect::VLLM,
             partial_junctions: self.partial_junctions,
             // An engine that draws its seed at random brings the hashes itself.
             hash: root.map(|none_hash| HashFunction { algo, none_hash }),

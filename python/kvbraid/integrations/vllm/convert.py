@@ -107,7 +107,7 @@ def cache_config(config: KVCacheConfig, settings: EngineSettings) -> CacheConfig
         # A model without any cache has one block, which is the null block.
         num_blocks=config.num_blocks if groups else max(config.num_blocks, 2),
         group_options=tuple(_options(group.kv_cache_spec, config) for group in groups),
-        caching=settings.caching,
+        caching=settings.caching and bool(config.kv_cache_groups),
         events=settings.events,
         retention=_retention(config, settings),
         max_model_len=settings.max_model_len,

@@ -1,0 +1,130 @@
+//! Requests that give their blocks back: because they are done, or to start over later.
+
+use smallvec::SmallVec;
+
+use super::Cache;
+use super::core::Core;
+use crate::blocks::{Author, BlockId};
+use crate::error::{Error, Result};
+
+impl Cache {
+    /// Gives all blocks of requests back, tails first, and forgets the requests. What they were to
+    /// write in a step that the device was not given is forgotten, and with `step_failed` also what
+    /// it was given.
+    ///
+    /// # Errors
+    /// `UnknownRequest`, `GivenTwice`; `InvalidValue` if another request has adopted what they were
+    /// to write. Then nothing has changed.
+    pub fn release(&mut self, ids: &[u64], step_failed: bool) -> Result<()> {
+        self.leave_step(ids, step_failed)?;
+        for id in ids {
+            if let Some(mut request) = self.requests.remove(id) {
+                self.core.give_back(&mut request);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives all blocks of requests back, as `release` does. The requests stay known, with nothing
+    /// computed.
+    ///
+    /// # Errors
+    /// The same as for `release`.
+    pub fn preempt(&mut self, ids: &[u64], step_failed: bool) -> Result<()> {
+        self.leave_step(ids, step_failed)?;
+        ids.iter().try_for_each(|&id| {
+            self.with(id, |core, request| {
+                core.give_back(request);
+                core.statistics.count_preemption(request);
+                request.roll_back(0);
+                Ok(())
+            })
+        })
+    }
+
+    /// Forgets a request and hands over its blocks, in the order of the groups. The caller frees
+    /// them.
+    ///
+    /// # Errors
+    /// The same as for `release`.
+    pub fn pop_blocks(&mut self, id: u64) -> Result<Vec<BlockId>> {
+        self.leave_step(&[id], false)?;
+        let mut request = self.requests.remove(&id).ok_or(Error::UnknownRequest(id))?;
+        self.core.note_end(&request);
+        self.core.forget_kept_states(id);
+        let blocks: Vec<BlockId> = request.clear_tables().into_iter().flatten().collect();
+        self.core.held.add(blocks.iter().copied());
+        Ok(blocks)
+    }
+
+    fn leave_step(&mut self, ids: &[u64], step_failed: bool) -> Result<()> {
+        self.check_distinct(ids.iter().copied())?;
+        self.check_heirs(ids, step_failed)?;
+        self.drop_unwritten(ids, step_failed);
+        Ok(())
+    }
+
+    /// Refuses unknown requests, and a request that is given twice.
+    pub(super) fn check_distinct(&self, ids: impl Iterator<Item = u64> + Clone) -> Result<()> {
+        let (mut last, mut is_ascending) = (None, true);
+        for id in ids.clone() {
+            self.request(id)?;
+            is_ascending &= last < Some(id);
+            last = Some(id);
+        }
+        if is_ascending {
+            return Ok(()); // As requests run that started in the order in which they arrived.
+        }
+        let mut sorted: SmallVec<[u64; 64]> = ids.collect();
+        sorted.sort_unstable();
+        match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(Error::GivenTwice(pair[0])),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses to take requests out of a step in which another request reads what they were to
+    /// write.
+    pub(super) fn check_heirs(&self, ids: &[u64], step_failed: bool) -> Result<()> {
+        let pool = &self.core.pool;
+        let unwritten = self.core.steps.unwritten(ids, step_failed);
+        let shared: Vec<BlockId> = unwritten
+            .filter(|&(id, block)| self.core.is_author(id, block) && pool.refs(block) > 1)
+            .map(|(_, block)| block)
+            .collect();
+        if shared.is_empty() {
+            return Ok(());
+        }
+        let places = self.requests_of(&shared)?.places;
+        match places.iter().find(|place| !ids.contains(&place.request)) {
+            Some(heir) => Err(Error::InvalidValue(format!(
+                "requests {ids:?} leave the step before it has run, but request {} has adopted \
+                 blocks that they were to write in it; give it back in the same call, or wait \
+                 until the step has run",
+                heir.request
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Forgets what requests that leave the step were to write in it.
+    fn drop_unwritten(&mut self, ids: &[u64], step_failed: bool) {
+        let unwritten: Vec<_> = self.core.steps.unwritten(ids, step_failed).collect();
+        for (id, block) in unwritten {
+            if self.core.is_author(id, block) {
+                self.core.forget(block);
+                self.core.statistics.num_dropped_blocks += 1;
+            }
+            if let Some(request) = self.requests.get_mut(&id) {
+                request.leave_step();
+            }
+        }
+    }
+}
+
+impl Core {
+    /// Whether a block is findable as this request has registered it.
+    fn is_author(&self, request: u64, block: BlockId) -> bool {
+        self.pool.key(block).is_some() && self.pool.author(block) == Author::of(request)
+    }
+}

@@ -1,0 +1,84 @@
+//! Tokens that are taken back: computed ones after drafts were rejected, or known ones.
+
+use super::Cache;
+use super::core::Core;
+use super::group::Kind;
+use super::request::Request;
+use super::rewind::gone;
+use crate::error::{Error, Result};
+
+impl Cache {
+    /// Sets how many tokens are computed, after drafts were rejected. The request keeps its blocks.
+    ///
+    /// # Errors
+    /// `UnknownRequest`; `InvalidValue` for more than were computed; `NoWayBack` if the request
+    /// cannot go on from there, because a window or chunk has given back a block that is read, or a
+    /// state has moved on by more than the drafts that it keeps.
+    pub fn roll_back(&mut self, id: u64, num_computed_tokens: u32) -> Result<()> {
+        self.with(id, |core, request| {
+            core.check_roll_back(request, num_computed_tokens)?;
+            request.roll_back(num_computed_tokens);
+            Ok(())
+        })
+    }
+
+    /// Forgets the tokens of a request from `num_tokens` on, and the hashes that cover them.
+    ///
+    /// # Errors
+    /// `UnknownRequest`; `InvalidValue` if the prompt or a findable block would be cut.
+    pub fn truncate(&mut self, id: u64, num_tokens: u32) -> Result<()> {
+        self.with(id, |core, request| {
+            let least = request
+                .num_prompt_tokens
+                .max(core.num_findable_tokens(request));
+            let most = request.num_tokens();
+            if !(least..=most).contains(&num_tokens) {
+                return Err(Error::InvalidValue(format!(
+                    "request {id}: truncate to {num_tokens} of {most} tokens; {least} are its \
+                     prompt or findable by others: preempt it to start over"
+                )));
+            }
+            request.truncate(num_tokens, core.hash_blocks());
+            Ok(())
+        })
+    }
+}
+
+impl Core {
+    fn check_roll_back(&self, request: &Request, num_tokens: u32) -> Result<()> {
+        let computed = request.num_computed_tokens;
+        if num_tokens > computed {
+            return Err(Error::InvalidValue(format!(
+                "request {}: roll back to {num_tokens} tokens, {computed} are computed",
+                request.id
+            )));
+        }
+        // vLLM's own scheduler answers for what it takes back.
+        if num_tokens == computed || self.config.follows_vllm {
+            return Ok(());
+        }
+        for (group, table) in self.groups.iter().zip(request.tables()) {
+            let what = match group.kind {
+                Kind::State { speculative } => {
+                    let drafts = request.num_drafts_at(num_tokens);
+                    let is_kept = drafts.is_some_and(|drafts| drafts <= speculative);
+                    (!is_kept).then(|| "its state has moved on".to_owned())
+                }
+                Kind::Full | Kind::Window { .. } | Kind::Chunk { .. } => {
+                    gone(group, table, num_tokens)
+                        .map(|at| format!("its block {at} was given back"))
+                }
+                Kind::Cross | Kind::Ring | Kind::Nothing => None,
+            };
+            if let Some(what) = what {
+                return Err(Error::NoWayBack {
+                    request: request.id,
+                    group: group.index,
+                    num_tokens,
+                    what,
+                });
+            }
+        }
+        Ok(())
+    }
+}
