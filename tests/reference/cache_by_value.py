@@ -187,6 +187,7 @@ class ByValueModel(CacheModel):
         self._pool.free = freed[::-1] + others
 
     def pop_blocks(self, request: int) -> list[int]:
+        self._leave_step([request], step_failed=False)
         self._ended(request)
         return super().pop_blocks(request)
 

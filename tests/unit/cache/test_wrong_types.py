@@ -100,7 +100,7 @@ CONFIGS: Final[dict[str, tuple[Callable[[], object], str]]] = {
     ),
     "a group's block": (lambda: GroupSpec(kind=FULL, block_size="16"), "block_size is '16'"),  # type: ignore[arg-type]
     "a topology's groups": (
-        lambda: Topology(groups=({},)),
+        lambda: Topology(groups=(NOTHING,)),
         r"groups\[0\] is {}; expected Group",
     ),
     "no groups in a list": (lambda: Topology(groups=full(4)), "expected tuple or list"),  # type: ignore[arg-type]
