@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import CliRunner
 from kvbraid.cli import cli
@@ -17,7 +18,7 @@ from kvbraid.events.model import AllBlocksCleared
 from kvbraid.events.wire import encode_batch
 from kvbraid.ids import PodState
 from kvbraid.service.answers import PodRow, PodsAnswer
-from kvbraid.service.client import Client, read_tokens
+from kvbraid.service.client import Client, read_request
 from kvbraid.service.publisher import Publisher
 from kvbraid.service.tail import source_of, sources_of, tail
 
@@ -155,15 +156,58 @@ def test_tokens_that_are_none_are_refused(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "tokens"
     path.write_bytes(text)
     with pytest.raises(InvalidValueError, match="tokens: "):
-        read_tokens(str(path))
+        read_request(str(path), {"model": "m"})
 
 
 def test_tokens_of_64_bits_are_read_as_such(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_bytes(b"[1, 4294967295]")
-    assert read_tokens(str(path)) == (array("I", [1, 2**32 - 1]).tobytes(), 4)
+    tokens, _ = read_request(str(path), {"model": "m"})
+    assert tokens == (array("I", [1, 2**32 - 1]).tobytes(), 4)
     path.write_bytes(b"[1, 4294967296]")
-    assert read_tokens(str(path)) == (array("Q", [1, 2**32]).tobytes(), 8)
+    tokens, _ = read_request(str(path), {"model": "m"})
+    assert tokens == (array("Q", [1, 2**32]).tobytes(), 8)
+
+
+BODY = {
+    "model": "m", "token_ids": [1, 2, 3], "cache_salt": "s", "lora": None, "pods": ["pod-0"],
+    "tiers": ["gpu"], "extra_keys": [{"identifier": "i", "offset": 1, "length": 1}],
+}  # fmt: skip
+
+
+def test_a_whole_request_is_asked_as_the_api_takes_it(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps(BODY))
+    answer = json.loads(run("score", str(path), "--url", url, "--json"))
+    assert answer == httpx.post(f"{url}/v1/score", json=BODY).json()
+    assert (answer["num_tokens"], list(answer["pods"][0]["tiers"])) == (3, ["gpu"])
+    assert "pod-0" in run("explain", str(path), "--url", url)
+
+
+def test_options_replace_the_fields_of_a_whole_request(tmp_path: Path) -> None:
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps(BODY))
+    tokens, query = read_request(str(path), {"model": "other", "pods": (), "lora": "l"})
+    assert tokens.data == array("I", [1, 2, 3]).tobytes()
+    assert (query["model"], query["pods"], query["lora"]) == ("other", ["pod-0"], "l")
+    assert query["cache_salt"] == "s"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1]", r"has no model; give --model, or the body of a request with its `model`"),
+        ('{"token_ids": [1]}', r"not the body of a request \(.*`model`"),
+        ('{"model": "m", "tokens": [1]}', r"not the body of a request \(.*`tokens`"),
+        ('{"model": "m", "token_ids": [1', r"not the body of a request"),
+        ('{"model": "m", "token_ids": [18446744073709551616]}', r"not a"),
+    ],
+)
+def test_what_is_no_request_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "request.json"
+    path.write_text(text)
+    with pytest.raises(InvalidValueError, match=message):
+        read_request(str(path), {})
 
 
 def test_a_server_that_is_not_kvbraid_is_said_so(url: str) -> None:

@@ -73,7 +73,8 @@ def _request(command: Command) -> Command:
     for option in (
         click.argument("tokens", default="-"),
         click.option(
-            "--model", type=TEXT, required=True, help="Model that the pods serve."
+            "--model", type=TEXT,
+            help="Model that the pods serve; needed unless TOKENS is a whole request.",
         ),
         click.option("--lora", type=TEXT, help="LoRA adapter of the request."),
         click.option("--cache-salt", type=TEXT, help="Cache salt of the request."),
@@ -119,18 +120,22 @@ def serve(config: Path | None, **flags: str | int | bool | tuple[str, ...] | Non
 @cli.command()
 @_request
 @click.option(
-    "--strategy", type=click.Choice(["exact", "weighted_blocks"]), default="exact",
-    show_default=True, help="How `score` is computed.",
+    "--strategy", type=click.Choice(["exact", "weighted_blocks"]),
+    help="How `score` is computed.  [default: exact]",
 )  # fmt: skip
 @_json
 @_url
 def score(tokens: str, url: str, *, as_json: bool, **query: Any) -> None:  # noqa: ANN401
-    """Show how much of TOKENS each pod can reuse: a file (JSON list, raw uint32), - for stdin."""
+    """Show how much of TOKENS each pod can reuse.
+
+    TOKENS is a file, or - for stdin: a JSON list, raw uint32, or the body of POST /v1/score, of
+    which options replace fields.
+    """
     from kvbraid.report.answers import show_scores
-    from kvbraid.service.client import Client, read_tokens, to_json
+    from kvbraid.service.client import Client, read_request, to_json
 
     with Client(url) as client:
-        answer = client.score(read_tokens(tokens), query)
+        answer = client.score(*read_request(tokens, query))
     _print(answer, to_json if as_json else None, show_scores)
 
 
@@ -139,12 +144,15 @@ def score(tokens: str, url: str, *, as_json: bool, **query: Any) -> None:  # noq
 @_json
 @_url
 def explain(tokens: str, url: str, *, as_json: bool, **query: Any) -> None:  # noqa: ANN401
-    """Draw which blocks of TOKENS each pod and group holds, and which group ends the prefix."""
+    """Draw which blocks of TOKENS each pod and group holds, and which group ends the prefix.
+
+    TOKENS is what `kvbraid score` takes.
+    """
     from kvbraid.report.answers import show_explanation
-    from kvbraid.service.client import Client, read_tokens, to_json
+    from kvbraid.service.client import Client, read_request, to_json
 
     with Client(url) as client:
-        answer = client.explain(read_tokens(tokens), query)
+        answer = client.explain(*read_request(tokens, query))
     _print(answer, to_json if as_json else None, show_explanation)
 
 
@@ -251,7 +259,9 @@ def replay(
 
 
 @cli.command()
-@click.option("--serve", "keep", is_flag=True, help="Keep the server and the engines running.")
+@click.option(
+    "--serve", "keep", is_flag=True, help="Go on afterwards, with slow traffic, until Ctrl-C."
+)
 @click.option("--requests", type=click.IntRange(1), default=200, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
 def demo(*, keep: bool, requests: int, seed: int) -> None:

@@ -13,11 +13,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from kvbraid.errors import counted
 from kvbraid.report.console import stdout
 from kvbraid.sim.fleet.driver import Outcome, PodTally, totals
 from kvbraid.spec import GroupSpec, Topology
 
 _NUM_PLAIN_LINES: Final = 10
+_REQUESTS_A_LINE: Final = 20  # Where the traffic has no end.
 _PAUSE_S: Final = 0.05  # After each request on a terminal: people can then read the table.
 _COLUMNS: Final = (
     "pod",
@@ -32,14 +34,19 @@ _COLUMNS: Final = (
 )
 
 
-def watch(outcomes: Iterable[Outcome], tallies: Collection[PodTally], num_requests: int) -> None:
-    """Show outcomes as they come; the last table stays on the screen, even after an interrupt."""
+def watch(
+    outcomes: Iterable[Outcome], tallies: Collection[PodTally], num_requests: int | None
+) -> None:
+    """Show outcomes as they come; the last table stays on the screen, even after an interrupt.
+
+    The requests of the tallies count as shown already. Without `num_requests` there is no end.
+    """
     console = stdout()
     display = Display(console, tallies, num_requests=num_requests)
-    number = 0
+    number = before = sum(tally.requests for tally in tallies)
     try:
         with display:
-            for number, outcome in enumerate(outcomes, start=1):
+            for number, outcome in enumerate(outcomes, start=before + 1):
                 display.show(number, outcome)
     finally:
         console.print(display.table(number))
@@ -49,7 +56,7 @@ class Display:
     """Shows progress while its context lasts; `console` decides whether there is a terminal."""
 
     def __init__(
-        self, console: Console, tallies: Collection[PodTally], *, num_requests: int
+        self, console: Console, tallies: Collection[PodTally], *, num_requests: int | None
     ) -> None:
         self.is_live = console.is_terminal
         self._console = console
@@ -62,18 +69,18 @@ class Display:
         if self.is_live:
             self._live.update(self.table(number, outcome), refresh=True)
             time.sleep(_PAUSE_S)
-        elif number % max(1, self._num_requests // _NUM_PLAIN_LINES) == 0:
+        elif number % self._requests_a_line() == 0:
             exact, wrong, early, predicted, true = totals(self._tallies)
             self._console.print(
-                f"{number}/{self._num_requests} requests: {exact} exact, {wrong} wrong, "
-                f"{early} early; predicted {predicted} and true {true} tokens",
+                f"{self._progress(number)}: {exact} exact, {wrong} wrong, {early} early (not "
+                f"judged); predicted {predicted} tokens, reused {true}",
                 soft_wrap=True,
             )
 
     def table(self, number: int, outcome: Outcome | None = None) -> Group:
         """Lay out all pods and the request that was just served, in at most 80 columns."""
         messages = sum(tally.messages for tally in self._tallies)
-        title = f"{number} of {self._num_requests} requests, {messages} messages"
+        title = f"{self._progress(number)}, {counted(messages, 'message')}"
         table = Table(title=title, box=None, padding=(0, 1, 0, 0))
         for column in _COLUMNS:
             table.add_column(column, justify="left" if column in _COLUMNS[:2] else "right")
@@ -83,6 +90,16 @@ class Display:
         legend = [f"{m}: {describe_groups(p.topology)}" for m, p in presets.items()]
         last = [] if outcome is None else [_sentence(outcome)]
         return Group(table, *map(Text, [*legend, *last]))
+
+    def _progress(self, number: int) -> str:
+        if self._num_requests is None:
+            return counted(number, "request")
+        return f"{number:,} of {counted(self._num_requests, 'request')}"
+
+    def _requests_a_line(self) -> int:
+        if self._num_requests is None:
+            return _REQUESTS_A_LINE
+        return max(1, self._num_requests // _NUM_PLAIN_LINES)
 
     def __enter__(self) -> Self:
         if self.is_live:
@@ -129,7 +146,8 @@ def _cells(tally: PodTally) -> list[str]:
 
 def _sentence(outcome: Outcome) -> str:
     bound = "" if outcome.lower == outcome.upper else f" to {outcome.upper}"
-    verdict = "exact" if outcome.is_exact else "early" if outcome.is_early else "WRONG"
+    early = "asked before all messages had arrived, not judged"
+    verdict = "exact" if outcome.is_exact else early if outcome.is_early else "WRONG"
     return (
         f"{outcome.num_tokens} tokens to {outcome.pod}: predicted {outcome.lower}{bound}, "
         f"reused {outcome.true}: {verdict}"

@@ -15,7 +15,7 @@ import msgspec
 
 from kvbraid.errors import InvalidValueError, ServiceError
 from kvbraid.service.answers import ErrorAnswer, ExplainAnswer, PodsAnswer, ScoreAnswer
-from kvbraid.service.requests import OCTET_STREAM
+from kvbraid.service.requests import OCTET_STREAM, ScoreBody
 
 DEFAULT_URL: Final = "http://127.0.0.1:8090"
 
@@ -108,35 +108,83 @@ class Client:
             raise ServiceError(msg) from None
 
 
-def read_tokens(source: str) -> Tokens:
-    """Read token ids from a file, or from stdin for `-`.
+def read_request(source: str, query: Query) -> tuple[Tokens, Query]:
+    """Read a request from a file, or from stdin for `-`: token ids, or the body of POST /v1/score.
 
-    A JSON list of integers below 2**64 is converted; anything else must be raw little-endian
-    uint32.
+    Token ids are a JSON list of integers below 2**64, or raw little-endian uint32. Where both
+    `query` and a body have a field, `query` decides.
 
     Raises:
-        InvalidValueError: It cannot be read, or is neither.
+        InvalidValueError: It cannot be read, it is neither, or nobody says which model.
     """
+    data = _read(source)
+    fields: dict[str, str | Sequence[str] | None] = {}
+    if data.lstrip()[:1] == b"{":
+        body = _body(source, data)
+        fields = {
+            "model": body.model,
+            "lora": body.lora,
+            "cache_salt": body.cache_salt,
+            "extra_key": body.extra_key,
+            "extra_keys": _media(body),
+            "pods": body.pods,
+            "tiers": None if body.tiers is None else [tier.value for tier in body.tiers],
+            "strategy": body.strategy,
+        }
+        tokens = _as_bytes(source, body.token_ids)
+    else:
+        tokens = _tokens(source, data)
+    fields |= {name: value for name, value in query.items() if value}
+    if not fields.get("model"):
+        msg = f"{source} has no model; give --model, or the body of a request with its `model`"
+        raise InvalidValueError(msg)
+    return tokens, fields
+
+
+def _read(source: str) -> bytes:
     try:
-        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+        return sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     except OSError as error:
         msg = f"{source}: {error.strerror}; give a file of token ids, or - for stdin"
         raise InvalidValueError(msg) from None
+
+
+def _body(source: str, data: bytes) -> ScoreBody:
+    try:
+        return msgspec.json.decode(data, type=ScoreBody)
+    except msgspec.DecodeError as error:
+        msg = f"{source}: not the body of a request ({error}); see POST /v1/score"
+        raise InvalidValueError(msg) from None
+
+
+def _media(body: ScoreBody) -> str | None:
+    """Media items as the query has them: one JSON text."""
+    return None if body.extra_keys is None else msgspec.json.encode(body.extra_keys).decode()
+
+
+def _tokens(source: str, data: bytes) -> Tokens:
     text = data.strip()
     if text.startswith(b"[") and text.endswith(b"]"):
         try:
-            numbers = msgspec.json.decode(text, type=list[int])
-            tokens = array("Q" if max(numbers, default=0) >= 1 << 32 else "I", numbers)
-        except (msgspec.DecodeError, OverflowError) as error:
+            return _as_bytes(source, msgspec.json.decode(text, type=list[int]))
+        except msgspec.DecodeError as error:
             msg = f"{source}: not a JSON list of token ids ({error})"
             raise InvalidValueError(msg) from None
-        if sys.byteorder == "big":
-            tokens.byteswap()
-        return Tokens(tokens.tobytes(), tokens.itemsize)
     if not data or len(data) % _TOKEN_BYTES:
-        msg = f"{source}: {len(data)} bytes are neither a JSON list nor whole uint32 token ids"
+        msg = f"{source}: {len(data)} bytes are neither JSON nor whole uint32 token ids"
         raise InvalidValueError(msg)
     return Tokens(data)
+
+
+def _as_bytes(source: str, numbers: Sequence[int]) -> Tokens:
+    try:
+        tokens = array("Q" if max(numbers, default=0) >= 1 << 32 else "I", numbers)
+    except OverflowError as error:
+        msg = f"{source}: not a JSON list of token ids ({error})"
+        raise InvalidValueError(msg) from None
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return Tokens(tokens.tobytes(), tokens.itemsize)
 
 
 def to_json(answer: msgspec.Struct) -> str:

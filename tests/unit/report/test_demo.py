@@ -36,7 +36,7 @@ def test_the_display_shows_pods_and_progress_on_either_kind_of_output(is_termina
             display.show(number, outcome)
     text = out.getvalue()
     assert ("qwen3-next-1" in text) == is_terminal
-    assert ("10/10 requests: 9 exact, 0 wrong, 1 early" in text) != is_terminal
+    assert ("10 of 10 requests: 9 exact, 0 wrong, 1 early (not judged)" in text) != is_terminal
 
 
 def test_the_last_table_stays_also_when_the_demo_is_interrupted(

@@ -7,9 +7,10 @@ Ctrl-C or an error. The last line of output is the verdict as JSON.
 import json
 import sys
 import tempfile
-import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -29,28 +30,32 @@ FLEET: Final = (
 )
 """The pods and their models. Routing needs two pods per model; two models show two hybrids."""
 
-Watch: TypeAlias = Callable[[Iterable[Outcome], Collection[PodTally], int], None]
-"""Shows outcomes as they come, given the pods' tallies and the number of requests."""
+Watch: TypeAlias = Callable[[Iterable[Outcome], Collection[PodTally], int | None], None]
+"""Shows outcomes as they come, given the pods' tallies and how many will come (None: no end)."""
 
-_MIN_SETTLED_SHARE: Final = 0.8
+_MIN_JUDGED_SHARE: Final = 0.8
+_PAUSE_S: Final = 0.5  # Before each request of the traffic that goes on: people can follow it.
 _INTERRUPTED: Final = 130
 
 
 def run_demo(*, serve: bool, requests: int, seed: int, watch: Watch) -> int:
     """Run the demo and return its exit status: 0 if no prediction was wrong. `watch` shows it.
 
-    With `serve`, the server and its engines keep running after the workload until Ctrl-C.
-    Raises InvalidValueError if there are no requests, ServiceError if a process fails.
+    With `serve`, the server and its engines keep running after the workload until Ctrl-C, and a
+    request goes to one of them now and then. Raises ServiceError if a process fails.
     """
     models = sorted({model for _, model in FLEET})
-    workload = list(shared_prefix_workload(models, requests=requests, seed=seed))
+    workload = shared_prefix_workload(models, seed=seed)
     tallies: list[PodTally] = []
     with handled_interrupts() as interrupts, ExitStack() as stack, suppress(KeyboardInterrupt):
         driver, url = _start_fleet(stack, interrupts)
         tallies.extend(driver.tallies.values())
-        watch(_outcomes(driver, workload), tallies, len(workload))
+        checked = list(islice(workload, requests))
+        watch(_outcomes(driver, checked), tallies, requests)
         if serve:
-            _keep_serving(url, workload[-1])
+            _say(_judged(tallies))
+            with _explained(url, checked[-1]):
+                watch(driver.play(_slowly(workload)), tallies, None)
     return _verdict(tallies, num_expected=requests)
 
 
@@ -72,22 +77,48 @@ def _outcomes(driver: Driver, workload: Sequence[WorkRequest]) -> Iterator[Outco
     driver.settle()
 
 
-def _keep_serving(url: str, request: WorkRequest) -> None:
-    """Print how to query the server, and wait for an interrupt."""
+def _slowly(requests: Iterable[WorkRequest]) -> Iterator[WorkRequest]:
+    for request in requests:
+        time.sleep(_PAUSE_S)
+        yield request
+
+
+@contextmanager
+def _explained(url: str, request: WorkRequest) -> Iterator[None]:
+    """Say how to look at the running fleet; the file with the request is there meanwhile."""
     body = {"model": request.model, "token_ids": request.prompt}
     with tempfile.TemporaryDirectory(prefix="kvbraid-demo-") as folder:
         path = Path(folder, "request.json")
         path.write_text(json.dumps(body), encoding="utf-8")
         _say(
-            f"Serving at {url} until Ctrl-C. Ask about the last request:\n"
-            f"  curl -s {url}/v1/score -H 'content-type: application/json' -d @{path}"
+            f"\nServing at {url} until Ctrl-C, with two requests a second. In another terminal:\n"
+            f"  export KVBRAID_URL={url}\n"
+            "  kvbraid tail                  # events, as the engines publish them\n"
+            "  kvbraid pods                  # what is known of each engine\n"
+            f"  kvbraid score {path}    # what each could reuse of a request\n"
+            f"  kvbraid explain {path}  # and why\n"
+            f"  curl -s {url}/v1/score -H 'content-type: application/json' -d @{path}\n"
         )
-        threading.Event().wait()
+        yield
+
+
+def _judged(tallies: Sequence[PodTally]) -> str:
+    exact, wrong, early, predicted, true = totals(tallies)
+    not_judged = (
+        f" {early} more were made on purpose before the engines' last messages had arrived, and "
+        "are not judged."
+        if early
+        else ""
+    )
+    return (
+        f"{exact} of {exact + wrong} predictions exact, {wrong} wrong: predicted {predicted} "
+        f"tokens, reused {true}.{not_judged}"
+    )
 
 
 def _verdict(tallies: Sequence[PodTally], *, num_expected: int) -> int:
     """Write the verdict as the last line; return the exit status."""
-    exact, wrong, early, predicted, true = totals(tallies)
+    exact, wrong, early, _, _ = totals(tallies)
     num_requests = exact + wrong + early
     verdict = {
         "requests": num_requests,
@@ -96,13 +127,10 @@ def _verdict(tallies: Sequence[PodTally], *, num_expected: int) -> int:
         "pods": len(tallies),
         "messages": sum(tally.messages for tally in tallies),
     }
-    _say(
-        f"{exact} of {exact + wrong} settled predictions exact, {wrong} wrong, {early} made "
-        f"early; predicted {predicted} tokens, reused {true}\n{json.dumps(verdict)}"
-    )
+    _say(f"{_judged(tallies)}\n{json.dumps(verdict)}")
     if num_requests < num_expected:
         return _INTERRUPTED
-    return int(wrong > 0 or exact + wrong < _MIN_SETTLED_SHARE * num_requests)
+    return int(wrong > 0 or exact + wrong < _MIN_JUDGED_SHARE * num_requests)
 
 
 def _say(text: str) -> None:

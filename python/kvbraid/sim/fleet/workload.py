@@ -50,15 +50,15 @@ class _Session:
 
 
 def shared_prefix_workload(
-    models: Sequence[str], *, requests: int, seed: int, shape: WorkloadShape | None = None
+    models: Sequence[str], *, seed: int, shape: WorkloadShape | None = None
 ) -> Iterator[WorkRequest]:
-    """Yield the requests in order.
+    """Yield requests in order, for ever.
 
-    Raises InvalidValueError if there is no model, or no request to make.
+    Raises InvalidValueError if there is no model.
     """
-    if requests < 1 or not models:
-        raise InvalidValueError(f"{requests} requests for models {models!r}; give at least one")
-    yield from _Generator(models, shape or WorkloadShape(), random.Random(seed)).take(requests)  # noqa: S311
+    if not models:
+        raise InvalidValueError("no model to make requests for; give at least one")
+    yield from _Generator(models, shape or WorkloadShape(), random.Random(seed)).requests()  # noqa: S311
 
 
 class _Generator:
@@ -72,8 +72,8 @@ class _Generator:
         ranks = range(1, shape.num_system_prompts + 1)
         self._weights = [rank**-shape.zipf_exponent for rank in ranks]
 
-    def take(self, requests: int) -> Iterator[WorkRequest]:
-        for _ in range(requests):
+    def requests(self) -> Iterator[WorkRequest]:
+        while True:
             session = self._next_session()
             prompt = (*session.history, *self._tokens(self._shape.turn_tokens))
             outputs = self._tokens(self._shape.output_tokens)
