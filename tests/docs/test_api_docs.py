@@ -8,7 +8,7 @@ import pytest
 from kvbraid.service.answers import ExplainGroup, ExplainRow, PodRow, ScoreAnswer
 from kvbraid.service.config import Limits, PodBody, read_fleet_file
 from kvbraid.service.errors import ERRORS
-from kvbraid.service.requests import ScoreBody
+from kvbraid.service.requests import RoutedBody, ScoreBody
 from kvbraid.service.routes import ROUTES
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
@@ -41,6 +41,7 @@ def test_the_limits_are_the_defaults() -> None:
     [
         ("Score and explain", ScoreBody),
         ("Score and explain", ExplainGroup),
+        ("Routed requests", RoutedBody),
         ("Pods", PodBody),
         ("Pods", PodRow),
     ],

@@ -50,6 +50,7 @@ class FakeIndex:
     engines: dict[str, EngineProfile] = field(default_factory=dict)
     states: dict[str, PodState] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
+    told: list[tuple[str, int, Request, list[int]]] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
     hold: threading.Event | None = None
     held: threading.Event = field(default_factory=threading.Event)
@@ -96,6 +97,14 @@ class FakeIndex:
 
     def try_score(self, request: Request) -> FakeScores | None:
         return None if self.is_busy else self.score(request)
+
+    def routed(
+        self, pod: PodId, request: Request, produced: Sequence[int], *, dp_rank: int = 0
+    ) -> None:
+        model, dp_size = self.registered[pod]
+        if model != request.model or dp_rank >= dp_size:
+            raise UnknownError(f"no rank {dp_rank} of pod {pod} serves {request.model}")
+        self.told.append((pod, dp_rank, request, list(produced)))
 
     def explain(self, request: Request) -> FakeExplanation:
         group = SimpleNamespace(

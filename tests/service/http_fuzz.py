@@ -24,13 +24,14 @@ from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.service.access import Access
 from kvbraid.service.app import Application
 from kvbraid.service.config import Limits, PodBody, ServerOptions
 from kvbraid.service.errors import ERRORS
 from kvbraid.service.registry import Service
-from kvbraid.service.requests import MediaBody, ScoreBody
+from kvbraid.service.requests import MediaBody, RoutedBody, ScoreBody
 from kvbraid.service.routes import ROUTES
 from kvbraid.spec import SpecKind
 
@@ -92,7 +93,7 @@ class Draw:
             body = bytes(self.below(256) for _ in range(4 * self.below(20) + self.below(2)))
             headers.append("content-type: application/octet-stream")
         elif route.body is not None:
-            body = self._json(ScoreBody if route.raw_tokens else PodBody)
+            body = self._json(route.body)
         headers += self._headers()
         if self.chance() < 0.15:
             headers.append("transfer-encoding: chunked")
@@ -127,12 +128,16 @@ class Draw:
                 )
         return self.among(("&", ";", "&&")).join(parts)
 
-    def _json(self, kind: type[ScoreBody] | type[PodBody]) -> bytes:
-        body: dict[str, Any] = (
-            {"model": "m", "token_ids": [self.below(9) for _ in range(self.below(70))]}
-            if kind is ScoreBody
-            else {"model": "m", "endpoint": f"tcp://h:{1 + self.below(9)}"}
-        )
+    def _json(self, kind: type[msgspec.Struct]) -> bytes:
+        tokens = [self.below(9) for _ in range(self.below(70))]
+        bodies: dict[type[msgspec.Struct], dict[str, Any]] = {
+            ScoreBody: {"model": "m", "token_ids": tokens},
+            PodBody: {"model": "m", "endpoint": f"tcp://h:{1 + self.below(9)}"},
+            RoutedBody: {
+                "model": "m", "pod": self.among(PODS), "token_ids": tokens, "produced": tokens[:9],
+            },
+        }  # fmt: skip
+        body = bodies[kind]
         for name in kind.__struct_fields__:
             if self.chance() < 0.15:
                 body[name] = self._plausible(name)
@@ -159,6 +164,7 @@ class Draw:
             ],
             "topology": {"groups": [group] * self.below(3), "hash_block_size": self._number()},
             "dp_size": self.below(10),
+            "dp_rank": self.below(3),
             "loras": {"l": "/l"},
             "model_config": {"model_type": "llama4_text", "num_hidden_layers": self._number()},
             "bind": self.chance() < 0.5,

@@ -98,15 +98,15 @@ def _request(command: Command) -> Command:
 )
 @click.option(
     "--token", type=TEXT, cls=_Secret, envvar="KVBRAID_TOKEN",
-    help="Bearer token that PUT and DELETE need.",
+    help="Bearer token that changes (PUT, DELETE, POST /v1/routed) need.",
 )  # fmt: skip
 @click.option(
     "--allow-registration", is_flag=True, default=None,
-    help="Allow PUT and DELETE without a token on an address that others can reach.",
+    help="Allow changes without a token on an address that others can reach.",
 )  # fmt: skip
 @click.option(
     "--allow-host", "allow_hosts", type=TEXT, multiple=True,
-    help="Another host name that PUT and DELETE on 127.0.0.1 may use; may be repeated.",
+    help="Another host name that changes on 127.0.0.1 may use; may be repeated.",
 )  # fmt: skip
 def serve(config: Path | None, **flags: str | int | bool | tuple[str, ...] | None) -> None:
     """Follow engines and answer over HTTP, until SIGTERM or Ctrl-C."""

@@ -213,7 +213,11 @@ class FleetIndex:
             UnknownError: The pod or rank is not registered, or serves another model.
             InvalidValueError: A token id does not exist.
         """
-        self._core.routed(pod, dp_rank, request, request.token_ids, produced)
+        try:
+            self._core.routed(pod, dp_rank, request, request.token_ids, produced)
+        except _NOT_TAKEN:
+            refuse_request(request)
+            raise
 
     def score(self, request: Request) -> Scores:
         """Say what every rank of the model could reuse. May place undecided hashes for good.

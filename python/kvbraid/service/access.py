@@ -55,7 +55,10 @@ class Access:
                 raise RefusalError("unauthorized", "the bearer token is missing or wrong")
             return
         if not self.changes_allowed:
-            raise RefusalError("registration_off", "PUT and DELETE are off on this address")
+            raise RefusalError(
+                "registration_off",
+                "changes (PUT, DELETE, POST /v1/routed) are off on this address",
+            )
         if self.hosts is not None:
             self._check_name("host", host)
             if origin is not None:

@@ -109,7 +109,7 @@ class PodsAnswer(msgspec.Struct, frozen=True):
 
 
 class PodChange(msgspec.Struct, frozen=True):
-    """Answer of PUT and DELETE: created, unchanged, replaced or removed."""
+    """Answer of PUT and DELETE (created, unchanged, replaced, removed) and of routed (noted)."""
 
     pod: str
     status: str

@@ -56,6 +56,11 @@ class Index(Protocol):
     def try_score(self, request: Request) -> Scores | None:
         """As `score`, but None if another thread has the index."""
 
+    def routed(
+        self, pod: PodId, request: Request, produced: Sequence[int], *, dp_rank: int = 0
+    ) -> None:
+        """Note that a request was sent to a rank, and that these tokens came back."""
+
     def explain(self, request: Request) -> Explanation:
         """Give the reasons of each pod's answer."""
 

@@ -1,12 +1,12 @@
-"""Bytes of a score or explain request to a `Request`: JSON, or raw token ids with a query.
+"""Bytes of a request to a `Request`: JSON, or raw token ids with a query.
 
-Only `parse_score_request` reads a request, so its cost is the cost of reading. This module does
-not check whether the model exists.
+Only `parse_score_request` and `parse_routed` read requests, so their cost is the cost of reading.
+This module does not check whether the model exists.
 """
 
 from array import array
 from collections.abc import Sequence
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
@@ -40,14 +40,19 @@ class MediaBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _Media: TypeAlias = list[MediaBody] | None
 
 
-class RequestFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """All fields of a request except its tokens; null means the same as absent."""
+class PromptFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a prompt is besides its tokens; null means the same as absent."""
 
     model: str
     lora: str | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
     extra_keys: _Media = None
+
+
+class RequestFields(PromptFields, kw_only=True):
+    """All fields of a request except its tokens; null means the same as absent."""
+
     pods: list[str] | None = None
     tiers: list[Tier] | None = None
     strategy: Strategy | None = None
@@ -65,7 +70,27 @@ class ScoreBody(RequestFields, kw_only=True):
     token_ids: list[_Token]
 
 
-_JSON: Final = msgspec.json.Decoder(ScoreBody)
+class RoutedBody(PromptFields, kw_only=True):
+    """The JSON body of POST /v1/routed: a prompt, the rank that got it, and what came back."""
+
+    pod: str
+    dp_rank: _Offset = 0
+    token_ids: list[_Token]
+    produced: list[_Token]
+
+
+class Routed(NamedTuple):
+    """A request that a rank was sent, and the token ids that it produced."""
+
+    pod: str
+    dp_rank: int
+    request: Request
+    produced: memoryview
+
+
+_Body = TypeVar("_Body", ScoreBody, RoutedBody)
+_SCORE: Final = msgspec.json.Decoder(ScoreBody)
+_ROUTED: Final = msgspec.json.Decoder(RoutedBody)
 _MEDIA: Final[msgspec.json.Decoder[_Media]] = msgspec.json.Decoder(_Media)
 _LISTS: Final = frozenset({"pods", "tiers"})
 
@@ -85,12 +110,12 @@ def parse_score_request(
     Raises:
         RefusalError: `malformed_body` or `too_many_tokens`.
     """
+    fields: RequestFields
     if content_type.startswith(OCTET_STREAM):
         fields, tokens = _raw_fields(body, query)
     else:
-        fields, tokens = _json_fields(body)
-    if len(tokens) > max_tokens:
-        raise RefusalError("too_many_tokens", f"{len(tokens)} tokens; limit {max_tokens}")
+        fields, tokens = _json_fields(body, _SCORE)
+    _check_length(len(tokens), max_tokens)
     return Request(
         model=fields.model,
         token_ids=tokens,
@@ -104,27 +129,52 @@ def parse_score_request(
     )
 
 
-def _json_fields(body: bytes) -> tuple[RequestFields, memoryview]:
+def parse_routed(body: bytes, *, max_tokens: int) -> Routed:
+    """Read the body of POST /v1/routed; `max_tokens` limits the prompt and its answer together.
+
+    Raises:
+        RefusalError: `malformed_body` or `too_many_tokens`.
+    """
+    fields, tokens = _json_fields(body, _ROUTED)
+    produced = _wide_tokens(fields.produced, "produced")
+    _check_length(len(tokens) + len(produced), max_tokens)
+    request = Request(
+        model=fields.model,
+        token_ids=tokens,
+        lora=fields.lora,
+        cache_salt=fields.cache_salt,
+        extra_key=fields.extra_key,
+        extra_keys=_media(fields.extra_keys),
+    )
+    return Routed(fields.pod, fields.dp_rank, request, produced)
+
+
+def _check_length(num_tokens: int, max_tokens: int) -> None:
+    if num_tokens > max_tokens:
+        raise RefusalError("too_many_tokens", f"{num_tokens} tokens; limit {max_tokens}")
+
+
+def _json_fields(body: bytes, decoder: "msgspec.json.Decoder[_Body]") -> tuple[_Body, memoryview]:
     """Decode the fields with one placeholder for the tokens, which the core has read already.
 
     A body in which the core finds no tokens is decoded completely, which shows what is wrong.
     """
     found = find_token_ids(body)
     if found is None:
-        parsed = decode_body(body, _JSON)
-        return parsed, _wide_tokens(parsed.token_ids)
+        parsed = decode_body(body, decoder)
+        return parsed, _wide_tokens(parsed.token_ids, "token_ids")
     tokens, start, end = found
-    fields = decode_body(b"%b[]%b" % (body[:start], body[end:]), _JSON)
+    fields = decode_body(b"%b[]%b" % (body[:start], body[end:]), decoder)
     return fields, memoryview(tokens).cast("I")
 
 
-def _wide_tokens(tokens: list[int]) -> memoryview:
-    """The tokens of a body that is not of the usual kind: some may need 64 bits."""
+def _wide_tokens(tokens: list[int], name: str) -> memoryview:
+    """The tokens of a field that the core has not read: some may need 64 bits."""
     try:
         return memoryview(array("Q", tokens))
     except OverflowError:
         at, token = next((i, t) for i, t in enumerate(tokens) if t >= 1 << 64)
-        message = f"$.token_ids[{at}] is {token}; expected an integer below 2**64"
+        message = f"$.{name}[{at}] is {token}; expected an integer below 2**64"
         raise RefusalError("malformed_body", message) from None
 
 

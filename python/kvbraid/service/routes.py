@@ -4,13 +4,13 @@ Handlers are plain functions from a `Call` to an `Answer`; they raise RefusalErr
 KvbraidError. They know nothing of ASGI, and never touch the event loop.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
 
-from kvbraid.errors import shown
+from kvbraid.errors import UnknownError, shown
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
 from kvbraid.service import answers
@@ -21,7 +21,13 @@ from kvbraid.service.door import Door
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.metrics import CONTENT_TYPE, Metrics
 from kvbraid.service.registry import Service
-from kvbraid.service.requests import OCTET_STREAM, ScoreBody, parse_score_request
+from kvbraid.service.requests import (
+    OCTET_STREAM,
+    RoutedBody,
+    ScoreBody,
+    parse_routed,
+    parse_score_request,
+)
 
 
 class Context(NamedTuple):
@@ -127,18 +133,33 @@ def openapi(context: Context, call: Call) -> Answer:
     return Answer(context.openapi)
 
 
+def routed(context: Context, call: Call) -> Answer:
+    """Note a request that a pod was sent, and what came back; it improves `expected` alone."""
+    service = context.service
+    told = parse_routed(call.body, max_tokens=service.limits.tokens)
+    _check_known(service, told.request.model, [told.pod])
+    pod = PodId(told.pod)
+    try:
+        service.index.routed(pod, told.request, told.produced, dp_rank=told.dp_rank)
+    except UnknownError as error:  # Another rank, or a pod of another model.
+        raise RefusalError("unknown_pod", str(error)) from error
+    return Answer(_encode(answers.PodChange(pod=pod, status="noted")))
+
+
 def _known_request(service: Service, call: Call) -> Request:
     request = parse_score_request(
         call.body, call.content_type, call.query, max_tokens=service.limits.tokens
     )
-    if request.model not in service.models:
-        raise RefusalError(
-            "unknown_model", f"no registered pod serves model {shown(request.model)}"
-        )
-    for pod in request.pods or ():
+    _check_known(service, request.model, request.pods or ())
+    return request
+
+
+def _check_known(service: Service, model: str, pods: Iterable[str]) -> None:
+    if model not in service.models:
+        raise RefusalError("unknown_model", f"no registered pod serves model {shown(model)}")
+    for pod in pods:
         if pod not in service.pods:
             raise RefusalError("unknown_pod", f"pod {shown(pod)} is not registered")
-    return request
 
 
 def never_at_once(context: Context, call: Call) -> Answer | None:
@@ -209,6 +230,11 @@ ROUTES: Final = (
     Route(
         method="POST", path="/v1/explain", handler=explain, at_once=never_at_once,
         body=ScoreBody, raw_tokens=True, answers={200: answers.ExplainAnswer}, errors=_READ_ERRORS,
+    ),
+    Route(
+        method="POST", path="/v1/routed", handler=routed, at_once=never_at_once,
+        body=RoutedBody, changes=True, answers={200: answers.PodChange},
+        errors=(*_CHANGE_ERRORS, *_READ_ERRORS),
     ),
     Route(
         method="GET", path="/v1/pods", handler=list_pods, at_once=never_at_once,
