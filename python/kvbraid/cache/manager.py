@@ -136,7 +136,7 @@ class CacheManager(Questions, FailedLoads):
         request: int,
         budget: int,
         *,
-        match: Match = NO_MATCH,
+        match: Match | None = None,
         max_chunk_tokens: int | None = None,
     ) -> int:
         """Return how many tokens to compute next: the step then ends where a state can be kept.
@@ -144,7 +144,7 @@ class CacheManager(Questions, FailedLoads):
         Args:
             request: The request.
             budget: Tokens that the step has left.
-            match: The request's match, if the request starts now.
+            match: The request's match if it starts now; None if it runs already.
             max_chunk_tokens: The largest budget that a step can have; None: `budget`.
 
         Raises:
@@ -152,7 +152,8 @@ class CacheManager(Questions, FailedLoads):
             InvalidValueError: A budget is no count, or the match is not one.
         """
         check_counts(budget=budget, max_chunk_tokens=max_chunk_tokens)
-        check_kind("match", match, Match)
+        check_kind("match", match, Match | None)
+        match = match or NO_MATCH
         computed, num_prompt_tokens, num_tokens, junction = self._core.progress(request)
         start = computed + match.num_tokens
         position = Position(

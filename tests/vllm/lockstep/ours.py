@@ -149,7 +149,12 @@ class Ours:
             return self.allocate([self._next(key) for key in keys], 0)
         for key, token in zip(keys, tokens, strict=True):
             self._tokens[key][0].append(token)
-        return _fitting(self.manager.decode([self._handles[key] for key in keys], tokens))
+        requests = [self._handles[key] for key in keys]
+        done = self.manager.decode(requests, tokens)
+        # The engine's requests have their tokens before it asks for blocks.
+        for request, token in zip(requests[done.num_fit :], tokens[done.num_fit :], strict=True):
+            self.manager.extend(request, [token])
+        return _fitting(done)
 
     def _next(self, key: int) -> Ask:
         computed = len(self._tokens[key][0]) - 1
