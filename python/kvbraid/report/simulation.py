@@ -37,7 +37,7 @@ def run_simulations(grid: Grid, *, as_json: bool, plot: Path | None = None) -> N
     if not as_json:
         show_rates(stdout(), grid, working_set, cells)
     if plot is not None:
-        draw(plot, {f"{grid.trace.name}, {grid.model.name}": _curves(cells)})
+        draw(plot, {f"{grid.trace.name}, {model_label(grid.model.name)}": _curves(cells)})
 
 
 def _cells(grid: Grid) -> Iterator[GridCell]:
@@ -89,6 +89,16 @@ def show_rates(
     print_lines(console, _about(grid, working_set))
 
 
+def model_label(name: str) -> str:
+    """Return what people call a model: its name, or what the path of a config.json tells best."""
+    path = Path(name)
+    if path.is_dir():
+        return path.absolute().name
+    if path.name == "config.json":
+        return path.absolute().parent.name
+    return path.stem if path.suffix == ".json" else name
+
+
 def _named(cell: GridCell) -> str:
     return ", ".join(cell.policies)
 
@@ -101,7 +111,7 @@ def _about(grid: Grid, working_set: Footprint) -> list[str]:
     return [
         f"{trace.name}: {counted(trace.num_requests, 'request')} in "
         f"{counted(working_set.num_conversations, 'conversation')}{notes}",
-        f"{model.name}{ranks}: hits end every {model.alignment} tokens; blocks of "
+        f"{model_label(model.name)}{ranks}: hits end every {model.alignment} tokens; blocks of "
         f"{show_size(model.block_bytes)}; all that could be reused takes {show_size(num_bytes)}",
     ]
 

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from kvbraid.cli import cli
 from kvbraid.errors import InvalidValueError, KvbraidError
 from kvbraid.report.plot import draw, figure
+from kvbraid.report.simulation import model_label
 from kvbraid.sim.traces.memory_size import parse_size, show_size
 from kvbraid.sim.traces.models import simulated_model
 from kvbraid.sim.traces.policies import CACHE_POLICIES
@@ -81,6 +82,16 @@ def test_policies_that_are_one_and_the_same_for_a_model_share_a_row(trace: Path)
     assert "dense, interval-0, interval-1k, interval-8k  49.95\n" in run(*arguments)
     rows = [json.loads(line) for line in run(*arguments, "--json").splitlines()]
     assert [row["policy"] for row in rows] == list(CACHE_POLICIES)
+
+
+def test_a_model_is_called_by_what_its_path_tells_best(tmp_path: Path) -> None:
+    folder = tmp_path / "Llama-3.1-8B"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "other.json").write_text("{}")
+    names = (MODEL, "llama-3.1-8b", folder, folder / "config.json", folder / "other.json")
+    labels = (MODEL, "llama-3.1-8b", "Llama-3.1-8B", "Llama-3.1-8B", "other")
+    assert [model_label(str(name)) for name in names] == list(labels)
 
 
 def test_own_tokens_are_simulated_on_several_ranks(tmp_path: Path) -> None:

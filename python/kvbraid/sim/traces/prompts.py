@@ -10,6 +10,7 @@ continues the conversation of that one.
 """
 
 import json
+import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from kvbraid.sim.traces.trace import Trace, TraceRequest
 Encode: TypeAlias = Callable[[str], Sequence[int]]
 """Turns a text into token ids."""
 
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _HASH: Final = EngineHash(algo=HashAlgo.XXHASH, seed="0", block_size=PART_TOKENS)
 
 
@@ -138,8 +140,8 @@ def _tokens(value: object) -> Sequence[int]:
 
 
 def _text(name: str, value: object) -> str | None:
-    if value is None or isinstance(value, str):
+    if value is None or (isinstance(value, str) and not _SURROGATE.search(value)):
         return value
     if name == "conversation" and isinstance(value, int):
         return str(value)
-    raise InvalidValueError(f"`{name}` is {shown(value)}; expected text")
+    raise InvalidValueError(f"`{name}` is {shown(value)}; expected text that UTF-8 can write")

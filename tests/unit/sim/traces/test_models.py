@@ -69,8 +69,7 @@ def test_blocks_have_the_size_that_is_asked_for_if_traces_can_be_cut_so() -> Non
 
 
 def test_a_model_is_the_folder_of_its_config_too(tmp_path: Path) -> None:
-    config = (FIXTURES / "gpt-oss-20b.json").read_text()
-    (tmp_path / "config.json").write_text(config)
+    (tmp_path / "config.json").write_text((FIXTURES / "gpt-oss-20b.json").read_text())
     assert simulated_model(str(tmp_path)).topology == simulated_model("gpt-oss-120b").topology
 
 

@@ -168,6 +168,10 @@ def test_what_is_no_tokenizer_is_refused_by_name(tmp_path: Path, text: str | Non
         ([[1, 2.5]], "line 1: token id 1 is 2.5"),
         ([{"token_ids": [1], "cache_salt": 5}], "line 1: `cache_salt` is 5; expected text"),
         ([{"token_ids": [1], "conversation": 1.5}], "line 1: `conversation` is 1.5"),
+        (
+            [{"token_ids": [1], "lora": "\ud800"}],
+            "line 1: `lora` is '\\ud800'; expected",
+        ),
     ],
 )
 def test_a_line_that_is_no_prompt_is_named(
