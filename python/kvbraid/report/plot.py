@@ -84,7 +84,7 @@ def figure(panels: Mapping[str, Curves], *, columns: int = 1, memory: str = "mem
     return picture
 
 
-def _draw_panel(axes: Any, title: str, curves: Curves, memory: str) -> None:  # noqa: ANN401
+def _draw_panel(axes: Any, title: str, curves: Curves, memory_label: str) -> None:  # noqa: ANN401
     """Draw each line thinner, with smaller and hollow markers, than those that it lies upon.
 
     So lines that coincide stay visible. Markers may cross the frame, which cuts none of them.
@@ -104,15 +104,10 @@ def _draw_panel(axes: Any, title: str, curves: Curves, memory: str) -> None:  # 
         )
     axes.set_title(title, fontsize=9)
     axes.set_xscale("log", base=2)
-    _mark_memories(axes, sorted({x for points in curves.values() for x, _ in points}))
-    axes.set_xlabel(memory)
+    memories = sorted({x for points in curves.values() for x, _ in points})
+    axes.set_xticks(memories, labels=[f"{memory:g}" for memory in memories])
+    axes.set_xlabel(memory_label)
     axes.set_ylabel("token hit rate (%)")
     axes.set_ylim(bottom=0)
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize=7)
-
-
-def _mark_memories(axes: Any, memories: Sequence[float]) -> None:  # noqa: ANN401
-    """Name every memory on the axis, and none between them."""
-    axes.set_xticks(memories, labels=[f"{memory:g}" for memory in memories])
-    axes.set_xticks([], minor=True)

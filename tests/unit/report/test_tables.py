@@ -72,6 +72,14 @@ def test_without_a_terminal_each_row_is_one_line(rows: list[tuple[str, str, str]
     assert [tuple(line.split()) for line in text.splitlines()[2:]] == rows
 
 
+def test_a_row_in_a_pipe_is_one_line_however_long_it_is() -> None:
+    row = ("a" * 90, "1" * 40, "some words " * 20)
+    text = shown_at(
+        None, lambda console: print_listing(console, Listing(columns=COLUMNS, rows=[row]))
+    )
+    assert text.splitlines()[-1].split() == " ".join(row).split()
+
+
 def test_a_row_that_does_not_fit_is_a_record_with_the_names_of_its_columns() -> None:
     listing = Listing(columns=COLUMNS, rows=[("a" * 30, "12345", "some words that go on and on")])
     text = shown_at(40, lambda console: print_listing(console, listing))
@@ -185,6 +193,12 @@ EVERY_TABLE: Final[dict[str, tuple[Callable[[Console], None], tuple[str, ...]]]]
          "interval-1k", "interval-8k", "value", "value-flat"),
     ),
 }  # fmt: skip
+
+
+def test_the_strips_of_groups_with_long_names_stand_below_each_other() -> None:
+    _, full, _, window, _, answer, _ = shown_at(100, explanation).splitlines()
+    assert full.index("█") == window.index("█")
+    assert answer.index("|") == max(full.rindex("█"), window.rindex("█"))
 
 
 @pytest.mark.parametrize("columns", [*WIDTHS, None])
