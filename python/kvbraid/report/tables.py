@@ -64,7 +64,8 @@ def print_listing(console: Console, listing: Listing) -> None:
 
 
 def _table(console: Console, listing: Listing, widths: Sequence[int]) -> Iterator[Text]:
-    rule = Text("─" * (sum(widths) + _GAP * (len(widths) - 1)))
+    dash = "-" if console.options.ascii_only else "─"
+    rule = Text(dash * (sum(widths) + _GAP * (len(widths) - 1)))
     yield from _row(console, listing, widths, [Text(c.name, "bold") for c in listing.columns])
     yield rule
     for row in listing.rows:
