@@ -22,6 +22,8 @@ from kvbraid.spec import GroupSpec
 from tests.reference import resume
 from tests.reference.cache_pool import Pool
 
+MOST_NEIGHBOURS = 64
+
 Path: TypeAlias = tuple[bytes, ...]
 """The hashes of a prefix, one per hash block."""
 Place: TypeAlias = tuple[int, int]
@@ -68,11 +70,11 @@ class Likelihood:
     )
 
     def of(self, point: "Checkpoint", num_ways: int) -> Rate:
-        return self.passed[point.origin, num_ways > 1] if num_ways else self.ends[point.ending]
-
-    def has_passed(self, point: "Checkpoint", num_ways: int) -> None:
         """So many ways lead on from it now."""
-        self.passed[point.origin, num_ways > 1].seen += 1
+        is_shared = num_ways > 1 or point.num_resumed > 1
+        if num_ways or is_shared:
+            return self.passed[point.origin, is_shared]
+        return self.ends[point.ending]
 
 
 class Key(NamedTuple):
@@ -92,6 +94,7 @@ class Checkpoint:
     ending: Ending
     has_ended: bool = False
     was_resumed: bool = False
+    num_resumed: int = 0
     used_at: int = 0
     used_level: float = 0.0
     key: Key | None = None  # As of when it was weighed last; None: it frees nothing.
@@ -263,6 +266,12 @@ class Checkpoints:
         rate = self.likelihood.of(point, num_ways).value
         point.key = Key(point.used_level + rate * lost / max(num_blocks, 1), point.used_at)
 
+    def weigh_right_below(self, point: Checkpoint) -> None:
+        """Too many of them keep their values until something else happens to them."""
+        found = self.right_below(point)
+        for one in found if len(found) <= MOST_NEIGHBOURS else ():
+            self.weigh(one)
+
     def queue(self) -> list[Checkpoint]:
         """What can be let go, least value first."""
         found = [(point.key, point) for point in self.points if point.key is not None]
@@ -336,14 +345,13 @@ class Checkpoints:
         if above is None or not is_new_way:
             self.weigh(later)
         if not is_new_way:
-            self.likelihood.has_passed(point, self.num_ways(point))
+            self.likelihood.of(point, self.num_ways(point)).seen += 1
         elif above is not None:
             above.was_resumed = False
-            self.likelihood.has_passed(above, self.num_ways(above))
+            self.likelihood.of(above, self.num_ways(above)).seen += 1
             self.weigh(above)
         self.use(point)
-        for one in self.right_below(point):
-            self.weigh(one)
+        self.weigh_right_below(point)
 
     def part(self, later: Checkpoint, tokens: int) -> Checkpoint:
         """Where no tail is needed, paths part at a checkpoint."""
@@ -368,12 +376,14 @@ class Checkpoints:
         if point is None:
             return Ending.START
         num_ways = self.num_ways(point)
-        goes_on = not num_ways and point.has_ended
+        is_shared = num_ways > 1 or point.num_resumed > 1
+        goes_on = not num_ways and not is_shared and point.has_ended
         if not point.was_resumed:
             point.was_resumed = True
-            if num_ways or point.has_ended:
+            if num_ways or is_shared or point.has_ended:
                 self.likelihood.of(point, num_ways).resumed += 1
-            self.weigh(point)
+        point.num_resumed += 1
+        self.weigh(point)
         return Ending.TURN if goes_on else Ending.START
 
     def end(self, path: Path, ending: Ending, tokens: int) -> None:
@@ -386,7 +396,7 @@ class Checkpoints:
         point = self.at(path, self.furthest(path, self.points))
         if point is not None and not self.num_ways(point):
             point.ending, point.has_ended, point.was_resumed = ending, True, False
-            self.likelihood.ends[ending].seen += 1
+            self.likelihood.of(point, 0).seen += 1
             self.weigh(point)
 
     def move(self, source: int, destination: int) -> None:
@@ -422,7 +432,7 @@ class Checkpoints:
     def remove(self, point: Checkpoint) -> None:
         above, below, num_ways = self.above(point), self.right_below(point), self.num_ways(point)
         self.points.remove(point)
-        for one in below:
+        for one in below if len(below) <= MOST_NEIGHBOURS else ():
             self.weigh(one)
         if self.geometry.full_step is None:
             self.left(above, point, num_ways)
@@ -442,8 +452,9 @@ class Checkpoints:
         """One way fewer leads on from a checkpoint. Who would have gone on from the end of its
         last one is expected there instead."""
         if above is not None and not num_ways and not self.num_ways(above):
-            above.ending, above.has_ended = point.ending, point.has_ended
-            above.was_resumed = point.was_resumed
+            if above.num_resumed <= 1:
+                above.ending, above.has_ended = point.ending, point.has_ended
+                above.was_resumed = point.was_resumed
             above.used_at = max(above.used_at, point.used_at)
             above.used_level = max(above.used_level, point.used_level)
         self.weigh(above)

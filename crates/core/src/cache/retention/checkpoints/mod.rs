@@ -27,7 +27,7 @@ use crate::cache::group::{Group, Kind};
 use crate::cache::request::{Ending, Request};
 use crate::hash::Digest;
 pub(in crate::cache) use value::Origin;
-use value::{Likelihood, Priority};
+use value::{Likelihood, Past, Priority};
 
 type NodeId = u32;
 
@@ -37,6 +37,8 @@ const NO_NODE: NodeId = NodeId::MAX;
 #[derive(Debug, Clone)]
 struct Node {
     parent: NodeId,
+    /// The place among the parent's children.
+    place: u32,
     children: Vec<NodeId>,
     /// The entry of the prefix's hash; `None` for the root.
     entry: Option<EntryId>,
@@ -54,6 +56,9 @@ struct Node {
     /// Whether a request has resumed here since that request ended, or since the last child was
     /// added.
     was_resumed: bool,
+    /// How often a request has resumed here since the node became a checkpoint. This is remembered
+    /// when the paths of those requests have gone.
+    num_resumed: u32,
     /// The tick of the last use, and the level at that time.
     used_at: u64,
     used_level: f64,
@@ -112,6 +117,7 @@ impl Node {
     fn root() -> Self {
         Self {
             parent: NO_NODE,
+            place: 0,
             children: Vec::new(),
             entry: None,
             end: 0,
@@ -122,9 +128,21 @@ impl Node {
             ending: Ending::Start,
             has_ended: false,
             was_resumed: false,
+            num_resumed: 0,
             used_at: 0,
             used_level: 0.0,
             key: None,
+        }
+    }
+
+    /// What tells how likely the node is resumed.
+    fn past(&self) -> Past {
+        if self.children.len() > 1 || self.num_resumed > 1 {
+            Past::Shared(self.origin)
+        } else if self.children.is_empty() {
+            Past::Ended(self.ending)
+        } else {
+            Past::Passed(self.origin)
         }
     }
 }
@@ -188,15 +206,14 @@ impl Checkpoints {
             return Ending::Start;
         };
         let node = &mut self.nodes[id as usize];
-        let goes_on = node.children.is_empty() && node.has_ended;
-        if !std::mem::replace(&mut node.was_resumed, true) {
-            match node.children.len() {
-                0 if node.has_ended => self.likelihood.continued(node.ending),
-                0 => {}
-                branches => self.likelihood.branched(node.origin, branches),
-            }
-            self.weigh(id);
+        let past = node.past();
+        let goes_on = past == Past::Ended(node.ending) && node.has_ended;
+        let is_first = !std::mem::replace(&mut node.was_resumed, true);
+        if is_first && (goes_on || !matches!(past, Past::Ended(_))) {
+            self.likelihood.resumed(past);
         }
+        node.num_resumed += 1;
+        self.weigh(id);
         if goes_on { Ending::Turn } else { Ending::Start }
     }
 
@@ -215,7 +232,7 @@ impl Checkpoints {
             node.ending = request.ending;
             node.has_ended = true;
             node.was_resumed = false;
-            self.likelihood.ended(request.ending);
+            self.likelihood.left(node.past());
             self.weigh(id);
         }
     }
@@ -264,8 +281,9 @@ impl Checkpoints {
         node.origin = origin;
         node.ending = request.ending;
         (node.has_ended, node.was_resumed) = (false, false);
+        node.num_resumed = 0;
         if !node.children.is_empty() {
-            self.likelihood.passed(origin, node.children.len());
+            self.likelihood.left(node.past());
         }
         self.claim(pool, id);
         if !is_there {

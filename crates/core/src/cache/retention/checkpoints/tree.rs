@@ -3,11 +3,16 @@
 
 use std::ops::Range;
 
-use super::value::{Priority, Weight};
+use smallvec::SmallVec;
+
+use super::value::{Past, Priority, Weight};
 use super::{Anchor, Checkpoints, NO_NODE, Node, NodeId, ROOT};
 use crate::blocks::{BlockId, EntryId, NULL_BLOCK, Pool, count};
 use crate::cache::group::{Group, Kind};
 use crate::cache::request::Request;
+
+/// The most checkpoints after a changed one that are valued again at once.
+const MOST_NEIGHBOURS: usize = 64;
 
 impl Checkpoints {
     pub(super) fn entry_at(&self, pool: &Pool, request: &Request, tokens: u32) -> Option<EntryId> {
@@ -107,9 +112,10 @@ impl Checkpoints {
             .into_iter()
             .partition(|&block| pool.num_tokens(block) <= tokens);
         node.full = below;
-        let parent = node.parent;
+        let (parent, place) = (node.parent, node.place);
         let upper = Node {
             parent,
+            place,
             children: vec![id],
             entry,
             end: tokens,
@@ -120,12 +126,9 @@ impl Checkpoints {
             ..Node::root()
         };
         let new = self.add(upper);
-        self.nodes[id as usize].parent = new;
-        for child in &mut self.nodes[parent as usize].children {
-            if *child == id {
-                *child = new;
-            }
-        }
+        let node = &mut self.nodes[id as usize];
+        (node.parent, node.place) = (new, 0);
+        self.nodes[parent as usize].children[place as usize] = new;
         self.claim(pool, new);
         self.weigh(id);
         self.weigh(new);
@@ -180,8 +183,27 @@ impl Checkpoints {
             end,
             ..Node::root()
         });
-        self.nodes[parent as usize].children.push(id);
+        self.adopt(parent, id);
         id
+    }
+
+    /// Adds a node to the children of another one.
+    fn adopt(&mut self, parent: NodeId, id: NodeId) {
+        let siblings = &mut self.nodes[parent as usize].children;
+        let place = count(siblings.len());
+        siblings.push(id);
+        let node = &mut self.nodes[id as usize];
+        (node.parent, node.place) = (parent, place);
+    }
+
+    /// Takes a node that was taken out from the children of its parent. The last child gets its
+    /// place, so this costs the same among many.
+    fn disown(&mut self, node: &Node) {
+        let siblings = &mut self.nodes[node.parent as usize].children;
+        siblings.swap_remove(node.place as usize);
+        if let Some(&moved) = siblings.get(node.place as usize) {
+            self.nodes[moved as usize].place = node.place;
+        }
     }
 
     /// Notes that one more path continues from a node.
@@ -189,7 +211,7 @@ impl Checkpoints {
         let node = &mut self.nodes[id as usize];
         node.was_resumed = false;
         if node.is_resumable && id != ROOT {
-            self.likelihood.passed(node.origin, node.children.len());
+            self.likelihood.left(node.past());
         }
         self.weigh(id);
     }
@@ -214,16 +236,18 @@ impl Checkpoints {
     /// so that node inherits the expectation.
     fn remove(&mut self, pool: &Pool, id: NodeId, released: &mut Vec<BlockId>) {
         let last = self.take(id);
-        let mut id = self.unlink(pool, id, &last, released);
+        let mut id = self.unlink(pool, &last, released);
         while !self.nodes[id as usize].is_resumable && self.nodes[id as usize].children.is_empty() {
             let node = self.take(id);
-            id = self.unlink(pool, id, &node, released);
+            id = self.unlink(pool, &node, released);
         }
         let heir = &mut self.nodes[id as usize];
         if heir.children.is_empty() {
-            heir.ending = last.ending;
-            heir.has_ended = last.has_ended;
-            heir.was_resumed = last.was_resumed;
+            if !matches!(heir.past(), Past::Shared(_)) {
+                heir.ending = last.ending;
+                heir.has_ended = last.has_ended;
+                heir.was_resumed = last.was_resumed;
+            }
             heir.used_at = heir.used_at.max(last.used_at);
             heir.used_level = heir.used_level.max(last.used_level);
         }
@@ -232,17 +256,10 @@ impl Checkpoints {
     }
 
     /// Removes every reference to a node that was taken out, and returns the node's parent.
-    fn unlink(
-        &mut self,
-        pool: &Pool,
-        id: NodeId,
-        node: &Node,
-        released: &mut Vec<BlockId>,
-    ) -> NodeId {
+    fn unlink(&mut self, pool: &Pool, node: &Node, released: &mut Vec<BlockId>) -> NodeId {
         self.disclaim(pool, node);
         self.unpin(&node.full, released);
-        let siblings = &mut self.nodes[node.parent as usize].children;
-        siblings.retain(|&child| child != id);
+        self.disown(node);
         node.parent
     }
 
@@ -261,11 +278,9 @@ impl Checkpoints {
         }
         let node = self.take(id);
         self.disclaim(pool, &node);
-        let siblings = &mut self.nodes[node.parent as usize].children;
-        siblings.retain(|&child| child != id);
-        siblings.extend(&node.children);
+        self.disown(&node);
         for &child in &node.children {
-            self.nodes[child as usize].parent = node.parent;
+            self.adopt(node.parent, child);
             self.nodes[child as usize].full.extend(&node.full);
             self.claim(pool, child);
             self.weigh(child);
@@ -327,15 +342,25 @@ impl Checkpoints {
     }
 
     /// Computes the values of the next resumable nodes below a node again, because what they save
-    /// depends on this node.
+    /// depends on this node. If there are more than `MOST_NEIGHBOURS`, they keep their values until
+    /// something else happens to them, so that no single change takes long.
     pub(super) fn weigh_below(&mut self, id: NodeId) {
-        let mut left = self.nodes[id as usize].children.clone();
+        let mut found: SmallVec<[NodeId; MOST_NEIGHBOURS]> = SmallVec::new();
+        let mut left: SmallVec<[NodeId; 8]> = SmallVec::from_slice(&[id]);
         while let Some(id) = left.pop() {
-            if self.nodes[id as usize].is_resumable {
-                self.weigh(id);
-            } else {
-                left.extend(&self.nodes[id as usize].children);
+            for &child in &self.nodes[id as usize].children {
+                if found.len() + left.len() == MOST_NEIGHBOURS {
+                    return;
+                }
+                if self.nodes[child as usize].is_resumable {
+                    found.push(child);
+                } else {
+                    left.push(child);
+                }
             }
+        }
+        for id in found {
+            self.weigh(id);
         }
     }
 
@@ -359,9 +384,7 @@ impl Checkpoints {
         };
         let tail: u32 = self.groups.iter().map(own_tail).sum();
         Some(Weight {
-            origin: node.origin,
-            ending: node.ending,
-            branches: node.children.len(),
+            past: node.past(),
             floor,
             end: node.end,
             num_blocks: tail + if is_last { count(node.full.len()) } else { 0 },

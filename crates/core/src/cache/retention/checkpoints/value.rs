@@ -63,6 +63,17 @@ pub(super) struct Likelihood {
     passed: [[Rate; 2]; 3],
 }
 
+/// What tells how likely a checkpoint is resumed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Past {
+    /// A request ended there, and no kept path continues.
+    Ended(Ending),
+    /// One request continued from there.
+    Passed(Origin),
+    /// Several requests continued from there, even if nothing of them is kept any more.
+    Shared(Origin),
+}
+
 impl Likelihood {
     /// The likelihoods before anything was observed. They are guesses, which were not measured.
     /// They only have to rank a second turn above a first one, and a branch above a passed
@@ -75,37 +86,30 @@ impl Likelihood {
         }
     }
 
-    /// Notes that a request has ended.
-    pub(super) fn ended(&mut self, ending: Ending) {
-        self.ends[ending as usize].seen += 1.0;
+    /// Notes that another resume may come: a request has ended at a checkpoint with this past, or
+    /// has continued from it.
+    pub(super) fn left(&mut self, past: Past) {
+        self.rate(past).seen += 1.0;
     }
 
-    /// Notes that another request continued where one had ended.
-    pub(super) fn continued(&mut self, ending: Ending) {
-        self.ends[ending as usize].resumed += 1.0;
+    /// Notes that the resume has come.
+    pub(super) fn resumed(&mut self, past: Past) {
+        self.rate(past).resumed += 1.0;
     }
 
-    /// Notes that this many paths now continue from a checkpoint.
-    pub(super) fn passed(&mut self, origin: Origin, branches: usize) {
-        self.passed[origin as usize][usize::from(branches > 1)].seen += 1.0;
+    fn rate(&mut self, past: Past) -> &mut Rate {
+        match past {
+            Past::Ended(ending) => &mut self.ends[ending as usize],
+            Past::Passed(origin) => &mut self.passed[origin as usize][0],
+            Past::Shared(origin) => &mut self.passed[origin as usize][1],
+        }
     }
 
-    /// Notes that a passed checkpoint was resumed, for the first time since `passed`.
-    pub(super) fn branched(&mut self, origin: Origin, branches: usize) {
-        self.passed[origin as usize][usize::from(branches > 1)].resumed += 1.0;
-    }
-
-    fn of(&self, weight: &Weight) -> f64 {
-        let Weight {
-            origin,
-            ending,
-            branches,
-            ..
-        } = *weight;
-        let rate = if branches == 0 {
-            self.ends[ending as usize]
-        } else {
-            self.passed[origin as usize][usize::from(branches > 1)]
+    fn of(&self, past: Past) -> f64 {
+        let rate = match past {
+            Past::Ended(ending) => self.ends[ending as usize],
+            Past::Passed(origin) => self.passed[origin as usize][0],
+            Past::Shared(origin) => self.passed[origin as usize][1],
         };
         rate.value()
     }
@@ -137,10 +141,7 @@ impl Ord for Priority {
 /// What the worth of one checkpoint is computed from.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Weight {
-    pub origin: Origin,
-    pub ending: Ending,
-    /// The number of paths that continue from it.
-    pub branches: usize,
+    pub past: Past,
     /// The tokens at which a request would resume without the checkpoint, and with it.
     pub floor: u32,
     pub end: u32,
@@ -151,6 +152,6 @@ pub(super) struct Weight {
 impl Weight {
     pub(super) fn worth(&self, cost: &PrefillCost, likelihood: &Likelihood) -> f64 {
         let lost = cost.between(self.floor, self.end);
-        likelihood.of(self) * lost / f64::from(self.num_blocks.max(1))
+        likelihood.of(self.past) * lost / f64::from(self.num_blocks.max(1))
     }
 }
