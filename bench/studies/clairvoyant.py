@@ -20,16 +20,20 @@ def working_set(trace: Trace) -> int:
     return len({block for request in trace.play() for block in request.ids})
 
 
-def hit_rate(trace: Trace, num_blocks: int) -> float:
-    """Return the share of prompt tokens that are reused; requests come one at a time."""
+def hit_rate(trace: Trace, num_blocks: int, *, warm_up: int = 0) -> float:
+    """Return the share of prompt tokens that are reused; requests come one at a time.
+
+    The first `warm_up` requests are not counted.
+    """
     requests = list(trace.play())
     held: dict[int, int] = {}  # The next use of each block.
     furthest: list[tuple[int, int, int]] = []
     num_hit = 0
-    for request, uses in zip(requests, _next_uses(requests), strict=True):
+    for number, (request, uses) in enumerate(zip(requests, _next_uses(requests), strict=True)):
         ids = request.ids
         num_held = next((n for n, block in enumerate(ids) if block not in held), len(ids))
-        num_hit += min(num_held * trace.block_tokens, request.num_tokens - 1)
+        if number >= warm_up:
+            num_hit += min(num_held * trace.block_tokens, request.num_tokens - 1)
         for depth, (block, use) in enumerate(zip(ids, uses, strict=True)):
             held[block] = use
             heappush(furthest, (-use, -depth, block))
@@ -37,7 +41,7 @@ def hit_rate(trace: Trace, num_blocks: int) -> float:
             use, _, block = heappop(furthest)
             if held.get(block) == -use:
                 del held[block]
-    return num_hit / sum(request.num_tokens for request in requests)
+    return num_hit / sum(request.num_tokens for request in requests[warm_up:])
 
 
 def _next_uses(requests: Sequence[TraceRequest]) -> list[list[int]]:
