@@ -13,6 +13,7 @@ from tests.reference.cache_model import CacheModel
 from tests.reference.cache_pool import OutOfBlocksError, Pool
 from tests.reference.cache_retention import reused_boundaries
 from tests.reference.checkpoint_model import Checkpoints, Ending, Geometry, Origin
+from tests.reference.overlap_model import Overlaps
 
 
 @dataclass
@@ -97,7 +98,8 @@ class ByValueModel(CacheModel):
         self.interval = config.retention.interval
         pool = KeepingPool(config.num_blocks, config.caching)
         geometry = Geometry(cached, self.hash_block, self.hit_alignment)
-        pool.checkpoints = Checkpoints(geometry, config.retention, pool)
+        overlaps = Overlaps.of_pool(config.num_blocks)
+        pool.checkpoints = Checkpoints(geometry, config.retention, pool, overlaps)
         self.memory.pool = pool
 
     @property
@@ -130,8 +132,32 @@ class ByValueModel(CacheModel):
         for at in [*reused, *[request.junction] * (request.junction > 0)]:
             origin = Origin.JUNCTION if at == request.junction else Origin.END
             yield at // self.hit_alignment * self.hit_alignment, origin
+        if not self.checkpoints.geometry.needs_no_tail:
+            yield from ((end, Origin.OVERLAP) for end in self._resumed_at(self.overlaps.expected))
+
+    @property
+    def overlaps(self) -> Overlaps:
+        return self.checkpoints.overlaps
+
+    def _resumed_at(self, lengths: Sequence[int]) -> list[int]:
+        """Where what is shared up to there can be resumed: a draft head drops one unit."""
+        return [length - self.hit_alignment * self.uses_eagle for length in lengths]
+
+    def stops(self, request: int) -> list[int]:
+        """Where the steps of a request should end."""
+        if self.checkpoints.geometry.needs_no_tail:
+            return []
+        return self._resumed_at(self.overlaps.stops(request))
 
     # ---- what happens --------------------------------------------------------------------
+
+    def _started(self, request: Request) -> None:
+        unit = self.hit_alignment
+        usable = max(0, request.num_prompt_tokens - 1) // unit
+        ends = range(unit // self.hash_block, usable * unit // self.hash_block + 1)
+        ends = ends[:: unit // self.hash_block]
+        hashes = request.hashes
+        self.overlaps.note([hashes[end - 1] for end in ends if end <= len(hashes)], unit)
 
     def _resumed(self, request: Request, need: Need) -> None:
         progress = self._progress(need.request)

@@ -21,6 +21,7 @@ from kvbraid.spec import GroupSpec
 
 from tests.reference import resume
 from tests.reference.cache_pool import Pool
+from tests.reference.overlap_model import Overlaps
 
 MOST_NEIGHBOURS = 64
 
@@ -34,6 +35,7 @@ class Origin(Enum):
     END = "a prompt or a request ended"
     JUNCTION = "requests branched off"
     INTERVAL = "a multiple of the interval"
+    OVERLAP = "a length at which many requests branched off"
 
 
 class Ending(Enum):
@@ -161,6 +163,7 @@ class Checkpoints:
     geometry: Geometry
     policy: ByValue
     pool: Pool
+    overlaps: Overlaps
     points: list[Checkpoint] = field(default_factory=list)
     likelihood: Likelihood = field(default_factory=Likelihood)
     level: float = 0.0
@@ -297,6 +300,8 @@ class Checkpoints:
         if full is None or tail is None or not self.tells(path, known, {**full, **tail}):
             return None
         point = Checkpoint(path, end, full, [*tail.values()], origin, ending)
+        if origin is Origin.OVERLAP:
+            self.overlaps.made()
         self.insert(point, known)
         return point
 
@@ -383,6 +388,8 @@ class Checkpoints:
             if num_ways or is_shared or point.has_ended:
                 self.likelihood.of(point, num_ways).resumed += 1
         point.num_resumed += 1
+        if point.origin is Origin.OVERLAP and point.num_resumed == 1:
+            self.overlaps.num_resumed += 1
         self.weigh(point)
         return Ending.TURN if goes_on else Ending.START
 

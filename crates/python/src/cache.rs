@@ -301,6 +301,10 @@ impl CacheCore {
         ))
     }
 
+    fn stops(&self, request: u64) -> PyResult<Vec<u32>> {
+        self.cache.lock().stops(request).map_err(to_python)
+    }
+
     fn fresh_states<'py>(&self, py: Python<'py>) -> Vec<(u16, Bound<'py, PyBytes>)> {
         let cache = self.cache.lock();
         let states = cache.fresh_states();

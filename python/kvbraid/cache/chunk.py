@@ -87,6 +87,7 @@ class Position:
     `start` counts the computed tokens, hits included. `num_tokens` counts the prompt and all
     output so far. `junction` comes from the match; 0 means that there is none. `budget` is what is
     left of the step's tokens, or of the request's (draft tokens included), whichever is less.
+    `stops` are further positions at which a state is worth keeping.
     """
 
     start: int
@@ -94,6 +95,7 @@ class Position:
     num_tokens: int
     budget: int
     junction: int = 0
+    stops: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("start", "num_prompt_tokens", "num_tokens", "budget", "junction"):
@@ -168,6 +170,7 @@ def _state_stops(rules: ChunkRules, position: Position) -> Iterator[int]:
         yield (start // block_size + 1) * block_size
     if rules.interval:
         yield (start // rules.interval + 1) * rules.interval
+    yield from (stop // block_size * block_size for stop in position.stops)
     last = _resume_boundary(rules, position.num_tokens, rules.checkpoint_size)
     yield last
     if rules.partial_hits:

@@ -162,6 +162,7 @@ class CacheManager(Questions, FailedLoads):
             num_tokens=num_tokens,
             budget=min(budget, num_tokens - start),
             junction=match.junction or junction,
+            stops=tuple(self._core.stops(request)),
         )
         rules = self._chunk_rules
         if max_chunk_tokens is not None:

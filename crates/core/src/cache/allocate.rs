@@ -46,7 +46,13 @@ impl Core {
     /// Gives the request the blocks of its hit, and blocks for tokens that were computed elsewhere.
     fn adopt(&mut self, request: &mut Request, plan: &Plan<'_>) {
         let need = plan.need;
-        if (plan.hits.is_empty() && need.num_external_tokens == 0) || request.is_tracked() {
+        if request.is_tracked() {
+            return;
+        }
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.note_start(request);
+        }
+        if plan.hits.is_empty() && need.num_external_tokens == 0 {
             return;
         }
         let all = plan.lengths.local + need.num_external_tokens;

@@ -313,6 +313,17 @@ impl Cache {
         })
     }
 
+    /// The numbers of tokens at which a request's steps should end, because requests are expected
+    /// to branch off there; in order.
+    ///
+    /// # Errors
+    /// `UnknownRequest`.
+    pub fn stops(&self, id: u64) -> Result<Vec<u32>> {
+        self.request(id)?;
+        let checkpoints = self.core.checkpoints.as_ref();
+        Ok(checkpoints.map_or_else(Vec::new, |checkpoints| checkpoints.stops(id).collect()))
+    }
+
     /// Takes the counts since the last call.
     pub fn take_statistics(&mut self) -> Statistics {
         std::mem::take(&mut self.core.statistics)

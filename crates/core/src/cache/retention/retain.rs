@@ -9,6 +9,40 @@ use crate::blocks::Pool;
 use crate::cache::request::Request;
 
 impl Checkpoints {
+    /// Notes that a request starts: what its prompt shares with earlier ones is learned from.
+    pub(in crate::cache) fn note_start(&mut self, request: &Request) {
+        let (unit, hash_block) = (
+            self.boundaries().hit_alignment,
+            self.boundaries().hash_block,
+        );
+        let Some(overlaps) = &mut self.overlaps else {
+            return;
+        };
+        let usable = request.num_prompt_tokens.saturating_sub(1) / unit;
+        let hashes = (1..=usable).map_while(|count| request.hash_at(count * unit, hash_block));
+        overlaps.note(hashes, unit);
+    }
+
+    /// The lengths at which a request's steps should end, so what many requests are expected to
+    /// share can be resumed. A draft head drops one unit of every hit.
+    pub(in crate::cache) fn stops(&self, request: u64) -> impl Iterator<Item = u32> {
+        let lengths = self
+            .overlaps
+            .as_ref()
+            .map(|overlaps| overlaps.stops(request));
+        self.resumed_at(lengths.unwrap_or_default())
+    }
+
+    fn resumed_at<'a>(&self, lengths: &'a [u32]) -> impl Iterator<Item = u32> + use<'a> {
+        let boundaries = *self.boundaries();
+        let dropped = if boundaries.has_eagle {
+            boundaries.hit_alignment
+        } else {
+            0
+        };
+        lengths.iter().map(move |length| length - dropped)
+    }
+
     /// Notes that a request resumes at a boundary, having reused this many tokens.
     pub(in crate::cache) fn note_resume(
         &mut self,
@@ -71,7 +105,10 @@ impl Checkpoints {
             };
             (boundary / unit * unit, origin)
         });
+        let overlaps = self.overlaps.as_ref().map(super::Overlaps::expected);
+        let overlaps = self.resumed_at(overlaps.unwrap_or_default());
         let all = multiples.map(|end| (end, Origin::Interval)).chain(others);
+        let all = all.chain(overlaps.map(|end| (end, Origin::Overlap)));
         let mut ends: SmallVec<_> = all.filter(|(end, _)| range.contains(end)).collect();
         ends.sort_by_key(|&(end, _)| end);
         ends

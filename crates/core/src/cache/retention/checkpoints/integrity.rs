@@ -30,6 +30,9 @@ impl Checkpoints {
         }
         let keyed = self.nodes.iter().filter(|node| node.key.is_some()).count();
         assert_eq!(keyed, self.queue.len(), "queue of checkpoints");
+        if let Some(overlaps) = &self.overlaps {
+            overlaps.check_integrity();
+        }
     }
 
     fn check_node(&self, pool: &Pool, id: NodeId) {

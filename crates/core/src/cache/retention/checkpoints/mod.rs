@@ -20,6 +20,7 @@ use std::collections::BTreeSet;
 
 use smallvec::SmallVec;
 
+use super::Overlaps;
 use super::boundaries::Boundaries;
 use crate::blocks::{BlockId, EntryId, Pool};
 use crate::cache::config::{ByValue, CacheConfig, Retention};
@@ -107,6 +108,8 @@ pub(in crate::cache) struct Checkpoints {
     /// The nodes that can be let go, least value first.
     queue: BTreeSet<(Priority, NodeId)>,
     likelihood: Likelihood,
+    /// Where requests branch off; `None` if every boundary can be resumed at anyway.
+    pub(super) overlaps: Option<Overlaps>,
     /// The highest value that was let go.
     level: f64,
     /// A count of all uses.
@@ -159,12 +162,14 @@ impl Checkpoints {
         };
         let groups: Vec<Group> = groups.iter().filter(|g| g.cacheable).copied().collect();
         let full = groups.iter().filter(|group| group.kind == Kind::Full);
+        let needs_no_tail = groups.iter().all(|group| {
+            let ends_there = boundaries.hit_alignment.is_multiple_of(group.block);
+            group.kind == Kind::Full && !group.eagle && ends_there
+        });
         Some(Self {
             policy,
-            needs_no_tail: groups.iter().all(|group| {
-                let ends_there = boundaries.hit_alignment.is_multiple_of(group.block);
-                group.kind == Kind::Full && !group.eagle && ends_there
-            }),
+            needs_no_tail,
+            overlaps: (!needs_no_tail).then(|| Overlaps::new(config.num_blocks as usize)),
             full_step: full.map(|group| group.block).min(),
             groups,
             boundaries,
@@ -213,6 +218,12 @@ impl Checkpoints {
             self.likelihood.resumed(past);
         }
         node.num_resumed += 1;
+        if node.origin == Origin::Overlap
+            && node.num_resumed == 1
+            && let Some(overlaps) = &mut self.overlaps
+        {
+            overlaps.resumed();
+        }
         self.weigh(id);
         if goes_on { Ending::Turn } else { Ending::Start }
     }
@@ -282,6 +293,11 @@ impl Checkpoints {
         node.ending = request.ending;
         (node.has_ended, node.was_resumed) = (false, false);
         node.num_resumed = 0;
+        if origin == Origin::Overlap
+            && let Some(overlaps) = &mut self.overlaps
+        {
+            overlaps.made();
+        }
         if !node.children.is_empty() {
             self.likelihood.left(node.past());
         }
@@ -387,7 +403,8 @@ impl Checkpoints {
         let lists: usize = (self.nodes.iter())
             .map(|n| n.children.capacity() + n.full.capacity() + n.tail.capacity())
             .sum();
-        self.nodes.capacity() * size_of::<Node>()
+        self.overlaps.as_ref().map_or(0, Overlaps::bytes)
+            + self.nodes.capacity() * size_of::<Node>()
             + (ids + lists) * size_of::<NodeId>()
             + self.queue.len() * 2 * size_of::<(Priority, NodeId)>()
     }

@@ -24,6 +24,8 @@ pub(in crate::cache) enum Origin {
     Junction,
     /// A multiple of the interval.
     Interval,
+    /// A length at which many requests branched off from others.
+    Overlap,
 }
 
 /// An estimated probability: the observed rate, which begins with a guess.
@@ -60,7 +62,7 @@ pub(super) struct Likelihood {
     /// The rates by origin, and by whether one request or several continued from the checkpoint. A
     /// checkpoint that a single request passed is usually history: that request's next turn resumes
     /// further on.
-    passed: [[Rate; 2]; 3],
+    passed: [[Rate; 2]; 4],
 }
 
 /// What tells how likely a checkpoint is resumed.
@@ -82,7 +84,7 @@ impl Likelihood {
     pub(super) fn new() -> Self {
         Self {
             ends: [Rate::guess(0.25), Rate::guess(0.5)],
-            passed: [[Rate::guess(0.03125), Rate::guess(0.5)]; 3],
+            passed: [[Rate::guess(0.03125), Rate::guess(0.5)]; 4],
         }
     }
 

@@ -1,0 +1,64 @@
+"""At which lengths requests branch off from what earlier ones had, from all that is remembered.
+
+What was seen is a table of slots, of which each remembers the last prefix that fell on it. All
+counts are made anew from the remembered overlaps.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+RECENT, LEAST, MOST, MOST_BOUNDARIES = 256, 8, 4, 4096
+MADE, WORTH_A_STEP, TRIES = 256, 32, 64
+
+
+@dataclass
+class Overlaps:
+    num_slots: int
+    seen: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    """For each slot the print of a prefix, and whether a prompt ended there."""
+    overlaps: list[int] = field(default_factory=list)
+    num_made: int = 0
+    num_resumed: int = 0
+
+    @classmethod
+    def of_pool(cls, num_blocks: int) -> "Overlaps":
+        return cls(1 << (4 * num_blocks - 1).bit_length())
+
+    def place(self, prefix: bytes) -> tuple[int, int]:
+        slot = int.from_bytes(prefix[:4], "little") % self.num_slots
+        return slot, (int.from_bytes(prefix[4:8], "little") | 2) & ~1
+
+    def note(self, prefixes: Sequence[bytes], unit: int) -> None:
+        """A prompt: the hashes at its boundaries, every `unit` tokens."""
+        places = [self.place(prefix) for prefix in prefixes[:MOST_BOUNDARIES]]
+        found = [self.seen.get(slot, (0, False)) for slot, _ in places]
+        held = [at for at, (_, own) in enumerate(places) if found[at][0] == own]
+        at = max(held, default=-1)
+        is_branch = at >= 0 and not found[at][1]
+        for slot, own in places:
+            if self.seen.get(slot, (0, False))[0] != own:
+                self.seen[slot] = (own, False)
+        if places:
+            slot, _ = places[-1]
+            self.seen[slot] = (self.seen[slot][0], True)
+        self.overlaps.append((at + 1) * unit if is_branch else 0)
+
+    @property
+    def expected(self) -> list[int]:
+        """The lengths that come back, in order."""
+        counts = Counter(length for length in self.overlaps[-RECENT:] if length)
+        often = [(-count, length) for length, count in counts.items() if count >= LEAST]
+        return sorted(length for _, length in sorted(often)[:MOST])
+
+    def stops(self, request: int) -> list[int]:
+        """Where a request's steps should end: nowhere if what is kept there is not resumed."""
+        is_known = self.num_made >= WORTH_A_STEP
+        is_worth = self.num_resumed * WORTH_A_STEP >= self.num_made
+        return self.expected if not is_known or is_worth or request % TRIES == 0 else []
+
+    def made(self) -> None:
+        self.num_made += 1
+        if self.num_made >= MADE:
+            self.num_made //= 2
+            self.num_resumed //= 2
