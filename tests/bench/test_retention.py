@@ -4,12 +4,12 @@ import json
 from itertools import islice
 
 import pytest
-from kvbraid.cache import Dense
+from kvbraid.cache import Dense, Retention
 
 from bench.harness.measure import Figures
 from bench.harness.row import line
 from bench.retention.bench_cells import ROWS, rates, row
-from bench.retention.play import MODELS, hit_rate
+from bench.retention.play import MODELS, OURS, Engine, hit_rate
 from bench.retention.table import lines, summary
 from bench.retention.workloads import (
     WORKLOADS,
@@ -74,3 +74,28 @@ def test_a_row_says_how_far_ours_is_from_the_best_and_the_table_shows_it() -> No
     assert any("chat_gptoss_300" in text for text in lines([shown]))
     assert next(summary([shown])).startswith("1 cells")
     rates.cache_clear()
+
+
+def played_by(policy: Retention, workload: str, seed: str, pool: int) -> tuple[float, int]:
+    """The rate after a warm-up, and the number of steps."""
+    engine = Engine(MODELS["mamba"], pool, policy)
+    reused = reusable = 0
+    for number, ask in enumerate(asks(WORKLOADS[workload], seed, 900)):
+        hit = engine.serve(ask.tokens)
+        if number >= 400:
+            reused, reusable = reused + hit, reusable + ask.reusable
+    return 100 * reused / reusable, engine.num_steps
+
+
+@pytest.mark.parametrize("seed", ["other", "seeds"])
+def test_the_second_request_resumes_where_earlier_prefixes_ended(seed: str) -> None:
+    ours, _ = played_by(OURS, "shift", seed, 400)
+    engines, _ = played_by(Dense(), "shift", seed, 400)
+    assert ours > engines + 10
+
+
+@pytest.mark.parametrize("workload", ["chat", "retry", "never"])
+def test_where_no_state_is_resumed_steps_do_not_end_for_one(workload: str) -> None:
+    _, ours = played_by(OURS, workload, "other", 400)
+    _, engines = played_by(Dense(), workload, "other", 400)
+    assert ours <= 1.02 * engines
