@@ -5,6 +5,7 @@ awaits. An answer at once holds the loop for as long as it takes; an answer on a
 long as it takes to hand the request over and to take the answer back.
 """
 
+from collections.abc import Sized
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -20,8 +21,9 @@ async def score(index: "FleetIndex", request: "Request") -> "Scores":
     """Score a request; see `FleetIndex.score_async`."""
     from asyncio import to_thread  # It takes milliseconds to load, and a caller has it already.
 
-    if len(request.token_ids) <= AT_ONCE_TOKENS:
-        scores = index.try_score(request)
+    tokens: object = getattr(request, "token_ids", ())
+    if not isinstance(tokens, Sized) or len(tokens) <= AT_ONCE_TOKENS:
+        scores = index.try_score(request)  # It refuses what is no request.
         if scores is not None:
             return scores
     return await to_thread(index.score, request)

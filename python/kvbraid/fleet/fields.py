@@ -4,11 +4,12 @@ This runs only after the core has refused a request, so a correct request is nev
 A table says what each field may be; nothing here converts a value.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from kvbraid.errors import InvalidValueError, shown
 from kvbraid.fleet.request import Request
+from kvbraid.kinds import check_kind
 
 _Check: TypeAlias = tuple[str, Callable[[object], bool], str]
 """The name of a field, the check of its value, and what the check expects, in words."""
@@ -72,8 +73,10 @@ def refuse_request(request: Request, prefix: str = "") -> None:
     """Raise for the first field whose value no request can have.
 
     Raises:
-        InvalidValueError: There is such a field; the message names it, after `prefix`.
+        InvalidValueError: There is such a field; the message names it, after `prefix`. Or it is
+            no request at all.
     """
+    check_kind(prefix.removesuffix(": ") or "request", request, Request)
     media: object = request.extra_keys
     if not (media is None or isinstance(media, Sequence)):
         msg = f"{prefix}extra_keys is {shown(media)}; expected a list of MediaItem, or None"
@@ -83,6 +86,32 @@ def refuse_request(request: Request, prefix: str = "") -> None:
     for i, item in enumerate(media or ()):
         for message in _wrong(item, _MEDIA, f"{prefix}extra_keys[{i}]."):
             raise InvalidValueError(message)
+
+
+def listed(requests: Iterable[Request]) -> list[Request]:
+    """Return requests as a list.
+
+    Raises:
+        InvalidValueError: It is one request, or nothing that has items.
+    """
+    given: object = requests
+    if not isinstance(given, Iterable):
+        msg = f"requests is {shown(given)}; expected a list of Request"
+        raise InvalidValueError(msg)
+    return list(requests)
+
+
+def refuse_payloads(payloads: object) -> None:
+    """Raise for the first payload that is no bytes.
+
+    Raises:
+        InvalidValueError: There is such a payload, or it is no list of them.
+    """
+    if isinstance(payloads, (str, bytes, bytearray)) or not isinstance(payloads, Sequence):
+        msg = f"payloads is {shown(payloads)}; expected a list of bytes, the payload frames"
+        raise InvalidValueError(msg)
+    for place, payload in enumerate(payloads):
+        check_kind(f"payloads[{place}]", payload, bytes | bytearray)
 
 
 def refuse_registration(model: object, dp_size: object, loras: Mapping[str, str] | None) -> None:

@@ -6,7 +6,7 @@ batches that `apply_many` takes at once depends on a clock. A feed tells how com
 Thread-safe; every call that does work releases the interpreter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
@@ -24,7 +24,7 @@ from kvbraid.fleet.answer import (
     PodInfo,
     Scores,
 )
-from kvbraid.fleet.fields import refuse_registration, refuse_request
+from kvbraid.fleet.fields import listed, refuse_payloads, refuse_registration, refuse_request
 from kvbraid.fleet.request import Request
 from kvbraid.ids import GroupId, PodId, PodState, Tier
 from kvbraid.kinds import check_fields, check_kind
@@ -157,8 +157,13 @@ class FleetIndex:
 
         Raises:
             UnknownError: The pod is not registered.
+            InvalidValueError: The payload is no bytes.
         """
-        return Applied._make(self._core.apply(pod, dp_rank, payload))
+        try:
+            return Applied._make(self._core.apply(pod, dp_rank, payload))
+        except _NOT_TAKEN:
+            check_kind("payload", payload, bytes)
+            raise
 
     def apply_many(
         self, pod: PodId, payloads: Sequence[bytes], *, dp_rank: int = 0, budget_s: float
@@ -170,8 +175,13 @@ class FleetIndex:
 
         Raises:
             UnknownError: The pod is not registered.
+            InvalidValueError: `payloads` is no list of bytes.
         """
-        done = self._core.apply_many(pod, dp_rank, payloads, round(budget_s * 1e6))
+        try:
+            done = self._core.apply_many(pod, dp_rank, payloads, round(budget_s * 1e6))
+        except _NOT_TAKEN:
+            refuse_payloads(payloads)
+            raise
         return list(map(Applied._make, done))
 
     def reset(self, pod: PodId, *, dp_rank: int = 0) -> None:
@@ -235,7 +245,7 @@ class FleetIndex:
             raise
         return Scores(answer)
 
-    def score_many(self, requests: Sequence[Request]) -> list[Scores]:
+    def score_many(self, requests: Iterable[Request]) -> list[Scores]:
         """Score several requests in one call: one answer each, in order, as `score` gives it.
 
         The index is not held for the whole call: a thread that waits for it waits for one answer.
@@ -244,10 +254,11 @@ class FleetIndex:
             UnknownError, InvalidValueError: As in `score`; the message starts with the place of
                 the first such request (`requests[2]: `), and no answer is returned.
         """
+        given = listed(requests)
         try:
-            answers = self._core.score_many([(each, each.token_ids) for each in requests])
+            answers = self._core.score_many([(each, each.token_ids) for each in given])
         except _NOT_TAKEN:
-            for place, request in enumerate(requests):
+            for place, request in enumerate(given):
                 refuse_request(request, f"requests[{place}]: ")
             raise
         return [Scores(answer) for answer in answers]

@@ -1,6 +1,7 @@
 """Several requests in one call, requests in an event loop, and what a request's tokens may be."""
 
 import asyncio
+import re
 import threading
 from array import array
 from collections.abc import Callable, Sequence
@@ -145,6 +146,48 @@ def test_an_awaited_request_that_is_wrong_is_refused_like_any_other() -> None:
     for wrong, message in ((request(-1), "token id 8 is -1"), (request(pods="a"), "pods is 'a'")):
         with pytest.raises(InvalidValueError, match=message):
             asyncio.run(index.score_async(wrong))
+
+
+NO_REQUEST: Any = 3
+ONE_REQUEST: Any = request(9)
+GENERATOR: Any = (token for token in HELD)
+TEXT: Any = "payload"
+ONE_PAYLOAD: Any = b"payload"
+MISUSE: dict[str, tuple[Callable[[FleetIndex], object], str]] = {
+    "score": (lambda i: i.score(NO_REQUEST), "request is 3; expected Request"),
+    "try_score": (lambda i: i.try_score(NO_REQUEST), "request is 3; expected Request"),
+    "explain": (lambda i: i.explain(NO_REQUEST), "request is 3; expected Request"),
+    "routed": (lambda i: i.routed(POD, NO_REQUEST, []), "request is 3; expected Request"),
+    "score_async": (
+        lambda i: asyncio.run(i.score_async(NO_REQUEST)), "request is 3; expected Request",
+    ),
+    "score_async, tokens": (
+        lambda i: asyncio.run(i.score_async(request(token_ids=GENERATOR))),
+        "token ids are a generator; expected a buffer of uint32 or a sequence",
+    ),
+    "score_many": (lambda i: i.score_many([ONE_REQUEST, NO_REQUEST]), "requests[1] is 3; exp"),
+    "score_many, one": (lambda i: i.score_many(ONE_REQUEST), "expected a list of Request"),
+    "score_many, a generator": (
+        lambda i: i.score_many(request(pods=each) for each in "ab"),
+        "requests[0]: pods is 'a'; expected a list",
+    ),
+    "apply": (lambda i: i.apply(POD, TEXT), "payload is 'payload'; expected bytes"),
+    "apply_many": (
+        lambda i: i.apply_many(POD, [ONE_PAYLOAD, TEXT], budget_s=1),
+        "payloads[1] is 'payload'; expected bytes",
+    ),
+    "apply_many, one": (
+        lambda i: i.apply_many(POD, ONE_PAYLOAD, budget_s=1),
+        "payloads is b'payload'; expected a list of bytes, the payload frames",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISUSE)
+def test_misuse_is_refused_with_the_value_and_what_was_expected(case: str) -> None:
+    call, message = MISUSE[case]
+    with pytest.raises(InvalidValueError, match=re.escape(message)):
+        call(an_index())
 
 
 BUFFERS: dict[str, Callable[[Sequence[int]], Request]] = {
