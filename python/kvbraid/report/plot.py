@@ -14,6 +14,7 @@ _HEIGHT_IN: Final = 3.6
 _MARKERS: Final = "osv^DP*X"
 _THICKEST, _THINNEST = 4.0, 1.0
 _LARGEST, _SMALLEST = 10.0, 3.5
+_ROOM_ABOVE: Final = 1.06
 
 
 def load_matplotlib() -> Any:  # noqa: ANN401 - a module that may be absent
@@ -105,9 +106,10 @@ def _draw_panel(axes: Any, title: str, curves: Curves, memory_label: str) -> Non
     axes.set_title(title, fontsize=9)
     axes.set_xscale("log", base=2)
     memories = sorted({x for points in curves.values() for x, _ in points})
-    axes.set_xticks(memories, labels=[f"{memory:g}" for memory in memories])
+    axes.set_xticks(memories, labels=[f"{memory:.3g}" for memory in memories])
     axes.set_xlabel(memory_label)
     axes.set_ylabel("token hit rate (%)")
-    axes.set_ylim(bottom=0)
+    highest = max((y for points in curves.values() for _, y in points), default=0.0)
+    axes.set_ylim(0, max(1.0, 100 * highest * _ROOM_ABOVE))
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize=7)

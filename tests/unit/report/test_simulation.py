@@ -122,13 +122,14 @@ def test_the_plot_is_written(trace: Path, tmp_path: Path) -> None:
 
 
 def test_the_plot_names_every_memory_and_hides_no_line_and_no_point() -> None:
-    same = [(20.0, 0.5), (40.0, 0.75), (100.0, 1.0)]
+    same = [(400 / 1024, 0.25), (20.0, 0.5), (40.0, 0.75), (100.0, 1.0)]
     curves = {"dense": same, "value": same, "value-flat": same}
     (axes,) = figure({"t": curves}).axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["20", "40", "100"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0.391", "20", "40", "100"]
     assert len(axes.get_xticks(minor=True)) == 0
     lines = axes.get_lines()
     assert not any(line.get_clip_on() for line in lines), "the frame cuts no marker"
+    assert axes.get_ylim()[1] > 103, "and stands above the highest"
     for below, above in pairwise(lines):
         assert below.get_linewidth() > above.get_linewidth()
         assert below.get_markersize() > above.get_markersize()
