@@ -166,8 +166,8 @@ class ByValueModel(CacheModel):
             progress.ending = self.checkpoints.resume(tuple(request.hashes), progress.ending, at)
             progress.num_checked = at
 
-    def commit(self, request: int, num_tokens: int) -> None:
-        super().commit(request, num_tokens)
+    def commit(self, request: int, num_tokens: int, *, start: int | None = None) -> None:
+        super().commit(request, num_tokens, start=start)
         known, progress = self.memory.requests[request], self._progress(request)
         checked, settled = progress.num_checked, self._settled(num_tokens)
         if self.checkpoints.geometry.needs_no_tail or settled <= checked:

@@ -376,7 +376,7 @@ class CacheModel:
         self._note_written(need, request)
         noted = len(pool.registered)
         if not need.delay_commit:
-            self.commit(need.request, min(main, len(request.tokens)))
+            self.commit(need.request, min(main, len(request.tokens)), start=computed)
         if self.memory.has_steps:
             new_blocks = [block for _, block in pool.registered[noted:]]
             self.memory.unwritten += [(need.request, block) for block in new_blocks]
@@ -513,12 +513,21 @@ class CacheModel:
 
     # ---- commits -------------------------------------------------------------------------
 
-    def commit(self, request: int, num_tokens: int) -> None:
+    def commit(self, request: int, num_tokens: int, *, start: int | None = None) -> None:
+        """`start`: where the step at hand begins, if it computes the last of these tokens."""
         known = self.memory.requests[request]
         self.memory.pool.author = request
         for group in self.memory.groups:
             if self.config.caching and self._is_shared(group):
-                self._commit(group, known, self._num_cacheable(group, num_tokens))
+                passed = self._passed_state(group, num_tokens, start)
+                self._commit(group, known, self._num_cacheable(group, num_tokens), passed)
+
+    def _passed_state(self, group: Group, end: int, start: int | None) -> int | None:
+        """Where the state is that a step inside a block begins with, if it passes the block's end:
+        that one stays in the block, which is not the state that its place says."""
+        place, inside = divmod(start or 0, group.spec.block_size)
+        is_passed = inside and end > (place + 1) * group.spec.block_size
+        return place if is_passed and isinstance(group, State) and not self.is_vllm else None
 
     def _num_cacheable(self, group: Group, num_tokens: int) -> int:
         """Leading tokens of which a hit could ever be made, and whose KV is final."""
@@ -531,7 +540,7 @@ class CacheModel:
             return min(final, final // unit * unit + group.spec.block_size)
         return aligned
 
-    def _commit(self, group: Group, request: Request, num_tokens: int) -> None:
+    def _commit(self, group: Group, request: Request, num_tokens: int, passed: int | None) -> None:
         table, size = request.tables[group.index], group.spec.block_size
         hashed = len(request.hashes) * self.hash_block
         first, last = table.committed or 0, min(num_tokens, hashed) // size
@@ -542,7 +551,8 @@ class CacheModel:
             reused += [request.junction] * (request.junction > 0)
             keeper = self.keepers[group.index]
             for run in self._unregistered(group, request, range(first, last)):
-                kept = [j for j in run if table.blocks[j] and keeper.keeps(j, reused)]
+                held = [j for j in run if table.blocks[j] and j != passed]
+                kept = [j for j in held if keeper.keeps(j, reused)]
                 for j in kept:
                     self._register(group, request, table.blocks[j], (j + 1) * size)
                 self._say(store(request, group, self.hash_block, run, kept))

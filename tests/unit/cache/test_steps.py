@@ -18,7 +18,17 @@ from kvbraid.events.model import BlockRemoved, BlockStored
 from kvbraid.ids import BlockId
 from kvbraid.spec import EngineDialect, GroupSpec
 
-from tests.unit.cache.caches import chunked, compute, config, full, leave, mamba, picture, window
+from tests.unit.cache.caches import (
+    blocks_held,
+    chunked,
+    compute,
+    config,
+    full,
+    leave,
+    mamba,
+    picture,
+    window,
+)
 
 TOKENS = list(range(100, 140))
 DENSE = Dense()
@@ -170,6 +180,15 @@ def test_a_state_of_a_step_that_was_never_begun_is_refused_and_says_what_to_call
     assert picture(cache, [first, second]) == before
     cache.start_step()
     assert cache.allocate([need]).num_fit == 1
+
+
+def test_a_state_that_a_step_passes_inside_a_block_is_not_taken_for_the_one_at_its_end() -> None:
+    """Whoever ends steps elsewhere than `plan_chunk` says loses hits, and finds nothing wrong."""
+    for dialect, held in ((EngineDialect.PURE, {4, 16}), (EngineDialect.VLLM, {4, 8, 16})):
+        cache = CacheManager(config(full(4), mamba(4), dialect=dialect))
+        request = cache.add(TOKENS)
+        compute(cache, request, [4, 6, 16])
+        assert blocks_held(cache, TOKENS, 4)[1] == held
 
 
 # ---- why nothing fits --------------------------------------------------------------------

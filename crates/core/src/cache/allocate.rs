@@ -36,7 +36,8 @@ impl Core {
             request.junction = junction;
         }
         if !need.delay_commit {
-            self.commit(request, lengths.main.min(request.num_tokens()));
+            let end = lengths.main.min(request.num_tokens());
+            self.commit(request, end, Some(lengths.total));
         }
         // The commit needs to know where the step began, so this is set last.
         request.note_step(lengths.total, lengths.main);

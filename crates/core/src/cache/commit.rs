@@ -16,14 +16,20 @@ struct Commit {
     boundaries: SmallVec<[u32; 3]>,
     /// The entries of the hashes that earlier groups have registered.
     entries: Entries,
+    /// The number of tokens before the step; `None` if what is registered was computed earlier.
+    start: Option<u32>,
+    end: u32,
 }
 
 impl Core {
-    /// Registers the whole blocks of the first `num_tokens` tokens, group by group.
-    pub(super) fn commit(&mut self, request: &mut Request, num_tokens: u32) {
+    /// Registers the whole blocks of the first `num_tokens` tokens, group by group. `start` is where
+    /// the step begins that computes the last of them, if it is the step at hand.
+    pub(super) fn commit(&mut self, request: &mut Request, num_tokens: u32, start: Option<u32>) {
         let mut commit = Commit {
             boundaries: self.boundaries.expected(request),
             entries: Entries::default(),
+            start: start.filter(|_| !self.config.follows_vllm),
+            end: num_tokens,
         };
         for index in 0..self.groups.len() {
             let group = self.groups[index];
@@ -78,6 +84,17 @@ impl Core {
         }
     }
 
+    /// The position of the state at which a step begins inside a block, if the step passes the end of
+    /// that block. The block keeps the older state, so it is not the one that its position says.
+    fn passed_state(group: &Group, commit: &Commit) -> Option<u32> {
+        let start = commit.start?;
+        let position = start / group.block;
+        let is_inside = !start.is_multiple_of(group.block);
+        let is_passed = commit.end > (position + 1) * group.block;
+        let is_state = matches!(group.kind, Kind::State { .. });
+        (is_state && is_inside && is_passed).then_some(position)
+    }
+
     /// The number of tokens whose blocks may be registered: whole units of a hit and, for a group
     /// that a draft head reads, one more block.
     fn cacheable_tokens(&self, group: &Group, num_tokens: u32) -> u32 {
@@ -116,10 +133,12 @@ impl Core {
             self.config.hit_alignment(),
             &commit.boundaries,
         );
+        let passed = Self::passed_state(group, commit);
         let mut listed: SmallVec<[ListedBlock; 16]> = SmallVec::new();
         for position in positions.clone() {
             let block = table.blocks[position as usize];
-            if block == NULL_BLOCK || keep.as_ref().is_some_and(|keep| !keep.keeps(position)) {
+            let is_kept = keep.as_ref().is_none_or(|keep| keep.keeps(position));
+            if block == NULL_BLOCK || !is_kept || passed == Some(position) {
                 continue;
             }
             let end = (position + 1) * group.block;

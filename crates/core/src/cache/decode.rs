@@ -25,12 +25,11 @@ impl Cache {
                 tokens.len()
             )));
         }
-        self.check_distinct(ids.iter().copied())?;
-        for &id in ids {
-            let request = self.request(id)?;
+        self.check_each(ids.iter().copied(), |request| {
             request.check_decode()?;
-            self.core.check_length(id, request.num_tokens() + 1)?;
-        }
+            let num_tokens = request.num_tokens() + 1;
+            self.core.check_length(request.id, num_tokens)
+        })?;
         let mut done = Allocation::default();
         done.counts.reserve(ids.len() * self.core.groups.len());
         for (&id, &token) in ids.iter().zip(tokens) {

@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 
 use super::Cache;
 use super::core::Core;
+use super::request::Request;
 use crate::blocks::{Author, BlockId};
 use crate::error::{Error, Result};
 
@@ -66,20 +67,30 @@ impl Cache {
 
     /// Refuses unknown requests, and a request that is given twice.
     pub(super) fn check_distinct(&self, ids: impl Iterator<Item = u64> + Clone) -> Result<()> {
-        let (mut last, mut is_ascending) = (None, true);
+        self.check_each(ids, |_| Ok(()))
+    }
+
+    /// The same, and refuses what `check` refuses of one of them.
+    pub(super) fn check_each(
+        &self,
+        ids: impl Iterator<Item = u64> + Clone,
+        check: impl Fn(&Request) -> Result<()>,
+    ) -> Result<()> {
+        let (mut last, mut is_ascending, mut checked) = (None, true, Ok(()));
         for id in ids.clone() {
-            self.request(id)?;
+            let request = self.request(id)?;
+            checked = checked.and_then(|()| check(request));
             is_ascending &= last < Some(id);
             last = Some(id);
         }
         if is_ascending {
-            return Ok(()); // As requests run that started in the order in which they arrived.
+            return checked; // As requests run that started in the order in which they arrived.
         }
         let mut sorted: SmallVec<[u64; 64]> = ids.collect();
         sorted.sort_unstable();
         match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
             Some(pair) => Err(Error::GivenTwice(pair[0])),
-            None => Ok(()),
+            None => checked,
         }
     }
 

@@ -266,7 +266,7 @@ impl Cache {
         self.with(id, |core, request| {
             request.check_commit(num_tokens)?;
             let noted = core.steps.num_noted();
-            core.commit(request, num_tokens);
+            core.commit(request, num_tokens, None);
             core.steps.settle(noted);
             Ok(())
         })
