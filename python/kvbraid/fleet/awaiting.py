@@ -14,15 +14,22 @@ if TYPE_CHECKING:
     from kvbraid.fleet.request import Request
 
 AT_ONCE_TOKENS: Final = 32_768
-"""The longest request that is scored at once. `make bench ONLY=score_async` measures it."""
+"""The longest request that is scored at once, each rank counted as some tokens more.
+
+`make bench ONLY=score_async` measures it.
+"""
+
+TOKENS_OF_A_RANK: Final = 48
+"""A row of an answer takes about as long as so many tokens."""
 
 
-async def score(index: "FleetIndex", request: "Request") -> "Scores":
+async def score(index: "FleetIndex", request: "Request", *, num_ranks: int) -> "Scores":
     """Score a request; see `FleetIndex.score_async`."""
     from asyncio import to_thread  # It takes milliseconds to load, and a caller has it already.
 
     tokens: object = getattr(request, "token_ids", ())
-    if not isinstance(tokens, Sized) or len(tokens) <= AT_ONCE_TOKENS:
+    num_tokens = len(tokens) if isinstance(tokens, Sized) else 0
+    if num_tokens + num_ranks * TOKENS_OF_A_RANK <= AT_ONCE_TOKENS:
         scores = index.try_score(request)  # It refuses what is no request.
         if scores is not None:
             return scores

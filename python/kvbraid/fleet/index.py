@@ -113,6 +113,7 @@ class FleetIndex:
 
     def __init__(self, options: IndexOptions | None = None) -> None:
         self._core = FleetCore(options or IndexOptions())
+        self._ranks: dict[PodId, int] = {}  # Of the pods registered.
 
     def register(
         self,
@@ -143,6 +144,7 @@ class FleetIndex:
             refuse_registration(model, dp_size, loras)
             check_fields(registration, {"topology": Topology, "engine": EngineProfile})
             raise
+        self._ranks[pod] = dp_size
 
     def remove(self, pod: PodId) -> None:
         """Forget a pod, all of its ranks, and all they hold.
@@ -151,6 +153,7 @@ class FleetIndex:
             UnknownError: The pod is not registered.
         """
         self._core.remove(pod)
+        self._ranks.pop(pod, None)
 
     def apply(self, pod: PodId, payload: bytes, *, dp_rank: int = 0) -> Applied:
         """Take in one published batch (the payload frame). Bad bytes are refused and counted.
@@ -266,12 +269,12 @@ class FleetIndex:
     async def score_async(self, request: Request) -> Scores:
         """Score without holding up an event loop of asyncio: at once if short, else on a thread.
 
-        It is short if the request has at most `AT_ONCE_TOKENS` tokens (`kvbraid.fleet.awaiting`)
-        and no other thread has the index. If the caller is cancelled, the thread ends by itself.
+        It is short if there are few tokens and ranks (`kvbraid.fleet.awaiting`), and no other
+        thread has the index. If the caller is cancelled, the thread ends by itself.
 
         Raises the same errors as `score`.
         """
-        return await awaiting.score(self, request)
+        return await awaiting.score(self, request, num_ranks=sum(list(self._ranks.values())))
 
     def try_score(self, request: Request) -> Scores | None:
         """Score unless another call is using the index; else return None without waiting.

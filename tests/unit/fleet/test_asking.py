@@ -12,7 +12,7 @@ import pytest
 from kvbraid.errors import InvalidValueError, KvbraidError, UnknownError
 from kvbraid.events import BlockStored, encode_batch
 from kvbraid.fleet.answer import Scores
-from kvbraid.fleet.awaiting import AT_ONCE_TOKENS
+from kvbraid.fleet.awaiting import AT_ONCE_TOKENS, TOKENS_OF_A_RANK
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
@@ -108,13 +108,23 @@ def awaited(index: FleetIndex, num_tokens: int) -> Scores:
 
 
 def test_a_short_request_is_scored_at_once_and_a_long_one_on_a_thread() -> None:
-    index = a_watched_index()
-    assert len(awaited(index, AT_ONCE_TOKENS)) == 1
+    index, longest = a_watched_index(), AT_ONCE_TOKENS - TOKENS_OF_A_RANK
+    assert len(awaited(index, longest)) == 1
     assert (index.at_once, index.on_thread) == ([threading.get_ident()], [])
     index = a_watched_index()
-    assert len(awaited(index, AT_ONCE_TOKENS + 1)) == 1
+    assert len(awaited(index, longest + 1)) == 1
     assert (index.at_once, threading.get_ident() in index.on_thread) == ([], False)
     assert len(index.on_thread) == 1
+
+
+def test_a_request_to_very_many_ranks_is_scored_on_a_thread_however_short_it_is() -> None:
+    index = a_watched_index()
+    index.register(PodId("many"), model="m", dp_size=AT_ONCE_TOKENS // TOKENS_OF_A_RANK)
+    awaited(index, 1)
+    assert (index.at_once, len(index.on_thread)) == ([], 1)
+    index.remove(PodId("many"))
+    awaited(index, 1)
+    assert len(index.at_once) == 1
 
 
 def test_a_busy_index_makes_nobody_in_the_loop_wait() -> None:
