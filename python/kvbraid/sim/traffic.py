@@ -21,13 +21,12 @@ def read_traffic(path: Path, *, tokenizer: Path | None = None) -> Trace:
         CaptureError: The folder cannot be read, likewise.
         InvalidValueError: There is no such tokenizer.
     """
-    encode = None if tokenizer is None else load_tokenizer(tokenizer)
     if not path.exists():
         msg = f"{path} does not exist; give a file of requests, or a folder of `kvbraid replay`"
         raise TraceError(msg)
     if not path.is_dir():
-        return read_trace(path, encode=encode)
-    if encode is not None:
+        return read_trace(path, encode=None if tokenizer is None else load_tokenizer(tokenizer))
+    if tokenizer is not None:
         msg = f"{path} is a recorded engine, whose prompts are tokens; leave --tokenizer out"
         raise InvalidValueError(msg)
     try:
