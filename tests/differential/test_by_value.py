@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
-from kvbraid.cache import ByValue, CacheConfig
+from kvbraid.cache import ByValue, CacheConfig, Lean
 from kvbraid.ids import BlockId
 from kvbraid.models import PrefillCost
 
@@ -41,7 +41,7 @@ MIXES = (
 
 
 @st.composite
-def by_value_configs(draw: st.DrawFn) -> CacheConfig:
+def by_value_configs(draw: st.DrawFn, leans: st.SearchStrategy[Lean]) -> CacheConfig:
     """Those, or any groups."""
     few = st.sampled_from(MIXES).map(lambda groups: config(*groups))
     drawn = draw(st.one_of(few, few, BOTH_DIALECTS, BOTH_DIALECTS))
@@ -51,14 +51,14 @@ def by_value_configs(draw: st.DrawFn) -> CacheConfig:
     return replace(
         drawn,
         num_blocks=draw(st.sampled_from((8, 14, 20, 30, 60))),
-        retention=ByValue(interval=interval, cost=cost),
+        retention=ByValue(interval=interval, cost=cost, lean=draw(leans)),
     )
 
 
 class ByValueMachine(CacheMachine):
     """The checkpoints too."""
 
-    configs = by_value_configs()
+    configs = by_value_configs(st.sampled_from(Lean))
     model_of = ByValueModel
     model: ByValueModel
 

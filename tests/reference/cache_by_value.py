@@ -57,13 +57,17 @@ class KeepingPool(Pool):
             raise OutOfBlocksError
         taken: list[int] = []
         while len(taken) < count:
-            while not self.free:
+            while self.checkpoints.is_due():
                 self.checkpoints.let_go()
             taken += super().take(1)
         return taken
 
     def release(self, blocks: Sequence[int]) -> None:
+        assert self.checkpoints is not None
+        waiting = set(self.free)
         super().release(blocks)
+        for block in set(self.free) - waiting:
+            self.checkpoints.since[block] = self.checkpoints.clock * (block in self.keys)
         self.free = [block for block in self.free if not self.is_kept(block)]
 
     def forget(self, block: int) -> None:
@@ -95,7 +99,6 @@ class ByValueModel(CacheModel):
             for group in self.memory.groups
             if config.caching and self._is_shared(group)
         }
-        self.interval = config.retention.interval
         pool = KeepingPool(config.num_blocks, config.caching)
         geometry = Geometry(cached, self.hash_block, self.hit_alignment)
         overlaps = Overlaps.of_pool(config.num_blocks)
@@ -123,8 +126,8 @@ class ByValueModel(CacheModel):
 
     def _expected(self, request: Request) -> Iterator[tuple[int, Origin]]:
         """Where requests are expected to resume."""
-        if self.interval:
-            ends = range(self.interval, len(request.tokens) + 1, self.interval)
+        if interval := self.checkpoints.interval:
+            ends = range(interval, len(request.tokens) + 1, interval)
             yield from ((end, Origin.INTERVAL) for end in ends)
         reused = reused_boundaries(
             request.num_prompt_tokens, self.alignment, eagle=self.uses_eagle
@@ -211,6 +214,7 @@ class ByValueModel(CacheModel):
         freed = [block for block in worthless if block in self._pool.free]
         others = [block for block in self._pool.free if block not in freed]
         self._pool.free = freed[::-1] + others
+        self.checkpoints.since.update(dict.fromkeys(freed, 0))
 
     def pop_blocks(self, request: int) -> list[int]:
         self._leave_step([request], step_failed=False)

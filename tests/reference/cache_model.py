@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import Final
+from typing import Any, Final
 
 from kvbraid.cache import (
     CacheConfig,
@@ -668,12 +668,13 @@ class CacheModel:
         )
         names = ["num_matches", "num_external_tokens", "num_junctions", "num_preemptions"]
         names += ["num_recoveries", "num_rewound_tokens", "num_held_blocks", "num_dropped_blocks"]
+        rest: dict[str, Any] = {name: counts[name] for name in names}
         return Statistics(
             started=started,
             resumed=resumed,
             num_allocated_blocks=taken,
             num_evicted_blocks=evicted,
-            **{name: counts[name] for name in names},
+            **rest,
         )
 
     def take_work(self, *, caller_frees: bool = False) -> Work:

@@ -11,12 +11,13 @@ evicted; another path parts from the blocks that lead to it, or joins them again
 keeps its value, although the likelihoods, which all checkpoints share, may have changed.
 """
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-from kvbraid.cache import ByValue
+from kvbraid.cache import ByValue, Lean
 from kvbraid.spec import GroupSpec
 
 from tests.reference import resume
@@ -45,11 +46,15 @@ class Ending(Enum):
 
 @dataclass
 class Rate:
-    """As often as so far, beginning with a guess that counts for eight."""
+    """As often as lately, beginning with a guess that counts for eight."""
 
     guess: float
-    seen: int = 0
-    resumed: int = 0
+    seen: float = 0
+    resumed: float = 0
+
+    def see(self) -> None:
+        self.seen = self.seen * (1 - 1 / 256) + 1
+        self.resumed *= 1 - 1 / 256
 
     @property
     def value(self) -> float:
@@ -73,7 +78,7 @@ class Likelihood:
 
     def of(self, point: "Checkpoint", num_ways: int) -> Rate:
         """So many ways lead on from it now."""
-        is_shared = num_ways > 1 or point.num_resumed > 1
+        is_shared = num_ways > 1 or point.num_resumed > 1 or point.is_shared
         if num_ways or is_shared:
             return self.passed[point.origin, is_shared]
         return self.ends[point.ending]
@@ -97,6 +102,7 @@ class Checkpoint:
     has_ended: bool = False
     was_resumed: bool = False
     num_resumed: int = 0
+    is_shared: bool = False  # Several ways led on from it at once.
     used_at: int = 0
     used_level: float = 0.0
     key: Key | None = None  # As of when it was weighed last; None: it frees nothing.
@@ -168,6 +174,13 @@ class Checkpoints:
     likelihood: Likelihood = field(default_factory=Likelihood)
     level: float = 0.0
     clock: int = 0
+    lean: Lean = Lean.DENSE
+    interval: int = 0
+    since: dict[int, int] = field(default_factory=dict)
+    """For blocks in the pool's queue that a resume may need, the use that they came after."""
+
+    def __post_init__(self) -> None:
+        self.lean, self.interval = self.policy.lean or Lean.DENSE, self.policy.interval
 
     # ---- paths ---------------------------------------------------------------------------
 
@@ -267,7 +280,8 @@ class Checkpoints:
             parting = self.furthest(point.path, (one for one in self.points if one is not point))
             num_blocks += sum(self.geometry.tokens(place) > parting for place in point.full)
         rate = self.likelihood.of(point, num_ways).value
-        point.key = Key(point.used_level + rate * lost / max(num_blocks, 1), point.used_at)
+        value = point.used_level + rate * lost / max(num_blocks, 1)
+        point.key = Key(value if self.lean is Lean.VALUE else 0.0, point.used_at)
 
     def weigh_right_below(self, point: Checkpoint) -> None:
         """Too many of them keep their values until something else happens to them."""
@@ -346,14 +360,16 @@ class Checkpoints:
             above = self.part(later, known)
         point.came_after = above
         self.points.append(point)
+        point.is_shared = self.num_ways(point) > 1
         self.pool.free = [block for block in self.pool.free if not self.is_kept(block)]
         if above is None or not is_new_way:
             self.weigh(later)
         if not is_new_way:
-            self.likelihood.of(point, self.num_ways(point)).seen += 1
+            self.likelihood.of(point, self.num_ways(point)).see()
         elif above is not None:
             above.was_resumed = False
-            self.likelihood.of(above, self.num_ways(above)).seen += 1
+            above.is_shared |= self.num_ways(above) > 1
+            self.likelihood.of(above, self.num_ways(above)).see()
             self.weigh(above)
         self.use(point)
         self.weigh_right_below(point)
@@ -381,7 +397,7 @@ class Checkpoints:
         if point is None:
             return Ending.START
         num_ways = self.num_ways(point)
-        is_shared = num_ways > 1 or point.num_resumed > 1
+        is_shared = num_ways > 1 or point.num_resumed > 1 or point.is_shared
         goes_on = not num_ways and not is_shared and point.has_ended
         if not point.was_resumed:
             point.was_resumed = True
@@ -403,8 +419,11 @@ class Checkpoints:
         point = self.at(path, self.furthest(path, self.points))
         if point is not None and not self.num_ways(point):
             point.ending, point.has_ended, point.was_resumed = ending, True, False
-            self.likelihood.of(point, 0).seen += 1
+            self.likelihood.of(point, 0).see()
             self.weigh(point)
+        above = point and self.above(point)
+        if above is not None:
+            self.use(above)
 
     def move(self, source: int, destination: int) -> None:
         """A block's hashes are another one's now."""
@@ -415,12 +434,36 @@ class Checkpoints:
 
     # ---- what goes -----------------------------------------------------------------------
 
+    def lean_as(self, other: "Checkpoints") -> None:
+        """Do what another cache does, which has learned what comes of it."""
+        has_changed = self.lean is not other.lean
+        self.lean, self.likelihood = other.lean, copy.deepcopy(other.likelihood)
+        for point in self.points if has_changed else ():
+            if point.key is not None:
+                self.weigh(point)
+
+    def is_due(self) -> bool:
+        """Whether a checkpoint goes before the next victim that waits."""
+        queue, waiting = self.queue(), self.pool.free
+        if not queue or not waiting:
+            return bool(queue)
+        key = queue[0].key
+        return (
+            self.lean is Lean.DENSE
+            and key is not None
+            and key.used_at < self.since.get(waiting[0], 0)
+        )
+
     def let_go(self) -> None:
-        """Let the least value go. There must be one."""
+        """Let the first checkpoint go, whose blocks are the next victims. There must be one."""
         point = self.queue()[0]
         assert point.key is not None
         self.level = max(self.level, point.key.value)
+        waiting = list(self.pool.free)
         self.drop([point])
+        freed = [block for block in self.pool.free if block not in waiting]
+        self.pool.free = freed + waiting
+        self.since.update(dict.fromkeys(freed, 0))
 
     def forget(self, block: int) -> None:
         """A block loses its hashes: all goes that needs it, the furthest first."""
@@ -435,6 +478,7 @@ class Checkpoints:
         for block in sorted(blocks, key=lambda block: (-self.pool.own_end[block], block)):
             if not self.is_kept(block) and block not in self.pool.references:
                 self.pool.free.append(block)
+                self.since[block] = self.clock
 
     def remove(self, point: Checkpoint) -> None:
         above, below, num_ways = self.above(point), self.right_below(point), self.num_ways(point)
@@ -459,7 +503,7 @@ class Checkpoints:
         """One way fewer leads on from a checkpoint. Who would have gone on from the end of its
         last one is expected there instead."""
         if above is not None and not num_ways and not self.num_ways(above):
-            if above.num_resumed <= 1:
+            if above.num_resumed <= 1 and not above.is_shared:
                 above.ending, above.has_ended = point.ending, point.has_ended
                 above.was_resumed = point.was_resumed
             above.used_at = max(above.used_at, point.used_at)

@@ -5,7 +5,7 @@ use std::slice::from_ref;
 
 use kvbraid_core::blocks::{BlockId, Extra, NULL_BLOCK};
 use kvbraid_core::cache::{
-    ByValue, Cache, CacheConfig, GroupOptions, HashFunction, Need, NewRequest, PrefillCost,
+    ByValue, Cache, CacheConfig, GroupOptions, HashFunction, Lean, Need, NewRequest, PrefillCost,
     Retention,
 };
 use kvbraid_core::error::Error;
@@ -110,19 +110,26 @@ fn kinds() -> impl Strategy<Value = Vec<GroupSpec>> {
 }
 
 fn retention() -> impl Strategy<Value = Retention> {
-    let by_value = |interval| {
+    let lean = prop_oneof![
+        Just(None),
+        Just(Some(Lean::Value)),
+        Just(Some(Lean::Dense)),
+        Just(Some(Lean::Interval)),
+    ];
+    let by_value = |(interval, lean)| {
         Retention::ByValue(ByValue {
             interval,
             cost: PrefillCost {
                 per_token: 1.0,
                 per_pair: 0.01,
             },
+            lean,
         })
     };
     prop_oneof![
         Just(Retention::Dense),
         Just(Retention::Interval(0)),
-        prop_oneof![Just(0u32), Just(16)].prop_map(by_value),
+        (prop_oneof![Just(0u32), Just(16)], lean).prop_map(by_value),
     ]
 }
 

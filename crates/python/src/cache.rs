@@ -6,8 +6,8 @@ mod config;
 mod tables;
 
 use answers::{
-    AllocationTuple, BlockTuple, CheckpointTuple, StateTuple, StatisticsTuple, WorkTuple,
-    block_ids, numbers,
+    AllocationTuple, BlockTuple, CheckpointTuple, LeaningTuple, StateTuple, StatisticsTuple,
+    WorkTuple, block_ids, numbers,
 };
 use arguments::{LabelsArg, NeedArg, RangeArg, RecoveryArg, RequestArg, RequestsArg};
 use config::ConfigArg;
@@ -395,6 +395,10 @@ impl CacheCore {
 
     fn take_statistics(&self) -> StatisticsTuple {
         answers::statistics(self.cache.lock().take_statistics())
+    }
+
+    fn leaning(&self) -> Option<LeaningTuple> {
+        self.cache.lock().leaning().map(answers::leaning)
     }
 
     fn num_free_blocks(&self) -> usize {

@@ -4,9 +4,10 @@ from kvbraid.cache.config import CacheConfig, GroupOptions
 from kvbraid.cache.debug import CacheDebug
 from kvbraid.cache.events import Events
 from kvbraid.cache.failed_loads import Recovery
+from kvbraid.cache.leaning import Leaning, Saved
 from kvbraid.cache.manager import CacheManager
 from kvbraid.cache.pool import BlockPool
-from kvbraid.cache.retention import ByValue, Dense, Interval, Retention
+from kvbraid.cache.retention import ByValue, Dense, Interval, Lean, Retention
 from kvbraid.cache.statistics import Starts, Statistics
 from kvbraid.cache.step import (
     Allocation,
@@ -37,6 +38,8 @@ __all__ = [
     "GroupOptions",
     "Interval",
     "KeptState",
+    "Lean",
+    "Leaning",
     "Match",
     "Need",
     "NoFit",
@@ -48,6 +51,7 @@ __all__ = [
     "RequestTables",
     "ResumePoint",
     "Retention",
+    "Saved",
     "Starts",
     "Statistics",
     "Why",

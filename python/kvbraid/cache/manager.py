@@ -20,6 +20,7 @@ from kvbraid.cache.counts import NOT_TAKEN, check_counts, check_needs, check_new
 from kvbraid.cache.debug import CacheDebug
 from kvbraid.cache.events import Events
 from kvbraid.cache.failed_loads import FailedLoads
+from kvbraid.cache.leaning import Leaning
 from kvbraid.cache.pool import BlockPool
 from kvbraid.cache.questions import Questions
 from kvbraid.cache.statistics import Statistics
@@ -352,7 +353,12 @@ class CacheManager(Questions, FailedLoads):
 
     def take_statistics(self) -> Statistics:
         """Take the counts since the last call."""
-        return Statistics.of(*self._core.take_statistics())
+        return Statistics.of(*self._core.take_statistics(), leaning=self.leaning())
+
+    def leaning(self) -> Leaning | None:
+        """Return where retention by value leans, and why; None if that is fixed."""
+        found = self._core.leaning()
+        return None if found is None else Leaning.of(*found)
 
     def reset(self) -> bool:
         """Drop the hashes of all blocks unless a block is in use; return whether it was done."""

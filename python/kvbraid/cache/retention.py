@@ -4,10 +4,11 @@ Full-attention and chunked groups keep every block under every policy.
 """
 
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TypeAlias
 
 from kvbraid.errors import InvalidValueError
-from kvbraid.kinds import check_fields
+from kvbraid.kinds import check_fields, check_kind
 from kvbraid.models import PrefillCost
 
 
@@ -35,17 +36,32 @@ class Interval:
             raise InvalidValueError(f"an interval of {self.tokens} tokens; expected 0 or more")
 
 
+class Lean(Enum):
+    """What is evicted first under retention by value.
+
+    VALUE     what no checkpoint needs, then the checkpoint that is worth least
+    DENSE     what was used least recently, whether a checkpoint needs it or not
+    INTERVAL  what no checkpoint needs, then the checkpoint that was used least recently
+    """
+
+    VALUE = "value"
+    DENSE = "dense"
+    INTERVAL = "interval"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByValue:
-    """Keep every block that can serve a boundary while there is room; then evict the least value.
+    """Keep every block that can serve a boundary while there is room; then evict what saves least.
 
     Checkpoints are the boundaries where prompts and requests end, where requests branch off, and
-    every `interval` tokens. All other blocks are evicted before those of checkpoints, and the
-    checkpoint with the least value is evicted first. The formula is in docs/cache.md.
+    every `interval` tokens. What goes first is decided by the traffic: shadows of the cache, one
+    for each lean, say which one would have saved most lately. It begins with `Lean.DENSE`. The
+    formula of a value is in docs/cache.md.
 
     Attributes:
         interval: Tokens between checkpoints, a multiple of the alignment; 0: none at intervals.
         cost: The compute that a reused token saves.
+        lean: What goes first, always; None: the traffic decides.
 
     Raises:
         InvalidValueError: The interval is negative.
@@ -53,11 +69,13 @@ class ByValue:
 
     interval: int = 0
     cost: PrefillCost = PrefillCost()  # noqa: RUF009 - frozen
+    lean: Lean | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, {"interval": int, "cost": PrefillCost})
         if self.interval < 0:
             raise InvalidValueError(f"an interval of {self.interval} tokens; expected 0 or more")
+        check_kind("ByValue.lean", self.lean, Lean | None)
 
     def aligned(self, alignment: int) -> "ByValue":
         """Return a copy whose interval is rounded up to a multiple of `alignment` tokens."""

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
+
+from kvbraid.cache.leaning import Leaning
 
 
 class Starts(NamedTuple):
@@ -35,6 +37,8 @@ class Statistics:
         num_evicted_blocks: Blocks that were handed out and had been findable until then.
         num_dropped_blocks: Blocks that are no longer findable because their step never ran: their
             request gave them back before `take_work`, or the step failed.
+        leaning: Where retention by value leans now, and what it gains; None under other retentions
+            and if its lean is fixed. This is not a count.
     """
 
     started: Starts
@@ -49,12 +53,18 @@ class Statistics:
     num_allocated_blocks: int
     num_evicted_blocks: int
     num_dropped_blocks: int
+    leaning: Leaning | None = None
 
     @classmethod
     def of(
-        cls, started: tuple[int, int, int], resumed: tuple[int, int, int], rest: Sequence[int]
+        cls,
+        started: tuple[int, int, int],
+        resumed: tuple[int, int, int],
+        rest: Sequence[int],
+        leaning: Leaning | None = None,
     ) -> Self:
         """Return the counts of the native core; `rest` has them in the order of the fields."""
-        names = [field.name for field in fields(cls)][2:]
-        counts = dict(zip(names, rest, strict=True))
-        return cls(started=Starts(*started), resumed=Starts(*resumed), **counts)
+        names = [field.name for field in fields(cls)][2:-1]
+        counts: dict[str, Any] = dict(zip(names, rest, strict=True))
+        each: dict[str, Any] = {"started": Starts(*started), "resumed": Starts(*resumed)}
+        return cls(**each, **counts, leaning=leaning)

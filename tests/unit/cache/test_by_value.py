@@ -15,6 +15,7 @@ from kvbraid.cache import (
     CacheManager,
     Dense,
     Interval,
+    Lean,
     Retention,
 )
 from kvbraid.errors import InvalidValueError
@@ -59,7 +60,7 @@ class Engine:
 def engine(
     *groups: GroupSpec, interval: int = 0, num_blocks: int = 200, cost: PrefillCost | None = None
 ) -> Engine:
-    retention = ByValue(interval=interval, cost=cost or PrefillCost())
+    retention = ByValue(lean=Lean.VALUE, interval=interval, cost=cost or PrefillCost())
     return Engine(config(*groups, num_blocks=num_blocks, retention=retention))
 
 
@@ -81,9 +82,13 @@ def siblings(groups: Sequence[GroupSpec], retention: Retention) -> list[int]:
     ("groups", "retention", "hits"),
     [
         pytest.param(STATE, Interval(0), [0, 0, 20], id="states-sparse"),
-        pytest.param(STATE, ByValue(interval=8), [0, 16, 20], id="states-by-value"),
+        pytest.param(
+            STATE, ByValue(lean=Lean.VALUE, interval=8), [0, 16, 20], id="states-by-value"
+        ),
         pytest.param(WINDOW, Interval(0), [0, 0, 20], id="windows-sparse"),
-        pytest.param(WINDOW, ByValue(interval=8), [0, 20, 20], id="windows-by-value"),
+        pytest.param(
+            WINDOW, ByValue(lean=Lean.VALUE, interval=8), [0, 20, 20], id="windows-by-value"
+        ),
     ],
 )
 def test_the_second_of_a_shared_prefix_hits_and_the_third_hits_exactly(
@@ -174,7 +179,7 @@ def fill(cache: CacheManager, num_blocks: int) -> None:
 def test_blocks_that_lead_to_no_checkpoint_go_before_those_that_serve_a_boundary() -> None:
     """The first request left states of every block. The second computed all in one step: without
     any state its blocks serve nothing, and go first though they were freed last."""
-    cache = CacheManager(config(*STATE, num_blocks=60, retention=ByValue()))
+    cache = CacheManager(config(*STATE, num_blocks=60, retention=ByValue(lean=Lean.VALUE)))
     first, second = session(1, 21), session(2, 21)
     leave(cache, first, UNIT)
     serving = set(cache.debug.free_queue()) & {
@@ -218,8 +223,8 @@ def values(lives: Engine) -> dict[int, float]:
 
 def rate_of_ends(number: int) -> float:
     """How likely somebody goes on from the end of the request that was the nth to end, while
-    nobody did: a guess of 1/4, which counts for 8."""
-    return 8 * 0.25 / (8 + number)
+    nobody did: a guess of 1/4, which counts for 8. Each end makes earlier ones count less."""
+    return 8 * 0.25 / (8 + sum((1 - 1 / 256) ** age for age in range(number)))
 
 
 RATE_OF_FIRST_TURN = 8 * 0.5 / (8 + 1)
@@ -262,7 +267,9 @@ def test_a_turn_is_worth_what_it_adds_to_the_one_before() -> None:
 def test_what_two_paths_share_is_lost_with_neither() -> None:
     """Two requests at once that share 8 of 17 tokens: without one of them, 8 can be resumed."""
     cost = PrefillCost(per_token=0.0, per_pair=2.0)
-    cache = CacheManager(config(full(UNIT), num_blocks=60, retention=ByValue(cost=cost)))
+    cache = CacheManager(
+        config(full(UNIT), num_blocks=60, retention=ByValue(lean=Lean.VALUE, cost=cost))
+    )
     requests = [cache.add([*range(8), *session(number, 9)]) for number in (1, 2)]
     for request in requests:
         compute(cache, request, [17])
@@ -279,7 +286,7 @@ def test_what_two_paths_share_is_lost_with_neither() -> None:
 @pytest.mark.parametrize("groups", [STATE, WINDOW], ids=["states", "windows"])
 def test_a_preempted_request_resumes_where_it_was(groups: Sequence[GroupSpec]) -> None:
     """Even after all blocks that wait in the queue were used by another one."""
-    cache = CacheManager(config(*groups, num_blocks=60, retention=ByValue()))
+    cache = CacheManager(config(*groups, num_blocks=60, retention=ByValue(lean=Lean.VALUE)))
     request = cache.add(session(1, 30))
     compute(cache, request, [8, 20])
     cache.take_work()
@@ -295,7 +302,9 @@ def test_a_preempted_request_resumes_where_it_was(groups: Sequence[GroupSpec]) -
 def test_who_replays_tokens_goes_on_at_the_boundary_behind_them() -> None:
     """The last 3 tokens of a hit are computed again, for the window: it is one more turn."""
     groups, replay = (full(UNIT), window(3, UNIT)), {"replay_tokens": 3}
-    cache = CacheManager(config(*groups, num_blocks=60, topology=replay, retention=ByValue()))
+    cache = CacheManager(
+        config(*groups, num_blocks=60, topology=replay, retention=ByValue(lean=Lean.VALUE))
+    )
     for num_tokens, hit in ((16, 0), (24, 13)):
         request = cache.add(session(1, num_tokens))
         compute(cache, request, [num_tokens], hit=hit)
@@ -359,7 +368,7 @@ def test_a_reset_lets_everything_go() -> None:
 
 
 def test_a_request_that_hands_its_blocks_over_leaves_a_checkpoint() -> None:
-    cache = CacheManager(config(*STATE, num_blocks=60, retention=ByValue()))
+    cache = CacheManager(config(*STATE, num_blocks=60, retention=ByValue(lean=Lean.VALUE)))
     request = cache.add(session(1, 21))
     compute(cache, request, [20, 21])
     blocks = cache.pop_blocks(request)
@@ -375,7 +384,7 @@ def test_a_request_that_hands_its_blocks_over_leaves_a_checkpoint() -> None:
 
 def test_who_ends_without_a_checkpoint_says_nothing_of_another_path() -> None:
     """The second request leaves the path of the first at 8 tokens, and leaves no state."""
-    cache = CacheManager(config(*STATE, num_blocks=60, retention=ByValue()))
+    cache = CacheManager(config(*STATE, num_blocks=60, retention=ByValue(lean=Lean.VALUE)))
     leave(cache, session(1, 25), UNIT)
     (before,) = cache.debug.checkpoints()
     leave(cache, [*session(1, 8), *session(2, 22)], 30)
@@ -384,7 +393,9 @@ def test_who_ends_without_a_checkpoint_says_nothing_of_another_path() -> None:
 
 def test_a_block_that_two_paths_need_stays_until_both_are_gone() -> None:
     """Blocks of 8 and 12 tokens, paths that part at 14: both need the block of 12."""
-    cache = CacheManager(config(full(8), full(12), num_blocks=60, retention=ByValue()))
+    cache = CacheManager(
+        config(full(8), full(12), num_blocks=60, retention=ByValue(lean=Lean.VALUE))
+    )
     paths = [[*range(14), *session(number, 15)] for number in (1, 2)]
     for path in paths:
         leave(cache, path, 29)
@@ -402,7 +413,9 @@ def test_a_checkpoint_inside_a_block_leaves_the_whole_block_to_longer_prefixes()
     """A prompt of 12 tokens can be resumed at 10, inside its third block of 4, which is whole."""
     topology = {"partial_hits": True, "hash_block_size": 2}
     groups = (full(4), mamba(8))
-    cache = CacheManager(config(*groups, num_blocks=60, topology=topology, retention=ByValue()))
+    cache = CacheManager(
+        config(*groups, num_blocks=60, topology=topology, retention=ByValue(lean=Lean.VALUE))
+    )
 
     def live(tokens: Sequence[int], ends: Sequence[int]) -> int:
         request = cache.add(tokens)

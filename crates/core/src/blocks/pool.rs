@@ -11,6 +11,8 @@
 //! A block that a checkpoint keeps is free but not in the queue: it cannot be evicted until the
 //! checkpoint lets it go.
 
+mod integrity;
+
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
@@ -85,6 +87,10 @@ pub struct Pool {
     pub index: HashIndex,
     /// The keys after a block's first: boundaries inside the block.
     further: HashMap<BlockId, SmallVec<[Key; 2]>>,
+    /// For each block that waits, the time at which it came to wait; 0 for one that no resume needs.
+    /// Empty unless somebody sets the time.
+    waits_since: Vec<u64>,
+    now: u64,
     /// Freed blocks that no hash finds, while they wait to be put at the front of the queue.
     unhashed: Vec<BlockId>,
 }
@@ -110,6 +116,8 @@ impl Pool {
             num_free: last as usize,
             index: HashIndex::new(num_groups, secret.spread()),
             further: HashMap::new(),
+            waits_since: Vec::new(),
+            now: 0,
             unhashed: Vec::new(),
         }
     }
@@ -176,11 +184,35 @@ impl Pool {
     fn link_last(&mut self, block: BlockId) {
         let last = self.blocks[NULL_BLOCK.index()].prev;
         self.link(block, last, NULL_BLOCK);
+        self.note_time(block, self.now);
     }
 
     fn link_first(&mut self, block: BlockId) {
         let first = self.blocks[NULL_BLOCK.index()].next;
         self.link(block, NULL_BLOCK, first);
+        self.note_time(block, 0);
+    }
+
+    fn note_time(&mut self, block: BlockId, now: u64) {
+        if let Some(since) = self.waits_since.get_mut(block.index()) {
+            *since = now;
+        }
+    }
+
+    /// Sets the time for the blocks that come to wait from now on. It is a count of whatever the
+    /// caller compares.
+    pub fn set_time(&mut self, now: u64) {
+        self.waits_since.resize(self.blocks.len(), 0);
+        self.now = now;
+    }
+
+    /// The time at which the next victim came to wait, 0 if no resume needs it; `None` if no block
+    /// waits.
+    #[must_use]
+    pub fn victim_waits_since(&self) -> Option<u64> {
+        let next = self.blocks[NULL_BLOCK.index()].next;
+        let since = self.waits_since.get(next.index()).copied();
+        (next != NULL_BLOCK).then_some(since.unwrap_or(0))
     }
 
     /// Whether a checkpoint keeps the block.
@@ -205,12 +237,6 @@ impl Pool {
         let refs = &mut self.blocks[block.index()].refs;
         self.num_free -= usize::from(*refs == 0);
         *refs += 1;
-    }
-
-    /// Whether the queue has a block. If it has none, only kept blocks are free.
-    #[must_use]
-    pub fn has_victim(&self) -> bool {
-        self.blocks[NULL_BLOCK.index()].next != NULL_BLOCK
     }
 
     /// Takes the next victim and gives it one reference; it loses its keys.
@@ -238,6 +264,14 @@ impl Pool {
         self.blocks[block.index()].is_kept = false;
         if self.is_listed(block) {
             self.link_last(block);
+        }
+    }
+
+    /// Makes a kept block the next victim, unless it is referenced.
+    pub fn let_go_first(&mut self, block: BlockId) {
+        self.blocks[block.index()].is_kept = false;
+        if self.is_listed(block) {
+            self.link_first(block);
         }
     }
 
@@ -390,49 +424,8 @@ impl Pool {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.blocks.capacity() * size_of::<Block>()
+            + self.waits_since.capacity() * size_of::<u64>()
             + self.index.bytes()
             + self.further.allocation_size()
-    }
-
-    /// Checks every block.
-    ///
-    /// # Panics
-    /// Unless references, queue and hashes agree.
-    pub fn check_integrity(&self) {
-        self.index.check_integrity();
-        let listed: Vec<BlockId> = self.queue().take(self.blocks.len()).collect();
-        assert!(
-            listed.iter().all(|&block| self.is_listed(block)),
-            "a referenced or kept block is in the free queue"
-        );
-        let is_kept = |block: &&Block| block.is_kept && block.refs == 0;
-        let kept = self.blocks.iter().filter(is_kept).count();
-        assert_eq!(listed.len() + kept, self.num_free, "free blocks");
-        let unreferenced = self.blocks[1..].iter().filter(|b| b.refs == 0).count();
-        assert_eq!(
-            unreferenced, self.num_free,
-            "unreferenced blocks against the queue"
-        );
-        let mut registered = 0;
-        for key in self.index.keys() {
-            for block in self.index.copies(key) {
-                assert!(
-                    self.is_registered(block, key),
-                    "block {block} does not know {key:?}"
-                );
-                registered += 1;
-            }
-        }
-        let own = self.blocks.iter().filter(|b| b.key().is_some()).count();
-        let further: usize = self.further.values().map(SmallVec::len).sum();
-        assert_eq!(
-            registered,
-            own + further,
-            "keys in the index against keys of blocks"
-        );
-        assert!(
-            self.blocks[0].key().is_none(),
-            "the null block is registered"
-        );
     }
 }

@@ -39,6 +39,9 @@ impl Core {
             let end = lengths.main.min(request.num_tokens());
             self.commit(request, end, Some(lengths.total));
         }
+        if request.num_computed_tokens < request.num_prompt_tokens {
+            request.step_ends.push(lengths.main);
+        }
         // The commit needs to know where the step began, so this is set last.
         request.note_step(lengths.total, lengths.main);
         Ok(())

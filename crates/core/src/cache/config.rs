@@ -69,6 +69,43 @@ impl PrefillCost {
     }
 }
 
+/// What is evicted first under retention by value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lean {
+    /// What no checkpoint needs, then the checkpoint that is worth least.
+    Value,
+    /// What was used least recently, whether a checkpoint needs it or not.
+    Dense,
+    /// What no checkpoint needs, then the checkpoint that was used least recently.
+    Interval,
+}
+
+impl Lean {
+    /// The name of each.
+    const NAMES: [(Self, &'static str); 3] = [
+        (Self::Value, "value"),
+        (Self::Dense, "dense"),
+        (Self::Interval, "interval"),
+    ];
+
+    /// The lean of a name.
+    ///
+    /// # Errors
+    /// `InvalidValue` for any other name.
+    pub fn named(name: &str) -> Result<Self> {
+        let found = Self::NAMES.iter().find(|(_, known)| *known == name);
+        found.map(|(lean, _)| *lean).ok_or_else(|| {
+            Error::InvalidValue(format!("lean {name}; it is value, dense or interval"))
+        })
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize].1
+    }
+}
+
 /// Eviction by the value of what is lost, instead of by age alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ByValue {
@@ -77,6 +114,8 @@ pub struct ByValue {
     pub interval: u32,
     /// The compute that a reused token saves.
     pub cost: PrefillCost,
+    /// What goes first; `None` lets the traffic decide.
+    pub lean: Option<Lean>,
 }
 
 /// Which window blocks and states stay findable, and which blocks are evicted first.
@@ -236,7 +275,7 @@ impl CacheConfig {
     }
 
     fn check_value(&self, policy: &ByValue) -> Result<()> {
-        let ByValue { interval, cost } = *policy;
+        let ByValue { interval, cost, .. } = *policy;
         let is_cost = |cost: f64| cost.is_finite() && cost >= 0.0;
         let is_free = cost.per_token + cost.per_pair <= 0.0;
         let problem = if !interval.is_multiple_of(self.topology.alignment) {

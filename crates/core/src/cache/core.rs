@@ -104,12 +104,11 @@ impl Core {
         Ok(())
     }
 
-    /// Takes the next victim. If no block waits, the checkpoint of the least value is let go first.
+    /// Takes the next victim. Checkpoints that go before it are let go first.
     pub(super) fn take_one(&mut self) -> BlockId {
-        while !self.pool.has_victim()
-            && let Some(checkpoints) = &mut self.checkpoints
-            && checkpoints.let_go(&mut self.pool)
-        {}
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.make_room(&mut self.pool);
+        }
         let (block, lost) = self.pool.take();
         self.statistics.num_allocated_blocks += 1;
         self.statistics.num_evicted_blocks += u64::from(!lost.is_empty());

@@ -21,6 +21,7 @@ impl Cache {
         for id in ids {
             if let Some(mut request) = self.requests.remove(id) {
                 self.core.give_back(&mut request);
+                self.adapt_to(&request);
             }
         }
         Ok(())
@@ -55,7 +56,18 @@ impl Cache {
         self.core.forget_kept_states(id);
         let blocks: Vec<BlockId> = request.clear_tables().into_iter().flatten().collect();
         self.core.held.add(blocks.iter().copied());
+        self.adapt_to(&request);
         Ok(blocks)
+    }
+
+    /// Lets a request that has ended decide where retention by value leans.
+    fn adapt_to(&mut self, request: &Request) {
+        if let Some(adaption) = &mut self.adaption
+            && let Some(checkpoints) = &mut self.core.checkpoints
+            && let Some((other, interval)) = adaption.note_end(request)
+        {
+            checkpoints.lean_as(other, interval);
+        }
     }
 
     fn leave_step(&mut self, ids: &[u64], step_failed: bool) -> Result<()> {

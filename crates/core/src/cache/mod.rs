@@ -74,6 +74,7 @@
 //! # Ok::<(), kvbraid_core::Error>(())
 //! ```
 
+mod adapt;
 mod allocate;
 mod assess;
 mod commit;
@@ -105,7 +106,7 @@ mod zeroing;
 
 use hashbrown::HashMap;
 
-pub use config::{ByValue, CacheConfig, GroupOptions, HashFunction, PrefillCost, Retention};
+pub use config::{ByValue, CacheConfig, GroupOptions, HashFunction, Lean, PrefillCost, Retention};
 pub use own_tables::{OwnLimit, Place, Places};
 pub use recover::{Boundary, Recovery};
 pub use retention::Checkpoint;
@@ -115,6 +116,8 @@ pub use step::{
     Work,
 };
 
+use self::adapt::Adaption;
+pub use self::adapt::{Leaning, Saved};
 use self::core::Core;
 use self::request::Request;
 use crate::blocks::BlockId;
@@ -128,6 +131,8 @@ pub struct Cache {
     core: Core,
     requests: HashMap<u64, Box<Request>>,
     next_id: u64,
+    /// What decides where retention by value leans, unless that is fixed.
+    adaption: Option<Box<Adaption>>,
 }
 
 impl Cache {
@@ -138,6 +143,7 @@ impl Cache {
     pub fn new(config: CacheConfig, secret: &Secret) -> Result<Self> {
         config.validate()?;
         Ok(Self {
+            adaption: Adaption::new(&config, secret).map(Box::new),
             core: Core::new(config, secret),
             requests: HashMap::new(),
             next_id: 0,

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use super::config::HashFunction;
 use crate::blocks::{Author, BlockId, Extra, Source};
 use crate::error::{Error, Result};
@@ -115,6 +117,8 @@ pub(super) struct Request {
     pub ending: Ending,
     /// Under retention by value: the number of tokens up to which checkpoints were looked for.
     pub num_checked: u32,
+    /// Where the steps ended that computed the prompt.
+    pub step_ends: SmallVec<[u32; 4]>,
     tables: Vec<Table>,
     /// Decoding steps that end before this many computed tokens change no table.
     quiet_until: u32,
@@ -135,6 +139,7 @@ impl Request {
             life: Life::Waits,
             ending: Ending::Start,
             num_checked: 0,
+            step_ends: SmallVec::new(),
             tables: vec![Table::default(); num_groups],
             quiet_until: 0,
             chain: None,

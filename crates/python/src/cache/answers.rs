@@ -2,7 +2,8 @@
 
 use kvbraid_core::blocks::{Author, BlockId};
 use kvbraid_core::cache::{
-    Allocation, BlockCopy, BlockInfo, Checkpoint, KeptState, NoFit, Starts, Statistics, Work,
+    Allocation, BlockCopy, BlockInfo, Checkpoint, KeptState, Leaning, NoFit, Starts, Statistics,
+    Work,
 };
 use kvbraid_core::hash::Digest;
 use pyo3::prelude::*;
@@ -89,6 +90,23 @@ pub(super) fn work(work: Work) -> WorkTuple {
         work.copies.into_iter().map(ends).collect(),
         numbers(work.blocks_to_zero),
         states(work.kept_states),
+    )
+}
+
+/// The index of the lean in the list of names, intervals and shares; the number of requests that
+/// have ended, how many had at the last change, and the number of changes.
+pub(super) type LeaningTuple = (usize, Vec<(&'static str, u32, f64)>, u64, u64, u64);
+
+pub(super) fn leaning(leaning: Leaning) -> LeaningTuple {
+    let saved = leaning.saved.into_iter();
+    (
+        leaning.lean,
+        saved
+            .map(|each| (each.lean.name(), each.interval, each.share))
+            .collect(),
+        leaning.num_requests,
+        leaning.since,
+        leaning.num_changes,
     )
 }
 

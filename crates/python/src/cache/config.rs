@@ -1,7 +1,7 @@
 //! The configuration of a cache, read from `kvbraid.cache.CacheConfig` by attribute name.
 
 use kvbraid_core::cache::{
-    ByValue, CacheConfig, GroupOptions, HashFunction, PrefillCost, Retention,
+    ByValue, CacheConfig, GroupOptions, HashFunction, Lean, PrefillCost, Retention,
 };
 use kvbraid_core::hash::none_hash;
 use kvbraid_core::spec::EngineDialect;
@@ -69,6 +69,7 @@ impl<'py> FromPyObject<'_, 'py> for RetentionArg {
             per_pair,
         } = cost.extract()?;
         Ok(Self(Retention::ByValue(ByValue {
+            lean: lean(object.getattr(intern!(py, "lean"))?.extract()?)?,
             interval: object.getattr(intern!(py, "interval"))?.extract()?,
             cost: PrefillCost {
                 per_token,
@@ -76,6 +77,15 @@ impl<'py> FromPyObject<'_, 'py> for RetentionArg {
             },
         })))
     }
+}
+
+/// A member of `kvbraid.cache.Lean`, or `None`.
+fn lean(given: Option<EnumArg>) -> PyResult<Option<Lean>> {
+    let Some(given) = given else {
+        return Ok(None);
+    };
+    let lean = Lean::named(given.name()).map_err(to_python)?;
+    Ok(Some(lean))
 }
 
 impl GroupOptionsArg {

@@ -11,19 +11,17 @@
 //! its tail, and a leaf also loses the full blocks that lead only to it. Whole sessions are
 //! therefore evicted one at a time, rather than a piece of each.
 
+mod evict;
 mod integrity;
 mod tree;
 mod value;
 
-use std::cmp::Reverse;
 use std::collections::BTreeSet;
-
-use smallvec::SmallVec;
 
 use super::Overlaps;
 use super::boundaries::Boundaries;
 use crate::blocks::{BlockId, EntryId, Pool};
-use crate::cache::config::{ByValue, CacheConfig, Retention};
+use crate::cache::config::{ByValue, CacheConfig, Lean, Retention};
 use crate::cache::group::{Group, Kind};
 use crate::cache::request::{Ending, Request};
 use crate::hash::Digest;
@@ -36,6 +34,10 @@ const ROOT: NodeId = 0;
 const NO_NODE: NodeId = NodeId::MAX;
 
 #[derive(Debug, Clone)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent facts of one checkpoint"
+)]
 struct Node {
     parent: NodeId,
     /// The place among the parent's children.
@@ -57,9 +59,10 @@ struct Node {
     /// Whether a request has resumed here since that request ended, or since the last child was
     /// added.
     was_resumed: bool,
-    /// How often a request has resumed here since the node became a checkpoint. This is remembered
-    /// when the paths of those requests have gone.
+    /// How often a request has resumed here since the node became a checkpoint, and whether several
+    /// paths continued at once. This is remembered when those paths have gone.
     num_resumed: u32,
+    is_shared: bool,
     /// The tick of the last use, and the level at that time.
     used_at: u64,
     used_level: f64,
@@ -91,6 +94,8 @@ struct Anchor {
 #[derive(Debug, Clone)]
 pub(in crate::cache) struct Checkpoints {
     policy: ByValue,
+    /// What is evicted first, for now.
+    lean: Lean,
     /// The groups that are cached.
     groups: Vec<Group>,
     /// Whether every boundary that the full groups hold can be resumed at.
@@ -132,6 +137,7 @@ impl Node {
             has_ended: false,
             was_resumed: false,
             num_resumed: 0,
+            is_shared: false,
             used_at: 0,
             used_level: 0.0,
             key: None,
@@ -140,7 +146,7 @@ impl Node {
 
     /// What tells how likely the node is resumed.
     fn past(&self) -> Past {
-        if self.children.len() > 1 || self.num_resumed > 1 {
+        if self.children.len() > 1 || self.num_resumed > 1 || self.is_shared {
             Past::Shared(self.origin)
         } else if self.children.is_empty() {
             Past::Ended(self.ending)
@@ -168,6 +174,7 @@ impl Checkpoints {
         });
         Some(Self {
             policy,
+            lean: policy.lean.unwrap_or(Lean::Dense),
             needs_no_tail,
             overlaps: (!needs_no_tail).then(|| Overlaps::new(config.num_blocks as usize)),
             full_step: full.map(|group| group.block).min(),
@@ -217,7 +224,7 @@ impl Checkpoints {
         if is_first && (goes_on || !matches!(past, Past::Ended(_))) {
             self.likelihood.resumed(past);
         }
-        node.num_resumed += 1;
+        node.num_resumed = node.num_resumed.saturating_add(1);
         if node.origin == Origin::Overlap
             && node.num_resumed == 1
             && let Some(overlaps) = &mut self.overlaps
@@ -246,6 +253,14 @@ impl Checkpoints {
             self.likelihood.left(node.past());
             self.weigh(id);
         }
+        // Of the same age, what a path continues from goes after the end of the path.
+        let above = match id {
+            ROOT => ROOT,
+            _ => self.resumable_above(id),
+        };
+        if above != ROOT {
+            self.note_use(pool, above);
+        }
     }
 
     /// The node that the first `end` tokens lead to; `None` if it continues on a different path.
@@ -268,7 +283,7 @@ impl Checkpoints {
         let is_there = anchor.tokens == end;
         let known = &self.nodes[anchor.node as usize];
         if is_there && known.end == end && known.is_resumable {
-            self.note_use(anchor.node);
+            self.note_use(pool, anchor.node);
             return Some(anchor.node);
         }
         let (full, tail) = self.needed(pool, request, anchor.tokens..end)?;
@@ -293,6 +308,7 @@ impl Checkpoints {
         node.ending = request.ending;
         (node.has_ended, node.was_resumed) = (false, false);
         node.num_resumed = 0;
+        node.is_shared = node.children.len() > 1;
         if origin == Origin::Overlap
             && let Some(overlaps) = &mut self.overlaps
         {
@@ -305,7 +321,7 @@ impl Checkpoints {
         if !is_there {
             self.went_on(above);
         }
-        self.note_use(id);
+        self.note_use(pool, id);
         self.weigh_below(id);
         Some(id)
     }
@@ -326,74 +342,12 @@ impl Checkpoints {
         })
     }
 
-    fn note_use(&mut self, id: NodeId) {
+    fn note_use(&mut self, pool: &mut Pool, id: NodeId) {
         self.clock += 1;
+        pool.set_time(self.clock);
         let node = &mut self.nodes[id as usize];
         (node.used_at, node.used_level) = (self.clock, self.level);
         self.weigh(id);
-    }
-
-    /// Lets the checkpoint of the least value go, so its blocks wait in the pool's queue. Returns
-    /// false if there is none.
-    pub(in crate::cache) fn let_go(&mut self, pool: &mut Pool) -> bool {
-        let Some(&(key, id)) = self.queue.first() else {
-            return false;
-        };
-        self.level = self.level.max(key.value);
-        let mut released = Vec::new();
-        self.drop_node(pool, id, &mut released);
-        release(pool, released);
-        true
-    }
-
-    /// Handles a block that is about to lose its hashes: nodes that need it are no longer
-    /// checkpoints, and neither are the nodes that it leads to.
-    pub(in crate::cache) fn forget(&mut self, pool: &mut Pool, block: BlockId) {
-        let mut lost: Vec<NodeId> = Vec::new();
-        for id in self.holders(pool, block) {
-            let node = &self.nodes[id as usize];
-            if node.full.contains(&block) {
-                self.collect(id, &mut lost);
-            } else {
-                lost.push(id);
-            }
-        }
-        lost.retain(|&id| self.nodes[id as usize].is_resumable);
-        // The furthest nodes go first, so a node is dropped after all of its lost descendants.
-        let furthest = |id: &NodeId| {
-            let node = &self.nodes[*id as usize];
-            (Reverse(node.end), node.used_at, *id)
-        };
-        lost.sort_by_key(furthest);
-        lost.dedup();
-        let mut released = Vec::new();
-        for id in lost {
-            self.drop_node(pool, id, &mut released);
-        }
-        release(pool, released);
-    }
-
-    /// Notes that the hashes of one block now belong to another.
-    pub(in crate::cache) fn moved(&mut self, pool: &mut Pool, from: BlockId, to: BlockId) {
-        for id in self.holders(pool, from) {
-            let node = &mut self.nodes[id as usize];
-            for block in node.full.iter_mut().chain(&mut node.tail) {
-                if *block == from {
-                    *block = to;
-                }
-            }
-        }
-        self.pins[to.index()] = std::mem::take(&mut self.pins[from.index()]);
-        if self.pins[to.index()] > 0 {
-            pool.let_go(from);
-            pool.keep(to);
-        }
-    }
-
-    /// Lets all checkpoints go, but keeps the likelihoods that were learned.
-    pub(in crate::cache) fn clear(&mut self, pool: &mut Pool) {
-        while self.let_go(pool) {}
-        self.owners.clear();
     }
 
     /// The bytes held, by capacity. A place in the queue counts twice, for the spare room in the
@@ -407,31 +361,5 @@ impl Checkpoints {
             + self.nodes.capacity() * size_of::<Node>()
             + (ids + lists) * size_of::<NodeId>()
             + self.queue.len() * 2 * size_of::<(Priority, NodeId)>()
-    }
-
-    /// The nodes that need a block. Usually this is only the node that the block's hash belongs to.
-    fn holders(&self, pool: &Pool, block: BlockId) -> SmallVec<[NodeId; 1]> {
-        let has = |id: &NodeId| {
-            let node = &self.nodes[*id as usize];
-            node.tail.contains(&block) || node.full.contains(&block)
-        };
-        match self.pins[block.index()] {
-            0 => SmallVec::new(),
-            1 if let Some(id) = pool.key(block).and_then(|key| self.owner(key.entry))
-                && has(&id) =>
-            {
-                SmallVec::from_slice(&[id])
-            }
-            _ => (0..).take(self.nodes.len()).filter(has).collect(),
-        }
-    }
-}
-
-/// Puts blocks of all groups into the pool's queue. The blocks of the furthest boundaries are
-/// evicted first.
-fn release(pool: &mut Pool, mut blocks: Vec<BlockId>) {
-    blocks.sort_by_key(|&block| (Reverse(pool.num_tokens(block)), block));
-    for block in blocks {
-        pool.let_go(block);
     }
 }

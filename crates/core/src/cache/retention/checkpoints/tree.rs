@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::value::{Past, Priority, Weight};
 use super::{Anchor, Checkpoints, NO_NODE, Node, NodeId, ROOT};
 use crate::blocks::{BlockId, EntryId, NULL_BLOCK, Pool, count};
+use crate::cache::config::Lean;
 use crate::cache::group::{Group, Kind};
 use crate::cache::request::Request;
 
@@ -210,6 +211,7 @@ impl Checkpoints {
     pub(super) fn went_on(&mut self, id: NodeId) {
         let node = &mut self.nodes[id as usize];
         node.was_resumed = false;
+        node.is_shared |= node.children.len() > 1;
         if node.is_resumable && id != ROOT {
             self.likelihood.left(node.past());
         }
@@ -315,7 +317,10 @@ impl Checkpoints {
     pub(super) fn weigh(&mut self, id: NodeId) {
         let node = &self.nodes[id as usize];
         let key = self.weight(id).map(|weight| Priority {
-            value: node.used_level + weight.worth(&self.policy.cost, &self.likelihood),
+            value: match self.lean {
+                Lean::Value => node.used_level + weight.worth(&self.policy.cost, &self.likelihood),
+                Lean::Dense | Lean::Interval => 0.0,
+            },
             used_at: node.used_at,
         });
         if self.nodes[id as usize].key != key {
@@ -364,6 +369,15 @@ impl Checkpoints {
         }
     }
 
+    /// The node where a request would resume without this one, which is not the root.
+    pub(super) fn resumable_above(&self, id: NodeId) -> NodeId {
+        let mut above = self.nodes[id as usize].parent;
+        while !self.nodes[above as usize].is_resumable {
+            above = self.nodes[above as usize].parent;
+        }
+        above
+    }
+
     /// What a checkpoint's value is computed from; `None` if dropping it frees nothing.
     pub(super) fn weight(&self, id: NodeId) -> Option<Weight> {
         let node = &self.nodes[id as usize];
@@ -371,11 +385,7 @@ impl Checkpoints {
         if id == ROOT || !node.is_resumable || (!is_last && node.tail.is_empty()) {
             return None;
         }
-        let mut above = node.parent;
-        while !self.nodes[above as usize].is_resumable {
-            above = self.nodes[above as usize].parent;
-        }
-        let floor = self.nodes[above as usize].end;
+        let floor = self.nodes[self.resumable_above(id) as usize].end;
         // Blocks before the resume point above are usually needed there too, so they are not
         // counted as freed.
         let own_tail = |group: &Group| {

@@ -28,7 +28,7 @@ pub(in crate::cache) enum Origin {
     Overlap,
 }
 
-/// An estimated probability: the observed rate, which begins with a guess.
+/// An estimated probability: the rate observed lately, which begins with a guess.
 #[derive(Debug, Clone, Copy)]
 struct Rate {
     guess: f64,
@@ -40,6 +40,10 @@ struct Rate {
 /// enough that traffic soon decides, and large enough that a single request does not.
 const GUESS_WEIGHT: f64 = 8.0;
 
+/// The weight of an observation falls to 1/e while so many others are made. Without it a rate of
+/// what never happens would sink for ever, and of equal checkpoints the older would be worth more.
+const MEMORY: f64 = 256.0;
+
 impl Rate {
     const fn guess(guess: f64) -> Self {
         Self {
@@ -47,6 +51,12 @@ impl Rate {
             seen: 0.0,
             resumed: 0.0,
         }
+    }
+
+    fn see(&mut self) {
+        let keeps = 1.0 - 1.0 / MEMORY;
+        self.seen = self.seen * keeps + 1.0;
+        self.resumed *= keeps;
     }
 
     fn value(&self) -> f64 {
@@ -91,7 +101,7 @@ impl Likelihood {
     /// Notes that another resume may come: a request has ended at a checkpoint with this past, or
     /// has continued from it.
     pub(super) fn left(&mut self, past: Past) {
-        self.rate(past).seen += 1.0;
+        self.rate(past).see();
     }
 
     /// Notes that the resume has come.

@@ -1,0 +1,200 @@
+//! Where retention by value leans, if that is not fixed.
+//!
+//! No rule of eviction is best for all traffic. Shadows of the cache, one per lean, play what the
+//! cache sees: each says what it would have saved lately. The cache does what has saved most. All
+//! of it is a function of the requests that have ended; decoding steps cost nothing.
+
+mod life;
+mod sample;
+mod shadow;
+
+use self::life::Life;
+use self::sample::Sample;
+use self::shadow::{Scale, Shadow};
+use crate::cache::config::{ByValue, CacheConfig, Lean, PrefillCost, Retention};
+use crate::cache::request::Request;
+use crate::cache::retention::Checkpoints;
+use crate::secret::Secret;
+use crate::spec::SpecKind;
+
+/// The weight of a request falls to 1/e while so many others are played.
+const MEMORY: f64 = 256.0;
+
+/// A lead counts from this share of all compute on.
+const LEAST_LEAD: f64 = 0.003;
+
+/// The regular checkpoints of the leans that keep windows at intervals, in tokens.
+const INTERVALS: [u32; 2] = [1_024, 8_192];
+
+/// What one lean has saved lately.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Saved {
+    /// What goes first.
+    pub lean: Lean,
+    /// The number of tokens between regular checkpoints.
+    pub interval: u32,
+    /// The share of the prompts' compute that it would have saved, of the requests that were played.
+    pub share: f64,
+}
+
+/// Where a cache leans, and why.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Leaning {
+    /// The index of the lean in `saved`.
+    pub lean: usize,
+    /// What each lean has saved.
+    pub saved: Vec<Saved>,
+    /// The number of requests that have ended.
+    pub num_requests: u64,
+    /// How many of them had ended when the lean changed last.
+    pub since: u64,
+    /// The number of changes.
+    pub num_changes: u64,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Adaption {
+    shadows: Vec<Shadow>,
+    scale: Scale,
+    sample: Sample,
+    cost: PrefillCost,
+    /// The number of tokens of a shadow's hash.
+    unit: u32,
+    /// The shadow whose lean the cache has.
+    lean: usize,
+    /// What each shadow has saved, and all that could be saved. Older requests count less.
+    saved: Vec<f64>,
+    all: f64,
+    /// The squares of the differences between each two shadows, one row per shadow.
+    squares: Vec<f64>,
+    num_requests: u64,
+    since: u64,
+    num_changes: u64,
+}
+
+impl Adaption {
+    /// `None` unless the retention is by value and its lean is not fixed.
+    pub(super) fn new(config: &CacheConfig, secret: &Secret) -> Option<Self> {
+        let Retention::ByValue(policy) = config.retention else {
+            return None;
+        };
+        if policy.lean.is_some() || !config.caching {
+            return None;
+        }
+        let scale = Scale::of(config);
+        let shadow = |(lean, interval)| {
+            let lean = Some(lean);
+            let policy = ByValue {
+                interval,
+                lean,
+                ..policy
+            };
+            Shadow::new(config, policy, scale, secret)
+        };
+        let shadows: Vec<Shadow> = leans(config, policy).filter_map(shadow).collect();
+        let count = shadows.len();
+        (count > 1).then(|| Self {
+            shadows,
+            scale,
+            sample: Sample::new(scale.sample),
+            cost: policy.cost,
+            unit: config.topology.hash_block_size * scale.blocks,
+            lean: 0,
+            saved: vec![0.0; count],
+            all: 0.0,
+            squares: vec![0.0; count * count],
+            num_requests: 0,
+            since: 0,
+            num_changes: 0,
+        })
+    }
+
+    /// Notes that a request has ended. If the evidence says so, returns the cache to imitate from
+    /// now on, and the interval between its regular checkpoints.
+    pub(super) fn note_end(&mut self, request: &Request) -> Option<(&Checkpoints, u32)> {
+        let life = Life::of(request, self.unit, self.scale.blocks)?;
+        self.num_requests += 1;
+        if !self.sample.takes(&life.hashes) {
+            return None;
+        }
+        let cost = self.cost;
+        let play = |shadow: &mut Shadow| cost.between(0, shadow.play(&life));
+        let saved: Vec<f64> = self.shadows.iter_mut().map(play).collect();
+        self.weigh(&saved, cost.between(0, life.num_prompt_tokens));
+        self.lean = self.better()?;
+        self.since = self.num_requests;
+        self.num_changes += 1;
+        let shadow = &self.shadows[self.lean];
+        Some((shadow.checkpoints()?, shadow.interval))
+    }
+
+    fn weigh(&mut self, saved: &[f64], all: f64) {
+        let keeps = 1.0 - 1.0 / MEMORY;
+        self.all = self.all * keeps + all;
+        for (sum, one) in self.saved.iter_mut().zip(saved) {
+            *sum = *sum * keeps + one;
+        }
+        let pairs = saved.iter().flat_map(|a| saved.iter().map(move |b| a - b));
+        for (sum, difference) in self.squares.iter_mut().zip(pairs) {
+            *sum = *sum * keeps + difference * difference;
+        }
+    }
+
+    /// The shadow that has saved most, if its lead is larger than what chance would make of equals.
+    fn better(&self) -> Option<usize> {
+        let mut best = self.lean;
+        for (index, saved) in self.saved.iter().enumerate() {
+            if *saved > self.saved[best] {
+                best = index;
+            }
+        }
+        let lead = self.saved[best] - self.saved[self.lean];
+        let chance = self.squares[best * self.saved.len() + self.lean].sqrt();
+        (lead > chance.max(LEAST_LEAD * self.all)).then_some(best)
+    }
+
+    /// Where the cache leans, and why.
+    pub(super) fn leaning(&self) -> Leaning {
+        let saved = self.shadows.iter().zip(&self.saved);
+        let saved = saved.map(|(shadow, saved)| Saved {
+            lean: shadow.lean,
+            interval: shadow.interval,
+            share: saved / self.all.max(f64::MIN_POSITIVE),
+        });
+        Leaning {
+            lean: self.lean,
+            saved: saved.collect(),
+            num_requests: self.num_requests,
+            since: self.since,
+            num_changes: self.num_changes,
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.sample.bytes() + self.shadows.iter().map(Shadow::bytes).sum::<usize>()
+    }
+
+    /// Panics unless the shadows are sound.
+    pub(super) fn check_integrity(&self) {
+        self.shadows.iter().for_each(Shadow::check_integrity);
+        assert!(self.since <= self.num_requests, "leans since the future");
+        let most = self.all * (1.0 + 1e-9);
+        assert!(
+            self.saved.iter().all(|saved| *saved <= most),
+            "a shadow saved more than all"
+        );
+    }
+}
+
+/// The leans of a cache, the first of which it has while it knows nothing: the engine's own.
+fn leans(config: &CacheConfig, policy: ByValue) -> impl Iterator<Item = (Lean, u32)> {
+    let cached = config.topology.groups.iter().filter(|g| g.prefix_cacheable);
+    let has = |is: fn(SpecKind) -> bool| cached.clone().any(|group| is(group.kind));
+    let has_windows = has(SpecKind::is_window);
+    let is_sparse = has_windows || has(|kind| kind == SpecKind::Mamba);
+    let always = [Lean::Dense, Lean::Value].map(|lean| (lean, policy.interval));
+    let ends = is_sparse.then_some((Lean::Interval, 0));
+    let regular = INTERVALS.map(|tokens| (Lean::Interval, tokens));
+    let regular = regular.into_iter().filter(move |_| has_windows);
+    always.into_iter().chain(ends).chain(regular)
+}

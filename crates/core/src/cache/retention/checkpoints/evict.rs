@@ -1,0 +1,131 @@
+//! Which checkpoint goes first, and what happens when one goes.
+
+use std::cmp::Reverse;
+
+use smallvec::SmallVec;
+
+use super::{Checkpoints, NodeId};
+use crate::blocks::{BlockId, Pool, count};
+use crate::cache::config::Lean;
+
+impl Checkpoints {
+    /// Does from now on what another cache does, with this interval between regular checkpoints.
+    /// The likelihoods that another cache has learned which always did so are taken over.
+    pub(in crate::cache) fn lean_as(&mut self, other: &Self, interval: u32) {
+        let lean = other.lean;
+        self.policy.interval = interval;
+        self.likelihood = other.likelihood.clone();
+        if std::mem::replace(&mut self.lean, lean) != lean {
+            for id in 0..count(self.nodes.len()) {
+                if self.nodes[id as usize].key.is_some() {
+                    self.weigh(id);
+                }
+            }
+        }
+    }
+
+    /// Lets the checkpoints go that go before the pool's next victim.
+    pub(in crate::cache) fn make_room(&mut self, pool: &mut Pool) {
+        while let Some((key, _)) = self.queue.first() {
+            let is_due = match (pool.victim_waits_since(), self.lean) {
+                (None, _) => true,
+                (Some(since), Lean::Dense) => key.used_at < since,
+                (Some(_), Lean::Value | Lean::Interval) => false,
+            };
+            if !is_due {
+                return;
+            }
+            self.let_go(pool);
+        }
+    }
+
+    /// Lets the first checkpoint go, so its blocks are the next victims. Returns false if there is
+    /// none.
+    fn let_go(&mut self, pool: &mut Pool) -> bool {
+        let Some(&(key, id)) = self.queue.first() else {
+            return false;
+        };
+        self.level = self.level.max(key.value);
+        let mut released = Vec::new();
+        self.drop_node(pool, id, &mut released);
+        for block in in_order(pool, released).into_iter().rev() {
+            pool.let_go_first(block);
+        }
+        true
+    }
+
+    /// Handles a block that is about to lose its hashes: nodes that need it are no longer
+    /// checkpoints, and neither are the nodes that it leads to.
+    pub(in crate::cache) fn forget(&mut self, pool: &mut Pool, block: BlockId) {
+        let mut lost: Vec<NodeId> = Vec::new();
+        for id in self.holders(pool, block) {
+            let node = &self.nodes[id as usize];
+            if node.full.contains(&block) {
+                self.collect(id, &mut lost);
+            } else {
+                lost.push(id);
+            }
+        }
+        lost.retain(|&id| self.nodes[id as usize].is_resumable);
+        // The furthest nodes go first, so a node is dropped after all of its lost descendants.
+        let furthest = |id: &NodeId| {
+            let node = &self.nodes[*id as usize];
+            (Reverse(node.end), node.used_at, *id)
+        };
+        lost.sort_by_key(furthest);
+        lost.dedup();
+        let mut released = Vec::new();
+        for id in lost {
+            self.drop_node(pool, id, &mut released);
+        }
+        for block in in_order(pool, released) {
+            pool.let_go(block);
+        }
+    }
+
+    /// Notes that the hashes of one block now belong to another.
+    pub(in crate::cache) fn moved(&mut self, pool: &mut Pool, from: BlockId, to: BlockId) {
+        for id in self.holders(pool, from) {
+            let node = &mut self.nodes[id as usize];
+            for block in node.full.iter_mut().chain(&mut node.tail) {
+                if *block == from {
+                    *block = to;
+                }
+            }
+        }
+        self.pins[to.index()] = std::mem::take(&mut self.pins[from.index()]);
+        if self.pins[to.index()] > 0 {
+            pool.let_go(from);
+            pool.keep(to);
+        }
+    }
+
+    /// Lets all checkpoints go, but keeps the likelihoods that were learned.
+    pub(in crate::cache) fn clear(&mut self, pool: &mut Pool) {
+        while self.let_go(pool) {}
+        self.owners.clear();
+    }
+
+    /// The nodes that need a block. Usually this is only the node that the block's hash belongs to.
+    fn holders(&self, pool: &Pool, block: BlockId) -> SmallVec<[NodeId; 1]> {
+        let has = |id: &NodeId| {
+            let node = &self.nodes[*id as usize];
+            node.tail.contains(&block) || node.full.contains(&block)
+        };
+        match self.pins[block.index()] {
+            0 => SmallVec::new(),
+            1 if let Some(id) = pool.key(block).and_then(|key| self.owner(key.entry))
+                && has(&id) =>
+            {
+                SmallVec::from_slice(&[id])
+            }
+            _ => (0..).take(self.nodes.len()).filter(has).collect(),
+        }
+    }
+}
+
+/// Blocks of all groups in the order in which they are evicted: the furthest boundaries first.
+fn in_order(pool: &Pool, mut blocks: Vec<BlockId>) -> Vec<BlockId> {
+    blocks.sort_by_key(|&block| (Reverse(pool.num_tokens(block)), block));
+    blocks
+}

@@ -1,0 +1,165 @@
+"""Retention by value on traffic of all kinds: what it remembers, and where it leans."""
+
+import time
+from collections.abc import Sequence
+from itertools import islice
+
+import pytest
+from kvbraid.cache import ByValue, CacheManager, Dense, Interval, Lean, Need
+from kvbraid.errors import InvalidValueError
+
+from bench.retention.play import MODELS, Engine, hit_rate
+from bench.retention.workloads import (
+    WORKLOADS,
+    Ask,
+    Shape,
+    Texts,
+    asks,
+    hot_prefix,
+    second_requests,
+)
+from tests.unit.cache.caches import config, full, window
+
+HALF = Shape(length=0.5, count=0.5)
+
+
+def hits_of(engine: Engine, played: Sequence[Ask]) -> list[int]:
+    hits = [(engine.serve(ask.tokens), ask.reusable) for ask in played]
+    engine.cache.debug.check_integrity()
+    return [hit for hit, reusable in hits if reusable]
+
+
+@pytest.mark.parametrize(("model", "pool"), [("full", 600), ("gptoss", 700), ("gemma", 2_000)])
+def test_a_prefix_that_was_shared_once_outlives_prompts_that_never_were(
+    model: str, pool: int
+) -> None:
+    """The pool turns over twice between two uses, and all that continued from it has gone."""
+    shape = MODELS[model]
+    engine = Engine(shape, pool, ByValue(lean=Lean.VALUE))
+    played = list(hot_prefix("a", 20, 8, shape.unit))
+    twice = [played[0], Ask(played[0].tokens[:900] + Texts("b").text(100), 896)]
+    warm = [Ask(text, 0) for text in Texts("c").texts(60, 1_000)]
+    hits_of(engine, warm + twice + twice[1:])
+    assert hits_of(engine, played[1:]) == [896] * 7
+
+
+@pytest.mark.parametrize("model", ["gptoss", "gemma"])
+@pytest.mark.parametrize("distance", [0, 1, 5])
+def test_on_a_full_pool_the_second_request_of_a_prefix_reuses_it(
+    model: str, distance: int
+) -> None:
+    engine = Engine(MODELS[model], 4_000, ByValue())
+    played = list(second_requests("a", distance, 4, 16, fill=60))
+    assert hits_of(engine, played) == [896] * 4
+
+
+def test_no_change_takes_long_among_many_siblings() -> None:
+    """One junction with 8 000 prompts after it: each is evicted, and the junction comes and goes.
+
+    Without bounded work the dearest request costs several times the median of the dearest
+    hundred; the clock is that of the thread's CPU, and the bound is generous.
+    """
+    num_siblings = 8_000
+    cache = CacheManager(
+        config(
+            full(),
+            window(32),
+            num_blocks=9 * num_siblings,
+            retention=ByValue(lean=Lean.VALUE),
+            events=False,
+        )
+    )
+    texts = Texts("a")
+    base = texts.text(320)
+
+    def serve(tokens: Sequence[int]) -> float:
+        begin = time.thread_time()
+        request = cache.add(tokens)
+        match = cache.match(request)
+        need = Need(request=request, num_new_tokens=len(tokens) - match.num_tokens, match=match)
+        assert cache.allocate([need]).num_fit == 1
+        cache.take_work()
+        cache.start_step()
+        cache.release([request])
+        return time.thread_time() - begin
+
+    for _ in range(num_siblings):
+        serve(base + texts.text(50))
+    spent = [serve(base[: 16 + number % 300] + texts.text(50)) for number in range(300)]
+    assert sorted(spent)[-3] < 0.005, "seconds of CPU"
+
+
+def test_the_lean_follows_traffic_that_changes_its_nature() -> None:
+    """Every 500 requests chats become prefixes that many share, or turn back."""
+    played = asks(WORKLOADS["turning"], "b", 1_500, HALF)
+    model, pool = MODELS["gptoss"], 700
+    engine = Engine(model, pool, ByValue())
+    leans, reused, leaning = [], 0, engine.cache.leaning()
+    for ask in played:
+        reused += engine.serve(ask.tokens)
+        leaning = engine.cache.leaning()
+        leans.append(leaning.now.name if leaning else "none")
+    assert leaning is not None
+    assert leaning.num_requests == len(played)
+    assert len(set(leans)) > 1
+    assert leaning.num_changes == sum(
+        a != b for a, b in zip(["dense", *leans], leans, strict=False)
+    )
+    total = sum(len(ask.tokens) for ask in played)
+    rivals = (Dense(), Interval(0), Interval(1_024))
+    best = max(hit_rate(model, pool, rival, played, warm_up=0) for rival in rivals)
+    assert 100 * reused / total > best - 3
+
+
+@pytest.mark.parametrize("name", ["chat", "shift", "short_only", "hot_scan"])
+def test_it_is_not_far_below_the_best_policy_of_an_engine(name: str) -> None:
+    model, played = MODELS["gptoss"], asks(WORKLOADS[name], "b", 1_000, HALF)
+    rates = [
+        hit_rate(model, 700, policy, played) for policy in (ByValue(), *model.rivals.values())
+    ]
+    assert rates[0] >= max(rates[1:]) - 2
+
+
+def test_the_lean_is_a_function_of_what_the_cache_saw() -> None:
+    played = asks(WORKLOADS["chat"], "b", 300, HALF)
+    engines = [Engine(MODELS["gptoss"], 700, ByValue()) for _ in range(2)]
+    for ask in played:
+        assert engines[0].serve(ask.tokens) == engines[1].serve(ask.tokens)
+        assert engines[0].cache.leaning() == engines[1].cache.leaning()
+
+
+def test_a_lean_says_since_when_and_what_it_gains() -> None:
+    engine = Engine(MODELS["gptoss"], 700, ByValue())
+    hits_of(engine, asks(WORKLOADS["chat"], "b", 300, HALF))
+    leaning = engine.cache.take_statistics().leaning
+    assert leaning is not None
+    assert leaning == engine.cache.leaning()
+    assert 0 < leaning.since <= leaning.num_requests == 300
+    assert leaning.now.name not in leaning.gains
+    assert {"dense", "value", "interval-0", "interval-1024", "interval-8192"} == {
+        leaning.now.name,
+        *leaning.gains,
+    }
+    assert leaning.gains["dense"] > 0
+
+
+def test_a_fixed_lean_has_no_shadows() -> None:
+    fixed = CacheManager(config(full(), retention=ByValue(lean=Lean.VALUE)))
+    adapting = CacheManager(config(full(), retention=ByValue()))
+    assert fixed.leaning() is None
+    assert adapting.leaning() is not None
+    assert fixed.debug.memory_bytes() < adapting.debug.memory_bytes()
+    with pytest.raises(InvalidValueError, match="expected a Lean"):
+        ByValue(lean="value")  # type: ignore[arg-type]
+
+
+def test_shadows_of_a_large_pool_stay_small() -> None:
+    """A block of 16 tokens has at least 16 KiB in one layer of any model in use."""
+    engine = Engine(MODELS["gptoss"], 40_000, ByValue())
+    fixed = Engine(MODELS["gptoss"], 40_000, ByValue(lean=Lean.VALUE))
+    for prompt in islice(WORKLOADS["zipf"](Texts("a"), Shape()), 600):
+        engine.serve(prompt)
+        fixed.serve(prompt)
+    engine.cache.debug.check_integrity()
+    more = engine.cache.debug.memory_bytes() - fixed.cache.debug.memory_bytes()
+    assert more < 0.03 * 16 * 1_024 * 40_000
