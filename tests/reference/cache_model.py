@@ -679,6 +679,8 @@ class CacheModel:
 
     def take_work(self, *, caller_frees: bool = False) -> Work:
         """Take what is to be done; a model keeps no states for connectors."""
+        if len(self.memory.unwritten) > 4 * self.memory.pool.num_blocks:
+            self.memory.unwritten.clear()  # No step is that large.
         self.memory.num_given = len(self.memory.unwritten)
         groups = self.memory.groups
         copies = [pair for group in groups for pair in group.copies]

@@ -112,6 +112,7 @@ class FleetIndex:
     """Knows what every pod holds, from the pods' own events, and what a request can reuse."""
 
     def __init__(self, options: IndexOptions | None = None) -> None:
+        check_kind("options", options, IndexOptions | None)
         self._core = FleetCore(options or IndexOptions())
         self._ranks: dict[PodId, int] = {}  # Of the pods registered.
 

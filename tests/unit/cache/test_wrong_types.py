@@ -139,6 +139,7 @@ FLEET: Final[dict[str, tuple[Callable[[Any], object], str]]] = {
         "topology is {'groups': .*expected Topology",
     ),
     "an engine": (lambda i: i.register(POD, model="m", engine="vllm"), "engine is 'vllm'"),
+    "options": (lambda _: FleetIndex("a"), "options is .a.; expected IndexOptions"),  # type: ignore[arg-type]
     "a state": (
         lambda i: i.set_state(POD, "degraded"),
         "state is 'degraded'; .*as PodState.DEGRADED",

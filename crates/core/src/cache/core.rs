@@ -66,7 +66,7 @@ impl Core {
             copies: vec![Vec::new(); groups.len()],
             being_copied: Vec::new(),
             held: HeldBlocks::default(),
-            steps: Steps::default(),
+            steps: Steps::new(config.num_blocks),
             fresh: HashSet::new(),
             being_written: HashMap::new(),
             kept_states: Vec::new(),

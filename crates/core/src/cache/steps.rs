@@ -23,9 +23,18 @@ pub(super) struct Steps {
     registered: Vec<Registered>,
     /// The number of those, from the first, that the device was given.
     num_given: usize,
+    /// More than any step can register.
+    most: usize,
 }
 
 impl Steps {
+    pub(super) fn new(num_blocks: u32) -> Self {
+        Self {
+            most: 4 * num_blocks as usize,
+            ..Self::default()
+        }
+    }
+
     pub(super) fn have_begun(&self) -> bool {
         self.have_begun
     }
@@ -41,6 +50,9 @@ impl Steps {
     }
 
     pub(super) fn give(&mut self) {
+        if self.registered.len() > self.most {
+            self.clear(); // The engine has stopped to begin its steps.
+        }
         self.num_given = self.registered.len();
     }
 
