@@ -1,8 +1,10 @@
 """Retention by value on traffic of all kinds: what it remembers, and where it leans."""
 
 import time
+from array import array
 from collections.abc import Sequence
-from itertools import islice
+from hashlib import sha256
+from itertools import count, islice
 
 import pytest
 from kvbraid.cache import ByValue, CacheManager, Dense, Interval, Lean, Need
@@ -163,3 +165,56 @@ def test_shadows_of_a_large_pool_stay_small() -> None:
     engine.cache.debug.check_integrity()
     more = engine.cache.debug.memory_bytes() - fixed.cache.debug.memory_bytes()
     assert more < 0.03 * 16 * 1_024 * 40_000
+
+
+def is_played(block_hash: bytes) -> bool:
+    """Whether a pool of twice the size of a shadow plays requests that begin with a block."""
+    key = int.from_bytes(block_hash[-8:], "big")
+    return (key * 0x9E37_79B9_7F4A_7C15 % 2**64 >> 32) % 2 == 0
+
+
+def test_a_sample_that_is_not_like_the_rest_costs_no_more_than_the_worst_lean() -> None:
+    """What is played is a prefix that returns when a pool of windows has turned over; what is not
+    are pairs of requests that branch where no checkpoint is. Shadows see the former alone."""
+    groups = (full(128), window(2_048, 128), window(2_048, 128))
+    numbers = count()
+
+    def hashes(num_blocks: int, *, played: bool | None = None) -> list[bytes]:
+        while True:
+            base = next(numbers)
+            found = [sha256(b"%d %d" % (base, at)).digest() for at in range(num_blocks)]
+            if played is None or is_played(found[0]) is played:
+                return found
+
+    hot = hashes(60, played=True)
+    requests: list[list[bytes]] = []
+    for _ in range(12):
+        requests.append(hot + hashes(4))
+        for at in range(10):
+            pairs = [hashes(40 + (7 * at + more) % 37, played=False) for more in range(6)]
+            requests += [hashes(60, played=True) for _ in pairs]
+            requests += [pair + hashes(24) for pair in pairs * 2]
+
+    def reused(retention: ByValue) -> int:
+        cache = CacheManager(config(*groups, num_blocks=16_000, retention=retention, events=False))
+        total = 0
+        for blocks in requests:
+            request = cache.add(array("I", bytes(512 * len(blocks) + 4)), block_hashes=blocks)
+            match = cache.match(request)
+            left = 128 * len(blocks) + 1 - match.num_tokens
+            need = Need(request=request, num_new_tokens=left, match=match)
+            assert cache.allocate([need]).num_fit == 1
+            cache.take_work()
+            cache.start_step()
+            cache.release([request])
+            total += match.num_tokens
+        leaning = cache.leaning()
+        if leaning is not None:
+            assert leaning.num_requests == len(requests)
+            assert leaning.now.lean is not Lean.DENSE, "the sample should fool it"
+        return total
+
+    found = reused(ByValue())
+    fixed = {lean: reused(ByValue(lean=lean)) for lean in Lean}
+    assert fixed[Lean.DENSE] > 1.1 * found, "nobody was fooled"
+    assert found > 0.95 * min(fixed.values())
