@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from kvbraid.cache import Retention
-from kvbraid.report.plot import Curves, draw, load_matplotlib
+from kvbraid.report.plot import Curves, Point, draw, load_matplotlib
 from kvbraid.sim.traces.footprint import Footprint, footprint
 from kvbraid.sim.traces.memory_size import show_size
 from kvbraid.sim.traces.models import CONFIGS, simulated_model
@@ -267,10 +267,10 @@ def bounds(study: Study) -> Iterator[str]:
 
 def panels(rows: Sequence[Row]) -> dict[str, Curves]:
     """Return one panel per trace and model."""
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    found: dict[str, dict[str, list[Point]]] = {}
     for row in rows:
         curves = found.setdefault(f"{row['trace']}\n{row['model']}", {})
-        point = (float(Fraction(row["share"])), row["hit_rate"])
+        point = Point(float(Fraction(row["share"])), row["hit_rate"])
         curves.setdefault(row["policy"], []).append(point)
     return dict(found)
 

@@ -2,12 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from kvbraid.errors import InvalidValueError
 
-Curves: TypeAlias = Mapping[str, Sequence[tuple[float, float]]]
-"""For each policy, pairs of memory and hit rate (0 to 1), sorted by memory."""
+
+class Point(NamedTuple):
+    """A hit rate (0 to 1) at a memory, and where the policy leant there; "": it does not lean."""
+
+    memory: float
+    rate: float
+    lean: str = ""
+
+
+Curves: TypeAlias = Mapping[str, Sequence[Point]]
+"""For each policy its points, sorted by memory."""
 
 _WIDTH_IN: Final = 5.0
 _HEIGHT_IN: Final = 3.6
@@ -15,6 +24,8 @@ _MARKERS: Final = "osv^DP*X"
 _THICKEST, _THINNEST = 4.0, 1.0
 _LARGEST, _SMALLEST = 10.0, 3.5
 _ROOM_ABOVE: Final = 1.06
+_ROOM_FOR_LEANS: Final = 1.15
+_LEAN_PT: Final = 6.0
 
 
 def load_matplotlib() -> Any:  # noqa: ANN401 - a module that may be absent
@@ -90,11 +101,12 @@ def _draw_panel(axes: Any, title: str, curves: Curves, memory_label: str) -> Non
 
     So lines that coincide stay visible. Markers may cross the frame, which cuts none of them.
     """
+    num_leaning = 0
     for i, (policy, points) in enumerate(curves.items()):
         last = i / max(1, len(curves) - 1)
-        axes.plot(
-            [x for x, _ in points],
-            [100 * y for _, y in points],
+        (line,) = axes.plot(
+            [point.memory for point in points],
+            [100 * point.rate for point in points],
             label=policy,
             linewidth=_THICKEST + last * (_THINNEST - _THICKEST),
             marker=_MARKERS[i % len(_MARKERS)],
@@ -103,13 +115,32 @@ def _draw_panel(axes: Any, title: str, curves: Curves, memory_label: str) -> Non
             clip_on=False,
             zorder=3,
         )
+        if any(point.lean for point in points):
+            num_leaning += 1
+            _name_leans(axes, points, line.get_color(), num_leaning)
     axes.set_title(title, fontsize=9)
     axes.set_xscale("log", base=2)
-    memories = sorted({x for points in curves.values() for x, _ in points})
+    memories = sorted({point.memory for points in curves.values() for point in points})
     axes.set_xticks(memories, labels=[f"{memory:.3g}" for memory in memories])
     axes.set_xlabel(memory_label)
     axes.set_ylabel("token hit rate (%)")
-    highest = max((y for points in curves.values() for _, y in points), default=0.0)
-    axes.set_ylim(0, max(1.0, 100 * highest * _ROOM_ABOVE))
+    highest = max((point.rate for points in curves.values() for point in points), default=0.0)
+    room = _ROOM_FOR_LEANS if num_leaning else _ROOM_ABOVE
+    axes.set_ylim(0, max(1.0, 100 * highest * room))
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize=7)
+
+
+def _name_leans(axes: Any, points: Sequence[Point], color: Any, row: int) -> None:  # noqa: ANN401
+    """Write each lean above its point in the line's colour, and those of several lines in rows."""
+    for point in points:
+        axes.annotate(
+            point.lean,
+            (point.memory, 100 * point.rate),
+            xytext=(0, 1.2 * row * _LEAN_PT),
+            textcoords="offset points",
+            ha="center",
+            fontsize=_LEAN_PT,
+            color=color,
+            zorder=4,
+        )

@@ -3,15 +3,17 @@
 import json
 from collections.abc import Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, TaskID, TimeElapsedColumn
 
+from kvbraid.cache import Leaning
 from kvbraid.errors import counted
 from kvbraid.report.console import progress, stdout
-from kvbraid.report.plot import check_path, draw
+from kvbraid.report.plot import Point, check_path, draw
 from kvbraid.report.tables import Column, Listing, print_lines, print_listing
 from kvbraid.sim.traces.footprint import Footprint, footprint
 from kvbraid.sim.traces.grid import Grid, GridCell
@@ -86,7 +88,41 @@ def show_rates(
         ],
     )
     print_listing(console, listing)
+    if leans := _leans(cells):
+        console.print()
+        print_listing(console, leans)
+        console.print()
     print_lines(console, _about(grid, working_set))
+
+
+def _leans(cells: Sequence[GridCell]) -> Listing | None:
+    """Return a row for each policy that leans and each memory; None if no policy leans."""
+    leant = [
+        (_named(cell), cell.memory_bytes, cell.result.leaning)
+        for cell in sorted(cells, key=_named)
+        if cell.result.leaning is not None
+    ]
+    if not leant:
+        return None
+    return Listing(
+        title="where policies leant at the end, since which request, and ahead of which rival",
+        columns=[
+            Column("policy", is_left=True),
+            Column("memory"),
+            Column("lean", is_left=True),
+            Column("since"),
+            Column("rival", is_left=True),
+            Column("ahead (%)"),
+        ],
+        rows=[(name, show_size(memory), *_lean_cells(now)) for name, memory, now in leant],
+    )
+
+
+def _lean_cells(leaning: Leaning) -> tuple[str, str, str, str]:
+    """Return the lean, since when it is, and its gain over the rival that is nearest."""
+    rival, gain = min(leaning.gains.items(), key=itemgetter(1))
+    since = f"{leaning.since:,}" if leaning.num_changes else "start"
+    return leaning.now.name, since, rival, f"{100 * gain:+.2f}"
 
 
 def model_label(name: str) -> str:
@@ -116,9 +152,11 @@ def _about(grid: Grid, working_set: Footprint) -> list[str]:
     ]
 
 
-def _curves(cells: Sequence[GridCell]) -> dict[str, list[tuple[float, float]]]:
-    curves: dict[str, list[tuple[float, float]]] = {}
+def _curves(cells: Sequence[GridCell]) -> dict[str, list[Point]]:
+    curves: dict[str, list[Point]] = {}
     for cell in cells:
-        point = (cell.memory_bytes / 2**30, cell.result.rate)
+        leaning = cell.result.leaning
+        lean = "" if leaning is None else leaning.now.name
+        point = Point(cell.memory_bytes / 2**30, cell.result.rate, lean)
         curves.setdefault(_named(cell), []).append(point)
     return curves

@@ -1,6 +1,7 @@
 """`kvbraid cache simulate` as people and programs see it."""
 
 import json
+import random
 import re
 import sys
 from itertools import pairwise
@@ -10,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from kvbraid.cli import cli
 from kvbraid.errors import InvalidValueError, KvbraidError
-from kvbraid.report.plot import draw, figure
+from kvbraid.report.plot import Point, draw, figure
 from kvbraid.report.simulation import model_label
 from kvbraid.sim.traces.memory_size import parse_size, show_size
 from kvbraid.sim.traces.models import simulated_model
@@ -114,6 +115,63 @@ def test_a_number_without_a_unit_is_refused_with_the_unit_that_was_meant(trace: 
     assert str(result.exception) == ("'40' has no unit; write 40GiB or 40GB (40B for bytes)")
 
 
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Thirty prefixes that come back, and endings that do not."""
+    source = random.Random("a")
+    prefixes = [source.choices(range(1 << 16), k=96) for _ in range(30)]
+    ends = [source.choices(range(1 << 16), k=64) for _ in range(150)]
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(json.dumps(source.choice(prefixes) + end) for end in ends))
+    return path
+
+
+LEANING = ("--model", MODEL, "--memory", "100MiB", "--memory", "1GiB")
+
+
+def test_json_says_where_a_policy_leant_at_the_end_and_what_it_gained(own: Path) -> None:
+    lines = run(str(own), *LEANING, "--json").splitlines()
+    leanings = [(row["policy"], row["leaning"]) for row in map(json.loads, lines)]
+    by_value = [leaning for policy, leaning in leanings if policy.startswith("value")]
+    assert [leaning for _, leaning in leanings if leaning not in by_value] == [None] * 8
+    assert [leaning["lean"] for leaning in by_value] == ["value-8192"] * 2 + ["dense-8192"] * 2
+    assert [leaning["num_changes"] for leaning in by_value] == [1, 1, 0, 0]
+    for leaning in by_value[:2]:
+        assert 0 < leaning["since"] < 150
+        assert set(leaning["gains"]) == {
+            "dense-8192", "interval-0", "interval-1024", "interval-8192",
+        }  # fmt: skip
+        assert min(leaning["gains"].values()) > 0
+
+
+def test_the_table_says_where_policies_leant_and_since_when(own: Path) -> None:
+    rows = run(str(own), *LEANING, "--policy", "dense", "--policy", "value").splitlines()
+    table = [row.split() for row in rows[rows.index("") + 4 :]]
+    (policy, *memory, lean, since, rival, ahead), later, *_ = table
+    assert (policy, memory, lean, rival) == ("value", ["100", "MiB"], "value-8192", "dense-8192")
+    assert 0 < int(since) < 150
+    assert float(ahead) > 0
+    assert later == ["value", "1", "GiB", "dense-8192", "start", "value-8192", "+0.00"]
+
+
+def test_of_policies_that_do_not_lean_nothing_is_said(own: Path) -> None:
+    assert "lean" not in run(str(own), *LEANING, "--policy", "dense", "--policy", "interval-0")
+
+
+def test_the_plot_names_the_lean_at_each_point_of_a_policy_that_leans() -> None:
+    leans = [Point(1.0, 0.5, "value"), Point(2.0, 1.0, "interval-1024")]
+    curves = {"dense": [Point(1.0, 0.5), Point(2.0, 1.0)], "value": leans, "value-flat": leans}
+    (axes,) = figure({"t": curves}).axes
+    assert [(text.get_text(), text.xy) for text in axes.texts] == [
+        ("value", (1.0, 50.0)), ("interval-1024", (2.0, 100.0)),
+    ] * 2  # fmt: skip
+    _, value, flat = axes.get_lines()
+    assert [text.get_color() for text in axes.texts] == [
+        line.get_color() for line in (value, value, flat, flat)
+    ]
+    assert len({text.xyann for text in axes.texts}) == 2, "two lines have their leans in two rows"
+
+
 def test_the_plot_is_written(trace: Path, tmp_path: Path) -> None:
     picture = tmp_path / "out.png"
     memories = ("--memory", "200MiB", "--memory", "1GiB")
@@ -122,7 +180,7 @@ def test_the_plot_is_written(trace: Path, tmp_path: Path) -> None:
 
 
 def test_the_plot_names_every_memory_and_hides_no_line_and_no_point() -> None:
-    same = [(400 / 1024, 0.25), (20.0, 0.5), (40.0, 0.75), (100.0, 1.0)]
+    same = [Point(400 / 1024, 0.25), Point(20.0, 0.5), Point(40.0, 0.75), Point(100.0, 1.0)]
     curves = {"dense": same, "value": same, "value-flat": same}
     (axes,) = figure({"t": curves}).axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0.391", "20", "40", "100"]
@@ -164,7 +222,7 @@ def test_a_plot_that_could_not_be_written_is_refused_before_anything_runs(
 
 def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidValueError, match=r"out\.png: the plot cannot be written"):
-        draw(tmp_path / "absent" / "out.png", {"t": {"dense": [(1.0, 0.5)]}})
+        draw(tmp_path / "absent" / "out.png", {"t": {"dense": [Point(1.0, 0.5)]}})
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kvbraid.cache import Lean, Leaning, Saved
 from kvbraid.fleet.answer import Limiting, PodScore
 from kvbraid.ids import GroupId, PodId, PodState
 from kvbraid.models import EngineOptions, group_config, kinds_of, read_config
@@ -155,11 +156,19 @@ def rates(console: Console) -> None:
         memories=[parse_size(text) for text in ("20GiB", "40GiB", "100GiB")],
         policies={name: retention_of(name, model) for name in CACHE_POLICIES},
     )
+    leaning = Leaning(
+        now=Saved(Lean.INTERVAL, 1_024, 0.5),
+        num_requests=12_345,
+        since=9_876,
+        num_changes=3,
+        others=[Saved(Lean.DENSE, 0, 0.25), Saved(Lean.INTERVAL, 8_192, 0.3456)],
+    )
     cells = [
         GridCell(
             memory_bytes=memory, policies=policies,
             result=HitRate(num_blocks=182_044, num_requests=9, num_left_out=12_031,
-                           prompt_tokens=10_000, hit_tokens=7_281),
+                           prompt_tokens=10_000, hit_tokens=7_281,
+                           leaning=leaning if policies[0].startswith("value") else None),
         )
         for memory, policies in grid.cases()
     ]  # fmt: skip
@@ -190,7 +199,8 @@ EVERY_TABLE: Final[dict[str, tuple[Callable[[Console], None], tuple[str, ...]]]]
     "cache simulate": (
         rates,
         ("20 GiB", "40 GiB", "100 GiB", "72.81", "182,044", "12,031", "dense", "interval-0",
-         "interval-1k", "interval-8k", "value", "value-flat"),
+         "interval-1k", "interval-8k", "value", "value-flat",
+         "interval-1024", "9,876", "interval-8192", "+15.44"),
     ),
 }  # fmt: skip
 
@@ -210,3 +220,13 @@ def test_every_table_keeps_names_and_numbers(table: str, columns: int | None) ->
     assert [cell for cell in cells if cell not in " ".join(text.split())] == []
     if columns is not None:
         assert max(map(len, text.splitlines())) <= columns
+
+
+def test_the_leans_of_a_simulation_fit_into_80_columns() -> None:
+    lines = [line.split() for line in shown_at(80, rates).splitlines()]
+    assert ["policy", "memory", "lean", "since", "rival", "ahead", "(%)"] in lines
+    for policy in ("value", "value-flat"):
+        for size in ("20", "40", "100"):
+            row = [policy, size, "GiB", "interval-1024", "9,876", "interval-8192", "+15.44"]
+            assert lines.count(row) == 1
+    assert [line for line in lines if line[:1] == ["dense"]] == [["dense", *["72.81"] * 3]]

@@ -10,10 +10,10 @@ empty pool cannot hold is counted and left out under every policy.
 
 from array import array
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, TypeAlias
 
-from kvbraid.cache import CacheConfig, CacheManager, Retention
+from kvbraid.cache import CacheConfig, CacheManager, Leaning, Retention
 from kvbraid.errors import InvalidValueError, counted
 from kvbraid.sim.one_by_one import OneByOne
 from kvbraid.sim.traces.models import SimulatedModel
@@ -30,13 +30,17 @@ _TOO_MANY_BLOCKS: Final = 1 << 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HitRate:
-    """How much of a trace one cache reused. Tokens of requests that were left out do not count."""
+    """How much of a trace one cache reused. Tokens of requests that were left out do not count.
+
+    `leaning` says where the cache leant at the end; None: its retention has one policy only.
+    """
 
     num_blocks: int
     num_requests: int
     num_left_out: int
     prompt_tokens: int
     hit_tokens: int
+    leaning: Leaning | None = None
 
     @property
     def rate(self) -> float:
@@ -44,8 +48,21 @@ class HitRate:
         return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields and the rate."""
-        return {**asdict(self), "hit_rate": round(self.rate, 6)}
+        """Return all fields and the rate; `leaning` names the leans."""
+        return {
+            **asdict(replace(self, leaning=None)),
+            "hit_rate": round(self.rate, 6),
+            "leaning": None if self.leaning is None else _leaning_json(self.leaning),
+        }
+
+
+def _leaning_json(leaning: Leaning) -> dict[str, Any]:
+    return {
+        "lean": leaning.now.name,
+        "since": leaning.since,
+        "num_changes": leaning.num_changes,
+        "gains": {name: round(gain, 6) for name, gain in leaning.gains.items()},
+    }
 
 
 def check_pool(model: SimulatedModel, num_blocks: int) -> None:
@@ -96,6 +113,7 @@ def simulate(
         num_left_out=num_left_out,
         prompt_tokens=prompt_tokens,
         hit_tokens=hit_tokens,
+        leaning=cache.leaning(),
     )
 
 
@@ -116,6 +134,9 @@ class _Cache:
 
     def can_fit(self, num_tokens: int) -> bool:
         return self._manager.can_ever_fit(num_tokens)
+
+    def leaning(self) -> Leaning | None:
+        return self._manager.leaning()
 
     def run(self, num_tokens: int, hashes: list[bytes]) -> int:
         """Compute one prompt and return how much of it was reused."""
