@@ -1,4 +1,4 @@
-"""examples/own_engine.py on six models: a device that knows what every block really holds.
+"""examples/own_engine.py on seven models: a device that knows what every block really holds.
 
 Each step reads what attention would read. One wrong value, a lost token or a block that leaks
 fails the test; so does an index that hears the events and answers otherwise than the cache. Steps
@@ -39,13 +39,16 @@ from tests.ghost.device import TORN, Computation, Device, Taint
 from tests.ghost.truth import Life, Truth
 from tests.unit.cache.caches import chunked, full, mamba, window
 
-MODELS: Final[dict[str, tuple[GroupSpec, ...]]] = {
-    "full": (full(4),),
-    "gpt-oss": (full(4), window(8, 4)),
-    "gemma": (full(4), window(12, 4), window(12, 4), window(12, 4)),
-    "llama4": (full(4), chunked(16, 4)),
-    "qwen3-next": (full(8), mamba(8), mamba(8)),
-    "eagle": (full(4), window(8, 4), full(4, eagle=True, variant=1)),
+MODELS: Final[dict[str, Topology]] = {
+    "full": Topology(groups=(full(4),)),
+    "gpt-oss": Topology(groups=(full(4), window(8, 4))),
+    "gemma": Topology(groups=(full(4), window(12, 4), window(12, 4), window(12, 4))),
+    "llama4": Topology(groups=(full(4), chunked(16, 4))),
+    "qwen3-next": Topology(groups=(full(8), mamba(8), mamba(8))),
+    "eagle": Topology(groups=(full(4), window(8, 4), full(4, eagle=True, variant=1))),
+    "hits inside blocks": Topology(
+        groups=(full(8), mamba(8)), hash_block_size=4, partial_hits=True
+    ),
 }
 RETENTIONS: Final[tuple[Retention, ...]] = (Dense(), Interval(0), ByValue())
 NUM_DRAFTS: Final = 2
@@ -66,17 +69,17 @@ def load_example() -> ModuleType:
 OWN: Final = load_example()
 
 
-def cache_of(groups: Sequence[GroupSpec], retention: Retention, num_blocks: int) -> CacheManager:
+def cache_of(topology: Topology, retention: Retention, num_blocks: int) -> CacheManager:
     options = tuple(
         GroupOptions(
             num_speculative_blocks=NUM_DRAFTS if group.kind is SpecKind.MAMBA else 0,
             needs_zeroing=group.kind is SpecKind.SLIDING_WINDOW,
         )
-        for group in groups
+        for group in topology.groups
     )
     return CacheManager(
         CacheConfig(
-            topology=Topology(groups=tuple(groups)),
+            topology=topology,
             num_blocks=num_blocks,
             group_options=options,
             retention=retention,
@@ -109,6 +112,7 @@ class Ghost:
             self.tear(parts)
             raise RuntimeError("the device is out of order")
         self.seen["zeroed"] += len(work.blocks_to_zero)
+        self.seen["copied"] += len(work.copies)
         self.seen["parts"] += len(parts)
         return [self.compute(part) for part in parts]
 
@@ -147,13 +151,12 @@ class Ghost:
 class Fleet:
     """An index that hears the events."""
 
-    groups: Sequence[GroupSpec]
+    topology: Topology
 
     def __post_init__(self) -> None:
         self.index = FleetIndex()
         profile = EngineProfile(dialect=EngineDialect.PURE, **HASHES)  # type: ignore[arg-type]
-        topology = Topology(groups=tuple(self.groups))
-        self.index.register(POD, model="m", topology=topology, engine=profile)
+        self.index.register(POD, model="m", topology=self.topology, engine=profile)
         self.index.set_state(POD, PodState.EXACT)
 
     def hear(self, events: Events) -> None:
@@ -182,15 +185,16 @@ def prompts(random: Random, truth: Truth) -> list[Life]:
 
 
 @pytest.mark.parametrize("retention", RETENTIONS, ids=lambda retention: type(retention).__name__)
-@pytest.mark.parametrize("groups", MODELS.values(), ids=MODELS.keys())
+@pytest.mark.parametrize("topology", MODELS.values(), ids=MODELS.keys())
 def test_every_step_reads_what_it_should_and_every_token_is_right(
-    groups: Sequence[GroupSpec], retention: Retention
+    topology: Topology, retention: Retention
 ) -> None:
+    groups = topology.groups
     seen: Counter[str] = Counter()
     for seed in range(2):
         random, truth = Random(seed), Truth()
         num_blocks = 22 * len(groups)
-        cache, fleet = cache_of(groups, retention, num_blocks), Fleet(groups)
+        cache, fleet = cache_of(topology, retention, num_blocks), Fleet(topology)
         ghost = Ghost(groups, num_blocks, random, failures=0.04, seen=seen)
         engine = OWN.Engine(cache, ghost, num_drafts=NUM_DRAFTS)
         engine.max_step_tokens = random.choice((16, 40, 64))
@@ -224,13 +228,14 @@ def test_every_step_reads_what_it_should_and_every_token_is_right(
         "prompt parts",
     ):
         assert seen[name], f"no {name}: {seen}"
+    assert bool(seen["copied"]) == topology.partial_hits
 
 
-@pytest.mark.parametrize("groups", MODELS.values(), ids=MODELS.keys())
-def test_the_scheduler_makes_the_same_steps(groups: Sequence[GroupSpec]) -> None:
+@pytest.mark.parametrize("topology", MODELS.values(), ids=MODELS.keys())
+def test_the_scheduler_makes_the_same_steps(topology: Topology) -> None:
     """Both loops ask the cache the same, so its events are the same, byte for byte."""
     lives = [life.tokens[: life.num_prompt_tokens] for life in prompts(Random(0), Truth())]
-    ours, theirs = (cache_of(groups, Dense(), 22 * len(groups)) for _ in range(2))
+    ours, theirs = (cache_of(topology, Dense(), 22 * len(topology.groups)) for _ in range(2))
     engine, said = OWN.Engine(ours, lambda _, parts: [*map(sampled, parts)]), list[bytes]()
     for prompt in lives:
         engine.add(prompt, 6)

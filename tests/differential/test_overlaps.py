@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from kvbraid.cache import ByValue, CacheManager, Match, Need
+from kvbraid.cache import ByValue, CacheManager, Lean, Match, Need
 from kvbraid.spec import GroupSpec
 
 from tests.reference.cache_by_value import ByValueModel
@@ -74,7 +74,7 @@ def serve(native: CacheManager, model: ByValueModel, tokens: list[int], *, budge
 @pytest.mark.parametrize("mix", MIXES)
 def test_what_is_learned_is_what_the_model_learns(mix: str, seed: str) -> None:
     groups: list[GroupSpec] = MIXES[mix]
-    chosen = config(*groups, num_blocks=24, retention=ByValue())
+    chosen = config(*groups, num_blocks=24, retention=ByValue(lean=Lean.VALUE))
     native, model = CacheManager(chosen), ByValueModel(chosen)
     has_stops = num_hits = 0
     for tokens in prompts(f"{mix} {seed}", 200):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 RECENT, LEAST, MOST, MOST_BOUNDARIES = 256, 8, 4, 4096
-MADE, WORTH_A_STEP, TRIES = 256, 32, 64
+MADE, WORTH_A_STEP, TRIES = 256, 16, 64
 
 
 @dataclass

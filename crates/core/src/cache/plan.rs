@@ -237,10 +237,11 @@ impl Core {
         let available = signed(self.pool.num_free()) + freed;
         let needed = self.needed(request, plan, lengths, false);
         let taken = needed + self.uncounted(request, plan);
-        require(needed.max(taken) <= available, NoFit::Memory)?;
+        require(needed <= available, NoFit::Memory)?;
         require(needed + watermark <= available, NoFit::Watermark)?;
         let is_left = needed + watermark <= available - signed(reserved);
         require(is_left, NoFit::Reserved)?;
+        require(taken <= available, NoFit::Memory)?;
         if !is_eager {
             self.free_skipped(request, processed);
         }

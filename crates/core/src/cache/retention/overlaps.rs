@@ -31,7 +31,7 @@ const PER_BLOCK: usize = 4;
 /// Checkpoints that were made since the counts were last halved.
 const MADE: u32 = 256;
 /// One in so many of them has to be resumed for steps to end where they could be made.
-const WORTH_A_STEP: u32 = 32;
+const WORTH_A_STEP: u32 = 16;
 /// While they are not worth a step, every so many requests try again.
 const TRIES: u64 = 64;
 
