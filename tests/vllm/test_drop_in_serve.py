@@ -5,10 +5,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Any, Final
 
 import httpx
@@ -29,9 +30,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(folder: str) -> Iterator[httpx.Client]:
+def serving(
+    folder: str, *more: str, variables: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[httpx.Client]:
     """Start a server and yield a client of it; stop it at the end."""
-    environment = os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1"}
+    environment = os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1"} | dict(variables)
     del environment["VLLM_ENABLE_V1_MULTIPROCESSING"]
     paths = (os.environ.get("PYTHONPATH"), str(NAME_OF_THE_OTHER_WHEEL))
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
@@ -51,6 +54,7 @@ def serving(folder: str) -> Iterator[httpx.Client]:
     }
     command += [str(part) for option in options.items() for part in option]
     command += ["--enforce-eager", "--enable-prefix-caching", "--enable-prompt-tokens-details"]
+    command += more
     with subprocess.Popen(command, env=environment) as server:
         try:
             with httpx.Client(
@@ -91,3 +95,21 @@ def test_a_server_on_our_cache_works_as_usual() -> None:
         assert "vllm:prefix_cache_hits_total" in client.get("/metrics").text
         client.post("/reset_prefix_cache").raise_for_status()
         assert complete(client, prompt) == 0
+
+
+@pytest.mark.timeout(900)
+def test_a_server_serves_where_its_cache_leans(tmp_path: Path) -> None:
+    options = ("--additional-config", '{"kvbraid": {"retention": "value-flat", "interval": 0}}')
+    shared = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    with serving("gemma3", *options, variables=shared) as client:
+        complete(client, list(range(10, 210)))
+        complete(client, list(range(20, 220)))
+        lines = client.get("/metrics").text.splitlines()
+    assert 'kvbraid_lean{engine="0",lean="dense"} 1.0' in lines
+    assert 'kvbraid_lean{engine="0",lean="value"} 0.0' in lines
+    assert 'kvbraid_lean_gain{engine="0",lean="value"} 0.0' in lines
+    # A request ends in the last step, whose statistics may be under way when the answer comes.
+    (age,) = [line for line in lines if line.startswith("kvbraid_lean_age_requests")]
+    assert age.split() in (
+        ['kvbraid_lean_age_requests{engine="0"}', ended] for ended in ("1.0", "2.0")
+    )

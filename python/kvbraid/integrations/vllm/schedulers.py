@@ -1,7 +1,8 @@
 """vLLM's schedulers over our cache, and what they refuse before an engine starts.
 
-Each is vLLM's own scheduler, unchanged except for the manager that it builds. Name one with
-`--scheduler-cls`: the asynchronous one unless the engine was told not to schedule ahead.
+Each is vLLM's own scheduler, unchanged except for the manager that it builds and what it tells of
+that. Name one with `--scheduler-cls`: the asynchronous one unless the engine was told not to
+schedule ahead.
 """
 
 import threading
@@ -17,8 +18,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.core.sched import scheduler as stock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.metrics.stats import SchedulerStats
 
 from kvbraid.errors import UnsupportedError
+from kvbraid.integrations.vllm.leans import LeanReport
 from kvbraid.integrations.vllm.manager import KvbraidCacheManager
 from kvbraid.integrations.vllm.options import retention_of
 from kvbraid.integrations.vllm.rescheduling import RecoveringScheduler
@@ -59,7 +62,7 @@ def _our_manager(config: VllmConfig) -> Iterator[None]:
 
 
 class _OnKvbraid(RecoveringScheduler):
-    """The part that both schedulers share: the checks, our manager, and recovery."""
+    """The part that both schedulers share: checks, our manager, recovery, and what it tells."""
 
     kv_cache_manager: KvbraidCacheManager
 
@@ -76,6 +79,17 @@ class _OnKvbraid(RecoveringScheduler):
         with _our_manager(vllm_config):
             super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
         self.start_recovery()
+        self._leans: LeanReport | None = None
+        if self.log_stats:
+            engine = str(vllm_config.parallel_config.data_parallel_index)
+            self._leans = LeanReport(self.kv_cache_manager.cache, engine)
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:  # noqa: ANN401 - passed on as they are.
+        """Tell where retention by value leans, and return vLLM's own statistics of a step."""
+        if self._leans is not None:
+            self._leans.tell()
+        stats: SchedulerStats | None = super().make_stats(*args, **kwargs)
+        return stats
 
 
 class KvbraidScheduler(_OnKvbraid):
