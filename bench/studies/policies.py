@@ -32,8 +32,9 @@ from kvbraid.sim.traces.trace import Trace
 
 from bench.studies import clairvoyant
 
-VERSION: Final = 1
-"""The version of what a cell computes. Raise it if the cache, the policies or a trace changes."""
+VERSIONS: Final = dict.fromkeys(CACHE_POLICIES, 1) | {"value": 2, "value-flat": 2}
+"""The version of what a policy's cells compute. Raise it if the cache, the policy or a trace
+changes."""
 
 TRACES: Final = {
     "mooncake_conversation_trace.jsonl.zst": "github.com/kvcache-ai/Mooncake, FAST25-release",
@@ -124,7 +125,7 @@ def read_results(path: Path) -> dict[Cell, Row]:
         except ValueError:
             _say(f"{path}: a line is cut off; its cell is computed again")
             continue
-        if row["version"] == VERSION:
+        if row["version"] == VERSIONS.get(row["policy"]):
             rows[cell_of(row)] = row
     return rows
 
@@ -167,7 +168,7 @@ def compute(traces: Path, cell: Cell) -> Row:
     retention = retention_of(cell.policy, model)
     result = _simulated(traces, cell.trace, cell.limit, cell.model, num_blocks, retention)
     return {
-        "version": VERSION,
+        "version": VERSIONS[cell.policy],
         **asdict(cell),
         "working_set_bytes": ideal.num_blocks * model.block_bytes,
         "working_set_tokens": ideal.num_tokens,

@@ -42,7 +42,7 @@ def test_a_study_computes_what_is_missing_and_nothing_else(
     assert "| small | gpt-oss-120b | 1 | " in page
     assert "| value | 10 of 10 | +0.00 | small, " in page
     assert "| small | 33.30 | 49.95 |" in page  # One block, and all three.
-    stale = json.dumps({**json.loads(lines[1]), "version": policies.VERSION - 1})
+    stale = json.dumps({**json.loads(lines[1]), "version": -1})
     study.results.write_text("\n".join([stale, *lines[2:], lines[0][:50]]))
     capsys.readouterr()
     assert policies.run(study) == 0

@@ -163,7 +163,7 @@ class CacheManager(Questions, FailedLoads):
             num_tokens=num_tokens,
             budget=min(budget, num_tokens - start),
             junction=match.junction or junction,
-            stops=tuple(self._core.stops(request)),
+            stops=tuple(self._core.stops(request)) if self._chunk_rules.block_size else (),
         )
         rules = self._chunk_rules
         if max_chunk_tokens is not None:

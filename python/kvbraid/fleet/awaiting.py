@@ -5,13 +5,11 @@ awaits. An answer at once holds the loop for as long as it takes; an answer on a
 long as it takes to hand the request over and to take the answer back.
 """
 
-from collections.abc import Sized
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sized
+from typing import Final, TypeVar
 
-if TYPE_CHECKING:
-    from kvbraid.fleet.answer import Scores
-    from kvbraid.fleet.index import FleetIndex
-    from kvbraid.fleet.request import Request
+_Request = TypeVar("_Request")
+_Answer = TypeVar("_Answer")
 
 AT_ONCE_TOKENS: Final = 32_768
 """The longest request that is scored at once, each rank counted as some tokens more.
@@ -23,14 +21,20 @@ TOKENS_OF_A_RANK: Final = 48
 """A row of an answer takes about as long as so many tokens."""
 
 
-async def score(index: "FleetIndex", request: "Request", *, num_ranks: int) -> "Scores":
-    """Score a request; see `FleetIndex.score_async`."""
+async def answer(
+    request: _Request,
+    *,
+    num_ranks: int,
+    try_score: Callable[[_Request], _Answer | None],
+    score: Callable[[_Request], _Answer],
+) -> _Answer:
+    """Score a request; see `FleetIndex.score_async`. `try_score` answers None if it would wait."""
     from asyncio import to_thread  # It takes milliseconds to load, and a caller has it already.
 
     tokens: object = getattr(request, "token_ids", ())
     num_tokens = len(tokens) if isinstance(tokens, Sized) else 0
     if num_tokens + num_ranks * TOKENS_OF_A_RANK <= AT_ONCE_TOKENS:
-        scores = index.try_score(request)  # It refuses what is no request.
-        if scores is not None:
-            return scores
-    return await to_thread(index.score, request)
+        answered = try_score(request)  # It refuses what is no request.
+        if answered is not None:
+            return answered
+    return await to_thread(score, request)

@@ -275,7 +275,10 @@ class FleetIndex:
 
         Raises the same errors as `score`.
         """
-        return await awaiting.score(self, request, num_ranks=sum(list(self._ranks.values())))
+        num_ranks = sum(list(self._ranks.values()))
+        return await awaiting.answer(
+            request, num_ranks=num_ranks, try_score=self.try_score, score=self.score
+        )
 
     def try_score(self, request: Request) -> Scores | None:
         """Score unless another call is using the index; else return None without waiting.

@@ -6,6 +6,7 @@ This module does not check whether the model exists.
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Final, Literal, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import parse_qs
 
@@ -116,13 +117,8 @@ def parse_score_request(
     else:
         fields, tokens = _json_fields(body, _SCORE)
     _check_length(len(tokens), max_tokens)
-    return Request(
-        model=fields.model,
-        token_ids=tokens,
-        lora=fields.lora,
-        cache_salt=fields.cache_salt,
-        extra_key=fields.extra_key,
-        extra_keys=_media(fields.extra_keys),
+    return replace(
+        _prompt(fields, tokens),
         pods=fields.pods,
         tiers=None if fields.tiers is None else [tier.value for tier in fields.tiers],
         strategy=fields.strategy or "exact",
@@ -138,7 +134,11 @@ def parse_routed(body: bytes, *, max_tokens: int) -> Routed:
     fields, tokens = _json_fields(body, _ROUTED)
     produced = _wide_tokens(fields.produced, "produced")
     _check_length(len(tokens) + len(produced), max_tokens)
-    request = Request(
+    return Routed(fields.pod, fields.dp_rank, _prompt(fields, tokens), produced)
+
+
+def _prompt(fields: PromptFields, tokens: memoryview) -> Request:
+    return Request(
         model=fields.model,
         token_ids=tokens,
         lora=fields.lora,
@@ -146,7 +146,6 @@ def parse_routed(body: bytes, *, max_tokens: int) -> Routed:
         extra_key=fields.extra_key,
         extra_keys=_media(fields.extra_keys),
     )
-    return Routed(fields.pod, fields.dp_rank, request, produced)
 
 
 def _check_length(num_tokens: int, max_tokens: int) -> None:

@@ -174,9 +174,9 @@ pub struct CacheConfig {
     pub partial_junctions: bool,
     /// The hash function; `None` if requests bring their hashes.
     pub hash: Option<HashFunction>,
-    /// Whether the cache replaces vLLM's own, whose scheduler relies on this: a request that does not
-    /// fit gives back the blocks that it no longer reads all the same, what is registered stays
-    /// findable although its step never runs, and any number of computed tokens may be taken back.
+    /// Whether the cache replaces vLLM's own, whose scheduler relies on three things: even a request
+    /// that does not fit gives back the blocks that it no longer reads; what was registered stays
+    /// findable if its step never runs; and any number of computed tokens may be taken back.
     pub follows_vllm: bool,
 }
 

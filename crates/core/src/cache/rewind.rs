@@ -18,10 +18,10 @@ use smallvec::SmallVec;
 
 use super::Cache;
 use super::core::Core;
-use super::group::{Group, Kind};
+use super::group::Group;
 use super::request::{Request, Table};
 use crate::blocks::{BlockId, NULL_BLOCK, count};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::rule::first_read;
 
 impl Cache {
@@ -42,33 +42,9 @@ impl Cache {
 }
 
 impl Core {
+    /// Whether a request can be rewound. No state is kept for it.
     pub(super) fn check_rewind(&self, request: &Request, num_tokens: u32) -> Result<()> {
-        let computed = request.num_computed_tokens;
-        if num_tokens > computed {
-            return Err(Error::InvalidValue(format!(
-                "request {}: rewind to {num_tokens} tokens, {computed} are computed",
-                request.id
-            )));
-        }
-        for (group, table) in self.groups.iter().zip(request.tables()) {
-            let what = match group.kind {
-                Kind::State { .. } => Some("its state has moved on".to_owned()),
-                Kind::Full | Kind::Window { .. } | Kind::Chunk { .. } => {
-                    gone(group, table, num_tokens)
-                        .map(|at| format!("its block {at} was given back"))
-                }
-                Kind::Cross | Kind::Ring | Kind::Nothing => None,
-            };
-            if let Some(what) = what {
-                return Err(Error::NoWayBack {
-                    request: request.id,
-                    group: group.index,
-                    num_tokens,
-                    what,
-                });
-            }
-        }
-        Ok(())
+        self.check_way_back(request, num_tokens, "rewind", |_| false)
     }
 
     fn rewind(&mut self, request: &mut Request, num_tokens: u32) {

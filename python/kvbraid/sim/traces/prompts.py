@@ -96,7 +96,9 @@ class _Conversations:
     def of(self, prompt: Prompt, ids: Sequence[int]) -> int:
         """Return the number of a prompt's conversation."""
         if prompt.conversation is not None:
-            return self._named.setdefault(prompt.conversation, self._next())
+            if prompt.conversation not in self._named:
+                self._named[prompt.conversation] = self._next()
+            return self._named[prompt.conversation]
         ended = next((each for each in reversed(ids) if each in self._ends), None)
         number = self._next() if ended is None else self._ends.pop(ended)
         if ids:

@@ -1,8 +1,9 @@
 //! Where retention by value leans, if that is not fixed.
 //!
 //! No rule of eviction is best for all traffic. Shadows of the cache, one per lean, play what the
-//! cache sees: each says what it would have saved lately. The cache does what has saved most. All
-//! of it is a function of the requests that have ended; decoding steps cost nothing.
+//! cache sees: each says what it would have saved lately. The cache does what has saved most. What
+//! they play are requests that have ended, so a decoding step costs nothing; and the same requests
+//! always lead to the same lean.
 
 mod life;
 mod sample;
