@@ -21,8 +21,12 @@ pub(super) struct Scale {
     pub sample: u32,
 }
 
-/// The most blocks of a shadow.
+/// The most blocks of a shadow, unless the sample is the smallest that there is.
 const MOST_BLOCKS: u32 = 8_192;
+
+/// At least one prefix in so many is played: a large pool must not learn only from a few of the
+/// requests that it took to fill it.
+const SMALLEST_SAMPLE: u32 = 8;
 
 /// The most tokens of a shadow's smallest block, unless the real one is larger.
 const MOST_TOKENS: u32 = 128;
@@ -37,12 +41,12 @@ impl Scale {
             blocks: 1,
             sample: 1,
         };
-        while config.num_blocks / scale.blocks / scale.sample > MOST_BLOCKS {
-            if smallest * scale.blocks * 2 <= MOST_TOKENS {
-                scale.blocks *= 2;
-            } else {
-                scale.sample *= 2;
-            }
+        let is_large = |scale: Scale| config.num_blocks / scale.blocks / scale.sample > MOST_BLOCKS;
+        while is_large(scale) && smallest * scale.blocks * 2 <= MOST_TOKENS {
+            scale.blocks *= 2;
+        }
+        while is_large(scale) && scale.sample < SMALLEST_SAMPLE {
+            scale.sample *= 2;
         }
         scale
     }
