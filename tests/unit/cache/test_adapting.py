@@ -161,10 +161,30 @@ def test_shadows_of_a_large_pool_stay_small() -> None:
     assert more < 0.03 * 16 * 1_024 * 40_000
 
 
-def is_played(block_hash: bytes) -> bool:
-    """Whether a pool of twice the size of a shadow plays requests that begin with a block."""
+def is_played(block_hash: bytes, one_in: int = 2) -> bool:
+    """Whether one in so many families is played if that is the family of a block."""
     key = int.from_bytes(block_hash[-8:], "big")
-    return (key * 0x9E37_79B9_7F4A_7C15 % 2**64 >> 32) % 2 == 0
+    return (key * 0x9E37_79B9_7F4A_7C15 % 2**64 >> 32) % one_in == 0
+
+
+def test_a_large_pool_plays_one_family_in_eight() -> None:
+    """It is 32 times as large as a shadow. Shadows that play something have saved something."""
+    hashes = (sha256(b"%d" % number).digest() for number in count())
+    first = next(each for each in hashes if is_played(each, 8) and not is_played(each, 32))
+    cache = CacheManager(
+        config(full(128), num_blocks=32 * 8_192, retention=ByValue(), events=False)
+    )
+    for _ in range(2):
+        request = cache.add(array("I", bytes(4 * 129)), block_hashes=[first])
+        match = cache.match(request)
+        need = Need(request=request, num_new_tokens=129 - match.num_tokens, match=match)
+        assert cache.allocate([need]).num_fit == 1
+        cache.take_work()
+        cache.start_step()
+        cache.release([request])
+    leaning = cache.leaning()
+    assert leaning is not None
+    assert leaning.now.share > 0
 
 
 def test_a_sample_that_is_not_like_the_rest_costs_no_more_than_the_worst_lean() -> None:
