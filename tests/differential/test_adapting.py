@@ -23,9 +23,14 @@ MIXES = (
 )
 
 
-def serve(cache: CacheManager | AdaptingModel, tokens: Sequence[int], num_outputs: int) -> int:
+def serve(
+    cache: CacheManager | AdaptingModel,
+    tokens: Sequence[int],
+    num_outputs: int,
+    will_return: float | None,
+) -> int:
     """One request, its prompt in two steps, one token at a time after that."""
-    request = cache.add(tokens)
+    request = cache.add(tokens, will_return=will_return)
     match = cache.match(request)
     ends = [end for end in (len(tokens) // 8 * 4, len(tokens)) if end > match.num_tokens]
     done, need = match.num_tokens, Need(request=request, num_new_tokens=0, match=match)
@@ -59,8 +64,8 @@ def test_the_cache_leans_as_the_models_of_all_leans_say(
     prefixes = [[draw.randrange(9) for _ in range(draw.choice((8, 16)))] for _ in range(4)]
     for number in range(40):
         tokens = [*draw.choice(prefixes), *[100 + number] * draw.randrange(1, 9)]
-        num_outputs = draw.choice((0, 0, 5))
-        hits = [serve(cache, tokens, num_outputs) for cache in (native, model)]
+        num_outputs, hint = draw.choice((0, 0, 5)), draw.choice((None, True, False, 0.4))
+        hits = [serve(cache, tokens, num_outputs, hint) for cache in (native, model)]
         assert hits[0] == hits[1]
         found = native.leaning()
         assert found is not None

@@ -33,6 +33,7 @@ from tests.reference.cache_pool import HasHeirsError, WouldWipeError
 
 RUNS = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 14)), min_size=1, max_size=3)
 """Tokens as runs of equal ones, so that most prompts share a prefix."""
+HINTS = st.sampled_from((None, None, True, False, 0.125, 0.6))
 MOST_REQUESTS = 5
 MOST_TOKENS = 64  # Of a request.
 EXTRAS = st.sampled_from(
@@ -128,9 +129,11 @@ class CacheMachine(RuleBasedStateMachine):
             tokens = before[:shared] + tokens[: data.draw(st.integers(1, 8))]
         tokens = tokens[:MOST_TOKENS]
         prompt = data.draw(st.sampled_from((None, None, len(tokens) // 2 or None)))
-        lora_id = 7 if extra.lora else None
+        lora_id, hint = 7 if extra.lora else None, data.draw(HINTS)
         handles = [
-            side.add(tokens, num_prompt_tokens=prompt, extra=extra, lora_id=lora_id)
+            side.add(
+                tokens, num_prompt_tokens=prompt, extra=extra, lora_id=lora_id, will_return=hint
+            )
             for side in (self.native, self.model)
         ]
         self.seen = [*self.seen[-7:], (tokens, extra)]

@@ -23,6 +23,7 @@ class Life:
     num_prompt_tokens: int
     num_tokens: int
     step_ends: list[int]
+    hint: float | None = None
 
     def stops(self, match: Match, state_unit: int | None) -> Iterator[int]:
         """Where steps end; with states also where a state is worth keeping."""
@@ -61,7 +62,9 @@ class Shadow:
     def play(self, life: Life) -> int:
         prompt = life.num_prompt_tokens
         count = min(prompt // self.model.hash_block, len(life.hashes))
-        request = self.model.add([0] * prompt, block_hashes=life.hashes[:count])
+        request = self.model.add(
+            [0] * prompt, block_hashes=life.hashes[:count], will_return=life.hint
+        )
         match = self.model.match(request)
         fits = self.computes(request, match, life)
         if fits and life.num_tokens > prompt:
@@ -144,7 +147,8 @@ class AdaptingModel(ByValueModel):
         computed = min(known.num_computed_tokens, len(known.tokens))
         hashes = known.hashes[: computed // self.hash_block]
         prompt = min(known.num_prompt_tokens, computed)
-        return Life(hashes, prompt, computed, self.step_ends.pop(request, []))
+        ends, hint = self.step_ends.pop(request, []), self._progress(request).how.hint
+        return Life(hashes, prompt, computed, ends, hint)
 
     def _adapt_to(self, life: Life) -> None:
         if not self.shadows or not life.num_tokens:

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvbraid.cache import ByValue, CacheConfig, Need
+from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
 
 from tests.reference.cache_groups import Ring
 from tests.reference.cache_memory import Request
 from tests.reference.cache_model import CacheModel
 from tests.reference.cache_pool import OutOfBlocksError, Pool
 from tests.reference.cache_retention import reused_boundaries
-from tests.reference.checkpoint_model import Checkpoints, Ending, Geometry, Origin
+from tests.reference.checkpoint_model import Checkpoints, Geometry, Origin
+from tests.reference.hint_model import BEGUN, End, Returns, in_quarters
 from tests.reference.overlap_model import Overlaps
 
 
@@ -20,7 +22,7 @@ from tests.reference.overlap_model import Overlaps
 class Progress:
     """What will have ended with a request, and up to where it was looked for checkpoints."""
 
-    ending: Ending = Ending.START
+    how: End = BEGUN
     num_checked: int = 0
 
 
@@ -102,7 +104,8 @@ class ByValueModel(CacheModel):
         pool = KeepingPool(config.num_blocks, config.caching)
         geometry = Geometry(cached, self.hash_block, self.hit_alignment)
         overlaps = Overlaps.of_pool(config.num_blocks)
-        pool.checkpoints = Checkpoints(geometry, config.retention, pool, overlaps)
+        returns = Returns.of_pool(config.num_blocks)
+        pool.checkpoints = Checkpoints(geometry, config.retention, pool, overlaps, returns)
         self.memory.pool = pool
 
     @property
@@ -154,8 +157,33 @@ class ByValueModel(CacheModel):
 
     # ---- what happens --------------------------------------------------------------------
 
+    def add(
+        self,
+        tokens: Sequence[int],
+        *,
+        num_prompt_tokens: int | None = None,
+        extra: ExtraKeys = NO_EXTRA_KEYS,
+        lora_id: int | None = None,
+        session_id: str | None = None,
+        block_hashes: Sequence[bytes] | None = None,
+        will_return: float | None = None,
+    ) -> int:
+        request = super().add(
+            tokens,
+            num_prompt_tokens=num_prompt_tokens,
+            extra=extra,
+            lora_id=lora_id,
+            session_id=session_id,
+            block_hashes=block_hashes,
+        )
+        self._progress(request).how = End(hint=in_quarters(will_return))
+        return request
+
     def _started(self, request: Request) -> None:
         unit = self.hit_alignment
+        each = unit // self.hash_block
+        prompt = request.hashes[: request.num_prompt_tokens // unit * each]
+        self.checkpoints.returns.started(prompt[each - 1 :: each])
         usable = max(0, request.num_prompt_tokens - 1) // unit
         ends = range(unit // self.hash_block, usable * unit // self.hash_block + 1)
         ends = ends[:: unit // self.hash_block]
@@ -166,7 +194,8 @@ class ByValueModel(CacheModel):
         progress = self._progress(need.request)
         if need.num_hit_tokens:
             at = need.num_hit_tokens + self.config.topology.replay_tokens
-            progress.ending = self.checkpoints.resume(tuple(request.hashes), progress.ending, at)
+            ending = self.checkpoints.resume(tuple(request.hashes), progress.how, at)
+            progress.how = progress.how._replace(ending=ending)
             progress.num_checked = at
 
     def commit(self, request: int, num_tokens: int, *, start: int | None = None) -> None:
@@ -181,17 +210,45 @@ class ByValueModel(CacheModel):
             if checked < end <= settled:
                 origins.setdefault(end, origin)
         for end, origin in sorted(origins.items(), key=lambda pair: pair[0]):
-            self.checkpoints.keep(tuple(known.hashes), progress.ending, end, origin)
+            self.checkpoints.keep(tuple(known.hashes), progress.how, end, origin)
 
     def rewind(self, request: int, num_tokens: int) -> None:
         super().rewind(request, num_tokens)
         progress = self._progress(request)
         progress.num_checked = min(progress.num_checked, num_tokens)
 
+    def _end_of(self, request: int) -> int:
+        known = self.memory.requests[request]
+        return self._settled(min(known.num_computed_tokens, len(known.tokens)))
+
+    def _left(self, request: int, hashes: Sequence[bytes], end: int) -> None:
+        """A request is done: somebody may go on from its end."""
+        count = end // self.hash_block
+        if 0 < count <= len(hashes):
+            self.checkpoints.returns.left(hashes[count - 1], self._progress(request).how)
+
+    def release(self, requests: Sequence[int], *, step_failed: bool = False) -> None:
+        self._leave_step(requests, step_failed=step_failed)
+        for request in requests:
+            hashes, end = self.memory.requests[request].hashes, self._end_of(request)
+            super().release([request])
+            self._left(request, hashes, end)
+
+    def preempt(self, requests: Sequence[int], *, step_failed: bool = False) -> None:
+        """What was said of the end is not of this one."""
+        before = [self._progress(request).how for request in requests]
+        for request, how in zip(requests, before, strict=True):
+            self._progress(request).how = how._replace(hint=None)
+        try:
+            super().preempt(requests, step_failed=step_failed)
+        finally:
+            for request, how in zip(requests, before, strict=True):
+                self._progress(request).how = how
+
     def _ended(self, request: int) -> None:
         known, progress = self.memory.requests[request], self._progress(request)
-        end = self._settled(min(known.num_computed_tokens, len(known.tokens)))
-        self.checkpoints.end(tuple(known.hashes), progress.ending, end)
+        end = self._end_of(request)
+        self.checkpoints.end(tuple(known.hashes), progress.how, end)
         progress.num_checked = 0
 
     def _give_back(self, requests: Sequence[int]) -> None:
@@ -218,8 +275,11 @@ class ByValueModel(CacheModel):
 
     def pop_blocks(self, request: int) -> list[int]:
         self._leave_step([request], step_failed=False)
+        hashes, end = self.memory.requests[request].hashes, self._end_of(request)
         self._ended(request)
-        return super().pop_blocks(request)
+        blocks = super().pop_blocks(request)
+        self._left(request, hashes, end)
+        return blocks
 
     def reset(self) -> bool:
         while not self.memory.pool.references and self.checkpoints.queue():

@@ -95,8 +95,9 @@ class CacheModel:
         lora_id: int | None = None,
         session_id: str | None = None,
         block_hashes: Sequence[bytes] | None = None,
+        will_return: float | None = None,
     ) -> int:
-        del session_id  # Only on the wire.
+        del session_id, will_return  # Only on the wire, and for retention by value.
         handle, self._next = self._next, self._next + 1
         self.memory.requests[handle] = Request(
             list(tokens),

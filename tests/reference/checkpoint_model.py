@@ -22,6 +22,7 @@ from kvbraid.spec import GroupSpec
 
 from tests.reference import resume
 from tests.reference.cache_pool import Pool
+from tests.reference.hint_model import GUESSES, End, Ending, Rate, Returns
 from tests.reference.overlap_model import Overlaps
 
 MOST_NEIGHBOURS = 64
@@ -39,34 +40,12 @@ class Origin(Enum):
     OVERLAP = "a length at which many requests branched off"
 
 
-class Ending(Enum):
-    START = "a request that began something new"
-    TURN = "a request that went on where another had ended"
-
-
-@dataclass
-class Rate:
-    """As often as lately, beginning with a guess that counts for eight."""
-
-    guess: float
-    seen: float = 0
-    resumed: float = 0
-
-    def see(self) -> None:
-        self.seen = self.seen * (1 - 1 / 256) + 1
-        self.resumed *= 1 - 1 / 256
-
-    @property
-    def value(self) -> float:
-        return (self.resumed + 8 * self.guess) / (self.seen + 8)
-
-
 @dataclass
 class Likelihood:
     """How likely somebody resumes: at an end that nobody went on from, or where somebody did."""
 
     ends: dict[Ending, Rate] = field(
-        default_factory=lambda: {Ending.START: Rate(1 / 4), Ending.TURN: Rate(1 / 2)}
+        default_factory=lambda: {ending: Rate(guess) for ending, guess in GUESSES.items()}
     )
     passed: dict[tuple[Origin, bool], Rate] = field(
         default_factory=lambda: {
@@ -78,10 +57,10 @@ class Likelihood:
 
     def of(self, point: "Checkpoint", num_ways: int) -> Rate:
         """So many ways lead on from it now."""
-        is_shared = num_ways > 1 or point.num_resumed > 1 or point.is_shared
+        is_shared = point.is_led_on_by_several(num_ways)
         if num_ways or is_shared:
             return self.passed[point.origin, is_shared]
-        return self.ends[point.ending]
+        return self.ends[point.how.ending]
 
 
 class Key(NamedTuple):
@@ -98,7 +77,7 @@ class Checkpoint:
     full: dict[Place, int]  # The blocks that lead to it from the very first token.
     tail: list[int]  # What else a resume needs.
     origin: Origin
-    ending: Ending
+    how: End
     has_ended: bool = False
     was_resumed: bool = False
     num_resumed: int = 0
@@ -107,6 +86,9 @@ class Checkpoint:
     used_level: float = 0.0
     key: Key | None = None  # As of when it was weighed last; None: it frees nothing.
     came_after: "Checkpoint | None" = None  # Without a full group: see `Checkpoints.before`.
+
+    def is_led_on_by_several(self, num_ways: int) -> bool:
+        return num_ways > 1 or self.num_resumed > 1 or self.is_shared
 
     def needs(self, block: int) -> bool:
         return block in self.tail or block in self.full.values()
@@ -170,6 +152,7 @@ class Checkpoints:
     policy: ByValue
     pool: Pool
     overlaps: Overlaps
+    returns: Returns
     points: list[Checkpoint] = field(default_factory=list)
     likelihood: Likelihood = field(default_factory=Likelihood)
     level: float = 0.0
@@ -280,6 +263,8 @@ class Checkpoints:
             parting = self.furthest(point.path, (one for one in self.points if one is not point))
             num_blocks += sum(self.geometry.tokens(place) > parting for place in point.full)
         rate = self.likelihood.of(point, num_ways).value
+        if not num_ways and not point.is_led_on_by_several(num_ways):
+            rate *= self.returns.lift(point.how)
         value = point.used_level + rate * lost / max(num_blocks, 1)
         point.key = Key(value if self.lean is Lean.VALUE else 0.0, point.used_at)
 
@@ -299,7 +284,7 @@ class Checkpoints:
     def is_kept(self, block: int) -> bool:
         return any(point.needs(block) for point in self.points)
 
-    def keep(self, path: Path, ending: Ending, end: int, origin: Origin) -> Checkpoint | None:
+    def keep(self, path: Path, how: End, end: int, origin: Origin) -> Checkpoint | None:
         """Make a boundary a checkpoint, or use it once more; None if not all is held."""
         if not self.is_known(path, end):
             return None
@@ -313,7 +298,7 @@ class Checkpoints:
         tail = self.blocks_at(hashes, self.geometry.tail(end), end)
         if full is None or tail is None or not self.tells(path, known, {**full, **tail}):
             return None
-        point = Checkpoint(path, end, full, [*tail.values()], origin, ending)
+        point = Checkpoint(path, end, full, [*tail.values()], origin, how)
         if origin is Origin.OVERLAP:
             self.overlaps.made()
         self.insert(point, known)
@@ -378,7 +363,7 @@ class Checkpoints:
         """Where no tail is needed, paths part at a checkpoint."""
         full = {p: b for p, b in later.full.items() if self.geometry.tokens(p) <= tokens}
         path = later.path[: tokens // self.unit]
-        point = Checkpoint(path, tokens, full, [], Origin.JUNCTION, Ending.START)
+        point = Checkpoint(path, tokens, full, [], Origin.JUNCTION, End())
         point.used_at, point.used_level = later.used_at, later.used_level
         self.points.append(point)
         self.weigh(later)
@@ -391,13 +376,13 @@ class Checkpoints:
         point.used_at, point.used_level = self.clock, self.level
         self.weigh(point)
 
-    def resume(self, path: Path, ending: Ending, tokens: int) -> Ending:
+    def resume(self, path: Path, how: End, tokens: int) -> Ending:
         """A request goes on after `tokens`; returns the ending that it will have."""
-        point = self.keep(path, ending, tokens, Origin.JUNCTION)
+        point = self.keep(path, how, tokens, Origin.JUNCTION)
         if point is None:
             return Ending.START
         num_ways = self.num_ways(point)
-        is_shared = num_ways > 1 or point.num_resumed > 1 or point.is_shared
+        is_shared = point.is_led_on_by_several(num_ways)
         goes_on = not num_ways and not is_shared and point.has_ended
         if not point.was_resumed:
             point.was_resumed = True
@@ -409,16 +394,16 @@ class Checkpoints:
         self.weigh(point)
         return Ending.TURN if goes_on else Ending.START
 
-    def end(self, path: Path, ending: Ending, tokens: int) -> None:
+    def end(self, path: Path, how: End, tokens: int) -> None:
         """A request gives its blocks back: the last checkpoint of its path, unless others led on
         from there, is where it ended."""
         if not tokens:
             return
-        self.keep(path, ending, tokens, Origin.END)
+        self.keep(path, how, tokens, Origin.END)
         path = path[: tokens // self.unit]
         point = self.at(path, self.furthest(path, self.points))
         if point is not None and not self.num_ways(point):
-            point.ending, point.has_ended, point.was_resumed = ending, True, False
+            point.how, point.has_ended, point.was_resumed = how, True, False
             self.likelihood.of(point, 0).see()
             self.weigh(point)
         above = point and self.above(point)
@@ -503,8 +488,8 @@ class Checkpoints:
         """One way fewer leads on from a checkpoint. Who would have gone on from the end of its
         last one is expected there instead."""
         if above is not None and not num_ways and not self.num_ways(above):
-            if above.num_resumed <= 1 and not above.is_shared:
-                above.ending, above.has_ended = point.ending, point.has_ended
+            if not above.is_led_on_by_several(0):
+                above.how, above.has_ended = point.how, point.has_ended
                 above.was_resumed = point.was_resumed
             above.used_at = max(above.used_at, point.used_at)
             above.used_level = max(above.used_level, point.used_level)

@@ -3,7 +3,7 @@
 
 use std::slice::from_ref;
 
-use kvbraid_core::blocks::{BlockId, Extra, NULL_BLOCK};
+use kvbraid_core::blocks::{BlockId, NULL_BLOCK};
 use kvbraid_core::cache::{
     ByValue, Cache, CacheConfig, GroupOptions, HashFunction, Lean, Need, NewRequest, PrefillCost,
     Retention,
@@ -72,8 +72,7 @@ fn prompt(family: u32, len: u32) -> NewRequest {
     NewRequest {
         num_prompt_tokens: len,
         tokens,
-        extra: Extra::default(),
-        hashes: None,
+        ..NewRequest::default()
     }
 }
 

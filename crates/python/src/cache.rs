@@ -12,7 +12,7 @@ use answers::{
 use arguments::{LabelsArg, NeedArg, RangeArg, RecoveryArg, RequestArg, RequestsArg};
 use config::ConfigArg;
 use kvbraid_core::blocks::{BlockId, Extra};
-use kvbraid_core::cache::{Cache, Match, Need, NewRequest};
+use kvbraid_core::cache::{Cache, Hint, Match, Need, NewRequest};
 use kvbraid_core::hash::Digest;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -45,9 +45,8 @@ impl CacheCore {
     #[new]
     fn new(config: ConfigArg) -> PyResult<Self> {
         let cache = Cache::new(config.decode()?, &secret::draw()).map_err(to_python)?;
-        Ok(Self {
-            cache: Mutex::new(cache),
-        })
+        let cache = Mutex::new(cache);
+        Ok(Self { cache })
     }
 
     fn copy(&self, py: Python<'_>) -> Self {
@@ -74,6 +73,7 @@ impl CacheCore {
                 ..extra.into_extra()?
             },
             hashes: digests(hashes)?,
+            hint: Hint::of(labels.will_return).map_err(to_python)?,
         };
         py.detach(|| self.cache.lock().add(new)).map_err(to_python)
     }

@@ -108,6 +108,7 @@ def check_new(
     lora_id: int | None = None,
     session_id: str | None = None,
     block_hashes: Sequence[bytes] | None = None,
+    will_return: float | None = None,
 ) -> None:
     """Refuse what no request has.
 
@@ -120,3 +121,9 @@ def check_new(
     check_kind("block_hashes", block_hashes, list | tuple | None)
     for number, block_hash in enumerate(block_hashes or ()):
         check_kind(f"block_hashes[{number}]", block_hash, bytes)
+    if will_return is not None and not hasattr(will_return, "__float__"):
+        msg = (
+            f"will_return is {shown(will_return)}; expected True, False, a probability from 0 to "
+            "1, or None if nothing is known"
+        )
+        raise InvalidValueError(msg)

@@ -90,7 +90,7 @@ class CacheManager(Questions, FailedLoads):
 
     # A request arrives.
 
-    def add(
+    def add(  # noqa: PLR0913 - all but the tokens are given by name.
         self,
         tokens: Tokens,
         *,
@@ -99,6 +99,7 @@ class CacheManager(Questions, FailedLoads):
         lora_id: int | None = None,
         session_id: str | None = None,
         block_hashes: Sequence[bytes] | None = None,
+        will_return: bool | float | None = None,
     ) -> int:
         """Make a request known; return the number that identifies it in every other call.
 
@@ -109,18 +110,26 @@ class CacheManager(Questions, FailedLoads):
             lora_id: The engine's number of the adapter, for events.
             session_id: The session's name, for events.
             block_hashes: The engine's hashes, one per hash block; None: the cache computes them.
+            will_return: Whether some later request will go on from where this one ends, or the
+                probability of it; None: unknown. Counts under `ByValue` only, which learns what
+                such hints are worth.
 
         Raises:
-            InvalidValueError: There are no tokens, or the hashes do not fit the tokens.
+            InvalidValueError: There are no tokens, the hashes do not fit the tokens, or
+                `will_return` is no probability.
         """
         count = _length(tokens) if num_prompt_tokens is None else num_prompt_tokens
         check_counts(num_prompt_tokens=count)
-        labels = Labels(lora_id, session_id)
+        labels = Labels(lora_id, session_id, will_return)
         try:
             return self._core.add(tokens, count, extra, labels, block_hashes)
         except NOT_TAKEN:
             check_new(
-                extra=extra, lora_id=lora_id, session_id=session_id, block_hashes=block_hashes
+                extra=extra,
+                lora_id=lora_id,
+                session_id=session_id,
+                block_hashes=block_hashes,
+                will_return=will_return,
             )
             raise
 

@@ -77,10 +77,12 @@ class KeptState(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """What only events show of a request: the engine's number of its adapter, and its session."""
+    """What no hash covers of a request: the engine's number of its adapter and its session, which
+    only events show, and whether a later request goes on from its end."""
 
     lora_id: int | None = None
     session_id: str | None = None
+    will_return: float | None = None
 
 
 class Work(NamedTuple):

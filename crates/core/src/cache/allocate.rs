@@ -55,6 +55,7 @@ impl Core {
         }
         if let Some(checkpoints) = &mut self.checkpoints {
             checkpoints.note_start(request);
+            checkpoints.note_return(request);
         }
         if plan.hits.is_empty() && need.num_external_tokens == 0 {
             return;

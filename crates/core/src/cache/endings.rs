@@ -21,7 +21,7 @@ impl Cache {
         for id in ids {
             if let Some(mut request) = self.requests.remove(id) {
                 self.core.give_back(&mut request);
-                self.adapt_to(&request);
+                self.has_ended(&request);
             }
         }
         Ok(())
@@ -36,7 +36,10 @@ impl Cache {
         self.leave_step(ids, step_failed)?;
         ids.iter().try_for_each(|&id| {
             self.with(id, |core, request| {
+                // The hint is for the end, and this is none: the request itself will return.
+                let hint = std::mem::take(&mut request.hint);
                 core.give_back(request);
+                request.hint = hint;
                 core.statistics.count_preemption(request);
                 request.roll_back(0);
                 Ok(())
@@ -56,14 +59,18 @@ impl Cache {
         self.core.forget_kept_states(id);
         let blocks: Vec<BlockId> = request.clear_tables().into_iter().flatten().collect();
         self.core.held.add(blocks.iter().copied());
-        self.adapt_to(&request);
+        self.has_ended(&request);
         Ok(blocks)
     }
 
-    /// Lets a request that has ended decide where retention by value leans.
-    fn adapt_to(&mut self, request: &Request) {
+    /// Learns from a request that has ended: how likely others go on from its end, and where
+    /// retention by value leans.
+    fn has_ended(&mut self, request: &Request) {
+        let Some(checkpoints) = &mut self.core.checkpoints else {
+            return;
+        };
+        checkpoints.note_left(request);
         if let Some(adaption) = &mut self.adaption
-            && let Some(checkpoints) = &mut self.core.checkpoints
             && let Some((other, interval)) = adaption.note_end(request)
         {
             checkpoints.lean_as(other, interval);

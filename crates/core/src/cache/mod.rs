@@ -86,6 +86,7 @@ mod find;
 mod free;
 mod group;
 mod held;
+mod hint;
 mod inspect;
 mod own_tables;
 mod plan;
@@ -107,6 +108,7 @@ mod zeroing;
 use hashbrown::HashMap;
 
 pub use config::{ByValue, CacheConfig, GroupOptions, HashFunction, Lean, PrefillCost, Retention};
+pub use hint::Hint;
 pub use own_tables::{OwnLimit, Place, Places};
 pub use recover::{Boundary, Recovery};
 pub use retention::Checkpoint;
@@ -185,6 +187,7 @@ impl Cache {
         let mut request = Request::new(id, self.core.groups.len(), new.extra);
         request.tokens = new.tokens;
         request.num_prompt_tokens = new.num_prompt_tokens;
+        request.hint = new.hint;
         self.core.hash(&mut request, new.hashes.as_deref())?;
         self.requests.insert(id, Box::new(request));
         self.next_id += 1;

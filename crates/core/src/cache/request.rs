@@ -5,6 +5,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::config::HashFunction;
+use super::hint::Hint;
 use crate::blocks::{Author, BlockId, Extra, Source};
 use crate::error::{Error, Result};
 use crate::hash::{Chain, ChainSpec, Digest};
@@ -115,6 +116,8 @@ pub(super) struct Request {
     pub life: Life,
     /// Under retention by value: what ends when the request ends.
     pub ending: Ending,
+    /// Under retention by value: what was said of whether a later request goes on from the end.
+    pub hint: Hint,
     /// Under retention by value: the number of tokens up to which checkpoints were looked for.
     pub num_checked: u32,
     /// Where the steps ended that computed the prompt.
@@ -138,6 +141,7 @@ impl Request {
             junction: 0,
             life: Life::Waits,
             ending: Ending::Start,
+            hint: Hint::Unknown,
             num_checked: 0,
             step_ends: SmallVec::new(),
             tables: vec![Table::default(); num_groups],

@@ -1,5 +1,6 @@
 //! The inputs and outputs of a step. They are plain values without any logic.
 
+use super::hint::Hint;
 use crate::blocks::{Author, BlockId, Extra};
 use crate::hash::Digest;
 
@@ -14,6 +15,9 @@ pub struct NewRequest {
     pub extra: Extra,
     /// The hashes that the engine computed; `None` if the cache computes them.
     pub hashes: Option<Vec<Digest>>,
+    /// Whether some later request will go on from where this one ends. Only retention by value
+    /// looks at it.
+    pub hint: Hint,
 }
 
 /// How much a request can reuse.

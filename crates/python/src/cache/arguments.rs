@@ -151,9 +151,10 @@ pub(super) struct RangeArg {
     pub stop: u32,
 }
 
-/// What only events show about a request: `kvbraid.cache.step.Labels`.
+/// What no hash covers of a request: `kvbraid.cache.step.Labels`.
 #[derive(FromPyObject)]
 pub(super) struct LabelsArg {
     pub lora_id: Option<i64>,
     pub session_id: Option<String>,
+    pub will_return: Option<f64>,
 }

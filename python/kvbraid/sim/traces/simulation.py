@@ -9,8 +9,9 @@ empty pool cannot hold is counted and left out under every policy.
 """
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, repeat
 from typing import Any, Final, TypeAlias
 
 from kvbraid.cache import CacheConfig, CacheManager, Leaning, Retention
@@ -23,6 +24,7 @@ from kvbraid.sim.traces.trace import Trace
 CHUNK_TOKENS: Final = 8_192
 
 Progress: TypeAlias = Callable[[int], None]  # Called with the number of requests done.
+Hint: TypeAlias = bool | float | None  # Whether a later request goes on from an end; see `add`.
 
 
 _TOO_MANY_BLOCKS: Final = 1 << 32
@@ -87,9 +89,12 @@ def simulate(
     num_blocks: int,
     retention: Retention,
     *,
+    hints: Sequence[Hint] = (),
     progress: Progress | None = None,
 ) -> HitRate:
     """Play a trace against a pool of `num_blocks` blocks.
+
+    `hints` says of the first requests whether a later one goes on from their end.
 
     Raises:
         InvalidValueError: The pool cannot hold anything.
@@ -98,11 +103,14 @@ def simulate(
     cache = _Cache(model, num_blocks, retention)
     hashes = PrefixHashes(trace.block_tokens, model.hash_block_size)
     prompt_tokens = hit_tokens = num_left_out = 0
-    for number, request in enumerate(trace.play(), start=1):
+    told = chain(hints, repeat(None))
+    for number, (request, hint) in enumerate(zip(trace.play(), told, strict=False), start=1):
         if cache.can_fit(request.num_tokens):
             prompt_tokens += request.num_tokens
             num_known = len(request.ids) * trace.block_tokens
-            hit_tokens += cache.run(min(request.num_tokens, num_known + 1), hashes.of(request))
+            hit_tokens += cache.run(
+                min(request.num_tokens, num_known + 1), hashes.of(request), hint
+            )
         else:
             num_left_out += 1
         if progress is not None:
@@ -138,10 +146,11 @@ class _Cache:
     def leaning(self) -> Leaning | None:
         return self._manager.leaning()
 
-    def run(self, num_tokens: int, hashes: list[bytes]) -> int:
+    def run(self, num_tokens: int, hashes: list[bytes], hint: Hint) -> int:
         """Compute one prompt and return how much of it was reused."""
         prompt = self._blank(num_tokens)
-        return self._engine.finish(self._manager.add(prompt, block_hashes=hashes), prompt)
+        request = self._manager.add(prompt, block_hashes=hashes, will_return=hint)
+        return self._engine.finish(request, prompt)
 
     def _blank(self, num_tokens: int) -> memoryview:
         """Return tokens without meaning: prefixes are told apart only by the given hashes."""

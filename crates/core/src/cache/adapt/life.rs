@@ -2,8 +2,8 @@
 
 use smallvec::SmallVec;
 
-use crate::cache::Match;
 use crate::cache::request::Request;
+use crate::cache::{Hint, Match};
 use crate::hash::Digest;
 
 #[derive(Debug, Clone)]
@@ -13,6 +13,8 @@ pub(super) struct Life {
     pub num_prompt_tokens: u32,
     /// The tokens that were computed.
     pub num_tokens: u32,
+    /// What was said of its end.
+    pub hint: Hint,
     /// Where the steps ended that computed the prompt.
     step_ends: SmallVec<[u32; 4]>,
 }
@@ -28,6 +30,7 @@ impl Life {
             hashes: hashes.collect(),
             num_prompt_tokens: request.num_prompt_tokens.min(num_tokens),
             num_tokens,
+            hint: request.hint,
             step_ends: request.step_ends.clone(),
         })
     }

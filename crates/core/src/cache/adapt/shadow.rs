@@ -111,6 +111,7 @@ impl Shadow {
             tokens: vec![0; life.num_prompt_tokens as usize],
             num_prompt_tokens: life.num_prompt_tokens,
             hashes: Some(prompt.to_vec()),
+            hint: life.hint,
             ..NewRequest::default()
         };
         let Ok(id) = self.cache.add(new) else {

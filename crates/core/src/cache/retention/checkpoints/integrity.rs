@@ -30,6 +30,7 @@ impl Checkpoints {
         }
         let keyed = self.nodes.iter().filter(|node| node.key.is_some()).count();
         assert_eq!(keyed, self.queue.len(), "queue of checkpoints");
+        self.returns.check_integrity();
         if let Some(overlaps) = &self.overlaps {
             overlaps.check_integrity();
         }

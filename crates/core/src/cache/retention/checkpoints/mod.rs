@@ -12,6 +12,7 @@
 //! therefore evicted one at a time, rather than a piece of each.
 
 mod evict;
+mod hints;
 mod integrity;
 mod tree;
 mod value;
@@ -23,10 +24,12 @@ use super::boundaries::Boundaries;
 use crate::blocks::{BlockId, EntryId, Pool};
 use crate::cache::config::{ByValue, CacheConfig, Lean, Retention};
 use crate::cache::group::{Group, Kind};
+use crate::cache::hint::Hint;
 use crate::cache::request::{Ending, Request};
 use crate::hash::Digest;
+use hints::Returns;
 pub(in crate::cache) use value::Origin;
-use value::{Likelihood, Past, Priority};
+use value::{GUESSES, Likelihood, Past, Priority};
 
 type NodeId = u32;
 
@@ -53,8 +56,9 @@ struct Node {
     tail: Vec<BlockId>,
     is_resumable: bool,
     origin: Origin,
-    /// How the request that got this far ends, and whether it has ended.
+    /// How the request that got this far ends, what was said of its end, and whether it has ended.
     ending: Ending,
+    hint: Hint,
     has_ended: bool,
     /// Whether a request has resumed here since that request ended, or since the last child was
     /// added.
@@ -113,6 +117,8 @@ pub(in crate::cache) struct Checkpoints {
     /// The nodes that can be let go, least value first.
     queue: BTreeSet<(Priority, NodeId)>,
     likelihood: Likelihood,
+    /// What came of hints.
+    returns: Returns,
     /// Where requests branch off; `None` if every boundary can be resumed at anyway.
     pub(super) overlaps: Option<Overlaps>,
     /// The highest value that was let go.
@@ -134,6 +140,7 @@ impl Node {
             is_resumable: true,
             origin: Origin::Junction,
             ending: Ending::Start,
+            hint: Hint::Unknown,
             has_ended: false,
             was_resumed: false,
             num_resumed: 0,
@@ -186,6 +193,7 @@ impl Checkpoints {
             pins: vec![0; config.num_blocks as usize],
             queue: BTreeSet::new(),
             likelihood: Likelihood::new(),
+            returns: Returns::new(config.num_blocks as usize, GUESSES),
             level: 0.0,
             clock: 0,
         })
@@ -247,7 +255,7 @@ impl Checkpoints {
         };
         let node = &mut self.nodes[id as usize];
         if id != ROOT && node.children.is_empty() {
-            node.ending = request.ending;
+            (node.ending, node.hint) = (request.ending, request.hint);
             node.has_ended = true;
             node.was_resumed = false;
             self.likelihood.left(node.past());
@@ -305,7 +313,7 @@ impl Checkpoints {
         node.tail = tail;
         node.is_resumable = true;
         node.origin = origin;
-        node.ending = request.ending;
+        (node.ending, node.hint) = (request.ending, request.hint);
         (node.has_ended, node.was_resumed) = (false, false);
         node.num_resumed = 0;
         node.is_shared = node.children.len() > 1;
@@ -358,6 +366,7 @@ impl Checkpoints {
             .map(|n| n.children.capacity() + n.full.capacity() + n.tail.capacity())
             .sum();
         self.overlaps.as_ref().map_or(0, Overlaps::bytes)
+            + self.returns.bytes()
             + self.nodes.capacity() * size_of::<Node>()
             + (ids + lists) * size_of::<NodeId>()
             + self.queue.len() * 2 * size_of::<(Priority, NodeId)>()

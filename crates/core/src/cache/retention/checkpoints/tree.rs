@@ -246,7 +246,7 @@ impl Checkpoints {
         let heir = &mut self.nodes[id as usize];
         if heir.children.is_empty() {
             if !matches!(heir.past(), Past::Shared(_)) {
-                heir.ending = last.ending;
+                (heir.ending, heir.hint) = (last.ending, last.hint);
                 heir.has_ended = last.has_ended;
                 heir.was_resumed = last.was_resumed;
             }
@@ -318,7 +318,7 @@ impl Checkpoints {
         let node = &self.nodes[id as usize];
         let key = self.weight(id).map(|weight| Priority {
             value: match self.lean {
-                Lean::Value => node.used_level + weight.worth(&self.policy.cost, &self.likelihood),
+                Lean::Value => node.used_level + weight.worth(&self.policy.cost),
                 Lean::Dense | Lean::Interval => 0.0,
             },
             used_at: node.used_at,
@@ -394,7 +394,7 @@ impl Checkpoints {
         };
         let tail: u32 = self.groups.iter().map(own_tail).sum();
         Some(Weight {
-            past: node.past(),
+            likelihood: self.likelihood_of(node),
             floor,
             end: node.end,
             num_blocks: tail + if is_last { count(node.full.len()) } else { 0 },

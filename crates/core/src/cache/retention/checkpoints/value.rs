@@ -30,7 +30,7 @@ pub(in crate::cache) enum Origin {
 
 /// An estimated probability: the rate observed lately, which begins with a guess.
 #[derive(Debug, Clone, Copy)]
-struct Rate {
+pub(super) struct Rate {
     guess: f64,
     seen: f64,
     resumed: f64,
@@ -45,7 +45,7 @@ const GUESS_WEIGHT: f64 = 8.0;
 const MEMORY: f64 = 256.0;
 
 impl Rate {
-    const fn guess(guess: f64) -> Self {
+    pub(super) const fn guess(guess: f64) -> Self {
         Self {
             guess,
             seen: 0.0,
@@ -53,16 +53,23 @@ impl Rate {
         }
     }
 
-    fn see(&mut self) {
+    pub(super) fn see(&mut self) {
         let keeps = 1.0 - 1.0 / MEMORY;
         self.seen = self.seen * keeps + 1.0;
         self.resumed *= keeps;
     }
 
-    fn value(&self) -> f64 {
+    pub(super) fn came(&mut self) {
+        self.resumed += 1.0;
+    }
+
+    pub(super) fn value(&self) -> f64 {
         (self.resumed + GUESS_WEIGHT * self.guess) / (self.seen + GUESS_WEIGHT)
     }
 }
+
+/// The likelihoods that the end of a request is resumed, by ending, before anything was observed.
+pub(super) const GUESSES: [f64; 2] = [0.25, 0.5];
 
 /// How likely it is that a checkpoint is resumed, learned from all earlier checkpoints.
 #[derive(Debug, Clone)]
@@ -93,7 +100,7 @@ impl Likelihood {
     /// `GUESS_WEIGHT`).
     pub(super) fn new() -> Self {
         Self {
-            ends: [Rate::guess(0.25), Rate::guess(0.5)],
+            ends: GUESSES.map(Rate::guess),
             passed: [[Rate::guess(0.03125), Rate::guess(0.5)]; 4],
         }
     }
@@ -106,7 +113,7 @@ impl Likelihood {
 
     /// Notes that the resume has come.
     pub(super) fn resumed(&mut self, past: Past) {
-        self.rate(past).resumed += 1.0;
+        self.rate(past).came();
     }
 
     fn rate(&mut self, past: Past) -> &mut Rate {
@@ -117,7 +124,7 @@ impl Likelihood {
         }
     }
 
-    fn of(&self, past: Past) -> f64 {
+    pub(super) fn of(&self, past: Past) -> f64 {
         let rate = match past {
             Past::Ended(ending) => self.ends[ending as usize],
             Past::Passed(origin) => self.passed[origin as usize][0],
@@ -153,7 +160,8 @@ impl Ord for Priority {
 /// What the worth of one checkpoint is computed from.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Weight {
-    pub past: Past,
+    /// How likely the checkpoint is resumed.
+    pub likelihood: f64,
     /// The tokens at which a request would resume without the checkpoint, and with it.
     pub floor: u32,
     pub end: u32,
@@ -162,8 +170,8 @@ pub(super) struct Weight {
 }
 
 impl Weight {
-    pub(super) fn worth(&self, cost: &PrefillCost, likelihood: &Likelihood) -> f64 {
+    pub(super) fn worth(&self, cost: &PrefillCost) -> f64 {
         let lost = cost.between(self.floor, self.end);
-        likelihood.of(self.past) * lost / f64::from(self.num_blocks.max(1))
+        self.likelihood * lost / f64::from(self.num_blocks.max(1))
     }
 }
