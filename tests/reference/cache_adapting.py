@@ -163,15 +163,24 @@ class AdaptingModel(ByValueModel):
                 before * keeps + (one - other) * (one - other)
                 for before, other in zip(row, saved, strict=True)
             ]
-        best = self.saved.index(max(self.saved))
-        lead = self.saved[best] - self.saved[self.lean]
-        chance = math.sqrt(self.squares[best][self.lean])
-        if lead > max(chance, LEAST_LEAD * self.all):
+        best = self._best() if any(map(any, self.squares)) else self._guess()
+        if best != self.lean:
             self.lean, self.since = best, self.num_requests
             self.num_changes += 1
             shadow = self.shadows[best]
             self.checkpoints.lean_as(shadow.model.checkpoints)
             self.checkpoints.interval = shadow.policy.interval
+
+    def _best(self) -> int:
+        best = self.saved.index(max(self.saved))
+        lead = self.saved[best] - self.saved[self.lean]
+        chance = math.sqrt(self.squares[best][self.lean])
+        return best if lead > max(chance, LEAST_LEAD * self.all) else self.lean
+
+    def _guess(self) -> int:
+        """By value, once most of what was reused was at checkpoints."""
+        at_checkpoints, elsewhere = self.checkpoints.reused
+        return 1 if at_checkpoints > elsewhere else self.lean
 
     def _saved(self, num_tokens: int) -> float:
         pairs = num_tokens * num_tokens

@@ -161,6 +161,8 @@ class Checkpoints:
     interval: int = 0
     since: dict[int, int] = field(default_factory=dict)
     """For blocks in the pool's queue that a resume may need, the use that they came after."""
+    reused: list[int] = field(default_factory=lambda: [0, 0])
+    """The tokens reused by requests that resumed at a checkpoint, and by others."""
 
     def __post_init__(self) -> None:
         self.lean, self.interval = self.policy.lean or Lean.DENSE, self.policy.interval
@@ -378,7 +380,10 @@ class Checkpoints:
 
     def resume(self, path: Path, how: End, tokens: int) -> Ending:
         """A request goes on after `tokens`; returns the ending that it will have."""
+        num_points = len(self.points)
         point = self.keep(path, how, tokens, Origin.JUNCTION)
+        was_there = point is not None and len(self.points) == num_points
+        self.reused[not was_there] += tokens
         if point is None:
             return Ending.START
         num_ways = self.num_ways(point)

@@ -71,7 +71,7 @@ impl Cache {
         };
         checkpoints.note_left(request);
         if let Some(adaption) = &mut self.adaption
-            && let Some((other, interval)) = adaption.note_end(request)
+            && let Some((other, interval)) = adaption.note_end(request, checkpoints.are_enough())
         {
             checkpoints.lean_as(other, interval);
         }

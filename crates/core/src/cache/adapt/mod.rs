@@ -111,8 +111,13 @@ impl Adaption {
     }
 
     /// Notes that a request has ended. If the evidence says so, returns the cache to imitate from
-    /// now on, and the interval between its regular checkpoints.
-    pub(super) fn note_end(&mut self, request: &Request) -> Option<(&Checkpoints, u32)> {
+    /// now on, and the interval between its regular checkpoints. `are_enough`: whether most of what
+    /// was reused was at checkpoints.
+    pub(super) fn note_end(
+        &mut self,
+        request: &Request,
+        are_enough: bool,
+    ) -> Option<(&Checkpoints, u32)> {
         let life = Life::of(request, self.unit, self.scale.blocks)?;
         self.num_requests += 1;
         if !self.sample.takes(&life.hashes) {
@@ -122,7 +127,11 @@ impl Adaption {
         let play = |shadow: &mut Shadow| cost.between(0, shadow.play(&life));
         let saved: Vec<f64> = self.shadows.iter_mut().map(play).collect();
         self.weigh(&saved, cost.between(0, life.num_prompt_tokens));
-        self.lean = self.better()?;
+        self.lean = if self.squares.iter().all(|square| *square == 0.0) {
+            self.guess(are_enough)?
+        } else {
+            self.better()?
+        };
         self.since = self.num_requests;
         self.num_changes += 1;
         let shadow = &self.shadows[self.lean];
@@ -139,6 +148,13 @@ impl Adaption {
         for (sum, difference) in self.squares.iter_mut().zip(pairs) {
             *sum = *sum * keeps + difference * difference;
         }
+    }
+
+    /// The shadow to begin with. Until blocks are evicted that would have been reused, all shadows
+    /// save the same.
+    fn guess(&self, are_enough: bool) -> Option<usize> {
+        let by_value = self.shadows.iter().position(|s| s.lean == Lean::Value);
+        by_value.filter(|lean| are_enough && *lean != self.lean)
     }
 
     /// The shadow that has saved most, if its lead is larger than what chance would make of equals.

@@ -87,6 +87,13 @@ pub struct Checkpoint {
     pub is_last: bool,
 }
 
+/// Tokens that requests reused.
+#[derive(Debug, Clone, Copy, Default)]
+struct Reused {
+    at_checkpoints: u64,
+    elsewhere: u64,
+}
+
 /// A position in the tree: a number of tokens of a prefix, and the node that leads at least that
 /// far.
 #[derive(Debug, Clone, Copy)]
@@ -119,6 +126,10 @@ pub(in crate::cache) struct Checkpoints {
     likelihood: Likelihood,
     /// What came of hints.
     returns: Returns,
+    /// The number of checkpoints that were made.
+    num_made: u64,
+    /// The tokens reused by requests that resumed at a checkpoint, and by others.
+    reused: Reused,
     /// Where requests branch off; `None` if every boundary can be resumed at anyway.
     pub(super) overlaps: Option<Overlaps>,
     /// The highest value that was let go.
@@ -194,6 +205,8 @@ impl Checkpoints {
             queue: BTreeSet::new(),
             likelihood: Likelihood::new(),
             returns: Returns::new(config.num_blocks as usize, GUESSES),
+            num_made: 0,
+            reused: Reused::default(),
             level: 0.0,
             clock: 0,
         })
@@ -222,7 +235,16 @@ impl Checkpoints {
         request: &Request,
         tokens: u32,
     ) -> Ending {
-        let Some(id) = self.keep(pool, request, tokens, Origin::Junction) else {
+        let num_made = self.num_made;
+        let kept = self.keep(pool, request, tokens, Origin::Junction);
+        let was_there = kept.is_some() && self.num_made == num_made;
+        let reused = &mut self.reused;
+        *(if was_there {
+            &mut reused.at_checkpoints
+        } else {
+            &mut reused.elsewhere
+        }) += u64::from(tokens);
+        let Some(id) = kept else {
             return Ending::Start;
         };
         let node = &mut self.nodes[id as usize];
@@ -241,6 +263,12 @@ impl Checkpoints {
         }
         self.weigh(id);
         if goes_on { Ending::Turn } else { Ending::Start }
+    }
+
+    /// Whether most of what requests reused was at checkpoints, so keeping these alone would have
+    /// saved most of it.
+    pub(in crate::cache) fn are_enough(&self) -> bool {
+        self.reused.at_checkpoints > self.reused.elsewhere
     }
 
     /// Notes that a request gives its blocks back after `tokens`, so its last boundary becomes a
@@ -308,6 +336,7 @@ impl Checkpoints {
         for &block in full.iter().chain(&tail) {
             self.pin(pool, block);
         }
+        self.num_made += 1;
         let node = &mut self.nodes[id as usize];
         node.full.extend(full);
         node.tail = tail;
