@@ -190,32 +190,34 @@ def test_a_large_pool_plays_one_family_in_eight() -> None:
 def test_a_sample_that_is_not_like_the_rest_costs_no_more_than_the_worst_lean() -> None:
     """What is played is a prefix that returns when a pool of windows has turned over; what is not
     are pairs of requests that branch where no checkpoint is. Shadows see the former alone."""
-    groups = (full(128), window(2_048, 128), window(2_048, 128))
+    groups = (full(), window(2_048), window(2_048))
     numbers = count()
 
     def hashes(num_blocks: int, *, played: bool | None = None) -> list[bytes]:
+        """Hashes of blocks of 128 tokens, which shadows have, in parts of 16 tokens."""
         while True:
             base = next(numbers)
-            found = [sha256(b"%d %d" % (base, at)).digest() for at in range(num_blocks)]
-            if played is None or is_played(found[0]) is played:
+            found = [sha256(b"%d %d" % (base, at)).digest() for at in range(8 * num_blocks)]
+            if played is None or is_played(found[7]) is played:
                 return found
 
     hot = hashes(60, played=True)
     requests: list[list[bytes]] = []
-    for _ in range(12):
+    for _ in range(24):
         requests.append(hot + hashes(4))
-        for at in range(10):
+        for at in range(5):
             pairs = [hashes(40 + (7 * at + more) % 37, played=False) for more in range(6)]
             requests += [hashes(60, played=True) for _ in pairs]
             requests += [pair + hashes(24) for pair in pairs * 2]
 
     def reused(retention: ByValue) -> int:
-        cache = CacheManager(config(*groups, num_blocks=16_000, retention=retention, events=False))
+        cache = CacheManager(config(*groups, num_blocks=66_000, retention=retention, events=False))
         total = 0
         for blocks in requests:
-            request = cache.add(array("I", bytes(512 * len(blocks) + 4)), block_hashes=blocks)
+            num_tokens = 16 * len(blocks) + 1
+            request = cache.add(array("I", bytes(4 * num_tokens)), block_hashes=blocks)
             match = cache.match(request)
-            left = 128 * len(blocks) + 1 - match.num_tokens
+            left = num_tokens - match.num_tokens
             need = Need(request=request, num_new_tokens=left, match=match)
             assert cache.allocate([need]).num_fit == 1
             cache.take_work()

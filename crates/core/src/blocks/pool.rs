@@ -206,6 +206,12 @@ impl Pool {
         self.now = now;
     }
 
+    /// Whether a block waits.
+    #[must_use]
+    pub fn has_victim(&self) -> bool {
+        self.blocks[NULL_BLOCK.index()].next != NULL_BLOCK
+    }
+
     /// The time at which the next victim came to wait, 0 if no resume needs it; `None` if no block
     /// waits.
     #[must_use]

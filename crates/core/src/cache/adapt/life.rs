@@ -6,6 +6,32 @@ use crate::cache::request::Request;
 use crate::cache::{Hint, Match};
 use crate::hash::Digest;
 
+/// The blocks of a shadow by which requests are hashed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Unit {
+    pub tokens: u32,
+    /// The number of the cache's own hashes in one.
+    pub num_hashes: u32,
+}
+
+impl Unit {
+    /// The hashes of what a request has computed.
+    pub(super) fn hashes(self, request: &Request) -> impl ExactSizeIterator<Item = &Digest> {
+        let most = (num_computed(request) / self.tokens) as usize;
+        let every = self.num_hashes as usize;
+        request
+            .hashes
+            .iter()
+            .skip(every - 1)
+            .step_by(every)
+            .take(most)
+    }
+}
+
+fn num_computed(request: &Request) -> u32 {
+    request.num_computed_tokens.min(request.num_tokens())
+}
+
 #[derive(Debug, Clone)]
 pub(super) struct Life {
     /// The hashes of the blocks of a shadow.
@@ -20,19 +46,26 @@ pub(super) struct Life {
 }
 
 impl Life {
-    /// `unit` is the number of tokens of a shadow's hash, and `every` that of the hashes in it.
-    pub(super) fn of(request: &Request, unit: u32, every: u32) -> Option<Self> {
-        let num_tokens = request.num_computed_tokens.min(request.num_tokens());
-        let most = (num_tokens / unit) as usize;
-        let hashes = request.hashes.iter().skip(every as usize - 1);
-        let hashes = hashes.step_by(every as usize).take(most).copied();
-        (num_tokens > 0).then(|| Self {
-            hashes: hashes.collect(),
+    pub(super) fn of(request: &Request, unit: Unit) -> Self {
+        let num_tokens = num_computed(request);
+        Self {
+            hashes: unit.hashes(request).copied().collect(),
             num_prompt_tokens: request.num_prompt_tokens.min(num_tokens),
             num_tokens,
             hint: request.hint,
             step_ends: request.step_ends.clone(),
-        })
+        }
+    }
+
+    /// A life of so many hashes, for tests.
+    #[cfg(test)]
+    pub(super) fn of_length(num_tokens: u32, num_hashes: usize) -> Self {
+        Self {
+            hashes: vec![Digest::from_bytes(&[7; 32]).expect("32 bytes"); num_hashes],
+            num_prompt_tokens: num_tokens,
+            num_tokens,
+            step_ends: SmallVec::new(),
+        }
     }
 
     /// How many of the hashes are the prompt's.

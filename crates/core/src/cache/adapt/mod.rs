@@ -8,10 +8,14 @@
 mod life;
 mod sample;
 mod shadow;
+mod tape;
 
-use self::life::Life;
+use smallvec::SmallVec;
+
+use self::life::{Life, Unit};
 use self::sample::Sample;
 use self::shadow::{Scale, Shadow};
+use self::tape::Tape;
 use crate::cache::config::{ByValue, CacheConfig, Lean, PrefillCost, Retention};
 use crate::cache::request::Request;
 use crate::cache::retention::Checkpoints;
@@ -56,11 +60,11 @@ pub struct Leaning {
 #[derive(Debug, Clone)]
 pub(super) struct Adaption {
     shadows: Vec<Shadow>,
-    scale: Scale,
     sample: Sample,
+    tape: Tape,
     cost: PrefillCost,
-    /// The number of tokens of a shadow's hash.
-    unit: u32,
+    /// A shadow's hash.
+    unit: Unit,
     /// The shadow whose lean the cache has.
     lean: usize,
     /// What each shadow has saved, and all that could be saved. Older requests count less.
@@ -96,10 +100,13 @@ impl Adaption {
         let count = shadows.len();
         (count > 1).then(|| Self {
             shadows,
-            scale,
             sample: Sample::new(scale.sample),
+            tape: Tape::new(scale.pace(config, count)),
             cost: policy.cost,
-            unit: config.topology.hash_block_size * scale.blocks,
+            unit: Unit {
+                tokens: config.topology.hash_block_size * scale.blocks,
+                num_hashes: scale.blocks,
+            },
             lean: 0,
             saved: vec![0.0; count],
             all: 0.0,
@@ -118,15 +125,15 @@ impl Adaption {
         request: &Request,
         are_enough: bool,
     ) -> Option<(&Checkpoints, u32)> {
-        let life = Life::of(request, self.unit, self.scale.blocks)?;
-        self.num_requests += 1;
-        if !self.sample.takes(&life.hashes) {
+        if request.num_computed_tokens == 0 {
             return None;
         }
-        let cost = self.cost;
-        let play = |shadow: &mut Shadow| cost.between(0, shadow.play(&life));
-        let saved: Vec<f64> = self.shadows.iter_mut().map(play).collect();
-        self.weigh(&saved, cost.between(0, life.num_prompt_tokens));
+        self.num_requests += 1;
+        self.record(request);
+        self.tape.pay(request.hashes.len());
+        while let Some((life, counts)) = self.tape.next() {
+            self.play(&life, counts);
+        }
         self.lean = if self.squares.iter().all(|square| *square == 0.0) {
             self.guess(are_enough)?
         } else {
@@ -136,6 +143,24 @@ impl Adaption {
         self.num_changes += 1;
         let shadow = &self.shadows[self.lean];
         Some((shadow.checkpoints()?, shadow.interval))
+    }
+
+    /// Records a request to be played, if it is in the sample. One that fills no block of a shadow
+    /// has nothing to tell.
+    fn record(&mut self, request: &Request) {
+        let hashes = self.unit.hashes(request);
+        if hashes.len() > 0 && self.sample.takes(hashes) && self.tape.is_recording() {
+            self.tape.record(Life::of(request, self.unit));
+        }
+    }
+
+    fn play(&mut self, life: &Life, counts: bool) {
+        let cost = self.cost;
+        let play = |shadow: &mut Shadow| cost.between(0, shadow.play(life));
+        let saved: SmallVec<[f64; 8]> = self.shadows.iter_mut().map(play).collect();
+        if counts {
+            self.weigh(&saved, cost.between(0, life.num_prompt_tokens));
+        }
     }
 
     fn weigh(&mut self, saved: &[f64], all: f64) {
@@ -188,12 +213,14 @@ impl Adaption {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.sample.bytes() + self.shadows.iter().map(Shadow::bytes).sum::<usize>()
+        let shadows = self.shadows.iter().map(Shadow::bytes);
+        self.sample.bytes() + self.tape.bytes() + shadows.sum::<usize>()
     }
 
     /// Panics unless the shadows are sound.
     pub(super) fn check_integrity(&self) {
         self.shadows.iter().for_each(Shadow::check_integrity);
+        self.tape.check_integrity();
         assert!(self.since <= self.num_requests, "leans since the future");
         let most = self.all * (1.0 + 1e-9);
         assert!(

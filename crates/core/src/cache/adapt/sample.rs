@@ -38,7 +38,7 @@ impl Sample {
     }
 
     /// Whether a request with these blocks is played.
-    pub(super) fn takes(&mut self, hashes: &[Digest]) -> bool {
+    pub(super) fn takes<'a>(&mut self, hashes: impl Iterator<Item = &'a Digest>) -> bool {
         if self.one_in == 1 {
             return true;
         }

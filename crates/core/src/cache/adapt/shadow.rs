@@ -5,12 +5,13 @@
 //! ones: a shadow of few large blocks costs less and forgets alike.
 
 use super::life::Life;
+use super::tape::Pace;
 use crate::blocks::count;
 use crate::cache::config::{ByValue, CacheConfig, GroupOptions, Lean, Retention};
 use crate::cache::retention::Checkpoints;
 use crate::cache::{Cache, Match, Need, NewRequest};
 use crate::secret::Secret;
-use crate::spec::SpecKind;
+use crate::spec::{SpecKind, Topology};
 
 /// How much smaller a shadow is than its cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,8 +33,8 @@ const SMALLEST_SAMPLE: u32 = 8;
 const MOST_TOKENS: u32 = 128;
 
 impl Scale {
-    /// A small cache is played as it is. A larger one has shadows of larger blocks first, and then of
-    /// fewer prefixes.
+    /// A small cache is played as it is. A larger one has shadows of larger blocks, and if these are
+    /// still too many, of fewer prefixes.
     pub(super) fn of(config: &CacheConfig) -> Self {
         let cached = config.topology.groups.iter().filter(|g| g.prefix_cacheable);
         let smallest = cached.map(|group| group.block_size).min().unwrap_or(1);
@@ -41,14 +42,37 @@ impl Scale {
             blocks: 1,
             sample: 1,
         };
-        let is_large = |scale: Scale| config.num_blocks / scale.blocks / scale.sample > MOST_BLOCKS;
-        while is_large(scale) && smallest * scale.blocks * 2 <= MOST_TOKENS {
-            scale.blocks *= 2;
+        if scale.num_blocks(config) > MOST_BLOCKS {
+            while smallest * scale.blocks * 2 <= MOST_TOKENS {
+                scale.blocks *= 2;
+            }
         }
-        while is_large(scale) && scale.sample < SMALLEST_SAMPLE {
+        while scale.num_blocks(config) > MOST_BLOCKS && scale.sample < SMALLEST_SAMPLE {
             scale.sample *= 2;
         }
         scale
+    }
+
+    fn num_blocks(self, config: &CacheConfig) -> u32 {
+        config.num_blocks / self.blocks / self.sample
+    }
+
+    /// How fast shadows of this scale play; `None` if the cache is so small that they keep up.
+    pub(super) fn pace(self, config: &CacheConfig, num_shadows: usize) -> Option<Pace> {
+        if config.num_blocks <= MOST_BLOCKS {
+            return None;
+        }
+        let Topology {
+            groups, alignment, ..
+        } = &config.topology;
+        let cached = groups.iter().filter(|group| group.prefix_cacheable);
+        let blocks: u32 = cached.map(|group| alignment / group.block_size).sum();
+        let num_hashes = alignment / config.topology.hash_block_size;
+        let fill = self.num_blocks(config) / blocks.max(1) * num_hashes;
+        Some(Pace {
+            fill: fill as usize,
+            num_shadows,
+        })
     }
 }
 
@@ -83,7 +107,7 @@ impl Shadow {
         };
         let config = CacheConfig {
             options: config.options.iter().map(ring).collect(),
-            num_blocks: config.num_blocks / scale.blocks / scale.sample + 1,
+            num_blocks: scale.num_blocks(config) + 1,
             caching: true,
             events: false,
             retention: Retention::ByValue(ByValue { interval, ..policy }),

@@ -27,10 +27,9 @@ impl Checkpoints {
     /// Lets the checkpoints go that go before the pool's next victim.
     pub(in crate::cache) fn make_room(&mut self, pool: &mut Pool) {
         while let Some((key, _)) = self.queue.first() {
-            let is_due = match (pool.victim_waits_since(), self.lean) {
-                (None, _) => true,
-                (Some(since), Lean::Dense) => key.used_at < since,
-                (Some(_), Lean::Value | Lean::Interval) => false,
+            let is_due = match self.lean {
+                Lean::Dense => (pool.victim_waits_since()).is_none_or(|since| key.used_at < since),
+                Lean::Value | Lean::Interval => !pool.has_victim(),
             };
             if !is_due {
                 return;
@@ -48,7 +47,7 @@ impl Checkpoints {
         self.level = self.level.max(key.value);
         let mut released = Vec::new();
         self.drop_node(pool, id, &mut released);
-        for block in in_order(pool, released).into_iter().rev() {
+        for block in in_order(pool, &released).rev() {
             pool.let_go_first(block);
         }
         true
@@ -78,7 +77,7 @@ impl Checkpoints {
         for id in lost {
             self.drop_node(pool, id, &mut released);
         }
-        for block in in_order(pool, released) {
+        for block in in_order(pool, &released) {
             pool.let_go(block);
         }
     }
@@ -125,7 +124,9 @@ impl Checkpoints {
 }
 
 /// Blocks of all groups in the order in which they are evicted: the furthest boundaries first.
-fn in_order(pool: &Pool, mut blocks: Vec<BlockId>) -> Vec<BlockId> {
-    blocks.sort_by_key(|&block| (Reverse(pool.num_tokens(block)), block));
-    blocks
+fn in_order(pool: &Pool, blocks: &[BlockId]) -> impl DoubleEndedIterator<Item = BlockId> + use<> {
+    let furthest = |&block: &BlockId| (Reverse(pool.num_tokens(block)), block);
+    let mut order: Vec<_> = blocks.iter().map(furthest).collect();
+    order.sort_unstable();
+    order.into_iter().map(|(_, block)| block)
 }

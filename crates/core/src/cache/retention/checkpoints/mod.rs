@@ -324,7 +324,7 @@ impl Checkpoints {
         }
         let (full, tail) = self.needed(pool, request, anchor.tokens..end)?;
         let says_so = |block: &BlockId| pool.index.row(entry).contains(block);
-        if !is_there && !full.iter().chain(&tail).any(says_so) {
+        if !is_there && !full.iter().chain(&tail).rev().any(says_so) {
             return None; // No block that is kept would hold the hash of the prefix.
         }
         let above = self.node_at(pool, request, anchor);

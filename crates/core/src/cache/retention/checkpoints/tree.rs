@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::value::{Past, Priority, Weight};
 use super::{Anchor, Checkpoints, NO_NODE, Node, NodeId, ROOT};
-use crate::blocks::{BlockId, EntryId, NULL_BLOCK, Pool, count};
+use crate::blocks::{BlockId, Entries, EntryId, NULL_BLOCK, Pool, count};
 use crate::cache::config::Lean;
 use crate::cache::group::{Group, Kind};
 use crate::cache::request::Request;
@@ -73,6 +73,8 @@ impl Checkpoints {
     ) -> Option<(Vec<BlockId>, Vec<BlockId>)> {
         let Range { start, end } = span;
         let (mut full, mut tail) = (Vec::new(), Vec::new());
+        // Groups hold the same hashes.
+        let (mut entries, hash_block) = (Entries::default(), self.boundaries.hash_block);
         for group in &self.groups {
             let mut previous = None;
             let mut holder = |position: u32| {
@@ -83,8 +85,12 @@ impl Checkpoints {
                 } else {
                     block_end
                 };
-                let digest = request.hash_at(tokens, self.boundaries.hash_block)?;
-                let entry = pool.index.find_after(previous, digest)?;
+                let hash = tokens / hash_block;
+                let entry = entries.of(hash).or_else(|| {
+                    let digest = request.hash_at(tokens, hash_block)?;
+                    pool.index.find_after(previous, digest)
+                })?;
+                entries.note(hash, entry);
                 previous = Some(entry);
                 let block = pool.index.row(entry)[usize::from(group.index)];
                 (block != NULL_BLOCK).then_some(block)
@@ -138,26 +144,29 @@ impl Checkpoints {
 
     /// Makes a node the owner of the hashes of its blocks and of the hash of its end.
     pub(super) fn claim(&mut self, pool: &Pool, id: NodeId) {
-        for entry in self.entries(pool, &self.nodes[id as usize]) {
-            self.set_owner(entry, id);
-        }
+        let node = &mut self.nodes[id as usize];
+        let (full, entry) = (std::mem::take(&mut node.full), node.entry);
+        self.assign(pool, &full, entry, id);
+        self.nodes[id as usize].full = full;
     }
 
     fn disclaim(&mut self, pool: &Pool, node: &Node) {
-        for entry in self.entries(pool, node) {
-            self.set_owner(entry, NO_NODE);
-        }
+        self.assign(pool, &node.full, node.entry, NO_NODE);
     }
 
-    /// The hashes that belong to a node: the hash of its end, and those of the blocks after which
-    /// paths can part.
-    fn entries(&self, pool: &Pool, node: &Node) -> Vec<EntryId> {
-        let own = |block: &&BlockId| self.is_owned(pool.num_tokens(**block));
-        let keys = node.full.iter().filter(own).map(|&block| pool.key(block));
-        keys.flatten()
-            .map(|key| key.entry)
-            .chain(node.entry)
-            .collect()
+    /// Gives an owner to the hash of a node's end, and to those of its blocks after which paths can
+    /// part.
+    fn assign(&mut self, pool: &Pool, full: &[BlockId], end: Option<EntryId>, owner: NodeId) {
+        for &block in full {
+            if self.is_owned(pool.num_tokens(block))
+                && let Some(key) = pool.key(block)
+            {
+                self.set_owner(key.entry, owner);
+            }
+        }
+        if let Some(entry) = end {
+            self.set_owner(entry, owner);
+        }
     }
 
     /// Whether the hash of a full group's block that covers this many tokens belongs to one node.
