@@ -3,6 +3,8 @@
 Both sides are ours: `ByValue()` with its shadows, and dense retention as the rival. Prompts of 50
 tokens that never come back fill a pool of a full group and a group of windows, so that every
 prompt leaves a checkpoint and evicts another. `KVBRAID_BENCH_CHECKPOINTS=10_000` makes it smaller.
+`by_value_end_to_end` is the request of `end_to_end`: long prompts in a pool that is small for
+them. `by_value_star` is the slowest of 20 400 requests on prompts that share their beginning.
 """
 
 import contextlib
@@ -12,10 +14,13 @@ import statistics
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 from kvbraid.cache import ByValue, CacheConfig, CacheManager, Dense, Need, Retention
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
+from bench.cache.bench_loop import loop
+from bench.cache.ours import Ours, OursByValue
 from bench.harness.measure import Row, Sample, Side, Target
 
 NUM_CHECKPOINTS = int(os.environ.get("KVBRAID_BENCH_CHECKPOINTS", "100_000"))
@@ -28,32 +33,47 @@ GROUPS = (
     GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16),
 )
 BLOCKS_PER_CHECKPOINT = 6
+NUM_SIBLINGS = 20_000
+SHARED_TOKENS = 320
 
+Tokens: TypeAlias = "array[int]"
 Figure = Callable[["Filled"], float]
 
 
 class Filled:
     """A cache that keeps as many checkpoints as its pool has room for."""
 
-    def __init__(self, retention: Retention) -> None:
+    def __init__(
+        self,
+        retention: Retention,
+        *,
+        num_blocks: int = BLOCKS_PER_CHECKPOINT * NUM_CHECKPOINTS,
+        num_prompts: int = NUM_CHECKPOINTS + NUM_CHECKPOINTS // 4,
+        num_running: int = NUM_RUNNING,
+    ) -> None:
         self.random = random.Random(1)
         self.cache = CacheManager(
             CacheConfig(
                 topology=Topology(groups=GROUPS),
-                num_blocks=BLOCKS_PER_CHECKPOINT * NUM_CHECKPOINTS,
+                num_blocks=num_blocks,
                 retention=retention,
             )
         )
-        for _ in range(NUM_CHECKPOINTS + NUM_CHECKPOINTS // 4):
-            self.prompt()
-        tokens = [2_048 + number % 16 for number in range(NUM_RUNNING)]
-        self.running = [self.begin(count)[0] for count in tokens]
+        for _ in range(num_prompts):
+            self.prompt(self.text(PROMPT_TOKENS))
+        tokens = [2_048 + number % 16 for number in range(num_running)]
+        self.running = [self.begin(self.text(count))[0] for count in tokens]
 
-    def begin(self, num_tokens: int) -> tuple[int, float]:
+    def text(self, num_tokens: int) -> Tokens:
+        """Return tokens that nobody had before."""
+        return array("I", self.random.randbytes(4 * num_tokens))
+
+    def begin(self, tokens: Tokens) -> tuple[int, float]:
         """Compute a prompt; return the request, and the seconds that `allocate` took."""
-        request = self.cache.add(array("I", self.random.randbytes(4 * num_tokens)))
+        request = self.cache.add(tokens)
         match = self.cache.match(request)
-        need = Need(request=request, num_new_tokens=num_tokens, match=match)
+        num_new = len(tokens) - match.num_tokens
+        need = Need(request=request, num_new_tokens=num_new, match=match)
         begin = time.thread_time()
         assert self.cache.allocate([need]).num_fit == 1
         spent = time.thread_time() - begin
@@ -61,10 +81,10 @@ class Filled:
         self.cache.start_step()
         return request, spent
 
-    def prompt(self) -> tuple[float, float]:
+    def prompt(self, tokens: Tokens) -> tuple[float, float]:
         """Compute a prompt and release it; return the seconds of `allocate`, and of all."""
         begin = time.thread_time()
-        request, allocating = self.begin(PROMPT_TOKENS)
+        request, allocating = self.begin(tokens)
         self.cache.release([request])
         return allocating, time.thread_time() - begin
 
@@ -80,12 +100,14 @@ class Filled:
 
 def allocate_us(filled: Filled) -> float:
     """Return what allocating for a prompt takes."""
-    return 1e6 * statistics.median(filled.prompt()[0] for _ in range(NUM_PROMPTS))
+    prompts = (filled.text(PROMPT_TOKENS) for _ in range(NUM_PROMPTS))
+    return 1e6 * statistics.median(filled.prompt(prompt)[0] for prompt in prompts)
 
 
 def request_us(filled: Filled) -> float:
     """Return what a request takes, its hashes and shadows included."""
-    return 1e6 * statistics.fmean(filled.prompt()[1] for _ in range(NUM_PROMPTS))
+    prompts = (filled.text(PROMPT_TOKENS) for _ in range(NUM_PROMPTS))
+    return 1e6 * statistics.fmean(filled.prompt(prompt)[1] for prompt in prompts)
 
 
 def decode_us(filled: Filled) -> float:
@@ -102,6 +124,31 @@ def side(retention: Retention, figure: Figure) -> Side:
         yield lambda: figure(filled)
 
     return ready
+
+
+@contextlib.contextmanager
+def star() -> Iterator[Sample]:
+    """Prompts that share their beginning; most go on, some part inside the beginning."""
+    retention, pool = ByValue(), 9 * NUM_SIBLINGS
+    filled = Filled(retention, num_blocks=pool, num_prompts=0, num_running=0)
+    text = filled.text
+    base = text(SHARED_TOKENS)
+    siblings = [base + text(PROMPT_TOKENS) for _ in range(NUM_SIBLINGS)]
+    for sibling in siblings:
+        filled.prompt(sibling)
+
+    def sample() -> float:
+        slowest = 0.0
+        for number in range(NUM_SIBLINGS):
+            at = filled.random.randrange(NUM_SIBLINGS)
+            siblings[at] += text(PROMPT_TOKENS)
+            slowest = max(slowest, filled.prompt(siblings[at])[1])
+            if number % PROMPT_TOKENS == 0:
+                part = base[: filled.random.randrange(SHARED_TOKENS)]
+                slowest = max(slowest, filled.prompt(part + text(PROMPT_TOKENS))[1])
+        return 1e3 * slowest
+
+    yield sample
 
 
 def row(name: str, question: str, figure: Figure) -> Row:
@@ -125,4 +172,20 @@ ROWS = (
         request_us,
     ),
     row("decode", "a decoding step of 256 requests", decode_us),
+    Row(
+        name="by_value_end_to_end",
+        question="a request of 8 192 tokens, six groups, 26 000 blocks; the rival is dense",
+        unit="us CPU",
+        ours=loop(OursByValue),
+        rival=loop(Ours),
+        target=Target(ratio=1 / 1.3),
+    ),
+    Row(
+        name="by_value_star",
+        question=f"the slowest of {NUM_SIBLINGS:,} requests with one junction",
+        unit="ms CPU",
+        ours=star,
+        target=Target(ours=2),
+        samples=3,
+    ),
 )

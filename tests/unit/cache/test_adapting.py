@@ -1,6 +1,5 @@
 """Retention by value on traffic of all kinds: what it remembers, and where it leans."""
 
-import time
 from array import array
 from collections.abc import Sequence
 from hashlib import sha256
@@ -55,10 +54,10 @@ def test_on_a_full_pool_the_second_request_of_a_prefix_reuses_it(
     assert hits_of(engine, played) == [896] * 4
 
 
-def test_no_change_takes_long_among_many_siblings() -> None:
-    """One junction with 8 000 prompts after it loses its window: what each of them saves changes,
-    and valuing all of them again would take milliseconds."""
-    num_siblings = 8_000
+def test_no_change_values_many_siblings_again() -> None:
+    """One junction with 1 000 prompts after it loses its window: what each of them saves changes,
+    and valuing 20 000 of them again would take milliseconds."""
+    num_siblings = 1_000
     retention = ByValue(lean=Lean.VALUE)
     cache = CacheManager(
         config(full(), window(32), num_blocks=9 * num_siblings, retention=retention, events=False)
@@ -76,13 +75,13 @@ def test_no_change_takes_long_among_many_siblings() -> None:
         cache.start_step()
         cache.release([request])
     assert hits[-1] == 320
-    before = len(cache.debug.checkpoints())
     block = cache.hit_blocks(cache.add(base + texts.text(50)), 320)[1][-1]
-    begin = time.thread_time()
+    before = {each.block_hash: each.value for each in cache.debug.checkpoints()}
     cache.pool.forget([block])
-    spent = time.thread_time() - begin
-    assert len(cache.debug.checkpoints()) == before - 1
-    assert spent < 0.001, "seconds of CPU"
+    after = {each.block_hash: each.value for each in cache.debug.checkpoints()}
+    assert len(before) > num_siblings
+    assert len(after) == len(before) - 1
+    assert sum(value != before[each] for each, value in after.items()) <= 64
 
 
 def test_the_lean_follows_traffic_that_changes_its_nature() -> None:

@@ -64,6 +64,7 @@ impl Life {
             hashes: vec![Digest::from_bytes(&[7; 32]).expect("32 bytes"); num_hashes],
             num_prompt_tokens: num_tokens,
             num_tokens,
+            hint: Hint::default(),
             step_ends: SmallVec::new(),
         }
     }

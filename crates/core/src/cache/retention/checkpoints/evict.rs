@@ -4,9 +4,12 @@ use std::cmp::Reverse;
 
 use smallvec::SmallVec;
 
-use super::{Checkpoints, NodeId};
+use super::{Checkpoints, NO_NODE, NodeId};
 use crate::blocks::{BlockId, Pool, count};
 use crate::cache::config::Lean;
+
+/// The most checkpoints that are valued again at once when the lean changes.
+const MOST_WEIGHED: NodeId = 8_192;
 
 impl Checkpoints {
     /// Does from now on what another cache does, with this interval between regular checkpoints.
@@ -16,12 +19,21 @@ impl Checkpoints {
         self.policy.interval = interval;
         self.likelihood = other.likelihood.clone();
         if std::mem::replace(&mut self.lean, lean) != lean {
-            for id in 0..count(self.nodes.len()) {
-                if self.nodes[id as usize].key.is_some() {
-                    self.weigh(id);
-                }
+            self.first_stale = 0;
+            self.weigh_stale();
+        }
+    }
+
+    /// Values checkpoints again that have the values of another lean. No call looks at many.
+    pub(super) fn weigh_stale(&mut self) {
+        let all = count(self.nodes.len());
+        let end = all.min(self.first_stale.saturating_add(MOST_WEIGHED));
+        for id in self.first_stale..end {
+            if self.nodes[id as usize].key.is_some() {
+                self.weigh(id);
             }
         }
+        self.first_stale = if end == all { NO_NODE } else { end };
     }
 
     /// Lets the checkpoints go that go before the pool's next victim.

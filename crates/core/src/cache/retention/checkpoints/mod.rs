@@ -107,6 +107,8 @@ pub(in crate::cache) struct Checkpoints {
     policy: ByValue,
     /// What is evicted first, for now.
     lean: Lean,
+    /// Nodes from this one on may still have the values of the lean before.
+    first_stale: NodeId,
     /// The groups that are cached.
     groups: Vec<Group>,
     /// Whether every boundary that the full groups hold can be resumed at.
@@ -193,6 +195,7 @@ impl Checkpoints {
         Some(Self {
             policy,
             lean: policy.lean.unwrap_or(Lean::Dense),
+            first_stale: NO_NODE,
             needs_no_tail,
             overlaps: (!needs_no_tail).then(|| Overlaps::new(config.num_blocks as usize)),
             full_step: full.map(|group| group.block).min(),
@@ -274,6 +277,7 @@ impl Checkpoints {
     /// Notes that a request gives its blocks back after `tokens`, so its last boundary becomes a
     /// checkpoint.
     pub(in crate::cache) fn end(&mut self, pool: &mut Pool, request: &Request, tokens: u32) {
+        self.weigh_stale();
         if tokens == 0 {
             return;
         }
