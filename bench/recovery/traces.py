@@ -16,7 +16,7 @@ from kvbraid.sim.traces.models import SimulatedModel, simulated_model
 from kvbraid.sim.traces.read import read_trace
 from kvbraid.sim.traces.trace import Trace
 
-from bench.studies.policies import TRACES
+from bench.studies.traces import TRACES
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 

@@ -4,8 +4,9 @@ Law: every policy gets the same requests, in steps of at most `STEP_TOKENS` toke
 engine plans them. What is counted begins after a warm-up.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Final
 
 from kvbraid.cache import (
@@ -91,10 +92,10 @@ class Engine:
         self.has_states = model.has_states
         self.num_steps = 0
 
-    def serve(self, tokens: Tokens) -> int:
-        """Compute a prompt to its end; return the tokens that were reused."""
+    def serve(self, tokens: Tokens, hint: bool | None = None) -> int:
+        """Compute a prompt to its end, of which `hint` is said; return how much was reused."""
         cache = self.cache
-        request = cache.add(tokens)
+        request = cache.add(tokens, will_return=hint)
         cache.start_step()
         match = cache.match(request)
         done, first = match.num_tokens, True
@@ -124,17 +125,19 @@ def hit_rate(
     retention: Retention,
     asks: Iterable[Ask],
     *,
+    hints: Sequence[bool] = (),
     warm_up: int = WARM_UP,
 ) -> float:
     """Return the reused share of the reusable tokens after the warm-up, in percent.
 
-    Requests that the empty pool cannot hold are left out.
+    Requests that the empty pool cannot hold are left out. `hints` say of the first requests
+    whether a later one goes on from their end.
     """
     engine = Engine(model, num_blocks, retention)
     reused = reusable = 0
-    for number, ask in enumerate(asks):
+    for number, (ask, hint) in enumerate(zip(asks, chain(hints, repeat(None)), strict=False)):
         if engine.cache.can_ever_fit(len(ask.tokens)):
-            hit = engine.serve(ask.tokens)
+            hit = engine.serve(ask.tokens, hint)
             if number >= warm_up:
                 reused += min(hit, ask.reusable)
                 reusable += ask.reusable

@@ -22,31 +22,19 @@ from typing import Any, Final, TypeAlias
 
 from kvbraid.cache import Retention
 from kvbraid.report.plot import Curves, Point, draw, load_matplotlib
-from kvbraid.sim.traces.footprint import Footprint, footprint
 from kvbraid.sim.traces.memory_size import show_size
 from kvbraid.sim.traces.models import CONFIGS, simulated_model
 from kvbraid.sim.traces.policies import CACHE_POLICIES, retention_of
-from kvbraid.sim.traces.read import read_trace
 from kvbraid.sim.traces.simulation import HitRate, simulate
-from kvbraid.sim.traces.trace import Trace
 
-from bench.studies import clairvoyant
+from bench.studies import clairvoyant, traces
+from bench.studies.traces import footprint_of, trace_of
 
 VERSIONS: Final = dict.fromkeys(CACHE_POLICIES, 1) | {"value": 2, "value-flat": 2}
 """The version of what a policy's cells compute. Raise it if the cache, the policy or a trace
 changes."""
 
-TRACES: Final = {
-    "mooncake_conversation_trace.jsonl.zst": "github.com/kvcache-ai/Mooncake, FAST25-release",
-    "mooncake_synthetic_trace.jsonl.zst": "github.com/kvcache-ai/Mooncake, FAST25-release",
-    "weka_claude_code_710.rle.jsonl.zst": "github.com/callanjfox/kv-cache-tester, re-coded",
-}
-"""The files, and where each comes from."""
-
 SHARES: Final = ("1/8", "1/4", "1/2", "1")
-
-BOUNDED: Final = ("mooncake_conversation_trace", "mooncake_synthetic_trace")
-"""The page says how much is left to gain on these; on the third trace all policies reuse 96 %."""
 
 RIVALS: Final = ("dense", "interval-0", "interval-1k", "interval-8k")
 """The policies that the reference engine offers."""
@@ -81,19 +69,15 @@ class Study:
 
     def cells(self) -> list[Cell]:
         """Return all cells, trace by trace."""
-        names = (name.partition(".")[0] for name in TRACES)
+        names = (name.partition(".")[0] for name in traces.TRACES)
         axes = product(names, CONFIGS, SHARES, CACHE_POLICIES)
         return [Cell(*axis, self.limit) for axis in axes]
 
 
 def run(study: Study) -> int:
     """Compute the missing cells, then write the table and the plot; return the exit status."""
-    missing = [name for name in TRACES if not (study.traces / name).exists()]
-    if missing:
-        told = "; ".join(f"{name} ({TRACES[name]})" for name in missing)
-        print(
-            f"the folder {study.traces} lacks {told}; TRACES=folder chooses one", file=sys.stderr
-        )
+    if told := traces.lacks(study.traces):
+        print(told, file=sys.stderr)
         return 2
     load_matplotlib()
     study.folder.mkdir(parents=True, exist_ok=True)
@@ -162,8 +146,8 @@ def _in_parallel(study: Study, todo: Sequence[Cell]) -> Iterator[Row]:
 def compute(traces: Path, cell: Cell) -> Row:
     """Simulate one cell."""
     begun = time.monotonic()
-    trace, model = _trace(traces, cell.trace, cell.limit), simulated_model(cell.model)
-    ideal = _footprint(traces, cell.trace, cell.model, cell.limit)
+    trace, model = trace_of(traces, cell.trace, cell.limit), simulated_model(cell.model)
+    ideal = footprint_of(traces, cell.trace, cell.model, cell.limit)
     num_blocks = ceil(ideal.num_blocks * Fraction(cell.share)) + 1  # One is the null block.
     retention = retention_of(cell.policy, model)
     result = _simulated(traces, cell.trace, cell.limit, cell.model, num_blocks, retention)
@@ -185,19 +169,7 @@ def _simulated(
 ) -> HitRate:
     """Simulate, with a cache: a full-attention model keeps every block under every policy, so its
     result is the same for all of them."""
-    return simulate(_trace(traces, name, limit), simulated_model(model), num_blocks, retention)
-
-
-@lru_cache(maxsize=1)
-def _trace(traces: Path, name: str, limit: int | None) -> Trace:
-    (file,) = (file for file in TRACES if file.partition(".")[0] == name)
-    trace = read_trace(traces / file)
-    return trace if limit is None else trace.first(limit)
-
-
-@lru_cache(maxsize=8)
-def _footprint(traces: Path, name: str, model: str, limit: int | None) -> Footprint:
-    return footprint(_trace(traces, name, limit), simulated_model(model))
+    return simulate(trace_of(traces, name, limit), simulated_model(model), num_blocks, retention)
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
@@ -259,8 +231,8 @@ def bounds(study: Study) -> Iterator[str]:
         f"| trace | {' | '.join(SHARES)} |",
         "|---|" + "--:|" * len(SHARES),
     )
-    for name in BOUNDED:
-        trace = _trace(study.traces, name, study.limit)
+    for name in traces.BOUNDED:
+        trace = trace_of(study.traces, name, study.limit)
         whole = clairvoyant.working_set(trace)
         rates = (clairvoyant.hit_rate(trace, int(whole * Fraction(share))) for share in SHARES)
         yield f"| {name} | {' | '.join(f'{100 * rate:.2f}' for rate in rates)} |"

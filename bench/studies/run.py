@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def main() -> int:
     """Run the study that is asked for."""
-    from bench.studies import future, policies
+    from bench.studies import future, hints, policies
 
-    studies = {"policies": policies.run, "future": future.run}
+    studies = {"policies": policies.run, "future": future.run, "hints": hints.run}
     parser = argparse.ArgumentParser(prog="bench/studies/run.py")
     parser.add_argument("--only", choices=studies, required=True)
     parser.add_argument("--traces", type=Path, default=ROOT / "bench" / "studies" / "traces")

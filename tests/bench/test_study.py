@@ -7,7 +7,7 @@ import pytest
 from kvbraid.sim.traces.models import CONFIGS
 from kvbraid.sim.traces.policies import CACHE_POLICIES
 
-from bench.studies import policies
+from bench.studies import policies, traces
 from bench.studies.policies import Study
 
 
@@ -23,11 +23,11 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def study(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
-    monkeypatch.setattr(policies, "TRACES", {"small.jsonl": "here"})
+    monkeypatch.setattr(traces, "TRACES", {"small.jsonl": "here"})
     monkeypatch.setattr(policies, "SHARES", ("1/2", "1"))
-    monkeypatch.setattr(policies, "BOUNDED", ("small",))
-    policies._trace.cache_clear()
-    policies._footprint.cache_clear()
+    monkeypatch.setattr(traces, "BOUNDED", ("small",))
+    traces.trace_of.cache_clear()
+    traces.footprint_of.cache_clear()
     return Study(traces=trace.parent, folder=tmp_path / "results")
 
 

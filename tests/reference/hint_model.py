@@ -37,9 +37,9 @@ class Rate:
     seen: float = 0
     resumed: float = 0
 
-    def see(self) -> None:
-        self.seen = self.seen * (1 - 1 / 256) + 1
-        self.resumed *= 1 - 1 / 256
+    def see(self, memory: int = 256) -> None:
+        self.seen = self.seen * (1 - 1 / memory) + 1
+        self.resumed *= 1 - 1 / memory
 
     @property
     def value(self) -> float:
@@ -74,7 +74,7 @@ class Returns:
         self.is_used |= end.hint is not None
         if self.is_used:
             for rate in self.rates(end):
-                rate.see()
+                rate.see(memory=2_048)
             self.waiting[self.slot(prefix)] = (prefix, end)
 
     def started(self, prefixes: Sequence[bytes]) -> None:

@@ -16,6 +16,10 @@ use crate::cache::hint::{HINTS, Hint};
 use crate::cache::request::{Ending, Request};
 use crate::hash::Digest;
 
+/// The weight of an observation falls to 1/e while so many others are made. What callers know
+/// changes less often than what requests do, and small differences between hints should be no noise.
+const MEMORY: f64 = 2048.0;
+
 /// The number of endings times the number of hints.
 const KINDS: usize = 12;
 
@@ -70,8 +74,8 @@ impl Returns {
             self.ends = vec![0; self.num_slots];
         }
         let kind = kind(ending, hint);
-        self.kinds[usize::from(kind)].see();
-        self.all[ending as usize].see();
+        self.kinds[usize::from(kind)].see(MEMORY);
+        self.all[ending as usize].see(MEMORY);
         let (slot, print) = self.place(prefix);
         self.ends[slot] = print | Fingerprint::from(kind);
     }

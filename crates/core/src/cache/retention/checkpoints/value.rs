@@ -53,8 +53,9 @@ impl Rate {
         }
     }
 
-    pub(super) fn see(&mut self) {
-        let keeps = 1.0 - 1.0 / MEMORY;
+    /// Notes an observation, whose weight falls to 1/e while `memory` others are made.
+    pub(super) fn see(&mut self, memory: f64) {
+        let keeps = 1.0 - 1.0 / memory;
         self.seen = self.seen * keeps + 1.0;
         self.resumed *= keeps;
     }
@@ -108,7 +109,7 @@ impl Likelihood {
     /// Notes that another resume may come: a request has ended at a checkpoint with this past, or
     /// has continued from it.
     pub(super) fn left(&mut self, past: Past) {
-        self.rate(past).see();
+        self.rate(past).see(MEMORY);
     }
 
     /// Notes that the resume has come.
