@@ -38,9 +38,9 @@ def test_the_engines_retention_stays_unless_asked() -> None:
     assert retention_of(none_of_ours) is None
 
 
-def test_the_interval_is_rounded_up_to_blocks_of_all_groups() -> None:
+def test_the_interval_is_rounded_down_to_blocks_of_all_groups() -> None:
     layout = LAYOUTS["unequal blocks"]
-    made = scheduler(KvbraidScheduler, layout, asking(retention="value-flat", interval=33))
+    made = scheduler(KvbraidScheduler, layout, asking(retention="value-flat", interval=95))
     retention = made.kv_cache_manager.cache.config.retention
     assert retention == ByValue(interval=64, cost=PrefillCost())
 

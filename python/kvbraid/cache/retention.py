@@ -78,8 +78,12 @@ class ByValue:
         check_kind("ByValue.lean", self.lean, Lean | None)
 
     def aligned(self, alignment: int) -> "ByValue":
-        """Return a copy whose interval is rounded up to a multiple of `alignment` tokens."""
-        return replace(self, interval=-(-self.interval // alignment) * alignment)
+        """Return a copy whose interval is a multiple of `alignment` tokens.
+
+        It is rounded down, so that a step of `interval` tokens reaches it; but not to 0.
+        """
+        whole = self.interval // alignment * alignment
+        return replace(self, interval=whole or min(self.interval, 1) * alignment)
 
 
 Retention: TypeAlias = Dense | Interval | ByValue

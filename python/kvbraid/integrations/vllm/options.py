@@ -21,8 +21,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         retention: `engine`: as the engine's own option says. `value`: by value, where a reused
             token is worth the compute that it saves in this model. `value-flat`: by value, where
             every token is worth the same.
-        interval: Tokens between the checkpoints of retention by value, rounded up to whole blocks
-            of all groups; 0: none at intervals.
+        interval: Tokens between the checkpoints of retention by value, rounded down to whole
+            blocks of all groups, at least one; 0: none at intervals.
     """
 
     retention: Literal["engine", "value", "value-flat"] = "engine"

@@ -31,7 +31,7 @@ def _interval(tokens: int) -> CachePolicy:
 
 
 def _by_value(tokens: int, cost: PrefillCost | None = None) -> CachePolicy:
-    """By value, with the model's cost, and an interval that is rounded up to the alignment."""
+    """By value, with the model's cost, and an interval that is rounded down to the alignment."""
     return lambda model: ByValue(interval=tokens, cost=cost or model.cost).aligned(model.alignment)
 
 

@@ -144,17 +144,20 @@ def test_a_pool_without_a_block_is_refused(num_blocks: int) -> None:
         simulate(trace([A]), model(FULL), num_blocks, Dense())
 
 
-def test_intervals_are_rounded_up_to_where_all_groups_agree() -> None:
+def test_intervals_are_rounded_to_where_all_groups_agree() -> None:
+    """Up where the engine would, down where a step of as many tokens has to reach it."""
     qwen, jamba = simulated_model("qwen3-next-80b-a3b"), simulated_model("jamba-mini")
     assert [retention_of(name, qwen) for name in CACHE_POLICIES] == [
         Dense(),
         Interval(0),
         Interval(2 * 544),
         Interval(16 * 544),
-        ByValue(interval=16 * 544, cost=qwen.cost),
-        ByValue(interval=16 * 544),
+        ByValue(interval=15 * 544, cost=qwen.cost),
+        ByValue(interval=15 * 544),
     ]
     assert retention_of("interval-8k", jamba) == Interval(103 * 80)
+    assert ByValue(interval=8_192).aligned(10_000).interval == 10_000
+    assert ByValue().aligned(80).interval == 0
 
 
 @pytest.mark.parametrize("groups", [[FULL], [CHUNKED, FULL]])
