@@ -34,7 +34,7 @@ def test_only_missing_cells_are_computed(tmp_path: Path, monkeypatch: pytest.Mon
         Cell("small", "gpt-oss-120b", "1", "value", 50),
         Cell("chat", "gptoss", "1500", "adapts", 100),
     ]
-    rows = [(1_025, [1, 2, 3])] * 2
+    rows = [(1_025, [1, 2, 3]), (1_025, [1, 2, 3]), (1_025, [4, 5, 6])]
     lines = [json.dumps({"input_length": n, "hash_ids": ids}) for n, ids in rows]
     (tmp_path / "small.jsonl").write_text("\n".join(lines))
     monkeypatch.setattr(traces, "TRACES", {"small.jsonl": "here"})
@@ -47,7 +47,7 @@ def test_only_missing_cells_are_computed(tmp_path: Path, monkeypatch: pytest.Mon
     study = Study(traces=tmp_path, folder=tmp_path)
     assert hints.run(study) == 0
     found = hints.read_results(tmp_path / "hints.jsonl")
-    assert found[cells[0]] == pytest.approx(100 * 1_024 / 2_050, abs=0.01)
+    assert found[cells[0]] == pytest.approx(100 * 1_024 / 3_075, abs=0.01)
     monkeypatch.setattr(hints, "compute", None)
     assert hints.run(study) == 0
     assert (tmp_path / "hints.md").read_text() == "3\n"
