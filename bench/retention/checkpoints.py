@@ -9,8 +9,9 @@ that the full-attention blocks lead to can be resumed at.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
+from kvbraid.sim.traces.prefix_hashes import num_leading
 from kvbraid.spec import GroupSpec, SpecKind
 
 from bench.retention.play import WARM_UP
@@ -110,7 +111,7 @@ class Cache:
 
     def held(self, path: Path) -> int:
         """Return how many units of full attention are kept of a path."""
-        return next((n for n, prefix in enumerate(path) if prefix not in self._leads), len(path))
+        return num_leading(path, self._leads.__contains__)
 
     def serve(self, visit: Visit) -> int:
         """Play a request; return the units that it reuses."""
@@ -242,9 +243,5 @@ def overlaps(played: Iterable[Visit], unit: int) -> Iterator[int]:
     seen: set[Prefix] = set()
     for visit in played:
         path = visit.path[: visit.usable(unit)]
-        yield next((n for n, prefix in enumerate(path) if prefix not in seen), len(path))
+        yield num_leading(path, seen.__contains__)
         seen.update(visit.path)
-
-
-NEVER: Final = 1 << 40
-"""The number of a request that does not come."""

@@ -7,8 +7,12 @@ for models with windows or states; it is what knowing the future is worth to a p
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Final
 
-from bench.retention.checkpoints import NEVER, Cache, Checkpoint, Prefix, Visit, overlaps
+from bench.retention.checkpoints import Cache, Checkpoint, Prefix, Visit, overlaps
+
+NEVER: Final = 1 << 40
+"""The number of a request that does not come."""
 
 
 class Oracle:

@@ -19,6 +19,8 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from typing import Final
 
+from kvbraid.sim.traces.prefix_hashes import num_leading
+
 from bench.retention.checkpoints import Cache, Checkpoint, Prefix, Visit
 
 ALPHAS: Final = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0)
@@ -93,9 +95,8 @@ class Placed:
         """Return the depths of the placement, and the end."""
         usable = visit.usable(cache.sizes.unit)
         path = visit.path[:usable]
-        overlap = next((n for n, each in enumerate(path) if each not in self._seen), len(path))
+        self._overlaps.append(num_leading(path, self._seen.__contains__))
         self._seen.update(visit.path)
-        self._overlaps.append(overlap)
         self._num_requests += 1
         if self._num_requests % self._again == 0:
             self._depths = placement(Counter(self._overlaps), self._budget)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Final
 
+from kvbraid.sim.traces.prefix_hashes import num_leading
 from kvbraid.sim.traces.trace import Trace, TraceRequest
 
 _NEVER: Final = 1 << 62
@@ -31,7 +32,7 @@ def hit_rate(trace: Trace, num_blocks: int, *, warm_up: int = 0) -> float:
     num_hit = 0
     for number, (request, uses) in enumerate(zip(requests, _next_uses(requests), strict=True)):
         ids = request.ids
-        num_held = next((n for n, block in enumerate(ids) if block not in held), len(ids))
+        num_held = num_leading(ids, held.__contains__)
         if number >= warm_up:
             num_hit += min(num_held * trace.block_tokens, request.num_tokens - 1)
         for depth, (block, use) in enumerate(zip(ids, uses, strict=True)):

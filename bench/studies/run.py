@@ -12,9 +12,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def main() -> int:
     """Run the study that is asked for."""
-    from bench.studies import future, hints, policies
+    from bench.studies import future, future_traces, hints, policies
 
-    studies = {"policies": policies.run, "future": future.run, "hints": hints.run}
+    studies = {
+        "policies": policies.run,
+        "hints": hints.run,
+        "future": future.run,
+        "future_traces": future_traces.run,
+    }
     parser = argparse.ArgumentParser(prog="bench/studies/run.py")
     parser.add_argument("--only", choices=studies, required=True)
     parser.add_argument("--traces", type=Path, default=ROOT / "bench" / "studies" / "traces")

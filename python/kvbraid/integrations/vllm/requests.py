@@ -8,11 +8,17 @@ from array import array
 from dataclasses import dataclass
 from typing import Final
 
+from vllm.logger import init_logger
 from vllm.v1.request import Request
 
 from kvbraid.cache import CacheManager
 from kvbraid.errors import UnknownError, UnsupportedError
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Lora, MediaItem, Tokens
+
+logger = init_logger("vllm.kvbraid.hints")
+
+HINT: Final = "kvbraid_will_return"
+"""The key of a hint in `SamplingParams.extra_args`."""
 
 _TOKEN_BYTES: Final = array("I").itemsize
 
@@ -84,6 +90,7 @@ class Requests:
             lora_id=lora.adapter_id if lora else None,
             session_id=request.session_id,
             block_hashes=request.block_hashes,
+            will_return=will_return(request),
         )
         self._known[request.request_id] = _Known(
             number,
@@ -147,3 +154,22 @@ def _extra_keys(request: Request) -> ExtraKeys:
             for item in request.mm_features
         ),
     )
+
+
+def will_return(request: Request) -> float | None:
+    """Return what a client says of the request's end, in `extra_args`; None: nothing.
+
+    What is no probability is logged and counts as nothing: one client must not stop the engine.
+    """
+    parameters = request.sampling_params
+    hint = ((parameters and parameters.extra_args) or {}).get(HINT)
+    if hint is None or (isinstance(hint, int | float) and 0 <= hint <= 1):
+        return hint
+    logger.warning(
+        "kvbraid: request %s: %s is %r; expected true, false or a probability from 0 to 1. "
+        "It counts as unknown.",
+        request.request_id,
+        HINT,
+        hint,
+    )
+    return None
