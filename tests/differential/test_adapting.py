@@ -80,7 +80,7 @@ def test_the_cache_leans_as_the_models_of_all_leans_say(
         assert [(each.lean, each.interval) for each in order] == [
             (policy.lean, policy.interval) for policy in policies
         ]
-        shares = [saved / model.all for saved in model.saved]
+        shares = [saved / model.lately.all for saved in model.lately.saved]
         shares.insert(0, shares.pop(model.lean))
         assert [each.share for each in order] == pytest.approx(shares)
         native.debug.check_integrity()

@@ -11,7 +11,7 @@ from kvbraid.spec import SpecKind
 from tests.reference.cache_by_value import ByValueModel
 from tests.reference.cache_memory import Fitted
 
-MEMORY = 256
+LATELY, JUST_NOW = 256, 32
 LEAST_LEAD = 0.003
 
 
@@ -91,6 +91,40 @@ class Shadow:
         return fits
 
 
+class Evidence:
+    """What each shadow saved of each request; older requests count less."""
+
+    def __init__(self, memory: int) -> None:
+        self.keeps = 1 - 1 / memory
+        self.saved: list[float] = []
+        self.squares: list[list[float]] = []
+        self.all = 0.0
+
+    def add(self, saved: Sequence[float], everything: float) -> None:
+        self.all = self.all * self.keeps + everything
+        self.saved = [
+            before * self.keeps + one
+            for before, one in zip(self.saved or [0.0] * len(saved), saved, strict=True)
+        ]
+        self.squares = [
+            [
+                before * self.keeps + (one - other) * (one - other)
+                for before, other in zip(row, saved, strict=True)
+            ]
+            for row, one in zip(
+                self.squares or [[0.0] * len(saved) for _ in saved], saved, strict=True
+            )
+        ]
+
+    def better(self, than: int) -> int | None:
+        best = self.saved.index(max(self.saved))
+        chance = math.sqrt(self.squares[best][than])
+        return best if self.lead(best, than) > max(chance, LEAST_LEAD * self.all) else None
+
+    def lead(self, one: int, other: int) -> float:
+        return self.saved[one] - self.saved[other]
+
+
 class AdaptingModel(ByValueModel):
     """See `ByValueModel`; `lean` is the shadow that the cache imitates."""
 
@@ -103,19 +137,17 @@ class AdaptingModel(ByValueModel):
         leans = [(Lean.DENSE, policy.interval), (Lean.VALUE, policy.interval)]
         cached = [group for group in config.topology.groups if group.prefix_cacheable]
         has_windows = any(group.kind.is_window for group in cached)
-        if has_windows or any(group.kind is SpecKind.MAMBA for group in cached):
-            leans.append((Lean.INTERVAL, 0))
         if has_windows:
             aligned = (-(-tokens // self.alignment) * self.alignment for tokens in (1_024, 8_192))
             leans += [(Lean.INTERVAL, tokens) for tokens in aligned]
+        if has_windows or any(group.kind is SpecKind.MAMBA for group in cached):
+            leans.append((Lean.INTERVAL, 0))
         self.shadows = [
             Shadow(config, replace(policy, lean=lean, interval=interval))
             for lean, interval in (leans if config.caching else ())
         ]
         self.lean = 0
-        self.saved = [0.0] * len(self.shadows)
-        self.squares = [[0.0] * len(self.shadows) for _ in self.shadows]
-        self.all = 0.0
+        self.lately, self.just_now = Evidence(LATELY), Evidence(JUST_NOW)
         self.num_requests = self.since = self.num_changes = 0
         self.step_ends: dict[int, list[int]] = {}
 
@@ -155,32 +187,30 @@ class AdaptingModel(ByValueModel):
             return
         self.num_requests += 1
         saved = [self._saved(shadow.play(life)) for shadow in self.shadows]
-        keeps = 1 - 1 / MEMORY
-        self.all = self.all * keeps + self._saved(life.num_prompt_tokens)
-        self.saved = [before * keeps + one for before, one in zip(self.saved, saved, strict=True)]
-        for row, one in zip(self.squares, saved, strict=True):
-            row[:] = [
-                before * keeps + (one - other) * (one - other)
-                for before, other in zip(row, saved, strict=True)
-            ]
-        best = self._best() if any(map(any, self.squares)) else self._guess()
-        if best != self.lean:
+        everything = self._saved(life.num_prompt_tokens)
+        self.lately.add(saved, everything)
+        self.just_now.add(saved, everything)
+        best = self._better() if any(map(any, self.lately.squares)) else self._guess()
+        if best is not None and best != self.lean:
             self.lean, self.since = best, self.num_requests
             self.num_changes += 1
             shadow = self.shadows[best]
             self.checkpoints.lean_as(shadow.model.checkpoints)
             self.checkpoints.interval = shadow.policy.interval
 
-    def _best(self) -> int:
-        best = self.saved.index(max(self.saved))
-        lead = self.saved[best] - self.saved[self.lean]
-        chance = math.sqrt(self.squares[best][self.lean])
-        return best if lead > max(chance, LEAST_LEAD * self.all) else self.lean
-
     def _guess(self) -> int:
         """By value, once most of what was reused was at checkpoints."""
         at_checkpoints, elsewhere = self.checkpoints.reused
         return 1 if at_checkpoints > elsewhere else self.lean
+
+    def _better(self) -> int | None:
+        if self.shadows[self.lean].policy.lean is Lean.VALUE:
+            ended = self.just_now.better(self.lean)
+            if ended is not None:
+                return ended
+        better = self.lately.better(self.lean)
+        disagrees = better is not None and self.just_now.lead(better, self.lean) < 0
+        return None if disagrees else better
 
     def _saved(self, num_tokens: int) -> float:
         pairs = num_tokens * num_tokens

@@ -45,17 +45,26 @@ class Overlaps:
         self.overlaps.append((at + 1) * unit if is_branch else 0)
 
     @property
+    def counts(self) -> Counter[int]:
+        """How many of the remembered overlaps had each length."""
+        return Counter(length for length in self.overlaps[-RECENT:] if length)
+
+    @property
     def expected(self) -> list[int]:
         """The lengths that come back, in order."""
-        counts = Counter(length for length in self.overlaps[-RECENT:] if length)
-        often = [(-count, length) for length, count in counts.items() if count >= LEAST]
+        often = [(-count, length) for length, count in self.counts.items() if count >= LEAST]
         return sorted(length for _, length in sorted(often)[:MOST])
 
     def stops(self, request: int) -> list[int]:
-        """Where a request's steps should end: nowhere if what is kept there is not resumed."""
+        """Where a request's steps should end. If what is kept there is not resumed, a request now
+        and then tries the most common length, and the longest of equally common ones."""
         is_known = self.num_made >= WORTH_A_STEP
         is_worth = self.num_resumed * WORTH_A_STEP >= self.num_made
-        return self.expected if not is_known or is_worth or request % TRIES == 0 else []
+        if not is_known or is_worth:
+            return self.expected
+        if request % TRIES:
+            return []
+        return sorted(self.expected, key=lambda at: (self.counts[at], at))[-1:]
 
     def made(self) -> None:
         self.num_made += 1

@@ -5,6 +5,7 @@
 //! they play are requests that have ended, so a decoding step costs nothing; and the same requests
 //! always lead to the same lean.
 
+mod evidence;
 mod life;
 mod sample;
 mod shadow;
@@ -12,6 +13,7 @@ mod tape;
 
 use smallvec::SmallVec;
 
+use self::evidence::Evidence;
 use self::life::{Life, Unit};
 use self::sample::Sample;
 use self::shadow::{Scale, Shadow};
@@ -22,11 +24,9 @@ use crate::cache::retention::Checkpoints;
 use crate::secret::Secret;
 use crate::spec::SpecKind;
 
-/// The weight of a request falls to 1/e while so many others are played.
-const MEMORY: f64 = 256.0;
-
-/// A lead counts from this share of all compute on.
-const LEAST_LEAD: f64 = 0.003;
+/// The numbers of requests that the two memories of evidence stand for.
+const LONG_MEMORY: f64 = 256.0;
+const SHORT_MEMORY: f64 = 32.0;
 
 /// The regular checkpoints of the leans that keep windows at intervals, in tokens.
 const INTERVALS: [u32; 2] = [1_024, 8_192];
@@ -67,11 +67,9 @@ pub(super) struct Adaption {
     unit: Unit,
     /// The shadow whose lean the cache has.
     lean: usize,
-    /// What each shadow has saved, and all that could be saved. Older requests count less.
-    saved: Vec<f64>,
-    all: f64,
-    /// The squares of the differences between each two shadows, one row per shadow.
-    squares: Vec<f64>,
+    /// What the shadows have saved of the last requests, and of the very last ones.
+    lately: Evidence,
+    just_now: Evidence,
     num_requests: u64,
     since: u64,
     num_changes: u64,
@@ -108,9 +106,8 @@ impl Adaption {
                 num_hashes: scale.blocks,
             },
             lean: 0,
-            saved: vec![0.0; count],
-            all: 0.0,
-            squares: vec![0.0; count * count],
+            lately: Evidence::new(count, LONG_MEMORY),
+            just_now: Evidence::new(count, SHORT_MEMORY),
             num_requests: 0,
             since: 0,
             num_changes: 0,
@@ -134,7 +131,7 @@ impl Adaption {
         while let Some((life, counts)) = self.tape.next() {
             self.play(&life, counts);
         }
-        self.lean = if self.squares.iter().all(|square| *square == 0.0) {
+        self.lean = if self.lately.tells_nothing() {
             self.guess(are_enough)?
         } else {
             self.better()?
@@ -159,19 +156,9 @@ impl Adaption {
         let play = |shadow: &mut Shadow| cost.between(0, shadow.play(life));
         let saved: SmallVec<[f64; 8]> = self.shadows.iter_mut().map(play).collect();
         if counts {
-            self.weigh(&saved, cost.between(0, life.num_prompt_tokens));
-        }
-    }
-
-    fn weigh(&mut self, saved: &[f64], all: f64) {
-        let keeps = 1.0 - 1.0 / MEMORY;
-        self.all = self.all * keeps + all;
-        for (sum, one) in self.saved.iter_mut().zip(saved) {
-            *sum = *sum * keeps + one;
-        }
-        let pairs = saved.iter().flat_map(|a| saved.iter().map(move |b| a - b));
-        for (sum, difference) in self.squares.iter_mut().zip(pairs) {
-            *sum = *sum * keeps + difference * difference;
+            let all = cost.between(0, life.num_prompt_tokens);
+            self.lately.add(&saved, all);
+            self.just_now.add(&saved, all);
         }
     }
 
@@ -182,26 +169,27 @@ impl Adaption {
         by_value.filter(|lean| are_enough && *lean != self.lean)
     }
 
-    /// The shadow that has saved most, if its lead is larger than what chance would make of equals.
+    /// The shadow to imitate from now on, if it is another one.
+    ///
+    /// Values are bets on the past. When the traffic turns, what they keep is of no use and stays,
+    /// while the order of use forgets at its own pace. So the very last requests are enough to end
+    /// such a bet, and no lean is entered that they speak against.
     fn better(&self) -> Option<usize> {
-        let mut best = self.lean;
-        for (index, saved) in self.saved.iter().enumerate() {
-            if *saved > self.saved[best] {
-                best = index;
-            }
-        }
-        let lead = self.saved[best] - self.saved[self.lean];
-        let chance = self.squares[best * self.saved.len() + self.lean].sqrt();
-        (lead > chance.max(LEAST_LEAD * self.all)).then_some(best)
+        let is_bet = self.shadows[self.lean].lean == Lean::Value;
+        let ended = self.just_now.better(self.lean).filter(|_| is_bet);
+        ended.or_else(|| {
+            let better = self.lately.better(self.lean);
+            better.filter(|&best| self.just_now.lead(best, self.lean) >= 0.0)
+        })
     }
 
     /// Where the cache leans, and why.
     pub(super) fn leaning(&self) -> Leaning {
-        let saved = self.shadows.iter().zip(&self.saved);
-        let saved = saved.map(|(shadow, saved)| Saved {
+        let saved = self.shadows.iter().zip(self.lately.shares());
+        let saved = saved.map(|(shadow, share)| Saved {
             lean: shadow.lean,
             interval: shadow.interval,
-            share: saved / self.all.max(f64::MIN_POSITIVE),
+            share,
         });
         Leaning {
             lean: self.lean,
@@ -222,23 +210,21 @@ impl Adaption {
         self.shadows.iter().for_each(Shadow::check_integrity);
         self.tape.check_integrity();
         assert!(self.since <= self.num_requests, "leans since the future");
-        let most = self.all * (1.0 + 1e-9);
-        assert!(
-            self.saved.iter().all(|saved| *saved <= most),
-            "a shadow saved more than all"
-        );
+        self.lately.check_integrity();
+        self.just_now.check_integrity();
     }
 }
 
-/// The leans of a cache, the first of which it has while it knows nothing: the engine's own.
+/// The leans of a cache, the first of which it has while it knows nothing: the engine's own. Of
+/// leans that save the same, one that keeps regular checkpoints comes first, in case it matters soon.
 fn leans(config: &CacheConfig, policy: ByValue) -> impl Iterator<Item = (Lean, u32)> {
     let cached = config.topology.groups.iter().filter(|g| g.prefix_cacheable);
     let has = |is: fn(SpecKind) -> bool| cached.clone().any(|group| is(group.kind));
     let has_windows = has(SpecKind::is_window);
     let is_sparse = has_windows || has(|kind| kind == SpecKind::Mamba);
     let always = [Lean::Dense, Lean::Value].map(|lean| (lean, policy.interval));
-    let ends = is_sparse.then_some((Lean::Interval, 0));
     let regular = INTERVALS.map(|tokens| (Lean::Interval, tokens));
     let regular = regular.into_iter().filter(move |_| has_windows);
-    always.into_iter().chain(ends).chain(regular)
+    let ends = is_sparse.then_some((Lean::Interval, 0));
+    always.into_iter().chain(regular).chain(ends)
 }

@@ -123,15 +123,17 @@ impl Overlaps {
     }
 
     /// The lengths at which a request's steps should end, because checkpoints there are resumed
-    /// often enough.
+    /// often enough. If they are not, a request now and then tries the most common one.
     pub(super) fn stops(&self, request: u64) -> &[u32] {
         let is_known = self.num_made >= WORTH_A_STEP;
         let is_worth = self.num_resumed * WORTH_A_STEP >= self.num_made;
-        if !is_known || is_worth || request.is_multiple_of(TRIES) {
-            &self.expected
-        } else {
-            &[]
+        if !is_known || is_worth {
+            return &self.expected;
         }
+        let each = self.expected.chunks(1);
+        let most_common = each.max_by_key(|one| self.counts[&one[0]]);
+        let tried = most_common.filter(|_| request.is_multiple_of(TRIES));
+        tried.unwrap_or_default()
     }
 
     /// Notes that a checkpoint was made at an expected length.
