@@ -44,6 +44,8 @@ LEANS: Final = {"adapts": None, "value": Lean.VALUE}
 RIGHT: Final = (None, 100, 80, 50)
 """How many percent of the sessions are told rightly; None: nothing is told."""
 
+Pool = tuple[str, str, str]
+"""Traffic, model and pool of a cell."""
 Session = int
 Prompts = Sequence[tuple[Session, Sequence[int]]]
 """The session of each prompt, and the prefixes of the prompt."""
@@ -69,20 +71,22 @@ def cells() -> list[Cell]:
 
 
 def run(study: "Study") -> int:
-    """Compute the missing cells and write the page; return the exit status."""
+    """Compute the missing cells and write the page, also if stopped; return the exit status."""
     if said := lacks(study.traces):
         print(said, file=sys.stderr)
         return 2
     results = study.folder / "hints.jsonl"
     done = read_results(results)
     todo = [cell for cell in cells() if cell not in done]
-    with ProcessPoolExecutor(study.num_jobs) as pool, results.open("a") as file:
-        rates = pool.map(compute, [study.traces] * len(todo), todo)
-        for number, (cell, rate) in enumerate(zip(todo, rates, strict=True), start=1):
-            done[cell] = rate
-            print(json.dumps([VERSION, asdict(cell), rate]), file=file, flush=True)
-            print(f"[{number}/{len(todo)}] {cell}: {rate}", file=sys.stderr, flush=True)
-    (study.folder / "hints.md").write_text("\n".join(page(done)) + "\n")
+    try:
+        with ProcessPoolExecutor(study.num_jobs) as pool, results.open("a") as file:
+            rates = pool.map(compute, [study.traces] * len(todo), todo)
+            for number, (cell, rate) in enumerate(zip(todo, rates, strict=True), start=1):
+                done[cell] = rate
+                print(json.dumps([VERSION, asdict(cell), rate]), file=file, flush=True)
+                print(f"[{number}/{len(todo)}] {cell}: {rate}", file=sys.stderr, flush=True)
+    finally:
+        (study.folder / "hints.md").write_text("\n".join(page(done)) + "\n")
     return 0
 
 
@@ -145,7 +149,7 @@ def _truths(prompts: Prompts) -> list[bool]:
 
 
 def page(rates: dict[Cell, float]) -> Iterator[str]:
-    """Yield the lines of the page."""
+    """Yield the lines of the page: the pools of which all cells are there."""
     columns = [*product(LEANS, RIGHT)]
     names = [f"{lean}, {'no hints' if right is None else right}" for lean, right in columns]
     yield from (
@@ -157,11 +161,14 @@ def page(rates: dict[Cell, float]) -> Iterator[str]:
         "not count. 100, 80 and 50: so many percent of the sessions are told rightly. `adapts` is",
         "`ByValue()`, `value` is `ByValue(lean=Lean.VALUE)`.",
         "",
+        f"{len(rates)} of {len(cells())} cells are there; the same command computes the others.",
+        "",
         f"| traffic | model | pool | {' | '.join(names)} |",
         "|---|---|--:|" + "--:|" * len(columns),
     )
-    pools = list(dict.fromkeys((cell.traffic, cell.model, cell.pool) for cell in cells()))
-    for pool in pools:
+    pools = dict.fromkeys((cell.traffic, cell.model, cell.pool) for cell in cells())
+    whole = [pool for pool in pools if all(Cell(*pool, *column) in rates for column in columns)]
+    for pool in whole:
         shown = " | ".join(f"{rates[Cell(*pool, *column)]:.1f}" for column in columns)
         yield f"| {' | '.join(pool)} | {shown} |"
     yield from (
@@ -171,15 +178,12 @@ def page(rates: dict[Cell, float]) -> Iterator[str]:
         "| traffic | lean | 100 | 80 | 50 |",
         "|---|---|--:|--:|--:|",
     )
-    for traffic, lean in product((*BOUNDED, *PLAYED), LEANS):
-        gains = (_gains(rates, traffic, lean, right) for right in RIGHT if right is not None)
+    for traffic, lean in product(dict.fromkeys(pool[0] for pool in whole), LEANS):
+        of_traffic = [pool for pool in whole if pool[0] == traffic]
+        gains = (_gains(rates, of_traffic, lean, right) for right in RIGHT if right is not None)
         yield f"| {traffic} | {lean} | {' | '.join(gains)} |"
 
 
-def _gains(rates: dict[Cell, float], traffic: str, lean: str, right: int) -> str:
-    found = [
-        rates[cell] - rates[Cell(cell.traffic, cell.model, cell.pool, lean, None)]
-        for cell in cells()
-        if (cell.traffic, cell.lean, cell.right) == (traffic, lean, right)
-    ]
+def _gains(rates: dict[Cell, float], pools: Sequence[Pool], lean: str, right: int) -> str:
+    found = [rates[Cell(*pool, lean, right)] - rates[Cell(*pool, lean, None)] for pool in pools]
     return f"{sum(found) / len(found):+.1f} ({min(found):+.1f} to {max(found):+.1f})"

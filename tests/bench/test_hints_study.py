@@ -59,6 +59,8 @@ def test_the_page_has_a_line_per_pool_and_one_per_traffic_and_lean() -> None:
     assert (
         "| chat | gptoss | 1500 | 50.0 | 60.0 | 58.0 | 55.0 | 50.0 | 60.0 | 58.0 | 55.0 |" in page
     )
+    one_more = {Cell("small", "full", "1", "value", None): 1.0}
+    assert list(hints.page(one_more))[-1] == "|---|---|--:|--:|--:|"
     said = "+10.0 (+10.0 to +10.0) | +8.0 (+8.0 to +8.0) | +5.0 (+5.0 to +5.0) |"
     assert page[-1] == f"| giant | value | {said}"
 
