@@ -2,18 +2,33 @@
 
 A cell is a workload, a model and a pool. Its figure is ours minus the best of the engine's
 policies (dense, and intervals of 0, 1 024 and 8 192 tokens), in points of the tokens reused, after
-500 requests that are not counted.
+500 requests that are not counted. `KVBRAID_BENCH_SEED` names other texts. `KVBRAID_BENCH_LENGTH`
+and `KVBRAID_BENCH_COUNT` are factors for their lengths and for how many there are.
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
 
 from bench.harness.measure import Row, Sample, Side, Target
 from bench.retention.play import MODELS, OURS, WARM_UP, hit_rate
-from bench.retention.workloads import WORKLOADS, Ask, asks, hot_prefix, second_requests
+from bench.retention.workloads import (
+    WORKLOADS,
+    Ask,
+    Shape,
+    Workload,
+    asks,
+    hot_prefix,
+    second_requests,
+)
 
 NUM_REQUESTS = WARM_UP + 1_000
+SEED = os.environ.get("KVBRAID_BENCH_SEED", "")
+SHAPE = Shape(
+    length=float(os.environ.get("KVBRAID_BENCH_LENGTH", "1")),
+    count=float(os.environ.get("KVBRAID_BENCH_COUNT", "1")),
+)
 HOT_DISTANCES = (5, 20, 50, 100, 200, 280)
 HOT_POOLS = {"full": 20_000, "gptoss": 20_000, "gemma": 40_000, "mamba": 3_000}
 SECOND_DISTANCES = (0, 1, 5, 20)
@@ -66,7 +81,11 @@ def row(
 def cells() -> Iterator[Row]:
     """Yield a row per workload, model and pool."""
     for name, workload in WORKLOADS.items():
-        requests = cache(lambda name=name, workload=workload: asks(workload, name, NUM_REQUESTS))
+
+        @cache
+        def requests(name: str = name, workload: Workload = workload) -> list[Ask]:
+            return asks(workload, SEED + name, NUM_REQUESTS, SHAPE)
+
         for model, shape in MODELS.items():
             for pool in shape.pools:
                 question = f"{name} on {model}, {pool:,} blocks"

@@ -115,6 +115,37 @@ def test_it_is_not_far_below_the_best_policy_of_an_engine(name: str) -> None:
     assert rates[0] >= max(rates[1:]) - 2
 
 
+@pytest.mark.parametrize(
+    ("name", "model", "pool"),
+    [("turning", "gptoss", 4_000), ("short_long", "gptoss", 1_500), ("turning", "full", 1_500)],
+)
+def test_with_other_seeds_and_shapes_it_is_at_most_a_point_below_the_best_policy_of_an_engine(
+    name: str, model: str, pool: int
+) -> None:
+    played = asks(WORKLOADS[name], f"a-{name}", 1_500, Shape(length=0.7, count=1.3))
+    shape = MODELS[model]
+    rates = [
+        hit_rate(shape, pool, policy, played) for policy in (ByValue(), *shape.rivals.values())
+    ]
+    assert rates[0] >= max(rates[1:]) - 1
+
+
+def test_steps_do_not_end_where_nothing_is_resumed() -> None:
+    """Prefixes that come back too late are shared, but no checkpoint of theirs is resumed."""
+    played = asks(WORKLOADS["loop"], "b", 1_000, Shape())
+    engine = Engine(MODELS["mamba"], 400, ByValue())
+    plain = Engine(MODELS["mamba"], 400, Interval(0))
+    caches = (engine, plain)
+    for ask in played[:300]:
+        assert [cache.serve(ask.tokens) for cache in caches] == [0, 0]
+    before = [cache.num_steps for cache in caches]
+    for ask in played[300:]:
+        assert [cache.serve(ask.tokens) for cache in caches] == [0, 0]
+    ours, theirs = (cache.num_steps - old for cache, old in zip(caches, before, strict=True))
+    more = ours / theirs
+    assert more < 1.02
+
+
 def test_the_lean_is_a_function_of_what_the_cache_saw() -> None:
     played = asks(WORKLOADS["chat"], "b", 300, HALF)
     engines = [Engine(MODELS["gptoss"], 700, ByValue()) for _ in range(2)]
