@@ -9,11 +9,9 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import product, repeat
-from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvbraid.sim.traces.footprint import tail_blocks
 from kvbraid.sim.traces.models import SimulatedModel, simulated_model
@@ -27,16 +25,13 @@ from bench.retention.oracle import Oracle
 from bench.retention.published import Placed, Utility
 from bench.studies import clairvoyant
 from bench.studies.future import COLUMNS, Rates
-from bench.studies.traces import BOUNDED, TIGHT, footprint_of, lacks, trace_of
-
-if TYPE_CHECKING:
-    from bench.studies.policies import Study
+from bench.studies.policies import RIVALS, Study
+from bench.studies.traces import BOUNDED, TIGHT, lacks, num_blocks_of, trace_of
 
 NUM_REQUESTS: Final = 2_000
 """The first requests of a trace, which are played."""
 
 TRACED: Final = ("gpt-oss-120b", "qwen3-next-80b-a3b")
-RIVALS: Final = ("dense", "interval-0", "interval-1k", "interval-8k")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +43,7 @@ class Cell:
     share: str
 
 
-def run(study: "Study") -> int:
+def run(study: Study) -> int:
     """Compute all cells and write the page; return the exit status."""
     if said := lacks(study.traces):
         print(said, file=sys.stderr)
@@ -66,8 +61,7 @@ def run(study: "Study") -> int:
 def compute(traces: Path, cell: Cell) -> Rates:
     """Return the rate of each column of a cell, in percent."""
     trace, model = trace_of(traces, cell.trace, NUM_REQUESTS), simulated_model(cell.model)
-    ideal = footprint_of(traces, cell.trace, cell.model, NUM_REQUESTS)
-    num_blocks = ceil(ideal.num_blocks * Fraction(cell.share)) + 1  # One is the null block.
+    num_blocks = num_blocks_of(traces, cell.trace, cell.model, cell.share, NUM_REQUESTS)
     sizes = sizes_of(model, trace)
     seen = visits(trace, sizes, num_blocks)
 

@@ -11,10 +11,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from fractions import Fraction
 from hashlib import sha256
 from itertools import product
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +25,7 @@ from bench.retention.bench_cells import NUM_REQUESTS
 from bench.retention.checkpoints import Numbers
 from bench.retention.play import MODELS
 from bench.retention.workloads import WORKLOADS, asks
-from bench.studies.traces import BOUNDED, TIGHT, footprint_of, lacks, trace_of
+from bench.studies.traces import BOUNDED, TIGHT, lacks, num_blocks_of, trace_of
 
 if TYPE_CHECKING:
     from bench.studies.policies import Study
@@ -115,8 +113,7 @@ def _played(cell: Cell) -> float:
 
 def _traced(traces: Path, cell: Cell) -> float:
     trace, model = trace_of(traces, cell.traffic, NUM_TRACED), simulated_model(cell.model)
-    ideal = footprint_of(traces, cell.traffic, cell.model, NUM_TRACED)
-    num_blocks = ceil(ideal.num_blocks * Fraction(cell.pool)) + 1  # One is the null block.
+    num_blocks = num_blocks_of(traces, cell.traffic, cell.model, cell.pool, NUM_TRACED)
     policy = ByValue(interval=8_192, cost=model.cost, lean=LEANS[cell.lean])
     hints = told([(each.conversation, each.ids) for each in trace.play()], cell.right)
     result = simulate(trace, model, num_blocks, policy.aligned(model.alignment), hints=hints)

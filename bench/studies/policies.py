@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import groupby, product
-from math import ceil
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -28,7 +27,7 @@ from kvbraid.sim.traces.policies import CACHE_POLICIES, retention_of
 from kvbraid.sim.traces.simulation import HitRate, simulate
 
 from bench.studies import clairvoyant, traces
-from bench.studies.traces import footprint_of, trace_of
+from bench.studies.traces import footprint_of, num_blocks_of, trace_of
 
 VERSIONS: Final = dict.fromkeys(CACHE_POLICIES, 1) | {"value": 2, "value-flat": 2}
 """The version of what a policy's cells compute. Raise it if the cache, the policy or a trace
@@ -148,7 +147,7 @@ def compute(traces: Path, cell: Cell) -> Row:
     begun = time.monotonic()
     trace, model = trace_of(traces, cell.trace, cell.limit), simulated_model(cell.model)
     ideal = footprint_of(traces, cell.trace, cell.model, cell.limit)
-    num_blocks = ceil(ideal.num_blocks * Fraction(cell.share)) + 1  # One is the null block.
+    num_blocks = num_blocks_of(traces, cell.trace, cell.model, cell.share, cell.limit)
     retention = retention_of(cell.policy, model)
     result = _simulated(traces, cell.trace, cell.limit, cell.model, num_blocks, retention)
     return {

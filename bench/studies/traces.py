@@ -1,6 +1,8 @@
 """The public traces that studies play: where they come from, and how they are read, once."""
 
+from fractions import Fraction
 from functools import lru_cache
+from math import ceil
 from pathlib import Path
 from typing import Final
 
@@ -44,3 +46,9 @@ def trace_of(folder: Path, name: str, limit: int | None) -> Trace:
 def footprint_of(folder: Path, name: str, model: str, limit: int | None) -> Footprint:
     """Return the working set of a trace for a model."""
     return footprint(trace_of(folder, name, limit), simulated_model(model))
+
+
+def num_blocks_of(folder: Path, name: str, model: str, share: str, limit: int | None) -> int:
+    """Return the blocks of a pool that holds a share of a trace's working set."""
+    ideal = footprint_of(folder, name, model, limit)
+    return ceil(ideal.num_blocks * Fraction(share)) + 1  # One is the null block.

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvbraid.cache import ByValue, CacheConfig, Need
-from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
 
 from tests.reference.cache_groups import Ring
 from tests.reference.cache_memory import Request
@@ -157,38 +156,16 @@ class ByValueModel(CacheModel):
 
     # ---- what happens --------------------------------------------------------------------
 
-    def add(
-        self,
-        tokens: Sequence[int],
-        *,
-        num_prompt_tokens: int | None = None,
-        extra: ExtraKeys = NO_EXTRA_KEYS,
-        lora_id: int | None = None,
-        session_id: str | None = None,
-        block_hashes: Sequence[bytes] | None = None,
-        will_return: float | None = None,
-    ) -> int:
-        request = super().add(
-            tokens,
-            num_prompt_tokens=num_prompt_tokens,
-            extra=extra,
-            lora_id=lora_id,
-            session_id=session_id,
-            block_hashes=block_hashes,
-        )
+    def _told(self, request: int, will_return: float | None) -> None:
         self._progress(request).how = End(hint=in_quarters(will_return))
-        return request
 
     def _started(self, request: Request) -> None:
         unit = self.hit_alignment
         each = unit // self.hash_block
         prompt = request.hashes[: request.num_prompt_tokens // unit * each]
-        self.checkpoints.returns.started(prompt[each - 1 :: each])
-        usable = max(0, request.num_prompt_tokens - 1) // unit
-        ends = range(unit // self.hash_block, usable * unit // self.hash_block + 1)
-        ends = ends[:: unit // self.hash_block]
-        hashes = request.hashes
-        self.overlaps.note([hashes[end - 1] for end in ends if end <= len(hashes)], unit)
+        prefixes = prompt[each - 1 :: each]
+        self.checkpoints.returns.started(prefixes)
+        self.overlaps.note(prefixes[: max(0, request.num_prompt_tokens - 1) // unit], unit)
 
     def _resumed(self, request: Request, need: Need) -> None:
         progress = self._progress(need.request)

@@ -1,8 +1,8 @@
 """How likely the end of a request is resumed, and what callers' hints change of that.
 
-Ends are told apart by how their request began, and by what was said of them. Whether somebody
-went on from an end counts also if nothing of it is kept any more; it is found among the ends that
-are remembered, one per slot of a table, as their prefixes fall on it.
+Ends are told apart by how their request began, and by what was said of them. An end that was
+evicted still counts when somebody goes on from it. A table of fixed size remembers the ends: each
+prefix has one slot, and a later end in the same slot replaces the earlier one.
 """
 
 from collections.abc import Sequence
