@@ -274,9 +274,14 @@ impl Request {
         Ok(())
     }
 
+    /// The tokens that are computed, without drafts that the request does not have yet.
+    pub(super) fn num_known_computed(&self) -> u32 {
+        self.num_computed_tokens.min(self.num_tokens())
+    }
+
     /// Refuses a commit of more tokens than are computed.
     pub(super) fn check_commit(&self, num_tokens: u32) -> Result<()> {
-        let computed = self.num_computed_tokens.min(self.num_tokens());
+        let computed = self.num_known_computed();
         if num_tokens > computed {
             return Err(Error::InvalidValue(format!(
                 "request {}: commit of {num_tokens} tokens, {computed} are computed",

@@ -17,7 +17,7 @@ pub(super) struct Unit {
 impl Unit {
     /// The hashes of what a request has computed.
     pub(super) fn hashes(self, request: &Request) -> impl ExactSizeIterator<Item = &Digest> {
-        let most = (num_computed(request) / self.tokens) as usize;
+        let most = (request.num_known_computed() / self.tokens) as usize;
         let every = self.num_hashes as usize;
         request
             .hashes
@@ -26,10 +26,6 @@ impl Unit {
             .step_by(every)
             .take(most)
     }
-}
-
-fn num_computed(request: &Request) -> u32 {
-    request.num_computed_tokens.min(request.num_tokens())
 }
 
 #[derive(Debug, Clone)]
@@ -47,7 +43,7 @@ pub(super) struct Life {
 
 impl Life {
     pub(super) fn of(request: &Request, unit: Unit) -> Self {
-        let num_tokens = num_computed(request);
+        let num_tokens = request.num_known_computed();
         Self {
             hashes: unit.hashes(request).copied().collect(),
             num_prompt_tokens: request.num_prompt_tokens.min(num_tokens),

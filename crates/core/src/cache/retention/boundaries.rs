@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 use crate::cache::config::CacheConfig;
 use crate::cache::group::Group;
 use crate::cache::request::Request;
+use crate::hash::Digest;
 
 /// What decides at which boundaries of a request later requests are expected to resume.
 #[derive(Debug, Clone, Copy)]
@@ -51,6 +52,17 @@ impl Boundaries {
             boundaries.push(request.junction);
         }
         boundaries
+    }
+
+    /// The hashes at the boundaries of a request's first tokens at which a hit can end, as far as
+    /// they are known, the shortest prefix first.
+    pub(in crate::cache) fn prefixes(
+        self,
+        request: &Request,
+        num_tokens: u32,
+    ) -> impl DoubleEndedIterator<Item = &Digest> {
+        let ends = (1..=num_tokens / self.hit_alignment).map(move |n| n * self.hit_alignment);
+        ends.filter_map(move |end| request.hash_at(end, self.hash_block))
     }
 
     /// The last boundary at which a hit can end once this many tokens are registered.

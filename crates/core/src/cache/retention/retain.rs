@@ -11,16 +11,12 @@ use crate::cache::request::Request;
 impl Checkpoints {
     /// Notes that a request starts: what its prompt shares with earlier ones is learned from.
     pub(in crate::cache) fn note_start(&mut self, request: &Request) {
-        let (unit, hash_block) = (
-            self.boundaries().hit_alignment,
-            self.boundaries().hash_block,
-        );
-        let Some(overlaps) = &mut self.overlaps else {
-            return;
-        };
-        let usable = request.num_prompt_tokens.saturating_sub(1) / unit;
-        let hashes = (1..=usable).map_while(|count| request.hash_at(count * unit, hash_block));
-        overlaps.note(hashes, unit);
+        let boundaries = *self.boundaries();
+        if let Some(overlaps) = &mut self.overlaps {
+            let usable = request.num_prompt_tokens.saturating_sub(1);
+            let prefixes = boundaries.prefixes(request, usable);
+            overlaps.note(prefixes, boundaries.hit_alignment);
+        }
     }
 
     /// The lengths at which a request's steps should end, so what many requests are expected to
@@ -80,8 +76,8 @@ impl Checkpoints {
     /// Notes that a request is about to give its blocks back, so its last boundary becomes a
     /// checkpoint.
     pub(in crate::cache) fn note_end(&mut self, pool: &mut Pool, request: &Request) {
-        let computed = request.num_computed_tokens.min(request.num_tokens());
-        self.end(pool, request, self.boundaries().settled(computed));
+        let end = self.boundaries().settled(request.num_known_computed());
+        self.end(pool, request, end);
     }
 
     /// The boundaries within `range` at which requests are expected to resume, in order.

@@ -127,17 +127,14 @@ impl Returns {
 impl Checkpoints {
     /// Notes that a request starts: if it goes on from an end, that end came back.
     pub(in crate::cache) fn note_return(&mut self, request: &Request) {
-        let (unit, hash_block) = (self.boundaries.hit_alignment, self.boundaries.hash_block);
-        let ends = (1..=request.num_prompt_tokens / unit).rev();
-        let prefixes = ends.filter_map(|end| request.hash_at(end * unit, hash_block));
-        self.returns.started(prefixes);
+        let prefixes = self.boundaries.prefixes(request, request.num_prompt_tokens);
+        self.returns.started(prefixes.rev());
     }
 
     /// Notes that a request is done: somebody may go on from its end, with the likelihood that its
     /// hint tells.
     pub(in crate::cache) fn note_left(&mut self, request: &Request) {
-        let computed = request.num_computed_tokens.min(request.num_tokens());
-        let end = self.boundaries.settled(computed);
+        let end = self.boundaries.settled(request.num_known_computed());
         if let Some(prefix) = request.hash_at(end, self.boundaries.hash_block) {
             self.returns.left(prefix, request.ending, request.hint);
         }
