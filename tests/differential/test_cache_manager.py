@@ -267,6 +267,7 @@ class CacheMachine(RuleBasedStateMachine):
         left = self.num_left(twin)
         drafts = data.draw(st.sampled_from((0, 0, 0, 2)))
         most = min(max(left, 0) + drafts, self.longest_draft(twin))
+        most = min(most, self.model.most_new_tokens(twin.model))
         start = self.request(twin).num_computed_tokens
         if most < 1:
             return None

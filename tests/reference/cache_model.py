@@ -7,6 +7,7 @@ tried on a copy. The model is slow, and never checks its arguments.
 
 import copy
 import math
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -151,6 +152,13 @@ class CacheModel:
             if not all(table.blocks[first // group.spec.block_size :]):
                 return False
         return True
+
+    def most_new_tokens(self, request: int) -> int:
+        """Tokens of a step, the drafts among them no more than any state can go back by."""
+        known, groups = self.memory.requests[request], self.memory.groups
+        kept = [g.options.num_speculative_blocks for g in groups if isinstance(g, State)]
+        drafts = sys.maxsize if self.is_vllm else min(kept, default=sys.maxsize)
+        return max(1, len(known.tokens) - known.num_computed_tokens) + drafts
 
     def can_rewind(self, request: int, num_tokens: int) -> bool:
         """Whether every token that is read or computed again has its block."""

@@ -19,7 +19,8 @@ _UNLIMITED = (1 << 32) - 1
 class GroupOptions:
     """What allocation needs to know about a group, beyond what the resume rule needs.
 
-    `num_speculative_blocks` (state groups): blocks kept for draft tokens after the running state.
+    `num_speculative_blocks` (state groups): blocks kept for draft tokens after the running state;
+    a step with more drafts is refused.
     `extra_retained_tokens` (window groups): tokens kept before the window, which are never
     attended to. `needs_zeroing`: `take_work` lists the group's new blocks. `is_ring`: each request
     has one block, which is overwritten again and again and never cached. `is_replicated`: under

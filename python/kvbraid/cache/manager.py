@@ -159,13 +159,17 @@ class CacheManager(Questions, FailedLoads):
 
         Raises:
             UnknownError: The request is not known.
-            InvalidValueError: A budget is no count, or the match is not one.
+            InvalidValueError: A budget is no count, the match is not one, or drafts are computed
+                that were neither taken back nor appended.
         """
         check_counts(budget=budget, max_chunk_tokens=max_chunk_tokens)
         check_kind("match", match, Match | None)
         match = match or NO_MATCH
         computed, num_prompt_tokens, num_tokens, junction = self._core.progress(request)
         start = computed + match.num_tokens
+        if start > num_tokens:
+            what = f"request {request}: {start} of {num_tokens} tokens are computed"
+            raise InvalidValueError(f"{what}; roll back or extend by the drafts first")
         position = Position(
             start=start,
             num_prompt_tokens=num_prompt_tokens,

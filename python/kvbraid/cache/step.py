@@ -108,7 +108,9 @@ class Need:
 
     Attributes:
         request: The number that `CacheManager.add` returned.
-        num_new_tokens: Tokens to compute, drafts included.
+        num_new_tokens: Tokens to compute, drafts included: those after the request's last token
+            are drafts. They get blocks and count as computed until `roll_back`, and are not
+            registered. The first token of a step is none, even if it is not sampled yet.
         match: What `CacheManager.match` returned: a starting request reuses its tokens, and
             remembers its junction. None for a running request.
         num_hit_tokens: Instead of `match`, if less is reused: the tokens.

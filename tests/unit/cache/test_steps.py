@@ -305,12 +305,15 @@ def test_drafts_are_taken_back_before_a_request_decodes() -> None:
 
 
 def running(*groups: GroupSpec, drafts: int = 0) -> tuple[CacheManager, int]:
-    """A request of 40 tokens that has computed all of them, and four more as drafts."""
+    """A request of 40 tokens that has computed all of them, and four more in its last step."""
     states = [group.kind is mamba().kind for group in groups]
     options = tuple(GroupOptions(num_speculative_blocks=drafts * state) for state in states)
     cache = CacheManager(config(*groups, group_options=options))
     request = cache.add(TOKENS)
-    compute(cache, request, [20, 40, 44])
+    compute(cache, request, [20, 40])
+    cache.extend(request, [1, 2, 3, 4])
+    cache.start_step()
+    assert cache.allocate([Need(request=request, num_new_tokens=4)]).num_fit == 1
     return cache, request
 
 
@@ -340,6 +343,50 @@ def test_a_state_goes_back_by_its_drafts_alone() -> None:
         cache.roll_back(request, least)
         with pytest.raises(NotHeldError, match="its state has moved on"):
             cache.roll_back(request, least - 1)
+
+
+def test_drafts_that_no_state_could_be_taken_back_from_are_refused_before_they_run() -> None:
+    options = (GroupOptions(), GroupOptions(num_speculative_blocks=2))
+    cache = CacheManager(config(full(4), mamba(4), group_options=options))
+    request = cache.add(TOKENS)
+    compute(cache, request, [20, 39])
+    before = picture(cache, [request])
+    wrong = "0: 3 of 4 new tokens are drafts, .* has 40 .* num_speculative_blocks of group 1 is 2"
+    with pytest.raises(InvalidValueError, match=wrong):
+        cache.allocate([Need(request=request, num_new_tokens=4)])
+    assert picture(cache, [request]) == before
+    for accepted in (2, 0):
+        done = cache.num_computed_tokens(request)
+        assert cache.allocate([Need(request=request, num_new_tokens=3)]).num_fit == 1
+        cache.start_step()
+        cache.roll_back(request, done + 1 + accepted)
+        cache.extend(request, range(accepted + 1))
+
+
+def test_a_token_that_is_not_sampled_yet_is_no_draft() -> None:
+    """With two steps in flight, the second begins with what the first one samples."""
+    cache = CacheManager(config(full(4), mamba(4)))
+    request = cache.add(TOKENS)
+    compute(cache, request, [20, 40])
+    with pytest.raises(InvalidValueError, match="1 of 2 new tokens are drafts"):
+        cache.allocate([Need(request=request, num_new_tokens=2)])
+    assert cache.allocate([Need(request=request, num_new_tokens=1)]).num_fit == 1
+
+
+def test_tokens_after_the_known_ones_are_drafts_which_nobody_finds() -> None:
+    cache = CacheManager(config(full(4)))
+    request = cache.add(TOKENS[:10])
+    compute(cache, request, [16])
+    assert (cache.num_tokens(request), cache.num_computed_tokens(request)) == (10, 16)
+    assert len(cache.blocks(request)[0]) == 4
+    assert len(cache.debug.cached()) == 2
+    with pytest.raises(InvalidValueError, match="16 of 10 tokens are computed; roll back or"):
+        cache.decode([request], [1])
+    with pytest.raises(InvalidValueError, match="16 of 10 tokens are computed; roll back or"):
+        cache.plan_chunk(request, 8)
+    cache.roll_back(request, 10)
+    cache.extend(request, [1])
+    assert cache.plan_chunk(request, 8) == 1
 
 
 def test_vllm_may_take_back_what_it_likes() -> None:

@@ -69,6 +69,7 @@ impl Core {
             )));
         }
         let plan = self.plan(request, need)?;
+        self.check_drafts(request, &plan)?;
         if !self.steps.have_begun() && !self.config.follows_vllm && self.is_hit_unwritten(&plan) {
             return Err(Error::InvalidValue(format!(
                 "request {}: its hit of {} tokens is a state, or ends inside a block, that the step \
@@ -78,6 +79,30 @@ impl Core {
             )));
         }
         Ok(plan)
+    }
+
+    /// Refuses drafts that could not be taken back, because a group of states has too few blocks for
+    /// them. The first token of a step is no draft, even if it is not known yet.
+    fn check_drafts(&self, request: &Request, plan: &Plan<'_>) -> Result<()> {
+        if self.config.follows_vllm {
+            return Ok(()); // vLLM's own scheduler answers for what it takes back.
+        }
+        let first = plan.lengths.total.saturating_add(1);
+        let known = request.num_tokens();
+        let drafts = plan.lengths.main.saturating_sub(known.max(first));
+        for group in &self.groups {
+            if let Kind::State { speculative } = group.kind
+                && drafts > speculative
+            {
+                return Err(Error::InvalidValue(format!(
+                    "request {}: {drafts} of {} new tokens are drafts, because it has {known} tokens, \
+                     but num_speculative_blocks of group {} is {speculative}; set it to the most \
+                     drafts of a step, or compute fewer tokens",
+                    request.id, plan.need.num_new_tokens, group.index
+                )));
+            }
+        }
+        Ok(())
     }
 
     fn plan<'a>(&mut self, request: &Request, need: &'a Need) -> Result<Plan<'a>> {
