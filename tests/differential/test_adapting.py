@@ -1,14 +1,18 @@
 """The lean that the traffic decides, against models of all leans that run beside a model."""
 
 import random
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from itertools import count
 
 import pytest
 from kvbraid.cache import ByValue, CacheManager, Need
 from kvbraid.models import PrefillCost
 from kvbraid.spec import GroupSpec
 
-from tests.reference.cache_adapting import AdaptingModel
+from tests.reference.cache_adapting import AdaptingModel, Adaption
+from tests.reference.tape_model import Life
 from tests.unit.cache.caches import chunked, config, full, mamba, window
 
 MIXES = (
@@ -50,6 +54,26 @@ def serve(
     return match.num_tokens
 
 
+def assert_leans_alike(native: CacheManager, adaption: Adaption) -> None:
+    found = native.leaning()
+    assert found is not None
+    assert (found.num_requests, found.since, found.num_changes) == (
+        adaption.num_requests,
+        adaption.since,
+        adaption.num_changes,
+    )
+    order = [found.now, *found.others]
+    policies = [shadow.policy for shadow in adaption.shadows]
+    policies.insert(0, policies.pop(adaption.lean))
+    assert [(each.lean, each.interval) for each in order] == [
+        (policy.lean, policy.interval) for policy in policies
+    ]
+    everything = adaption.lately.all or 1.0
+    shares = [saved / everything for saved in adaption.lately.saved or [0.0] * len(order)]
+    shares.insert(0, shares.pop(adaption.lean))
+    assert [each.share for each in order] == pytest.approx(shares)
+
+
 @pytest.mark.parametrize(
     "groups", MIXES, ids=lambda groups: "-".join(g.kind.value for g in groups)
 )
@@ -67,21 +91,95 @@ def test_the_cache_leans_as_the_models_of_all_leans_say(
         num_outputs, hint = draw.choice((0, 0, 5)), draw.choice((None, True, False, 0.4))
         hits = [serve(cache, tokens, num_outputs, hint) for cache in (native, model)]
         assert hits[0] == hits[1]
-        found = native.leaning()
-        assert found is not None
-        assert (found.num_requests, found.since, found.num_changes) == (
-            model.num_requests,
-            model.since,
-            model.num_changes,
-        )
-        order = [found.now, *found.others]
-        policies = [shadow.policy for shadow in model.shadows]
-        policies.insert(0, policies.pop(model.lean))
-        assert [(each.lean, each.interval) for each in order] == [
-            (policy.lean, policy.interval) for policy in policies
-        ]
-        shares = [saved / model.lately.all for saved in model.lately.saved]
-        shares.insert(0, shares.pop(model.lean))
-        assert [each.share for each in order] == pytest.approx(shares)
+        assert_leans_alike(native, model.adaption)
         native.debug.check_integrity()
     assert native.take_statistics().leaning == native.leaning()
+
+
+# ---- large pools -------------------------------------------------------------------------
+
+
+def prompts(draw: random.Random, num_common: int) -> Iterator[list[bytes]]:
+    """Hashes of prompts: for a while some prefixes return among prompts that never do, then each
+    second prompt parts from the one before where no checkpoint is. All begin alike."""
+    numbers = count()
+
+    def text(num_blocks: int) -> list[bytes]:
+        base = next(numbers)
+        return [sha256(b"%d %d" % (base, at)).digest() for at in range(num_blocks)]
+
+    system, last = text(num_common), text(700)
+    families = [text(600) for _ in range(4)]
+    for number in count():
+        if number // 150 % 2 == 0:
+            returns = number % 2 == 0
+            yield system + (draw.choice(families) + text(100) if returns else text(900))
+        else:
+            last = text(700) if number % 2 == 0 else last
+            yield system + last + text(200 + number % 7)
+
+
+class LargePool:
+    """A cache whose shadows play stretches, and the models of its adaption."""
+
+    def __init__(self, block_size: int, num_blocks: int) -> None:
+        groups = (full(block_size), window(4 * block_size, block_size))
+        setting = config(*groups, num_blocks=num_blocks, retention=ByValue(), events=False)
+        self.native, self.adaption = CacheManager(setting), Adaption(setting, CacheManager)
+        self.block_size = block_size
+        self.num_at_checkpoints = self.num_elsewhere = 0
+
+    def serve(self, hashes: list[bytes], hint: float | None) -> None:
+        """One request, its prompt in two steps."""
+        num_tokens = self.block_size * len(hashes) + 1
+        tokens = array("I", bytes(4 * num_tokens))
+        request = self.native.add(tokens, block_hashes=hashes, will_return=hint)
+        match = self.native.match(request)
+        self.note_reuse(hashes, match.num_tokens)
+        half = self.block_size * (len(hashes) // 2)
+        ends = [end for end in (half, num_tokens) if end > match.num_tokens]
+        need = Need(request=request, num_new_tokens=ends[0] - match.num_tokens, match=match)
+        for end in ends:
+            assert self.native.allocate([need]).num_fit == 1
+            self.native.take_work()
+            self.native.start_step()
+            need = Need(request=request, num_new_tokens=num_tokens - end)
+        self.native.release([request])
+        life = Life(hashes, num_tokens, num_tokens, ends, hint)
+        are_enough = self.num_at_checkpoints > self.num_elsewhere
+        self.adaption.end(life, len(hashes), are_enough=are_enough)
+
+    def note_reuse(self, hashes: list[bytes], num_tokens: int) -> None:
+        """A checkpoint has its window, so it can be let go, and is in the queue."""
+        if num_tokens:
+            name = hashes[num_tokens // self.block_size - 1]
+            is_kept = any(name == each.block_hash for each in self.native.debug.checkpoints())
+            self.num_at_checkpoints += num_tokens * is_kept
+            self.num_elsewhere += num_tokens * (not is_kept)
+
+
+def test_a_large_pool_leans_as_shadows_say_that_play_stretches_of_its_traffic() -> None:
+    pool, draw = LargePool(16, 9_000), random.Random(1)
+    changes: set[tuple[int, int]] = set()
+    for hashes, _ in zip(prompts(draw, 20), range(1_100), strict=False):
+        pool.serve(hashes, draw.choice((None, None, True, 0.25)))
+        assert_leans_alike(pool.native, pool.adaption)
+        changes.add((len(pool.adaption.tape.stretches), pool.adaption.num_changes))
+    pool.native.debug.check_integrity()
+    for stretch in (1, 2):
+        assert len([pair for pair in changes if pair[0] == stretch]) > 1, "the lean has to change"
+
+
+@pytest.mark.parametrize(
+    ("block_size", "num_blocks", "num_common", "seed"), [(128, 9_000, 5, 4), (64, 40_000, 20, 5)]
+)
+def test_shadows_of_a_larger_pool_play_some_of_its_families(
+    block_size: int, num_blocks: int, num_common: int, seed: int
+) -> None:
+    pool, draw = LargePool(block_size, num_blocks), random.Random(seed)
+    for hashes, _ in zip(prompts(draw, num_common), range(200), strict=False):
+        pool.serve(hashes, draw.choice((None, None, True, 0.25)))
+        assert_leans_alike(pool.native, pool.adaption)
+    pool.native.debug.check_integrity()
+    assert pool.adaption.num_changes > 1, "evidence has to change the lean"
+    assert pool.adaption.scale.sample > 1

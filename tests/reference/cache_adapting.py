@@ -2,66 +2,79 @@
 lean that is fixed, and play every request that has ended from its hashes alone."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
-from kvbraid.cache import ByValue, CacheConfig, GroupOptions, Lean, Match, Need
+from kvbraid.cache import ByValue, CacheConfig, CacheManager, GroupOptions, Lean, Match, Need
 from kvbraid.spec import SpecKind
 
+from tests.reference import resume
 from tests.reference.cache_by_value import ByValueModel
 from tests.reference.cache_memory import Fitted
+from tests.reference.tape_model import MOST_BLOCKS, Life, Sample, Scale, Tape
 
 LATELY, JUST_NOW = 256, 32
 LEAST_LEAD = 0.003
 
+Make: TypeAlias = Callable[[CacheConfig], ByValueModel | CacheManager]
+"""What makes a shadow. The native cache with a fixed lean, which other tests compare with the
+model, is fast enough for large pools."""
 
-@dataclass(frozen=True)
-class Life:
-    """A request that has ended."""
 
-    hashes: list[bytes]
-    num_prompt_tokens: int
-    num_tokens: int
-    step_ends: list[int]
-    hint: float | None = None
+def stops(life: Life, match: Match, state_unit: int | None) -> Iterator[int]:
+    """Where steps end; with states also where a state is worth keeping."""
+    ends = {*life.step_ends, life.num_prompt_tokens}
+    if state_unit is not None:
+        last = (life.num_prompt_tokens - 1) // state_unit * state_unit
+        ends |= {match.junction // state_unit * state_unit, last}
+    yield from sorted(s for s in ends if match.num_tokens < s <= life.num_prompt_tokens)
 
-    def stops(self, match: Match, state_unit: int | None) -> Iterator[int]:
-        """Where steps end; with states also where a state is worth keeping."""
-        stops = {*self.step_ends, self.num_prompt_tokens}
-        if state_unit is not None:
-            last = (self.num_prompt_tokens - 1) // state_unit * state_unit
-            stops |= {match.junction // state_unit * state_unit, last}
-        yield from sorted(s for s in stops if match.num_tokens < s <= self.num_prompt_tokens)
+
+def miniature(config: CacheConfig, policy: ByValue, scale: Scale) -> CacheConfig:
+    """The same groups in larger blocks, and fewer of them."""
+    topology, times = config.topology, scale.blocks
+    larger = replace(
+        topology,
+        groups=tuple(replace(g, block_size=g.block_size * times) for g in topology.groups),
+        partial_hits=False,
+        alignment=topology.alignment and topology.alignment * times,
+        hash_block_size=topology.hash_block_size and topology.hash_block_size * times,
+    )
+    return replace(
+        config,
+        topology=larger,
+        retention=policy,
+        num_blocks=scale.num_blocks + 1,
+        group_options=tuple(
+            GroupOptions(is_ring=each.is_ring, is_replicated=each.is_replicated)
+            for each in config.group_options
+        ),
+        max_model_len=2**32 - 1,
+        max_in_flight_tokens=None,
+        watermark=0.0,
+        num_reprefillable_tokens=0,
+        partial_junctions=False,
+        events=False,
+    )
 
 
 class Shadow:
     """A cache with a fixed lean, in which requests live one after the other."""
 
-    def __init__(self, config: CacheConfig, policy: ByValue) -> None:
-        self.policy = policy
-        miniature = replace(
-            config,
-            topology=replace(config.topology, partial_hits=False),
-            retention=policy,
-            num_blocks=config.num_blocks + 1,
-            group_options=tuple(
-                GroupOptions(is_ring=each.is_ring, is_replicated=each.is_replicated)
-                for each in config.group_options
-            ),
-            max_model_len=2**32 - 1,
-            max_in_flight_tokens=None,
-            watermark=0.0,
-            num_reprefillable_tokens=0,
-            partial_junctions=False,
-            events=False,
-        )
-        self.model = ByValueModel(miniature)
+    def __init__(self, config: CacheConfig, policy: ByValue, scale: Scale, make: Make) -> None:
+        alignment = resume.alignment(config.topology)
+        own = alignment * scale.blocks
+        rounded = replace(policy, interval=-(-policy.interval // own) * own)
+        self.policy = replace(policy, interval=-(-policy.interval // alignment) * alignment)
+        self.model = make(miniature(config, rounded, scale))
+        self.unit = resume.hash_block(config.topology) * scale.blocks
         kinds = {group.kind for group in config.topology.groups}
-        self.state_unit = self.model.alignment if SpecKind.MAMBA in kinds else None
+        self.state_unit = own if SpecKind.MAMBA in kinds else None
 
     def play(self, life: Life) -> int:
         prompt = life.num_prompt_tokens
-        count = min(prompt // self.model.hash_block, len(life.hashes))
+        count = min(prompt // self.unit, len(life.hashes))
         request = self.model.add(
             [0] * prompt, block_hashes=life.hashes[:count], will_return=life.hint
         )
@@ -76,7 +89,7 @@ class Shadow:
 
     def computes(self, request: int, match: Match, life: Life) -> bool:
         done, hit = match.num_tokens, Need(request=request, num_new_tokens=0, match=match)
-        for end in life.stops(match, self.state_unit):
+        for end in stops(life, match, self.state_unit):
             need = hit if done == match.num_tokens else Need(request=request, num_new_tokens=0)
             need.num_new_tokens = end - done
             if not self.step(need):
@@ -125,11 +138,10 @@ class Evidence:
         return self.saved[one] - self.saved[other]
 
 
-class AdaptingModel(ByValueModel):
-    """See `ByValueModel`; `lean` is the shadow that the cache imitates."""
+class Adaption:
+    """Shadows with all leans play what ends; `lean` is the one that has earned most lately."""
 
-    def __init__(self, config: CacheConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: CacheConfig, make: Make) -> None:
         policy = config.retention
         assert isinstance(policy, ByValue)
         assert policy.lean is None
@@ -138,17 +150,73 @@ class AdaptingModel(ByValueModel):
         cached = [group for group in config.topology.groups if group.prefix_cacheable]
         has_windows = any(group.kind.is_window for group in cached)
         if has_windows:
-            aligned = (-(-tokens // self.alignment) * self.alignment for tokens in (1_024, 8_192))
-            leans += [(Lean.INTERVAL, tokens) for tokens in aligned]
+            leans += [(Lean.INTERVAL, tokens) for tokens in (1_024, 8_192)]
         if has_windows or any(group.kind is SpecKind.MAMBA for group in cached):
             leans.append((Lean.INTERVAL, 0))
+        self.scale = Scale.of(config)
         self.shadows = [
-            Shadow(config, replace(policy, lean=lean, interval=interval))
+            Shadow(config, replace(policy, lean=lean, interval=interval), self.scale, make)
             for lean, interval in (leans if config.caching else ())
         ]
+        self.sample = Sample(self.scale.sample)
+        self.tape = Tape(self._fill(config), len(self.shadows))
+        self.unit = resume.hash_block(config.topology) * self.scale.blocks
         self.lean = 0
         self.lately, self.just_now = Evidence(LATELY), Evidence(JUST_NOW)
         self.num_requests = self.since = self.num_changes = 0
+
+    def _fill(self, config: CacheConfig) -> int | None:
+        """The hashes that fill a shadow; None if the pool is small."""
+        if config.num_blocks <= MOST_BLOCKS:
+            return None
+        sizes = [g.block_size for g in config.topology.groups if g.prefix_cacheable]
+        alignment = resume.alignment(config.topology)
+        num_hashes = alignment // resume.hash_block(config.topology)
+        return self.scale.num_blocks // sum(alignment // size for size in sizes) * num_hashes
+
+    def end(self, life: Life, num_hashes: int, *, are_enough: bool) -> bool:
+        """A request with so many hashes has ended; returns whether the lean changes.
+        `are_enough`: most of what was reused was at checkpoints."""
+        if not self.shadows or not life.num_tokens:
+            return False
+        self.num_requests += 1
+        every, most = self.scale.blocks, life.num_tokens // self.unit
+        own = replace(life, hashes=life.hashes[every - 1 :: every][:most])
+        is_told = bool(own.hashes) and self.sample.takes(own.hashes)
+        for played, counts in self.tape.end(own if is_told else None, num_hashes):
+            saved = [self._saved(shadow.play(played)) for shadow in self.shadows]
+            if counts:
+                everything = self._saved(played.num_prompt_tokens)
+                self.lately.add(saved, everything)
+                self.just_now.add(saved, everything)
+        tells = any(map(any, self.lately.squares))
+        best = self._better() if tells else (1 if are_enough else self.lean)
+        if best is None or best == self.lean:
+            return False
+        self.lean, self.since = best, self.num_requests
+        self.num_changes += 1
+        return True
+
+    def _better(self) -> int | None:
+        if self.shadows[self.lean].policy.lean is Lean.VALUE:
+            ended = self.just_now.better(self.lean)
+            if ended is not None:
+                return ended
+        better = self.lately.better(self.lean)
+        disagrees = better is not None and self.just_now.lead(better, self.lean) < 0
+        return None if disagrees else better
+
+    def _saved(self, num_tokens: int) -> float:
+        pairs = num_tokens * num_tokens
+        return self.cost.per_token * num_tokens + self.cost.per_pair * pairs / 2
+
+
+class AdaptingModel(ByValueModel):
+    """See `ByValueModel`; it imitates one of the models that its adaption plays."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        super().__init__(config)
+        self.adaption = Adaption(config, ByValueModel)
         self.step_ends: dict[int, list[int]] = {}
 
     def allocate(self, needs: Sequence[Need], *, reserved_blocks: int = 0) -> Fitted:
@@ -183,35 +251,10 @@ class AdaptingModel(ByValueModel):
         return Life(hashes, prompt, computed, ends, hint)
 
     def _adapt_to(self, life: Life) -> None:
-        if not self.shadows or not life.num_tokens:
-            return
-        self.num_requests += 1
-        saved = [self._saved(shadow.play(life)) for shadow in self.shadows]
-        everything = self._saved(life.num_prompt_tokens)
-        self.lately.add(saved, everything)
-        self.just_now.add(saved, everything)
-        best = self._better() if any(map(any, self.lately.squares)) else self._guess()
-        if best is not None and best != self.lean:
-            self.lean, self.since = best, self.num_requests
-            self.num_changes += 1
-            shadow = self.shadows[best]
+        at_checkpoints, elsewhere = self.checkpoints.reused
+        are_enough = at_checkpoints > elsewhere
+        if self.adaption.end(life, len(life.hashes), are_enough=are_enough):
+            shadow = self.adaption.shadows[self.adaption.lean]
+            assert isinstance(shadow.model, ByValueModel)
             self.checkpoints.lean_as(shadow.model.checkpoints)
             self.checkpoints.interval = shadow.policy.interval
-
-    def _guess(self) -> int:
-        """By value, once most of what was reused was at checkpoints."""
-        at_checkpoints, elsewhere = self.checkpoints.reused
-        return 1 if at_checkpoints > elsewhere else self.lean
-
-    def _better(self) -> int | None:
-        if self.shadows[self.lean].policy.lean is Lean.VALUE:
-            ended = self.just_now.better(self.lean)
-            if ended is not None:
-                return ended
-        better = self.lately.better(self.lean)
-        disagrees = better is not None and self.just_now.lead(better, self.lean) < 0
-        return None if disagrees else better
-
-    def _saved(self, num_tokens: int) -> float:
-        pairs = num_tokens * num_tokens
-        return self.cost.per_token * num_tokens + self.cost.per_pair * pairs / 2

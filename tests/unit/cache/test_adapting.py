@@ -19,6 +19,7 @@ from bench.retention.workloads import (
     hot_prefix,
     second_requests,
 )
+from tests.reference.tape_model import is_played
 from tests.unit.cache.caches import config, full, window
 
 HALF = Shape(length=0.5, count=0.5)
@@ -191,12 +192,6 @@ def test_shadows_of_a_large_pool_stay_small() -> None:
     assert more < 0.03 * 16 * 1_024 * 40_000
 
 
-def is_played(block_hash: bytes, one_in: int = 2) -> bool:
-    """Whether one in so many families is played if that is the family of a block."""
-    key = int.from_bytes(block_hash[-8:], "big")
-    return (key * 0x9E37_79B9_7F4A_7C15 % 2**64 >> 32) % one_in == 0
-
-
 def test_a_large_pool_plays_one_family_in_eight() -> None:
     """It is 32 times as large as a shadow. Shadows that play something have saved something."""
     hashes = (sha256(b"%d" % number).digest() for number in count())
@@ -228,7 +223,7 @@ def test_a_sample_that_is_not_like_the_rest_costs_no_more_than_the_worst_lean() 
         while True:
             base = next(numbers)
             found = [sha256(b"%d %d" % (base, at)).digest() for at in range(8 * num_blocks)]
-            if played is None or is_played(found[7]) is played:
+            if played is None or is_played(found[7], 2) is played:
                 return found
 
     hot = hashes(60, played=True)
