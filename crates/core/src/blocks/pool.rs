@@ -12,10 +12,12 @@
 //! checkpoint lets it go.
 
 mod integrity;
+mod waiting;
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use self::waiting::Time;
 use super::hash_index::{EntryId, HashIndex, Key};
 use crate::hash::Digest;
 use crate::ids::{BlockId, NULL_BLOCK};
@@ -46,12 +48,17 @@ impl Author {
     }
 }
 
+/// A block. No block lies across two lines of a processor's cache: the order in which blocks are
+/// taken is that of their use, so each is read from somewhere else.
 #[derive(Debug, Clone, Copy)]
+#[repr(align(32))]
 struct Block {
     refs: u32,
     /// The neighbours in the free queue, while the block is in it.
     prev: BlockId,
     next: BlockId,
+    /// The time at which the block came to wait at the end of the queue.
+    waits_since: Time,
     /// The entry that the block is registered under, or `NO_ENTRY`. Further keys are in a side
     /// table.
     entry: u32,
@@ -62,6 +69,9 @@ struct Block {
     group: u16,
     /// Whether a checkpoint keeps the block out of the queue.
     is_kept: bool,
+    /// Whether the block came to the front of the queue, because no resume needs it, or has waited
+    /// from the beginning.
+    is_useless: bool,
 }
 
 impl Block {
@@ -87,10 +97,7 @@ pub struct Pool {
     pub index: HashIndex,
     /// The keys after a block's first: boundaries inside the block.
     further: HashMap<BlockId, SmallVec<[Key; 2]>>,
-    /// For each block that waits, the time at which it came to wait; 0 for one that no resume needs.
-    /// Empty unless somebody sets the time.
-    waits_since: Vec<u64>,
-    now: u64,
+    now: Time,
     /// Freed blocks that no hash finds, while they wait to be put at the front of the queue.
     unhashed: Vec<BlockId>,
 }
@@ -105,18 +112,19 @@ impl Pool {
             refs: 0,
             prev: BlockId(if id == 0 { last } else { id - 1 }),
             next: BlockId(if id == last { 0 } else { id + 1 }),
+            waits_since: 0,
             entry: NO_ENTRY,
             num_tokens: 0,
             author: Author::NOBODY,
             group: 0,
             is_kept: false,
+            is_useless: true,
         };
         Self {
             blocks: (0..num_blocks).map(block).collect(),
             num_free: last as usize,
             index: HashIndex::new(num_groups, secret.spread()),
             further: HashMap::new(),
-            waits_since: Vec::new(),
             now: 0,
             unhashed: Vec::new(),
         }
@@ -184,41 +192,14 @@ impl Pool {
     fn link_last(&mut self, block: BlockId) {
         let last = self.blocks[NULL_BLOCK.index()].prev;
         self.link(block, last, NULL_BLOCK);
-        self.note_time(block, self.now);
+        self.blocks[block.index()].waits_since = self.now;
+        self.blocks[block.index()].is_useless = false;
     }
 
     fn link_first(&mut self, block: BlockId) {
         let first = self.blocks[NULL_BLOCK.index()].next;
         self.link(block, NULL_BLOCK, first);
-        self.note_time(block, 0);
-    }
-
-    fn note_time(&mut self, block: BlockId, now: u64) {
-        if let Some(since) = self.waits_since.get_mut(block.index()) {
-            *since = now;
-        }
-    }
-
-    /// Sets the time for the blocks that come to wait from now on. It is a count of whatever the
-    /// caller compares.
-    pub fn set_time(&mut self, now: u64) {
-        self.waits_since.resize(self.blocks.len(), 0);
-        self.now = now;
-    }
-
-    /// Whether a block waits.
-    #[must_use]
-    pub fn has_victim(&self) -> bool {
-        self.blocks[NULL_BLOCK.index()].next != NULL_BLOCK
-    }
-
-    /// The time at which the next victim came to wait, 0 if no resume needs it; `None` if no block
-    /// waits.
-    #[must_use]
-    pub fn victim_waits_since(&self) -> Option<u64> {
-        let next = self.blocks[NULL_BLOCK.index()].next;
-        let since = self.waits_since.get(next.index()).copied();
-        (next != NULL_BLOCK).then_some(since.unwrap_or(0))
+        self.blocks[block.index()].is_useless = true;
     }
 
     /// Whether a checkpoint keeps the block.
@@ -374,10 +355,12 @@ impl Pool {
         } else {
             self.further.remove(&block)
         };
-        for key in std::iter::once(first).chain(further.into_iter().flatten()) {
+        let mut lose = |key| {
             sink(key, self.index.digest(key.entry));
             self.index.remove(key, block);
-        }
+        };
+        lose(first);
+        further.into_iter().flatten().for_each(lose);
     }
 
     /// Forgets one key that a block has. The next key becomes the block's first.
@@ -430,7 +413,6 @@ impl Pool {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.blocks.capacity() * size_of::<Block>()
-            + self.waits_since.capacity() * size_of::<u64>()
             + self.index.bytes()
             + self.further.allocation_size()
     }

@@ -134,6 +134,10 @@ impl Core {
             &commit.boundaries,
         );
         let passed = Self::passed_state(group, commit);
+        let span = positions.start as usize..positions.end as usize;
+        let mut blocks = table.blocks[span].iter();
+        // Looked at together, because each is read from somewhere else.
+        let have_keys = blocks.any(|&block| self.pool.key(block).is_some());
         let mut listed: SmallVec<[ListedBlock; 16]> = SmallVec::new();
         for position in positions.clone() {
             let block = table.blocks[position as usize];
@@ -148,7 +152,9 @@ impl Core {
             };
             // Until now the block may have been found at a boundary inside it; now it is a whole
             // block.
-            self.forget(block);
+            if have_keys {
+                self.forget(block);
+            }
             // Groups register the same hashes one after the other.
             let hint = commit.entries.of(end / hash_block);
             let key = self.pool.key_of(&digest, group.index, hint);

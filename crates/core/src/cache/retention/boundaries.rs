@@ -61,8 +61,11 @@ impl Boundaries {
         request: &Request,
         num_tokens: u32,
     ) -> impl DoubleEndedIterator<Item = &Digest> {
-        let ends = (1..=num_tokens / self.hit_alignment).map(move |n| n * self.hit_alignment);
-        ends.filter_map(move |end| request.hash_at(end, self.hash_block))
+        let every = (self.hit_alignment / self.hash_block) as usize;
+        let most = (num_tokens / self.hit_alignment) as usize;
+        (request.hashes.iter().skip(every - 1))
+            .step_by(every)
+            .take(most)
     }
 
     /// The last boundary at which a hit can end once this many tokens are registered.

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 
 use smallvec::SmallVec;
 
+use super::value::Priority;
 use super::{Checkpoints, NO_NODE, NodeId};
 use crate::blocks::{BlockId, Pool, count};
 use crate::cache::config::Lean;
@@ -38,16 +39,14 @@ impl Checkpoints {
 
     /// Lets the checkpoints go that go before the pool's next victim.
     pub(in crate::cache) fn make_room(&mut self, pool: &mut Pool) {
-        while let Some((key, _)) = self.queue.first() {
-            let is_due = match self.lean {
-                Lean::Dense => (pool.victim_waits_since()).is_none_or(|since| key.used_at < since),
-                Lean::Value | Lean::Interval => !pool.has_victim(),
-            };
-            if !is_due {
-                return;
-            }
-            self.let_go(pool);
-        }
+        while self.goes_first(pool) && self.let_go(pool) {}
+    }
+
+    /// Whether the first checkpoint, if there is one, goes before the pool's next victim.
+    fn goes_first(&self, pool: &Pool) -> bool {
+        let is_older = |(key, _): &(Priority, NodeId)| pool.victim_waits_since_after(key.used_at);
+        let by_use = self.lean == Lean::Dense;
+        !pool.has_victim() || (by_use && self.queue.first().is_some_and(is_older))
     }
 
     /// Lets the first checkpoint go, so its blocks are the next victims. Returns false if there is
@@ -135,10 +134,11 @@ impl Checkpoints {
     }
 }
 
-/// Blocks of all groups in the order in which they are evicted: the furthest boundaries first.
+/// Blocks of all groups in the order in which they are evicted: the furthest boundaries first. Those
+/// of a group come in order, of which a stable sort makes use.
 fn in_order(pool: &Pool, blocks: &[BlockId]) -> impl DoubleEndedIterator<Item = BlockId> + use<> {
     let furthest = |&block: &BlockId| (Reverse(pool.num_tokens(block)), block);
     let mut order: Vec<_> = blocks.iter().map(furthest).collect();
-    order.sort_unstable();
+    order.sort();
     order.into_iter().map(|(_, block)| block)
 }

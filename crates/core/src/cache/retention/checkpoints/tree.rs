@@ -75,9 +75,10 @@ impl Checkpoints {
         let (mut full, mut tail) = (Vec::new(), Vec::new());
         // Groups hold the same hashes.
         let (mut entries, hash_block) = (Entries::default(), self.boundaries.hash_block);
-        for group in &self.groups {
+        let mut add = |group: &Group, positions: Range<u32>, found: &mut Vec<BlockId>| {
+            found.reserve(positions.len());
             let mut previous = None;
-            let mut holder = |position: u32| {
+            for position in positions {
                 let block_end = (position + 1) * group.block;
                 // The last block may be registered only up to the boundary.
                 let tokens = if position * group.block < end {
@@ -86,23 +87,26 @@ impl Checkpoints {
                     block_end
                 };
                 let hash = tokens / hash_block;
-                let entry = entries.of(hash).or_else(|| {
+                let entry = if let Some(entry) = entries.of(hash) {
+                    entry
+                } else {
                     let digest = request.hash_at(tokens, hash_block)?;
-                    pool.index.find_after(previous, digest)
-                })?;
-                entries.note(hash, entry);
+                    let entry = pool.index.find_after(previous, digest)?;
+                    entries.note(hash, entry);
+                    entry
+                };
                 previous = Some(entry);
                 let block = pool.index.row(entry)[usize::from(group.index)];
-                (block != NULL_BLOCK).then_some(block)
-            };
-            if group.kind == Kind::Full {
-                for position in start / group.block..end / group.block {
-                    full.push(holder(position)?);
-                }
+                found.push((block != NULL_BLOCK).then_some(block)?);
             }
-            for position in group.tail_at(end) {
-                tail.push(holder(position)?);
-            }
+            Some(())
+        };
+        // Tails begin at about the same block: their entries are found once.
+        for group in &self.groups {
+            add(group, group.tail_at(end), &mut tail)?;
+        }
+        for group in self.groups.iter().filter(|g| g.kind == Kind::Full) {
+            add(group, start / group.block..end / group.block, &mut full)?;
         }
         Some((full, tail))
     }
@@ -288,12 +292,12 @@ impl Checkpoints {
             return;
         }
         let node = self.take(id);
-        self.disclaim(pool, &node);
+        self.assign(pool, &[], node.entry, NO_NODE);
         self.disown(&node);
         for &child in &node.children {
             self.adopt(node.parent, child);
             self.nodes[child as usize].full.extend(&node.full);
-            self.claim(pool, child);
+            self.assign(pool, &node.full, None, child);
             self.weigh(child);
         }
         self.weigh(node.parent);
