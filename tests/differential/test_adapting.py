@@ -4,10 +4,10 @@ import random
 from array import array
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
-from kvbraid.cache import ByValue, CacheManager, Need
+from kvbraid.cache import ByValue, CacheManager, Lean, Need
 from kvbraid.models import PrefillCost
 from kvbraid.spec import GroupSpec
 
@@ -96,31 +96,33 @@ def test_the_cache_leans_as_the_models_of_all_leans_say(
     assert native.take_statistics().leaning == native.leaning()
 
 
-# ---- large pools -------------------------------------------------------------------------
+# ---- longer lives ------------------------------------------------------------------------
 
 
-def prompts(draw: random.Random, num_common: int) -> Iterator[list[bytes]]:
+def prompts(draw: random.Random, num_common: int, blocks: int) -> Iterator[list[bytes]]:
     """Hashes of prompts: for a while some prefixes return among prompts that never do, then each
-    second prompt parts from the one before where no checkpoint is. All begin alike."""
+    second prompt parts from the one before where no checkpoint is. All begin alike. The longest
+    parts have nine times so many blocks."""
     numbers = count()
 
     def text(num_blocks: int) -> list[bytes]:
         base = next(numbers)
         return [sha256(b"%d %d" % (base, at)).digest() for at in range(num_blocks)]
 
-    system, last = text(num_common), text(700)
-    families = [text(600) for _ in range(4)]
+    system, last = text(num_common), text(7 * blocks)
+    families = [text(6 * blocks) for _ in range(4)]
     for number in count():
         if number // 150 % 2 == 0:
             returns = number % 2 == 0
-            yield system + (draw.choice(families) + text(100) if returns else text(900))
+            prompt = draw.choice(families) + text(blocks) if returns else text(9 * blocks)
+            yield system + prompt
         else:
-            last = text(700) if number % 2 == 0 else last
-            yield system + last + text(200 + number % 7)
+            last = text(7 * blocks) if number % 2 == 0 else last
+            yield system + last + text(2 * blocks + number % 7)
 
 
-class LargePool:
-    """A cache whose shadows play stretches, and the models of its adaption."""
+class Pool:
+    """A cache, and the model of its adaption with caches as shadows whose lean is fixed."""
 
     def __init__(self, block_size: int, num_blocks: int) -> None:
         groups = (full(block_size), window(4 * block_size, block_size))
@@ -158,10 +160,23 @@ class LargePool:
             self.num_elsewhere += num_tokens * (not is_kept)
 
 
+def test_a_small_pool_leans_as_its_shadows_say_when_its_traffic_turns() -> None:
+    pool, draw = Pool(16, 450), random.Random(3)
+    leans = []
+    for hashes, _ in zip(prompts(draw, 0, 5), range(700), strict=False):
+        pool.serve(hashes, draw.choice((None, None, True, 0.25)))
+        assert_leans_alike(pool.native, pool.adaption)
+        leans.append(pool.adaption.shadows[pool.adaption.lean].policy.lean)
+    pool.native.debug.check_integrity()
+    changes = {pair for pair in pairwise(leans) if pair[0] is not pair[1]}
+    assert (Lean.VALUE, Lean.INTERVAL) in changes, "the very last requests end a bet"
+    assert pool.adaption.num_vetoes > 0, "the very last requests speak against a lean"
+
+
 def test_a_large_pool_leans_as_shadows_say_that_play_stretches_of_its_traffic() -> None:
-    pool, draw = LargePool(16, 9_000), random.Random(1)
+    pool, draw = Pool(16, 9_000), random.Random(1)
     changes: set[tuple[int, int]] = set()
-    for hashes, _ in zip(prompts(draw, 20), range(1_100), strict=False):
+    for hashes, _ in zip(prompts(draw, 20, 100), range(1_100), strict=False):
         pool.serve(hashes, draw.choice((None, None, True, 0.25)))
         assert_leans_alike(pool.native, pool.adaption)
         changes.add((len(pool.adaption.tape.stretches), pool.adaption.num_changes))
@@ -176,8 +191,8 @@ def test_a_large_pool_leans_as_shadows_say_that_play_stretches_of_its_traffic() 
 def test_shadows_of_a_larger_pool_play_some_of_its_families(
     block_size: int, num_blocks: int, num_common: int, seed: int
 ) -> None:
-    pool, draw = LargePool(block_size, num_blocks), random.Random(seed)
-    for hashes, _ in zip(prompts(draw, num_common), range(200), strict=False):
+    pool, draw = Pool(block_size, num_blocks), random.Random(seed)
+    for hashes, _ in zip(prompts(draw, num_common, 100), range(200), strict=False):
         pool.serve(hashes, draw.choice((None, None, True, 0.25)))
         assert_leans_alike(pool.native, pool.adaption)
     pool.native.debug.check_integrity()

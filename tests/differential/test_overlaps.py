@@ -86,3 +86,24 @@ def test_what_is_learned_is_what_the_model_learns(mix: str, seed: str) -> None:
         native.debug.check_integrity()
     assert has_stops > 20, "a length has to come back"
     assert num_hits > 10
+
+
+@pytest.mark.parametrize("mix", ["windows", "states"])
+def test_lengths_that_are_not_worth_a_step_are_tried_again_as_the_model_says(mix: str) -> None:
+    """Prefixes of two lengths come back when all of them has been evicted."""
+    chosen = config(*MIXES[mix], num_blocks=24, retention=ByValue(lean=Lean.VALUE))
+    native, model = CacheManager(chosen), ByValueModel(chosen)
+    draw = random.Random(mix)
+
+    def text(length: int) -> list[int]:
+        return [draw.randrange(1 << 20) for _ in range(length)]
+
+    families = [text(8 if number % 3 else 16) for number in range(12)]
+    tried = {}
+    for number in range(135):
+        match = serve(native, model, families[number % 12] + text(5), budget=64)
+        assert not match.num_tokens
+        tried[number] = len(model.stops(number))
+    assert len(model.overlaps.expected) > 1
+    assert [number for number, count in tried.items() if count and number > 60] == [64, 128]
+    assert tried[64] == tried[128] == 1

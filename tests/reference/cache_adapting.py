@@ -163,7 +163,7 @@ class Adaption:
         self.unit = resume.hash_block(config.topology) * self.scale.blocks
         self.lean = 0
         self.lately, self.just_now = Evidence(LATELY), Evidence(JUST_NOW)
-        self.num_requests = self.since = self.num_changes = 0
+        self.num_requests = self.since = self.num_changes = self.num_vetoes = 0
 
     def _fill(self, config: CacheConfig) -> int | None:
         """The hashes that fill a shadow; None if the pool is small."""
@@ -204,6 +204,7 @@ class Adaption:
                 return ended
         better = self.lately.better(self.lean)
         disagrees = better is not None and self.just_now.lead(better, self.lean) < 0
+        self.num_vetoes += disagrees
         return None if disagrees else better
 
     def _saved(self, num_tokens: int) -> float:

@@ -8,7 +8,6 @@ from itertools import count, islice
 import pytest
 from kvbraid.cache import ByValue, CacheManager, Dense, Interval, Lean, Need
 from kvbraid.errors import InvalidValueError
-from kvbraid.models import PrefillCost
 
 from bench.retention.play import MODELS, Engine, hit_rate
 from bench.retention.workloads import (
@@ -260,43 +259,3 @@ def test_a_sample_that_is_not_like_the_rest_costs_no_more_than_the_worst_lean() 
     fixed = {lean: reused(ByValue(lean=lean)) for lean in Lean}
     assert fixed[Lean.DENSE] > 1.1 * found, "nobody was fooled"
     assert found > 0.95 * min(fixed.values())
-
-
-def test_a_change_of_lean_values_all_checkpoints_though_no_call_values_many() -> None:
-    """Ends of short requests are worth more the longer they are. Before the change all go in the
-    order of use. 8 192 are valued at the change, and as many whenever a request ends."""
-    num_requests = 17_000
-    retention = ByValue(cost=PrefillCost(1.0, 0.1))
-    cache = CacheManager(config(full(), num_blocks=40_000, retention=retention, events=False))
-
-    def serve(number: int, num_blocks: int) -> bytes:
-        hashes = [sha256(b"%d %d" % (number, at)).digest() for at in range(num_blocks)]
-        num_tokens = 16 * num_blocks + 1
-        request = cache.add([0] * num_tokens, block_hashes=hashes)
-        match = cache.match(request)
-        need = Need(request=request, num_new_tokens=num_tokens - match.num_tokens, match=match)
-        assert cache.allocate([need]).num_fit == 1
-        cache.take_work()
-        cache.start_step()
-        cache.release([request])
-        return hashes[-1]
-
-    def order() -> list[bytes]:
-        return [each.block_hash for each in cache.debug.checkpoints() if each.block_hash in ends]
-
-    lengths = [1 + number % 3 for number in range(num_requests)]
-    ends = dict.fromkeys(serve(number, length) for number, length in enumerate(lengths))
-    by_length = [
-        end for _, end in sorted(zip(lengths, ends, strict=True), key=lambda pair: pair[0])
-    ]
-    assert order() == list(ends)
-    serve(num_requests, 4)
-    serve(num_requests, 5)  # The first that goes on from a checkpoint.
-    leaning = cache.leaning()
-    assert leaning is not None
-    assert leaning.now.lean is Lean.VALUE
-    for _ in range(2):
-        assert order() != by_length
-        cache.release([cache.add([0])])
-    assert order() == by_length
-    cache.debug.check_integrity()

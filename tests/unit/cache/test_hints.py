@@ -109,6 +109,19 @@ def test_hints_that_tell_nothing_soon_count_for_nothing(num_blocks: int) -> None
     assert yes == pytest.approx(no, rel=0.5)
 
 
+def test_who_goes_on_from_several_ends_goes_on_from_the_longest() -> None:
+    """Each time two requests end where a third one passes, and the longer of them is hinted."""
+    prompts, cache = texts(9), cache_of(2_000)
+    for _ in range(100):
+        short = next(prompts)
+        long = short + next(prompts)
+        request = start(cache, long, hint=True)
+        serve(cache, short, hint=False)
+        cache.release([request])
+        serve(cache, long + next(prompts))
+    assert likelihood(cache, prompts, hint=True) > 5 * likelihood(cache, prompts, hint=False)
+
+
 def test_ends_of_which_nothing_is_said_are_likelier_if_the_others_never_return() -> None:
     """An engine may know only which sessions are over."""
     prompts, cache = texts(5), cache_of(400)
