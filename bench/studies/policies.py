@@ -29,7 +29,7 @@ from kvbraid.sim.traces.simulation import HitRate, simulate
 from bench.studies import clairvoyant, traces
 from bench.studies.traces import footprint_of, num_blocks_of, trace_of
 
-VERSIONS: Final = dict.fromkeys(CACHE_POLICIES, 1) | {"value": 2, "value-flat": 2}
+VERSIONS: Final = dict.fromkeys(CACHE_POLICIES, 1) | {"value": 3, "value-flat": 3}
 """The version of what a policy's cells compute. Raise it if the cache, the policy or a trace
 changes."""
 

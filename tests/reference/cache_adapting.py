@@ -14,7 +14,7 @@ from tests.reference.cache_by_value import ByValueModel
 from tests.reference.cache_memory import Fitted
 from tests.reference.tape_model import MOST_BLOCKS, Life, Sample, Scale, Tape
 
-LATELY, JUST_NOW = 256, 32
+LATELY, JUST_NOW = 256, 8
 LEAST_LEAD = 0.003
 
 Make: TypeAlias = Callable[[CacheConfig], ByValueModel | CacheManager]

@@ -83,25 +83,34 @@ def test_an_engine_lives_with_retention_by_value(layout: Layout, is_async: bool)
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("num_earlier", [0, 12], ids=["cold", "warm"])
 @pytest.mark.parametrize(
     "model", [model for model in MODELS if model.folder in SECOND_HITS], ids=lambda m: m.folder
 )
-def test_the_second_request_of_a_prefix_hits_and_answers_the_same(model: LiveModel) -> None:
+def test_the_second_request_of_a_prefix_hits_and_answers_the_same(
+    model: LiveModel, num_earlier: int
+) -> None:
     """Window blocks of a shared prefix are kept from the second request on by vLLM."""
     random = Random(3)
-    document = [random.randrange(10, 250) for _ in range(900)]
+
+    def tokens(count: int) -> list[int]:
+        return [random.randrange(10, 250) for _ in range(count)]
+
+    document = tokens(900)
     index = FleetIndex()
     index.register(POD, model="tiny", topology=model.topology, engine=ENGINE)
-    options = {"retention": "value", "interval": 256}
-    with running_both(model, options=options) as pair:
-        hits = []
-        for _ in range(3):
-            prompt = document + [random.randrange(10, 250) for _ in range(100)]
+    hits, num_removed = [], 0
+    with running_both(model, options={"retention": "value"}) as pair:
+        for each in range(num_earlier + 3):
+            prompt = tokens(1_000) if each < num_earlier else document + tokens(100)
             (row,) = index.score(Request(model="tiny", token_ids=prompt)).rows
             expected, answer = pair.generate_together([prompt], MAX_OUTPUT)
             assert answer.outputs == expected.outputs
             assert (row.lower, row.upper) == (answer.cached[0], answer.cached[0])
             for payload in answer.payloads:
                 assert not index.apply(POD, payload).refused
+                num_removed += payload.count(b"BlockRemoved")
             hits.append((expected.cached[0], answer.cached[0]))
-    assert hits == [(0, 0), (SECOND_HITS[model.folder], 896), (896, 896)]
+            if each == num_earlier - 1:
+                assert num_removed > 0, "the pool is not full yet"
+    assert hits[-3:] == [(0, 0), (SECOND_HITS[model.folder], 896), (896, 896)]

@@ -291,7 +291,7 @@ def test_a_preempted_request_resumes_where_it_was(groups: Sequence[GroupSpec]) -
     compute(cache, request, [8, 20])
     cache.take_work()
     cache.preempt([request])
-    other = cache.add(session(2, 200))
+    other = cache.add(session(2, 480))
     waiting = len(cache.debug.free_queue())
     per_block = len(groups) if groups is WINDOW else 1
     compute(cache, other, [UNIT * (waiting // per_block) - UNIT])

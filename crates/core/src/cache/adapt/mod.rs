@@ -26,7 +26,7 @@ use crate::spec::SpecKind;
 
 /// The numbers of requests that the two memories of evidence stand for.
 const LONG_MEMORY: f64 = 256.0;
-const SHORT_MEMORY: f64 = 32.0;
+const SHORT_MEMORY: f64 = 8.0;
 
 /// The regular checkpoints of the leans that keep windows at intervals, in tokens.
 const INTERVALS: [u32; 2] = [1_024, 8_192];
