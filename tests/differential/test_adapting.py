@@ -161,7 +161,7 @@ class Pool:
 
 
 def test_a_small_pool_leans_as_its_shadows_say_when_its_traffic_turns() -> None:
-    pool, draw = Pool(16, 450), random.Random(3)
+    pool, draw = Pool(16, 350), random.Random(5)
     leans = []
     for hashes, _ in zip(prompts(draw, 0, 5), range(700), strict=False):
         pool.serve(hashes, draw.choice((None, None, True, 0.25)))

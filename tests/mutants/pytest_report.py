@@ -1,8 +1,9 @@
 """A pytest plugin that writes the outcome of each test of a run to a file, as one JSON object.
 
 `{"passed": node ids, "failed": {node id: kinds of exception}}`; tests of a class count as the
-class, as Hypothesis makes one of each machine. Anything that is not a test's own exception (a
-file that cannot be imported, a fixture) is missing from it.
+class, as Hypothesis makes one of each machine, and the cases of a test as one test, which passes
+if none of them fails. Anything that is not a test's own exception (a file that cannot be
+imported, a fixture) is missing from it.
 """
 
 import json
@@ -16,12 +17,12 @@ import pytest
 REPORT: Final = "KVBRAID_VERDICT"
 """The environment variable that names the file."""
 
-_passed: Final[list[str]] = []
-_failed: Final[dict[str, list[str]]] = {}
+_passed: Final[set[str]] = set()
+_failed: Final[dict[str, set[str]]] = {}
 
 
 def node_of(item: pytest.Item) -> str:
-    return item.nodeid.removesuffix("::runTest")
+    return item.nodeid.removesuffix("::runTest").partition("[")[0]
 
 
 def kinds(error: BaseException) -> Iterator[str]:
@@ -39,12 +40,15 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield  # The exception of a unittest case is known only after this.
     if call.when == "call" and call.excinfo is None:
-        _passed.append(node_of(item))
+        _passed.add(node_of(item))
     elif call.when == "call" and call.excinfo is not None:
-        _failed[node_of(item)] = sorted(set(kinds(call.excinfo.value)))
+        _failed.setdefault(node_of(item), set()).update(kinds(call.excinfo.value))
     return report
 
 
 def pytest_sessionfinish() -> None:
-    report = {"passed": _passed, "failed": _failed}
+    report = {
+        "passed": sorted(_passed.difference(_failed)),
+        "failed": {node: sorted(found) for node, found in _failed.items()},
+    }
     Path(os.environ[REPORT]).write_text(json.dumps(report))

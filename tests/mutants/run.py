@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.mutants.mutant import Mutant
 from tests.mutants.pytest_report import REPORT
-from tests.mutants.table import MUTANTS, Mutant
+from tests.mutants.table import MUTANTS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PLACE: Final = ROOT / "target" / "mutants"

@@ -1,12 +1,14 @@
-"""37 bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
+"""55 bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
 
 The nine of the first table are those that a study planted in vLLM's own manager, by the names it
 gave them; four of them survived vLLM's tests. The others are ours. `run.py` plants them one at a
 time; `test_table.py` checks that texts and tests can still be found.
 """
 
-from dataclasses import dataclass
 from typing import Final
+
+from tests.mutants.mutant import Edit, Mutant
+from tests.mutants.of_retention import OF_RETENTION
 
 RULE: Final = "tests/differential/test_resume.py::test_native_answers_equal_brute_force"
 SEARCH: Final = (
@@ -57,25 +59,6 @@ OWNERS: Final = "tests/unit/recovery/test_owners.py"
 SHARED: Final = "tests/unit/recovery/test_shared_blocks.py"
 COUNTED: Final = "tests/unit/scheduler/test_recovered_tokens.py"
 LOADS: Final = "tests/unit/scheduler/test_loads.py"
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """`text` occurs once in `file`, which is named from the root of the tree."""
-
-    file: str
-    text: str
-    instead: str
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """A bug; each of `killed_by` alone must fail on it, with an assertion."""
-
-    name: str
-    breaks: str
-    edits: tuple[Edit, ...]
-    killed_by: tuple[str, ...]
 
 
 ALLOCATE: Final = "crates/core/src/cache/allocate.rs"
@@ -565,4 +548,4 @@ OF_RECOVERY: Final = (
     ),
 )
 
-MUTANTS: Final = OF_THE_STUDY + OURS + OF_RECOVERY
+MUTANTS: Final = OF_THE_STUDY + OURS + OF_RECOVERY + OF_RETENTION

@@ -12,17 +12,19 @@ from typing import Final
 
 import pytest
 
+from tests.mutants.mutant import Edit, Mutant
+from tests.mutants.of_retention import OF_RETENTION
 from tests.mutants.pytest_report import kinds
-from tests.mutants.table import MUTANTS, OF_RECOVERY, OF_THE_STUDY, Edit, Mutant
+from tests.mutants.table import MUTANTS, OF_RECOVERY, OF_THE_STUDY
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 EDITS: Final = [(mutant.name, edit) for mutant in MUTANTS for edit in mutant.edits]
 TESTS: Final = sorted({node for mutant in MUTANTS for node in mutant.killed_by})
 
 
-def test_there_are_nine_of_the_study_twelve_of_recovery_and_sixteen_others() -> None:
-    assert (len(OF_THE_STUDY), len(OF_RECOVERY)) == (9, 12)
-    assert len(MUTANTS) == 37
+def test_there_are_nine_of_the_study_twelve_of_recovery_18_of_retention_and_16_others() -> None:
+    assert (len(OF_THE_STUDY), len(OF_RECOVERY), len(OF_RETENTION)) == (9, 12, 18)
+    assert len(MUTANTS) == 55
     assert max(Counter(mutant.name for mutant in MUTANTS).values()) == 1
 
 

@@ -1,0 +1,203 @@
+"""Bugs of retention by value: where it leans, what hints are worth, where steps end besides."""
+
+from typing import Final
+
+from tests.mutants.mutant import Edit, Mutant
+
+LEANS: Final = (
+    "tests/differential/test_adapting.py::test_the_cache_leans_as_the_models_of_all_leans_say"
+)
+LARGE: Final = (
+    "tests/differential/test_adapting.py"
+    "::test_a_large_pool_leans_as_shadows_say_that_play_stretches_of_its_traffic"
+)
+FAMILIES: Final = (
+    "tests/differential/test_adapting.py::test_shadows_of_a_larger_pool_play_some_of_its_families"
+)
+TURNS: Final = (
+    "tests/differential/test_adapting.py"
+    "::test_a_small_pool_leans_as_its_shadows_say_when_its_traffic_turns"
+)
+TRIED: Final = (
+    "tests/differential/test_overlaps.py"
+    "::test_lengths_that_are_not_worth_a_step_are_tried_again_as_the_model_says"
+)
+HINTS: Final = "tests/unit/cache/test_hints.py"
+
+ADAPTION: Final = "crates/core/src/cache/adapt/mod.rs"
+ALLOCATE: Final = "crates/core/src/cache/allocate.rs"
+EVIDENCE: Final = "crates/core/src/cache/adapt/evidence.rs"
+EVICT: Final = "crates/core/src/cache/retention/checkpoints/evict.rs"
+RETURNS: Final = "crates/core/src/cache/retention/checkpoints/hints.rs"
+OVERLAPS: Final = "crates/core/src/cache/retention/overlaps.rs"
+SAMPLE: Final = "crates/core/src/cache/adapt/sample.rs"
+SHADOW: Final = "crates/core/src/cache/adapt/shadow.rs"
+TAPE: Final = "crates/core/src/cache/adapt/tape.rs"
+
+OF_RETENTION: Final = (
+    Mutant(
+        "price-of-one",
+        "leaning: a life that shadows of a large pool play is paid for as if one shadow played it",
+        (
+            Edit(
+                TAPE,
+                "ONE_IN * pace.num_shadows * life.hashes.len()",
+                "ONE_IN * life.hashes.len()",
+            ),
+        ),
+        (LARGE,),
+    ),
+    Mutant(
+        "beginning-counts",
+        "leaning: what shadows save at the beginning of a later stretch counts",
+        (Edit(TAPE, "counts = self.is_first || !is_beginning;", "counts = true;"),),
+        (LARGE,),
+    ),
+    Mutant(
+        "first-waits",
+        "leaning: the beginning of the first stretch does not count",
+        (Edit(TAPE, "counts = self.is_first || !is_beginning;", "counts = !is_beginning;"),),
+        (LARGE, FAMILIES),
+    ),
+    Mutant(
+        "stretch-without-end",
+        "leaning: a stretch that is long enough goes on being recorded",
+        (Edit(TAPE, "self.is_recording = self.num_recorded < FILLS * pace.fill;", ""),),
+        (LARGE,),
+    ),
+    Mutant(
+        "first-block-family",
+        "leaning: the first block of a request is its family, however many have it",
+        (Edit(SAMPLE, "self.num_requests / COMMON + 1", "self.num_requests"),),
+        (FAMILIES,),
+    ),
+    Mutant(
+        "all-remembered",
+        "leaning: evidence is never forgotten",
+        (Edit(EVIDENCE, "keeps: 1.0 - 1.0 / memory", "keeps: 1.0 + 0.0 / memory"),),
+        (TURNS,),
+    ),
+    Mutant(
+        "chance-leads",
+        "leaning: a lead counts although chance would make it of equals",
+        (
+            Edit(
+                EVIDENCE, "chance.max(LEAST_LEAD * self.all)", "chance.min(LEAST_LEAD * self.all)"
+            ),
+        ),
+        (TURNS,),
+    ),
+    Mutant(
+        "no-veto",
+        "leaning: a lean is entered that the very last requests speak against",
+        (
+            Edit(
+                ADAPTION,
+                "better.filter(|&best| self.just_now.lead(best, self.lean) >= 0.0)",
+                "better",
+            ),
+        ),
+        (TURNS,),
+    ),
+    Mutant(
+        "bet-goes-on",
+        "leaning: values are not given up because of the very last requests",
+        (
+            Edit(
+                ADAPTION,
+                "self.just_now.better(self.lean).filter(|_| is_bet)",
+                "self.just_now.better(self.lean).filter(|_| is_bet && self.num_requests == 0)",
+            ),
+        ),
+        (TURNS,),
+    ),
+    Mutant(
+        "any-bet",
+        "leaning: the very last requests alone end any lean, not only values",
+        (
+            Edit(
+                ADAPTION,
+                "self.just_now.better(self.lean).filter(|_| is_bet)",
+                "self.just_now.better(self.lean).filter(|_| is_bet || self.since > 0)",
+            ),
+        ),
+        (TURNS,),
+    ),
+    Mutant(
+        "deaf-shadows",
+        "leaning: shadows do not hear the hints that the cache hears",
+        (Edit(SHADOW, "            hint: life.hint,\n", ""),),
+        (LEANS, TURNS),
+    ),
+    Mutant(
+        "stale-values",
+        "leaning: after a change, the checkpoints after the first 8 192 keep their old values",
+        (
+            Edit(
+                EVICT,
+                "if end == all { NO_NODE } else { end }",
+                "if end == all { NO_NODE } else { 0 }",
+            ),
+        ),
+        (
+            "tests/unit/cache/test_change_of_lean.py"
+            "::test_after_a_few_calls_the_order_is_as_if_all_had_been_valued_at_once",
+        ),
+    ),
+    Mutant(
+        "hints-ignored",
+        "hints: the likelihood of an end is not what was said of it",
+        (Edit(RETURNS, "learned * self.returns.lift(ending, node.hint)", "learned"),),
+        (f"{HINTS}::test_a_first_hint_counts_as_the_probability_that_it_names",),
+    ),
+    Mutant(
+        "evicted-never-return",
+        "hints: an end comes back only if something of it is reused",
+        (
+            Edit(
+                ALLOCATE,
+                "checkpoints.note_return(request);",
+                """if need.num_hit_tokens > 0 {
+                checkpoints.note_return(request);
+            }""",
+            ),
+        ),
+        (f"{HINTS}::test_hints_that_tell_nothing_soon_count_for_nothing",),
+    ),
+    Mutant(
+        "shortest-end-first",
+        "hints: of the ends that a request has, the shortest comes back, not the longest",
+        (Edit(RETURNS, "started(prefixes.rev())", "started(prefixes)"),),
+        (f"{HINTS}::test_who_goes_on_from_several_ends_goes_on_from_the_longest",),
+    ),
+    Mutant(
+        "endings-alike",
+        "hints: first turns and later ones are one kind of end",
+        (Edit(RETURNS, "2 * hint as u8 + ending as u8", "2 * hint as u8 + (ending as u8 & 0)"),),
+        (LEANS,),
+    ),
+    Mutant(
+        "all-tried-again",
+        "extra steps: when lengths are not worth it, all of them are tried again",
+        (
+            Edit(
+                OVERLAPS,
+                "let tried = most_common.filter(",
+                "let tried = most_common.map(|_| &self.expected[..]).filter(",
+            ),
+        ),
+        (TRIED,),
+    ),
+    Mutant(
+        "always-tried-again",
+        "extra steps: when lengths are not worth it, every request tries one, not one in 64",
+        (
+            Edit(
+                OVERLAPS,
+                "most_common.filter(|_| request.is_multiple_of(TRIES))",
+                "most_common.filter(|_| request < u64::MAX)",
+            ),
+        ),
+        (TRIED,),
+    ),
+)
