@@ -65,7 +65,6 @@ ALLOCATE: Final = "crates/core/src/cache/allocate.rs"
 BOUNDARIES: Final = "crates/core/src/cache/retention/boundaries.rs"
 CACHE_PLAN: Final = "crates/core/src/cache/plan.rs"
 COMMIT: Final = "crates/core/src/cache/commit.rs"
-CORE: Final = "crates/core/src/cache/core.rs"
 EVENTS: Final = "crates/core/src/blocks/events.rs"
 FIND: Final = "crates/core/src/cache/find.rs"
 FREE: Final = "crates/core/src/cache/free.rs"
@@ -332,12 +331,12 @@ OURS: Final = (
         "event order: the last of a block's several boundaries is removed first",
         (
             Edit(
-                CORE,
-                "for (key, group) in lost {",
-                "for (key, group) in lost.into_iter().rev() {",
+                POOL,
+                "lose(first);\n        further.into_iter().flatten().for_each(lose);",
+                "further.into_iter().flatten().rev().for_each(&mut lose);\n        lose(first);",
             ),
         ),
-        (PARTIAL,),
+        (HITS,),
     ),
     Mutant(
         "kernel-blocks-apart",

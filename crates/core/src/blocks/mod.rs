@@ -13,9 +13,8 @@
 //!
 //! // Eight blocks, of which block 0 is never handed out, for a model with two groups.
 //! let mut pool = Pool::new(8, 2, &Secret::new([7; 32]));
-//! let (block, lost) = pool.take();
+//! let block = pool.take(|_, _| unreachable!("nothing was found in it"));
 //! assert_eq!(block, BlockId(1));
-//! assert!(lost.is_empty(), "nothing was found in it");
 //!
 //! // The block holds the first 16 tokens of some prompt, in group 0.
 //! let hash = Digest::from_bytes(&[42; 32]).unwrap();
@@ -39,7 +38,7 @@ pub use block_set::{BlockSet, Ranks};
 pub use events::{EventLog, ListedBlock, Source, StoreEvent, frame};
 pub use extra::Extra;
 pub use hash_index::{Entries, EntryId, HashIndex, Key};
-pub use pool::{Author, Lost, Pool};
+pub use pool::{Author, Pool};
 
 pub use crate::ids::{BlockId, NULL_BLOCK};
 pub(crate) use crate::ids::{count, signed};

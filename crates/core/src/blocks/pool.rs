@@ -83,9 +83,6 @@ impl Block {
     }
 }
 
-/// Keys that a block lost, in the order in which events name them.
-pub type Lost = SmallVec<[(u64, u16); 1]>;
-
 /// The blocks of one memory.
 #[derive(Debug, Clone)]
 pub struct Pool {
@@ -226,15 +223,17 @@ impl Pool {
         *refs += 1;
     }
 
-    /// Takes the next victim and gives it one reference; it loses its keys.
+    /// Takes the next victim and gives it one reference. It loses its keys, which `lost` is told in
+    /// the order in which events name them: the short form of the hash, and the group.
     ///
     /// # Panics
     /// If the queue is empty.
-    pub fn take(&mut self) -> (BlockId, Lost) {
+    pub fn take(&mut self, lost: impl FnMut(u64, u16)) -> BlockId {
         let block = self.blocks[NULL_BLOCK.index()].next;
         assert_ne!(block, NULL_BLOCK, "taken from an empty queue");
         self.touch(block);
-        (block, self.forget(block))
+        self.forget(block, lost);
+        block
     }
 
     /// Takes a block out of the queue, or keeps it from entering.
@@ -337,11 +336,9 @@ impl Pool {
         self.index.insert(key, block);
     }
 
-    /// Forgets all keys of a block, whether it is free or in use.
-    pub fn forget(&mut self, block: BlockId) -> Lost {
-        let mut lost = Lost::new();
-        self.unregister(block, |key, digest| lost.push((digest.key(), key.group)));
-        lost
+    /// Forgets all keys of a block, whether it is free or in use, and tells `lost` as `take` does.
+    pub fn forget(&mut self, block: BlockId, mut lost: impl FnMut(u64, u16)) {
+        self.unregister(block, |key, digest| lost(digest.key(), key.group));
     }
 
     fn unregister(&mut self, block: BlockId, mut sink: impl FnMut(Key, &Digest)) {

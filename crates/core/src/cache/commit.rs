@@ -146,7 +146,7 @@ impl Core {
                 continue;
             }
             let end = (position + 1) * group.block;
-            let Some(&digest) = request.hash_at(end, hash_block) else {
+            let Some(digest) = request.hash_at(end, hash_block) else {
                 debug_assert!(false, "block {position} is committed before it is hashed");
                 continue;
             };
@@ -157,13 +157,16 @@ impl Core {
             }
             // Groups register the same hashes one after the other.
             let hint = commit.entries.of(end / hash_block);
-            let key = self.pool.key_of(&digest, group.index, hint);
+            let key = self.pool.key_of(digest, group.index, hint);
             self.pool.register(block, key, end, request.author());
             self.steps.note(request, block);
             commit.entries.note(end / hash_block, key.entry);
             if self.log.is_on() {
                 let start = end - group.block;
-                listed.push(ListedBlock { digest, start });
+                listed.push(ListedBlock {
+                    digest: *digest,
+                    start,
+                });
             }
         }
         if self.log.is_on() {

@@ -109,12 +109,13 @@ impl Core {
         if let Some(checkpoints) = &mut self.checkpoints {
             checkpoints.make_room(&mut self.pool);
         }
-        let (block, lost) = self.pool.take();
+        let (log, mut is_evicted) = (&mut self.log, false);
+        let block = self.pool.take(|key, group| {
+            is_evicted = true;
+            log.removed(key, group);
+        });
         self.statistics.num_allocated_blocks += 1;
-        self.statistics.num_evicted_blocks += u64::from(!lost.is_empty());
-        for (key, group) in lost {
-            self.log.removed(key, group);
-        }
+        self.statistics.num_evicted_blocks += u64::from(is_evicted);
         block
     }
 
@@ -129,9 +130,9 @@ impl Core {
     pub(super) fn forget(&mut self, block: BlockId) {
         if self.pool.key(block).is_some() {
             self.drop_checkpoints_of(block);
-            for (key, group) in self.pool.forget(block) {
-                self.log.removed(key, group);
-            }
+            let log = &mut self.log;
+            self.pool
+                .forget(block, |key, group| log.removed(key, group));
         }
     }
 

@@ -44,7 +44,7 @@ mod tests {
     /// A pool whose only block is findable and came to wait at this time.
     fn waiting_since(now: u64) -> Pool {
         let mut pool = Pool::new(2, 1, &Secret::new([7; 32]));
-        let (block, _) = pool.take();
+        let block = pool.take(|_, _| {});
         assert!(!pool.has_victim());
         let digest = Digest::from_bytes(&[7; 32]).expect("32 bytes");
         let key = pool.key_of(&digest, 0, None);
