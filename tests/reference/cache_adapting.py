@@ -190,22 +190,12 @@ class Adaption:
                 self.lately.add(saved, everything)
                 self.just_now.add(saved, everything)
         tells = any(map(any, self.lately.squares))
-        best = self._better() if tells else self._guess(are_enough=are_enough)
+        best = self._better() if tells else (1 if are_enough else self.lean)
         if best is None or best == self.lean:
             return False
         self.lean, self.since = best, self.num_requests
         self.num_changes += 1
         return True
-
-    def _guess(self, *, are_enough: bool) -> int:
-        """`VALUE` if checkpoints are enough; else, in a large pool, windows at intervals."""
-        leans = [(shadow.policy.lean, shadow.policy.interval) for shadow in self.shadows]
-        guesses = [n for n, (lean, _) in enumerate(leans) if lean is Lean.VALUE and are_enough]
-        if self.tape.fill is not None:
-            guesses += [
-                n for n, (lean, every) in enumerate(leans) if lean is Lean.INTERVAL and every
-            ]
-        return guesses[0] if guesses else self.lean
 
     def _better(self) -> int | None:
         if self.shadows[self.lean].policy.lean is Lean.VALUE:

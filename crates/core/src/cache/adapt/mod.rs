@@ -163,16 +163,10 @@ impl Adaption {
     }
 
     /// The shadow to begin with. Until blocks are evicted that would have been reused, all shadows
-    /// save the same. Those of a large pool take long to find out, and it would be full of windows
-    /// by then.
+    /// save the same.
     fn guess(&self, are_enough: bool) -> Option<usize> {
-        let is_guessed = |shadow: &Shadow| match shadow.lean {
-            Lean::Value => are_enough,
-            Lean::Interval => self.tape.is_paced() && shadow.interval > 0,
-            Lean::Dense => false,
-        };
-        let guess = self.shadows.iter().position(is_guessed);
-        guess.filter(|lean| *lean != self.lean)
+        let by_value = self.shadows.iter().position(|s| s.lean == Lean::Value);
+        by_value.filter(|lean| are_enough && *lean != self.lean)
     }
 
     /// The shadow to imitate from now on, if it is another one.

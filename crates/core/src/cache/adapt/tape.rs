@@ -64,11 +64,6 @@ impl Tape {
         }
     }
 
-    /// Whether lives are played later than they end.
-    pub(super) fn is_paced(&self) -> bool {
-        self.pace.is_some()
-    }
-
     pub(super) fn is_recording(&self) -> bool {
         self.is_recording
     }
