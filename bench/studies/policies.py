@@ -23,20 +23,20 @@ from kvbraid.cache import Retention
 from kvbraid.report.plot import Curves, Point, draw, load_matplotlib
 from kvbraid.sim.traces.memory_size import show_size
 from kvbraid.sim.traces.models import CONFIGS, simulated_model
-from kvbraid.sim.traces.policies import CACHE_POLICIES, retention_of
+from kvbraid.sim.traces.policies import retention_of
 from kvbraid.sim.traces.simulation import HitRate, simulate
 
 from bench.studies import clairvoyant, traces
 from bench.studies.traces import footprint_of, num_blocks_of, trace_of
 
-VERSIONS: Final = dict.fromkeys(CACHE_POLICIES, 1) | {"value": 3, "value-flat": 3}
-"""The version of what a policy's cells compute. Raise it if the cache, the policy or a trace
-changes."""
-
-SHARES: Final = ("1/8", "1/4", "1/2", "1")
-
 RIVALS: Final = ("dense", "interval-0", "interval-1k", "interval-8k")
 """The policies that the reference engine offers."""
+
+VERSIONS: Final = dict.fromkeys(RIVALS, 1) | {"value": 3}
+"""The policies that are compared, and the version of what their cells compute. Raise it if the
+cache, the policy or a trace changes."""
+
+SHARES: Final = ("1/8", "1/4", "1/2", "1")
 
 Row: TypeAlias = dict[str, Any]
 
@@ -69,7 +69,7 @@ class Study:
     def cells(self) -> list[Cell]:
         """Return all cells, trace by trace."""
         names = (name.partition(".")[0] for name in traces.TRACES)
-        axes = product(names, CONFIGS, SHARES, CACHE_POLICIES)
+        axes = product(names, CONFIGS, SHARES, VERSIONS)
         return [Cell(*axis, self.limit) for axis in axes]
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from kvbraid.sim.traces.models import CONFIGS
-from kvbraid.sim.traces.policies import CACHE_POLICIES
 
 from bench.studies import policies, traces
 from bench.studies.policies import Study
@@ -35,7 +34,7 @@ def test_a_study_computes_what_is_missing_and_nothing_else(
     study: Study, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert policies.run(study) == 0
-    num_cells = len(CONFIGS) * 2 * len(CACHE_POLICIES)
+    num_cells = len(CONFIGS) * 2 * len(policies.VERSIONS)
     lines = study.results.read_text().splitlines()
     assert len(lines) == num_cells
     page = (study.folder / "policies.md").read_text()

@@ -45,13 +45,14 @@ def test_a_prefix_that_was_shared_once_outlives_prompts_that_never_were(
     assert hits_of(engine, played[1:]) == [896] * 7
 
 
+@pytest.mark.parametrize("num_blocks", [4_000, 9_000])
 @pytest.mark.parametrize("model", ["gptoss", "gemma"])
 @pytest.mark.parametrize("distance", [0, 1, 5])
 def test_on_a_full_pool_the_second_request_of_a_prefix_reuses_it(
-    model: str, distance: int
+    model: str, distance: int, num_blocks: int
 ) -> None:
-    engine = Engine(MODELS[model], 4_000, ByValue())
-    played = list(second_requests("a", distance, 4, 16, fill=60))
+    engine = Engine(MODELS[model], num_blocks, ByValue())
+    played = list(second_requests("a", distance, 4, 16, fill=num_blocks // 60))
     assert hits_of(engine, played) == [896] * 4
 
 
