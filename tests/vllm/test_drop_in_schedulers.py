@@ -1,8 +1,9 @@
 """vLLM's schedulers on our cache schedule what they schedule on their own, step by step.
 
 Both kinds of scheduler are the real ones; the model is not: its tokens are random. Asynchronous
-schedulers get a step's tokens only when the next step is already scheduled. Unsupported options
-are refused with a remedy.
+schedulers get a step's tokens only when the next step is already scheduled. Where vLLM's own cache
+would copy a block before it is written, it is made to wait, as ours does. Unsupported options are
+refused with a remedy.
 """
 
 from collections import deque
@@ -19,6 +20,7 @@ from kvbraid.errors import UnsupportedError
 
 from tests.tiny_models import FOLDER
 from tests.vllm.drop_in_pair import config_of, full, states, tokens, window
+from tests.vllm.lockstep.unwritten import UnwrittenBlocks
 
 if True:  # Only after `drop_in_pair` has imported vLLM with its warnings off.
     from kvbraid.integrations.vllm import KvbraidAsyncScheduler, KvbraidScheduler
@@ -88,6 +90,39 @@ def config(layout: Layout, *, is_async: bool, **options: object) -> Any:  # noqa
     return made
 
 
+def wait_for_copies(manager: Any) -> None:  # noqa: ANN401 - vLLM's own type.
+    """Have vLLM's own manager refuse, until the next step, a hit that it would copy too early."""
+    unwritten, groups = UnwrittenBlocks(), manager.coordinator.single_type_managers
+    begin, allocate = manager.new_step_starts, manager.allocate_slots
+
+    def new_step_starts() -> None:
+        unwritten.start_step()
+        begin()
+
+    def allocate_slots(
+        request: Request,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: Any = None,  # noqa: ANN401 - vLLM's own type.
+        **rest: object,
+    ) -> Any:  # noqa: ANN401 - vLLM's own type.
+        asked: Any = SimpleNamespace(
+            key=request.request_id,
+            num_computed_tokens=request.num_computed_tokens,
+            num_hit_tokens=num_new_computed_tokens,
+        )
+        hits = new_computed_blocks
+        if hits is not None and unwritten.has_to_wait(groups, asked, hits.blocks):
+            return None
+        given = (request, num_new_tokens, num_new_computed_tokens, new_computed_blocks)
+        blocks = allocate(*given, **rest)
+        if blocks is not None:
+            unwritten.note(groups, asked)
+        return blocks
+
+    manager.new_step_starts, manager.allocate_slots = new_step_starts, allocate_slots
+
+
 class NoGrammars:
     """Stands in for structured output, which no request asks for."""
 
@@ -123,6 +158,8 @@ class Engines:
         self._num_made = 0
         for kind in KINDS[is_async][bool(options) :]:
             made = scheduler(kind, layout, self.config(layout, is_async=is_async, **options))
+            if not isinstance(made, KvbraidScheduler | KvbraidAsyncScheduler):
+                wait_for_copies(made.kv_cache_manager)
             self.published.append([])
             made.kv_event_publisher = SimpleNamespace(publish=self.published[-1].append)
             self.schedulers.append(made)
