@@ -50,7 +50,7 @@ class CacheModel(FindableModel):
         return True
 
     def most_new_tokens(self, request: int) -> int:
-        """Tokens of a step, the drafts among them no more than any state can go back by."""
+        """The most tokens that a step may compute, so every state can take its drafts back."""
         known, groups = self.memory.requests[request], self.memory.groups
         kept = [g.options.num_speculative_blocks for g in groups if isinstance(g, State)]
         drafts = sys.maxsize if self.is_vllm else min(kept, default=sys.maxsize)

@@ -1,6 +1,7 @@
 """When shadows of a large pool play, and what: stretches of the traffic, little by little.
 
-A stretch is a list of lives. What was recorded and played of it is counted anew every time.
+A stretch is a list of lives. How much of it was recorded or played is counted from the
+list each time.
 """
 
 from collections import Counter

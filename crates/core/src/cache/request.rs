@@ -331,6 +331,17 @@ impl Request {
         tables.map(|table| table.blocks).collect()
     }
 
+    /// Of the hashes that are known, the last one of each of the first `most` runs of `every`.
+    pub(super) fn hashes_every(
+        &self,
+        every: u32,
+        most: u32,
+    ) -> impl DoubleEndedIterator<Item = &Digest> + ExactSizeIterator {
+        let every = every as usize;
+        let lasts = self.hashes.iter().skip(every - 1).step_by(every);
+        lasts.take(most as usize)
+    }
+
     /// The hash of the first `tokens` tokens, which must end a hash block of `hash_block` tokens.
     pub(super) fn hash_at(&self, tokens: u32, hash_block: u32) -> Option<&Digest> {
         let index = (tokens / hash_block).checked_sub(1)?;

@@ -17,14 +17,7 @@ pub(super) struct Unit {
 impl Unit {
     /// The hashes of what a request has computed.
     pub(super) fn hashes(self, request: &Request) -> impl ExactSizeIterator<Item = &Digest> {
-        let most = (request.num_known_computed() / self.tokens) as usize;
-        let every = self.num_hashes as usize;
-        request
-            .hashes
-            .iter()
-            .skip(every - 1)
-            .step_by(every)
-            .take(most)
+        request.hashes_every(self.num_hashes, request.num_known_computed() / self.tokens)
     }
 }
 

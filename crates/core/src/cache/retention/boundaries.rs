@@ -61,11 +61,8 @@ impl Boundaries {
         request: &Request,
         num_tokens: u32,
     ) -> impl DoubleEndedIterator<Item = &Digest> {
-        let every = (self.hit_alignment / self.hash_block) as usize;
-        let most = (num_tokens / self.hit_alignment) as usize;
-        (request.hashes.iter().skip(every - 1))
-            .step_by(every)
-            .take(most)
+        let every = self.hit_alignment / self.hash_block;
+        request.hashes_every(every, num_tokens / self.hit_alignment)
     }
 
     /// The last boundary at which a hit can end once this many tokens are registered.
