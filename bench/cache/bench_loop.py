@@ -46,20 +46,22 @@ def serve(cache: AnyCache, tokens: list[int]) -> tuple[int, object]:
     return hit.num_tokens, cache.take_events()
 
 
-def warmed(new: Factory) -> tuple[AnyCache, Iterator[list[int]]]:
+def warmed(
+    new: Factory, num_requests: int = WARM_REQUESTS
+) -> tuple[AnyCache, Iterator[list[int]]]:
     """Return a cache that already evicts, and the requests that follow."""
     cache, stream = new(GEMMA3, NUM_BLOCKS, events=True), requests()
-    for tokens in itertools.islice(stream, WARM_REQUESTS):
+    for tokens in itertools.islice(stream, num_requests):
         serve(cache, tokens)
     return cache, stream
 
 
-def loop(new: Factory) -> Side:
-    """The mean time of a request over two turns of the prefixes."""
+def loop(new: Factory, num_warm: int = WARM_REQUESTS) -> Side:
+    """The mean time of a request over two turns of the prefixes, after so many requests."""
 
     @contextlib.contextmanager
     def side() -> Iterator[Sample]:
-        cache, stream = warmed(new)
+        cache, stream = warmed(new, num_warm)
 
         def sample() -> float:
             prompts = list(itertools.islice(stream, PER_SAMPLE))

@@ -107,3 +107,19 @@ def test_lengths_that_are_not_worth_a_step_are_tried_again_as_the_model_says(mix
     assert len(model.overlaps.expected) > 1
     assert [number for number, count in tried.items() if count and number > 60] == [64, 128]
     assert tried[64] == tried[128] == 1
+
+
+def test_lengths_that_come_back_but_save_little_are_not_worth_a_step() -> None:
+    """Always four prompts begin alike: a resume saves 8 tokens of 216, less than one in 24."""
+    chosen = config(*MIXES["states"], num_blocks=200, retention=ByValue(lean=Lean.VALUE))
+    native, model = CacheManager(chosen), ByValueModel(chosen)
+    draw = random.Random(1)
+    families = [[draw.randrange(1 << 20) for _ in range(8)] for _ in range(34)]
+    num_hits, tried = 0, []
+    for number in range(135):
+        own = [draw.randrange(1 << 20) for _ in range(208)]
+        num_hits += serve(native, model, families[number // 4] + own, budget=64).num_tokens > 0
+        tried += [number] if model.stops(number) else []
+    assert num_hits > 20
+    assert model.overlaps.expected == [8]
+    assert [number for number in tried if number > 80] == [128], tried

@@ -22,6 +22,10 @@ TRIED: Final = (
     "tests/differential/test_overlaps.py"
     "::test_lengths_that_are_not_worth_a_step_are_tried_again_as_the_model_says"
 )
+LITTLE: Final = (
+    "tests/differential/test_overlaps.py"
+    "::test_lengths_that_come_back_but_save_little_are_not_worth_a_step"
+)
 HINTS: Final = "tests/unit/cache/test_hints.py"
 
 ADAPTION: Final = "crates/core/src/cache/adapt/mod.rs"
@@ -41,8 +45,8 @@ OF_RETENTION: Final = (
         (
             Edit(
                 TAPE,
-                "ONE_IN * pace.num_shadows * life.hashes.len()",
-                "ONE_IN * life.hashes.len()",
+                "one_in * pace.num_shadows * life.hashes.len()",
+                "one_in * life.hashes.len()",
             ),
         ),
         (LARGE,),
@@ -187,6 +191,18 @@ OF_RETENTION: Final = (
             ),
         ),
         (TRIED,),
+    ),
+    Mutant(
+        "saves-all-of-it",
+        "extra steps: a length is worth a step however little each resume there saves",
+        (
+            Edit(
+                OVERLAPS,
+                "self.num_saved += u64::from(num_saved);",
+                "self.num_saved += 1_000 * u64::from(num_saved);",
+            ),
+        ),
+        (LITTLE,),
     ),
     Mutant(
         "always-tried-again",

@@ -1,4 +1,4 @@
-"""55 bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
+"""56 bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
 
 The nine of the first table are those that a study planted in vLLM's own manager, by the names it
 gave them; four of them survived vLLM's tests. The others are ours. `run.py` plants them one at a

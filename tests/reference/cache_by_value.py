@@ -165,7 +165,8 @@ class ByValueModel(CacheModel):
         prompt = request.hashes[: request.num_prompt_tokens // unit * each]
         prefixes = prompt[each - 1 :: each]
         self.checkpoints.returns.started(prefixes)
-        self.overlaps.note(prefixes[: max(0, request.num_prompt_tokens - 1) // unit], unit)
+        usable = prefixes[: max(0, request.num_prompt_tokens - 1) // unit]
+        self.overlaps.note(request.num_prompt_tokens, usable, unit)
 
     def _resumed(self, request: Request, need: Need) -> None:
         progress = self._progress(need.request)

@@ -395,7 +395,8 @@ class Checkpoints:
                 self.likelihood.of(point, num_ways).resumed += 1
         point.num_resumed += 1
         if point.origin is Origin.OVERLAP and point.num_resumed == 1:
-            self.overlaps.num_resumed += 1
+            others = (one.end for one in self.before(point) if one.origin is not Origin.OVERLAP)
+            self.overlaps.num_saved += point.end - max(others, default=0)
         self.weigh(point)
         return Ending.TURN if goes_on else Ending.START
 

@@ -7,9 +7,10 @@ counts are made anew from the remembered overlaps.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 RECENT, LEAST, MOST, MOST_BOUNDARIES = 256, 8, 4, 4096
-MADE, WORTH_A_STEP, TRIES = 256, 16, 64
+MADE, KNOWN, WORTH_A_STEP, TRIES = 256, 16, 24, 64
 
 
 @dataclass
@@ -18,8 +19,10 @@ class Overlaps:
     seen: dict[int, tuple[int, bool]] = field(default_factory=dict)
     """For each slot the print of a prefix, and whether a prompt ended there."""
     overlaps: list[int] = field(default_factory=list)
+    prompts: list[int] = field(default_factory=list)
+    """The tokens of each prompt."""
     num_made: int = 0
-    num_resumed: int = 0
+    num_saved: int = 0
 
     @classmethod
     def of_pool(cls, num_blocks: int) -> "Overlaps":
@@ -29,8 +32,9 @@ class Overlaps:
         slot = int.from_bytes(prefix[:4], "little") % self.num_slots
         return slot, (int.from_bytes(prefix[4:8], "little") | 2) & ~1
 
-    def note(self, prefixes: Sequence[bytes], unit: int) -> None:
-        """A prompt: the hashes at its boundaries, every `unit` tokens."""
+    def note(self, num_tokens: int, prefixes: Sequence[bytes], unit: int) -> None:
+        """A prompt: its tokens, and the hashes at its boundaries, every `unit` tokens."""
+        self.prompts.append(num_tokens)
         places = [self.place(prefix) for prefix in prefixes[:MOST_BOUNDARIES]]
         found = [self.seen.get(slot, (0, False)) for slot, _ in places]
         held = [at for at, (_, own) in enumerate(places) if found[at][0] == own]
@@ -56,18 +60,23 @@ class Overlaps:
         return sorted(length for _, length in sorted(often)[:MOST])
 
     def stops(self, request: int) -> list[int]:
-        """Where a request's steps should end. If what is kept there is not resumed, a request now
+        """Where a request's steps should end. If what is kept there saves little, a request now
         and then tries the most common length, and the longest of equally common ones."""
-        is_known = self.num_made >= WORTH_A_STEP
-        is_worth = self.num_resumed * WORTH_A_STEP >= self.num_made
-        if not is_known or is_worth:
+        if self.num_made < KNOWN or self.is_worth:
             return self.expected
         if request % TRIES:
             return []
         return sorted(self.expected, key=lambda at: (self.counts[at], at))[-1:]
 
+    @property
+    def is_worth(self) -> bool:
+        """Whether what is kept saves enough of an average prompt."""
+        recent = self.prompts[-RECENT:]
+        average = Fraction(sum(recent), len(recent))
+        return Fraction(self.num_saved, self.num_made) * WORTH_A_STEP >= average
+
     def made(self) -> None:
         self.num_made += 1
         if self.num_made >= MADE:
             self.num_made //= 2
-            self.num_resumed //= 2
+            self.num_saved //= 2

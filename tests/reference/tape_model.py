@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from kvbraid.cache import CacheConfig
 
 MOST_BLOCKS, MOST_TOKENS, SMALLEST_SAMPLE = 8_192, 128, 8
-FILLS, BEGINNING, ONE_IN = 16, 4, 16
+FILLS, BEGINNING, ONE_IN, ONE_IN_AT_FIRST = 16, 4, 16, 1
 COMMON, HALVED_AT = 16, 1_024
 
 
@@ -117,7 +117,8 @@ class Tape:
 
     def price(self, life: Life) -> int:
         """One hash in so many is played, by any shadow."""
-        return 0 if self.fill is None else ONE_IN * self.num_shadows * len(life.hashes)
+        one_in = ONE_IN if len(self.stretches) > 1 else ONE_IN_AT_FIRST
+        return 0 if self.fill is None else one_in * self.num_shadows * len(life.hashes)
 
 
 def length(stretch: Sequence[Life]) -> int:

@@ -18,9 +18,9 @@ use smallvec::SmallVec;
 
 use crate::hash::Digest;
 
-/// Overlaps that are remembered. They are the traffic that the learned lengths stand for.
+/// Prompts that are remembered. They are the traffic that the learned lengths stand for.
 const RECENT: usize = 256;
-/// A length is expected again if so many of the remembered overlaps had it.
+/// A length is expected again if so many of the remembered prompts overlapped there.
 const LEAST: u32 = 8;
 /// The most lengths that are expected.
 const MOST: usize = 4;
@@ -30,8 +30,12 @@ const MOST_BOUNDARIES: usize = 4096;
 const PER_BLOCK: usize = 4;
 /// Checkpoints that were made since the counts were last halved.
 const MADE: u32 = 256;
-/// One in so many of them has to be resumed for steps to end where they could be made.
-const WORTH_A_STEP: u32 = 16;
+/// Steps end where checkpoints could be made once it is known what so many of them have saved,
+const KNOWN: u32 = 16;
+/// if each has saved at least one in so many tokens of an average prompt. The number was chosen by
+/// trial: the extra steps of `short_long` (`bench/retention`) save less, and those of its other
+/// workloads more.
+const WORTH_A_STEP: u64 = 24;
 /// While they are not worth a step, every so many requests try again.
 const TRIES: u64 = 64;
 
@@ -43,14 +47,23 @@ const IS_END: Fingerprint = 1;
 #[derive(Debug, Clone)]
 pub(in crate::cache) struct Overlaps {
     seen: Vec<Fingerprint>,
-    /// The lengths of recent overlaps in tokens, the oldest first; 0 if there was none.
-    recent: VecDeque<u32>,
+    /// The recent prompts, the oldest first, and their tokens.
+    recent: VecDeque<Recent>,
+    num_tokens: u64,
+    /// How many of them overlapped at a length, by length.
     counts: BTreeMap<u32, u32>,
     /// The lengths that are expected, the shortest first.
     expected: SmallVec<[u32; MOST]>,
-    /// Checkpoints that were made there, and of those, which were resumed.
+    /// Checkpoints that were made there, and the tokens that they saved when they were resumed.
     num_made: u32,
-    num_resumed: u32,
+    num_saved: u64,
+}
+
+/// A prompt that is remembered: its tokens, and those of its overlap; 0 if there was none.
+#[derive(Debug, Clone, Copy)]
+struct Recent {
+    num_tokens: u32,
+    overlap: u32,
 }
 
 impl Overlaps {
@@ -58,15 +71,21 @@ impl Overlaps {
         Self {
             seen: vec![0; (PER_BLOCK * num_blocks).next_power_of_two()],
             recent: VecDeque::with_capacity(RECENT),
+            num_tokens: 0,
             counts: BTreeMap::new(),
             expected: SmallVec::new(),
             num_made: 0,
-            num_resumed: 0,
+            num_saved: 0,
         }
     }
 
-    /// Notes a prompt by the hashes at its boundaries, every `unit` tokens.
-    pub(super) fn note<'a>(&mut self, hashes: impl Iterator<Item = &'a Digest>, unit: u32) {
+    /// Notes a prompt of so many tokens by the hashes at its boundaries, every `unit` tokens.
+    pub(super) fn note<'a>(
+        &mut self,
+        num_tokens: u32,
+        hashes: impl Iterator<Item = &'a Digest>,
+        unit: u32,
+    ) {
         let places: SmallVec<[(usize, Fingerprint); 64]> = hashes
             .take(MOST_BOUNDARIES)
             .map(|hash| self.place(hash))
@@ -83,7 +102,10 @@ impl Overlaps {
         if let Some(&(slot, _)) = places.last() {
             self.seen[slot] |= IS_END;
         }
-        self.count(length);
+        self.remember(Recent {
+            num_tokens,
+            overlap: length,
+        });
     }
 
     fn place(&self, hash: &Digest) -> (usize, Fingerprint) {
@@ -95,19 +117,17 @@ impl Overlaps {
         (slot, (half(4) | 2) & !IS_END)
     }
 
-    fn count(&mut self, length: u32) {
+    fn remember(&mut self, prompt: Recent) {
         if self.recent.len() == RECENT
             && let Some(old) = self.recent.pop_front()
-            && let Some(count) = self.counts.get_mut(&old)
         {
-            *count -= 1;
-            if *count == 0 {
-                self.counts.remove(&old);
-            }
+            self.num_tokens -= u64::from(old.num_tokens);
+            self.forget(old.overlap);
         }
-        self.recent.push_back(length);
-        if length > 0 {
-            *self.counts.entry(length).or_default() += 1;
+        self.recent.push_back(prompt);
+        self.num_tokens += u64::from(prompt.num_tokens);
+        if prompt.overlap > 0 {
+            *self.counts.entry(prompt.overlap).or_default() += 1;
         }
         let often = self.counts.iter().filter(|&(_, &count)| count >= LEAST);
         let mut most: SmallVec<[(u32, u32); 8]> = often.map(|(&at, &count)| (count, at)).collect();
@@ -116,18 +136,25 @@ impl Overlaps {
         self.expected.sort_unstable();
     }
 
+    fn forget(&mut self, overlap: u32) {
+        if let Some(count) = self.counts.get_mut(&overlap) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&overlap);
+            }
+        }
+    }
+
     /// The lengths at which later requests are expected to branch off, in tokens, the shortest
     /// first.
     pub(super) fn expected(&self) -> &[u32] {
         &self.expected
     }
 
-    /// The lengths at which a request's steps should end, because checkpoints there are resumed
-    /// often enough. If they are not, a request now and then tries the most common one.
+    /// The lengths at which a request's steps should end, because checkpoints there save enough. If
+    /// they do not, a request now and then tries the most common one.
     pub(super) fn stops(&self, request: u64) -> &[u32] {
-        let is_known = self.num_made >= WORTH_A_STEP;
-        let is_worth = self.num_resumed * WORTH_A_STEP >= self.num_made;
-        if !is_known || is_worth {
+        if self.num_made < KNOWN || self.are_worth_a_step() {
             return &self.expected;
         }
         let each = self.expected.chunks(1);
@@ -136,34 +163,45 @@ impl Overlaps {
         tried.unwrap_or_default()
     }
 
+    /// Whether a checkpoint saves enough on average: saved / made >= tokens / prompts / 24.
+    fn are_worth_a_step(&self) -> bool {
+        let prompts = self.recent.len() as u64;
+        self.num_saved * WORTH_A_STEP * prompts >= u64::from(self.num_made) * self.num_tokens
+    }
+
     /// Notes that a checkpoint was made at an expected length.
     pub(super) fn made(&mut self) {
         self.num_made += 1;
         if self.num_made >= MADE {
             self.num_made /= 2;
-            self.num_resumed /= 2;
+            self.num_saved /= 2;
         }
     }
 
-    /// Notes that such a checkpoint was resumed for the first time.
-    pub(super) fn resumed(&mut self) {
-        self.num_resumed += 1;
+    /// Notes that such a checkpoint was resumed for the first time, which saved so many tokens.
+    pub(super) fn resumed(&mut self, num_saved: u32) {
+        self.num_saved += u64::from(num_saved);
     }
 
     /// The bytes held, by capacity.
     pub(super) fn bytes(&self) -> usize {
-        let prints = self.seen.capacity() + self.recent.capacity() + 4 * self.counts.len();
-        prints * size_of::<Fingerprint>()
+        let prints = self.seen.capacity() + 4 * self.counts.len();
+        prints * size_of::<Fingerprint>() + self.recent.capacity() * size_of::<Recent>()
     }
 
     /// Panics unless the counts are those of what is remembered.
     pub(super) fn check_integrity(&self) {
         assert!(self.recent.len() <= RECENT);
         let mut counts = BTreeMap::new();
-        for &length in self.recent.iter().filter(|&&length| length > 0) {
-            *counts.entry(length).or_default() += 1;
+        for prompt in self.recent.iter().filter(|prompt| prompt.overlap > 0) {
+            *counts.entry(prompt.overlap).or_default() += 1;
         }
         assert_eq!(self.counts, counts);
+        let tokens = self
+            .recent
+            .iter()
+            .map(|prompt| u64::from(prompt.num_tokens));
+        assert_eq!(self.num_tokens, tokens.sum::<u64>());
         assert!(self.expected.is_sorted());
         assert!(self.expected.iter().all(|at| self.counts[at] >= LEAST));
         assert!(self.num_made < MADE);

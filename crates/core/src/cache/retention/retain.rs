@@ -15,7 +15,11 @@ impl Checkpoints {
         if let Some(overlaps) = &mut self.overlaps {
             let usable = request.num_prompt_tokens.saturating_sub(1);
             let prefixes = boundaries.prefixes(request, usable);
-            overlaps.note(prefixes, boundaries.hit_alignment);
+            overlaps.note(
+                request.num_prompt_tokens,
+                prefixes,
+                boundaries.hit_alignment,
+            );
         }
     }
 

@@ -10,7 +10,7 @@ use crate::blocks::{BlockId, Pool, count};
 use crate::cache::config::Lean;
 
 /// The most checkpoints that are valued again at once when the lean changes.
-const MOST_WEIGHED: NodeId = 8_192;
+const MOST_WEIGHED: NodeId = 2_048;
 
 impl Checkpoints {
     /// Does from now on what another cache does, with this interval between regular checkpoints.

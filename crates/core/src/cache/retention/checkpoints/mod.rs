@@ -258,11 +258,11 @@ impl Checkpoints {
             self.likelihood.resumed(past);
         }
         node.num_resumed = node.num_resumed.saturating_add(1);
-        if node.origin == Origin::Overlap
-            && node.num_resumed == 1
-            && let Some(overlaps) = &mut self.overlaps
-        {
-            overlaps.resumed();
+        if node.origin == Origin::Overlap && node.num_resumed == 1 {
+            let num_saved = self.saved_by_overlaps(id);
+            if let Some(overlaps) = &mut self.overlaps {
+                overlaps.resumed(num_saved);
+            }
         }
         self.weigh(id);
         if goes_on { Ending::Turn } else { Ending::Start }

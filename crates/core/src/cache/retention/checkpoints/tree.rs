@@ -6,7 +6,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::value::{Past, Priority, Weight};
-use super::{Anchor, Checkpoints, NO_NODE, Node, NodeId, ROOT};
+use super::{Anchor, Checkpoints, NO_NODE, Node, NodeId, Origin, ROOT};
 use crate::blocks::{BlockId, Entries, EntryId, NULL_BLOCK, Pool, count};
 use crate::cache::config::Lean;
 use crate::cache::group::{Group, Kind};
@@ -389,6 +389,16 @@ impl Checkpoints {
             above = self.nodes[above as usize].parent;
         }
         above
+    }
+
+    /// The tokens that a resume here saves, compared with no checkpoints at expected lengths.
+    pub(super) fn saved_by_overlaps(&self, id: NodeId) -> u32 {
+        let node = |id: NodeId| &self.nodes[id as usize];
+        let mut above = id;
+        while node(above).origin == Origin::Overlap {
+            above = self.resumable_above(above);
+        }
+        node(id).end - node(above).end
     }
 
     /// What a checkpoint's value is computed from; `None` if dropping it frees nothing.
