@@ -132,24 +132,32 @@ def side(retention: Retention, figure: Figure) -> Side:
 
 @contextlib.contextmanager
 def star() -> Iterator[Sample]:
-    """Prompts that share their beginning; most go on, some part inside the beginning."""
-    retention, pool = ByValue(), 9 * NUM_SIBLINGS
-    filled = Filled(retention, num_blocks=pool, num_prompts=0, num_running=0)
-    text = filled.text
+    """Prompts that share their beginning; most go on, some part inside the beginning.
+
+    Three caches that are the same serve each request, and the least of their times counts: a
+    request always costs a cache the same, and what a shared machine adds is not asked for.
+    """
+    pool = 9 * NUM_SIBLINGS
+    caches = [Filled(ByValue(), num_blocks=pool, num_prompts=0, num_running=0) for _ in range(3)]
+    text, draw = caches[0].text, random.Random(2)
+
+    def serve(tokens: Tokens) -> float:
+        return min(filled.prompt(tokens)[1] for filled in caches)
+
     base = text(SHARED_TOKENS)
     siblings = [base + text(PROMPT_TOKENS) for _ in range(NUM_SIBLINGS)]
     for sibling in siblings:
-        filled.prompt(sibling)
+        serve(sibling)
 
     def sample() -> float:
         slowest = 0.0
         for number in range(NUM_SIBLINGS):
-            at = filled.random.randrange(NUM_SIBLINGS)
+            at = draw.randrange(NUM_SIBLINGS)
             siblings[at] += text(PROMPT_TOKENS)
-            slowest = max(slowest, filled.prompt(siblings[at])[1])
+            slowest = max(slowest, serve(siblings[at]))
             if number % PROMPT_TOKENS == 0:
-                part = base[: filled.random.randrange(SHARED_TOKENS)]
-                slowest = max(slowest, filled.prompt(part + text(PROMPT_TOKENS))[1])
+                part = base[: draw.randrange(SHARED_TOKENS)]
+                slowest = max(slowest, serve(part + text(PROMPT_TOKENS)))
         return 1e3 * slowest
 
     yield sample
