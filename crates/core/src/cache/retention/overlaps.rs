@@ -30,11 +30,11 @@ const MOST_BOUNDARIES: usize = 4096;
 const PER_BLOCK: usize = 4;
 /// Checkpoints that were made since the counts were last halved.
 const MADE: u32 = 256;
-/// Steps end where checkpoints could be made once it is known what so many of them have saved,
+/// So many of them have to be made before what they saved is judged.
 const KNOWN: u32 = 16;
-/// if each has saved at least one in so many tokens of an average prompt. The number was chosen by
-/// trial: the extra steps of `short_long` (`bench/retention`) save less, and those of its other
-/// workloads more.
+/// Steps end where such checkpoints could be made if each saved at least one in so many tokens of an
+/// average prompt. The number was chosen by trial: extra steps in `short_long` (`bench/retention`)
+/// save less, and those in its other workloads more.
 const WORTH_A_STEP: u64 = 24;
 /// While they are not worth a step, every so many requests try again.
 const TRIES: u64 = 64;
