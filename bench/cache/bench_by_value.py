@@ -35,9 +35,9 @@ GROUPS = (
     GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16),
 )
 BLOCKS_PER_CHECKPOINT = 6
-NUM_SIBLINGS = 20_000
 FIRST_STRETCH = int(os.environ.get("KVBRAID_BENCH_FIRST", "256"))
 """Requests of 8 192 tokens after which shadows have played the first stretch of a new cache."""
+NUM_SIBLINGS = 20_000
 SHARED_TOKENS = 320
 
 Tokens: TypeAlias = "array[int]"

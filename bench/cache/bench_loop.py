@@ -46,12 +46,10 @@ def serve(cache: AnyCache, tokens: list[int]) -> tuple[int, object]:
     return hit.num_tokens, cache.take_events()
 
 
-def warmed(
-    new: Factory, num_requests: int = WARM_REQUESTS
-) -> tuple[AnyCache, Iterator[list[int]]]:
+def warmed(new: Factory, num_warm: int = WARM_REQUESTS) -> tuple[AnyCache, Iterator[list[int]]]:
     """Return a cache that already evicts, and the requests that follow."""
     cache, stream = new(GEMMA3, NUM_BLOCKS, events=True), requests()
-    for tokens in itertools.islice(stream, num_requests):
+    for tokens in itertools.islice(stream, num_warm):
         serve(cache, tokens)
     return cache, stream
 

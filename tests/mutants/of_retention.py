@@ -193,7 +193,7 @@ OF_RETENTION: Final = (
         (TRIED,),
     ),
     Mutant(
-        "saves-all-of-it",
+        "worth-however-little",
         "extra steps: a length is worth a step however little each resume there saves",
         (
             Edit(

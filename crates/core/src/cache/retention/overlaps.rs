@@ -33,8 +33,8 @@ const MADE: u32 = 256;
 /// So many of them have to be made before what they saved is judged.
 const KNOWN: u32 = 16;
 /// Steps end where such checkpoints could be made if each saved at least one in so many tokens of an
-/// average prompt. The number was chosen by trial: extra steps in `short_long` (`bench/retention`)
-/// save less, and those in its other workloads more.
+/// average prompt. The number was chosen by trial with `bench/retention`: extra steps in `short_long`
+/// save less, and those in `short_only`, `shift` and `turning` more.
 const WORTH_A_STEP: u64 = 24;
 /// While they are not worth a step, every so many requests try again.
 const TRIES: u64 = 64;
