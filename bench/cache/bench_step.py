@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bench.cache.ours import Ours
-from bench.cache.pair import agree, rival
+from bench.cache.pair import agree, drop_in, rival
 from bench.cache.side import BLOCK, GEMMA3, AnyCache, Factory, prefill, random_tokens
 from bench.harness.measure import Row, Sample, Side, Target
 
@@ -144,5 +144,21 @@ ROWS = (
         rival=prompts(rival, releasing=True),
         target=Target(ratio=20),
         check=agree(prompts_leave),
+    ),
+    Row(
+        name="drop_in_prompt",
+        question="vLLM's scheduler allocates and commits a cold prompt of 8 192 tokens, 6 groups",
+        unit="us CPU",
+        ours=prompts(drop_in, releasing=False),
+        rival=prompts(rival, releasing=False),
+        check=agree(prompts_leave, drop_in),
+    ),
+    Row(
+        name="drop_in_decode",
+        question="vLLM's scheduler asks for a decoding step of 256 requests, 6 groups",
+        unit="us CPU",
+        ours=decoding(drop_in),
+        rival=decoding(rival),
+        check=agree(decoding_leaves, drop_in),
     ),
 )

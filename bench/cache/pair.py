@@ -23,11 +23,24 @@ def rival(
     return Rival(groups, num_blocks, events=events, retention=retention)
 
 
-def agree(work: Work) -> Callable[[], None]:
-    """Return a check that both sides do the same work."""
+def drop_in(
+    groups: Groups,
+    num_blocks: int,
+    *,
+    events: bool = False,
+    retention: int | None = None,
+) -> AnyCache:
+    """Make our cache with the interface of the rival's manager."""
+    from bench.cache.rival import DropIn
+
+    return DropIn(groups, num_blocks, events=events, retention=retention)
+
+
+def agree(work: Work, new: Factory = Ours) -> Callable[[], None]:
+    """Return a check that ours, which `new` makes, and the rival do the same work."""
 
     def check() -> None:
-        ours, theirs = work(Ours), work(rival)
+        ours, theirs = work(new), work(rival)
         assert ours == theirs, f"ours {ours!r:.200}, the rival's {theirs!r:.200}"
 
     return check

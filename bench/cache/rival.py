@@ -1,4 +1,4 @@
-"""vLLM's own Python `KVCacheManager`, set up as its scheduler and its tests do.
+"""vLLM's own Python `KVCacheManager`, set up as its scheduler and its tests do; and our drop-in.
 
 Requests are the engine's `Request` with its block hasher (sha256), so they compute hashes when
 they are made and when tokens are appended. Statistics are off. Import this module only in the
@@ -9,7 +9,7 @@ import itertools
 import logging
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from kvbraid.cache import Match
 from kvbraid.spec import GroupSpec, SpecKind
@@ -20,6 +20,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import msgspec
     import torch
+    from kvbraid.integrations.vllm import KvbraidCacheManager
     from vllm.distributed.kv_events import KVEventBatch
     from vllm.sampling_params import SamplingParams
     from vllm.utils.hashing import sha256
@@ -80,6 +81,8 @@ def new_request(number: int, tokens: list[int]) -> Request:
 class Rival:
     """The engine's manager."""
 
+    manager_class: ClassVar[Callable[..., Any]] = KVCacheManager
+
     def __init__(
         self,
         groups: Groups,
@@ -88,7 +91,7 @@ class Rival:
         events: bool = False,
         retention: int | None = None,
     ) -> None:
-        self.manager = KVCacheManager(
+        self.manager = self.manager_class(
             KVCacheConfig(
                 num_blocks=num_blocks,
                 kv_cache_tensors=[],
@@ -159,3 +162,9 @@ class Rival:
 
     def num_free_blocks(self) -> int:
         return int(self.manager.block_pool.get_num_free_blocks())
+
+
+class DropIn(Rival):
+    """Our cache as vLLM's scheduler calls it: one call for each request."""
+
+    manager_class = KvbraidCacheManager

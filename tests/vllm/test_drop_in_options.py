@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
+from kvbraid import __version__
 from kvbraid.cache import ByValue
 from kvbraid.errors import InvalidValueError
 from kvbraid.fleet.index import FleetIndex
@@ -17,7 +18,8 @@ from tests.vllm.live_pair import running_both
 from tests.vllm.test_drop_in_schedulers import LAYOUTS, Engines, Layout, config, scheduler
 
 if True:  # Only after `drop_in_pair` has imported vLLM with its warnings off.
-    from kvbraid.integrations.vllm import KvbraidScheduler
+    import vllm
+    from kvbraid.integrations.vllm import KvbraidScheduler, schedulers
     from kvbraid.integrations.vllm.options import retention_of
 
 POD: Final = PodId("pod")
@@ -43,6 +45,25 @@ def test_the_interval_is_rounded_down_to_blocks_of_all_groups() -> None:
     made = scheduler(KvbraidScheduler, layout, asking(retention="value-flat", interval=95))
     retention = made.kv_cache_manager.cache.config.retention
     assert retention == ByValue(interval=64, cost=PrefillCost())
+
+
+@pytest.mark.parametrize(
+    ("options", "retention"),
+    [({}, "as the engine asks"), ({"retention": "value-flat"}, "by value")],
+)
+def test_a_line_at_the_start_says_that_the_cache_is_ours(
+    options: dict[str, object], retention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(
+        schedulers.logger, "info", lambda text, *values: lines.append(text % values)
+    )
+    scheduler(KvbraidScheduler, LAYOUTS["window and full"], asking(**options))
+    assert lines == [
+        f"kvbraid {__version__}: this engine's KV cache is kvbraid's (vLLM {vllm.__version__}), "
+        "60 blocks, 2 groups (0: sliding_window of 40 tokens in blocks of 16; "
+        f"1: full_attention in blocks of 16), retention {retention}, prefix caching on."
+    ]
 
 
 def test_a_token_is_worth_what_the_model_computes() -> None:

@@ -11,21 +11,28 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
+import vllm
 import vllm.envs
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.logger import init_logger
 from vllm.v1.core.sched import scheduler as stock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.metrics.stats import SchedulerStats
 
+from kvbraid import __version__
+from kvbraid.cache import ByValue, CacheConfig
 from kvbraid.errors import UnsupportedError
 from kvbraid.integrations.vllm.leans import LeanReport
 from kvbraid.integrations.vllm.manager import KvbraidCacheManager
 from kvbraid.integrations.vllm.options import retention_of
 from kvbraid.integrations.vllm.rescheduling import RecoveringScheduler
 from kvbraid.integrations.vllm.tracked import TrackedCacheManager
+from kvbraid.spec import GroupSpec
+
+logger = init_logger("vllm.kvbraid.start")
 
 _ONE_AT_A_TIME: Final = threading.Lock()
 
@@ -78,6 +85,7 @@ class _OnKvbraid(RecoveringScheduler):
         _check_connector(vllm_config, kv_cache_config)
         with _our_manager(vllm_config):
             super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
+        logger.info("%s", start_line(self.kv_cache_manager.cache.config))
         self.start_recovery()
         self._leans: LeanReport | None = None
         if self.log_stats:
@@ -108,6 +116,25 @@ class KvbraidAsyncScheduler(_OnKvbraid, AsyncScheduler):  # type: ignore[misc] #
         UnsupportedError: The message names what is not supported, and the remedy.
         InvalidValueError: An option does not exist (docs/vllm.md).
     """
+
+
+def start_line(config: CacheConfig) -> str:
+    """Return what an operator reads at the start: versions, groups, blocks and retention."""
+    groups = config.topology.groups
+    each = "; ".join(f"{number}: {_group(group)}" for number, group in enumerate(groups))
+    by_value = isinstance(config.retention, ByValue)
+    return (
+        f"kvbraid {__version__}: this engine's KV cache is kvbraid's (vLLM {vllm.__version__}), "
+        f"{config.num_blocks} blocks, {len(groups)} group{'s'[: len(groups) != 1]} ({each}), "
+        f"retention {'by value' if by_value else 'as the engine asks'}, "
+        f"prefix caching {'on' if config.caching else 'off'}."
+    )
+
+
+def _group(group: GroupSpec) -> str:
+    size = group.window or group.chunk
+    tokens = f" of {size} tokens" if size else ""
+    return f"{group.kind.value}{tokens} in blocks of {group.block_size}"
 
 
 def _check_pairing(config: VllmConfig, scheduler: type) -> None:
