@@ -1,6 +1,7 @@
 """The worked models: bytes, strides and runs that were found without this package's arithmetic.
 
-`layout/worked_models.json` was worked out by an independent implementation of the layout, and
+`layout/worked_models.json` was worked out by an independent implementation of the layout (the
+dimensions of Mamba-1's convolution are those that vLLM's own function gives since), and
 `layout/engine_plans.json` for vLLM 0.33's own planner, group order aside. A view's numbers are
 those of slot 0; each later slot starts `step` bytes after the one before. Tensors are rows of
 number of layers, bytes between layers, bytes between blocks, first byte.

@@ -33,7 +33,7 @@ PLANS: Final[Mapping[str, Callable[[], MemoryPlan]]] = {
 }
 FINGERPRINTS: Final = {
     "gpt-oss-20b-tp2-heads-first": "a0bbf8765503ed752956bea03a0ad22a",
-    "jamba-v0.1": "61d1db00534dc9c23c89fe4c04a3ab4b",
+    "jamba-v0.1": "ebf16684309738119cc6a5480835c893",
     "padded-attention": "a6d6399e9c0fb9cc2a20bfda4d20fea3",
     "sparse-attention-packed": "41e6d78b7e50962938e7f9171b2f651b",
     "two-block-sizes": "458641877dd9b98a0030c9fe67c1d64e",

@@ -245,10 +245,6 @@ STATE_CASES: Final[dict[str, tuple[dict[str, object], ShapesOf]]] = {
 }  # fmt: skip
 
 
-# Its channels come first here, and the tokens in the engine, which transposes them.
-TRANSPOSED: Final = {"mamba1"}
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 @pytest.mark.parametrize("case", STATE_CASES)
 def test_ranks_divide_a_state_into_the_engines_own_tensors(case: str, ranks: int) -> None:
@@ -261,7 +257,5 @@ def test_ranks_divide_a_state_into_the_engines_own_tensors(case: str, ranks: int
     on_rank = shape.on_rank(ranks)
     assert isinstance(on_rank, State)
     expected = [tuple(each) for each in shapes(ranks)]
-    if case in TRANSPOSED:
-        expected[0] = expected[0][::-1]
     assert [tensor.dims for tensor in on_rank.tensors] == expected
     assert on_rank.size_bytes == 4 * sum(map(prod, expected))

@@ -4,7 +4,7 @@ Each record names the fields that an architecture uses; called with a config, it
 layer keeps. KV is one key and one value vector per head and token (or one latent, for MLA). A
 recurrent state is its convolution's last inputs plus its state matrices:
 
-    mamba1       conv  inner x (kernel - 1)                 ssm  inner x state_size
+    mamba1       conv  (kernel - 1) x inner                 ssm  inner x state_size
     mamba2       conv  (k-1) x (heads*dim + 2*groups*state) ssm  heads x dim x state_size
     gated delta  conv  (kernel - 1) x (2*key + value)       ssm  heads x value_dim x key_dim
     KDA          conv  (kernel - 1) x 3*heads*dim           ssm  heads x dim x dim
@@ -12,8 +12,7 @@ recurrent state is its convolution's last inputs plus its state matrices:
     short conv   conv  (kernel - 1) x dim                   none
 
 The order of dimensions is that of vLLM 0.32, which has the tokens of a convolution first unless
-`VLLM_SSM_CONV_STATE_LAYOUT` is DS. Mamba-1 is the exception: its channels come first, as its
-kernels read them, while the engine keeps tokens first and transposes.
+`VLLM_SSM_CONV_STATE_LAYOUT` is DS. Mamba-1's kernels read channels first; the engine transposes.
 
 Convolutions keep the model's type. State matrices keep `mamba_ssm_dtype`, except Mamba-1's,
 which keep the model's.
@@ -154,19 +153,13 @@ class Mamba1:
         if inner is None:
             inner = config.size(self.expand) * config.size("hidden_size")
         channels = StatePart(what="state channels", num=inner)
-        conv = StateTensor(
-            name="conv",
-            dims=(inner, config.size(self.kernel) - 1),
-            dtype=config.model_dtype(),
-            parts=(channels,),
-        )
         ssm = StateTensor(
             name="ssm",
             dims=(inner, config.size(self.state)),
             dtype=config.matrix_dtype("dtype", "torch_dtype"),
             parts=(channels,),
         )
-        return recurrent(conv, ssm)
+        return recurrent(_inputs(config, config.size(self.kernel), channels), ssm)
 
 
 def gated_delta(config: ConfigReader) -> LayerSpec:

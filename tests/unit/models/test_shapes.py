@@ -17,7 +17,7 @@ PUBLISHED: Final[dict[str, list[tuple[str, tuple[int, ...], str]]]] = {
         ("conv", (3, 8192), "bfloat16"),
         ("ssm", (32, 128, 128), "bfloat16"),
     ],
-    "jamba-v0.1": [("conv", (8192, 3), "bfloat16"), ("ssm", (8192, 16), "bfloat16")],
+    "jamba-v0.1": [("conv", (3, 8192), "bfloat16"), ("ssm", (8192, 16), "bfloat16")],
     "nemotron-3-nano-30b-a3b": [
         ("conv", (3, 6144), "bfloat16"),
         ("ssm", (64, 64, 128), "float32"),
