@@ -233,7 +233,9 @@ def tail(pod: tuple[str, ...], endpoint: str | None, count: int | None, url: str
 )
 @click.option("--routed", is_flag=True, help="Tell the index which requests the engine got.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line per capture.")
-@click.option("--fail-under", type=float, help="Exit with 1 if fewer percent are exact.")
+@click.option(
+    "--fail-under", type=float, help="Exit with 1 if fewer percent of all requests are exact."
+)
 def replay(
     captures: tuple[Path, ...],
     *,
@@ -246,8 +248,11 @@ def replay(
     """Predict every request of recorded engine traffic and compare with what was reused.
 
     CAPTURES are folders with config.json, events.bin and requests.jsonl, of vLLM or SGLang.
-    `expected` counts the requests whose expected value is the truth; `width` is the mean of
-    upper - lower, in tokens.
+    `exact` counts the requests with lower = upper = what was reused, and `%` is their share of all
+    that were asked. `excused` counts those of the others that no reader of events can know: the
+    engine had emptied its cache, or changed it, and had not published it yet. `expected` counts
+    the requests whose expected value is the truth; `width` is the mean of upper - lower, in
+    tokens.
     """
     from kvbraid.report.replay import run_replays
     from kvbraid.sim.captures.replay import ReplayOptions

@@ -10,7 +10,7 @@ from rich.progress import Progress
 from kvbraid.report.console import progress, stdout
 from kvbraid.report.tables import Column, Listing, print_listing
 from kvbraid.sim.captures.read import Capture, read_capture
-from kvbraid.sim.captures.replay import ReplayOptions, Report, replay
+from kvbraid.sim.captures.replay import ReplayOptions, Report, percent, replay
 
 
 def run_replays(
@@ -60,7 +60,7 @@ _COUNTS = {
 
 _COLUMNS: Final = (
     Column("capture", is_left=True),
-    *map(Column, (*_COUNTS, "%", "expected %", "width")),
+    *map(Column, (*_COUNTS, "excused", "%", "expected %", "width")),
     Column("why not exact", is_left=True, wraps=True),
 )
 
@@ -71,8 +71,9 @@ def listing_of(reports: Sequence[Report]) -> Listing:
         (
             report.capture,
             *(str(getattr(report, name)) for name in _COUNTS.values()),
-            f"{report.exact_pct:.2f}",
-            f"{100 * report.expected_exact / max(1, report.requests):.2f}",
+            str(report.excused),
+            f"{percent(report.exact, report.requests, decimals=2):.2f}",
+            f"{percent(report.expected_exact, report.requests, decimals=2):.2f}",
             f"{report.width_sum / max(1, report.requests):.1f}",
             ", ".join(f"{name} {count}" for name, count in report.by_class.items() if count),
         )

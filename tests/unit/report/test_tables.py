@@ -143,7 +143,7 @@ def groups(console: Console) -> None:
 def replays(console: Console) -> None:
     reports = [
         Report("mimo2-with-a-long-name", requests=12_345, exact=11_111, bounded=1_234,
-               exact_pct=98.76, by_class={"in_flight": 1_200, "late_clear": 34})
+               excused=1_234, by_class={"in_flight": 1_200, "late_clear": 34})
     ]  # fmt: skip
     print_listing(console, listing_of(reports))
 
@@ -193,7 +193,7 @@ EVERY_TABLE: Final[dict[str, tuple[Callable[[Console], None], tuple[str, ...]]]]
     "model --groups": (groups, ("chunked_local_attention", "8,192", "65,536", "786,432")),
     "replay": (
         replays,
-        ("mimo2-with-a-long-name", "12345", "11111", "1234", "98.76", "in_flight 1200",
+        ("mimo2-with-a-long-name", "12345", "11111", "1234", "90.00", "in_flight 1200",
          "late_clear 34"),
     ),
     "cache simulate": (

@@ -24,6 +24,8 @@ _POD: Final = PodId("pod")
 _MODEL: Final = "model"
 
 Reason = Literal["late_clear", "in_flight", "undecided", "drift", "unexplained"]
+EXCUSES: Final[tuple[Reason, ...]] = ("late_clear", "in_flight")
+"""The reasons that lie with the engine: it had not published yet what explains the truth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +45,10 @@ class Report:
     """What a replay found: counts of requests, and sums of tokens.
 
     `exact` counts the requests with lower = upper = truth, `over` those with lower above the
-    truth, `under` those with upper below it, and `bounded` the others. `exact_pct` leaves out the
-    requests of class `late_clear`. `expected_exact` counts the requests whose expected value is
-    the truth, and `width_sum` adds up upper - lower.
+    truth, `under` those with upper below it, and `bounded` the others. `exact_pct` is the share
+    of `exact` in all requests. `excused` counts those of the others whose reason is one of
+    `EXCUSES`. `expected_exact` counts the requests whose expected value is the truth, and
+    `width_sum` adds up upper - lower.
     """
 
     capture: str
@@ -54,6 +57,7 @@ class Report:
     over: int = 0
     under: int = 0
     bounded: int = 0
+    excused: int = 0
     bounds_kept: int = 0
     expected_exact: int = 0
     width_sum: int = 0
@@ -97,11 +101,17 @@ def replay(
         if verdict != "exact":
             reasons[_reason(operation, verdict, player, is_cleared_unseen)] += 1
         is_cleared_unseen = False
-    report.by_class = {"late_clear": 0, "in_flight": 0, **reasons}
-    judged = report.requests - report.by_class["late_clear"]
-    report.exact_pct = round(100 * report.exact / judged, 4) if judged else 100.0
+    report.by_class = {**dict.fromkeys(EXCUSES, 0), **reasons}
+    report.excused = sum(report.by_class[excuse] for excuse in EXCUSES)
+    report.exact_pct = percent(report.exact, report.requests, decimals=4)
     report.placed = player.index.pods()[0].placed
     return report
+
+
+def percent(part: int, whole: int, *, decimals: int) -> float:
+    """Return a share in percent, rounded down so that 100 means all. All of nothing is 100."""
+    scale = 10**decimals
+    return 100 * scale * part // whole / scale if whole else 100.0
 
 
 class _Answer(NamedTuple):

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from kvbraid.cli import cli
 from kvbraid.errors import CaptureError
 from kvbraid.sim.captures.read import Lookup, read_capture
+from kvbraid.sim.captures.replay import percent
 from kvbraid.spec import EngineDialect
 
 from tests.captures import FIXTURES
@@ -82,6 +83,37 @@ def test_replay_fails_below_the_percentage_asked_for() -> None:
     assert CliRunner().invoke(cli, [*command, "1"]).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("folder", "excused"),
+    [
+        (FIXTURES / "qwen3next", "late_clear 1"),
+        (SGLANG / "dense_p16_conc4", "in_flight 4"),
+    ],
+    ids=["a late clear", "requests in flight"],
+)
+def test_an_excused_answer_is_not_exact_in_any_column_nor_for_the_status(
+    folder: Path, excused: str
+) -> None:
+    runner = CliRunner(env={"COLUMNS": "200"})
+    report = json.loads(runner.invoke(cli, ["replay", "--json", str(folder)]).stdout)
+    count = int(excused.split()[1])
+    asked, exact = report["requests"], report["exact"]
+    assert (asked - exact, report["excused"]) == (count, count)
+    assert report["exact_pct"] == percent(exact, asked, decimals=4) < 100
+    result = runner.invoke(cli, ["replay", "--fail-under", "100", str(folder)])
+    (row,) = (line for line in result.stdout.splitlines() if folder.name in line)
+    share = f"{percent(exact, asked, decimals=2):.2f}"
+    assert row.split()[1:3] == [str(asked), str(exact)]
+    assert row.split()[6:8] == [str(count), share]
+    assert row.endswith(excused)
+    assert result.exit_code == 1
+
+
+def test_a_share_is_100_only_of_all() -> None:
+    assert percent(21_999, 22_000, decimals=2) == 99.99
+    assert percent(22_000, 22_000, decimals=2) == percent(0, 0, decimals=2) == 100
+
+
 def test_a_capture_of_sglang_is_judged_by_the_last_lookup_before_prefill() -> None:
     capture = read_capture(SGLANG / "hicache_wt_p16")
     assert (capture.engine.dialect, capture.tiers) == (EngineDialect.SGLANG, ("gpu", "cpu"))
@@ -130,9 +162,9 @@ def test_the_table_shows_how_often_the_expected_value_is_right_and_how_wide_boun
     (report,) = map(
         json.loads, CliRunner().invoke(cli, ["replay", "--json", str(folder)]).stdout.splitlines()
     )
-    expected = f"{100 * report['expected_exact'] / report['requests']:.2f}"
+    expected = f"{percent(report['expected_exact'], report['requests'], decimals=2):.2f}"
     width = f"{report['width_sum'] / report['requests']:.1f}"
-    assert row.split()[7:9] == [expected, width]
+    assert row.split()[8:10] == [expected, width]
 
 
 def test_a_setting_replaces_a_field_of_the_topology() -> None:
