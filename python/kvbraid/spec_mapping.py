@@ -81,10 +81,8 @@ _ALSO_EXPORTED_OF_GROUPS: Final = frozenset(
     {
         "layers",
         "mamba_cache_mode",
-        "manager",
         "num_prefill_checkpoint_blocks",
         "sliding_window",
-        "spec",
     }
 )
 """Fields that an exported `config.json` also has. They are accepted, so one can be pasted."""

@@ -14,9 +14,9 @@ import msgspec
 from kvbraid.cache.config import CacheConfig
 from kvbraid.cache.retention import Dense, Interval
 from kvbraid.hashing import ExtraKeys, HashAlgo, Lora
-from kvbraid.sim.captures.read import Lookup, read_capture
+from kvbraid.sim.captures.read import Lookup, described_topology, read_capture
 from kvbraid.sim.one_by_one import OneByOne
-from kvbraid.spec_mapping import FIELDS, profile_from_mapping, topology_from_mapping
+from kvbraid.spec_mapping import profile_from_mapping, topology_from_mapping
 
 TIME: Final = slice(1, 10)  # A MessagePack float64 after the marker of the batch.
 RANK: Final = 0
@@ -25,7 +25,7 @@ RANK: Final = 0
 def cache_config(recorded: dict[str, Any]) -> CacheConfig:
     """What the engine of a capture configures its cache with."""
     retention = recorded["retention"]
-    described = {name: recorded[name] for name in FIELDS if name in recorded}
+    described = described_topology(recorded)
     engine = profile_from_mapping(described)
     return CacheConfig(
         topology=replace(

@@ -41,7 +41,7 @@ def test_either_spelling_of_kind_and_window_is_read() -> None:
 def test_every_field_arrives() -> None:
     group = {"kind": "chunked_local_attention", "block_size": 16, "chunk": 256, "use_eagle": True}
     mapping = {
-        "groups": [{**group, "prefix_cacheable": False, "variant": 1, "manager": "X"}],
+        "groups": [{**group, "prefix_cacheable": False, "variant": 1, "layers": 2}],
         "alignment": 64, "hash_block_size": 8, "partial_hits": True, "replay_tokens": 4,
         "hash_lookahead": 2, "engine": "sglang", "hash_algo": "xxhash", "PYTHONHASHSEED": 0,
         "report_mode": "full", "retention": 128, "extra_keys": True, "adapter_reloads": True,

@@ -28,8 +28,7 @@ def main() -> None:
     try:
         cli()
     except KvbraidError as error:
-        remedy = getattr(error, "remedy", None)
-        _fail(f"{error}" + (f"; {remedy}" if remedy else ""))
+        _fail(_told(error))
     except OSError as error:
         if error.filename is not None:  # Every file that is read or written has its own message.
             raise
@@ -38,8 +37,14 @@ def main() -> None:
         _fail(f"the output cannot be written: {error.strerror}; write it elsewhere")
 
 
-def _fail(message: str) -> None:
-    click.echo(f"kvbraid: {one_line(message)}", err=True)
+def _told(error: KvbraidError) -> str:
+    remedy = getattr(error, "remedy", None)
+    return f"{error}" + (f"; {remedy}" if remedy else "")
+
+
+def _fail(*messages: str) -> None:
+    for message in messages:
+        click.echo(f"kvbraid: {one_line(message)}", err=True)
     sys.exit(_USAGE)
 
 
@@ -252,13 +257,15 @@ def replay(
     that were asked. `excused` counts those of the others that no reader of events can know: the
     engine had emptied its cache, or changed it, and had not published it yet. `expected` counts
     the requests whose expected value is the truth; `width` is the mean of upper - lower, in
-    tokens.
+    tokens. A folder that is refused is named at the end, with status 2; the others are replayed.
     """
     from kvbraid.report.replay import run_replays
     from kvbraid.sim.captures.replay import ReplayOptions
 
     options = ReplayOptions(full_reports=report_mode == "full", **how)
-    reports = run_replays(captures, options, settings=dict(settings), as_json=as_json)
+    reports, refused = run_replays(captures, options, settings=dict(settings), as_json=as_json)
+    if refused:
+        _fail(*map(_told, refused))
     if fail_under is not None and any(r.exact_pct < fail_under for r in reports):
         sys.exit(1)
 

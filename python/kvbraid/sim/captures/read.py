@@ -17,12 +17,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvbraid.engine import EngineProfile
-from kvbraid.errors import CaptureError
+from kvbraid.errors import CaptureError, InvalidValueError, TopologyError
 from kvbraid.ids import Tier
 from kvbraid.spec import EngineDialect, Topology
 from kvbraid.spec_mapping import FIELDS, profile_from_mapping, topology_from_mapping
 
 _SEQ_BYTES = 8
+_OF_THE_RECORDING: Final = frozenset(
+    {"layer_ids", "manager", "names", "page_bytes", "spec", "spec_block_size"}
+)
+"""Fields of a group that say which layers and classes of the engine were recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +99,31 @@ def read_capture(directory: Path, settings: Mapping[str, object] | None = None) 
     Raises:
         CaptureError: The message names the file and what is wrong with it.
         TopologyError: A setting, or a field of `config.json`, that no topology can have.
+        InvalidValueError: Likewise, a value that no engine can have. Both name the directory.
     """
-    config = _read_config(directory / "config.json")
-    # The other fields of the file describe the recording.
+    try:
+        return _read(directory, settings or {})
+    except (InvalidValueError, TopologyError) as error:
+        raise type(error)(f"{directory}: {error}") from None
+
+
+def described_topology(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a `config.json` that describe the engine, and not the recording."""
     described = {name: config[name] for name in FIELDS if name in config}
-    described |= settings or {}
+    groups = described.get("groups")
+    if isinstance(groups, list):
+        described["groups"] = [
+            {name: group[name] for name in group if name not in _OF_THE_RECORDING}
+            if isinstance(group, dict)
+            else group
+            for group in groups
+        ]
+    return described
+
+
+def _read(directory: Path, settings: Mapping[str, object]) -> Capture:
+    config = _read_config(directory / "config.json")
+    described = {**described_topology(config), **settings}
     concurrency = config.get("concurrency", 1)
     messages = list(_messages(directory))
     row = _ROWS[profile_from_mapping(described).dialect]
@@ -166,7 +190,7 @@ def _reason(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
-def _read(directory: Path, name: str) -> tuple[Path, bytes]:
+def _content(directory: Path, name: str) -> tuple[Path, bytes]:
     """The named file, or its compressed form."""
     path = directory / name
     packed = directory / f"{name}.xz"
@@ -180,7 +204,7 @@ def _read(directory: Path, name: str) -> tuple[Path, bytes]:
 
 
 def _messages(directory: Path) -> Iterator[Message]:
-    path, data = _read(directory, "events.bin")
+    path, data = _content(directory, "events.bin")
     offset = 0
     while offset < len(data):
         frames = []
@@ -203,7 +227,7 @@ def _messages(directory: Path) -> Iterator[Message]:
 def _pieces(directory: Path) -> Iterator[bytes]:
     if not any((directory / name).exists() for name in ("pieces.bin", "pieces.bin.xz")):
         return
-    path, data = _read(directory, "pieces.bin")
+    path, data = _content(directory, "pieces.bin")
     offset = 0
     while offset < len(data):
         start = offset + 4
@@ -215,7 +239,7 @@ def _pieces(directory: Path) -> Iterator[bytes]:
 
 
 def _operations(directory: Path, row: "_Row", *, concurrent: bool) -> Iterator[Operation]:
-    path, data = _read(directory, "requests.jsonl")
+    path, data = _content(directory, "requests.jsonl")
     for number, line in enumerate(data.splitlines(), start=1):
         try:
             fields = json.loads(line)

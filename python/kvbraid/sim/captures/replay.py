@@ -9,8 +9,8 @@ the producer's reports drift.
 
 from array import array
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -75,6 +75,9 @@ class Report:
         return asdict(self)
 
 
+_SUMS: Final = tuple(each.name for each in fields(Report) if each.type is int)
+
+
 def replay(
     capture: Capture,
     options: ReplayOptions | None = None,
@@ -106,6 +109,18 @@ def replay(
     report.exact_pct = percent(report.exact, report.requests, decimals=4)
     report.placed = player.index.pods()[0].placed
     return report
+
+
+def total(reports: Sequence[Report], name: str) -> Report:
+    """Return the sums of what replays found, under a name of their own."""
+    added = Report(name)
+    for field_name in _SUMS:
+        setattr(added, field_name, sum(getattr(report, field_name) for report in reports))
+    for report in reports:
+        added.by_class = dict(Counter(added.by_class) + Counter(report.by_class))
+        added.placed = dict(Counter(added.placed) + Counter(report.placed))
+    added.exact_pct = percent(added.exact, added.requests, decimals=4)
+    return added
 
 
 def percent(part: int, whole: int, *, decimals: int) -> float:

@@ -8,11 +8,12 @@ from typing import Final
 
 import pytest
 from click.testing import CliRunner
-from kvbraid.cli import cli
-from kvbraid.errors import CaptureError
+from kvbraid.cli import cli, main
+from kvbraid.errors import CaptureError, TopologyError
 from kvbraid.sim.captures.read import Lookup, read_capture
 from kvbraid.sim.captures.replay import percent
 from kvbraid.spec import EngineDialect
+from kvbraid.spec_mapping import topology_from_mapping
 
 from tests.captures import FIXTURES
 from tests.captures import SGLANG_FIXTURES as SGLANG
@@ -183,9 +184,59 @@ def test_a_setting_replaces_a_field_of_the_topology() -> None:
         ("aligment=1", "did you mean alignment?"),
     ],
 )
-def test_a_bad_setting_is_refused_in_one_line(setting: str, told: str) -> None:
-    result = CliRunner().invoke(cli, ["replay", str(SGLANG / "dense_p16_real"), "--set", setting])
-    assert told in str(result.exception)
+def test_a_bad_setting_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, setting: str, told: str
+) -> None:
+    folder = str(SGLANG / "dense_p16_real")
+    monkeypatch.setattr("sys.argv", ["kvbraid", "replay", folder, "--set", setting])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    out, err = capsys.readouterr()
+    (line,) = (line for line in err.splitlines() if line)
+    assert told in line
+    assert out == ""
+
+
+def test_a_folder_that_is_refused_keeps_none_of_the_others_from_being_shown(
+    tmp_path: Path, broken: Path
+) -> None:
+    with_config(broken, groups=[{"kind": "rnn"}])
+    folders = [str(GOOD), str(tmp_path / "absent"), str(broken), str(FIXTURES / "gemma3")]
+    result = CliRunner().invoke(cli, ["replay", *folders, "--fail-under", "100"])
+    assert result.exit_code == 2
+    shown = [line.split()[:3] for line in result.stdout.splitlines() if line]
+    assert ["gptoss", "110", "110"] in shown
+    assert ["gemma3", "89", "89"] in shown
+    first, second = (line for line in result.stderr.splitlines() if line)
+    assert first.startswith(f"kvbraid: {tmp_path / 'absent' / 'config.json'}: No such file")
+    assert second.startswith(f"kvbraid: {broken}: topology.groups[0].kind = 'rnn'; expected")
+    lines = CliRunner().invoke(cli, ["replay", "--json", *folders]).stdout.splitlines()
+    assert [json.loads(line)["capture"] for line in lines] == ["gptoss", "gemma3"]
+
+
+def test_below_several_captures_is_their_total_and_below_one_there_is_none() -> None:
+    names = ("gptoss", "qwen3next")
+    command = ["replay", *(str(FIXTURES / name) for name in names)]
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(cli, command)
+    cells = result.stdout.splitlines()[-1].split()
+    assert cells[:9] == ["all", "2", "captures", "219", "218", "1", "0", "0", "1"]
+    assert cells[9:] == ["99.54", "99.54", "0.0", "late_clear", "1"]
+    assert "all" not in CliRunner().invoke(cli, command[:2]).stdout
+
+
+def test_what_a_group_says_of_its_recording_is_let_through(broken: Path) -> None:
+    config = json.loads((broken / "config.json").read_text())
+    of_recording = {
+        "names": ["a"], "page_bytes": [1], "layer_ids": [0], "spec_block_size": 16,
+        "spec": "X", "manager": "Y",
+    }  # fmt: skip
+    groups = [{**group, **of_recording} for group in config["groups"]]
+    assert read_capture(with_config(broken, groups=groups)).topology == read_capture(GOOD).topology
+    for name in of_recording:
+        with pytest.raises(TopologyError, match=rf"groups\[0\]\.{name} = .*: no such field"):
+            topology_from_mapping({"groups": [{"kind": "mamba", "block_size": 1, name: 1}]})
+    with pytest.raises(TopologyError, match=r"broken: topology\.groups\[0\]\.nams = 1: no such"):
+        read_capture(with_config(broken, groups=[{**config["groups"][0], "nams": 1}]))
 
 
 def test_extra_keys_of_recorded_requests_are_declared(tmp_path: Path) -> None:
