@@ -3,6 +3,7 @@
 A block may have copies on several tiers at once; each copy needs its own removal.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from kvbraid.fleet.answer import PodScore
 from kvbraid.fleet.index import FleetIndex, IndexOptions
 from kvbraid.fleet.request import Request
 from kvbraid.ids import Tier
+from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.contract.prompts import (
     FULL,
@@ -208,6 +210,47 @@ def test_doubt_ends_when_an_event_speaks_of_the_copy() -> None:
     assert tiers(index) == {"gpu": exactly(0), "gpu+cpu": (0, 512)}
     tell(index, offloaded(blocks=HALF))
     assert tiers(index) == {"gpu": exactly(0), "gpu+cpu": exactly(512)}
+
+
+@pytest.mark.parametrize("medium", ["CPU", "STORAGE"])
+def test_a_removal_takes_one_copy_in_doubt_away(medium: str) -> None:
+    index = an_index()
+    tell(index, TEXT.stored(medium=medium), TEXT.stored(medium=medium), AllBlocksCleared())
+    key = f"gpu+{medium.lower()}"
+    tell(index, *TEXT.removed(FULL, ALL, medium=medium))
+    assert tiers(index)[key] == (0, 1024), "an engine that keeps its copies has another"
+    tell(index, *TEXT.removed(FULL, ALL, medium=medium))
+    assert tiers(index)[key] == exactly(0)
+
+
+def test_a_copy_in_doubt_stays_so_beside_one_that_was_stored_since() -> None:
+    index = an_index()
+    tell(index, TEXT.stored(), offloaded(), AllBlocksCleared(), offloaded())
+    assert tiers(index)["gpu+cpu"] == exactly(1024)
+    tell(index, *TEXT.removed(FULL, ALL, medium="CPU"))
+    assert tiers(index)["gpu+cpu"] == (0, 1024)
+
+
+def test_copies_in_doubt_add_up_over_clears() -> None:
+    index = an_index()
+    tell(index, TEXT.stored())
+    for _ in range(3):
+        tell(index, offloaded(), AllBlocksCleared())
+    for _ in range(2):
+        tell(index, *TEXT.removed(FULL, ALL, medium="CPU"))
+        assert tiers(index)["gpu+cpu"] == (0, 1024)
+    tell(index, *TEXT.removed(FULL, ALL, medium="CPU"))
+    assert tiers(index)["gpu+cpu"] == exactly(0)
+
+
+def test_whole_and_interior_entries_in_doubt_are_counted_together() -> None:
+    index = an_index(Topology(groups=(GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=32),)))
+    whole, parts = (replace(FULL, block=size) for size in (32, 16))
+    tell(index, *[TEXT.stored(group, medium="CPU") for group in (whole, parts)])
+    tell(index, AllBlocksCleared())
+    for bound in ((0, 1024), exactly(0)):
+        tell(index, *TEXT.removed(whole, range(32), medium="CPU"))
+        assert tiers(index)["gpu+cpu"] == bound
 
 
 def test_a_restart_leaves_other_tiers_in_doubt_too() -> None:

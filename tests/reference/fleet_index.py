@@ -53,7 +53,7 @@ class RankModel:
         self.topology = topology
         self.meaning = meaning
         self.copies: Counter[Copies] = Counter()
-        self.doubted: set[Copies] = set()
+        self.doubted: Counter[Copies] = Counter()
         self._named: set[int] = set()
         self._chains: list[tuple[int, Sequence[int]]] = []
 
@@ -63,7 +63,6 @@ class RankModel:
         for block_hash in hashes:
             key = Copies(group, tier, block_hash, is_partial)
             self.copies[key] += 1
-            self.doubted.discard(key)
 
     def tell(self, parent: int | None, hashes: Sequence[int]) -> None:
         """A dense store was published: its hashes are named once its parent is."""
@@ -84,37 +83,40 @@ class RankModel:
             held = [key for key in keys if self.copies[key]]
             if held:
                 self.copies[held[0]] -= 1
-            removed += bool(held or self.doubted.intersection(keys))
-            if not held:
-                self.doubted.difference_update(keys)
+                removed += 1
+                continue
+            doubted = [key for key in keys if self.doubted[key]]
+            self.doubted.subtract(doubted)
+            removed += bool(doubted)
         return removed
 
     def clear(self) -> None:
         """The engine forgot its GPU tier; what it said of the others may no longer hold."""
-        self.doubted |= {key for key in +self.copies if key.tier is not Tier.GPU}
+        for key, copies in self.copies.items():
+            self.doubted[key] += copies if key.tier is not Tier.GPU else 0
         self.copies.clear()
 
     def restart(self) -> None:
         """As a clear; and what was told before need not be remembered, where nothing is held."""
         self.clear()
-        self._named &= {key.block_hash for key in self.doubted}
+        self._named &= {key.block_hash for key in +self.doubted}
         self._chains.clear()
 
     def is_held(self, group: int, block_hash: int, *, is_partial: bool) -> bool:
         keys = (Copies(group, tier, block_hash, is_partial) for tier in Tier)
-        return any(self.copies[key] or key in self.doubted for key in keys)
+        return any(self.copies[key] or self.doubted[key] for key in keys)
 
     @property
     def is_named(self) -> bool:
         """Whether everything held has its place from tokens alone."""
-        return {key.block_hash for key in {*+self.copies, *self.doubted}} <= self._named
+        return {key.block_hash for key in {*+self.copies, *+self.doubted}} <= self._named
 
     def held(
         self, request: Prefix, tiers: Collection[Tier], *, with_doubted: bool = False
     ) -> list[set[int]]:
         """Per group the boundaries of the request where it holds an entry."""
         held: list[set[int]] = [set() for _ in self.topology.groups]
-        for key in {*+self.copies, *(self.doubted if with_doubted else ())}:
+        for key in {*+self.copies, *(+self.doubted if with_doubted else ())}:
             prefix = self.meaning[key.block_hash]
             end = len(prefix.tokens)
             is_interior = end % self.topology.groups[key.group].block_size != 0

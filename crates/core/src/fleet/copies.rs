@@ -9,14 +9,31 @@ use super::rank::{Rank, Shared};
 use super::sharing::Sign;
 use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Whereabouts};
 
+/// The key of the same copies once they are in doubt.
+fn in_doubt(key: ChannelKey) -> ChannelKey {
+    ChannelKey {
+        doubted: true,
+        ..key
+    }
+}
+
+/// The key of the interior entries of a hash instead of its whole ones, or the reverse.
+fn of_other_kind(key: ChannelKey) -> ChannelKey {
+    ChannelKey {
+        partial: !key.partial,
+        ..key
+    }
+}
+
 impl Rank {
-    /// Adds a copy and sets its presence bit.
+    /// Adds a copy and sets its presence bit. Where copies are counted it is a further one, so those
+    /// in doubt stay; elsewhere it is the copy that was in doubt.
     pub(super) fn add_copy(&mut self, slot: SlotId, channel: ChannelId, shared: &mut Shared<'_>) {
         if self.slots.holds(slot, channel) && !self.counts(channel) {
             return;
         }
         let is_first = self.count_copy(slot, channel, shared);
-        if is_first && self.has_doubts {
+        if is_first && self.has_doubts && !self.counts(channel) {
             self.drop_doubt(slot, self.slots.channels.get(channel).key, shared.planes);
         }
     }
@@ -65,19 +82,13 @@ impl Rank {
         }
     }
 
-    /// Drops a copy that was in doubt, because an event has mentioned it.
-    fn drop_doubt(&mut self, slot: SlotId, key: ChannelKey, planes: &mut Planes) -> bool {
-        let Some(twin) = self.slots.channels.find(ChannelKey {
-            doubted: true,
-            ..key
-        }) else {
-            return false;
-        };
-        let dropped = self.slots.drop_copies(slot, twin);
-        if dropped {
+    /// Drops a copy that was in doubt, because a store has shown that it is there.
+    fn drop_doubt(&mut self, slot: SlotId, key: ChannelKey, planes: &mut Planes) {
+        if let Some(twin) = self.slots.channels.find(in_doubt(key))
+            && self.slots.drop_copies(slot, twin)
+        {
             self.hide(slot, self.slots.channels.get(twin).plane, planes);
         }
-        dropped
     }
 
     /// Clears the slot's bit in a plane in which the slot no longer has a copy.
@@ -98,26 +109,27 @@ impl Rank {
             self.slots.holds(slot, channel).then_some(channel)
         });
         match held {
-            [Some(whole), Some(part)] => {
-                self.remove_either(slot, whole, part, planes);
-                return true;
-            }
+            [Some(whole), Some(part)] => self.remove_either(slot, whole, part, planes),
             [Some(channel), None] | [None, Some(channel)] => {
-                if self.slots.remove_copy(slot, channel) == Some(true) {
-                    self.hide(slot, self.slots.channels.get(channel).plane, planes);
-                    self.retire_if_bare(slot);
-                }
-                return true;
+                self.remove_certain(slot, channel, planes);
             }
-            [None, None] => {}
+            [None, None] => return self.take_doubt(slot, key, planes),
         }
-        let was_doubted = [false, true]
-            .map(|partial| self.drop_doubt(slot, ChannelKey { partial, ..key }, planes))
-            .contains(&true);
-        if was_doubted {
+        true
+    }
+
+    /// Removes a copy of the only kind of which a copy is certain. If it is the last, and one of the
+    /// other kind is in doubt, either may be the one that is gone.
+    fn remove_certain(&mut self, slot: SlotId, channel: ChannelId, planes: &mut Planes) {
+        let Channel { key, plane } = self.slots.channels.get(channel);
+        let is_last = self.slots.copies(slot, channel) == 1;
+        if is_last && self.doubts(slot, of_other_kind(key)) > 0 {
+            self.doubt(slot, channel, planes);
+            self.take_doubt(slot, key, planes);
+        } else if self.slots.remove_copy(slot, channel) == Some(true) {
+            self.hide(slot, plane, planes);
             self.retire_if_bare(slot);
         }
-        was_doubted
     }
 
     /// Handles the removal of one of two copies when the event does not say which: the last copy of
@@ -141,6 +153,7 @@ impl Rank {
             [true, true] => {
                 self.doubt(slot, whole, planes);
                 self.doubt(slot, part, planes);
+                self.take_doubt(slot, self.slots.channels.get(whole).key, planes);
             }
         }
     }
@@ -149,18 +162,65 @@ impl Rank {
     /// as certain.
     fn doubt(&mut self, slot: SlotId, channel: ChannelId, planes: &mut Planes) {
         let Channel { key, plane } = self.slots.channels.get(channel);
-        let twin = self.channel(
-            ChannelKey {
-                doubted: true,
-                ..key
-            },
-            planes,
-        );
-        if self.slots.add_copy(slot, twin) {
-            self.slots.show(slot, twin, planes, self.column.bit);
-        }
+        let copies = self.slots.copies(slot, channel);
+        self.add_doubts(slot, key, copies, planes);
         self.slots.drop_copies(slot, channel);
         self.hide(slot, plane, planes);
+    }
+
+    /// Counts copies in doubt. A removal does not say whether the block was whole, so if both kinds
+    /// are in doubt, the count of each is how many of both may be left.
+    pub(super) fn add_doubts(
+        &mut self,
+        slot: SlotId,
+        key: ChannelKey,
+        copies: u32,
+        planes: &mut Planes,
+    ) {
+        let [own, other] = [key, of_other_kind(key)].map(|key| self.doubts(slot, key));
+        let all = own.max(other).saturating_add(copies);
+        self.add_doubts_of_kind(slot, key, all - own, planes);
+        if other > 0 {
+            self.add_doubts_of_kind(slot, of_other_kind(key), all - other, planes);
+        }
+    }
+
+    fn add_doubts_of_kind(
+        &mut self,
+        slot: SlotId,
+        key: ChannelKey,
+        copies: u32,
+        planes: &mut Planes,
+    ) {
+        let twin = self.channel(in_doubt(key), planes);
+        if self.slots.add_doubts(slot, twin, copies) {
+            (self.slots).show(slot, twin, planes, self.column.bit);
+        }
+    }
+
+    /// The number of copies in doubt.
+    fn doubts(&self, slot: SlotId, key: ChannelKey) -> u32 {
+        let twin = self.slots.channels.find(in_doubt(key));
+        twin.map_or(0, |twin| self.slots.copies(slot, twin))
+    }
+
+    /// Removes one copy in doubt, of whichever kind. Returns false if there was none.
+    fn take_doubt(&mut self, slot: SlotId, key: ChannelKey, planes: &mut Planes) -> bool {
+        let mut was_doubted = false;
+        for key in [key, of_other_kind(key)] {
+            let Some(twin) = self.slots.channels.find(in_doubt(key)) else {
+                continue;
+            };
+            let taken = self.slots.remove_copy(slot, twin);
+            was_doubted |= taken.is_some();
+            if taken == Some(true) {
+                self.hide(slot, self.slots.channels.get(twin).plane, planes);
+            }
+        }
+        if was_doubted {
+            self.retire_if_bare(slot);
+        }
+        was_doubted
     }
 
     pub(super) fn retire_if_bare(&mut self, slot: SlotId) {

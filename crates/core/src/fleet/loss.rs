@@ -124,15 +124,9 @@ impl Rank {
             if key.doubted || self.is_cleared(key.tier) {
                 continue;
             }
-            let doubted = ChannelKey {
-                doubted: true,
-                ..key
-            };
-            let twin = self.channel(doubted, shared.planes);
             self.has_doubts = true;
-            if !self.slots.holds(slot, twin) && self.slots.add_doubt(slot, twin) {
-                (self.slots).show(slot, twin, shared.planes, self.column.bit);
-            }
+            let copies = self.slots.copies(slot, channel);
+            self.add_doubts(slot, key, copies, shared.planes);
         }
         let publisher = self.catalog.config.publisher;
         let is_gone = |key: ChannelKey| !key.doubted || publisher.clears(key.tier);

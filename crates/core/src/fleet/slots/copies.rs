@@ -14,29 +14,34 @@ impl Slots {
         if !self.table[slot.0 as usize].stirred {
             self.stir(slot);
         }
-        self.add_doubt(slot, channel)
+        self.add_doubts(slot, channel, 1)
     }
 
-    /// The same as `add_copy`, for a copy in doubt on a tier that no clear empties.
-    pub(crate) fn add_doubt(&mut self, slot: SlotId, channel: ChannelId) -> bool {
-        if channel.0 < MASKED {
-            let mask = &mut self.table[slot.0 as usize].mask;
-            if *mask & (1 << channel.0) == 0 {
-                *mask |= 1 << channel.0;
-                return true;
-            }
+    /// The same as `add_copy`, for copies in doubt on a tier that no clear empties.
+    pub(crate) fn add_doubts(&mut self, slot: SlotId, channel: ChannelId, copies: u32) -> bool {
+        let is_first = copies > 0 && !self.holds(slot, channel);
+        let mut further = copies;
+        if channel.0 < MASKED && is_first {
+            self.table[slot.0 as usize].mask |= 1 << channel.0;
+            further -= 1;
         }
+        if further > 0 {
+            self.count_further(slot, channel, further);
+        }
+        is_first
+    }
+
+    /// Adds copies to the side table.
+    fn count_further(&mut self, slot: SlotId, channel: ChannelId, copies: u32) {
         let counts = self.more.entry(slot.0).or_default();
         match counts.binary_search_by_key(&channel.0, |(c, _)| *c) {
-            Ok(at) => counts[at].1 += 1,
+            Ok(at) => counts[at].1 = counts[at].1.saturating_add(copies),
             Err(at) => {
                 self.spilled -= spilled_bytes(counts);
-                counts.insert(at, (channel.0, 1));
+                counts.insert(at, (channel.0, copies));
                 self.spilled += spilled_bytes(counts);
-                return channel.0 >= MASKED;
             }
         }
-        false
     }
 
     /// Removes a copy. Returns `None` if there was none, and `Some(true)` if it was the channel's
