@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.vllm.upstream import fetch, verdict
-from tests.vllm.upstream.verdict import Function, Listed, functions_of, judge, read_list
+from tests.vllm.upstream.verdict import Case, Listed, cases_of, judge, read_list
 
 LIST = Path(verdict.__file__).with_name("cannot.toml")
-PASSES = Function("a.py", "test_a", 3, passed=True, reached=True, why="")
+PASSES = Case("a.py", "test_a", "", 3, passed=True, reached=True, why="")
 FAILS = PASSES._replace(passed=False, why="a.py:4: boom")
 ENTRY = Listed("a.py", "test_a", 3, "an internal")
 
@@ -21,27 +21,40 @@ def no_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdict, "LEAST_PASSED", {})
 
 
-def counts(functions: list[Function], listed: list[Listed]) -> tuple[int, int, int]:
-    passed, failed, known = judge(functions, listed).counts().values()
+def counts(cases: list[Case], listed: list[Listed]) -> tuple[int, int, int]:
+    passed, failed, known = judge(cases, listed).counts().values()
     return passed, failed, known
 
 
-def test_a_function_passes_if_all_its_cases_do() -> None:
+def test_each_case_of_a_function_counts() -> None:
     def outcome(**more: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of an outcome
         return {"file": "a.py", "line": 3, "passed": True, "reached": True, **more}
 
-    functions = functions_of(
+    cases = cases_of(
         {
             "a.py::test_a[0]": outcome(),
-            "a.py::test_a[1]": outcome(passed=False, why="a.py:4: boom"),
-            "a.py::test_b[0]": outcome(reached=False, line=9),
-            "a.py::test_b[1]": outcome(line=9),
+            "a.py::test_a[[1]]": outcome(passed=False, why="a.py:4: boom"),
+            "a.py::test_a": outcome(reached=False),
             "a.py::test_c": {"reached": False},
         }
     )
-    other = PASSES._replace(name="test_b", line=9)
-    never = Function("a.py", "test_c", 0, passed=False, reached=False, why="")
-    assert functions == [FAILS, other, never]
+    never = Case("a.py", "test_c", "", 0, passed=False, reached=False, why="")
+    assert cases == [
+        PASSES._replace(parameters="0"),
+        FAILS._replace(parameters="[1]"),
+        PASSES._replace(reached=False),
+        never,
+    ]
+
+
+def test_a_list_may_name_the_cases_that_cannot_pass() -> None:
+    cases = [PASSES._replace(parameters="windows"), FAILS._replace(parameters="states")]
+    only = ENTRY._replace(cases=frozenset({"states"}))
+    assert counts(cases, [only]) == (1, 0, 1)
+    (complaint,) = judge(cases, [ENTRY]).complaints
+    assert complaint == "a.py:3 test_a[windows] passes: take it off the list"
+    (complaint,) = judge(cases, [only._replace(cases=frozenset({"states", "b"}))]).complaints
+    assert complaint == "a.py:3 test_a[b] is listed, but was not run"
 
 
 def test_a_pass_that_never_reaches_our_code_is_not_counted() -> None:
@@ -51,7 +64,7 @@ def test_a_pass_that_never_reaches_our_code_is_not_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("functions", "listed", "says"),
+    ("cases", "listed", "says"),
     [
         ([FAILS], [], "is not listed: a.py:4: boom"),
         ([PASSES], [ENTRY], "passes: take it off"),
@@ -60,11 +73,11 @@ def test_a_pass_that_never_reaches_our_code_is_not_counted() -> None:
     ],
 )
 def test_a_list_that_is_not_exact_is_a_failure(
-    functions: list[Function], listed: list[Listed], says: str
+    cases: list[Case], listed: list[Listed], says: str
 ) -> None:
-    (complaint,) = judge(functions, listed).complaints
+    (complaint,) = judge(cases, listed).complaints
     assert says in complaint
-    assert counts(functions, listed)[1] == 1
+    assert counts(cases, listed)[1] == 1
 
 
 def test_a_failure_that_is_listed_is_none() -> None:
@@ -74,7 +87,7 @@ def test_a_failure_that_is_listed_is_none() -> None:
 def test_too_few_passes_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdict, "LEAST_PASSED", {"a.py": 2})
     (complaint,) = judge([PASSES], []).complaints
-    assert complaint == "1 functions of a.py pass; expected 2"
+    assert complaint == "1 cases of a.py pass; expected 2"
 
 
 def test_the_list_names_each_function_once_and_what_it_reaches_for() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from .verdict import Function, Listed, Verdict, functions_of, judge, read_list
+from .verdict import Case, Verdict, cases_of, judge, read_list
 
 HERE: Final = Path(__file__).resolve().parent
 TESTS: Final = (
@@ -58,13 +58,13 @@ def show(verdict: Verdict) -> None:
     """Print the verdict; the last line is for programs."""
     for complaint in verdict.complaints:
         print(f"  {complaint}")
-    columns: dict[str, Sequence[Function | Listed]] = {
+    columns: dict[str, Sequence[Case]] = {
         "passed": verdict.passed,
         "listed": verdict.listed,
         "apart": verdict.apart,
     }
     counts = {name: Counter(entry.file for entry in rows) for name, rows in columns.items()}
-    print(f"{'functions':64}{'passed':>8}{'listed':>8}{'apart':>8}")
+    print(f"{'cases':64}{'passed':>8}{'listed':>8}{'apart':>8}")
     for file in sorted({file for column in counts.values() for file in column}):
         numbers = "".join(f"{column[file]:8}" for column in counts.values())
         print(f"{file:64}{numbers}")
@@ -75,7 +75,7 @@ def show(verdict: Verdict) -> None:
 def main(folder: Path) -> int:
     """Run, judge and show."""
     outcomes = json.loads(run_tests(folder).read_text())
-    verdict = judge(functions_of(outcomes), read_list(HERE / "cannot.toml"))
+    verdict = judge(cases_of(outcomes), read_list(HERE / "cannot.toml"))
     show(verdict)
     return bool(verdict.complaints)
 
