@@ -63,7 +63,7 @@ SITUATIONS: Final[Mapping[str, tuple[tuple[int, int], Callable[[], FleetIndex]]]
         (32, 64),
         lambda: index_of(HALF, ORPHAN),
     ),
-    "copies outside the GPU after a clear or restart that no event has named since": (
+    "copies outside the GPU in doubt since a clear or restart, and not removed": (
         (0, 64),
         lambda: index_of(replace(STORED, medium="CPU"), AllBlocksCleared()),
     ),
