@@ -149,7 +149,10 @@ class FakeFeed:
     """Remembers which pods it follows.
 
     `refuse` is raised by every `add`, `refuse_next` by the next one, `unusable` by `check`.
+    `state` is that of every pod.
     """
+
+    state: PodState = PodState.EXACT
 
     following: dict[str, PodConfig] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
@@ -176,7 +179,7 @@ class FakeFeed:
 
     def status(self) -> Sequence[SimpleNamespace]:
         return [
-            SimpleNamespace(pod=pod, dp_rank=rank, last_seq=7, state=PodState.EXACT, messages=8)
+            SimpleNamespace(pod=pod, dp_rank=rank, last_seq=7, state=self.state, messages=8)
             for pod, config in self.following.items()
             for rank in range(config.dp_size)
         ]

@@ -186,6 +186,29 @@ def test_pods_join_the_index_with_the_feed(client: TestClient) -> None:
     assert rows[0].refused == {"topic_mismatch": 4}
 
 
+@pytest.mark.parametrize(
+    ("fields", "parts"),
+    [
+        ({}, ["replay_endpoint", "groups", "prefix cache"]),
+        ({"replay_endpoint": "tcp://h:6"}, ["buffer_steps", "groups", "prefix cache"]),
+        (
+            {"topology": {"groups": [{"kind": "full_attention", "block_size": 16}]}},
+            ["replay_endpoint", "prefix cache"],
+        ),
+    ],
+)
+def test_a_pod_whose_messages_are_lost_says_what_to_do(
+    client: TestClient, feed: FakeFeed, fields: dict[str, object], parts: list[str]
+) -> None:
+    client.put("/v1/pods/a", json={**POD, **fields})
+    assert client.get("/v1/pods").json()["pods"][0]["remedy"] == ""
+    feed.state = PodState.DEGRADED
+    remedy = client.get("/v1/pods").json()["pods"][0]["remedy"]
+    said = remedy.split("; ")
+    assert len(said) == len(parts)
+    assert [part for part, line in zip(parts, said, strict=True) if part not in line] == []
+
+
 def test_ready_means_no_pod_is_in_its_first_rebuild(client: TestClient, index: FakeIndex) -> None:
     assert client.get("/readyz").json() == {"status": "ready"}
     client.put("/v1/pods/a", json=POD)

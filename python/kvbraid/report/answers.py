@@ -19,6 +19,7 @@ from kvbraid.service.answers import (
     ExplainAnswer,
     ExplainGroup,
     ExplainRow,
+    PodRow,
     PodsAnswer,
     ScoreAnswer,
 )
@@ -76,7 +77,7 @@ def show_pods(console: Console, answer: PodsAnswer) -> None:
             _text(row.pod),
             str(row.dp_rank),
             _text(row.model),
-            _state(row.state) + _text(f" {row.reason}" if row.reason else ""),
+            _state(row.state) + _text("".join(f" {t}" for t in _reasons(row))),
             "-" if row.last_seq is None else str(row.last_seq),
             str(row.messages),
             ", ".join(f"{group_name(g.group)} {g.kind.value}/{g.block_size}" for g in row.groups),
@@ -86,6 +87,14 @@ def show_pods(console: Console, answer: PodsAnswer) -> None:
         for row in answer.pods
     ]
     print_listing(console, Listing(columns=_POD_COLUMNS, rows=rows))
+
+
+def _reasons(row: PodRow) -> Iterator[str]:
+    """Why the pod's state is what it is, and what to do about it."""
+    if row.reason:
+        yield row.reason
+    if row.remedy:
+        yield f"({row.remedy})"
 
 
 def show_explanation(console: Console, answer: ExplainAnswer) -> None:

@@ -86,20 +86,25 @@ class IndexRow(msgspec.Struct, frozen=True):
 
 
 class FeedRow(msgspec.Struct, frozen=True):
-    """How far the subscriber has followed one pod and rank."""
+    """How far the subscriber has followed one pod and rank, and how completely."""
 
     pod: str
     dp_rank: int
     last_seq: int | None
+    state: PodState
 
 
 class PodRow(IndexRow, frozen=True):
-    """One pod and rank in GET /v1/pods; `last_seq` is null before the first message."""
+    """One pod and rank in GET /v1/pods; `last_seq` is null before the first message.
+
+    `remedy` says what to do about messages that are lost; it is empty if none are missing.
+    """
 
     last_seq: int | None
     endpoint: str
     replay_endpoint: str | None
     bind: bool | None
+    remedy: str = ""
 
 
 class PodsAnswer(msgspec.Struct, frozen=True):

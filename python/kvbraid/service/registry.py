@@ -17,6 +17,7 @@ from kvbraid.service.answers import FeedRow, IndexRow, PodChange, PodRow
 from kvbraid.service.config import Limits, PodConfig
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.ports import Feed, Index
+from kvbraid.service.remedy import remedy_for
 
 _SETTLED: Final = frozenset({PodState.EXACT, PodState.DEGRADED})
 
@@ -90,20 +91,24 @@ class Service:
 
     def rows(self) -> list[PodRow]:
         """Return one row per registered rank: the index's knowledge and the feed's progress."""
-        feed = [msgspec.convert(row, FeedRow, from_attributes=True) for row in self.feed.status()]
-        last_seq = {(row.pod, row.dp_rank): row.last_seq for row in feed}
+        status = [
+            msgspec.convert(row, FeedRow, from_attributes=True) for row in self.feed.status()
+        ]
+        feeds = {(row.pod, row.dp_rank): row for row in status}
         pods, rows = self._pods, []
         for info in self.index.pods():
             row = msgspec.convert(info, IndexRow, from_attributes=True)
             config = pods.get(PodId(row.pod))
             if config is not None:
+                feed = feeds.get((row.pod, row.dp_rank))
                 rows.append(
                     PodRow(
                         **msgspec.structs.asdict(row),
-                        last_seq=last_seq.get((row.pod, row.dp_rank)),
+                        last_seq=feed.last_seq if feed else None,
                         endpoint=config.endpoint,
                         replay_endpoint=config.replay_endpoint,
                         bind=config.bind,
+                        remedy=remedy_for(feed.state, config) if feed else "",
                     )
                 )
         return rows

@@ -137,6 +137,19 @@ def test_what_an_engine_sends_cannot_steer_the_terminal() -> None:
         assert "a\\x1b[2J\\u202eb[/bold]\\n" in line
 
 
+def test_what_to_do_about_a_loss_stands_beside_its_reason() -> None:
+    file = StringIO()
+    row = PodRow(
+        pod="a", dp_rank=0, model="m", state=PodState.DEGRADED, reason="batches 0 to 3 are lost",
+        messages=0, groups=[], placed={}, refused={}, hash_function="", num_blocks=0,
+        last_seq=None, endpoint="", replay_endpoint=None, bind=None, remedy="list the groups",
+    )  # fmt: skip
+    show_pods(Console(width=200, file=file), PodsAnswer(pods=[row]))
+    assert "degraded batches 0 to 3 are lost (list the groups)" in " ".join(
+        file.getvalue().split()
+    )
+
+
 def test_what_a_server_calls_things_is_text_and_no_markup() -> None:
     file = StringIO()
     console = Console(width=200, file=file)
