@@ -178,8 +178,8 @@ fuzz: ## Fuzz the decoder and the index for FUZZ_SECONDS each, where cargo-fuzz 
 		done; \
 	else echo "cargo-fuzz is not installed: cargo install cargo-fuzz"; fi
 
-fuzz-long: ## Fuzz the index by seed for a million steps (FUZZ_STEPS), release build: minutes
-	KVBRAID_FUZZ_STEPS=$(FUZZ_STEPS) cargo test --release --locked -p kvbraid-core --test index_fuzz
+fuzz-long: ## Fuzz the index and the cache by seed for a million steps (FUZZ_STEPS), release build: minutes
+	KVBRAID_FUZZ_STEPS=$(FUZZ_STEPS) cargo test --release --locked -p kvbraid-core --test index_fuzz --test allocate_fuzz
 
 # ---- checks --------------------------------------------------------------------------------
 

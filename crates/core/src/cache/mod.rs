@@ -88,6 +88,7 @@ mod group;
 mod held;
 mod hint;
 mod inspect;
+mod lengths;
 mod own_tables;
 mod plan;
 mod recover;

@@ -135,46 +135,6 @@ impl Core {
         is_held
     }
 
-    fn lengths(&self, request: &Request, need: &Need) -> Result<Lengths> {
-        self.check_length(request.id, request.num_tokens())?;
-        let tracked = request.num_computed_tokens;
-        let computed = need.num_computed_tokens.unwrap_or(tracked);
-        let max = self.config.max_model_len;
-        let local = computed.saturating_add(need.num_hit_tokens);
-        let total = local.saturating_add(need.num_external_tokens).min(max);
-        let main = total.saturating_add(need.num_new_tokens);
-        self.check_hit_length(request, need.num_hit_tokens, local)?;
-        Ok(Lengths {
-            local,
-            total,
-            main,
-            slots: main.saturating_add(need.num_lookahead_tokens).min(max),
-        })
-    }
-
-    /// Refuses a hit that ends where no hit can, and a hit for a request that already runs.
-    fn check_hit_length(&self, request: &Request, hit: u32, local: u32) -> Result<()> {
-        if hit == 0 {
-            return Ok(());
-        }
-        let boundary = hit + self.config.topology.replay_tokens;
-        let is_aligned = boundary.is_multiple_of(self.config.hit_alignment());
-        if !is_aligned || local >= request.num_tokens() {
-            return Err(Error::InvalidValue(format!(
-                "request {}: no hit ends at {hit} of {} tokens; take what match says",
-                request.id,
-                request.num_tokens()
-            )));
-        }
-        if request.is_tracked() {
-            return Err(Error::InvalidValue(format!(
-                "request {}: a hit of {hit} tokens, but it runs already; preempt it first",
-                request.id
-            )));
-        }
-        Ok(())
-    }
-
     /// Looks up the blocks of a hit. If the tokens from there to `until` are loaded, blocks that no
     /// later token reads may be missing, for example the state that the load continues from.
     pub(super) fn find_hit(
@@ -341,17 +301,20 @@ impl Core {
     /// The number of blocks that the request takes although `needed` does not count them.
     fn uncounted(&self, request: &Request, plan: &Plan<'_>) -> i64 {
         let lengths = &plan.lengths;
-        if lengths.total <= lengths.local {
-            return 0;
-        }
-        let groups = self.groups.iter().enumerate();
+        let adopts = !plan.hits.is_empty() || plan.need.num_external_tokens > 0;
+        let groups = self.groups.iter().zip(request.tables()).enumerate();
         groups
-            .map(|(index, group)| {
-                let Kind::State { speculative } = group.kind else {
-                    return 0;
-                };
-                let step = self.state_step(request, group, speculative, lengths);
-                state::uncounted(self, &step, &request.tables()[index], plan.hits.of(index))
+            .map(|(index, (group, table))| match group.kind {
+                Kind::State { speculative } if lengths.total > lengths.local => {
+                    let step = self.state_step(request, group, speculative, lengths);
+                    state::uncounted(self, &step, table, plan.hits.of(index))
+                }
+                Kind::Full | Kind::Window { .. } | Kind::Chunk { .. } if !adopts => {
+                    let required = lengths.slots.div_ceil(group.block) as usize;
+                    let taken = signed(required.saturating_sub(table.blocks.len()));
+                    taken - self.needed_of(group, table, &[], lengths, false)
+                }
+                _ => 0,
             })
             .sum()
     }
