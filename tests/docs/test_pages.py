@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +100,32 @@ def test_continuous_integration_runs_the_readme_commands() -> None:
     """`make ci` depends on `make test`, the README's own test command."""
     assert re.search(r"^ci:.*\btest\b", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert "make ci" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize(("target", "compiles"), [("demo", "uv build"), ("test", "cargo test")])
+def test_without_a_cargo_rust_is_set_up_before_anything_compiles(
+    tmp_path: Path, target: str, compiles: str
+) -> None:
+    for name in ("sh", "sed", "find", "python3"):
+        program = shutil.which(name)
+        assert program is not None
+        (tmp_path / name).symlink_to(program)
+    planned = subprocess.run(
+        [shutil.which("make") or "make", "--dry-run", "--always-make", target],
+        cwd=ROOT,
+        env={"PATH": str(tmp_path), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert 0 < planned.find("-m puccinialin") < planned.find(compiles)
+
+
+def test_continuous_integration_tries_a_machine_without_rust() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(r"^ci:.*\btest-bare\b", makefile, re.MULTILINE)
+    recipe = makefile.partition("\ntest-bare:")[2].partition("\n\n")[0]
+    assert "env -i HOME=$(CURDIR)/.venv-bare/home PATH=/usr/bin:/bin" in recipe
 
 
 def test_make_help_lists_every_target() -> None:
