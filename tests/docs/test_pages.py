@@ -90,7 +90,15 @@ def test_the_figures_of_the_readme_are_those_of_the_replays_that_it_shows() -> N
     )
     asked, exact = (sum(getattr(report, n) for report in ours) for n in ("requests", "exact"))
     opening = " ".join(README.read_text().partition("```")[0].split())
-    over = sum(report.over for report in shortcut)
+    over, promised, predicted, reused = (
+        sum(getattr(report, name) for report in reports)
+        for reports, name in (
+            (shortcut, "over"), (shortcut, "lower_sum"), (ours, "lower_sum"), (ours, "true_sum"),
+        )
+    )  # fmt: skip
+    body = " ".join(README.read_text().split())
+    told = f"In tokens, {reused:,} were reused: the shortcut promised {promised:,}, kvbraid"
+    assert f"{told} {predicted:,}.".replace(",", " ") in body.replace(",", " ")
     assert f"overestimated {over} of {asked} recorded vLLM lookups" in opening
     assert f"it got {exact} right" in opening
     assert asked - exact == sum(report.excused for report in ours) == 1

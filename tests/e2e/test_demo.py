@@ -56,6 +56,8 @@ def test_with_serve_traffic_goes_on_until_a_signal_and_no_process_is_left() -> N
     assert len(events) >= 3, "what is published now, not before"
     assert all("stored" in line or "removed" in line for line in events)
     assert "tokens" in run("score", request[1], *seen)
+    rows = json.loads(run("score", "--json", request[1], *seen))["pods"]
+    assert any(row["present"] > row["upper"] for row in rows), rows
     assert "a boundary that the group accepts" in run("explain", request[1], *seen)
     demo.send_signal(signal.SIGTERM)
     out, err = demo.communicate(timeout=20)  # Children hold no pipe of ours: this would hang.

@@ -257,7 +257,9 @@ def replay(
     that were asked. `excused` counts those of the others that no reader of events can know: the
     engine had emptied its cache, or changed it, and had not published it yet. `expected` counts
     the requests whose expected value is the truth; `width` is the mean of upper - lower, in
-    tokens. A folder that is refused is named at the end, with status 2; the others are replayed.
+    tokens. `promised` and `reused` are the sums of lower and of what was reused, in tokens.
+
+    A folder that is refused is named at the end, with status 2; the others are replayed.
     """
     from kvbraid.report.replay import run_replays
     from kvbraid.sim.captures.replay import ReplayOptions

@@ -25,13 +25,14 @@ _COLUMNS: Final = (
     "pod",
     "state",
     "served",
+    "full only",
     "predicted",
-    "true hit",
+    "reused",
     "exact",
-    "wrong",
     "blocks",
     "evicted",
 )
+_LEGEND: Final = "full only: tokens that counting full-attention blocks alone would have promised"
 
 
 def watch(
@@ -70,10 +71,10 @@ class Display:
             self._live.update(self.table(number, outcome), refresh=True)
             time.sleep(_PAUSE_S)
         elif number % self._requests_a_line() == 0:
-            exact, wrong, early, predicted, true = totals(self._tallies)
+            exact, wrong, early, predicted, true, present = totals(self._tallies)
             self._console.print(
                 f"{self._progress(number)}: {exact} exact, {wrong} wrong, {early} early (not "
-                f"judged); predicted {predicted} tokens, reused {true}",
+                f"judged); predicted {predicted} tokens, reused {true}, full only {present}",
                 soft_wrap=True,
             )
 
@@ -89,7 +90,7 @@ class Display:
         presets = {tally.preset.model: tally.preset for tally in self._tallies}
         legend = [f"{m}: {describe_groups(p.topology)}" for m, p in presets.items()]
         last = [] if outcome is None else [_sentence(outcome)]
-        return Group(table, *map(Text, [*legend, *last]))
+        return Group(table, *map(Text, [_LEGEND, *legend, *last]))
 
     def _progress(self, number: int) -> str:
         if self._num_requests is None:
@@ -135,10 +136,10 @@ def _cells(tally: PodTally) -> list[str]:
         tally.pod,
         str(tally.row.get("state", "")),
         str(tally.requests),
+        str(tally.present),
         str(tally.predicted),
         str(tally.true),
         f"{tally.exact}/{tally.exact + tally.wrong}",
-        str(tally.wrong),
         f"{tally.answer.cached_blocks}/{tally.preset.num_blocks - 1}",
         str(tally.answer.removed_blocks),
     ]

@@ -72,7 +72,7 @@ _COUNTS = {
 
 _COLUMNS: Final = (
     Column("capture", is_left=True),
-    *map(Column, (*_COUNTS, "excused", "%", "expected %", "width")),
+    *map(Column, (*_COUNTS, "excused", "%", "expected %", "width", "promised", "reused")),
     Column("why not exact", is_left=True, wraps=True),
 )
 
@@ -93,5 +93,7 @@ def _row(report: Report) -> Row:
         f"{percent(report.exact, report.requests, decimals=2):.2f}",
         f"{percent(report.expected_exact, report.requests, decimals=2):.2f}",
         f"{report.width_sum / max(1, report.requests):.1f}",
+        str(report.lower_sum),
+        str(report.true_sum),
         ", ".join(f"{name} {count}" for name, count in report.by_class.items() if count),
     )

@@ -16,13 +16,22 @@ def tallies() -> list[PodTally]:
     """Ten requests so far, one of them predicted early."""
     first, second = (PodTally(pod, PRESETS[model]) for pod, model in PODS)
     first.exact, second.exact, second.early = 4, 5, 1
+    first.present, first.predicted, first.true = 123_456, 98_765, 98_764
     return [first, second]
 
 
 def outcomes() -> list[Outcome]:
     """Ten requests, the last of them early."""
     return [
-        Outcome(pod="gpt-oss-0", num_tokens=64, lower=32, upper=32, true=32, is_early=number == 9)
+        Outcome(
+            pod="gpt-oss-0",
+            num_tokens=64,
+            lower=32,
+            upper=32,
+            true=32,
+            present=48,
+            is_early=number == 9,
+        )
         for number in range(10)
     ]
 
@@ -51,6 +60,19 @@ def test_the_last_table_stays_also_when_the_demo_is_interrupted(
     text = capsys.readouterr().out
     assert "1 of 10 requests" in text
     assert "qwen3-next-1" in text
+
+
+def test_the_table_and_the_lines_say_what_full_attention_alone_would_have_promised() -> None:
+    table, lines = io.StringIO(), io.StringIO()
+    console = Console(file=table, force_terminal=True, width=80, color_system=None)
+    console.print(Display(console, tallies(), num_requests=10).table(10))
+    with Display(Console(file=lines, width=160), tallies(), num_requests=10) as display:
+        display.show(10, outcomes()[0])
+    heads, row = table.getvalue().splitlines()[1:3]
+    assert heads.split()[3:7] == ["full", "only", "predicted", "reused"]
+    assert row.split()[2:5] == ["123456", "98765", "98764"]
+    assert "full only: tokens that counting" in table.getvalue()
+    assert "predicted 98765 tokens, reused 98764, full only 123456" in lines.getvalue()
 
 
 def test_a_topology_is_described_in_a_few_words() -> None:

@@ -41,7 +41,10 @@ class Engine(Protocol):
 
 @dataclass(slots=True)
 class PodTally:
-    """The counts of one pod so far; hits are in tokens."""
+    """The counts of one pod so far; hits are in tokens.
+
+    `present` is what counting full-attention blocks alone would have predicted.
+    """
 
     pod: str
     preset: Preset
@@ -51,6 +54,7 @@ class PodTally:
     early: int = 0
     predicted: int = 0
     true: int = 0
+    present: int = 0
     answer: EngineAnswer = field(default_factory=lambda: EngineAnswer(0, -1, 0, 0))
     row: dict[str, Any] = field(default_factory=dict)  # Of GET /v1/pods.
 
@@ -68,17 +72,22 @@ class Totals(NamedTuple):
     early: int
     predicted: int
     true: int
+    present: int
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request, predicted and served. It `is_early` if not all messages had arrived."""
+    """One request, predicted and served. It `is_early` if not all messages had arrived.
+
+    `present` is how much of it the pod's full attention held.
+    """
 
     pod: str
     num_tokens: int
     lower: int
     upper: int
     true: int
+    present: int
     is_early: bool
 
     @property
@@ -122,6 +131,16 @@ class Driver:
             )
             yield self._note(request, best, answer, is_early=is_early)
 
+    def most_overstated(self, requests: Sequence[WorkRequest]) -> WorkRequest:
+        """Return the request of which a pod's full attention holds the most that is of no use now.
+
+        Among equals it is the latest.
+        """
+        return max(reversed(requests), key=self._overstated)
+
+    def _overstated(self, request: WorkRequest) -> int:
+        return max(int(row["present"]) - int(row["upper"]) for row in self._score(request))
+
     def settle(self) -> None:
         """Wait until the server has seen every message and is certain of every pod."""
         deadline = time.monotonic() + _SETTLE_S
@@ -159,6 +178,7 @@ class Driver:
             lower=row["lower"],
             upper=row["upper"],
             true=answer.hit,
+            present=row["present"],
             is_early=is_early,
         )
         tally = self.tallies[outcome.pod]
@@ -168,6 +188,7 @@ class Driver:
         tally.wrong += not (outcome.is_exact or is_early)
         tally.predicted += outcome.lower
         tally.true += outcome.true
+        tally.present += outcome.present
         tally.answer = answer
         return outcome
 
@@ -189,6 +210,7 @@ def totals(tallies: Collection[PodTally]) -> Totals:
         early=sum(tally.early for tally in tallies),
         predicted=sum(tally.predicted for tally in tallies),
         true=sum(tally.true for tally in tallies),
+        present=sum(tally.present for tally in tallies),
     )
 
 

@@ -15,7 +15,7 @@ from kvbraid.sim.fleet.demo import FLEET
 from kvbraid.sim.fleet.driver import Driver, Outcome, totals
 from kvbraid.sim.fleet.engine import EngineAnswer, EngineRequest, Ready, SimulatedEngine
 from kvbraid.sim.fleet.presets import PRESETS, Preset
-from kvbraid.sim.fleet.workload import shared_prefix_workload
+from kvbraid.sim.fleet.workload import WorkRequest, shared_prefix_workload
 
 MODELS = ("gpt-oss-sim", "qwen3-next-sim")
 
@@ -50,6 +50,7 @@ class Oracle:
 
     engines: list[LocalEngine]
     error_tokens: int = 0
+    unusable_tokens: int = 32
     lag: int = 0
     state: str = "exact"
     registered: dict[str, Any] = field(default_factory=dict)
@@ -90,7 +91,8 @@ class Oracle:
         for engine in self.engines:
             if engine.preset.model == body["model"]:
                 hit = hit_of(engine.engine.cache, body["token_ids"]) + self.error_tokens
-                rows.append({"pod": engine.pod, "lower": hit, "upper": hit, "present": hit})
+                present = hit + self.unusable_tokens
+                rows.append({"pod": engine.pod, "lower": hit, "upper": hit, "present": present})
         return {"pods": rows}
 
 
@@ -116,9 +118,10 @@ def fleet() -> list[LocalEngine]:
 def test_true_predictions_are_exact_and_nine_of_ten_are_settled() -> None:
     oracle = Oracle(fleet())
     driver, outcomes = play(oracle)
-    exact, wrong, early, predicted, true = totals(driver.tallies.values())
+    exact, wrong, early, predicted, true, present = totals(driver.tallies.values())
     assert (exact, wrong, early) == (54, 0, 6)
     assert predicted == true > 10_000
+    assert present == true + 60 * oracle.unusable_tokens
     assert sum(tally.messages for tally in driver.tallies.values()) > 60
     assert len(outcomes) == 60
 
@@ -138,7 +141,7 @@ def test_engines_are_registered_with_endpoints_and_topology() -> None:
 
 def test_a_wrong_prediction_is_counted_unless_it_was_early() -> None:
     driver, outcomes = play(Oracle(fleet(), error_tokens=16), requests=20)
-    exact, wrong, early, _, _ = totals(driver.tallies.values())
+    exact, wrong, early, *_ = totals(driver.tallies.values())
     assert (exact, wrong, early) == (0, 18, 2)
     assert not any(outcome.is_exact for outcome in outcomes)
 
@@ -156,6 +159,20 @@ def test_messages_that_never_arrive_are_an_error_that_names_the_pod(
     monkeypatch.setattr(driver_module, "_SETTLE_S", 0.02)
     with pytest.raises(ServiceError, match="gpt-oss-0 sent -1, the server has None and calls it"):
         play(Oracle(fleet(), state="degraded"), requests=1)
+
+
+def test_the_sample_is_the_request_whose_full_attention_holds_the_most_of_no_use() -> None:
+    held = {(1,): (64, 48), (2,): (96, 16), (3,): (96, 16), (4,): (128, 128)}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        present, upper = held[tuple(json.loads(request.content)["token_ids"])]
+        rows = [{"present": 0, "upper": 0}, {"present": present, "upper": upper}]
+        return httpx.Response(200, json={"pods": rows})
+
+    transport = httpx.MockTransport(answer)
+    driver = Driver(httpx.Client(transport=transport, base_url="http://server"), fleet())
+    requests = [WorkRequest("m", 0, prompt, ()) for prompt in held]
+    assert driver.most_overstated(requests) == requests[2]
 
 
 def test_both_pods_of_a_model_get_requests() -> None:
