@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from kvbraid.cache import (
@@ -14,8 +15,9 @@ from kvbraid.cache import (
     NoFit,
     Work,
 )
+from kvbraid.events import BlockStored, decode
 
-from tests.docs.markdown import ROOT
+from tests.docs.markdown import ROOT, blocks
 
 PAGE = (ROOT / "docs" / "engine.md").read_text()
 EXAMPLE = (ROOT / "examples" / "own_engine.py").read_text()
@@ -38,6 +40,22 @@ def rows() -> list[str]:
 def test_every_field_has_its_row(record: str, names: list[str]) -> None:
     named = {name for row in rows() for name in re.findall(r"`(?:\w+\.)?(\w+)", row)}
     assert [name for name in names if name not in named] == [], record
+
+
+@pytest.mark.parametrize("page", ["engine.md", "cache.md"])
+def test_the_first_examples_payload_has_the_events_of_its_steps(page: str) -> None:
+    """Four whole blocks of the prompt's 70 tokens, in each of the two groups."""
+    program = next(b.text for b in blocks(ROOT / "docs" / page) if b.language == "python")
+    names: dict[str, Any] = {}
+    exec(program, names)
+    events = decode(names["payload"]).events
+    stored = [
+        (event.group_idx, event.token_ids, len(event.block_hashes))
+        for event in events
+        if isinstance(event, BlockStored)
+    ]
+    assert stored == [(group, tuple(range(64)), 4) for group in (0, 1)]
+    assert len(events) == len(stored)
 
 
 def test_every_call_of_the_example_is_explained() -> None:
