@@ -23,7 +23,7 @@ def main() -> None:
     command = Path(sys.executable).with_name("kvbraid")
     done = subprocess.run([command, "pods"], capture_output=True, text=True, check=False)
     assert done.returncode == 2, done
-    assert done.stderr.endswith("pip install 'kvbraid[serve]'\n"), done.stderr
+    assert done.stderr.endswith("pip install '.[serve]'\n"), done.stderr
     sys.stdout.write(f"kvbraid {kvbraid.__version__} works on Python {sys.version.split()[0]}\n")
 
 

@@ -2,6 +2,7 @@
 
 The base install is only the library. Code that needs an extra calls `require_serve` or
 `require_torch` first, so a user reads what to install instead of the name of a missing module.
+kvbraid is in no package registry: what is told installs it from its source.
 """
 
 from collections.abc import Iterable
@@ -19,6 +20,11 @@ SERVE: Final = (
     "zmq",
 )
 """The modules of the extra that the package imports."""
+
+
+def remedy(extra: str) -> str:
+    """Return how to install an extra."""
+    return f"in a checkout of kvbraid, pip install '.[{extra}]'"
 
 
 def require_serve(who: str) -> None:
@@ -42,5 +48,5 @@ def require_torch(who: str, *names: str) -> None:
 def _require(who: str, extra: str, names: Iterable[str]) -> None:
     for name in names:
         if find_spec(name) is None:
-            msg = f"{who} needs {name}, which is not installed: pip install 'kvbraid[{extra}]'"
+            msg = f"{who} needs {name}, which is not installed: {remedy(extra)}"
             raise ModuleNotFoundError(msg, name=name)

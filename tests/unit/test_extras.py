@@ -6,6 +6,7 @@ from importlib import metadata
 import pytest
 from kvbraid import extras
 
+from tests.captures import ROOT
 from tests.unit.test_package import fresh
 
 BLOCKED = """
@@ -64,7 +65,8 @@ except SystemExit as exit:
     print(exit.code)
 """
     assert fresh(program) == [
-        "kvbraid: this command needs click, which is not installed: pip install 'kvbraid[serve]'",
+        "kvbraid: this command needs click, which is not installed: in a checkout of kvbraid, "
+        "pip install '.[serve]'",
         "2",
     ]
 
@@ -81,7 +83,7 @@ except ImportError as error:
 """
     (line,) = fresh(program)
     assert "kvbraid.service needs click" in line
-    assert line.endswith("pip install 'kvbraid[serve]'")
+    assert line.endswith("in a checkout of kvbraid, pip install '.[serve]'")
 
 
 def test_the_subscriber_is_a_name_of_the_package_and_no_other_name_loads_sockets() -> None:
@@ -106,3 +108,13 @@ def test_the_command_runs_where_the_extra_is_installed(
     with pytest.raises(SystemExit, match=r"^0$"):
         main()
     assert "kvbraid" in capsys.readouterr().out
+
+
+def test_nothing_tells_to_install_kvbraid_by_a_name_that_is_not_published() -> None:
+    sources = [
+        *(ROOT / "python").rglob("*.py"),
+        ROOT / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+    named = [path for path in sources if re.search(r"install '?kvbraid\b", path.read_text())]
+    assert named == []

@@ -109,7 +109,7 @@ for module in ("descriptors", "tensors"):
     except ModuleNotFoundError as error:
         print(error)
 """
-    remedy = "which is not installed: pip install 'kvbraid[torch]'"
+    remedy = "which is not installed: in a checkout of kvbraid, pip install '.[torch]'"
     assert fresh(program) == [
         "3072",
         f"kvbraid.layout.descriptors needs numpy, {remedy}",

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from kvbraid.errors import InvalidValueError
+from kvbraid.extras import remedy
 
 
 class Point(NamedTuple):
@@ -37,7 +38,7 @@ def load_matplotlib() -> Any:  # noqa: ANN401 - a module that may be absent
     try:
         import matplotlib.figure
     except ImportError:
-        msg = "a plot needs matplotlib, which is not installed: pip install 'kvbraid[plot]'"
+        msg = f"a plot needs matplotlib, which is not installed: {remedy('plot')}"
         raise InvalidValueError(msg) from None
     return matplotlib
 

@@ -206,7 +206,8 @@ def test_without_matplotlib_a_plot_is_refused_before_anything_runs(
     result = CliRunner().invoke(cli, [*arguments, "--plot", str(tmp_path / "out.png")])
     assert isinstance(result.exception, InvalidValueError)
     assert str(result.exception) == (
-        "a plot needs matplotlib, which is not installed: pip install 'kvbraid[plot]'"
+        "a plot needs matplotlib, which is not installed: in a checkout of kvbraid, "
+        "pip install '.[plot]'"
     )
     assert result.stdout == ""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from kvbraid.errors import TraceError
+from kvbraid.extras import remedy
 from kvbraid.sim.traces import mooncake, prompts, sessions
 from kvbraid.sim.traces.prompts import Encode
 from kvbraid.sim.traces.trace import Trace
@@ -79,8 +80,8 @@ def _decompress(path: Path, data: bytes) -> bytes:
     zstd = _module("compression.zstd") or _module("zstandard")
     if zstd is None:
         msg = (
-            f"{path}: reading .zst needs the package zstandard: pip install 'kvbraid[traces]', "
-            "or decompress the file with zstd -d"
+            f"{path}: reading .zst needs the package zstandard: {remedy('traces')}, or decompress "
+            "the file with zstd -d"
         )
         raise TraceError(msg)
     try:

@@ -7,6 +7,7 @@ Nothing is downloaded.
 from pathlib import Path
 
 from kvbraid.errors import InvalidValueError
+from kvbraid.extras import remedy
 from kvbraid.sim.traces.prompts import Encode
 
 
@@ -21,7 +22,7 @@ def load_tokenizer(path: Path) -> Encode:
     except ImportError:
         msg = (
             "prompts of text need the package tokenizers, which is not installed: "
-            "pip install 'kvbraid[prompts]', or give token ids"
+            f"{remedy('prompts')}, or give token ids"
         )
         raise InvalidValueError(msg) from None
     file = path / "tokenizer.json" if path.is_dir() else path

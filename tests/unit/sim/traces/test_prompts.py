@@ -136,7 +136,7 @@ def test_without_the_package_text_is_refused_with_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(
-        InvalidValueError, match=r"pip install 'kvbraid\[prompts\]', or give token"
+        InvalidValueError, match=r"pip install '\.\[prompts\]', or give token"
     ):
         load_tokenizer(Path("tokenizer.json"))
 

@@ -67,7 +67,7 @@ def test_a_missing_decompressor_is_one_line_with_the_remedy(
 ) -> None:
     monkeypatch.setattr(read, "_module", lambda _name: None)
     path = written(tmp_path, "", name="some.jsonl.zst")
-    with pytest.raises(TraceError, match=r"pip install 'kvbraid\[traces\]'"):
+    with pytest.raises(TraceError, match=r"pip install '\.\[traces\]'"):
         read_trace(path)
 
 
