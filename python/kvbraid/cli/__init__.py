@@ -149,9 +149,9 @@ def score(tokens: str, url: str, *, as_json: bool, **query: Any) -> None:  # noq
 @_json
 @_url
 def explain(tokens: str, url: str, *, as_json: bool, **query: Any) -> None:  # noqa: ANN401
-    """Draw which blocks of TOKENS each pod and group holds, and which group ends the prefix.
+    """Draw which blocks of TOKENS each pod and group holds.
 
-    TOKENS is what `kvbraid score` takes.
+    It also says which group ends the prefix. TOKENS is what `kvbraid score` takes.
     """
     from kvbraid.report.answers import show_explanation
     from kvbraid.service.client import Client, read_request, to_json
@@ -165,7 +165,7 @@ def explain(tokens: str, url: str, *, as_json: bool, **query: Any) -> None:  # n
 @_json
 @_url
 def pods(url: str, *, as_json: bool) -> None:
-    """List the registered pods with their state, progress and refusals."""
+    """List the registered pods with state, progress and refusals."""
     from kvbraid.report.answers import show_pods
     from kvbraid.service.client import Client, to_json
 
@@ -182,7 +182,10 @@ def pods(url: str, *, as_json: bool) -> None:
 @click.option("--count", type=click.IntRange(1), help="End after this many messages.")
 @_url
 def tail(pod: tuple[str, ...], endpoint: str | None, count: int | None, url: str) -> None:
-    """Show live events of a server's pods (all, or PODs) or of one endpoint, until Ctrl-C."""
+    """Show live events of a server's pods or of one endpoint.
+
+    Without PODs it shows all of the server's. It goes on until Ctrl-C.
+    """
     from itertools import islice
 
     from kvbraid.report.events import event_lines
@@ -250,7 +253,7 @@ def replay(
     fail_under: float | None,
     **how: Any,  # noqa: ANN401 - the fields of ReplayOptions
 ) -> None:
-    """Predict every request of recorded engine traffic and compare with what was reused.
+    """Predict recorded requests and compare with what was reused.
 
     CAPTURES are folders with config.json, events.bin and requests.jsonl, of vLLM or SGLang.
     `exact` counts the requests with lower = upper = what was reused, and `%` is their share of all
@@ -279,7 +282,10 @@ def replay(
 @click.option("--requests", type=click.IntRange(1), default=200, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
 def demo(*, keep: bool, requests: int, seed: int) -> None:
-    """Follow four simulated engines and check every prediction; exit with 1 if one is wrong."""
+    """Follow four simulated engines and check every prediction.
+
+    It ends with status 1 if one is wrong.
+    """
     from kvbraid.report.demo import watch
     from kvbraid.sim.fleet.demo import run_demo
 

@@ -18,7 +18,10 @@ from kvbraid.cli.options import TEXT, engine
 @engine(note="  Needs --groups.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def model(config: Path, *, groups: bool, as_json: bool, **options: Any) -> None:  # noqa: ANN401
-    """Show the layers of a Hugging Face config.json with their kinds and sizes."""
+    """Show a model's layers with their kinds and sizes.
+
+    CONFIG is a Hugging Face config.json.
+    """
     from kvbraid.models import EngineOptions, group_config, kinds_of, read_config
     from kvbraid.report.console import stdout
     from kvbraid.report.models import show_groups, show_layers
@@ -70,7 +73,10 @@ def plan(
     config: Path, *, memory: str | None, layout: str, split: str | None, svg: Path | None,
     as_json: bool, **options: Any,  # noqa: ANN401
 ) -> None:  # fmt: skip
-    """Show where each byte of the cache of CONFIG, a Hugging Face config.json, lies in memory."""
+    """Show where each byte of a model's cache lies in memory.
+
+    CONFIG is a Hugging Face config.json.
+    """
     from kvbraid.layout import Layout, Split, plan_config
     from kvbraid.models import EngineOptions, read_config
     from kvbraid.report.block_picture import write_picture

@@ -18,7 +18,10 @@ _MOST_REFUSALS: Final = 64
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the decision as one JSON line.")
 def recover(path: Path, *, as_json: bool) -> None:
-    """Show how each request recovers from failed loads, and why it resumes no later."""
+    """Show how each request recovers from failed loads, and why.
+
+    It also says why no request resumes later than that.
+    """
     from kvbraid.recovery.document import read
     from kvbraid.recovery.reading import MAX_BYTES
     from kvbraid.report.recovery import recovery_json, recovery_text

@@ -135,9 +135,7 @@ def test_without_the_package_text_is_refused_with_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(
-        InvalidValueError, match=r"pip install '\.\[prompts\]', or give token"
-    ):
+    with pytest.raises(InvalidValueError, match=r"pip install '\.\[prompts\]', or give token"):
         load_tokenizer(Path("tokenizer.json"))
 
 
