@@ -35,28 +35,33 @@ _NUM_TICKS: Final = 6
 _RAMP: Final = ("7fa8e0", "5fc0bf", "8cc97f", "e3c75c", "f0a05a", "e8796b")
 """From the first layer to the last: light enough for dark text, dark enough for white ground."""
 _STYLE: Final = """
-svg { font-family: system-ui, sans-serif; font-variant-numeric: tabular-nums;
-      --ground: #ffffff; --ink: #1f2328; --muted: #59636e; --line: #c4ccd4; }
-@media (prefers-color-scheme: dark) {
-  svg { --ground: #0d1117; --ink: #e6edf3; --muted: #9198a1; --line: #3d444d; }
-}
-.ground { fill: var(--ground); }
-text { fill: var(--ink); font-size: 12px; }
+svg { font-family: system-ui, sans-serif; font-variant-numeric: tabular-nums; }
+.ground { fill: #ffffff; }
+text { fill: #1f2328; font-size: 12px; }
 .title { font-size: 16px; font-weight: 600; }
 .panel { font-weight: 600; }
-.muted, .offset, .tick { fill: var(--muted); }
+.muted, .offset, .tick { fill: #59636e; }
 .offset, .tick { font-size: 10px; }
-.unused { fill: url(#hatch); stroke: var(--line); stroke-width: 1; }
-.hatching { stroke: var(--muted); stroke-width: 1.2; }
-.axis { stroke: var(--line); stroke-width: 1; }
+.unused { fill: url(#hatch); stroke: #c4ccd4; stroke-width: 1; }
+.hatching { stroke: #59636e; stroke-width: 1.2; }
+.axis { stroke: #c4ccd4; stroke-width: 1; }
 .name { fill: #16181d; font-size: 10px; text-anchor: middle; }
-.none { fill: var(--muted); stroke: var(--ground); stroke-width: 5; paint-order: stroke;
+.none { fill: #59636e; stroke: #ffffff; stroke-width: 5; paint-order: stroke;
         font-size: 10px; text-anchor: middle; }
 .first { fill-opacity: 0.55; }
 .end { text-anchor: end; }
 .middle { text-anchor: middle; }
-.name.first { fill: var(--ink); fill-opacity: 1; }
+.name.first { fill: #1f2328; fill-opacity: 1; }
+@media (prefers-color-scheme: dark) {
+  .ground { fill: #0d1117; }
+  text, .name.first { fill: #e6edf3; }
+  .muted, .offset, .tick, .none { fill: #9198a1; }
+  .hatching { stroke: #9198a1; }
+  .unused, .axis { stroke: #3d444d; }
+  .none { stroke: #0d1117; }
+}
 """
+"""Plain colours: only browsers know variables, and only they need the ones for dark ground."""
 
 
 def write_picture(path: Path, plan: MemoryPlan, title: str) -> None:

@@ -1,5 +1,7 @@
 """The picture of a block: every byte in one cell, what lies where, and stable bytes."""
 
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
@@ -236,3 +238,27 @@ def test_names_are_escaped_and_left_out_where_they_do_not_fit() -> None:
     assert "60" in [element.text for element in root.iter(f"{SVG}text")]
     root = ElementTree.fromstring(picture(planned("minimax-m2", layout=Layout.HND), "narrow"))
     assert "60" not in [element.text for element in root.iter(f"{SVG}text")]
+
+
+def test_a_colour_needs_no_browser() -> None:
+    """Others know no variables, and may take what is for dark ground as it is or not at all."""
+    style = picture(planned("gpt-oss-20b"), "t").partition("<style>")[2].partition("</style>")[0]
+    light, _, dark = style.partition("@media (prefers-color-scheme: dark)")
+    assert "var(" not in style
+    assert ".ground { fill: #ffffff; }" in light
+    assert ".ground { fill: #0d1117; }" in dark
+
+
+def test_outside_a_browser_the_ground_is_white_and_little_is_black(tmp_path: Path) -> None:
+    renderer = shutil.which("rsvg-convert")
+    if renderer is None:
+        pytest.skip("needs rsvg-convert")
+    from matplotlib.image import imread
+
+    drawn = tmp_path / "block.svg"
+    drawn.write_text(picture(planned("qwen3-next-80b-a3b"), "t"), encoding="utf-8")
+    subprocess.run([renderer, drawn, "-o", tmp_path / "block.png"], check=True)
+    pixels = imread(tmp_path / "block.png")[..., :3]
+    assert (pixels[0, 0] == 1).all()
+    assert (pixels < 0.1).all(axis=-1).mean() < 0.02
+    assert (pixels == 1).all(axis=-1).mean() > 0.3
