@@ -1,6 +1,6 @@
 """Draws token hit rates against memory, one line per policy; loads matplotlib only then."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -19,14 +19,17 @@ class Point(NamedTuple):
 Curves: TypeAlias = Mapping[str, Sequence[Point]]
 """For each policy its points, sorted by memory."""
 
+_DPI: Final = 150
+_LEAST_WIDTH_IN: Final = 8.0  # 1 200 pixels.
 _WIDTH_IN: Final = 5.0
-_HEIGHT_IN: Final = 3.6
+_HEIGHT_IN: Final = 4.2
+_X_MARGIN: Final = 0.08
 _MARKERS: Final = "osv^DP*X"
 _THICKEST, _THINNEST = 4.0, 1.0
 _LARGEST, _SMALLEST = 10.0, 3.5
 _ROOM_ABOVE: Final = 1.06
-_ROOM_FOR_LEANS: Final = 1.15
-_LEAN_PT: Final = 6.0
+_LEAN_PT: Final = 7.0
+_LEAN_ROW: Final = 0.045  # Of the height of a panel.
 
 
 def load_matplotlib() -> Any:  # noqa: ANN401 - a module that may be absent
@@ -63,14 +66,21 @@ def check_path(path: Path) -> None:
 
 
 def draw(
-    path: Path, panels: Mapping[str, Curves], *, columns: int = 1, memory: str = "memory (GiB)"
+    path: Path,
+    panels: Mapping[str, Curves],
+    *,
+    columns: int = 1,
+    memory: str = "memory",
+    tick: Callable[[float], str] = "{:.3g}".format,
 ) -> None:
-    """Write one panel per title, in rows of `columns` panels.
+    """Write one panel per title, in rows of `columns` panels, with one legend for all.
+
+    `memory` names the axis, and `tick` each memory on it.
 
     Raises:
         InvalidValueError: matplotlib is not installed, or the file cannot be written.
     """
-    picture = figure(panels, columns=columns, memory=memory)
+    picture = figure(panels, columns=columns, memory=memory, tick=tick)
     try:
         picture.savefig(path)
     except (OSError, ValueError) as error:
@@ -78,7 +88,13 @@ def draw(
         raise InvalidValueError(msg) from error
 
 
-def figure(panels: Mapping[str, Curves], *, columns: int = 1, memory: str = "memory (GiB)") -> Any:  # noqa: ANN401 - matplotlib's Figure
+def figure(
+    panels: Mapping[str, Curves],
+    *,
+    columns: int = 1,
+    memory: str = "memory",
+    tick: Callable[[float], str] = "{:.3g}".format,
+) -> Any:  # noqa: ANN401 - matplotlib's Figure
     """Return the picture that `draw` writes.
 
     Raises:
@@ -87,25 +103,29 @@ def figure(panels: Mapping[str, Curves], *, columns: int = 1, memory: str = "mem
     matplotlib = load_matplotlib()
     rows = -(-len(panels) // columns)
     picture = matplotlib.figure.Figure(
-        figsize=(_WIDTH_IN * columns, _HEIGHT_IN * rows), layout="constrained"
+        figsize=(max(_LEAST_WIDTH_IN, _WIDTH_IN * columns), _HEIGHT_IN * rows),
+        dpi=_DPI,
+        layout="constrained",
     )
     grid = picture.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for axes, (title, curves) in zip(grid.flat, panels.items(), strict=False):
-        _draw_panel(axes, title, curves, memory)
+        _draw_lines(axes, curves)
+        _name_axes(axes, title, curves, memory, tick)
+    lines = {line.get_label(): line for axes in grid.flat for line in axes.get_lines()}
+    picture.legend(lines.values(), lines, loc="outside lower center", ncols=4, fontsize=8)
     return picture
 
 
-def _draw_panel(axes: Any, title: str, curves: Curves, memory_label: str) -> None:  # noqa: ANN401
+def _draw_lines(axes: Any, curves: Curves) -> None:  # noqa: ANN401
     """Draw each line thinner, with smaller and hollow markers, than those that it lies upon.
 
     So lines that coincide stay visible. Markers may cross the frame, which cuts none of them.
     """
-    num_leaning = 0
     for i, (policy, points) in enumerate(curves.items()):
         last = i / max(1, len(curves) - 1)
-        (line,) = axes.plot(
+        axes.plot(
             [point.memory for point in points],
             [100 * point.rate for point in points],
             label=policy,
@@ -116,31 +136,43 @@ def _draw_panel(axes: Any, title: str, curves: Curves, memory_label: str) -> Non
             clip_on=False,
             zorder=3,
         )
-        if any(point.lean for point in points):
-            num_leaning += 1
-            _name_leans(axes, points, line.get_color(), num_leaning)
+
+
+def _name_axes(
+    axes: Any,  # noqa: ANN401
+    title: str,
+    curves: Curves,
+    memory_label: str,
+    tick: Callable[[float], str],
+) -> None:
+    """Name what the axes show, and in rows above all lines where each policy leant."""
     axes.set_title(title, fontsize=9)
     axes.set_xscale("log", base=2)
     memories = sorted({point.memory for points in curves.values() for point in points})
-    axes.set_xticks(memories, labels=[f"{memory:.3g}" for memory in memories])
+    axes.set_xticks(memories, labels=[tick(memory) for memory in memories])
+    axes.margins(x=_X_MARGIN)
     axes.set_xlabel(memory_label)
     axes.set_ylabel("token hit rate (%)")
     highest = max((point.rate for points in curves.values() for point in points), default=0.0)
-    room = _ROOM_FOR_LEANS if num_leaning else _ROOM_ABOVE
-    axes.set_ylim(0, max(1.0, 100 * highest * room))
+    lines = zip(curves.values(), axes.get_lines(), strict=True)
+    leaning = [(points, line) for points, line in lines if any(point.lean for point in points)]
+    for row, (points, line) in enumerate(leaning):
+        _name_leans(axes, points, line.get_color(), 1 - _LEAN_ROW * (row + 0.5))
+    below_leans = 1 - _LEAN_ROW * len(leaning)
+    axes.set_ylim(0, max(1.0, 100 * highest * _ROOM_ABOVE / below_leans))
     axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize=7)
 
 
-def _name_leans(axes: Any, points: Sequence[Point], color: Any, row: int) -> None:  # noqa: ANN401
-    """Write each lean above its point in the line's colour, and those of several lines in rows."""
-    for point in points:
+def _name_leans(axes: Any, points: Sequence[Point], color: Any, height: float) -> None:  # noqa: ANN401
+    """Write each lean in the line's colour at its memory, inside the frame."""
+    for i, point in enumerate(points):
+        is_edge = len(points) > 1 and i in (0, len(points) - 1)
         axes.annotate(
             point.lean,
-            (point.memory, 100 * point.rate),
-            xytext=(0, 1.2 * row * _LEAN_PT),
-            textcoords="offset points",
-            ha="center",
+            (point.memory, height),
+            xycoords=("data", "axes fraction"),
+            ha=("left" if i == 0 else "right") if is_edge else "center",
+            va="center",
             fontsize=_LEAN_PT,
             color=color,
             zorder=4,

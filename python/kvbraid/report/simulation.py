@@ -39,7 +39,8 @@ def run_simulations(grid: Grid, *, as_json: bool, plot: Path | None = None) -> N
     if not as_json:
         show_rates(stdout(), grid, working_set, cells)
     if plot is not None:
-        draw(plot, {f"{grid.trace.name}, {model_label(grid.model.name)}": _curves(cells)})
+        title = f"{grid.trace.name}, {model_label(grid.model.name)}"
+        draw(plot, {title: _curves(cells)}, tick=lambda memory: show_size(int(memory)))
 
 
 def _cells(grid: Grid) -> Iterator[GridCell]:
@@ -157,6 +158,6 @@ def _curves(cells: Sequence[GridCell]) -> dict[str, list[Point]]:
     for cell in cells:
         leaning = cell.result.leaning
         lean = "" if leaning is None else leaning.now.name
-        point = Point(cell.memory_bytes / 2**30, cell.result.rate, lean)
+        point = Point(cell.memory_bytes, cell.result.rate, lean)
         curves.setdefault(_named(cell), []).append(point)
     return curves

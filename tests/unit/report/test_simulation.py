@@ -4,14 +4,16 @@ import json
 import random
 import re
 import sys
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from kvbraid.cli import cli
 from kvbraid.errors import InvalidValueError, KvbraidError
-from kvbraid.report.plot import Point, draw, figure
+from kvbraid.report.plot import Curves, Point, draw, figure
 from kvbraid.report.simulation import model_label
 from kvbraid.sim.traces.memory_size import parse_size, show_size
 from kvbraid.sim.traces.models import simulated_model
@@ -166,14 +168,49 @@ def test_the_plot_names_the_lean_at_each_point_of_a_policy_that_leans() -> None:
     leans = [Point(1.0, 0.5, "value"), Point(2.0, 1.0, "interval-1024")]
     curves = {"dense": [Point(1.0, 0.5), Point(2.0, 1.0)], "value": leans, "value-flat": leans}
     (axes,) = figure({"t": curves}).axes
-    assert [(text.get_text(), text.xy) for text in axes.texts] == [
-        ("value", (1.0, 50.0)), ("interval-1024", (2.0, 100.0)),
+    assert [(text.get_text(), text.xy[0]) for text in axes.texts] == [
+        ("value", 1.0), ("interval-1024", 2.0),
     ] * 2  # fmt: skip
     _, value, flat = axes.get_lines()
     assert [text.get_color() for text in axes.texts] == [
         line.get_color() for line in (value, value, flat, flat)
     ]
-    assert len({text.xyann for text in axes.texts}) == 2, "two lines have their leans in two rows"
+    assert len({text.xy[1] for text in axes.texts}) == 2, "two lines have their leans in two rows"
+
+
+def test_the_plot_has_its_leans_inside_the_frame_above_all_lines_and_one_legend() -> None:
+    leans = [Point(float(2**i), 0.25 * i, "interval-8192") for i in range(1, 5)]
+    picture = figure({"t": {"dense": leans, "value": leans}, "u": {"value": leans}}, columns=2)
+    picture.canvas.draw()
+    for axes in picture.axes:
+        frame = axes.get_window_extent()
+        highest = axes.transData.transform((2.0, 100.0))[1]
+        for text in axes.texts:
+            extent = text.get_window_extent()
+            assert frame.x0 < extent.x0 < extent.x1 < frame.x1
+            assert highest < extent.y0 < extent.y1 < frame.y1
+        assert axes.get_legend() is None
+    (legend,) = picture.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["dense", "value"]
+
+
+def test_the_plot_of_one_panel_is_1200_pixels_wide_with_the_sizes_that_the_table_has(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[Mapping[str, Curves], dict[str, Any]]] = []
+
+    def noted(path: Path, panels: Mapping[str, Curves], **how: Any) -> None:  # noqa: ANN401
+        drawn.append((panels, how))
+        draw(path, panels, **how)
+
+    monkeypatch.setattr("kvbraid.report.simulation.draw", noted)
+    picture = tmp_path / "out.png"
+    memories = ("--memory", "25MiB", "--memory", "1GiB")
+    run(str(trace), "--model", MODEL, *memories, "--plot", str(picture))
+    assert int.from_bytes(picture.read_bytes()[16:20], "big") == 1_200
+    ((panels, how),) = drawn
+    (axes,) = figure(panels, **how).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["25 MiB", "1 GiB"]
 
 
 def test_the_plot_is_written(trace: Path, tmp_path: Path) -> None:
