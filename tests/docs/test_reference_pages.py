@@ -239,10 +239,12 @@ def test_every_dependency_has_its_reason_and_every_reason_its_dependency() -> No
     fuzz = tomllib.loads((ROOT / "fuzz" / "Cargo.toml").read_text())["dependencies"]
     used = {re.split(r"[<>=]", requirement)[0] for requirement in python} - {"kvbraid[serve]"}
     used |= {*crates, *fuzz} - {"kvbraid-core"}
-    # What no extra can name: pip alone cannot install the one, and the other takes its place.
+    # What no extra can name: pip alone cannot install vLLM, and the others come before any extra.
     used |= set(
         re.findall(
-            r"^(?:VLLM|UV_PACKAGE) := ([\w-]+)==", (ROOT / "Makefile").read_text(), re.MULTILINE
+            r"^(?:VLLM|UV_PACKAGE|PUCCINIALIN) := ([\w-]+)==",
+            (ROOT / "Makefile").read_text(),
+            re.MULTILINE,
         )
     )
     page = (ROOT / "CONTRIBUTING.md").read_text().split("## Dependencies")[1]
