@@ -119,3 +119,17 @@ def test_a_part_of_a_whole_prompt_that_fails_is_computed() -> None:
     engine.update([LoadReport(rank=0, ended=[0], failures=failures)])
     engine.run()
     assert engine.said[0][0].prompt == (0, 80, 15)
+
+
+def test_what_is_loaded_and_not_used_is_counted() -> None:
+    engine = engine_of(full(BLOCK), window(32, BLOCK))
+    used, aborted = engine.add(range(95)), engine.add(range(100, 164))
+    first = engine.schedule()
+    assert first is not None
+    assert [load.num_tokens for load in first.loads] == [94, 64]
+    engine.update([LoadReport(rank=0, ended=[0])])
+    engine.abort(aborted)
+    assert engine.scheduler.ledgers.num_unused_tokens == 64
+    engine.run()
+    assert engine.said[used][0].prompt == (0, 94, 1)
+    assert engine.scheduler.ledgers.num_unused_tokens == 64
