@@ -50,11 +50,12 @@ impl Numbers {
 
     /// A number of tokens as callers give it: mostly small, sometimes whole blocks, sometimes absurd.
     fn tokens(&mut self) -> u32 {
-        match self.below(8) {
-            0..3 => 0,
-            3..5 => self.below(40),
-            5 => self.below(12) * BLOCK,
-            6 => self.below(400),
+        match self.below(40) {
+            0..20 => 0,
+            20..32 => self.below(8),
+            32..36 => self.below(40),
+            36..38 => self.below(12) * BLOCK,
+            38 => self.below(400),
             _ => u32::MAX - self.below(3) * (u32::MAX / 3),
         }
     }
@@ -91,14 +92,21 @@ impl Life {
             0..5 => self.allocate(id, numbers),
             5 => _ = self.cache.commit(id, numbers.tokens()),
             6 => _ = self.cache.free_skipped(id, numbers.tokens()),
-            7 => self.cache.start_step(),
+            7 => self.run_step(),
             8 => _ = self.cache.preempt(&[id], false),
             _ => {
+                self.run_step(); // Nobody relies on what a step that has not run was to write.
                 self.cache.release(&[id], false).unwrap();
                 self.requests.swap_remove(at);
             }
         }
         self.cache.check_integrity(&[]);
+    }
+
+    /// The device has the step, so the ends of its copies are free.
+    fn run_step(&mut self) {
+        _ = self.cache.take_work(false);
+        self.cache.start_step();
     }
 
     fn add(&mut self, numbers: &mut Numbers) {
@@ -114,7 +122,7 @@ impl Life {
 
     fn allocate(&mut self, id: u64, numbers: &mut Numbers) {
         if numbers.chance(2) {
-            self.cache.start_step();
+            self.run_step();
         }
         let hit = match numbers.below(3) {
             0 => numbers.tokens(),
@@ -146,7 +154,7 @@ impl Life {
 
     fn end(mut self) {
         self.cache.release(&self.requests, false).unwrap();
-        self.cache.start_step();
+        self.run_step();
         self.cache.check_integrity(&[]);
         assert_eq!(self.cache.num_free_blocks(), self.free);
     }

@@ -77,17 +77,11 @@ impl Core {
         Ok(())
     }
 
-    /// Refuses tokens from elsewhere for a request that already runs, and more than it has.
+    /// Refuses more tokens from elsewhere than the request has.
     fn check_external(request: &Request, external: u32, local: u32) -> Result<()> {
         let (id, known) = (request.id, request.num_tokens());
         if external == 0 {
             return Ok(());
-        }
-        if request.is_tracked() {
-            return Err(Error::InvalidValue(format!(
-                "request {id}: num_external_tokens = {external}, but it runs already, and what it \
-                 computes comes next; preempt it first"
-            )));
         }
         if local.checked_add(external).is_none_or(|end| end > known) {
             return Err(Error::InvalidValue(format!(

@@ -301,13 +301,20 @@ impl Core {
     /// The number of blocks that the request takes although `needed` does not count them.
     fn uncounted(&self, request: &Request, plan: &Plan<'_>) -> i64 {
         let lengths = &plan.lengths;
-        let adopts = !plan.hits.is_empty() || plan.need.num_external_tokens > 0;
+        let begins_with_blocks = !plan.hits.is_empty() || plan.need.num_external_tokens > 0;
+        let adopts = begins_with_blocks && !request.is_tracked();
         let groups = self.groups.iter().zip(request.tables()).enumerate();
         groups
             .map(|(index, (group, table))| match group.kind {
-                Kind::State { speculative } if lengths.total > lengths.local => {
+                Kind::State { speculative } => {
                     let step = self.state_step(request, group, speculative, lengths);
-                    state::uncounted(self, &step, table, plan.hits.of(index))
+                    let hits = plan.hits.of(index);
+                    if adopts && lengths.total > lengths.local {
+                        state::uncounted(self, &step, table, hits)
+                    } else {
+                        // Blocks to spare in one group are none for another.
+                        -state::needed(self, &step, table, hits).min(0)
+                    }
                 }
                 Kind::Full | Kind::Window { .. } | Kind::Chunk { .. } if !adopts => {
                     let required = lengths.slots.div_ceil(group.block) as usize;
