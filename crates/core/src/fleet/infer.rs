@@ -56,7 +56,8 @@ impl Slice<'_> {
             let tail = &hashes[hashes.len() - pages.min(hashes.len())..];
             self.infer_held(tail, told, channel);
         }
-        self.rank.mark(stored.parent, hashes, &mut self.shared);
+        let work = self.rank.mark(stored.parent, hashes, &mut self.shared);
+        self.progress.work(work);
     }
 
     /// Lets requests whose pages are there now leave their marks.
@@ -186,16 +187,25 @@ impl Rank {
         }
     }
 
-    /// Notes what a store changes of the probable copies.
-    fn mark(&mut self, parent: Option<EngineKey>, hashes: &[EngineKey], shared: &mut Shared<'_>) {
+    /// Notes what a store changes of the probable copies. Returns the work of this.
+    fn mark(
+        &mut self,
+        parent: Option<EngineKey>,
+        hashes: &[EngineKey],
+        shared: &mut Shared<'_>,
+    ) -> usize {
         let Some(silent) = &mut self.silent else {
-            return;
+            return 0;
         };
         let changes = silent.note_store(parent, hashes);
+        let (work, is_cut_short) = silent.work();
         if silent.is_routed() {
             self.note_keys(hashes, shared.nodes);
         }
         self.show_changes(changes, shared);
+        self.effort.note(work);
+        self.refuse("long_silent_walk", u64::from(is_cut_short));
+        usize::try_from(work).unwrap_or(usize::MAX)
     }
 
     /// Shows what has changed of each group's probable copies.

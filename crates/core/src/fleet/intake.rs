@@ -30,7 +30,8 @@ pub struct Applied {
     pub cleared: u64,
     /// The number of events and details that were refused.
     pub refused: u64,
-    /// The units of work on what is undecided. They grow with the batch, and hardly faster.
+    /// The units of work on what is undecided, and on what is guessed of groups that no event tells of.
+    /// They grow with the batch, and hardly faster.
     pub effort: u64,
 }
 

@@ -10,6 +10,7 @@ use hashbrown::HashSet;
 use super::pages::{PageId, Pages};
 use super::recent::Recent;
 use super::{Changes, SilentGroup, SilentPools};
+use crate::fleet::effort::Effort;
 
 /// What a boundary needs of a silent group.
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +51,8 @@ pub(super) struct Inserted<'a> {
     pub(super) chunk: Option<u32>,
     /// Tokens per page.
     pub(super) page_size: u32,
+    /// What may be spent on pages that the store does not list.
+    pub(super) work: &'a Effort,
 }
 
 impl Marks {
@@ -91,19 +94,22 @@ impl Marks {
         }
     }
 
-    /// Marks what a store shows.
+    /// Marks what a store shows. Marks at its own pages are always left, because they grow with the
+    /// store. Pages before it cost work that is asked for, and what is refused is not marked.
     pub(super) fn insert(&mut self, pages: &Pages, store: Inserted<'_>, changes: &mut Changes) {
-        for page in self.cuts(pages, store) {
-            self.end_at(pages, page, u32::MAX, changes);
-        }
+        self.cut(pages, store, changes);
         if let Some(parent) = store.parent {
-            self.fork_at(pages, parent, changes);
+            self.fork_at(pages, (parent, store.work), changes);
         }
         if let Some(&last) = store.new.last() {
-            let length = u32::try_from(store.new.len()).unwrap_or(u32::MAX);
+            let length = store.new.len();
             match self.need {
                 Need::State { .. } => self.touch(pages, last, changes),
-                Need::Window { .. } => self.end_at(pages, last, length, changes),
+                Need::Window { kept, .. } => {
+                    let length = length.min(kept as usize);
+                    store.work.note(length as u64);
+                    self.end_at(pages, last, length, changes);
+                }
             }
         }
         self.make_room(pages, changes);
@@ -127,67 +133,116 @@ impl Marks {
         }
     }
 
-    /// An insert ended at a page: there is a state, if the page is on the grid, or a window of at most
-    /// this many pages.
-    fn end_at(&mut self, pages: &Pages, page: PageId, most: u32, changes: &mut Changes) {
-        match self.need {
-            Need::State { grid } => {
-                if grid.is_none_or(|grid| pages.depth(page).is_multiple_of(grid)) {
-                    self.touch(pages, page, changes);
-                }
-            }
-            Need::Window { kept, .. } => {
-                let window = pages.back_from(Some(page)).take(kept.min(most) as usize);
-                let window: Vec<PageId> = window.collect();
-                for &page in window.iter().rev() {
-                    self.touch(pages, page, changes);
-                }
-            }
+    /// An insert ended at a page: there is a window of this many pages.
+    fn end_at(&mut self, pages: &Pages, page: PageId, length: usize, changes: &mut Changes) {
+        let window: Vec<PageId> = pages.back_from(Some(page)).take(length).collect();
+        for &page in window.iter().rev() {
+            self.touch(pages, page, changes);
         }
     }
 
     /// A store hangs on a page: its request computed on from there, or from the last point of the grid
     /// before. A state that was there already is not used.
-    fn fork_at(&mut self, pages: &Pages, page: PageId, changes: &mut Changes) {
+    fn fork_at(&mut self, pages: &Pages, (page, work): (PageId, &Effort), changes: &mut Changes) {
+        let depth = pages.depth(page);
         match self.need {
             Need::State { grid: None } => {}
             Need::State { grid: Some(grid) } => {
-                let mut back = pages.back_from(Some(page)).take(grid as usize);
-                let on_grid = back.find(|page| pages.depth(*page).is_multiple_of(grid));
+                let beyond = (depth % grid) as usize;
+                if depth < grid || !work.spend(1 + beyond) {
+                    return;
+                }
+                let on_grid = pages.back_from(Some(page)).nth(beyond);
                 if let Some(page) = on_grid.filter(|page| !self.live.contains(*page)) {
                     self.touch(pages, page, changes);
                 }
             }
-            Need::Window { .. } => self.end_at(pages, page, u32::MAX, changes),
+            Need::Window { kept, .. } => {
+                let length = kept.min(depth) as usize;
+                if work.spend(length) {
+                    self.end_at(pages, page, length, changes);
+                }
+            }
         }
     }
 
-    /// The pages at which the chunks of a store's prefill ended.
-    fn cuts(&self, pages: &Pages, store: Inserted<'_>) -> Vec<PageId> {
+    /// Marks the pages at which the chunks of a store's prefill ended.
+    fn cut(&mut self, pages: &Pages, store: Inserted<'_>, changes: &mut Changes) {
         let Some(chunk) = store.chunk else {
-            return Vec::new();
+            return;
         };
         let size = u64::from(store.page_size);
         let parents = store.parent.map_or(0, |parent| pages.depth(parent));
         let end = (u64::from(parents) + store.new.len() as u64) * size;
         if end <= u64::from(chunk) {
-            return Vec::new();
+            return;
         }
-        let hit = self.hit(pages, store.parent);
-        let after_hit = pages.back_from(store.parent);
-        let mut path: Vec<PageId> = after_hit.take((parents - hit) as usize).collect();
+        let Some(hit) = self.hit(pages, store.parent, store.work) else {
+            return;
+        };
+        let first = match self.need {
+            Need::State { .. } => hit,
+            Need::Window { kept, .. } => hit.saturating_sub(kept),
+        };
+        let computed_from = u64::from(hit) * size + u64::from(chunk);
+        let ends = (computed_from..end).step_by(chunk as usize);
+        let known = (parents - first) as usize;
+        if !store
+            .work
+            .spend(known + store.new.len() + ends.size_hint().0)
+        {
+            return;
+        }
+        let mut path: Vec<PageId> = pages.back_from(store.parent).take(known).collect();
         path.reverse();
         path.extend(store.new);
-        let hit = u64::from(hit);
-        let ends = (hit * size + u64::from(chunk)..end).step_by(chunk as usize);
-        let at = ends.filter_map(|end| usize::try_from(end / size - hit).ok()?.checked_sub(1));
-        at.filter_map(|at| path.get(at).copied()).collect()
+        let ends = ends.map(|end| end / size).filter(|end| *end > hit.into());
+        let ends = ends.filter_map(|end| usize::try_from(end - u64::from(first)).ok());
+        self.end_along(pages, &path, ends, changes);
     }
 
-    /// How many pages of a path a request would reuse.
-    pub(super) fn hit(&self, pages: &Pages, last: Option<PageId>) -> u32 {
+    /// Inserts ended after these many pages of a path, in order. A page that is in the windows of
+    /// several is touched once: the last of them decides when it was used, and later windows end later.
+    fn end_along(
+        &mut self,
+        pages: &Pages,
+        path: &[PageId],
+        ends: impl Iterator<Item = usize>,
+        changes: &mut Changes,
+    ) {
+        let mut done = 0;
+        for end in ends {
+            let start = match self.need {
+                Need::State { .. } => end - 1,
+                Need::Window { kept, .. } => end.saturating_sub(kept as usize),
+            };
+            for &page in path.get(start.max(done)..end).unwrap_or_default() {
+                if self.may_stand_at(pages.depth(page)) {
+                    self.touch(pages, page, changes);
+                }
+            }
+            done = end;
+        }
+    }
+
+    /// Whether the group can keep something at a page of this depth: states may stand on a grid alone.
+    fn may_stand_at(&self, depth: u32) -> bool {
+        match self.need {
+            Need::State { grid: Some(grid) } => depth.is_multiple_of(grid),
+            Need::State { grid: None } | Need::Window { .. } => true,
+        }
+    }
+
+    /// How many pages of a path a request would reuse; `None` if this would take more work than is left.
+    pub(super) fn hit(&self, pages: &Pages, last: Option<PageId>, work: &Effort) -> Option<u32> {
+        if self.live.len() == 0 {
+            return Some(0);
+        }
         let (mut run, mut end) = (0, 0);
         for page in pages.back_from(last) {
+            if !work.spend(1) {
+                return None;
+            }
             if !self.live.contains(page) {
                 run = 0;
                 continue;
@@ -198,11 +253,11 @@ impl Marks {
             run += 1;
             match self.need {
                 Need::Window { needed, .. } if run < needed => {}
-                Need::State { .. } | Need::Window { .. } => return end,
+                Need::State { .. } | Need::Window { .. } => return Some(end),
             }
         }
         // Everything from the start on is there.
-        if run > 0 { end } else { 0 }
+        Some(if run > 0 { end } else { 0 })
     }
 
     fn make_room(&mut self, pages: &Pages, changes: &mut Changes) {

@@ -22,6 +22,7 @@ mod routed;
 
 use smallvec::SmallVec;
 
+use super::effort::Effort;
 use super::slots::EngineKey;
 use crate::divisors::lcm;
 use crate::prefix::PrefixKey;
@@ -50,6 +51,11 @@ pub(super) const CERTAIN: u16 = 0x8000;
 pub(super) const LIKELY: u16 = 0xC000;
 /// States of an engine with pages stand on a grid of at least this many tokens.
 const LEAST_GRID: u32 = 64;
+/// The pages before a store that may be looked at for each page that it lists.
+const WORK_PER_PAGE: usize = 64;
+/// The pages that a rank may look at beyond that: some ten milliseconds of work. One window or one
+/// long prompt needs fewer.
+const MOST_WORK_KEPT: u64 = 1 << 17;
 
 /// Pages at which a group now has something, or no longer has.
 type Changes = Vec<(EngineKey, bool)>;
@@ -83,6 +89,8 @@ pub(super) struct Silent {
     marks: SmallVec<[Marks; 2]>,
     /// The requests that a gateway sent here, if it says so.
     routes: Routes,
+    /// What stores may spend on marks at pages that they do not list.
+    work: Effort,
 }
 
 impl SilentGroup {
@@ -127,6 +135,7 @@ impl Silent {
             page_size,
             pages: Pages::default(),
             routes: Routes::default(),
+            work: Effort::of(MOST_WORK_KEPT),
         })
     }
 
@@ -141,15 +150,18 @@ impl Silent {
         for &hash in hashes {
             new.push(self.pages.store(hash, new.last().copied().or(parent)));
         }
+        self.work.renew(MOST_WORK_KEPT);
         if self.pages.has_keys() {
             // What requests leave is known from the requests.
             return SmallVec::from_elem(Changes::new(), self.marks.len());
         }
+        self.work.earn(WORK_PER_PAGE.saturating_mul(hashes.len()));
         let store = Inserted {
             parent,
             new: &new,
             chunk: self.pools.chunked_prefill,
             page_size: self.page_size,
+            work: &self.work,
         };
         let marks = self.marks.iter_mut();
         marks
@@ -159,6 +171,11 @@ impl Silent {
                 changes
             })
             .collect()
+    }
+
+    /// The work of the last store on marks, and whether some was refused.
+    pub(super) fn work(&self) -> (u64, bool) {
+        (self.work.spent(), self.work.is_exhausted())
     }
 
     /// Forgets a page, and what is kept at it.

@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 
 use super::{AllChanges, Changes, Silent};
+use crate::fleet::effort::Effort;
 use crate::prefix::PrefixKey;
 
 /// The requests whose pages are waited for, and the boundaries that they have together.
@@ -66,7 +67,9 @@ impl Silent {
         let mut path = self.pages.path(&keys);
         path.truncate((prompt.saturating_sub(1) / size) as usize);
         let last = path.last().copied();
-        let hits = self.marks.iter().map(|marks| marks.hit(&self.pages, last));
+        let work = Effort::of(u64::MAX);
+        let hits = self.marks.iter();
+        let hits = hits.filter_map(|marks| marks.hit(&self.pages, last, &work));
         let hit = hits
             .min()
             .unwrap_or(0)

@@ -1,0 +1,144 @@
+//! What is guessed of groups that no event tells of costs work in proportion to what was told: effort
+//! is counted, not timed.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where something does")]
+
+mod asking;
+mod encoder;
+
+use asking::request;
+use encoder::{Value, batch, map, text, uints};
+use kvbraid_core::fleet::{
+    GroupOfModel, Index, Options, PodConfig, PodSpec, Publisher, SLICE, SilentPools,
+};
+use kvbraid_core::secret::Secret;
+use kvbraid_core::spec::SpecKind;
+
+const POD: &str = "a";
+/// The pages before a store that one of its own pages pays for.
+const PER_PAGE: u64 = 64;
+/// What a rank may do beyond that.
+const KEPT: u64 = 1 << 17;
+
+fn index(window: Option<u32>, silent: SilentPools) -> Index {
+    let group = GroupOfModel {
+        kind: window.map_or(SpecKind::Mamba, |_| SpecKind::SlidingWindow),
+        window,
+        grid: 1,
+    };
+    let mut index = Index::new(Options::new(Secret::new([7; 32])));
+    let config = PodConfig {
+        publisher: Publisher::Sglang,
+        silent_groups: Some(vec![group]),
+        silent,
+        ..PodConfig::default()
+    };
+    let spec = PodSpec {
+        model: "m".to_owned(),
+        dp_size: 1,
+        config,
+        ..PodSpec::default()
+    };
+    index.register(POD, spec).unwrap();
+    index
+}
+
+/// A store of pages of one token each.
+fn stored(hashes: &[u32], parent: Option<u32>) -> Value {
+    map(&[
+        ("type", text("BlockStored")),
+        ("block_hashes", uints(hashes)),
+        (
+            "parent_block_hash",
+            parent.map_or(Value::Nil, |p| Value::Uint(p.into())),
+        ),
+        ("token_ids", uints(hashes)),
+        ("block_size", Value::Uint(1)),
+        ("medium", text("GPU")),
+    ])
+}
+
+/// Stores a chain of this many pages, hashes 1 and on.
+fn chain(index: &mut Index, pages: u32) -> u64 {
+    let hashes: Vec<u32> = (1..=pages).collect();
+    let mut effort = 0;
+    for hashes in hashes.chunks(8192) {
+        let parent = Some(hashes[0] - 1).filter(|parent| *parent > 0);
+        let applied = index.apply(POD, 0, &batch(&[stored(hashes, parent)]));
+        effort += applied.unwrap().effort;
+    }
+    effort
+}
+
+/// Stores of one page each after the same one, in one batch. Returns the effort and the slices.
+fn leaves(index: &mut Index, parent: u32, leaves: u32) -> (u64, u64) {
+    let events = (0..leaves).map(|i| stored(&[1_000_000 + i], Some(parent)));
+    let mut intake = index.take_intake();
+    intake.read(&batch(&events.collect::<Vec<_>>()));
+    let mut slices = 1;
+    while !index.advance(POD, 0, &mut intake, SLICE).unwrap() {
+        slices += 1;
+    }
+    let effort = intake.applied().effort;
+    index.give_back(intake);
+    index.check_integrity();
+    (effort, slices)
+}
+
+fn cut_short(index: &Index) -> u64 {
+    let info = index.pods().remove(0);
+    info.refused.get("long_silent_walk").copied().unwrap_or(0)
+}
+
+#[test]
+fn a_window_behind_a_page_costs_what_stores_after_it_pay_for() {
+    let mut index = index(Some(4097), SilentPools::default());
+    chain(&mut index, 4096);
+    assert_eq!(cut_short(&index), 0);
+    let (effort, slices) = leaves(&mut index, 4096, 4000);
+    assert!(effort > KEPT, "{effort}");
+    assert!(effort <= 4000 * (PER_PAGE + 1) + KEPT, "{effort}");
+    assert!(slices >= effort / (2 * SLICE as u64), "{slices}");
+    assert!(cut_short(&index) > 0);
+}
+
+#[test]
+fn chunks_that_are_shorter_than_the_window_mark_each_page_once() {
+    for chunk in [1, 8, 2048] {
+        let pools = SilentPools {
+            chunked_prefill: Some(chunk),
+            ..SilentPools::default()
+        };
+        let mut index = index(Some(8193), pools);
+        let effort = chain(&mut index, 16384);
+        assert!((16384..8 * 16384).contains(&effort), "{chunk}: {effort}");
+        assert_eq!(cut_short(&index), 0);
+    }
+}
+
+#[test]
+fn a_pool_of_almost_no_slots_makes_no_store_walk_a_whole_chain() {
+    let pools = SilentPools {
+        chunked_prefill: Some(64),
+        state_slots: Some(2),
+        ..SilentPools::default()
+    };
+    let mut index = index(None, pools);
+    chain(&mut index, 32768);
+    let (effort, slices) = leaves(&mut index, 20_000, 4000);
+    assert!(effort > KEPT, "{effort}");
+    assert!(effort <= 4000 * (PER_PAGE + 1) + KEPT, "{effort}");
+    assert!(slices >= effort / (2 * SLICE as u64), "{slices}");
+    assert!(cut_short(&index) > 0);
+}
+
+#[test]
+fn what_was_cut_short_leaves_the_bounds_as_wide_as_they_are() {
+    let mut index = index(Some(4097), SilentPools::default());
+    chain(&mut index, 4096);
+    leaves(&mut index, 4096, 4000);
+    let tokens: Vec<u32> = (1..=4096).chain([1_000_005, 1]).collect();
+    let row = index.score(&request(&tokens)).unwrap().rows.remove(0);
+    assert!(row.bounds.lower <= row.expected && row.expected <= row.bounds.upper);
+    assert_eq!(row.bounds.upper, 4097);
+}
