@@ -142,3 +142,37 @@ fn what_was_cut_short_leaves_the_bounds_as_wide_as_they_are() {
     assert!(row.bounds.lower <= row.expected && row.expected <= row.bounds.upper);
     assert_eq!(row.bounds.upper, 4097);
 }
+
+#[test]
+fn a_request_that_waits_for_its_pages_has_each_of_them_looked_for_once() {
+    let pages = 2000;
+    let mut index = index(Some(129), SilentPools::default());
+    chain(&mut index, pages);
+    let tokens: Vec<u32> = (1..=pages + 101).collect();
+    index.routed(POD, 0, &request(&tokens), &[]).unwrap();
+    let mut efforts = vec![];
+    for _ in 0..100 {
+        let removal = map(&[
+            ("type", text("BlockRemoved")),
+            ("block_hashes", uints(&[999_999_u32])),
+        ]);
+        efforts.push(index.apply(POD, 0, &batch(&[removal])).unwrap().effort);
+    }
+    assert_eq!(efforts, [1; 100]);
+    let one_by_one = (pages + 1..pages + 100).map(|hash| {
+        let store = stored(&[hash], Some(hash - 1));
+        index.apply(POD, 0, &batch(&[store])).unwrap().effort
+    });
+    assert_eq!(one_by_one.collect::<Vec<_>>(), [2; 99]);
+    assert_eq!(
+        index.score(&request(&tokens)).unwrap().rows[0].expected,
+        pages
+    );
+    let last = stored(&[pages + 100], Some(pages + 99));
+    let last = index.apply(POD, 0, &batch(&[last])).unwrap().effort;
+    assert!(last > u64::from(pages), "{last}: its marks are left");
+    assert_eq!(
+        index.score(&request(&tokens)).unwrap().rows[0].expected,
+        pages + 100
+    );
+}

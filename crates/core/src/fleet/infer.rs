@@ -66,6 +66,10 @@ impl Slice<'_> {
             && silent.is_routed()
         {
             let changes = silent.settle_routes(false);
+            let looks = silent.take_looks();
+            self.rank.effort.note(looks);
+            self.progress
+                .work(usize::try_from(looks).unwrap_or(usize::MAX));
             self.rank.show_changes(changes, &mut self.shared);
         }
     }
@@ -166,6 +170,8 @@ impl Rank {
         }
         if let Some(silent) = &mut self.silent {
             let changes = silent.route(keys, prompt, produced);
+            // The batches that follow do not pay for this.
+            silent.take_looks();
             self.show_changes(changes, shared);
         }
     }

@@ -170,6 +170,12 @@ impl Pages {
         pages.take_while(|page| self.is_held(*page)).collect()
     }
 
+    /// Whether the page that ends at a key is held.
+    pub(super) fn has(&self, key: PrefixKey) -> bool {
+        let page = self.by_key.as_ref().and_then(|pages| pages.get(&key));
+        page.is_some_and(|page| self.is_held(*page))
+    }
+
     fn get(&self, page: PageId) -> &Page {
         &self.table[page.0 as usize]
     }

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 
+use super::pages::Pages;
 use super::{AllChanges, Changes, Silent};
 use crate::fleet::effort::Effort;
 use crate::prefix::PrefixKey;
@@ -30,26 +31,62 @@ pub(super) struct Route {
     pub(super) full: u32,
 }
 
+/// A request whose pages are waited for.
+#[derive(Debug)]
+struct Waiting {
+    route: Route,
+    /// How many of its pages were there when they were looked for. The next one is awaited.
+    seen: usize,
+    /// How many have to be there before it leaves its marks.
+    needed: usize,
+}
+
 /// The requests that were sent to the pod and have not left their marks yet.
 #[derive(Debug, Default)]
 pub(super) struct Routes {
-    waiting: VecDeque<Route>,
+    waiting: VecDeque<Waiting>,
+    /// The boundaries that they have together.
+    num_keys: usize,
+    /// How many pages have been looked for since this was last asked.
+    looks: u64,
 }
 
 impl Routes {
     /// Forgets all requests.
     pub(super) fn clear(&mut self) {
-        self.waiting = VecDeque::new();
+        *self = Self::default();
     }
 
-    fn num_keys(&self) -> usize {
-        self.waiting.iter().map(|route| route.keys.len()).sum()
+    fn push(&mut self, waiting: Waiting) {
+        self.num_keys += waiting.route.keys.len();
+        self.waiting.push_back(waiting);
+    }
+
+    /// The first request, if its pages are there, or if it shall not wait any longer. Each of its pages
+    /// is looked for until it is seen, and then no more.
+    fn next(&mut self, pages: &Pages, all: bool) -> Option<Route> {
+        let is_crowded = self.waiting.len() > MOST_WAITING || self.num_keys > MOST_KEYS;
+        let first = self.waiting.front_mut()?;
+        let before = first.seen;
+        let awaited = first.route.keys.get(before..first.needed);
+        let seen = awaited.map_or(0, |keys| {
+            keys.iter().take_while(|key| pages.has(**key)).count()
+        });
+        self.looks += 1 + seen as u64;
+        first.seen += seen;
+        if !(all || is_crowded || first.seen >= first.needed) {
+            return None;
+        }
+        let route = self.waiting.pop_front()?.route;
+        self.num_keys -= route.keys.len();
+        Some(route)
     }
 
     /// The bytes held, by capacity.
     pub(super) fn bytes(&self) -> usize {
-        let keys: usize = self.waiting.iter().map(|route| route.keys.capacity()).sum();
-        self.waiting.capacity() * size_of::<Route>() + keys * size_of::<PrefixKey>()
+        let keys = self.waiting.iter();
+        let keys: usize = keys.map(|first| first.route.keys.capacity()).sum();
+        self.waiting.capacity() * size_of::<Waiting>() + keys * size_of::<PrefixKey>()
     }
 }
 
@@ -78,12 +115,18 @@ impl Silent {
             marks.admit(&self.pages, (&path, hit as usize), prompt, changes);
         }
         let full = u32::try_from(path.len()).unwrap_or(0) * size;
-        self.routes.waiting.push_back(Route {
+        let route = Route {
             keys,
             prompt,
             produced,
             hit: hit * size,
             full,
+        };
+        let needed = self.marks.iter().map(|marks| marks.needs(&route)).max();
+        self.routes.push(Waiting {
+            route,
+            seen: 0,
+            needed: needed.unwrap_or(0),
         });
         let more = self.settle_routes(false);
         for (changes, more) in changes.iter_mut().zip(more) {
@@ -92,24 +135,19 @@ impl Silent {
         changes
     }
 
+    /// How many pages have been looked for since this was last asked.
+    pub(in crate::fleet) fn take_looks(&mut self) -> u64 {
+        std::mem::take(&mut self.routes.looks)
+    }
+
     /// Lets the requests leave their marks whose pages are there, or all. An earlier one is first.
     pub(in crate::fleet) fn settle_routes(&mut self, all: bool) -> AllChanges {
         let mut changes = AllChanges::from_elem(Changes::new(), self.marks.len());
-        while let Some(route) = self.routes.waiting.front() {
-            let is_crowded =
-                self.routes.waiting.len() > MOST_WAITING || self.routes.num_keys() > MOST_KEYS;
+        while let Some(route) = self.routes.next(&self.pages, all) {
             let path = self.pages.path(&route.keys);
-            let is_there = self
-                .marks
-                .iter()
-                .all(|marks| marks.needs(route) <= path.len());
-            if !(all || is_crowded || is_there) {
-                break;
-            }
-            if let Some(route) = self.routes.waiting.pop_front() {
-                for (marks, changes) in self.marks.iter_mut().zip(&mut changes) {
-                    marks.finish(&self.pages, &path, &route, changes);
-                }
+            self.routes.looks += path.len() as u64;
+            for (marks, changes) in self.marks.iter_mut().zip(&mut changes) {
+                marks.finish(&self.pages, &path, &route, changes);
             }
         }
         changes
