@@ -40,6 +40,8 @@ class EngineProfile:
         adapter_reloads: Adapters are loaded again under their names, which no event tells: lower
             bounds of requests for an adapter are 0.
         unsent_tokens: By kind, the window or chunk of learned groups whose events do not carry it.
+        model_groups: The kind and window of each group that the model has, where groups are
+            learned. Until events have told of them all, lower bounds are 0.
         silent_pools_never_short: Of an SGLang engine: the memory of its windows and states never
             runs out before that of full attention. True of windows at `--swa-full-tokens-ratio`
             1.0; true of states if there are at least as many slots as full-attention tokens
@@ -67,6 +69,7 @@ class EngineProfile:
     adapter_reloads: bool = False
     event_format: str = "default"
     unsent_tokens: tuple[tuple[SpecKind, int], ...] = ()
+    model_groups: tuple[tuple[SpecKind, int | None], ...] = ()
     silent_pools_never_short: bool = False
     window_pool_tokens: int | None = None
     state_slots: int | None = None

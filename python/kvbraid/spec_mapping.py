@@ -15,6 +15,7 @@ from kvbraid.hashing import HashAlgo
 from kvbraid.models import (
     complete,
     kinds_of,
+    model_groups,
     silent_groups,
     unsent_tokens,
     with_silent_groups,
@@ -138,8 +139,9 @@ def pod_from_mapping(
     """Read a pod's topology and engine, both completed from its model's parsed `config.json`.
 
     For SGLang, the model says which groups the engine keeps and is silent about. For other
-    engines, it says the windows and chunks that events do not carry. Without a mapping and a model
-    the topology is None.
+    engines, it says which groups have to tell of themselves before anything is promised, and the
+    windows and chunks that events do not carry. Without a mapping and a model the topology is
+    None.
 
     Raises:
         TopologyError: As in `topology_from_mapping`; or a group that the model cannot have.
@@ -157,8 +159,10 @@ def pod_from_mapping(
             silent = silent_groups(model_config, disable_hybrid_swa_memory=flag)
             whole = with_silent_groups(topology, silent, model_type=model.model_type)
             return whole, replace(engine, silent_groups=None if whole.groups else silent)
-        unsent = () if topology.groups else unsent_tokens(model)
-        return complete(topology, model), replace(engine, unsent_tokens=unsent)
+        if not topology.groups:
+            unsent, told = unsent_tokens(model), model_groups(model)
+            engine = replace(engine, unsent_tokens=unsent, model_groups=told)
+        return complete(topology, model), engine
     except InvalidValueError as error:
         raise type(error)(f"model_config: {error}") from None
 

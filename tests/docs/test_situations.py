@@ -13,6 +13,7 @@ from kvbraid.events.wire import encode_batch
 from kvbraid.fleet.index import FleetIndex, IndexOptions
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
+from kvbraid.spec import SpecKind
 from kvbraid.spec_mapping import profile_from_mapping, topology_from_mapping
 
 from tests.docs.test_reference_pages import tables
@@ -42,10 +43,11 @@ def index_of(
     topology: Mapping[str, object] | None = None,
     state: PodState = PodState.EXACT,
     memory_limit_bytes: int | None = None,
+    model_groups: tuple[tuple[SpecKind, int | None], ...] = (),
 ) -> FleetIndex:
     index = FleetIndex(IndexOptions(memory_limit_bytes=memory_limit_bytes))
     read = None if topology is None else topology_from_mapping(topology)
-    engine = profile_from_mapping(topology or {})
+    engine = replace(profile_from_mapping(topology or {}), model_groups=model_groups)
     index.register(POD, model="m", topology=read, engine=engine)
     for event in events:
         index.apply(POD, encode_batch([event]))
@@ -77,6 +79,10 @@ SITUATIONS: Final[Mapping[str, tuple[tuple[int, int], Callable[[], FleetIndex]]]
     "unconfigured groups: an index is missing among those seen": (
         (0, 64),
         lambda: index_of(replace(STORED, group_idx=1)),
+    ),
+    "unconfigured groups: one of the `model_config` has told nothing yet": (
+        (0, 64),
+        lambda: index_of(STORED, model_groups=((SpecKind.MAMBA, None),)),
     ),
     "unconfigured groups: events lack an index, and lack a kind or come beside indexed ones": (
         (0, 64),

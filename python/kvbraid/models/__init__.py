@@ -7,7 +7,14 @@ from kvbraid.models.layers import KindLayers, LayerSpec, ModelLayers
 from kvbraid.models.packing import packed_groups
 from kvbraid.models.pages import CacheLayer, Page
 from kvbraid.models.prefill_cost import PrefillCost, prefill_cost
-from kvbraid.models.read import MODEL_TYPES, complete, engine_layers, kinds_of, unsent_tokens
+from kvbraid.models.read import (
+    MODEL_TYPES,
+    complete,
+    engine_layers,
+    kinds_of,
+    model_groups,
+    unsent_tokens,
+)
 from kvbraid.models.sglang import silent_groups, with_silent_groups
 from kvbraid.models.shapes import Heads, State, StatePart, StateTensor
 
@@ -33,6 +40,7 @@ __all__ = [
     "group_config",
     "group_layers",
     "kinds_of",
+    "model_groups",
     "packed_groups",
     "prefill_cost",
     "read_config",

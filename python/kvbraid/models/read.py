@@ -161,6 +161,11 @@ def unsent_tokens(model: ModelLayers) -> tuple[tuple[SpecKind, int], ...]:
     return tuple((kind, min(found)) for kind, found in sizes.items() if len(found) == 1)
 
 
+def model_groups(model: ModelLayers) -> tuple[tuple[SpecKind, int | None], ...]:
+    """Return each kind and window of the model: see `EngineProfile.model_groups`."""
+    return tuple(dict.fromkeys((each.spec.kind, each.spec.window) for each in model.kinds))
+
+
 def _completed(group: GroupSpec, model: ModelLayers) -> GroupSpec:
     """Match one group against the model's layers; an engine may keep any attention in full."""
     specs = [each.spec for each in model.kinds]

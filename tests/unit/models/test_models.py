@@ -16,6 +16,7 @@ from kvbraid.models import (
     complete,
     group_config,
     kinds_of,
+    model_groups,
     read_config,
     unsent_tokens,
 )
@@ -439,6 +440,8 @@ def test_a_topology_whose_groups_are_learned_gains_what_events_may_leave_out() -
     assert unsent_tokens(llama4) == ((SpecKind.CHUNKED_LOCAL_ATTENTION, 64),)
     gemma = kinds_of(POSITIONS["five windows to one"][0])
     assert unsent_tokens(gemma) == ((SpecKind.SLIDING_WINDOW, 64),)
+    told = ((SpecKind.SLIDING_WINDOW, 64), (SpecKind.FULL_ATTENTION, None))
+    assert set(model_groups(gemma)) == set(told)
 
 
 def test_a_kind_of_two_sizes_says_neither() -> None:

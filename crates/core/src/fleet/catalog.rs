@@ -42,6 +42,9 @@ pub struct PodConfig {
     pub hidden: Hidden,
     /// The window or chunk, in tokens, of learned groups whose events do not carry it, by kind.
     pub unsent: Vec<(SpecKind, u32)>,
+    /// The groups that the operator's model has, by kind and window, where groups are learned. One
+    /// that no event has told of yet may hold nothing.
+    pub model_groups: Vec<(SpecKind, Option<u32>)>,
     /// The memory of groups that no event tells of.
     pub silent: SilentPools,
     /// The groups of a pod whose groups are not listed, besides the full attention that its events

@@ -111,6 +111,13 @@ impl Catalog {
         }
     }
 
+    /// Whether the operator's model has a group that no event has told of yet.
+    fn awaits_groups(&self) -> bool {
+        let told = || self.learned.iter().flatten().chain(&self.ungrouped);
+        let groups = &self.config.model_groups;
+        (groups.iter()).any(|&group| !told().any(|known| known.is_of(group)))
+    }
+
     fn learned_view(&self) -> Option<View> {
         let mut groups = Vec::new();
         let mut indices = Vec::new();
@@ -124,7 +131,7 @@ impl Catalog {
         // nothing.
         let has_gap = groups.len() < self.learned.len();
         let mut upper_is_everything = false;
-        let mut lower_is_zero = has_gap;
+        let mut lower_is_zero = has_gap || self.awaits_groups();
         if let Some(known) = self.ungrouped {
             let kind = known.kind.filter(|k| *k != SpecKind::Unknown);
             lower_is_zero |= kind.is_none() || !groups.is_empty();
@@ -164,6 +171,17 @@ impl Catalog {
             silent: None,
             space_page: 0,
         })
+    }
+}
+
+impl Known {
+    /// Whether this is the group of a model of this kind and window. An engine may keep the blocks
+    /// of a window for ever, as full attention that still has the window.
+    fn is_of(&self, (kind, window): (SpecKind, Option<u32>)) -> bool {
+        let is_kind =
+            (self.kind).is_some_and(|own| own == kind || (own.is_full() && kind.is_full()));
+        let is_window = window.is_some() && self.window == window;
+        is_window || (is_kind && (window.is_none() || self.window.is_none()))
     }
 }
 

@@ -73,6 +73,7 @@ struct EngineArg {
     adapter_reloads: bool,
     event_format: PyBackedStr,
     unsent_tokens: Vec<(EnumArg, u32)>,
+    model_groups: Vec<(EnumArg, Option<u32>)>,
     silent_pools_never_short: bool,
     window_pool_tokens: Option<u32>,
     state_slots: Option<u32>,
@@ -109,6 +110,7 @@ impl EngineArg {
     fn config(&self, topology: TopologyArg) -> Result<PodConfig, Error> {
         let dialect = topology::dialect([self.dialect.name()])?;
         let unsent = self.unsent_tokens.iter();
+        let told = self.model_groups.iter();
         let silent = self.silent_groups.as_ref().map(|groups| groups.iter());
         Ok(PodConfig {
             topology: Some(topology.decode(dialect)?),
@@ -125,6 +127,9 @@ impl EngineArg {
             },
             unsent: unsent
                 .map(|(kind, tokens)| Ok((topology::kind(kind)?, *tokens)))
+                .collect::<Result<_, _>>()?,
+            model_groups: told
+                .map(|(kind, window)| Ok((topology::kind(kind)?, *window)))
                 .collect::<Result<_, _>>()?,
             silent: SilentPools {
                 never_short: self.silent_pools_never_short,
