@@ -153,3 +153,25 @@ def test_missing_history_promises_nothing_where_groups_are_only_learned() -> Non
     index = index_of(STORED, state=PodState.DEGRADED)
     (row,) = index.score(Request(model="m", token_ids=[*TOKENS, 7])).rows
     assert (row.lower, row.upper) == (0, 64)
+
+
+REASONS: Final = {
+    "a kind or `chunk` unknown": "the kind, window or chunk of a group is not known",
+    "unconfigured groups: an index is missing among those seen": "an index is missing among",
+    "unconfigured groups: one of the `model_config` has told nothing yet": "a group of the model",
+    "unconfigured groups: events lack an index, and lack a kind or come beside indexed ones": (
+        "events have no group_idx"
+    ),
+    '`report_mode = "full"`': "report_mode or extra_keys is set",
+    "`extra_keys = true`": "report_mode or extra_keys is set",
+    "SGLang with groups other than full attention": "the engine does not tell of all",
+    "hashes in limbo that may stand on this request": "some hashes have no certain place",
+}
+
+
+@pytest.mark.parametrize("situation", REASONS)
+def test_an_explanation_says_why_the_answer_is_a_bound(situation: str) -> None:
+    index = SITUATIONS[situation][1]()
+    index.set_state(POD, PodState.EXACT, reason="")
+    (row,) = index.explain(Request(model="m", token_ids=[*TOKENS, 7])).rows
+    assert row.reason.startswith(REASONS[situation])

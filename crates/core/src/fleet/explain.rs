@@ -104,7 +104,7 @@ impl Index {
         let draft = |&column: &usize| Draft {
             reason: model.ranks[column]
                 .as_ref()
-                .map_or_else(String::new, Rank::reason),
+                .map_or_else(String::new, Rank::reason_of_bound),
             sight: sights.get(&column).cloned(),
         };
         let explained = Explained {

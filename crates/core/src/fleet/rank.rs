@@ -209,6 +209,16 @@ impl Rank {
         reasons.collect::<Vec<_>>().join("; ")
     }
 
+    /// Why the rank's answers are bounds: the reason for its state, or else what is not known of its
+    /// groups. Empty where only hashes can be the reason.
+    pub(super) fn reason_of_bound(&self) -> String {
+        let reason = self.reason();
+        if reason.is_empty() {
+            return self.catalog.reason_of_bound().to_owned();
+        }
+        reason
+    }
+
     /// Whether what the rank is known to hold is certainly there, and everything that its engine
     /// asks for is known. During a replay, or without a connection, removals may be missing. A
     /// history with a hole may have hidden a whole group, unless the groups are configured. A

@@ -5,6 +5,17 @@ use super::silent::{CERTAIN, LIKELY, Silent};
 use crate::divisors::{gcd, lcm};
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
+const MISLEADING: &str = "report_mode or extra_keys is set, so what is counted need not be found";
+const AWAITED: &str = "a group of the model_config has told nothing yet; if it never does, list the \
+                       pod's groups";
+const GAP: &str = "an index is missing among the groups that events told of; if it stays so, list \
+                   the pod's groups";
+const UNGROUPED_EVENTS: &str = "events have no group_idx, so they may be of several groups; list the \
+                                pod's groups";
+const UNTOLD: &str = "the engine does not tell of all of its groups";
+const UNKNOWN_GROUP: &str = "the kind, window or chunk of a group is not known; give the pod's \
+                             model_config, or list its groups";
+
 /// What the rule is evaluated with for one pod.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct View {
@@ -109,6 +120,25 @@ impl Catalog {
             silent: None,
             space_page: 0,
         }
+    }
+
+    /// Why the groups make the pod's answers bounds, in words that name the remedy; empty if they
+    /// do not.
+    pub(super) fn reason_of_bound(&self) -> &'static str {
+        let Some(view) = self.view() else {
+            return "";
+        };
+        let is_learned = !self.is_configured();
+        let doubts = [
+            (self.misleads(), MISLEADING),
+            (is_learned && self.awaits_groups(), AWAITED),
+            (is_learned && self.learned.contains(&None), GAP),
+            (is_learned && view.lower_is_zero, UNGROUPED_EVENTS),
+            (view.lower_is_zero, UNTOLD),
+            (view.has_unknown, UNKNOWN_GROUP),
+        ];
+        let doubt = doubts.iter().find(|(is_so, _)| *is_so);
+        doubt.map_or("", |(_, text)| text)
     }
 
     /// Whether the operator's model has a group that no event has told of yet.
