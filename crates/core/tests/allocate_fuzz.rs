@@ -8,6 +8,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where something does")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::slice::from_ref;
 
 use kvbraid_core::cache::{
     ByValue, Cache, CacheConfig, GroupOptions, HashFunction, Need, NewRequest, PrefillCost,
@@ -146,7 +147,7 @@ impl Life {
         };
         let reserved = numbers.tokens() as usize;
         let before = self.cache.num_free_blocks();
-        if self.cache.allocate(&[need.clone()], reserved).is_err() {
+        if self.cache.allocate(from_ref(&need), reserved).is_err() {
             assert_eq!(self.cache.num_free_blocks(), before, "{need:?}");
         }
         _ = self.cache.blocks_needed(&need, numbers.chance(2));
@@ -196,8 +197,7 @@ fn config(groups: Vec<GroupSpec>, numbers: &mut Numbers) -> CacheConfig {
         num_blocks: 4 + numbers.below(60),
         caching: !numbers.chance(8),
         events: true,
-        retention: [Retention::Dense, Retention::ByValue(by_value)][numbers.below(2) as usize]
-            .clone(),
+        retention: [Retention::Dense, Retention::ByValue(by_value)][numbers.below(2) as usize],
         max_model_len: [u32::MAX, 64][numbers.below(2) as usize],
         max_in_flight_tokens: None,
         watermark_blocks: numbers.below(3),

@@ -316,12 +316,13 @@ impl Core {
                         -state::needed(self, &step, table, hits).min(0)
                     }
                 }
-                Kind::Full | Kind::Window { .. } | Kind::Chunk { .. } if !adopts => {
+                Kind::Cross | Kind::Ring | Kind::Nothing => 0,
+                Kind::Full | Kind::Window { .. } | Kind::Chunk { .. } if adopts => 0,
+                Kind::Full | Kind::Window { .. } | Kind::Chunk { .. } => {
                     let required = lengths.slots.div_ceil(group.block) as usize;
                     let taken = signed(required.saturating_sub(table.blocks.len()));
                     taken - self.needed_of(group, table, &[], lengths, false)
                 }
-                _ => 0,
             })
             .sum()
     }
