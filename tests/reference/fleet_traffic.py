@@ -130,7 +130,7 @@ class Engine:
             self._store(group, prompt, span, size, tier)
 
     def store_parts(self, prompt: Prefix) -> None:
-        """Store a block smaller than its group's, at any boundary of the hash chain."""
+        """Store blocks smaller than their group's, at any boundary of the hash chain."""
         unit = self.hashes.block_size
         coarse = [i for i, g in enumerate(self.topology.groups) if g.block_size > unit]
         units = len(prompt.tokens) // unit
@@ -142,7 +142,7 @@ class Engine:
         start = 0
         if self.random.random() < self.habits.orphan:
             start = self.random.randrange(units) * unit
-        blocks = self.random.randint(0, min(1, (len(prompt.tokens) - start) // size))
+        blocks = self.random.randint(0, (len(prompt.tokens) - start) // size)
         self._store(group, prompt, (start, start + blocks * size), size, Tier.GPU)
 
     def store_twins(self, prompt: Prefix) -> None:

@@ -196,7 +196,6 @@ impl<'a> Slice<'a> {
             kind: stored.kind,
             window: stored.window,
             block_size: stored.block_size,
-            is_run: stored.hashes.len > 1,
             lookahead: self.batch.lookahead_span(stored, 0).len,
         };
         self.rank.unnamed.media |= stored.has_mm_keys;

@@ -63,8 +63,6 @@ pub(super) struct GroupNews {
     pub window: Option<u32>,
     /// Tokens per block of this store; 0 is a placeholder that says nothing.
     pub block_size: u32,
-    /// Whether the store is of several blocks. Of a part of a block there is but one.
-    pub is_run: bool,
     /// Tokens after a block that its hash also covers; 0 if the store lists none.
     pub lookahead: u32,
 }
@@ -76,8 +74,7 @@ pub(super) enum Contradiction {
     Kind,
     /// The window differs from the configured or learned one.
     Window,
-    /// The block is larger than the configured one, or several are smaller, or one is where all
-    /// have one size.
+    /// The block is larger than the configured one, or of another size where there is but one.
     BlockSize,
     /// The configuration has no such group.
     Group,
@@ -298,8 +295,7 @@ impl Catalog {
             return Ok(true);
         };
         let is_smaller = (1..known.block_size).contains(&news.block_size);
-        let is_no_part = news.is_run || self.config.publisher.has_one_block_size();
-        if configured && is_smaller && is_no_part {
+        if configured && is_smaller && self.config.publisher.has_one_block_size() {
             return Err(Contradiction::BlockSize);
         }
         let merged = merge(known, news, configured)?;
