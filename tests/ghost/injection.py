@@ -86,7 +86,7 @@ class Injection:
         if self.setting.options.num_ranks == 1:
             events.remove(Event.ONE_RANK)
         is_disturbed = any(f.event in DISTURBING and not f.is_reported for f in self.faults)
-        # What is loaded whole needs one more step alone, and may be over before a late report.
+        # What is loaded whole and cannot go on from there starts over at once.
         is_all = load.is_async and load.start + load.num_tokens == self.num_tokens(load.request)
         if is_disturbed or is_all or not self.setting.is_roomy:
             events = [event for event in events if event not in OUT_OF_ORDER]

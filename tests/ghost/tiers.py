@@ -106,8 +106,7 @@ class GhostTiers:
         return nodes
 
     def _in_host(self, nodes: Sequence[int], hit: int, *, is_async: bool) -> int | None:
-        del is_async  # Of a load of all tokens, it may lack what the last token reads.
-        last = (len(nodes) - 1) // self.alignment * self.alignment
+        last = (len(nodes) - (not is_async)) // self.alignment * self.alignment
         for end in range(last, hit, -self.alignment):
             places = needed_places(self.topology.groups, nodes, hit, end)
             if all((place.group, place.node) in self.records for place in places):

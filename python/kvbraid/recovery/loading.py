@@ -52,34 +52,3 @@ def can_compute(groups: Sequence[GroupSpec], tables: Tables, token: int) -> bool
         if spec.kind is SpecKind.MAMBA or is_short or not all(table[first // size :]):
             return False
     return True
-
-
-def useful_end(
-    groups: Sequence[GroupSpec],
-    num_tokens: int,
-    alignment: int,
-    state_ends: Sequence[int] | None = None,
-) -> int:
-    """Return where a load of all `num_tokens` of a request ends, so that it is used.
-
-    The last token is computed even if it was loaded. Attention loads all tokens where that leaves
-    what the last one reads, and all but the last one otherwise. A state is had at multiples of
-    `alignment`, or where `state_ends` says, and what comes after it is computed; 0 if it is had
-    nowhere.
-    """
-    last = num_tokens - 1
-    if all(spec.kind is not SpecKind.MAMBA for spec in groups):
-        return num_tokens if all(_reads_alike(spec, last) for spec in groups) else last
-    if state_ends is None:
-        return last // alignment * alignment
-    return max(
-        (e for e in state_ends if e == last or (0 < e < last and not e % alignment)), default=0
-    )
-
-
-def _reads_alike(spec: GroupSpec, token: int) -> bool:
-    """Whether a token reads no block of a group that the next token does not read."""
-    return (
-        first_read(spec, token + 1) // spec.block_size
-        <= first_read(spec, token) // spec.block_size
-    )
