@@ -16,6 +16,10 @@ from kvbraid.resume import hash_block_size
 from kvbraid.spec import SpecKind, Topology
 from kvbraid.spec_mapping import topology_from_mapping
 
+MAX_BLOCKS: Final = 1 << 26
+"""The most blocks of all pools together: a decision keeps eight bytes for each, whether it has a
+request or not. A pool of 16-token blocks then has room for 1 G tokens."""
+
 MAX_BOUNDARIES: Final = 1 << 24
 """The most boundaries of one run, over all groups: 1 M tokens in 256 groups of 16-token blocks."""
 
@@ -89,8 +93,9 @@ def _check_pools(state: Checked) -> None:
         raise _wrong(
             "pools", list(fields.pools), "pools that are numbered from 0 on, without gaps"
         )
-    if state.total_blocks >= 1 << 32:
-        raise _wrong("num_blocks", fields.num_blocks, "less than 4294967296 in all pools together")
+    if state.total_blocks > MAX_BLOCKS:
+        expected = f"at most {MAX_BLOCKS} in all pools together; give the pool its real size"
+        raise _wrong("num_blocks", fields.num_blocks, expected)
     for group, block in (*fields.busy.group_blocks, *((0, b) for b in fields.busy.blocks)):
         if group >= len(groups) or block >= fields.num_blocks:
             expected = "a group and a block of its pool; leave it out"

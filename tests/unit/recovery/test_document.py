@@ -193,9 +193,13 @@ WRONG: dict[str, tuple[Json, str]] = {
         r"busy.blocks = \[3\]; expected none, .* report \(group, block\) pairs in "
         r"busy.group_blocks$",
     ),
+    "a pool that is far larger than any": (
+        state(num_blocks=(1 << 32) - 1),
+        r"num_blocks = 4294967295; expected at most 67108864 in all pools together; give the pool",
+    ),
     "pools that are too large together": (
         state(num_blocks=1 << 31, pools=[0, 1]),
-        r"num_blocks = 2147483648; expected less than 4294967296 in all pools together",
+        r"num_blocks = 2147483648; expected at most 67108864 in all pools together",
     ),
 }
 
