@@ -153,6 +153,23 @@ def test_an_unknown_key_is_the_callers_fault_whatever_it_is_called(
         assert len(answer.content) < 2000
 
 
+@pytest.mark.parametrize("path", ["/v1/score", "/v1/explain"])
+@pytest.mark.parametrize(
+    ("key", "where"),
+    [
+        ("prompt", "POST /tokenize (vLLM, SGLang) returns those of a prompt"),
+        ("text", "POST /tokenize (vLLM, SGLang) returns those of a text"),
+        ("messages", "POST /v1/chat/completions/render (vLLM) returns those of messages"),
+    ],
+)
+def test_text_is_answered_with_where_token_ids_come_from(
+    client: TestClient, path: str, key: str, where: str
+) -> None:
+    answer = client.post(path, content=f'{{"model":"m","{key}":"Hello"}}')
+    told = f"unknown key {key}; send token_ids, which the engine computes: {where}"
+    assert refusal(answer) == (400, "malformed_body", told)
+
+
 def test_an_unknown_key_of_media_is_named_with_its_place_and_the_known_ones(
     client: TestClient,
 ) -> None:

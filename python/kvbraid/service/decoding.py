@@ -34,6 +34,13 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[_Body]) -> _Body:
 _UNKNOWN_FIELD: Final = "Object contains unknown field `"
 _AT: Final = " - at `$"
 _LONGEST_KEY: Final = 64
+_TOKENS: Final = "token_ids"
+_FROM_TEXT: Final = {
+    "prompt": "POST /tokenize (vLLM, SGLang) returns those of a prompt",
+    "text": "POST /tokenize (vLLM, SGLang) returns those of a text",
+    "messages": "POST /v1/chat/completions/render (vLLM) returns those of messages",
+}
+"""Keys of text, where token ids are asked for, and where an engine gives the ids."""
 _STEP: Final = re.compile(r"\.?([^.\[]+)|\[[^\]]*\]")
 
 
@@ -56,10 +63,16 @@ def describe(
     if not known:  # The key itself ends like a place.
         problem, path, known = text, under, _fields_at(root, under)
     key = problem.removeprefix(_UNKNOWN_FIELD).removesuffix("`")
-    near = difflib.get_close_matches(key, known, n=1) if len(key) <= _LONGEST_KEY else []
-    remedy = f"did you mean {near[0]}?" if near else f"remove it; known: {', '.join(known)}"
+    remedy = _remedy(key, known)
     name = key if len(key) <= _LONGEST_KEY else shown(key)
     return f"unknown key {f'{path}.{name}' if path else name}; {remedy}"
+
+
+def _remedy(key: str, known: Sequence[str]) -> str:
+    if _TOKENS in known and key in _FROM_TEXT:
+        return f"send {_TOKENS}, which the engine computes: {_FROM_TEXT[key]}"
+    near = difflib.get_close_matches(key, known, n=1) if len(key) <= _LONGEST_KEY else []
+    return f"did you mean {near[0]}?" if near else f"remove it; known: {', '.join(known)}"
 
 
 def _fields_at(root: type[msgspec.Struct], path: str) -> list[str]:
