@@ -3,13 +3,16 @@
 
 #![no_main]
 
+#[path = "../../crates/core/tests/choices/mod.rs"]
+mod choices;
 #[path = "../../crates/core/tests/encoder/mod.rs"]
 mod encoder;
 #[path = "../../crates/core/tests/life/mod.rs"]
 mod life;
 
+use choices::{Bytes, Choices};
 use libfuzzer_sys::fuzz_target;
-use life::{Bytes, Choices, Life};
+use life::Life;
 
 fuzz_target!(|bytes: &[u8]| {
     let mut choices = Bytes(bytes);

@@ -7,8 +7,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where something does")]
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+mod choices;
+
 use std::slice::from_ref;
+
+use choices::{Choices, Numbers, play_lives};
 
 use kvbraid_core::cache::{
     ByValue, Cache, CacheConfig, GroupOptions, HashFunction, Need, NewRequest, PrefillCost,
@@ -30,36 +33,20 @@ const KINDS: [SpecKind; 6] = [
     SpecKind::EncoderOnlyAttention,
 ];
 
-/// Numbers of a seed, by xorshift.
-struct Numbers(u64);
-
-impl Numbers {
-    fn of(seed: u64) -> Self {
-        Self((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+/// A number of tokens as callers give it: mostly small, sometimes whole blocks, sometimes absurd.
+fn tokens(numbers: &mut Numbers) -> u32 {
+    match below(numbers, 40) {
+        0..20 => 0,
+        20..32 => below(numbers, 8),
+        32..36 => below(numbers, 40),
+        36..38 => below(numbers, 12) * BLOCK,
+        38 => below(numbers, 400),
+        _ => u32::MAX - below(numbers, 3) * (u32::MAX / 3),
     }
+}
 
-    fn below(&mut self, end: u32) -> u32 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        u32::try_from((self.0 >> 20) % u64::from(end)).unwrap()
-    }
-
-    fn chance(&mut self, one_in: u32) -> bool {
-        self.below(one_in) == 0
-    }
-
-    /// A number of tokens as callers give it: mostly small, sometimes whole blocks, sometimes absurd.
-    fn tokens(&mut self) -> u32 {
-        match self.below(40) {
-            0..20 => 0,
-            20..32 => self.below(8),
-            32..36 => self.below(40),
-            36..38 => self.below(12) * BLOCK,
-            38 => self.below(400),
-            _ => u32::MAX - self.below(3) * (u32::MAX / 3),
-        }
-    }
+fn below(numbers: &mut Numbers, end: usize) -> u32 {
+    u32::try_from(numbers.below(end)).unwrap()
 }
 
 struct Life {
@@ -71,7 +58,7 @@ struct Life {
 
 impl Life {
     fn new(numbers: &mut Numbers) -> Self {
-        let num_groups = 1 + numbers.below(3);
+        let num_groups = 1 + below(numbers, 3);
         let groups = (0..num_groups).map(|_| group(numbers)).collect();
         let cache = Cache::new(config(groups, numbers), &Secret::new([7; 32])).unwrap();
         let free = cache.num_free_blocks();
@@ -84,15 +71,15 @@ impl Life {
     }
 
     fn step(&mut self, numbers: &mut Numbers) {
-        if self.requests.is_empty() || numbers.chance(6) {
+        if self.requests.is_empty() || numbers.once_in(6) {
             self.add(numbers);
         }
-        let at = numbers.below(u32::try_from(self.requests.len()).unwrap()) as usize;
+        let at = numbers.below(self.requests.len());
         let id = self.requests[at];
         match numbers.below(10) {
             0..5 => self.allocate(id, numbers),
-            5 => _ = self.cache.commit(id, numbers.tokens()),
-            6 => _ = self.cache.free_skipped(id, numbers.tokens()),
+            5 => _ = self.cache.commit(id, tokens(numbers)),
+            6 => _ = self.cache.free_skipped(id, tokens(numbers)),
             7 => self.run_step(),
             8 => _ = self.cache.preempt(&[id], false),
             _ => {
@@ -111,8 +98,8 @@ impl Life {
     }
 
     fn add(&mut self, numbers: &mut Numbers) {
-        let length = 1 + numbers.below(50);
-        let family = numbers.below(2);
+        let length = 1 + below(numbers, 50);
+        let family = below(numbers, 2);
         let id = self.cache.add(NewRequest {
             num_prompt_tokens: length,
             tokens: (0..length).map(|token| 1_000 * family + token).collect(),
@@ -122,35 +109,35 @@ impl Life {
     }
 
     fn allocate(&mut self, id: u64, numbers: &mut Numbers) {
-        if numbers.chance(2) {
+        if numbers.once_in(2) {
             self.run_step();
         }
         let hit = match numbers.below(3) {
-            0 => numbers.tokens(),
+            0 => tokens(numbers),
             _ => self.cache.find(id).map_or(0, |found| found.num_tokens),
         };
         let groups = 0..u16::try_from(self.num_groups).unwrap() + 1;
         let need = Need {
             request: id,
-            num_new_tokens: numbers.tokens(),
+            num_new_tokens: tokens(numbers),
             num_hit_tokens: hit,
-            junction: numbers.chance(4).then(|| numbers.tokens()),
-            num_external_tokens: numbers.tokens(),
-            num_lookahead_tokens: numbers.tokens(),
-            num_in_flight_tokens: numbers.tokens(),
-            num_encoder_tokens: numbers.tokens(),
-            num_computed_tokens: numbers.chance(6).then(|| numbers.tokens()),
-            delay_commit: numbers.chance(4),
-            loading_groups: groups.filter(|_| numbers.chance(5)).collect(),
-            full_sequence_must_fit: numbers.chance(4),
-            is_waiting: numbers.chance(4),
+            junction: numbers.once_in(4).then(|| tokens(numbers)),
+            num_external_tokens: tokens(numbers),
+            num_lookahead_tokens: tokens(numbers),
+            num_in_flight_tokens: tokens(numbers),
+            num_encoder_tokens: tokens(numbers),
+            num_computed_tokens: numbers.once_in(6).then(|| tokens(numbers)),
+            delay_commit: numbers.once_in(4),
+            loading_groups: groups.filter(|_| numbers.once_in(5)).collect(),
+            full_sequence_must_fit: numbers.once_in(4),
+            is_waiting: numbers.once_in(4),
         };
-        let reserved = numbers.tokens() as usize;
+        let reserved = tokens(numbers) as usize;
         let before = self.cache.num_free_blocks();
         if self.cache.allocate(from_ref(&need), reserved).is_err() {
             assert_eq!(self.cache.num_free_blocks(), before, "{need:?}");
         }
-        _ = self.cache.blocks_needed(&need, numbers.chance(2));
+        _ = self.cache.blocks_needed(&need, numbers.once_in(2));
     }
 
     fn end(mut self) {
@@ -162,12 +149,12 @@ impl Life {
 }
 
 fn group(numbers: &mut Numbers) -> GroupSpec {
-    let kind = KINDS[numbers.below(6) as usize];
+    let kind = KINDS[numbers.below(6)];
     GroupSpec {
         kind,
-        block_size: BLOCK * (1 + numbers.below(2)),
-        window: kind.is_window().then_some(5 + numbers.below(8)),
-        chunk: (kind == SpecKind::ChunkedLocalAttention).then_some(8 + 4 * numbers.below(2)),
+        block_size: BLOCK * (1 + below(numbers, 2)),
+        window: kind.is_window().then_some(5 + below(numbers, 8)),
+        chunk: (kind == SpecKind::ChunkedLocalAttention).then_some(8 + 4 * below(numbers, 2)),
         eagle: false,
         prefix_cacheable: true,
         variant: 0,
@@ -194,43 +181,31 @@ fn config(groups: Vec<GroupSpec>, numbers: &mut Numbers) -> CacheConfig {
             hash_lookahead: 0,
             dialect: EngineDialect::PURE,
         },
-        num_blocks: 4 + numbers.below(60),
-        caching: !numbers.chance(8),
+        num_blocks: 4 + below(numbers, 60),
+        caching: !numbers.once_in(8),
         events: true,
-        retention: [Retention::Dense, Retention::ByValue(by_value)][numbers.below(2) as usize],
-        max_model_len: [u32::MAX, 64][numbers.below(2) as usize],
+        retention: [Retention::Dense, Retention::ByValue(by_value)][numbers.below(2)],
+        max_model_len: [u32::MAX, 64][numbers.below(2)],
         max_in_flight_tokens: None,
-        watermark_blocks: numbers.below(3),
+        watermark_blocks: below(numbers, 3),
         num_reprefillable_tokens: 0,
         partial_junctions: false,
         hash: none_hash(HashAlgo::Sha256, None).map(|none_hash| HashFunction {
             algo: HashAlgo::Sha256,
             none_hash,
         }),
-        follows_vllm: numbers.chance(4),
+        follows_vllm: numbers.once_in(4),
     }
-}
-
-fn number(variable: &str, default: u64) -> u64 {
-    std::env::var(variable).map_or(default, |value| value.parse().unwrap())
 }
 
 #[test]
 fn whatever_a_caller_asks_the_cache_answers_or_refuses_and_loses_no_block() {
-    let lives = number("KVBRAID_FUZZ_STEPS", STEPS).div_ceil(STEPS_PER_LIFE);
-    let first = number("KVBRAID_FUZZ_SEED", 0);
-    for seed in first..first + lives {
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let mut numbers = Numbers::of(seed);
-            let mut life = Life::new(&mut numbers);
-            for _ in 0..STEPS_PER_LIFE {
-                life.step(&mut numbers);
-            }
-            life.end();
-        }));
-        if let Err(panic) = outcome {
-            std::eprintln!("the life with KVBRAID_FUZZ_SEED={seed} failed");
-            resume_unwind(panic);
+    play_lives(STEPS, STEPS_PER_LIFE, |numbers, step| {
+        let mut life = Life::new(numbers);
+        while *step < STEPS_PER_LIFE {
+            life.step(numbers);
+            *step += 1;
         }
-    }
+        life.end();
+    });
 }

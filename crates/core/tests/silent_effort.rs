@@ -85,6 +85,15 @@ fn leaves(index: &mut Index, parent: u32, leaves: u32) -> (u64, u64) {
     (effort, slices)
 }
 
+/// Many stores after one page cost what they pay for, in slices; the rest is left out and counted.
+fn check_that_leaves_pay(index: &mut Index, parent: u32) {
+    let (effort, slices) = leaves(index, parent, 4000);
+    assert!(effort > KEPT, "{effort}");
+    assert!(effort <= 4000 * (PER_PAGE + 1) + KEPT, "{effort}");
+    assert!(slices >= effort / (2 * SLICE as u64), "{slices}");
+    assert!(cut_short(index) > 0);
+}
+
 fn cut_short(index: &Index) -> u64 {
     let info = index.pods().remove(0);
     info.refused.get("long_silent_walk").copied().unwrap_or(0)
@@ -95,11 +104,7 @@ fn a_window_behind_a_page_costs_what_stores_after_it_pay_for() {
     let mut index = index(Some(4097), SilentPools::default());
     chain(&mut index, 4096);
     assert_eq!(cut_short(&index), 0);
-    let (effort, slices) = leaves(&mut index, 4096, 4000);
-    assert!(effort > KEPT, "{effort}");
-    assert!(effort <= 4000 * (PER_PAGE + 1) + KEPT, "{effort}");
-    assert!(slices >= effort / (2 * SLICE as u64), "{slices}");
-    assert!(cut_short(&index) > 0);
+    check_that_leaves_pay(&mut index, 4096);
 }
 
 #[test]
@@ -125,11 +130,7 @@ fn a_pool_of_almost_no_slots_makes_no_store_walk_a_whole_chain() {
     };
     let mut index = index(None, pools);
     chain(&mut index, 32768);
-    let (effort, slices) = leaves(&mut index, 20_000, 4000);
-    assert!(effort > KEPT, "{effort}");
-    assert!(effort <= 4000 * (PER_PAGE + 1) + KEPT, "{effort}");
-    assert!(slices >= effort / (2 * SLICE as u64), "{slices}");
-    assert!(cut_short(&index) > 0);
+    check_that_leaves_pay(&mut index, 20_000);
 }
 
 #[test]

@@ -63,7 +63,7 @@ impl Core {
         let all = plan.lengths.local + need.num_external_tokens;
         for (index, table) in request.tables_mut().iter_mut().enumerate() {
             let group = &self.groups[index];
-            if matches!(group.kind, Kind::Ring | Kind::Nothing | Kind::Cross) {
+            if !group.kind.follows_tokens() {
                 continue;
             }
             let hits = plan.hits.of(index);

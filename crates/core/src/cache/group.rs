@@ -26,6 +26,13 @@ pub(super) enum Kind {
     Nothing,
 }
 
+impl Kind {
+    /// Whether the blocks of a request stand for its tokens, one after the other.
+    pub(super) fn follows_tokens(self) -> bool {
+        !matches!(self, Self::Cross | Self::Ring | Self::Nothing)
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Group {
     pub index: u16,
@@ -95,9 +102,9 @@ impl Group {
         let specs = (0u16..).zip(&config.topology.groups);
         let groups = specs.zip(&config.options).map(|((index, spec), options)| {
             let kind = kind_of(spec, options);
-            let is_kept = !matches!(kind, Kind::Cross | Kind::Ring | Kind::Nothing);
             let is_replayed = config.topology.replay_tokens > 0 && spec.kind.is_window();
-            let cacheable = config.caching && spec.prefix_cacheable && is_kept && !is_replayed;
+            let cacheable =
+                config.caching && spec.prefix_cacheable && kind.follows_tokens() && !is_replayed;
             let eagle = is_eagle(&config.topology, spec);
             Self {
                 index,

@@ -4,7 +4,6 @@
 //! follow. Nothing changes.
 
 use super::core::Core;
-use super::group::Kind;
 use super::request::Request;
 use super::step::{Lengths, Need};
 use crate::blocks::count;
@@ -40,7 +39,7 @@ impl Core {
         if hit == 0 {
             return Ok(());
         }
-        let boundary = hit + self.config.topology.replay_tokens;
+        let boundary = hit.saturating_add(self.config.topology.replay_tokens);
         let is_aligned = boundary.is_multiple_of(self.config.hit_alignment());
         if !is_aligned || local >= request.num_tokens() {
             return Err(Error::InvalidValue(format!(
@@ -63,7 +62,7 @@ impl Core {
     fn check_computed(&self, request: &Request, computed: u32) -> Result<()> {
         let groups = self.groups.iter().zip(request.tables());
         let covered = groups
-            .filter(|(group, _)| !matches!(group.kind, Kind::Cross | Kind::Ring | Kind::Nothing))
+            .filter(|(group, _)| group.kind.follows_tokens())
             .map(|(group, table)| count(table.blocks.len()).saturating_mul(group.block))
             .max();
         let most = covered.unwrap_or(request.num_tokens().saturating_add(MOST_TOKENS_AHEAD));

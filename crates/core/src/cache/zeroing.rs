@@ -104,8 +104,7 @@ pub(super) fn first_written(group: &Group, start_token: u32) -> usize {
 
 /// The positions and blocks that a request writes from a token on, without null blocks.
 fn unwritten(request: &Request, group: &Group, start_token: u32) -> Result<Vec<(usize, BlockId)>> {
-    let is_whole = matches!(group.kind, Kind::Cross | Kind::Nothing | Kind::Ring);
-    if !is_whole && !start_token.is_multiple_of(group.block) {
+    if group.kind.follows_tokens() && !start_token.is_multiple_of(group.block) {
         return Err(Error::InvalidValue(format!(
             "request {}: zeroing from token {start_token} would wipe the beginning of a block of \
              group {}; start at a multiple of {}",

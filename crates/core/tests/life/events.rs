@@ -1,7 +1,7 @@
 //! What the engines of a made-up life publish: every field of the wire, from small tables.
 
+use super::super::choices::Choices;
 use super::super::encoder::{self, Value, map, text};
-use super::Choices;
 
 /// Kind and block size of each group of an engine.
 pub(crate) type Groups = &'static [(&'static str, u32)];

@@ -13,6 +13,7 @@ mod events;
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
+use super::choices::Choices;
 use kvbraid_core::fleet::{
     Answer, Applied, GroupOfModel, Hidden, Index, Member, Options, PodConfig, PodSpec, Prompt,
     Publisher, RankInfo, Request, Row, SilentPools, State, Strategy, Tier, TierSet,
@@ -21,61 +22,6 @@ use kvbraid_core::hash::{HashAlgo, MediaItem};
 use kvbraid_core::secret::Secret;
 use kvbraid_core::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 use kvbraid_core::wide::{WideAt, halves};
-
-/// Where choices come from.
-pub(crate) trait Choices {
-    /// A number below `limit`.
-    fn below(&mut self, limit: usize) -> usize;
-
-    /// Whether there is nothing left to choose by.
-    fn is_at_end(&self) -> bool;
-
-    /// True once in so many times.
-    fn once_in(&mut self, times: usize) -> bool {
-        self.below(times) + 1 == times
-    }
-
-    /// One of a table.
-    fn one_of<T: Clone>(&mut self, table: &[T]) -> T
-    where
-        Self: Sized,
-    {
-        table[self.below(table.len())].clone()
-    }
-}
-
-/// xorshift64: the same numbers everywhere.
-pub(crate) struct Numbers(pub u64);
-
-impl Choices for Numbers {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from((self.0 >> 16) % limit as u64).unwrap_or(0)
-    }
-
-    fn is_at_end(&self) -> bool {
-        false
-    }
-}
-
-/// The bytes of a fuzzer, one a choice.
-pub(crate) struct Bytes<'a>(pub &'a [u8]);
-
-impl Choices for Bytes<'_> {
-    fn below(&mut self, limit: usize) -> usize {
-        let Some((&first, rest)) = self.0.split_first() else {
-            return 0;
-        };
-        self.0 = rest;
-        usize::from(first) % limit
-    }
-
-    fn is_at_end(&self) -> bool {
-        self.0.is_empty()
-    }
-}
 
 const PODS: [&str; 2] = ["a", "b"];
 const MODEL: &str = "m";

@@ -62,8 +62,8 @@ impl Routes {
         self.waiting.push_back(waiting);
     }
 
-    /// The first request, if its pages are there, or if it shall not wait any longer. Each of its pages
-    /// is looked for until it is seen, and then no more.
+    /// The first request, if its pages are there, or if it shall not wait any longer. A page that
+    /// was seen is not looked for again.
     fn next(&mut self, pages: &Pages, all: bool) -> Option<Route> {
         let is_crowded = self.waiting.len() > MOST_WAITING || self.num_keys > MOST_KEYS;
         let first = self.waiting.front_mut()?;
