@@ -149,11 +149,11 @@ class FakeFeed:
     """Remembers which pods it follows.
 
     `refuse` is raised by every `add`, `refuse_next` by the next one, `unusable` by `check`.
-    `state` is that of every pod.
+    `state` is that of every pod, whose first rebuild has ended unless it is `unbuilt`.
     """
 
     state: PodState = PodState.EXACT
-
+    unbuilt: set[str] = field(default_factory=set)
     following: dict[str, PodConfig] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
     refuse: Exception | None = None
@@ -179,10 +179,13 @@ class FakeFeed:
 
     def status(self) -> Sequence[SimpleNamespace]:
         return [
-            SimpleNamespace(pod=pod, dp_rank=rank, last_seq=7, state=self.state, messages=8)
+            SimpleNamespace(
+                pod=pod, dp_rank=rank, last_seq=7, state=self.state, messages=8,
+                is_rebuilt=pod not in self.unbuilt,
+            )
             for pod, config in self.following.items()
             for rank in range(config.dp_size)
-        ]
+        ]  # fmt: skip
 
     def strays(self) -> dict[str, int]:
         return {"unknown_topic": 3}

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,11 +16,19 @@ import httpx
 import pytest
 from kvbraid.events.model import BlockStored
 from kvbraid.events.wire import encode_batch
+from kvbraid.fleet.index import FleetIndex
+from kvbraid.ids import PodId
 from kvbraid.service.answers import PodsAnswer, ScoreAnswer
+from kvbraid.service.app import Application
 from kvbraid.service.client import Client, Tokens
+from kvbraid.service.feed import PodFeed
 from kvbraid.service.publisher import Publisher
+from kvbraid.service.registry import Service
+from kvbraid.service.subscriber import Subscriber
 from kvbraid.sim.captures.read import Lookup, read_capture
+from starlette.testclient import TestClient
 
+from tests.service.engines import RawEngine, open_publisher
 from tests.service.test_pods import LLAMA4
 
 MAIN = "from kvbraid.cli import main; main()"
@@ -83,6 +92,70 @@ def test_what_an_engine_published_before_and_after_is_in_the_answers(tmp_path: P
             assert "kvbraid_memory_bytes" in httpx.get(f"{url}/metrics").text
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=20) == 0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def readiness(url: str) -> tuple[int, str]:
+    answer = httpx.get(f"{url}/readyz")
+    return answer.status_code, answer.json().get("error", {}).get("message", "")
+
+
+def test_it_is_ready_once_each_pod_has_been_reached_and_rebuilt(tmp_path: Path) -> None:
+    late = f"tcp://127.0.0.1:{free_port()}"
+    config = tmp_path / "fleet.toml"
+    with Publisher(
+        "tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*", bind=True
+    ) as publisher:
+        publisher.publish(stored())
+        config.write_text(
+            "[server]\nready_after_s = inf\n"
+            f'[[pods]]\nid = "early"\nmodel = "m"\nendpoint = "{publisher.endpoint}"\n'
+            f'replay_endpoint = "{publisher.replay_endpoint}"\n'
+            f'[[pods]]\nid = "late"\nmodel = "m"\nendpoint = "{late}"\n'
+        )
+        with serving("--config", str(config)) as (_, url):
+            assert readiness(url)[0] == 503
+            told = until(lambda: readiness(url), lambda answer: "early" not in answer[1])
+            assert told == (503, "not connected: late")
+            with open_publisher(late):
+                told = until(lambda: readiness(url), lambda answer: answer[0] == 200)
+                assert told == (200, "")
+            until(lambda: states(url), lambda found: found["late"] == "stale")
+            assert states(url) == {"early": "exact", "late": "stale"}
+            assert readiness(url) == (200, "")  # It was known once; the rows say how it stands.
+
+
+def states(url: str) -> dict[str, str]:
+    return {row["pod"]: row["state"] for row in httpx.get(f"{url}/v1/pods").json()["pods"]}
+
+
+def test_it_does_not_wait_for_ever_for_a_pod_that_never_comes(tmp_path: Path) -> None:
+    config = tmp_path / "fleet.toml"
+    pod = f'[[pods]]\nid = "away"\nmodel = "m"\nendpoint = "tcp://127.0.0.1:{free_port()}"\n'
+    config.write_text(f"[server]\nready_after_s = 0.5\n{pod}")
+    with serving("--config", str(config)) as (_, url):
+        assert until(lambda: readiness(url), lambda answer: answer[0] == 200) == (200, "")
+        assert states(url) == {"away": "stale"}
+
+
+def test_a_pod_whose_replay_is_under_way_is_missing() -> None:
+    index = FleetIndex()
+    with (
+        RawEngine() as engine,
+        Subscriber(index, replay_timeout_s=600) as feed,
+        TestClient(Application(Service(index, feed))) as client,
+    ):
+        index.register(PodId("a"), model="m")
+        feed.add(PodId("a"), PodFeed(engine.endpoint, engine.replay_endpoint))
+        asked, _ = engine.asked()
+        message = client.get("/readyz").json()["error"]["message"]
+        assert message == "in the first rebuild: a"
+        engine.end(asked)
+        assert until(lambda: client.get("/readyz").status_code, lambda code: code == 200) == 200
 
 
 def test_it_starts_empty_and_pods_come_and_go_over_http() -> None:

@@ -86,12 +86,16 @@ class IndexRow(msgspec.Struct, frozen=True):
 
 
 class FeedRow(msgspec.Struct, frozen=True):
-    """How far the subscriber has followed one pod and rank, and how completely."""
+    """How far the subscriber has followed one pod and rank, and how completely.
+
+    `is_rebuilt` says that its first rebuild has ended, however it stands now.
+    """
 
     pod: str
     dp_rank: int
     last_seq: int | None
     state: PodState
+    is_rebuilt: bool
 
 
 class PodRow(IndexRow, frozen=True):

@@ -46,8 +46,10 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class ServerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where to listen, who may register pods, and when a silent pod is asked for news.
+    """Where to listen, who may register pods, and how long pods are waited for.
 
+    A pod that is silent for `silence_s` is asked for news. `ready_after_s` after its start the
+    server is ready even if pods are missing.
     `allow_hosts` are further names by which changes may call a server that listens on loopback
     and has no token, besides localhost and loopback addresses.
     """
@@ -58,6 +60,7 @@ class ServerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     allow_registration: bool = False
     allow_hosts: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
     silence_s: Annotated[float, Meta(gt=0)] = 5.0
+    ready_after_s: Annotated[float, Meta(ge=0)] = 60.0
 
 
 class IndexOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

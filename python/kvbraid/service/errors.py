@@ -51,7 +51,7 @@ ERRORS: Final[Mapping[str, ErrorKind]] = {
     "head_too_large": ErrorKind(431, "send fewer headers, or raise limits.head_bytes"),
     "internal": ErrorKind(500, "report it with the server's log"),
     "not_following": ErrorKind(503, "it restarts by itself; the server's log says what failed"),
-    "not_ready": ErrorKind(503, "wait until the pods named in the message have been replayed"),
+    "not_ready": ErrorKind(503, "wait for the pods named, at most server.ready_after_s seconds"),
     "overloaded": ErrorKind(503, "send less at a time, or raise limits.bodies_bytes"),
     "shutting_down": ErrorKind(503, "ask another server, or this one once it is back"),
     "too_many_connections": ErrorKind(503, "close some, or raise limits.connections"),

@@ -38,6 +38,9 @@ GATHERED: Final = 64
 
 _GATHERED_BYTES: Final = 1 << 20
 
+_KNOWN: Final = frozenset({PodState.EXACT, PodState.DEGRADED})
+"""The states in which the feed has all that it can have."""
+
 MAX_SEQ: Final = (1 << 63) - 1
 """Higher numbers are refused: no engine counts that far, and the end marker is one of them."""
 
@@ -123,7 +126,8 @@ class FeedStatus:
     """How far one rank has been followed.
 
     `endpoint` is the real one if port 0 was asked for; `topic` is the last topic seen; `messages`
-    counts applied batches, replayed ones included; `lost` counts batches; `duplicates`,
+    counts applied batches, replayed ones included; `is_rebuilt` says that the first rebuild has
+    ended and its batches are applied; `lost` counts batches; `duplicates`,
     `overflowed` (see sequence.py), `restarts` and `replays` count what their names say; `failures`
     counts how often the feed had to start again because something in it raised.
     """
@@ -142,6 +146,7 @@ class FeedStatus:
     overflowed: int
     replays: int
     failures: int
+    is_rebuilt: bool
 
 
 class Owner(Protocol):
@@ -181,6 +186,7 @@ class RankFeed:
         self._ask: int | None = None  # Where the replay that waits for its turn must begin.
         self._messages = 0
         self._failures = 0
+        self._is_rebuilt = False
 
     @property
     def is_behind(self) -> bool:
@@ -345,6 +351,7 @@ class RankFeed:
             overflowed=counts.overflowed,
             replays=counts.replays,
             failures=self._failures,
+            is_rebuilt=self._is_rebuilt,
         )
 
     def _note_ask(self, output: AskReplay) -> None:
@@ -360,6 +367,7 @@ class RankFeed:
 
     def _set_state(self, output: SetState) -> None:
         self._sink.set_state(self.pod, output.state, dp_rank=self.rank, reason=output.reason)
+        self._is_rebuilt |= output.state in _KNOWN
 
 
 _ACTIONS: Final[Mapping[type[Output], Callable[[RankFeed, Any], None]]] = {

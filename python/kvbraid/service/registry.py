@@ -6,34 +6,45 @@ thread.
 """
 
 import threading
+import time
 from collections.abc import Mapping
-from typing import Final
 
 import msgspec
 
 from kvbraid.errors import KvbraidError, shown
-from kvbraid.ids import PodId, PodState
+from kvbraid.ids import PodId
 from kvbraid.service.answers import FeedRow, IndexRow, PodChange, PodRow
-from kvbraid.service.config import Limits, PodConfig
+from kvbraid.service.config import Limits, PodConfig, ServerOptions
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.ports import Feed, Index
+from kvbraid.service.readiness import Readiness
 from kvbraid.service.remedy import remedy_for
-
-_SETTLED: Final = frozenset({PodState.EXACT, PodState.DEGRADED})
 
 
 class Service:
-    """The index, the subscriber that feeds it, and the pods registered with both."""
+    """The index, the subscriber that feeds it, and the pods registered with both.
 
-    def __init__(self, index: Index, feed: Feed, *, limits: Limits | None = None) -> None:
+    Its start, from which `readiness` counts, is when that was made.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        feed: Feed,
+        *,
+        limits: Limits | None = None,
+        readiness: Readiness | None = None,
+    ) -> None:
         self.index = index
         self.feed = feed
         self.limits = limits or Limits()
+        self._readiness = readiness or Readiness(
+            ServerOptions().ready_after_s, clock=time.monotonic
+        )
         self._lock = threading.Lock()
         self._pods: dict[PodId, PodConfig] = {}
         self._models: frozenset[str] = frozenset()
         self._num_ranks = 0
-        self._rebuilt: frozenset[tuple[str, int]] = frozenset()
 
     @property
     def models(self) -> frozenset[str]:
@@ -91,10 +102,7 @@ class Service:
 
     def rows(self) -> list[PodRow]:
         """Return one row per registered rank: the index's knowledge and the feed's progress."""
-        status = [
-            msgspec.convert(row, FeedRow, from_attributes=True) for row in self.feed.status()
-        ]
-        feeds = {(row.pod, row.dp_rank): row for row in status}
+        feeds = {(row.pod, row.dp_rank): row for row in self._feed_rows()}
         pods, rows = self._pods, []
         for info in self.index.pods():
             row = msgspec.convert(info, IndexRow, from_attributes=True)
@@ -113,12 +121,12 @@ class Service:
                 )
         return rows
 
-    def pending(self) -> list[str]:
-        """Return the registered pods that are still in their first rebuild, sorted."""
-        rows = self.rows()
-        self._rebuilt |= {(r.pod, r.dp_rank) for r in rows if r.state in _SETTLED}
-        first = (r for r in rows if r.state is PodState.REBUILDING)
-        return sorted({r.pod for r in first if (r.pod, r.dp_rank) not in self._rebuilt})
+    def missing(self) -> str:
+        """Name the pods without which the service is not ready yet; empty if there are none."""
+        return self._readiness.missing(self._feed_rows())
+
+    def _feed_rows(self) -> list[FeedRow]:
+        return [msgspec.convert(row, FeedRow, from_attributes=True) for row in self.feed.status()]
 
     def _add(self, pod: PodId, config: PodConfig) -> None:
         self.index.register(
@@ -147,7 +155,6 @@ class Service:
     def _remove(self, pod: PodId) -> None:
         self.feed.remove(pod)
         self.index.remove(pod)
-        self._rebuilt = frozenset(key for key in self._rebuilt if key[0] != pod)
         self._set_pods({name: config for name, config in self._pods.items() if name != pod})
 
     def _set_pods(self, pods: dict[PodId, PodConfig]) -> None:

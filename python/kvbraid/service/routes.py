@@ -113,11 +113,11 @@ def healthz(context: Context, call: Call) -> Answer:
 
 
 def readyz(context: Context, call: Call) -> Answer:
-    """Whether every registered pod has finished its first rebuild."""
+    """Whether each registered pod has finished its first rebuild, or has been waited for."""
     del call
-    pending = context.service.pending()
-    if pending:
-        raise RefusalError("not_ready", f"still in the first rebuild: {', '.join(pending)}")
+    missing = context.service.missing()
+    if missing:
+        raise RefusalError("not_ready", missing)
     return Answer(_encode(answers.StatusAnswer(status="ready")))
 
 

@@ -1,10 +1,12 @@
 """`kvbraid serve`: the real index and subscriber put together and run."""
 
+import time
 from collections.abc import Callable
 
 from kvbraid.fleet.index import MOST_RANKS, FleetIndex, IndexOptions
 from kvbraid.service.capacity import raise_descriptor_limit
 from kvbraid.service.config import FleetConfig
+from kvbraid.service.readiness import Readiness
 from kvbraid.service.registry import Service
 from kvbraid.service.server import end_process, run_server
 from kvbraid.service.subscriber import Subscriber
@@ -25,5 +27,7 @@ def serve(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
     )
     index = FleetIndex(options)
     feed = Subscriber(index, silence_s=config.server.silence_s)
-    run_server(config, Service(index, feed, limits=config.limits), announce=announce)
+    readiness = Readiness(config.server.ready_after_s, clock=time.monotonic)
+    service = Service(index, feed, limits=config.limits, readiness=readiness)
+    run_server(config, service, announce=announce)
     end_process()

@@ -22,6 +22,8 @@ POD = '[[pods]]\nid = "a"\nmodel = "m"\nendpoint = "tcp://h:1"\n'
         (POD + POD, "pods[1].id = 'a' is a duplicate; give each pod an id of its own"),
         ("[server]\nport = 'a'", "server.port: Expected `int`, got `str`"),
         ("[server]\nport = 65536", "server.port: Expected `int` <= 65535"),
+        ("[server]\nready_after_s = -1", "server.ready_after_s: Expected `float` >= 0"),
+        ("[server]\nready_after_s = nan", "server.ready_after_s: Expected `float` >= 0"),
         ("[limits]\ntokens = 0", "limits.tokens: Expected `int` >= 1"),
         ("[index]\nkeys = 'all'", "index.keys: Invalid enum value 'all'"),
         ("[[pods]]\nid = 'a'", "pods[0]: Object missing required field `model`"),
