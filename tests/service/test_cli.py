@@ -69,13 +69,18 @@ def test_explain_draws_and_pods_lists(url: str, tokens: str) -> None:
     assert json.loads(run("pods", "--url", url, "--json"))["pods"][0]["last_seq"] == 7
 
 
-def failing(*arguments: str | bytes, output: int = subprocess.PIPE, **variables: str) -> str:
+def failing(
+    *arguments: str | bytes,
+    output: int = subprocess.PIPE,
+    stdin: str | None = None,
+    **variables: str,
+) -> str:
     """Run the real command, and return its one line on stderr; the exit status is 2."""
     main = "import sys; from kvbraid.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", main, *arguments]
     done = subprocess.run(
         command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=300, check=False,
-        env={**os.environ, **variables},
+        env={**os.environ, **variables}, input=stdin,
     )  # fmt: skip
     assert (done.returncode, done.stdout or "") == (2, "")
     (line,) = done.stderr.splitlines()
@@ -159,6 +164,41 @@ def test_tokens_that_are_none_are_refused(tmp_path: Path, text: bytes) -> None:
         read_request(str(path), {"model": "m"})
 
 
+TEXT = "text, not token ids, which the engine computes: POST /tokenize returns those of a text"
+
+
+@pytest.mark.parametrize("command", ["score", "explain"])
+def test_text_is_refused_in_one_line_that_says_where_token_ids_come_from(command: str) -> None:
+    line = failing(command, "--model", "m", "-", stdin="hello wo")
+    assert line.startswith(f"kvbraid: -: {TEXT}, and docs/tokens.md says more; --raw takes ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["abc", "Hello, wor", "1 2 3 4\n", "\ttab\r\n", '"quoted"', "Grüße, Ωmega", "wie gehts\x7f"],
+)
+def test_no_text_is_taken_for_token_ids(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "prompt.txt"
+    for data in (text.encode(), text.encode("latin-1", errors="replace")):
+        path.write_bytes(data)
+        with pytest.raises(InvalidValueError, match=TEXT):
+            read_request(str(path), {"model": "m"})
+
+
+def test_text_is_raw_token_ids_for_those_who_say_so(url: str) -> None:
+    for command in ("score", "explain"):
+        asked = (command, "-", "--raw", "--model", "m", "--url", url, "--json")
+        assert json.loads(run(*asked, stdin=b"[1, 2]  "))["num_tokens"] == 2
+
+
+@pytest.mark.parametrize("first", [ord("{"), ord("["), ord(" ") | ord("{") << 8])
+def test_raw_token_ids_that_begin_as_json_does_are_raw(tmp_path: Path, first: int) -> None:
+    path = tmp_path / "tokens"
+    data = array("I", [first, 2, ord("]") << 24]).tobytes()
+    path.write_bytes(data)
+    assert read_request(str(path), {"model": "m"})[0].data == data
+
+
 def test_tokens_of_64_bits_are_read_as_such(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_bytes(b"[1, 4294967295]")
@@ -198,7 +238,11 @@ def test_options_replace_the_fields_of_a_whole_request(tmp_path: Path) -> None:
     [
         ("[1]", r"has no model; give --model, or the body of a request with its `model`"),
         ('{"token_ids": [1]}', r"not the body of a request \(.*`model`"),
-        ('{"model": "m", "tokens": [1]}', r"not the body of a request \(.*`tokens`"),
+        ('{"model": "m", "tokens": [1]}', r"body of a request \(unknown key tokens; did you mean"),
+        ('{"model": "m", "prompt": "Hi"}', r"unknown key prompt; .* POST /tokenize .*tokens\.md"),
+        ("[1, 2", r"not a JSON list of token ids"),
+        ("[" * 100_000, r"not a JSON list of token ids"),
+        ('{"model": ' * 100_000, r"not the body of a request"),
         ('{"model": "m", "token_ids": [1', r"not the body of a request"),
         ('{"model": "m", "token_ids": [18446744073709551616]}', r"not a"),
     ],

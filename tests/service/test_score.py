@@ -166,7 +166,9 @@ def test_text_is_answered_with_where_token_ids_come_from(
     client: TestClient, path: str, key: str, where: str
 ) -> None:
     answer = client.post(path, content=f'{{"model":"m","{key}":"Hello"}}')
-    told = f"unknown key {key}; send token_ids, which the engine computes: {where}"
+    told = (
+        f"unknown key {key}; send token_ids, which the engine computes: {where} (docs/tokens.md)"
+    )
     assert refusal(answer) == (400, "malformed_body", told)
 
 

@@ -87,6 +87,9 @@ def _request(command: Command) -> Command:
             "--pod", "pods", type=TEXT, multiple=True, help="Ask only this pod; may be repeated."
         ),
         click.option(
+            "--raw", is_flag=True, help="Read TOKENS as raw uint32, even if it looks like text."
+        ),
+        click.option(
             "--tier", "tiers", multiple=True, type=click.Choice(["gpu", "cpu", "storage"]),
             help="Count only this tier; may be repeated.",
         ),
@@ -130,17 +133,24 @@ def serve(config: Path | None, **flags: str | int | bool | tuple[str, ...] | Non
 )  # fmt: skip
 @_json
 @_url
-def score(tokens: str, url: str, *, as_json: bool, **query: Any) -> None:  # noqa: ANN401
+def score(
+    tokens: str,
+    url: str,
+    *,
+    as_json: bool,
+    raw: bool,
+    **query: Any,  # noqa: ANN401
+) -> None:
     """Show how much of TOKENS each pod can reuse.
 
     TOKENS is a file, or - for stdin: a JSON list, raw uint32, or the body of POST /v1/score, of
-    which options replace fields.
+    which options replace fields. The engine makes token ids from text (docs/tokens.md).
     """
     from kvbraid.report.answers import show_scores
     from kvbraid.service.client import Client, read_request, to_json
 
     with Client(url) as client:
-        answer = client.score(*read_request(tokens, query))
+        answer = client.score(*read_request(tokens, query, raw=raw))
     _print(answer, to_json if as_json else None, show_scores)
 
 
@@ -148,7 +158,14 @@ def score(tokens: str, url: str, *, as_json: bool, **query: Any) -> None:  # noq
 @_request
 @_json
 @_url
-def explain(tokens: str, url: str, *, as_json: bool, **query: Any) -> None:  # noqa: ANN401
+def explain(
+    tokens: str,
+    url: str,
+    *,
+    as_json: bool,
+    raw: bool,
+    **query: Any,  # noqa: ANN401
+) -> None:
     """Draw which blocks of TOKENS each pod and group holds.
 
     It also says which group ends the prefix. TOKENS is what `kvbraid score` takes.
@@ -157,7 +174,7 @@ def explain(tokens: str, url: str, *, as_json: bool, **query: Any) -> None:  # n
     from kvbraid.service.client import Client, read_request, to_json
 
     with Client(url) as client:
-        answer = client.explain(*read_request(tokens, query))
+        answer = client.explain(*read_request(tokens, query, raw=raw))
     _print(answer, to_json if as_json else None, show_explanation)
 
 

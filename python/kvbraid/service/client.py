@@ -15,11 +15,17 @@ import msgspec
 
 from kvbraid.errors import InvalidValueError, ServiceError
 from kvbraid.service.answers import ErrorAnswer, ExplainAnswer, PodsAnswer, ScoreAnswer
+from kvbraid.service.decoding import describe
 from kvbraid.service.requests import OCTET_STREAM, ScoreBody
 
 DEFAULT_URL: Final = "http://127.0.0.1:8090"
 
 _TOKEN_BYTES: Final = 4
+_NEVER_IN_TEXT: Final = bytes(set(range(32)) - set(b"\t\n\v\f\r"))
+_FROM_TEXT: Final = (
+    "text, not token ids, which the engine computes: POST /tokenize returns those of a text, and "
+    "docs/tokens.md says more; --raw takes the bytes as uint32"
+)
 _Answer = TypeVar("_Answer", bound=msgspec.Struct)
 
 Query = Mapping[str, str | Sequence[str] | None]
@@ -108,18 +114,20 @@ class Client:
             raise ServiceError(msg) from None
 
 
-def read_request(source: str, query: Query) -> tuple[Tokens, Query]:
+def read_request(source: str, query: Query, *, raw: bool = False) -> tuple[Tokens, Query]:
     """Read a request from a file, or from stdin for `-`: token ids, or the body of POST /v1/score.
 
     Token ids are a JSON list of integers below 2**64, or raw little-endian uint32. Where both
-    `query` and a body have a field, `query` decides.
+    `query` and a body have a field, `query` decides. Text is JSON or refused, unless the input is
+    said to be `raw`: ids below 2**24 have a zero byte each, which no text has.
 
     Raises:
         InvalidValueError: It cannot be read, it is neither, or nobody says which model.
     """
     data = _read(source)
     fields: dict[str, str | Sequence[str] | None] = {}
-    if data.lstrip()[:1] == b"{":
+    is_text = not raw and _is_text(data)
+    if is_text and data.lstrip()[:1] == b"{":
         body = _body(source, data)
         fields = {
             "model": body.model,
@@ -133,7 +141,7 @@ def read_request(source: str, query: Query) -> tuple[Tokens, Query]:
         }
         tokens = _as_bytes(source, body.token_ids)
     else:
-        tokens = _tokens(source, data)
+        tokens = _listed(source, data) if is_text else _raw(source, data)
     fields |= {name: value for name, value in query.items() if value}
     if not fields.get("model"):
         msg = f"{source} has no model; give --model, or the body of a request with its `model`"
@@ -152,7 +160,10 @@ def _read(source: str) -> bytes:
 def _body(source: str, data: bytes) -> ScoreBody:
     try:
         return msgspec.json.decode(data, type=ScoreBody)
-    except msgspec.DecodeError as error:
+    except msgspec.ValidationError as error:
+        msg = f"{source}: not the body of a request ({describe(error, ScoreBody)})"
+        raise InvalidValueError(msg) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         msg = f"{source}: not the body of a request ({error}); see POST /v1/score"
         raise InvalidValueError(msg) from None
 
@@ -162,14 +173,22 @@ def _media(body: ScoreBody) -> str | None:
     return None if body.extra_keys is None else msgspec.json.encode(body.extra_keys).decode()
 
 
-def _tokens(source: str, data: bytes) -> Tokens:
-    text = data.strip()
-    if text.startswith(b"[") and text.endswith(b"]"):
-        try:
-            return _as_bytes(source, msgspec.json.decode(text, type=list[int]))
-        except msgspec.DecodeError as error:
-            msg = f"{source}: not a JSON list of token ids ({error})"
-            raise InvalidValueError(msg) from None
+def _is_text(data: bytes) -> bool:
+    return bool(data) and len(data.translate(None, _NEVER_IN_TEXT)) == len(data)
+
+
+def _listed(source: str, data: bytes) -> Tokens:
+    """Read text: a JSON list, or nothing that has token ids."""
+    if data.lstrip()[:1] != b"[":
+        raise InvalidValueError(f"{source}: {_FROM_TEXT}")
+    try:
+        return _as_bytes(source, msgspec.json.decode(data, type=list[int]))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        msg = f"{source}: not a JSON list of token ids ({error})"
+        raise InvalidValueError(msg) from None
+
+
+def _raw(source: str, data: bytes) -> Tokens:
     if not data or len(data) % _TOKEN_BYTES:
         msg = f"{source}: {len(data)} bytes are neither JSON nor whole uint32 token ids"
         raise InvalidValueError(msg)

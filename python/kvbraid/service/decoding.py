@@ -70,7 +70,8 @@ def describe(
 
 def _remedy(key: str, known: Sequence[str]) -> str:
     if _TOKENS in known and key in _FROM_TEXT:
-        return f"send {_TOKENS}, which the engine computes: {_FROM_TEXT[key]}"
+        where = _FROM_TEXT[key]
+        return f"send {_TOKENS}, which the engine computes: {where} (docs/tokens.md)"
     near = difflib.get_close_matches(key, known, n=1) if len(key) <= _LONGEST_KEY else []
     return f"did you mean {near[0]}?" if near else f"remove it; known: {', '.join(known)}"
 
