@@ -1,19 +1,30 @@
 """The page on operating kvbraid: the service's own remedies, sums that add up, answers as said."""
 
+import json
+import logging
+import re
 from dataclasses import replace
 from typing import Final
 
+import httpx
 import pytest
 from kvbraid.events.model import BlockStored
 from kvbraid.events.wire import encode_batch
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
-from kvbraid.service.config import PodConfig
+from kvbraid.service.config import Limits, PodConfig
+from kvbraid.service.door import Door
+from kvbraid.service.journal import EVENTS, LINES, PERIOD_S, Journal, Rank
+from kvbraid.service.logs import JsonFormatter, TextFormatter
+from kvbraid.service.metrics import Metrics
+from kvbraid.service.registry import Service
 from kvbraid.service.remedy import remedy_for
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
-from tests.docs.test_reference_pages import tables
+from tests.docs.test_reference_pages import DOCS, codes, tables
+from tests.service.fakes import FakeFeed, FakeIndex
+from tests.service.test_serve import serving
 
 POD: Final = PodConfig(model="m", endpoint="tcp://h:5557")
 LISTED: Final = Topology(groups=(GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16),))
@@ -60,3 +71,53 @@ def test_a_pod_that_was_met_late_answers_as_the_page_says(
     index.apply(pod, encode_batch([stored]))
     (row,) = index.score(Request(model="m", token_ids=tuple(range(65)))).rows
     assert (row.lower, row.expected, row.upper) == (lower, 32, 64)
+
+
+@pytest.fixture
+def metrics() -> str:
+    """What a server that has followed, refused and answered something exports."""
+    service, door = Service(FakeIndex(), FakeFeed()), Door(Limits())
+    service.put(PodId("a"), POD)
+    door.refused["gave_way"] += 1
+    exported = Metrics(service, door)
+    exported.requests.of("GET", "/metrics")[200] += 1
+    return exported.render().decode()
+
+
+def test_the_metrics_are_those_that_a_server_exports(metrics: str) -> None:
+    (table,) = tables("operate.md", "Metrics")
+    types = re.findall(r"^# TYPE (\w+) (\w+)$", metrics, re.MULTILINE)
+    assert [(row[0].strip("`"), row[1]) for row in table] == types
+    with serving() as (_, url):
+        live = httpx.get(f"{url}/metrics").text
+    assert re.findall(r"^# TYPE (\w+) (\w+)$", live, re.MULTILINE) == types
+
+
+def test_the_labels_of_each_metric_are_listed(metrics: str) -> None:
+    (table,) = tables("operate.md", "Metrics")
+    for first, _, labels, _ in table:
+        (name,) = codes(first)
+        (shown, *_) = re.findall(rf"^{name}(?:_bucket)?(\{{.*\}})? ", metrics, re.MULTILINE)
+        assert set(codes(labels)) == set(re.findall(r'(\w+)="', shown)), name
+
+
+def test_the_events_of_the_log_are_listed_with_their_levels() -> None:
+    (table,) = tables("operate.md", "The log")
+    assert [(row[0].strip("`"), row[1]) for row in table] == [
+        (event, logging.getLevelName(level).lower()) for event, level in EVENTS.items()
+    ]
+    text = (DOCS / "operate.md").read_text()
+    assert f"at most {LINES} lines are written in {PERIOD_S:.0f} seconds" in text
+
+
+def test_the_lines_of_the_log_are_what_the_formats_write(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    section = (DOCS / "operate.md").read_text().split("\n## The log\n")[1].split("\n## ")[0]
+    text, as_json = re.findall(r"^```\w*\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    with caplog.at_level(logging.INFO, "kvbraid"):
+        Journal().note("state", Rank("gpt-oss-0", 0), "degraded, batches 0 to 85 are lost")
+    (record,) = caplog.records
+    record.created = 1767225600.0
+    assert TextFormatter().format(record) == text.strip()
+    assert json.loads(JsonFormatter().format(record)) == json.loads(as_json)

@@ -14,6 +14,7 @@ CLEAR = b"clear"
 @dataclass(frozen=True)
 class Applied:
     cleared: int
+    refused: int = 0
 
 
 @dataclass

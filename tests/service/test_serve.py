@@ -1,6 +1,7 @@
 """`kvbraid serve` with the real index and subscriber, over real sockets."""
 
 import json
+import platform
 import signal
 import socket
 import subprocess
@@ -10,10 +11,11 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 import httpx
 import pytest
+from kvbraid import __version__
 from kvbraid.events.model import BlockStored
 from kvbraid.events.wire import encode_batch
 from kvbraid.fleet.index import FleetIndex
@@ -39,9 +41,11 @@ _T = TypeVar("_T")
 
 
 @contextmanager
-def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(
+    *arguments: str, stderr: TextIO | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     command = [sys.executable, "-c", MAIN, "serve", "--port", "0", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
         assert process.stdout is not None
         try:
             yield process, process.stdout.readline().split()[-1]
@@ -216,6 +220,29 @@ def test_a_models_config_alone_makes_answers_exact_that_events_leave_open() -> N
         bare, exact = httpx.post(f"{url}/v1/score", json=request).json()["pods"]
         assert (exact["lower"], exact["upper"]) == (lookup.reused_tokens, lookup.reused_tokens)
         assert bare["lower"] < exact["lower"] <= bare["upper"]
+
+
+def test_requests_are_counted_by_route_and_status_on_every_way_to_an_answer() -> None:
+    with serving() as (_, url), httpx.Client(base_url=url) as client:
+        client.put("/v1/pods/a", json={"model": "m", "endpoint": f"tcp://127.0.0.1:{free_port()}"})
+        for length in (1, 1, 900_000):  # The last one is too long for the event loop's own thread.
+            client.post("/v1/score", json={"model": "m", "token_ids": [7] * length})
+        client.post("/v1/score", json={"model": "x", "token_ids": [7]})
+        client.get("/nowhere")
+        client.patch("/v1/pods")
+        lines = client.get("/metrics").text.splitlines()
+    counted = {line for line in lines if line.startswith("kvbraid_http_requests_total{")}
+    assert counted == {
+        'kvbraid_http_requests_total{method="PUT",route="/v1/pods/{id}",status="201"} 1.0',
+        'kvbraid_http_requests_total{method="POST",route="/v1/score",status="200"} 3.0',
+        'kvbraid_http_requests_total{method="POST",route="/v1/score",status="404"} 1.0',
+        'kvbraid_http_requests_total{method="other",route="other",status="404"} 1.0',
+        'kvbraid_http_requests_total{method="other",route="other",status="405"} 1.0',
+    }
+    assert (
+        f'kvbraid_build_info{{python="{platform.python_version()}",version="{__version__}"}} 1.0'
+        in lines
+    )
 
 
 def test_a_models_config_that_is_refused_is_one_line_and_exit_2(tmp_path: Path) -> None:

@@ -116,6 +116,14 @@ def _request(command: Command) -> Command:
     "--allow-host", "allow_hosts", type=TEXT, multiple=True,
     help="Another host name that changes on 127.0.0.1 may use; may be repeated.",
 )  # fmt: skip
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
+    help="Write lines of this level and above to stderr.  [default: info]",
+)  # fmt: skip
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]),
+    help="Write lines as text, or as an object of JSON each.  [default: text]",
+)  # fmt: skip
 def serve(config: Path | None, **flags: str | int | bool | tuple[str, ...] | None) -> None:
     """Follow engines and answer over HTTP, until SIGTERM or Ctrl-C."""
     from kvbraid.service.config import FleetConfig, override, read_fleet_file

@@ -26,7 +26,7 @@ from kvbraid.errors import KvbraidError
 from kvbraid.service.access import Access
 from kvbraid.service.door import Door
 from kvbraid.service.errors import RefusalError, as_refusal
-from kvbraid.service.metrics import Metrics
+from kvbraid.service.metrics import Metrics, Requests
 from kvbraid.service.openapi import document
 from kvbraid.service.registry import Service
 from kvbraid.service.routes import ROUTES, Answer, Call, Context, Route
@@ -39,6 +39,7 @@ _DECISIVE: Final = frozenset(
 )
 # The rest of a body that is refused while it arrives is not worth reading.
 _LEAVE_THE_REST: Final = frozenset({"body_too_large", "overloaded", "shutting_down"})
+_NO_ROUTE: Final = "other"  # Whatever a client writes there would be a label for ever.
 _HTTP_CODES: Final = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -60,6 +61,7 @@ class Endpoint:
         self._door = context.door
         self.body_limit = context.service.limits.body_bytes
         self._observe = context.metrics.score_latency.observe if route is _SCORE else None
+        self._answers = context.metrics.requests.of(route.method, route.path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request."""
@@ -76,12 +78,17 @@ class Endpoint:
             answer = _refused(RefusalError("shutting_down", "given up: the server ends"))
         finally:
             self._door.release(len(body))
+        self.count(answer)
         with contextlib.suppress(asyncio.CancelledError):  # The server's end waits for no reader.
             await _send(send, answer)
 
     def answer_at_once(self, call: Call) -> Answer | None:
         """Answer on the event loop's own thread; None if the answer would have to wait."""
         return self._run(self._route.at_once, call)
+
+    def count(self, answer: Answer) -> None:
+        """Count an answer that is about to be sent; on the event loop's thread only."""
+        self._answers[answer.status] += 1
 
     def answer(self, call: Call) -> Answer:
         """Run the handler; every error becomes an answer, and an unexpected one is also logged."""
@@ -180,7 +187,7 @@ class Application:
                 )
                 for route, endpoint in endpoints
             ],
-            exception_handlers={HTTPException: _routing_error},
+            exception_handlers={HTTPException: partial(_routing_error, metrics.requests)},
         )
         self._starlette.router.redirect_slashes = False
 
@@ -192,9 +199,10 @@ class Application:
             await self._starlette(scope, receive, send)
 
 
-async def _routing_error(request: Request, error: Exception) -> Response:
+async def _routing_error(requests: Requests, request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = _HTTP_CODES.get(error.status_code, "internal")
     refusal = RefusalError(code, f"{request.method} {request.scope['path']}")
+    requests.of(_NO_ROUTE, _NO_ROUTE)[refusal.status] += 1
     headers = {"content-type": "application/json", **(error.headers or {})}
     return Response(refusal.body(), refusal.status, headers)

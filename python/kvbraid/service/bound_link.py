@@ -96,11 +96,11 @@ class BoundLink(Link):
             (feed,) = self._feeds.values()
             if feed not in self._peers and feed not in self._paused:
                 self._peers[feed] = self._unheard.pop()
-                feed.connected()
+                self._greet_feed(feed)
 
     def _hang_up(self, feed: RankFeed) -> None:
         del self._peers[feed]
-        feed.disconnected()
+        self._part_from(feed)
 
     def _owner(self, topic: bytes) -> RankFeed | None:
         if len(self._feeds) == 1:
@@ -126,5 +126,5 @@ class BoundLink(Link):
             if peer in self._unheard:
                 self._unheard.remove(peer)
             self._peers[feed] = peer
-            feed.connected()
+            self._greet_feed(feed)
         super()._hand_over(feed, seq, frame)

@@ -21,6 +21,7 @@ from kvbraid.ids import PodId
 from kvbraid.models import read_config
 from kvbraid.service.decoding import describe
 from kvbraid.service.errors import RefusalError
+from kvbraid.service.logs import Format, Level
 from kvbraid.spec import Topology
 from kvbraid.spec_mapping import pod_from_mapping
 
@@ -49,7 +50,8 @@ class ServerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Where to listen, who may register pods, and how long pods are waited for.
 
     A pod that is silent for `silence_s` is asked for news. `ready_after_s` after its start the
-    server is ready even if pods are missing.
+    server is ready even if pods are missing. `log_level` and `log_format` say what it writes to
+    stderr.
     `allow_hosts` are further names by which changes may call a server that listens on loopback
     and has no token, besides localhost and loopback addresses.
     """
@@ -61,6 +63,8 @@ class ServerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     allow_hosts: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
     silence_s: Annotated[float, Meta(gt=0)] = 5.0
     ready_after_s: Annotated[float, Meta(ge=0)] = 60.0
+    log_level: Level = "info"
+    log_format: Format = "text"
 
 
 class IndexOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -66,17 +66,17 @@ class ConnectedLink(Link):
         opened.connect(address)
         self._address = address
         if address.startswith("inproc:"):  # There is no connection to monitor: it always exists.
-            self._feed.connected()
+            self._greet_feed(self._feed)
 
     def _notice(self, event: int, fd: int, now: float) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._connected_at = now
             self._feed.heard_at = now
-            self._feed.connected()
+            self._greet_feed(self._feed)
         elif event == zmq.EVENT_DISCONNECTED and self._connected_at is not None:
             self.close()
             self._reopen_at = now + self._backoff.pause_s(now)
-            self._feed.disconnected()
+            self._part_from(self._feed)
 
     def _count(self, num_bytes: int) -> None:
         for meter in self._meters.values():

@@ -59,6 +59,10 @@ class Applied(Protocol):
     def cleared(self) -> int:
         """How many AllBlocksCleared the batch contained."""
 
+    @property
+    def refused(self) -> int:
+        """How many of its events were refused."""
+
 
 class Sink(Protocol):
     """Where batches go: `FleetIndex`, or a fake. Called from the subscriber's thread only."""

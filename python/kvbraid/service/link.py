@@ -21,6 +21,7 @@ import zmq
 from kvbraid.errors import ServiceError
 from kvbraid.service.backoff import Backoff
 from kvbraid.service.feed import GATHERED, MAX_SEQ, RankFeed
+from kvbraid.service.journal import Rank
 from kvbraid.service.meter import Meter
 from kvbraid.service.reactor import SLICE, SLICE_BYTES
 from kvbraid.service.wires import Wires, next_event, open_monitor
@@ -97,6 +98,16 @@ class Link(ABC):
     @abstractmethod
     def _count(self, num_bytes: int) -> None:
         """Count what a turn has handed over, if it is not counted message by message."""
+
+    def _greet_feed(self, feed: RankFeed) -> None:
+        """Tell a feed that its connection stands."""
+        self._wires.journal.note("connected", Rank(feed.pod, feed.rank), self.endpoint)
+        feed.connected()
+
+    def _part_from(self, feed: RankFeed) -> None:
+        """Tell a feed that its connection is gone."""
+        self._wires.journal.note("disconnected", Rank(feed.pod, feed.rank), self.endpoint)
+        feed.disconnected()
 
     def _hand_over(self, feed: RankFeed, seq: int, frame: zmq.Frame) -> None:
         """Give a well-formed message to its feed, together with the next ones."""
@@ -261,6 +272,8 @@ class Link(ABC):
     def _refuse(self, feed: RankFeed | None, reason: str) -> None:
         if feed is None:
             self.strays[reason] += 1
+            told = f"a message at {self.endpoint}, counted in kvbraid_stray_messages_total"
+            self._wires.journal.note("stray", Rank(""), told, detail=reason)
         else:
             feed.refuse(reason)
 

@@ -1,11 +1,13 @@
 """Prometheus metrics of one running service, collected when they are asked for.
 
 Nothing is counted twice: pods, messages, placements and refusals are read from the index's own
-rows. Only the latency of score calls is kept here.
+rows. Only the latency of score calls and the answered requests are counted here.
 """
 
+import platform
 import threading
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable
 from itertools import accumulate
 from typing import Final
@@ -19,6 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from kvbraid import __version__
 from kvbraid.ids import PodState
 from kvbraid.service.door import Door
 from kvbraid.service.registry import Service
@@ -54,12 +57,39 @@ class LatencyHistogram:
         return HistogramMetricFamily(name, text, buckets=buckets, sum_value=sum_s)
 
 
+class Requests:
+    """Counts of answered requests by route and status; counted on the event loop's thread only."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], Counter[int]] = {}
+
+    def of(self, method: str, path: str) -> Counter[int]:
+        """Return the counts of one route by status, to be incremented."""
+        return self._counts.setdefault((method, path), Counter())
+
+    def family(self) -> CounterMetricFamily:
+        """Return what has been counted so far; from any thread."""
+        found = CounterMetricFamily(
+            "kvbraid_http_requests",
+            "Requests answered, by route and status; route other: no route.",
+            labels=["method", "route", "status"],
+        )
+        for (method, path), counts in list(self._counts.items()):
+            for status, count in list(counts.items()):
+                found.add_metric([method, path, str(status)], count)
+        return found
+
+
 class Metrics(Collector):
-    """Collects one service; `render` gives the text of GET /metrics."""
+    """Collects one service; `render` gives the text of GET /metrics.
+
+    `requests` is counted by those who answer.
+    """
 
     def __init__(self, service: Service, door: Door) -> None:
         self._door = door
         self.score_latency = LatencyHistogram()
+        self.requests = Requests()
         self._service = service
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -73,7 +103,18 @@ class Metrics(Collector):
         return []
 
     def collect(self) -> Iterable[Metric]:
-        """Yield every family, read from the service now."""
+        """Yield every family, read from the service now; docs/operate.md lists them."""
+        build = GaugeMetricFamily("kvbraid_build_info", "Always 1.", labels=["version", "python"])
+        build.add_metric([__version__, platform.python_version()], 1)
+        yield build
+        yield from self._of_ranks()
+        yield from self._of_the_service()
+        yield self.requests.family()
+        yield self.score_latency.family(
+            "kvbraid_score_seconds", "Time from a read body to its answer."
+        )
+
+    def _of_ranks(self) -> Iterable[Metric]:
         rank = ["pod", "dp_rank"]
         state = GaugeMetricFamily("kvbraid_pod_state", "1 = current.", labels=[*rank, "state"])
         messages = CounterMetricFamily("kvbraid_messages", "Batches applied.", labels=rank)
@@ -92,6 +133,9 @@ class Metrics(Collector):
                 placed.add_metric([*labels, means], count)
             for reason, count in row.refused.items():
                 refused.add_metric([*labels, reason], count)
+        return state, messages, placed, refused
+
+    def _of_the_service(self) -> Iterable[Metric]:
         strays = CounterMetricFamily(
             "kvbraid_stray_messages", "Messages of no registered pod.", labels=["reason"]
         )
@@ -104,7 +148,7 @@ class Metrics(Collector):
         )
         for reason, count in list(self._door.refused.items()):
             unheard.add_metric([reason], count)
-        yield from (state, messages, placed, refused, strays, unheard)
+        yield from (strays, unheard)
         yield GaugeMetricFamily(
             "kvbraid_http_bodies_bytes",
             "Bytes of request bodies that are arriving or being answered.",
@@ -114,7 +158,4 @@ class Metrics(Collector):
             "kvbraid_memory_bytes",
             "Bytes that the index accounts for.",
             value=self._service.index.memory_bytes(),
-        )
-        yield self.score_latency.family(
-            "kvbraid_score_seconds", "Time from a read body to its answer."
         )

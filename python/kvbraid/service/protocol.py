@@ -63,6 +63,7 @@ class ScoreProtocol(Connection):
             answer = self._endpoint.answer_at_once(call)
             if answer is not None:
                 self._forget()
+                self._endpoint.count(answer)
                 self.write(answer)
                 self.rest()
                 return

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from kvbraid.errors import KvbraidError, shown
+from kvbraid.errors import KvbraidError, counted, shown
 from kvbraid.ids import PodId
 from kvbraid.service.answers import FeedRow, IndexRow, PodChange, PodRow
 from kvbraid.service.config import Limits, PodConfig, ServerOptions
 from kvbraid.service.errors import RefusalError
+from kvbraid.service.journal import Journal, Rank
 from kvbraid.service.ports import Feed, Index
 from kvbraid.service.readiness import Readiness
 from kvbraid.service.remedy import remedy_for
@@ -34,6 +35,7 @@ class Service:
         *,
         limits: Limits | None = None,
         readiness: Readiness | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.index = index
         self.feed = feed
@@ -41,6 +43,7 @@ class Service:
         self._readiness = readiness or Readiness(
             ServerOptions().ready_after_s, clock=time.monotonic
         )
+        self._journal = journal or Journal()
         self._lock = threading.Lock()
         self._pods: dict[PodId, PodConfig] = {}
         self._models: frozenset[str] = frozenset()
@@ -86,6 +89,8 @@ class Service:
                 self._add(pod, config)
             else:
                 self._replace(pod, old, config)
+            event = "registered" if old is None else "replaced"
+            self._journal.note(event, Rank(pod), _described(config))
             return PodChange(pod=pod, status="created" if old is None else "replaced")
 
     def delete(self, pod: PodId) -> PodChange:
@@ -98,6 +103,7 @@ class Service:
             if pod not in self._pods:
                 raise RefusalError("unknown_pod", f"pod {shown(pod)} is not registered")
             self._remove(pod)
+            self._journal.note("removed", Rank(pod), "it is followed no longer")
             return PodChange(pod=pod, status="removed")
 
     def rows(self) -> list[PodRow]:
@@ -161,3 +167,8 @@ class Service:
         self._pods = pods
         self._models = frozenset(config.model for config in pods.values())
         self._num_ranks = sum(config.dp_size for config in pods.values())
+
+
+def _described(config: PodConfig) -> str:
+    ranks = counted(config.dp_size, "rank")
+    return f"model {config.model}, {ranks} from {config.endpoint} on"

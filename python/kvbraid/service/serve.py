@@ -6,6 +6,7 @@ from collections.abc import Callable
 from kvbraid.fleet.index import MOST_RANKS, FleetIndex, IndexOptions
 from kvbraid.service.capacity import raise_descriptor_limit
 from kvbraid.service.config import FleetConfig
+from kvbraid.service.logs import configure
 from kvbraid.service.readiness import Readiness
 from kvbraid.service.registry import Service
 from kvbraid.service.server import end_process, run_server
@@ -17,6 +18,7 @@ def serve(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
 
     Raises as `run_server`.
     """
+    configure(config.server.log_level, config.server.log_format)
     raise_descriptor_limit()
     options = IndexOptions(
         keys=config.index.keys,
@@ -28,6 +30,6 @@ def serve(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
     index = FleetIndex(options)
     feed = Subscriber(index, silence_s=config.server.silence_s)
     readiness = Readiness(config.server.ready_after_s, clock=time.monotonic)
-    service = Service(index, feed, limits=config.limits, readiness=readiness)
+    service = Service(index, feed, limits=config.limits, readiness=readiness, journal=feed.journal)
     run_server(config, service, announce=announce)
     end_process()

@@ -129,6 +129,7 @@ def _uvicorn_config(app: Application) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         interface="asgi3",
+        log_config=None,  # Its lines go where ours go.
         log_level="error",  # Errors of clients are counted, not logged.
         access_log=False,
         proxy_headers=False,

@@ -26,6 +26,8 @@ from kvbraid.service.bindable import check_bindable, wait_until_free
 from kvbraid.service.capacity import check_capacity, new_context
 from kvbraid.service.feed import FeedConfig, FeedStatus, Sink
 from kvbraid.service.follower import Follower, Patience, rank_addresses
+from kvbraid.service.journal import Journal
+from kvbraid.service.journalled import JournalledSink
 from kvbraid.service.names import Names
 from kvbraid.service.reactor import Reactor
 from kvbraid.service.wires import Wires
@@ -49,6 +51,9 @@ class Subscriber:
         hold_limit_bytes: Bytes that each rank may hold while a replay is under way.
         queue_limit_bytes: Bytes of a connection that may wait to be read; a connection with more
             is cut and made again. This is checked four times a second, for tcp on Linux only.
+
+    Attributes:
+        journal: Writes log lines about the pods.
 
     Raises:
         InvalidValueError: A time or size that is not above 0.
@@ -74,7 +79,8 @@ class Subscriber:
             hold_limit_bytes=hold_limit_bytes,
             queue_limit_bytes=queue_limit_bytes,
         )
-        self._sink = sink
+        self.journal = Journal()
+        self._sink = JournalledSink(sink, self.journal)
         self._tick_s = min(silence_s / 4, replay_timeout_s / 4, _LONGEST_TICK_S)
         self._lock = threading.Lock()  # Guards starting, stopping and giving commands.
         self._commands: deque[tuple[Future[None], Callable[[], None]]] = deque()
@@ -215,6 +221,7 @@ class Subscriber:
             names=Names(),
             retry_max_s=self._patience.retry_max_s,
             queue_limit_bytes=self._patience.queue_limit_bytes,
+            journal=self.journal,
         )
 
     def _refuse_commands(self) -> None:
@@ -243,6 +250,7 @@ class Subscriber:
                 self._refuse_commands()
                 self._is_closing.wait(backoff.pause_s(time.monotonic()))
         self._refuse_commands()
+        self.journal.tell_left_out(is_last=True)
 
     def _begin_anew(self) -> tuple[Wires, Follower]:
         """Follow the same pods with new sockets."""
@@ -285,6 +293,7 @@ class Subscriber:
                 if now >= attend_at:
                     attend_at = now + self._tick_s
                     follower.attend(now)
+                    self.journal.tell_left_out()
         finally:
             with self._lock:
                 self._reactor = None  # From here on no thread gives commands.

@@ -1,4 +1,4 @@
-"""What all links and replays of one subscriber share: a ZeroMQ context, a reactor, names.
+"""What all links and replays of one subscriber share: a context, a reactor, names, a journal.
 
 The context is the subscriber's own, so nothing else shares its limits and its I/O thread. ZeroMQ
 gets only addresses: names are looked up elsewhere (names.py).
@@ -12,6 +12,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from kvbraid.service.feed import MAX_MESSAGE_BYTES
+from kvbraid.service.journal import Journal
 from kvbraid.service.meter import Meter
 from kvbraid.service.names import Names
 from kvbraid.service.reactor import Reactor
@@ -36,6 +37,7 @@ class Wires:
     names: Names
     retry_max_s: float
     queue_limit_bytes: int
+    journal: Journal
 
     def open_socket(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
         """Open a socket: inproc sockets reach each other only within one context."""
