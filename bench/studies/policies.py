@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from kvbraid.cache import Retention
+from kvbraid.models import CONFIGS
 from kvbraid.report.plot import Curves, Point, draw, load_matplotlib
 from kvbraid.sim.traces.memory_size import show_size
-from kvbraid.sim.traces.models import CONFIGS, simulated_model
+from kvbraid.sim.traces.models import simulated_model
 from kvbraid.sim.traces.policies import retention_of
 from kvbraid.sim.traces.simulation import HitRate, simulate
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from kvbraid.sim.traces.models import CONFIGS
+from kvbraid.models import CONFIGS
 
 from bench.studies import policies, traces
 from bench.studies.policies import Study

@@ -8,11 +8,14 @@ from typing import Final
 
 import httpx
 import pytest
+from click.testing import CliRunner
+from kvbraid.cli import cli
 from kvbraid.events.model import BlockStored
 from kvbraid.events.wire import encode_batch
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
+from kvbraid.models import CONFIGS
 from kvbraid.service.config import Limits, PodConfig
 from kvbraid.service.door import Door
 from kvbraid.service.journal import EVENTS, LINES, PERIOD_S, Journal, Rank
@@ -22,9 +25,10 @@ from kvbraid.service.registry import Service
 from kvbraid.service.remedy import remedy_for
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
+from tests.docs.markdown import blocks
 from tests.docs.test_reference_pages import DOCS, codes, tables
 from tests.service.fakes import FakeFeed, FakeIndex
-from tests.service.test_serve import serving
+from tests.service.serving import serving
 
 POD: Final = PodConfig(model="m", endpoint="tcp://h:5557")
 LISTED: Final = Topology(groups=(GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16),))
@@ -121,3 +125,15 @@ def test_the_lines_of_the_log_are_what_the_formats_write(
     record.created = 1767225600.0
     assert TextFormatter().format(record) == text.strip()
     assert json.loads(JsonFormatter().format(record)) == json.loads(as_json)
+
+
+def test_the_groups_to_paste_are_what_the_command_prints() -> None:
+    (shown,) = (b.text for b in blocks(DOCS / "operate.md") if b.language == "console")
+    command, _, output = shown.partition("\n")
+    printed = CliRunner().invoke(cli, command.removeprefix("$ kvbraid ").split())
+    assert printed.stdout == output
+
+
+def test_the_names_of_models_are_listed() -> None:
+    page = (DOCS / "configuration.md").read_text()
+    assert f"({', '.join(f'`{name}`' for name in CONFIGS)})" in page

@@ -4,7 +4,8 @@ import re
 from itertools import groupby
 from pathlib import Path
 
-from kvbraid.sim.traces.models import CONFIGS, SimulatedModel, simulated_model
+from kvbraid.models import CONFIGS
+from kvbraid.sim.traces.models import SimulatedModel, simulated_model
 from kvbraid.sim.traces.policies import CACHE_POLICIES
 from kvbraid.sim.traces.read import FORMS
 from kvbraid.sim.traces.sessions import MAX_IDLE_S, NUM_ACTIVE

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.service import http_fuzz
-from tests.service.test_serve import serving
+from tests.service.serving import serving
 
 STEPS = int(os.environ.get("KVBRAID_FUZZ_STEPS", "400"))
 SEED = int(os.environ.get("KVBRAID_FUZZ_SEED", "11"))

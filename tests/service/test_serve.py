@@ -3,15 +3,10 @@
 import json
 import platform
 import signal
-import socket
 import subprocess
 import sys
-import time
 from array import array
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO, TypeVar
 
 import httpx
 import pytest
@@ -31,36 +26,12 @@ from kvbraid.sim.captures.read import Lookup, read_capture
 from starlette.testclient import TestClient
 
 from tests.service.engines import RawEngine, open_publisher
+from tests.service.serving import MAIN, free_port, serving, until
 from tests.service.test_pods import LLAMA4
 
-MAIN = "from kvbraid.cli import main; main()"
 TOKENS = list(range(40))
 CAPTURES = Path(__file__).parents[1] / "fixtures" / "captures"
 CHUNK = 256  # Of the model in the capture `llama4`.
-_T = TypeVar("_T")
-
-
-@contextmanager
-def serving(
-    *arguments: str, stderr: TextIO | None = None
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-c", MAIN, "serve", "--port", "0", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process, process.stdout.readline().split()[-1]
-        finally:
-            process.kill()
-
-
-def until(ask: Callable[[], _T], wanted: Callable[[_T], bool]) -> _T:
-    """Ask again until the answer is the one wanted; the last answer after ten seconds."""
-    end = time.monotonic() + 10
-    answer = ask()
-    while not wanted(answer) and time.monotonic() < end:
-        time.sleep(0.02)
-        answer = ask()
-    return answer
 
 
 def score(url: str) -> ScoreAnswer:
@@ -96,11 +67,6 @@ def test_what_an_engine_published_before_and_after_is_in_the_answers(tmp_path: P
             assert "kvbraid_memory_bytes" in httpx.get(f"{url}/metrics").text
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=20) == 0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def readiness(url: str) -> tuple[int, str]:

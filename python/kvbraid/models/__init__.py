@@ -1,8 +1,9 @@
 """From a model's config.json to its layers, and what each layer keeps in the cache."""
 
 from kvbraid.models.engine_groups import EngineOptions, GroupedModel, group_config, group_layers
-from kvbraid.models.files import read_config
+from kvbraid.models.files import find_config, read_config
 from kvbraid.models.grouping import Grouping, LayerGroup, form_groups
+from kvbraid.models.known import CONFIGS
 from kvbraid.models.layers import KindLayers, LayerSpec, ModelLayers
 from kvbraid.models.packing import packed_groups
 from kvbraid.models.pages import CacheLayer, Page
@@ -19,6 +20,7 @@ from kvbraid.models.sglang import silent_groups, with_silent_groups
 from kvbraid.models.shapes import Heads, State, StatePart, StateTensor
 
 __all__ = [
+    "CONFIGS",
     "MODEL_TYPES",
     "CacheLayer",
     "EngineOptions",
@@ -36,6 +38,7 @@ __all__ = [
     "StateTensor",
     "complete",
     "engine_layers",
+    "find_config",
     "form_groups",
     "group_config",
     "group_layers",

@@ -9,6 +9,7 @@ from kvbraid.errors import counted
 from kvbraid.models import GroupedModel, LayerGroup, ModelLayers
 from kvbraid.models.layers import runs
 from kvbraid.report.tables import Column, Listing, print_lines, print_listing
+from kvbraid.spec import GroupSpec
 
 _WHICH: Final = Column("which", is_left=True, wraps=True)
 _LAYER_COLUMNS: Final = (
@@ -68,6 +69,38 @@ def show_groups(console: Console, grouped: GroupedModel) -> None:
     )
     _print(console, title, _GROUP_COLUMNS, rows)
     print_lines(console, [*_sums(grouped), *_assumed(model)])
+
+
+def fleet_toml(grouped: GroupedModel) -> str:
+    """Return the groups as the `topology` of a `[[pods]]` table, at any place among its keys."""
+    topology, model_type = grouped.grouping.topology(), grouped.model.model_type
+    fields = [
+        f"alignment = {topology.alignment}",
+        f"hash_block_size = {topology.hash_block_size}",
+        *(["partial_hits = true"] if topology.partial_hits else []),
+        "groups = [",
+    ]
+    return "\n".join(
+        (
+            f"# The groups that vLLM forms of {model_type}. SGLang: give model_config instead.",
+            f"topology = {{ {', '.join(fields)}",
+            *(f"  {_group_toml(group)}," for group in topology.groups),
+            "] }",
+            "",
+        )
+    )
+
+
+def _group_toml(group: GroupSpec) -> str:
+    known = {
+        "kind": f'"{group.kind.value}"',
+        "block_size": group.block_size,
+        "window": group.window,
+        "chunk": group.chunk,
+        "variant": group.variant or None,
+    }
+    fields = (f"{name} = {value}" for name, value in known.items() if value is not None)
+    return f"{{ {', '.join(fields)} }}"
 
 
 def _print(

@@ -18,7 +18,7 @@ from kvbraid.engine import EngineProfile
 from kvbraid.errors import InvalidValueError, KvbraidError, TopologyError, one_line, shown
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.ids import PodId
-from kvbraid.models import read_config
+from kvbraid.models import find_config
 from kvbraid.service.decoding import describe
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.logs import Format, Level
@@ -100,7 +100,10 @@ class PodBody(PodFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class PodEntry(PodFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One `[[pods]]` table of fleet.toml; `model_config` is a path relative to that file."""
+    """One `[[pods]]` table of fleet.toml.
+
+    `model_config` is the name of a known model, or a path relative to that file.
+    """
 
     id: str
     model_config: str | None = None
@@ -188,9 +191,8 @@ def _pods(path: Path, parsed: FleetFile) -> dict[PodId, PodConfig]:
             if pod in pods:
                 msg = f"{where}.id = {pod!r} is a duplicate; give each pod an id of its own"
                 raise InvalidValueError(msg)
-            config = entry.model_config
-            config_path = None if config is None else path.parent / config
-            pods[pod] = pod_config(entry, config_path, schemes=FILE_SCHEMES)
+            config = _config_of(entry, path.parent)
+            pods[pod] = pod_config(entry, config, schemes=FILE_SCHEMES)
         except RefusalError as error:
             msg = f"{where} ({one_line(entry.id)}): {error.told()}"
             raise InvalidValueError(msg) from None
@@ -205,7 +207,17 @@ _POD_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 _TCP: Final = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*):([0-9]{1,5})")
 HTTP_SCHEMES: Final = ("tcp",)
 FILE_SCHEMES: Final = ("tcp", "ipc", "inproc")
-_ModelConfig: TypeAlias = Mapping[str, object] | Path | None
+_ModelConfig: TypeAlias = Mapping[str, object] | None
+
+
+def _config_of(entry: PodEntry, folder: Path) -> _ModelConfig:
+    """Return the config that a pod's entry names, by the model's name or a path."""
+    if entry.model_config is None:
+        return None
+    try:
+        return find_config(entry.model_config, folder=folder)
+    except InvalidValueError as error:
+        raise type(error)(f"model_config: {error}") from None
 
 
 def pod_id(text: str) -> PodId:
@@ -247,7 +259,7 @@ def _pod_config(
             message = f"replay_endpoint = {shown(body.replay_endpoint)} names no host"
             remedy = "give the host that the engine's replay socket listens on"
             raise RefusalError("invalid_endpoint", message, remedy=remedy)
-    topology, engine = _described(body.topology, model_config)
+    topology, engine = pod_from_mapping(body.topology, model_config)
     return PodConfig(
         model=body.model,
         endpoint=body.endpoint,
@@ -258,19 +270,6 @@ def _pod_config(
         dp_size=body.dp_size,
         loras=body.loras,
     )
-
-
-def _described(
-    given: Mapping[str, object] | None, model_config: _ModelConfig
-) -> tuple[Topology | None, EngineProfile]:
-    """Return the operator's description, completed from the model's config.json."""
-    if not isinstance(model_config, Path):
-        return pod_from_mapping(given, model_config)
-    try:
-        config = read_config(model_config)
-    except InvalidValueError as error:
-        raise type(error)(f"model_config: {error}") from None
-    return pod_from_mapping(given, config)
 
 
 def _try_topology(config: PodConfig) -> None:

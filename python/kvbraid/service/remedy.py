@@ -10,7 +10,7 @@ from kvbraid.service.config import PodConfig
 
 _NO_REPLAY: Final = "give the engine and the pod a replay_endpoint"
 _SHORT_BUFFER: Final = "raise the engine's buffer_steps, or start kvbraid before the engine"
-_NO_GROUPS: Final = "list the pod's groups"
+_NO_GROUPS: Final = "list the pod's groups, as kvbraid model CONFIG --groups --toml prints them"
 _NOW: Final = "reset the engine's prefix cache to make answers exact now"
 
 

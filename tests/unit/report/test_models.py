@@ -4,18 +4,25 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 from click.testing import CliRunner
 from kvbraid.cli import cli
+from kvbraid.errors import InvalidValueError
 from kvbraid.models import (
+    CONFIGS,
     EngineOptions,
     GroupedModel,
     Heads,
     KindLayers,
     LayerSpec,
     ModelLayers,
+    find_config,
+    group_config,
     group_layers,
+    read_config,
 )
 from kvbraid.report.models import show_groups
+from kvbraid.service.config import read_fleet_file
 from kvbraid.spec import SpecKind
 
 from tests.unit.report.terminal import shown_at
@@ -143,3 +150,71 @@ def test_the_command_without_groups_shows_layers_and_refuses_options_of_groups()
     status, output = command(path, "--kernel-block", "64", "--tp", "2")
     assert status == 2
     assert "--kernel-block, --tp without --groups; add --groups" in output
+
+
+GROUPED: Final = [
+    name
+    for name in json.loads((FIXTURES / "expected.json").read_text())
+    if command(str(FIXTURES / f"{name}.json"), "--groups")[0] == 0
+]
+POD: Final = 'id = "a"\nmodel = "m"\nendpoint = "tcp://h:1"\n'
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_as_toml_are_the_topology_of_a_pod_wherever_they_are_pasted(
+    tmp_path: Path, name: str
+) -> None:
+    text = printed(f"{name}.json", "--groups", "--toml", "--tp", "1") + "\n"
+    expected = group_config(read_config(FIXTURES / f"{name}.json"), EngineOptions())
+    path = tmp_path / "fleet.toml"
+    for pod in (text + POD, POD + text):
+        path.write_text(f"[[pods]]\n{pod}[[pods]]\n{POD.replace('a', 'b', 1)}")
+        first, second = read_fleet_file(path).pods.values()
+        assert first.topology == expected.grouping.topology()
+        assert second.topology is None
+
+
+def test_most_models_are_tried_as_toml() -> None:
+    assert len(GROUPED) > 50
+
+
+@pytest.mark.parametrize("model", CONFIGS)
+def test_a_known_model_has_a_name_wherever_a_config_is_asked_for(
+    tmp_path: Path, model: str
+) -> None:
+    path = str(FIXTURES / f"{model.replace('jamba-mini', 'jamba-v0.1')}.json")
+    for arguments in (["--json"], ["--groups", "--json"], ["--groups", "--toml"]):
+        assert command(model, *arguments) == command(path, *arguments)
+    planned = [
+        CliRunner().invoke(cli, ["plan", given, "--json"]).output for given in (model, path)
+    ]
+    assert planned[0] == planned[1]
+    fleet = tmp_path / "fleet.toml"
+    dialects = ("vllm", "sglang") if "jamba" not in model else ("vllm",)  # SGLang lacks Mamba-1.
+    for dialect in dialects:
+        found = []
+        for given in (model, path):
+            topology = f'topology = {{ dialect = "{dialect}" }}\n'
+            fleet.write_text(f'[[pods]]\n{POD}model_config = "{given}"\n{topology}')
+            found.append(read_fleet_file(fleet).pods)
+        assert found[0] == found[1]
+
+
+def test_a_folder_may_stand_for_its_config_and_a_path_is_never_a_name(tmp_path: Path) -> None:
+    folder = tmp_path / "gpt-oss-120b"
+    folder.mkdir()
+    (folder / "config.json").write_text((FIXTURES / "gpt-oss-20b.json").read_text())
+    assert find_config(folder)["num_hidden_layers"] == 24
+    assert find_config("./gpt-oss-120b", folder=tmp_path)["num_hidden_layers"] == 24
+    assert find_config("gpt-oss-120b", folder=tmp_path)["num_hidden_layers"] == 36
+
+
+def test_a_name_that_is_not_known_is_refused_with_those_that_are() -> None:
+    with pytest.raises(InvalidValueError, match="or one of gpt-oss-120b, gemma-3-27b, "):
+        find_config("gpt-oss-121b")
+
+
+def test_toml_needs_groups_and_is_not_json() -> None:
+    path = str(FIXTURES / "gpt-oss-20b.json")
+    assert "--toml without --groups; add --groups" in command(path, "--toml")[1]
+    assert "--json and --toml; choose one" in command(path, "--groups", "--json", "--toml")[1]

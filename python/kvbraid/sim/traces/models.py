@@ -1,9 +1,7 @@
 """Published models as a cache sees them: groups, block sizes, and the bytes of one block.
 
 The groups are those that vLLM forms from a model's config, at its defaults on one rank unless told
-otherwise; bytes are those of one rank. The fields
-here are the ones that decide the groups. They come from the configs in tests/fixtures/models,
-whose sources.json says where each is from; a test checks that the two agree.
+otherwise; bytes are those of one rank.
 """
 
 from collections.abc import Mapping
@@ -11,10 +9,17 @@ from dataclasses import dataclass
 from math import gcd, lcm
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from kvbraid.errors import InvalidValueError, UnknownError
-from kvbraid.models import EngineOptions, PrefillCost, group_config, prefill_cost, read_config
+from kvbraid.models import (
+    CONFIGS,
+    EngineOptions,
+    PrefillCost,
+    find_config,
+    group_config,
+    prefill_cost,
+)
 from kvbraid.sim.traces.prefix_hashes import check_parts
 from kvbraid.spec import Topology
 
@@ -48,64 +53,6 @@ class SimulatedModel:
         return memory_bytes // self.block_bytes
 
 
-CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
-    {
-        "gpt-oss-120b": {
-            "model_type": "gpt_oss",
-            "hidden_size": 2_880,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "sliding_window": 128,
-            "layer_types": ["sliding_attention", "full_attention"] * 18,
-        },
-        "gemma-3-27b": {
-            "model_type": "gemma3_text",
-            "hidden_size": 5_376,
-            "num_hidden_layers": 62,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 16,
-            "head_dim": 128,
-            "sliding_window": 1_024,
-        },
-        "qwen3-next-80b-a3b": {
-            "model_type": "qwen3_next",
-            "hidden_size": 2_048,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 2,
-            "head_dim": 256,
-            "full_attention_interval": 4,
-            "linear_conv_kernel_dim": 4,
-            "linear_key_head_dim": 128,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 32,
-            "linear_value_head_dim": 128,
-        },
-        "jamba-mini": {
-            "model_type": "jamba",
-            "hidden_size": 4_096,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "attn_layer_offset": 4,
-            "attn_layer_period": 8,
-            "mamba_d_conv": 4,
-            "mamba_d_state": 16,
-            "mamba_expand": 2,
-        },
-        "llama-3.1-8b": {
-            "model_type": "llama",
-            "hidden_size": 4_096,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-        },
-    }
-)
-"""The name of each model, and fields of its config. All of them use bfloat16, the default."""
-
 ACTIVE_PARAMS: Final[Mapping[str, float]] = MappingProxyType(
     {
         "gpt-oss-120b": 5.1e9,
@@ -125,16 +72,14 @@ def simulated_model(name: str, options: EngineOptions | None = None) -> Simulate
         UnknownError: There is no such name and no such file; the message lists the names.
         InvalidValueError: The config or an option is refused; the message says why.
     """
-    path, options = Path(name), options or EngineOptions()
-    if name not in CONFIGS and path.is_dir():
-        path /= "config.json"
-    if name not in CONFIGS and not path.is_file():
+    options = options or EngineOptions()
+    if name not in CONFIGS and not Path(name).exists():
         msg = (
             f"model {name!r} is not known; expected one of {', '.join(CONFIGS)}, or the path of a "
             "config.json"
         )
         raise UnknownError(msg)
-    config = CONFIGS[name] if name in CONFIGS else read_config(path)
+    config = find_config(name)
     try:
         grouping = group_config(config, options).grouping
         check_parts("model", grouping.hash_block_size)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from kvbraid.errors import InvalidValueError, UnknownError
-from kvbraid.models import EngineOptions, group_config
-from kvbraid.sim.traces.models import CONFIGS, simulated_model
+from kvbraid.models import CONFIGS, EngineOptions, group_config
+from kvbraid.sim.traces.models import simulated_model
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "models"
 FIXTURE_OF = {name: name for name in CONFIGS} | {"jamba-mini": "jamba-v0.1"}
