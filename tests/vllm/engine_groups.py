@@ -1,7 +1,7 @@
 """The groups, sizes and alignments that a real vLLM's own functions compute from our layers.
 
-`get_kv_cache_groups` is called with what it reads of an engine's configuration: the hybrid manager
-on, the layout, no draft model.
+`get_kv_cache_groups` is called with what it reads of an engine's configuration: whether the hybrid
+manager is on, the layout, no draft model.
 """
 
 from collections.abc import Sequence
@@ -126,6 +126,15 @@ def latent_row_bytes(heads: Heads, *, cache_dtype: str) -> int:
         cache_config=SimpleNamespace(block_size=1),
     )
     return int(MLAAttention.get_kv_cache_spec(layer, config).page_size_bytes)
+
+
+def described_without_hybrid_manager(layers: Sequence[CacheLayer]) -> list[object] | str:
+    """The same of an engine whose hybrid manager is off; it refuses with a ValueError."""
+    with patch.object(ENGINE.scheduler_config, "disable_hybrid_kv_cache_manager", True):
+        try:
+            return described(layers)
+        except ValueError:
+            return "refused"
 
 
 def described(

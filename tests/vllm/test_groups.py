@@ -28,6 +28,7 @@ from kvbraid.models import (
     read_config,
 )
 from kvbraid.models.cache_types import CACHE_TYPES
+from kvbraid.models.grouping import kept_in_full
 from kvbraid.models.pages import covering_block
 from kvbraid.spec import SpecKind
 
@@ -39,6 +40,7 @@ with warnings.catch_warnings():
         SHAPES,
         aligned,
         described,
+        described_without_hybrid_manager,
         latent_row_bytes,
         quantized_bytes,
     )
@@ -135,6 +137,16 @@ def models(draw: st.DrawFn) -> tuple[CacheLayer, ...]:
 @pytest.mark.timeout(600)
 def test_random_layers_form_the_engines_own_groups(layers: tuple[CacheLayer, ...]) -> None:
     assert ours(layers) == described(layers)
+
+
+@settings(max_examples=2_000)
+@given(layers=models())
+@pytest.mark.timeout(600)
+def test_random_layers_without_the_hybrid_manager_form_the_engines_own_groups(
+    layers: tuple[CacheLayer, ...],
+) -> None:
+    found = ours(layers, lambda given: form_groups(kept_in_full(given)))
+    assert found == described_without_hybrid_manager(layers)
 
 
 @settings(max_examples=500)

@@ -88,6 +88,11 @@ def engine(note: str = "") -> Callable[[Command], Command]:
             "--state-dtype", type=click.Choice(["bfloat16", "float16", "float32"]),
             help=f"Type of recurrent state matrices instead of the engine's.{note}",
         ),
+        click.option(
+            "--no-hybrid", "hybrid", flag_value=False, default=None,
+            help="The engine runs with --disable-hybrid-kv-cache-manager: windows and chunks are "
+            f"kept in full.{note}",
+        ),
     )  # fmt: skip
 
     def add(command: Command) -> Command:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvbraid.errors import InvalidValueError, TopologyError
-from kvbraid.models.grouping import Grouping, form_groups
+from kvbraid.models.grouping import Grouping, form_groups, kept_in_full
 from kvbraid.models.layers import KindLayers, ModelLayers, runs
 from kvbraid.models.packing import packed_groups
 from kvbraid.models.pages import CacheLayer, Page, covering_block
@@ -28,6 +28,8 @@ class EngineOptions:
     `cache_dtype` None: keys and values keep the model's type.
     `state_dtype` None: the type that the config names, else the engine's for the architecture.
     `packed`: blocks are the outermost dimension, so pages may have several sizes (packing.py).
+    `hybrid` False: the engine runs without its hybrid cache manager (vLLM's
+    `--disable-hybrid-kv-cache-manager`), so windows and chunks are kept in full, in one group.
 
     Raises:
         InvalidValueError: A size below 1, or blocks that a kernel cannot read whole.
@@ -39,6 +41,7 @@ class EngineOptions:
     cache_dtype: str | None = None
     state_dtype: str | None = None
     packed: bool = False
+    hybrid: bool = True
 
     def __post_init__(self) -> None:
         """Refuse options that no engine starts with."""
@@ -80,6 +83,7 @@ class GroupedModel:
             "model_type": self.model.model_type,
             "num_layers": self.model.num_layers,
             "num_ranks": self.options.num_ranks,
+            "hybrid": self.options.hybrid,
             "groups": [group.to_json() for group in self.grouping.groups],
             "block_bytes": self.grouping.block_bytes,
             "padding_slots": self.grouping.padding_slots,
@@ -109,8 +113,9 @@ def group_layers(model: ModelLayers, options: EngineOptions) -> Grouping:
     """
     pages = [_page(kind, options) for kind in model.kinds]
     covered = _covering_states(model, pages, options)
+    layers = tuple(_layers(model, covered))
     form = packed_groups if options.packed else form_groups
-    return Grouping(groups=form(tuple(_layers(model, covered))))
+    return Grouping(groups=form(layers if options.hybrid else kept_in_full(layers)))
 
 
 def _layers(model: ModelLayers, pages: Sequence[Page]) -> Iterator[CacheLayer]:

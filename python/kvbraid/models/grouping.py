@@ -13,7 +13,7 @@ models come in through engine_groups.py.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, lcm
 from typing import Final
@@ -23,6 +23,11 @@ from kvbraid.models.pages import CacheLayer, Page, unified
 from kvbraid.models.shapes import State
 from kvbraid.spec import GroupSpec, SpecKind, Topology, told_apart
 
+_KEPT_IN_FULL: Final[Mapping[SpecKind, SpecKind]] = {
+    SpecKind.SLIDING_WINDOW: SpecKind.FULL_ATTENTION,
+    SpecKind.SLIDING_WINDOW_MLA: SpecKind.MLA_ATTENTION,
+    SpecKind.CHUNKED_LOCAL_ATTENTION: SpecKind.FULL_ATTENTION,
+}
 _CLOSE_BUCKETS: Final = 1.5  # Below this ratio of sizes, padding costs less than another group.
 
 
@@ -193,6 +198,54 @@ def form_groups(layers: Sequence[CacheLayer]) -> tuple[LayerGroup, ...]:
             raise
         return (LayerGroup(layers=kept_in_full),)
     return tuple(_cut(_buckets(equal)))
+
+
+def kept_in_full(layers: Sequence[CacheLayer]) -> tuple[CacheLayer, ...]:
+    """Keep windows and chunks for all tokens, as an engine without a hybrid cache manager does.
+
+    They get the block size of the full layers; the layers still compute with their reach. Layers
+    that form one group anyway stay as they are.
+
+    Raises:
+        TopologyError: Layers that need blocks at different times even so; or windows of several
+            sizes, or chunks, which the engine refuses unless latents are beside them.
+    """
+    if len(by_type(layers)) < 2:
+        return tuple(layers)
+    sizes = {each.page.block_size for each in layers if each.page.kind.is_full}
+    size = next(iter(sizes)) if len(sizes) == 1 else None
+    in_full = tuple(_in_full(each, size) if sizes else each for each in layers)
+    types = by_type(in_full)
+    if len(types) > 1:
+        listed = ", ".join(sorted({each[0].page.kind.value for each in types}))
+        msg = (
+            f"layers of several types ({listed}) form no single group, which an engine without "
+            "its hybrid cache manager needs; leave the manager on"
+        )
+        raise TopologyError(msg)
+    if not any(each.page.kind is SpecKind.MLA_ATTENTION for each in in_full):
+        _refuse_several(in_full)
+    return in_full
+
+
+def _refuse_several(in_full: Sequence[CacheLayer]) -> None:
+    for name in ("window", "chunk"):
+        sizes = {getattr(each.page, name) for each in in_full} - {None}
+        if len(sizes) > 1:
+            listed = ", ".join(map(str, sorted(sizes)))
+            msg = (
+                f"{name}s of {listed} tokens: an engine without its hybrid cache manager takes "
+                "one size in a group; leave the manager on"
+            )
+            raise TopologyError(msg)
+
+
+def _in_full(layer: CacheLayer, block_size: int | None) -> CacheLayer:
+    kind = _KEPT_IN_FULL.get(layer.page.kind)
+    if kind is None:
+        return layer
+    page = replace(layer.page, kind=kind, block_size=block_size or layer.page.block_size)
+    return replace(layer, page=page)
 
 
 def by_type(layers: Iterable[CacheLayer]) -> list[list[CacheLayer]]:

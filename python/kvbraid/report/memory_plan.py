@@ -25,6 +25,7 @@ from kvbraid.layout.waste import (
     slot_choices,
 )
 from kvbraid.models.layers import runs
+from kvbraid.report.models import options_line
 from kvbraid.sim.traces.memory_size import show_size
 
 REQUEST_TOKENS: Final = (1_024, 8_192, 32_768, 131_072)
@@ -253,6 +254,7 @@ def _choice_table(choices: Sequence[SlotChoice], plan: MemoryPlan) -> Table:
 
 def _about(planned: PlannedModel) -> Iterator[str]:
     plan = planned.plan
+    yield options_line(planned.grouped.options)
     if not plan.is_cross_layer:
         yield f"Every slot has a buffer of its own: {plan.why}."
     yield from (f"warning: {warning}" for warning in plan.warnings)

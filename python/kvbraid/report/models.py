@@ -6,7 +6,7 @@ from typing import Final
 from rich.console import Console
 
 from kvbraid.errors import counted
-from kvbraid.models import GroupedModel, LayerGroup, ModelLayers
+from kvbraid.models import EngineOptions, GroupedModel, LayerGroup, ModelLayers
 from kvbraid.models.layers import runs
 from kvbraid.report.tables import Column, Listing, print_lines, print_listing
 from kvbraid.spec import GroupSpec
@@ -69,6 +69,16 @@ def show_groups(console: Console, grouped: GroupedModel) -> None:
     )
     _print(console, title, _GROUP_COLUMNS, rows)
     print_lines(console, [*_sums(grouped), *_assumed(model)])
+
+
+def options_line(options: EngineOptions) -> str:
+    """Return how the engine is thought to be started, with the options that say otherwise."""
+    manager = "on" if options.hybrid else "off"
+    return (
+        f"Engine: --block-size {options.attention_block_size}, --kernel-block "
+        f"{options.kernel_block_size}, --tp {options.num_ranks}, --dtype "
+        f"{options.cache_dtype or 'of the model'}, hybrid cache manager {manager} (--no-hybrid)."
+    )
 
 
 def fleet_toml(grouped: GroupedModel) -> str:
@@ -139,6 +149,7 @@ def _sums(grouped: GroupedModel) -> tuple[str, ...]:
         f"{grouping.hash_block_size:,}.",
         "Blocks, windows and chunks in tokens; a page is one layer's part of a block; unused: "
         "bytes of a group's block.",
+        options_line(options),
     )
 
 

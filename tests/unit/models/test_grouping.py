@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from kvbraid.models import (
     group_config,
     group_layers,
 )
+from kvbraid.models.grouping import kept_in_full
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 FIXTURES: Final = Path(__file__).parents[2] / "fixtures" / "models"
@@ -491,3 +493,68 @@ PARTIAL: Final[dict[str, tuple[tuple[Page, ...], bool]]] = {
 def test_hits_may_end_inside_a_states_block_where_every_group_allows_it(case: str) -> None:
     pages, expected = PARTIAL[case]
     assert Grouping(groups=form_groups(layers(*pages))).topology().partial_hits is expected
+
+
+NO_HYBRID: Final = EngineOptions(hybrid=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "block_size", "block_bytes"),
+    [
+        ("gemma-2-2b", 16, 1_703_936),
+        ("gpt-oss-20b", 16, 786_432),
+        ("llama-4-scout-17b-16e", 16, 3_145_728),
+    ],
+)
+def test_without_the_hybrid_manager_windows_and_chunks_are_kept_in_full_in_one_group(
+    name: str, block_size: int, block_bytes: int
+) -> None:
+    grouping = group_config(load(name), NO_HYBRID).grouping
+    (group,) = grouping.groups
+    assert (group.spec(), grouping.block_bytes) == (
+        GroupSpec(kind=FULL, block_size=block_size),
+        block_bytes,
+    )
+
+
+def test_without_the_hybrid_manager_layers_of_one_type_stay_what_they_are() -> None:
+    for name in ("mistral-7b-v0.1", "llama-3.1-8b", "deepseek-v3"):
+        alone = group_config(load(name), NO_HYBRID).grouping
+        assert alone == group_config(load(name), DEFAULT).grouping
+
+
+@pytest.mark.parametrize("name", ["qwen3-next-80b-a3b", "jamba-v0.1"])
+def test_without_the_hybrid_manager_states_beside_attention_are_refused(name: str) -> None:
+    told = r"several types \(full_attention, mamba\) .* leave the manager on"
+    with pytest.raises(TopologyError, match=told):
+        group_config(load(name), NO_HYBRID)
+
+
+def test_without_the_hybrid_manager_windows_get_the_blocks_of_the_full_layers() -> None:
+    kept = kept_in_full(layers(page(FULL, block_size=32), page(SWA), page(CHUNKED)))
+    assert [(each.page.kind, each.page.block_size) for each in kept] == [(FULL, 32)] * 3
+    assert [(each.page.window, each.page.chunk) for each in kept] == [
+        (None, None), (128, None), (None, 64),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "told"),
+    [
+        (SWA, "window", r"windows of 32, 128 tokens"),
+        (CHUNKED, "chunk", r"chunks of 32, 64 tokens"),
+    ],
+)
+def test_without_the_hybrid_manager_reaches_of_two_sizes_are_refused_unless_latents_are_there(
+    kind: SpecKind, field: str, told: str
+) -> None:
+    reaches = page(kind), replace(page(kind), **{field: 32})  # type: ignore[arg-type]
+    with pytest.raises(TopologyError, match=told):
+        kept_in_full(layers(page(FULL), *reaches))
+    kept = kept_in_full(layers(page(MLA, LATENT), *reaches))
+    assert [each.page.kind for each in kept] == [MLA, FULL, FULL]
+
+
+def test_without_the_hybrid_manager_windows_alone_of_two_sizes_are_refused() -> None:
+    with pytest.raises(TopologyError, match="leave the manager on"):
+        kept_in_full(layers(page(SWA), page(SWA, window=64)))

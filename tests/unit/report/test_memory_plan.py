@@ -17,11 +17,10 @@ from kvbraid.layout import (
     MemoryPlan,
     PlannedModel,
     UnknownPage,
-    from_grouping,
     plan_config,
     plan_memory,
 )
-from kvbraid.models import EngineOptions, Grouping, form_groups, group_config, read_config
+from kvbraid.models import EngineOptions, read_config
 from kvbraid.report.memory_plan import show_plan
 from kvbraid.spec import SpecKind
 from rich.console import Console
@@ -75,16 +74,19 @@ def test_memory_holds_the_blocks_that_were_published(
     assert document(name, *options, "--memory", str(memory - 1))["num_blocks"] == blocks - 1
 
 
-def test_half_of_the_blocks_fit_if_windows_are_kept_in_full() -> None:
-    grouping = group_config(read_config(FIXTURES / "gemma-2-2b.json"), EngineOptions()).grouping
-    layers = [layer for group in grouping.groups for layer in group.layers]
-    in_full = [
-        replace(layer, page=replace(layer.page, kind=SpecKind.FULL_ATTENTION)) for layer in layers
-    ]
-    groups = from_grouping(Grouping(groups=form_groups(in_full)))
-    plan = plan_memory(groups, memory_bytes=GEMMA_2)
-    assert (len(plan.groups), plan.block_bytes) == (1, 1_703_936)
-    assert plan.num_blocks == 7_842
+def test_half_of_the_blocks_fit_without_the_hybrid_cache_manager() -> None:
+    found = document("gemma-2-2b", "--no-hybrid", "--memory", str(GEMMA_2))
+    assert (len(found["groups"]), found["block_bytes"]) == (1, 1_703_936)
+    assert found["num_blocks"] == 7_842
+
+
+@pytest.mark.parametrize(("options", "manager"), [((), "on"), (("--no-hybrid",), "off")])
+def test_a_plan_says_how_the_engine_is_thought_to_be_started(
+    options: tuple[str, ...], manager: str
+) -> None:
+    text = " ".join(printed("gemma-2-2b", "--tp", "2", *options).split())
+    assert "Engine: --block-size 16, --kernel-block 16, --tp 2, --dtype of the model, " in text
+    assert f"hybrid cache manager {manager} (--no-hybrid)." in text
 
 
 def test_the_json_is_one_object_of_the_documented_shape() -> None:

@@ -81,6 +81,7 @@ def test_groups_as_json_are_one_object_of_the_documented_shape() -> None:
         "model_type": "gemma3_text",
         "num_layers": 62,
         "num_ranks": 2,
+        "hybrid": True,
         "block_bytes": 655_360,
         "padding_slots": 8,
         "alignment": 16,
@@ -107,6 +108,15 @@ def test_the_table_shows_groups_pages_and_sums() -> None:
     assert "assumed: mamba_ssm_dtype = bfloat16 (not in the config)" in text
     on_one_rank = printed("qwen3-next-80b-a3b.json", "--groups")
     assert "A block takes 13,369,344 bytes;" in on_one_rank
+
+
+def test_without_the_hybrid_manager_there_is_one_group_and_the_options_are_shown() -> None:
+    text = printed("gemma-3-27b.json", "--groups", "--no-hybrid", "--tp", "2")
+    assert text.startswith("gemma3_text: 62 layers, 1 group\n")
+    assert "hybrid cache manager off (--no-hybrid)." in text
+    assert "hybrid cache manager on (--no-hybrid)." in printed("gemma-3-27b.json", "--groups")
+    status, output = command(str(FIXTURES / "gemma-3-27b.json"), "--no-hybrid")
+    assert (status, "--no-hybrid without --groups" in output) == (2, True)
 
 
 def test_the_table_shows_the_range_of_unequal_pages() -> None:
