@@ -20,6 +20,8 @@ ROWS: Final = {
     "drafts of": "drafts of more tokens",
     "with an engine that schedules": "a scheduler class",
     "(bounded replay)": "bounded replay",
+    "they fill whole blocks": "sinks that do not fill whole blocks",
+    "is left to requests": "or that leave no block to requests",
     "residency metrics": "`--kv-cache-metrics`",
     "bind_kv_cache_manager": "connectors that reach into vLLM's block pool",
     "bind_gpu_block_pool": "connectors that reach into vLLM's block pool",

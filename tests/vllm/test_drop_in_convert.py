@@ -38,6 +38,10 @@ def topology_of(*specs: Any, settings: EngineSettings = SETTINGS) -> tuple[Group
     [
         (full(), {"kind": SpecKind.FULL_ATTENTION}),
         (MLAAttentionSpec(block_size=16, **SIZES), {"kind": SpecKind.MLA_ATTENTION}),
+        (
+            SinkFullAttentionSpec(block_size=16, sink_len=32, **SIZES),
+            {"kind": SpecKind.SINK_FULL_ATTENTION},
+        ),
         (window(40), {"kind": SpecKind.SLIDING_WINDOW, "window": 40}),
         (
             SlidingWindowMLASpec(block_size=16, sliding_window=40, **SIZES),
@@ -146,7 +150,6 @@ def test_a_model_without_a_cache_has_an_empty_one() -> None:
     ("spec", "message"),
     [
         (RSWASpec(block_size=16, rswa_window=32, **SIZES), "group 0 is a RSWASpec"),
-        (SinkFullAttentionSpec(block_size=16, sink_len=16, **SIZES), "SinkFullAttentionSpec"),
         (states(mode="none"), "mamba_cache_mode = 'none'.*--no-enable-prefix-caching"),
         (
             SlidingWindowMLASpec(block_size=16, sliding_window=8, bounded_replay=True, **SIZES),

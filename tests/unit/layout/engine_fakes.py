@@ -61,6 +61,10 @@ class MLAAttentionSpec(FullAttentionSpec):
     pass
 
 
+class SinkFullAttentionSpec(FullAttentionSpec):
+    pass
+
+
 @dataclass(kw_only=True)
 class MambaSpec:
     shapes: tuple[tuple[int, ...], ...]

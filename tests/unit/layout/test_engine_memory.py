@@ -17,6 +17,7 @@ from tests.unit.layout.engine_fakes import (
     Group,
     MambaSpec,
     MLAAttentionSpec,
+    SinkFullAttentionSpec,
     SlidingWindowSpec,
     colours,
     group,
@@ -54,6 +55,10 @@ def latents() -> list[Group]:
     return [group(MLAAttentionSpec(num_heads=1, content=72), "m.0", "m.1", "m.2")]
 
 
+def sinks() -> list[Group]:
+    return [group(SinkFullAttentionSpec(), "s.0", "s.1"), group(WINDOW, "w.0", "w.1")]
+
+
 def mixed_pages() -> list[Group]:
     long, short = MLAAttentionSpec(num_heads=1, content=72), MLAAttentionSpec(num_heads=1)
     return [mixed(a=long, b=short, c=long, d=short)]
@@ -63,6 +68,7 @@ CASES: Final[list[tuple[Callable[[], list[Group]], list[str]]]] = [
     (two_groups, LAYOUTS),
     (uneven, LAYOUTS),
     (latents, LAYOUTS),
+    (sinks, LAYOUTS),
     (with_states, COMPACT),
     (padded, COMPACT),
     (mixed_pages, COMPACT),
@@ -147,7 +153,11 @@ def test_the_stride_of_a_single_head_means_nothing() -> None:
 
 def own_plan(layout: str, groups: list[Group]) -> MemoryPlan:
     """Our planner's plan of the same layers in the same layout."""
-    kinds = {FullAttentionSpec: SpecKind.FULL_ATTENTION, MLAAttentionSpec: SpecKind.MLA_ATTENTION}
+    kinds = {
+        FullAttentionSpec: SpecKind.FULL_ATTENTION,
+        MLAAttentionSpec: SpecKind.MLA_ATTENTION,
+        SinkFullAttentionSpec: SpecKind.SINK_FULL_ATTENTION,
+    }
     planned = []
     for each in groups:
         spec = each.kv_cache_spec
@@ -172,7 +182,7 @@ def own_plan(layout: str, groups: list[Group]) -> MemoryPlan:
     ("groups", "layout"),
     [
         (groups, layout)
-        for groups in (two_groups, uneven, latents)
+        for groups in (two_groups, uneven, latents, sinks)
         for layout in ("BLHNC", "BLNHC", "BHLNC")
     ],
     ids=lambda each: getattr(each, "__name__", each),
@@ -236,9 +246,15 @@ def test_a_group_of_several_kinds_is_full_if_all_of_them_are() -> None:
     latent = MLAAttentionSpec(num_heads=1)
     kinds = [
         lay_out("BLNHC", [mixed(a=latent, b=other)]).plan().groups[0].kind
-        for other in (latent, FULL, WINDOW)
+        for other in (latent, FULL, SinkFullAttentionSpec(), WINDOW)
     ]
-    assert kinds == [SpecKind.MLA_ATTENTION, SpecKind.FULL_ATTENTION, SpecKind.UNKNOWN]
+    full = SpecKind.FULL_ATTENTION
+    assert kinds == [SpecKind.MLA_ATTENTION, full, full, SpecKind.UNKNOWN]
+
+
+def test_a_group_with_sinks_is_of_its_own_kind() -> None:
+    kinds = [each.kind for each in lay_out("LBNHC", sinks()).plan().groups]
+    assert kinds == [SpecKind.SINK_FULL_ATTENTION, SpecKind.SLIDING_WINDOW]
 
 
 def test_a_states_tensors_are_named_by_their_places() -> None:

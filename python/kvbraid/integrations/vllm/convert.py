@@ -25,6 +25,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheSpec,
     MambaSpec,
     MLAAttentionSpec,
+    SinkFullAttentionSpec,
     SlidingWindowMLASpec,
     SlidingWindowSpec,
     get_kv_cache_spec_kind,
@@ -40,6 +41,7 @@ _SUPPORTED: Final = frozenset(
     {
         FullAttentionSpec,
         MLAAttentionSpec,
+        SinkFullAttentionSpec,
         HiddenStateCacheSpec,
         SlidingWindowSpec,
         SlidingWindowMLASpec,

@@ -31,6 +31,7 @@ from kvbraid.integrations.vllm.blocks import Block, BlockPool, Blocks
 from kvbraid.integrations.vllm.convert import EngineSettings, cache_config
 from kvbraid.integrations.vllm.coordinator import Coordinator
 from kvbraid.integrations.vllm.requests import Requests
+from kvbraid.integrations.vllm.sinks import Sinks
 from kvbraid.integrations.vllm.work import StepWork
 
 _WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
@@ -99,6 +100,7 @@ class KvbraidCacheManager:
                 ),
             )
         )
+        self._sinks = Sinks(self.cache, kv_cache_config)
         self.mamba_shared_prefix_checkpoint = self.cache.config.partial_junctions
         self._requests = Requests(self.cache, hash_block_size)
         self._work = StepWork(self.cache, self._requests)
@@ -241,7 +243,7 @@ class KvbraidCacheManager:
 
     def reset_prefix_cache(self) -> bool:
         """Drop the hashes of all blocks unless a block is in use; return whether it was done."""
-        if not self.cache.reset():
+        if not self._sinks.reset():
             return False
         if self.prefix_cache_stats is not None:
             self.prefix_cache_stats.reset = True
