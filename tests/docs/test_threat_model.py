@@ -9,6 +9,7 @@ from kvbraid.service.config import IndexOptions, Limits
 from kvbraid.service.connection import SLICE_BYTES
 from kvbraid.service.errors import ERRORS
 from kvbraid.service.feed import MAX_MESSAGE_BYTES
+from kvbraid.service.journal import LINES, PERIOD_S
 from kvbraid.service.subscriber import Subscriber
 
 TEXT = (Path(__file__).parents[2] / "docs" / "threat-model.md").read_text(encoding="utf-8")
@@ -32,6 +33,11 @@ def test_the_codes_are_codes_with_their_statuses() -> None:
 
 def test_the_slice_is_the_one_that_is_parsed_at_once() -> None:
     assert f"slices of {SLICE_BYTES}," in TEXT
+
+
+def test_the_limit_of_the_log_is_the_journals() -> None:
+    limit = f"about one rank, {LINES} are written in {PERIOD_S:.0f} seconds"
+    assert limit in " ".join(TEXT.split())
 
 
 def test_the_limits_of_a_feed_are_the_subscribers() -> None:
