@@ -31,7 +31,7 @@ from kvbraid.integrations.vllm.blocks import Block, BlockPool, Blocks
 from kvbraid.integrations.vllm.convert import EngineSettings, cache_config
 from kvbraid.integrations.vllm.coordinator import Coordinator
 from kvbraid.integrations.vllm.requests import Requests
-from kvbraid.integrations.vllm.sinks import Sinks
+from kvbraid.integrations.vllm.sinks import reset_beside, sink_blocks
 from kvbraid.integrations.vllm.work import StepWork
 
 _WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
@@ -100,7 +100,8 @@ class KvbraidCacheManager:
                 ),
             )
         )
-        self._sinks = Sinks(self.cache, kv_cache_config)
+        self._sinks = sink_blocks(kv_cache_config)
+        self.cache.pool.hold(self._sinks)
         self.mamba_shared_prefix_checkpoint = self.cache.config.partial_junctions
         self._requests = Requests(self.cache, hash_block_size)
         self._work = StepWork(self.cache, self._requests)
@@ -243,7 +244,7 @@ class KvbraidCacheManager:
 
     def reset_prefix_cache(self) -> bool:
         """Drop the hashes of all blocks unless a block is in use; return whether it was done."""
-        if not self._sinks.reset():
+        if not reset_beside(self.cache, self._sinks):
             return False
         if self.prefix_cache_stats is not None:
             self.prefix_cache_stats.reset = True

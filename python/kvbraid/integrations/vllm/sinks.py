@@ -7,7 +7,6 @@ built for such a group, so there is nothing to be compared with.
 """
 
 from collections.abc import Sequence
-from typing import Final
 
 from vllm.v1.kv_cache_interface import KVCacheConfig, SinkFullAttentionSpec
 
@@ -16,31 +15,12 @@ from kvbraid.errors import UnsupportedError
 from kvbraid.ids import BlockId
 
 
-class Sinks:
-    """Holds the blocks of sinks for as long as the cache is there.
+def sink_blocks(config: KVCacheConfig) -> list[BlockId]:
+    """Return the blocks that the layers of all groups write their sinks into.
 
     Raises:
         UnsupportedError: Sinks that do not fill whole blocks, or leave no block to requests.
     """
-
-    def __init__(self, cache: CacheManager, config: KVCacheConfig) -> None:
-        self._cache: Final = cache
-        self._block_ids: Final = _block_ids(config)
-        cache.pool.hold(self._block_ids)
-
-    def reset(self) -> bool:
-        """Drop the hashes of all blocks unless a request has blocks; return whether it was done.
-
-        The cache takes a held block for one in use, so the sinks are let go meanwhile.
-        """
-        self._cache.pool.free(self._block_ids)
-        try:
-            return self._cache.reset()
-        finally:
-            self._cache.pool.hold(self._block_ids)
-
-
-def _block_ids(config: KVCacheConfig) -> Sequence[BlockId]:
     num_blocks = 0
     for index, group in enumerate(config.kv_cache_groups):
         spec = group.kv_cache_spec
@@ -58,3 +38,15 @@ def _block_ids(config: KVCacheConfig) -> Sequence[BlockId]:
             "is left to requests; give the cache more memory"
         )
     return [BlockId(number) for number in range(1, num_blocks + 1)]
+
+
+def reset_beside(cache: CacheManager, held: Sequence[BlockId]) -> bool:
+    """Drop the hashes of all blocks unless a request has blocks; return whether it was done.
+
+    The cache takes a held block for one in use, so the sinks are let go meanwhile.
+    """
+    cache.pool.free(held)
+    try:
+        return cache.reset()
+    finally:
+        cache.pool.hold(held)
