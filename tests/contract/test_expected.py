@@ -62,6 +62,49 @@ def test_groups_of_which_nothing_is_told_are_expected_to_hold_what_full_attentio
     assert values(row_of(index)) == (0, 512, 512)
 
 
+# --- the score follows it ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [PodState.STALE, PodState.REBUILDING, PodState.DEGRADED])
+def test_an_empty_pod_does_not_win_against_one_that_probably_holds_the_prompt(
+    state: PodState,
+) -> None:
+    index = an_index(pods=(OTHER, POD))
+    tell(index, TEXT.stored(FULL, range(32)))
+    tell(index, TEXT.stored(FULL, range(2)), pod=OTHER)
+    tell(index, AllBlocksCleared(), pod=OTHER)
+    for pod in (POD, OTHER):
+        index.set_state(pod, state)
+    rows = index.score(Request(model=MODEL, token_ids=list(TEXT.prompt))).rows
+    assert {row.pod: (row.lower, row.score) for row in rows} == {POD: (0, 512.0), OTHER: (0, 0.0)}
+
+
+def test_a_copy_in_doubt_counts_with_the_weight_of_its_tier() -> None:
+    index = an_index()
+    tell(index, TEXT.stored(FULL, range(32), medium="CPU"), AllBlocksCleared())
+    for tiers in ((), ("gpu",), ("gpu", "cpu")):
+        assert row_of(index, tiers).score == pytest.approx(512 * 0.8)
+    tell(index, TEXT.stored(FULL, range(16)))
+    assert row_of(index).score == pytest.approx(256 + 256 * 0.8)
+
+
+def test_a_copy_in_doubt_does_not_hide_one_that_is_certain() -> None:
+    index = an_index()
+    tell(index, TEXT.stored(FULL, range(32), medium="CPU"), AllBlocksCleared())
+    tell(index, TEXT.stored(FULL, range(32), medium="STORAGE"))
+    assert row_of(index).score == pytest.approx(512 * 0.5)
+
+
+def test_it_follows_what_is_likely_of_groups_that_no_event_tells_of() -> None:
+    """On further tiers as well as on the GPU."""
+    index = an_index(SGLANG_HYBRID, engine=SGLANG)
+    publish(index, [page(TEXT, 0, 32, "GPU")])
+    assert row_of(index).score == 512
+    publish(index, [page(TEXT, 0, 32, "CPU_PINNED"), removed(*range(32))])
+    assert values(row_of(index)) == (0, 0, 0)
+    assert row_of(index).score == pytest.approx(512 * 0.8)
+
+
 # --- groups that no event tells of: marks ------------------------------------------------------
 
 STATES = Topology(

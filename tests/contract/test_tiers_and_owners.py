@@ -132,6 +132,13 @@ def test_storage_without_host_memory_skips_a_tier() -> None:
     assert row(index).score == pytest.approx(512.0)
 
 
+@pytest.mark.parametrize("tiers", [["gpu"], ["cpu"], ["storage"]])
+def test_the_score_counts_all_tiers_whichever_are_requested(tiers: list[str]) -> None:
+    index = an_index()
+    tell(index, TEXT.stored(FULL, HALF), offloaded("CPU", blocks=HALF))
+    assert row(index, tiers=tiers).score == 512
+
+
 def test_weights_are_the_operators() -> None:
     index = an_index(options=IndexOptions(tier_weights={Tier.CPU: 0.25}))
     tell(index, TEXT.stored(), offloaded())

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kvbraid.fleet.answer import PodScore
-from kvbraid.fleet.index import SECRET_BYTES, FleetIndex, IndexOptions, Keys
+from kvbraid.fleet.index import SECRET_BYTES, TIER_WEIGHTS, FleetIndex, IndexOptions, Keys
 from kvbraid.fleet.request import Request
 from kvbraid.hashing import HashAlgo
 from kvbraid.ids import PodId, PodState, Tier
@@ -183,6 +184,10 @@ def check_exact(row: PodScore, engine: Engine, prompt: Prefix) -> None:
         expected = engine.model.answer(prompt, tiers_of(name))
         assert Answer(bounds.lower, bounds.upper) == expected, (row, prompt)
     assert row.present == engine.model.present(prompt, [Tier.GPU])
+    assert row.expected == engine.model.likely(prompt, [Tier.GPU])
+    if engine.topology.replay_tokens or engine.topology.partial_hits:
+        return  # The index does not look up tiers of hits inside blocks and of replayed tokens.
+    assert row.score == pytest.approx(engine.model.score(prompt, TIER_WEIGHTS)), (row, prompt)
 
 
 def check_bounds(row: PodScore, engine: Engine, prompt: Prefix) -> None:

@@ -136,6 +136,41 @@ class RankModel:
         upper = rule.resume(self.topology, length, possible, strict=False)
         return Answer(lower, max(lower, upper))
 
+    def likely(self, request: Prefix, tiers: Collection[Tier]) -> int:
+        """What is reused if the engine has kept all copies in doubt."""
+        held = self.held(request, tiers, with_doubted=True)
+        return rule.resume(self.topology, len(request.tokens), held)
+
+    def score(self, request: Prefix, weights: Mapping[Tier, float]) -> float:
+        """What is likely reused, each token with the weight of its tier."""
+        tokens = self.likely(request, list(Tier))
+        boundary = tokens + self.topology.replay_tokens
+        worth = [weights[self._tier(request, token, boundary)] for token in range(boundary)]
+        return sum(worth) * tokens / max(boundary, 1)
+
+    def _tier(self, request: Prefix, token: int, boundary: int) -> Tier:
+        """The furthest of the tiers on which the groups that need this token hold it."""
+        order = list(Tier)
+        tiers = [Tier.GPU]
+        for index, group in enumerate(self.topology.groups):
+            block = token // group.block_size
+            restricts = rule.restricts(self.topology, group, strict=True)
+            if restricts and block in rule.needed_blocks(group, boundary):
+                end = (block + 1) * group.block_size
+                has_own = group.kind is SpecKind.MAMBA and boundary < end
+                ends = range(min(boundary, end), 1 + (boundary if has_own else end))
+                tiers.append(self._nearest(request, index, ends))
+        return max(tiers, key=order.index)
+
+    def _nearest(self, request: Prefix, group: int, ends: range) -> Tier:
+        """The nearest tier with an entry that ends here, in doubt only where no other has one."""
+        for doubted in (False, True):
+            for tier in Tier:
+                held = self.held(request, [tier], with_doubted=doubted)[group]
+                if not held.isdisjoint(ends):
+                    return tier
+        return Tier.STORAGE
+
     @property
     def _has_unknown(self) -> bool:
         return any(

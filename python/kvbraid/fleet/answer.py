@@ -44,6 +44,9 @@ class PodScore:
     `expected` is the most likely value, for the same tiers as `lower` and `upper`. It lies between
     them, equals both where they meet, and promises nothing where they do not.
 
+    `score` ranks pods. It is the likely number over all tiers, whichever were requested, with each
+    token weighted by its tier.
+
     Only `score` depends on the strategy. `weighted_blocks` cannot score a pod about which too
     little is known (it is not registered, or no event has told its groups): `score` is then 0 and
     `exactness` is `unknown`.

@@ -23,8 +23,8 @@ class Request:
     (`EngineProfile.event_format`), nothing is promised to a request that has one.
 
     `pods` and `tiers` limit the answer; without them it covers every pod of the model and every
-    combination of tiers. `strategy` says how the score is computed: `exact` weighs reusable
-    tokens, `weighted_blocks` counts blocks as existing gateways do.
+    combination of tiers. `strategy` says how the score is computed: `exact` weighs the tokens
+    that are likely reusable, `weighted_blocks` counts blocks as existing gateways do.
     """
 
     model: str

@@ -65,8 +65,8 @@ pub struct Row {
     pub tiers: SmallVec<[(TierSet, Bounds); 3]>,
     /// The group that ends the prefix; `None` if no group does.
     pub limiting: Option<Limiting>,
-    /// The tokens of the best lower bound, each times the weight of its tier, or the score of the
-    /// requested strategy.
+    /// The tokens that are likely reusable from all tiers, each times the weight of its tier, or the
+    /// score of the requested strategy.
     pub score: f64,
 }
 

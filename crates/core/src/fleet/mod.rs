@@ -38,6 +38,7 @@ mod ahead;
 mod answer;
 mod apply;
 mod bounds;
+mod by_column;
 mod canonical_blocks;
 mod catalog;
 mod components;

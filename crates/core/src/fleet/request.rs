@@ -8,7 +8,7 @@ use crate::names::named;
 /// How `Row::score` is computed. The other fields of a row do not depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Strategy {
-    /// The reusable tokens, each times the weight of its tier.
+    /// The tokens that are likely reusable, each times the weight of its tier.
     #[default]
     Exact,
     /// The canonical blocks, each times the weight of its tier, as existing gateways count.

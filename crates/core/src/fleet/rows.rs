@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use super::answer::{Bounds, Exactness, Limiting, Row};
+use super::by_column::{Likely, RowsByColumn};
 use super::canonical_blocks;
+use super::expected::Shown;
 use super::model::Class;
 use super::rank::Rank;
 use super::search::{Reading, Search};
@@ -13,20 +15,6 @@ use super::tier::TierSet;
 use super::tier_score;
 use super::words::{Sight, Words};
 use crate::rule::{self, HOLDERS, Unknown};
-
-/// The rows that are being filled, found by column.
-struct RowsByColumn<'a> {
-    rows: &'a mut [Row],
-    positions: &'a [usize],
-    /// The sets of tiers that each row is answered for.
-    tier_sets: &'a [TierSet],
-}
-
-impl RowsByColumn<'_> {
-    fn row(&mut self, column: usize) -> &mut Row {
-        &mut self.rows[self.positions[column]]
-    }
-}
 
 impl Search<'_, '_> {
     /// Answers for every requested column, in that order.
@@ -41,6 +29,7 @@ impl Search<'_, '_> {
             .iter()
             .map(|&column| self.empty_row(column, &tier_sets))
             .collect();
+        let mut likely = vec![Likely::default(); rows.len()];
         let asked = Arc::clone(&self.asked);
         for class in self.model.classes().iter() {
             let mask = class.mask & asked.masks[usize::from(class.word)];
@@ -53,6 +42,7 @@ impl Search<'_, '_> {
             };
             let mut rows = RowsByColumn {
                 rows: &mut rows,
+                likely: &mut likely,
                 positions: &asked.positions,
                 tier_sets: &tier_sets,
             };
@@ -156,38 +146,20 @@ impl Search<'_, '_> {
                 row.bounds = bounds;
             }
         }
-        if index == 0 {
-            let likely = silent.as_ref().map(|(_, class)| Reading { class, ladder });
-            self.fill_expected(reading, likely, &lower, scratch, rows);
+        // Blocks are counted without what is likely on further tiers.
+        if index == 0 || self.request.canonical_blocks.is_none() {
+            let shown = Shown {
+                index,
+                told: &lower,
+                likely: silent.as_ref().map(|(_, class)| Reading { class, ladder }),
+            };
+            self.fill_expected(reading, &shown, scratch, rows);
         }
         lower
     }
 
-    /// Fills in the likely values, given what the rule gives for what was told.
-    fn fill_expected(
-        &self,
-        reading: Reading<'_>,
-        likely: Option<Reading<'_>>,
-        told: &[u32; HOLDERS],
-        scratch: &mut rule::Scratch,
-        rows: &mut RowsByColumn<'_>,
-    ) {
-        let likely = likely.map(|reading| self.read(reading, self.request.tiers, scratch));
-        for column in reading.class.columns() {
-            let bit = column % 64;
-            let Bounds { lower, upper } = rows.row(column).bounds;
-            rows.row(column).expected = match &likely {
-                _ if lower == upper => lower,
-                Some(likely) => likely[bit].clamp(lower, upper),
-                None => self
-                    .expected(reading, column, told[bit], scratch)
-                    .clamp(lower, upper),
-            };
-        }
-    }
-
     /// The lengths that the rule gives for what the ranks of a class hold on a set of tiers.
-    fn read(
+    pub(super) fn read(
         &self,
         reading: Reading<'_>,
         set: TierSet,
@@ -240,12 +212,14 @@ impl Search<'_, '_> {
             .canonical_blocks
             .map(|blocks| canonical_blocks::scores(self, reading, blocks, scratch));
         for column in reading.class.columns() {
-            let row = rows.row(column);
             let score = match &by_blocks {
-                None => Some(tier_score::score(self, reading, column % 64, row)),
+                None => {
+                    let likely = *rows.likely(column);
+                    Some(tier_score::score(self, reading, column % 64, likely))
+                }
                 Some(scores) => scores.map(|scores| scores[column % 64]),
             };
-            row.set_score(score);
+            rows.row(column).set_score(score);
         }
     }
 

@@ -182,16 +182,15 @@ impl<'a, 'p> Search<'a, 'p> {
         out
     }
 
-    /// Whether one rank of the class holds, on one tier, the block of a group that ends at step `i`
-    /// of the ladder.
+    /// Whether one rank of the class holds the block of a group that ends at step `i` of the ladder:
+    /// on one tier, and certainly or in doubt.
     #[must_use]
     pub(super) fn holds(
         &self,
         reading: Reading<'_>,
         bit: usize,
-        group: u16,
-        tier: Tier,
         i: usize,
+        (group, tier, doubted): (u16, Tier, bool),
     ) -> bool {
         let Some(&Some(node)) = self.ladders[reading.ladder].nodes.get(i) else {
             return false;
@@ -201,7 +200,7 @@ impl<'a, 'p> Search<'a, 'p> {
                 group,
                 partial,
                 tier,
-                doubted: false,
+                doubted,
                 word: reading.class.word,
             };
             let plane = self.model.planes.find(key);

@@ -1,22 +1,23 @@
-//! The score of the exact strategy: the reusable tokens of a rank, weighted by tier.
+//! The score of the exact strategy: the tokens that a rank likely reuses, weighted by tier.
 
-use super::answer::Row;
+use super::by_column::Likely;
 use super::search::{Reading, Search};
-use super::tier::{Tier, TierSet};
+use super::tier::Tier;
 use crate::rule::needed;
 
-/// The tokens of the longest certain prefix over all tiers. Each token has the weight of the
-/// nearest tier such that all groups that need the token hold it on that tier or a nearer one.
-pub(super) fn score(search: &Search<'_, '_>, reading: Reading<'_>, bit: usize, row: &Row) -> f64 {
+/// The tokens of the longest likely prefix over all tiers, whichever were requested. Each token has
+/// the weight of the nearest tier such that all groups that need the token hold it on that tier or a
+/// nearer one. A token without a known copy counts as one on the furthest tier.
+pub(super) fn score(
+    search: &Search<'_, '_>,
+    reading: Reading<'_>,
+    bit: usize,
+    likely: Likely,
+) -> f64 {
     let weights = search.request.weights;
     let topology = &reading.class.view.topology;
-    let reusable = row.tiers.iter().map(|(_, b)| b.lower).max().unwrap_or(0);
-    let on_gpu = row
-        .tiers
-        .iter()
-        .find(|(set, _)| *set == TierSet::GPU)
-        .map_or(0, |(_, b)| b.lower);
-    if on_gpu == reusable {
+    let reusable = likely.tokens;
+    if likely.on_gpu == reusable {
         return f64::from(reusable) * weights[0];
     }
     let unit = search.unit(reading.ladder);
@@ -46,6 +47,7 @@ pub(super) fn score(search: &Search<'_, '_>, reading: Reading<'_>, bit: usize, r
     }
 }
 
+/// The nearest tier with a copy. A copy in doubt is asked only where there is no other.
 fn tier_of(
     search: &Search<'_, '_>,
     reading: Reading<'_>,
@@ -54,6 +56,9 @@ fn tier_of(
     i: usize,
 ) -> Tier {
     let group = reading.class.view.groups[group];
-    let holds = |tier: &Tier| search.holds(reading, bit, group, *tier, i);
-    Tier::ALL.into_iter().find(holds).unwrap_or(Tier::Storage)
+    let nearest = |doubted| {
+        let holds = |tier: &Tier| search.holds(reading, bit, i, (group, *tier, doubted));
+        Tier::ALL.into_iter().find(holds)
+    };
+    (nearest(false).or_else(|| nearest(true))).unwrap_or(Tier::Storage)
 }
