@@ -146,6 +146,29 @@ def test_weights_are_the_operators() -> None:
     assert row(index).score == pytest.approx(512 + 512 * 0.25)
 
 
+@pytest.mark.parametrize(
+    ("weights", "score"),
+    [
+        (None, 512 + 512 * 0.25),
+        ({}, 512 + 512 * 0.25),
+        ({Tier.CPU: 0.75}, 512 + 512 * 0.75),
+        ({Tier.GPU: 2, Tier.CPU: 0.0}, 1024),
+        ({Tier.STORAGE: 9.0}, 512 + 512 * 0.25),
+    ],
+)
+def test_a_request_may_have_weights_of_its_own(
+    weights: dict[Tier, float] | None, score: float
+) -> None:
+    """Tiers that it leaves out keep the index's; the next request has those again."""
+    index = an_index(options=IndexOptions(tier_weights={Tier.CPU: 0.25}))
+    tell(index, TEXT.stored(), offloaded())
+    tell(index, *TEXT.removed(FULL, range(32, 64)))
+    assert row(index, tier_weights=weights).score == pytest.approx(score)
+    blocks = row(index, tier_weights=weights, strategy="weighted_blocks").score
+    assert blocks == pytest.approx(score / 16)
+    assert row(index).score == pytest.approx(512 + 512 * 0.25)
+
+
 def test_a_token_is_worth_its_furthest_group() -> None:
     """The window of the end is in host memory only, so that its 127 tokens must be loaded."""
     index = an_index()

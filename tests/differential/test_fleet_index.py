@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kvbraid.fleet.answer import PodScore
-from kvbraid.fleet.index import SECRET_BYTES, TIER_WEIGHTS, FleetIndex, IndexOptions, Keys
+from kvbraid.fleet.index import SECRET_BYTES, FleetIndex, IndexOptions, Keys
 from kvbraid.fleet.request import Request
+from kvbraid.fleet.weights import TIER_WEIGHTS
 from kvbraid.hashing import HashAlgo
 from kvbraid.ids import PodId, PodState, Tier
 from kvbraid.spec import GroupSpec, SpecKind, Topology

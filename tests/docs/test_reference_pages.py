@@ -12,7 +12,8 @@ import pytest
 from kvbraid.engine import EngineProfile
 from kvbraid.errors import TopologyError
 from kvbraid.fleet.answer import PodScore
-from kvbraid.fleet.index import TIER_WEIGHTS, FleetIndex, IndexOptions
+from kvbraid.fleet.index import FleetIndex, IndexOptions
+from kvbraid.fleet.weights import TIER_WEIGHTS
 from kvbraid.ids import PodState
 from kvbraid.resume import resume
 from kvbraid.service.config import FleetFile, Limits, PodEntry, ServerOptions, read_fleet_file

@@ -158,6 +158,7 @@ class Draw:
             "pods": [self.among(PODS) for _ in range(self.below(3))],
             "tiers": ["gpu", "cpu"][: self.below(3)],
             "strategy": self.among((None, "exact", "weighted_blocks")),
+            "tier_weights": {self.among(("gpu", "cpu", "hbm")): self._number()},
             "extra_keys": [
                 {field: self._number() for field in MediaBody.__struct_fields__}
                 | {"identifier": "i"}

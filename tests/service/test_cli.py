@@ -212,6 +212,7 @@ def test_tokens_of_64_bits_are_read_as_such(tmp_path: Path) -> None:
 BODY = {
     "model": "m", "token_ids": [1, 2, 3], "cache_salt": "s", "lora": None, "pods": ["pod-0"],
     "tiers": ["gpu"], "extra_keys": [{"identifier": "i", "offset": 1, "length": 1}],
+    "tier_weights": {"gpu": 2.0},
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from httpx import Response
 from kvbraid.hashing import MediaItem
+from kvbraid.ids import Tier
 from kvbraid.service.answers import ExplainAnswer, ScoreAnswer
 from kvbraid.service.registry import Service
 from kvbraid.service.requests import ScoreBody
@@ -51,7 +52,10 @@ FIELDS: dict[str, Any] = {
     "pods": ["a"],
     "tiers": ["gpu", "cpu"],
     "strategy": "weighted_blocks",
+    "tier_weights": {"cpu": 0.25, "storage": None},
 }
+OBJECTS = ("extra_keys", "tier_weights")
+"""Fields that are JSON text in a query."""
 
 
 def test_json_and_raw_tokens_give_the_index_the_same_request(
@@ -59,7 +63,8 @@ def test_json_and_raw_tokens_give_the_index_the_same_request(
 ) -> None:
     tokens = [0, 7, 2**32 - 1]
     client.post("/v1/score", json={**FIELDS, "token_ids": tokens}).raise_for_status()
-    query = urlencode({**FIELDS, "extra_keys": json.dumps(FIELDS["extra_keys"])}, doseq=True)
+    texts = {name: json.dumps(FIELDS[name]) for name in OBJECTS}
+    query = urlencode({**FIELDS, **texts}, doseq=True)
     body = array("I", tokens).tobytes()
     client.post(f"/v1/score?{query}", content=body, headers=RAW).raise_for_status()
     first, second = index.requests
@@ -68,6 +73,7 @@ def test_json_and_raw_tokens_give_the_index_the_same_request(
     assert first.extra_keys == [MediaItem(identifier="img", offset=4, length=9)]
     assert (first.lora, first.cache_salt, first.strategy) == ("sql", "s&=t", "weighted_blocks")
     assert (first.pods, first.tiers) == (["a"], ["gpu", "cpu"])
+    assert first.tier_weights == {Tier.CPU: 0.25}
 
 
 def test_token_ids_of_64_bits_reach_the_index_as_json_and_raw(
@@ -182,6 +188,27 @@ def test_an_unknown_key_of_media_is_named_with_its_place_and_the_known_ones(
     query = urlencode({"model": "m", "extra_keys": media})
     answer = client.post(f"/v1/score?{query}", content=b"", headers=RAW)
     assert refusal(answer)[2] == f"query: {told}"
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        ('{"hbm":1}', "unknown key tier_weights.hbm; remove it; known: gpu, cpu, storage"),
+        ('{"cpus":1}', "unknown key tier_weights.cpus; did you mean cpu?"),
+        ('{"cpu":-1}', "tier_weights.cpu: Expected `float` >= 0.0"),
+        ('{"cpu":1e300}', "tier_weights.cpu: Expected `float` <= 1000000.0"),
+        ('{"cpu":"1"}', "tier_weights.cpu: Expected `float | null`, got `str`"),
+        ("[1,1,1]", "tier_weights: Expected `object | null`, got `array`"),
+    ],
+)
+def test_weights_that_no_tier_can_have_are_refused_in_a_body_and_in_a_query(
+    client: TestClient, weights: str, told: str
+) -> None:
+    body = f'{{"model":"m","token_ids":[1],"tier_weights":{weights}}}'
+    assert refusal(client.post("/v1/score", content=body)) == (400, "malformed_body", told)
+    query = urlencode({"model": "m", "tier_weights": weights})
+    answer = client.post(f"/v1/score?{query}", content=b"", headers=RAW)
+    assert refusal(answer) == (400, "malformed_body", f"query: {told}")
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,7 @@ fn main() {
         pods: None,
         tiers: TierSet::GPU,
         strategy: Strategy::Exact,
+        weights: [None; 3],
     };
     time("score", || {
         let answer = index.score(&request).expect("a known model");

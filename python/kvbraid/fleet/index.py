@@ -8,7 +8,6 @@ Thread-safe; every call that does work releases the interpreter.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from kvbraid._native import FleetCore
@@ -26,6 +25,7 @@ from kvbraid.fleet.answer import (
 )
 from kvbraid.fleet.fields import listed, refuse_payloads, refuse_registration, refuse_request
 from kvbraid.fleet.request import Request
+from kvbraid.fleet.weights import TIER_WEIGHTS, check_weights
 from kvbraid.ids import GroupId, PodId, PodState, Tier
 from kvbraid.kinds import check_fields, check_kind
 from kvbraid.spec import SpecKind, Topology
@@ -44,8 +44,6 @@ _VLLM: Final = EngineProfile()
 _NOT_TAKEN: Final = (TypeError, AttributeError, OverflowError, UnicodeError)
 """The errors that the conversion of a value raises if no field can have that value."""
 
-TIER_WEIGHTS: Final[Mapping[Tier, float]] = {Tier.GPU: 1.0, Tier.CPU: 0.8, Tier.STORAGE: 0.5}
-
 MOST_RANKS: Final = 1 << 20
 """The largest number of ranks that an index can have."""
 
@@ -59,7 +57,9 @@ class IndexOptions:
 
     Above `memory_limit_bytes` (None: no limit) the pod that holds most forgets its least recently
     matched blocks, and its answers become bounds. `limbo_limit_bytes` limits the memory of one
-    rank's undecided hashes. The `weighted_blocks` strategy counts in blocks of
+    rank's undecided hashes. `tier_weights` has what a token on a tier is worth in `score`, from 0
+    to 1 000 000; a tier that is left out keeps its default, and a request may set its own. The
+    `weighted_blocks` strategy counts in blocks of
     `canonical_block_size` tokens; no engine needs to have this block size. `max_ranks` limits the
     ranks of all pods together: a registration that would exceed it is refused, and so is a further
     rank that a payload names. `secret` is mixed into keys and hash tables. None draws it at
@@ -87,9 +87,7 @@ class IndexOptions:
         if self.canonical_block_size < 1:
             msg = f"canonical_block_size = {self.canonical_block_size}; it must be 1 token or more"
             raise InvalidValueError(msg)
-        if not all(map(isfinite, (self.tier_weights or {}).values())):
-            msg = f"tier_weights = {self.tier_weights!r}; a weight must be a finite number"
-            raise InvalidValueError(msg)
+        check_weights(self.tier_weights)
 
     @property
     def weights(self) -> list[float]:

@@ -3,11 +3,13 @@
 Frozen data; checking that a model or a pod exists is the index's job.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from kvbraid.fleet.weights import check_weights
 from kvbraid.hashing import MediaItem, NumberArray
+from kvbraid.ids import Tier
 
 Strategy: TypeAlias = Literal["exact", "weighted_blocks"]
 
@@ -25,6 +27,8 @@ class Request:
     `pods` and `tiers` limit the answer; without them it covers every pod of the model and every
     combination of tiers. `strategy` says how the score is computed: `exact` weighs the tokens
     that are likely reusable, `weighted_blocks` counts blocks as existing gateways do.
+    `tier_weights` has what a token or block on a tier is worth in this score; tiers that are left
+    out have the index's weights.
     """
 
     model: str
@@ -36,3 +40,14 @@ class Request:
     pods: Sequence[str] | None = None
     tiers: Sequence[str] | None = None
     strategy: Strategy = "exact"
+    tier_weights: Mapping[Tier, float] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse weights that no score can be computed with."""
+        check_weights(self.tier_weights)
+
+    @property
+    def weights(self) -> list[float | None]:
+        """The weight of a token on each tier, in the order of `Tier`; None means the index's."""
+        own = self.tier_weights or {}
+        return [own.get(tier) for tier in Tier]

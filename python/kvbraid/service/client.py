@@ -134,10 +134,11 @@ def read_request(source: str, query: Query, *, raw: bool = False) -> tuple[Token
             "lora": body.lora,
             "cache_salt": body.cache_salt,
             "extra_key": body.extra_key,
-            "extra_keys": _media(body),
+            "extra_keys": _text(body.extra_keys),
             "pods": body.pods,
             "tiers": None if body.tiers is None else [tier.value for tier in body.tiers],
             "strategy": body.strategy,
+            "tier_weights": _text(body.tier_weights),
         }
         tokens = _as_bytes(source, body.token_ids)
     else:
@@ -168,9 +169,9 @@ def _body(source: str, data: bytes) -> ScoreBody:
         raise InvalidValueError(msg) from None
 
 
-def _media(body: ScoreBody) -> str | None:
-    """Media items as the query has them: one JSON text."""
-    return None if body.extra_keys is None else msgspec.json.encode(body.extra_keys).decode()
+def _text(field: object) -> str | None:
+    """An object or a list of them as the query has it: one JSON text."""
+    return None if field is None else msgspec.json.encode(field).decode()
 
 
 def _is_text(data: bytes) -> bool:

@@ -22,6 +22,7 @@ from kvbraid.models import find_config
 from kvbraid.service.decoding import describe
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.logs import Format, Level
+from kvbraid.service.weights import DEFAULT_WEIGHTS, TierWeights
 from kvbraid.spec import Topology
 from kvbraid.spec_mapping import pod_from_mapping
 
@@ -68,11 +69,12 @@ class ServerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class IndexOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How blocks are placed and how much memory the index may use."""
+    """How blocks are placed and scored, and how much memory the index may use."""
 
     keys: Literal["auto", "join"] = "auto"
     memory_limit_bytes: _Positive | None = None
     limbo_limit_bytes: _Positive = 64 << 20
+    tier_weights: TierWeights = DEFAULT_WEIGHTS
     canonical_block_size: Annotated[int, Meta(ge=1, lt=1 << 32)] = 16
 
 

@@ -56,7 +56,7 @@ def describe(
     """
     text = str(error)
     problem, at, place = text.rpartition(_AT) if text.endswith("`") else ("", "", "")
-    problem, path = (problem, under + place[:-1].lstrip(".")) if at else (text, under)
+    problem, path = (problem, (under + place[:-1]).lstrip(".")) if at else (text, under)
     if not text.startswith(_UNKNOWN_FIELD):
         return f"{path}: {problem}" if path else problem
     known = _fields_at(root, path)

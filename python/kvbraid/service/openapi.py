@@ -98,7 +98,7 @@ def _query_parameters(fields: dict[str, Any]) -> list[dict[str, Any]]:
     text = "Only with application/octet-stream."
     parameters: list[dict[str, Any]] = []
     for name, schema in fields["properties"].items():
-        as_text = name == "extra_keys"  # Its items are objects: one JSON text in the query.
+        as_text = name in {"extra_keys", "tier_weights"}  # Objects: one JSON text in the query.
         form = {"content": {_JSON: {"schema": schema}}} if as_text else {"schema": schema}
         parameters.append({"name": name, "in": "query", "description": text, **form})
     return parameters

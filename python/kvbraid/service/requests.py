@@ -5,7 +5,7 @@ This module does not check whether the model exists.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Final, Literal, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import parse_qs
@@ -19,6 +19,7 @@ from kvbraid.hashing import MediaItem
 from kvbraid.ids import Tier
 from kvbraid.service.decoding import decode_body, describe
 from kvbraid.service.errors import RefusalError
+from kvbraid.service.weights import TierWeights
 
 OCTET_STREAM: Final = b"application/octet-stream"
 _FORMATS: Final[dict[int, Literal["I", "Q"]]] = {4: "I", 8: "Q"}
@@ -57,6 +58,7 @@ class RequestFields(PromptFields, kw_only=True):
     pods: list[str] | None = None
     tiers: list[Tier] | None = None
     strategy: Strategy | None = None
+    tier_weights: TierWeights | None = None
 
 
 class QueryFields(RequestFields, kw_only=True):
@@ -92,7 +94,11 @@ class Routed(NamedTuple):
 _Body = TypeVar("_Body", ScoreBody, RoutedBody)
 _SCORE: Final = msgspec.json.Decoder(ScoreBody)
 _ROUTED: Final = msgspec.json.Decoder(RoutedBody)
-_MEDIA: Final[msgspec.json.Decoder[_Media]] = msgspec.json.Decoder(_Media)
+_OBJECTS: Final[Mapping[str, msgspec.json.Decoder[object]]] = {
+    "extra_keys": msgspec.json.Decoder(_Media),
+    "tier_weights": msgspec.json.Decoder(TierWeights | None),
+}
+"""The fields that are JSON text in a query."""
 _LISTS: Final = frozenset({"pods", "tiers"})
 
 
@@ -105,7 +111,7 @@ def parse_score_request(
         body: JSON, or little-endian token ids when the content type says octet-stream.
         content_type: Value of the header; anything but octet-stream is read as JSON.
         query: Query string; only read with raw token ids. `pods` and `tiers` are repeated or
-            separated by commas, `extra_keys` is JSON text.
+            separated by commas, `extra_keys` and `tier_weights` are JSON text.
         max_tokens: The most tokens that a request may have.
 
     Raises:
@@ -122,6 +128,7 @@ def parse_score_request(
         pods=fields.pods,
         tiers=None if fields.tiers is None else [tier.value for tier in fields.tiers],
         strategy=fields.strategy or "exact",
+        tier_weights=None if fields.tier_weights is None else fields.tier_weights.by_tier(),
     )
 
 
@@ -206,17 +213,17 @@ def _query_value(name: str, texts: list[str]) -> object:
     if len(texts) > 1:
         msg = f"{name} is given {len(texts)} times"
         raise ValueError(msg)
-    return _query_media(texts[0]) if name == "extra_keys" else texts[0]
+    return _query_object(name, texts[0]) if name in _OBJECTS else texts[0]
 
 
-def _query_media(text: str) -> _Media:
+def _query_object(name: str, text: str) -> object:
     try:
-        return _MEDIA.decode(text)
+        return _OBJECTS[name].decode(text)
     except msgspec.ValidationError as error:
-        problem = describe(error, RequestFields, under="extra_keys")
+        problem = describe(error, RequestFields, under=name)
         raise RefusalError("malformed_body", f"query: {problem}") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise RefusalError("malformed_body", f"query: extra_keys: not JSON: {error}") from None
+        raise RefusalError("malformed_body", f"query: {name}: not JSON: {error}") from None
 
 
 def _media(items: Sequence[MediaBody] | None) -> list[MediaItem] | None:

@@ -20,16 +20,21 @@ def serve(config: FleetConfig, *, announce: Callable[[str], None]) -> None:
     """
     configure(config.server.log_level, config.server.log_format)
     raise_descriptor_limit()
-    options = IndexOptions(
-        keys=config.index.keys,
-        memory_limit_bytes=config.index.memory_limit_bytes,
-        limbo_limit_bytes=config.index.limbo_limit_bytes,
-        canonical_block_size=config.index.canonical_block_size,
-        max_ranks=min(config.limits.pods, MOST_RANKS),
-    )
-    index = FleetIndex(options)
+    index = FleetIndex(index_options(config))
     feed = Subscriber(index, silence_s=config.server.silence_s)
     readiness = Readiness(config.server.ready_after_s, clock=time.monotonic)
     service = Service(index, feed, limits=config.limits, readiness=readiness, journal=feed.journal)
     run_server(config, service, announce=announce)
     end_process()
+
+
+def index_options(config: FleetConfig) -> IndexOptions:
+    """Return the options of the index that a configuration asks for."""
+    return IndexOptions(
+        keys=config.index.keys,
+        memory_limit_bytes=config.index.memory_limit_bytes,
+        limbo_limit_bytes=config.index.limbo_limit_bytes,
+        tier_weights=config.index.tier_weights.by_tier(),
+        canonical_block_size=config.index.canonical_block_size,
+        max_ranks=min(config.limits.pods, MOST_RANKS),
+    )

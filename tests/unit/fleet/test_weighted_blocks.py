@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from kvbraid.engine import EngineProfile
@@ -393,7 +394,30 @@ def test_a_canonical_block_has_at_least_one_token() -> None:
         IndexOptions(canonical_block_size=0)
 
 
-@pytest.mark.parametrize("weight", [float("inf"), float("nan")])
-def test_a_weight_of_a_tier_is_a_finite_number(weight: float) -> None:
-    with pytest.raises(InvalidValueError, match="tier_weights"):
-        IndexOptions(tier_weights={Tier.CPU: weight})
+NO_NUMBER = "expected a number from 0 to 1000000"
+WRONG_WEIGHTS: Any = {
+    "inf": ({Tier.CPU: float("inf")}, f"tier_weights[Tier.CPU] is inf; {NO_NUMBER}"),
+    "nan": ({Tier.CPU: float("nan")}, f"tier_weights[Tier.CPU] is nan; {NO_NUMBER}"),
+    "negative": ({Tier.GPU: -0.5}, f"tier_weights[Tier.GPU] is -0.5; {NO_NUMBER}"),
+    "too large": ({Tier.STORAGE: 1e300}, f"tier_weights[Tier.STORAGE] is 1e+300; {NO_NUMBER}"),
+    "text": ({Tier.CPU: "1"}, f"tier_weights[Tier.CPU] is '1'; {NO_NUMBER}"),
+    "no tier": (
+        {"hbm": 1.0},
+        "tier_weights has the key 'hbm'; expected one of Tier.GPU, Tier.CPU, Tier.STORAGE",
+    ),
+    "no mapping": (
+        [1.0],
+        "tier_weights is [1.0]; expected a mapping of Tier to a number, or None",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_WEIGHTS)
+def test_weights_that_no_tier_can_have_are_refused(name: str) -> None:
+    weights, told = WRONG_WEIGHTS[name]
+    with pytest.raises(InvalidValueError) as refused:
+        IndexOptions(tier_weights=weights)
+    assert str(refused.value) == told
+    with pytest.raises(InvalidValueError) as refused:
+        Request(model="m", token_ids=PROMPT, tier_weights=weights)
+    assert str(refused.value) == told

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from kvbraid.errors import InvalidValueError
 from kvbraid.service.config import FleetConfig, ServerOptions, override, read_fleet_file
+from kvbraid.service.serve import index_options
 from kvbraid.spec import SilentGroup, SpecKind, Topology
 
 TOPOLOGY = "topology = {groups = [{kind = 'full_attention', block_size = %s}]}"
@@ -38,6 +39,14 @@ POD = '[[pods]]\nid = "a"\nmodel = "m"\nendpoint = "tcp://h:1"\n'
         ("[index]\nlimbo_limit_bytes = 36893488147419103232", "index.limbo_limit_bytes: Expected"),
         ("[index]\ncanonical_block_size = 4294967296", "index.canonical_block_size: Expected"),
         (
+            "[index]\ntier_weights = {hbm = 1}",
+            "unknown key index.tier_weights.hbm; remove it; known: gpu, cpu, storage",
+        ),
+        ("[index]\ntier_weights = {cpu = -1}", "index.tier_weights.cpu: Expected `float` >= 0.0"),
+        ("[index]\ntier_weights = {cpu = inf}", "index.tier_weights.cpu: Expected `float` <= 100"),
+        ("[index]\ntier_weights = {cpu = nan}", "index.tier_weights.cpu: Expected `float`"),
+        ("[index]\ntier_weights = 1", "index.tier_weights: Expected `object`, got `int`"),
+        (
             POD + TOPOLOGY % "65537}, {kind='full_attention', block_size=65539",
             "[65537, 65539] have",
         ),
@@ -57,6 +66,16 @@ def test_a_bad_file_is_one_line_with_the_key(tmp_path: Path, text: str, told: st
     assert str(refused.value).startswith(f"{path}: ")
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_weights_of_tiers_reach_the_index_and_the_others_keep_their_defaults(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text("[index]\ntier_weights = { cpu = 0.25 }\n")
+    assert index_options(read_fleet_file(path)).weights == [1.0, 0.25, 0.5]
+    path.write_text("")
+    assert index_options(read_fleet_file(path)).weights == [1.0, 0.8, 0.5]
 
 
 LLAMA4 = {

@@ -150,7 +150,9 @@ impl Index {
             canonical_blocks: (request.strategy == Strategy::WeightedBlocks).then_some(canonical),
             only_full: !self.options.all_groups,
             touch: self.options.memory_limit_bytes > 0,
-            weights: self.options.weights,
+            weights: std::array::from_fn(|tier| {
+                request.weights[tier].unwrap_or(self.options.weights[tier])
+            }),
         }
     }
 

@@ -26,6 +26,7 @@
 //!     pods: None,
 //!     tiers: TierSet::default(),
 //!     strategy: Strategy::Exact,
+//!     weights: [None; 3],
 //! };
 //! let answer = index.score(&request)?;
 //! assert!(answer.rows[0].is_exact());

@@ -43,6 +43,8 @@ pub struct Request<'a> {
     pub tiers: TierSet,
     /// How the score of each row is computed.
     pub strategy: Strategy,
+    /// The weight of a token on each tier, in the order of `Tier::ALL`; `None` means the index's.
+    pub weights: [Option<f64>; 3],
 }
 
 /// How canonical blocks are counted.

@@ -17,5 +17,6 @@ pub(crate) fn request(tokens: &[u32]) -> Request<'_> {
         pods: None,
         tiers: TierSet::GPU,
         strategy: Strategy::Exact,
+        weights: [None; 3],
     }
 }

@@ -234,6 +234,7 @@ impl Life {
                 [Tier::Storage].into_iter().collect(),
             ]),
             strategy: choices.one_of(&[Strategy::Exact, Strategy::WeightedBlocks]),
+            weights: choices.one_of(&[[None; 3], [None, Some(0.25), Some(0.0)]]),
         };
         if choices.once_in(3) {
             return self.send(&request, choices);
