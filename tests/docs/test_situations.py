@@ -5,7 +5,7 @@ The prompt has 64 tokens and one more; a full-attention group holds all four blo
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from kvbraid.events.model import AllBlocksCleared, BlockStored
@@ -134,6 +134,14 @@ SITUATIONS: Final[Mapping[str, tuple[tuple[int, int], Callable[[], FleetIndex]]]
 }
 
 
+EXACT: Final = "state `exact`, everything placed"
+
+
+def asked(situation: str) -> Request:
+    lora = "poet" if "adapter" in situation else None
+    return Request(model="m", token_ids=[*TOKENS, 7], tiers=["gpu", "cpu"], lora=lora)
+
+
 def test_every_situation_of_the_table_is_made_here() -> None:
     table, *_ = tables("placing-blocks.md", "From presence to bounds")
     assert [row[0] for row in table] == list(SITUATIONS)
@@ -142,11 +150,9 @@ def test_every_situation_of_the_table_is_made_here() -> None:
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_the_bounds_are_those_of_the_table(situation: str) -> None:
     bounds, make = SITUATIONS[situation]
-    lora = "poet" if "adapter" in situation else None
-    request = Request(model="m", token_ids=[*TOKENS, 7], tiers=["gpu", "cpu"], lora=lora)
-    (row,) = make().score(request).rows
+    (row,) = make().score(asked(situation)).rows
     assert (row.lower, row.upper) == bounds
-    assert row.exactness == ("exact" if situation.startswith("state `exact`") else "bound")
+    assert row.exactness == ("exact" if situation == EXACT else "bound")
 
 
 def test_missing_history_promises_nothing_where_groups_are_only_learned() -> None:
@@ -156,22 +162,90 @@ def test_missing_history_promises_nothing_where_groups_are_only_learned() -> Non
 
 
 REASONS: Final = {
+    "hashes in limbo that may stand on this request": "some hashes have no certain place",
+    "copies outside the GPU in doubt since a clear or restart, and not removed": (
+        "copies outside the GPU are in doubt since a clear or a restart"
+    ),
     "a kind or `chunk` unknown": "the kind, window or chunk of a group is not known",
     "unconfigured groups: an index is missing among those seen": "an index is missing among",
     "unconfigured groups: one of the `model_config` has told nothing yet": "a group of the model",
     "unconfigured groups: events lack an index, and lack a kind or come beside indexed ones": (
         "events have no group_idx"
     ),
-    '`report_mode = "full"`': "report_mode or extra_keys is set",
-    "`extra_keys = true`": "report_mode or extra_keys is set",
+    '`report_mode = "full"`': 'report_mode = "full", so a copy may be counted more than once',
+    "`extra_keys = true`": "extra_keys is set, so what is counted may be held for another key",
+    "`adapter_reloads = true`, and the request names an adapter": "adapter_reloads is set and",
+    "from the first boundary on that is held for two keys, as far as events show": (
+        "a boundary of this request is held for two keys"
+    ),
     "SGLang with groups other than full attention": "the engine does not tell of all",
-    "hashes in limbo that may stand on this request": "some hashes have no certain place",
+    "something was forgotten for lack of memory": "something that the pod holds was forgotten",
+    "`degraded` because history is missing": "a reason",
+    "`rebuilding`, `stale`: removals may be missing": "a reason",
+    "a contradiction of configuration or places": "contradicts_kind",
 }
+
+
+def test_every_bound_of_the_table_has_its_reason() -> None:
+    assert set(REASONS) == set(SITUATIONS) - {EXACT}
 
 
 @pytest.mark.parametrize("situation", REASONS)
 def test_an_explanation_says_why_the_answer_is_a_bound(situation: str) -> None:
     index = SITUATIONS[situation][1]()
+    if REASONS[situation] != "a reason":  # The feed's reason would come first.
+        index.set_state(POD, PodState.EXACT, reason="")
+    (row,) = index.explain(asked(situation)).rows
+    assert row.reason.startswith(REASONS[situation])
+    assert "\n" not in row.reason
+
+
+def test_an_explanation_of_an_exact_answer_has_no_reason() -> None:
+    """Whatever else is true of the pod."""
+    index = index_of(STORED, replace(ORPHAN, medium="CPU"), AllBlocksCleared(), STORED)
     index.set_state(POD, PodState.EXACT, reason="")
     (row,) = index.explain(Request(model="m", token_ids=[*TOKENS, 7])).rows
-    assert row.reason.startswith(REASONS[situation])
+    assert (row.lower, row.upper, row.reason) == (64, 64, "")
+
+
+SGLANG: Final = {**CONFIGURED, "engine": "sglang"}
+DYNAMO: Final = {**SGLANG, "event_format": "dynamo"}
+
+
+def of_adapter_loaded_again() -> FleetIndex:
+    again = replace(ADAPTED, block_hashes=(11,), token_ids=TOKENS[:16])
+    return index_of(ADAPTED, again, topology=SGLANG)
+
+
+REASONS_OF_NAMES: Final[Mapping[str, tuple[Callable[[], FleetIndex], dict[str, Any], str]]] = {
+    "extra key": (
+        lambda: index_of(STORED, topology=SGLANG),
+        {"extra_key": "k"},
+        "the request has an extra_key, which the pod's events do not show; set event_format",
+    ),
+    "extra key and adapter": (
+        lambda: index_of(ADAPTED, topology=DYNAMO),
+        {"extra_key": "k", "lora": "poet"},
+        "the pod's requests have an extra_key, and of an adapter it is not known",
+    ),
+    "first hash not shown": (
+        lambda: index_of(topology=DYNAMO),
+        {"extra_key": "k"},
+        "the prompt begins with media, or no store without an extra_key has shown",
+    ),
+    "adapter loaded again": (
+        of_adapter_loaded_again,
+        {"lora": "poet"},
+        "the adapter was loaded again, and what the newest load holds is not known",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REASONS_OF_NAMES)
+def test_an_explanation_names_what_in_the_request_makes_the_answer_a_bound(name: str) -> None:
+    make, names, told = REASONS_OF_NAMES[name]
+    index = make()
+    index.set_state(POD, PodState.EXACT, reason="")
+    (row,) = index.explain(Request(model="m", token_ids=[*TOKENS, 7], **names)).rows
+    assert row.lower < row.upper
+    assert row.reason.startswith(told)

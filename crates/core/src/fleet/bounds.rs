@@ -81,20 +81,20 @@ impl Search<'_, '_> {
 
     /// Whether the request's cache is known by its first hash, and that hash is not: it cannot be
     /// computed, or the engine has not shown yet that it computes hashes so.
-    fn is_cache_unknown(&self, reading: Reading<'_>, rank: &Rank) -> bool {
+    pub(super) fn is_cache_unknown(&self, reading: Reading<'_>, rank: &Rank) -> bool {
         let ladder = &self.ladders[reading.ladder];
         ladder.step().page > 0 && !(rank.is_format_confirmed && ladder.is_looked_up())
     }
 
     /// The key of the empty prefix for the request's adapter.
-    fn seed(&self) -> PrefixKey {
+    pub(super) fn seed(&self) -> PrefixKey {
         self.model.marks.lora_seed(self.request.prompt.lora)
     }
 
     /// How much of `lower` needs only boundaries before the first ambiguous one, and before the first
     /// one that the newest load of the request's adapter is not known to hold. It cannot be known
     /// whose copy the request would find there, so what comes after cannot be known either.
-    fn unambiguous(
+    pub(super) fn unambiguous(
         &self,
         reading: Reading<'_>,
         column: usize,

@@ -51,7 +51,7 @@ impl Search<'_, '_> {
     /// A lost connection, a gap or a refused event leaves most of what is shown true, and hides
     /// stores more often than it hides removals of what this request needs. A copy in doubt is one
     /// that an engine may have kept through a clear, and it usually has.
-    fn expected(
+    pub(super) fn expected(
         &self,
         reading: Reading<'_>,
         (column, set): (usize, TierSet),

@@ -5,14 +5,12 @@
 //! index. However long the request, an explanation therefore holds the index no longer than a score
 //! does.
 
-use std::sync::Arc;
-
 use super::answer::Answer;
 use super::index::{Index, unknown_model};
 use super::rank::Rank;
 use super::request::{Request, Strategy};
 use super::search::Search;
-use super::words::Sight;
+use super::words::{Seen, Sight};
 use crate::error::{Error, Result};
 use crate::rule::{self, Query, Unknown};
 use crate::spec::GroupSpec;
@@ -36,11 +34,10 @@ pub type Strip = Vec<GroupStrip>;
 /// One rank of an explanation that is not drawn yet.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Draft {
-    /// Why the rank's state is not exact.
+    /// Why the answer is a bound, if it is.
     pub(super) reason: String,
-    /// What the class of the rank holds, and the rank's bit there; `None` for a rank without any
-    /// known group.
-    pub(super) sight: Option<(Arc<Sight>, u32)>,
+    /// What the rank holds; `None` for a rank without any known group.
+    pub(super) seen: Option<Seen>,
 }
 
 /// The largest number of blocks that one explanation shows, over all groups of all ranks. It bounds
@@ -58,7 +55,8 @@ pub struct Explained {
 }
 
 impl Explained {
-    /// Why the state of each rank is not exact, in the order of the rows; empty if it is exact.
+    /// Why the answer of each rank is a bound, if it is, in the order of the rows. Empty where only
+    /// hashes without a place can be the reason.
     pub fn reasons(&self) -> impl Iterator<Item = &str> {
         self.drafts.iter().map(|draft| draft.reason.as_str())
     }
@@ -70,8 +68,8 @@ impl Explained {
         let mut scratch = rule::Scratch::default();
         let drafts = self.drafts.iter();
         drafts
-            .map(|draft| match &draft.sight {
-                Some((sight, bit)) => sight.strip(*bit, self.num_tokens, &mut scratch),
+            .map(|draft| match &draft.seen {
+                Some(seen) => (seen.sight).strip(seen.bit, self.num_tokens, &mut scratch),
                 None => Vec::new(),
             })
             .collect()
@@ -101,11 +99,17 @@ impl Index {
         let rows = search.rows(&mut self.scratch);
         let sights = search.sights.take().unwrap_or_default();
         let effort = search.effort.spent();
-        let draft = |&column: &usize| Draft {
-            reason: model.ranks[column]
-                .as_ref()
-                .map_or_else(String::new, Rank::reason_of_bound),
-            sight: sights.get(&column).cloned(),
+        let draft = |&column: &usize| {
+            let rank = model.ranks[column].as_ref();
+            let seen = sights.get(&column).cloned();
+            let own = rank.map_or_else(String::new, Rank::reason_of_bound);
+            Draft {
+                reason: match &seen {
+                    Some(seen) if own.is_empty() => seen.reason.to_owned(),
+                    Some(_) | None => own,
+                },
+                seen,
+            }
         };
         let explained = Explained {
             answer: Answer {
@@ -123,8 +127,8 @@ impl Index {
 
 impl Explained {
     fn check_size(&self) -> Result<()> {
-        let sights = self.drafts.iter().filter_map(|draft| draft.sight.as_ref());
-        let groups = sights.flat_map(|(sight, _)| &sight.view.topology.groups);
+        let seen = self.drafts.iter().filter_map(|draft| draft.seen.as_ref());
+        let groups = seen.flat_map(|seen| &seen.sight.view.topology.groups);
         let blocks: u64 = groups
             .map(|group| u64::from(self.num_tokens / group.block_size))
             .sum();

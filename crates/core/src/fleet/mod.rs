@@ -72,6 +72,7 @@ mod probe;
 mod prompt;
 mod publisher;
 mod rank;
+mod reasons;
 mod registration;
 mod request;
 mod routed;

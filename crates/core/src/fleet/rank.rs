@@ -41,7 +41,7 @@ pub(super) struct Unnamed {
 
 impl Unnamed {
     /// Whether this request may find more than its names show.
-    fn may_be_of(self, prompt: &Prompt<'_>) -> bool {
+    pub(super) fn may_be_of(self, prompt: &Prompt<'_>) -> bool {
         let is_number = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
         let has_name = prompt.lora.is_some_and(|name| !is_number(name));
         (self.adapters && has_name) || (self.media && !prompt.media.is_empty())
@@ -210,7 +210,7 @@ impl Rank {
     }
 
     /// Why the rank's answers are bounds: the reason for its state, or else what is not known of its
-    /// groups. Empty where only hashes can be the reason.
+    /// groups. Empty where the reason is in what a request asks for.
     pub(super) fn reason_of_bound(&self) -> String {
         let reason = self.reason();
         if reason.is_empty() {

@@ -13,7 +13,7 @@ use super::search::{Reading, Search};
 use super::state::State;
 use super::tier::TierSet;
 use super::tier_score;
-use super::words::{Sight, Words};
+use super::words::{Seen, Sight, Words};
 use crate::rule::{self, HOLDERS, Unknown};
 
 impl Search<'_, '_> {
@@ -109,7 +109,7 @@ impl Search<'_, '_> {
             let lower = self.fill_bounds(reading, index, &words, scratch, rows);
             if index == 0 {
                 self.fill_limits(reading, &words, &lower, scratch, rows);
-                self.keep_sight(reading, words);
+                self.keep_sight(reading, words, &lower, scratch);
             }
         }
         self.fill_scores(reading, scratch, rows);
@@ -224,20 +224,31 @@ impl Search<'_, '_> {
     }
 
     /// Keeps the words that the answer was read from, if it will be explained.
-    fn keep_sight(&mut self, reading: Reading<'_>, words: Words) {
-        let unit = self.unit(reading.ladder);
-        let Some(sights) = &mut self.sights else {
+    fn keep_sight(
+        &mut self,
+        reading: Reading<'_>,
+        words: Words,
+        told: &[u32; HOLDERS],
+        scratch: &mut rule::Scratch,
+    ) {
+        let Some(mut sights) = self.sights.take() else {
             return;
         };
+        let unit = self.unit(reading.ladder);
         let sight = Arc::new(Sight {
             view: reading.class.view.clone(),
             unit,
             words,
         });
         for (column, bit) in reading.class.columns().map(|column| (column, column % 64)) {
-            let bit = u32::try_from(bit).unwrap_or(0);
-            sights.insert(column, (Arc::clone(&sight), bit));
+            let seen = Seen {
+                sight: Arc::clone(&sight),
+                bit: u32::try_from(bit).unwrap_or(0),
+                reason: self.reason_of_bound(reading, column, told[bit], scratch),
+            };
+            sights.insert(column, seen);
         }
+        self.sights = Some(sights);
     }
 }
 

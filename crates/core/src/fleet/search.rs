@@ -18,7 +18,7 @@ use super::prompt::MediaMark;
 use super::request::ResolvedRequest;
 use super::tier::{Tier, TierSet};
 use super::walk::{Ladder, LadderStep};
-use super::words::{Sight, Words};
+use super::words::{Seen, Words};
 use crate::rule::{Query, Unknown};
 
 /// A class of ranks, and the ladder along which its words are read.
@@ -50,9 +50,8 @@ pub(super) struct Search<'a, 'p> {
     pub(super) possible: HashMap<usize, Possible>,
     /// The work that was done for this answer, except for the rule.
     pub(super) effort: Effort,
-    /// For each column: what its class holds, and its bit there. Kept if the answer will be
-    /// explained.
-    pub(super) sights: Option<HashMap<usize, (Arc<Sight>, u32)>>,
+    /// For each column, what it holds. Kept if the answer will be explained.
+    pub(super) sights: Option<HashMap<usize, Seen>>,
 }
 
 impl<'a, 'p> Search<'a, 'p> {

@@ -5,7 +5,11 @@ use super::silent::{CERTAIN, LIKELY, Silent};
 use crate::divisors::{gcd, lcm};
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
-const MISLEADING: &str = "report_mode or extra_keys is set, so what is counted need not be found";
+const REPORTS: &str = "report_mode = \"full\", so a copy may be counted more than once; set \"incremental\" \
+                       if the engine does not announce reused blocks again";
+const EXTRA_KEYS: &str = "extra_keys is set, so what is counted may be held for another key; set \
+                          event_format = \"dynamo\" here and in the engine, or unset it if no request \
+                          has an extra_key";
 const AWAITED: &str = "a group of the model_config has told nothing yet; if it never does, list the \
                        pod's groups";
 const GAP: &str = "an index is missing among the groups that events told of; if it stays so, list \
@@ -130,7 +134,8 @@ impl Catalog {
         };
         let is_learned = !self.is_configured();
         let doubts = [
-            (self.misleads(), MISLEADING),
+            (self.config.full_reports, REPORTS),
+            (self.misleads(), EXTRA_KEYS),
             (is_learned && self.awaits_groups(), AWAITED),
             (is_learned && self.learned.contains(&None), GAP),
             (is_learned && view.lower_is_zero, UNGROUPED_EVENTS),

@@ -1,5 +1,7 @@
 //! What the ranks of one class hold along a request, a bit for each rank.
 
+use std::sync::Arc;
+
 use super::view::View;
 use crate::rule::Held;
 
@@ -32,6 +34,17 @@ impl Words {
             self.partial.get(group).map_or(&[], Vec::as_slice),
         )
     }
+}
+
+/// What one rank holds along a request.
+#[derive(Debug, Clone)]
+pub(super) struct Seen {
+    /// What its class holds.
+    pub(super) sight: Arc<Sight>,
+    /// The rank's bit there.
+    pub(super) bit: u32,
+    /// Why the answer is a bound, if it is, as far as the request is the reason.
+    pub(super) reason: &'static str,
 }
 
 /// What the ranks of one class hold along a request.
