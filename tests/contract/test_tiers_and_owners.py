@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from kvbraid.events import AllBlocksCleared, BlockRemoved, BlockStored, WireForm
-from kvbraid.fleet.answer import PodScore
+from kvbraid.fleet.answer import Bounds, PodScore
 from kvbraid.fleet.index import FleetIndex, IndexOptions
 from kvbraid.fleet.request import Request
 from kvbraid.ids import Tier
@@ -28,6 +28,7 @@ from tests.contract.prompts import (
     tell,
 )
 
+FULL_KIND = SpecKind.FULL_ATTENTION
 HALF = range(32)
 ALL = range(64)
 
@@ -177,6 +178,29 @@ def test_a_token_is_worth_its_furthest_group() -> None:
     tell(index, *TEXT.removed(WINDOW, range(64)))
     assert tiers(index) == {"gpu": exactly(0), "gpu+cpu": exactly(1024)}
     assert row(index).score == pytest.approx(896 * 1.0 + 128 * 0.8)
+
+
+@pytest.mark.parametrize("kind", [SpecKind.FULL_ATTENTION, SpecKind.MAMBA])
+def test_a_hit_inside_a_block_has_the_tier_of_the_entry_there(kind: SpecKind) -> None:
+    groups = (GroupSpec(kind=kind, block_size=32), GroupSpec(kind=FULL_KIND, block_size=16))
+    index = an_index(Topology(groups=groups, hash_block_size=16, partial_hits=True))
+    whole = Group(kind=kind.value, block=32)
+    tell(index, TEXT.stored(replace(FULL, idx=1)))
+    tell(index, TEXT.stored(whole, range(1), medium="CPU"))
+    tell(index, TEXT.stored(replace(whole, block=16), range(2, 3), medium="CPU"))
+    found = index.score(Request(model=MODEL, token_ids=TEXT.prompt[:49])).rows[0]
+    assert found.tiers["gpu+cpu"] == Bounds(48, 48)
+    on_gpu = 32 if kind is SpecKind.MAMBA else 0  # The state's block is the last one.
+    assert found.score == pytest.approx(on_gpu + (48 - on_gpu) * 0.8)
+
+
+def test_a_window_that_the_engine_replays_counts_on_no_tier() -> None:
+    window = GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=16, window=128)
+    full = GroupSpec(kind=FULL_KIND, block_size=16)
+    index = an_index(Topology(groups=(full, window), replay_tokens=128))
+    tell(index, TEXT.stored(medium="CPU"))
+    assert tiers(index)["gpu+cpu"] == exactly(896)
+    assert row(index).score == pytest.approx(896 * 0.8)
 
 
 def test_a_prefix_may_be_pieced_together_from_tiers() -> None:

@@ -1,9 +1,12 @@
 //! The score of the exact strategy: the tokens that a rank likely reuses, weighted by tier.
 
+use std::ops::Range;
+
 use super::by_column::Likely;
 use super::search::{Reading, Search};
 use super::tier::Tier;
-use crate::rule::needed;
+use crate::rule::{self, needed};
+use crate::spec::SpecKind;
 
 /// The tokens of the longest likely prefix over all tiers, whichever were requested. Each token has
 /// the weight of the nearest tier such that all groups that need the token hold it on that tier or a
@@ -25,12 +28,23 @@ pub(super) fn score(
     let mut worth = vec![weights[0]; (boundary / unit) as usize];
     let mut nearest = vec![Tier::Gpu; worth.len()];
     for (index, group) in topology.groups.iter().enumerate() {
+        if rule::grain(group, topology).is_none() {
+            continue; // A window that the engine replays needs no copy.
+        }
         let needed = needed(group, boundary);
         // The unit that a draft head drops after the boundary is not reused.
         for block in needed.start..needed.end.min(boundary.div_ceil(group.block_size)) {
             let end = ((block + 1) * group.block_size / unit) as usize;
             let from = (block * group.block_size / unit) as usize;
-            let tier = tier_of(search, reading, bit, index, end - 1);
+            // Where the boundary is inside a block, an entry from there on holds what is needed; of
+            // a state, the one at the boundary.
+            let first = end.min(worth.len());
+            let last = if group.kind == SpecKind::Mamba {
+                first
+            } else {
+                end
+            };
+            let tier = tier_of(search, reading, bit, index, first - 1..last);
             for i in from..end.min(nearest.len()) {
                 nearest[i] = nearest[i].max(tier);
             }
@@ -47,18 +61,19 @@ pub(super) fn score(
     }
 }
 
-/// The nearest tier with a copy. A copy in doubt is asked only where there is no other.
+/// The nearest tier with a copy that ends at one of these steps of the ladder. A copy in doubt is asked only where there is no other.
 fn tier_of(
     search: &Search<'_, '_>,
     reading: Reading<'_>,
     bit: usize,
     group: usize,
-    i: usize,
+    steps: Range<usize>,
 ) -> Tier {
     let group = reading.class.view.groups[group];
     let nearest = |doubted| {
-        let holds = |tier: &Tier| search.holds(reading, bit, i, (group, *tier, doubted));
-        Tier::ALL.into_iter().find(holds)
+        let holds = |tier, i| search.holds(reading, bit, i, (group, tier, doubted));
+        let is_there = |tier: &Tier| steps.clone().any(|i| holds(*tier, i));
+        Tier::ALL.into_iter().find(is_there)
     };
     (nearest(false).or_else(|| nearest(true))).unwrap_or(Tier::Storage)
 }
