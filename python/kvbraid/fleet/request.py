@@ -47,7 +47,7 @@ class Request:
         check_weights(self.tier_weights)
 
     @property
-    def weights(self) -> list[float | None]:
+    def weights(self) -> list[float | None] | None:
         """The weight of a token on each tier, in the order of `Tier`; None means the index's."""
-        own = self.tier_weights or {}
-        return [own.get(tier) for tier in Tier]
+        own = self.tier_weights
+        return [own.get(tier) for tier in Tier] if own else None

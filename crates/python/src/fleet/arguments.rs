@@ -166,7 +166,7 @@ pub(super) struct RequestArg {
     pods: Option<Vec<String>>,
     tiers: Option<Vec<PyBackedStr>>,
     strategy: PyBackedStr,
-    weights: [Option<f64>; 3],
+    weights: Option<[Option<f64>; 3]>,
 }
 
 impl RequestArg {
@@ -192,7 +192,7 @@ impl RequestArg {
             pods: self.pods.as_deref(),
             tiers: tiers(self.tiers.as_deref().unwrap_or_default())?,
             strategy: strategy(&self.strategy)?,
-            weights: self.weights,
+            weights: self.weights.unwrap_or_default(),
         })
     }
 }
