@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from math import lcm
 from typing import Final
 
-from kvbraid.cache.counts import check_counts
+from kvbraid.cache.counts import check_optional_counts
 from kvbraid.cache.parallel import Share, check_ranks, share_of
 from kvbraid.cache.retention import Dense, Retention
 from kvbraid.errors import InvalidValueError
@@ -40,7 +40,7 @@ class GroupOptions:
     def __post_init__(self) -> None:
         kinds = dict.fromkeys(("num_speculative_blocks", "extra_retained_tokens"), int)
         check_fields(self, {**kinds, "checkpoint_alignment": int | None})
-        check_counts(
+        check_optional_counts(
             num_speculative_blocks=self.num_speculative_blocks,
             extra_retained_tokens=self.extra_retained_tokens,
             checkpoint_alignment=self.checkpoint_alignment,
@@ -135,7 +135,7 @@ class CacheConfig:
 
     def _check_values(self) -> None:
         check_fields(self, _KINDS)
-        check_counts(
+        check_optional_counts(
             num_blocks=self.num_blocks,
             max_model_len=self.max_model_len,
             max_in_flight_tokens=self.max_in_flight_tokens,

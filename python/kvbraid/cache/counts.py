@@ -13,16 +13,18 @@ from kvbraid.kinds import check_fields, check_kind
 NOT_TAKEN: Final = (TypeError, AttributeError, OverflowError)
 """The errors of the native core for a value that it cannot convert."""
 
+_NOT_COUNTS: Final = (OverflowError, TypeError, ValueError)
+"""The errors of an array for values that it cannot hold; the last is for bytes."""
+
 _COUNTS_OF_NEED: Final = (
     "num_new_tokens",
     "num_hit_tokens",
-    "junction",
     "num_external_tokens",
     "num_lookahead_tokens",
     "num_in_flight_tokens",
     "num_encoder_tokens",
-    "num_computed_tokens",
 )
+_OPTIONAL_COUNTS_OF_NEED: Final = ("junction", "num_computed_tokens")
 _KINDS_OF_NEED: Final = {
     "request": int,
     "match": Match | None,
@@ -40,13 +42,22 @@ def check_counts(**counts: int | None) -> None:
         InvalidValueError: The message names the count and its limits.
     """
     for name, count in counts.items():
-        if count is not None and not _is_count(count):
+        if not _is_unsigned(count, bits=32):
             raise InvalidValueError(f"{name} is {shown(count)}; expected 0 to {(1 << 32) - 1}")
 
 
-def _is_count(value: int) -> bool:
+def check_optional_counts(**counts: int | None) -> None:
+    """Refuse a value that is neither None nor an unsigned integer of 32 bits.
+
+    Raises:
+        InvalidValueError: The message names the count and its limits.
+    """
+    check_counts(**{name: count for name, count in counts.items() if count is not None})
+
+
+def _is_unsigned(value: int | None, *, bits: int) -> bool:
     try:
-        return 0 <= index(value) < 1 << 32
+        return value is not None and 0 <= index(value) < 1 << bits
     except TypeError:
         return False
 
@@ -59,11 +70,28 @@ def check_each(name: str, counts: Iterable[int]) -> None:
     """
     try:
         array("I", counts)  # There may be thousands: much faster than to find the extremes.
-    except (OverflowError, TypeError):
+    except _NOT_COUNTS:
         if not isinstance(counts, Iterable):
             raise InvalidValueError(f"{name}s are {shown(counts)}; expected a list") from None
         for count in counts:
             check_counts(**{name: count})
+
+
+def check_requests(name: str, requests: Iterable[int]) -> None:
+    """Refuse values of which one cannot be the number of a request.
+
+    Raises:
+        InvalidValueError: The message names the first such value.
+    """
+    try:
+        array("Q", requests)
+    except _NOT_COUNTS:
+        if not isinstance(requests, Iterable):
+            raise InvalidValueError(f"{name} is {shown(requests)}; expected numbers") from None
+        for request in requests:
+            if not _is_unsigned(request, bits=64):
+                said = f"{name} has request {shown(request)}; expected a number that add returned"
+                raise InvalidValueError(said) from None
 
 
 def check_group(group: int, num_groups: int) -> None:
@@ -72,7 +100,7 @@ def check_group(group: int, num_groups: int) -> None:
     Raises:
         InvalidValueError: The message names the group, and how many groups there are.
     """
-    if not _is_count(group) or group >= num_groups:
+    if not _is_unsigned(group, bits=32) or group >= num_groups:
         raise InvalidValueError(f"group is {shown(group)}; the cache has {num_groups}")
 
 
@@ -95,7 +123,9 @@ def check_needs(needs: Sequence[Need], num_groups: int) -> None:
     for number, need in enumerate(needs):
         check_kind(f"needs[{number}]", need, Need)
         check_fields(need, _KINDS_OF_NEED)
+        check_requests(f"needs[{number}]", (need.request,))
         check_counts(**{name: getattr(need, name) for name in _COUNTS_OF_NEED})
+        check_optional_counts(**{name: getattr(need, name) for name in _OPTIONAL_COUNTS_OF_NEED})
         for group in need.loading_groups:
             check_group(group, num_groups)
         if need.match is not None:

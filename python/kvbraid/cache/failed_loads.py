@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvbraid._native import CacheCore
-from kvbraid.cache.counts import check_counts, check_each
+from kvbraid.cache.counts import NOT_TAKEN, check_counts, check_each, check_requests
 from kvbraid.ids import BlockId
 from kvbraid.kinds import check_fields, check_kind
 
@@ -38,7 +38,8 @@ class Recovery:
         zero: From which token on the blocks of requests are listed for zeroing.
 
     Raises:
-        InvalidValueError: A block or a number of tokens is no unsigned integer of 32 bits.
+        InvalidValueError: A block or a number of tokens is no unsigned integer of 32 bits, or a
+            request is no number; the message names the value.
     """
 
     forget: Sequence[BlockId] = ()
@@ -52,7 +53,10 @@ class Recovery:
         for blocks in (self.forget, self.hold):
             check_each("block_id", blocks)
         check_fields(self, dict.fromkeys(("commit", "rewind", "zero"), Mapping))
-        for part in (self.commit, self.rewind, self.zero):
+        check_requests("Recovery.preempt", self.preempt)
+        for name in ("commit", "rewind", "zero"):
+            part = getattr(self, name)
+            check_requests(f"Recovery.{name}", part)
             check_each("num_tokens", part.values())
 
 
@@ -71,7 +75,12 @@ class FailedLoads:
                 other; the message names the request or the block, and the remedy.
         """
         check_kind("recovery", recovery, Recovery)
-        self._core.recover(recovery)
+        try:
+            self._core.recover(recovery)
+        except NOT_TAKEN:
+            # A set or a mapping has blocks to look through, but no order.
+            check_fields(recovery, dict.fromkeys(("forget", "hold", "preempt"), Sequence))
+            raise
 
     def record_blocks_for_zeroing(self, request: int, start_token: int) -> None:
         """List a request's blocks from a token on for zeroing, because a load left them unwritten.

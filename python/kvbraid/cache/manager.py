@@ -162,7 +162,8 @@ class CacheManager(Questions, FailedLoads):
             InvalidValueError: A budget is no count, the match is not one, or drafts are computed
                 that were neither taken back nor appended.
         """
-        check_counts(budget=budget, max_chunk_tokens=max_chunk_tokens)
+        most = budget if max_chunk_tokens is None else max_chunk_tokens
+        check_counts(budget=budget, max_chunk_tokens=most)
         check_kind("match", match, Match | None)
         match = match or NO_MATCH
         computed, num_prompt_tokens, num_tokens, junction = self._core.progress(request)

@@ -147,7 +147,7 @@ class RequestTables:
             msg = f"{len(most)} limits for {len(requests)} requests; give one for each"
             raise InvalidValueError(msg)
         check_each("block_id", bad)
-        check_each("limit", limits or ())
+        check_each("limit", [limit for limit in most if limit is not None])
         check_counts(max_refusals=max_refusals)
         pairs = list(zip(requests, most, strict=True))
         try:

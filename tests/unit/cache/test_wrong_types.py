@@ -3,7 +3,9 @@
 No caller has to read `AttributeError`, `TypeError` or what the binding calls its fields.
 """
 
+import re
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, Final
 
 import pytest
@@ -27,6 +29,9 @@ from tests.unit.cache.caches import config, full
 
 FULL: Final[Any] = SpecKind.FULL_ATTENTION
 NOTHING: Final[Any] = {}
+A_SET: Final[Any] = {1}
+BYTES: Final[Any] = b"abc"
+A_MAPPING: Final[Any] = {1: None}
 POD: Final = PodId("pod")
 Call = Callable[[Any, int], object]
 
@@ -56,6 +61,15 @@ CALLS: Final[dict[str, tuple[Call, str]]] = {
     "allocate a mapping": (lambda c, r: c.allocate([{"request": r}]), r"needs\[0\] is {'request'"),
     "allocate a text": (lambda c, r: c.allocate([need(r, num_new_tokens="3")]), "tokens is '3'"),
     "allocate for a text": (lambda c, _: c.allocate([need("r")]), "Need.request is 'r'"),  # type: ignore[arg-type]
+    "allocate nothing": (
+        lambda c, r: c.allocate([need(r, num_new_tokens=None)]),
+        "num_new_tokens is None; expected 0 to 4294967295",
+    ),
+    "allocate below zero": (lambda c, _: c.allocate([need(-1)]), r"needs\[0\] has request -1"),
+    "allocate beyond": (
+        lambda c, _: c.allocate([need(1 << 64)]),
+        "has request 18446744073709551616",
+    ),
     "allocate, loading": (lambda c, r: c.allocate([need(r, loading_groups=3)]), "groups is 3"),
     "allocate, delayed": (lambda c, r: c.allocate([need(r, delay_commit="yes")]), "expected bool"),
     "allocate, matched": (lambda c, r: c.allocate([need(r, match=4)]), "expected Match or None"),
@@ -69,6 +83,9 @@ CALLS: Final[dict[str, tuple[Call, str]]] = {
     "decode texts": (lambda c, _: c.decode(["a"], [1]), r"requests is \['a'\]"),
     "release": (lambda c, _: c.release(5), "requests is 5; expected a list of numbers"),
     "preempt": (lambda c, _: c.preempt("ab"), "requests is 'ab'"),
+    "commit nothing": (lambda c, r: c.commit(r, None), "num_tokens is None"),
+    "roll_back to nothing": (lambda c, r: c.roll_back(r, None), "num_computed_tokens is None"),
+    "take nothing": (lambda c, _: c.pool.take(None), "count is None"),
     "commit": (lambda c, r: c.commit(r, "x"), "num_tokens is 'x'"),
     "can_ever_fit": (lambda c, _: c.can_ever_fit(-1), "num_tokens is -1"),
     "hit_blocks": (lambda c, r: c.hit_blocks(r, "4"), "num_tokens is '4'"),
@@ -80,6 +97,15 @@ CALLS: Final[dict[str, tuple[Call, str]]] = {
     "holders": (lambda c, _: c.pool.holders(0, "x"), "block_hash is 'x'; expected bytes"),
     "recover": (lambda c, _: c.recover(None), "expected Recovery"),
     "recovery": (lambda _, r: Recovery(rewind=[r]), "rewind is .*expected Mapping"),  # type: ignore[arg-type]
+    "recover a set": (
+        lambda c, _: c.recover(Recovery(hold=A_SET)),
+        r"Recovery.hold is \{1\}; expected Seq",
+    ),
+    "recover a mapping": (
+        lambda c, _: c.recover(Recovery(forget=A_MAPPING)),
+        r"Recovery.forget is \{1: None\}; expected Seq",
+    ),
+    "recover bytes": (lambda c, _: c.recover(Recovery(forget=BYTES)), "block 97 does not exist"),
     "resume_points": (lambda c, _: c.tables.resume_points("ab", []), "requests are 'ab'"),
 }
 
@@ -91,6 +117,49 @@ def test_a_call_names_the_value_that_it_does_not_take(call: Call, says: str) -> 
     with pytest.raises(InvalidValueError, match=says):
         call(cache, request)
     cache.debug.check_integrity()
+
+
+Values = dict[str, Any]
+COUNTS: Final = [
+    field.name
+    for field in fields(Need)
+    if field.name.startswith("num_") or field.name == "junction"
+]
+OPTIONAL: Final = {"junction", "num_computed_tokens"}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("value", [None, "3", 1.5, -1, 1 << 32, [1]], ids=repr)
+def test_a_number_of_a_need_that_is_none_is_named_with_its_value(name: str, value: object) -> None:
+    cache = CacheManager(config(full(4)))
+    request = cache.add([1, 2, 3])
+    if value is None and name in OPTIONAL:
+        assert cache.allocate([need(request, **{name: value})]).num_fit == 1
+        return
+    with pytest.raises(InvalidValueError, match=re.escape(f"{name} is {value!r}; expected 0 to")):
+        cache.allocate([need(request, **{name: value})])
+    with pytest.raises(InvalidValueError, match=re.escape(f"{name} is {value!r}; expected 0 to")):
+        cache.blocks_needed(need(request, **{name: value}))
+
+
+RECOVERIES: Final[dict[str, tuple[Values, str]]] = {
+    "forgets None": ({"forget": [None]}, "block_id is None"),
+    "preempts a text": ({"preempt": "x"}, "Recovery.preempt has request 'x'"),
+    "preempts nothing": ({"preempt": None}, "Recovery.preempt is None; expected numbers"),
+    "preempts below zero": ({"preempt": [0, -1]}, "Recovery.preempt has request -1"),
+    "commits for a text": ({"commit": {"a": 1}}, "Recovery.commit has request 'a'"),
+    "commits None": ({"commit": {0: None}}, "num_tokens is None"),
+    "rewinds half a request": ({"rewind": {1.5: 2}}, r"Recovery.rewind has request 1\.5"),
+    "rewinds to None": ({"rewind": {0: None}}, "num_tokens is None"),
+    "zeroes for None": ({"zero": {None: 2}}, "Recovery.zero has request None"),
+    "zeroes from None": ({"zero": {0: None}}, "num_tokens is None"),
+}
+
+
+@pytest.mark.parametrize(("parts", "says"), RECOVERIES.values(), ids=RECOVERIES.keys())
+def test_a_recovery_names_the_value_that_it_does_not_take(parts: Values, says: str) -> None:
+    with pytest.raises(InvalidValueError, match=says):
+        Recovery(**parts)
 
 
 def of(**fields: Any) -> CacheConfig:  # noqa: ANN401 - fields of the configuration
