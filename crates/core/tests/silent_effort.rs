@@ -177,3 +177,70 @@ fn a_request_that_waits_for_its_pages_has_each_of_them_looked_for_once() {
         pages + 100
     );
 }
+
+/// A request that is noted when its first page is there, and then its other pages but the last.
+fn waits_for(index: &mut Index, pages: u32) -> Vec<u32> {
+    chain(index, 1);
+    let tokens: Vec<u32> = (1..=pages).chain([1]).collect();
+    index.routed(POD, 0, &request(&tokens), &[]).unwrap();
+    chain(index, pages - 1);
+    tokens
+}
+
+#[test]
+fn the_marks_that_a_long_request_leaves_with_a_batch_are_shown_in_slices() {
+    let pages = 60_000;
+    let mut index = index(
+        Some(129),
+        SilentPools {
+            chunked_prefill: Some(64),
+            ..SilentPools::default()
+        },
+    );
+    let tokens = waits_for(&mut index, pages);
+    let mut intake = index.take_intake();
+    intake.read(&batch(&[stored(&[pages], Some(pages - 1))]));
+    let mut slices = 1;
+    while !index.advance(POD, 0, &mut intake, SLICE).unwrap() {
+        index.check_integrity();
+        let row = index.score(&request(&tokens)).unwrap().rows.remove(0);
+        assert!(row.bounds.lower <= row.expected && row.expected <= row.bounds.upper);
+        slices += 1;
+    }
+    index.give_back(intake);
+    assert!(slices > pages as usize / SLICE, "{slices}");
+    let row = index.score(&request(&tokens)).unwrap().rows.remove(0);
+    assert_eq!(row.expected, pages);
+}
+
+#[test]
+fn a_request_is_noted_in_parts() {
+    let pages = 60_000;
+    let mut index = index(Some(129), SilentPools::default());
+    chain(&mut index, pages);
+    let tokens: Vec<u32> = (1..=pages).chain([1]).collect();
+    let mut parts = 1;
+    while !index.begin_routed(POD, 0, "m", SLICE).unwrap() {
+        parts += 1;
+    }
+    assert!(parts > pages as usize / SLICE, "{parts}: the keys of pages");
+    index.note_routed(POD, 0, &request(&tokens), &[]).unwrap();
+    while !index.end_routed(POD, 0, 16).unwrap() {}
+    index.check_integrity();
+    assert_eq!(
+        index.score(&request(&tokens)).unwrap().rows[0].expected,
+        pages
+    );
+    assert!(index.begin_routed(POD, 0, "another", SLICE).is_err());
+}
+
+#[test]
+fn of_a_request_with_more_pages_than_are_followed_the_first_ones_are() {
+    let most = 1 << 17;
+    let mut index = index(Some(129), SilentPools::default());
+    let tokens = waits_for(&mut index, most + 5000);
+    assert_eq!(cut_short(&index), 1);
+    let row = index.score(&request(&tokens)).unwrap().rows.remove(0);
+    assert_eq!((row.expected, row.bounds.upper), (most, most + 4999));
+    assert_eq!(row.bounds.lower, 0);
+}

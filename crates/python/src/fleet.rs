@@ -234,11 +234,8 @@ impl FleetCore {
         tokens: PromptArg,
         produced: PromptArg,
     ) -> PyResult<()> {
-        let note = |request: &Request<'_>| {
-            let produced = produced.tokens();
-            self.index
-                .change(|index| index.routed(pod, dp_rank, request, produced))
-        };
+        let note =
+            |request: &Request<'_>| self.index.routed(pod, dp_rank, request, produced.tokens());
         py.detach(|| request.with(&tokens, note)).map_err(to_python)
     }
 

@@ -8,7 +8,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::time::{Duration, Instant};
 
 use kvbraid_core::Error;
-use kvbraid_core::fleet::{Applied, Index, RankInfo, SLICE};
+use kvbraid_core::fleet::{Applied, Index, RankInfo, Request, SLICE};
 use parking_lot::{Mutex, MutexGuard};
 
 /// A longer payload is decoded without holding the index, because that takes a millisecond or more.
@@ -75,6 +75,27 @@ impl SharedIndex {
             MutexGuard::bump(&mut index);
         }
         index.reset(name, dp_rank)?;
+        keep_limits(&mut index);
+        Ok(())
+    }
+
+    /// Notes a request that a pod was sent, one portion at a time.
+    pub(crate) fn routed(
+        &self,
+        name: &str,
+        dp_rank: u32,
+        request: &Request<'_>,
+        produced: &[u32],
+    ) -> Result<(), Error> {
+        let _turn = self.turn.lock();
+        let mut index = self.index.lock();
+        while !index.begin_routed(name, dp_rank, request.model, SLICE)? {
+            MutexGuard::bump(&mut index);
+        }
+        index.note_routed(name, dp_rank, request, produced)?;
+        while !index.end_routed(name, dp_rank, SLICE)? {
+            MutexGuard::bump(&mut index);
+        }
         keep_limits(&mut index);
         Ok(())
     }

@@ -218,8 +218,9 @@ class FleetIndex:
         This only improves the expected value of pods with windows or states of which no event
         tells (SGLang): what such an engine keeps follows from what it was asked. Call it when the
         answer has come back, for all requests that the pod gets or for none of them: from the
-        first call on, stores count only as far as a request explains them. Up to 64 requests wait
-        for their pages, and no bound counts on any. A pod with a host tier takes no notice.
+        first call on, stores count only as far as a request explains them. A request waits for its
+        pages until the next one comes. No bound counts on any; only the first 131 072 pages are
+        followed (`long_silent_walk`). A pod with a host tier takes no notice.
 
         Raises:
             UnknownError: The pod or rank is not registered, or serves another model.

@@ -45,6 +45,7 @@ impl<'a> Slice<'a> {
                 Phase::Begin => self.begin(),
                 Phase::Name => self.name(),
                 Phase::Count => self.count(),
+                Phase::Show => self.show(),
                 Phase::Trim => self.trim(),
                 Phase::Done => break,
             }
@@ -83,8 +84,14 @@ impl<'a> Slice<'a> {
         self.progress.begin_piece();
         self.progress.phase = Phase::Name;
         if len == 0 {
+            self.settle_route();
+            self.progress.phase = Phase::Show;
+        }
+    }
+
+    fn show(&mut self) {
+        if self.show_route() {
             // No slot of this batch is needed any longer.
-            self.settle_routes();
             self.progress.applied.effort = self.rank.end_batch();
             self.progress.phase = Phase::Trim;
         }

@@ -60,18 +60,24 @@ impl Slice<'_> {
         self.progress.work(work);
     }
 
-    /// Lets requests whose pages are there now leave their marks.
-    pub(super) fn settle_routes(&mut self) {
+    /// Lets a request whose pages are there now leave its marks, which are then to be shown.
+    pub(super) fn settle_route(&mut self) {
         if let Some(silent) = &mut self.rank.silent
             && silent.is_routed()
         {
-            let changes = silent.settle_routes(false);
+            silent.settle_route(false);
             let looks = silent.take_looks();
-            self.rank.effort.note(looks);
-            self.progress
-                .work(usize::try_from(looks).unwrap_or(usize::MAX));
-            self.rank.show_changes(changes, &mut self.shared);
+            self.rank.effort.note(looks as u64);
+            self.progress.work(looks);
         }
+    }
+
+    /// Shows as many of these marks as the slice's work allows. Returns whether all are shown.
+    pub(super) fn show_route(&mut self) -> bool {
+        let most = self.progress.left;
+        let shown = self.rank.show_some(most, &mut self.shared);
+        self.progress.work(shown);
+        shown < most
     }
 
     /// Pages are copied to the host, probably with the windows and states that they have.
@@ -152,28 +158,43 @@ impl Slice<'_> {
 }
 
 impl Rank {
+    /// Does at most so much of what is to be done before a request is noted: notes the keys of pages,
+    /// lets the request before leave its marks, and shows them. Returns whether all is done.
+    pub(super) fn begin_route(&mut self, most: usize, shared: &mut Shared<'_>) -> bool {
+        let is_told = self.is_on_gpu_alone();
+        let Some(silent) = self.silent.as_mut().filter(|_| is_told) else {
+            return true;
+        };
+        let hashes = silent.take_unkeyed(most);
+        if !hashes.is_empty() {
+            self.note_keys(&hashes, shared.nodes);
+            return false;
+        }
+        silent.settle_route(true);
+        // The batches that follow do not pay for this.
+        silent.take_looks();
+        self.show_some(most, shared) < most
+    }
+
     /// Notes a request that a gateway sent to the engine, by the keys at the ends of its pages. What
     /// requests find on a host tier, and what that leaves, is not known, so there stores tell more.
-    pub(super) fn route(
-        &mut self,
-        keys: Vec<PrefixKey>,
-        (prompt, produced): (u32, u32),
-        shared: &mut Shared<'_>,
-    ) {
-        let has_host = !self.is_on_gpu_alone();
-        let Some(silent) = self.silent.as_mut().filter(|_| !has_host) else {
-            return;
+    pub(super) fn route(&mut self, keys: Vec<PrefixKey>, (prompt, produced): (u32, u32)) {
+        let is_told = self.is_on_gpu_alone();
+        if let Some(silent) = self.silent.as_mut().filter(|_| is_told) {
+            let is_cut_short = silent.route(keys, prompt, produced);
+            self.refuse("long_silent_walk", u64::from(is_cut_short));
+        }
+    }
+
+    /// Shows at most so many changes of each group that a request has left. Returns how many.
+    pub(super) fn show_some(&mut self, most: usize, shared: &mut Shared<'_>) -> usize {
+        let Some(silent) = &mut self.silent else {
+            return 0;
         };
-        if !silent.is_routed() {
-            let hashes = silent.hashes();
-            self.note_keys(&hashes, shared.nodes);
-        }
-        if let Some(silent) = &mut self.silent {
-            let changes = silent.route(keys, prompt, produced);
-            // The batches that follow do not pay for this.
-            silent.take_looks();
-            self.show_changes(changes, shared);
-        }
+        let changes = silent.take_unshown(most);
+        let shown = changes.iter().map(Vec::len).max();
+        self.show_changes(changes, shared);
+        shown.unwrap_or(0)
     }
 
     /// Notes the keys of pages that have a place.
@@ -181,7 +202,6 @@ impl Rank {
         let Some(silent) = &mut self.silent else {
             return;
         };
-        silent.note_keys();
         for &hash in hashes {
             let place = self
                 .slots

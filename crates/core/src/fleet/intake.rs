@@ -92,6 +92,8 @@ pub(super) enum Phase {
     Name,
     /// The copies of the piece are to be counted.
     Count,
+    /// The marks that a request has left are to be shown.
+    Show,
     /// The names beyond the allowance are to be forgotten.
     Trim,
     /// Nothing is left to do.

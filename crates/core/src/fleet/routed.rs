@@ -4,6 +4,7 @@ use super::effort::Effort;
 use super::index::Index;
 use super::namespace;
 use super::prompt::{MediaMark, Prompt};
+use super::rank::{Rank, Shared};
 use super::registration::unknown_pod;
 use super::request::Request;
 use super::walk::{Ladder, LadderStep};
@@ -24,11 +25,57 @@ impl Index {
         request: &Request<'_>,
         produced: &[u32],
     ) -> Result<()> {
+        while !self.begin_routed(name, dp_rank, request.model, usize::MAX)? {}
+        self.note_routed(name, dp_rank, request, produced)?;
+        while !self.end_routed(name, dp_rank, usize::MAX)? {}
+        Ok(())
+    }
+
+    /// Prepares `note_routed`: does at most so much of what is to be done before, in pages. Returns
+    /// whether all is done. Until a request is noted and `end_routed` returns true, only questions may
+    /// be asked.
+    ///
+    /// # Errors
+    /// The same as for `routed`.
+    pub fn begin_routed(
+        &mut self,
+        name: &str,
+        dp_rank: u32,
+        model: &str,
+        most: usize,
+    ) -> Result<bool> {
         let pod = self.pods.get(name).ok_or_else(|| unknown_pod(name))?;
-        if pod.spec.model != request.model {
-            let text = format!("pod {name:?} does not serve model {:?}", request.model);
+        if pod.spec.model != model {
+            let text = format!("pod {name:?} does not serve model {model:?}");
             return Err(Error::Unknown(text));
         }
+        let (model, column) = self.locate(name, dp_rank)?;
+        let begin = |rank: &mut Rank, shared: &mut Shared<'_>| rank.begin_route(most, shared);
+        Ok(model.with_rank(column, begin).unwrap_or(true))
+    }
+
+    /// Completes `note_routed`: shows what has changed of at most so many pages. Returns whether
+    /// all is shown.
+    ///
+    /// # Errors
+    /// `Unknown` for a pod or rank that is not registered.
+    pub fn end_routed(&mut self, name: &str, dp_rank: u32, most: usize) -> Result<bool> {
+        let (model, column) = self.locate(name, dp_rank)?;
+        let show = |rank: &mut Rank, shared: &mut Shared<'_>| rank.show_some(most, shared) < most;
+        Ok(model.with_rank(column, show).unwrap_or(true))
+    }
+
+    /// The part of `routed` that is done at once, for a request of the pod's model.
+    ///
+    /// # Errors
+    /// `Unknown` for a pod or rank that is not registered.
+    pub fn note_routed(
+        &mut self,
+        name: &str,
+        dp_rank: u32,
+        request: &Request<'_>,
+        produced: &[u32],
+    ) -> Result<()> {
         let (model, column) = self.locate(name, dp_rank)?;
         let rank = model.ranks[column].as_ref();
         let Some((silent, rank)) = rank.and_then(|rank| Some((rank.silent.as_ref()?, rank))) else {
@@ -63,7 +110,7 @@ impl Index {
         let keys: Vec<PrefixKey> = keys.collect();
         let length = |tokens: &[u32]| u32::try_from(tokens.len()).unwrap_or(u32::MAX / 4);
         let lengths = (length(request.prompt.tokens), length(produced));
-        model.with_rank(column, |rank, shared| rank.route(keys, lengths, shared));
+        model.with_rank(column, |rank, _| rank.route(keys, lengths));
         Ok(())
     }
 }

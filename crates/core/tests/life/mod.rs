@@ -197,12 +197,30 @@ impl Life {
     /// A gateway tells that it sent a request to a pod.
     fn send(&mut self, request: &Request<'_>, choices: &mut impl Choices) {
         let (pod, produced) = (choices.below(PODS.len()), [2; 3]);
-        let sent = |index: &mut Index| {
-            let told = index.routed(PODS[pod], 0, request, &produced);
-            index.check_integrity();
-            told
-        };
-        assert_eq!(sent(&mut self.index), sent(&mut self.twin));
+        let told = self.index.routed(PODS[pod], 0, request, &produced);
+        self.index.check_integrity();
+        let most = 1 + choices.below(4);
+        let in_parts = self.send_in_parts(pod, most, |index, name| {
+            index.note_routed(name, 0, request, &produced)
+        });
+        assert_eq!(told, in_parts);
+    }
+
+    /// The same in small parts, for the twin.
+    fn send_in_parts(
+        &mut self,
+        pod: usize,
+        most: usize,
+        note: impl FnOnce(&mut Index, &str) -> kvbraid_core::Result<()>,
+    ) -> kvbraid_core::Result<()> {
+        while !self.twin.begin_routed(PODS[pod], 0, MODEL, most)? {
+            self.twin.check_integrity();
+        }
+        note(&mut self.twin, PODS[pod])?;
+        while !self.twin.end_routed(PODS[pod], 0, most)? {
+            self.twin.check_integrity();
+        }
+        Ok(())
     }
 
     /// Scores and explains a request; every row keeps what rows promise.

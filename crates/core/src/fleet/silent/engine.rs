@@ -3,7 +3,7 @@
 use super::Changes;
 use super::marks::{Marks, Need};
 use super::pages::{PageId, Pages};
-use super::routed::Route;
+use super::routed::{MOST_PAGES, Route};
 
 /// Slots of states that a request needs before it runs.
 const SLOTS_OF_A_REQUEST: u32 = 4;
@@ -18,6 +18,8 @@ struct Span {
     protected: u32,
     /// What comes before is freed.
     freed: u32,
+    /// The pages that the request has left or used so far.
+    used: usize,
 }
 
 impl Marks {
@@ -39,7 +41,7 @@ impl Marks {
             }
             Need::Window { .. } => {
                 self.ends.extend(path.last());
-                self.use_window(found);
+                self.use_window(found, 0);
                 let computed = prompt.saturating_sub(self.tokens(hit));
                 self.free_window(pages, computed + self.page_size, changes);
             }
@@ -133,6 +135,7 @@ impl Marks {
         let mut span = Span {
             protected: route.hit,
             freed: route.hit,
+            used: 0,
         };
         let mut at = route.hit;
         let mut fork = Some(route.full).filter(|full| *full > route.hit);
@@ -142,7 +145,7 @@ impl Marks {
             let alone = fork.take_if(|fork| *fork <= at);
             let end = alone.unwrap_or(at / page * page);
             self.slide(&mut span, alone.unwrap_or(at), 1);
-            self.leave_window(pages, path, (span.protected.max(span.freed), end), changes);
+            self.leave_window(pages, path, (&mut span, end), changes);
             span.protected = span.protected.max(end);
             if alone.is_some() {
                 self.slide(&mut span, at, 1);
@@ -155,7 +158,7 @@ impl Marks {
         let last = end.saturating_sub(1) / page * page;
         if last > span.protected {
             let leaf = span.protected.max(span.freed);
-            self.leave_window(pages, path, (leaf, last), changes);
+            self.leave_window(pages, path, (&mut span, last), changes);
             let tail = self.window.next_multiple_of(page);
             if last - leaf > tail {
                 // One window is a node of its own.
@@ -179,17 +182,17 @@ impl Marks {
         }
     }
 
-    /// An insert brings the window entries of these tokens.
+    /// An insert brings the window entries that a request still has before this token.
     fn leave_window(
         &mut self,
         pages: &Pages,
         path: &[PageId],
-        (from, to): (u32, u32),
+        (span, end): (&mut Span, u32),
         changes: &mut Changes,
     ) {
         let at = |tokens: u32| ((tokens / self.page_size) as usize).min(path.len());
-        let (from, to) = (at(from), at(to));
-        if to == 0 {
+        let (from, to) = (at(span.protected.max(span.freed)), at(end));
+        if to <= span.used {
             return;
         }
         if from < to {
@@ -199,15 +202,18 @@ impl Marks {
             }
         }
         self.ends.insert(path[to - 1]);
-        self.use_window(&path[..to]);
+        self.use_window(&path[..to], span.used);
+        span.used = to;
     }
 
-    /// The last window of a path is used, whole nodes at a time.
-    fn use_window(&mut self, path: &[PageId]) {
+    /// The last window of a path is used, whole nodes at a time. What the same request has used of it
+    /// before is older than the rest in any case, and later windows begin later: so each page is looked
+    /// at once, however many chunks a prompt has.
+    fn use_window(&mut self, path: &[PageId], used: usize) {
         let mut start = path.len();
-        while start > 0 && self.tokens(path.len() - start) < self.window + self.page_size {
+        while start > used && self.tokens(path.len() - start) < self.window + self.page_size {
             start -= 1;
-            while start > 0 && !self.ends.contains(&path[start - 1]) {
+            while start > used && !self.ends.contains(&path[start - 1]) {
                 start -= 1;
             }
         }
@@ -218,10 +224,12 @@ impl Marks {
         }
     }
 
-    /// Makes room for some tokens: whole nodes go, those first that have not been used for longest.
+    /// Makes room for some tokens: whole nodes go, those first that have not been used for longest. If
+    /// these are many, the rest goes with the next request.
     fn free_window(&mut self, pages: &Pages, tokens: u32, changes: &mut Changes) {
         let Some(room) = self.room else { return };
         while self.tokens(self.live.len()).saturating_add(tokens) > room
+            && changes.len() < MOST_PAGES
             && let Some(oldest) = self.live.remove_oldest()
         {
             changes.push((pages.hash(oldest), false));

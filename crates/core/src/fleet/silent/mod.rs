@@ -20,6 +20,7 @@ mod pages;
 mod recent;
 mod routed;
 
+use hashbrown::HashSet;
 use smallvec::SmallVec;
 
 use super::effort::Effort;
@@ -89,6 +90,8 @@ pub(super) struct Silent {
     marks: SmallVec<[Marks; 2]>,
     /// The requests that a gateway sent here, if it says so.
     routes: Routes,
+    /// What they have changed of each group's probable copies and no copy shows yet.
+    unshown: AllChanges,
     /// What stores may spend on marks at pages that they do not list.
     work: Effort,
 }
@@ -130,6 +133,7 @@ impl Silent {
             marks: marks
                 .map(|group| Marks::new(*group, pools, page_size, grid))
                 .collect(),
+            unshown: SmallVec::from_elem(Changes::new(), groups.len()),
             groups,
             pools,
             page_size,
@@ -192,6 +196,7 @@ impl Silent {
     pub(super) fn clear(&mut self) {
         self.pages.clear();
         self.routes.clear();
+        self.unshown.fill(Changes::new());
         for marks in &mut self.marks {
             marks.clear();
         }
@@ -207,14 +212,10 @@ impl Silent {
         self.page_size
     }
 
-    /// The hashes of all pages.
-    pub(super) fn hashes(&self) -> Vec<EngineKey> {
-        self.pages.hashes().collect()
-    }
-
-    /// Notes the keys of pages from now on.
-    pub(super) fn note_keys(&mut self) {
-        self.pages.note_keys();
+    /// Notes the keys of pages from now on. Returns the hashes of at most so many pages whose keys
+    /// are still to be noted; none if there are no more.
+    pub(super) fn take_unkeyed(&mut self, most: usize) -> Vec<EngineKey> {
+        self.pages.take_unkeyed(most)
     }
 
     /// Lets stores leave marks again.
@@ -228,21 +229,23 @@ impl Silent {
         self.pages.note_key(hash, key);
     }
 
-    /// The hashes that are marked, with the number of the group of the copy that shows it.
+    /// The hashes that are marked and shown, with the number of the group of the copy that shows it.
     pub(super) fn marked(&self) -> impl Iterator<Item = (u16, EngineKey)> + '_ {
-        let groups = self.groups.iter().zip(&self.marks);
-        groups.flat_map(move |(group, marks)| {
-            let number = LIKELY + group.index;
-            marks
-                .iter()
-                .map(move |page| (number, self.pages.hash(page)))
+        let groups = self.groups.iter().zip(&self.marks).zip(&self.unshown);
+        groups.flat_map(move |((group, marks), unshown)| {
+            let unshown: HashSet<EngineKey> = unshown.iter().map(|(hash, _)| *hash).collect();
+            let hashes = marks.iter().map(move |page| self.pages.hash(page));
+            let shown = hashes.filter(move |hash| !unshown.contains(hash));
+            shown.map(move |hash| (LIKELY + group.index, hash))
         })
     }
 
     /// The bytes held, by capacity and estimate.
     pub(super) fn bytes(&self) -> usize {
         let marks: usize = self.marks.iter().map(Marks::bytes).sum();
-        size_of::<Self>() + self.pages.bytes() + self.routes.bytes() + marks
+        let unshown: usize = self.unshown.iter().map(Vec::capacity).sum();
+        let unshown = unshown * size_of::<(EngineKey, bool)>();
+        size_of::<Self>() + self.pages.bytes() + self.routes.bytes() + unshown + marks
     }
 
     /// Panics unless pages and marks agree.

@@ -1,5 +1,7 @@
 //! The full-attention pages of one rank as a tree, by the engine's hashes.
 
+use std::ops::Range;
+
 use hashbrown::HashMap;
 
 use crate::fleet::slots::EngineKey;
@@ -29,6 +31,8 @@ pub(super) struct Pages {
     free: Vec<PageId>,
     /// The pages by the keys of their ends, once they are asked for.
     by_key: Option<HashMap<PrefixKey, PageId>>,
+    /// The part of the table whose pages were there before and have not been asked for their keys.
+    unkeyed: Range<usize>,
 }
 
 impl Pages {
@@ -130,14 +134,17 @@ impl Pages {
         self.by_key.is_some()
     }
 
-    /// The hashes of all pages.
-    pub(super) fn hashes(&self) -> impl Iterator<Item = EngineKey> + '_ {
-        self.by_hash.keys().copied()
-    }
-
-    /// Notes keys from now on.
-    pub(super) fn note_keys(&mut self) {
-        self.by_key.get_or_insert_default();
+    /// Notes keys from now on. Returns the hashes of at most so many pages whose keys are still to be
+    /// noted; none if there are no more. Hashes that are forgotten may be among them.
+    pub(super) fn take_unkeyed(&mut self, most: usize) -> Vec<EngineKey> {
+        if self.by_key.is_none() {
+            self.by_key = Some(HashMap::with_capacity(self.by_hash.len()));
+            self.unkeyed = 0..self.table.len();
+        }
+        let Range { start, end } = self.unkeyed;
+        self.unkeyed.start = start.saturating_add(most).min(end);
+        let taken = &self.table[start..self.unkeyed.start];
+        taken.iter().map(|page| page.hash).collect()
     }
 
     /// Forgets the keys, and notes none from now on.

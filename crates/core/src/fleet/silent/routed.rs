@@ -5,16 +5,14 @@
 //! a window is freed, and a pool that is full gives up what was used least recently. Events then say
 //! only which pages are there.
 
-use std::collections::VecDeque;
-
-use super::pages::Pages;
-use super::{AllChanges, Changes, Silent};
+use super::pages::{PageId, Pages};
+use super::{AllChanges, Silent};
 use crate::fleet::effort::Effort;
 use crate::prefix::PrefixKey;
 
-/// The requests whose pages are waited for, and the boundaries that they have together.
-const MOST_WAITING: usize = 64;
-const MOST_KEYS: usize = 1 << 18;
+/// The pages of a request that are followed, and those that go for it at once: some fifty
+/// milliseconds of work. One long prompt has fewer, even with pages of one token.
+pub(super) const MOST_PAGES: usize = 1 << 17;
 
 /// A request that was sent to the pod, in tokens.
 #[derive(Debug)]
@@ -41,115 +39,122 @@ struct Waiting {
     needed: usize,
 }
 
-/// The requests that were sent to the pod and have not left their marks yet.
+/// The request that was sent to the pod and has not left its marks yet, if there is one.
 #[derive(Debug, Default)]
 pub(super) struct Routes {
-    waiting: VecDeque<Waiting>,
-    /// The boundaries that they have together.
-    num_keys: usize,
-    /// How many pages have been looked for since this was last asked.
-    looks: u64,
+    waiting: Option<Waiting>,
+    /// How many pages have been looked at since this was last asked.
+    looks: usize,
 }
 
 impl Routes {
-    /// Forgets all requests.
+    /// Forgets the request.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
 
-    fn push(&mut self, waiting: Waiting) {
-        self.num_keys += waiting.route.keys.len();
-        self.waiting.push_back(waiting);
-    }
-
-    /// The first request, if its pages are there, or if it shall not wait any longer. A page that
-    /// was seen is not looked for again.
-    fn next(&mut self, pages: &Pages, all: bool) -> Option<Route> {
-        let is_crowded = self.waiting.len() > MOST_WAITING || self.num_keys > MOST_KEYS;
-        let first = self.waiting.front_mut()?;
-        let before = first.seen;
-        let awaited = first.route.keys.get(before..first.needed);
+    /// The request, if its pages are there, or if it shall not wait any longer. A page that was seen
+    /// is not looked for again.
+    fn next(&mut self, pages: &Pages, shall_end: bool) -> Option<Route> {
+        let waiting = self.waiting.as_mut()?;
+        let awaited = waiting.route.keys.get(waiting.seen..waiting.needed);
         let seen = awaited.map_or(0, |keys| {
             keys.iter().take_while(|key| pages.has(**key)).count()
         });
-        self.looks += 1 + seen as u64;
-        first.seen += seen;
-        if !(all || is_crowded || first.seen >= first.needed) {
-            return None;
-        }
-        let route = self.waiting.pop_front()?.route;
-        self.num_keys -= route.keys.len();
-        Some(route)
+        self.looks += 1 + seen;
+        waiting.seen += seen;
+        let is_over = shall_end || waiting.seen >= waiting.needed;
+        let waiting = self.waiting.take_if(|_| is_over)?;
+        Some(waiting.route)
     }
 
     /// The bytes held, by capacity.
     pub(super) fn bytes(&self) -> usize {
-        let keys = self.waiting.iter();
-        let keys: usize = keys.map(|first| first.route.keys.capacity()).sum();
-        self.waiting.capacity() * size_of::<Waiting>() + keys * size_of::<PrefixKey>()
+        let waiting = self.waiting.as_ref();
+        waiting.map_or(0, |it| it.route.keys.capacity() * size_of::<PrefixKey>())
     }
 }
 
 impl Silent {
-    /// Notes a request by the keys at the ends of its pages. Returns what changes of each group's
-    /// probable copies.
+    /// Notes a request by the keys at the ends of its pages. Returns whether something of it is left
+    /// out because it has too many.
     pub(in crate::fleet) fn route(
         &mut self,
-        keys: Vec<PrefixKey>,
-        prompt: u32,
-        produced: u32,
-    ) -> AllChanges {
-        let mut changes = self.settle_routes(true);
+        mut keys: Vec<PrefixKey>,
+        mut prompt: u32,
+        mut produced: u32,
+    ) -> bool {
         let size = self.page_size;
-        let mut path = self.pages.path(&keys);
-        path.truncate((prompt.saturating_sub(1) / size) as usize);
-        let last = path.last().copied();
-        let work = Effort::of(u64::MAX);
-        let hits = self.marks.iter();
-        let hits = hits.filter_map(|marks| marks.hit(&self.pages, last, &work));
-        let hit = hits
-            .min()
-            .unwrap_or(0)
-            .min(u32::try_from(path.len()).unwrap_or(0));
-        for (marks, changes) in self.marks.iter_mut().zip(&mut changes) {
-            marks.admit(&self.pages, (&path, hit as usize), prompt, changes);
+        let is_long = keys.len() > MOST_PAGES;
+        if is_long {
+            keys.truncate(MOST_PAGES);
+            let most =
+                u32::try_from(MOST_PAGES).map_or(u32::MAX, |pages| pages.saturating_mul(size));
+            prompt = prompt.min(most);
+            produced = produced.min(most - prompt);
         }
-        let full = u32::try_from(path.len()).unwrap_or(0) * size;
+        let path = self.pages.path(&keys);
+        let before_last = (prompt.saturating_sub(1) / size) as usize;
+        let found = &path[..before_last.min(path.len())];
+        let work = Effort::of((MOST_PAGES * self.marks.len()) as u64);
+        let hits = self.marks.iter();
+        let hits = hits.filter_map(|marks| marks.hit(&self.pages, found.last().copied(), &work));
+        let num_found = u32::try_from(found.len()).unwrap_or(u32::MAX);
+        let hit = hits.min().unwrap_or(0).min(num_found);
+        for (marks, changes) in self.marks.iter_mut().zip(&mut self.unshown) {
+            marks.admit(&self.pages, (found, hit as usize), prompt, changes);
+        }
         let route = Route {
             keys,
             prompt,
             produced,
             hit: hit * size,
-            full,
+            full: num_found * size,
         };
         let needed = self.marks.iter().map(|marks| marks.needs(&route)).max();
-        self.routes.push(Waiting {
-            route,
-            seen: 0,
-            needed: needed.unwrap_or(0),
-        });
-        let more = self.settle_routes(false);
-        for (changes, more) in changes.iter_mut().zip(more) {
-            changes.extend(more);
+        let (seen, needed) = (path.len(), needed.unwrap_or(0));
+        if seen < needed {
+            self.routes.waiting = Some(Waiting {
+                route,
+                seen,
+                needed,
+            });
+        } else {
+            self.finish(&path, &route);
         }
-        changes
+        is_long || work.is_exhausted()
     }
 
-    /// How many pages have been looked for since this was last asked.
-    pub(in crate::fleet) fn take_looks(&mut self) -> u64 {
+    /// How many pages have been looked at since this was last asked.
+    pub(in crate::fleet) fn take_looks(&mut self) -> usize {
         std::mem::take(&mut self.routes.looks)
     }
 
-    /// Lets the requests leave their marks whose pages are there, or all. An earlier one is first.
-    pub(in crate::fleet) fn settle_routes(&mut self, all: bool) -> AllChanges {
-        let mut changes = AllChanges::from_elem(Changes::new(), self.marks.len());
-        while let Some(route) = self.routes.next(&self.pages, all) {
+    /// Lets the request leave its marks if its pages are there, or if it shall not wait any longer.
+    pub(in crate::fleet) fn settle_route(&mut self, shall_end: bool) {
+        if let Some(route) = self.routes.next(&self.pages, shall_end) {
             let path = self.pages.path(&route.keys);
-            self.routes.looks += path.len() as u64;
-            for (marks, changes) in self.marks.iter_mut().zip(&mut changes) {
-                marks.finish(&self.pages, &path, &route, changes);
-            }
+            self.routes.looks += path.len() * (1 + self.marks.len());
+            self.finish(&path, &route);
         }
-        changes
+    }
+
+    fn finish(&mut self, path: &[PageId], route: &Route) {
+        for (marks, changes) in self.marks.iter_mut().zip(&mut self.unshown) {
+            marks.finish(&self.pages, path, route, changes);
+        }
+    }
+
+    /// Takes at most this many changes of each group that are not shown yet, the first ones first.
+    pub(in crate::fleet) fn take_unshown(&mut self, most: usize) -> AllChanges {
+        let unshown = self.unshown.iter_mut();
+        let taken = unshown.map(|changes| {
+            if changes.len() > most {
+                changes.drain(..most).collect()
+            } else {
+                std::mem::take(changes)
+            }
+        });
+        taken.collect()
     }
 }
