@@ -1,16 +1,20 @@
 """What one engine can cost: host names that resolve slowly, and bytes that are never read."""
 
 import contextlib
+import resource
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from kvbraid.ids import PodId, PodState
 from kvbraid.service.feed import PodFeed
+from kvbraid.service.heap import _give_back
 from kvbraid.service.meter import Meter
 from kvbraid.service.names import Names
+from kvbraid.service.publisher import Publisher
 from kvbraid.service.subscriber import Subscriber
 
 from tests.service.engines import LOOPBACK, RawEngine, open_publisher, seq_bytes
@@ -125,6 +129,18 @@ def test_names_are_looked_up_once_at_a_time_and_addresses_never(names: SlowNames
     names.may_answer.set()
 
 
+def shake_hands(peer: socket.socket, kind: bytes = b"PUB") -> None:
+    """Do what ZeroMQ does when a connection begins."""
+    peer.settimeout(TIMEOUT_S)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    peer.sendall(greeting)
+    received = b""
+    while len(received) < len(greeting):
+        received += peer.recv(len(greeting) - len(received))
+    ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind
+    peer.sendall(bytes([4, len(ready)]) + ready)
+
+
 class RawPeer:
     """A publisher down to the wire, so that a message may never end."""
 
@@ -135,14 +151,7 @@ class RawPeer:
     def accept(self, kind: bytes = b"PUB") -> socket.socket:
         """Take the next connection through ZeroMQ's handshake."""
         peer, _ = self._listener.accept()
-        peer.settimeout(TIMEOUT_S)
-        greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-        peer.sendall(greeting)
-        received = b""
-        while len(received) < len(greeting):
-            received += peer.recv(len(greeting) - len(received))
-        ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind
-        peer.sendall(bytes([4, len(ready)]) + ready)
+        shake_hands(peer, kind)
         return peer
 
     def close(self) -> None:
@@ -171,9 +180,17 @@ ENDLESS = {
 }
 
 
+@pytest.fixture
+def given_back(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One entry for each time that free memory was to be given back."""
+    times: list[None] = []
+    monkeypatch.setattr("kvbraid.service.link.give_back_soon", lambda: times.append(None))
+    return times
+
+
 @pytest.mark.parametrize("piece", ENDLESS.values(), ids=ENDLESS.keys())
 def test_a_message_that_never_ends_is_cut_off(
-    sink: RecordingSink, raw_peer: RawPeer, piece: bytes
+    sink: RecordingSink, raw_peer: RawPeer, piece: bytes, given_back: list[None]
 ) -> None:
     with (
         open_publisher(replay_endpoint=LOOPBACK) as good,
@@ -185,9 +202,84 @@ def test_a_message_that_never_ends_is_cut_off(
             assert send_until_cut(peer, piece, 1 << 40) < 1 << 40
         sink.wait(lambda: sink.rank("a").refused["queue_overflow"] == 1)
         sink.wait(lambda: sink.rank("a").state is PodState.STALE)
+        assert given_back
         with raw_peer.accept():  # It is given another chance.
             good.publish(b"0")
             sink.wait(holds(sink, B, b"0"))
+
+
+MANY = b"\x01\x00" * 50_000 + b"\x00\x00"
+"""A message of very many frames, all of them empty."""
+
+FRAMED = b"\x01\x01t\x01\x08" + seq_bytes(0)
+"""How a message with the topic `t` begins, and its number."""
+
+
+@pytest.mark.parametrize("before", [b"", FRAMED + b"\x00\x010" + FRAMED], ids=["new", "usual"])
+def test_a_connection_that_brings_a_message_of_very_many_frames_is_cut(
+    sink: RecordingSink, raw_peer: RawPeer, before: bytes, given_back: list[None]
+) -> None:
+    with Subscriber(sink, retry_max_s=0.2) as subscriber:
+        subscriber.add(A, PodFeed(raw_peer.endpoint))
+        with raw_peer.accept() as peer:
+            peer.sendall(before + MANY)
+            sink.wait(lambda: sink.rank("a").refused["bad_frames"] == 1)
+            sink.wait(lambda: sink.rank("a").state is PodState.STALE)
+        assert given_back
+        with raw_peer.accept() as peer:  # It is given another chance.
+            peer.sendall(FRAMED + b"\x00\x010")
+            sink.wait(lambda: sink.rank("a").batches[-1:] == [b"0"])
+
+
+def test_at_an_address_that_pods_share_only_the_connection_with_so_many_frames_is_cut(
+    sink: RecordingSink,
+) -> None:
+    with Subscriber(sink, retry_max_s=0.2) as subscriber:
+        for pod in (A, B):
+            subscriber.add(pod, PodFeed(LOOPBACK, bind=True))
+        endpoint = subscriber.status()[0].endpoint
+        with (
+            Publisher(endpoint, topic="kv@b@m") as good,
+            socket.create_connection(("127.0.0.1", int(endpoint.rpartition(":")[2]))) as bad,
+        ):
+            assert good.wait_subscribed(TIMEOUT_S)
+            good.publish(b"0")
+            sink.wait(holds(sink, B, b"0"))
+            shake_hands(bad)
+            framed = b"\x01\x06kv@a@m\x01\x08" + seq_bytes(0)
+            bad.sendall(framed + b"\x00\x010")
+            sink.wait(lambda: sink.rank("a").batches == [b"0"])
+            bad.sendall(framed + MANY)
+            sink.wait(lambda: sink.rank("a").refused["bad_frames"] == 1)
+            sink.wait(lambda: sink.rank("a").states.count(PodState.STALE) == 2)
+            good.publish(b"1")
+            sink.wait(holds(sink, B, b"0", b"1"))
+            assert sink.rank("b").states.count(PodState.STALE) == 1, "before it was connected"
+
+
+def test_a_replay_with_an_answer_of_very_many_frames_is_given_up(
+    sink: RecordingSink, raw_peer: RawPeer
+) -> None:
+    with RawEngine() as engine, Subscriber(sink, replay_timeout_s=60) as subscriber:
+        subscriber.add(A, PodFeed(engine.endpoint, raw_peer.endpoint))
+        with raw_peer.accept(b"ROUTER") as peer:
+            peer.sendall(MANY)
+            sink.wait(lambda: sink.rank("a").state is PodState.DEGRADED)
+        assert sink.rank("a").refused["bad_replay_frames"] == 1
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_what_is_free_is_given_back() -> None:
+    before = resident_bytes()
+    small = [bytes(1_000) for _ in range(100_000)]
+    last = small.pop()  # It keeps what is free below it from going back by itself.
+    held = resident_bytes()
+    small.clear()
+    _give_back()
+    assert resident_bytes() - before < (held - before) / 2, last
 
 
 def test_a_replay_whose_answer_never_ends_is_cut_off(

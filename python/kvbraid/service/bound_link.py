@@ -12,6 +12,7 @@ from kvbraid.ids import PodId
 from kvbraid.service.endpoints import topic_names
 from kvbraid.service.feed import RankFeed
 from kvbraid.service.link import Link
+from kvbraid.service.meter import Meter
 from kvbraid.service.wires import Wires
 
 
@@ -110,6 +111,10 @@ class BoundLink(Link):
 
     def _count(self, num_bytes: int) -> None:
         """Do nothing: every message says through which connection it came."""
+
+    def _meters_of(self, frame: zmq.Frame) -> Iterable[Meter]:
+        meter = self._meters.get(int(frame.get(zmq.SRCFD)))
+        return () if meter is None else (meter,)
 
     def _hand_over(self, feed: RankFeed, seq: int, frame: zmq.Frame) -> None:
         peer = int(frame.get(zmq.SRCFD))

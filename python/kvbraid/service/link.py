@@ -6,8 +6,9 @@ may belong to a restarted engine: `connected_link` connects to one engine; engin
 
 A malformed message is counted and dropped. A message of fewer than three frames may take the next
 one with it; the sequence then shows a gap, like any other loss. A connection that brings more than
-is read is cut, which is such a gap too. Sockets that cannot be opened are tried again; any other
-failure affects only the link's own feeds.
+is read is cut, which is such a gap too. So is one that brings a message of very many frames; its
+rest is read in portions. Sockets that cannot be opened are tried again; any other failure affects
+only the link's own feeds.
 """
 
 import time
@@ -21,6 +22,7 @@ import zmq
 from kvbraid.errors import ServiceError
 from kvbraid.service.backoff import Backoff
 from kvbraid.service.feed import GATHERED, MAX_SEQ, RankFeed
+from kvbraid.service.heap import give_back_soon
 from kvbraid.service.journal import Rank
 from kvbraid.service.meter import Meter
 from kvbraid.service.reactor import SLICE, SLICE_BYTES
@@ -33,6 +35,8 @@ _HEARTBEAT_MS: Final = 2_000  # Answered by the engine's ZeroMQ thread, not by t
 _HEARTBEAT_TIMEOUT_MS: Final = 8_000
 _STABLE_S: Final = 5.0  # A connection that lasted this long ends the back-off.
 _MAX_TOPIC_BYTES: Final = 4_096  # Room for any pod id and model name.
+_MOST_FRAMES: Final = 64  # Beyond three of one message: these are read at once,
+_SKIPPED: Final = 4_096  # and so many in each later turn.
 _EVENTS: Final = int(
     zmq.EVENT_CONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -55,6 +59,7 @@ class Link(ABC):
         self._monitor: zmq.Socket[bytes] | None = None
         self._meters: dict[int, Meter] = {}  # By descriptor.
         self._is_drained = True
+        self._is_amid = False  # A message of very many frames is not read to its end yet.
         self._num_bytes = 0  # Taken in this turn.
         self._run: list[bytes] = []  # Read, of consecutive numbers, and not yet taken by:
         self._run_feed: RankFeed | None = None
@@ -135,9 +140,13 @@ class Link(ABC):
             self.open(now)
         for meter in self._meters.values():
             if self._wires.brings_too_much(meter, is_drained=self._is_drained):
-                meter.cut()
+                self._cut(meter)
                 for feed in self.feeds():
                     feed.refuse("queue_overflow")
+
+    def _cut(self, meter: Meter) -> None:
+        meter.cut()
+        give_back_soon()
 
     def open(self, now: float) -> None:
         """Open the sockets, or first look up the name and open them later.
@@ -181,6 +190,7 @@ class Link(ABC):
             self._socket = self._monitor = None
         self._meters.clear()
         self._run, self._run_feed = [], None
+        self._is_amid = False
         self._reactor.forget(self)
 
     def broke(self, error: BaseException) -> None:
@@ -200,6 +210,8 @@ class Link(ABC):
         if any(feed.is_behind for feed in self.feeds()):
             return True
         self._num_bytes = 0
+        if self._is_amid:
+            self._skip_rest(_SKIPPED)
         self._is_drained = self._read_slice(self._socket.recv, now)
         self._end_run()
         self._count(self._num_bytes)
@@ -210,6 +222,8 @@ class Link(ABC):
     def _read_slice(self, recv: Callable[..., Any], now: float) -> bool:
         """Read messages until the slice is full; return whether none was left before that."""
         for _ in range(SLICE):
+            if self._is_amid:
+                break
             try:
                 topic = recv(_NOBLOCK)
             except zmq.Again:
@@ -224,8 +238,9 @@ class Link(ABC):
                 self._refuse(feed, "bad_frames")
                 return True
             if frame.more or len(number) != 8:
-                self._skip_rest(frame.more)
                 self._refuse(feed, "bad_frames")
+                if frame.more:
+                    self._skip_rest(_MOST_FRAMES)
                 continue
             self._take(feed, number, frame, now)
             if self._num_bytes > SLICE_BYTES:
@@ -236,9 +251,12 @@ class Link(ABC):
         """Read the rest of a message whose topic is new here, frame by frame."""
         assert self._socket is not None
         frames: list[zmq.Frame] = []
-        while self._socket.rcvmore:
+        while self._socket.rcvmore and len(frames) < 2:
             frames.append(self._socket.recv(_NOBLOCK, False))
-        is_wrong = len(frames) != 2 or len(frames[0].bytes) != 8
+        has_more = bool(self._socket.rcvmore)
+        if has_more:
+            self._skip_rest(_MOST_FRAMES)
+        is_wrong = has_more or len(frames) != 2 or len(frames[0].bytes) != 8
         if is_wrong or len(topic) > _MAX_TOPIC_BYTES:
             self._refuse(self._owner(topic[:_MAX_TOPIC_BYTES]), "bad_frames")
             return
@@ -263,11 +281,24 @@ class Link(ABC):
             feed.heard_at = now
             self._hand_over(feed, seq, frame)
 
-    def _skip_rest(self, has_more: bool) -> None:
-        """Go on to where the next message begins."""
+    def _skip_rest(self, most: int) -> None:
+        """Go on to where the next message begins, by at most so many frames in this turn."""
         assert self._socket is not None
-        while has_more:
-            has_more = self._socket.recv(_NOBLOCK, False).more
+        for _ in range(most):
+            frame = self._socket.recv(_NOBLOCK, False)
+            if not frame.more:
+                self._is_amid = False
+                return
+        if not self._is_amid:
+            frame = self._socket.recv(_NOBLOCK, False)
+            self._is_amid = frame.more
+            for meter in self._meters_of(frame):
+                self._cut(meter)
+
+    def _meters_of(self, frame: zmq.Frame) -> Iterable[Meter]:
+        """Return the connection that brought a frame, if it is measured."""
+        del frame  # There is one connection.
+        return self._meters.values()
 
     def _refuse(self, feed: RankFeed | None, reason: str) -> None:
         if feed is None:

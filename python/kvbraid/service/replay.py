@@ -11,11 +11,13 @@ import zmq
 
 from kvbraid.errors import ServiceError
 from kvbraid.service.feed import MAX_SEQ, RankFeed
+from kvbraid.service.heap import give_back_soon
 from kvbraid.service.meter import Meter
 from kvbraid.service.reactor import SLICE, SLICE_BYTES
 from kvbraid.service.wires import Wires, next_event, open_monitor
 
 _END_MARKER: Final = b"\xff" * 8
+_MOST_FRAMES: Final = 64  # Of an answer; a well-formed one has 3 or 4.
 _RECEIVE_HWM: Final = (
     20_000  # Twice an engine's usual buffer: it never drops answers for our sake.
 )
@@ -54,7 +56,7 @@ class Replay:
             self._meter, is_drained=self._is_drained
         ):
             self._feed.refuse("queue_overflow")
-            self.fail()
+            self._give_up()
 
     def read(self, now: float) -> bool:
         """Take a slice of answers; see Reader."""
@@ -67,7 +69,7 @@ class Replay:
             if self._socket is None or num_bytes > SLICE_BYTES:
                 break
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = self._receive(self._socket)
             except zmq.Again:
                 self._is_drained = True
                 break
@@ -77,9 +79,21 @@ class Replay:
             self._meter.taken += num_bytes
         return self._socket is not None and not self._is_drained
 
+    @staticmethod
+    def _receive(opened: "zmq.Socket[bytes]") -> list[bytes]:
+        """Return the next answer; of one with too many frames the first ones."""
+        frames = [opened.recv(zmq.NOBLOCK)]
+        while len(frames) <= _MOST_FRAMES and opened.rcvmore:
+            frames.append(opened.recv(zmq.NOBLOCK))
+        return frames
+
     def broke(self, error: BaseException) -> None:
         """Leave it to the feed; see Reader."""
         self._feed.broke(error)
+
+    def _give_up(self) -> None:
+        self.fail()
+        give_back_soon()
 
     def fail(self) -> None:
         """Give up: no further answer came in time."""
@@ -117,6 +131,8 @@ class Replay:
         """Take one answer: ["", topic, seq, payload] or ["", seq, payload]."""
         if len(frames) not in (3, 4) or frames[0] or len(frames[-2]) != 8:
             self._feed.refuse("bad_replay_frames")
+            if len(frames) > _MOST_FRAMES:  # The rest of it is dropped with the connection.
+                self._give_up()
             return
         if frames[-2] == _END_MARKER:
             self._feed.stop_replay()
