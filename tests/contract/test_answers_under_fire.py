@@ -169,7 +169,7 @@ def test_a_block_larger_than_the_request_costs_it_nothing(strategy: Strategy) ->
 
 
 def test_a_long_learned_lookahead_costs_a_long_request_nothing_more() -> None:
-    index = index_of()
+    index = index_of(FULL)
     ahead = [list(range(1, LONG))]
     tell(index, stored([1], [0], kv_cache_spec_kind="full_attention", lookahead_token_ids=ahead))
     assert row_of(index, range(2 * LONG)).lower == 1
@@ -177,7 +177,7 @@ def test_a_long_learned_lookahead_costs_a_long_request_nothing_more() -> None:
 
 
 def test_many_media_items_cost_a_long_request_nothing_more() -> None:
-    index = index_of()
+    index = index_of(FULL)
     media = [MediaItem(identifier=f"m{i}", offset=i, length=1) for i in range(LONG)]
     keys = [[["m0", 0], ["m1", 1]]]
     event = {"lookahead_token_ids": [[1]], "extra_keys": keys}

@@ -29,6 +29,7 @@ from tests.contract.prompts import (
 )
 
 FULL_KIND = SpecKind.FULL_ATTENTION
+ONE_GROUP = Topology(groups=(GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16),))
 HALF = range(32)
 ALL = range(64)
 
@@ -234,13 +235,13 @@ def test_a_removal_takes_away_a_copy_of_its_own_owner_only() -> None:
 
 
 def test_a_remote_copy_is_not_on_this_gpu() -> None:
-    index = an_index()
+    index = an_index(ONE_GROUP)
     tell(index, TEXT.stored(locality="REMOTE"))
     assert tiers(index) == {"gpu": exactly(0), "gpu+storage": exactly(1024)}
 
 
 def test_an_unknown_medium_counts_as_storage_and_is_noted() -> None:
-    index = an_index()
+    index = an_index(ONE_GROUP)
     tell(index, TEXT.stored(medium="mooncake"))
     assert tiers(index) == {"gpu": exactly(0), "gpu+storage": exactly(1024)}
     assert index.pods()[0].refused == {"unknown_medium": 1}

@@ -63,7 +63,7 @@ SITUATIONS: Final[Mapping[str, tuple[tuple[int, int], Callable[[], FleetIndex]]]
     "state `exact`, everything placed": ((64, 64), lambda: index_of(STORED)),
     "hashes in limbo that may stand on this request": (
         (32, 64),
-        lambda: index_of(HALF, ORPHAN),
+        lambda: index_of(HALF, ORPHAN, topology=CONFIGURED),
     ),
     "copies outside the GPU in doubt since a clear or restart, and not removed": (
         (0, 64),
@@ -83,6 +83,10 @@ SITUATIONS: Final[Mapping[str, tuple[tuple[int, int], Callable[[], FleetIndex]]]
     "unconfigured groups: one of the `model_config` has told nothing yet": (
         (0, 64),
         lambda: index_of(STORED, model_groups=((SpecKind.MAMBA, None),)),
+    ),
+    "unconfigured groups: no store had four blocks of the smallest size yet": (
+        (0, 32),
+        lambda: index_of(HALF),
     ),
     "unconfigured groups: events lack an index, and lack a kind or come beside indexed ones": (
         (0, 64),
@@ -169,6 +173,9 @@ REASONS: Final = {
     "a kind or `chunk` unknown": "the kind, window or chunk of a group is not known",
     "unconfigured groups: an index is missing among those seen": "an index is missing among",
     "unconfigured groups: one of the `model_config` has told nothing yet": "a group of the model",
+    "unconfigured groups: no store had four blocks of the smallest size yet": (
+        "no store was of four blocks yet"
+    ),
     "unconfigured groups: events lack an index, and lack a kind or come beside indexed ones": (
         "events have no group_idx"
     ),

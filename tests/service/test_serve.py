@@ -29,7 +29,7 @@ from tests.service.engines import RawEngine, open_publisher
 from tests.service.serving import MAIN, free_port, serving, until
 from tests.service.test_pods import LLAMA4
 
-TOKENS = list(range(40))
+TOKENS = list(range(72))
 CAPTURES = Path(__file__).parents[1] / "fixtures" / "captures"
 CHUNK = 256  # Of the model in the capture `llama4`.
 
@@ -41,8 +41,8 @@ def score(url: str) -> ScoreAnswer:
 
 def stored() -> bytes:
     event = BlockStored(
-        block_hashes=(11, 12), parent_block_hash=None, token_ids=tuple(TOKENS[:32]), block_size=16,
-        group_idx=0, kv_cache_spec_kind="full_attention",
+        block_hashes=(11, 12, 13, 14), parent_block_hash=None, token_ids=tuple(TOKENS[:64]),
+        block_size=16, group_idx=0, kv_cache_spec_kind="full_attention",
     )  # fmt: skip
     return encode_batch([event], ts=1.0, dp_rank=0)
 
@@ -59,7 +59,7 @@ def test_what_an_engine_published_before_and_after_is_in_the_answers(tmp_path: P
         )
         with serving("--config", str(config)) as (process, url):
             answer = until(lambda: score(url), lambda a: a.pods[0].exactness == "exact")
-            assert [(row.pod, row.lower, row.upper) for row in answer.pods] == [("a", 32, 32)]
+            assert [(row.pod, row.lower, row.upper) for row in answer.pods] == [("a", 64, 64)]
             assert httpx.get(f"{url}/readyz").status_code == 200
             with Client(url) as client:
                 pods: PodsAnswer = client.pods()
@@ -144,11 +144,11 @@ def test_it_starts_empty_and_pods_come_and_go_over_http() -> None:
         assert httpx.put(f"{url}/v1/pods/a", json=body).status_code == 201
         assert [row.lower for row in score(url).pods] == [0]
         publisher.publish(stored())
-        answer = until(lambda: score(url), lambda a: a.pods[0].lower == 32)
-        assert answer.pods[0].lower == 32
+        answer = until(lambda: score(url), lambda a: a.pods[0].lower == 64)
+        assert answer.pods[0].lower == 64
         tokens = json.dumps({"model": "m", "token_ids": TOKENS})
         explained = httpx.post(f"{url}/v1/explain", content=tokens).json()["pods"][0]
-        assert explained["groups"][0]["held"] == [True, True]
+        assert explained["groups"][0]["held"] == [True] * 4
         assert httpx.delete(f"{url}/v1/pods/a").status_code == 200
         assert httpx.post(f"{url}/v1/score", content=tokens).status_code == 404
         process.send_signal(signal.SIGINT)

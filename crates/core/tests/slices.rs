@@ -46,7 +46,7 @@ fn clear() -> Value {
 
 fn fleet() -> Index {
     let mut index = Index::new(Options::new(Secret::new([7; 32])));
-    for (pod, blocks) in [("long", 3), ("other", 5)] {
+    for (pod, blocks) in [("long", 4), ("other", 5)] {
         let spec = PodSpec {
             model: "m".to_owned(),
             dp_size: 1,
@@ -90,7 +90,7 @@ fn pauses(index: &mut Index, payload: &[u8], work: usize) -> Vec<[Row; 2]> {
 fn in_the_middle_of_a_batch_its_rank_answers_with_a_bound_and_others_as_ever() {
     let mut index = fleet();
     let [before, other] = rows(&mut index);
-    assert!(before.is_exact() && tokens(&before) == (3 * BLOCK, 3 * BLOCK));
+    assert!(before.is_exact() && tokens(&before) == (4 * BLOCK, 4 * BLOCK));
     let events = [
         store(LONG),
         remove(&[9]),
@@ -249,11 +249,11 @@ fn what_a_panic_left_of_a_rank_is_forgotten_and_no_other_rank_loses_anything() {
     // A replay from the start tells it all again.
     index.reset("long", 0).unwrap();
     index
-        .apply("long", 0, &batch(&[clear(), store(3)]))
+        .apply("long", 0, &batch(&[clear(), store(4)]))
         .unwrap();
     index.check_integrity();
     let [long, _] = rows(&mut index);
-    assert_eq!(tokens(&long), (3 * BLOCK, 3 * BLOCK));
+    assert_eq!(tokens(&long), (4 * BLOCK, 4 * BLOCK));
     assert!(index.discard("nobody", 0).is_err());
 }
 

@@ -8,7 +8,7 @@
 5. `set_state` notes how far the pod's history is known. An answer can be exact only while the
    state is `PodState.EXACT`; `reset` and `lose` note a restart and lost messages.
 
-A pod that has published one prompt of 32 tokens in blocks of 16:
+A pod that has published one prompt of 64 tokens in blocks of 16:
 
 >>> from kvbraid.events import BlockStored, encode_batch
 >>> from kvbraid.fleet import FleetIndex, Request
@@ -16,22 +16,22 @@ A pod that has published one prompt of 32 tokens in blocks of 16:
 >>> index = FleetIndex()
 >>> index.register(PodId("a"), model="m")
 >>> stored = BlockStored(
-...     block_hashes=(1, 2), parent_block_hash=None, token_ids=tuple(range(32)), block_size=16,
-...     group_idx=0, kv_cache_spec_kind="full_attention",
+...     block_hashes=(1, 2, 3, 4), parent_block_hash=None, token_ids=tuple(range(64)),
+...     block_size=16, group_idx=0, kv_cache_spec_kind="full_attention",
 ... )
 >>> index.apply(PodId("a"), encode_batch([stored]))
-Applied(stored=2, removed=0, cleared=0, refused=0)
->>> request = Request(model="m", token_ids=[*range(32), 7])
+Applied(stored=4, removed=0, cleared=0, refused=0)
+>>> request = Request(model="m", token_ids=[*range(64), 7])
 >>> [row] = index.score(request).rows
 >>> row.lower, row.upper, row.exactness
-(32, 32, 'exact')
+(64, 64, 'exact')
 >>> [why] = index.explain(request).rows
 >>> why.groups[0].held
-[True, True]
+[True, True, True, True]
 >>> index.set_state(PodId("a"), PodState.STALE, reason="no connection")
 >>> [row] = index.score(request).rows
 >>> row.lower, row.upper, row.exactness
-(0, 32, 'bound')
+(0, 64, 'bound')
 """
 
 from kvbraid.fleet.answer import (

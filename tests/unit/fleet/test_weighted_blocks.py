@@ -358,6 +358,8 @@ def test_a_pod_of_known_groups_that_holds_nothing_scores_0() -> None:
 
 def test_only_the_score_of_a_row_depends_on_the_strategy() -> None:
     index = new_index()
+    long = tokens_of(64, start=1000)
+    index.apply(POD, encode_batch([store(long, 0, 64)]))
     index.apply(POD, encode_batch([DENSE, *holding(PROMPT, {0, 1}, group=1, known=window(32))]))
     exact = Request(model="m", token_ids=PROMPT)
     weighted = replace(exact, strategy="weighted_blocks")

@@ -203,6 +203,11 @@ impl<'a> Slice<'a> {
             kind: stored.kind,
             window: stored.window,
             block_size: stored.block_size,
+            span: if stored.is_on_own_gpu() {
+                stored.tokens.len
+            } else {
+                0
+            },
             lookahead: self.batch.lookahead_span(stored, 0).len,
         };
         self.rank.unnamed.media |= stored.has_mm_keys;

@@ -8,6 +8,7 @@
 use super::limbo::Tails;
 use super::page::{GroupOfModel, groups_of_page};
 use super::publisher::Publisher;
+use super::reach::Reach;
 use super::silent::SilentPools;
 use crate::divisors::{gcd, lcm};
 use crate::error::{Error, Result};
@@ -63,6 +64,8 @@ pub(super) struct GroupNews {
     pub window: Option<u32>,
     /// Tokens per block of this store; 0 is a placeholder that says nothing.
     pub block_size: u32,
+    /// Tokens that the store is about, if the engine has computed them or found them on its GPU.
+    pub span: u32,
     /// Tokens after a block that its hash also covers; 0 if the store lists none.
     pub lookahead: u32,
 }
@@ -132,6 +135,8 @@ pub(super) struct Catalog {
     pub(super) learned: Vec<Option<Known>>,
     /// The group of events without an index.
     pub(super) ungrouped: Option<Known>,
+    /// How long a prompt the stores have told of.
+    pub(super) reach: Reach,
     /// Tokens after a block that its hash also covers; 0 until an event or the operator says so.
     lookahead: u32,
     /// Whether a store has named a component.
@@ -181,6 +186,7 @@ impl Catalog {
             completed: None,
             learned: Vec::new(),
             ungrouped: None,
+            reach: Reach::default(),
             lookahead,
             shows_components: false,
         })
@@ -265,7 +271,9 @@ impl Catalog {
         if has_new_lookahead {
             self.lookahead = news.lookahead;
         }
-        Ok(is_changed || has_new_lookahead)
+        let is_reused = !news.kind.is_some_and(SpecKind::is_never_reused);
+        let tells_more = is_reused && self.reach.note(news.span, news.block_size);
+        Ok(is_changed || has_new_lookahead || tells_more)
     }
 
     fn learn_group(&mut self, news: GroupNews) -> std::result::Result<bool, Contradiction> {

@@ -72,6 +72,7 @@ mod probe;
 mod prompt;
 mod publisher;
 mod rank;
+mod reach;
 mod reasons;
 mod registration;
 mod request;

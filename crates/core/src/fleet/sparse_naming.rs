@@ -9,7 +9,7 @@ use super::naming::{Anchor, Naming};
 use super::rank::Rank;
 use super::slots::{SlotId, Whereabouts};
 use crate::prefix::{Step, plus};
-use crate::wire::{ExtraKey, Medium, Stored};
+use crate::wire::{ExtraKey, Stored};
 
 /// The largest number of hashes of a sparse store whose places its tokens can tell: more than any
 /// prompt has blocks.
@@ -103,9 +103,8 @@ impl Naming<'_, '_> {
             .enumerate()
             .map(|(j, &slot)| (slot, self.ahead(stored, j)))
             .collect();
-        let is_own = stored.medium == Medium::Gpu && !stored.remote && stored.owner.is_none();
         let catalog = &self.rank.catalog;
-        let tails = is_own
+        let tails = (stored.is_on_own_gpu())
             .then(|| catalog.tails(catalog.resolve(stored.group), stored.block_size))
             .flatten();
         let store = SparseStore {

@@ -16,6 +16,8 @@ const GAP: &str = "an index is missing among the groups that events told of; if 
                    the pod's groups";
 const UNGROUPED_EVENTS: &str = "events have no group_idx, so they may be of several groups; list the \
                                 pod's groups";
+const SHORT: &str = "no store was of four blocks yet, so a group with larger blocks may have told \
+                     nothing; until one is, list the pod's groups";
 const UNTOLD: &str = "the engine does not tell of all of its groups";
 const UNKNOWN_GROUP: &str = "the kind, window or chunk of a group is not known; give the pod's \
                              model_config, or list its groups";
@@ -138,7 +140,8 @@ impl Catalog {
             (self.misleads(), EXTRA_KEYS),
             (is_learned && self.awaits_groups(), AWAITED),
             (is_learned && self.learned.contains(&None), GAP),
-            (is_learned && view.lower_is_zero, UNGROUPED_EVENTS),
+            (is_learned && self.has_ungrouped_doubt(), UNGROUPED_EVENTS),
+            (is_learned && self.may_hide_groups(), SHORT),
             (view.lower_is_zero, UNTOLD),
             (view.has_unknown, UNKNOWN_GROUP),
         ];
@@ -151,6 +154,19 @@ impl Catalog {
         let told = || self.learned.iter().flatten().chain(&self.ungrouped);
         let groups = &self.config.model_groups;
         (groups.iter()).any(|&group| !told().any(|known| known.is_of(group)))
+    }
+
+    /// Whether events lack an index, and nothing says which group they are of.
+    fn has_ungrouped_doubt(&self) -> bool {
+        let is_alone = self.learned.is_empty();
+        let is_told = |known: Known| known.kind.is_some_and(|k| k != SpecKind::Unknown);
+        (self.ungrouped).is_some_and(|known| !is_alone || !is_told(known))
+    }
+
+    /// Whether only short prompts were stored, so a group may have told nothing of itself, or not
+    /// of a whole block.
+    fn may_hide_groups(&self) -> bool {
+        !self.config.publisher.tells_only_full() && !self.reach.is_enough()
     }
 
     fn learned_view(&self) -> Option<View> {
@@ -166,10 +182,10 @@ impl Catalog {
         // nothing.
         let has_gap = groups.len() < self.learned.len();
         let mut upper_is_everything = false;
-        let mut lower_is_zero = has_gap || self.awaits_groups();
+        let lower_is_zero =
+            has_gap || self.awaits_groups() || self.has_ungrouped_doubt() || self.may_hide_groups();
         if let Some(known) = self.ungrouped {
             let kind = known.kind.filter(|k| *k != SpecKind::Unknown);
-            lower_is_zero |= kind.is_none() || !groups.is_empty();
             upper_is_everything =
                 (kind.is_none() && !self.config.publisher.tells_only_full()) || !groups.is_empty();
             let assumed = Known {

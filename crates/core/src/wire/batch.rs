@@ -157,6 +157,12 @@ impl Stored {
         self.component == Some(Component::State)
     }
 
+    /// Whether the copies lie on the engine's own GPU, so its prompts have come this far.
+    #[must_use]
+    pub fn is_on_own_gpu(&self) -> bool {
+        self.medium == Medium::Gpu && !self.remote && self.owner.is_none()
+    }
+
     /// The same copies, announced without tokens.
     #[must_use]
     pub fn by_hash_alone(&self) -> Self {
