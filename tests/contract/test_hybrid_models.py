@@ -238,8 +238,9 @@ def test_a_group_of_unknown_kind_with_a_hole_is_a_bound() -> None:
     assert index.pods()[0].refused == {"unknown_kind": 1}
 
 
-def test_larger_blocks_than_configured_degrade_the_pod() -> None:
-    configured = Topology(groups=(GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16),))
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_blocks_of_another_size_than_configured_degrade_the_pod(block_size: int) -> None:
+    configured = Topology(groups=(GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=block_size),))
     index = an_index(configured)
     tell(index, LONG.stored(LARGE))
     lower, upper = answer(index, LONG.prompt)

@@ -89,6 +89,7 @@ class Engine:
     model: RankModel = field(init=False)
     pending: list[Event] = field(init=False, default_factory=list)
     removed: int = field(init=False, default=0)
+    _sized: set[int] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         self.model = RankModel(self.topology, self.hashes.meaning)
@@ -142,7 +143,9 @@ class Engine:
         start = 0
         if self.random.random() < self.habits.orphan:
             start = self.random.randrange(units) * unit
-        blocks = self.random.randint(0, (len(prompt.tokens) - start) // size)
+        # Several in one store contradict the group's size until one of that size has come.
+        most = (len(prompt.tokens) - start) // size
+        blocks = self.random.randint(0, most if group in self._sized else min(1, most))
         self._store(group, prompt, (start, start + blocks * size), size, Tier.GPU)
 
     def store_twins(self, prompt: Prefix) -> None:
@@ -211,6 +214,7 @@ class Engine:
         """Start anew with all sent."""
         assert not self.pending
         self.model.restart()
+        self._sized.clear()
 
     def publish(self, index: FleetIndex, *, forgets: bool = False) -> None:
         """Send what waits, in one batch, in either encoding.
@@ -261,6 +265,8 @@ class Engine:
             )
         )
         self.model.store(group, hashes, tier, size)
+        if tier is Tier.GPU and size == spec.block_size:
+            self._sized.add(group)
         if hashes and len(hashes) == (end - start) // size:
             self.model.tell(parent, hashes)
 

@@ -43,6 +43,19 @@ def window_stored(blocks: int = 4, **fields: Any) -> BlockStored:  # noqa: ANN40
     return stored(blocks, **{"group_idx": 1, **spec, **fields})
 
 
+def parts_stored(*hashes: int) -> list[BlockStored]:
+    """Parts of two tokens, one after another, each in a store of its own as engines send them."""
+    return [
+        stored(
+            block_hashes=(own,),
+            parent_block_hash=parent,
+            token_ids=PROMPT[2 * at : 2 * at + 2],
+            block_size=2,
+        )
+        for at, (parent, own) in enumerate(zip((None, *hashes), hashes, strict=False))
+    ]
+
+
 VLLM = EngineProfile()
 
 
@@ -320,17 +333,41 @@ def test_blocks_smaller_than_the_group_s_are_parts_also_when_they_come_first() -
     tell(first, stored(block_hashes=(21, 23, 30, 31)), BlockRemoved(block_hashes=(21,)))
     assert info(first).state is PodState.EXACT
     assert [group.block_size for group in info(first).groups] == [4]
-    configured = index_of(Topology(groups=(FULL,)))
-    tell(configured, parts)
+    configured = index_of(Topology(groups=(FULL,), hash_block_size=2))
+    tell(configured, *parts_stored(20, 21, 22, 23))
     assert (bounds(configured), info(configured).state) == ((0, 0), PodState.EXACT)
+
+
+NO_PARTS: dict[str, tuple[int, BlockStored]] = {
+    "several blocks": (2, stored(block_hashes=(20, 21), token_ids=PROMPT[:4], block_size=2)),
+    "one block that ends inside a hash block": (4, parts_stored(20)[0]),
+}
+
+
+@pytest.mark.parametrize("case", NO_PARTS)
+def test_smaller_blocks_that_are_no_parts_degrade_the_pod_until_one_of_its_size_comes(
+    case: str,
+) -> None:
+    hash_block, small = NO_PARTS[case]
+    index = index_of(Topology(groups=(FULL,), hash_block_size=hash_block))
+    for _ in range(2):
+        tell(index, small)
+        pod = info(index)
+        assert (pod.state, pod.reason) == (PodState.DEGRADED, "contradicts_block_size")
+        assert bounds(index) == (0, 16)
+        index.reset(POD)
+        assert info(index).state is PodState.EXACT
+    tell(index, small, stored(), small)
+    assert (info(index).state, bounds(index)) == (PodState.EXACT, (16, 16))
+    assert info(index).refused == {"contradicts_block_size": 3}
 
 
 def test_parts_count_inside_blocks_where_partial_hits_are_on_and_nowhere_else() -> None:
     topology = Topology(groups=(FULL,), hash_block_size=2, partial_hits=True)
-    parts = stored(block_hashes=(20, 21, 22), token_ids=PROMPT[:6], block_size=2)
+    parts = parts_stored(20, 21, 22)
     for partial_hits, expected in ((True, 2), (False, 0)):
         index = index_of(replace(topology, partial_hits=partial_hits))
-        tell(index, parts)
+        tell(index, *parts)
         # The part that ends at token 4 is not the whole block that token 6 rests on.
         assert bounds(index) == (expected, expected)
 

@@ -220,6 +220,9 @@ impl<'a> Slice<'a> {
             // What is learned of groups is how full attention is published.
             return self.rank.catalog.shows_components != showed_components;
         }
+        if self.rank.catalog.note_size(news) {
+            self.rank.refuse(Contradiction::BlockSize.reason(), 1);
+        }
         let before = self.rank.catalog.block_size(group);
         match self.rank.catalog.learn(news) {
             Ok(false) => self.rank.catalog.shows_components != showed_components,

@@ -10,6 +10,7 @@ use super::page::{GroupOfModel, groups_of_page};
 use super::publisher::Publisher;
 use super::reach::Reach;
 use super::silent::SilentPools;
+use super::sizes::Sizes;
 use crate::divisors::{gcd, lcm};
 use crate::error::{Error, Result};
 use crate::spec::{GroupSpec, SpecKind, Topology};
@@ -77,7 +78,7 @@ pub(super) enum Contradiction {
     Kind,
     /// The window differs from the configured or learned one.
     Window,
-    /// The block is larger than the configured one, or of another size where there is but one.
+    /// The block is larger than the configured one, or smaller and no part of one.
     BlockSize,
     /// The configuration has no such group.
     Group,
@@ -135,6 +136,8 @@ pub(super) struct Catalog {
     pub(super) learned: Vec<Option<Known>>,
     /// The group of events without an index.
     pub(super) ungrouped: Option<Known>,
+    /// What stores have shown of the configured block sizes.
+    pub(super) sizes: Sizes,
     /// How long a prompt the stores have told of.
     pub(super) reach: Reach,
     /// Tokens after a block that its hash also covers; 0 until an event or the operator says so.
@@ -186,6 +189,7 @@ impl Catalog {
             completed: None,
             learned: Vec::new(),
             ungrouped: None,
+            sizes: Sizes::default(),
             reach: Reach::default(),
             lookahead,
             shows_components: false,
@@ -253,6 +257,13 @@ impl Catalog {
     #[must_use]
     pub(super) fn lookahead(&self) -> u32 {
         self.lookahead
+    }
+
+    /// Compares a store with the configured sizes. Returns whether it is the first to contradict one.
+    pub(super) fn note_size(&mut self, news: GroupNews) -> bool {
+        let group = self.resolve(news.group);
+        let topology = self.completed.as_ref().or(self.config.topology.as_ref());
+        topology.is_some_and(|t| self.sizes.note(t, group, (news.block_size, news.span)))
     }
 
     /// Learns from a store. Returns true if what is known of the groups has changed.

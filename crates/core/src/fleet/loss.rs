@@ -10,6 +10,7 @@ use super::adapters::Adapters;
 use super::engine_chain::EngineChain;
 use super::planes::PlaneId;
 use super::rank::{Rank, Shared, Unnamed};
+use super::sizes::Sizes;
 use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
 use super::tier::Tier;
 
@@ -100,6 +101,7 @@ impl Rank {
         self.chain = chain;
         self.adapters = Adapters::default();
         self.contradicted = None;
+        self.catalog.sizes = Sizes::default();
         self.saw_media = false;
         self.unnamed = Unnamed::default();
         self.is_format_confirmed = false;

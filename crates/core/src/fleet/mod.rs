@@ -82,6 +82,7 @@ mod search;
 mod sharing;
 mod shown;
 mod silent;
+mod sizes;
 mod slots;
 mod sparse_naming;
 mod state;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use smallvec::SmallVec;
 
 use super::adapters::Adapters;
-use super::catalog::{Catalog, UNGROUPED};
+use super::catalog::{Catalog, Contradiction, UNGROUPED};
 use super::effort::{Effort, MOST_EFFORT_KEPT};
 use super::engine_chain::EngineChain;
 use super::limbo::{Limbo, Means, World};
@@ -193,7 +193,9 @@ impl Rank {
     #[must_use]
     pub(super) fn state(&self) -> State {
         match self.feed_state {
-            State::Exact if self.contradicted.is_some() || self.missed.is_some() => State::Degraded,
+            State::Exact if self.contradiction().is_some() || self.missed.is_some() => {
+                State::Degraded
+            }
             State::Exact if self.is_midway => State::Rebuilding,
             known @ (State::Exact | State::Rebuilding | State::Degraded | State::Stale) => known,
         }
@@ -204,7 +206,7 @@ impl Rank {
     pub(super) fn reason(&self) -> String {
         let feed = Some(self.feed_reason.as_str()).filter(|reason| !reason.is_empty());
         let midway = self.is_midway.then_some(MIDWAY);
-        let own = self.contradicted.into_iter().chain(self.missed);
+        let own = self.contradiction().into_iter().chain(self.missed);
         let reasons = feed.into_iter().chain(own).chain(midway);
         reasons.collect::<Vec<_>>().join("; ")
     }
@@ -227,7 +229,7 @@ impl Rank {
     /// have been by an event that was refused.
     #[must_use]
     pub(super) fn can_promise(&self) -> bool {
-        self.contradicted.is_none()
+        self.contradiction().is_none()
             && !self.missed_removal
             && !self.is_midway
             && match self.feed_state {
@@ -240,7 +242,7 @@ impl Rank {
     /// Whether the rank may hold anything of a prompt, whatever its events have told.
     #[must_use]
     pub(super) fn may_hold_anything_of(&self, prompt: &Prompt<'_>) -> bool {
-        self.contradicted.is_some()
+        self.contradiction().is_some()
             || self.is_midway
             || self.feed_state != State::Exact
             || self.unnamed.may_be_of(prompt)
@@ -267,6 +269,13 @@ impl Rank {
         if count > 0 {
             *self.refused.entry(reason).or_insert(0) += count;
         }
+    }
+
+    /// What contradicts the configuration or a place, if anything does.
+    fn contradiction(&self) -> Option<&'static str> {
+        let of_sizes = self.catalog.sizes.are_contradicted();
+        self.contradicted
+            .or_else(|| of_sizes.then_some(Contradiction::BlockSize.reason()))
     }
 
     /// Counts a contradiction, which degrades the rank.
