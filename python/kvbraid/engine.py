@@ -19,7 +19,13 @@ EVENT_FORMATS: Final = ("default", "dynamo")
 """What SGLang's hashes cover: tokens and salts, or extra keys too."""
 
 
-_KINDS: Final = {"dialect": EngineDialect, "hash_algo": HashAlgo | None, "hash_seed": str | None}
+_MOST_BLOCKS: Final = 2**32 - 1
+_KINDS: Final = {
+    "dialect": EngineDialect,
+    "hash_algo": HashAlgo | None,
+    "hash_seed": str | None,
+    "num_gpu_blocks": int | None,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +39,11 @@ class EngineProfile:
         report_mode: `full`: reused blocks are announced again, although no copy was made.
         retention: Its `prefix_cache_retention_interval` in tokens. An engine that has one keeps
             whole windows; sparse stores are placed by them if the hash function is unknown.
+        num_gpu_blocks: The blocks of its pool on the GPU, as the engine counts them (vLLM's
+            `num_gpu_blocks`, which includes the null block). After a loss of messages they bound
+            what the GPU may hold of which no message told, so answers become exact again. This
+            needs listed groups; it has no effect for SGLang, with `report_mode` `full`, with
+            partial hits, and once an entry inside a block was stored.
         extra_keys: Requests have an `extra_key` that neither events nor hashes show, so what is
             held may be another key's: lower bounds are 0.
         event_format: SGLang's `format` of events. In `dynamo`, hashes cover extra keys and salts,
@@ -57,7 +68,8 @@ class EngineProfile:
             attention that its events tell of. None: not known, so nothing can be promised.
 
     Raises:
-        InvalidValueError: No engine has the report mode, or a number of tokens is negative.
+        InvalidValueError: No engine has the report mode, a number of tokens is negative, or a pool
+            has no block.
     """
 
     dialect: EngineDialect = EngineDialect.VLLM
@@ -65,6 +77,7 @@ class EngineProfile:
     hash_seed: str | None = None
     report_mode: str = "incremental"
     retention: int | None = None
+    num_gpu_blocks: int | None = None
     extra_keys: bool = False
     adapter_reloads: bool = False
     event_format: str = "default"
@@ -89,4 +102,7 @@ class EngineProfile:
             raise InvalidValueError(msg)
         if self.retention is not None and self.retention < 0:
             msg = f"retention = {shown(self.retention)} tokens; it must be at least 0"
+            raise InvalidValueError(msg)
+        if self.num_gpu_blocks is not None and not 1 <= self.num_gpu_blocks <= _MOST_BLOCKS:
+            msg = f"num_gpu_blocks = {shown(self.num_gpu_blocks)}; expected 1 to {_MOST_BLOCKS}"
             raise InvalidValueError(msg)

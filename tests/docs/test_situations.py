@@ -44,10 +44,15 @@ def index_of(
     state: PodState = PodState.EXACT,
     memory_limit_bytes: int | None = None,
     model_groups: tuple[tuple[SpecKind, int | None], ...] = (),
+    num_gpu_blocks: int | None = None,
 ) -> FleetIndex:
     index = FleetIndex(IndexOptions(memory_limit_bytes=memory_limit_bytes))
     read = None if topology is None else topology_from_mapping(topology)
-    engine = replace(profile_from_mapping(topology or {}), model_groups=model_groups)
+    engine = replace(
+        profile_from_mapping(topology or {}),
+        model_groups=model_groups,
+        num_gpu_blocks=num_gpu_blocks,
+    )
     index.register(POD, model="m", topology=read, engine=engine)
     for event in events:
         index.apply(POD, encode_batch([event]))
@@ -58,6 +63,10 @@ def index_of(
 
 
 CONFIGURED: Final = {"groups": [FULL]}
+SIZED: Final = (
+    "`degraded` because history is missing, and the size of the pool is known "
+    "([below](#after-a-loss-the-size-of-the-pool))"
+)
 
 SITUATIONS: Final[Mapping[str, tuple[tuple[int, int], Callable[[], FleetIndex]]]] = {
     "state `exact`, everything placed": ((64, 64), lambda: index_of(STORED)),
@@ -127,6 +136,10 @@ SITUATIONS: Final[Mapping[str, tuple[tuple[int, int], Callable[[], FleetIndex]]]
             state=PodState.DEGRADED,
         ),
     ),
+    SIZED: (
+        (32, 48),
+        lambda: index_of(HALF, topology=CONFIGURED, state=PodState.DEGRADED, num_gpu_blocks=4),
+    ),
     "`rebuilding`, `stale`: removals may be missing": (
         (0, 64),
         lambda: index_of(STORED, topology=CONFIGURED, state=PodState.REBUILDING),
@@ -143,7 +156,8 @@ EXACT: Final = "state `exact`, everything placed"
 
 def asked(situation: str) -> Request:
     lora = "poet" if "adapter" in situation else None
-    return Request(model="m", token_ids=[*TOKENS, 7], tiers=["gpu", "cpu"], lora=lora)
+    tiers = ["gpu"] if situation == SIZED else ["gpu", "cpu"]
+    return Request(model="m", token_ids=[*TOKENS, 7], tiers=tiers, lora=lora)
 
 
 def test_every_situation_of_the_table_is_made_here() -> None:

@@ -52,6 +52,10 @@ pub struct Row {
     /// The bounds for the requested tiers.
     #[serde(flatten)]
     pub bounds: Bounds,
+    /// Whether the bounds hold for certain although the state is not exact: history is lost, and the
+    /// size of the engine's pool bounds what was in it.
+    #[serde(skip)]
+    pub is_counted: bool,
     /// The most likely number of reusable tokens, for the requested tiers: within the bounds, and
     /// promised only where they are equal.
     pub expected: u32,
@@ -74,7 +78,8 @@ impl Row {
     /// Whether the bounds are what the engine reuses.
     #[must_use]
     pub fn is_exact(&self) -> bool {
-        self.state == State::Exact && self.bounds.lower == self.bounds.upper
+        let is_sure = self.state == State::Exact || self.is_counted;
+        is_sure && self.bounds.lower == self.bounds.upper
     }
 
     /// Sets the score of the strategy, after the state and the bounds were set. `None` means that
@@ -95,6 +100,7 @@ impl Row {
         Self {
             state: State::Stale,
             bounds,
+            is_counted: false,
             expected: 0,
             exactness: Exactness::Unknown,
             present: 0,

@@ -302,6 +302,7 @@ impl<'a> Slice<'a> {
         }
         if self.progress.hashes == blocks {
             self.infer_from_store(stored);
+            self.rank.count_pool();
             self.progress.previous_was_sparse = !by_tokens;
             self.progress.next_event();
         }
@@ -394,7 +395,9 @@ impl<'a> Slice<'a> {
                 found += u64::from(self.rank.remove_copy(slot, key, self.shared.planes));
             }
         }
-        self.rank.refuse("removed_unknown", count as u64 - found);
+        let unknown = count as u64 - found;
+        self.rank.refuse("removed_unknown", unknown);
+        self.rank.remove_unknown(key.group, key.tier, unknown);
         self.progress.applied.removed += found;
         self.progress.hashes += count;
         if count == hashes.len() {

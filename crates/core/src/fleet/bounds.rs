@@ -6,6 +6,7 @@ use super::nodes::NodeId;
 use super::prompt::Prompt;
 use super::rank::Rank;
 use super::search::{Reading, Search};
+use super::state::State;
 use super::tier::TierSet;
 use super::view::View;
 use super::words::Words;
@@ -36,10 +37,9 @@ impl Search<'_, '_> {
             self.unambiguous(closely, column, set, certain, scratch)
         };
         let may_stand = self.possible.get(&column);
-        let everything = rank.may_hold_anything_of(&self.request.prompt)
+        let everything = rank.may_hold_anything_of(&self.request.prompt, set)
             || self.is_cache_unknown(reading, rank)
             || reading.class.view.upper_is_everything
-            || rank.forgot.overlaps(set)
             || may_stand.is_some_and(|possible| possible.everything);
         if everything {
             let topology = &reading.class.view.topology;
@@ -53,17 +53,29 @@ impl Search<'_, '_> {
         }
         let has_doubt = rank.slots.channels.has_doubts();
         let is_undecided = may_stand.is_some_and(|possible| !possible.is_empty());
-        if !reading.class.view.has_unknown && !has_doubt && !is_undecided {
+        let hidden = rank.hidden_on_gpu();
+        if !reading.class.view.has_unknown && !has_doubt && !is_undecided && hidden == 0 {
             return Bounds {
                 lower: certain,
                 upper: told,
             };
         }
-        let upper = self.upper(reading, column, set, scratch);
+        let upper = self.upper(reading, column, set, hidden, scratch);
         Bounds {
             lower: certain,
             upper: upper.max(certain),
         }
+    }
+
+    /// Whether a rank's lost history is made up for by what the size of its pool tells, so that its
+    /// bounds are as sure as those of an exact rank.
+    pub(super) fn is_counted(&self, column: usize, set: TierSet) -> bool {
+        let rank = self.model.ranks[column].as_ref();
+        rank.is_some_and(|rank| {
+            rank.state() == State::Degraded
+                && rank.can_promise()
+                && !rank.may_hold_anything_of(&self.request.prompt, set)
+        })
     }
 
     /// Whether what a rank is known to hold is certainly what this request would find.
@@ -133,12 +145,14 @@ impl Search<'_, '_> {
         answers[bit].min(lower)
     }
 
-    /// The largest boundary that cannot be excluded for one rank.
+    /// The largest boundary that cannot be excluded for one rank, whose GPU may also hold so many
+    /// blocks of which nothing is known.
     fn upper(
         &self,
         reading: Reading<'_>,
         column: usize,
         set: TierSet,
+        hidden: u64,
         scratch: &mut rule::Scratch,
     ) -> u32 {
         let bit = column % 64;
@@ -153,10 +167,14 @@ impl Search<'_, '_> {
         }
         let query = self.query(1 << bit, Unknown::Lax);
         let topology = &reading.class.view.topology;
-        let answers = words.with_held(self.unit(reading.ladder), |held| {
-            rule::resume(topology, held, query, scratch)
-        });
-        answers[bit]
+        words.with_held(self.unit(reading.ladder), |held| {
+            if hidden > 0 {
+                self.effort.note((length * topology.groups.len()) as u64);
+                rule::resume_lacking(topology, held, query, hidden, scratch)
+            } else {
+                rule::resume(topology, held, query, scratch)[bit]
+            }
+        })
     }
 }
 

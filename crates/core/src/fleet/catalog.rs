@@ -5,6 +5,8 @@
 //! first that an event told. If events carry no window or chunk, the operator's value for that kind
 //! is used.
 
+use std::num::NonZeroU32;
+
 use super::limbo::Tails;
 use super::page::{GroupOfModel, groups_of_page};
 use super::publisher::Publisher;
@@ -40,6 +42,9 @@ pub struct PodConfig {
     /// Whether the engine keeps whole windows of its window groups, which end at multiples of the
     /// alignment.
     pub keeps_whole_windows: bool,
+    /// The blocks of the engine's pool on the GPU, with its null block. They bound what may be held
+    /// there of which nothing is known.
+    pub num_gpu_blocks: Option<NonZeroU32>,
     /// What separates prefixes without being told of.
     pub hidden: Hidden,
     /// The window or chunk, in tokens, of learned groups whose events do not carry it, by kind.

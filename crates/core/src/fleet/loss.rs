@@ -39,6 +39,7 @@ impl Rank {
                 self.forgot.remove(tier);
             }
         }
+        self.know_pool_is_empty();
         self.forget_missed();
     }
 
@@ -161,6 +162,7 @@ impl Rank {
         self.forget_silent();
         self.forgot = Tier::ALL.into_iter().collect();
         self.forget_missed();
+        self.know_nothing_else();
     }
 
     fn show_nothing(&self, shared: &mut Shared<'_>) {
@@ -184,12 +186,14 @@ impl Rank {
         self.forget_everything(shared);
         self.slots.sharing.forget();
         self.forgot = Tier::ALL.into_iter().collect();
+        self.know_nothing_else();
         self.is_midway = false;
         self.refuse("internal_error", 1);
     }
 
     /// Remembers the tiers that have a copy here: what they hold is no longer completely known.
     fn forget_copies(&mut self, slot: SlotId) {
+        self.forget_of_pool(self.slots.copies_on_gpu(slot));
         for channel in self.slots.held_channels(slot) {
             self.forgot
                 .insert(self.slots.channels.get(channel).key.tier);
@@ -230,15 +234,17 @@ impl Rank {
             self.forgot.insert(channel.key.tier);
         }
         self.refuse("forgotten_for_memory", self.slots.len() as u64);
+        self.forget_of_pool(self.slots.num_on_gpu());
         self.forget_everything(shared);
     }
 
-    /// Forgets everything undecided. Its slots, which stand nowhere from now on, are forgotten
-    /// later, in portions.
+    /// Forgets everything undecided. Its slots, which stand nowhere and hold nothing from now on,
+    /// are forgotten later, in portions.
     pub(super) fn evict_limbo(&mut self) {
         for slot in self.limbo.take_all() {
             self.effort.note(1);
             self.forget_copies(slot);
+            self.slots.drop_all_of(slot);
             self.forget_page(slot);
             self.doomed.push(slot);
         }

@@ -12,6 +12,7 @@ use super::prompt::Prompt;
 use super::rank::{Rank, Shared};
 use super::search::Search;
 use super::slots::EngineKey;
+use super::tier::TierSet;
 use super::walk::LadderStep;
 use crate::divisors::gcd;
 use crate::hash::{ChainSpec, ExtraKeys, chain_keys};
@@ -161,8 +162,10 @@ impl Search<'_, '_> {
                 // Floating tries may hang at any multiple of the hash block, which may be a finer
                 // unit than the rule's.
                 let unit = gcd(class.unit(), rank.catalog.grain());
-                let is_wanted = !rank.may_hold_anything_of(&self.request.prompt)
-                    && !class.view.upper_is_everything;
+                let tiers = [TierSet::GPU, self.request.tiers];
+                let is_unbounded =
+                    |tiers: &TierSet| rank.may_hold_anything_of(&self.request.prompt, *tiers);
+                let is_wanted = !tiers.iter().all(is_unbounded) && !class.view.upper_is_everything;
                 let lookahead = class.view.topology.hash_lookahead;
                 found.push(Undecided {
                     column,

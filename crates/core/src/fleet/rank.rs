@@ -11,6 +11,7 @@ use super::engine_chain::EngineChain;
 use super::limbo::{Limbo, Means, World};
 use super::nodes::Nodes;
 use super::planes::{Column, PlaneKey, Planes};
+use super::pool::Pool;
 use super::prompt::Prompt;
 use super::silent::Silent;
 use super::slots::{Channel, ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
@@ -108,6 +109,8 @@ pub(super) struct Rank {
     /// The tiers of which something was lost, or forgotten to free memory: no copy there can be
     /// excluded. A clear makes the GPU tier, and no other, completely known again.
     pub forgot: TierSet,
+    /// What may be held on the GPU of which nothing is known.
+    pub pool: Pool,
     /// Whether presence is a count. Otherwise it is a flag, a shortcut that `replay --model set`
     /// shows.
     pub counts_copies: bool,
@@ -175,6 +178,7 @@ impl Rank {
             missed: None,
             missed_removal: false,
             forgot: TierSet::default(),
+            pool: Pool::default(),
             counts_copies,
             saw_media: false,
             unnamed: Unnamed::default(),
@@ -189,10 +193,16 @@ impl Rank {
     }
 
     /// The state that users see. A contradiction or a refused event degrades an exact rank, and a
-    /// rank with half a batch applied counts as rebuilding.
+    /// rank with half a batch applied counts as rebuilding. A rank with lost history is exact again
+    /// once nothing unknown is left.
     #[must_use]
     pub(super) fn state(&self) -> State {
-        match self.feed_state {
+        let feed_state = if self.knows_pool() {
+            State::Exact
+        } else {
+            self.feed_state
+        };
+        match feed_state {
             State::Exact if self.contradiction().is_some() || self.missed.is_some() => {
                 State::Degraded
             }
@@ -204,7 +214,8 @@ impl Rank {
     /// Why the state is not exact, in words; empty if it is exact.
     #[must_use]
     pub(super) fn reason(&self) -> String {
-        let feed = Some(self.feed_reason.as_str()).filter(|reason| !reason.is_empty());
+        let feed = Some(self.feed_reason.as_str())
+            .filter(|reason| !reason.is_empty() && !self.knows_pool());
         let midway = self.is_midway.then_some(MIDWAY);
         let own = self.contradiction().into_iter().chain(self.missed);
         let reasons = feed.into_iter().chain(own).chain(midway);
@@ -239,12 +250,12 @@ impl Rank {
             }
     }
 
-    /// Whether the rank may hold anything of a prompt, whatever its events have told.
+    /// Whether the rank may hold anything of a prompt on these tiers, whatever its events have told.
     #[must_use]
-    pub(super) fn may_hold_anything_of(&self, prompt: &Prompt<'_>) -> bool {
+    pub(super) fn may_hold_anything_of(&self, prompt: &Prompt<'_>, tiers: TierSet) -> bool {
         self.contradiction().is_some()
             || self.is_midway
-            || self.feed_state != State::Exact
+            || !self.is_bounded_on(tiers)
             || self.unnamed.may_be_of(prompt)
     }
 
@@ -255,6 +266,7 @@ impl Rank {
         self.missed_removal |= untold != Untold::Stored;
         if untold != Untold::Removed {
             self.forgot = Tier::ALL.into_iter().collect();
+            self.know_nothing_else();
         }
     }
 
@@ -345,6 +357,7 @@ impl Rank {
         if self.slots.channels.is_full() && self.slots.channels.find(key).is_none() {
             self.refuse("too_many_channels", 1);
             self.forgot.insert(key.tier);
+            self.leave_uncounted(key.tier);
             return None;
         }
         Some(self.channel(key, planes))

@@ -85,6 +85,7 @@ impl Search<'_, '_> {
         let mut row = Row {
             state,
             bounds,
+            is_counted: false,
             expected: 0,
             exactness: Exactness::Unknown,
             present: 0,
@@ -144,6 +145,7 @@ impl Search<'_, '_> {
             row.tiers[index] = (set, bounds);
             if index == 0 {
                 row.bounds = bounds;
+                row.is_counted = self.is_counted(column, set);
             }
         }
         // Blocks are counted without what is likely on further tiers.

@@ -79,6 +79,8 @@ pub(super) struct Slots {
     more: HashMap<u32, Counts>,
     /// The bytes of those counts that do not fit in the side table itself.
     spilled: usize,
+    /// The number of copies on the GPU that are certain.
+    on_gpu: u64,
     /// The bits that more than one hash sets.
     pub(super) sharing: Sharing,
     /// The slots that got a copy since the last clear, each listed once.
@@ -102,6 +104,7 @@ impl Slots {
             channels: Channels::default(),
             more: HashMap::new(),
             spilled: 0,
+            on_gpu: 0,
             sharing: Sharing::default(),
             stirred: Vec::new(),
             retired: VecDeque::new(),
@@ -340,6 +343,11 @@ impl Slots {
                 );
             }
         }
+        let on_gpu: u64 = (0..self.table.len())
+            .filter_map(|at| self.held_at(at))
+            .map(|slot| self.copies_on_gpu(slot))
+            .sum();
+        assert_eq!(on_gpu, self.on_gpu, "copies on the GPU");
         self.channels.check_integrity();
     }
 }

@@ -8,15 +8,17 @@
 //! that failed to load).
 //!
 //! `needs` says what a boundary needs of a group. `plan` compiles this for one request, `sweep`
-//! evaluates it on words, `dialect` follows the engines that depart from it, and `why` answers for
-//! one boundary at a time.
+//! evaluates it on words, `dialect` follows the engines that depart from it, `lacking` says what can
+//! be reused if more is held than is known, and `why` answers for one boundary at a time.
 
 mod dialect;
+mod lacking;
 mod needs;
 mod plan;
 mod sweep;
 mod why;
 
+pub use lacking::resume_lacking;
 pub use needs::{check_boundary, first_read, needed};
 pub use why::{Limiting, accepted, limiting};
 
@@ -78,6 +80,7 @@ pub struct Scratch {
     buffers: Buffers,
     /// What `dialect` needs of all specs at once.
     lines: dialect::Lines,
+    lacking: lacking::Lacking,
 }
 
 /// Refuses a unit that does not divide every boundary of the topology.
@@ -125,6 +128,7 @@ pub fn resume(
         plan,
         buffers,
         lines,
+        ..
     } = scratch;
     plan.draw(topology, held.unit, query);
     let mut answers = if plan.needs_emulation(topology) {
@@ -160,6 +164,7 @@ pub fn search(topology: &Topology, held: &Held, query: Query, scratch: &mut Scra
         plan,
         buffers,
         lines,
+        ..
     } = scratch;
     plan.draw(topology, held.unit, query);
     let (num_tokens, steps) = dialect::search(topology, plan, held, lines, buffers);

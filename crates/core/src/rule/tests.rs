@@ -201,3 +201,76 @@ fn dialects_are_found_by_name_and_join_flag_by_flag() {
     assert_eq!(EngineDialect::from_name("vllm"), Some(EngineDialect::VLLM));
     assert_eq!(EngineDialect::from_name("unheard of"), None);
 }
+
+/// Two groups of four blocks: the bits of a number say what one holder holds.
+fn words_of(bits: u32) -> [[u64; 4]; 2] {
+    [0, 4].map(|first| [0, 1, 2, 3].map(|block| u64::from(bits >> (first + block) & 1)))
+}
+
+#[test]
+fn what_may_be_reused_beside_unknown_blocks_is_what_the_best_of_them_would_add() {
+    let eagle = |group| GroupSpec {
+        eagle: true,
+        ..group
+    };
+    let chunk = GroupSpec {
+        chunk: Some(32),
+        ..group(SpecKind::ChunkedLocalAttention, 16)
+    };
+    let second = [
+        full(),
+        window(1),
+        window(33),
+        window(200),
+        eagle(window(33)),
+        chunk,
+        group(SpecKind::Mamba, 16),
+        GroupSpec {
+            prefix_cacheable: false,
+            ..full()
+        },
+    ];
+    let dialects = [EngineDialect::PURE, EngineDialect::VLLM];
+    for (other, dialect) in second
+        .into_iter()
+        .flat_map(|other| dialects.map(|d| (other, d)))
+    {
+        for (first, replay_tokens) in [(full(), 0), (eagle(full()), 0), (full(), 16)] {
+            let topology = Topology {
+                replay_tokens,
+                dialect,
+                ..topology(&[first, other])
+            };
+            check_lacking(&topology);
+        }
+    }
+}
+
+fn check_lacking(topology: &Topology) {
+    for num_tokens in [48, 64, 65] {
+        let reused: Vec<u32> = (0..256)
+            .map(|bits| {
+                let [one, two] = words_of(bits);
+                answers(topology, &[&one, &two], query(num_tokens, 1))[0]
+            })
+            .collect();
+        for (bits, most) in (0..256u32).flat_map(|bits| [0, 1, 2, 5].map(|most| (bits, most))) {
+            let [one, two] = words_of(bits);
+            let held = Held {
+                unit: 16,
+                whole: &[&one, &two],
+                partial: &[],
+            };
+            let query = query(num_tokens, 1);
+            let told = resume_lacking(topology, &held, query, most, &mut Scratch::default());
+            let adds =
+                |all: &u32| all & bits == bits && u64::from((all ^ bits).count_ones()) <= most;
+            let best = (0..256).filter(adds).map(|all| reused[all as usize]).max();
+            assert_eq!(
+                Some(told),
+                best,
+                "{topology:?} {num_tokens} {bits:b} {most}"
+            );
+        }
+    }
+}

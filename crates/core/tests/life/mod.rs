@@ -300,6 +300,7 @@ fn told(answer: &Answer) -> (&[Member], &[Row]) {
 fn config(groups: events::Groups, choices: &mut impl Choices) -> PodConfig {
     let known = PodConfig {
         topology: Some(topology(groups)),
+        num_gpu_blocks: choices.one_of(&[None, NonZeroU32::new(3), NonZeroU32::new(64)]),
         ..PodConfig::default()
     };
     match choices.below(8) {

@@ -69,6 +69,7 @@ struct EngineArg {
     hash_seed: Option<String>,
     report_mode: PyBackedStr,
     retention: Option<u64>,
+    num_gpu_blocks: Option<NonZeroU32>,
     extra_keys: bool,
     adapter_reloads: bool,
     event_format: PyBackedStr,
@@ -120,6 +121,7 @@ impl EngineArg {
             },
             full_reports: &*self.report_mode == "full",
             keeps_whole_windows: self.retention.is_some(),
+            num_gpu_blocks: self.num_gpu_blocks,
             hidden: Hidden {
                 extra_keys: self.extra_keys,
                 adapter_reloads: self.adapter_reloads,

@@ -50,6 +50,7 @@ pub(crate) struct Channels {
     /// The planes that the channels use, each listed once.
     planes: Vec<PlaneId>,
     num_doubted: usize,
+    has_interior_on_gpu: bool,
 }
 
 impl Channels {
@@ -75,6 +76,7 @@ impl Channels {
         self.all.push(channel);
         self.by_key.insert(channel.key, id);
         self.num_doubted += usize::from(channel.key.doubted);
+        self.has_interior_on_gpu |= channel.key.partial && channel.key.tier == Tier::Gpu;
         if !self.planes.contains(&channel.plane) {
             self.planes.push(channel.plane);
         }
@@ -85,6 +87,19 @@ impl Channels {
     #[must_use]
     pub(crate) fn has_doubts(&self) -> bool {
         self.num_doubted > 0
+    }
+
+    /// Whether a channel counts copies on the GPU that are certain.
+    #[must_use]
+    pub(crate) fn is_on_gpu(&self, channel: ChannelId) -> bool {
+        let key = self.get(channel).key;
+        key.tier == Tier::Gpu && !key.doubted
+    }
+
+    /// Whether some channel counts entries inside blocks on the GPU.
+    #[must_use]
+    pub(crate) fn has_interior_on_gpu(&self) -> bool {
+        self.has_interior_on_gpu
     }
 
     /// The planes in which the rank may have bits.

@@ -20,6 +20,9 @@ impl Slots {
     /// The same as `add_copy`, for copies in doubt on a tier that no clear empties.
     pub(crate) fn add_doubts(&mut self, slot: SlotId, channel: ChannelId, copies: u32) -> bool {
         let is_first = copies > 0 && !self.holds(slot, channel);
+        if self.channels.is_on_gpu(channel) {
+            self.on_gpu += u64::from(copies);
+        }
         let mut further = copies;
         if channel.0 < MASKED && is_first {
             self.table[slot.0 as usize].mask |= 1 << channel.0;
@@ -47,6 +50,14 @@ impl Slots {
     /// Removes a copy. Returns `None` if there was none, and `Some(true)` if it was the channel's
     /// last.
     pub(crate) fn remove_copy(&mut self, slot: SlotId, channel: ChannelId) -> Option<bool> {
+        let removed = self.take_copy(slot, channel);
+        if removed.is_some() && self.channels.is_on_gpu(channel) {
+            self.on_gpu -= 1;
+        }
+        removed
+    }
+
+    fn take_copy(&mut self, slot: SlotId, channel: ChannelId) -> Option<bool> {
         if let Some(last) = self.take_counted(slot, channel, 1) {
             return Some(last && channel.0 >= MASKED);
         }
@@ -87,6 +98,9 @@ impl Slots {
 
     /// Drops all copies of a channel at a slot. Returns true if there was one.
     pub(crate) fn drop_copies(&mut self, slot: SlotId, channel: ChannelId) -> bool {
+        if self.channels.is_on_gpu(channel) {
+            self.on_gpu -= u64::from(self.copies(slot, channel));
+        }
         let more = self.take_counted(slot, channel, u32::MAX).is_some();
         if channel.0 >= MASKED {
             return more;
@@ -95,6 +109,14 @@ impl Slots {
         let held = *mask & (1 << channel.0) != 0;
         *mask &= !(1 << channel.0);
         held
+    }
+
+    /// Drops all copies of a slot that stands nowhere, so none of its bits is shown.
+    pub(crate) fn drop_all_of(&mut self, slot: SlotId) {
+        let held: SmallVec<[ChannelId; 8]> = self.held_channels(slot).collect();
+        for channel in held {
+            self.drop_copies(slot, channel);
+        }
     }
 
     /// Whether the channel has a copy at the slot.
@@ -137,6 +159,20 @@ impl Slots {
     pub(crate) fn plane_is_held(&self, slot: SlotId, plane: PlaneId) -> bool {
         self.held_channels(slot)
             .any(|c| self.channels.get(c).plane == plane)
+    }
+
+    /// The number of copies on the GPU that are certain.
+    #[must_use]
+    pub(crate) fn num_on_gpu(&self) -> u64 {
+        self.on_gpu
+    }
+
+    /// The number of copies of one slot on the GPU that are certain.
+    #[must_use]
+    pub(crate) fn copies_on_gpu(&self, slot: SlotId) -> u64 {
+        let channels = self.held_channels(slot);
+        let on_gpu = channels.filter(|channel| self.channels.is_on_gpu(*channel));
+        on_gpu.map(|c| u64::from(self.copies(slot, c))).sum()
     }
 
     /// The number of copies at a slot in one channel.

@@ -15,11 +15,12 @@ impl Slots {
 
     /// Drops every copy at a slot if each is the only copy of a channel in this mask.
     pub(crate) fn drop_within(&mut self, slot: SlotId, channels: u64) -> bool {
-        let mask = &mut self.table[slot.0 as usize].mask;
+        let mask = self.table[slot.0 as usize].mask;
         let is_within =
-            *mask & !channels == 0 && (self.more.is_empty() || !self.more.contains_key(&slot.0));
+            mask & !channels == 0 && (self.more.is_empty() || !self.more.contains_key(&slot.0));
         if is_within {
-            *mask = 0;
+            self.on_gpu -= self.copies_on_gpu(slot);
+            self.table[slot.0 as usize].mask = 0;
         }
         is_within
     }
@@ -54,6 +55,7 @@ impl Slots {
         }
         self.stirred = Vec::new();
         (self.more, self.spilled) = (HashMap::new(), 0);
+        self.on_gpu = 0;
         self.sharing.show_nothing();
     }
 
