@@ -10,6 +10,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from kvbraid.cli import cli
+from kvbraid.engine import EngineProfile
 from kvbraid.events.model import BlockStored
 from kvbraid.events.wire import encode_batch
 from kvbraid.fleet.index import FleetIndex
@@ -23,7 +24,7 @@ from kvbraid.service.logs import JsonFormatter, TextFormatter
 from kvbraid.service.metrics import Metrics
 from kvbraid.service.registry import Service
 from kvbraid.service.remedy import remedy_for
-from kvbraid.spec import GroupSpec, SpecKind, Topology
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 
 from tests.docs.markdown import blocks
 from tests.docs.test_reference_pages import DOCS, codes, tables
@@ -42,6 +43,25 @@ def test_the_page_explains_each_part_of_a_remedy() -> None:
     }
     (table,) = tables("operate.md", "A pod that kvbraid met late")
     assert {first for first, _ in table} == said
+
+
+SGLANG: Final = EngineProfile(dialect=EngineDialect.SGLANG)
+
+
+@pytest.mark.parametrize(
+    ("pod", "is_said"),
+    [
+        (POD, True),
+        (replace(POD, topology=LISTED), True),
+        (replace(POD, engine=EngineProfile(num_gpu_blocks=9)), False),
+        (replace(POD, engine=EngineProfile(report_mode="full")), False),
+        (replace(POD, engine=SGLANG), False),
+        (replace(POD, engine=EngineProfile(extra_keys=True)), False),
+        (replace(POD, topology=replace(LISTED, partial_hits=True)), False),
+    ],
+)
+def test_a_remedy_names_the_size_of_the_pool_where_it_helps(pod: PodConfig, is_said: bool) -> None:
+    assert ("num_gpu_blocks" in remedy_for(PodState.DEGRADED, pod)) is is_said
 
 
 @pytest.mark.parametrize("state", [PodState.EXACT, PodState.REBUILDING, PodState.STALE])

@@ -83,9 +83,10 @@ def test_a_models_config_completes_the_topology_and_the_same_again_changes_nothi
         {**POD, "model_config": {**LLAMA4, "vocab_size": 1}},  # Nothing that a cache depends on.
         {**POD, "model_config": larger},
         {**POD, "model_config": larger, "topology": {"groups": [CHUNKED]}},
+        {**POD, "model_config": larger, "topology": {"groups": [CHUNKED]}, "num_gpu_blocks": 9},
     ]
     answers = [client.put("/v1/pods/a", json=body).json()["status"] for body in bodies]
-    assert answers == ["created", "unchanged", "replaced", "replaced"]
+    assert answers == ["created", "unchanged", "replaced", "replaced", "replaced"]
     topology = index.topologies["a"]
     assert topology is not None
     assert [group.chunk for group in topology.groups] == [512]
@@ -98,6 +99,8 @@ def test_a_models_config_completes_the_topology_and_the_same_again_changes_nothi
         ({"model": ""}, "malformed_body", "model"),
         ({"endpiont": "x"}, "malformed_body", "mean endpoint"),
         ({"dp_size": 0}, "malformed_body", "dp_size"),
+        ({"num_gpu_blocks": 0}, "malformed_body", "num_gpu_blocks: Expected `int` >= 1"),
+        ({"num_gpu_blocks": 1 << 32}, "malformed_body", "num_gpu_blocks: Expected `int` <"),
         ({"endpoint": "ipc:///tmp/x"}, "invalid_endpoint", "ipc:///tmp/x"),
         ({"endpoint": "inproc://x"}, "invalid_endpoint", "inproc://x"),
         ({"endpoint": "10.0.0.1:5557"}, "invalid_endpoint", "10.0.0.1"),
@@ -189,20 +192,30 @@ def test_pods_join_the_index_with_the_feed(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("fields", "parts"),
     [
-        ({}, ["replay_endpoint", "groups", "prefix cache"]),
-        ({"replay_endpoint": "tcp://h:6"}, ["buffer_steps", "groups", "prefix cache"]),
+        ({}, ["replay_endpoint", "groups", "num_gpu_blocks", "prefix cache"]),
+        (
+            {"replay_endpoint": "tcp://h:6", "topology": {"engine": "sglang"}},
+            ["buffer_steps", "groups", "prefix cache"],
+        ),
         (
             {"topology": {"groups": [{"kind": "full_attention", "block_size": 16}]}},
-            ["replay_endpoint", "prefix cache"],
+            ["replay_endpoint", "num_gpu_blocks", "prefix cache"],
         ),
+        ({"num_gpu_blocks": 9}, ["replay_endpoint", "groups", "prefix cache"]),
     ],
 )
 def test_a_pod_whose_messages_are_lost_says_what_to_do(
-    client: TestClient, feed: FakeFeed, fields: dict[str, object], parts: list[str]
+    client: TestClient,
+    feed: FakeFeed,
+    index: FakeIndex,
+    fields: dict[str, object],
+    parts: list[str],
 ) -> None:
     client.put("/v1/pods/a", json={**POD, **fields})
     assert client.get("/v1/pods").json()["pods"][0]["remedy"] == ""
     feed.state = PodState.DEGRADED
+    assert client.get("/v1/pods").json()["pods"][0]["remedy"] == "", "exact again"
+    index.states["a"] = PodState.DEGRADED
     remedy = client.get("/v1/pods").json()["pods"][0]["remedy"]
     said = remedy.split("; ")
     assert len(said) == len(parts)

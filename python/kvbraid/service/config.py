@@ -79,13 +79,17 @@ class IndexOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class PodFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The fields of a pod that fleet.toml and PUT /v1/pods/{id} share."""
+    """The fields of a pod that fleet.toml and PUT /v1/pods/{id} share.
+
+    `num_gpu_blocks` is the number of blocks in a rank's cache on the GPU, as its engine says.
+    """
 
     model: Annotated[str, Meta(min_length=1, max_length=512)]
     endpoint: str
     replay_endpoint: str | None = None
     bind: bool | None = None
     topology: dict[str, Any] | None = None
+    num_gpu_blocks: Annotated[int, Meta(ge=1, lt=1 << 32)] | None = None
     dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     loras: dict[str, str] = {}
 
@@ -262,6 +266,7 @@ def _pod_config(
             remedy = "give the host that the engine's replay socket listens on"
             raise RefusalError("invalid_endpoint", message, remedy=remedy)
     topology, engine = pod_from_mapping(body.topology, model_config)
+    engine = replace(engine, num_gpu_blocks=body.num_gpu_blocks)
     return PodConfig(
         model=body.model,
         endpoint=body.endpoint,

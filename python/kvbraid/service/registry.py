@@ -115,6 +115,8 @@ class Service:
             config = pods.get(PodId(row.pod))
             if config is not None:
                 feed = feeds.get((row.pod, row.dp_rank))
+                # An exact rank has made up for what its feed lost.
+                is_late = feed is not None and row.state is not PodState.EXACT
                 rows.append(
                     PodRow(
                         **msgspec.structs.asdict(row),
@@ -122,7 +124,7 @@ class Service:
                         endpoint=config.endpoint,
                         replay_endpoint=config.replay_endpoint,
                         bind=config.bind,
-                        remedy=remedy_for(feed.state, config) if feed else "",
+                        remedy=remedy_for(feed.state, config) if feed and is_late else "",
                     )
                 )
         return rows

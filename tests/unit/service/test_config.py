@@ -31,6 +31,8 @@ POD = '[[pods]]\nid = "a"\nmodel = "m"\nendpoint = "tcp://h:1"\n'
         (POD.replace("tcp", "udp"), "pods[0] (a): endpoint = 'udp://h:1'; give tcp://HOST:PORT"),
         (POD.replace('"a"', '"a@"'), "pods[0] (a@): pod id 'a@'; use 1 to 128"),
         (POD + "model_config = {}", "pods[0].model_config: Expected `str | null`, got `object`"),
+        (POD + "num_gpu_blocks = 0", "pods[0].num_gpu_blocks: Expected `int` >= 1"),
+        (POD + "num_gpu_blocks = '9'", "pods[0].num_gpu_blocks: Expected `int | null`, got `str`"),
         (POD + "topology = {alignment = 0}", "pods[0] (a): topology.alignment = 0; expected"),
         ("x =", "not TOML"),
         ("a = " + "[" * 3000 + "]" * 3000, "nested too deeply"),
@@ -100,6 +102,13 @@ def test_a_models_config_lies_beside_the_file_and_says_what_is_learned_of_no_eve
     (pod,) = read_fleet_file(path).pods.values()
     assert pod.topology == Topology(groups=())
     assert pod.engine.unsent_tokens == ((SpecKind.CHUNKED_LOCAL_ATTENTION, 256),)
+
+
+def test_the_size_of_a_pool_is_what_its_engine_does(tmp_path: Path) -> None:
+    path = with_model_config(tmp_path, json.dumps(LLAMA4), "num_gpu_blocks = 27345\n")
+    (pod,) = read_fleet_file(path).pods.values()
+    assert pod.engine.num_gpu_blocks == 27345
+    assert pod.engine.unsent_tokens
 
 
 @pytest.mark.parametrize("chunk", ["", ", chunk = 256"])
