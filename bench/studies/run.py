@@ -1,4 +1,4 @@
-"""Run a study: hours of simulation, whose table and plot are committed. `make bench` runs none.
+"""Run a study: a long simulation, whose table and plot are committed. `make bench` runs none.
 
 The command is `make study ONLY=policies`. After Ctrl-C, the same command continues where it was.
 """
@@ -12,13 +12,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def main() -> int:
     """Run the study that is asked for."""
-    from bench.studies import future, future_traces, hints, policies
+    from bench.studies import future, future_traces, hints, late, policies
 
     studies = {
         "policies": policies.run,
         "hints": hints.run,
         "future": future.run,
         "future_traces": future_traces.run,
+        "late": late.run,
     }
     parser = argparse.ArgumentParser(prog="bench/studies/run.py")
     parser.add_argument("--only", choices=studies, required=True)
