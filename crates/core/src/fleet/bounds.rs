@@ -13,6 +13,10 @@ use super::words::Words;
 use crate::prefix::PrefixKey;
 use crate::rule::{self, Unknown};
 
+/// The looks that one answer may take to count what requests lack of late ranks, shared by the ranks
+/// that are asked about: some 60 ms of work.
+const LOOKS: usize = 1 << 23;
+
 impl Search<'_, '_> {
     /// The bounds of one rank, given the length that the rule gives for what it was told to hold. If
     /// its events leave groups out, `certain` is the length for what is certain of these too, and how
@@ -37,10 +41,12 @@ impl Search<'_, '_> {
             self.unambiguous(closely, column, set, certain, scratch)
         };
         let may_stand = self.possible.get(&column);
+        let hidden = rank.hidden_on_gpu();
         let everything = rank.may_hold_anything_of(&self.request.prompt, set)
             || self.is_cache_unknown(reading, rank)
             || reading.class.view.upper_is_everything
-            || may_stand.is_some_and(|possible| possible.everything);
+            || may_stand.is_some_and(|possible| possible.everything)
+            || (hidden > 0 && self.looks(reading) > LOOKS / self.request.columns.len().max(1));
         if everything {
             let topology = &reading.class.view.topology;
             let step = rule::alignment(topology);
@@ -53,7 +59,6 @@ impl Search<'_, '_> {
         }
         let has_doubt = rank.slots.channels.has_doubts();
         let is_undecided = may_stand.is_some_and(|possible| !possible.is_empty());
-        let hidden = rank.hidden_on_gpu();
         if !reading.class.view.has_unknown && !has_doubt && !is_undecided && hidden == 0 {
             return Bounds {
                 lower: certain,
@@ -145,6 +150,12 @@ impl Search<'_, '_> {
         answers[bit].min(lower)
     }
 
+    /// The looks at blocks that counting takes for one rank.
+    fn looks(&self, reading: Reading<'_>) -> usize {
+        let length = self.ladders[reading.ladder].prefixes().len();
+        length * reading.class.view.topology.groups.len()
+    }
+
     /// The largest boundary that cannot be excluded for one rank, whose GPU may also hold so many
     /// blocks of which nothing is known.
     fn upper(
@@ -169,7 +180,7 @@ impl Search<'_, '_> {
         let topology = &reading.class.view.topology;
         words.with_held(self.unit(reading.ladder), |held| {
             if hidden > 0 {
-                self.effort.note((length * topology.groups.len()) as u64);
+                self.effort.note(self.looks(reading) as u64);
                 rule::resume_lacking(topology, held, query, hidden, scratch)
             } else {
                 rule::resume(topology, held, query, scratch)[bit]
