@@ -65,7 +65,9 @@ class Engine:
             size, own = self.device.groups[group].block_size, expected[group]
             first, last = position * size, min((position + 1) * size, end)
             if load.tier == HOST:
-                node = own[last - 1] // len(self.device.groups)
+                # Of a block that is needed in part, the whole one is stored.
+                whole = last if self.device.is_state[group] else (position + 1) * size
+                node = own[whole - 1] // len(self.device.groups)
                 contents.append(list(self.tiers.records[group, node]))
             elif self.device.is_state[group]:
                 contents.append([own[end - 1]])

@@ -37,7 +37,6 @@ class Injection:
         self.transfers = transfers
         self.tiers = tiers
         self.faults: list[Fault] = []
-        self.num_tokens: Callable[[int], int] = lambda _: 0
         self.has_slot: Callable[[], bool] = lambda: True
 
     def plan(self, transfer: Transfer) -> None:
@@ -86,9 +85,7 @@ class Injection:
         if self.setting.options.num_ranks == 1:
             events.remove(Event.ONE_RANK)
         is_disturbed = any(f.event in DISTURBING and not f.is_reported for f in self.faults)
-        # What is loaded whole and cannot go on from there starts over at once.
-        is_all = load.is_async and load.start + load.num_tokens == self.num_tokens(load.request)
-        if is_disturbed or is_all or not self.setting.is_roomy:
+        if is_disturbed or not self.setting.is_roomy:
             events = [event for event in events if event not in OUT_OF_ORDER]
         elif not all(f.is_reported for f in self.faults) or not self.has_slot():
             events.remove(Event.SHARED)

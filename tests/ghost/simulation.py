@@ -54,7 +54,6 @@ class Simulation:
         self.ended: dict[int, Output] = {}
         self.suspects: dict[int, set[int]] = {}
         self.joined: set[int] = set()
-        self.injection.num_tokens = self._num_tokens
         self.injection.has_slot = self._has_slot
         self.transfers.goes_on = self._goes_on
         self.tick = 0
@@ -121,9 +120,6 @@ class Simulation:
         self.findable.know(life, self.engine.expected[request])
         self.got[request] = []
         self._tell(f"request {request}: {len(prompt)} tokens, {num_outputs} to come, {salt=}")
-
-    def _num_tokens(self, request: int) -> int:
-        return self.engine.lives[request].num_prompt_tokens + len(self.got[request])
 
     def _has_slot(self) -> bool:
         """Whether a request that arrives now starts in the next step."""

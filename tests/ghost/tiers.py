@@ -11,6 +11,7 @@ from random import Random
 from typing import Final
 
 from kvbraid.recovery.failures import Record
+from kvbraid.recovery.loading import can_end_before, useful_end
 from kvbraid.scheduler import Offer, Query
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
@@ -85,7 +86,8 @@ class GhostTiers:
             find = self._in_host if name == HOST else self._in_remote
             end = find(nodes, query.num_hit_tokens, is_async=is_async)
             if end is not None:
-                places = needed_places(self.topology.groups, nodes, query.num_hit_tokens, end)
+                last = self._end_of(nodes, end)
+                places = needed_places(self.topology.groups, nodes, query.num_hit_tokens, last)
                 records = tuple(
                     Record(name, key_of(place.group, place.node), is_foreign=name == REMOTE)
                     for place in places
@@ -108,17 +110,24 @@ class GhostTiers:
     def _in_host(self, nodes: Sequence[int], hit: int, *, is_async: bool) -> int | None:
         last = (len(nodes) - (not is_async)) // self.alignment * self.alignment
         for end in range(last, hit, -self.alignment):
-            places = needed_places(self.topology.groups, nodes, hit, end)
+            places = needed_places(self.topology.groups, nodes, hit, self._end_of(nodes, end))
             if all((place.group, place.node) in self.records for place in places):
                 return end
         return None
+
+    def _end_of(self, nodes: Sequence[int], end: int) -> int:
+        """Where a load that is offered up to `end` really ends."""
+        groups, count = self.topology.groups, len(nodes)
+        return useful_end(groups, count, self.alignment) if end == count else end
 
     def _in_remote(self, nodes: Sequence[int], hit: int, *, is_async: bool) -> int | None:
         if self.random.random() >= self.habits.remote_share:
             return None
         ends = list(range(hit + self.alignment, len(nodes) + is_async, self.alignment))
         if is_async and len(nodes) > hit and self.random.random() < 0.3:
-            return len(nodes)
+            last = len(nodes) - 1
+            is_short = self.random.random() < 0.3 and last > hit
+            return last if is_short and can_end_before(self.topology.groups, last) else last + 1
         return self.random.choice(ends[-3:]) if ends else None
 
     # What recovery asks.
@@ -182,12 +191,14 @@ def needed_places(
     """The places that a load of the tokens from `start` to `end` has to fill."""
     places = []
     for group, spec in enumerate(groups):
-        size = spec.block_size
+        size, is_attention = spec.block_size, spec.kind is not SpecKind.MAMBA
         first = max(first_read(spec, end), start) // size
         for position in range(first, -(-end // size)):
-            if spec.kind is SpecKind.MAMBA and position < -(-end // size) - 1:
+            if not is_attention and position < -(-end // size) - 1:
                 continue
             if first_read(spec, end) >= end:
                 continue
-            places.append(Place(group, position, nodes[min((position + 1) * size, end) - 1]))
+            # A block that is needed in part is the one that is stored, if there are such tokens.
+            last = min((position + 1) * size, len(nodes) if is_attention else end)
+            places.append(Place(group, position, nodes[last - 1]))
     return places

@@ -74,6 +74,8 @@ class Ledgers:
     Attributes:
         actions: What happened to affected requests, counted.
         num_refused_offers: How many offers of tiers no request could use.
+        num_unused_tokens: How many tokens were loaded, or were being loaded, for requests that
+            gave their blocks back before they computed anything from them.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Ledgers:
         )
         self.actions: Final[Counter[Action]] = Counter()
         self.num_refused_offers = 0
+        self.num_unused_tokens = 0
 
     # A step is scheduled.
 
@@ -249,6 +252,8 @@ class Ledgers:
         Returns requests that wait for a block that nobody else would write now: they have to give
         their blocks back.
         """
+        if run.num_loaded_tokens and run.num_computed_tokens <= run.start:
+            self.num_unused_tokens += run.num_loaded_tokens
         if last_step is not None:
             self.departed.end(run._replace(ended_tables=tables), last_step)
         self.departed.leave(run.request)

@@ -49,19 +49,28 @@ class Query(NamedTuple):
 class Offer(NamedTuple):
     """What a tier can load.
 
+    The last token of a request is always computed, over what was loaded. A load of all tokens may
+    lack what it reads: the oldest block of its window, or the state before it. Then less is
+    loaded: `loading.useful_end` says how much. A tier that may lack what is read from there
+    offers less than all.
+
     Attributes:
         num_tokens: Tokens after the hit. They end at a boundary of all groups or, if the load is
-            asynchronous, with the request's last token.
+            asynchronous, with the request's last token or with the one before it, unless that
+            is inside a block of which the last token reads nothing.
         tier: The tier's name.
         is_async: The request waits while others are computed. A synchronous load ends before its
             own step computes.
         records: What is read, for the report of a failure.
+        state_ends: After how many tokens of the request the tier has the states of a model with
+            states; None: at each boundary of all groups. Only an offer of all tokens is cut.
     """
 
     num_tokens: int
     tier: str
     is_async: bool
     records: tuple[Record, ...] = ()
+    state_ends: tuple[int, ...] | None = None
 
 
 class LoadTiers(Tiers, Protocol):
@@ -72,7 +81,8 @@ class LoadTiers(Tiers, Protocol):
 
         An offer that ends where no request can go on, or that is of a refused tier, is refused and
         counted as a failure of its tier.
-        The answer is taken or not: `Step.loads` tells. It changes nothing, and may be asked again.
+        The answer is taken, in part or whole, or not: `Step.loads` tells. It changes nothing, and
+        may be asked again.
         """
         ...
 

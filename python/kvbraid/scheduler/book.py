@@ -26,8 +26,7 @@ from kvbraid.scheduler.step import Output, Scheduled, Step
 class Request(LiveRun):
     """One request that has not ended, and its present run; in tokens.
 
-    `in_flight` has the parts of steps whose output still counts, by step. `may_load`: the request
-    may ask the tiers when it starts.
+    `in_flight` has the parts of steps whose output still counts, by step.
     """
 
     number: int
@@ -38,7 +37,6 @@ class Request(LiveRun):
     outputs: list[int] = field(default_factory=list)
     in_flight: dict[int, Scheduled] = field(default_factory=dict)
     junction: int = 0
-    may_load: bool = True
 
     @property
     def num_tokens(self) -> int:

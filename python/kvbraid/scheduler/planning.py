@@ -9,6 +9,7 @@ from typing import Final
 
 from kvbraid.cache import Need
 from kvbraid.cache.chunk import Position
+from kvbraid.recovery.loading import can_end_before, useful_end
 from kvbraid.recovery.tiers import NO_TIERS, Offer, Query
 from kvbraid.recovery.transfers import Load
 from kvbraid.scheduler.book import Book, Request
@@ -134,7 +135,7 @@ class StepPlan:
         book.waiting.remove(request)
         book.running[number] = request
         request.begin(request.num_tokens, hit, offer.num_tokens)
-        request.may_load, request.delays_commit = True, need.delay_commit
+        request.delays_commit = need.delay_commit
         if hit:
             book.ledgers.note_hit(number, request)
         if offer.num_tokens:
@@ -146,15 +147,20 @@ class StepPlan:
     def _ask(self, request: Request, hit: int) -> Offer:
         """Ask the tiers for what comes after the hit."""
         book, ledgers = self._book, self._book.ledgers
-        may_ask = request.may_load and ledgers.retries.allows(request.number, book.num_steps)
+        may_ask = ledgers.retries.allows(request.number, book.num_steps)
         if book.tiers is NO_TIERS or not may_ask:
             return _NOTHING
         tokens, refused = [*request.prompt, *request.outputs], ledgers.cooldowns.cooling
         query = Query(request.number, tokens, request.extra, hit, refused(book.num_steps))
         offer = book.tiers.lookup(query) or _NOTHING
-        end, last = hit + offer.num_tokens, len(tokens) - (not offer.is_async)
-        is_inside = end % book.rules.alignment and end < len(tokens)
+        end, count, unit = hit + offer.num_tokens, len(tokens), book.rules.alignment
+        last = count - (not offer.is_async)
+        is_before_last = offer.is_async and end == count - 1 and can_end_before(book.groups, end)
+        is_inside = end % unit and end < count and not is_before_last
         if end > last or is_inside or offer.tier in query.refused:
             ledgers.refuse(offer, book.num_steps)
             return _NOTHING
-        return offer
+        if end < count:
+            return offer
+        end = useful_end(book.groups, count, unit, offer.state_ends)
+        return offer._replace(num_tokens=end - hit) if end > hit else _NOTHING

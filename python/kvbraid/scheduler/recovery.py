@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvbraid.recovery.failures import Failures
-from kvbraid.recovery.loading import can_compute
 from kvbraid.recovery.plan import Action, RecoveryPlan
 from kvbraid.recovery.transfers import LoadReport
 from kvbraid.scheduler.book import Book, Request
@@ -37,21 +36,20 @@ def take_reports(book: Book, reports: Sequence[LoadReport]) -> None:
 def _arrived(book: Book, request: Request, *, is_good: bool) -> None:
     """What an asynchronous load had to bring is good: it becomes findable, the request goes on.
 
-    The last token is computed even if it was loaded. If its window or state was not loaded, the
-    request starts over with what is findable now.
+    The last token is computed even if it was loaded; what it reads was loaded, too.
     """
     number, end, unit = request.number, request.num_computed, book.rules.alignment
     # If not all is good, the block of the last token alone is bad.
-    book.cache.commit(number, end if is_good else (end - 1) // unit * unit)
+    good = end if is_good else end - 1
+    # A state right before the last token is found by nobody: the next step would keep a copy of
+    # it, which no table has and a late failure would not reach. A block of attention is found
+    # when it is whole.
+    is_whole = is_good and end == request.num_tokens
+    book.cache.commit(number, end if is_whole else good // unit * unit)
     request.is_loading = request.delays_commit = False
-    if end < request.num_tokens:
-        return
-    if can_compute(book.groups, book.cache.blocks(number), end - 1):
+    if end == request.num_tokens:
         book.cache.roll_back(number, end - 1)
         request.rewind(book.groups, request.num_tokens, end - 1)
-    else:
-        request.may_load = False
-        book.preempt(request)
 
 
 def _recover(book: Book, failures: Failures) -> RecoveryPlan:

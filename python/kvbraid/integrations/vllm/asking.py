@@ -28,8 +28,12 @@ class Asking:
             failures=_FAILURES_IN_A_ROW, duration=options.tier_cooldown_s * 1_000
         )
 
-    def guard(self, connector: Any) -> None:  # noqa: ANN401 - vLLM's own type.
-        """Let a connector be asked by those alone who may; the others hear that it has nothing."""
+    def guard(self, connector: Any, end_of: Callable[[int], int]) -> None:  # noqa: ANN401 - vLLM's own type.
+        """Let a connector be asked by those alone who may; the others hear that it has nothing.
+
+        If it offers to load a request's tokens whole while the request waits, `end_of` says, given
+        their number, where the load ends.
+        """
         ask = connector.get_num_new_matched_tokens
 
         def guarded(request: Any, num_computed_tokens: int) -> Any:  # noqa: ANN401
@@ -37,7 +41,10 @@ class Asking:
             may_ask = may_ask and self._have_all.get(request.request_id) != request.num_tokens
             if not may_ask or self._cooldowns.is_cooling(self._tier, self._now()):
                 return 0, False
-            return ask(request, num_computed_tokens)
+            count, waits = ask(request, num_computed_tokens)
+            if waits and num_computed_tokens + (count or 0) == request.num_tokens:
+                count = end_of(request.num_tokens) - num_computed_tokens
+            return (count, waits) if count is None or count > 0 else (0, False)
 
         connector.get_num_new_matched_tokens = guarded
 

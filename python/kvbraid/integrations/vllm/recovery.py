@@ -28,11 +28,12 @@ from kvbraid.recovery.assess import with_what_was_read
 from kvbraid.recovery.counts import PromptCounts
 from kvbraid.recovery.decide import decide
 from kvbraid.recovery.failures import Failures
-from kvbraid.recovery.loading import can_compute
+from kvbraid.recovery.loading import can_compute, useful_end
 from kvbraid.recovery.owners import HandedOn, Ownership
 from kvbraid.recovery.plan import Action, RecoveryPlan, RequestPlan
 from kvbraid.recovery.policy import Policy
 from kvbraid.recovery.run import GivenBack
+from kvbraid.spec import SpecKind
 
 logger = init_logger("vllm.kvbraid.recovery")
 
@@ -111,6 +112,18 @@ class RecoveryFromFailedLoads:
         alive = self._runs.find(request.request_id)
         if alive is not None:
             alive.delays_commit = False
+
+    def useful_end(self, num_tokens: int) -> int:
+        """Return where a load of a whole prompt ends.
+
+        A window's load may have to end before the last token, so that it has what that one reads.
+        It never has a block less for it: connectors may pair blocks from the end. Nobody knows
+        where a connector has states, so with states it loads what it says.
+        """
+        groups = self._cache.config.topology.groups
+        has_states = any(spec.kind is SpecKind.MAMBA for spec in groups)
+        fills_less = any((num_tokens - 1) % spec.block_size == 0 for spec in groups)
+        return num_tokens if has_states or fills_less else useful_end(groups, num_tokens, 1)
 
     def can_compute_last_token(self, request: Request) -> bool:
         """Return whether a request can compute its last token over the blocks that it has."""

@@ -29,7 +29,7 @@ class RecoveringScheduler(Scheduler):  # type: ignore[misc] # Untyped without vL
         config = self.vllm_config.kv_transfer_config
         if config is not None:
             self.recovery = RecoveryFromFailedLoads(self.kv_cache_manager, config, self)
-            self.recovery.asking.guard(self.connector)
+            self.recovery.asking.guard(self.connector, self.recovery.useful_end)
 
     # What vLLM calls.
 

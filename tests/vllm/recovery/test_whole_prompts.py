@@ -1,0 +1,37 @@
+"""A connector brings a whole prompt: the last token alone is computed, at every length."""
+
+from typing import Any
+
+import pytest
+
+from tests.vllm.drop_in_pair import chunked, full, tokens, window
+from tests.vllm.recovery.ghost_engine import GhostEngine
+from tests.vllm.recovery.ghost_worker import truth
+from tests.vllm.test_drop_in_schedulers import Layout
+
+BLOCK = 16
+GROUPS: dict[str, tuple[tuple[Any, ...], int]] = {
+    "full": ((full(),), 64),
+    "window 32": ((window(32), full()), 64),
+    "window 33": ((window(33), full()), 64),
+    "window 40": ((window(40), full()), 64),
+    "window 128": ((window(128), full()), 160),
+    "windows": ((window(33), window(40), full()), 64),
+    "chunks": ((chunked(48), full()), 96),
+}
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("name", GROUPS)
+def test_the_last_token_alone_is_computed(name: str, is_async: bool) -> None:
+    groups, least = GROUPS[name]
+    for num_tokens in range(least, least + 2 * BLOCK):
+        engine = GhostEngine(Layout(groups, 200, BLOCK, BLOCK), is_async=is_async)
+        engine.connector.offer = lambda request, hit: (request.num_tokens - hit, True)
+        prompt = tokens(1, num_tokens)
+        engine.add(prompt)
+        engine.finish()
+        assert engine.outputs["1"] == truth(prompt, 4), num_tokens
+        loaded = engine.stats["1"].num_external_cached_tokens
+        assert loaded in (num_tokens - 1, num_tokens), num_tokens  # vLLM counts either as loaded.
+        assert (engine.connector.num_asked, engine.worker.num_garbage_reads) == (1, 0)
