@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from tests.vllm.drop_in_pair import chunked, full, tokens, window
-from tests.vllm.recovery.ghost_engine import GhostEngine
+from tests.vllm.recovery.ghost_engine import LAYOUTS, GhostEngine
 from tests.vllm.recovery.ghost_worker import truth
 from tests.vllm.test_drop_in_schedulers import Layout
 
@@ -32,6 +33,34 @@ def test_the_last_token_alone_is_computed(name: str, is_async: bool) -> None:
         engine.add(prompt)
         engine.finish()
         assert engine.outputs["1"] == truth(prompt, 4), num_tokens
+        assert engine.recovery.counts.unused_tokens == 0, num_tokens
         loaded = engine.stats["1"].num_external_cached_tokens
         assert loaded in (num_tokens - 1, num_tokens), num_tokens  # vLLM counts either as loaded.
         assert (engine.connector.num_asked, engine.worker.num_garbage_reads) == (1, 0)
+
+
+def states_engine(name: str, *, is_async: bool) -> GhostEngine:
+    engine = GhostEngine(LAYOUTS[name], is_async=is_async)
+    engine.connector.offer = lambda request, hit: (request.num_tokens - hit, True)
+    return engine
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_what_was_loaded_and_given_back_unused_is_counted(is_async: bool) -> None:
+    engine = states_engine("states and full", is_async=is_async)
+    prompt = tokens(1, 100)
+    engine.add(prompt)
+    engine.finish()
+    assert engine.outputs["1"] == truth(prompt, 4)
+    assert engine.recovery.counts.unused_tokens == 100
+    # vLLM's registry has the metric, which counts over all engines of a process.
+    assert REGISTRY.get_sample_value("kvbraid_unused_tokens_total", {"policy": "recompute"})
+
+
+def test_a_load_that_is_aborted_counts_as_unused() -> None:
+    engine = states_engine("full", is_async=False)
+    engine.worker.ends = lambda _: False
+    engine.add(tokens(1, 100))
+    engine.step()
+    engine.abort("1")
+    assert engine.recovery.counts.unused_tokens == 100

@@ -138,6 +138,8 @@ class RecoveryFromFailedLoads:
         alive = self._runs.find(request_id)
         self._reports.forget(request_id)
         if alive is not None:
+            if alive.is_unused:
+                self.counts.waste(alive.num_loaded_tokens)
             self._prompts[request_id].computed(max(alive.num_processed_tokens, 0))
             self._runs.end(request_id)
             self._unproved.discard(request_id)

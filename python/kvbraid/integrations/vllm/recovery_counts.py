@@ -24,6 +24,8 @@ class RecoveryCounts:
         recoveries: Reports after which at least one block was tainted.
         requests: Affected requests, by what happened to them.
         recomputed_tokens: Tokens that affected requests compute or load again.
+        unused_tokens: Tokens that were loaded, or were being loaded, for requests that gave their
+            blocks back before they computed anything from them.
         tainted_blocks: Blocks with garbage, by group.
         quarantined_blocks: Blocks that were given back and that a load may still write, now.
         ignored: Parts of reports that did not count, by reason.
@@ -33,6 +35,7 @@ class RecoveryCounts:
     recoveries: int = 0
     requests: Counter[Action] = field(default_factory=Counter)
     recomputed_tokens: int = 0
+    unused_tokens: int = 0
     tainted_blocks: Counter[int] = field(default_factory=Counter)
     quarantined_blocks: int = 0
     ignored: Counter[Ignored] = field(default_factory=Counter)
@@ -51,6 +54,11 @@ class RecoveryCounts:
             self.tainted_blocks[group] += number
             metrics["tainted"].labels(self.policy, str(group)).inc(number)
         self.ignore(plan.ignored)
+
+    def waste(self, num_tokens: int) -> None:
+        """Count loaded tokens that were given back unused."""
+        self.unused_tokens += num_tokens
+        _metrics()["unused"].labels(self.policy).inc(num_tokens)
 
     def ignore(self, ignored: Mapping[Ignored, int]) -> None:
         """Count parts of reports that did not count."""
@@ -84,6 +92,7 @@ def _metrics() -> Mapping[str, Any]:
             "kvbraid_recovered_requests", "Affected requests", ["policy", "action"]
         ),
         "recomputed": counter("kvbraid_recomputed_tokens", "Tokens computed again", ["policy"]),
+        "unused": counter("kvbraid_unused_tokens", "Tokens loaded in vain", ["policy"]),
         "tainted": counter(
             "kvbraid_tainted_blocks", "Blocks forgotten as garbage", ["policy", "group"]
         ),

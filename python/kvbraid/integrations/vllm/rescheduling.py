@@ -78,9 +78,8 @@ class RecoveringScheduler(Scheduler):  # type: ignore[misc] # Untyped without vL
         vLLM does so over the same blocks, always. That applies a state twice, and reads what a
         window may not have loaded; such a request looks its prompt up again, without a load.
         """
-        if self.recovery is None or self.recovery.can_compute_last_token(request):
-            request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
-        else:
+        request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
+        if self.recovery is not None and not self.recovery.can_compute_last_token(request):
             self.recovery.asking.has_all(request)
             self._give_blocks_back(request)
 

@@ -68,6 +68,13 @@ class Alive:
         """The tokens of steps that have ended."""
         return self.num_computed_tokens - self.num_in_flight_tokens
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether tokens are loaded, and nothing was scheduled that is computed from them."""
+        end = min(self.num_local_tokens + self.num_loaded_tokens, self.request.num_tokens - 1)
+        is_used = not self.delays_commit and self.num_computed_tokens > end
+        return self.num_loaded_tokens > 0 and not is_used
+
 
 @dataclass(slots=True)
 class _Ended:
