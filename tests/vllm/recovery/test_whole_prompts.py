@@ -39,10 +39,33 @@ def test_the_last_token_alone_is_computed(name: str, is_async: bool) -> None:
         assert (engine.connector.num_asked, engine.worker.num_garbage_reads) == (1, 0)
 
 
-def states_engine(name: str, *, is_async: bool) -> GhostEngine:
-    engine = GhostEngine(LAYOUTS[name], is_async=is_async)
+def states_engine(name: str, *, is_async: bool, **options: object) -> GhostEngine:
+    engine = GhostEngine(LAYOUTS[name], is_async=is_async, options=options)
     engine.connector.offer = lambda request, hit: (request.num_tokens - hit, True)
     return engine
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    ("name", "interval", "unit"),
+    [
+        ("states and full", 16, 16),
+        ("states and full", 24, 48),
+        ("states inside blocks", 16, 64),
+    ],
+)
+def test_a_connector_that_says_where_it_has_states_is_asked_up_to_the_last_one(
+    name: str, interval: int, unit: int, is_async: bool
+) -> None:
+    for num_tokens in (128, 129, 135, 143, 144, 145, 150, 159, 160, 161, 192, 193):
+        engine = states_engine(name, is_async=is_async, state_interval_tokens=interval)
+        prompt = tokens(1, num_tokens)
+        engine.add(prompt)
+        engine.finish()
+        end = (num_tokens - 1) // unit * unit
+        assert engine.outputs["1"] == truth(prompt, 4), num_tokens
+        assert engine.stats["1"].num_external_cached_tokens == end, num_tokens
+        assert (engine.recovery.counts.unused_tokens, engine.worker.num_garbage_reads) == (0, 0)
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])

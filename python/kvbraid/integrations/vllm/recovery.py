@@ -6,6 +6,7 @@ request that has to wait until another one has computed a shared block is never 
 that; if that other one leaves, those who wait start over in the same call.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -80,6 +81,7 @@ class RecoveryFromFailedLoads:
         self.policy, options = recovery_options(config)
         self.counts = RecoveryCounts(self.policy.value)
         self.asking = Asking(str(config.kv_connector), self.policy, options, _milliseconds)
+        self._state_interval = options.state_interval_tokens
         self._manager = manager
         self._cache = manager.cache
         self._runs = manager.runs
@@ -117,13 +119,18 @@ class RecoveryFromFailedLoads:
         """Return where a load of a whole prompt ends.
 
         A window's load may have to end before the last token, so that it has what that one reads.
-        It never has a block less for it: connectors may pair blocks from the end. Nobody knows
-        where a connector has states, so with states it loads what it says.
+        It never has a block less for it: connectors may pair blocks from the end. With states, it
+        ends at the last boundary at which the connector is known to have them.
         """
-        groups = self._cache.config.topology.groups
-        has_states = any(spec.kind is SpecKind.MAMBA for spec in groups)
-        fills_less = any((num_tokens - 1) % spec.block_size == 0 for spec in groups)
-        return num_tokens if has_states or fills_less else useful_end(groups, num_tokens, 1)
+        topology = self._cache.config.topology
+        sizes = [spec.block_size for spec in topology.groups]
+        if all(spec.kind is not SpecKind.MAMBA for spec in topology.groups):
+            fills_less = any((num_tokens - 1) % size == 0 for size in sizes)
+            return num_tokens if fills_less else useful_end(topology.groups, num_tokens, 1)
+        if self._state_interval is None:
+            return num_tokens
+        unit = math.lcm(self._state_interval, *sizes, topology.alignment or 1)
+        return (num_tokens - 1) // unit * unit
 
     def can_compute_last_token(self, request: Request) -> bool:
         """Return whether a request can compute its last token over the blocks that it has."""

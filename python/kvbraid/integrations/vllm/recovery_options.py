@@ -22,12 +22,15 @@ class RecoveryOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         retries: How often a request may ask the connector again, under the policy `retry`.
         deadline_ms: How long after its first failure it may do so; None: without limit.
         tier_cooldown_s: How long the connector is not asked after three failures in a row.
+        state_interval_tokens: The connector has a state after each multiple of so many tokens, and
+            loads what it is asked for where it has offered more; None: nobody knows where.
     """
 
     policy: Policy | None = None
     retries: Annotated[int, msgspec.Meta(ge=0)] = 1
     deadline_ms: Annotated[float, msgspec.Meta(ge=0)] | None = None
     tier_cooldown_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    state_interval_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 def recovery_options(config: KVTransferConfig) -> tuple[Policy, RecoveryOptions]:
@@ -43,7 +46,8 @@ def recovery_options(config: KVTransferConfig) -> tuple[Policy, RecoveryOptions]
         msg = (
             f'kv_connector_extra_config has {asked!r} under "{KEY}": {error}; expected '
             '{"policy": "recompute", "retry" or "fail", "retries": count, '
-            '"deadline_ms": milliseconds, "tier_cooldown_s": seconds}'
+            '"deadline_ms": milliseconds, "tier_cooldown_s": seconds, '
+            '"state_interval_tokens": count}'
         )
         raise InvalidValueError(msg) from error
     return options.policy or Policy(config.kv_load_failure_policy), options
