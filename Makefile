@@ -184,7 +184,7 @@ soak-recovery: .venv-wheel/installed ## Let loads fail in every way, a million t
 	$(if $(filter-out 0,$(WORLD_SECONDS)),KVBRAID_TESTED=wheel .venv-wheel/bin/python \
 		-m tests.ghost.world.run --seconds $(WORLD_SECONDS))
 
-mutants: .venv/built ## Plant 56 bugs one by one: the tests must catch each (NAMES=M01 narrows it)
+mutants: .venv/built ## Plant 59 bugs one by one: the tests must catch each (NAMES=M01 narrows it)
 	.venv/bin/python -m tests.mutants.run $(NAMES)
 
 test-vllm: .venv-vllm/installed ## Compare with a real vLLM on this CPU

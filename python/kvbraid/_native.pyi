@@ -143,9 +143,9 @@ _VerdictTuple: TypeAlias = tuple[
     tuple[tuple[int, int, int, BlockId, str], ...],
 ]
 # tainted blocks, verdicts, blocks waited for and their owners (the first of them none), counts of
-# what was ignored
+# what was ignored, who was told garbage
 _AssessmentTuple: TypeAlias = tuple[
-    bytes, list[_VerdictTuple], list[tuple[bytes, bytes]], list[int]
+    bytes, list[_VerdictTuple], list[tuple[bytes, bytes]], list[int], list[int]
 ]
 
 def assess_snapshot(
@@ -154,6 +154,7 @@ def assess_snapshot(
     failures: Failures,
     busy: Collection[BlockId],
     max_refusals: int,
+    former: Sequence[BlockId],
 ) -> _AssessmentTuple: ...
 
 # requests that fit; block ids and counts as buffers of native 32-bit integers; why the next one
@@ -210,6 +211,7 @@ class CacheCore:
         failures: Failures,
         busy: Collection[BlockId],
         max_refusals: int,
+        former: Sequence[BlockId],
     ) -> _AssessmentTuple: ...
     def truncate(self, request: int, num_tokens: int) -> None: ...
     def forget(self, blocks: Sequence[BlockId]) -> None: ...

@@ -8,8 +8,9 @@ says, whatever the order of runs and reports.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 
 import pytest
@@ -246,6 +247,34 @@ class World:
                 runs[at] = run._replace(ended_tables=tables)
         return runs
 
+    def with_former(self, runs: list[Run]) -> tuple[list[Run], list[BlockId]]:
+        """Let some of what runs have read be what blocks held before they changed hands."""
+        former: list[BlockId] = []
+
+        def content(block: BlockId) -> BlockId:
+            if not block or self.random.random() < 0.7:
+                return block
+            same = [at for at, other in enumerate(former) if other == block]
+            if not same or self.random.random() < 0.3:
+                former.append(block)
+                return BlockId(self.config.num_blocks + len(former) - 1)
+            return BlockId(self.config.num_blocks + self.random.choice(same))
+
+        def past(run: Run) -> Run:
+            gone = [each._replace(block_id=content(each.block_id)) for each in run.given_back]
+            tables = run.ended_tables and [[content(b) for b in t] for t in run.ended_tables]
+            return run._replace(given_back=gone, ended_tables=tables)
+
+        return [past(run) for run in runs], former
+
+    def ended_again(self, runs: list[Run]) -> list[Run]:
+        """Let some requests go on of which an earlier run has ended."""
+        here = [run for run in runs if not run.has_ended]
+        if not here or self.random.random() < 0.5:
+            return runs
+        again = self.random.choice(here)
+        return [*runs, again._replace(ended_tables=self.cache.blocks(again.request))]
+
     def known_hashes(self) -> dict[int, list[bytes]]:
         """Those that the cache knows: a request that was released has none."""
         known = {}
@@ -287,7 +316,7 @@ class World:
         ]
 
     def failures(self, runs: Sequence[Run]) -> Failures:
-        forms = self.random.choice((("b",), ("p",), ("g",), ("r",), tuple("bpgr")))
+        forms = self.random.choice((("b",), ("p",), ("g",), ("r",), ("c",), tuple("bpgrc")))
         requests = [*(run.request for run in runs), 99, -1]
         places: dict[int, dict[int, list[int]]] = {}
         for _ in range(self.random.choice((1, 2, 6)) if "p" in forms else 0):
@@ -305,7 +334,14 @@ class World:
             group_blocks=pairs,
             blocks=[BlockId(b) for b in self.some_blocks(runs)] if "b" in forms else (),
             requests=self.random.choices(requests, k=2) if "r" in forms else (),
+            contents=self.some_contents(runs) if "c" in forms else (),
         )
+
+    def some_contents(self, runs: Sequence[Run]) -> list[GroupBlock]:
+        gone = [GroupBlock(g.group, g.block_id) for run in runs for g in run.given_back]
+        most = self.config.num_blocks + 3
+        anything = GroupBlock(self.random.randint(0, 2), BlockId(self.random.randint(0, most)))
+        return self.random.choices([*gone, anything], k=2)
 
 
 def with_room(config: CacheConfig) -> CacheConfig:
@@ -321,34 +357,34 @@ LIVES = st.integers(10, 60)
 @given(world=WORLDS, num_steps=LIVES)
 def test_the_answer_is_that_of_the_naive_model(world: World, num_steps: int) -> None:
     world.live(num_steps)
-    runs = world.runs()
+    runs, former = world.with_former(world.ended_again(world.runs()))
     snapshot = recovery_model.snapshot_of(world.cache, runs, world.known_hashes())
+    ask = partial(assess, former=former)
     for _ in range(3):
         failures = world.failures(runs)
         busy = [BlockId(block) for block in world.some_blocks(runs) if block >= 0]
         if world.random.random() < 0.7:
             busy = []
-        expected = recovery_model.assess(snapshot, runs, failures, busy=busy)
-        live = assess(world.cache, runs, failures, busy=busy)
+        expected = recovery_model.assess(snapshot, runs, failures, busy=busy, former=former)
+        live = ask(world.cache, runs, failures, busy=busy)
         assert live == expected
-        assert assess(snapshot, runs, failures, busy=busy) == expected
-        assert assess(snapshot_of(world.cache, runs), runs, failures, busy=busy) == expected
-        check_refusals(world.cache, snapshot, runs, failures, live)
-        check_orders(world, snapshot, runs, failures, expected)
+        assert ask(snapshot, runs, failures, busy=busy) == expected
+        assert ask(snapshot_of(world.cache, runs), runs, failures, busy=busy) == expected
+        check_refusals(ask, (world.cache, snapshot), runs, failures)
+        check_orders(world, ask, runs, failures)
 
 
 def check_refusals(
-    cache: CacheManager,
-    snapshot: Snapshot,
+    ask: Callable[..., Assessment],
+    sources: tuple[CacheManager, Snapshot],
     runs: Sequence[Run],
     failures: Failures,
-    expected: Assessment,
 ) -> None:
     """To tell what was refused changes no answer."""
-    live = assess(cache, runs, failures, max_refusals=9)
-    assert live == assess(snapshot, runs, failures, max_refusals=9)
+    live, copied = (ask(source, runs, failures, max_refusals=9) for source in sources)
+    assert live == copied
     quiet = [replace_refused(verdict) for verdict in live.verdicts]
-    assert quiet == [replace_refused(v) for v in assess(cache, runs, failures).verdicts]
+    assert quiet == [replace_refused(v) for v in ask(sources[0], runs, failures).verdicts]
     for verdict in live.verdicts:
         assert all(refusal.boundary > verdict.resume for refusal in verdict.refused)
 
@@ -358,11 +394,7 @@ def replace_refused(verdict: object) -> object:
 
 
 def check_orders(
-    world: World,
-    snapshot: Snapshot,
-    runs: list[Run],
-    failures: Failures,
-    expected: Assessment,
+    world: World, ask: Callable[..., Assessment], runs: list[Run], failures: Failures
 ) -> None:
     """Neither the order of runs nor that of reports matters, nor in how many pieces they come."""
     shuffled = world.random.sample(runs, len(runs))
@@ -372,8 +404,7 @@ def check_orders(
         replace(failures, places={}, blocks=(), requests=()),
     ]
     union = Failures.union(world.random.sample(pieces, len(pieces)))
-    again = assess(world.cache, shuffled, union, busy=())
-    assert again == assess(world.cache, runs, failures, busy=())
+    assert ask(world.cache, shuffled, union, busy=()) == ask(world.cache, runs, failures, busy=())
 
 
 @settings(max_examples=100)
@@ -426,7 +457,6 @@ def test_a_run_that_goes_on_must_be_known() -> None:
         ([RUN._replace(ended_tables=[])], "has 0 tables for 1 groups"),
         ([RUN._replace(ended_tables=[[BlockId(9)]])], "block 9 does not exist"),
         ([RUN._replace(ended_tables=[[BlockId(-1)]])], "does not exist"),
-        ([RUN._replace(ended_tables=[[]])] * 2, "request 0 is given twice"),
         ([RUN._replace(ended_tables=[[]], num_tokens=-1)], "num_tokens is -1"),
         (
             [RUN._replace(ended_tables=[[]], given_back=[GivenBack(1, 0, BlockId(1))])],
@@ -437,6 +467,15 @@ def test_a_run_that_goes_on_must_be_known() -> None:
 def test_a_run_that_cannot_be_is_refused(runs: list[Run], text: str) -> None:
     with pytest.raises(InvalidValueError, match=text):
         assess(CacheManager(CONFIG), runs, Failures())
+
+
+def test_of_a_request_one_run_goes_on() -> None:
+    cache = CacheManager(CONFIG)
+    run = RUN._replace(request=cache.add(range(12)))
+    cache.allocate([Need(request=run.request, num_new_tokens=12)])
+    with pytest.raises(InvalidValueError, match="request 0 is given twice"):
+        assess(cache, [run, run], Failures())
+    assess(cache, [run, *[run._replace(ended_tables=[[]])] * 2], Failures())
 
 
 def test_what_is_no_block_and_no_place_is_counted_once_by_its_reason() -> None:

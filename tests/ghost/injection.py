@@ -85,11 +85,13 @@ class Injection:
         if self.setting.options.num_ranks == 1:
             events.remove(Event.ONE_RANK)
         is_disturbed = any(f.event in DISTURBING and not f.is_reported for f in self.faults)
-        if is_disturbed or not self.setting.is_roomy:
+        if self.setting.options.late_steps:
+            events.remove(Event.SHARED)  # Anything may happen before a late report.
+        elif is_disturbed or not self.setting.is_roomy:
             events = [event for event in events if event not in OUT_OF_ORDER]
         elif not all(f.is_reported for f in self.faults) or not self.has_slot():
             events.remove(Event.SHARED)
-        if self.awaits_late:
+        if self.awaits_late and not self.setting.options.late_steps:
             events = [event for event in events if event not in DISTURBING]
         return events
 

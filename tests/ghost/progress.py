@@ -9,12 +9,13 @@ What a request waits for others does not count: parts that were cut because othe
 the step, and all that it did in runs that ended because others got its blocks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvbraid.cache.chunk import Position
 from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.ledgers import Applied
+from kvbraid.recovery.live import LiveRun
 from kvbraid.recovery.policy import Policy
 from kvbraid.recovery.run import Run
 from kvbraid.scheduler import Load, Scheduled, Step
@@ -49,6 +50,8 @@ class Progress:
         options = self._book.options
         self._budget = options.max_step_tokens
         self._retries = options.retries if options.policy is Policy.RETRY else 0
+        # A late report may come when the next load has begun, and means both.
+        self._may_fail_twice = bool(options.late_steps)
         self._efforts: dict[int, Efforts] = {}
         self._before: dict[int, tuple[int, bool]] = {}
         self._recovered: set[int] = set()
@@ -56,8 +59,10 @@ class Progress:
         self._recover = scheduler.ledgers.recover
         scheduler.ledgers.recover = self._overhear  # type: ignore[method-assign]
 
-    def _overhear(self, runs: Sequence[Run], failures: Failures) -> Applied:
-        applied = self._recover(runs, failures)
+    def _overhear(
+        self, runs: Sequence[Run], failures: Failures, running: Mapping[int, LiveRun]
+    ) -> Applied:
+        applied = self._recover(runs, failures, running)
         self._recovered.update(applied.plan.requests)
         return applied
 
@@ -139,7 +144,8 @@ class Progress:
         own.taken_back, own.recent = own.taken_back + own.recent, 0
         own.own_failures += is_own
         own.others_failures += not is_own
-        if own.own_failures > 1 + self._retries + own.early_loads:
+        most = (1 + self._retries + own.early_loads) << self._may_fail_twice
+        if own.own_failures > most:
             raise BadOutcomeError(
                 f"livelock: {own.own_failures} loads of request {request} have failed, which may "
                 f"ask {self._retries} times again"

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Final
 
 from kvbraid.cache import CacheConfig
 from kvbraid.recovery.policy import Policy
@@ -10,6 +11,9 @@ from kvbraid.spec import SpecKind, Topology
 
 from tests.ghost.configs import KINDS, draw_cache
 from tests.ghost.tiers import Habits
+
+LATE_STEPS: Final = 8
+"""For how many steps failures may be reported late, where late reports are promised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +67,12 @@ def draw_setting(seed: int) -> Setting:
         remote_share=random.choice((0.3, 0.7, 1.0)),
         store_share=random.choice((0.0, 0.6, 1.0)),
     )
+    if random.random() < 0.4:
+        options = replace(options, late_steps=LATE_STEPS)
+    if options.late_steps:
+        # No plan names a block to the tiers that a run computed and gave back, and that was handed
+        # out again since: docs/recovery.md says so.
+        habits = replace(habits, store_share=0.0)
     salts: tuple[str | None, ...] = (None, None, "1", "2") if random.random() < 0.25 else (None,)
     return Setting(
         cache=replace(cache, num_blocks=1 + largest + spare),

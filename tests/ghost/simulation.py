@@ -56,6 +56,8 @@ class Simulation:
         self.joined: set[int] = set()
         self.injection.has_slot = self._has_slot
         self.transfers.goes_on = self._goes_on
+        self.transfers.may_be_late = bool(setting.options.late_steps)
+        self.transfers.is_as_it_was = self._is_as_it_was
         self.tick = 0
         self.tally = Tally(cases=1, requests=len(self.waiting))
 
@@ -130,8 +132,17 @@ class Simulation:
         request = self.scheduler._book.running.get(load.request)
         return request is not None and request.load is load and request.num_loaded > 0
 
+    def _is_as_it_was(self, load: Load) -> bool:
+        """Whether a load's blocks still mean what they meant when it began: later they may mean
+        what another request has, too."""
+        ledgers = self.scheduler.ledgers
+        ledgers.catch_up(self.scheduler._book.running)
+        before = ledgers.departed.meant().blocks
+        return before.isdisjoint(target.block_id for target in load.targets)
+
     def _abort_somebody(self) -> None:
-        if self.random.random() < 0.01 and self.running and not self.injection.awaits_late:
+        is_promised = self.injection.awaits_late and not self.setting.options.late_steps
+        if self.random.random() < 0.01 and self.running and not is_promised:
             self._abort(self.random.choice(self.running))
 
     def _abort(self, request: int) -> None:
@@ -229,8 +240,10 @@ class Simulation:
         self.progress.after_reports([fault.load for fault in told])
 
     def _hurry(self, flight: Flight) -> None:
-        """A report is never so late that it comes too late: whoever has read garbage has not ended
-        before, and no window has passed the garbage."""
+        """A report is never so late that it comes too late. If none is promised after the end of a
+        load, whoever has read garbage has not ended before, and no window has passed it."""
+        if self.setting.options.late_steps:
+            return
         for part, work in flight.parts:
             taint = flight.taints.get(part.request)
             number = fault_of(taint.value) if taint else None
@@ -298,11 +311,18 @@ class Simulation:
     def _check_error(self, output: Output) -> None:
         may_fail = self.setting.options.policy is Policy.FAIL
         if output.error == "tainted_output":
-            is_right = self._is_suspect(output.request)
+            is_right = self._is_suspect(output.request) or self._means_several_loads()
         else:
             is_right = output.error == "load_failed" and may_fail
         if not is_right:
             raise BadOutcomeError(f"request {output.request} ended with {output.error}")
+
+    def _means_several_loads(self) -> bool:
+        """Whether a report that names no load, late or told twice, has named a request that had
+        loaded before, or has since: then both loads count as failed."""
+        told = [fault for fault in self.injection.faults if fault.is_reported]
+        late = {f.load.request for f in told if f.is_late or f.event is Event.TWICE}
+        return any(self.transfers.num_loads[request] > 1 for request in late)
 
     def _judge_reports(self, told: list[Fault]) -> None:
         """A failure that was reported now: who was handed out garbage has ended."""

@@ -4,19 +4,20 @@ A synchronous load lands in its step; an asynchronous one lands in two parts on 
 later. What a rank still has to write, it writes, whoever uses the block by then. A block is whole
 once every rank has written it and nobody else has written in between.
 
-A failure is told after the end of its load only as long as the run goes on that began the load: it
-names a request, and of that request nobody knows an earlier run whose load had ended well. So a
-rank tells it with its own end if the run is over by then, or another rank has told it.
+A failure is told after the end of its load only as long as the run goes on that began the load,
+unless late reports are promised to come in so many steps: whatever happens before. So a rank tells
+it with its own end if the run is over by then, or another rank has told it.
 """
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from kvbraid.scheduler import Load, LoadReport
 
 from tests.ghost.device import TORN, Device, garbage_of
-from tests.ghost.faults import OUT_OF_ORDER, Event, Fault
+from tests.ghost.faults import OUT_OF_ORDER, Event, Fault, by_place
 
 
 @dataclass(slots=True)
@@ -59,9 +60,13 @@ class Transfers:
         self.over: set[int] = set()
         self.letters: list[Letter] = []
         self.goes_on: Callable[[Load], bool] = lambda _: True
+        self.num_loads: Counter[int] = Counter()  # By request.
+        self.may_be_late = False
+        self.is_as_it_was: Callable[[Load], bool] = lambda _: True
 
     def begin(self, transfer: Transfer) -> None:
         load, count = transfer.load, len(transfer.values)
+        self.num_loads[load.request] += 1
         transfer.landed = [0] * count
         for target, values in zip(load.targets, transfer.values, strict=True):
             self.device.fill(target.block_id, [TORN] * len(values))
@@ -129,7 +134,7 @@ class Transfers:
         failures = fault.reports.get(rank) if fault else None
         if fault is None or failures is None or fault.event is Event.GIVEN_UP or fault.roots:
             self.send(None, 0, LoadReport(rank=rank, ended=number))
-        elif fault.event in OUT_OF_ORDER and not fault.is_reported and self.goes_on(transfer.load):
+        elif self._is_late(fault):
             fault.is_late = True
             self.send(None, 0, LoadReport(rank=rank, ended=number))
             delay = self.random.randint(1, 4) if fault.event is Event.LATE else 12
@@ -140,6 +145,10 @@ class Transfers:
                 delay = self.random.randint(1, 3)
                 again = LoadReport(rank=rank, failures=failures)
                 self.letters.append(Letter(self.tick + delay, fault, again, transfer.load))
+
+    def _is_late(self, fault: Fault) -> bool:
+        is_kept = self.may_be_late or self.goes_on(fault.load)
+        return fault.event in OUT_OF_ORDER and not fault.is_reported and is_kept
 
     def send(self, fault: Fault | None, delay: int, report: LoadReport) -> None:
         self.letters.append(Letter(self.tick + delay, fault, report))
@@ -166,7 +175,15 @@ class Transfers:
         for letter in due:
             if letter.fault:
                 letter.fault.num_reports += 1
-        return [letter.report for letter in due] + list(_followed(faults))
+        return [self._unambiguous(letter) for letter in due] + list(_followed(faults))
+
+    def _unambiguous(self, letter: Letter) -> LoadReport:
+        """Where late reports are promised, one names places if blocks mean others as well."""
+        fault, report = letter.fault, letter.report
+        if fault is None or not self.may_be_late or self.is_as_it_was(fault.load):
+            return report
+        targets = [fault.load.targets[index] for index in sorted(fault.spoilt)]
+        return replace(report, failures=by_place(fault.load, targets))
 
     def hurry(self, fault: Fault) -> None:
         """Let the reports of a fault be due now, or those of what it follows from."""

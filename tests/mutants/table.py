@@ -1,4 +1,4 @@
-"""56 bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
+"""59 bugs that the tests must catch: what each breaks, its text, and the tests that kill it.
 
 The nine of the first table are those that a study planted in vLLM's own manager, by the names it
 gave them; four of them survived vLLM's tests. The others are ours. `run.py` plants them one at a
@@ -54,6 +54,7 @@ FINGERPRINT: Final = (
 )
 
 GHOST: Final = "tests/ghost/test_faults.py::test_no_fault_lets_garbage_out_or_loses_a_token"
+LATE: Final = "tests/unit/scheduler/test_late_reports.py"
 ASSESS: Final = "tests/differential/test_assess.py::test_the_answer_is_that_of_the_naive_model"
 OWNERS: Final = "tests/unit/recovery/test_owners.py"
 SHARED: Final = "tests/unit/recovery/test_shared_blocks.py"
@@ -472,11 +473,47 @@ OF_RECOVERY: Final = (
         (
             Edit(
                 "python/kvbraid/recovery/ledgers.py",
-                "self._tiers.forget_blocks(plan.tainted)",
+                "self._tiers.forget_blocks(sorted(before.union(plan.tainted)))",
                 "self._tiers.forget_blocks(())",
             ),
         ),
         (GHOST,),
+    ),
+    Mutant(
+        "handed-out-forgotten",
+        "recovery: what a run has read is forgotten once its block is handed out again",
+        (
+            Edit(
+                "python/kvbraid/recovery/departed.py",
+                "if content >= 0 or self._is_meant(each):",
+                "if content >= 0:",
+            ),
+        ),
+        (f"{LATE}::test_who_was_told_a_token_of_garbage_ends_and_nothing_of_it_is_found",),
+    ),
+    Mutant(
+        "handed-out-is-the-same",
+        "recovery: what a block holds now is taken for what it held before it was handed out again",
+        (
+            Edit(
+                "python/kvbraid/recovery/contents.py",
+                "at = bisect_right(times, since)",
+                "at = bisect_right(times, since) + len(times)",
+            ),
+        ),
+        (f"{LATE}::test_a_long_run_does_not_end_because_its_old_block_is_garbage_under_another",),
+    ),
+    Mutant(
+        "ended-is-forgotten",
+        "recovery: a run is forgotten with its last step although a report on its load may come",
+        (
+            Edit(
+                "python/kvbraid/recovery/departed.py",
+                "e for e in self._ended if e.last_step is not None or self.loads.concern(e.since)",
+                "e for e in self._ended if e.last_step is not None",
+            ),
+        ),
+        (f"{LATE}::test_nothing_of_a_request_that_is_over_is_found_either",),
     ),
     Mutant(
         "eagle-twice",

@@ -31,7 +31,7 @@ def snapshot_of(cache: CacheManager, runs: Sequence[Run], hashes: Hashes) -> Sna
     only if the run has read and given back the very block.
     """
     topology = cache.config.topology
-    tables = {}
+    tables: dict[int, RunTables] = {}
     for run in runs:
         if run.has_ended:
             blocks: list[list[BlockId]] = [[] for _ in topology.groups]
@@ -49,7 +49,8 @@ def snapshot_of(cache: CacheManager, runs: Sequence[Run], hashes: Hashes) -> Sna
             ]
         held = run.ended_tables or blocks
         findable = dict(_findable(cache, run, held, hashes.get(run.request)))
-        tables[run.request] = RunTables(blocks=blocks, states=states, findable=findable)
+        own = RunTables(blocks=blocks, states=states, findable=findable)
+        tables[run.request] = own.joined(tables.get(run.request))
     return Snapshot(topology=topology, num_blocks=cache.config.num_blocks, tables=tables)
 
 
@@ -94,16 +95,23 @@ def _author(cache: CacheManager, block: BlockId) -> int | None:
 
 
 def assess(
-    snapshot: Snapshot, runs: Sequence[Run], failures: Failures, *, busy: Collection[BlockId] = ()
+    snapshot: Snapshot,
+    runs: Sequence[Run],
+    failures: Failures,
+    *,
+    busy: Collection[BlockId] = (),
+    former: Sequence[BlockId] = (),
 ) -> Assessment:
     """The answer, without refusals."""
-    taint = _Taint(snapshot, sorted(runs, key=lambda run: run.request))
+    taint = _Taint(snapshot, sorted(runs, key=lambda run: run.request), former)
     taint.fail(failures)
     taint.close()
     return Assessment(
-        tainted=tuple(sorted(taint.blocks)),
+        tainted=tuple(sorted(b for b in taint.blocks if b < snapshot.num_blocks)),
         verdicts=tuple(_verdicts(taint, frozenset(busy) - {BlockId(0)})),
         ignored=taint.ignored,
+        lost=tuple(sorted(b for b in taint.blocks if b >= snapshot.num_blocks)),
+        told=tuple(sorted({r.request for r in runs if r.has_ended and taint.has_told(r)})),
     )
 
 
@@ -111,13 +119,26 @@ def assess(
 class _Taint:
     snapshot: Snapshot
     runs: list[Run]
+    former: Sequence[BlockId]
     blocks: set[BlockId] = field(default_factory=set)
-    first_tainted: dict[int, int] = field(default_factory=dict)
+    first: dict[int, int] = field(default_factory=dict)  # By the identity of the run.
     ignored: Counter[Ignored] = field(default_factory=Counter)
 
     @property
     def groups(self) -> Sequence[GroupSpec]:
         return self.snapshot.topology.groups
+
+    def first_tainted(self, run: Run) -> int | None:
+        return self.first.get(id(run))
+
+    def has_told(self, run: Run) -> bool:
+        first = self.first_tainted(run)
+        return first is not None and run.num_tokens - 1 >= max(run.num_known_tokens, first + 1)
+
+    def block_of(self, content: BlockId) -> BlockId:
+        """The block that holds a content, or held it before it was handed out again."""
+        is_former = content >= self.snapshot.num_blocks
+        return self.former[content - self.snapshot.num_blocks] if is_former else content
 
     def tables(self, run: Run) -> Sequence[Sequence[BlockId]]:
         ended = run.ended_tables
@@ -142,7 +163,13 @@ class _Taint:
             for position in sorted({token // spec.block_size for token in own}):
                 if block := self.block_at(run, Place(group, position)):
                     found.append((Place(group, position), block))
-        gone = [(Place(g.group, g.position), g.block_id) for g in run.given_back]
+        gone = [
+            (place, block)
+            for place, block in self.given_back(run)
+            for spec in self.groups[place.group : place.group + 1]
+            for own in [tokens[-1:] if spec.kind is SpecKind.MAMBA else tokens]
+            if place.position in {token // spec.block_size for token in own}
+        ]
         return found + gone
 
     def fail(self, failures: Failures) -> None:
@@ -161,60 +188,82 @@ class _Taint:
         }
         for request, group, position in places:
             self._fail_place(request, Place(group, position))
+        for group, content in {(_number(g), _number(b)) for g, b in failures.contents}:
+            self._fail_content(group, content)
         for request in {*failures.requests}:
-            run = self.run_of(request)
-            if run is None:
-                self.ignored[Ignored.UNKNOWN_REQUEST] += 1
-            elif not self.loaded(run):
-                self.ignored[Ignored.NOT_LOADED] += 1
-            else:
-                for place, block in self.loaded(run):
-                    self._taint_place(run, place, block)
+            self._fail_request(request)
 
-    def run_of(self, request: int) -> Run | None:
-        return next((run for run in self.runs if run.request == request), None)
+    def _fail_request(self, request: int) -> None:
+        runs = self.runs_of(request)
+        if not runs:
+            self.ignored[Ignored.UNKNOWN_REQUEST] += 1
+        elif not any(self.loaded(run) for run in runs):
+            self.ignored[Ignored.NOT_LOADED] += 1
+        for run in runs:
+            for place, block in self.loaded(run):
+                self._taint_place(run, place, block)
+
+    def runs_of(self, request: int) -> list[Run]:
+        return [run for run in self.runs if run.request == request]
+
+    def _fail_content(self, group: int, content: int) -> None:
+        num_contents = self.snapshot.num_blocks + len(self.former)
+        if group >= len(self.groups) or not 0 < content < num_contents:
+            is_null = group < len(self.groups) and content == 0
+            self.ignored[Ignored.NULL_BLOCK if is_null else Ignored.OUT_OF_RANGE] += 1
+            return
+        loads = [
+            (run, place)
+            for run in self.runs
+            for place, loaded in self.loaded(run)
+            if loaded == content and place.group == group
+        ]
+        if not loads:
+            self.ignored[Ignored.NOT_LOADED] += 1
+        for run, place in loads:
+            self._taint_place(run, place, BlockId(content))
 
     def _fail_block(self, block: int, groups: range) -> None:
         if block == 0 or block >= self.snapshot.num_blocks:
             self.ignored[Ignored.OUT_OF_RANGE if block else Ignored.NULL_BLOCK] += 1
             return
         loads = [
-            (run, place)
+            (run, place, loaded)
             for run in self.runs
             for place, loaded in self.loaded(run)
-            if loaded == block and place.group in groups
+            if self.block_of(loaded) == block and place.group in groups
         ]
         if not loads:
             self.ignored[Ignored.NOT_LOADED] += 1
-        for run, place in loads:
-            self._taint_place(run, place, BlockId(block))
+        for run, place, loaded in loads:
+            self._taint_place(run, place, loaded)
 
     def _fail_place(self, request: int, place: Place) -> None:
-        run = self.run_of(request)
-        if run is None:
+        runs = self.runs_of(request)
+        if not runs:
             self.ignored[Ignored.UNKNOWN_REQUEST] += 1
             return
+        whys = [self._fail_place_of(run, place) for run in runs]
+        if all(whys):
+            self.ignored[whys[-1]] += 1  # type: ignore[index]
+
+    def _fail_place_of(self, run: Run, place: Place) -> Ignored | None:
         if place.group >= len(self.groups):
-            self.ignored[Ignored.OUT_OF_RANGE] += 1
-            return
+            return Ignored.OUT_OF_RANGE
         blocks = [block for loaded, block in self.loaded(run) if loaded == place]
         for block in blocks:
             self._taint_place(run, place, block)
-        if not blocks:
-            if place.position >= len(self.tables(run)[place.group]):
-                self.ignored[Ignored.OUT_OF_RANGE] += 1
-            elif self.block_at(run, place):
-                self.ignored[Ignored.NOT_LOADED] += 1
-            else:
-                self.ignored[Ignored.NULL_BLOCK] += 1
+        if blocks:
+            return None
+        if place.position >= len(self.tables(run)[place.group]):
+            return Ignored.OUT_OF_RANGE
+        return Ignored.NOT_LOADED if self.block_at(run, place) else Ignored.NULL_BLOCK
 
     def _taint_place(self, run: Run, place: Place, block: BlockId) -> None:
-        """The block; if it was given back, what was read of it, and the block if it is found."""
-        is_held = self.block_at(run, place) == block
-        if is_held or block in self.findable(run, place):
-            self.blocks.add(block)
+        """The block; if it was given back, what was read of it."""
+        self.blocks.add(block)
         if (place, block) in self.given_back(run) and run.start < run.num_computed_tokens:
-            self.first_tainted[run.request] = run.start
+            self.first[id(run)] = run.start
 
     def given_back(self, run: Run) -> list[tuple[Place, BlockId]]:
         return [(Place(g.group, g.position), g.block_id) for g in run.given_back]
@@ -223,14 +272,16 @@ class _Taint:
 
     def close(self) -> None:
         before = None
-        while before != (len(self.blocks), dict(self.first_tainted)):
-            before = (len(self.blocks), dict(self.first_tainted))
+        while before != (len(self.blocks), dict(self.first)):
+            before = (len(self.blocks), dict(self.first))
             for run in self.runs:
-                known = self.first_tainted.get(run.request, run.num_computed_tokens)
+                known = self.first.get(id(run), run.num_computed_tokens)
                 tokens = range(run.start, min(known, run.num_computed_tokens))
+                if any(block in self.blocks for _, block in self.given_back(run)):
+                    known = min(known, run.start)
                 known = next((t for t in tokens if self._reads_garbage(run, t)), known)
                 if known < run.num_computed_tokens:
-                    self.first_tainted[run.request] = known
+                    self.first[id(run)] = known
                     self.blocks |= {*self._written(run, known)}
 
     def _reads_garbage(self, run: Run, token: int) -> bool:
@@ -273,10 +324,7 @@ def _verdicts(taint: _Taint, busy: frozenset[BlockId]) -> Iterator[Verdict]:
     holders = Counter(block for run in affected for block in _all_blocks(taint, run))
     owner: dict[BlockId, int] = {}
     for run in affected:
-        first = taint.first_tainted.get(run.request)
-        handed_out = first is not None and run.num_tokens - 1 >= max(
-            run.num_known_tokens, first + 1
-        )
+        first, handed_out = taint.first_tainted(run), taint.has_told(run)
         bad = taint.blocks | busy  # What is being written is not there yet.
         point = resume_point(taint, run, bad - owner.keys())
         waits = {block: owner[block] for block in _needed(taint, run, point) if block in owner}
@@ -307,7 +355,8 @@ def _verdicts(taint: _Taint, busy: frozenset[BlockId]) -> Iterator[Verdict]:
 def resume_point(taint: _Taint, run: Run, bad: Collection[BlockId]) -> int:
     """Every boundary is tried, and every token that it needs is looked up."""
     topology = own_tables.without_draft_heads(taint.snapshot.topology)
-    limit = taint.first_tainted.get(run.request, run.num_processed_tokens)
+    first = taint.first_tainted(run)
+    limit = run.num_processed_tokens if first is None else first
     known = min(limit + 1, run.num_processed_tokens + 1, run.num_tokens)
     unit = rule.hash_block(topology) if topology.partial_hits else None
     held = []
@@ -327,7 +376,7 @@ def resume_point(taint: _Taint, run: Run, bad: Collection[BlockId]) -> int:
 def _is_affected(taint: _Taint, run: Run) -> bool:
     computed = run.num_computed_tokens
     held = {block for start, _, block in _entries(taint, run) if start < computed}
-    return run.request in taint.first_tainted or not taint.blocks.isdisjoint(held)
+    return taint.first_tainted(run) is not None or not taint.blocks.isdisjoint(held)
 
 
 def _entries(taint: _Taint, run: Run) -> Iterator[tuple[int, int, BlockId]]:

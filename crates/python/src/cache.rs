@@ -230,10 +230,11 @@ impl CacheCore {
         failures: FailuresArg,
         busy: BlocksArg,
         max_refusals: usize,
+        former: BlocksArg,
     ) -> PyResult<AssessmentTuple<'py>> {
         let (runs, doubt) = (
             recovery::runs(runs),
-            recovery::doubt(failures, busy, max_refusals),
+            recovery::doubt(failures, busy, max_refusals, former),
         );
         py.detach(|| self.cache.lock().assess(&runs, &doubt))
             .map_err(to_python)

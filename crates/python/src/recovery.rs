@@ -163,6 +163,7 @@ pub(crate) struct FailuresArg {
     group_blocks: Each<(Number, Number)>,
     blocks: Each<Number>,
     requests: Each<RequestNumber>,
+    contents: Each<(Number, Number)>,
 }
 
 /// Blocks in any collection.
@@ -180,12 +181,16 @@ impl FailuresArg {
                 }));
             }
         }
-        let pairs = self.group_blocks.0.into_iter();
+        let pairs = |pairs: Each<(Number, Number)>| {
+            let pairs = pairs.0.into_iter();
+            pairs
+                .map(|(group, block)| (BlockId(block.0), group.0))
+                .collect()
+        };
         Failures {
             places,
-            group_blocks: pairs
-                .map(|(group, block)| (BlockId(block.0), group.0))
-                .collect(),
+            group_blocks: pairs(self.group_blocks),
+            contents: pairs(self.contents),
             blocks: self.blocks.blocks(),
             requests: self
                 .requests
@@ -198,8 +203,14 @@ impl FailuresArg {
 }
 
 /// What is asked besides the runs.
-pub(crate) fn doubt(failures: FailuresArg, busy: BlocksArg, max_refusals: usize) -> Doubt {
+pub(crate) fn doubt(
+    failures: FailuresArg,
+    busy: BlocksArg,
+    max_refusals: usize,
+    former: BlocksArg,
+) -> Doubt {
     Doubt {
+        former: former.blocks(),
         failures: failures.decode(),
         busy: busy.blocks(),
         max_refusals,
@@ -289,12 +300,14 @@ type VerdictTuple<'py> = (
 type WaitsTuple<'py> = (Column<'py>, Column<'py>);
 
 /// The tainted blocks, as a buffer of native integers of 32 bits; the verdicts; what they wait for,
-/// the first of them nothing; and how many parts of the report did not count, by reason.
+/// the first of them nothing; how many parts of the report did not count, by reason; and who was
+/// told garbage by a run that has ended.
 pub(crate) type AssessmentTuple<'py> = (
     Column<'py>,
     Vec<VerdictTuple<'py>>,
     Vec<WaitsTuple<'py>>,
     IgnoredCounts,
+    Vec<u64>,
 );
 
 fn verdict(py: Python<'_>, verdict: Verdict, waits: usize) -> PyResult<VerdictTuple<'_>> {
@@ -341,6 +354,7 @@ pub(crate) fn assessment(py: Python<'_>, found: Assessment) -> PyResult<Assessme
         verdicts,
         waits.collect::<PyResult<_>>()?,
         found.ignored,
+        found.told,
     ))
 }
 
@@ -352,6 +366,7 @@ fn assess_snapshot(
     failures: FailuresArg,
     busy: BlocksArg,
     max_refusals: usize,
+    former: BlocksArg,
 ) -> PyResult<AssessmentTuple<'_>> {
     let topology = snapshot
         .topology
@@ -365,7 +380,10 @@ fn assess_snapshot(
             .map(|(request, tables)| (request, tables.decode()))
             .collect(),
     };
-    let (runs, doubt) = (self::runs(runs), doubt(failures, busy, max_refusals));
+    let (runs, doubt) = (
+        self::runs(runs),
+        doubt(failures, busy, max_refusals, former),
+    );
     py.detach(|| recovery::assess(&snapshot, &runs, &doubt))
         .map_err(to_python)
         .and_then(|found| assessment(py, found))

@@ -9,6 +9,7 @@
 A thin face of the native core, which reads the tables of a live cache where they are.
 """
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import starmap
 from types import MappingProxyType
@@ -20,7 +21,7 @@ from kvbraid.cache.counts import check_counts
 from kvbraid.cache.tables import Refusal, Why
 from kvbraid.ids import BlockId
 from kvbraid.recovery.assessment import Assessment, Ignored, Verdict
-from kvbraid.recovery.failures import Failures, GroupBlock
+from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.run import Run
 from kvbraid.recovery.snapshot import Snapshot
 
@@ -83,6 +84,7 @@ def assess(
     *,
     busy: Collection[BlockId] = (),
     max_refusals: int = 0,
+    former: Sequence[BlockId] = (),
 ) -> Assessment:
     """Return what the failures taint, and where each affected run resumes. Changes nothing.
 
@@ -93,45 +95,41 @@ def assess(
             request at all count as one of each kind.
         busy: Blocks that a transfer may still write.
         max_refusals: How many refused boundaries to tell for each run.
+        former: The blocks that held former contents. A run that read a block and gave it back
+            names what it read: the block, or, if the block was handed out again, the number of
+            blocks plus an index of `former`. The tables of ended runs do the same.
 
     Raises:
         UnknownError: A run that goes on has no tables.
-        InvalidValueError: A run has not one table for each group, or is there twice, or one of its
-            numbers is no unsigned integer of 32 bits.
+        InvalidValueError: A run has not one table for each group, two runs of a request go on, or
+            a number is no unsigned integer of 32 bits.
     """
     check_counts(max_refusals=max_refusals)
     try:
         if isinstance(source, Snapshot):
-            answer = assess_snapshot(source, runs, failures, busy, max_refusals)
+            answer = assess_snapshot(source, runs, failures, busy, max_refusals, former)
         else:
-            answer = source.tables.native.assess(runs, failures, busy, max_refusals)
+            answer = source.tables.native.assess(runs, failures, busy, max_refusals, former)
     except (OverflowError, TypeError):
         for run in runs:
             _check(run)
         raise
-    tainted, verdicts, columns, ignored = answer
+    garbage, verdicts, columns, ignored, told = answer
+    tainted = cast("list[BlockId]", memoryview(garbage).cast("I").tolist())
+    num_lost = len(tainted) - bisect_left(tainted, _num_blocks(source))
     waits = [_NOBODY, *starmap(Waits, columns[1:])]
     counts = zip(Ignored, ignored, strict=True)
     return Assessment(
-        tainted=cast("tuple[BlockId, ...]", tuple(memoryview(tainted).cast("I").tolist())),
+        tainted=tuple(tainted[:-num_lost] if num_lost else tainted),
+        lost=tuple(tainted[-num_lost:] if num_lost else ()),
+        told=tuple(told),
         verdicts=tuple([_verdict(row, waits) for row in verdicts]),
         ignored={why: count for why, count in counts if count},
     )
 
 
-def with_what_was_read(
-    source: CacheManager | Snapshot, runs: Sequence[Run], failures: Failures
-) -> Failures:
-    """Add the garbage that runs have read and given back since (`Run.given_back`), which is in no
-    table any more; repeated, because what they computed from it is garbage as well."""
-    gone = {GroupBlock(g.group, g.block_id) for run in runs for g in run.given_back}
-    while gone.difference(failures.group_blocks):
-        tainted = {*assess(source, runs, failures).tainted}
-        read = {each for each in gone if each.block_id in tainted}
-        if read <= {*failures.group_blocks}:
-            break
-        failures = Failures.union([failures, Failures(group_blocks=read)])
-    return failures
+def _num_blocks(source: CacheManager | Snapshot) -> int:
+    return source.num_blocks if isinstance(source, Snapshot) else source.config.num_blocks
 
 
 def _verdict(row: _VerdictTuple, all_waits: Sequence[Mapping[BlockId, int]]) -> Verdict:

@@ -59,6 +59,8 @@ class Assessment:
     Attributes:
         tainted: The blocks with garbage, in ascending order: what failed, and what was computed
             from it. They may be in no table any more.
+        lost: Former contents that were garbage, by their numbers in the runs.
+        told: Requests that were handed out a token computed from garbage by a run that has ended.
         verdicts: One per affected run that has not ended, ordered by request.
         ignored: What did not count, by reason. Every failed block, place or request counts once.
     """
@@ -66,3 +68,5 @@ class Assessment:
     tainted: tuple[BlockId, ...]
     verdicts: tuple[Verdict, ...]
     ignored: Mapping[Ignored, int]
+    lost: tuple[BlockId, ...] = ()
+    told: tuple[int, ...] = ()

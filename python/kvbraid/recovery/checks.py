@@ -68,12 +68,15 @@ def checked(fields: StateFields) -> Checked:
     """
     state = Checked(fields, topology_from_mapping(fields.topology))
     _check_pools(state)
+    _check_former(state)
     seen = set[int]()
     for i, run in enumerate(fields.runs):
         path = f"runs[{i}]"
-        if run.request in seen:
-            raise _wrong(f"{path}.request", run.request, "a number of its own; give it once")
-        seen.add(run.request)
+        if run.request in seen and not run.ended:
+            expected = "a number of its own; give each request that goes on once"
+            raise _wrong(f"{path}.request", run.request, expected)
+        if not run.ended:
+            seen.add(run.request)
         for check in _OF_RUNS:
             check(state, run, path)
     return state
@@ -110,6 +113,17 @@ def _check_pools(state: Checked) -> None:
                     f"report (group, block) pairs in {path}.group_blocks"
                     + (" or places in failures.places" if path == "failures" else ""),
                 )
+
+
+def _check_former(state: Checked) -> None:
+    fields = state.fields
+    if fields.former and len(set(fields.pools)) > 1:
+        expected = "none, as a number alone does not tell which of the pools had the block"
+        raise _wrong("former", list(fields.former), expected)
+    for i, block in enumerate(fields.former):
+        if block >= fields.num_blocks:
+            expected = f"less than num_blocks = {fields.num_blocks}; correct one of them"
+            raise _wrong(f"former[{i}]", block, expected)
 
 
 def _check_counts(state: Checked, run: RunFields, path: str) -> None:
@@ -150,8 +164,10 @@ def _check_numbers(state: Checked, run: RunFields, path: str) -> None:
 
 
 def _check_blocks(state: Checked, run: RunFields, path: str) -> None:
-    limit = state.fields.num_blocks
     for place, group, block in _blocks_of(run):
+        limit = state.fields.num_blocks
+        if (run.ended and place.startswith("tables")) or place.startswith("given_back"):
+            limit += len(state.fields.former)
         if group >= len(run.tables):
             expected = f"less than {len(run.tables)}; leave the block out"
             raise _wrong(f"{path}.{place}.group", group, expected)

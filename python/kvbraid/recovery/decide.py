@@ -21,7 +21,7 @@ _START_OVER: Final = Action.START_OVER
 _FAIL: Final = Policy.FAIL
 
 
-def decide(
+def decide(  # noqa: PLR0913 - what is asked for by name is hard to confuse.
     source: CacheManager | Snapshot,
     runs: Sequence[Run],
     failures: Failures,
@@ -29,6 +29,7 @@ def decide(
     busy: Collection[BlockId] = (),
     policy: Policy = Policy.RECOMPUTE,
     max_refusals: int = 0,
+    former: Sequence[BlockId] = (),
 ) -> RecoveryPlan:
     """Return what to do after loads failed.
 
@@ -41,14 +42,19 @@ def decide(
         policy: What happens to affected requests. Whether one may ask a tier again is not decided
             here: after `retry` and `recompute` it resumes at the same boundary.
         max_refusals: How many refused boundaries to tell for each request.
+        former: As in `assess`.
 
     Raises:
         UnknownError: A run that goes on is not known to the cache.
-        InvalidValueError: A run has not one table for each group, or is there twice.
+        InvalidValueError: A run has not one table for each group, or two runs of a request go on.
     """
-    found = assess(source, runs, failures, busy=busy, max_refusals=max_refusals)
-    by_request = {run.request: run for run in runs}
-    plans = {v.request: _plan(by_request[v.request], v, policy) for v in found.verdicts}
+    found = assess(source, runs, failures, busy=busy, max_refusals=max_refusals, former=former)
+    by_request = {run.request: run for run in runs if not run.has_ended}
+    told = {*found.told}
+    plans = {
+        v.request: _plan(by_request[v.request], v, policy, was_told=v.request in told)
+        for v in found.verdicts
+    }
     spoilt = [record for record in sorted(failures.causes) if not record.is_foreign]
     return RecoveryPlan(
         requests=plans,
@@ -57,12 +63,14 @@ def decide(
         drop=tuple(r for r in spoilt if failures.causes[r].spoils_record),
         back_off=tuple(r for r in spoilt if not failures.causes[r].spoils_record),
         ignored=found.ignored,
+        lost=found.lost,
+        told=found.told,
     )
 
 
-def _plan(run: Run, verdict: Verdict, policy: Policy) -> RequestPlan:
+def _plan(run: Run, verdict: Verdict, policy: Policy, *, was_told: bool) -> RequestPlan:
     request, _, handed_out, resume, in_place, owner_of, waits_for, _, refused = verdict
-    if handed_out:
+    if handed_out or was_told:
         action = Action.TAINTED_OUTPUT
     elif policy is _FAIL:
         action = Action.FAIL

@@ -1,76 +1,268 @@
-"""Blocks that runs have used and given back, as long as it may matter what was in them.
+"""What runs have read and given back, and runs that have ended, as long as a report may mean them.
 
-Its law: a loaded block that its run has given back counts as long as the run lasts, and the tables
-of a run that has ended count until its last step is processed. A block that is handed out again
-holds something else, and no longer counts. Nothing here reads a cache.
+Its law: what a run read counts as long as the run lasts, and a run that has ended counts until its
+last step is processed; both count until no report on a load that had begun by then can come. A
+block that is handed out again holds something else: what was read goes by a content of its own
+(`contents`), so a report by place means it, and one by block means what the block holds, too.
+Nothing here reads a cache.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from kvbraid.ids import BlockId
+from kvbraid.recovery.contents import Content, Contents, History, block_of
+from kvbraid.recovery.open_loads import Moment, OpenLoads
+from kvbraid.recovery.plan import RecoveryPlan
 from kvbraid.recovery.run import GivenBack, Run
 
-_NULL_BLOCK: Final = BlockId(0)
+_NOTHING: Final = Content(0)
+_NOBODY: Final[Mapping[tuple[int, int], int]] = {}
+
+
+class _Read(NamedTuple):
+    """What was at a place of a run, and since when; `load` filled it, or anybody's."""
+
+    group: int
+    position: int
+    content: Content
+    since: Moment
+    load: int | None
+
+
+@dataclass(slots=True)
+class _Ended:
+    """A run that has given its blocks back: `tables` have the contents as at `since`, and `load`
+    has filled some."""
+
+    run: Run
+    last_step: int | None
+    since: Moment
+    load: int | None
+    tables: list[list[Content]]
+    read: list[_Read]
+
+
+class Past(NamedTuple):
+    """What the past adds to a decision.
+
+    Attributes:
+        former: As in `kvbraid.recovery.assess.assess`.
+        ended: The runs that have ended.
+        given_back: By request, what its run that goes on has given back.
+    """
+
+    former: list[BlockId]
+    ended: list[Run]
+    given_back: Mapping[int, list[GivenBack]]
+
+
+class Meant(NamedTuple):
+    """What a report may mean besides what is there: earlier runs of requests, and what blocks held
+    before they were handed out again."""
+
+    requests: frozenset[int] = frozenset()
+    blocks: frozenset[BlockId] = frozenset()
 
 
 class Departed:
-    """The ledger of one cache."""
+    """The ledger of one cache with so many blocks; `loads` are those that reports may mean."""
 
-    def __init__(self) -> None:
-        self._given_back: Final[dict[int, list[GivenBack]]] = {}
-        self._ended: list[tuple[int, Run]] = []
-        self._blocks: Final[set[int]] = set()
+    def __init__(self, num_blocks: int, late_steps: int) -> None:
+        self.loads: Final = OpenLoads(late_steps)
+        self._num_blocks: Final = num_blocks
+        self._num_loads = 0
+        self._contents: Final = Contents()
+        self._read: Final[dict[int, list[_Read]]] = {}
+        self._ended: list[_Ended] = []
+        self._former: list[Content] = []
 
-    def __bool__(self) -> bool:
-        """Whether any block counts that its run no longer holds."""
-        return bool(self._blocks)
+    # Loads begin and end, blocks are handed out.
 
-    def give_back(self, request: int, gone: Iterable[GivenBack]) -> None:
-        """Note loaded blocks that are no longer in the tables of a run."""
-        new = list(gone)
-        if new:
-            self._given_back.setdefault(request, []).extend(new)
-            self._blocks.update(each.block_id for each in new)
+    def begin(self, number: int) -> None:
+        """Note that a load begins."""
+        self._num_loads = number + 1
+        self.loads.begin(number)
 
-    def end(self, run: Run, last_step: int) -> None:
-        """Note a run that has given its blocks back while steps, up to `last_step`, use them."""
-        self._ended.append((last_step, run))
-        self._blocks.update(block for table in run.ended_tables or () for block in table)
-
-    def leave(self, request: int) -> None:
-        """Forget what a run has given back, because it ends."""
-        self._given_back.pop(request, None)
-
-    def hand_out(self, block_ids: Iterable[int]) -> None:
-        """Note that blocks hold something new."""
-        new = self._blocks.intersection(block_ids)
-        if new:
-            self._blocks.difference_update(new)
-            self._ended = [(last, _without(run, new)) for last, run in self._ended]
-            for request, gone in self._given_back.items():
-                self._given_back[request] = [g for g in gone if g.block_id not in new]
-
-    def processed(self, step: int) -> None:
-        """Forget the runs whose last step this is, or one before it."""
-        self._ended = [(last, run) for last, run in self._ended if last > step]
-        if not self._ended and not self._given_back:
-            self._blocks.clear()
-
-    def given_back(self, request: int) -> Sequence[GivenBack]:
-        """Return what the present run of a request has given back."""
-        return self._given_back.get(request, ())
+    def hand_out(self, block_ids: Sequence[int]) -> None:
+        """Note that blocks begin to hold something new."""
+        if self._num_loads:  # Otherwise nothing was read that a report could mean.
+            self._contents.hand_out(block_ids)
 
     @property
-    def ended(self) -> list[Run]:
-        """The runs that have ended while steps of them are in flight."""
-        return [run for _, run in self._ended]
+    def now(self) -> Moment:
+        """This moment. What a run reads from now on until it gives it back is read since now."""
+        return Moment(self._contents.now, self._num_loads)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a report may still come on a load that has begun."""
+        return self.loads.concern(self.now)
+
+    # Runs give blocks back, and end.
+
+    def give_back(
+        self,
+        request: int,
+        gone: Iterable[GivenBack],
+        since: Moment,
+        filled: Mapping[tuple[int, int], int] = _NOBODY,
+    ) -> None:
+        """Note what a run has read since a moment, and what is no longer in its tables.
+
+        `filled` has the places, as group and position, that its own load filled, with that load.
+        """
+        new = [
+            _Read(g.group, g.position, Content(g.block_id), since, filled.get(g[:2])) for g in gone
+        ]
+        if new:
+            self._read.setdefault(request, []).extend(new)
+
+    def end(
+        self,
+        run: Run,
+        tables: Sequence[Sequence[BlockId]],
+        last_step: int | None,
+        load: int | None,
+    ) -> None:
+        """Note that a run has given its blocks back; steps up to `last_step` use them, and `load`
+        has filled some."""
+        read = self._read.pop(run.request, [])
+        if last_step is not None or self.is_open:
+            contents = [[Content(block) for block in table] for table in tables]
+            self._ended.append(_Ended(run, last_step, self.now, load, contents, read))
+
+    def told(self, request: int, num_tokens: int) -> None:
+        """Note how many tokens a request has by a run that has ended, in a step in flight."""
+        for ended in reversed(self._ended):
+            if ended.run.request == request:
+                ended.run = ended.run._replace(num_tokens=num_tokens)
+                break
+
+    def landed(self, request: int) -> None:
+        """Note that no step of a request's ended runs is in flight any more."""
+        for ended in self._ended:
+            if ended.run.request == request:
+                ended.last_step = None
+
+    @property
+    def ended_requests(self) -> frozenset[int]:
+        """The requests of runs that have ended and count."""
+        return frozenset(ended.run.request for ended in self._ended)
+
+    def is_in_flight(self, request: int) -> bool:
+        """Whether steps of a request's ended runs have not been processed."""
+        return any(e.run.request == request and e.last_step is not None for e in self._ended)
+
+    def processed(self, step: int) -> None:
+        """Note that a step was processed, and forget the runs that nothing can mean any more."""
+        self.loads.processed()
+        for ended in self._ended:
+            if ended.last_step is not None and ended.last_step <= step:
+                ended.last_step = None
+        self._ended = [
+            e for e in self._ended if e.last_step is not None or self.loads.concern(e.since)
+        ]
+
+    # What a decision is made from.
+
+    @property
+    def is_long(self) -> bool:
+        """Whether so much was handed out that it is time to `catch_up`."""
+        return self._contents.num_logged > self._num_blocks
+
+    def catch_up(self) -> None:
+        """Number what was read as it is now. Runs have told all that they have given back."""
+        history = self._contents.catch_up()
+        for request, read in list(self._read.items()):
+            kept = [*self._still(history, read)]
+            if kept:
+                self._read[request] = kept
+            else:
+                del self._read[request]
+        for ended in self._ended:
+            may_be_meant = self.loads.concern(ended.since)
+            ended.read = [*self._still(history, ended.read)]
+            tables = [history.contents(table, ended.since.time) for table in ended.tables]
+            ended.tables = tables if may_be_meant else [[*map(_present, t)] for t in tables]
+
+    def _still(self, history: History, read: Iterable[_Read]) -> Iterator[_Read]:
+        for each in read:
+            content = history.content(each.content, each.since.time)
+            if content >= 0 or self._is_meant(each):
+                yield each._replace(content=content)
+
+    def _is_meant(self, read: _Read) -> bool:
+        return self.loads.concern(read.since) if read.load is None else read.load in self.loads
+
+    def meant(self) -> Meant:
+        """Return what a report may mean besides what is there, after `catch_up`."""
+        contents = [each.content for read in self._read.values() for each in read]
+        for ended in self._ended:
+            contents += [each.content for each in ended.read]
+            contents += [content for table in ended.tables for content in table]
+        return Meant(
+            requests=self.ended_requests,
+            blocks=frozenset(block_of(content) for content in contents if content < 0),
+        )
+
+    def past(self) -> Past:
+        """Return what the past adds to a decision, after `catch_up`."""
+        numbers: dict[Content, BlockId] = {}
+
+        def number(content: Content) -> BlockId:
+            if content >= 0:
+                return BlockId(content)
+            return numbers.setdefault(content, BlockId(self._num_blocks + len(numbers)))
+
+        def gone(read: Iterable[_Read]) -> list[GivenBack]:
+            return [GivenBack(r.group, r.position, number(r.content)) for r in read]
+
+        ended = [
+            self._answering(e)._replace(
+                given_back=gone(e.read), ended_tables=[[*map(number, t)] for t in e.tables]
+            )
+            for e in self._ended
+        ]
+        given_back = {request: gone(read) for request, read in self._read.items()}
+        self._former = [*numbers]
+        return Past([block_of(content) for content in numbers], ended, given_back)
+
+    def _answering(self, ended: _Ended) -> Run:
+        """A run as reports may mean it: a load on which none can come counts as a hit."""
+        run = ended.run
+        if ended.load is None or ended.load in self.loads or ended.last_step is not None:
+            return run
+        hit = run.num_local_tokens + run.num_loaded_tokens
+        return run._replace(num_local_tokens=hit, num_loaded_tokens=0)
+
+    def readers(self, numbers: Iterable[BlockId]) -> list[int]:
+        """Return the requests whose ended runs had blocks, or contents of `past`, in tables."""
+        bad = {self._content(number) for number in numbers}
+        return [
+            ended.run.request
+            for ended in self._ended
+            if not all(bad.isdisjoint(table) for table in ended.tables)
+        ]
+
+    def _content(self, number: BlockId) -> Content:
+        is_former = number >= self._num_blocks
+        return self._former[number - self._num_blocks] if is_former else Content(number)
+
+    def judged(self, plan: RecoveryPlan) -> None:
+        """Forget what is known to be garbage by a plan that was made from `past`: whoever has read
+        it was told."""
+        bad = {self._content(number) for number in (*plan.tainted, *plan.lost)}
+        for request, read in list(self._read.items()):
+            self._read[request] = [each for each in read if each.content not in bad]
+        for ended in self._ended:
+            ended.read = [each for each in ended.read if each.content not in bad]
+            ended.tables = [
+                table if bad.isdisjoint(table) else [_NOTHING if c in bad else c for c in table]
+                for table in ended.tables
+            ]
 
 
-def _without(run: Run, blocks: set[int]) -> Run:
-    tables = [
-        [_NULL_BLOCK if block in blocks else block for block in table]
-        for table in run.ended_tables or ()
-    ]
-    gone = [each for each in run.given_back if each.block_id not in blocks]
-    return run._replace(ended_tables=tables, given_back=gone)
+def _present(content: Content) -> Content:
+    return content if content >= 0 else _NOTHING

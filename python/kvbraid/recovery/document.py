@@ -54,6 +54,7 @@ class State:
         busy: Blocks that a transfer may still write.
         policy: The policy at that time.
         pools: The pool of each group; empty if all share one.
+        former: As in `kvbraid.recovery.assess.assess`; only if all groups share a pool.
     """
 
     snapshot: Snapshot
@@ -62,6 +63,7 @@ class State:
     busy: Collection[BlockId] = ()
     policy: Policy = Policy.RECOMPUTE
     pools: Sequence[int] = ()
+    former: Sequence[BlockId] = ()
 
     def decide(self, *, max_refusals: int = 0) -> RecoveryPlan:
         """Decide again: from the same state, the plan is the same."""
@@ -72,6 +74,7 @@ class State:
             busy=self.busy,
             policy=self.policy,
             max_refusals=max_refusals,
+            former=self.former,
         )
 
     @property
@@ -81,7 +84,8 @@ class State:
 
     def in_its_pool(self, block: BlockId) -> BlockId:
         """Return the number of a block in its own pool, as its engine knows it."""
-        return BlockId(block % self.num_blocks)
+        has_former = block >= self.snapshot.num_blocks
+        return block if has_former else BlockId(block % self.num_blocks)
 
 
 # Reading.
@@ -101,9 +105,7 @@ def read(data: bytes) -> State:
         snapshot=Snapshot(
             topology=found.topology,
             num_blocks=found.total_blocks,
-            tables={
-                run.request: _tables(found, run) for run in runs if not run.ended or run.findable
-            },
+            tables=_all_tables(found),
         ),
         runs=[_run(found, run) for run in runs],
         failures=_failures(found, found.fields.failures),
@@ -113,7 +115,16 @@ def read(data: bytes) -> State:
         ],
         policy=Policy(found.fields.policy),
         pools=found.fields.pools,
+        former=[BlockId(block) for block in found.fields.former],
     )
+
+
+def _all_tables(found: Checked) -> dict[int, RunTables]:
+    tables: dict[int, RunTables] = {}
+    for run in found.fields.runs:
+        if not run.ended or run.findable:
+            tables[run.request] = _tables(found, run).joined(tables.get(run.request))
+    return tables
 
 
 def _tables(found: Checked, run: RunFields) -> RunTables:
@@ -155,6 +166,7 @@ def _failures(found: Checked, given: FailureFields) -> Failures:
         group_blocks=[GroupBlock(g, found.block(g, block)) for g, block in given.group_blocks],
         blocks=[BlockId(block) for block in given.blocks],
         requests=given.requests,
+        contents=[GroupBlock(g, found.block(g, block)) for g, block in given.contents],
         causes={
             Record(each.tier, bytes.fromhex(each.key), each.foreign): Cause(each.cause)
             for each in given.causes
@@ -173,6 +185,7 @@ def write(state: State) -> bytes:
         topology=_as_mapping(state.snapshot.topology),
         num_blocks=state.num_blocks,
         pools=tuple(state.pools),
+        former=tuple(state.former),
         runs=tuple(_run_fields(state, run, tables.get(run.request)) for run in state.runs),
         failures=_failure_fields(state, state.failures),
         busy=_busy_fields(state),
@@ -237,6 +250,7 @@ def _failure_fields(state: State, failures: Failures) -> FailureFields:
         group_blocks=tuple(_pairs(state, failures.group_blocks)),
         blocks=tuple(sorted(set(failures.blocks))),
         requests=tuple(sorted(set(failures.requests))),
+        contents=tuple(_pairs(state, failures.contents)),
         causes=tuple(
             CauseFields(
                 tier=record.tier,

@@ -51,6 +51,8 @@ class Failures:
         group_blocks: Blocks with their groups.
         blocks: Blocks of the one pool that all groups share.
         requests: Requests of which every loaded block counts as failed.
+        contents: What blocks hold, or held before they were handed out again, with their groups.
+            No connector names these: ledgers do, of a load that they know.
         causes: What failed at the source.
     """
 
@@ -58,17 +60,21 @@ class Failures:
     group_blocks: Collection[GroupBlock] = ()
     blocks: Collection[BlockId] = ()
     requests: Collection[int] = ()
+    contents: Collection[GroupBlock] = ()
     causes: Mapping[Record, Cause] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Whether anything failed."""
-        return bool(self.places or self.group_blocks or self.blocks or self.requests)
+        return bool(
+            self.places or self.group_blocks or self.blocks or self.requests or self.contents
+        )
 
     @classmethod
     def union(cls, reports: Iterable[Self]) -> Self:
         """Return what at least one of the ranks says. Ranks may disagree."""
         places: dict[int, dict[int, set[int]]] = {}
         pairs, blocks, requests = set[GroupBlock](), set[BlockId](), set[int]()
+        contents = set[GroupBlock]()
         causes: dict[Record, Cause] = {}
         for report in reports:
             for request, groups in report.places.items():
@@ -78,11 +84,17 @@ class Failures:
             pairs.update(report.group_blocks)
             blocks.update(report.blocks)
             requests.update(report.requests)
+            contents.update(report.contents)
             for record, cause in report.causes.items():
                 known = causes.get(record)
                 causes[record] = cause if known is None else _worse(known, cause)
         return cls(
-            places=places, group_blocks=pairs, blocks=blocks, requests=requests, causes=causes
+            places=places,
+            group_blocks=pairs,
+            blocks=blocks,
+            requests=requests,
+            contents=contents,
+            causes=causes,
         )
 
 

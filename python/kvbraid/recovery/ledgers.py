@@ -6,16 +6,15 @@ plan means for an engine's own requests is left to the engine.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from kvbraid.cache import CacheManager, Need, Work
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
-from kvbraid.recovery.assess import with_what_was_read
 from kvbraid.recovery.decide import decide
-from kvbraid.recovery.departed import Departed
+from kvbraid.recovery.departed import Departed, Meant
 from kvbraid.recovery.document import State
 from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.live import LiveRun
@@ -43,6 +42,7 @@ class RecoveryOptions:
         cooldown_failures: After how many failures in a row a tier is not asked for a while.
         cooldown_steps: For how many steps.
         max_refusals: How many refused boundaries a plan explains for each request.
+        late_steps: For how many steps after the end of a load its failure may still be reported.
 
     Raises:
         InvalidValueError: There is no rank. What else is out of range is refused by the ledgers.
@@ -55,10 +55,13 @@ class RecoveryOptions:
     cooldown_failures: int = 3
     cooldown_steps: int = 1_000
     max_refusals: int = 0
+    late_steps: int = 0
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1:
             raise InvalidValueError(f"num_ranks is {self.num_ranks}; expected at least 1")
+        if self.late_steps < 0:
+            raise InvalidValueError(f"late_steps is {self.late_steps}; expected at least 0")
 
 
 class Applied(NamedTuple):
@@ -91,7 +94,7 @@ class Ledgers:
         self._dump: Final = dump
         self.transfers: Final = Transfers(options.num_ranks)
         self.quarantine: Final = Quarantine()
-        self.departed: Final = Departed()
+        self.departed: Final = Departed(cache.config.num_blocks, options.late_steps)
         self.owners: Final = Ownership([g.block_size for g in cache.config.topology.groups])
         retries = options.retries if options.policy is Policy.RETRY else 0
         self.retries: Final = RetryBudget(retries=retries, deadline=options.deadline_steps)
@@ -101,13 +104,14 @@ class Ledgers:
         self.actions: Final[Counter[Action]] = Counter()
         self.num_refused_offers = 0
         self.num_unused_tokens = 0
+        self._lost: set[tuple[int, int, int]] = set()  # Garbage that was read: request and place.
 
     # A step is scheduled.
 
     def allocate(self, need: Need) -> bool:
         """Allocate for one request; return whether it fits."""
         done = self._cache.allocate([need])
-        if done.num_fit and self.departed:
+        if done.num_fit:
             self.departed.hand_out(done.block_ids)
         return bool(done.num_fit)
 
@@ -117,6 +121,7 @@ class Ledgers:
         may_be_garbage = self.transfers.num_begun > 0
         if may_be_garbage and not all(group.kind.is_full for group in groups):
             hit = targets_of(groups, self._cache.blocks(request), 0, run.num_local)
+            run.since = self.departed.now
             run.passing += [t for t in hit if not groups[t.group].kind.is_full]
 
     def refuse(self, offer: Offer, now: int) -> None:
@@ -128,16 +133,32 @@ class Ledgers:
         """Begin a load into the blocks that a run has just got for it."""
         groups, tables = self._cache.config.topology.groups, self._cache.blocks(request)
         targets = [*targets_of(groups, tables, run.num_local, run.num_computed)]
-        self.departed.hand_out(target.block_id for target in targets)
         load = self.transfers.begin(request, run.num_local, offer, targets)
-        run.load, run.is_loading = load, offer.is_async
+        self.departed.begin(load.number)
+        self.departed.hand_out([target.block_id for target in targets])
+        run.load, run.is_loading, run.since = load, offer.is_async, self.departed.now
         run.passing += [t for t in targets if not groups[t.group].kind.is_full]
         return load
 
     def follow(self, request: int, run: LiveRun) -> None:
         """Note which blocks of its hit and its load a run has given back in an allocation."""
         if run.passing:
-            self.departed.give_back(request, run.give_back(self._cache.blocks(request)))
+            gone = run.give_back(self._cache.blocks(request))
+            load = run.load
+            filled = {t[:2]: load.number for t in load.targets} if gone and load else {}
+            self.departed.give_back(request, gone, run.since, filled)
+
+    def catch_up(self, running: Mapping[int, LiveRun]) -> None:
+        """Number anew what all runs that go on, and those that have ended, have read."""
+        for request, run in running.items():
+            self.follow(request, run)
+        self.departed.catch_up()
+
+    def processed(self, step: int, running: Mapping[int, LiveRun]) -> None:
+        """Note that a step was processed."""
+        self.departed.processed(step)
+        if self.departed.is_long:
+            self.catch_up(running)
 
     def take_work(self, *, caller_frees: bool) -> Work:
         """Take the cache's work for a step.
@@ -151,32 +172,53 @@ class Ledgers:
 
     def _note_copies(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
         """Note that runs have read what their own blocks are copied from: a hit inside a block."""
-        self.departed.hand_out(destination for _, destination in copies)
         if copies and self.transfers.num_begun:  # Otherwise nothing may be garbage.
+            since = self.departed.now
+            self.departed.hand_out([destination for _, destination in copies])
             for request, read in read_by_copies(self._cache.tables, copies):
-                self.departed.give_back(request, [read])
+                self.departed.give_back(request, [read], since)
 
     # Ranks report.
 
-    def take(self, reports: Sequence[LoadReport]) -> tuple[list[Load], Failures]:
+    def take(
+        self, reports: Sequence[LoadReport], running: Mapping[int, LiveRun]
+    ) -> tuple[list[Load], Failures]:
         """Take reports, and free what was held for loads that are over; return as `settle`."""
+        self._lost = set()
+        self.departed.loads.close()
+        if any(report.failures for report in reports):
+            self.catch_up(running)
+        meant = self.departed.meant() if any(report.failures for report in reports) else Meant()
         for report in reports:
-            for number in self.transfers.note(report):
+            for number in self.transfers.note(report, meant):
+                if not self.transfers.pending(number):
+                    self.departed.loads.end(number)
                 if number in self.quarantine:
                     self._cache.pool.free(self.quarantine.ended(number, report.rank))
-        return self.transfers.settle()
+        return self.transfers.settle(meant)
 
-    def recover(self, runs: Sequence[Run], failures: Failures) -> Applied:
+    def recover(
+        self, runs: Sequence[Run], failures: Failures, running: Mapping[int, LiveRun]
+    ) -> Applied:
         """Decide, and apply the decision to the cache, the tiers and the ledgers.
 
-        Nobody may wait for blocks of others: whoever does is preempted before.
+        `runs` are the `running` ones, and others that have given their blocks back. Nobody may
+        wait for blocks of others: whoever does is preempted before.
         """
-        runs, writers = [*runs, *self.departed.ended], self.transfers.writers
-        failures = self._followed(runs, failures)
+        self.catch_up(running)
+        past, writers = self.departed.past(), self.transfers.writers
+        here = [run._replace(given_back=past.given_back.get(run.request, ())) for run in runs]
+        runs = [*here, *past.ended]
+        failures = _without_hits(runs, failures)
         if self._dump is not None:
-            tables = snapshot_of(self._cache, runs)
-            busy, policy = writers.keys(), self._options.policy
-            state = State(snapshot=tables, runs=runs, failures=failures, busy=busy, policy=policy)
+            state = State(
+                snapshot=snapshot_of(self._cache, runs),
+                runs=runs,
+                failures=failures,
+                busy=writers.keys(),
+                policy=self._options.policy,
+                former=past.former,
+            )
             self._dump(state)
         plan = decide(
             self._cache,
@@ -185,11 +227,12 @@ class Ledgers:
             busy=writers.keys(),
             policy=self._options.policy,
             max_refusals=self._options.max_refusals,
+            former=past.former,
         )
         had = {
-            run.request: self._cache.blocks(run.request)
-            for run in runs
-            if run.request in plan.requests and run.num_processed_tokens < run.num_computed_tokens
+            run.request: _without(self._cache.blocks(run.request), plan.tainted)
+            for run in here
+            if run.request in plan.requests and not run.has_ended
         }
         hold = [block for block in plan.recovery.hold if block not in self.quarantine.blocks]
         self._cache.recover(replace(plan.recovery, hold=hold))
@@ -197,25 +240,19 @@ class Ledgers:
             blocks = [block for block in hold if writers[block] == number]
             self.quarantine.add(number, blocks, self.transfers.pending(number))
         self.owners.take(plan, self._cache.tables)
-        self.departed.hand_out(plan.tainted)  # What is known to be garbage is found by nobody.
-        self._tell(plan)
+        bad = {*plan.tainted, *plan.lost}
+        gone = [(run.request, each) for run in runs for each in run.given_back]
+        self._lost = {(r, each.group, each.position) for r, each in gone if each.block_id in bad}
+        self.departed.judged(plan)
+        self._tell(plan, past.former)
         self.actions.update(each.action for each in plan.requests.values())
         return Applied(plan, had)
 
-    def _followed(self, runs: Sequence[Run], failures: Failures) -> Failures:
-        """Leave out what was recovered, and add the garbage that runs have given back since."""
-        # A run that has gone back to before its load is named again: these places are a hit now.
-        others = {run.request for run in runs if not run.num_loaded_tokens}
-        failures = replace(
-            failures,
-            places={r: places for r, places in failures.places.items() if r not in others},
-            requests=[r for r in failures.requests if r not in others],
-        )
-        return with_what_was_read(self._cache, runs, failures)
-
-    def _tell(self, plan: RecoveryPlan) -> None:
-        if plan.tainted:
-            self._tiers.forget_blocks(plan.tainted)
+    def _tell(self, plan: RecoveryPlan, former: Sequence[BlockId]) -> None:
+        # What was stored of a block before it was handed out again is garbage as well.
+        before = {former[number - self._cache.config.num_blocks] for number in plan.lost}
+        if plan.tainted or before:
+            self._tiers.forget_blocks(sorted(before.union(plan.tainted)))
         for record in plan.drop:
             self._tiers.drop(record)
         for record in plan.back_off:
@@ -224,16 +261,21 @@ class Ledgers:
     def failed_late(self, loads: Iterable[Load], plan: RecoveryPlan) -> list[Load]:
         """Return which loads have failed after all, although they may have been judged as good."""
         affected = [load for load in loads if load.request in plan.requests]
-        return [load for load in affected if not _is_good(load, plan)]
+        return [load for load in affected if not self._is_good(load, plan)]
 
     def judge(self, load: Load, plan: RecoveryPlan, now: int) -> bool:
         """Note how a settled load went; return whether it is good."""
-        is_good = _is_good(load, plan)
+        is_good = self._is_good(load, plan)
         if is_good:
             self.cooldowns.succeeded(load.tier)
         else:
             self.cooldowns.failed(load.tier, now)
         return is_good
+
+    def _is_good(self, load: Load, plan: RecoveryPlan) -> bool:
+        places = {(load.request, target.group, target.position) for target in load.targets}
+        blocks = {target.block_id for target in load.targets}
+        return blocks.isdisjoint(plan.tainted) and places.isdisjoint(self._lost)
 
     # A request gives its blocks back.
 
@@ -246,17 +288,18 @@ class Ledgers:
             self._cache.pool.hold(blocks)
             self.quarantine.add(load.number, blocks, pending)
 
-    def leave(self, run: Run, tables: Tables, last_step: int | None) -> list[int]:
-        """Note the end of a run that had these tables; `last_step` is its last one in flight.
+    def leave(
+        self, run: Run, tables: Tables, last_step: int | None, load: Load | None
+    ) -> list[int]:
+        """Note the end of a run that had these tables, of which its `load` filled some blocks;
+        `last_step` is its last one in flight.
 
         Returns requests that wait for a block that nobody else would write now: they have to give
         their blocks back.
         """
         if run.num_loaded_tokens and run.num_computed_tokens <= run.start:
             self.num_unused_tokens += run.num_loaded_tokens
-        if last_step is not None:
-            self.departed.end(run._replace(ended_tables=tables), last_step)
-        self.departed.leave(run.request)
+        self.departed.end(run, tables, last_step, load.number if load else None)
         return sorted({*self.owners.leaves(run.request).owners.values()})
 
     def check_integrity(
@@ -276,5 +319,18 @@ class Ledgers:
             assert is_held or is_owned, f"load {load.number} writes blocks that nobody holds"
 
 
-def _is_good(load: Load, plan: RecoveryPlan) -> bool:
-    return {target.block_id for target in load.targets}.isdisjoint(plan.tainted)
+def _without_hits(runs: Sequence[Run], failures: Failures) -> Failures:
+    """Leave out what was recovered: a run that has gone back to before its load is named again,
+    and these places are a hit now."""
+    load = {run.request for run in runs if run.num_loaded_tokens}
+    others = {run.request for run in runs} - load
+    return replace(
+        failures,
+        places={r: places for r, places in failures.places.items() if r not in others},
+        requests=[r for r in failures.requests if r not in others],
+    )
+
+
+def _without(tables: Tables, block_ids: Collection[BlockId]) -> Tables:
+    bad = {*block_ids}
+    return [[BlockId(0) if b in bad else b for b in table] for table in tables]

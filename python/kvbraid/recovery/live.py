@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from kvbraid.ids import BlockId
 from kvbraid.recovery.counts import PromptCounts
+from kvbraid.recovery.open_loads import BEGINNING, Moment
 from kvbraid.recovery.run import GivenBack, Run
 from kvbraid.recovery.transfers import Load, Target
 from kvbraid.spec import GroupSpec
@@ -16,7 +17,8 @@ class LiveRun:
 
     `run` tells runs of a request apart, and what was computed before and after a rewind. `passing`
     are the blocks of its hit and its load that groups may give back before the run ends, and that
-    are still in its tables. `is_loading`: nothing is computed before the load has ended.
+    are still in its tables, `since` when. `is_loading`: nothing is computed before the load has
+    ended.
     """
 
     counts: PromptCounts
@@ -29,6 +31,7 @@ class LiveRun:
     is_loading: bool = False
     delays_commit: bool = False
     passing: list[Target] = field(default_factory=list)
+    since: Moment = BEGINNING
 
     def begin(self, num_known: int, num_local: int, num_loaded: int) -> None:
         """Begin a run: a hit, and what a load brings after it."""
@@ -55,9 +58,7 @@ class LiveRun:
         self.passing = [t for t in self.passing if t not in gone] if gone else self.passing
         return [GivenBack(*target) for target in gone]
 
-    def as_run(
-        self, request: int, num_tokens: int, num_in_flight: int, given_back: Sequence[GivenBack]
-    ) -> Run:
+    def as_run(self, request: int, num_tokens: int, num_in_flight: int) -> Run:
         """Return the run as it is decided on."""
         computed = self.num_computed
         if self.is_loading:  # The last token is computed, even if it is loaded, too.
@@ -72,5 +73,4 @@ class LiveRun:
             num_processed_tokens=computed - num_in_flight,
             num_computed_tokens=computed,
             delays_commit=self.delays_commit,
-            given_back=given_back,
         )

@@ -70,6 +70,9 @@ class RecoveryPlan:
         drop: Records that are no good.
         back_off: Records that stay, at tiers that are not asked for a while.
         ignored: Parts of the report that did not count, by reason.
+        lost: Former contents that were garbage: see `assess`.
+        told: Requests that were handed out a token computed from garbage by a run that has ended.
+            Who of them goes on ends with `TAINTED_OUTPUT`, whatever `requests` has for it.
     """
 
     requests: Mapping[int, RequestPlan] = field(default_factory=dict)
@@ -78,6 +81,8 @@ class RecoveryPlan:
     drop: tuple[Record, ...] = ()
     back_off: tuple[Record, ...] = ()
     ignored: Mapping[Ignored, int] = field(default_factory=dict)
+    lost: tuple[BlockId, ...] = ()
+    told: tuple[int, ...] = ()
 
     @property
     def num_recomputed_tokens(self) -> int:

@@ -86,6 +86,7 @@ class FailureFields(Fields, frozen=True, kw_only=True):
     group_blocks: tuple[Pair, ...] = ()
     blocks: tuple[Count, ...] = ()
     requests: tuple[Request, ...] = ()
+    contents: tuple[Pair, ...] = ()
     causes: tuple[CauseFields, ...] = ()
 
 
@@ -106,6 +107,7 @@ class StateFields(Fields, frozen=True, kw_only=True):
     failures: FailureFields
     pools: tuple[Annotated[int, Meta(ge=0, lt=64)], ...] = ()
     busy: BusyFields = BusyFields()
+    former: tuple[Positive, ...] = ()
     policy: Literal["recompute", "retry", "fail"] = "recompute"
 
 

@@ -39,9 +39,11 @@ class Run(NamedTuple):
         delays_commit: The run's blocks are not findable yet: they are committed when the load is
             known to be good.
         given_back: Blocks of the load, and if the engine notes them of the hit, that are no longer
-            in the tables.
-        ended_tables: For a run that has ended while its steps were in flight: its block tables,
-            with the null block where the block was handed out again since. None for any other run.
+            in the tables. One that was handed out again since goes by the number of what it held
+            (`former` in `assess`).
+        ended_tables: For a run that has ended and that a report may still mean: its block tables;
+            what was handed out again since goes by the number of what it held, or is the null
+            block if no report can mean it. None for any other run.
     """
 
     request: int
@@ -63,5 +65,5 @@ class Run(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the request gave its blocks back while its steps were in flight."""
+        """Whether the request has given its blocks back."""
         return self.ended_tables is not None

@@ -1,7 +1,7 @@
 """What the tables of runs hold, as plain data: the input when there is no live cache."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kvbraid.cache import BlockInfo, CacheManager
@@ -42,6 +42,17 @@ class RunTables:
     states: Sequence[Sequence[HeldState]]
     findable: Mapping[Place, Sequence[BlockId]] = field(default_factory=dict)
 
+    def joined(self, other: "RunTables | None") -> "RunTables":
+        """Return what two runs of a request have together, of which at most one has blocks."""
+        if other is None:
+            return self
+        going_on = self if any(self.blocks) else other
+        findable = {
+            place: sorted({*self.findable.get(place, ()), *other.findable.get(place, ())})
+            for place in sorted({*self.findable, *other.findable})
+        }
+        return replace(going_on, findable=findable)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
@@ -63,11 +74,12 @@ def snapshot_of(cache: CacheManager, runs: Sequence[Run]) -> Snapshot:
     by_author: dict[int | None, list[tuple[BlockId, BlockInfo]]] = {}
     for block, info in found:
         by_author.setdefault(info.author, []).append((block, info))
-    tables = {}
+    tables: dict[int, RunTables] = {}
     for run in runs:
-        read = [(each.block_id, infos[each.block_id]) for each in run.given_back]
+        gone = {each.block_id for each in run.given_back}
+        read = [(block, infos[block]) for block in sorted(gone) if block < len(infos)]
         own = [*by_author.get(run.request, ()), *(each for each in read if each[1].num_tokens)]
-        tables[run.request] = _tables(cache, run, own)
+        tables[run.request] = _tables(cache, run, own).joined(tables.get(run.request))
     return Snapshot(
         topology=cache.config.topology, num_blocks=cache.config.num_blocks, tables=tables
     )

@@ -5,14 +5,17 @@ it judged, whole, so that no part counts as good that a rank has not spoken of. 
 every rank has reported its end. Nothing here holds a block.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
+from kvbraid.recovery.departed import Meant
 from kvbraid.recovery.failures import Failures, GroupBlock, Record
 from kvbraid.recovery.tiers import Offer
+
+_NO_MORE: Final = Meant()
 
 
 class Target(NamedTuple):
@@ -134,21 +137,23 @@ class Transfers:
                     f"{load.request}: a synchronous load ends, or is given up, before its step"
                 )
 
-    def note(self, report: LoadReport) -> list[int]:
+    def note(self, report: LoadReport, meant: Meant = _NO_MORE) -> list[int]:
         """Take a report; return the loads that this rank has ended now.
 
-        What a report says of a request is about its latest load, unless it names an earlier one.
+        A report that names a load is about that load, as far as it says something of its request
+        or its blocks. What else it says of a request is about its latest load, and about earlier
+        runs that it may have `meant`.
         """
         known = self._transfers.keys() & {*report.ended, *report.given_up}
         named = [self._transfers[number].load for number in known]
         stale = {load.request for load in named if self._latest[load.request] not in known}
-        failures = self._in_blocks(
-            replace(
-                report.failures,
-                places={r: p for r, p in report.failures.places.items() if r not in stale},
-                requests=[r for r in report.failures.requests if r not in stale],
-            )
+        said = replace(
+            report.failures,
+            places={r: p for r, p in report.failures.places.items() if r not in stale},
+            requests=[r for r in report.failures.requests if r not in stale],
         )
+        others = meant.requests - {load.request for load in named}
+        failures = self._in_contents(_of_loads(said, named), others)
         if failures or failures.causes:
             self._failures.append(failures)
         ended = []
@@ -162,8 +167,9 @@ class Transfers:
                 self._transfers[number].given_up.add(report.rank)
         return ended
 
-    def _in_blocks(self, failures: Failures) -> Failures:
-        """Name the blocks of loads under way: a request may load anew before one is judged."""
+    def _in_contents(self, failures: Failures, others: Collection[int]) -> Failures:
+        """Name what loads under way fill: a request may load anew before one is judged. Of
+        `others`, earlier runs may be meant as well."""
         loads = {
             transfer.load.request: transfer.load
             for number, transfer in self._transfers.items()
@@ -177,23 +183,22 @@ class Transfers:
                     left[target.group].remove(target.position)
                     named.add(target)
             # What the load does not fill is judged, and counted, as it was said.
-            places[request] = {g: positions for g, positions in left.items() if positions}
+            if request not in others:
+                places[request] = {g: positions for g, positions in left.items() if positions}
         for request in loads.keys() & {*failures.requests}:
             named.update(loads[request].targets)
         return replace(
             failures,
             places={request: groups for request, groups in places.items() if groups},
-            group_blocks={
-                *failures.group_blocks,
-                *(GroupBlock(t.group, t.block_id) for t in named),
-            },
-            requests=[request for request in failures.requests if request not in loads],
+            contents={*failures.contents, *(GroupBlock(t.group, t.block_id) for t in named)},
+            requests=[r for r in failures.requests if r not in loads or r in others],
         )
 
-    def settle(self) -> tuple[list[Load], Failures]:
+    def settle(self, meant: Meant = _NO_MORE) -> tuple[list[Load], Failures]:
         """Return the loads that are settled now, and what failed, of them or of earlier ones.
 
-        What is reported of loads that are not settled yet is kept until they are.
+        What is reported of loads that are not settled yet is kept until they are. If something
+        else may be `meant`, too, it is judged at once as well.
         """
         settled = []
         for transfer in self._transfers.values():
@@ -202,11 +207,19 @@ class Transfers:
                 settled.append(transfer.load)
                 if transfer.given_up:
                     places = [GroupBlock(t.group, t.block_id) for t in transfer.load.targets]
-                    self._failures.append(Failures(group_blocks=places))
+                    self._failures.append(Failures(contents=places))
         unsettled = [t.load for t in self._transfers.values() if not t.is_judged]
         # What names a request is about its latest load: it has left the blocks of earlier ones.
         waited = {load.request for load in unsettled if self._latest[load.request] == load.number}
-        failures, kept = _split(Failures.union(self._failures), unsettled, waited)
+        blocks = {target.block_id for load in unsettled for target in load.targets}
+        said = Failures.union(self._failures)
+        kept = _about(said, lambda block: block in blocks, lambda request: request in waited)
+        failures = _about(
+            said,
+            lambda block: block not in blocks or block in meant.blocks,
+            lambda request: request not in waited or request in meant.requests,
+        )
+        failures = replace(failures, causes=said.causes)
         self._failures = [kept] if kept else []
         self._transfers = {n: t for n, t in self._transfers.items() if t.pending}
         requests = {transfer.load.request for transfer in self._transfers.values()}
@@ -234,20 +247,29 @@ class Transfers:
         return {t.block_id: load.number for load in self.loads for t in load.targets}
 
 
-def _split(
-    failures: Failures, unsettled: Sequence[Load], requests: Collection[int]
-) -> tuple[Failures, Failures]:
-    """What can be judged now, and what is about loads that are not settled. Causes are known."""
-    if not unsettled:
-        return failures, Failures()
-    blocks = {target.block_id for load in unsettled for target in load.targets}
-    parts = [
-        Failures(
-            places={r: p for r, p in failures.places.items() if (r in requests) is is_kept},
-            group_blocks={b for b in failures.group_blocks if (b.block_id in blocks) is is_kept},
-            blocks={block for block in failures.blocks if (block in blocks) is is_kept},
-            requests={r for r in failures.requests if (r in requests) is is_kept},
-        )
-        for is_kept in (False, True)
-    ]
-    return replace(parts[0], causes=failures.causes), parts[1]
+def _of_loads(failures: Failures, loads: Iterable[Load]) -> Failures:
+    """Name the contents that these loads fill, where blocks are named."""
+    own = {GroupBlock(t.group, t.block_id) for load in loads for t in load.targets}
+    if not own or not (failures.blocks or failures.group_blocks):
+        return failures
+    blocks = {pair.block_id for pair in own}
+    return replace(
+        failures,
+        blocks=[block for block in failures.blocks if block not in blocks],
+        group_blocks=[pair for pair in failures.group_blocks if pair not in own],
+        contents={pair for pair in own if pair.block_id in failures.blocks}
+        | (own & {*failures.group_blocks}),
+    )
+
+
+def _about(
+    failures: Failures, has_block: Callable[[BlockId], bool], has_request: Callable[[int], bool]
+) -> Failures:
+    """What is said of some blocks and requests, without causes."""
+    return Failures(
+        places={r: places for r, places in failures.places.items() if has_request(r)},
+        group_blocks={pair for pair in failures.group_blocks if has_block(pair.block_id)},
+        blocks={*filter(has_block, failures.blocks)},
+        requests={*filter(has_request, failures.requests)},
+        contents={pair for pair in failures.contents if has_block(pair.block_id)},
+    )

@@ -87,8 +87,7 @@ class Book:
 
     def run_of(self, request: Request) -> Run:
         """Return a request's run as it is decided on."""
-        number, gone = request.number, self.ledgers.departed.given_back(request.number)
-        return request.as_run(number, request.num_tokens, request.num_in_flight, gone)
+        return request.as_run(request.number, request.num_tokens, request.num_in_flight)
 
     def preempt(self, request: Request) -> None:
         """Take a request's blocks; it starts again later. Outputs of its steps still count."""
@@ -118,14 +117,16 @@ class Book:
         self.ledgers.retries.ended(request.number)
 
     def _tables(self, request: Request) -> Tables:
-        """The tables of a request if steps in flight use them; otherwise they do not matter."""
-        return self.cache.blocks(request.number) if request.in_flight else ()
+        """The tables of a request if steps in flight use them, or a report may mean them;
+        otherwise they do not matter."""
+        is_meant = request.in_flight or self.ledgers.departed.is_open
+        return self.cache.blocks(request.number) if is_meant else ()
 
     def _leave(self, request: Request, tables: Tables) -> None:
         del self.running[request.number]
         request.counts.computed(request.num_processed)
         last_step = max(request.in_flight, default=None)
-        for heir in self.ledgers.leave(self.run_of(request), tables, last_step):
+        for heir in self.ledgers.leave(self.run_of(request), tables, last_step, request.load):
             if heir in self.running:  # An heir's own heirs go with it.
                 self.preempt(self.requests[heir])
 

@@ -108,7 +108,7 @@ class StepPlan:
     def _start(self, request: Request) -> bool:
         """Give a request its first blocks; return whether the next one may start, too."""
         book, number, unit = self._book, request.number, self._book.rules.alignment
-        if any(run.request == number for run in book.ledgers.departed.ended):
+        if book.ledgers.departed.is_in_flight(number):
             return False  # A step in flight, or a report on it, may still change what it knows.
         match = book.cache.match(number)
         hit = match.num_tokens // unit * unit

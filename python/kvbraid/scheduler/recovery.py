@@ -1,9 +1,10 @@
 """What reports on loads mean for requests: loads arrive, and plans of recovery are carried out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kvbraid.recovery.failures import Failures
+from kvbraid.recovery.loading import Tables
 from kvbraid.recovery.plan import Action, RecoveryPlan
 from kvbraid.recovery.transfers import LoadReport
 from kvbraid.scheduler.book import Book, Request
@@ -15,7 +16,7 @@ _ERRORS: Final = {Action.FAIL: "load_failed", Action.TAINTED_OUTPUT: "tainted_ou
 def take_reports(book: Book, reports: Sequence[LoadReport]) -> None:
     """Recover from what failed, and let requests go on whose loads have arrived."""
     ledgers, now = book.ledgers, book.num_steps
-    settled, failures = ledgers.take(reports)
+    settled, failures = ledgers.take(reports, book.running)
     loads = [run.load for run in book.running.values() if run.load and run.num_loaded]
     plan = _recover(book, failures) if failures or failures.causes else RecoveryPlan()
     settled += [load for load in ledgers.failed_late(loads, plan) if load not in settled]
@@ -57,14 +58,25 @@ def _recover(book: Book, failures: Failures) -> RecoveryPlan:
     # Their own loads may be what has failed.
     idle = [book.run_of(waiter) for waiter in waiters if not waiter.in_flight]
     over = [run._replace(ended_tables=book.cache.blocks(run.request)) for run in idle]
+    if book.ledgers.departed.is_open:
+        over = []  # Preempted, these runs are remembered.
     for waiter in waiters:
         if waiter.number in book.running:  # A waiter that owns blocks takes its heirs along.
             book.preempt(waiter)
     runs = [*map(book.run_of, book.running.values()), *over]
-    plan, tables = book.ledgers.recover(runs, failures)
+    plan, tables = book.ledgers.recover(runs, failures, book.running)
     if plan.tainted:
         for request in book.waiting:  # Their runs have ended, but their steps may have read it.
             request.in_flight.clear()
+    _carry_out(book, plan, tables)
+    for number in plan.told:
+        if number in book.requests:
+            output = Output(number, finish=Finish.ERROR, error=_ERRORS[Action.TAINTED_OUTPUT])
+            book.end(book.requests[number], output)
+    return plan
+
+
+def _carry_out(book: Book, plan: RecoveryPlan, tables: Mapping[int, Tables]) -> None:
     for number, what in plan.requests.items():
         request = book.requests[number]
         if what.action.ends:
@@ -77,4 +89,3 @@ def _recover(book: Book, failures: Failures) -> RecoveryPlan:
             request.rewind(book.groups, request.num_tokens, what.resume)
         request.counts.recovered(what.resume, what.recompute)
         request.in_flight.clear()
-    return plan

@@ -157,7 +157,7 @@ class Scheduler:
             request = book.requests.get(part.request)
             if request is not None and request.in_flight.pop(step.number, None) is not None:
                 self._process(request, part, result.tokens.get(part.request, ()))
-        self.ledgers.departed.processed(step.number)
+        self.ledgers.processed(step.number, book.running)
         if self._is_pipelined:
             self._cache.pool.free([block for copy in step.work.copies for block in copy])
         return self._take_outputs()
@@ -203,6 +203,8 @@ class Scheduler:
         if new:
             request.outputs += new
             self._cache.extend(number, new)
+            if number not in self._book.running:
+                self.ledgers.departed.told(number, request.num_tokens)
         is_computed = bool(new) or request.num_processed >= len(request.prompt)
         is_long = is_computed and request.num_tokens >= request.max_tokens
         finish = Finish.STOP if stop else Finish.LENGTH if is_long else None

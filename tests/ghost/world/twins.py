@@ -7,6 +7,7 @@ are left out. A field that is not named below counts as it is, which may keep eq
 but never takes different ones for equal.
 """
 
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
@@ -14,12 +15,14 @@ from enum import Enum
 from types import FunctionType, NoneType
 from typing import Any, Final, TypeAlias
 
+from kvbraid.recovery.contents import Content, block_of
 from kvbraid.scheduler import Load
 
 Value: TypeAlias = Any
 """Whatever a scheduler holds."""
 
-_ATOMS: Final = (int, float, str, bytes, range, NoneType, Enum, FunctionType, frozenset)
+# An array that was handed over is not changed any more.
+_ATOMS: Final = (int, float, str, bytes, array, range, NoneType, Enum, FunctionType, frozenset)
 
 
 def twin(value: Value, known: dict[int, Value]) -> Value:
@@ -82,6 +85,7 @@ class Image:
         self._num_steps = num_steps
         self._blocks: dict[int, int] = {0: 0}
         self._loads: dict[int, int] = {}
+        self._contents: dict[int, int] = {}
         self.loads: dict[int, Value] = {}
 
     def block(self, block: int) -> int:
@@ -127,8 +131,22 @@ class Image:
     def by_load(self, value: dict[int, Value]) -> Value:
         return tuple((self.load(number), self.of(each)) for number, each in value.items())
 
-    def ended(self, value: list[tuple[int, Value]]) -> Value:
-        return tuple((self.step(last), self.of(run)) for last, run in value)
+    def content(self, value: int) -> Value:
+        """The name of what a block holds, or held, and of the block."""
+        name = value if value >= 0 else self._contents.setdefault(value, len(self._contents))
+        return (name if value < 0 else -1, self.block(block_of(Content(value))))
+
+    def contents(self, value: list[list[int]]) -> Value:
+        return tuple(tuple(map(self.content, table)) for table in value)
+
+    def load_or_none(self, value: int | None) -> Value:
+        return None if value is None else self.load(value)
+
+    def last_load(self, num_loads: int) -> Value:
+        return self.load(num_loads - 1) if num_loads else -1
+
+    def step_or_none(self, value: int | None) -> Value:
+        return None if value is None else self.step(value)
 
     def cooldowns(self, value: dict[str, tuple[int, float]]) -> Value:
         """How long ago tiers failed does not matter once it is long enough."""
@@ -190,7 +208,19 @@ _EXCEPTIONS: Final[dict[tuple[str, str], _Rule]] = {
     ("Step", "scheduled"): Image.skip,
     # Numbers that go up all the time.
     ("Book", "num_steps"): Image.skip,
-    ("Departed", "_ended"): Image.ended,
+    ("_Ended", "last_step"): Image.step_or_none,
+    ("_Ended", "load"): Image.load_or_none,
+    ("_Read", "load"): Image.load_or_none,
+    ("Moment", "num_loads"): Image.last_load,
+    ("OpenLoads", "_left"): Image.by_load,
+    # Nothing is handed out between `catch_up` and the image.
+    ("Moment", "time"): Image.skip,
+    ("Departed", "_contents"): Image.skip,
+    ("Departed", "_num_loads"): Image.skip,
+    ("Departed", "_num_blocks"): Image.skip,
+    ("Departed", "_former"): Image.skip,
+    ("OpenLoads", "_late_steps"): Image.skip,
+    ("Ledgers", "_lost"): Image.skip,
     ("Step", "number"): Image.step,
     ("Request", "in_flight"): Image.by_step,
     ("Transfers", "num_begun"): Image.skip,
@@ -216,7 +246,8 @@ _EXCEPTIONS: Final[dict[tuple[str, str], _Rule]] = {
     ("Failures", "blocks"): Image.blocks,
     ("_Transfer", "blocks"): Image.blocks,
     ("Quarantine", "_held"): Image.blocks,
-    ("Departed", "_blocks"): Image.skip,  # A filter for what the other fields have.
+    ("_Read", "content"): Image.content,
+    ("_Ended", "tables"): Image.contents,
     ("Ownership", "_blocks"): Image.blocks,
     ("Ownership", "_owned"): Image.sets,
     ("Ownership", "_awaited"): Image.sets,

@@ -87,6 +87,7 @@ class World:
 
     def key(self) -> bytes:
         book = self.scheduler._book
+        book.ledgers.catch_up(book.running)
         image = Image(book.num_steps)
         parts: list[Any] = [image.of(book)]
         for client in self.clients:
@@ -401,8 +402,11 @@ class World:
 
     def _runs(self) -> list[Run]:
         book = self.scheduler._book
-        going_on = [book.run_of(request) for request in book.running.values()]
-        return going_on + book.ledgers.departed.ended
+        book.ledgers.catch_up(book.running)
+        past = book.ledgers.departed.past()
+        here = [book.run_of(request) for request in book.running.values()]
+        here = [run._replace(given_back=past.given_back.get(run.request, ())) for run in here]
+        return here + past.ended
 
     def _targets_of_runs(self, load: Load) -> set[tuple[int, int, int]]:
         """What the runs of a load's request hold, or have read of it and given back."""

@@ -1,9 +1,14 @@
-"""Blocks that runs have given back count until they are handed out again, or until it is over."""
+"""What runs have read and given back counts until no report can mean it, whoever has it now."""
 
+import pytest
 from kvbraid.cache import CacheConfig, CacheManager, Need
+from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
+from kvbraid.recovery.contents import Content, Contents, block_of
 from kvbraid.recovery.departed import Departed
 from kvbraid.recovery.ledgers import Ledgers, RecoveryOptions
+from kvbraid.recovery.open_loads import Moment, OpenLoads
+from kvbraid.recovery.plan import RecoveryPlan
 from kvbraid.recovery.run import GivenBack, Run
 from kvbraid.recovery.tiers import NO_TIERS
 
@@ -18,41 +23,93 @@ RUN = Run(
     num_loaded_tokens=8,
     num_processed_tokens=8,
     num_computed_tokens=9,
-    ended_tables=[[BlockId(3), BlockId(4)], [BlockId(0), BlockId(5)]],
 )
+TABLES = [[BlockId(3), BlockId(4)], [BlockId(0), BlockId(5)]]
 GONE = [GivenBack(1, 0, BlockId(6)), GivenBack(1, 1, BlockId(7))]
+FILLED = {(1, 0): 0, (1, 1): 0}
+NUM_BLOCKS = 20
 
 
-def test_a_block_that_is_handed_out_again_counts_no_more() -> None:
-    departed = Departed()
-    assert not departed
-    departed.end(RUN._replace(given_back=GONE), 5)
-    departed.give_back(2, GONE)
+def departed_with_a_load(late_steps: int) -> Departed:
+    """Request 1 has ended and request 2 goes on; both have read what load 0 brought."""
+    departed = Departed(NUM_BLOCKS, late_steps)
+    departed.begin(0)
+    since = departed.now
+    departed.give_back(1, GONE, since, FILLED)
+    departed.end(RUN, TABLES, last_step=5, load=0)
+    departed.give_back(2, GONE, since, FILLED)
+    return departed
+
+
+def test_a_block_that_is_handed_out_again_leaves_what_was_read_with_a_number_of_its_own() -> None:
+    departed = departed_with_a_load(late_steps=1)
     departed.hand_out([BlockId(4), BlockId(7), BlockId(9)])
-    (run,) = departed.ended
-    assert run.ended_tables == [[3, 0], [0, 5]]
-    assert list(run.given_back) == GONE[:1]
-    assert departed.given_back(2) == GONE[:1]
+    departed.catch_up()
+    past = departed.past()
+    (run,) = past.ended
+    assert sorted(past.former) == [4, 7]
+    was_4, was_7 = (BlockId(NUM_BLOCKS + past.former.index(BlockId(b))) for b in (4, 7))
+    assert run.ended_tables == [[3, was_4], [0, 5]]
+    assert run.given_back == [GONE[0], GONE[1]._replace(block_id=was_7)]
+    assert past.given_back == {2: list(run.given_back)}
+    assert departed.meant().requests == {1}
+    assert departed.meant().blocks == {4, 7}
 
 
-def test_a_run_counts_until_its_last_step_is_processed_and_what_it_gave_back_until_it_ends() -> (
-    None
-):
-    departed = Departed()
-    departed.end(RUN, 5)
-    departed.give_back(2, GONE)
+def test_two_who_read_the_same_name_the_same_and_two_who_did_not_do_not() -> None:
+    departed = departed_with_a_load(late_steps=1)
+    departed.hand_out([BlockId(7)])
+    departed.give_back(3, GONE[1:], departed.now)
+    departed.hand_out([BlockId(7)])
+    departed.catch_up()
+    past = departed.past()
+    ((*_, first),) = [past.given_back[2]]
+    assert first == past.ended[0].given_back[1]
+    assert first != past.given_back[3][0]
+    assert past.former == [7, 7]
+
+
+def test_what_was_read_counts_until_no_report_on_its_load_can_come() -> None:
+    departed = departed_with_a_load(late_steps=2)
+    departed.hand_out([BlockId(7)])
+    departed.loads.end(0)
+    for step in (5, 6):
+        departed.processed(step)
+        departed.catch_up()
+        assert len(departed.past().given_back[2]) == 2
+        assert departed.past().ended
+    departed.processed(7)
+    departed.catch_up()
+    # What the block still holds counts as long as the run lasts; what it held no longer counts.
+    assert departed.past() == ([], [], {2: GONE[:1]})
+
+
+def test_a_run_counts_until_its_last_step_is_processed_even_if_no_load_can_be_meant() -> None:
+    departed = departed_with_a_load(late_steps=0)
+    departed.loads.end(0)
     departed.processed(4)
-    assert departed.ended == [RUN]
+    departed.hand_out([BlockId(4)])
+    departed.catch_up()
+    (run,) = departed.past().ended
+    assert run.ended_tables == [[3, 0], [0, 5]]
+    assert departed.is_in_flight(1)
     departed.processed(5)
-    assert departed.ended == []
-    assert departed.given_back(2) == GONE
-    departed.leave(2)
-    assert departed.given_back(2) == ()
-    departed.processed(6)
-    assert not departed
+    assert departed.past().ended == []
+    assert not departed.is_in_flight(1)
 
 
-def test_a_block_that_a_state_is_copied_into_counts_no_more() -> None:
+def test_what_is_known_to_be_garbage_was_judged() -> None:
+    departed = departed_with_a_load(late_steps=1)
+    departed.hand_out([BlockId(7)])
+    departed.catch_up()
+    assert departed.past().former == [7]
+    departed.judged(RecoveryPlan(tainted=(BlockId(3),), lost=(BlockId(NUM_BLOCKS),)))
+    past = departed.past()
+    assert past.ended[0].ended_tables == [[0, 4], [0, 5]]
+    assert past.given_back == {2: GONE[:1]}
+
+
+def test_a_block_that_a_state_is_copied_into_holds_something_new() -> None:
     """No table gets this block: the copy is what others find; its request goes on as it was."""
     cache = CacheManager(CacheConfig(num_blocks=20, topology=STATES_INSIDE))
     request = cache.add(range(21))
@@ -60,7 +117,47 @@ def test_a_block_that_a_state_is_copied_into_counts_no_more() -> None:
         cache.start_step()
         assert cache.allocate([Need(request=request, num_new_tokens=tokens)]).num_fit
     ((_, destination),) = cache.copy().take_work().copies
-    ledgers = Ledgers(cache, NO_TIERS, RecoveryOptions())
-    ledgers.departed.give_back(2, [GivenBack(1, 0, destination)])
+    ledgers = Ledgers(cache, NO_TIERS, RecoveryOptions(late_steps=1))
+    ledgers.departed.begin(0)
+    ledgers.transfers._num_begun = 1
+    ledgers.departed.give_back(2, [GivenBack(1, 0, destination)], ledgers.departed.now)
     ledgers.take_work(caller_frees=False)
-    assert ledgers.departed.given_back(2) == []
+    ledgers.catch_up({})
+    assert ledgers.departed.meant().blocks == {destination}
+
+
+def test_a_content_is_one_from_one_handing_out_to_the_next() -> None:
+    contents = Contents()
+    contents.hand_out([BlockId(7)])  # 1
+    contents.hand_out([BlockId(7), BlockId(8)])  # 2
+    history = contents.catch_up()
+    before, first = (history.content(Content(7), since) for since in (0, 1))
+    assert before < 0
+    assert first < 0
+    assert before != first
+    assert block_of(before) == block_of(first) == 7
+    assert history.content(Content(7), 2) == 7
+    assert history.content(Content(9), 0) == 9
+    assert history.content(before, 0) == before
+    assert history.contents([Content(0), Content(8), before], 0)[::2] == [0, before]
+    assert contents.num_logged == 0
+
+
+def test_reports_on_a_load_may_come_so_many_steps_after_its_end() -> None:
+    loads = OpenLoads(late_steps=1)
+    loads.begin(4)
+    loads.processed()
+    assert 4 in loads
+    loads.end(4)
+    loads.processed()
+    assert 4 in loads
+    assert loads.concern(Moment(num_loads=5))
+    assert not loads.concern(Moment(num_loads=4))
+    loads.processed()
+    assert 4 not in loads
+    assert not loads.concern(Moment(num_loads=5))
+
+
+def test_there_are_no_negative_steps() -> None:
+    with pytest.raises(InvalidValueError, match="late_steps is -1; expected at least 0"):
+        RecoveryOptions(late_steps=-1)

@@ -8,6 +8,8 @@ import pytest
 
 SEEN: Final[dict[str, Counter[str]]] = {}
 """What live tests counted, by model."""
+LATE: Final[dict[str, Counter[str]]] = {}
+"""What came of late reports, by model and mode."""
 STOCK: Final[dict[str, str]] = {}
 """What became of the engine's own scheduler, by model."""
 
@@ -23,6 +25,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:  # noqa: ANN401 - py
         line |= {key: total[key] for key in keys}
         line |= {"control_changed": changed, "recomputed": total["recomputed"]}
         terminalreporter.write_line(json.dumps({"recovery": line}))
+    if LATE:
+        terminalreporter.write_line(json.dumps({"late_reports": LATE}))
     if STOCK:
         terminalreporter.write_line(json.dumps({"stock": STOCK}))
 
@@ -30,6 +34,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:  # noqa: ANN401 - py
 @pytest.fixture
 def seen() -> dict[str, Counter[str]]:
     return SEEN
+
+
+@pytest.fixture
+def late() -> dict[str, Counter[str]]:
+    return LATE
 
 
 @pytest.fixture

@@ -33,11 +33,13 @@ class Record:
 
 @dataclass
 class Fault:
-    """Which blocks of each load fail, and in which form this is reported; None: in none."""
+    """Which blocks of each load fail, in which form this is reported (None: in none), and how many
+    steps late."""
 
     groups: list[int]
     where: str
     form: str | None
+    num_late_steps: int = 0
 
 
 @dataclass
@@ -90,6 +92,7 @@ class FailingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] #
         self._results = KVConnectorTransferResults()
         self._flat: set[int] = set()
         self._failures: Any = None
+        self._late: list[tuple[Any, ...]] = []  # Steps left, and what is said then.
 
     # The scheduler's half.
 
@@ -135,6 +138,7 @@ class FailingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] #
     def start_load_kv(self, forward_context: object, **kwargs: object) -> None:
         del forward_context, kwargs
         begun = self._get_connector_metadata().loads
+        self._say_what_is_due()
         if not HOST.is_async:
             for load in begun:
                 self._load(load)
@@ -156,7 +160,14 @@ class FailingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] #
         failed = self._copy(load, range(len(self._sizes)))
         HOST.num_failed += bool(failed)
         if failed and HOST.fault is not None and HOST.fault.form is not None:
-            self._say(load, failed, HOST.fault.form)
+            self._late.append((HOST.fault.num_late_steps, load, failed, HOST.fault.form))
+            self._say_what_is_due(num_steps=0)
+
+    def _say_what_is_due(self, num_steps: int = 1) -> None:
+        late = [(left - num_steps, *what) for left, *what in self._late]
+        self._late = [each for each in late if each[0] > 0]
+        for _, load, failed, form in [each for each in late if each[0] <= 0]:
+            self._say(load, failed, form)
 
     def _copy(self, load: Load, groups: Collection[int]) -> list[tuple[int, int, int]]:
         parts = [

@@ -1,12 +1,13 @@
 """A real vLLM whose loads fail on demand, in its own process.
 
 `python -m tests.vllm.recovery.live_program` reads JSON lines from standard input: the settings of
-the engine (`{"model", "block_size", "num_blocks", "max_model_len", "dtype", "scheduler"}`), then
-commands.
+the engine (`{"model", "block_size", "num_blocks", "max_model_len", "dtype", "scheduler",
+"async_scheduling"}`), then commands.
 `{"keep": tokens}` computes a document and keeps what resuming after it needs; answered by
 `{"kept": tokens}`. `{"prompts", "max_tokens", "loads": null or {"is_async", "fault"}}` answers
-prompts together from an empty cache: `{"outputs", "gaps": between the two best logits of each
-token, "cached", "failed": loads so far, "recomputed": tokens so far}`.
+prompts together from an empty cache, or with `"is_warm"` from what the last ones left:
+`{"outputs", "gaps": between the two best logits of each token, "ends": how each ended, "cached",
+"failed": loads so far, "recomputed": tokens so far}`.
 """
 
 import json
@@ -36,7 +37,7 @@ def start(settings: dict[str, Any]) -> Any:  # noqa: ANN401 - vLLM exists only i
         max_num_batched_tokens=4_096,
         max_num_seqs=4,
         enable_prefix_caching=True,
-        async_scheduling=False,
+        async_scheduling=settings["async_scheduling"],
         scheduler_cls=settings["scheduler"],
         kv_transfer_config=KVTransferConfig(
             kv_connector="FailingConnector",
@@ -104,7 +105,8 @@ class Program:
         if loads is not None:
             self._host.is_async = loads["is_async"]
             self._host.fault = Fault(**loads["fault"]) if loads["fault"] else None
-        assert self._engine.reset_prefix_cache()
+        if not request.get("is_warm"):
+            assert self._engine.reset_prefix_cache()
         said = self._generate(request["prompts"], request["max_tokens"])
         recovery = getattr(self._core.scheduler, "recovery", None)
         recomputed = recovery.counts.recomputed_tokens if recovery is not None else 0
@@ -130,6 +132,7 @@ class Program:
         return {
             "outputs": [list(result.outputs[0].token_ids) for result in results],
             "gaps": gaps,
+            "ends": [result.outputs[0].finish_reason for result in results],
             "cached": [result.num_cached_tokens for result in results],
         }
 

@@ -63,7 +63,9 @@ class Program:
 
 
 @contextmanager
-def running(model: LiveModel, scheduler: str | None) -> Iterator[tuple[Program, int]]:
+def running(
+    model: LiveModel, scheduler: str | None, *, async_scheduling: bool = False
+) -> Iterator[tuple[Program, int]]:
     """Start a model's engine; yield it with the number of its groups, and stop it at the end."""
     cache = str(Path(sys.prefix) / "engine-cache")
     environment = os.environ | ENVIRONMENT
@@ -86,6 +88,7 @@ def running(model: LiveModel, scheduler: str | None) -> Iterator[tuple[Program, 
                 "max_model_len": model.max_model_len,
                 "dtype": model.dtype,
                 "scheduler": scheduler,
+                "async_scheduling": async_scheduling,
             }
             yield program, program.ask(**settings)["groups"]
         finally:

@@ -109,7 +109,8 @@ impl Core {
         let size = group.block;
         for (block, by, index, num_tokens) in self.pool.registered() {
             let position = position_of(num_tokens, size);
-            let counts = by == author || gap.has_read(position, block);
+            let is_other = gap.is_empty_at(position) || num_tokens % size != 0;
+            let counts = is_other && (by == author || gap.has_read(position, block));
             if counts && index == group.index && gap.positions.contains(&position) {
                 found.push((position, block));
             }

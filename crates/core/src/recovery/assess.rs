@@ -11,6 +11,7 @@
 //! reaches a block which other tables may have costs a second pass.
 
 use super::find::find;
+use super::former::WithFormer;
 use super::held::hold;
 use super::owners::{Court, Verdict};
 use super::reported::{IgnoredCounts, Judge};
@@ -22,10 +23,13 @@ use crate::error::Result;
 /// The answer for all runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Assessment {
-    /// The blocks with garbage, in ascending order.
+    /// The blocks with garbage, in ascending order, and then former contents.
     pub tainted: Vec<BlockId>,
     /// One for each affected run that has not ended, ordered by request.
     pub verdicts: Vec<Verdict>,
+    /// The requests that were told a token computed from garbage by a run that has ended, in
+    /// ascending order.
+    pub told: Vec<u64>,
     /// How many parts of the report do not count.
     pub ignored: IgnoredCounts,
 }
@@ -39,14 +43,19 @@ pub struct Doubt {
     pub busy: Vec<BlockId>,
     /// How many refused boundaries are told for each run.
     pub max_refusals: usize,
+    /// For each content that a block had before it was handed out again, the block. The contents
+    /// are numbered from the number of blocks on, in what runs have given back and in the tables of
+    /// ended runs.
+    pub former: Vec<BlockId>,
 }
 
 /// What failures taint, and where each affected run resumes.
 ///
 /// # Errors
-/// `UnknownRequest` for a run that goes on without tables; `GivenTwice` for a request with two
-/// runs; `InvalidValue` or `UnknownBlock` for tables that cannot be.
+/// `UnknownRequest` for a run that goes on without tables; `GivenTwice` for a request with two runs
+/// that go on; `InvalidValue` or `UnknownBlock` for tables that cannot be.
 pub fn assess(tables: &impl Tables, runs: &[Run], doubt: &Doubt) -> Result<Assessment> {
+    let tables = &WithFormer::new(tables, &doubt.former);
     let num_blocks = tables.num_blocks();
     let all = hold(tables, runs)?;
     let mut taint = Taint::new(num_blocks, all.len());
@@ -71,6 +80,7 @@ pub fn assess(tables: &impl Tables, runs: &[Run], doubt: &Doubt) -> Result<Asses
     };
     Ok(Assessment {
         verdicts: court.verdicts(),
+        told: taint.told(&all),
         tainted: taint.blocks.iter().collect(),
         ignored,
     })

@@ -10,7 +10,7 @@
 //! Whoever keeps the tables may know where a block should stand, and how many references there are.
 //! Each entry of a table is one of them, so nothing has to be read once all are accounted for.
 
-use super::held::Held;
+use super::held::{Held, runs_of};
 use super::hits::{Hit, Hits, scan};
 use super::run::{Clue, Tables};
 use crate::blocks::{BlockId, BlockSet, count};
@@ -109,11 +109,9 @@ impl Known {
 
 /// The run of the request that registered a block, if it goes on and its table has the block.
 fn author(all: &[Held<'_>], clue: &Clue, block: BlockId) -> Option<u32> {
-    let find = |held: &Held<'_>| held.run.request.cmp(&clue.request);
-    let run = all.binary_search_by(find).ok()?;
-    let held = &all[run];
-    let is_there = held.block_at(usize::from(clue.group), clue.position) == block;
-    (is_there && !held.has_ended()).then(|| count(run))
+    let run = runs_of(all, clue.request).find(|&run| !all[run].has_ended())?;
+    let is_there = all[run].block_at(usize::from(clue.group), clue.position) == block;
+    is_there.then(|| count(run))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::resume_point::{OwnTable, OwnTables, block_at};
-use super::run::{Run, Tables};
+use super::run::{GivenBack, Run, Tables};
 use crate::blocks::{BlockId, BlockSet, count};
 use crate::error::{Error, Result};
 use crate::spec::{GroupSpec, SpecKind};
@@ -31,19 +31,21 @@ impl Held<'_> {
 
     /// The positions of a table that a load fills. Of a state group, that is the state at its end.
     pub(super) fn loaded(&self, group: usize, spec: &GroupSpec) -> Range<u32> {
-        let tokens = self.run.loaded();
-        if tokens.is_empty() {
-            return 0..0;
-        }
-        let size = spec.block_size;
-        let end = tokens.end.div_ceil(size);
-        let start = if spec.kind == SpecKind::Mamba {
-            end - 1
-        } else {
-            tokens.start / size
-        };
+        let positions = loaded_positions(&self.run.loaded(), spec);
         let held = count(self.own.groups[group].blocks.len());
-        start.min(held)..end.min(held)
+        positions.start.min(held)..positions.end.min(held)
+    }
+
+    /// What the run's load has filled of what it has given back.
+    pub(super) fn lost(&self, groups: &[GroupSpec]) -> impl Iterator<Item = GivenBack> {
+        let tokens = self.run.loaded();
+        let of_load = move |gone: &&GivenBack| {
+            let Some(spec) = groups.get(gone.group as usize) else {
+                return false;
+            };
+            loaded_positions(&tokens, spec).contains(&gone.position)
+        };
+        self.run.given_back.iter().filter(of_load).copied()
     }
 
     /// Whether a position of a state group had the state that covers the tokens before the start.
@@ -54,11 +56,34 @@ impl Held<'_> {
     }
 }
 
+/// The positions that the tokens of a load fill.
+fn loaded_positions(tokens: &Range<u32>, spec: &GroupSpec) -> Range<u32> {
+    if tokens.is_empty() {
+        return 0..0;
+    }
+    let end = tokens.end.div_ceil(spec.block_size);
+    let start = if spec.kind == SpecKind::Mamba {
+        end - 1
+    } else {
+        tokens.start / spec.block_size
+    };
+    start..end
+}
+
+/// The indices of a request's runs: those that have ended, and the one that goes on.
+pub(super) fn runs_of(all: &[Held<'_>], request: u64) -> Range<usize> {
+    let start = all.partition_point(|held| held.run.request < request);
+    let own = all[start..].partition_point(|held| held.run.request == request);
+    start..start + own
+}
+
 /// Takes all runs together, ordered by request.
 pub(super) fn hold<'a>(tables: &'a impl Tables, runs: &'a [Run]) -> Result<Vec<Held<'a>>> {
     let mut runs: Vec<&Run> = runs.iter().collect();
     runs.sort_unstable_by_key(|run| run.request);
-    if let Some(pair) = runs.windows(2).find(|w| w[0].request == w[1].request) {
+    let goes_on = |run: &&&Run| run.ended_tables.is_none();
+    let going_on: Vec<&&Run> = runs.iter().filter(goes_on).collect();
+    if let Some(pair) = going_on.windows(2).find(|w| w[0].request == w[1].request) {
         return Err(Error::GivenTwice(pair[0].request));
     }
     let held = runs.into_iter().map(|run| {

@@ -178,9 +178,7 @@ impl Court<'_, '_> {
         let held = &self.all[affected.run];
         let run = held.run;
         let first_tainted = self.taint.first[affected.run];
-        let handed_out = first_tainted.is_some_and(|first| {
-            run.num_tokens > run.num_known_tokens.max(first.saturating_add(1))
-        });
+        let handed_out = first_tainted.is_some_and(|first| run.has_told(first));
         let mut own = held.own.clone();
         let limit = first_tainted
             .unwrap_or(u32::MAX)

@@ -2,15 +2,17 @@
 //!
 //! ```text
 //! place, request   looked up in the run's own tables; their blocks are wanted, too
-//! block, pair      wanted in all tables; counts where the entry is in a run's load
+//! block, pair      wanted in all tables; counts where the entry is in a run's load. Of a block that
+//!                  was handed out again, what it held before counts as well: nobody knows which
+//! content          that one alone
 //! ```
 //! Everything else is counted by the reason why it does not count, once however often it is told.
 
-use super::held::Held;
+use super::held::{Held, runs_of};
 use super::hits::Hits;
-use super::run::{FailedPlace, Failures, Tables};
+use super::run::{FailedPlace, Failures, GivenBack, Tables};
 use super::taint::Taint;
-use crate::blocks::{BlockId, BlockSet, NULL_BLOCK};
+use crate::blocks::{BlockId, BlockSet, NULL_BLOCK, count};
 
 /// Why a part of a report does not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +36,16 @@ pub(super) struct Reported {
     blocks: BlockSet,
     loaded: BlockSet,
     num_blocks: u64,
-    /// Blocks with their groups, in ascending order, and whether a run loads them there.
+    pairs: Pairs,
+    contents: Pairs,
+    /// Contents from this number on are former ones.
+    num_present: usize,
+    former: Vec<BlockId>,
+}
+
+/// Blocks with their groups, in ascending order, and whether a run loads them there.
+#[derive(Debug)]
+struct Pairs {
     pairs: Vec<(BlockId, u32)>,
     is_loaded: Vec<bool>,
 }
@@ -66,27 +77,27 @@ impl<'a, 'b, T: Tables> Judge<'a, 'b, T> {
         self.ignored[why as usize] += 1;
     }
 
-    fn index_of(&self, request: u64) -> Option<usize> {
-        let find = |held: &Held<'_>| held.run.request.cmp(&request);
-        self.all.binary_search_by(find).ok()
-    }
-
     /// Taints what places and requests name.
     pub(super) fn fail_places(&mut self, failures: &Failures) {
         for place in distinct(&failures.places) {
-            let why = match self.index_of(place.request) {
-                Some(run) => self.fail_place(run, place),
-                None => Some(Ignored::UnknownRequest),
-            };
-            if let Some(why) = why {
+            let mut why = Some(Ignored::UnknownRequest);
+            let mut counts = false;
+            for run in runs_of(self.all, place.request) {
+                why = self.fail_place(run, place);
+                counts |= why.is_none();
+            }
+            if let Some(why) = why.filter(|_| !counts) {
                 self.ignore(why);
             }
         }
         for request in distinct(&failures.requests) {
-            match self.index_of(request) {
-                Some(run) if self.fail_request(run) => {}
-                Some(_) => self.ignore(Ignored::NotLoaded),
-                None => self.ignore(Ignored::UnknownRequest),
+            let runs = runs_of(self.all, request);
+            let is_known = !runs.is_empty();
+            let num_failed = runs.filter(|&run| self.fail_request(run)).count();
+            match (is_known, num_failed) {
+                (false, _) => self.ignore(Ignored::UnknownRequest),
+                (true, 0) => self.ignore(Ignored::NotLoaded),
+                (true, _) => {}
             }
         }
     }
@@ -103,10 +114,11 @@ impl<'a, 'b, T: Tables> Judge<'a, 'b, T> {
         if is_loaded {
             self.taint.add(block);
         }
-        let gone = held.run.given_back.iter();
+        let groups = &self.tables.topology().groups;
+        let is_here = |gone: &GivenBack| (gone.group, gone.position) == (place.group, position);
         let mut is_lost = false;
-        for &gone in gone.filter(|gone| (gone.group, gone.position) == (place.group, position)) {
-            self.taint.lose(self.tables, run, held, gone);
+        for gone in held.lost(groups).filter(is_here) {
+            self.lose(run, gone);
             is_lost = true;
         }
         if is_loaded || is_lost {
@@ -120,14 +132,24 @@ impl<'a, 'b, T: Tables> Judge<'a, 'b, T> {
         }
     }
 
+    /// Taints a content that a run has read and given back. The null block is none.
+    fn lose(&mut self, run: usize, gone: GivenBack) {
+        self.taint.add(gone.block);
+        let groups = &self.tables.topology().groups;
+        self.taint
+            .read(run, &self.all[run], groups, self.all[run].run.start());
+    }
+
     /// Taints all that a run loads, and returns whether there is anything.
     fn fail_request(&mut self, run: usize) -> bool {
         let held = &self.all[run];
-        let mut is_any = !held.run.given_back.is_empty();
-        for &gone in &held.run.given_back {
-            self.taint.lose(self.tables, run, held, gone);
+        let groups = &self.tables.topology().groups;
+        let mut is_any = false;
+        for gone in held.lost(groups) {
+            is_any = true;
+            self.lose(run, gone);
         }
-        for (group, spec) in self.tables.topology().groups.iter().enumerate() {
+        for (group, spec) in groups.iter().enumerate() {
             for position in held.loaded(group, spec) {
                 let block = held.block_at(group, position);
                 if block != NULL_BLOCK {
@@ -141,11 +163,10 @@ impl<'a, 'b, T: Tables> Judge<'a, 'b, T> {
 
     /// The blocks of a report, less those that cannot be.
     pub(super) fn blocks(&mut self, failures: &Failures) -> Reported {
-        let (num_blocks, num_groups) = (
-            self.tables.num_blocks(),
-            self.tables.topology().groups.len(),
-        );
-        let mut is_block = |block: BlockId, group: u32| {
+        let former = self.tables.former();
+        let num_contents = self.tables.num_blocks();
+        let num_groups = self.tables.topology().groups.len();
+        let mut is_block = |block: BlockId, group: u32, num_blocks: usize| {
             let is_there = block.index() < num_blocks && (group as usize) < num_groups;
             if !is_there {
                 self.ignore(Ignored::OutOfRange);
@@ -155,16 +176,21 @@ impl<'a, 'b, T: Tables> Judge<'a, 'b, T> {
             is_there && block != NULL_BLOCK
         };
         let mut blocks = distinct(&failures.blocks);
-        blocks.retain(|&block| is_block(block, 0));
+        let num_blocks = num_contents - former.len();
+        blocks.retain(|&block| is_block(block, 0, num_blocks));
         let mut pairs = distinct(&failures.group_blocks);
-        pairs.retain(|&(block, group)| is_block(block, group));
-        let set = BlockSet::new(num_blocks, &blocks);
+        pairs.retain(|&(block, group)| is_block(block, group, num_blocks));
+        let mut contents = distinct(&failures.contents);
+        contents.retain(|&(block, group)| is_block(block, group, num_contents));
+        let set = BlockSet::new(num_contents, &blocks);
         Reported {
             num_blocks: blocks.len() as u64,
             loaded: BlockSet::with_room_of(&set),
             blocks: set,
-            is_loaded: vec![false; pairs.len()],
-            pairs,
+            pairs: Pairs::new(pairs),
+            contents: Pairs::new(contents),
+            num_present: num_blocks,
+            former: former.to_vec(),
         }
     }
 
@@ -186,14 +212,14 @@ impl<'a, 'b, T: Tables> Judge<'a, 'b, T> {
             }
         }
         for (run, held) in self.all.iter().enumerate() {
-            for &gone in &held.run.given_back {
+            for gone in held.lost(groups) {
                 if reported.finds(gone.block, gone.group) {
-                    self.taint.lose(self.tables, run, held, gone);
+                    self.lose(run, gone);
                 }
             }
         }
         let found = reported.loaded.len() as u64;
-        let pairs = reported.is_loaded.iter().filter(|found| !**found).count() as u64;
+        let pairs = reported.pairs.num_unloaded() + reported.contents.num_unloaded();
         self.ignored[Ignored::NotLoaded as usize] += reported.num_blocks - found + pairs;
     }
 }
@@ -202,22 +228,46 @@ impl Reported {
     /// Adds all blocks that have to be looked for.
     pub(super) fn want(&self, wanted: &mut BlockSet) {
         wanted.insert_all(&self.blocks);
-        for &(block, _) in &self.pairs {
+        for &(block, _) in self.pairs.pairs.iter().chain(&self.contents.pairs) {
             wanted.insert(block);
+        }
+        let told = wanted.clone();
+        for (content, &block) in (count(self.num_present)..).zip(&self.former) {
+            if told.has(block) {
+                wanted.insert(BlockId(content));
+            }
         }
     }
 
     /// Whether a loaded block of a group was reported. It is noted as loaded.
-    fn finds(&mut self, block: BlockId, group: u32) -> bool {
+    fn finds(&mut self, content: BlockId, group: u32) -> bool {
+        let before = content.index().checked_sub(self.num_present);
+        let block = before.map_or(content, |at| self.former[at]);
         let is_reported = self.blocks.has(block);
         if is_reported {
             self.loaded.insert(block);
         }
-        let pair = self.pairs.binary_search(&(block, group));
-        if let Ok(at) = pair {
+        let is_pair = self.pairs.finds((block, group));
+        self.contents.finds((content, group)) || is_pair || is_reported
+    }
+}
+
+impl Pairs {
+    fn new(pairs: Vec<(BlockId, u32)>) -> Self {
+        let is_loaded = vec![false; pairs.len()];
+        Self { pairs, is_loaded }
+    }
+
+    fn finds(&mut self, pair: (BlockId, u32)) -> bool {
+        let at = self.pairs.binary_search(&pair);
+        if let Ok(at) = at {
             self.is_loaded[at] = true;
         }
-        is_reported || pair.is_ok()
+        at.is_ok()
+    }
+
+    fn num_unloaded(&self) -> u64 {
+        self.is_loaded.iter().filter(|found| !**found).count() as u64
     }
 }
 

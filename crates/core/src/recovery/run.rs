@@ -56,6 +56,12 @@ impl Run {
         self.loaded().end.min(self.num_tokens.saturating_sub(1))
     }
 
+    /// Whether a token has been handed out that was sampled from the first tainted one on.
+    #[must_use]
+    pub fn has_told(&self, first_tainted: u32) -> bool {
+        self.num_tokens > self.num_known_tokens.max(first_tainted.saturating_add(1))
+    }
+
     /// The tokens that a load fills.
     #[must_use]
     pub fn loaded(&self) -> Range<u32> {
@@ -87,6 +93,8 @@ pub struct Failures {
     pub blocks: Vec<BlockId>,
     /// Requests of which every loaded block counts as failed.
     pub requests: Vec<u64>,
+    /// Contents, former ones included, each as a block of one group.
+    pub contents: Vec<(BlockId, u32)>,
 }
 
 /// Where a block stands if the request that registered it still has it, and if no other table has it
@@ -108,8 +116,13 @@ pub trait Tables {
     /// The groups.
     fn topology(&self) -> &Topology;
 
-    /// The number of blocks, the null block included.
+    /// The number of blocks, the null block and former contents included.
     fn num_blocks(&self) -> usize;
+
+    /// For each former content, the block that held it; their numbers are the last ones.
+    fn former(&self) -> &[BlockId] {
+        &[]
+    }
 
     /// What a request holds; its tokens are those that the keeper knows of.
     ///

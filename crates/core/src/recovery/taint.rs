@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use super::held::Held;
 use super::hits::{Hit, Hits, Occurrences};
-use super::run::{Gap, GivenBack, Tables};
+use super::run::{Gap, Tables};
 use crate::blocks::{BlockId, BlockSet, NULL_BLOCK};
 use crate::rule::first_read;
 use crate::spec::{GroupSpec, SpecKind};
@@ -33,10 +33,42 @@ struct Spread<'a, 'b, T> {
     all: &'a [Held<'b>],
     /// The blocks that tables of ended runs have: the cache counts no references of theirs.
     ended: BlockSet,
+    gone: &'a Gone,
     /// For each run and group, the position from which on all blocks are tainted already.
     written: Vec<SmallVec<[u32; 8]>>,
     /// Made when the first shared block is tainted.
     occurrences: Option<Occurrences>,
+}
+
+/// What runs have read and given back: in no table any more, and yet what they computed is garbage if
+/// it is.
+struct Gone {
+    blocks: BlockSet,
+    /// Blocks with the runs that have read them, in ascending order.
+    readers: Vec<(BlockId, usize)>,
+}
+
+impl Gone {
+    fn of(all: &[Held<'_>], num_blocks: usize) -> Self {
+        let readers = all.iter().enumerate().flat_map(|(run, held)| {
+            let blocks = held.run.given_back.iter().map(|gone| gone.block);
+            blocks.map(move |block| (block, run))
+        });
+        let mut readers: Vec<(BlockId, usize)> = readers.collect();
+        readers.sort_unstable();
+        let blocks: Vec<BlockId> = readers.iter().map(|&(block, _)| block).collect();
+        Self {
+            blocks: BlockSet::new(num_blocks, &blocks),
+            readers,
+        }
+    }
+
+    fn readers(&self, block: BlockId) -> impl Iterator<Item = usize> + '_ {
+        let start = self.readers.partition_point(|&(other, _)| other < block);
+        let own = self.readers[start..].iter();
+        own.take_while(move |&&(other, _)| other == block)
+            .map(|&(_, run)| run)
+    }
 }
 
 impl Taint {
@@ -52,33 +84,14 @@ impl Taint {
         self.blocks.insert(block)
     }
 
-    /// Taints what a run computed from a block that has failed, and that it has given back since.
-    /// The block itself may have been handed out again; it is tainted only if it is still found.
-    pub(super) fn lose(
+    /// Notes that a run has read garbage to compute a token. Returns whether that is news.
+    pub(super) fn read(
         &mut self,
-        tables: &impl Tables,
         run: usize,
         held: &Held<'_>,
-        gone: GivenBack,
-    ) {
-        let (group, position) = (gone.group as usize, gone.position);
-        let gap = Gap {
-            group,
-            positions: position..position.saturating_add(1),
-            blocks: &[],
-            start: held.run.start(),
-            read: std::slice::from_ref(&gone),
-        };
-        let mut found = Vec::new();
-        tables.find(held.run.request, &gap, &mut found);
-        if held.block_at(group, position) == gone.block || found.contains(&(position, gone.block)) {
-            self.add(gone.block);
-        }
-        self.read(run, held, &tables.topology().groups, held.run.start());
-    }
-
-    /// Notes that a run has read garbage to compute a token. Returns whether that is news.
-    fn read(&mut self, run: usize, held: &Held<'_>, groups: &[GroupSpec], token: u32) -> bool {
+        groups: &[GroupSpec],
+        token: u32,
+    ) -> bool {
         let first = &mut self.first[run];
         let is_news =
             token < held.run.num_computed_tokens && first.is_none_or(|first| token < first);
@@ -93,6 +106,31 @@ impl Taint {
     fn reads_all(&self, all: &[Held<'_>], run: u32) -> bool {
         let run = run as usize;
         self.first[run] == Some(all[run].run.start())
+    }
+
+    /// Notes that all who have read a tainted block and given it back have read garbage; returns for
+    /// whom that is news.
+    fn read_gone(
+        &mut self,
+        all: &[Held<'_>],
+        groups: &[GroupSpec],
+        gone: &Gone,
+        block: BlockId,
+    ) -> Vec<usize> {
+        let mut readers: Vec<usize> = gone.readers(block).collect();
+        readers.retain(|&run| self.read(run, &all[run], groups, all[run].run.start()));
+        readers
+    }
+
+    /// The requests that were told garbage by runs that have ended.
+    pub(super) fn told(&self, all: &[Held<'_>]) -> Vec<u64> {
+        let runs = all.iter().zip(&self.first);
+        let told = runs.filter(|(held, first)| {
+            held.has_ended() && first.is_some_and(|first| held.run.has_told(first))
+        });
+        let mut told: Vec<u64> = told.map(|(held, _)| held.run.request).collect();
+        told.dedup();
+        told
     }
 
     fn read_hit(&mut self, all: &[Held<'_>], groups: &[GroupSpec], hit: &Hit) -> bool {
@@ -128,10 +166,20 @@ impl Taint {
         let ended = all.iter().filter(|held| held.has_ended());
         let ended = ended.flat_map(|held| held.own.groups.iter().flat_map(|table| table.blocks));
         let ended: Vec<BlockId> = ended.copied().collect();
+        let gone = Gone::of(all, tables.num_blocks());
+        for block in gone
+            .blocks
+            .iter()
+            .filter(|&block| self.blocks.has(block))
+            .collect::<Vec<_>>()
+        {
+            self.read_gone(all, groups, &gone, block);
+        }
         let mut spread = Spread {
             tables,
             all,
             ended: BlockSet::new(tables.num_blocks(), &ended),
+            gone: &gone,
             written: vec![SmallVec::from_elem(u32::MAX, groups.len()); all.len()],
             occurrences: None,
         };
@@ -150,6 +198,7 @@ impl Taint {
                         changed.push(hit.run as usize);
                     }
                 }
+                changed.extend(self.read_gone(all, groups, &gone, block));
             }
         }
         if !self.blocks.has_all(scanned) {
@@ -198,7 +247,7 @@ impl<T: Tables> Spread<'_, '_, T> {
     }
 
     fn may_be_shared(&self, block: BlockId) -> bool {
-        self.ended.has(block) || self.tables.may_be_shared(block)
+        self.ended.has(block) || self.gone.blocks.has(block) || self.tables.may_be_shared(block)
     }
 
     /// Where a block stands in the tables.

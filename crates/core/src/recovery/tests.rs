@@ -3,7 +3,7 @@
 use hashbrown::HashMap;
 
 use super::*;
-use crate::blocks::BlockId;
+use crate::blocks::{BlockId, count};
 use crate::error::Error;
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
 
@@ -174,23 +174,36 @@ fn nobody_waits_for_a_block_that_its_owner_may_not_write_yet() {
 }
 
 #[test]
-fn what_was_given_back_is_tainted_if_a_look_up_finds_it() {
-    let mut tables = snapshot(&[WINDOW], &[&[&[0, 0, 3, 4]]]);
-    let found = |tables: &Snapshot| {
+fn what_was_read_and_given_back_is_tainted_with_what_was_computed_from_it() {
+    let tables = snapshot(&[WINDOW], &[&[&[0, 0, 3, 4]]]);
+    let garbage = |block, failures: Doubt| {
         let gone = GivenBack {
             group: 0,
             position: 1,
-            block: BlockId(9),
+            block: BlockId(block),
         };
         let run = Run {
             given_back: vec![gone],
             ..run(0, 0, 8, 16)
         };
-        assess(tables, &[run], &failed(&[9])).unwrap().tainted
+        let doubt = Doubt {
+            former: ids(&[9]),
+            ..failures
+        };
+        assess(&tables, &[run], &doubt).unwrap().tainted
     };
-    assert_eq!(found(&tables), ids(&[3, 4]));
-    tables.tables.get_mut(&0).unwrap().findable = vec![(0, 1, BlockId(9))];
-    assert_eq!(found(&tables), ids(&[3, 4, 9]));
+    assert_eq!(garbage(9, failed(&[9])), ids(&[3, 4, 9]));
+    let former = count(tables.num_blocks);
+    assert_eq!(garbage(former, failed(&[9])), ids(&[3, 4, former]));
+    assert!(garbage(former, failed(&[8])).is_empty());
+    let exact = Doubt {
+        failures: Failures {
+            contents: vec![(BlockId(9), 0)],
+            ..Failures::default()
+        },
+        ..Doubt::default()
+    };
+    assert!(garbage(former, exact).is_empty());
 }
 
 #[test]

@@ -9,7 +9,7 @@ that; if that other one leaves, those who wait start over in the same call.
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -23,15 +23,14 @@ from kvbraid.integrations.vllm.asking import Asking
 from kvbraid.integrations.vllm.recovery_counts import RecoveryCounts
 from kvbraid.integrations.vllm.recovery_options import recovery_options
 from kvbraid.integrations.vllm.reports import Reports
-from kvbraid.integrations.vllm.runs import Alive
+from kvbraid.integrations.vllm.runs import Alive, Runs
 from kvbraid.integrations.vllm.tracked import TrackedCacheManager
-from kvbraid.recovery.assess import with_what_was_read
 from kvbraid.recovery.counts import PromptCounts
 from kvbraid.recovery.decide import decide
-from kvbraid.recovery.failures import Failures
+from kvbraid.recovery.failures import Failures, GroupBlock
 from kvbraid.recovery.loading import can_compute, useful_end
 from kvbraid.recovery.owners import HandedOn, Ownership
-from kvbraid.recovery.plan import Action, RecoveryPlan, RequestPlan
+from kvbraid.recovery.plan import Action, RecoveryPlan
 from kvbraid.recovery.policy import Policy
 from kvbraid.recovery.run import GivenBack
 from kvbraid.spec import SpecKind
@@ -62,6 +61,10 @@ class Rescheduling(Protocol):
         """Let a request end with an error in this step."""
         ...
 
+    def fail_told(self, request: Request) -> bool:
+        """Let a request end as `fail` does, if it goes on and does not end yet; return whether."""
+        ...
+
     def drop_output(self, request_id: str) -> None:
         """Use no output of a request's steps in flight; its run has ended already."""
         ...
@@ -84,7 +87,7 @@ class RecoveryFromFailedLoads:
         self._state_interval = options.state_interval_tokens
         self._manager = manager
         self._cache = manager.cache
-        self._runs = manager.runs
+        self._runs = manager.runs = Runs(manager.cache, options.late_report_steps)
         self._scheduler = scheduler
         self._reports = Reports(self._runs)
         self._ownership = Ownership([g.block_size for g in self._cache.config.topology.groups])
@@ -194,16 +197,22 @@ class RecoveryFromFailedLoads:
             if alive.is_loading
             for each in self._runs.loaded(alive)
         }
-        runs = self._runs.runs()
+        runs, past = self._runs.past()
         decided = decide(
             self._cache,
             runs,
-            with_what_was_read(self._cache, runs, failures),
+            failures,
             busy={*loading, *self._ownership.blocks},
             policy=self.policy,
+            former=past.former,
         )
+        told = {
+            self._runs.request_of(n).request_id: self._runs.request_of(n) for n in decided.told
+        }
         plan = self._feasible(
-            decided, by_number, {b for b in decided.recovery.hold if b in loading}
+            self._ending(decided, by_number, told),
+            by_number,
+            {b for b in decided.recovery.hold if b in loading},
         )
         by_group = self._by_group(plan.tainted)
         self._cache.recover(replace(plan.recovery, preempt=()))
@@ -212,14 +221,28 @@ class RecoveryFromFailedLoads:
             self._held.setdefault(request_id, []).append(held)
             self.counts.hold(held.group)
         handed_on = self._ownership.take(plan, self._cache.tables)
-        for request_id in self._runs.ended_with(plan.tainted):
-            self._scheduler.drop_output(request_id)
+        for request in self._runs.judged(plan):
+            self._scheduler.drop_output(request.request_id)
         self._reschedule(plan, by_number)
-        self._runs.hand_out(plan.tainted)
+        for request in told.values():
+            if self._scheduler.fail_told(request):
+                _log_end(request, Action.TAINTED_OUTPUT)
         self._start_heirs_over(handed_on)
         self.counts.add(plan, by_group)
         self.counts.cool(self.asking.num_cooling)
         _log(plan, self.policy)
+
+    def _ending(
+        self, plan: RecoveryPlan, by_number: Mapping[int, Alive], told: Collection[str]
+    ) -> RecoveryPlan:
+        """Let those end that were told garbage by an earlier run, whatever becomes of this one."""
+        requests = {
+            number: each._replace(action=Action.TAINTED_OUTPUT, owner_of=(), waits_for={})
+            if by_number[number].request.request_id in told
+            else each
+            for number, each in plan.requests.items()
+        }
+        return replace(plan, requests=requests)
 
     def _feasible(
         self, plan: RecoveryPlan, by_number: Mapping[int, Alive], hold: Iterable[BlockId]
@@ -262,7 +285,7 @@ class RecoveryFromFailedLoads:
             elif each.action is Action.START_OVER:
                 self._scheduler.start_over(request)
             else:
-                _log_end(request, each)
+                _log_end(request, each.action)
                 self._scheduler.fail(request)
 
     def _start_heirs_over(self, handed_on: HandedOn) -> None:
@@ -272,12 +295,12 @@ class RecoveryFromFailedLoads:
             if self._ownership.owner_of(heir):  # Otherwise it has started over because of another.
                 self._scheduler.start_over(by_number[heir])
 
-    def _expect(self, request_id: str, failed: Iterable[BlockId]) -> None:
+    def _expect(self, request_id: str, failed: Iterable[GroupBlock]) -> None:
         alive = self._runs.find(request_id)
         if alive is not None:
             (point,) = self._cache.tables.resume_points(
                 [alive.number],
-                sorted(failed),
+                sorted(pair.block_id for pair in failed),
                 limits=[alive.num_computed_tokens],
                 drops_unit=False,
             )
@@ -332,9 +355,9 @@ def _log(plan: RecoveryPlan, policy: Policy) -> None:
         )
 
 
-def _log_end(request: Request, plan: RequestPlan) -> None:
+def _log_end(request: Request, action: Action) -> None:
     logger.error(
         "kvbraid: request %s ends with an error after a failed KV load (%s).",
         request.request_id,
-        plan.action.value,
+        action.value,
     )

@@ -24,6 +24,8 @@ class RecoveryOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         tier_cooldown_s: How long the connector is not asked after three failures in a row.
         state_interval_tokens: The connector has a state after each multiple of so many tokens, and
             loads what it is asked for where it has offered more; None: nobody knows where.
+        late_report_steps: For how many steps after the end of a load the connector may report that
+            it failed.
     """
 
     policy: Policy | None = None
@@ -31,6 +33,7 @@ class RecoveryOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     deadline_ms: Annotated[float, msgspec.Meta(ge=0)] | None = None
     tier_cooldown_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
     state_interval_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    late_report_steps: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 4
 
 
 def recovery_options(config: KVTransferConfig) -> tuple[Policy, RecoveryOptions]:
@@ -47,7 +50,7 @@ def recovery_options(config: KVTransferConfig) -> tuple[Policy, RecoveryOptions]
             f'kv_connector_extra_config has {asked!r} under "{KEY}": {error}; expected '
             '{"policy": "recompute", "retry" or "fail", "retries": count, '
             '"deadline_ms": milliseconds, "tier_cooldown_s": seconds, '
-            '"state_interval_tokens": count}'
+            '"state_interval_tokens": count, "late_report_steps": count}'
         )
         raise InvalidValueError(msg) from error
     return options.policy or Policy(config.kv_load_failure_policy), options

@@ -25,6 +25,7 @@ class _Said:
     group_blocks: set[GroupBlock]
     blocks: set[BlockId]
     requests: set[int]
+    contents: set[GroupBlock] = field(default_factory=set)
     ignored: Counter[Ignored] = field(default_factory=Counter)
 
 
@@ -33,7 +34,7 @@ class Reports:
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
-        self._kept_back: dict[str, set[BlockId]] = {}
+        self._kept_back: dict[str, set[GroupBlock]] = {}
         self._ignored: Counter[Ignored] = Counter()
 
     def read(self, output: KVConnectorOutput, *, keeps_back: bool) -> Failures:
@@ -42,10 +43,8 @@ class Reports:
         failures = meta if isinstance(meta, LoadFailures) else LoadFailures()
         said = self._numbered(failures, output)
         for request_id in output.finished_recving or ():
-            alive = self._runs.find(request_id)
-            if alive is not None:
-                alive.is_loading = False
-            said.blocks |= self._kept_back.pop(request_id, set())
+            self._runs.load_ended(request_id)
+            said.contents |= self._kept_back.pop(request_id, set())
         if keeps_back:
             for alive in self._runs.alive():
                 if alive.is_loading:
@@ -56,6 +55,7 @@ class Reports:
             group_blocks=said.group_blocks,
             blocks=said.blocks,
             requests=said.requests,
+            contents=said.contents,
             causes=failures.causes,
         )
 
@@ -79,24 +79,27 @@ class Reports:
         return said
 
     def _keep_back(self, alive: Alive, said: _Said) -> None:
-        loaded = self._runs.loaded(alive)
-        own = {each.block_id for each in loaded}
-        by_group = {GroupBlock(each.group, each.block_id) for each in loaded}
-        failed = (said.blocks & own) | {pair.block_id for pair in said.group_blocks & by_group}
-        said.blocks -= own
-        said.group_blocks -= by_group
+        loaded = {GroupBlock(each.group, each.block_id): each for each in self._runs.loaded(alive)}
+        own = {pair.block_id for pair in loaded}
+        failed = {pair for pair in loaded if pair.block_id in said.blocks}
+        failed |= said.group_blocks & loaded.keys()
+        if failed:
+            # What such a block held before it was handed out for this load may be meant, too.
+            before = self._runs.blocks_before()
+            said.blocks -= own - before
+            said.group_blocks -= {pair for pair in loaded if pair.block_id not in before}
         if alive.number in said.requests:
             said.requests.remove(alive.number)
-            failed |= own
+            failed |= loaded.keys()
         places = said.places.get(alive.number, {})
-        for each in loaded:
+        for pair, each in loaded.items():
             if each.position in places.get(each.group, ()):
                 places[each.group].remove(each.position)
-                failed.add(each.block_id)
+                failed.add(pair)
         if failed:
             self._kept_back.setdefault(alive.request.request_id, set()).update(failed)
 
-    def kept_back(self) -> Mapping[str, Collection[BlockId]]:
+    def kept_back(self) -> Mapping[str, Collection[GroupBlock]]:
         """Return the failed blocks of loads under way, by request."""
         return self._kept_back
 

@@ -174,6 +174,14 @@ class RecoveringScheduler(Scheduler):  # type: ignore[misc] # Untyped without vL
         self._drop_steps_in_flight(request)
         self.encoder_cache_mismatch_reqs.add(request.request_id)
 
+    def fail_told(self, request: Request) -> bool:
+        """Let a request end as `fail` does, if it goes on and does not end yet; return whether."""
+        goes_on = self.requests.get(request.request_id) is request
+        ends = request.request_id in self.encoder_cache_mismatch_reqs
+        if goes_on and not ends:
+            self.fail(request)
+        return goes_on and not ends
+
     def drop_output(self, request_id: str) -> None:
         """Use no output of a request's steps in flight; its run has ended already."""
         request = self.requests.get(request_id)

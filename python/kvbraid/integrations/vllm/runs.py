@@ -1,8 +1,8 @@
 """What the schedulers remember of requests, so that a decision knows what their loads filled.
 
-The law: a run starts when a request gets its first blocks, and ends when it gives them back. A run
-that ends while its steps are in flight is kept until they are processed, with its block tables as
-they were; a block that is handed out again is taken out of them.
+The law: a run starts when a request gets its first blocks, and ends when it gives them back. What
+counts after that, and for how long, is the law of `kvbraid.recovery.departed`. vLLM does not say
+when a synchronous load has ended: that is when the first step of its run is processed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,10 @@ from vllm.v1.request import Request
 
 from kvbraid.cache import CacheManager
 from kvbraid.ids import BlockId
-from kvbraid.recovery.loading import read_by_copies
+from kvbraid.recovery.departed import Departed, Past
+from kvbraid.recovery.loading import read_by_copies, targets_of
+from kvbraid.recovery.open_loads import BEGINNING, Moment
+from kvbraid.recovery.plan import RecoveryPlan
 from kvbraid.recovery.run import GivenBack, Run
 from kvbraid.spec import GroupSpec, SpecKind
 
@@ -22,6 +25,9 @@ _PASSING: Final = frozenset(
     | {SpecKind.MAMBA, SpecKind.CHUNKED_LOCAL_ATTENTION}
 )
 """Kinds whose groups give blocks back while a request runs."""
+
+_IN_FLIGHT: Final = 1 << 62
+"""A step that is never processed: vLLM counts what is in flight in tokens."""
 
 
 @dataclass(slots=True)
@@ -36,8 +42,9 @@ class Alive:
         num_loaded_tokens: What a load fills after it.
         delays_commit: An asynchronous load whose blocks are not findable yet.
         is_loading: An asynchronous load that has not ended.
-        loaded: The loaded blocks of groups that give blocks back while the request runs.
-        read: Blocks that its own blocks are copies of: a hit inside a block.
+        load: The number of its load, if there is one.
+        since: When it started.
+        passing: The blocks of its hit and its load that it has and may give back while it runs.
     """
 
     request: Request
@@ -47,8 +54,9 @@ class Alive:
     num_loaded_tokens: int
     delays_commit: bool
     is_loading: bool
-    loaded: tuple[GivenBack, ...] = ()
-    read: tuple[GivenBack, ...] = ()
+    load: int | None = None
+    since: Moment = BEGINNING
+    passing: tuple[GivenBack, ...] = ()
 
     @property
     def num_computed_tokens(self) -> int:
@@ -78,22 +86,24 @@ class Alive:
 
 @dataclass(slots=True)
 class _Ended:
-    """A run with steps in flight; their tokens are those of the request, earlier runs included."""
+    """A run that has ended; `num_in_flight_tokens` are those of the request, earlier runs
+    included. `is_last`: no later run of the request has started."""
 
-    request_id: str
-    run: Run
-    tables: list[list[BlockId]]
+    request: Request
     num_in_flight_tokens: int
+    is_last: bool = True
 
 
 class Runs:
-    """The runs of one cache."""
+    """The runs of one cache. Reports on a load may come for `late_steps` steps after its end."""
 
-    def __init__(self, cache: CacheManager) -> None:
+    def __init__(self, cache: CacheManager, late_steps: int) -> None:
         self._cache = cache
         self._alive: dict[str, Alive] = {}
-        self._ended: list[_Ended] = []
-        self._watched: set[BlockId] = set()  # Blocks that runs gave back, or may give back.
+        self._ended: dict[int, _Ended] = {}
+        self._departed = Departed(cache.config.num_blocks, late_steps)
+        self._num_loads = 0
+        self._unproved: dict[str, int] = {}  # Synchronous loads whose step was not processed.
 
     def start(
         self,
@@ -105,6 +115,9 @@ class Runs:
         delays_commit: bool,
     ) -> Alive:
         """Note that a request got its first blocks."""
+        self._told()
+        for ended in self._ended.values():
+            ended.is_last = ended.is_last and ended.request is not request
         self._alive[request.request_id] = alive = Alive(
             request=request,
             number=number,
@@ -115,11 +128,22 @@ class Runs:
             is_loading=delays_commit,
         )
         if num_loaded_tokens:
-            alive.loaded = tuple(
-                each for each in self.loaded(alive) if self._groups[each.group].kind in _PASSING
-            )
-            self._watched.update(each.block_id for each in alive.loaded)
+            self._begin(alive)
+        if self._num_loads and num_local_tokens + num_loaded_tokens:
+            alive.since = self._departed.now
+            tables = self._cache.blocks(number)
+            hit = targets_of(self._groups, tables, 0, num_local_tokens)
+            read = [*map(GivenBack._make, hit), *self.loaded(alive)]
+            groups = self._groups
+            alive.passing = tuple(e for e in read if groups[e.group].kind in _PASSING)
         return alive
+
+    def _begin(self, alive: Alive) -> None:
+        alive.load = self._num_loads
+        self._num_loads += 1
+        self._departed.begin(alive.load)
+        if not alive.is_loading:
+            self._unproved[alive.request.request_id] = alive.load
 
     @property
     def _groups(self) -> Sequence[GroupSpec]:
@@ -153,55 +177,88 @@ class Runs:
     @property
     def is_watching(self) -> bool:
         """Whether it matters which blocks are handed out."""
-        return bool(self._watched)
+        return self._num_loads > 0
 
     def copied(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
         """Note copies that a step begins with, as (source, destination)."""
-        if not copies:
+        if not copies or not self.is_watching:
             return
-        self.hand_out(destination for _, destination in copies)
-        by_number = {alive.number: alive for alive in self._alive.values()}
+        since = self._departed.now
+        self.hand_out([destination for _, destination in copies])
         for number, read in read_by_copies(self._cache.tables, copies):
-            if number in by_number:
-                by_number[number].read += (read,)
-                self._watched.add(read.block_id)
+            self._departed.give_back(number, [read], since)
+
+    def hand_out(self, block_ids: Sequence[BlockId]) -> None:
+        """Note that blocks were handed out: they hold something new."""
+        self._departed.hand_out(block_ids)
+
+    def load_ended(self, request_id: str) -> None:
+        """Note that the asynchronous load of a request has ended."""
+        alive = self._alive.get(request_id)
+        if alive is not None:
+            alive.is_loading = False
+            self._close(alive)
+
+    def _close(self, alive: Alive) -> None:
+        if alive.load is not None:
+            self._departed.loads.end(alive.load)
 
     def end(self, request_id: str) -> None:
         """Note that a request is about to give its blocks back."""
         alive = self._alive.pop(request_id, None)
-        if alive is not None and alive.num_in_flight_tokens and not alive.is_loading:
-            tables = self._cache.blocks(alive.number)
-            in_flight = int(alive.request.num_in_flight_tokens)
-            self._ended.append(_Ended(request_id, self._run(alive), tables, in_flight))
-            self._watched.update(block for table in tables for block in table)
-
-    def hand_out(self, block_ids: Iterable[BlockId]) -> None:
-        """Note that blocks were handed out: what runs that gave them back left in them is gone."""
-        new = self._watched.intersection(block_ids)
-        if not new:
+        if alive is None:
             return
-        for ended in self._ended:
-            for table in ended.tables:
-                table[:] = [BlockId(0) if block in new else block for block in table]
-        for alive in self._alive.values():
-            if any(each.block_id in new for each in alive.loaded):
-                held = set(self.loaded(alive))
-                alive.loaded = tuple(
-                    each for each in alive.loaded if each.block_id not in new or each in held
-                )
-            alive.read = tuple(each for each in alive.read if each.block_id not in new)
+        if alive.is_loading:  # Nobody has read anything of it.
+            self._close(alive)
+            return
+        self._follow(alive)
+        run, in_flight = self._run(alive), int(alive.request.num_in_flight_tokens)
+        is_in_flight = alive.num_in_flight_tokens > 0
+        if is_in_flight or self._departed.is_open:
+            tables, step = self._cache.blocks(alive.number), _IN_FLIGHT if is_in_flight else None
+            self._departed.end(run, tables, step, alive.load)
+            self._ended[alive.number] = _Ended(alive.request, in_flight)
+        else:
+            self._departed.end(run, (), None, alive.load)
 
     def process(self, num_scheduled_tokens: Mapping[str, int]) -> None:
         """Note that the oldest step was processed; it had these tokens of requests."""
-        for ended in self._ended:
-            ended.num_in_flight_tokens -= num_scheduled_tokens.get(ended.request_id, 0)
-        self._ended = [ended for ended in self._ended if ended.num_in_flight_tokens > 0]
-        if (
-            self._watched
-            and not self._ended
-            and not any(alive.loaded or alive.read for alive in self._alive.values())
-        ):
-            self._watched.clear()
+        for request_id in self._unproved.keys() & num_scheduled_tokens.keys():
+            self._departed.loads.end(self._unproved.pop(request_id))
+        for number, ended in self._ended.items():
+            ended.num_in_flight_tokens -= num_scheduled_tokens.get(ended.request.request_id, 0)
+            if ended.num_in_flight_tokens <= 0:
+                self._departed.landed(number)
+        self._told()
+        self._departed.processed(-1)
+        kept = self._departed.ended_requests
+        self._ended = {number: ended for number, ended in self._ended.items() if number in kept}
+        if self._departed.is_long:
+            self._catch_up()
+
+    def _told(self) -> None:
+        """Note how many tokens requests have by their last runs, which have ended."""
+        for number, ended in self._ended.items():
+            if ended.is_last:
+                self._departed.told(number, ended.request.num_tokens)
+
+    def _follow(self, alive: Alive) -> None:
+        """Note what a run has given back."""
+        if not alive.passing:
+            return
+        tables = self._cache.blocks(alive.number)
+        gone = [e for e in alive.passing if tables[e.group][e.position] != e.block_id]
+        if gone:
+            places = dict(self._loaded_positions(alive))
+            own = [e[:2] for e in gone if e.position in places.get(e.group, ())]
+            filled = {} if alive.load is None else dict.fromkeys(own, alive.load)
+            self._departed.give_back(alive.number, gone, alive.since, filled)
+            alive.passing = tuple(e for e in alive.passing if e not in gone)
+
+    def _catch_up(self) -> None:
+        for alive in self._alive.values():
+            self._follow(alive)
+        self._departed.catch_up()
 
     def cut(self, alive: Alive, resume: int) -> None:
         """Note that a run goes back to `resume` tokens in place; its blocks are findable."""
@@ -210,32 +267,44 @@ class Runs:
         alive.num_local_tokens = min(alive.num_local_tokens, resume)
         alive.num_loaded_tokens = end - alive.num_local_tokens
         alive.delays_commit = False
-        kept = dict(self._loaded_positions(alive))
-        alive.loaded = tuple(
-            each for each in alive.loaded if each.position in kept.get(each.group, ())
-        )
+        sizes = [group.block_size for group in self._groups]
+        alive.passing = tuple(e for e in alive.passing if e.position * sizes[e.group] < resume)
 
     # What a decision is made from.
 
-    def runs(self) -> list[Run]:
-        """Return all runs as the decision takes them; a request is its number in the cache."""
-        going_on = [self._run(alive) for alive in self._alive.values()]
-        return going_on + [ended.run._replace(ended_tables=ended.tables) for ended in self._ended]
+    def blocks_before(self) -> frozenset[BlockId]:
+        """Return the blocks of which a report may mean what they held once."""
+        self._catch_up()
+        return self._departed.meant().blocks
+
+    def past(self) -> tuple[list[Run], Past]:
+        """Return all runs as the decision takes them, and what the past adds to them; a request is
+        its number in the cache."""
+        self._told()
+        self._catch_up()
+        past = self._departed.past()
+        here = [self._run(alive) for alive in self._alive.values()]
+        here = [run._replace(given_back=past.given_back.get(run.request, ())) for run in here]
+        return [*here, *past.ended], past
+
+    def judged(self, plan: RecoveryPlan) -> list[Request]:
+        """Forget what is known to be garbage; return the requests of whose ended runs steps in
+        flight have read some."""
+        bad = {*plan.tainted, *plan.lost}
+        readers = self._departed.readers(bad)
+        self._departed.judged(plan)
+        return [self._ended[n].request for n in readers if self._ended[n].num_in_flight_tokens > 0]
+
+    def request_of(self, number: int) -> Request:
+        """Return the request of a run that has ended and counts."""
+        return self._ended[number].request
 
     def numbers_of(self, request_id: str) -> list[int]:
         """Return the runs of a request, those included that are kept."""
-        numbers = [each.run.request for each in self._ended if each.request_id == request_id]
+        ended = self._ended.items()
+        numbers = [number for number, each in ended if each.request.request_id == request_id]
         alive = self._alive.get(request_id)
         return numbers if alive is None else [*numbers, alive.number]
-
-    def ended_with(self, block_ids: Iterable[BlockId]) -> set[str]:
-        """Return the requests whose ended runs have one of these blocks in their tables."""
-        asked = set(block_ids)
-        return {
-            ended.request_id
-            for ended in self._ended
-            if any(not asked.isdisjoint(table) for table in ended.tables)
-        }
 
     def _run(self, alive: Alive) -> Run:
         return Run(
@@ -248,11 +317,4 @@ class Runs:
             num_processed_tokens=alive.num_processed_tokens,
             num_computed_tokens=alive.num_computed_tokens,
             delays_commit=alive.delays_commit,
-            given_back=self._given_back(alive),
         )
-
-    def _given_back(self, alive: Alive) -> list[GivenBack]:
-        """Return the blocks that it has read and no longer has: loaded ones, sources of copies."""
-        tables = self._cache.blocks(alive.number) if alive.loaded else []
-        gone = [e for e in alive.loaded if tables[e.group][e.position] != e.block_id]
-        return [*gone, *alive.read]

@@ -19,7 +19,7 @@ class TrackedCacheManager(KvbraidCacheManager):
 
     def __init__(self, *args: Any, **more: Any) -> None:  # noqa: ANN401 - passed on as they are.
         super().__init__(*args, **more)
-        self.runs = Runs(self.cache)
+        self.runs = Runs(self.cache, late_steps=0)  # Until the scheduler says how many.
         self.on_start: Callable[[Alive], None] = lambda _: None
 
     def allocate_slots(  # type: ignore[override] # noqa: PLR0913 - vLLM's own signature.
@@ -58,7 +58,7 @@ class TrackedCacheManager(KvbraidCacheManager):
             )
             self.on_start(alive)
         elif self.runs.is_watching:
-            self.runs.hand_out(block for ids in blocks.get_block_ids() for block in ids)
+            self.runs.hand_out([block for ids in blocks.get_block_ids() for block in ids])
         return blocks
 
     def _copied(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
