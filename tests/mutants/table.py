@@ -493,7 +493,7 @@ OF_RECOVERY: Final = (
     ),
     Mutant(
         "handed-out-is-the-same",
-        "recovery: what a block holds now is taken for what it held before it was handed out again",
+        "recovery: what a block holds now is taken for what it held before it changed hands",
         (
             Edit(
                 "python/kvbraid/recovery/contents.py",

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from kvbraid.errors import KvbraidError, counted, shown
-from kvbraid.ids import PodId
+from kvbraid.ids import PodId, PodState
 from kvbraid.service.answers import FeedRow, IndexRow, PodChange, PodRow
 from kvbraid.service.config import Limits, PodConfig, ServerOptions
 from kvbraid.service.errors import RefusalError
