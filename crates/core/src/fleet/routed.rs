@@ -7,6 +7,7 @@ use super::prompt::{MediaMark, Prompt};
 use super::rank::{Rank, Shared};
 use super::registration::unknown_pod;
 use super::request::Request;
+use super::silent::MOST_PAGES;
 use super::walk::{Ladder, LadderStep};
 use crate::error::{Error, Result};
 use crate::prefix::{PrefixKey, plus};
@@ -89,7 +90,11 @@ impl Index {
         let has_lora = request.prompt.lora.is_some_and(|name| !name.is_empty());
         let view = rank.catalog.view().filter(|_| !has_lora);
         let space_page = view.map_or(0, |view| view.space_page);
-        let tokens = [request.prompt.tokens, produced].concat();
+        let mut tokens = [request.prompt.tokens, produced].concat();
+        if request.prompt.media.is_empty() {
+            // One page more than is followed shows that there are more.
+            tokens.truncate((MOST_PAGES + 1) * step.unit as usize + step.lookahead as usize);
+        }
         let prompt = Prompt {
             tokens: &tokens,
             ..request.prompt

@@ -30,6 +30,7 @@ use crate::prefix::PrefixKey;
 use crate::spec::{GroupSpec, SpecKind, Topology};
 use marks::{Inserted, Marks};
 use pages::{PageId, Pages};
+pub(super) use routed::MOST_PAGES;
 use routed::Routes;
 
 /// What an operator says about the memory of groups that no event tells of.

@@ -9,7 +9,7 @@ use crate::prefix::PrefixKey;
 
 /// Index of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct PageId(u32);
+pub(super) struct PageId(pub(super) u32);
 
 #[derive(Debug, Clone, Copy)]
 struct Page {

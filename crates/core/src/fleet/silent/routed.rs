@@ -12,7 +12,7 @@ use crate::prefix::PrefixKey;
 
 /// The pages of a request that are followed, and those that go for it at once: some fifty
 /// milliseconds of work. One long prompt has fewer, even with pages of one token.
-pub(super) const MOST_PAGES: usize = 1 << 17;
+pub(in crate::fleet) const MOST_PAGES: usize = 1 << 17;
 
 /// A request that was sent to the pod, in tokens.
 #[derive(Debug)]
