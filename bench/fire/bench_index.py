@@ -46,7 +46,11 @@ from bench.fire.inputs import (
     many_blocks,
     media_items,
     one_tag,
+    routed_long,
+    routed_waits,
     shifted_states,
+    silent_chunk,
+    silent_pages,
     sparse_halves,
     sparse_in_turn,
     sparse_overlap,
@@ -84,7 +88,7 @@ def index_of(fire: Fire) -> FleetIndex:
     index = FleetIndex()
     topology = Topology(groups=fire.groups) if fire.groups else None
     for pod in range(fire.num_pods):
-        index.register(PodId(f"pod{pod}"), model=MODEL, topology=topology)
+        index.register(PodId(f"pod{pod}"), model=MODEL, topology=topology, engine=fire.engine)
         for payload in fire.before:
             index.apply(PodId(f"pod{pod}"), payload)
     index.register(BYSTANDER, model="other", topology=Topology(groups=SIXTEEN))
@@ -148,6 +152,29 @@ def answered(shape: Shape, answer_ms: Callable[[FleetIndex, Fire], float]) -> Pr
         for payload in fire.batches:
             index.apply(PUBLISHER, payload)
         return index, lambda: answer_ms(index, fire)
+
+    return prepare
+
+
+def awaited(shape: Shape) -> Prepare:
+    """Time the batches of an input while a routed request waits for its pages."""
+
+    def prepare(n: int) -> tuple[FleetIndex, Act]:
+        fire = shape(n)
+        index = index_of(fire)
+        index.routed(PUBLISHER, request_of(fire), [])
+        return index, lambda: apply_ms(index, fire)
+
+    return prepare
+
+
+def routed(shape: Shape) -> Prepare:
+    """Time the call that tells of a request."""
+
+    def prepare(n: int) -> tuple[FleetIndex, Act]:
+        fire = shape(n)
+        index, request = index_of(fire), request_of(fire)
+        return index, lambda: cpu_ms(lambda: index.routed(PUBLISHER, request, []))
 
     return prepare
 
@@ -244,10 +271,16 @@ def bystander_scored(index: FleetIndex) -> Iterator[list[float]]:
     thread.join()
 
 
-def batch_row(name: str, question: str, shape: Shape, n: int) -> Row:
+def batch_row(
+    name: str,
+    question: str,
+    shape: Shape,
+    n: int,
+    prepared: Callable[[Shape], Prepare] = applied,
+) -> Row:
     """Return the row of an input whose batches are timed; no batch is above 1 MB."""
     made = functools.cache(shape)
-    prepare = applied(made)
+    prepare = prepared(made)
 
     def check() -> None:
         assert max(map(len, made(2 * n).batches)) <= MEGABYTE, name
@@ -327,6 +360,11 @@ ROWS = (
     batch_row("fire_one_tag", "hashes that one multiplier sends to one tag", one_tag, 48_000),
     batch_row("fire_windows", "windows of a growing prompt: their batches", growing_windows, 16),
     batch_row("fire_states", "states, then shifted by one: their batches", shifted_states, 6_000),
+    batch_row("fire_silent_pages", "pages after one, each with its window", silent_pages, 5_400),
+    batch_row("fire_silent_chunk", "pages that are a chunk each", silent_chunk, 30_000),
+    batch_row(
+        "fire_routed_waits", "batches while a request waits", routed_waits, 1 << 16, awaited
+    ),
     answer_row(
         "fire_sparse_score", "a sparse store and its halves: a score", sparse_halves, 2_500
     ),
@@ -345,6 +383,12 @@ ROWS = (
         "fire_large_batch",
         "n honest blocks in one batch",
         applied(functools.cache(many_blocks)),
+        1 << 19,
+    ),
+    others_row(
+        "fire_routed_long",
+        "a routed request of n tokens",
+        routed(functools.cache(routed_long)),
         1 << 19,
     ),
     Row(

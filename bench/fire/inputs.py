@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import msgspec
+from kvbraid.engine import EngineProfile
 from kvbraid.hashing import MediaItem
-from kvbraid.spec import GroupSpec, SpecKind
+from kvbraid.spec import EngineDialect, GroupSpec, SpecKind
 
 MEGABYTE: Final = 1_000_000
 UNKNOWN: Final = 1 << 40
@@ -26,6 +27,7 @@ encode: Final = msgspec.msgpack.Encoder().encode
 
 ONE_TOKEN: Final = (GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=1),)
 SIXTEEN: Final = (GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=16),)
+VLLM: Final = EngineProfile()
 LEARNED: Final[tuple[GroupSpec, ...]] = ()
 
 
@@ -33,7 +35,8 @@ LEARNED: Final[tuple[GroupSpec, ...]] = ()
 class Fire:
     """One input: `before` is applied first, `batches` one by one, then `prompt` is asked.
 
-    The pod is registered with the topology of `groups`; without groups, its events tell them.
+    The pod is registered with the topology of `groups`; without groups, its events tell them. Its
+    engine behaves as `engine` says.
     """
 
     batches: Sequence[bytes] = ()
@@ -42,6 +45,7 @@ class Fire:
     media: Sequence[MediaItem] = ()
     groups: tuple[GroupSpec, ...] = ONE_TOKEN
     num_pods: int = 1
+    engine: EngineProfile = VLLM
 
 
 Shape: TypeAlias = Callable[[int], Fire]
@@ -173,6 +177,58 @@ def channels(n: int) -> Fire:
     """Stores without tokens by n owners, and a prompt of 64 tokens."""
     events = (stored([i + 1], None, (), 0, ownership=f"{i}") for i in range(n))
     return Fire(before=batches(events, 8_192), prompt=same(7, 64), groups=SIXTEEN)
+
+
+# ---- groups that no event tells of --------------------------------------------------------------
+
+
+def _chain(first: int, last: int) -> list[bytes]:
+    """Pages of one token in order, at most 64 000 in a batch."""
+    pages = range(first, last + 1)
+    parts = (pages[start : start + 64_000] for start in range(0, len(pages), 64_000))
+    return [
+        batch([stored(part, part[0] - 1 or None, (page % 100 for page in part), medium="GPU")])
+        for part in parts
+    ]
+
+
+def _prompt(num_pages: int) -> "array[int]":
+    """The tokens of as many pages, and one more."""
+    return array("I", (page % 100 for page in range(1, num_pages + 2)))
+
+
+def _of_windows(window: int, chunk: int | None = None) -> dict[str, Any]:
+    """A pod of SGLang with windows, and the tokens that it computes at once."""
+    groups = (*ONE_TOKEN, GroupSpec(kind=SpecKind.SLIDING_WINDOW, block_size=1, window=window))
+    engine = EngineProfile(dialect=EngineDialect.SGLANG, chunked_prefill_size=chunk)
+    return {"groups": groups, "engine": engine}
+
+
+def silent_pages(n: int) -> Fire:
+    """n stores of one page after a chain of 4 096, all in the window that each of them shows."""
+    leaves = (stored([10_000 + i], 4_096, [i % 100], medium="GPU") for i in range(n))
+    return Fire(before=_chain(1, 4_096), batches=[batch(leaves)], **_of_windows(4_097))
+
+
+def silent_chunk(n: int) -> Fire:
+    """A chain of n pages, of which each is a chunk, with a window of 8 192."""
+    return Fire(batches=_chain(1, n), **_of_windows(8_193, chunk=1))
+
+
+def routed_long(n: int) -> Fire:
+    """A request of n pages that are all there."""
+    return Fire(before=_chain(1, n), prompt=_prompt(n), **_of_windows(129, chunk=64))
+
+
+def routed_waits(n: int) -> Fire:
+    """A request of n pages, its pages but the last, 200 small batches, and the last page."""
+    gone = [batch([removed([UNKNOWN + i])]) for i in range(200)]
+    return Fire(
+        before=_chain(1, 1),
+        batches=[*_chain(2, n - 1), *gone, *_chain(n, n)],
+        prompt=_prompt(n),
+        **_of_windows(129, chunk=64),
+    )
 
 
 # ---- answers -----------------------------------------------------------------------------------
