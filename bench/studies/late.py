@@ -43,6 +43,7 @@ POD: Final = PodId("pod")
 class Tally:
     """What was found of a capture: requests and exact answers by turnovers until the first reset.
 
+    `width` adds up upper - lower, and `prompt` what could be reused at most, both in tokens.
     `wrong` counts the answers of all requests whose truth lies outside the bounds, but for those
     of `late_clear` (the engine had emptied its cache and not said so yet) and `in_flight` (the
     truth is within the bounds with the events that were not published yet).
@@ -52,6 +53,8 @@ class Tally:
     uncounted: str = ""
     asked: Counter[int] = field(default_factory=Counter)
     exact: Counter[int] = field(default_factory=Counter)
+    width: Counter[int] = field(default_factory=Counter)
+    prompt: Counter[int] = field(default_factory=Counter)
     checked: int = 0
     wrong: int = 0
     late_clear: int = 0
@@ -61,6 +64,8 @@ class Tally:
         """Add what was found with another cut, or of another capture."""
         self.asked.update(other.asked)
         self.exact.update(other.exact)
+        self.width.update(other.width)
+        self.prompt.update(other.prompt)
         for name in ("checked", "wrong", "late_clear", "in_flight"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -185,6 +190,8 @@ def play(start: Start) -> Tally:
                 which = sum(turnovers >= end for end in TURNOVERS)
                 found.asked[which] += 1
                 found.exact[which] += row.exactness == "exact"
+                found.width[which] += row.upper - row.lower
+                found.prompt[which] += len(operation.token_ids) - 1
             if not holds(row, operation):
                 if is_reset_unseen and operation.reused_tokens == 0:
                     found.late_clear += 1
@@ -228,15 +235,17 @@ def page(tallies: Sequence[Tally]) -> list[str]:
         "played to an index that lacks the first 10, 30 and 50 % of the messages and knows",
         "`num_gpu_blocks`. A cell is the share of answers that are exact, in percent, and of",
         "how many, until the engine is reset. Its column says how often the pool had turned",
-        "over: the blocks stored since the loss, divided by those of the pool. `checked` counts",
-        "all answers until the end, and `wrong` those whose truth lies outside the bounds. Two",
-        "columns count the cases in which the engine had not told yet: it had emptied its cache",
-        "(`late clear`), or had more events to publish (`in flight`).",
+        "over: the blocks stored since the loss, divided by those of the pool. The last row is",
+        "the mean of upper - lower; without `num_gpu_blocks` no answer is exact. `checked`",
+        "counts all answers until the end, and `wrong` those whose truth lies outside the",
+        "bounds. Two columns count the cases in which the engine had not told yet: it had",
+        "emptied its cache (`late clear`), or had more events to publish (`in flight`).",
         "",
         f"| capture | {' | '.join(CLASSES)} | checked | wrong | late clear | in flight |",
         "|---|" + "--:|" * (len(CLASSES) + 4),
         *map(line, counted),
         line(total),
+        width(total),
         "",
         f"Not counted, because a block can have several entries or none: {others}. Wrong there: "
         f"{sum(found.wrong for found in tallies if found.uncounted)}.",
@@ -253,3 +262,12 @@ def line(found: Tally) -> str:
     )
     counts = (found.checked, found.wrong, found.late_clear, found.in_flight)
     return f"| {found.capture} | {' | '.join(shares)} | {' | '.join(map(str, counts))} |"
+
+
+def width(found: Tally) -> str:
+    """Return a row with the mean width of the bounds, in percent of the prompt."""
+    means = (
+        f"{100 * found.width[which] / tokens:.1f}" if (tokens := found.prompt[which]) else "-"
+        for which in range(len(CLASSES))
+    )
+    return f"| width, % of the prompt | {' | '.join(means)} | | | | |"

@@ -44,10 +44,17 @@ def test_the_page_has_a_row_for_each_capture_that_is_counted_and_their_sum() -> 
     one, other = (Tally(name, checked=5, late_clear=1) for name in ("one", "other"))
     one.asked.update({0: 4, 3: 8})
     one.exact.update({3: 6})
+    one.width.update({0: 60, 3: 1})
+    one.prompt.update({0: 80, 3: 160})
     other.uncounted = "partial hits"
     lines = page([one, other])
     assert line(one) == "| one | 0.0 of 4 | - | - | 75.0 of 8 | 5 | 0 | 1 | 0 |"
-    assert lines[-4:-1] == [line(one), line(one).replace("one", "all 1"), ""]
+    assert lines[-5:-1] == [
+        line(one),
+        line(one).replace("one", "all 1"),
+        "| width, % of the prompt | 75.0 | - | - | 0.6 | | | | |",
+        "",
+    ]
     assert "other (partial hits)" in lines[-1]
 
 
