@@ -104,6 +104,12 @@ def test_a_degraded_pod_of_which_no_loss_was_told_may_hold_anything_that_fits() 
     assert bounds(index) == (0, 8)
     index.set_state(POD, PodState.STALE, reason="not connected")
     assert bounds(index) == (0, 16)
+    remove(index, 900, 901)
+    index.set_state(POD, PodState.DEGRADED, reason="the same loss")
+    assert bounds(index) == (0, 0)
+    index.set_state(POD, PodState.EXACT)
+    index.set_state(POD, PodState.DEGRADED, reason="another")
+    assert bounds(index) == (0, 8)
 
 
 SGLANG = replace(POOL, dialect=EngineDialect.SGLANG)

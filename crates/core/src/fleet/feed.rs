@@ -154,7 +154,7 @@ impl Index {
             .max_by_key(|(state, _)| state.severity());
         (rank.feed_state, rank.feed_reason) =
             worst.cloned().unwrap_or((State::Exact, String::new()));
-        rank.note_degraded();
+        rank.note_feed_state();
     }
 
     /// Handles a restart of the engine of a feed: what the ranks that it writes to held on the GPU

@@ -5,7 +5,7 @@
 pub(super) struct Pool {
     /// The most entries that may be held and are not counted.
     pub(super) unknown: u64,
-    /// Whether some history is lost since the last clear.
+    /// Whether history was lost since the feed last knew all of it, or the last clear.
     pub(super) is_lost: bool,
     /// Whether some stores were not counted although they were told, and may be of any kind.
     pub(super) is_uncounted: bool,

@@ -80,10 +80,13 @@ impl Rank {
         self.pool.unknown = self.not_known();
     }
 
-    /// The feed reports lost history: if it has not told of a loss, anything may be missing.
-    pub(super) fn note_degraded(&mut self) {
-        if self.feed_state == State::Degraded && !self.pool.is_lost {
-            self.know_nothing_else();
+    /// The feed has said how completely it knows the history. If some is lost and it has not told of
+    /// a loss, anything may be missing since it was complete.
+    pub(super) fn note_feed_state(&mut self) {
+        match self.feed_state {
+            State::Exact => self.pool.is_lost = false,
+            State::Degraded if !self.pool.is_lost => self.know_nothing_else(),
+            State::Degraded | State::Rebuilding | State::Stale => {}
         }
     }
 
