@@ -110,7 +110,7 @@ class _GroupManager:
     ) -> list[PoolBlock]:
         """Have a request hold blocks for so many tokens; return the new ones."""
         return self._allocate(
-            request_id,
+            self._with_tokens(request_id, num_tokens_main_model),
             num_new_tokens=num_tokens_main_model,
             num_lookahead_tokens=num_tokens - num_tokens_main_model,
             # What is read no more is given back by a call of its own.
@@ -126,8 +126,9 @@ class _GroupManager:
     ) -> None:
         """Give a request blocks for tokens computed elsewhere, after those that it has."""
         del record_for_zeroing  # For rings, which are never zeroed.
+        loaded_until = num_local_computed_tokens + num_external_computed_tokens
         self._allocate(
-            request_id,
+            self._with_tokens(request_id, loaded_until),
             num_new_tokens=0,
             num_external_tokens=num_external_computed_tokens,
             num_computed_tokens=num_local_computed_tokens,
@@ -146,7 +147,7 @@ class _GroupManager:
         assert not new_computed_blocks, "our cache finds a hit by the hashes of a request"
         assert num_local_computed_tokens in (0, total_computed_tokens)
         need = Need(
-            request=self._number(request_id),
+            request=self._with_tokens(request_id, num_tokens_main_model),
             num_new_tokens=num_tokens_main_model - total_computed_tokens,
             num_lookahead_tokens=num_tokens - num_tokens_main_model,
             num_computed_tokens=total_computed_tokens,
@@ -165,11 +166,23 @@ class _GroupManager:
         """Take the blocks to zero."""
         return self._cache.take_work().blocks_to_zero
 
-    def _allocate(self, request_id: str, **need: Any) -> list[PoolBlock]:  # noqa: ANN401 - fields
+    def _allocate(self, request: int, **need: Any) -> list[PoolBlock]:  # noqa: ANN401 - fields
         fields = {"num_computed_tokens": 0, "delay_commit": True, **need}
-        allocation = self._cache.allocate([Need(request=self._number(request_id), **fields)])
+        allocation = self._cache.allocate([Need(request=request, **fields)])
         assert allocation.num_fit == 1
         return [self.block_pool.block(block_id) for block_id in allocation.new_blocks(0)[0]]
+
+    def _with_tokens(self, request_id: str, num_tokens: int) -> int:
+        """Return a request that has at least so many tokens.
+
+        A manager of vLLM is told lengths alone. Our cache knows the tokens of a request, and
+        refuses a load of more than these and a step that ends far beyond them.
+        """
+        request = self._number(request_id)
+        missing = num_tokens - self._cache.num_tokens(request)
+        if missing > 0:
+            self._cache.extend(request, [0] * missing)
+        return request
 
     def _number(self, request_id: str) -> int:
         if request_id not in self._numbers:
