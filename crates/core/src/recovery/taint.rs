@@ -142,6 +142,25 @@ impl Taint {
         reader.is_some_and(|token| self.read(run, &all[run], groups, token))
     }
 
+    /// Notes who has read what is tainted so far.
+    fn read_all(&mut self, all: &[Held<'_>], groups: &[GroupSpec], hits: &Hits, gone: &Gone) {
+        for run in 0..all.len() {
+            for hit in hits.of(run) {
+                if self.blocks.has(hit.block) {
+                    self.read_hit(all, groups, &hit);
+                }
+                if self.reads_all(all, hit.run) {
+                    break;
+                }
+            }
+        }
+        for block in gone.blocks.iter() {
+            if self.blocks.has(block) {
+                self.read_gone(all, groups, gone, block);
+            }
+        }
+    }
+
     /// Taints everything that was computed from what is tainted. `hits` are all entries of the
     /// blocks of `scanned`, which has all that is tainted so far; entries of other blocks are added
     /// if two tables may have them.
@@ -153,28 +172,11 @@ impl Taint {
         scanned: &BlockSet,
     ) {
         let groups = &tables.topology().groups;
-        for run in 0..all.len() {
-            for hit in hits.of(run) {
-                if self.blocks.has(hit.block) {
-                    self.read_hit(all, groups, &hit);
-                }
-                if self.reads_all(all, hit.run) {
-                    break;
-                }
-            }
-        }
+        let gone = Gone::of(all, tables.num_blocks());
+        self.read_all(all, groups, hits, &gone);
         let ended = all.iter().filter(|held| held.has_ended());
         let ended = ended.flat_map(|held| held.own.groups.iter().flat_map(|table| table.blocks));
         let ended: Vec<BlockId> = ended.copied().collect();
-        let gone = Gone::of(all, tables.num_blocks());
-        for block in gone
-            .blocks
-            .iter()
-            .filter(|&block| self.blocks.has(block))
-            .collect::<Vec<_>>()
-        {
-            self.read_gone(all, groups, &gone, block);
-        }
         let mut spread = Spread {
             tables,
             all,
