@@ -64,6 +64,14 @@ class Fault:
     def failures(self) -> Failures:
         return Failures(group_blocks=[GroupBlock(t.group, t.block_id) for t in self.targets])
 
+    @property
+    def places(self) -> Failures:
+        """The same by place, which means the load's request whoever has the blocks by now."""
+        groups: dict[int, list[int]] = {}
+        for target in self.targets:
+            groups.setdefault(target.group, []).append(target.position)
+        return Failures(places={self.load.request: groups})
+
 
 @dataclass(frozen=True, slots=True)
 class Transfer:

@@ -56,6 +56,8 @@ class Setting:
         num_loads: How many loads begin.
         num_troubles: How many events happen that need not: a load that fails, whatever is said of
             it later and again; a preemption, an abort, an eviction.
+        late_steps: For how many steps after the end of a load its failure may be reported, whatever
+            happens to its request and its blocks before.
     """
 
     groups: tuple[Group, Group]
@@ -68,6 +70,7 @@ class Setting:
     num_ranks: int = 1
     num_loads: int = 2
     num_troubles: int = 2
+    late_steps: int = 0
 
     @property
     def pair(self) -> str:
@@ -87,6 +90,7 @@ class Setting:
             cooldown_failures=2,
             cooldown_steps=2,
             num_ranks=self.num_ranks,
+            late_steps=self.late_steps,
         )
 
     def lives(self) -> tuple[Life, Life]:
@@ -144,8 +148,8 @@ def _num_blocks(groups: tuple[Group, Group], num_steps_in_flight: int) -> int:
 def settings(*, num_loads: int = 2, num_troubles: int = 2) -> Iterator[Setting]:
     """All small worlds: those with few states first.
 
-    Retries and a second rank come where a block is shared and the pool is short. A retry is one
-    more load.
+    Retries, a second rank and late reports come where a block is shared and the pool is short. A
+    retry is one more load.
     """
     modes: list[tuple[bool, Literal["computed", "scheduled"]]]
     modes = [(False, "computed"), (False, "scheduled"), (True, "computed")]
@@ -165,5 +169,6 @@ def settings(*, num_loads: int = 2, num_troubles: int = 2) -> Iterator[Setting]:
             yield setting
             if shared == missing == 1 and findable == "computed":
                 yield replace(setting, policy=Policy.RETRY, num_loads=num_loads + 1)
+                yield replace(setting, late_steps=2)
                 if is_async:
                     yield replace(setting, num_ranks=2)

@@ -34,6 +34,7 @@ def test_the_slice_has_every_pair_of_kinds_and_most_of_what_differs() -> None:
     chosen = [setting for pair in PAIRS for setting in worlds_of(pair)]
 
     assert {setting.pair for setting in settings()} == set(PAIRS)
+    assert any(setting.late_steps for setting in settings())
     for name in ("num_shared_blocks", "num_missing_blocks", "num_steps_in_flight", "is_async"):
         assert {getattr(s, name) for s in chosen} == {getattr(s, name) for s in settings()}
 
@@ -87,6 +88,13 @@ PATHS: Final = {
             *("add 0", "schedule (load of 2)", "add 1", "update"),
             *("load 0, rank 0 fails silently: all", "schedule", "update", "schedule"),
             "fault 0 is told",
+        ],
+    ),
+    "a block that was given back is handed out again before its failure is told": (
+        Setting(groups=(Group.FULL, Group.STATE), is_async=False, num_loads=1, late_steps=2),
+        [
+            *("add 0", "schedule (load of 2) (fails silently: all)", "update"),
+            *("add 1", "schedule (no load)", "fault 0 is told"),
         ],
     ),
     "the load of a request that waits for others turns out to have failed": (

@@ -161,7 +161,7 @@ class World:
         early = {load.number for flight in self.flights for load, _ in flight.loaded}
         for number, fault in self.faults.items():
             is_due = not fault.is_reported and fault.load.number not in early
-            if is_due and not self._means_another(fault):
+            if is_due and (self.setting.late_steps or not self._means_another(fault)):
                 yield self._try(f"fault {number} is told", World.tell, number, is_calm=False)
 
     def _means_another(self, fault: Fault) -> bool:
@@ -356,7 +356,8 @@ class World:
 
     def tell(self, number: int) -> None:
         """A failure is reported after the load was said to have ended well."""
-        failures = self.faults[number].failures
+        fault = self.faults[number]
+        failures = fault.places if self.setting.late_steps else fault.failures
         self._tell(number)
         self._report(LoadReport(rank=0, failures=failures))
 
@@ -366,11 +367,13 @@ class World:
         self._report(LoadReport(rank=0, failures=fault.failures))
 
     def _tell(self, number: int) -> None:
-        """Note that a fault is reported now. It counts if all of it still belongs to its run."""
+        """Note that a fault is reported now. It counts if all of it still belongs to its run, or if a
+        late report was promised."""
         fault = self.faults[number]
         own = self._targets_of_runs(fault.load)
-        counts = all(target in own for target in fault.targets)
-        if counts:
+        is_promised = fault.load.number in self.scheduler.ledgers.departed.loads
+        counts = is_promised or all(target in own for target in fault.targets)
+        if counts and not is_promised:
             self._set_apart(number)
         self.faults[number] = replace(fault, is_reported=True, counts=counts)
         self.last = fault
