@@ -169,6 +169,7 @@ def settings(*, num_loads: int = 2, num_troubles: int = 2) -> Iterator[Setting]:
             yield setting
             if shared == missing == 1 and findable == "computed":
                 yield replace(setting, policy=Policy.RETRY, num_loads=num_loads + 1)
-                yield replace(setting, late_steps=2)
+                # A report of a request means all of its loads.
+                yield replace(setting, late_steps=2, num_loads=1)
                 if is_async:
                     yield replace(setting, num_ranks=2)

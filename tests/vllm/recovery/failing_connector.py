@@ -44,11 +44,16 @@ class Fault:
 
 @dataclass
 class Host:
-    """What all halves of the connector share; `pages` are the bytes of a block of a group."""
+    """What all halves of the connector share; `pages` are the bytes of a block of a group.
+
+    `is_whole`: prompts with which a record begins are offered whole, instead of those that begin
+    with a record.
+    """
 
     records: list[Record] = field(default_factory=list)
     loads: bool = False
     is_async: bool = False
+    is_whole: bool = False
     fault: Fault | None = None
     num_failed: int = 0
     pages: Callable[[int, int], list[torch.Tensor]] | None = None
@@ -102,12 +107,18 @@ class FailingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] #
         num_computed_tokens: int,
     ) -> tuple[int, bool]:
         tokens = list(request.prompt_token_ids)
-        fitting = [r for r in HOST.records if tokens[: len(r.tokens)] == r.tokens]
-        record = max(fitting, key=lambda r: len(r.tokens), default=None)
-        if not HOST.loads or record is None or len(record.tokens) <= num_computed_tokens:
+        shared = [(min(len(r.tokens), len(tokens)), r) for r in HOST.records]
+        fitting = [
+            (count, r)
+            for count, r in shared
+            if tokens[:count] == r.tokens[:count]
+            and count == (len(tokens) if HOST.is_whole else len(r.tokens))
+        ]
+        end, record = max(fitting, key=lambda each: each[0], default=(0, None))
+        if not HOST.loads or record is None or end <= num_computed_tokens:
             return 0, False
         self._asked[request.request_id] = (num_computed_tokens, record)
-        return len(record.tokens) - num_computed_tokens, HOST.is_async
+        return end - num_computed_tokens, HOST.is_async
 
     def update_state_after_alloc(
         self,
@@ -174,7 +185,7 @@ class FailingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] #
             (group, position, table[position])
             for group, (size, table) in enumerate(zip(self._sizes, load.tables, strict=True))
             for position in load.record.blocks[group]
-            if position >= load.first // size and table[position]
+            if load.first // size <= position < len(table) and table[position]
         ]
         failed = self._failed(parts)
         assert HOST.pages is not None

@@ -2,12 +2,13 @@
 
 `python -m tests.vllm.recovery.live_program` reads JSON lines from standard input: the settings of
 the engine (`{"model", "block_size", "num_blocks", "max_model_len", "dtype", "scheduler",
-"async_scheduling"}`), then commands.
+"options", "async_scheduling"}`), then commands.
 `{"keep": tokens}` computes a document and keeps what resuming after it needs; answered by
-`{"kept": tokens}`. `{"prompts", "max_tokens", "loads": null or {"is_async", "fault"}}` answers
-prompts together from an empty cache, or with `"is_warm"` from what the last ones left:
+`{"kept": tokens}`. With `"adds": true`, it is a part of the last document, and kept with it.
+`{"prompts", "max_tokens", "loads": null or {"is_async", "is_whole", "fault"}}` answers prompts
+together from an empty cache, or with `"is_warm"` from what the last ones left:
 `{"outputs", "gaps": between the two best logits of each token, "ends": how each ended, "cached",
-"failed": loads so far, "recomputed": tokens so far}`.
+"failed": loads so far, "recomputed" and "unused": tokens so far}`.
 """
 
 import json
@@ -44,7 +45,9 @@ def start(settings: dict[str, Any]) -> Any:  # noqa: ANN401 - vLLM exists only i
             kv_connector_module_path=failing_connector.__name__,
             kv_role="kv_both",
             kv_load_failure_policy="recompute",
-            kv_connector_extra_config={"kvbraid_recovery": {"tier_cooldown_s": 0}},
+            kv_connector_extra_config={
+                "kvbraid_recovery": {"tier_cooldown_s": 0} | settings["options"]
+            },
         ),
     )
 
@@ -68,7 +71,7 @@ class Program:
         self._host = HOST
         self._pages = tamper._pages
 
-    def keep(self, tokens: list[int]) -> dict[str, Any]:
+    def keep(self, tokens: list[int], *, adds: bool = False) -> dict[str, Any]:
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
@@ -94,7 +97,11 @@ class Program:
             for group, ids in enumerate(blocks.get_block_ids())
         ]
         self._manager.free(request)
-        self._host.records.append(Record(list(tokens[:hit]), kept))
+        if adds:
+            for own, more in zip(self._host.records[-1].blocks, kept, strict=True):
+                own.update(more)
+        else:
+            self._host.records.append(Record(list(tokens[:hit]), kept))
         return {"kept": hit, "blocks": [len(group) for group in kept]}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -104,13 +111,18 @@ class Program:
         self._host.loads = loads is not None
         if loads is not None:
             self._host.is_async = loads["is_async"]
+            self._host.is_whole = loads.get("is_whole", False)
             self._host.fault = Fault(**loads["fault"]) if loads["fault"] else None
         if not request.get("is_warm"):
             assert self._engine.reset_prefix_cache()
         said = self._generate(request["prompts"], request["max_tokens"])
         recovery = getattr(self._core.scheduler, "recovery", None)
-        recomputed = recovery.counts.recomputed_tokens if recovery is not None else 0
-        return said | {"failed": self._host.num_failed, "recomputed": recomputed}
+        counts = recovery.counts if recovery is not None else None
+        return said | {
+            "failed": self._host.num_failed,
+            "recomputed": counts.recomputed_tokens if counts else 0,
+            "unused": counts.unused_tokens if counts else 0,
+        }
 
     def _generate(self, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
         from vllm import SamplingParams
@@ -143,7 +155,10 @@ def main() -> None:
     print(json.dumps({"groups": program._groups}), file=answers)
     for line in sys.stdin:
         request = json.loads(line)
-        said = program.keep(request["keep"]) if "keep" in request else program.answer(request)
+        if "keep" in request:
+            said = program.keep(request["keep"], adds=request.get("adds", False))
+        else:
+            said = program.answer(request)
         print(json.dumps(said), file=answers)
 
 

@@ -13,11 +13,12 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import cycle, product
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Any, Final
 
 import pytest
@@ -64,9 +65,16 @@ class Program:
 
 @contextmanager
 def running(
-    model: LiveModel, scheduler: str | None, *, async_scheduling: bool = False
+    model: LiveModel,
+    scheduler: str | None,
+    options: Mapping[str, object] = MappingProxyType({}),
+    *,
+    async_scheduling: bool = False,
 ) -> Iterator[tuple[Program, int]]:
-    """Start a model's engine; yield it with the number of its groups, and stop it at the end."""
+    """Start a model's engine; yield it with the number of its groups, and stop it at the end.
+
+    `options` are those of recovery.
+    """
     cache = str(Path(sys.prefix) / "engine-cache")
     environment = os.environ | ENVIRONMENT
     environment |= {"VLLM_CACHE_ROOT": cache, "TORCHINDUCTOR_CACHE_DIR": cache}
@@ -88,6 +96,7 @@ def running(
                 "max_model_len": model.max_model_len,
                 "dtype": model.dtype,
                 "scheduler": scheduler,
+                "options": dict(options),
                 "async_scheduling": async_scheduling,
             }
             yield program, program.ask(**settings)["groups"]
