@@ -174,13 +174,15 @@ class Topology:
     """Everything that the resume rule needs to know about one cache, but nothing about its engine.
 
     `alignment` and `hash_block_size` default to the least common multiple and the greatest
-    common divisor of the groups' block sizes (vLLM's own defaults).
+    common divisor of the groups' block sizes (vLLM's own defaults). `partial_hits` says whether
+    hits may end inside blocks. None leaves it open: there are none, but where a pod's events show
+    states inside blocks its answers are bounds.
     """
 
     groups: tuple[GroupSpec, ...]
     alignment: int | None = None
     hash_block_size: int | None = None
-    partial_hits: bool = False
+    partial_hits: bool | None = None
     replay_tokens: int = 0
     hash_lookahead: int = 0
 

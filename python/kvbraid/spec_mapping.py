@@ -102,7 +102,7 @@ def topology_from_mapping(mapping: Mapping[str, object]) -> Topology:
         groups=tuple(_group(fields) for fields in top.children("groups")),
         alignment=top.tokens("alignment"),
         hash_block_size=top.tokens("hash_block_size"),
-        partial_hits=top.flag("partial_hits"),
+        partial_hits=top.flag_if_given("partial_hits"),
         replay_tokens=top.tokens("replay_tokens", least=0) or 0,
         hash_lookahead=top.tokens("hash_lookahead", least=0) or 0,
     )
@@ -233,6 +233,10 @@ class _Fields:
         if value is None:
             return default
         return self._typed(value, bool, f"{self.path}.{name}", "true or false")
+
+    def flag_if_given(self, name: str) -> bool | None:
+        """As a flag; None where it is left out."""
+        return None if self._mapping.get(name) is None else self.flag(name)
 
     def choice(self, *names: str, among: Sequence[str]) -> str | None:
         name, value = self._first(names)

@@ -2,7 +2,7 @@
 
 The same events are published to two indexes. In one, the groups of each batch come in the engine's
 order, in the other in any order; the events of one group keep their order. Nothing is promised
-before a store had four blocks of the smallest size. Then, once every group has shown a whole
+before a prompt had four blocks of the smallest size. Then, once every group has shown a whole
 block, both answer like an index whose groups are configured.
 """
 
@@ -128,7 +128,15 @@ def test_answers_do_not_hang_on_which_group_speaks_first(
         if is_far_enough(told):
             check(indices, prompt, is_hash_known=algo is not None)
         else:
-            assert [row(index, prompt).lower for index in indices[:2]] == [0, 0]
+            check_before(indices, prompt)
+
+
+def check_before(indices: Sequence[FleetIndex], prompt: Prefix) -> None:
+    """A chain of short stores reaches far too, as soon as the place of its parent is known."""
+    first, other, _ = (row(index, prompt) for index in indices)
+    for mine, beside in ((first, other), (other, first)):
+        assert mine.lower in (0, beside.lower)
+        assert mine.upper == beside.upper
 
 
 def check(indices: Sequence[FleetIndex], prompt: Prefix, *, is_hash_known: bool) -> None:
@@ -141,3 +149,42 @@ def check(indices: Sequence[FleetIndex], prompt: Prefix, *, is_hash_known: bool)
     if sizes[0] == sizes[2] and (standing == "confirmed" or not is_hash_known):
         assert rows[0].tiers == rows[2].tiers, prompt
     assert configured.pods()[0].refused == first.pods()[0].refused
+
+
+def may_hit_inside(topology: Topology) -> bool:
+    """Whether an engine can have hits inside blocks: it has states, and no windows."""
+    kinds = {group.kind for group in topology.groups}
+    return SpecKind.MAMBA in kinds and SpecKind.SLIDING_WINDOW not in kinds
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    topology=told_by_events().filter(may_hit_inside),
+    habits=HABITS,
+    algo=st.sampled_from((None, HashAlgo.SHA256)),
+    is_learned=st.booleans(),
+)
+def test_where_nobody_says_whether_hits_end_inside_blocks_the_bounds_hold_both(
+    seed: int, topology: Topology, habits: Habits, algo: HashAlgo | None, *, is_learned: bool
+) -> None:
+    random = Random(seed)
+    hashes = Hashes(traffic.unit_of(topology), algo, SEED)
+    untold, off, on = (FleetIndex(IndexOptions(keys="auto" if algo else "join")) for _ in range(3))
+    groups = () if is_learned else topology.groups
+    for index, partial_hits in ((untold, None), (off, False), (on, True)):
+        told = replace(topology, groups=groups, partial_hits=partial_hits)
+        index.register(POD, model="m", topology=told, engine=hashes.profile, loras=traffic.LORAS)
+    engine = Engine(
+        pod=POD, dp_rank=0, topology=topology, hashes=hashes, habits=habits, random=random
+    )
+    prompts = traffic.prompts(random, hashes.block_size, 3)
+    for _ in range(10):
+        engine.act(prompts)
+        for index in (untold, off, on):
+            index.apply(POD, encode_batch(engine.pending))
+        engine.pending = []
+        prompt = traffic.request(random, prompts)
+        wide, *narrow = (row(index, prompt) for index in (untold, off, on))
+        for tiers, bounds in wide.tiers.items():
+            assert all(bounds.lower <= each.tiers[tiers].lower for each in narrow), (wide, narrow)
+            assert all(each.tiers[tiers].upper <= bounds.upper for each in narrow), (wide, narrow)

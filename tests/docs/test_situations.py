@@ -35,6 +35,12 @@ STORED: Final = BlockStored(
 ADAPTED: Final = replace(STORED, lora_name="poet")
 SECOND: Final = replace(STORED, block_hashes=(2, 3, 4), parent_block_hash=1, token_ids=TOKENS[16:])
 HALF: Final = replace(STORED, block_hashes=(1, 2), token_ids=TOKENS[:32])
+STATES: Final = replace(
+    STORED, group_idx=1, kv_cache_spec_kind="mamba", block_size=32, block_hashes=(2,)
+)
+INSIDE: Final = replace(
+    STATES, block_size=16, block_hashes=(3,), parent_block_hash=2, token_ids=TOKENS[32:48]
+)
 ORPHAN: Final = replace(STORED, block_hashes=(3, 4), token_ids=TOKENS[32:], parent_block_hash=99)
 
 
@@ -93,13 +99,17 @@ SITUATIONS: Final[Mapping[str, tuple[tuple[int, int], Callable[[], FleetIndex]]]
         (0, 64),
         lambda: index_of(STORED, model_groups=((SpecKind.MAMBA, None),)),
     ),
-    "unconfigured groups: no store had four blocks of the smallest size yet": (
+    "unconfigured groups: no prompt had four blocks of the smallest size yet": (
         (0, 32),
         lambda: index_of(HALF),
     ),
     "unconfigured groups: events lack an index, and lack a kind or come beside indexed ones": (
         (0, 64),
         lambda: index_of(replace(HALF, group_idx=None, kv_cache_spec_kind=None)),
+    ),
+    "`partial_hits` left out, and states are saved inside blocks": (
+        (32, 48),
+        lambda: index_of(STORED, STATES, INSIDE),
     ),
     '`report_mode = "full"`': (
         (0, 64),
@@ -187,12 +197,13 @@ REASONS: Final = {
     "a kind or `chunk` unknown": "the kind, window or chunk of a group is not known",
     "unconfigured groups: an index is missing among those seen": "an index is missing among",
     "unconfigured groups: one of the `model_config` has told nothing yet": "a group of the model",
-    "unconfigured groups: no store had four blocks of the smallest size yet": (
-        "no store was of four blocks yet"
+    "unconfigured groups: no prompt had four blocks of the smallest size yet": (
+        "no prompt was of four blocks yet"
     ),
     "unconfigured groups: events lack an index, and lack a kind or come beside indexed ones": (
         "events have no group_idx"
     ),
+    "`partial_hits` left out, and states are saved inside blocks": "states are saved inside",
     '`report_mode = "full"`': 'report_mode = "full", so a copy may be counted more than once',
     "`extra_keys = true`": "extra_keys is set, so what is counted may be held for another key",
     "`adapter_reloads = true`, and the request names an adapter": "adapter_reloads is set and",

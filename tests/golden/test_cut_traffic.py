@@ -6,7 +6,7 @@ right is what the same pod answers whose groups are configured (`test_real_traff
 what the engine did).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -43,19 +43,20 @@ def lookups(capture: Capture) -> list[Lookup]:
     return [each for each in capture.operations if isinstance(each, Lookup)]
 
 
-def learned(capture: Capture) -> Topology:
-    """What is left of the topology where its groups are left out."""
-    return replace(capture.topology, groups=())
+TOLD: Final[dict[str, Callable[[Topology], Topology]]] = {
+    "all but the groups": lambda topology: replace(topology, groups=()),
+    "nothing": lambda _: Topology(groups=()),
+}
+"""What the operator says of the topology of the pod that learns its groups."""
 
 
 class Twins:
     """Two pods with the same events: one whose groups are configured, one that learns them."""
 
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: Capture, told: str) -> None:
         self._indices = [FleetIndex() for _ in range(2)]
-        for index, topology in zip(
-            self._indices, (capture.topology, learned(capture)), strict=True
-        ):
+        topologies = (capture.topology, TOLD[told](capture.topology))
+        for index, topology in zip(self._indices, topologies, strict=True):
             index.register(
                 POD, model="m", topology=topology, engine=capture.engine, loras=capture.loras
             )
@@ -78,14 +79,15 @@ class Twins:
                 yield f"{length} tokens: {found.lower} to {found.upper}, not {right.lower}"
 
 
+@pytest.mark.parametrize("told", TOLD)
 @pytest.mark.parametrize("requests", FIRST_REQUESTS)
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_after_the_first_requests_nothing_is_said_that_is_wrong(
-    folder: Path, requests: int
+    folder: Path, requests: int, told: str
 ) -> None:
     capture = capture_at(folder)
     asked = lookups(capture)[: requests + 1]
-    twins = Twins(capture)
+    twins = Twins(capture, told)
     for message in capture.messages[: asked[-1].messages_seen]:
         twins.apply(message.payload)
     for lookup in asked:
@@ -156,12 +158,15 @@ SEQUENTIAL: Final = [folder for folder in FOLDERS if capture_at(folder).concurre
 """Those that record every token: all hashes are of prompts, or of what was generated."""
 
 
+@pytest.mark.parametrize("told", TOLD)
 @pytest.mark.parametrize("longest", LONGEST_PROMPTS)
 @pytest.mark.parametrize("folder", SEQUENTIAL, ids=lambda folder: folder.name)
-def test_while_prompts_are_short_nothing_is_said_that_is_wrong(folder: Path, longest: int) -> None:
+def test_while_prompts_are_short_nothing_is_said_that_is_wrong(
+    folder: Path, longest: int, told: str
+) -> None:
     capture = capture_at(folder)
     asked = lookups(capture)[:11]
-    twins = Twins(capture)
+    twins = Twins(capture, told)
     for payload in cut_batches(capture, asked, longest):
         twins.apply(payload)
         for lookup in asked:

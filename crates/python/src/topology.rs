@@ -39,7 +39,7 @@ pub(crate) struct TopologyArg {
     groups: Vec<GroupArg>,
     alignment: Option<u32>,
     hash_block_size: Option<u32>,
-    partial_hits: bool,
+    pub(crate) partial_hits: Option<bool>,
     replay_tokens: u32,
     hash_lookahead: u32,
 }
@@ -57,7 +57,7 @@ impl TopologyArg {
             hash_block_size: hash_block_size
                 .unwrap_or_else(|| Topology::default_hash_block_size(&groups)),
             groups,
-            partial_hits: self.partial_hits,
+            partial_hits: self.partial_hits.unwrap_or(false),
             replay_tokens: self.replay_tokens,
             hash_lookahead: self.hash_lookahead,
             dialect,

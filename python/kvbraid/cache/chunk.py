@@ -134,7 +134,7 @@ def chunk_rules(
         checkpoint_size=block_size if is_vllm and states else alignment,
         alignment=alignment,
         hash_block_size=hash_block_size,
-        partial_hits=topology.partial_hits and hash_block_size < alignment,
+        partial_hits=bool(topology.partial_hits) and hash_block_size < alignment,
         eagle=any(group.eagle for group in cacheable),
         partial_junctions=partial_junctions,
         max_chunk_tokens=max_chunk_tokens,

@@ -56,8 +56,8 @@ class Setting:
         num_loads: How many loads begin.
         num_troubles: How many events happen that need not: a load that fails, whatever is said of
             it later and again; a preemption, an abort, an eviction.
-        late_steps: For how many steps after the end of a load its failure may be reported, whatever
-            happens to its request and its blocks before.
+        late_steps: For how many steps after the end of a load its failure may be reported,
+            whatever happens to its request and its blocks before.
     """
 
     groups: tuple[Group, Group]

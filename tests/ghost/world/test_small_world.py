@@ -94,7 +94,7 @@ PATHS: Final = {
         Setting(groups=(Group.FULL, Group.STATE), is_async=False, num_loads=1, late_steps=2),
         [
             *("add 0", "schedule (load of 2) (fails silently: all)", "update"),
-            *("add 1", "schedule (no load)", "fault 0 is told"),
+            *("add 1", "schedule", "fault 0 is told"),
         ],
     ),
     "the load of a request that waits for others turns out to have failed": (

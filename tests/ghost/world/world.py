@@ -367,8 +367,8 @@ class World:
         self._report(LoadReport(rank=0, failures=fault.failures))
 
     def _tell(self, number: int) -> None:
-        """Note that a fault is reported now. It counts if all of it still belongs to its run, or if a
-        late report was promised."""
+        """Note that a fault is reported now. It counts if all of it still belongs to its run, or
+        if a late report was promised."""
         fault = self.faults[number]
         own = self._targets_of_runs(fault.load)
         is_promised = fault.load.number in self.scheduler.ledgers.departed.loads

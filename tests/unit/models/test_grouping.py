@@ -453,6 +453,7 @@ def test_what_ranks_cannot_divide_is_refused_by_layer(name: str, ranks: int, mes
 
 def test_a_grouping_is_a_topology_in_the_engines_order() -> None:
     assert group_config(load("gemma-4-31b"), DEFAULT).grouping.topology() == Topology(
+        partial_hits=False,
         groups=(
             *[GroupSpec(kind=SWA, block_size=16, window=1024)] * 5,
             GroupSpec(kind=FULL, block_size=32),

@@ -16,6 +16,7 @@ use super::sparse_naming::is_one;
 use super::texts::Marks;
 use super::tier::Tier;
 use super::units::Units;
+use crate::spec::SpecKind;
 use crate::wire::{Batch, Component, Event, Medium, RefusalReason, Removed, Span, Stored};
 
 /// One rank, the shared part of its model, and the batch that is applied to it.
@@ -220,7 +221,9 @@ impl<'a> Slice<'a> {
             // What is learned of groups is how full attention is published.
             return self.rank.catalog.shows_components != showed_components;
         }
-        if self.rank.catalog.note_size(news) {
+        let sizes = self.rank.catalog.note_size(news);
+        self.learned |= sizes.tells_of_parts;
+        if sizes.contradicts {
             self.rank.refuse(Contradiction::BlockSize.reason(), 1);
         }
         let before = self.rank.catalog.block_size(group);
@@ -265,6 +268,23 @@ impl<'a> Slice<'a> {
         }
     }
 
+    /// Notes how long a prompt a store has told of, now that its parent may have a place. What lies
+    /// elsewhere than on the pod's own GPU says nothing of what its engine has computed.
+    fn note_reach(&mut self, stored: &Stored) {
+        let is_reused = !stored.kind.is_some_and(SpecKind::is_never_reused);
+        if self.rank.catalog.reach.is_enough() || !is_reused || !stored.is_on_own_gpu() {
+            return;
+        }
+        let slots = &self.rank.slots;
+        let parent = stored.parent.and_then(|parent| slots.find_parent(parent));
+        let before = match parent.map(|slot| slots.whereabouts(slot)) {
+            Some(Whereabouts::Placed(node)) => self.shared.nodes.place(node).boundary,
+            Some(Whereabouts::Limbo(_)) | None => 0,
+        };
+        let reach = &mut self.rank.catalog.reach;
+        self.learned |= reach.note(before, stored.tokens.len, stored.block_size);
+    }
+
     /// Applies a clear, to as many slots as the slice's work allows.
     fn clear(&mut self) {
         let most = self.progress.left;
@@ -303,6 +323,7 @@ impl<'a> Slice<'a> {
         if self.progress.hashes == blocks {
             self.infer_from_store(stored);
             self.rank.count_pool();
+            self.note_reach(stored);
             self.progress.previous_was_sparse = !by_tokens;
             self.progress.next_event();
         }

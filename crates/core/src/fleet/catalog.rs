@@ -2,8 +2,7 @@
 //!
 //! Configuration takes precedence, and events are checked against it. Without configuration, a
 //! group's block size is the largest size that any event showed, and its kind and window are the
-//! first that an event told. If events carry no window or chunk, the operator's value for that kind
-//! is used.
+//! first that an event told. If events carry no window or chunk, the operator's is used.
 
 use std::num::NonZeroU32;
 
@@ -12,7 +11,7 @@ use super::page::{GroupOfModel, groups_of_page};
 use super::publisher::Publisher;
 use super::reach::Reach;
 use super::silent::SilentPools;
-use super::sizes::Sizes;
+use super::sizes::{SizeNews, Sizes};
 use crate::divisors::{gcd, lcm};
 use crate::error::{Error, Result};
 use crate::spec::{GroupSpec, SpecKind, Topology};
@@ -34,6 +33,8 @@ pub struct Hidden {
 pub struct PodConfig {
     /// The groups and the alignment, as far as they are given.
     pub topology: Option<Topology>,
+    /// Whether the operator left open if the engine has hits inside blocks.
+    pub may_hit_inside: bool,
     /// Whose events the pod sends.
     pub publisher: Publisher,
     /// Whether the engine announces reused blocks again although there is no new copy. Counts then
@@ -264,11 +265,13 @@ impl Catalog {
         self.lookahead
     }
 
-    /// Compares a store with the configured sizes. Returns whether it is the first to contradict one.
-    pub(super) fn note_size(&mut self, news: GroupNews) -> bool {
+    /// Compares a store with the configured sizes; `learn` does so where there is but one.
+    pub(super) fn note_size(&mut self, news: GroupNews) -> SizeNews {
         let group = self.resolve(news.group);
-        let topology = self.completed.as_ref().or(self.config.topology.as_ref());
-        topology.is_some_and(|t| self.sizes.note(t, group, (news.block_size, news.span)))
+        let has_several = !self.config.publisher.has_one_block_size();
+        let topology = self.config.topology.as_ref().filter(|_| has_several);
+        let size = (news.block_size, news.span);
+        topology.map_or_else(SizeNews::default, |t| self.sizes.note(t, group, size))
     }
 
     /// Learns from a store. Returns true if what is known of the groups has changed.
@@ -287,9 +290,7 @@ impl Catalog {
         if has_new_lookahead {
             self.lookahead = news.lookahead;
         }
-        let is_reused = !news.kind.is_some_and(SpecKind::is_never_reused);
-        let tells_more = is_reused && self.reach.note(news.span, news.block_size);
-        Ok(is_changed || has_new_lookahead || tells_more)
+        Ok(is_changed || has_new_lookahead)
     }
 
     fn learn_group(&mut self, news: GroupNews) -> std::result::Result<bool, Contradiction> {

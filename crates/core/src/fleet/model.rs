@@ -47,6 +47,12 @@ impl Class {
         Some((with(certain), with(likely)))
     }
 
+    /// The same ranks with hits inside blocks, if it is not known whether their engines have them.
+    pub(super) fn inside(&self) -> Option<Self> {
+        let view = (**self.view.inside.as_ref()?).clone();
+        Some(Self { view, ..*self })
+    }
+
     /// The largest step that visits every boundary that the rule asks for.
     #[must_use]
     pub(super) fn unit(&self) -> u32 {

@@ -161,7 +161,8 @@ impl Search<'_, '_> {
                 }
                 // Floating tries may hang at any multiple of the hash block, which may be a finer
                 // unit than the rule's.
-                let unit = gcd(class.unit(), rank.catalog.grain());
+                let inside = class.inside().map_or(0, |class| class.unit());
+                let unit = gcd(gcd(class.unit(), inside), rank.catalog.grain());
                 let tiers = [TierSet::GPU, self.request.tiers];
                 let is_unbounded =
                     |tiers: &TierSet| rank.may_hold_anything_of(&self.request.prompt, *tiers);

@@ -4,7 +4,7 @@
 //! block is full: where only short prompts were stored, a group with larger blocks may exist that no
 //! event has told of. Nor is the block size of a group known while it has told of single blocks
 //! alone, because such a store may be of a part of a larger block. What is assumed is that an
-//! engine's largest block is at most `MOST_RATIO` times its smallest. Then a store of as many of the
+//! engine's largest block is at most `MOST_RATIO` times its smallest. Then a prompt of as many of the
 //! smallest blocks has made every group tell of itself, and of a whole block.
 
 /// How many times the smallest block of an engine its largest one may be.
@@ -15,17 +15,17 @@ const MOST_RATIO: u32 = 4;
 pub(super) struct Reach {
     /// The smallest block size that a store of two blocks or more had; 0 before the first one.
     smallest: u32,
-    /// The most tokens of one store.
+    /// The most tokens of a prompt, as far as stores have told.
     longest: u32,
 }
 
 impl Reach {
-    /// Notes a store of so many tokens, in blocks of `block_size`. Returns whether it is the first
-    /// to show that every group has told of itself.
-    pub(super) fn note(&mut self, tokens: u32, block_size: u32) -> bool {
+    /// Notes a store of so many tokens that begins after `before` others, in blocks of `block_size`.
+    /// Returns whether it is the first to show that every group has told of itself.
+    pub(super) fn note(&mut self, before: u32, tokens: u32, block_size: u32) -> bool {
         let was_enough = self.is_enough();
         if block_size > 0 {
-            self.longest = self.longest.max(tokens);
+            self.longest = self.longest.max(before.saturating_add(tokens));
             // Of a part of a block there is one alone; so several blocks are whole ones.
             let is_whole = tokens / 2 >= block_size;
             if is_whole && (self.smallest == 0 || block_size < self.smallest) {

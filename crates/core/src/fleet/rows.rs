@@ -113,7 +113,35 @@ impl Search<'_, '_> {
                 self.keep_sight(reading, words, &lower, scratch);
             }
         }
+        self.widen(class, scratch, rows);
         self.fill_scores(reading, scratch, rows);
+    }
+
+    /// Widens the bounds of a class by those with hits inside blocks, where it is not known whether
+    /// the engine has these.
+    fn widen(&mut self, class: &Class, scratch: &mut rule::Scratch, rows: &mut RowsByColumn<'_>) {
+        let Some(class) = class.inside() else {
+            return;
+        };
+        let ladder = self.climb(&class);
+        let reading = Reading {
+            class: &class,
+            ladder,
+        };
+        for (index, &set) in rows.tier_sets.iter().enumerate() {
+            let told = self.read(reading, set, scratch);
+            for column in class.columns() {
+                let of_column = (told[column % 64], None);
+                let other = self.bounds(reading, column, set, of_column, scratch);
+                let row = rows.row(column);
+                let bounds = &mut row.tiers[index].1;
+                bounds.lower = bounds.lower.min(other.lower);
+                bounds.upper = bounds.upper.max(other.upper);
+                if index == 0 {
+                    row.bounds = *bounds;
+                }
+            }
+        }
     }
 
     /// Fills in the bounds for one set of tiers. Returns the lengths that the rule gives for what
@@ -274,5 +302,6 @@ fn restrict(class: Class, only_full: bool) -> Class {
     view.groups.retain(|_| *kept.next().unwrap_or(&false));
     view.lower_is_zero |= view.groups.is_empty();
     view.silent = None;
+    view.inside = None;
     Class { view, ..class }
 }

@@ -6,6 +6,7 @@
 //! exception: a cache beside the group may share its index. Then stores of the configured size come
 //! too, and from the first of them on nothing is contradicted.
 
+use crate::divisors::gcd;
 use crate::spec::Topology;
 
 /// What the stores of a group have shown of its configured size.
@@ -24,27 +25,61 @@ enum Shown {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Sizes {
     groups: Vec<Shown>,
+    /// By group, the greatest common divisor of the sizes of its parts of blocks; 0 without any.
+    parts: Vec<u32>,
+}
+
+/// What a store tells of the configured sizes that was not known.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct SizeNews {
+    /// It is the first that contradicts the size of its group.
+    pub(super) contradicts: bool,
+    /// It is of a smaller part of a block than any before.
+    pub(super) tells_of_parts: bool,
 }
 
 impl Sizes {
-    /// Compares a store of so many tokens, in blocks of `size`, with what is configured. Returns
-    /// whether it is the first that contradicts the size of its group.
+    /// Compares a store of so many tokens, in blocks of `size`, with what is configured.
     pub(super) fn note(
         &mut self,
         topology: &Topology,
         group: u16,
         (size, tokens): (u32, u32),
-    ) -> bool {
+    ) -> SizeNews {
         let own = (topology.groups.get(usize::from(group))).map_or(0, |g| g.block_size);
         if size == 0 || tokens < size || size > own {
-            return false;
+            return SizeNews::default();
         }
+        let tells_of_parts = size < own && self.note_part(group, size);
         let is_part = tokens / 2 < size && size.is_multiple_of(topology.hash_block_size);
-        match (size == own, is_part) {
+        let contradicts = match (size == own, is_part) {
             (true, _) => self.show(group, Shown::Own),
             (false, false) => self.show(group, Shown::Smaller),
             (false, true) => false,
+        };
+        SizeNews {
+            contradicts,
+            tells_of_parts,
         }
+    }
+
+    fn note_part(&mut self, group: u16, size: u32) -> bool {
+        let index = usize::from(group);
+        if self.parts.len() <= index {
+            self.parts.resize(index + 1, 0);
+        }
+        let known = self.parts[index];
+        self.parts[index] = gcd(known, size);
+        self.parts[index] != known
+    }
+
+    /// The greatest common divisor of a group's block and of all its parts that stores have told of.
+    #[must_use]
+    pub(super) fn grain(&self, group: u16, block_size: u32) -> u32 {
+        gcd(
+            block_size,
+            self.parts.get(usize::from(group)).copied().unwrap_or(0),
+        )
     }
 
     fn show(&mut self, group: u16, shown: Shown) -> bool {

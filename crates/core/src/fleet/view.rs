@@ -16,8 +16,10 @@ const GAP: &str = "an index is missing among the groups that events told of; if 
                    the pod's groups";
 const UNGROUPED_EVENTS: &str = "events have no group_idx, so they may be of several groups; list the \
                                 pod's groups";
-const SHORT: &str = "no store was of four blocks yet, so a group with larger blocks may have told \
+const SHORT: &str = "no prompt was of four blocks yet, so a group with larger blocks may have told \
                      nothing; until one is, list the pod's groups";
+const INSIDE: &str = "states are saved inside blocks, so hits may end there; set partial_hits to true or \
+                      false";
 const UNTOLD: &str = "the engine does not tell of all of its groups";
 const UNKNOWN_GROUP: &str = "the kind, window or chunk of a group is not known; give the pod's \
                              model_config, or list its groups";
@@ -40,6 +42,9 @@ pub(super) struct View {
     pub undeclared: Option<u16>,
     /// The same pod with groups that no event tells of, if it has any.
     pub silent: Option<Box<SilentViews>>,
+    /// The same pod with hits inside blocks, if nobody said whether its engine has them and they
+    /// would make a difference.
+    pub inside: Option<Box<View>>,
     /// Tokens per page, where chains stand under salts made of their first hashes; else 0.
     pub space_page: u32,
 }
@@ -77,7 +82,48 @@ impl Catalog {
             let likely = self.silent_view(&view, LIKELY)?;
             Some(Box::new(SilentViews { certain, likely }))
         });
+        view.inside = self.inside_view(&view).map(Box::new);
         Some(view)
+    }
+
+    /// The same pod with hits inside blocks. Only a state between two multiples of the alignment can
+    /// make a difference, because a hit ends where each group of states has one. An engine whose
+    /// windows have larger blocks than its hashes has no such hits.
+    fn inside_view(&self, view: &View) -> Option<View> {
+        if !self.config.may_hit_inside {
+            return None;
+        }
+        let grains = || {
+            let groups = view.topology.groups.iter().zip(&view.groups);
+            let reused = groups.filter(|(g, _)| g.prefix_cacheable && !g.kind.is_never_reused());
+            reused.map(|(g, &index)| (g, self.grain_of(index, g.block_size)))
+        };
+        let finest = grains().map(|(_, grain)| grain).fold(0, gcd);
+        let hash = gcd(finest, view.topology.hash_block_size);
+        let is_inside = |(g, grain): (&GroupSpec, u32)| {
+            g.kind == SpecKind::Mamba && !grain.is_multiple_of(view.topology.alignment)
+        };
+        let is_able = |(g, _): (&GroupSpec, u32)| {
+            g.kind.is_full() || g.kind == SpecKind::Mamba || g.block_size <= finest
+        };
+        if !(grains().any(is_inside) && grains().all(is_able)) {
+            return None;
+        }
+        let mut inside = view.clone();
+        inside.topology.partial_hits = true;
+        inside.topology.hash_block_size = hash;
+        Some(inside)
+    }
+
+    /// The greatest common divisor of all sizes that stores of a group had.
+    fn grain_of(&self, group: u16, block_size: u32) -> u32 {
+        if self.is_configured() {
+            return self.sizes.grain(group, block_size);
+        }
+        let learned = self.learned.get(usize::from(group)).copied().flatten();
+        learned
+            .or(self.ungrouped)
+            .map_or(block_size, |known| known.grain)
     }
 
     /// Whether copies are counted that a request need not find.
@@ -124,6 +170,7 @@ impl Catalog {
             has_unknown: false,
             undeclared: is_undeclared.then_some(0),
             silent: None,
+            inside: None,
             space_page: 0,
         }
     }
@@ -144,6 +191,7 @@ impl Catalog {
             (is_learned && self.may_hide_groups(), SHORT),
             (view.lower_is_zero, UNTOLD),
             (view.has_unknown, UNKNOWN_GROUP),
+            (view.inside.is_some(), INSIDE),
         ];
         let doubt = doubts.iter().find(|(is_so, _)| *is_so);
         doubt.map_or("", |(_, text)| text)
@@ -220,6 +268,7 @@ impl Catalog {
             has_unknown: false,
             undeclared: is_undeclared.then_some(0),
             silent: None,
+            inside: None,
             space_page: 0,
         })
     }

@@ -304,7 +304,10 @@ fn config(groups: events::Groups, choices: &mut impl Choices) -> PodConfig {
         ..PodConfig::default()
     };
     match choices.below(8) {
-        0..=2 => PodConfig::default(),
+        0..=2 => PodConfig {
+            may_hit_inside: true,
+            ..PodConfig::default()
+        },
         3..=5 => known,
         6 => PodConfig {
             full_reports: true,

@@ -114,6 +114,7 @@ impl EngineArg {
         let told = self.model_groups.iter();
         let silent = self.silent_groups.as_ref().map(|groups| groups.iter());
         Ok(PodConfig {
+            may_hit_inside: topology.partial_hits.is_none(),
             topology: Some(topology.decode(dialect)?),
             publisher: match self.dialect.name() {
                 "sglang" => Publisher::Sglang,

@@ -38,7 +38,7 @@ class Coordinator:
         self._requests = requests
         self.block_pool = pool
         settings = cache.config
-        self.enable_partial_hash_hits = settings.topology.partial_hits
+        self.enable_partial_hash_hits = bool(settings.topology.partial_hits)
         self.num_reprefillable_tokens = settings.num_reprefillable_tokens
         self.eagle_group_ids = {
             index for index, group in enumerate(settings.topology.groups) if group.eagle
