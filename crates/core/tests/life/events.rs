@@ -11,6 +11,10 @@ pub(crate) type Groups = &'static [(&'static str, u32)];
 pub(crate) struct Engine {
     /// Its groups.
     pub groups: Groups,
+    /// The window of every window group.
+    pub window: u32,
+    /// It tells of its first group alone, on the GPU as a rule, and its prompts are longer.
+    pub is_silent: bool,
     /// What it says of a hash, a group or a prefix need not be what it said before.
     pub lies: bool,
     /// It may have two hashes for one prefix, as if something that no event tells kept them apart.
@@ -32,8 +36,27 @@ pub(crate) const GROUPS: [Groups; 6] = [
         ("mamba", 2),
     ],
 ];
-/// Window of every window group.
-pub(crate) const WINDOW: u32 = 3;
+/// Engines that tell of their first group alone.
+pub(crate) const SILENT: [Groups; 4] = [
+    &[("full_attention", 1), ("sliding_window", 1)],
+    &[("full_attention", 2), ("sliding_window", 2)],
+    &[("full_attention", 1), ("mamba", 1)],
+    &[("full_attention", 2), ("mamba", 2), ("sliding_window", 2)],
+];
+
+impl Engine {
+    /// The tokens of a prompt that it may be sent: mostly of one letter if they are many, so that
+    /// prompts have long prefixes in common.
+    pub(crate) fn prompt(&self, choices: &mut impl Choices) -> Vec<u64> {
+        if !self.is_silent {
+            return prompt(choices, 12);
+        }
+        let run = choices.below(3) * choices.below(40);
+        let mut tokens = vec![0; run];
+        tokens.extend(prompt(choices, 6));
+        tokens
+    }
+}
 
 const MEDIA: [Option<&str>; 8] = [
     None,
@@ -48,7 +71,7 @@ const MEDIA: [Option<&str>; 8] = [
 
 /// Tokens of a prompt: two letters, few of the second, so that prompts share prefixes. A third one is
 /// rare and wide, and its lower half is that of the first.
-pub(crate) fn prompt(choices: &mut impl Choices, most: usize) -> Vec<u64> {
+fn prompt(choices: &mut impl Choices, most: usize) -> Vec<u64> {
     let len = choices.below(most + 1);
     (0..len)
         .map(|_| match choices.below(16) {
@@ -93,14 +116,17 @@ pub(crate) fn batch(engine: Engine, choices: &mut impl Choices) -> Vec<u8> {
 /// The hash that an honest engine gives a prefix: a function of its salt, adapter and tokens. An
 /// alias is a second hash of the same prefix.
 fn hash_of(tokens: &[u64], salt: u64, alias: bool) -> u64 {
-    let code = tokens.iter().fold(1, |code, t| code << 2 | t >> 31 | t & 1);
-    code | salt << 32 | u64::from(alias) << 40
+    let first = 1 + (salt << 1 | u64::from(alias));
+    let next =
+        |code: u64, t: &u64| code.wrapping_mul(6_364_136_223_846_793_005) + (t >> 31 | t & 1);
+    tokens
+        .iter()
+        .fold(first, |code, t| next(code, t).wrapping_add(1))
 }
 
 /// A store while its parts are chosen.
 struct Store {
-    lies: bool,
-    has_aliases: bool,
+    engine: Engine,
     tokens: Vec<u64>,
     /// First token of the span.
     start: usize,
@@ -114,40 +140,48 @@ struct Store {
 
 impl Store {
     fn choose(engine: Engine, choices: &mut impl Choices) -> Self {
-        let group = choices.below(engine.groups.len());
+        let group = if engine.is_silent {
+            0
+        } else {
+            choices.below(engine.groups.len())
+        };
         let (kind, size) = engine.groups[group];
         let mut block = size as usize;
         if engine.lies && choices.once_in(8) {
             block = choices.one_of(&[1, 2, 3, 4]); // Part of a block, or a surprise.
         }
-        let tokens = prompt(choices, 12);
+        let tokens = engine.prompt(choices);
         let blocks = tokens.len() / block;
-        let first = if choices.once_in(3) && blocks > 0 {
+        let is_part = choices.once_in(if engine.is_silent { 16 } else { 3 });
+        let first = if is_part && blocks > 0 {
             choices.below(blocks)
         } else {
             0
         };
         let start = first * block;
         let all = (first + 1..=blocks).map(|n| n * block);
-        let is_sparse = choices.once_in(4);
+        let is_sparse = !engine.is_silent && choices.once_in(4);
         let ends = all.filter(|_| !(is_sparse && choices.once_in(2))).collect();
         Self {
-            lies: engine.lies,
-            has_aliases: engine.has_aliases,
+            engine,
             tokens: tokens[..blocks * block].to_vec(),
             start,
             block,
             group,
             kind,
-            salt: choices.one_of(&[0, 0, 0, 0, 1, 2]),
+            salt: if engine.is_silent {
+                0
+            } else {
+                choices.one_of(&[0, 0, 0, 0, 1, 2])
+            },
             ends,
         }
     }
 
     fn hash(&self, end: usize, choices: &mut impl Choices) -> Value {
-        let alias = self.has_aliases && choices.once_in(16);
+        let alias = self.engine.has_aliases && choices.once_in(16);
         let hash = match choices.below(64) {
-            0 if self.lies => choices.below(16) as u64,
+            0 if self.engine.lies => choices.below(16) as u64,
             _ => hash_of(&self.tokens[..end], self.salt, alias),
         };
         Value::Uint(hash)
@@ -168,9 +202,9 @@ impl Store {
             .iter()
             .map(|&t| Value::Uint(t))
             .collect();
-        if choices.once_in(8) {
+        if !self.engine.is_silent && choices.once_in(8) {
             (block, tokens) = (Value::Uint(0), Vec::new()); // A copy announced by hash alone.
-        } else if self.lies && choices.once_in(16) {
+        } else if self.engine.lies && choices.once_in(16) {
             // Pairs of tokens, as engines with a draft head send them.
             let pair = |(i, t): (usize, &Value)| {
                 let next = tokens.get(i + 1).unwrap_or(&Value::Uint(0)).clone();
@@ -190,21 +224,21 @@ impl Store {
     }
 
     fn add_details(&self, fields: &mut Vec<(&str, Value)>, choices: &mut impl Choices) {
-        add_place(fields, (self.group, self.lies), choices);
+        add_place(fields, (self.group, self.engine), choices);
         fields.push((
             "kv_cache_spec_kind",
             match choices.below(64) {
-                0 if self.lies => text("mamba"),
-                1 if self.lies => text("a new kind"),
+                0 if self.engine.lies => text("mamba"),
+                1 if self.engine.lies => text("a new kind"),
                 2 => Value::Nil,
                 _ => text(self.kind),
             },
         ));
         if self.kind == "sliding_window" {
-            let window = if self.lies && choices.once_in(64) {
+            let window = if self.engine.lies && choices.once_in(64) {
                 2
             } else {
-                WINDOW
+                self.engine.window
             };
             fields.push(("kv_cache_spec_sliding_window", Value::Uint(window.into())));
         }
@@ -213,10 +247,10 @@ impl Store {
             let shows_salt = self.start == 0 && self.ends.first() == Some(&self.block);
             if choices.once_in(3) {
                 fields.push(("cache_salt", text(name)));
-            } else if shows_salt || self.lies {
+            } else if shows_salt || self.engine.lies {
                 fields.push(("extra_keys", self.extra_keys(text(name))));
             }
-        } else if self.lies && choices.once_in(16) {
+        } else if self.engine.lies && choices.once_in(16) {
             let key = choices.one_of(&[
                 Value::Array(vec![text("i"), Value::Uint(0)]),
                 Value::Array(vec![text("i"), Value::Int(-1)]),
@@ -226,9 +260,9 @@ impl Store {
             fields.push(("extra_keys", self.extra_keys(key)));
         }
         match choices.below(24) {
-            0 if self.lies => fields.push(("lora_name", text("l"))),
-            1 if self.lies => fields.push(("lora_id", Value::Uint(3))),
-            2 if self.lies => fields.push(("lookahead_token_ids", self.lookahead(choices))),
+            0 if self.engine.lies => fields.push(("lora_name", text("l"))),
+            1 if self.engine.lies => fields.push(("lora_id", Value::Uint(3))),
+            2 if self.engine.lies => fields.push(("lookahead_token_ids", self.lookahead(choices))),
             _ => {}
         }
     }
@@ -252,9 +286,14 @@ impl Store {
 /// Group, medium, locality and owner of a store or a removal.
 fn add_place(
     fields: &mut Vec<(&str, Value)>,
-    (group, lies): (usize, bool),
+    (group, engine): (usize, Engine),
     choices: &mut impl Choices,
 ) {
+    let lies = engine.lies;
+    if engine.is_silent && !choices.once_in(64) {
+        fields.push(("medium", text("GPU")));
+        return;
+    }
     match choices.below(48) {
         0 if lies => {}
         1 if lies => fields.push(("group_idx", Value::Uint(7))),
@@ -287,7 +326,7 @@ fn removed(engine: Engine, choices: &mut impl Choices) -> Value {
         ("type", text("BlockRemoved")),
         ("block_hashes", Value::Array(hashes.collect())),
     ];
-    add_place(&mut fields, (store.group, store.lies), choices);
+    add_place(&mut fields, (store.group, store.engine), choices);
     map(&fields)
 }
 

@@ -47,6 +47,7 @@ impl Life {
     /// An index with two pods.
     pub(crate) fn new(choices: &mut impl Choices) -> Self {
         let is_same = choices.below(2) == 0;
+        let is_silent = choices.once_in(4);
         let (memory, limbo) = if is_same {
             (0, 64 << 20)
         } else {
@@ -67,7 +68,17 @@ impl Life {
             twin: Index::new(options),
             registered: [false; 2],
             engine: events::Engine {
-                groups: choices.one_of(&events::GROUPS),
+                groups: if is_silent {
+                    choices.one_of(&events::SILENT)
+                } else {
+                    choices.one_of(&events::GROUPS)
+                },
+                window: if is_silent {
+                    choices.one_of(&[2, 5, 20, 90])
+                } else {
+                    3
+                },
+                is_silent,
                 lies: !is_same && choices.below(2) == 0,
                 has_aliases: !is_same,
             },
@@ -108,8 +119,13 @@ impl Life {
         self.twin.check_integrity();
         if self.is_same {
             for (one, other) in self.index.pods().into_iter().zip(self.twin.pods()) {
-                // Listings count where their hash is when they are counted, which slices may change.
+                // Listings count where their hash is when they are counted, which slices may change,
+                // and the one is asked more often than the other.
                 let (placed, unplaced) = (one.placed, one.unplaced);
+                let [one, other] = [one, other].map(|mut info| {
+                    info.refused.remove("answer_cut_short");
+                    info
+                });
                 assert_eq!(
                     one,
                     RankInfo {
@@ -129,7 +145,7 @@ impl Life {
         assert!(applied.is_ok() || !self.registered[pod]);
         let mut intake = self.twin.take_intake();
         intake.read(&payload);
-        let work = 1 + choices.below(4);
+        let work = 1 + choices.below(4) * if self.engine.is_silent { 30 } else { 1 };
         while let Ok(false) = self.twin.advance(PODS[pod], rank, &mut intake, work) {
             self.twin.check_integrity();
         }
@@ -177,7 +193,7 @@ impl Life {
         let spec = PodSpec {
             model: MODEL.to_owned(),
             dp_size: 1 + u32::from(choices.once_in(3)),
-            config: config(self.engine.groups, choices),
+            config: config(self.engine, choices),
             algo: choices.one_of(&[None, None, Some(HashAlgo::Sha256)]),
             seed: None,
             loras: BTreeMap::from([("l".to_owned(), "/l".to_owned())]),
@@ -196,10 +212,10 @@ impl Life {
 
     /// A gateway tells that it sent a request to a pod.
     fn send(&mut self, request: &Request<'_>, choices: &mut impl Choices) {
-        let (pod, produced) = (choices.below(PODS.len()), [2; 3]);
+        let (pod, produced) = (choices.below(PODS.len()), [0; 3]);
         let told = self.index.routed(PODS[pod], 0, request, &produced);
         self.index.check_integrity();
-        let most = 1 + choices.below(4);
+        let most = 1 + choices.below(4) * 10;
         let in_parts = self.send_in_parts(pod, most, |index, name| {
             index.note_routed(name, 0, request, &produced)
         });
@@ -225,7 +241,7 @@ impl Life {
 
     /// Scores and explains a request; every row keeps what rows promise.
     fn ask(&mut self, choices: &mut impl Choices) {
-        let halves = events::prompt(choices, 12).into_iter().map(halves);
+        let halves = self.engine.prompt(choices).into_iter().map(halves);
         let (tokens, rest): (Vec<u32>, Vec<_>) = halves.unzip();
         let wide: Vec<WideAt<'_>> = (0..)
             .zip(rest)
@@ -234,16 +250,17 @@ impl Life {
         let offset = u32::try_from(choices.below(6)).unwrap();
         let (id, length) = ("i", 2);
         let media = [MediaItem { id, offset, length }];
+        let plain = Prompt {
+            tokens: &tokens,
+            wide: &wide,
+            media: &media,
+            ..NO_PROMPT
+        };
+        let is_plain = self.engine.is_silent && !choices.once_in(8);
+        let prompt = dressed(plain, is_plain, choices);
         let request = Request {
             model: MODEL,
-            prompt: Prompt {
-                tokens: &tokens,
-                lora: choices.one_of(&[None, None, None, Some("l")]),
-                salt: choices.one_of(&[None, None, None, Some("s"), Some("t")]),
-                extra_key: choices.one_of(&[None, None, None, Some("k")]),
-                media: if choices.once_in(6) { &media } else { &[] },
-                wide: &wide,
-            },
+            prompt,
             pods: None,
             tiers: choices.one_of(&[
                 TierSet::default(),
@@ -254,7 +271,7 @@ impl Life {
             strategy: choices.one_of(&[Strategy::Exact, Strategy::WeightedBlocks]),
             weights: choices.one_of(&[[None; 3], [None, Some(0.25), Some(0.0)]]),
         };
-        if choices.once_in(3) {
+        if choices.once_in(if self.engine.is_silent { 2 } else { 3 }) {
             return self.send(&request, choices);
         }
         let Ok(answer) = self.index.score(&request) else {
@@ -278,6 +295,36 @@ impl Life {
     }
 }
 
+const NO_PROMPT: Prompt<'_> = Prompt {
+    tokens: &[],
+    lora: None,
+    salt: None,
+    extra_key: None,
+    media: &[],
+    wide: &[],
+};
+
+/// A prompt with what keeps its blocks apart, or without any of it.
+fn dressed<'a>(prompt: Prompt<'a>, is_plain: bool, choices: &mut impl Choices) -> Prompt<'a> {
+    if is_plain {
+        return Prompt {
+            media: &[],
+            ..prompt
+        };
+    }
+    Prompt {
+        lora: choices.one_of(&[None, None, None, Some("l")]),
+        salt: choices.one_of(&[None, None, None, Some("s"), Some("t")]),
+        extra_key: choices.one_of(&[None, None, None, Some("k")]),
+        media: if choices.once_in(6) {
+            prompt.media
+        } else {
+            &[]
+        },
+        ..prompt
+    }
+}
+
 /// Every row keeps what rows promise of a prompt.
 fn check_rows(answer: &Answer, last_token: u32) {
     for row in &answer.rows {
@@ -297,13 +344,17 @@ fn told(answer: &Answer) -> (&[Member], &[Row]) {
 }
 
 /// What an operator says of a pod: mostly nothing, or what its engine really has.
-fn config(groups: events::Groups, choices: &mut impl Choices) -> PodConfig {
+fn config(engine: events::Engine, choices: &mut impl Choices) -> PodConfig {
     let known = PodConfig {
-        topology: Some(topology(groups)),
+        topology: Some(topology(engine)),
         num_gpu_blocks: choices.one_of(&[None, NonZeroU32::new(3), NonZeroU32::new(64)]),
         ..PodConfig::default()
     };
-    match choices.below(8) {
+    match if engine.is_silent {
+        7
+    } else {
+        choices.below(8)
+    } {
         0..=2 => PodConfig {
             may_hit_inside: true,
             ..PodConfig::default()
@@ -324,22 +375,22 @@ fn config(groups: events::Groups, choices: &mut impl Choices) -> PodConfig {
                 never_short: choices.below(2) == 0,
                 window_tokens: (choices.below(2) == 0).then_some(32),
                 state_slots: (choices.below(2) == 0).then_some(6),
-                chunked_prefill: (choices.below(2) == 0).then_some(8),
+                chunked_prefill: choices.one_of(&[None, Some(1), Some(8), Some(64)]),
             },
             ..if choices.below(2) == 0 {
                 known
             } else {
-                of_model()
+                of_model(engine.window)
             }
         },
     }
 }
 
 /// A pod whose groups are not listed, but whose model says what no event tells of.
-fn of_model() -> PodConfig {
+fn of_model(window: u32) -> PodConfig {
     let window = GroupOfModel {
         kind: SpecKind::SlidingWindow,
-        window: Some(events::WINDOW),
+        window: Some(window),
         grid: 1,
     };
     let states = GroupOfModel {
@@ -353,13 +404,14 @@ fn of_model() -> PodConfig {
     }
 }
 
-fn topology(groups: events::Groups) -> Topology {
+fn topology(engine: events::Engine) -> Topology {
+    let groups = engine.groups;
     let group = |&(kind, block_size): &(&str, u32)| {
         let kind = SpecKind::from_name(kind).unwrap();
         GroupSpec {
             kind,
             block_size,
-            window: kind.is_window().then_some(events::WINDOW),
+            window: kind.is_window().then_some(engine.window),
             chunk: (kind == SpecKind::ChunkedLocalAttention).then_some(4),
             eagle: false,
             prefix_cacheable: true,
