@@ -3,10 +3,12 @@
 //! Property: it decodes or refuses, never panics, and its arenas stay within
 //! `MAX_ARENA_BYTES_PER_BYTE` bytes per byte of the input. `fuzz/` has the coverage-guided twin.
 
+mod choices;
 mod encoder;
 
 use std::hint::black_box;
 
+use choices::{Choices, Numbers};
 use encoder::{Value, batch, map, text, uints};
 use kvbraid_core::wire::{Batch, Decoder, Event, Limits, MAX_ARENA_BYTES_PER_BYTE, Stored};
 
@@ -89,18 +91,6 @@ fn seeds() -> Vec<Vec<u8>> {
         batch(&gone),
         batch(&[&stores[..], &gone].concat()),
     ]
-}
-
-/// xorshift64: the same numbers everywhere.
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % limit as u64).unwrap_or(0)
-    }
 }
 
 fn mutate(payload: &mut Vec<u8>, numbers: &mut Numbers) {

@@ -4,9 +4,11 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where something does")]
 
 mod asking;
+mod choices;
 mod encoder;
 
 use asking::request;
+use choices::{Choices, Numbers};
 use encoder::{Value, batch, map, text, uints};
 use kvbraid_core::fleet::{Index, Options, PodSpec, RankInfo, Request, Row};
 use kvbraid_core::secret::Secret;
@@ -241,25 +243,13 @@ fn what_a_removed_pod_held_is_released_portion_by_portion() {
     assert_eq!(portions, 2);
 }
 
-/// xorshift64.
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 16) % limit
-    }
-}
-
 /// Chains that each pod tells of: the first has few, and shares them with the others.
-const PODS: [(&str, u64); 3] = [("small", 12), ("large", 400), ("largest", 900)];
+const PODS: [(&str, usize); 3] = [("small", 12), ("large", 400), ("largest", 900)];
 
 fn step(numbers: &mut Numbers) -> (&'static str, Vec<Value>) {
-    let (pod, chains) = PODS[usize::try_from(numbers.below(3)).unwrap()];
+    let (pod, chains) = PODS[numbers.below(3)];
     let events = (0..=numbers.below(8)).map(|_| {
-        let chain = numbers.below(chains);
+        let chain = numbers.below(chains) as u64;
         match numbers.below(32) {
             0 if numbers.below(32) == 0 => map(&[("type", text("AllBlocksCleared"))]),
             0..6 => remove(chain),
@@ -280,7 +270,7 @@ fn beside_an_index_without_a_limit_who_forgot_nothing_answers_the_same_and_other
             let (pod, events) = step(&mut numbers);
             tell(&mut truth, pod, events.clone());
             tell(&mut index, pod, events);
-            let chain = numbers.below(900);
+            let chain = numbers.below(900) as u64;
             for pod in pods {
                 let (row, true_row) = (row(&mut index, pod, chain), row(&mut truth, pod, chain));
                 if forgotten(&index, pod) == 0 {
