@@ -253,13 +253,15 @@ pub(super) struct Occurrences {
 }
 
 impl Occurrences {
-    pub(super) fn new(all: &[Held<'_>], num_blocks: usize) -> Self {
+    /// The memory follows the highest block of a table, not the pool, whose size a file may invent.
+    pub(super) fn new(all: &[Held<'_>]) -> Self {
+        let tables = all.iter().flat_map(|held| &held.own.groups);
+        let blocks = tables.flat_map(|table| table.blocks);
+        let num_blocks = 1 + blocks.clone().map(|block| block.index()).max().unwrap_or(0);
         // First the starts, which move to the ends as the hits are filled in.
         let mut ends = vec![0; num_blocks + 1];
-        for held in all {
-            for block in held.own.groups.iter().flat_map(|table| table.blocks) {
-                ends[block.index() + 1] += 1;
-            }
+        for block in blocks {
+            ends[block.index() + 1] += 1;
         }
         ends[1] = 0; // The null block stands nowhere.
         for block in 1..ends.len() {
@@ -292,8 +294,8 @@ impl Occurrences {
     }
 
     pub(super) fn of(&self, block: BlockId) -> &[Hit] {
-        let start = self.ends[block.index() - 1];
-        &self.hits[start..self.ends[block.index()]]
+        let ends = self.ends.get(block.index() - 1..=block.index());
+        ends.map_or(&[], |ends| &self.hits[ends[0]..ends[1]])
     }
 }
 
@@ -335,6 +337,35 @@ mod tests {
             }
             all
         })
+    }
+
+    #[test]
+    fn where_blocks_stand_takes_memory_by_the_highest_that_stands_anywhere() {
+        let blocks = [5, 0, 9, 5].map(BlockId);
+        let run = Run::default();
+        let table = OwnTable {
+            blocks: &blocks,
+            ..OwnTable::default()
+        };
+        let own = OwnTables {
+            groups: SmallVec::from_iter([table]),
+            num_tokens: 0,
+            num_computed_tokens: 0,
+        };
+        let held = Held {
+            run: &run,
+            own,
+            whole_from: SmallVec::from_elem(0, 1),
+        };
+        let occurrences = Occurrences::new(&[held]);
+        assert_eq!(occurrences.ends.len(), 10);
+        let at = |block| {
+            let hits = occurrences.of(BlockId(block)).iter();
+            hits.map(|hit| hit.position).collect::<Vec<_>>()
+        };
+        assert_eq!([at(5), at(9), at(8)], [vec![0, 3], vec![2], vec![]]);
+        assert!(at(10).is_empty() && at(4_000_000_000).is_empty());
+        assert!(Occurrences::new(&[]).of(BlockId(1)).is_empty());
     }
 
     proptest! {

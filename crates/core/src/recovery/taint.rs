@@ -254,10 +254,10 @@ impl<T: Tables> Spread<'_, '_, T> {
 
     /// Where a block stands in the tables.
     fn occurrences(&mut self, block: BlockId) -> &[Hit] {
-        let (all, num_blocks) = (self.all, self.tables.num_blocks());
+        let all = self.all;
         let occurrences = &mut self.occurrences;
         occurrences
-            .get_or_insert_with(|| Occurrences::new(all, num_blocks))
+            .get_or_insert_with(|| Occurrences::new(all))
             .of(block)
     }
 }
