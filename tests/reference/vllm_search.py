@@ -47,7 +47,7 @@ class Search:
     hash_block: int
 
     def fine(self, spec: Merged) -> bool:
-        return self.topology.partial_hits and spec.group.block_size > self.hash_block
+        return bool(self.topology.partial_hits) and spec.group.block_size > self.hash_block
 
     def find(self, spec: Merged, max_length: int, *, drop: bool) -> int:
         spec.last = Look(max_length, drop)

@@ -18,7 +18,7 @@ from kvbraid.service.publisher import Publisher
 from tests.contract.prompts import TEXT, Text
 from tests.contract.test_wire_tolerance import page
 from tests.docs.markdown import ROOT
-from tests.service.test_serve import serving, until
+from tests.service.serving import serving, until
 
 Rank = tuple[PodId, int]
 EXAMPLE: Final = runpy.run_path(str(ROOT / "examples" / "gateway.py"), run_name="gateway")

@@ -95,7 +95,7 @@ def test_without_a_limit_a_whole_request_may_be_in_flight() -> None:
 def test_hits_end_inside_blocks_of_states_only_where_every_group_can() -> None:
     def is_partial(*specs: Any) -> bool:  # noqa: ANN401 - vLLM's own type.
         config = cache_config(config_of(*specs, num_blocks=9), SETTINGS)
-        return config.topology.partial_hits
+        return bool(config.topology.partial_hits)
 
     assert is_partial(states(64), full(64))
     assert is_partial(states(64), window(40, 16), full(64))

@@ -272,22 +272,27 @@ impl Life {
             weights: choices.one_of(&[[None; 3], [None, Some(0.25), Some(0.0)]]),
         };
         if choices.once_in(if self.engine.is_silent { 2 } else { 3 }) {
-            return self.send(&request, choices);
+            self.send(&request, choices);
+        } else {
+            self.score(&request);
         }
-        let Ok(answer) = self.index.score(&request) else {
+    }
+
+    fn score(&mut self, request: &Request<'_>) {
+        let Ok(answer) = self.index.score(request) else {
             assert_eq!(self.registered, [false; 2], "a model with a pod is known");
             return;
         };
         check_rows(&answer, request.prompt.last_token());
         self.index.check_integrity();
-        let again = self.index.score(&request).unwrap();
+        let again = self.index.score(request).unwrap();
         assert_eq!(told(&answer), told(&again), "a request asked twice");
-        let other = self.twin.score(&request).unwrap();
+        let other = self.twin.score(request).unwrap();
         assert!(
             !self.is_same || told(&answer) == told(&other),
             "{answer:?} {other:?}"
         );
-        let explained = self.index.explain(&request).unwrap();
+        let explained = self.index.explain(request).unwrap();
         assert_eq!(explained.strips().len(), explained.answer.rows.len());
         for (row, other) in explained.answer.rows.iter().zip(&answer.rows) {
             assert_eq!((row.state, row.bounds), (other.state, other.bounds));
