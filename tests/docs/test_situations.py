@@ -82,7 +82,7 @@ SITUATIONS: Final[Mapping[str, tuple[tuple[int, int], Callable[[], FleetIndex]]]
     ),
     "copies outside the GPU in doubt since a clear or restart, and not removed": (
         (0, 64),
-        lambda: index_of(replace(STORED, medium="CPU"), AllBlocksCleared()),
+        lambda: index_of(STORED, replace(STORED, medium="CPU"), AllBlocksCleared()),
     ),
     "a kind or `chunk` unknown": (
         (32, 64),
@@ -213,6 +213,7 @@ REASONS: Final = {
     "SGLang with groups other than full attention": "the engine does not tell of all",
     "something was forgotten for lack of memory": "something that the pod holds was forgotten",
     "`degraded` because history is missing": "a reason",
+    SIZED: "a reason",
     "`rebuilding`, `stale`: removals may be missing": "a reason",
     "a contradiction of configuration or places": "contradicts_kind",
 }

@@ -461,8 +461,8 @@ OF_RECOVERY: Final = (
         (
             Edit(
                 RECOVERING,
-                "commit(number, end if is_good",
-                "commit(number, min(end, request.num_tokens - 1) if is_good",
+                "commit(number, end if is_whole",
+                "commit(number, min(end, request.num_tokens - 1) if is_whole",
             ),
         ),
         (f"{COUNTED}::test_all_of_a_full_load_is_findable_before_its_last_token_is_computed",),

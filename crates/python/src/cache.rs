@@ -232,10 +232,8 @@ impl CacheCore {
         max_refusals: usize,
         former: BlocksArg,
     ) -> PyResult<AssessmentTuple<'py>> {
-        let (runs, doubt) = (
-            recovery::runs(runs),
-            recovery::doubt(failures, busy, max_refusals, former),
-        );
+        let doubt = recovery::doubt(failures, busy, max_refusals, former);
+        let runs = recovery::runs(runs);
         py.detach(|| self.cache.lock().assess(&runs, &doubt))
             .map_err(to_python)
             .and_then(|found| recovery::assessment(py, found))

@@ -111,7 +111,7 @@ class Ledgers:
     def allocate(self, need: Need) -> bool:
         """Allocate for one request; return whether it fits."""
         done = self._cache.allocate([need])
-        if done.num_fit:
+        if done.num_fit and self.transfers.num_begun:
             self.departed.hand_out(done.block_ids)
         return bool(done.num_fit)
 

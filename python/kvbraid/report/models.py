@@ -87,7 +87,7 @@ def fleet_toml(grouped: GroupedModel) -> str:
     fields = [
         f"alignment = {topology.alignment}",
         f"hash_block_size = {topology.hash_block_size}",
-        *(["partial_hits = true"] if topology.partial_hits else []),
+        f"partial_hits = {str(bool(topology.partial_hits)).lower()}",
         "groups = [",
     ]
     return "\n".join(

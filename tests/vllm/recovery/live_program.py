@@ -2,7 +2,7 @@
 
 `python -m tests.vllm.recovery.live_program` reads JSON lines from standard input: the settings of
 the engine (`{"model", "block_size", "num_blocks", "max_model_len", "dtype", "scheduler",
-"options", "async_scheduling"}`), then commands.
+"options"}`), then commands.
 `{"keep": tokens}` computes a document and keeps what resuming after it needs; answered by
 `{"kept": tokens}`. With `"adds": true`, it is a part of the last document, and kept with it.
 `{"prompts", "max_tokens", "loads": null or {"is_async", "is_whole", "fault"}}` answers prompts
@@ -38,7 +38,7 @@ def start(settings: dict[str, Any]) -> Any:  # noqa: ANN401 - vLLM exists only i
         max_num_batched_tokens=4_096,
         max_num_seqs=4,
         enable_prefix_caching=True,
-        async_scheduling=settings["async_scheduling"],
+        async_scheduling=False,
         scheduler_cls=settings["scheduler"],
         kv_transfer_config=KVTransferConfig(
             kv_connector="FailingConnector",

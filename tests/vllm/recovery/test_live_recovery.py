@@ -68,8 +68,6 @@ def running(
     model: LiveModel,
     scheduler: str | None,
     options: Mapping[str, object] = MappingProxyType({}),
-    *,
-    async_scheduling: bool = False,
 ) -> Iterator[tuple[Program, int]]:
     """Start a model's engine; yield it with the number of its groups, and stop it at the end.
 
@@ -97,7 +95,6 @@ def running(
                 "dtype": model.dtype,
                 "scheduler": scheduler,
                 "options": dict(options),
-                "async_scheduling": async_scheduling,
             }
             yield program, program.ask(**settings)["groups"]
         finally:

@@ -16,7 +16,6 @@ use super::sparse_naming::is_one;
 use super::texts::Marks;
 use super::tier::Tier;
 use super::units::Units;
-use crate::spec::SpecKind;
 use crate::wire::{Batch, Component, Event, Medium, RefusalReason, Removed, Span, Stored};
 
 /// One rank, the shared part of its model, and the batch that is applied to it.
@@ -266,23 +265,6 @@ impl<'a> Slice<'a> {
         if self.progress.event == self.progress.piece.end {
             self.next_piece();
         }
-    }
-
-    /// Notes how long a prompt a store has told of, now that its parent may have a place. What lies
-    /// elsewhere than on the pod's own GPU says nothing of what its engine has computed.
-    fn note_reach(&mut self, stored: &Stored) {
-        let is_reused = !stored.kind.is_some_and(SpecKind::is_never_reused);
-        if self.rank.catalog.reach.is_enough() || !is_reused || !stored.is_on_own_gpu() {
-            return;
-        }
-        let slots = &self.rank.slots;
-        let parent = stored.parent.and_then(|parent| slots.find_parent(parent));
-        let before = match parent.map(|slot| slots.whereabouts(slot)) {
-            Some(Whereabouts::Placed(node)) => self.shared.nodes.place(node).boundary,
-            Some(Whereabouts::Limbo(_)) | None => 0,
-        };
-        let reach = &mut self.rank.catalog.reach;
-        self.learned |= reach.note(before, stored.tokens.len, stored.block_size);
     }
 
     /// Applies a clear, to as many slots as the slice's work allows.

@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 
 use super::limbo::Tails;
 use super::page::{GroupOfModel, groups_of_page};
-use super::publisher::Publisher;
+use super::publisher::{Hidden, Publisher};
 use super::reach::Reach;
 use super::silent::SilentPools;
 use super::sizes::{SizeNews, Sizes};
@@ -16,17 +16,6 @@ use crate::divisors::{gcd, lcm};
 use crate::error::{Error, Result};
 use crate::spec::{GroupSpec, SpecKind, Topology};
 use crate::wire::MAX_GROUPS;
-
-/// What separates prefixes in a pod's caches although no event carries it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Hidden {
-    /// Requests have extra keys: what is held may be another key's, so nothing is promised.
-    pub extra_keys: bool,
-    /// Adapters are loaded again under their names: what is held for one may be of an earlier load.
-    pub adapter_reloads: bool,
-    /// Hashes cover extra keys and salts, as in SGLang's `dynamo` format of events.
-    pub dynamo_format: bool,
-}
 
 /// What the operator says about a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

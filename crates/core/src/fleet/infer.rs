@@ -11,6 +11,7 @@ use super::silent::{AllChanges, CERTAIN, LIKELY, SilentGroup, SilentGroups};
 use super::slots::{ChannelId, ChannelKey, EngineKey, SlotId, Whereabouts};
 use super::tier::Tier;
 use crate::prefix::PrefixKey;
+use crate::spec::SpecKind;
 use crate::wire::{Component, Removed, Stored};
 
 /// The channel of the copies that a group is inferred to hold on a tier.
@@ -26,6 +27,23 @@ fn inferred(group: u16, tier: Tier) -> ChannelKey {
 }
 
 impl Slice<'_> {
+    /// Notes how long a prompt a store has told of, now that its parent may have a place. What lies
+    /// elsewhere than on the pod's own GPU says nothing of what its engine has computed.
+    pub(super) fn note_reach(&mut self, stored: &Stored) {
+        let is_reused = !stored.kind.is_some_and(SpecKind::is_never_reused);
+        if self.rank.catalog.reach.is_enough() || !is_reused || !stored.is_on_own_gpu() {
+            return;
+        }
+        let slots = &self.rank.slots;
+        let parent = stored.parent.and_then(|parent| slots.find_parent(parent));
+        let before = match parent.map(|slot| slots.whereabouts(slot)) {
+            Some(Whereabouts::Placed(node)) => self.shared.nodes.place(node).boundary,
+            Some(Whereabouts::Limbo(_)) | None => 0,
+        };
+        let reach = &mut self.rank.catalog.reach;
+        self.learned |= reach.note(before, stored.tokens.len, stored.block_size);
+    }
+
     /// Infers what silent groups hold after a store that has been counted.
     pub(super) fn infer_from_store(&mut self, stored: &Stored) {
         let Target::Channel(Some(told)) = self.progress.target else {

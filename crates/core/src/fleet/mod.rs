@@ -99,7 +99,7 @@ mod walk;
 mod words;
 
 pub use answer::{Answer, Bounds, Exactness, Limiting, Row};
-pub use catalog::{Hidden, PodConfig};
+pub use catalog::PodConfig;
 pub use explain::{Explained, GroupStrip, Strip};
 pub use index::{Index, Options};
 pub use info::{GroupInfo, RankInfo};
@@ -107,7 +107,7 @@ pub use intake::{Applied, Intake, SLICE};
 pub use page::GroupOfModel;
 pub use pod::{Member, PodSpec};
 pub use prompt::Prompt;
-pub use publisher::Publisher;
+pub use publisher::{Hidden, Publisher};
 pub use rank::Placed;
 pub use request::{Request, Strategy};
 pub use silent::SilentPools;

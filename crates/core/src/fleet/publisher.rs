@@ -2,6 +2,17 @@
 
 use super::tier::Tier;
 
+/// What separates prefixes in a pod's caches although no event carries it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Hidden {
+    /// Requests have extra keys: what is held may be another key's, so nothing is promised.
+    pub extra_keys: bool,
+    /// Adapters are loaded again under their names: what is held for one may be of an earlier load.
+    pub adapter_reloads: bool,
+    /// Hashes cover extra keys and salts, as in SGLang's `dynamo` format of events.
+    pub dynamo_format: bool,
+}
+
 /// Whose events a pod sends, as far as engines differ in what events mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Publisher {
