@@ -14,12 +14,12 @@
 //! let spec = PodSpec { model: "m".to_owned(), dp_size: 1, ..PodSpec::default() };
 //! index.register("a", spec)?;
 //!
-//! // What the pod's engine published: the blocks 1 and 2, of two tokens each, of group 0.
-//! let payload = b"\x92\x00\x91\x9b\xabBlockStored\x92\x01\x02\xc0\x94\x05\x06\x07\x08\x02\
-//!                 \xc0\xa3GPU\xc0\xc0\x00\xaefull_attention";
-//! assert_eq!(index.apply("a", 0, payload)?.stored, 2);
+//! // What the pod's engine published: the blocks 1 to 4, of two tokens each, of group 0.
+//! let payload = b"\x92\x00\x91\x9b\xabBlockStored\x94\x01\x02\x03\x04\xc0\x98\x05\x06\x07\
+//!                 \x08\x09\x0a\x0b\x0c\x02\xc0\xa3GPU\xc0\xc0\x00\xaefull_attention";
+//! assert_eq!(index.apply("a", 0, payload)?.stored, 4);
 //!
-//! let prompt = Prompt { tokens: &[5, 6, 7, 8, 9], lora: None, salt: None, extra_key: None, media: &[], wide: &[] };
+//! let prompt = Prompt { tokens: &[5, 6, 7, 8, 9, 10, 11, 12, 13], lora: None, salt: None, extra_key: None, media: &[], wide: &[] };
 //! let request = Request {
 //!     model: "m",
 //!     prompt,
@@ -30,7 +30,7 @@
 //! };
 //! let answer = index.score(&request)?;
 //! assert!(answer.rows[0].is_exact());
-//! assert_eq!(answer.rows[0].bounds.lower, 4);
+//! assert_eq!(answer.rows[0].bounds.lower, 8);
 //! # Ok::<(), kvbraid_core::Error>(())
 //! ```
 
