@@ -87,8 +87,14 @@ class Departed:
 
     def hand_out(self, block_ids: Sequence[int]) -> None:
         """Note that blocks begin to hold something new."""
-        if self._num_loads:  # Otherwise nothing was read that a report could mean.
+        if self.is_watching:
             self._contents.hand_out(block_ids)
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether it matters what is handed out: otherwise nothing was read that a report may
+        mean, and no run has ended with its steps in flight."""
+        return bool(self._num_loads or self._ended)
 
     @property
     def now(self) -> Moment:

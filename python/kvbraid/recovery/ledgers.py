@@ -111,7 +111,7 @@ class Ledgers:
     def allocate(self, need: Need) -> bool:
         """Allocate for one request; return whether it fits."""
         done = self._cache.allocate([need])
-        if done.num_fit and self.transfers.num_begun:
+        if done.num_fit and self.departed.is_watching:
             self.departed.hand_out(done.block_ids)
         return bool(done.num_fit)
 
@@ -172,7 +172,7 @@ class Ledgers:
 
     def _note_copies(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
         """Note that runs have read what their own blocks are copied from: a hit inside a block."""
-        if copies and self.transfers.num_begun:  # Otherwise nothing may be garbage.
+        if copies and self.departed.is_watching:
             since = self.departed.now
             self.departed.hand_out([destination for _, destination in copies])
             for request, read in read_by_copies(self._cache.tables, copies):

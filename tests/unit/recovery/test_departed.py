@@ -161,3 +161,13 @@ def test_reports_on_a_load_may_come_so_many_steps_after_its_end() -> None:
 def test_there_are_no_negative_steps() -> None:
     with pytest.raises(InvalidValueError, match="late_steps is -1; expected at least 0"):
         RecoveryOptions(late_steps=-1)
+
+
+def test_a_run_that_ends_before_the_first_load_has_its_blocks_handed_out_too() -> None:
+    departed = Departed(NUM_BLOCKS, 0)
+    departed.end(RUN, TABLES, last_step=5, load=None)
+    departed.hand_out([BlockId(4)])
+    departed.begin(0)
+    departed.catch_up()
+    (run,) = departed.past().ended
+    assert run.ended_tables == [[3, 0], [0, 5]]

@@ -177,7 +177,7 @@ class Runs:
     @property
     def is_watching(self) -> bool:
         """Whether it matters which blocks are handed out."""
-        return self._num_loads > 0
+        return self._departed.is_watching
 
     def copied(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
         """Note copies that a step begins with, as (source, destination)."""
