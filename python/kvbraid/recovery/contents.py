@@ -4,9 +4,9 @@
 block 7     | content a |        | content b |          each handing out begins another content
                  ^ read at 3     ^ handed out at 5
 ```
-Its law: one number is one content. What a block holds now goes by the block's own number, and what
-it held before by a negative one, so nothing that follows garbage has to know of time. Nothing here
-reads a cache.
+Its law: each content has one number. What a block holds now has the block's own number. What it
+held before it was handed out again has a negative one, so whoever follows garbage need not know
+when it was. Nothing here reads a cache.
 """
 
 from bisect import bisect_right

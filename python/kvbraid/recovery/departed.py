@@ -1,10 +1,10 @@
 """What runs have read and given back, and runs that have ended, as long as a report may mean them.
 
-Its law: what a run read counts as long as the run lasts, and a run that has ended counts until its
-last step is processed; both count until no report on a load that had begun by then can come. A
-block that is handed out again holds something else: what was read goes by a content of its own
-(`contents`), so a report by place means it, and one by block means what the block holds, too.
-Nothing here reads a cache.
+Its law: what a run has read counts while the run lasts. A run that has ended counts until its last
+step is processed. Both count longer if a report may still come on a load that had begun by then.
+A block that is handed out again holds something else, so what was read before has a number of its
+own (`contents`). A report by place means what was read. A report by block also means what the
+block holds now. Nothing here reads a cache.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -108,6 +108,11 @@ class Departed:
 
     # Runs give blocks back, and end.
 
+    def keeps(self, *, in_flight: bool) -> bool:
+        """Whether a run that ends now counts from now on, and so its tables do; `in_flight`: steps
+        use them."""
+        return in_flight or self.is_open
+
     def give_back(
         self,
         request: int,
@@ -135,7 +140,7 @@ class Departed:
         """Note that a run has given its blocks back; steps up to `last_step` use them, and `load`
         has filled some."""
         read = self._read.pop(run.request, [])
-        if last_step is not None or self.is_open:
+        if self.keeps(in_flight=last_step is not None):
             contents = [[Content(block) for block in table] for table in tables]
             self._ended.append(_Ended(run, last_step, self.now, load, contents, read))
 

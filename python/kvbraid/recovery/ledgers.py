@@ -186,9 +186,10 @@ class Ledgers:
         """Take reports, and free what was held for loads that are over; return as `settle`."""
         self._lost = set()
         self.departed.loads.close()
+        meant = Meant()
         if any(report.failures for report in reports):
             self.catch_up(running)
-        meant = self.departed.meant() if any(report.failures for report in reports) else Meant()
+            meant = self.departed.meant()
         for report in reports:
             for number in self.transfers.note(report, meant):
                 if not self.transfers.pending(number):

@@ -117,10 +117,9 @@ class Book:
         self.ledgers.retries.ended(request.number)
 
     def _tables(self, request: Request) -> Tables:
-        """The tables of a request if steps in flight use them, or a report may mean them;
-        otherwise they do not matter."""
-        is_meant = request.in_flight or self.ledgers.departed.is_open
-        return self.cache.blocks(request.number) if is_meant else ()
+        """The tables of a request if they count when its run ends."""
+        is_kept = self.ledgers.departed.keeps(in_flight=bool(request.in_flight))
+        return self.cache.blocks(request.number) if is_kept else ()
 
     def _leave(self, request: Request, tables: Tables) -> None:
         del self.running[request.number]

@@ -214,12 +214,11 @@ class Runs:
         self._follow(alive)
         run, in_flight = self._run(alive), int(alive.request.num_in_flight_tokens)
         is_in_flight = alive.num_in_flight_tokens > 0
-        if is_in_flight or self._departed.is_open:
-            tables, step = self._cache.blocks(alive.number), _IN_FLIGHT if is_in_flight else None
-            self._departed.end(run, tables, step, alive.load)
+        is_kept = self._departed.keeps(in_flight=is_in_flight)
+        tables = self._cache.blocks(alive.number) if is_kept else ()
+        self._departed.end(run, tables, _IN_FLIGHT if is_in_flight else None, alive.load)
+        if is_kept:
             self._ended[alive.number] = _Ended(alive.request, in_flight)
-        else:
-            self._departed.end(run, (), None, alive.load)
 
     def process(self, num_scheduled_tokens: Mapping[str, int]) -> None:
         """Note that the oldest step was processed; it had these tokens of requests."""
