@@ -154,6 +154,18 @@ class CacheMachine(RuleBasedStateMachine):
                 self.next_step()
         return self.go([twin] if data.draw(st.booleans()) else [])
 
+    def branch_off(self, data: st.DataObject) -> None:
+        """A request computes what it asks for, and in the same step another goes on from there,
+        or from a few tokens before."""
+        if len(self.twins) >= MOST_REQUESTS:
+            return self.go([self.twins[0]])
+        first = self.add_one(data)
+        if not self.allocate([self.begin(first, data)]):
+            return None
+        reached = self.request(first).tokens[: self.request(first).num_computed_tokens]
+        self.seen = [(reached, self.request(first).extra)]
+        return self.live(data)
+
     def one_of(self, twins: list[Twin], data: st.DataObject) -> Twin:
         assume(twins)
         return data.draw(st.sampled_from(twins))
@@ -425,7 +437,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     # A rule that Hypothesis leaves out of a run is left out of all of it: hence two rules only.
 
-    @rule(data=st.data(), which=st.sampled_from((live, live, step, step, step, decode)))
+    LIVES = (live, live, branch_off)
+
+    @rule(data=st.data(), which=st.sampled_from((*LIVES, step, step, step, decode)))
     def work(self, data: st.DataObject, which: Callable[..., None]) -> None:
         """Blocks are taken: whole lives, steps of all that runs, one token each."""
         which(self, data)
@@ -527,6 +541,6 @@ class VllmCacheMachine(CacheMachine):
 TestCacheManager = CacheMachine.TestCase
 TestCacheManager.settings = settings(stateful_step_count=25)
 TestPartialHits = PartialHitMachine.TestCase
-TestPartialHits.settings = settings(max_examples=60, stateful_step_count=25)
+TestPartialHits.settings = settings(max_examples=150, stateful_step_count=25)
 TestVllmCacheManager = VllmCacheMachine.TestCase
 TestVllmCacheManager.settings = settings(max_examples=60, stateful_step_count=25)
