@@ -268,6 +268,11 @@ class _Taint:
     def given_back(self, run: Run) -> list[tuple[Place, BlockId]]:
         return [(Place(g.group, g.position), g.block_id) for g in run.given_back]
 
+    def _read_and_gone(self, run: Run) -> Iterator[BlockId]:
+        for gone in run.given_back:
+            if gone.position * self.groups[gone.group].block_size < run.start:
+                yield gone.block_id
+
     # What was computed from it.
 
     def close(self) -> None:
@@ -277,7 +282,7 @@ class _Taint:
             for run in self.runs:
                 known = self.first.get(id(run), run.num_computed_tokens)
                 tokens = range(run.start, min(known, run.num_computed_tokens))
-                if any(block in self.blocks for _, block in self.given_back(run)):
+                if any(block in self.blocks for block in self._read_and_gone(run)):
                     known = min(known, run.start)
                 known = next((t for t in tokens if self._reads_garbage(run, t)), known)
                 if known < run.num_computed_tokens:
@@ -305,6 +310,8 @@ class _Taint:
             yield from (block for block in table[start:] if block)
             if run.delays_commit:
                 continue  # Nothing of it was ever findable: what is found is of others.
+            of_group = (gone for gone in run.given_back if gone.group == group)
+            yield from (gone.block_id for gone in of_group if gone.position >= start)
             for position in range(start, -(-run.num_computed_tokens // spec.block_size)):
                 place = Place(group, position)
                 yield from self.findable(run, place)

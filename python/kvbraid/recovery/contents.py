@@ -26,6 +26,7 @@ class Contents:
 
     def __init__(self) -> None:
         self._log: list[tuple[int, Sequence[int]]] = []
+        self._last: Final[dict[int, int]] = {}
         self.now = 0
         self.num_logged = 0
 
@@ -34,6 +35,11 @@ class Contents:
         self.now += 1
         self.num_logged += len(block_ids)
         self._log.append((self.now, block_ids))
+        self._last.update(dict.fromkeys(block_ids, self.now))
+
+    def handed_out(self, block: BlockId) -> int:
+        """Return when a block was handed out last; 0 if that was before anybody noted it."""
+        return self._last.get(block, 0)
 
     def catch_up(self) -> "History":
         """Return what has happened since the last call, and forget it."""

@@ -4,7 +4,9 @@ Its law: what a run has read counts while the run lasts. A run that has ended co
 step is processed. Both count longer if a report may still come on a load that had begun by then.
 A block that is handed out again holds something else, so what was read before has a number of its
 own (`contents`). A report by place means what was read. A report by block also means what the
-block holds now. Nothing here reads a cache.
+block holds now. What a run computed and another one found counts like what it read: only its
+content leads from the one to the other once both have given the block back. Nothing here reads a
+cache.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,6 +33,13 @@ class _Read(NamedTuple):
     load: int | None
 
 
+class _Start(NamedTuple):
+    """When a run has got its first blocks, and the first token that it computes."""
+
+    time: int = 0
+    num_tokens: int = 0
+
+
 @dataclass(slots=True)
 class _Ended:
     """A run that has given its blocks back: `tables` have the contents as at `since`, and `load`
@@ -42,6 +51,7 @@ class _Ended:
     load: int | None
     tables: list[list[Content]]
     read: list[_Read]
+    start: _Start
 
 
 class Past(NamedTuple):
@@ -67,14 +77,19 @@ class Meant(NamedTuple):
 
 
 class Departed:
-    """The ledger of one cache with so many blocks; `loads` are those that reports may mean."""
+    """The ledger of one cache with so many blocks, and blocks of so many tokens in each group.
 
-    def __init__(self, num_blocks: int, late_steps: int) -> None:
+    `loads` are those that reports may mean.
+    """
+
+    def __init__(self, num_blocks: int, block_sizes: Sequence[int], late_steps: int) -> None:
         self.loads: Final = OpenLoads(late_steps)
         self._num_blocks: Final = num_blocks
+        self._sizes: Final = block_sizes
         self._num_loads = 0
         self._contents: Final = Contents()
         self._read: Final[dict[int, list[_Read]]] = {}
+        self._starts: Final[dict[int, _Start]] = {}  # Of runs that go on.
         self._ended: list[_Ended] = []
         self._former: list[Content] = []
 
@@ -106,7 +121,45 @@ class Departed:
         """Whether a report may still come on a load that has begun."""
         return self.loads.concern(self.now)
 
-    # Runs give blocks back, and end.
+    # Runs start, give blocks back, and end.
+
+    def start(self, request: int, num_tokens: int) -> None:
+        """Note that a run has just got its first blocks, and computes what follows so many."""
+        self._starts[request] = _Start(self._contents.now, num_tokens)
+
+    def discard(self, request: int) -> None:
+        """Note that a run has ended before anybody read anything of it."""
+        self._starts.pop(request, None)
+        self._read.pop(request, None)
+
+    def found(self, blocks: Iterable[GivenBack], authors: Iterable[int | None]) -> None:
+        """Note that a run has found blocks, each with the request that had registered it."""
+        for block, author in zip(blocks, authors, strict=True):
+            time = self._contents.handed_out(block.block_id)
+            kept = None if author is None else self._computed_by(author, time, block)
+            is_same = [r[:2] == block[:2] and r.since.time >= time for r in kept or ()]
+            if kept is not None and not any(is_same):
+                kept.append(_Read(*block[:2], Content(block.block_id), self.now, None))
+
+    def _computed_by(self, request: int, time: int, block: GivenBack) -> list[_Read] | None:
+        """What is kept of the run of a request that got a block at that time and computed it."""
+        end = (block.position + 1) * self._sizes[block.group]
+        start = self._starts.get(request)
+        if start is not None and start.time <= time:
+            return self._read.setdefault(request, []) if start.num_tokens < end else None
+        for ended in self._ended:
+            if ended.run.request == request and ended.start.time <= time <= ended.since.time:
+                return ended.read if ended.start.num_tokens < end else None
+        return None
+
+    def rewind(self, request: int, num_tokens: int) -> None:
+        """Note that a run goes back in place: what it had read after that it computes now."""
+        if request in self._starts:
+            start = self._starts[request]
+            self._starts[request] = start._replace(num_tokens=min(start.num_tokens, num_tokens))
+        if request in self._read:
+            read, sizes = self._read[request], self._sizes
+            self._read[request] = [r for r in read if r.position * sizes[r.group] < num_tokens]
 
     def keeps(self, *, in_flight: bool) -> bool:
         """Whether a run that ends now counts from now on, and so its tables do; `in_flight`: steps
@@ -139,10 +192,10 @@ class Departed:
     ) -> None:
         """Note that a run has given its blocks back; steps up to `last_step` use them, and `load`
         has filled some."""
-        read = self._read.pop(run.request, [])
+        read, start = self._read.pop(run.request, []), self._starts.pop(run.request, _Start())
         if self.keeps(in_flight=last_step is not None):
             contents = [[Content(block) for block in table] for table in tables]
-            self._ended.append(_Ended(run, last_step, self.now, load, contents, read))
+            self._ended.append(_Ended(run, last_step, self.now, load, contents, read, start))
 
     def told(self, request: int, num_tokens: int) -> None:
         """Note how many tokens a request has by a run that has ended, in a step in flight."""

@@ -23,7 +23,7 @@ from kvbraid.recovery.owners import Ownership
 from kvbraid.recovery.plan import Action, RecoveryPlan
 from kvbraid.recovery.policy import Cooldowns, Policy, RetryBudget
 from kvbraid.recovery.quarantine import Quarantine
-from kvbraid.recovery.run import Run
+from kvbraid.recovery.run import GivenBack, Run
 from kvbraid.recovery.snapshot import snapshot_of
 from kvbraid.recovery.tiers import Offer, Tiers
 from kvbraid.recovery.transfers import Load, LoadReport, Transfers
@@ -94,8 +94,9 @@ class Ledgers:
         self._dump: Final = dump
         self.transfers: Final = Transfers(options.num_ranks)
         self.quarantine: Final = Quarantine()
-        self.departed: Final = Departed(cache.config.num_blocks, options.late_steps)
-        self.owners: Final = Ownership([g.block_size for g in cache.config.topology.groups])
+        sizes = [group.block_size for group in cache.config.topology.groups]
+        self.departed: Final = Departed(cache.config.num_blocks, sizes, options.late_steps)
+        self.owners: Final = Ownership(sizes)
         retries = options.retries if options.policy is Policy.RETRY else 0
         self.retries: Final = RetryBudget(retries=retries, deadline=options.deadline_steps)
         self.cooldowns: Final = Cooldowns(
@@ -116,13 +117,23 @@ class Ledgers:
         return bool(done.num_fit)
 
     def note_hit(self, request: int, run: LiveRun) -> None:
-        """Note the blocks of a hit that a run may give back: they may turn out to be garbage."""
+        """Note the blocks of a hit that a run may give back: they may turn out to be garbage.
+
+        The run has just got its first blocks.
+        """
+        self.departed.start(request, run.num_computed)
         groups = self._cache.config.topology.groups
         may_be_garbage = self.transfers.num_begun > 0
         if may_be_garbage and not all(group.kind.is_full for group in groups):
             hit = targets_of(groups, self._cache.blocks(request), 0, run.num_local)
             run.since = self.departed.now
             run.passing += [t for t in hit if not groups[t.group].kind.is_full]
+            self._note_found([GivenBack(*target) for target in run.passing])
+
+    def _note_found(self, blocks: Sequence[GivenBack]) -> None:
+        if self.departed.is_open:
+            infos = self._cache.pool.describe([block.block_id for block in blocks])
+            self.departed.found(blocks, [info.author for info in infos])
 
     def refuse(self, offer: Offer, now: int) -> None:
         """Count an offer that no request can use, as a failure of its tier."""
@@ -147,6 +158,11 @@ class Ledgers:
             load = run.load
             filled = {t[:2]: load.number for t in load.targets} if gone and load else {}
             self.departed.give_back(request, gone, run.since, filled)
+
+    def rewind(self, request: int, run: LiveRun, num_known: int, num_tokens: int) -> None:
+        """Note that a run goes back in place."""
+        run.rewind(self._cache.config.topology.groups, num_known, num_tokens)
+        self.departed.rewind(request, num_tokens)
 
     def catch_up(self, running: Mapping[int, LiveRun]) -> None:
         """Number anew what all runs that go on, and those that have ended, have read."""
@@ -177,6 +193,7 @@ class Ledgers:
             self.departed.hand_out([destination for _, destination in copies])
             for request, read in read_by_copies(self._cache.tables, copies):
                 self.departed.give_back(request, [read], since)
+                self._note_found([read])
 
     # Ranks report.
 

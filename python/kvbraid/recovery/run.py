@@ -8,7 +8,7 @@ from kvbraid.ids import BlockId
 
 class GivenBack(NamedTuple):
     """A block of the hit or the load that the run has read and given back: a window or a state has
-    passed it."""
+    passed it. Or one that the run has computed and another has found."""
 
     group: int
     position: int
@@ -39,7 +39,8 @@ class Run(NamedTuple):
         delays_commit: The run's blocks are not findable yet: they are committed when the load is
             known to be good.
         given_back: Blocks of the load, and if the engine notes them of the hit, that are no longer
-            in the tables. One that was handed out again since goes by the number of what it held
+            in the tables; and, if it notes them, blocks that the run has computed and others have
+            found. One that was handed out again since goes by the number of what it held
             (`former` in `assess`).
         ended_tables: For a run that has ended and that a report may still mean: its block tables;
             what was handed out again since goes by the number of what it held, or is the null

@@ -136,8 +136,7 @@ class StepPlan:
         book.running[number] = request
         request.begin(request.num_tokens, hit, offer.num_tokens)
         request.delays_commit = need.delay_commit
-        if hit:
-            book.ledgers.note_hit(number, request)
+        book.ledgers.note_hit(number, request)
         if offer.num_tokens:
             self.loads.append(book.ledgers.begin(number, request, offer))
         if part is not None:

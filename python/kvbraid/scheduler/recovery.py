@@ -50,7 +50,7 @@ def _arrived(book: Book, request: Request, *, is_good: bool) -> None:
     request.is_loading = request.delays_commit = False
     if end == request.num_tokens:
         book.cache.roll_back(number, end - 1)
-        request.rewind(book.groups, request.num_tokens, end - 1)
+        book.ledgers.rewind(number, request, request.num_tokens, end - 1)
 
 
 def _recover(book: Book, failures: Failures) -> RecoveryPlan:
@@ -65,7 +65,7 @@ def _recover(book: Book, failures: Failures) -> RecoveryPlan:
             book.preempt(waiter)
     runs = [*map(book.run_of, book.running.values()), *over]
     plan, tables = book.ledgers.recover(runs, failures, book.running)
-    if plan.tainted:
+    if plan.tainted or plan.lost:
         for request in book.waiting:  # Their runs have ended, but their steps may have read it.
             request.in_flight.clear()
     _carry_out(book, plan, tables)
@@ -86,6 +86,6 @@ def _carry_out(book: Book, plan: RecoveryPlan, tables: Mapping[int, Tables]) -> 
         if what.action is Action.START_OVER:
             book.preempted(request, tables.get(number, ()))
         else:
-            request.rewind(book.groups, request.num_tokens, what.resume)
+            book.ledgers.rewind(number, request, request.num_tokens, what.resume)
         request.counts.recovered(what.resume, what.recompute)
         request.in_flight.clear()

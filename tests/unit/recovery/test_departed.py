@@ -27,12 +27,12 @@ RUN = Run(
 TABLES = [[BlockId(3), BlockId(4)], [BlockId(0), BlockId(5)]]
 GONE = [GivenBack(1, 0, BlockId(6)), GivenBack(1, 1, BlockId(7))]
 FILLED = {(1, 0): 0, (1, 1): 0}
-NUM_BLOCKS = 20
+NUM_BLOCKS, SIZES = 20, [4, 4]
 
 
 def departed_with_a_load(late_steps: int) -> Departed:
     """Request 1 has ended and request 2 goes on; both have read what load 0 brought."""
-    departed = Departed(NUM_BLOCKS, late_steps)
+    departed = Departed(NUM_BLOCKS, SIZES, late_steps)
     departed.begin(0)
     since = departed.now
     departed.give_back(1, GONE, since, FILLED)
@@ -164,10 +164,57 @@ def test_there_are_no_negative_steps() -> None:
 
 
 def test_a_run_that_ends_before_the_first_load_has_its_blocks_handed_out_too() -> None:
-    departed = Departed(NUM_BLOCKS, 0)
+    departed = Departed(NUM_BLOCKS, SIZES, 0)
     departed.end(RUN, TABLES, last_step=5, load=None)
     departed.hand_out([BlockId(4)])
     departed.begin(0)
     departed.catch_up()
     (run,) = departed.past().ended
     assert run.ended_tables == [[3, 0], [0, 5]]
+
+
+def departed_with_two_runs_of_a_request() -> Departed:
+    """While a load may fail, a run of request 1 gets block 8 and ends, and then the next one gets
+    block 9; both compute from token 4 on."""
+    departed = Departed(NUM_BLOCKS, SIZES, 1)
+    departed.begin(0)
+    for block in (8, 9):
+        departed.hand_out([BlockId(block)])
+        departed.start(1, 4)
+        if block == 8:
+            departed.end(RUN, TABLES, last_step=5, load=None)
+    return departed
+
+
+@pytest.mark.parametrize(("block", "is_of_the_first"), [(8, True), (9, False)])
+def test_what_others_found_is_kept_with_the_run_that_computed_it(
+    block: int, *, is_of_the_first: bool
+) -> None:
+    departed = departed_with_two_runs_of_a_request()
+    found = GivenBack(1, 1, BlockId(block))
+    departed.found([found, found], [1, 1])
+    departed.hand_out([BlockId(block)])
+    departed.catch_up()
+    past = departed.past()
+    (ended,) = past.ended
+    kept = {True: list(ended.given_back), False: past.given_back.get(1, [])}
+    assert kept == {
+        is_of_the_first: [found._replace(block_id=BlockId(20))],
+        not is_of_the_first: [],
+    }
+    assert past.former == [block]
+
+
+def test_what_a_run_had_found_itself_or_nobody_registered_is_not_what_it_computed() -> None:
+    departed = departed_with_two_runs_of_a_request()
+    departed.found([GivenBack(1, 0, BlockId(9))] * 3, [1, None, 7])
+    departed.catch_up()
+    assert departed.past().given_back == {}
+
+
+def test_what_a_run_reads_after_the_point_that_it_goes_back_to_it_computes_now() -> None:
+    departed = departed_with_two_runs_of_a_request()
+    departed.give_back(1, GONE, departed.now)
+    departed.rewind(1, 4)
+    departed.catch_up()
+    assert departed.past().given_back == {1: GONE[:1]}

@@ -11,9 +11,10 @@ use std::ops::Range;
 use super::resume_point::{OwnTables, block_at};
 use crate::blocks::{BlockId, NULL_BLOCK};
 use crate::error::Result;
-use crate::spec::Topology;
+use crate::spec::{GroupSpec, Topology};
 
-/// A loaded block that a run has read and given back: a window or a state has passed it.
+/// A loaded block that a run has read and given back: a window or a state has passed it. Or a block
+/// that the run has computed and another one has found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GivenBack {
     /// The group.
@@ -22,6 +23,15 @@ pub struct GivenBack {
     pub position: u32,
     /// The block.
     pub block: BlockId,
+}
+
+impl GivenBack {
+    /// Whether the run has read it: it begins before `start`, the first token that the run computes.
+    /// What begins later the run itself has computed.
+    pub(super) fn was_read(&self, groups: &[GroupSpec], start: u32) -> bool {
+        let size = groups[self.group as usize].block_size;
+        u64::from(self.position) * u64::from(size) < u64::from(start)
+    }
 }
 
 /// One run of a request, from its start to its end or its next start; in tokens.
@@ -43,7 +53,7 @@ pub struct Run {
     pub num_computed_tokens: u32,
     /// The run's blocks are not findable yet: a look-up by its hashes finds only those of others.
     pub delays_commit: bool,
-    /// The loaded blocks that are no longer in the tables.
+    /// The loaded blocks that are no longer in the tables, and what others have found.
     pub given_back: Vec<GivenBack>,
     /// The tables of a run that has ended; `None` for a run that goes on.
     pub ended_tables: Option<Vec<Vec<BlockId>>>,

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use super::held::Held;
 use super::hits::{Hit, Hits, Occurrences};
-use super::run::{Gap, Tables};
+use super::run::{Gap, GivenBack, Tables};
 use crate::blocks::{BlockId, BlockSet, NULL_BLOCK};
 use crate::rule::first_read;
 use crate::spec::{GroupSpec, SpecKind};
@@ -49,10 +49,12 @@ struct Gone {
 }
 
 impl Gone {
-    fn of(all: &[Held<'_>], num_blocks: usize) -> Self {
+    fn of(all: &[Held<'_>], groups: &[GroupSpec], num_blocks: usize) -> Self {
         let readers = all.iter().enumerate().flat_map(|(run, held)| {
-            let blocks = held.run.given_back.iter().map(|gone| gone.block);
-            blocks.map(move |block| (block, run))
+            let start = held.run.start();
+            let read = held.run.given_back.iter();
+            let read = read.filter(move |gone| gone.was_read(groups, start));
+            read.map(move |gone| (gone.block, run))
         });
         let mut readers: Vec<(BlockId, usize)> = readers.collect();
         readers.sort_unstable();
@@ -172,7 +174,7 @@ impl Taint {
         scanned: &BlockSet,
     ) {
         let groups = &tables.topology().groups;
-        let gone = Gone::of(all, tables.num_blocks());
+        let gone = Gone::of(all, groups, tables.num_blocks());
         self.read_all(all, groups, hits, &gone);
         let ended = all.iter().filter(|held| held.has_ended());
         let ended = ended.flat_map(|held| held.own.groups.iter().flat_map(|table| table.blocks));
@@ -233,6 +235,12 @@ impl<T: Tables> Spread<'_, '_, T> {
             if held.run.delays_commit {
                 continue;
             }
+            let is_new = |gone: &&GivenBack| {
+                gone.group as usize == group && (start..before).contains(&gone.position)
+            };
+            let blocks_found = held.run.given_back.iter().filter(is_new);
+            let blocks_found = blocks_found.map(|gone| gone.block);
+            shared.extend(blocks_found.filter(|&block| taint.add(block)));
             let computed = held.run.num_computed_tokens.div_ceil(spec.block_size);
             let gap = Gap {
                 group,

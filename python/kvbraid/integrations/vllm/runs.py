@@ -101,7 +101,9 @@ class Runs:
         self._cache = cache
         self._alive: dict[str, Alive] = {}
         self._ended: dict[int, _Ended] = {}
-        self._departed = Departed(cache.config.num_blocks, late_steps)
+        self._departed = Departed(
+            cache.config.num_blocks, [group.block_size for group in self._groups], late_steps
+        )
         self._num_loads = 0
         self._unproved: dict[str, int] = {}  # Synchronous loads whose step was not processed.
 
@@ -127,16 +129,24 @@ class Runs:
             delays_commit=delays_commit,
             is_loading=delays_commit,
         )
+        self._departed.start(number, num_local_tokens + num_loaded_tokens)
         if num_loaded_tokens:
             self._begin(alive)
         if self._num_loads and num_local_tokens + num_loaded_tokens:
             alive.since = self._departed.now
             tables = self._cache.blocks(number)
-            hit = targets_of(self._groups, tables, 0, num_local_tokens)
-            read = [*map(GivenBack._make, hit), *self.loaded(alive)]
+            hit = [*map(GivenBack._make, targets_of(self._groups, tables, 0, num_local_tokens))]
             groups = self._groups
-            alive.passing = tuple(e for e in read if groups[e.group].kind in _PASSING)
+            hit = [each for each in hit if groups[each.group].kind in _PASSING]
+            loaded = [e for e in self.loaded(alive) if groups[e.group].kind in _PASSING]
+            alive.passing = (*hit, *loaded)
+            self._found(hit)
         return alive
+
+    def _found(self, blocks: Sequence[GivenBack]) -> None:
+        if self._departed.is_open:
+            infos = self._cache.pool.describe([block.block_id for block in blocks])
+            self._departed.found(blocks, [info.author for info in infos])
 
     def _begin(self, alive: Alive) -> None:
         alive.load = self._num_loads
@@ -187,6 +197,7 @@ class Runs:
         self.hand_out([destination for _, destination in copies])
         for number, read in read_by_copies(self._cache.tables, copies):
             self._departed.give_back(number, [read], since)
+            self._found([read])
 
     def hand_out(self, block_ids: Sequence[BlockId]) -> None:
         """Note that blocks were handed out: they hold something new."""
@@ -210,6 +221,7 @@ class Runs:
             return
         if alive.is_loading:  # Nobody has read anything of it.
             self._close(alive)
+            self._departed.discard(alive.number)
             return
         self._follow(alive)
         run, in_flight = self._run(alive), int(alive.request.num_in_flight_tokens)
@@ -268,6 +280,7 @@ class Runs:
         alive.delays_commit = False
         sizes = [group.block_size for group in self._groups]
         alive.passing = tuple(e for e in alive.passing if e.position * sizes[e.group] < resume)
+        self._departed.rewind(alive.number, resume)
 
     # What a decision is made from.
 
