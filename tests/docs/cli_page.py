@@ -16,7 +16,7 @@ HEADER: Final = """\
 # The command line
 
 Written by `make docs` from the commands' own help; do not edit by hand. The command comes with the
-extra `serve` ([installing](install.md)).
+extra `serve` ([installing](install.md)). The [glossary](glossary.md) explains the words.
 """
 
 
