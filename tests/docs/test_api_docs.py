@@ -1,4 +1,4 @@
-"""docs/api.md against the code: routes, fields, error codes, limits, the example of fleet.toml."""
+"""docs/api.md against the code: routes, fields, error codes."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from kvbraid.service.answers import ExplainGroup, ExplainRow, PodRow, ScoreAnswer
-from kvbraid.service.config import Limits, PodBody, read_fleet_file
+from kvbraid.service.config import PodBody
 from kvbraid.service.errors import ERRORS
 from kvbraid.service.requests import RoutedBody, ScoreBody
 from kvbraid.service.routes import ROUTES
@@ -28,12 +28,6 @@ def test_the_error_table_is_the_codes() -> None:
     assert {code: int(status) for code, status in listed} == {
         code: kind.status for code, kind in ERRORS.items()
     }
-
-
-def test_the_limits_are_the_defaults() -> None:
-    listed = re.findall(r"^\| `(\w+)` \| (\d+) \|", section("Limits"), re.MULTILINE)
-    defaults = msgspec.structs.asdict(Limits())
-    assert {name: int(value) for name, value in listed} == defaults
 
 
 @pytest.mark.parametrize(
@@ -61,12 +55,3 @@ def test_the_example_answer_has_the_fields_of_the_answer() -> None:
     (example,) = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
     answer = msgspec.json.decode(example, type=ScoreAnswer)
     assert msgspec.to_builtins(answer) == msgspec.json.decode(example)
-
-
-def test_the_example_fleet_file_is_accepted(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
-    path = tmp_path / "fleet.toml"
-    path.write_text(example.replace("# token", "token").replace("# memory", "memory"))
-    config = read_fleet_file(path)
-    assert list(config.pods) == ["a"]
-    assert config.server.token == "…"

@@ -104,6 +104,24 @@ def test_the_figures_of_the_readme_are_those_of_the_replays_that_it_shows() -> N
     assert asked - exact == sum(report.excused for report in ours) == 1
 
 
+@pytest.mark.parametrize("row", ["body_bytes", "hash_block_size", "block_size", "[server]"])
+def test_a_setting_stands_in_one_table(row: str) -> None:
+    """What stands twice is changed once: the topology, the limits, fleet.toml."""
+    first = re.compile(rf"^(?:\| `(?:limits\.)?{row}`|{re.escape(row)}$)", re.MULTILINE)
+    assert len([page for page in pages() if first.search(page.read_text())]) == 1
+
+
+def test_the_index_of_the_pages_leads_to_each_of_them() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / link).resolve() for link in local_links(index)}
+    reached = {
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/engines/*.md"),
+        *ROOT.glob("bench/**/*.md"),
+    }
+    assert reached - linked == {index}
+
+
 def test_continuous_integration_runs_the_readme_commands() -> None:
     """`make ci` depends on `make test`, the README's own test command."""
     assert re.search(r"^ci:.*\btest\b", (ROOT / "Makefile").read_text(), re.MULTILINE)
