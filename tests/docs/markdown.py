@@ -11,6 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`[^`]+`(?:, `[^`]+`)*")
+_BEGINS_ANEW = re.compile(r"\s*(?:$|[-*] |\d+\. |[|#!]|<!--)")
+_END_OF_SENTENCE = re.compile(r"(?<=[.!?])[)*\"]*\s+")
 _LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 
 
@@ -51,6 +54,31 @@ def local_links(page: Path) -> Iterator[str]:
 
 def words_before_first_block(page: Path) -> int:
     return len(page.read_text().partition("```")[0].split())
+
+
+def sentences(page: Path) -> Iterator[str]:
+    """The sentences of a page, without its blocks, tables and headings.
+
+    A piece of code, and a list of such pieces, is one word.
+    """
+    paragraphs = [""]
+    for line in _FENCE.sub("\n", page.read_text()).splitlines():
+        if _BEGINS_ANEW.match(line):
+            paragraphs.append("")
+        if not line.startswith(("|", "#", "!", "<!--")):
+            paragraphs[-1] += re.sub(r"^\s*(?:[-*]|\d+\.) ", "", line).strip() + " "
+    for paragraph in paragraphs:
+        plain = _LINK.sub("]", _CODE.sub("`code`", paragraph)).strip()
+        yield from filter(None, _END_OF_SENTENCE.split(plain))
+
+
+def num_words(sentence: str) -> int:
+    return sum(1 for word in sentence.split() if re.search(r"\w", word))
+
+
+def guides() -> list[Path]:
+    """The README, and the pages that users read."""
+    return sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 
 
 def pages() -> list[Path]:

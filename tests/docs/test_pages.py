@@ -17,8 +17,11 @@ from tests.docs.markdown import (
     ROOT,
     blocks,
     commands,
+    guides,
     local_links,
+    num_words,
     pages,
+    sentences,
     words_before_first_block,
 )
 
@@ -99,8 +102,8 @@ def test_the_figures_of_the_readme_are_those_of_the_replays_that_it_shows() -> N
     body = " ".join(README.read_text().split())
     told = f"In tokens, {reused:,} were reused: the shortcut promised {promised:,}, kvbraid"
     assert f"{told} {predicted:,}.".replace(",", " ") in body.replace(",", " ")
-    assert f"overestimated {over} of {asked} recorded vLLM lookups" in opening
-    assert f"it got {exact} right" in opening
+    assert f"on {asked} recorded vLLM lookups it promised too much in {over}." in opening
+    assert f"kvbraid was right in {exact}." in opening
     assert asked - exact == sum(report.excused for report in ours) == 1
 
 
@@ -120,6 +123,23 @@ def test_the_index_of_the_pages_leads_to_each_of_them() -> None:
         *ROOT.glob("bench/**/*.md"),
     }
     assert reached - linked == {index}
+
+
+@pytest.mark.parametrize("page", guides(), ids=page_name)
+def test_a_sentence_of_a_guide_has_at_most_35_words(page: Path) -> None:
+    assert [sentence for sentence in sentences(page) if num_words(sentence) > 35] == []
+
+
+def test_a_sentence_is_counted_as_it_is_read(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A b\n\nOne (`x y.z`) and\n[two](a.md). kv: 0.5 is\nthree\n- four `a`, `b`\n| no |\n"
+    )
+    assert [(num_words(sentence), sentence) for sentence in sentences(page)] == [
+        (4, "One (`code`) and [two]."),
+        (4, "kv: 0.5 is three"),
+        (2, "four `code`"),
+    ]
 
 
 def test_continuous_integration_runs_the_readme_commands() -> None:
