@@ -125,6 +125,10 @@ def test_the_index_of_the_pages_leads_to_each_of_them() -> None:
     assert reached - linked == {index}
 
 
+def test_the_changelog_is_one_page() -> None:
+    assert len((ROOT / "CHANGELOG.md").read_text().splitlines()) <= 120
+
+
 @pytest.mark.parametrize("page", guides(), ids=page_name)
 def test_a_sentence_of_a_guide_has_at_most_35_words(page: Path) -> None:
     assert [sentence for sentence in sentences(page) if num_words(sentence) > 35] == []
