@@ -52,6 +52,20 @@ def local_links(page: Path) -> Iterator[str]:
             yield target
 
 
+def local_anchors(page: Path) -> Iterator[tuple[Path, str]]:
+    """The headings of our own pages that a page links to: the page, and the heading's anchor."""
+    for match in _LINK.finditer(_FENCE.sub("", page.read_text())):
+        target, _, anchor = match["target"].partition("#")
+        if anchor and "://" not in target:
+            yield (page.parent / target if target else page), anchor
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that a renderer gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in headings}
+
+
 def words_before_first_block(page: Path) -> int:
     return len(page.read_text().partition("```")[0].split())
 

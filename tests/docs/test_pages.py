@@ -15,9 +15,11 @@ from kvbraid.sim.captures.replay import ReplayOptions, replay
 from tests.captures import FIXTURES
 from tests.docs.markdown import (
     ROOT,
+    anchors,
     blocks,
     commands,
     guides,
+    local_anchors,
     local_links,
     num_words,
     pages,
@@ -40,6 +42,13 @@ def make_targets() -> set[str]:
 def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
     missing = [link for link in local_links(page) if not (page.parent / link).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=page_name)
+def test_every_link_to_a_heading_leads_to_one(page: Path) -> None:
+    assert [
+        anchor for target, anchor in local_anchors(page) if anchor not in anchors(target)
+    ] == []
 
 
 @pytest.mark.parametrize("page", pages(), ids=page_name)
