@@ -11,7 +11,7 @@ from kvbraid import FleetIndex, GroupSpec, PodId, PodState, Request, SpecKind, T
 from kvbraid.errors import ServiceError
 from kvbraid.events import BlockStored, encode_batch
 from kvbraid.fleet.answer import PodScore
-from kvbraid.service.client import Client, Tokens
+from kvbraid.service.http.client import Client, Tokens
 
 Rank = tuple[PodId, int]
 TOKENS_PER_REQUEST = 256  # A request in flight delays the next one as so many tokens do.

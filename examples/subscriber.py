@@ -18,7 +18,7 @@ from kvbraid import (
     Topology,
 )  # fmt: skip
 from kvbraid.events import BlockRemoved, BlockStored, encode_batch
-from kvbraid.service.publisher import Publisher
+from kvbraid.service.feeds.publisher import Publisher
 
 POD = PodId("a")
 FULL = GroupSpec(kind=SpecKind.FULL_ATTENTION, block_size=4)

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
         PodState as PodState,
         Tier as Tier,
     )
-    from kvbraid.service.feed import PodFeed as PodFeed
-    from kvbraid.service.subscriber import Subscriber as Subscriber
+    from kvbraid.service.feeds.rank_feed import PodFeed as PodFeed
+    from kvbraid.service.feeds.subscriber import Subscriber as Subscriber
     from kvbraid.spec import (
         EngineDialect as EngineDialect,
         GroupSpec as GroupSpec,
@@ -92,8 +92,8 @@ _NAMES: Final = {
     "fleet.request": ("Request",),
     "hashing": ("EngineHash", "HashAlgo", "MediaItem"),
     "ids": ("BlockId", "GroupId", "PodId", "PodState", "Tier"),
-    "service.feed": ("PodFeed",),
-    "service.subscriber": ("Subscriber",),
+    "service.feeds.rank_feed": ("PodFeed",),
+    "service.feeds.subscriber": ("Subscriber",),
     "spec": ("EngineDialect", "GroupSpec", "SpecKind", "Topology"),
     "spec_mapping": ("pod_from_mapping", "profile_from_mapping", "topology_from_mapping"),
 }

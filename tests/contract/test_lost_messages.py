@@ -10,7 +10,7 @@ from kvbraid.events import AllBlocksCleared, Event, encode_batch
 from kvbraid.events.sequence import SequenceTracker
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.ids import PodState
-from kvbraid.service.feed import RankFeed
+from kvbraid.service.feeds.rank_feed import RankFeed
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.contract.prompts import (

@@ -8,8 +8,8 @@ import pytest
 from kvbraid.service.answers import ExplainGroup, ExplainRow, PodRow, ScoreAnswer
 from kvbraid.service.config import PodBody
 from kvbraid.service.errors import ERRORS
+from kvbraid.service.http.routes import ROUTES
 from kvbraid.service.requests import RoutedBody, ScoreBody
-from kvbraid.service.routes import ROUTES
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 

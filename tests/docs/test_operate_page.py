@@ -18,10 +18,10 @@ from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
 from kvbraid.models import CONFIGS
 from kvbraid.service.config import Limits, PodConfig
-from kvbraid.service.door import Door
+from kvbraid.service.http.connection_limits import Door
+from kvbraid.service.http.metrics import Metrics
 from kvbraid.service.journal import EVENTS, LINES, PERIOD_S, Journal, Rank
 from kvbraid.service.logs import JsonFormatter, TextFormatter
-from kvbraid.service.metrics import Metrics
 from kvbraid.service.registry import Service
 from kvbraid.service.remedy import remedy_for
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology

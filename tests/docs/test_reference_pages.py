@@ -76,7 +76,7 @@ def test_the_indexs_reasons_are_listed() -> None:
 
 def test_the_feeds_reasons_are_listed() -> None:
     (table,) = tables("events.md", "Counted by the feed")
-    text = "".join(path.read_text() for path in (ROOT / "python/kvbraid/service").glob("*.py"))
+    text = "".join(path.read_text() for path in (ROOT / "python/kvbraid/service").rglob("*.py"))
     counted = re.findall(r'\b_?refuse\((?:feed, )?"(\w+)"\)', text)
     assert sorted(firsts(table)) == sorted(set(counted))
 

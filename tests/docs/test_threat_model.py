@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 from kvbraid.service.config import IndexOptions, Limits
-from kvbraid.service.connection import SLICE_BYTES
 from kvbraid.service.errors import ERRORS
-from kvbraid.service.feed import MAX_MESSAGE_BYTES
+from kvbraid.service.feeds.rank_feed import MAX_MESSAGE_BYTES
+from kvbraid.service.feeds.subscriber import Subscriber
+from kvbraid.service.http.connection import SLICE_BYTES
 from kvbraid.service.journal import LINES, PERIOD_S
-from kvbraid.service.subscriber import Subscriber
 
 TEXT = (Path(__file__).parents[2] / "docs" / "threat-model.md").read_text(encoding="utf-8")
 

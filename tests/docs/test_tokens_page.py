@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 from kvbraid.errors import InvalidValueError
-from kvbraid.service.client import read_request
 from kvbraid.service.decoding import describe
+from kvbraid.service.http.client import read_request
 from kvbraid.service.requests import ScoreBody
 
 from tests.docs.markdown import ROOT, blocks

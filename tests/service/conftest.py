@@ -9,8 +9,8 @@ with warnings.catch_warnings():  # It would rather see httpx's successor, which 
     warnings.simplefilter("ignore")
     from starlette.testclient import TestClient
 
-from kvbraid.service.app import Application
 from kvbraid.service.config import Limits
+from kvbraid.service.http.app import Application
 from kvbraid.service.registry import Service
 
 from tests.service.fakes import FakeFeed, FakeIndex

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 import zmq
 from kvbraid.errors import ServiceError
-from kvbraid.service.publisher import Publisher
+from kvbraid.service.feeds.publisher import Publisher
 
 from tests.service.recording_sink import TIMEOUT_S
 

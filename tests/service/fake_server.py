@@ -10,8 +10,8 @@ import threading
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
 from kvbraid.service.config import FleetConfig, Limits, PodConfig, ServerOptions
+from kvbraid.service.http.server import end_process, run_server
 from kvbraid.service.registry import Service
-from kvbraid.service.server import end_process, run_server
 
 from tests.service.fakes import FakeExplanation, FakeFeed, FakeIndex, FakeScores
 

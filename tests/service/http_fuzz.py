@@ -26,13 +26,13 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 from kvbraid.fleet.index import FleetIndex
-from kvbraid.service.access import Access
-from kvbraid.service.app import Application
 from kvbraid.service.config import Limits, PodBody, ServerOptions
 from kvbraid.service.errors import ERRORS
+from kvbraid.service.http.access import Access
+from kvbraid.service.http.app import Application
+from kvbraid.service.http.routes import ROUTES
 from kvbraid.service.registry import Service
 from kvbraid.service.requests import MediaBody, RoutedBody, ScoreBody
-from kvbraid.service.routes import ROUTES
 from kvbraid.spec import SpecKind
 
 from tests.service.fakes import FakeFeed

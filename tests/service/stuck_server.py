@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from kvbraid.ids import PodId
 from kvbraid.service.config import FleetConfig, PodConfig, ServerOptions
+from kvbraid.service.feeds.subscriber import Subscriber
+from kvbraid.service.http.server import end_process, run_server
 from kvbraid.service.registry import Service
-from kvbraid.service.server import end_process, run_server
-from kvbraid.service.subscriber import Subscriber
 
 from tests.service.fakes import FakeIndex
 from tests.service.recording_sink import Applied, RecordingSink

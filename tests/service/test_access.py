@@ -1,9 +1,9 @@
 """Even without a token, a page in a browser of this machine cannot change the fleet."""
 
 import pytest
-from kvbraid.service.access import Access
-from kvbraid.service.app import Application
 from kvbraid.service.config import ServerOptions
+from kvbraid.service.http.access import Access
+from kvbraid.service.http.app import Application
 from kvbraid.service.registry import Service
 from starlette.testclient import TestClient
 

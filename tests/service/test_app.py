@@ -17,10 +17,10 @@ from kvbraid.errors import (
 from kvbraid.ids import PodId
 from kvbraid.service.config import FleetConfig, PodConfig
 from kvbraid.service.errors import ERRORS, RefusalError, as_refusal
-from kvbraid.service.openapi import EVERYWHERE, document
+from kvbraid.service.http.openapi import EVERYWHERE, document
+from kvbraid.service.http.routes import ROUTES, Route
+from kvbraid.service.http.server import following
 from kvbraid.service.registry import Service
-from kvbraid.service.routes import ROUTES, Route
-from kvbraid.service.server import following
 from starlette.testclient import TestClient
 
 from tests.service.fakes import FakeFeed

@@ -18,9 +18,9 @@ from kvbraid.events.model import AllBlocksCleared
 from kvbraid.events.wire import encode_batch
 from kvbraid.ids import PodState
 from kvbraid.service.answers import PodRow, PodsAnswer
-from kvbraid.service.client import Client, read_request
-from kvbraid.service.publisher import Publisher
-from kvbraid.service.tail import source_of, sources_of, tail
+from kvbraid.service.feeds.publisher import Publisher
+from kvbraid.service.feeds.tail import source_of, sources_of, tail
+from kvbraid.service.http.client import Client, read_request
 
 from tests.service.test_server import Server, running
 

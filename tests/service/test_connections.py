@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 from kvbraid.ids import PodId
-from kvbraid.service.app import Application
 from kvbraid.service.config import Limits, PodConfig
-from kvbraid.service.connection import SLICE_BYTES
+from kvbraid.service.http.app import Application
+from kvbraid.service.http.connection import SLICE_BYTES
 from kvbraid.service.registry import Service
 
 from tests.service.fakes import FakeFeed, FakeIndex

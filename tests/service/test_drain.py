@@ -12,7 +12,7 @@ from kvbraid.errors import InvalidValueError
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
-from kvbraid.service.drain import Drain
+from kvbraid.service.feeds.trtllm_poller import Drain
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 POD = PodId("a")
@@ -118,7 +118,7 @@ def test_a_body_that_cannot_be_read_is_counted_and_what_it_held_is_missing(
 def test_a_body_that_is_too_long_is_not_kept(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("kvbraid.service.drain", "kvbraid.events.buffered"):
+    for module in ("kvbraid.service.feeds.trtllm_poller", "kvbraid.events.buffered"):
         monkeypatch.setattr(f"{module}.MAX_BODY_BYTES", 1000)
     engine.bodies += [b" " * 2000, body(stored(1, 0, 1))]
     with followed(engine) as index:

@@ -8,7 +8,7 @@ import zmq
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kvbraid.errors import InvalidValueError
-from kvbraid.service.endpoints import (
+from kvbraid.service.feeds.endpoints import (
     check_connects,
     engine_binds,
     rank_endpoint,

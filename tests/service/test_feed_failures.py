@@ -10,12 +10,12 @@ from kvbraid.errors import InvalidValueError, ServiceError
 from kvbraid.ids import PodId, PodState
 from kvbraid.service import capacity
 from kvbraid.service.errors import RefusalError
-from kvbraid.service.feed import PodFeed
-from kvbraid.service.follower import Follower
-from kvbraid.service.publisher import Publisher
-from kvbraid.service.reactor import Reactor
-from kvbraid.service.replay import Replay
-from kvbraid.service.subscriber import Subscriber
+from kvbraid.service.feeds.follower import Follower
+from kvbraid.service.feeds.publisher import Publisher
+from kvbraid.service.feeds.rank_feed import PodFeed
+from kvbraid.service.feeds.reactor import Reactor
+from kvbraid.service.feeds.replay import Replay
+from kvbraid.service.feeds.subscriber import Subscriber
 
 from tests.service.engines import LOOPBACK, RawEngine, open_publisher, seq_bytes
 from tests.service.recording_sink import TIMEOUT_S, Applied, RecordingSink

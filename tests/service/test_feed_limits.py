@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from kvbraid.ids import PodId, PodState
-from kvbraid.service.feed import PodFeed
-from kvbraid.service.heap import _give_back
-from kvbraid.service.meter import Meter
-from kvbraid.service.names import Names
-from kvbraid.service.publisher import Publisher
-from kvbraid.service.subscriber import Subscriber
+from kvbraid.service.feeds.heap import _give_back
+from kvbraid.service.feeds.meter import Meter
+from kvbraid.service.feeds.names import Names
+from kvbraid.service.feeds.publisher import Publisher
+from kvbraid.service.feeds.rank_feed import PodFeed
+from kvbraid.service.feeds.subscriber import Subscriber
 
 from tests.service.engines import LOOPBACK, RawEngine, open_publisher, seq_bytes
 from tests.service.recording_sink import TIMEOUT_S, Applied, RecordingSink
@@ -98,8 +98,8 @@ def test_a_name_without_an_address_is_counted_and_asked_for_again(
 def test_a_name_that_moves_is_followed_to_its_new_address(
     sink: RecordingSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvbraid.service.names.FRESH_S", 0.05)
-    monkeypatch.setattr("kvbraid.service.connected_link.FRESH_S", 0.05)
+    monkeypatch.setattr("kvbraid.service.feeds.names.FRESH_S", 0.05)
+    monkeypatch.setattr("kvbraid.service.feeds.connected_link.FRESH_S", 0.05)
     addresses = ["127.0.0.2"]
 
     def look_up(host: str, *_: object) -> list[tuple[object, ...]]:
@@ -184,7 +184,7 @@ ENDLESS = {
 def given_back(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """One entry for each time that free memory was to be given back."""
     times: list[None] = []
-    monkeypatch.setattr("kvbraid.service.link.give_back_soon", lambda: times.append(None))
+    monkeypatch.setattr("kvbraid.service.feeds.link.give_back_soon", lambda: times.append(None))
     return times
 
 

@@ -12,8 +12,8 @@ import msgspec.msgpack
 from kvbraid.events.wire import encode_batch
 from kvbraid.fleet.answer import PodScore
 from kvbraid.ids import PodId, PodState
-from kvbraid.service.client import Client
-from kvbraid.service.publisher import Publisher
+from kvbraid.service.feeds.publisher import Publisher
+from kvbraid.service.http.client import Client
 
 from tests.contract.prompts import TEXT, Text
 from tests.contract.test_wire_tolerance import page

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import PodState
-from kvbraid.service.access import Access
 from kvbraid.service.answers import PodsAnswer
-from kvbraid.service.app import Application
 from kvbraid.service.config import ServerOptions
+from kvbraid.service.http.access import Access
+from kvbraid.service.http.app import Application
 from kvbraid.service.registry import Service
 from kvbraid.spec import EngineDialect, SpecKind
 from starlette.testclient import TestClient

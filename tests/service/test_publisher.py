@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 from kvbraid.errors import InvalidValueError, ServiceError
-from kvbraid.service.publisher import Publisher
+from kvbraid.service.feeds.publisher import Publisher
 
 from tests.service.engines import LOOPBACK, open_publisher, open_socket, seq_bytes
 from tests.service.recording_sink import TIMEOUT_S

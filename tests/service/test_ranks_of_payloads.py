@@ -12,8 +12,8 @@ from kvbraid.events import BlockStored, Event, encode_batch
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
-from kvbraid.service.feed import PodFeed
-from kvbraid.service.subscriber import Subscriber
+from kvbraid.service.feeds.rank_feed import PodFeed
+from kvbraid.service.feeds.subscriber import Subscriber
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.service.engines import LOOPBACK, RawEngine, open_publisher, seq_bytes

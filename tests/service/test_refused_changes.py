@@ -10,10 +10,10 @@ from kvbraid.events.model import BlockStored
 from kvbraid.events.wire import encode_batch
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.ids import PodId
-from kvbraid.service.app import Application
 from kvbraid.service.config import PodConfig
+from kvbraid.service.feeds.subscriber import Subscriber
+from kvbraid.service.http.app import Application
 from kvbraid.service.registry import Service
-from kvbraid.service.subscriber import Subscriber
 from starlette.testclient import TestClient
 
 from tests.service.fakes import FakeFeed, FakeIndex

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.hashing import MediaItem
-from kvbraid.service.access import Access
-from kvbraid.service.app import Application
 from kvbraid.service.config import Limits, ServerOptions
+from kvbraid.service.http.access import Access
+from kvbraid.service.http.app import Application
 from kvbraid.service.registry import Service
 from starlette.testclient import TestClient
 

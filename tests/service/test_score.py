@@ -12,9 +12,9 @@ from httpx import Response
 from kvbraid.hashing import MediaItem
 from kvbraid.ids import Tier
 from kvbraid.service.answers import ExplainAnswer, ScoreAnswer
+from kvbraid.service.http.routes import Call, is_short
 from kvbraid.service.registry import Service
 from kvbraid.service.requests import ScoreBody
-from kvbraid.service.routes import Call, is_short
 from starlette.testclient import TestClient
 
 from tests.service.fakes import FakeIndex

@@ -16,12 +16,12 @@ from kvbraid.events.wire import encode_batch
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.ids import PodId
 from kvbraid.service.answers import PodsAnswer, ScoreAnswer
-from kvbraid.service.app import Application
-from kvbraid.service.client import Client, Tokens
-from kvbraid.service.feed import PodFeed
-from kvbraid.service.publisher import Publisher
+from kvbraid.service.feeds.publisher import Publisher
+from kvbraid.service.feeds.rank_feed import PodFeed
+from kvbraid.service.feeds.subscriber import Subscriber
+from kvbraid.service.http.app import Application
+from kvbraid.service.http.client import Client, Tokens
 from kvbraid.service.registry import Service
-from kvbraid.service.subscriber import Subscriber
 from kvbraid.sim.captures.read import Lookup, read_capture
 from starlette.testclient import TestClient
 

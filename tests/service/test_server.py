@@ -18,9 +18,9 @@ import pytest
 from kvbraid.errors import InvalidValueError
 from kvbraid.service.capacity import DESCRIPTORS_PER_RANK, max_ranks
 from kvbraid.service.config import FleetConfig, Limits, ServerOptions
-from kvbraid.service.door import Door
+from kvbraid.service.http.connection_limits import Door
+from kvbraid.service.http.server import run_server
 from kvbraid.service.registry import Service
-from kvbraid.service.server import run_server
 
 from tests.service.engines import RawEngine, seq_bytes
 from tests.service.fakes import FakeFeed, FakeIndex

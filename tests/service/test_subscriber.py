@@ -6,9 +6,9 @@ from typing import Literal
 import pytest
 from kvbraid.errors import InvalidValueError, ServiceError, UnknownError
 from kvbraid.ids import PodId, PodState
-from kvbraid.service.feed import GATHERED, FeedStatus, PodFeed
-from kvbraid.service.publisher import Publisher
-from kvbraid.service.subscriber import Subscriber
+from kvbraid.service.feeds.publisher import Publisher
+from kvbraid.service.feeds.rank_feed import GATHERED, FeedStatus, PodFeed
+from kvbraid.service.feeds.subscriber import Subscriber
 
 from tests.service.engines import (
     LOOPBACK,

@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable
 
 import uvicorn
-from kvbraid.service.app import Application
-from kvbraid.service.protocol import ScoreProtocol
+from kvbraid.service.http.app import Application
+from kvbraid.service.http.protocol import ScoreProtocol
 from uvicorn.server import ServerState
 
 

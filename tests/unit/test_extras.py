@@ -72,7 +72,7 @@ except SystemExit as exit:
 
 
 @pytest.mark.parametrize(
-    "statement", ["import kvbraid.service.subscriber", "from kvbraid import Subscriber"]
+    "statement", ["import kvbraid.service.feeds.subscriber", "from kvbraid import Subscriber"]
 )
 def test_a_module_of_the_service_names_the_extra(statement: str) -> None:
     program = f"""{BLOCKED}

@@ -155,7 +155,7 @@ def score(
     which options replace fields. The engine makes token ids from text (docs/tokens.md).
     """
     from kvbraid.report.answers import show_scores
-    from kvbraid.service.client import Client, read_request, to_json
+    from kvbraid.service.http.client import Client, read_request, to_json
 
     with Client(url) as client:
         answer = client.score(*read_request(tokens, query, raw=raw))
@@ -179,7 +179,7 @@ def explain(
     It also says which group ends the prefix. TOKENS is what `kvbraid score` takes.
     """
     from kvbraid.report.answers import show_explanation
-    from kvbraid.service.client import Client, read_request, to_json
+    from kvbraid.service.http.client import Client, read_request, to_json
 
     with Client(url) as client:
         answer = client.explain(*read_request(tokens, query, raw=raw))
@@ -192,7 +192,7 @@ def explain(
 def pods(url: str, *, as_json: bool) -> None:
     """List the registered pods with state, progress and refusals."""
     from kvbraid.report.answers import show_pods
-    from kvbraid.service.client import Client, to_json
+    from kvbraid.service.http.client import Client, to_json
 
     with Client(url) as client:
         answer = client.pods()
@@ -214,9 +214,9 @@ def tail(pod: tuple[str, ...], endpoint: str | None, count: int | None, url: str
     from itertools import islice
 
     from kvbraid.report.events import event_lines
-    from kvbraid.service.client import Client
-    from kvbraid.service.tail import source_of, sources_of
-    from kvbraid.service.tail import tail as listen
+    from kvbraid.service.feeds.tail import source_of, sources_of
+    from kvbraid.service.feeds.tail import tail as listen
+    from kvbraid.service.http.client import Client
 
     if endpoint is None:
         with Client(url) as client:

@@ -1,5 +1,18 @@
 """All of kvbraid's I/O: sockets, asyncio and clocks live here and in the layers above.
 
+Two wings that do not know each other, on one common ground. In reading order:
+
+    config      what an operator writes, with `weights` of tiers and `decoding` of JSON
+    errors      one table of error codes, one JSON shape
+    requests    bytes of a request to a `Request`; `answers` are the bodies that go back
+    journal     what happens to pods, one line each; `logs` writes the lines
+    capacity    how many sockets and descriptors this process has room for
+    ports       the protocols of the index and the feeds that the other modules need
+    registry    which pods are registered; `readiness` waits for them, `remedy` helps with losses
+    feeds/      events of engines come in: Subscriber, PodFeed, Publisher
+    http/       requests of gateways come in: run_server, Application, Client
+    serve       `kvbraid serve`: both wings put together
+
 It comes with the extra `serve`.
 """
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from kvbraid.fleet.index import MOST_RANKS, FleetIndex, IndexOptions
 from kvbraid.service.capacity import raise_descriptor_limit
 from kvbraid.service.config import FleetConfig
+from kvbraid.service.feeds.subscriber import Subscriber
+from kvbraid.service.http.server import end_process, run_server
 from kvbraid.service.logs import configure
 from kvbraid.service.readiness import Readiness
 from kvbraid.service.registry import Service
-from kvbraid.service.server import end_process, run_server
-from kvbraid.service.subscriber import Subscriber
 
 
 def serve(config: FleetConfig, *, announce: Callable[[str], None]) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 
-from kvbraid.service.metrics import LatencyHistogram
+from kvbraid.service.http.metrics import LatencyHistogram
 
 
 class CountsThatAreReadByTurns(list[int]):

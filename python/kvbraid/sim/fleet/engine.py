@@ -20,7 +20,7 @@ from kvbraid.cache.manager import CacheManager
 from kvbraid.errors import KvbraidError
 from kvbraid.events.model import BlockRemoved, BlockStored
 from kvbraid.hashing import ExtraKeys
-from kvbraid.service.publisher import Publisher
+from kvbraid.service.feeds.publisher import Publisher
 from kvbraid.sim.fleet.presets import PRESETS, Preset, cache_config
 from kvbraid.sim.one_by_one import OneByOne
 

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 import zmq
 
 from kvbraid.ids import PodId
-from kvbraid.service.endpoints import topic_names
-from kvbraid.service.feed import RankFeed
-from kvbraid.service.link import Link
-from kvbraid.service.meter import Meter
-from kvbraid.service.wires import Wires
+from kvbraid.service.feeds.endpoints import topic_names
+from kvbraid.service.feeds.link import Link
+from kvbraid.service.feeds.meter import Meter
+from kvbraid.service.feeds.rank_feed import RankFeed
+from kvbraid.service.feeds.zmq_environment import Wires
 
 
 class BoundLink(Link):

@@ -3,9 +3,9 @@
 ZeroMQ's own thread receives messages without Python, into queues that are bounded in bytes: an
 engine never waits for us, and messages that do not fit are a gap in the sequence like any other
 loss. The subscriber's thread applies batches to the sink in slices, pod by pod. A failure in one
-feed affects only that feed (feed.py). If the thread itself fails, every pod turns stale, `failure`
-says why, and the thread starts again with the same pods. Every method may be called from any
-thread; `add` and `remove` wait until the subscriber's thread is done.
+feed affects only that feed (rank_feed.py). If the thread itself fails, every pod turns stale,
+`failure` says why, and the thread starts again with the same pods. Every method may be called
+from any thread; `add` and `remove` wait until the subscriber's thread is done.
 """
 
 import contextlib
@@ -21,16 +21,16 @@ from typing import Final, Self
 
 from kvbraid.errors import InvalidValueError, KvbraidError, ServiceError, one_line
 from kvbraid.ids import PodId, PodState
-from kvbraid.service.backoff import Backoff
-from kvbraid.service.bindable import check_bindable, wait_until_free
 from kvbraid.service.capacity import check_capacity, new_context
-from kvbraid.service.feed import FeedConfig, FeedStatus, Sink
-from kvbraid.service.follower import Follower, Patience, rank_addresses
+from kvbraid.service.feeds.backoff import Backoff
+from kvbraid.service.feeds.bindable import check_bindable, wait_until_free
+from kvbraid.service.feeds.follower import Follower, Patience, rank_addresses
+from kvbraid.service.feeds.journalled import JournalledSink
+from kvbraid.service.feeds.names import Names
+from kvbraid.service.feeds.rank_feed import FeedConfig, FeedStatus, Sink
+from kvbraid.service.feeds.reactor import Reactor
+from kvbraid.service.feeds.zmq_environment import Wires
 from kvbraid.service.journal import Journal
-from kvbraid.service.journalled import JournalledSink
-from kvbraid.service.names import Names
-from kvbraid.service.reactor import Reactor
-from kvbraid.service.wires import Wires
 
 _LONGEST_TICK_S: Final = 0.25
 _CALM_S: Final = 60.0

@@ -20,13 +20,13 @@ from typing import Any, Final
 import zmq
 
 from kvbraid.errors import ServiceError
-from kvbraid.service.backoff import Backoff
-from kvbraid.service.feed import GATHERED, MAX_SEQ, RankFeed
-from kvbraid.service.heap import give_back_soon
+from kvbraid.service.feeds.backoff import Backoff
+from kvbraid.service.feeds.heap import give_back_soon
+from kvbraid.service.feeds.meter import Meter
+from kvbraid.service.feeds.rank_feed import GATHERED, MAX_SEQ, RankFeed
+from kvbraid.service.feeds.reactor import SLICE, SLICE_BYTES
+from kvbraid.service.feeds.zmq_environment import Wires, next_event, open_monitor
 from kvbraid.service.journal import Rank
-from kvbraid.service.meter import Meter
-from kvbraid.service.reactor import SLICE, SLICE_BYTES
-from kvbraid.service.wires import Wires, next_event, open_monitor
 
 # As plain integers: an operation on ZeroMQ's enumerations costs more than the call itself.
 _NOBLOCK: Final = int(zmq.NOBLOCK)

@@ -14,7 +14,7 @@ from kvbraid.errors import InvalidValueError, ServiceError
 from kvbraid.events.model import EventBatch
 from kvbraid.events.wire import decode
 from kvbraid.service.answers import PodsAnswer
-from kvbraid.service.endpoints import rank_endpoint, subscriber_binds
+from kvbraid.service.feeds.endpoints import rank_endpoint, subscriber_binds
 
 
 class Source(NamedTuple):

@@ -12,9 +12,9 @@ from typing import Any, Final
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from kvbraid.service.app import SCORE_PATH
-from kvbraid.service.connection import Connection
-from kvbraid.service.routes import Call
+from kvbraid.service.http.app import SCORE_PATH
+from kvbraid.service.http.connection import Connection
+from kvbraid.service.http.routes import Call
 
 _URL: Final = SCORE_PATH.encode()
 _QUERY: Final = _URL + b"?"

@@ -8,8 +8,8 @@ import msgspec
 from kvbraid import __version__
 from kvbraid.service.answers import ErrorAnswer
 from kvbraid.service.errors import ERRORS
+from kvbraid.service.http.routes import Route
 from kvbraid.service.requests import QueryFields
-from kvbraid.service.routes import Route
 
 _JSON: Final = "application/json"
 EVERYWHERE: Final = (

@@ -11,11 +11,11 @@ from typing import Final
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from kvbraid.service.feed import MAX_MESSAGE_BYTES
+from kvbraid.service.feeds.meter import Meter
+from kvbraid.service.feeds.names import Names
+from kvbraid.service.feeds.rank_feed import MAX_MESSAGE_BYTES
+from kvbraid.service.feeds.reactor import Reactor
 from kvbraid.service.journal import Journal
-from kvbraid.service.meter import Meter
-from kvbraid.service.names import Names
-from kvbraid.service.reactor import Reactor
 
 _BESIDE_BYTES: Final = 1 << 20
 """Room besides the payload of one message: its other frames, heartbeats, later bytes."""

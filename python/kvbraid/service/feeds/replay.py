@@ -10,11 +10,11 @@ from typing import Final
 import zmq
 
 from kvbraid.errors import ServiceError
-from kvbraid.service.feed import MAX_SEQ, RankFeed
-from kvbraid.service.heap import give_back_soon
-from kvbraid.service.meter import Meter
-from kvbraid.service.reactor import SLICE, SLICE_BYTES
-from kvbraid.service.wires import Wires, next_event, open_monitor
+from kvbraid.service.feeds.heap import give_back_soon
+from kvbraid.service.feeds.meter import Meter
+from kvbraid.service.feeds.rank_feed import MAX_SEQ, RankFeed
+from kvbraid.service.feeds.reactor import SLICE, SLICE_BYTES
+from kvbraid.service.feeds.zmq_environment import Wires, next_event, open_monitor
 
 _END_MARKER: Final = b"\xff" * 8
 _MOST_FRAMES: Final = 64  # Of an answer; a well-formed one has 3 or 4.

@@ -18,9 +18,9 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from kvbraid.service.app import Application
 from kvbraid.service.errors import RefusalError
-from kvbraid.service.routes import Answer
+from kvbraid.service.http.app import Application
+from kvbraid.service.http.routes import Answer
 
 SLICE_BYTES: Final = 64 << 10
 """Bytes of one connection that are parsed in one turn."""

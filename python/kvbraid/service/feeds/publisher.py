@@ -19,7 +19,7 @@ from typing import Final, Literal, Self
 import zmq
 
 from kvbraid.errors import InvalidValueError, ServiceError
-from kvbraid.service.endpoints import engine_binds
+from kvbraid.service.feeds.endpoints import engine_binds
 
 END_MARKER: Final = b"\xff" * 8
 _SEND_HWM: Final = 100_000

@@ -15,8 +15,8 @@ import httpx
 from kvbraid.errors import InvalidValueError, one_line, shown
 from kvbraid.events.buffered import MAX_BODY_BYTES, BufferedReader
 from kvbraid.ids import PodId, PodState
-from kvbraid.service.backoff import Backoff
-from kvbraid.service.feed import Sink
+from kvbraid.service.feeds.backoff import Backoff
+from kvbraid.service.feeds.rank_feed import Sink
 
 _RETRY_MAX_S: Final = 5.0
 

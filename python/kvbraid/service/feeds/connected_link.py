@@ -9,10 +9,10 @@ from collections.abc import Iterable
 import zmq
 
 from kvbraid.errors import ServiceError
-from kvbraid.service.feed import RankFeed
-from kvbraid.service.link import Link
-from kvbraid.service.names import FRESH_S
-from kvbraid.service.wires import Wires
+from kvbraid.service.feeds.link import Link
+from kvbraid.service.feeds.names import FRESH_S
+from kvbraid.service.feeds.rank_feed import RankFeed
+from kvbraid.service.feeds.zmq_environment import Wires
 
 
 class ConnectedLink(Link):

@@ -25,7 +25,7 @@ from kvbraid.events.sequence import (
     SetState,
 )
 from kvbraid.ids import PodId, PodState
-from kvbraid.service.endpoints import topic_names
+from kvbraid.service.feeds.endpoints import topic_names
 
 MAX_MESSAGE_BYTES: Final = 32 << 20
 """ZeroMQ drops the connection of an engine that sends a longer frame."""

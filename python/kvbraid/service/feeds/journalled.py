@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvbraid.ids import PodId, PodState
-from kvbraid.service.feed import Applied, Sink
+from kvbraid.service.feeds.rank_feed import Applied, Sink
 from kvbraid.service.journal import Journal, Rank
 
 _EXPLAINED: Final = "counted in GET /v1/pods, explained in docs/events.md"

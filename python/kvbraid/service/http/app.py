@@ -23,13 +23,13 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import Receive, Scope, Send
 
 from kvbraid.errors import KvbraidError
-from kvbraid.service.access import Access
-from kvbraid.service.door import Door
 from kvbraid.service.errors import RefusalError, as_refusal
-from kvbraid.service.metrics import Metrics, Requests
-from kvbraid.service.openapi import document
+from kvbraid.service.http.access import Access
+from kvbraid.service.http.connection_limits import Door
+from kvbraid.service.http.metrics import Metrics, Requests
+from kvbraid.service.http.openapi import document
+from kvbraid.service.http.routes import ROUTES, Answer, Call, Context, Route
 from kvbraid.service.registry import Service
-from kvbraid.service.routes import ROUTES, Answer, Call, Context, Route
 
 SCORE_PATH: Final = "/v1/score"
 _SCORE: Final = next(route for route in ROUTES if route.path == SCORE_PATH)

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 
 from kvbraid import __version__
 from kvbraid.ids import PodState
-from kvbraid.service.door import Door
+from kvbraid.service.http.connection_limits import Door
 from kvbraid.service.registry import Service
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

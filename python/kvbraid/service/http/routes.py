@@ -14,12 +14,12 @@ from kvbraid.errors import UnknownError, shown
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId
 from kvbraid.service import answers
-from kvbraid.service.access import Access
 from kvbraid.service.config import HTTP_SCHEMES, PodBody, pod_config, pod_id
 from kvbraid.service.decoding import decode_body
-from kvbraid.service.door import Door
 from kvbraid.service.errors import RefusalError
-from kvbraid.service.metrics import CONTENT_TYPE, Metrics
+from kvbraid.service.http.access import Access
+from kvbraid.service.http.connection_limits import Door
+from kvbraid.service.http.metrics import CONTENT_TYPE, Metrics
 from kvbraid.service.registry import Service
 from kvbraid.service.requests import (
     OCTET_STREAM,

@@ -19,11 +19,11 @@ import uvicorn
 
 from kvbraid.errors import InvalidValueError, KvbraidError
 from kvbraid.ids import PodId
-from kvbraid.service.access import Access
-from kvbraid.service.app import Application
 from kvbraid.service.config import FleetConfig, PodConfig, ServerOptions
 from kvbraid.service.errors import as_refusal
-from kvbraid.service.protocol import ScoreProtocol
+from kvbraid.service.http.access import Access
+from kvbraid.service.http.app import Application
+from kvbraid.service.http.protocol import ScoreProtocol
 from kvbraid.service.registry import Service
 
 END_S: Final = 3

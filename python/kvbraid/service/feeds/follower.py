@@ -12,15 +12,15 @@ from typing import Final, NamedTuple
 from kvbraid.errors import InvalidValueError, ServiceError, UnknownError
 from kvbraid.events.sequence import SequenceTracker
 from kvbraid.ids import PodId
-from kvbraid.service.backoff import Backoff
-from kvbraid.service.bound_link import BoundLink
 from kvbraid.service.capacity import check_capacity
-from kvbraid.service.connected_link import ConnectedLink
-from kvbraid.service.endpoints import check_connects, rank_endpoint, subscriber_binds
-from kvbraid.service.feed import FeedConfig, RankFeed, Sink
-from kvbraid.service.link import Link
-from kvbraid.service.replay import Replay
-from kvbraid.service.wires import Wires
+from kvbraid.service.feeds.backoff import Backoff
+from kvbraid.service.feeds.bound_link import BoundLink
+from kvbraid.service.feeds.connected_link import ConnectedLink
+from kvbraid.service.feeds.endpoints import check_connects, rank_endpoint, subscriber_binds
+from kvbraid.service.feeds.link import Link
+from kvbraid.service.feeds.rank_feed import FeedConfig, RankFeed, Sink
+from kvbraid.service.feeds.replay import Replay
+from kvbraid.service.feeds.zmq_environment import Wires
 
 _CALM_S: Final = 60.0  # A feed that has not failed for this long starts again at once.
 
