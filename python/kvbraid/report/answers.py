@@ -16,12 +16,15 @@ from kvbraid.ids import PodState
 from kvbraid.report.events import group_name
 from kvbraid.report.tables import Column, Listing, print_lines, print_listing
 from kvbraid.service.answers import (
+    Cell,
     ExplainAnswer,
     ExplainGroup,
     ExplainRow,
     PodRow,
     PodsAnswer,
     ScoreAnswer,
+    Strip,
+    Strips,
 )
 
 _STATE_STYLE: Final[Mapping[PodState, str]] = {
@@ -30,8 +33,12 @@ _STATE_STYLE: Final[Mapping[PodState, str]] = {
     PodState.DEGRADED: "red",
     PodState.STALE: "red",
 }
-_HELD, _PARTLY, _MISSING, _ACCEPTED, _ENDS = "█", "▒", "·", "^", ">"
-_CELL_STYLE: Final = {_HELD: "green", _PARTLY: "yellow", _MISSING: "dim", _ACCEPTED: "cyan"}
+_ENDS: Final = ">"
+_CELLS: Final[Mapping[Cell, tuple[str, str]]] = {
+    Cell.HELD: ("█", "green"),
+    Cell.PARTLY: ("▒", "yellow"),
+    Cell.MISSING: ("·", "dim"),
+}
 _LABEL_COLUMNS: Final = 30  # At least; a longer label moves the strips of its pod.
 _MIN_CELLS: Final = 10
 _SCORE_COLUMNS: Final = (
@@ -110,44 +117,20 @@ def show_explanation(console: Console, answer: ExplainAnswer) -> None:
         for line in _strips(row, answer.num_tokens, console.width):
             console.print(line, no_wrap=True, overflow="crop")
     console.print(
-        f"{_HELD} held  {_PARTLY} partly  {_MISSING} not held  "
-        f"{_ACCEPTED} a boundary that the group accepts  | the answer"
+        "█ held  ▒ partly  · not held  ^ a boundary that the group accepts  | the answer"
     )
 
 
 def _strips(row: ExplainRow, num_tokens: int, width: int) -> Iterator[Text]:
     labels = [_label(row, number, group) for number, group in enumerate(row.groups)]
-    label_columns = max(_LABEL_COLUMNS, *(len(label) + 1 for label in labels))
-    answer_columns = len(f" {_bounds(row.lower, row.upper)}")  # It may stand after the last cell.
-    scale = _Scale.fitting(row, num_tokens, label_columns, width - answer_columns)
-    for label, group in zip(labels, row.groups, strict=True):
-        yield _strip(scale, label, group)
-        yield _marks(scale, group)
-    yield _ruler(scale, row)
-
-
-class _Scale:
-    """Tokens to cells: cell c stands for the tokens from c * unit to (c + 1) * unit.
-
-    The cells stand after `label_columns` columns.
-    """
-
-    def __init__(self, unit: int, num_tokens: int, label_columns: int) -> None:
-        self.unit = unit
-        self.cells = max(1, -(-num_tokens // unit))
-        self.label_columns = label_columns
-
-    @classmethod
-    def fitting(cls, row: ExplainRow, num_tokens: int, label_columns: int, width: int) -> "_Scale":
-        """Return a scale whose cell is the smallest block, or several if the width requires it."""
-        block = min(group.block_size for group in row.groups)
-        cells = max(width - label_columns, _MIN_CELLS)
-        unit = block * max(1, -(-num_tokens // (block * cells)))
-        return cls(unit, num_tokens, label_columns)
-
-    def cell_of_end(self, boundary: int) -> int:
-        """The cell in which a boundary above 0 ends."""
-        return (boundary - 1) // self.unit
+    columns = max(_LABEL_COLUMNS, *(len(label) + 1 for label in labels))
+    bounds = f" {_bounds(row.lower, row.upper)}"  # It may stand after the last cell.
+    room = width - len(bounds) - columns
+    strips = row.strips(num_tokens, most_cells=max(room, _MIN_CELLS))
+    for label, strip in zip(labels, strips.groups, strict=True):
+        yield _strip(f"{label:<{columns}}", strip)
+        yield _marks(f"{'    accepts':<{columns}}", strip)
+    yield _ruler(f"{'  answer':<{columns}}", strips, bounds)
 
 
 def _headline(row: ExplainRow, num_tokens: int) -> Text:
@@ -167,41 +150,33 @@ def _label(row: ExplainRow, number: int, group: ExplainGroup) -> str:
     return f"{_ENDS if ends else ' '} {group_name(group.group, number)} {name}"
 
 
-def _strip(scale: _Scale, label: str, group: ExplainGroup) -> Text:
-    """Draw one cell per unit: held if all blocks that overlap it are held, missing if none is."""
-    style = "bold red" if label.startswith(_ENDS) else ""
-    line = Text(f"{label:<{scale.label_columns}}", style=style)
-    for cell in range(scale.cells):
-        first = cell * scale.unit // group.block_size
-        last = -(-(cell + 1) * scale.unit // group.block_size)
-        held = group.held[first:last]
-        mark = _MISSING if not any(held) else _HELD if all(held) else _PARTLY
-        line.append(mark, style=_CELL_STYLE[mark])
+def _strip(label: str, strip: Strip) -> Text:
+    line = Text(label, style="bold red" if label.startswith(_ENDS) else "")
+    for cell in strip.cells:
+        line.append(*_CELLS[cell])
     return line
 
 
-def _marks(scale: _Scale, group: ExplainGroup) -> Text:
-    line = Text(f"{'    accepts':<{scale.label_columns}}", style="dim")
-    if group.accepted is None:
+def _marks(label: str, strip: Strip) -> Text:
+    line = Text(label, style="dim")
+    if strip.accepted is None:
         return line.append("every boundary", style="dim")
-    cells = {scale.cell_of_end(boundary) for boundary in group.accepted if boundary > 0}
-    last = max(cells, default=-1)
-    marks = "".join(_ACCEPTED if cell in cells else " " for cell in range(last + 1))
-    return line.append(marks, style=_CELL_STYLE[_ACCEPTED])
+    last = max(strip.accepted, default=-1)
+    marks = "".join("^" if cell in strip.accepted else " " for cell in range(last + 1))
+    return line.append(marks, style="cyan")
 
 
-def _ruler(scale: _Scale, row: ExplainRow) -> Text:
+def _ruler(label: str, strips: Strips, bounds: str) -> Text:
     """Point at the answer: `|` at lower, and a dash up to upper where that is larger."""
-    line = Text(f"{'  answer':<{scale.label_columns}}", style="bold")
-    if row.upper == 0:
+    line = Text(label, style="bold")
+    low, high = strips.lower, strips.upper
+    if high < 0:
         return line.append("0: nothing can be reused", style="bold")
-    low = scale.cell_of_end(row.lower) if row.lower else -1
-    high = scale.cell_of_end(row.upper)
     text = "".join(
         "|" if cell in {low, high} else "-" if low < cell < high else " "
         for cell in range(high + 1)
     )
-    return line.append(f"{text} {_bounds(row.lower, row.upper)}", style="bold")
+    return line.append(text + bounds, style="bold")
 
 
 def _ended_by(limiting: Limiting | None) -> str:

@@ -4,6 +4,9 @@ The native core writes `/v1/score` in the form of ScoreAnswer, whose rows are th
 other answers are converted from the index's rows by attribute name.
 """
 
+from enum import Enum
+from typing import NamedTuple
+
 import msgspec
 
 from kvbraid.fleet.answer import Limiting, PodScore
@@ -19,6 +22,34 @@ class ScoreAnswer(msgspec.Struct, frozen=True):
     pods: list[PodScore]
 
 
+class Cell(Enum):
+    """How much of the blocks that a cell overlaps is held."""
+
+    HELD = "held"
+    PARTLY = "partly"
+    MISSING = "missing"
+
+
+class Strip(NamedTuple):
+    """One group: its cells, and those that end at a boundary which it accepts; None: every one."""
+
+    cells: list[Cell]
+    accepted: set[int] | None
+
+
+class Strips(NamedTuple):
+    """An explanation to be drawn, whatever draws it.
+
+    Cell c stands for the tokens from c * unit to (c + 1) * unit. `lower` and `upper` are the cells
+    in which the answer's bounds end, -1 for a bound of 0.
+    """
+
+    unit: int
+    groups: list[Strip]
+    lower: int
+    upper: int
+
+
 class ExplainGroup(msgspec.Struct, frozen=True):
     """One group: block j ends at token (j + 1) * block_size; `accepted` are boundaries above 0.
 
@@ -32,6 +63,18 @@ class ExplainGroup(msgspec.Struct, frozen=True):
     held: list[bool]
     accepted: list[int] | None
 
+    def strip(self, num_tokens: int, unit: int) -> Strip:
+        """Return the group in cells of `unit` tokens."""
+        cells = [self._cell(first, first + unit) for first in range(0, max(num_tokens, 1), unit)]
+        if self.accepted is None:
+            return Strip(cells, None)
+        return Strip(cells, {(end - 1) // unit for end in self.accepted if end > 0})
+
+    def _cell(self, first_token: int, end_token: int) -> Cell:
+        blocks = slice(first_token // self.block_size, -(-end_token // self.block_size))
+        held = self.held[blocks]
+        return Cell.MISSING if not any(held) else Cell.HELD if all(held) else Cell.PARTLY
+
 
 class ExplainRow(msgspec.Struct, frozen=True):
     """The reasons for the answer of one pod and rank."""
@@ -44,6 +87,13 @@ class ExplainRow(msgspec.Struct, frozen=True):
     limiting: Limiting | None
     reason: str
     groups: list[ExplainGroup]
+
+    def strips(self, num_tokens: int, *, most_cells: int) -> Strips:
+        """Return at most so many cells for each group: of the smallest block, or of several."""
+        block = min((group.block_size for group in self.groups), default=1)
+        unit = block * max(1, -(-num_tokens // (block * most_cells)))
+        strips = [group.strip(num_tokens, unit) for group in self.groups]
+        return Strips(unit, strips, (self.lower - 1) // unit, (self.upper - 1) // unit)
 
 
 class ExplainAnswer(msgspec.Struct, frozen=True):

@@ -1,14 +1,13 @@
-"""Bytes of a request to a `Request`: JSON, or raw token ids with a query.
+"""Bytes of a request to a `Request`: JSON, or raw token ids whose other fields are known.
 
-Only `parse_score_request` and `parse_routed` read requests, so their cost is the cost of reading.
-This module does not check whether the model exists.
+These are functions of bytes: how the bytes came, as a body of HTTP or otherwise, is the business
+of the caller. Nothing here checks whether the model exists.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Final, Literal, NamedTuple, TypeAlias, TypeVar
-from urllib.parse import parse_qs
 
 import msgspec
 from msgspec import Meta
@@ -17,11 +16,10 @@ from kvbraid._native import find_token_ids
 from kvbraid.fleet.request import Request, Strategy
 from kvbraid.hashing import MediaItem
 from kvbraid.ids import Tier
-from kvbraid.service.decoding import decode_body, describe
+from kvbraid.service.decoding import decode_body
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.weights import TierWeights
 
-OCTET_STREAM: Final = b"application/octet-stream"
 _FORMATS: Final[dict[int, Literal["I", "Q"]]] = {4: "I", 8: "Q"}
 
 _Offset: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 32)]
@@ -39,7 +37,7 @@ class MediaBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     length: _Offset
 
 
-_Media: TypeAlias = list[MediaBody] | None
+Media: TypeAlias = list[MediaBody] | None
 
 
 class PromptFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -49,7 +47,7 @@ class PromptFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     lora: str | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
-    extra_keys: _Media = None
+    extra_keys: Media = None
 
 
 class RequestFields(PromptFields, kw_only=True):
@@ -94,42 +92,25 @@ class Routed(NamedTuple):
 _Body = TypeVar("_Body", ScoreBody, RoutedBody)
 _SCORE: Final = msgspec.json.Decoder(ScoreBody)
 _ROUTED: Final = msgspec.json.Decoder(RoutedBody)
-_OBJECTS: Final[Mapping[str, msgspec.json.Decoder[object]]] = {
-    "extra_keys": msgspec.json.Decoder(_Media),
-    "tier_weights": msgspec.json.Decoder(TierWeights | None),
-}
-"""The fields that are JSON text in a query."""
-_LISTS: Final = frozenset({"pods", "tiers"})
 
 
-def parse_score_request(
-    body: bytes, content_type: bytes, query: bytes, *, max_tokens: int
-) -> Request:
-    """Read one request.
-
-    Args:
-        body: JSON, or little-endian token ids when the content type says octet-stream.
-        content_type: Value of the header; anything but octet-stream is read as JSON.
-        query: Query string; only read with raw token ids. `pods` and `tiers` are repeated or
-            separated by commas, `extra_keys` and `tier_weights` are JSON text.
-        max_tokens: The most tokens that a request may have.
+def parse_json(body: bytes, *, max_tokens: int) -> Request:
+    """Read a request of JSON, a `ScoreBody`, that has at most so many tokens.
 
     Raises:
         RefusalError: `malformed_body` or `too_many_tokens`.
     """
-    fields: RequestFields
-    if content_type.startswith(OCTET_STREAM):
-        fields, tokens = _raw_fields(body, query)
-    else:
-        fields, tokens = _json_fields(body, _SCORE)
-    _check_length(len(tokens), max_tokens)
-    return replace(
-        _prompt(fields, tokens),
-        pods=fields.pods,
-        tiers=None if fields.tiers is None else [tier.value for tier in fields.tiers],
-        strategy=fields.strategy or "exact",
-        tier_weights=None if fields.tier_weights is None else fields.tier_weights.by_tier(),
-    )
+    fields, tokens = _json_fields(body, _SCORE)
+    return _request(fields, tokens, max_tokens)
+
+
+def parse_raw(body: bytes, fields: QueryFields, *, max_tokens: int) -> Request:
+    """Read a request of little-endian token ids, whose fields came separately.
+
+    Raises:
+        RefusalError: `malformed_body` or `too_many_tokens`.
+    """
+    return _request(fields, _raw_tokens(body, fields.token_bytes), max_tokens)
 
 
 def parse_routed(body: bytes, *, max_tokens: int) -> Routed:
@@ -142,6 +123,17 @@ def parse_routed(body: bytes, *, max_tokens: int) -> Routed:
     produced = _wide_tokens(fields.produced, "produced")
     _check_length(len(tokens) + len(produced), max_tokens)
     return Routed(fields.pod, fields.dp_rank, _prompt(fields, tokens), produced)
+
+
+def _request(fields: RequestFields, tokens: memoryview, max_tokens: int) -> Request:
+    _check_length(len(tokens), max_tokens)
+    return replace(
+        _prompt(fields, tokens),
+        pods=fields.pods,
+        tiers=None if fields.tiers is None else [tier.value for tier in fields.tiers],
+        strategy=fields.strategy or "exact",
+        tier_weights=None if fields.tier_weights is None else fields.tier_weights.by_tier(),
+    )
 
 
 def _prompt(fields: PromptFields, tokens: memoryview) -> Request:
@@ -184,46 +176,14 @@ def _wide_tokens(tokens: list[int], name: str) -> memoryview:
         raise RefusalError("malformed_body", message) from None
 
 
-def _raw_fields(body: bytes, query: bytes) -> tuple[RequestFields, memoryview]:
-    fields = _query_fields(query)
-    width = fields.token_bytes
+def _raw_tokens(body: bytes, width: int) -> memoryview:
     if width not in _FORMATS:
         message = f"query: token_bytes is {width}; expected 4 or 8"
         raise RefusalError("malformed_body", message)
     if len(body) % width:
         message = f"{len(body)} bytes are not whole uint{8 * width} token ids"
         raise RefusalError("malformed_body", message, remedy=f"send {width} bytes per token")
-    return fields, memoryview(body).cast(_FORMATS[width])
-
-
-def _query_fields(query: bytes) -> QueryFields:
-    try:
-        given = parse_qs(query.decode("ascii"), keep_blank_values=True, strict_parsing=bool(query))
-        values = {name: _query_value(name, texts) for name, texts in given.items()}
-        return msgspec.convert(values, QueryFields, strict=False)
-    except msgspec.ValidationError as error:
-        raise RefusalError("malformed_body", f"query: {describe(error, QueryFields)}") from None
-    except ValueError as error:
-        raise RefusalError("malformed_body", f"query: {error}") from None
-
-
-def _query_value(name: str, texts: list[str]) -> object:
-    if name in _LISTS:
-        return [part for text in texts for part in text.split(",")]
-    if len(texts) > 1:
-        msg = f"{name} is given {len(texts)} times"
-        raise ValueError(msg)
-    return _query_object(name, texts[0]) if name in _OBJECTS else texts[0]
-
-
-def _query_object(name: str, text: str) -> object:
-    try:
-        return _OBJECTS[name].decode(text)
-    except msgspec.ValidationError as error:
-        problem = describe(error, RequestFields, under=name)
-        raise RefusalError("malformed_body", f"query: {problem}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise RefusalError("malformed_body", f"query: {name}: not JSON: {error}") from None
+    return memoryview(body).cast(_FORMATS[width])
 
 
 def _media(items: Sequence[MediaBody] | None) -> list[MediaItem] | None:

@@ -2,6 +2,7 @@
 
 from io import StringIO
 
+import msgspec
 import pytest
 from kvbraid.events.model import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Refusal
 from kvbraid.fleet.answer import Limiting, PodScore
@@ -9,6 +10,7 @@ from kvbraid.ids import GroupId, PodId, PodState
 from kvbraid.report.answers import show_explanation, show_pods, show_scores
 from kvbraid.report.events import event_lines
 from kvbraid.service.answers import (
+    Cell,
     ExplainAnswer,
     ExplainGroup,
     ExplainRow,
@@ -164,3 +166,21 @@ def test_what_a_server_calls_things_is_text_and_no_markup() -> None:
     assert "\x1b" not in shown
     assert "\u202e" not in shown
     assert "[/bold]" in shown
+
+
+def test_an_explanation_carries_the_cells_that_any_screen_draws() -> None:
+    full = group(0, SpecKind.FULL_ATTENTION, "xxxx", [16, 32, 48, 64])
+    other = group(1, SpecKind.CROSS_ATTENTION, "x...", None)
+    (row,) = explained(64, full, other).pods
+    strips = row.strips(64, most_cells=2)
+    assert strips == (
+        32,
+        [([Cell.HELD, Cell.HELD], {0, 1}), ([Cell.PARTLY, Cell.MISSING], None)],
+        0,
+        0,
+    )
+
+
+def test_nothing_reusable_is_before_the_first_cell() -> None:
+    row = msgspec.structs.replace(explained(16).pods[0], lower=0, upper=0)
+    assert row.strips(16, most_cells=1)[1:] == ([], -1, -1)

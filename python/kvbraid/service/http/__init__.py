@@ -5,6 +5,7 @@ In reading order:
     server             the face: a socket, the server, and an orderly end
     app                the application, built from the table of routes
     routes             what each route takes and answers, and its handler
+    query              a request as HTTP brings it, to a `Request`
     access             who may register and remove pods
     metrics            Prometheus metrics, collected when they are asked for
     openapi            the OpenAPI document, generated from the routes

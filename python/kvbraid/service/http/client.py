@@ -16,7 +16,8 @@ import msgspec
 from kvbraid.errors import InvalidValueError, ServiceError
 from kvbraid.service.answers import ErrorAnswer, ExplainAnswer, PodsAnswer, ScoreAnswer
 from kvbraid.service.decoding import describe
-from kvbraid.service.requests import OCTET_STREAM, ScoreBody
+from kvbraid.service.http.query import OCTET_STREAM
+from kvbraid.service.requests import ScoreBody
 
 DEFAULT_URL: Final = "http://127.0.0.1:8090"
 

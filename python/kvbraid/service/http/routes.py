@@ -20,14 +20,9 @@ from kvbraid.service.errors import RefusalError
 from kvbraid.service.http.access import Access
 from kvbraid.service.http.connection_limits import Door
 from kvbraid.service.http.metrics import CONTENT_TYPE, Metrics
+from kvbraid.service.http.query import OCTET_STREAM, parse_call
 from kvbraid.service.registry import Service
-from kvbraid.service.requests import (
-    OCTET_STREAM,
-    RoutedBody,
-    ScoreBody,
-    parse_routed,
-    parse_score_request,
-)
+from kvbraid.service.requests import RoutedBody, ScoreBody, parse_routed
 
 
 class Context(NamedTuple):
@@ -147,9 +142,8 @@ def routed(context: Context, call: Call) -> Answer:
 
 
 def _known_request(service: Service, call: Call) -> Request:
-    request = parse_score_request(
-        call.body, call.content_type, call.query, max_tokens=service.limits.tokens
-    )
+    max_tokens = service.limits.tokens
+    request = parse_call(call.body, call.content_type, call.query, max_tokens=max_tokens)
     _check_known(service, request.model, request.pods or ())
     return request
 

@@ -1,0 +1,66 @@
+"""A request as HTTP brings it: a body, its content type and a query, to a `Request`.
+
+The query is read only with raw token ids: `pods` and `tiers` are repeated or separated by commas,
+`extra_keys` and `tier_weights` are JSON text.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import parse_qs
+
+import msgspec
+
+from kvbraid.fleet.request import Request
+from kvbraid.service.decoding import describe
+from kvbraid.service.errors import RefusalError
+from kvbraid.service.requests import Media, QueryFields, RequestFields, parse_json, parse_raw
+from kvbraid.service.weights import TierWeights
+
+OCTET_STREAM: Final = b"application/octet-stream"
+_OBJECTS: Final[Mapping[str, msgspec.json.Decoder[object]]] = {
+    "extra_keys": msgspec.json.Decoder(Media),
+    "tier_weights": msgspec.json.Decoder(TierWeights | None),
+}
+"""The fields that are JSON text in a query."""
+_LISTS: Final = frozenset({"pods", "tiers"})
+
+
+def parse_call(body: bytes, content_type: bytes, query: bytes, *, max_tokens: int) -> Request:
+    """Read raw token ids when the content type says octet-stream, and JSON otherwise.
+
+    Raises:
+        RefusalError: `malformed_body` or `too_many_tokens`.
+    """
+    if content_type.startswith(OCTET_STREAM):
+        return parse_raw(body, _query_fields(query), max_tokens=max_tokens)
+    return parse_json(body, max_tokens=max_tokens)
+
+
+def _query_fields(query: bytes) -> QueryFields:
+    try:
+        given = parse_qs(query.decode("ascii"), keep_blank_values=True, strict_parsing=bool(query))
+        values = {name: _query_value(name, texts) for name, texts in given.items()}
+        return msgspec.convert(values, QueryFields, strict=False)
+    except msgspec.ValidationError as error:
+        raise RefusalError("malformed_body", f"query: {describe(error, QueryFields)}") from None
+    except ValueError as error:
+        raise RefusalError("malformed_body", f"query: {error}") from None
+
+
+def _query_value(name: str, texts: list[str]) -> object:
+    if name in _LISTS:
+        return [part for text in texts for part in text.split(",")]
+    if len(texts) > 1:
+        msg = f"{name} is given {len(texts)} times"
+        raise ValueError(msg)
+    return _query_object(name, texts[0]) if name in _OBJECTS else texts[0]
+
+
+def _query_object(name: str, text: str) -> object:
+    try:
+        return _OBJECTS[name].decode(text)
+    except msgspec.ValidationError as error:
+        problem = describe(error, RequestFields, under=name)
+        raise RefusalError("malformed_body", f"query: {problem}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RefusalError("malformed_body", f"query: {name}: not JSON: {error}") from None
