@@ -44,6 +44,7 @@ NATIVE_WRAPPERS: Final = frozenset(
         "events/wire.py",
         "fleet/answer.py",
         "fleet/index.py",
+        "fleet/registration.py",
         "hashing.py",
         "recovery/assess.py",
         "resume.py",

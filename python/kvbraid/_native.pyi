@@ -6,7 +6,8 @@ from typing import TypeAlias, final
 from kvbraid.cache.config import CacheConfig
 from kvbraid.cache.failed_loads import Recovery
 from kvbraid.cache.step import Labels, Need
-from kvbraid.fleet.index import IndexOptions, Registration
+from kvbraid.fleet.index import IndexOptions
+from kvbraid.fleet.registration import Registration
 from kvbraid.fleet.request import Request
 from kvbraid.hashing import EngineHash, ExtraKeys, Tokens
 from kvbraid.ids import BlockId
@@ -97,6 +98,8 @@ class FleetAnswer:
 @final
 class FleetCore:
     def __new__(cls, options: IndexOptions) -> FleetCore: ...
+    @staticmethod
+    def check(pod: Registration) -> None: ...
     def register(self, name: str, pod: Registration) -> bool: ...
     def remove(self, name: str) -> None: ...
     def apply(self, name: str, dp_rank: int, payload: bytes) -> tuple[int, int, int, int]: ...

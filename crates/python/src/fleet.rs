@@ -145,6 +145,12 @@ impl FleetCore {
         }
     }
 
+    /// Refuses a pod whose groups or engine no index takes.
+    #[staticmethod]
+    fn check(pod: RegistrationArg) -> PyResult<()> {
+        pod.decode()?.check().map_err(to_python)
+    }
+
     fn register(&self, py: Python<'_>, name: &str, pod: RegistrationArg) -> PyResult<bool> {
         let spec = pod.decode()?;
         py.detach(|| self.index.change(|index| index.register(name, spec)))

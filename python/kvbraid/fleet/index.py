@@ -8,7 +8,8 @@ Thread-safe; every call that does work releases the interpreter.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from kvbraid._native import FleetCore
 from kvbraid.engine import EngineProfile
@@ -23,11 +24,12 @@ from kvbraid.fleet.answer import (
     PodInfo,
     Scores,
 )
-from kvbraid.fleet.fields import listed, refuse_payloads, refuse_registration, refuse_request
+from kvbraid.fleet.fields import listed, refuse_payloads, refuse_request
+from kvbraid.fleet.registration import NOT_TAKEN, Registration, pass_to_core
 from kvbraid.fleet.request import Request
 from kvbraid.fleet.weights import TIER_WEIGHTS, check_weights
 from kvbraid.ids import GroupId, PodId, PodState, Tier
-from kvbraid.kinds import check_fields, check_kind
+from kvbraid.kinds import check_kind
 from kvbraid.spec import SpecKind, Topology
 
 if TYPE_CHECKING:
@@ -40,9 +42,6 @@ Presence: TypeAlias = Literal["count", "set", "full-only"]
 """How copies count. All values except `count` are shortcuts; they exist to show their errors."""
 
 _VLLM: Final = EngineProfile()
-
-_NOT_TAKEN: Final = (TypeError, AttributeError, OverflowError, UnicodeError)
-"""The errors that the conversion of a value raises if no field can have that value."""
 
 MOST_RANKS: Final = 1 << 20
 """The largest number of ranks that an index can have."""
@@ -96,16 +95,6 @@ class IndexOptions:
         return [weights[tier] for tier in Tier]
 
 
-class Registration(NamedTuple):
-    """A pod as it is passed to the core."""
-
-    model: str
-    dp_size: int
-    topology: Topology
-    engine: EngineProfile
-    loras: dict[str, str]
-
-
 class FleetIndex:
     """Knows what every pod holds, from the pods' own events, and what a request can reuse."""
 
@@ -137,12 +126,7 @@ class FleetIndex:
             raise InvalidValueError(msg)
         known = topology or Topology(groups=())
         registration = Registration(model, dp_size, known, engine, dict(loras or {}))
-        try:
-            self._core.register(pod, registration)
-        except _NOT_TAKEN:
-            refuse_registration(model, dp_size, loras)
-            check_fields(registration, {"topology": Topology, "engine": EngineProfile})
-            raise
+        pass_to_core(registration, partial(self._core.register, pod))
         self._ranks[pod] = dp_size
 
     def remove(self, pod: PodId) -> None:
@@ -163,7 +147,7 @@ class FleetIndex:
         """
         try:
             return Applied._make(self._core.apply(pod, dp_rank, payload))
-        except _NOT_TAKEN:
+        except NOT_TAKEN:
             check_kind("payload", payload, bytes)
             raise
 
@@ -181,7 +165,7 @@ class FleetIndex:
         """
         try:
             done = self._core.apply_many(pod, dp_rank, payloads, round(budget_s * 1e6))
-        except _NOT_TAKEN:
+        except NOT_TAKEN:
             refuse_payloads(payloads)
             raise
         return list(map(Applied._make, done))
@@ -228,7 +212,7 @@ class FleetIndex:
         """
         try:
             self._core.routed(pod, dp_rank, request, request.token_ids, produced)
-        except _NOT_TAKEN:
+        except NOT_TAKEN:
             refuse_request(request)
             raise
 
@@ -243,7 +227,7 @@ class FleetIndex:
         """
         try:
             answer = self._core.score(request, request.token_ids)
-        except _NOT_TAKEN:
+        except NOT_TAKEN:
             refuse_request(request)
             raise
         return Scores(answer)
@@ -260,7 +244,7 @@ class FleetIndex:
         given = listed(requests)
         try:
             answers = self._core.score_many([(each, each.token_ids) for each in given])
-        except _NOT_TAKEN:
+        except NOT_TAKEN:
             for place, request in enumerate(given):
                 refuse_request(request, f"requests[{place}]: ")
             raise
@@ -286,7 +270,7 @@ class FleetIndex:
         """
         try:
             answer = self._core.try_score(request, request.token_ids)
-        except _NOT_TAKEN:
+        except NOT_TAKEN:
             refuse_request(request)
             raise
         return None if answer is None else Scores(answer)
@@ -301,7 +285,7 @@ class FleetIndex:
         """
         try:
             answer, whys = self._core.explain(request, request.token_ids)
-        except _NOT_TAKEN:
+        except NOT_TAKEN:
             refuse_request(request)
             raise
         rows = []

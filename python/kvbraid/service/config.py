@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from kvbraid.engine import EngineProfile
 from kvbraid.errors import InvalidValueError, KvbraidError, TopologyError, one_line, shown
-from kvbraid.fleet.index import FleetIndex
+from kvbraid.fleet.registration import check_registration
 from kvbraid.ids import PodId
 from kvbraid.models import find_config
 from kvbraid.service.decoding import describe
@@ -243,7 +243,7 @@ def pod_config(
 ) -> PodConfig:
     """Check what the struct's types cannot: endpoints, topology and the model's config.json.
 
-    Every index accepts the result: an index that is thrown away has already taken it.
+    Every index accepts the result.
 
     Raises:
         RefusalError: `invalid_endpoint`.
@@ -251,7 +251,10 @@ def pod_config(
         InvalidValueError: A config.json that cannot be read, or is of no known model.
     """
     config = _pod_config(body, model_config, schemes)
-    _try_topology(config)
+    try:
+        check_registration(config.model, config.topology, config.engine)
+    except InvalidValueError as error:
+        raise TopologyError(f"topology: {error}") from None
     return config
 
 
@@ -277,16 +280,6 @@ def _pod_config(
         dp_size=body.dp_size,
         loras=body.loras,
     )
-
-
-def _try_topology(config: PodConfig) -> None:
-    """Pass a topology to an index that may refuse it, before anything depends on it."""
-    try:
-        FleetIndex().register(
-            PodId("trial"), model=config.model, topology=config.topology, engine=config.engine
-        )
-    except InvalidValueError as error:
-        raise TopologyError(f"topology: {error}") from None
 
 
 def _check_endpoint(name: str, endpoint: str, dp_size: int, schemes: tuple[str, ...]) -> None:

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::catalog::PodConfig;
+use super::catalog::{Catalog, PodConfig};
 use super::state::State;
+use crate::error::Result;
 use crate::hash::HashAlgo;
 
 /// How a pod is registered.
@@ -22,6 +23,16 @@ pub struct PodSpec {
     pub seed: Option<String>,
     /// The paths of LoRA adapters, by name.
     pub loras: BTreeMap<String, String>,
+}
+
+impl PodSpec {
+    /// Refuses groups and an engine that no index takes, whatever else is registered.
+    ///
+    /// # Errors
+    /// `InvalidValue` for a topology that no engine can have.
+    pub fn check(&self) -> Result<()> {
+        Catalog::new(self.config.clone()).map(drop)
+    }
 }
 
 /// A registered pod.

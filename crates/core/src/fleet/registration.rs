@@ -34,7 +34,7 @@ impl Index {
             return Err(Error::InvalidValue(text));
         }
         self.check_room(name, spec.dp_size as usize)?;
-        Catalog::new(spec.config.clone())?;
+        spec.check()?;
         if self.pods.contains_key(name) {
             self.remove(name)?;
         }

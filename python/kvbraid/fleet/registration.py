@@ -1,0 +1,46 @@
+"""A pod on its way to the core, and whether the core takes it.
+
+A registration that the core refuses changes nothing, here or in any index.
+"""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from kvbraid._native import FleetCore
+from kvbraid.engine import EngineProfile
+from kvbraid.fleet.fields import refuse_registration
+from kvbraid.kinds import check_fields
+from kvbraid.spec import Topology
+
+NOT_TAKEN: Final = (TypeError, AttributeError, OverflowError, UnicodeError)
+"""The errors that the conversion of a value raises if no field can have that value."""
+
+
+class Registration(NamedTuple):
+    """A pod as it is passed to the core."""
+
+    model: str
+    dp_size: int
+    topology: Topology
+    engine: EngineProfile
+    loras: dict[str, str]
+
+
+def check_registration(model: str, topology: Topology | None, engine: EngineProfile) -> None:
+    """Refuse a pod whose groups or engine no index takes.
+
+    Raises:
+        InvalidValueError: No engine can have the topology.
+    """
+    known = topology or Topology(groups=())
+    pass_to_core(Registration(model, 1, known, engine, {}), FleetCore.check)
+
+
+def pass_to_core(registration: Registration, take: Callable[[Registration], object]) -> None:
+    """Pass a registration on; a value that the core cannot read is refused by its name."""
+    try:
+        take(registration)
+    except NOT_TAKEN:
+        refuse_registration(registration.model, registration.dp_size, registration.loras)
+        check_fields(registration, {"topology": Topology, "engine": EngineProfile})
+        raise
