@@ -50,7 +50,7 @@ class Engine:
     def stop_replay(self, feed: RankFeed) -> None:
         """Nothing is under way: answers come at once."""
 
-    def rouse(self, feed: RankFeed) -> None:
+    def wake(self, feed: RankFeed) -> None:
         """Do at once what would wait for a turn."""
         while feed.read(0.0):
             pass

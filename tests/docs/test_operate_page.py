@@ -18,7 +18,7 @@ from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
 from kvbraid.models import CONFIGS
 from kvbraid.service.config import Limits, PodConfig
-from kvbraid.service.http.connection_limits import Door
+from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.http.metrics import Metrics
 from kvbraid.service.journal import EVENTS, LINES, PERIOD_S, Journal, Rank
 from kvbraid.service.logs import JsonFormatter, TextFormatter
@@ -100,10 +100,10 @@ def test_a_pod_that_was_met_late_answers_as_the_page_says(
 @pytest.fixture
 def metrics() -> str:
     """What a server that has followed, refused and answered something exports."""
-    service, door = Service(FakeIndex(), FakeFeed()), Door(Limits())
+    service, connection_limits = Service(FakeIndex(), FakeFeed()), ConnectionLimits(Limits())
     service.put(PodId("a"), POD)
-    door.refused["gave_way"] += 1
-    exported = Metrics(service, door)
+    connection_limits.refused["evicted"] += 1
+    exported = Metrics(service, connection_limits)
     exported.requests.of("GET", "/metrics")[200] += 1
     return exported.render().decode()
 

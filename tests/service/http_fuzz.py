@@ -253,7 +253,7 @@ class Session:
     def check_at_rest(self) -> None:
         """Close everything: nothing is held any more, and the service answers."""
         self._finish()
-        assert self._wires.app.door.held_bytes == 0
+        assert self._wires.app.connection_limits.held_bytes == 0
         assert self._service.num_ranks <= LIMITS.pods
         self._errors.check()
         healthy = self._wires.connect().send(b"GET /healthz HTTP/1.1\r\nhost: h\r\n\r\n")

@@ -72,8 +72,8 @@ def test_half_a_request_is_answered_and_closed_after_the_request_time(
     wires.later(2)
     assert wire.refusal() == (408, "request_timeout")
     assert wire.closed()
-    assert wires.app.door.refused["request_timeout"] == 1
-    assert wires.app.door.held_bytes == 0
+    assert wires.app.connection_limits.refused["request_timeout"] == 1
+    assert wires.app.connection_limits.held_bytes == 0
 
 
 def test_bytes_that_trickle_in_do_not_renew_the_time(wires: Wires) -> None:
@@ -99,7 +99,7 @@ def test_half_a_request_after_one_that_is_being_answered_has_its_own_time(wires:
     wire = wires.connect()
     wire.protocol.data_received(post(path=b"/v1/explain") + b"GET /heal")
     wires.clock.now += 1000
-    wires.app.door.sweep([wire.protocol], wires.clock.now)
+    wires.app.connection_limits.sweep([wire.protocol], wires.clock.now)
     assert not wire.closed()
     wires.finish()
     wires.later(29)
@@ -118,7 +118,7 @@ def test_an_answer_that_is_not_read_is_given_up(wires: Wires) -> None:
     assert not wire.closed()
     wires.later(2)
     assert wire.closed()
-    assert wires.app.door.refused["unread_answer"] == 1
+    assert wires.app.connection_limits.refused["unread_answer"] == 1
 
 
 @pytest.mark.parametrize("size", [64, 1000, 65536])
@@ -181,7 +181,7 @@ def test_what_uvicorn_is_not_ready_for_is_not_parsed_yet(wires: Wires) -> None:
     wire.send(ask * 3 + post() * (2 * SLICE_BYTES // len(post())) + HEALTH, settle=False)
     assert wire.answers() == []
     assert wire.transport.is_paused
-    assert wire.protocol.has_rest()
+    assert wire.protocol.has_unparsed()
     wires.finish()
     assert set(statuses(wire.answers())) == {200}
     assert len(wire.answers()) == 4 + 2 * SLICE_BYTES // len(post())
@@ -199,7 +199,7 @@ def test_a_new_connection_takes_the_place_of_the_one_waited_for_longest(wires: W
     assert half.closed()
     assert not any(other.closed() for other in others)
     assert statuses(newest.answers()) == [200]
-    assert wires.app.door.refused == {"gave_way": 1}
+    assert wires.app.connection_limits.refused == {"evicted": 1}
 
 
 def test_when_every_connection_is_being_answered_a_new_one_is_told_so(wires: Wires) -> None:
@@ -224,12 +224,12 @@ def test_a_body_in_tiny_pieces_costs_no_more_than_its_bytes(wires: Wires, path: 
         wire.send(piece)
     grown, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert wires.app.door.held_bytes == 2 * num_pieces
+    assert wires.app.connection_limits.held_bytes == 2 * num_pieces
     assert grown < 4 * num_pieces
     wire.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(JSON), JSON))
     wires.finish()
     assert statuses(wire.answers()) == [200]
-    assert wires.app.door.held_bytes == 0
+    assert wires.app.connection_limits.held_bytes == 0
 
 
 @pytest.mark.parametrize("path", [b"/v1/score", b"/v1/explain"])
@@ -237,12 +237,12 @@ def test_all_bodies_together_have_a_limit(wires: Wires, path: bytes) -> None:
     size = 600_000
     begun = post(bytes(size), path=path)
     first = wires.connect().send(begun[:-1])
-    assert wires.app.door.held_bytes == size - 1
+    assert wires.app.connection_limits.held_bytes == size - 1
     second = wires.connect().send(begun[:-1])
     assert second.refusal() == (503, "overloaded")
-    assert wires.app.door.held_bytes == size - 1
+    assert wires.app.connection_limits.held_bytes == size - 1
     first.hang_up()
-    assert wires.app.door.held_bytes == 0
+    assert wires.app.connection_limits.held_bytes == 0
     third = wires.connect().send(begun[:-1])
     assert third.answers() == []
 
@@ -266,7 +266,7 @@ def test_what_is_not_http_is_answered_in_the_one_shape_and_closed(
     wire = wires.connect().send(bad)
     assert wire.refusal() == (400, "malformed_http")
     assert wire.closed()
-    assert wires.app.door.refused == {"malformed_http": 1}
+    assert wires.app.connection_limits.refused == {"malformed_http": 1}
     after = wires.connect().send(HEALTH + bad)
     assert statuses(after.answers()) == [200] if b"HTTP/1.1" not in bad else [200, 400]
 
@@ -322,7 +322,7 @@ def test_after_a_refusal_that_waits_for_answers_nothing_is_parsed_any_more(
     wires.finish()
     wires.later(1)
     assert wire.closed()
-    assert wires.app.door.refused == {"malformed_http": 1}
+    assert wires.app.connection_limits.refused == {"malformed_http": 1}
     assert 500 not in statuses(wire.answers())
 
 
@@ -337,7 +337,7 @@ def test_a_malformed_body_behind_a_request_that_is_being_answered_ends_the_conne
     wires.later(1)
     assert statuses(wire.answers()) == [200]
     assert wire.closed()
-    assert wires.app.door.refused == {"malformed_http": 1}
+    assert wires.app.connection_limits.refused == {"malformed_http": 1}
 
 
 @pytest.mark.parametrize("path", [b"/v1/score", b"/v1/explain"])

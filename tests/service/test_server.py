@@ -18,7 +18,7 @@ import pytest
 from kvbraid.errors import InvalidValueError
 from kvbraid.service.capacity import DESCRIPTORS_PER_RANK, max_ranks
 from kvbraid.service.config import FleetConfig, Limits, ServerOptions
-from kvbraid.service.http.connection_limits import Door
+from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.http.server import run_server
 from kvbraid.service.registry import Service
 
@@ -184,12 +184,12 @@ def test_an_address_in_use_is_said_once_with_its_remedy() -> None:
 
 
 def test_most_descriptors_are_left_to_the_feeds() -> None:
-    door = Door(Limits(connections=1 << 40))
-    door.leave_descriptors()
+    connection_limits = ConnectionLimits(Limits(connections=1 << 40))
+    connection_limits.leave_descriptors()
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert door.max_connections == limit // 4
-    assert max_ranks() * DESCRIPTORS_PER_RANK + door.max_connections <= limit
-    small = Door(Limits(connections=3))
+    assert connection_limits.max_connections == limit // 4
+    assert max_ranks() * DESCRIPTORS_PER_RANK + connection_limits.max_connections <= limit
+    small = ConnectionLimits(Limits(connections=3))
     small.leave_descriptors()
     assert small.max_connections == 3
 

@@ -12,7 +12,7 @@ from kvbraid.errors import InvalidValueError
 from kvbraid.fleet.index import FleetIndex
 from kvbraid.fleet.request import Request
 from kvbraid.ids import PodId, PodState
-from kvbraid.service.feeds.trtllm_poller import Drain
+from kvbraid.service.feeds.trtllm_poller import TrtllmPoller
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 POD = PodId("a")
@@ -67,7 +67,7 @@ def engine() -> Iterator[Engine]:
 def followed(engine: Engine) -> Iterator[FleetIndex]:
     index = FleetIndex()
     index.register(POD, model="m", topology=TOPOLOGY)
-    with Drain(engine.url, POD, index, interval_s=0.01, timeout_s=2.0):
+    with TrtllmPoller(engine.url, POD, index, interval_s=0.01, timeout_s=2.0):
         yield index
 
 
@@ -130,9 +130,9 @@ def test_an_address_or_a_time_that_cannot_be_is_refused() -> None:
     index = FleetIndex()
     index.register(POD, model="m", topology=TOPOLOGY)
     with pytest.raises(InvalidValueError, match="expected http"):
-        Drain("tcp://127.0.0.1:1", POD, index)
+        TrtllmPoller("tcp://127.0.0.1:1", POD, index)
     with pytest.raises(InvalidValueError, match="both must be above 0"):
-        Drain("http://127.0.0.1:1", POD, index, interval_s=0)
+        TrtllmPoller("http://127.0.0.1:1", POD, index, interval_s=0)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -144,6 +144,6 @@ def test_a_pod_that_can_no_longer_be_followed_is_stale(
 
     with followed(engine) as index:
         wait_for(index, (0, 0), PodState.EXACT)
-        monkeypatch.setattr(Drain, "_apply", fail)
+        monkeypatch.setattr(TrtllmPoller, "_apply", fail)
         wait_for(index, (0, 64), PodState.STALE)
         assert index.pods()[0].reason == "no longer followed: out of order"

@@ -151,7 +151,9 @@ class Wires:
     def settle(self) -> None:
         """Run until only calls on threads, if any, are under way."""
         self.loop.run_until_complete(_several_turns())
-        while any(each.has_rest() and not each.flow.read_paused for each in self.connections()):
+        while any(
+            each.has_unparsed() and not each.flow.read_paused for each in self.connections()
+        ):
             self.loop.run_until_complete(_several_turns())
 
     def answer(self) -> None:
@@ -170,7 +172,7 @@ class Wires:
 
     def finish(self) -> None:
         """Run until every answer is complete, also of calls on threads."""
-        while self.state.tasks or any(each.has_rest() for each in self.connections()):
+        while self.state.tasks or any(each.has_unparsed() for each in self.connections()):
             self.loop.run_until_complete(asyncio.sleep(0))
             if self.state.tasks:
                 self.loop.run_until_complete(asyncio.wait(list(self.state.tasks)))
@@ -178,7 +180,7 @@ class Wires:
     def later(self, seconds: float) -> None:
         """Let time pass, and the server look after its connections."""
         self.clock.now += seconds
-        self.app.door.sweep(self.state.connections, self.clock.now)  # type: ignore[arg-type]
+        self.app.connection_limits.sweep(self.state.connections, self.clock.now)  # type: ignore[arg-type]
         self.settle()
 
 

@@ -13,14 +13,14 @@ from kvbraid.service.feeds.endpoints import topic_names
 from kvbraid.service.feeds.link import Link
 from kvbraid.service.feeds.meter import Meter
 from kvbraid.service.feeds.rank_feed import RankFeed
-from kvbraid.service.feeds.zmq_environment import Wires
+from kvbraid.service.feeds.zmq_environment import ZmqEnvironment
 
 
 class BoundLink(Link):
     """An address that engines connect to; several pods may share it."""
 
-    def __init__(self, wires: Wires, endpoint: str) -> None:
-        super().__init__(wires, endpoint)
+    def __init__(self, environment: ZmqEnvironment, endpoint: str) -> None:
+        super().__init__(environment, endpoint)
         self._feeds: dict[PodId, RankFeed] = {}
         self._peers: dict[RankFeed, int] = {}  # The connection through which a feed was heard.
         self._paused: dict[RankFeed, float] = {}  # Feeds that failed, until when.

@@ -12,14 +12,14 @@ from kvbraid.errors import ServiceError
 from kvbraid.service.feeds.link import Link
 from kvbraid.service.feeds.names import FRESH_S
 from kvbraid.service.feeds.rank_feed import RankFeed
-from kvbraid.service.feeds.zmq_environment import Wires
+from kvbraid.service.feeds.zmq_environment import ZmqEnvironment
 
 
 class ConnectedLink(Link):
     """A connection to the one engine rank that binds the address."""
 
-    def __init__(self, wires: Wires, feed: RankFeed) -> None:
-        super().__init__(wires, feed.endpoint)
+    def __init__(self, environment: ZmqEnvironment, feed: RankFeed) -> None:
+        super().__init__(environment, feed.endpoint)
         self._feed = feed
         self._connected_at: float | None = None
         self._address = ""  # Where the socket that is open now connects to.
@@ -56,7 +56,7 @@ class ConnectedLink(Link):
 
     def _locate(self, now: float) -> str | None:
         try:
-            return self._wires.names.locate(self.endpoint, now)
+            return self._environment.names.locate(self.endpoint, now)
         except ServiceError:
             self._reopen_at = self._look_again_at = now + self._backoff.pause_s(now)
             self._feed.refuse("unknown_host")

@@ -20,7 +20,7 @@ from kvbraid.service.feeds.endpoints import check_connects, rank_endpoint, subsc
 from kvbraid.service.feeds.link import Link
 from kvbraid.service.feeds.rank_feed import FeedConfig, RankFeed, Sink
 from kvbraid.service.feeds.replay import Replay
-from kvbraid.service.feeds.zmq_environment import Wires
+from kvbraid.service.feeds.zmq_environment import ZmqEnvironment
 
 _CALM_S: Final = 60.0  # A feed that has not failed for this long starts again at once.
 
@@ -75,12 +75,12 @@ class Follower:
         configs: As `feeds`; the arguments of `add`.
     """
 
-    def __init__(self, sink: Sink, wires: Wires, patience: Patience) -> None:
+    def __init__(self, sink: Sink, environment: ZmqEnvironment, patience: Patience) -> None:
         self.feeds: dict[PodId, tuple[RankFeed, ...]] = {}
         self.links: tuple[Link, ...] = ()
         self.configs: dict[PodId, FeedConfig] = {}
         self._sink = sink
-        self._wires = wires
+        self._environment = environment
         self._patience = patience
         self._link_of: dict[RankFeed, Link] = {}
         self._backoffs: dict[RankFeed, Backoff] = {}
@@ -140,7 +140,7 @@ class Follower:
             link = self._link_of.pop(feed, None)
             if link is not None and not link.discard(feed):
                 self._close(link)
-            self._wires.reactor.forget(feed)
+            self._environment.reactor.forget(feed)
             self._backoffs.pop(feed, None)
         self.feeds = {name: ranks for name, ranks in self.feeds.items() if name != pod}
         self.configs = {name: config for name, config in self.configs.items() if name != pod}
@@ -155,13 +155,13 @@ class Follower:
                 else:
                     replay.attend(now)
             except BaseException as error:  # noqa: BLE001  It is told where it belongs.
-                replay.broke(error)
+                replay.on_error(error)
         for link in self.links:
             try:
                 link.attend(now)
                 self._ask_the_silent(link, now)
             except BaseException as error:  # noqa: BLE001  Likewise.
-                link.broke(error)
+                link.on_error(error)
 
     def bound(self) -> tuple[str, ...]:
         """Return the addresses that are bound, as written; from any thread."""
@@ -177,7 +177,7 @@ class Follower:
         if feed.replay_endpoint is None:
             return False
         now = time.monotonic()
-        self._replays[feed] = replay = Replay(self._wires, feed, start, now)
+        self._replays[feed] = replay = Replay(self._environment, feed, start, now)
         replay.attend(now)
         return True
 
@@ -187,9 +187,9 @@ class Follower:
         if replay is not None:
             replay.close()
 
-    def rouse(self, feed: RankFeed) -> None:
+    def wake(self, feed: RankFeed) -> None:
         """Give a feed turns until it has nothing left to do."""
-        self._wires.reactor.rouse(feed)
+        self._environment.reactor.wake(feed)
 
     def start_again(self, feed: RankFeed) -> None:
         """Reconnect a feed that has failed, after a pause that grows."""
@@ -219,14 +219,14 @@ class Follower:
         if addresses.is_bound:
             self._share(feed)
         else:
-            self._open(ConnectedLink(self._wires, feed), feed)
+            self._open(ConnectedLink(self._environment, feed), feed)
 
     def _share(self, feed: RankFeed) -> None:
         """Put a feed on the link that is bound to its address, bound now if it was not."""
         written = feed.endpoint
         link = self._bound.get(written)
         if link is None:
-            link = BoundLink(self._wires, self._bound_before.get(written, written))
+            link = BoundLink(self._environment, self._bound_before.get(written, written))
             self._open(link, feed)
             self._bound[written] = link
         self._link_of[feed] = link
@@ -239,7 +239,7 @@ class Follower:
         except ServiceError as error:
             if not self._is_taking_over:
                 raise
-            link.broke(error)
+            link.on_error(error)
         self.links = (*self.links, link)
         self._link_of[feed] = link
 

@@ -25,7 +25,7 @@ from kvbraid.service.feeds.heap import give_back_soon
 from kvbraid.service.feeds.meter import Meter
 from kvbraid.service.feeds.rank_feed import GATHERED, MAX_SEQ, RankFeed
 from kvbraid.service.feeds.reactor import SLICE, SLICE_BYTES
-from kvbraid.service.feeds.zmq_environment import Wires, next_event, open_monitor
+from kvbraid.service.feeds.zmq_environment import ZmqEnvironment, next_event, open_monitor
 from kvbraid.service.journal import Rank
 
 # As plain integers: an operation on ZeroMQ's enumerations costs more than the call itself.
@@ -48,12 +48,12 @@ _EVENTS: Final = int(
 class Link(ABC):
     """The common part of both kinds of link."""
 
-    def __init__(self, wires: Wires, endpoint: str) -> None:
+    def __init__(self, environment: ZmqEnvironment, endpoint: str) -> None:
         self.endpoint = endpoint
         self.strays: Counter[str] = Counter()  # Messages that concern no pod, by reason.
-        self._wires = wires
-        self._reactor = wires.reactor
-        self._backoff = Backoff(wires.retry_max_s, calm_s=_STABLE_S)
+        self._environment = environment
+        self._reactor = environment.reactor
+        self._backoff = Backoff(environment.retry_max_s, calm_s=_STABLE_S)
         self._reopen_at = 0.0
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
@@ -106,12 +106,12 @@ class Link(ABC):
 
     def _greet_feed(self, feed: RankFeed) -> None:
         """Tell a feed that its connection stands."""
-        self._wires.journal.note("connected", Rank(feed.pod, feed.rank), self.endpoint)
+        self._environment.journal.note("connected", Rank(feed.pod, feed.rank), self.endpoint)
         feed.connected()
 
     def _part_from(self, feed: RankFeed) -> None:
         """Tell a feed that its connection is gone."""
-        self._wires.journal.note("disconnected", Rank(feed.pod, feed.rank), self.endpoint)
+        self._environment.journal.note("disconnected", Rank(feed.pod, feed.rank), self.endpoint)
         feed.disconnected()
 
     def _hand_over(self, feed: RankFeed, seq: int, frame: zmq.Frame) -> None:
@@ -139,7 +139,7 @@ class Link(ABC):
         if not self._is_open and now >= self._reopen_at:
             self.open(now)
         for meter in self._meters.values():
-            if self._wires.brings_too_much(meter, is_drained=self._is_drained):
+            if self._environment.brings_too_much(meter, is_drained=self._is_drained):
                 self._cut(meter)
                 for feed in self.feeds():
                     feed.refuse("queue_overflow")
@@ -168,10 +168,10 @@ class Link(ABC):
             ) from error
 
     def _open_sockets(self, address: str) -> None:
-        opened = self._socket = self._wires.open_socket(zmq.SUB, address)
+        opened = self._socket = self._environment.open_socket(zmq.SUB, address)
         opened.set(zmq.RCVHWM, _RECEIVE_HWM)
         opened.set(zmq.RECONNECT_IVL, 100)
-        opened.set(zmq.RECONNECT_IVL_MAX, int(self._wires.retry_max_s * 1000))
+        opened.set(zmq.RECONNECT_IVL_MAX, int(self._environment.retry_max_s * 1000))
         opened.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
         opened.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
         opened.subscribe(b"")
@@ -193,7 +193,7 @@ class Link(ABC):
         self._is_amid = False
         self._reactor.forget(self)
 
-    def broke(self, error: BaseException) -> None:
+    def on_error(self, error: BaseException) -> None:
         """Start again with all feeds; see Reader."""
         now = time.monotonic()
         self.close()
@@ -304,7 +304,7 @@ class Link(ABC):
         if feed is None:
             self.strays[reason] += 1
             told = f"a message at {self.endpoint}, counted in kvbraid_stray_messages_total"
-            self._wires.journal.note("stray", Rank(""), told, detail=reason)
+            self._environment.journal.note("stray", Rank(""), told, detail=reason)
         else:
             feed.refuse(reason)
 

@@ -162,7 +162,7 @@ class Owner(Protocol):
     def stop_replay(self, feed: "RankFeed") -> None:
         """Drop the replay under way, if any."""
 
-    def rouse(self, feed: "RankFeed") -> None:
+    def wake(self, feed: "RankFeed") -> None:
         """Arrange that the feed's `read` is called until it says that nothing is left."""
 
     def start_again(self, feed: "RankFeed") -> None:
@@ -201,7 +201,7 @@ class RankFeed:
         """Take live batches of consecutive numbers: 1 to GATHERED of them."""
         if self.tracker.advance(first, payloads):
             self._todo.append(_Run(first, payloads))
-            self._owner.rouse(self)
+            self._owner.wake(self)
             return
         for seq, payload in enumerate(payloads, first):
             self.carry_out(self.tracker.message(seq, payload))
@@ -212,7 +212,7 @@ class RankFeed:
             self.stop_replay()  # Its further answers are not those that are asked for now.
         if outputs:
             self._todo.extend(outputs)
-            self._owner.rouse(self)
+            self._owner.wake(self)
 
     def read(self, now: float) -> bool:
         """Carry out a slice of the outputs; see Reader."""
@@ -225,7 +225,7 @@ class RankFeed:
                 break
         return bool(self._todo)
 
-    def broke(self, error: BaseException) -> None:
+    def on_error(self, error: BaseException) -> None:
         """Say that something in this feed raised, and start again; see Reader."""
         self.fail(error)
         self._owner.start_again(self)

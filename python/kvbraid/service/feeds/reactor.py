@@ -26,7 +26,7 @@ class Reader(Protocol):
     def read(self, now: float) -> bool:
         """Take up to a slice of messages; return whether more may be left. `now`: monotonic."""
 
-    def broke(self, error: BaseException) -> None:
+    def on_error(self, error: BaseException) -> None:
         """Handle an exception that `read` raised."""
 
 
@@ -37,7 +37,7 @@ class Reactor:
         self._selector = selectors.DefaultSelector()
         self._fds: dict[zmq.Socket[bytes], int] = {}
         self._busy: dict[Reader, None] = {}  # As an ordered set.
-        self._roused: dict[Reader, None] = {}  # Likewise: their turn comes after the others'.
+        self._woken: dict[Reader, None] = {}  # Likewise: their turn comes after the others'.
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -49,9 +49,9 @@ class Reactor:
         self._selector.register(fd, selectors.EVENT_READ, reader)
         self._busy[reader] = None
 
-    def rouse(self, reader: Reader) -> None:
+    def wake(self, reader: Reader) -> None:
         """Give turns to a reader that has something to do, whatever its sockets say."""
-        self._roused[reader] = None
+        self._woken[reader] = None
 
     def close_socket(self, watched: zmq.Socket[bytes]) -> None:
         """Stop watching a socket, if it was watched, and close it; drop what it has not sent."""
@@ -61,13 +61,13 @@ class Reactor:
         watched.close(linger=0)
 
     def forget(self, reader: Reader) -> None:
-        """Do not call this reader again, unless it watches a socket again or is roused."""
+        """Do not call this reader again, unless it watches a socket again or is woken."""
         self._busy.pop(reader, None)
-        self._roused.pop(reader, None)
+        self._woken.pop(reader, None)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a reader is ready, `wake` is called, or the time is over."""
-        is_idle = not self._busy and not self._roused
+        is_idle = not self._busy and not self._woken
         for key, _ in self._selector.select(timeout_s if is_idle else 0):
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
@@ -76,16 +76,16 @@ class Reactor:
                 self._busy[key.data] = None
 
     def read(self, now: float) -> None:
-        """Give each ready reader one turn, and then each reader that was roused meanwhile."""
+        """Give each ready reader one turn, and then each reader that was woken meanwhile."""
         for reader in list(self._busy):
             if reader in self._busy:  # A reader's turn may have closed another one.
                 self._give_turn(reader, now)
-        roused, self._roused = self._roused, {}
-        for reader in roused:
+        woken, self._woken = self._woken, {}
+        for reader in woken:
             self._busy[reader] = None
             self._give_turn(reader, now)
 
-    def wake(self) -> None:
+    def interrupt(self) -> None:
         """End a `wait`; from any thread."""
         with contextlib.suppress(BlockingIOError):  # The pipe is full of wake-ups not read yet.
             self._wake_out.send(b"x")
@@ -103,7 +103,7 @@ class Reactor:
             is_left = reader.read(now)
         except BaseException as error:  # noqa: BLE001  A panic of the core is no Exception.
             self.forget(reader)
-            reader.broke(error)
+            reader.on_error(error)
         else:
             if not is_left:
                 self._busy.pop(reader, None)

@@ -14,7 +14,7 @@ from kvbraid.service.feeds.heap import give_back_soon
 from kvbraid.service.feeds.meter import Meter
 from kvbraid.service.feeds.rank_feed import MAX_SEQ, RankFeed
 from kvbraid.service.feeds.reactor import SLICE, SLICE_BYTES
-from kvbraid.service.feeds.zmq_environment import Wires, next_event, open_monitor
+from kvbraid.service.feeds.zmq_environment import ZmqEnvironment, next_event, open_monitor
 
 _END_MARKER: Final = b"\xff" * 8
 _MOST_FRAMES: Final = 64  # Of an answer; a well-formed one has 3 or 4.
@@ -30,9 +30,11 @@ class Replay:
         heard_at: When the last new answer came, or the question was asked.
     """
 
-    def __init__(self, wires: Wires, feed: RankFeed, start: int, now: float) -> None:
+    def __init__(
+        self, environment: ZmqEnvironment, feed: RankFeed, start: int, now: float
+    ) -> None:
         self.heard_at = now
-        self._wires = wires
+        self._environment = environment
         self._feed = feed
         self._start = start
         self._highest = -1
@@ -52,7 +54,7 @@ class Replay:
             return
         while self._monitor is not None and (event := next_event(self._monitor)) is not None:
             self._meter = Meter.of(event[1])
-        if self._meter is not None and self._wires.brings_too_much(
+        if self._meter is not None and self._environment.brings_too_much(
             self._meter, is_drained=self._is_drained
         ):
             self._feed.refuse("queue_overflow")
@@ -87,9 +89,9 @@ class Replay:
             frames.append(opened.recv(zmq.NOBLOCK))
         return frames
 
-    def broke(self, error: BaseException) -> None:
+    def on_error(self, error: BaseException) -> None:
         """Leave it to the feed; see Reader."""
-        self._feed.broke(error)
+        self._feed.on_error(error)
 
     def _give_up(self) -> None:
         self.fail()
@@ -107,25 +109,25 @@ class Replay:
             opened.disable_monitor()
             if self._monitor is not None:
                 self._monitor.close(linger=0)
-            self._wires.reactor.close_socket(opened)
-        self._wires.reactor.forget(self)
+            self._environment.reactor.close_socket(opened)
+        self._environment.reactor.forget(self)
 
     def _ask(self, now: float) -> None:
         endpoint = self._feed.replay_endpoint
         assert endpoint is not None
         try:
-            address = self._wires.names.locate(endpoint, now)
+            address = self._environment.names.locate(endpoint, now)
         except ServiceError:
             self._feed.refuse("unknown_host")  # Looked up again until the replay is late.
             return
         if address is None:
             return
-        opened = self._socket = self._wires.open_socket(zmq.DEALER, address)
+        opened = self._socket = self._environment.open_socket(zmq.DEALER, address)
         opened.set(zmq.RCVHWM, _RECEIVE_HWM)
         self._monitor = open_monitor(opened, zmq.EVENT_CONNECTED)
         opened.connect(address)
         opened.send_multipart([b"", self._start.to_bytes(8, "big")])
-        self._wires.reactor.watch(opened, self)
+        self._environment.reactor.watch(opened, self)
 
     def _take(self, frames: list[bytes], now: float) -> None:
         """Take one answer: ["", topic, seq, payload] or ["", seq, payload]."""

@@ -29,7 +29,7 @@ from kvbraid.service.feeds.journalled import JournalledSink
 from kvbraid.service.feeds.names import Names
 from kvbraid.service.feeds.rank_feed import FeedConfig, FeedStatus, Sink
 from kvbraid.service.feeds.reactor import Reactor
-from kvbraid.service.feeds.zmq_environment import Wires
+from kvbraid.service.feeds.zmq_environment import ZmqEnvironment
 from kvbraid.service.journal import Journal
 
 _LONGEST_TICK_S: Final = 0.25
@@ -106,12 +106,12 @@ class Subscriber:
         """Start the thread, once; pods are added afterwards."""
         with self._lock:
             assert self._thread is None, "a subscriber starts once"
-            wires = self._open_wires()
-            self._reactor = wires.reactor
-            self._follower = Follower(self._sink, wires, self._patience)
+            environment = self._open_environment()
+            self._reactor = environment.reactor
+            self._follower = Follower(self._sink, environment, self._patience)
             self._thread = threading.Thread(
                 target=self._run,
-                args=(wires, self._follower),
+                args=(environment, self._follower),
                 name="kvbraid-subscriber",
                 daemon=True,
             )
@@ -127,7 +127,7 @@ class Subscriber:
             self._is_closing.set()
             reactor, self._reactor = self._reactor, None
             if reactor is not None:
-                reactor.wake()
+                reactor.interrupt()
         if self._thread is None:
             return
         self._thread.join(CLOSE_S)
@@ -211,11 +211,11 @@ class Subscriber:
             if self._reactor is None or follower is None:
                 raise self._stopped()
             self._commands.append((done, lambda: work(follower)))
-            self._reactor.wake()
+            self._reactor.interrupt()
         done.result()
 
-    def _open_wires(self) -> Wires:
-        return Wires(
+    def _open_environment(self) -> ZmqEnvironment:
+        return ZmqEnvironment(
             context=new_context(),
             reactor=Reactor(),
             names=Names(),
@@ -234,42 +234,42 @@ class Subscriber:
 
     # The subscriber's thread.
 
-    def _run(self, wires: Wires, follower: Follower) -> None:
+    def _run(self, environment: ZmqEnvironment, follower: Follower) -> None:
         """Work until the end; start again after a failure, after a pause that grows."""
         backoff = Backoff(self._patience.retry_max_s, calm_s=_CALM_S)
         is_first = True
         while not self._is_closing.is_set():
             try:
                 if not is_first:
-                    wires, follower = self._begin_anew()
+                    environment, follower = self._begin_anew()
                 is_first = False
-                self._work(wires, follower)
+                self._work(environment, follower)
             except BaseException as error:
                 _logger.exception("the subscriber's thread failed; it starts again")
-                self._mourn(error)
+                self._mark_all_stale(error)
                 self._refuse_commands()
                 self._is_closing.wait(backoff.pause_s(time.monotonic()))
         self._refuse_commands()
         self.journal.tell_left_out(is_last=True)
 
-    def _begin_anew(self) -> tuple[Wires, Follower]:
+    def _begin_anew(self) -> tuple[ZmqEnvironment, Follower]:
         """Follow the same pods with new sockets."""
         old = self._follower
         assert old is not None
-        wires = self._open_wires()
+        environment = self._open_environment()
         try:
-            follower = Follower(self._sink, wires, self._patience)
+            follower = Follower(self._sink, environment, self._patience)
             follower.take_over(old)
         except BaseException:
-            wires.close()
+            environment.close()
             raise
         with self._lock:
             self._follower, self._failure = follower, None
             if not self._is_closing.is_set():
-                self._reactor = wires.reactor
-        return wires, follower
+                self._reactor = environment.reactor
+        return environment, follower
 
-    def _mourn(self, error: BaseException) -> None:
+    def _mark_all_stale(self, error: BaseException) -> None:
         """Nothing is followed now: say so for every pod. Never raises."""
         self._failure = one_line(
             f"the subscriber's thread failed: {type(error).__name__}: {error}"
@@ -282,14 +282,14 @@ class Subscriber:
                         pod, PodState.STALE, dp_rank=feed.rank, reason=self._failure
                     )
 
-    def _work(self, wires: Wires, follower: Follower) -> None:
+    def _work(self, environment: ZmqEnvironment, follower: Follower) -> None:
         try:
             attend_at = 0.0
             while not self._is_closing.is_set():
-                wires.reactor.wait(self._tick_s)
-                self._obey()
+                environment.reactor.wait(self._tick_s)
+                self._run_commands()
                 now = time.monotonic()
-                wires.reactor.read(now)
+                environment.reactor.read(now)
                 if now >= attend_at:
                     attend_at = now + self._tick_s
                     follower.attend(now)
@@ -297,9 +297,9 @@ class Subscriber:
         finally:
             with self._lock:
                 self._reactor = None  # From here on no thread gives commands.
-            wires.close()
+            environment.close()
 
-    def _obey(self) -> None:
+    def _run_commands(self) -> None:
         """Carry out commands from other threads; exceptions are raised in those threads."""
         while self._commands:
             done, work = self._commands.popleft()

@@ -1,7 +1,7 @@
 """Follows an engine that keeps its events in a buffer: TensorRT-LLM's `/kv_cache_events`.
 
-The buffer is emptied by whoever reads it, so exactly one `Drain` may read it, and nothing else.
-What the buffer dropped in the meantime shows as missing numbers (`events/buffered.py`).
+Reading empties the buffer, so exactly one `TrtllmPoller` may read it, and nothing else. What the
+buffer dropped in the meantime shows as missing numbers (`events/buffered.py`).
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from kvbraid.service.feeds.rank_feed import Sink
 _RETRY_MAX_S: Final = 5.0
 
 
-class Drain:
+class TrtllmPoller:
     """Empties the buffer of one pod again and again, in a thread of its own, until it is closed.
 
     The pod is `stale` until the first answer, and whenever the engine does not answer. Only

@@ -25,7 +25,7 @@ _monitor_numbers: Final = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wires:
+class ZmqEnvironment:
     """One per running subscriber.
 
     `retry_max_s` is the longest pause between two attempts to connect; `queue_limit_bytes` is the

@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 from kvbraid.errors import KvbraidError
 from kvbraid.service.errors import RefusalError, as_refusal
 from kvbraid.service.http.access import Access
-from kvbraid.service.http.connection_limits import Door
+from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.http.metrics import Metrics, Requests
 from kvbraid.service.http.openapi import document
 from kvbraid.service.http.routes import ROUTES, Answer, Call, Context, Route
@@ -58,7 +58,7 @@ class Endpoint:
     def __init__(self, route: Route, context: Context) -> None:
         self._route = route
         self._context = context
-        self._door = context.door
+        self._connection_limits = context.connection_limits
         self.body_limit = context.service.limits.body_bytes
         self._observe = context.metrics.score_latency.observe if route is _SCORE else None
         self._answers = context.metrics.requests.of(route.method, route.path)
@@ -77,7 +77,7 @@ class Endpoint:
         except asyncio.CancelledError:
             answer = _refused(RefusalError("shutting_down", "given up: the server ends"))
         finally:
-            self._door.release(len(body))
+            self._connection_limits.release(len(body))
         self.count(answer)
         with contextlib.suppress(asyncio.CancelledError):  # The server's end waits for no reader.
             await _send(send, answer)
@@ -126,7 +126,7 @@ class Endpoint:
                 raise ClientGoneError
             piece = message.get("body", b"")
             self._check_length(len(body) + len(piece))
-            self._door.hold(len(piece))
+            self._connection_limits.hold(len(piece))
             body += piece
             if not message.get("more_body", False):
                 return
@@ -170,14 +170,15 @@ async def _send(send: Send, answer: Answer) -> None:
 class Application:
     """The ASGI application of a service whose feed is started and closed elsewhere.
 
-    `score` is the endpoint of SCORE_PATH, for a server that can reach it directly; `door` has the
-    limits of all connections.
+    `score` is the endpoint of SCORE_PATH, for a server that can reach it directly.
     """
 
     def __init__(self, service: Service, *, access: Access | None = None) -> None:
-        self.door = Door(service.limits)
-        metrics = Metrics(service, self.door)
-        context = Context(service, access or Access(), metrics, document(ROUTES), self.door)
+        self.connection_limits = ConnectionLimits(service.limits)
+        metrics = Metrics(service, self.connection_limits)
+        context = Context(
+            service, access or Access(), metrics, document(ROUTES), self.connection_limits
+        )
         endpoints = [(route, Endpoint(route, context)) for route in ROUTES]
         self.score = next(endpoint for route, endpoint in endpoints if route is _SCORE)
         self._starlette = Starlette(

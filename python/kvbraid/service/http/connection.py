@@ -32,7 +32,7 @@ _logger: Final = logging.getLogger(__name__)
 
 
 class Connection(HttpToolsProtocol):
-    """A connection that observes the limits of its application's door."""
+    """A connection that observes the limits which its application sets for all."""
 
     def __init__(
         self,
@@ -45,16 +45,16 @@ class Connection(HttpToolsProtocol):
         app = config.app
         assert isinstance(app, Application)
         self._application = app
-        self._door = app.door
-        self._max_head_bytes = app.door.limits.head_bytes
+        self._connection_limits = app.connection_limits
+        self._max_head_bytes = app.connection_limits.limits.head_bytes
         self._since: float | None = None  # When the client last began a request, or was answered.
         self._in_head = False
         self._in_message = False
         self._head_bytes = 0  # Of the head that is arriving, without the piece in which it began.
         self._first_bytes = 0  # The size of that piece.
         self._piece_bytes = 0
-        self._rest = bytearray()  # Arrived, to be parsed in a later turn.
-        self._has_turn = False
+        self._unparsed = bytearray()  # Arrived, to be parsed in a later turn.
+        self._is_parse_scheduled = False
         self._is_refused = False  # Nothing more is parsed.
         self._is_leaving = False  # Our side has ended.
         self._unsent_bytes = 0
@@ -64,10 +64,10 @@ class Connection(HttpToolsProtocol):
         """Take a place among the connections, or refuse the client if there is none."""
         super().connection_made(transport)
         self.flow = _Flow(transport, self)
-        admitted = self._door.admit(self.connections)  # type: ignore[arg-type]
+        admitted = self._connection_limits.admit(self.connections)  # type: ignore[arg-type]
         self._since = self.loop.time()
         if not admitted:
-            number = self._door.max_connections
+            number = self._connection_limits.max_connections
             self.refuse(RefusalError("too_many_connections", f"{number} are being answered"))
 
     def data_received(self, data: bytes) -> None:
@@ -75,35 +75,35 @@ class Connection(HttpToolsProtocol):
         if self._is_refused:
             return
         self._unset_keepalive_if_required()
-        if len(data) <= SLICE_BYTES and not self._rest:
+        if len(data) <= SLICE_BYTES and not self._unparsed:
             self._parse(data)
             return
-        self._rest += data
+        self._unparsed += data
         self.transport.pause_reading()
-        if not self._has_turn:
+        if not self._is_parse_scheduled:
             self._parse_slice()
 
-    def has_rest(self) -> bool:
+    def has_unparsed(self) -> bool:
         """Whether bytes have arrived that are not parsed yet."""
-        return bool(self._rest)
+        return bool(self._unparsed)
 
-    def take_turn(self) -> None:
+    def schedule_parse(self) -> None:
         """Parse a slice of the rest once others have had their turn."""
-        if not self._has_turn:
-            self._has_turn = True
+        if not self._is_parse_scheduled:
+            self._is_parse_scheduled = True
             self.loop.call_soon(self._parse_slice)
 
     def _parse_slice(self) -> None:
-        self._has_turn = False
+        self._is_parse_scheduled = False
         if self.transport.is_closing():
-            self._rest.clear()
-        if not self._rest or self.flow.read_paused:
+            self._unparsed.clear()
+        if not self._unparsed or self.flow.read_paused:
             return  # Goes on when uvicorn is ready for more.
-        piece = bytes(self._rest[:SLICE_BYTES])
-        del self._rest[:SLICE_BYTES]
+        piece = bytes(self._unparsed[:SLICE_BYTES])
+        del self._unparsed[:SLICE_BYTES]
         self._parse(piece)
-        if self._rest:
-            self.take_turn()
+        if self._unparsed:
+            self.schedule_parse()
         elif not self.flow.read_paused:
             self.transport.resume_reading()
 
@@ -152,7 +152,7 @@ class Connection(HttpToolsProtocol):
         self._since = self.loop.time()
         super().on_response_complete()
 
-    def rest(self) -> None:
+    def await_next_request(self) -> None:
         """Wait for the client again, after an answer that uvicorn does not know about."""
         self.server_state.total_requests += 1
         self._in_message = False
@@ -162,18 +162,18 @@ class Connection(HttpToolsProtocol):
         """When the wait for the client began; None while it is answered, or is leaving."""
         return None if self._is_answering() or self.transport.is_closing() else self._since
 
-    def give_way(self) -> None:
+    def evict(self) -> None:
         """Close at once."""
         self.transport.abort()
 
     def expire(self, now: float) -> None:
         """Close if the client has not sent its request, or read its answer, for too long."""
-        limits = self._door.limits
+        limits = self._connection_limits.limits
         unsent = self.transport.get_write_buffer_size()
         if unsent != self._unsent_bytes:
             self._unsent_bytes, self._unsent_since = unsent, now
         if unsent and now - self._unsent_since > limits.request_s:
-            self._door.refused["unread_answer"] += 1
+            self._connection_limits.refused["unread_answer"] += 1
             self.transport.abort()
             return
         since = self.waiting_since()
@@ -194,8 +194,8 @@ class Connection(HttpToolsProtocol):
         if self._is_refused:
             return
         self._is_refused = True
-        self._door.refused[error.code] += 1
-        self._rest.clear()
+        self._connection_limits.refused[error.code] += 1
+        self._unparsed.clear()
         if self._is_answering():
             # The last of them ends the connection.
             self.cycle.keep_alive = False
@@ -210,7 +210,7 @@ class Connection(HttpToolsProtocol):
         """Give up what is arriving, end our side, and close when the client has, or soon."""
         self._give_up_body()
         self._is_leaving = True
-        if len(self.connections) > self._door.max_connections:
+        if len(self.connections) > self._connection_limits.max_connections:
             self.transport.close()
         else:
             self.transport.write_eof()
@@ -259,9 +259,9 @@ class _Flow(FlowControl):
 
     def resume_reading(self) -> None:
         """Parse the rest, or read on."""
-        if self._connection.has_rest():
+        if self._connection.has_unparsed():
             self.read_paused = False
-            self._connection.take_turn()
+            self._connection.schedule_parse()
         else:
             super().resume_reading()
 

@@ -1,8 +1,8 @@
 """What all connections share: their number, the bytes of their bodies, what was refused.
 
-The law: a client that sends nothing or half a request, or that never reads its answer, costs a
-descriptor for a documented time at most, and gives way earlier if others need its place. A request
-that is being answered is never cut off here. This must be used on the event loop.
+Invariant: a client that sends nothing or half a request, or that never reads its answer, costs a
+descriptor for a documented time at most, and is evicted earlier if others need its place. A
+request that is being answered is never cut off here. This must be used on the event loop.
 """
 
 import heapq
@@ -14,23 +14,23 @@ from kvbraid.service.capacity import max_connections
 from kvbraid.service.config import Limits
 from kvbraid.service.errors import RefusalError
 
-_SHARE_THAT_GIVES_WAY: Final = 16  # One in 16 gives way at once: one search makes much room.
+_SHARE_EVICTED: Final = 16  # One in 16 is evicted at once: one search makes much room.
 
 
 class Waiter(Protocol):
-    """A connection, as the door sees it."""
+    """A connection, as the limits see it."""
 
     def waiting_since(self) -> float | None:
         """When the wait for the client began; None while it is answered."""
 
-    def give_way(self) -> None:
+    def evict(self) -> None:
         """Close at once."""
 
     def expire(self, now: float) -> None:
         """Close if a time limit is over."""
 
 
-class Door:
+class ConnectionLimits:
     """The limits of the HTTP side as numbers, and what is counted against them.
 
     Attributes:
@@ -49,7 +49,7 @@ class Door:
         self.max_connections = min(self.limits.connections, max_connections())
 
     def admit(self, connections: Collection[Waiter]) -> bool:
-        """Whether a new connection, already counted, may stay; others may give way to it."""
+        """Whether a new connection, already counted, may stay; others may be evicted for it."""
         if len(connections) <= self.max_connections:
             return True
         waiting = (
@@ -57,10 +57,10 @@ class Door:
             for number, each in enumerate(connections)
             if (since := each.waiting_since()) is not None
         )
-        leaving = heapq.nsmallest(1 + self.max_connections // _SHARE_THAT_GIVES_WAY, waiting)
+        leaving = heapq.nsmallest(1 + self.max_connections // _SHARE_EVICTED, waiting)
         for _, _, each in leaving:
-            self.refused["gave_way"] += 1
-            each.give_way()
+            self.refused["evicted"] += 1
+            each.evict()
         return bool(leaving)
 
     def sweep(self, connections: Iterable[Waiter], now: float) -> None:

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 
 from kvbraid import __version__
 from kvbraid.ids import PodState
-from kvbraid.service.http.connection_limits import Door
+from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.registry import Service
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -86,8 +86,8 @@ class Metrics(Collector):
     `requests` is counted by those who answer.
     """
 
-    def __init__(self, service: Service, door: Door) -> None:
-        self._door = door
+    def __init__(self, service: Service, connection_limits: ConnectionLimits) -> None:
+        self._connection_limits = connection_limits
         self.score_latency = LatencyHistogram()
         self.requests = Requests()
         self._service = service
@@ -146,13 +146,13 @@ class Metrics(Collector):
             "Requests and connections refused or given up before any route, by reason.",
             labels=["reason"],
         )
-        for reason, count in list(self._door.refused.items()):
+        for reason, count in list(self._connection_limits.refused.items()):
             unheard.add_metric([reason], count)
         yield from (strays, unheard)
         yield GaugeMetricFamily(
             "kvbraid_http_bodies_bytes",
             "Bytes of request bodies that are arriving or being answered.",
-            value=self._door.held_bytes,
+            value=self._connection_limits.held_bytes,
         )
         yield GaugeMetricFamily(
             "kvbraid_memory_bytes",

@@ -47,7 +47,7 @@ class ScoreProtocol(Connection):
         if self._body is None:
             super().on_body(body)
             return
-        self._door.hold(len(body))
+        self._connection_limits.hold(len(body))
         if not self._body:
             self._body = body
         else:
@@ -65,7 +65,7 @@ class ScoreProtocol(Connection):
                 self._forget()
                 self._endpoint.count(answer)
                 self.write(answer)
-                self.rest()
+                self.await_next_request()
                 return
             self._hand_over()
         super().on_message_complete()
@@ -115,5 +115,5 @@ class ScoreProtocol(Connection):
 
     def _forget(self) -> None:
         if self._body is not None:
-            self._door.release(len(self._body))
+            self._connection_limits.release(len(self._body))
             self._body = None

@@ -18,7 +18,7 @@ from kvbraid.service.config import HTTP_SCHEMES, PodBody, pod_config, pod_id
 from kvbraid.service.decoding import decode_body
 from kvbraid.service.errors import RefusalError
 from kvbraid.service.http.access import Access
-from kvbraid.service.http.connection_limits import Door
+from kvbraid.service.http.connection_limits import ConnectionLimits
 from kvbraid.service.http.metrics import CONTENT_TYPE, Metrics
 from kvbraid.service.http.query import OCTET_STREAM, parse_call
 from kvbraid.service.registry import Service
@@ -32,7 +32,7 @@ class Context(NamedTuple):
     access: Access
     metrics: Metrics
     openapi: bytes
-    door: Door
+    connection_limits: ConnectionLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def run_server(config: FleetConfig, service: Service, *, announce: Callable[[str
     with _listen(options) as listener:
         url = _url(listener)
         app = Application(service, access=access)
-        app.door.leave_descriptors()
+        app.connection_limits.leave_descriptors()
         server = _Server(app, announce=lambda: announce(url))
         with following(service, config):
             server.run(sockets=[listener])
@@ -94,7 +94,7 @@ class _Server(uvicorn.Server):
     def __init__(self, app: Application, *, announce: Callable[[], None]) -> None:
         super().__init__(_uvicorn_config(app))
         self._announce = announce
-        self._door = app.door
+        self._connection_limits = app.connection_limits
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Announce the server once requests are answered and signals are handled."""
@@ -106,7 +106,7 @@ class _Server(uvicorn.Server):
         """Called ten times a second."""
         if counter % _TICKS_PER_SWEEP == 0:
             now = asyncio.get_running_loop().time()
-            self._door.sweep(self.server_state.connections, now)  # type: ignore[arg-type]
+            self._connection_limits.sweep(self.server_state.connections, now)  # type: ignore[arg-type]
         return await super().on_tick(counter)
 
     @contextlib.contextmanager
@@ -135,7 +135,7 @@ def _uvicorn_config(app: Application) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        timeout_keep_alive=app.door.limits.idle_s,
+        timeout_keep_alive=app.connection_limits.limits.idle_s,
         timeout_graceful_shutdown=END_S,
     )
 
