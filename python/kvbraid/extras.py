@@ -15,9 +15,9 @@ SERVE: Final = (
     "httpx",
     "prometheus_client",
     "rich",
-    "starlette",
     "uvicorn",
     "zmq",
+    "anyio",
 )
 """The modules of the extra that the package imports."""
 

@@ -7,7 +7,7 @@ import pytest
 
 with warnings.catch_warnings():  # It would rather see httpx's successor, which we do not use.
     warnings.simplefilter("ignore")
-    from starlette.testclient import TestClient
+    from tests.service.in_process import TestClient
 
 from kvbraid.service.config import Limits
 from kvbraid.service.http.app import Application

@@ -5,8 +5,8 @@ from kvbraid.service.config import ServerOptions
 from kvbraid.service.http.access import Access
 from kvbraid.service.http.app import Application
 from kvbraid.service.registry import Service
-from starlette.testclient import TestClient
 
+from tests.service.in_process import TestClient
 from tests.service.test_pods import POD
 from tests.service.test_score import refusal
 

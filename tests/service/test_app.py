@@ -21,9 +21,9 @@ from kvbraid.service.http.openapi import EVERYWHERE, document
 from kvbraid.service.http.routes import ROUTES, Route
 from kvbraid.service.http.server import following
 from kvbraid.service.registry import Service
-from starlette.testclient import TestClient
 
 from tests.service.fakes import FakeFeed
+from tests.service.in_process import TestClient
 from tests.service.test_score import refusal
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "openapi.json"
@@ -75,6 +75,12 @@ def test_an_unknown_path_is_404_in_the_one_shape(client: TestClient, path: str) 
 def test_another_method_is_405_in_the_one_shape(client: TestClient, route: Route) -> None:
     path = route.path.replace("{id}", "a")
     assert refusal(client.request("PATCH", path))[:2] == (405, "method_not_allowed")
+
+
+def test_a_405_names_every_method_of_the_path_and_head_is_get(client: TestClient) -> None:
+    assert client.get("/v1/pods/a").headers["allow"] == "DELETE, PUT"
+    assert client.put("/healthz").headers["allow"] == "GET, HEAD"
+    assert client.head("/healthz").status_code == 200
 
 
 def test_health_is_independent_of_the_fleet(client: TestClient) -> None:

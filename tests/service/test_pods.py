@@ -13,9 +13,9 @@ from kvbraid.service.http.access import Access
 from kvbraid.service.http.app import Application
 from kvbraid.service.registry import Service
 from kvbraid.spec import EngineDialect, SpecKind
-from starlette.testclient import TestClient
 
 from tests.service.fakes import FakeFeed, FakeIndex
+from tests.service.in_process import TestClient
 from tests.service.test_score import refusal
 
 POD: dict[str, Any] = {"model": "m", "endpoint": "tcp://10.0.0.1:5557"}

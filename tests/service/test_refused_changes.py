@@ -14,9 +14,9 @@ from kvbraid.service.config import PodConfig
 from kvbraid.service.feeds.subscriber import Subscriber
 from kvbraid.service.http.app import Application
 from kvbraid.service.registry import Service
-from starlette.testclient import TestClient
 
 from tests.service.fakes import FakeFeed, FakeIndex
+from tests.service.in_process import TestClient
 from tests.service.test_pods import POD
 from tests.service.test_score import refusal
 

@@ -9,9 +9,9 @@ from kvbraid.service.config import Limits, ServerOptions
 from kvbraid.service.http.access import Access
 from kvbraid.service.http.app import Application
 from kvbraid.service.registry import Service
-from starlette.testclient import TestClient
 
 from tests.service.fakes import FakeFeed, FakeIndex
+from tests.service.in_process import TestClient
 from tests.service.test_score import refusal
 
 POD = {"model": "m", "endpoint": "tcp://h:5557", "dp_size": 2}

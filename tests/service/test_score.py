@@ -15,9 +15,9 @@ from kvbraid.service.answers import ExplainAnswer, ScoreAnswer
 from kvbraid.service.http.routes import Call, is_short
 from kvbraid.service.registry import Service
 from kvbraid.service.requests import ScoreBody
-from starlette.testclient import TestClient
 
 from tests.service.fakes import FakeIndex
+from tests.service.in_process import TestClient
 
 POD = {"model": "m", "endpoint": "tcp://h:5557", "dp_size": 2}
 RAW = {"content-type": "application/octet-stream"}

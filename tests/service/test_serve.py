@@ -23,9 +23,9 @@ from kvbraid.service.http.app import Application
 from kvbraid.service.http.client import Client, Tokens
 from kvbraid.service.registry import Service
 from kvbraid.sim.captures.read import Lookup, read_capture
-from starlette.testclient import TestClient
 
 from tests.service.engines import RawEngine, open_publisher
+from tests.service.in_process import TestClient
 from tests.service.serving import MAIN, free_port, serving, until
 from tests.service.test_pods import LLAMA4
 

@@ -92,7 +92,7 @@ from kvbraid import *
 import kvbraid
 for name in kvbraid.__all__:
     getattr(kvbraid, name)
-print("zmq" in sys.modules, "starlette" in sys.modules, "asyncio" in sys.modules)
+print("zmq" in sys.modules, "uvicorn" in sys.modules, "asyncio" in sys.modules)
 kvbraid.Subscriber
 print("zmq" in sys.modules, "uvicorn" in sys.modules)
 """

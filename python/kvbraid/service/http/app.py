@@ -1,8 +1,7 @@
 """The ASGI application, built from the route table.
 
 One `Endpoint` per route reads the body within its limit, runs the handler inline or on a thread,
-and answers. Every error leaves this module in one JSON shape. POST /v1/score reaches its endpoint
-before routing and before any middleware.
+and answers. Every error leaves this module in one JSON shape.
 """
 
 import asyncio
@@ -10,23 +9,17 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import partial
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from anyio.to_thread import run_sync
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route as StarletteRoute
-from starlette.types import Receive, Scope, Send
 
 from kvbraid.errors import KvbraidError
 from kvbraid.service.errors import RefusalError, as_refusal
 from kvbraid.service.http.access import Access
 from kvbraid.service.http.connection_limits import ConnectionLimits
-from kvbraid.service.http.metrics import Metrics, Requests
+from kvbraid.service.http.metrics import Metrics
 from kvbraid.service.http.openapi import document
 from kvbraid.service.http.routes import ROUTES, Answer, Call, Context, Route
 from kvbraid.service.registry import Service
@@ -40,9 +33,12 @@ _DECISIVE: Final = frozenset(
 # The rest of a body that is refused while it arrives is not worth reading.
 _LEAVE_THE_REST: Final = frozenset({"body_too_large", "overloaded", "shutting_down"})
 _NO_ROUTE: Final = "other"  # Whatever a client writes there would be a label for ever.
-_HTTP_CODES: Final = {404: "not_found", 405: "method_not_allowed"}
+_POD_PATH: Final = "/v1/pods/{id}"
+_PODS: Final = _POD_PATH.removesuffix("{id}")
 
-
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _A = TypeVar("_A", Answer, Answer | None)
@@ -53,7 +49,7 @@ class ClientGoneError(KvbraidError):
 
 
 class Endpoint:
-    """One route as an ASGI application."""
+    """One route: its body within its limit, its handler, its answer."""
 
     def __init__(self, route: Route, context: Context) -> None:
         self._route = route
@@ -63,11 +59,11 @@ class Endpoint:
         self._observe = context.metrics.score_latency.observe if route is _SCORE else None
         self._answers = context.metrics.requests.of(route.method, route.path)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, *, pod: str) -> None:
         """Answer one HTTP request."""
         body = bytearray()
         try:
-            call = await self._read(scope, receive, body)
+            call = await self._read(scope, receive, body, pod)
             at_once = self.answer_at_once(call)
             answer = at_once if at_once is not None else await _on_thread(self.answer, call)
         except ClientGoneError:
@@ -107,7 +103,7 @@ class Endpoint:
             self._observe(time.perf_counter() - start_s)
         return answer
 
-    async def _read(self, scope: Scope, receive: Receive, body: bytearray) -> Call:
+    async def _read(self, scope: Scope, receive: Receive, body: bytearray, pod: str) -> Call:
         given = _once(scope["headers"])
         if self._route.changes:
             origin, host = given.get(b"origin"), given.get(b"host", b"")
@@ -115,7 +111,6 @@ class Endpoint:
         if self._route.body is not None:
             self._check_length(int(given.get(b"content-length", b"0")))
             await self._read_body(receive, body)
-        pod = scope.get("path_params", {}).get("id", "")
         return Call(bytes(body), given.get(b"content-type", b""), scope["query_string"], pod)
 
     async def _read_body(self, receive: Receive, body: bytearray) -> None:
@@ -156,11 +151,13 @@ def _refused(error: RefusalError) -> Answer:
     return Answer(error.body(), error.status, close=error.code in _LEAVE_THE_REST)
 
 
-async def _send(send: Send, answer: Answer) -> None:
+async def _send(send: Send, answer: Answer, *, allow: str = "") -> None:
     headers = [
         (b"content-type", answer.content_type.encode()),
         (b"content-length", str(len(answer.body)).encode()),
     ]
+    if allow:
+        headers.append((b"allow", allow.encode()))
     if answer.close:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -179,31 +176,30 @@ class Application:
         context = Context(
             service, access or Access(), metrics, document(ROUTES), self.connection_limits
         )
-        endpoints = [(route, Endpoint(route, context)) for route in ROUTES]
-        self.score = next(endpoint for route, endpoint in endpoints if route is _SCORE)
-        self._starlette = Starlette(
-            routes=[
-                StarletteRoute(
-                    route.path.replace("{id}", "{id:path}"), endpoint, methods=[route.method]
-                )
-                for route, endpoint in endpoints
-            ],
-            exception_handlers={HTTPException: partial(_routing_error, metrics.requests)},
-        )
-        self._starlette.router.redirect_slashes = False
+        self._requests = metrics.requests
+        self._endpoints: dict[str, dict[str, Endpoint]] = {}
+        for route in ROUTES:
+            methods = self._endpoints.setdefault(route.path, {})
+            methods[route.method] = Endpoint(route, context)
+        self.score = self._endpoints[SCORE_PATH][_SCORE.method]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI scope."""
-        if scope.get("path") == SCORE_PATH and scope["method"] == _SCORE.method:
-            await self.score(scope, receive, send)
-        else:
-            await self._starlette(scope, receive, send)
+        """Serve one HTTP request."""
+        path, pod = _route_path(scope["path"])
+        methods = self._endpoints.get(path, {})
+        # HEAD is GET, whose body the server leaves out.
+        endpoint = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
+        if endpoint is not None:
+            await endpoint(scope, receive, send, pod=pod)
+            return
+        code = "method_not_allowed" if methods else "not_found"
+        refusal = RefusalError(code, f"{scope['method']} {scope['path']}")
+        self._requests.of(_NO_ROUTE, _NO_ROUTE)[refusal.status] += 1
+        allowed = {*methods, "HEAD"} if "GET" in methods else {*methods}
+        await _send(send, _refused(refusal), allow=", ".join(sorted(allowed)))
 
 
-async def _routing_error(requests: Requests, request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code = _HTTP_CODES.get(error.status_code, "internal")
-    refusal = RefusalError(code, f"{request.method} {request.scope['path']}")
-    requests.of(_NO_ROUTE, _NO_ROUTE)[refusal.status] += 1
-    headers = {"content-type": "application/json", **(error.headers or {})}
-    return Response(refusal.body(), refusal.status, headers)
+def _route_path(path: str) -> tuple[str, str]:
+    """Return the path in the table of routes, and the pod that the request's path names."""
+    before, separator, pod = path.partition(_PODS)
+    return (_POD_PATH, pod) if separator and not before else (path, "")
