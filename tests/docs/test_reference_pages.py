@@ -16,8 +16,14 @@ from kvbraid.fleet.index import FleetIndex, IndexOptions
 from kvbraid.fleet.weights import TIER_WEIGHTS
 from kvbraid.ids import PodState
 from kvbraid.resume import resume
-from kvbraid.service.config import FleetFile, Limits, PodEntry, ServerOptions, read_fleet_file
-from kvbraid.service.config import IndexOptions as IndexTable
+from kvbraid.service.config import (
+    FleetFile,
+    IndexTable,
+    Limits,
+    PodEntry,
+    ServerOptions,
+    read_fleet_file,
+)
 from kvbraid.spec import (
     EngineDialect,
     GroupSpec,

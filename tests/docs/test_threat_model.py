@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import msgspec
-from kvbraid.service.config import IndexOptions, Limits
+from kvbraid.service.config import IndexTable, Limits
 from kvbraid.service.errors import ERRORS
 from kvbraid.service.feeds.rank_feed import MAX_MESSAGE_BYTES
 from kvbraid.service.feeds.subscriber import Subscriber
@@ -18,7 +18,7 @@ TEXT = (Path(__file__).parents[2] / "docs" / "threat-model.md").read_text(encodi
 def test_the_limits_are_the_options_with_their_defaults() -> None:
     listed = dict(re.findall(r"^\| `([\w.]+)` \| (\w+) \|", TEXT, re.MULTILINE))
     options = {f"limits.{name}": value for name, value in msgspec.to_builtins(Limits()).items()}
-    index = msgspec.to_builtins(IndexOptions())
+    index = msgspec.to_builtins(IndexTable())
     options |= {f"index.{name}": index[name] for name in index if name.endswith("_bytes")}
     assert listed == {
         name: "none" if value is None else str(value) for name, value in options.items()

@@ -25,7 +25,7 @@ from kvbraid.fleet.answer import (
     Scores,
 )
 from kvbraid.fleet.fields import listed, refuse_payloads, refuse_request
-from kvbraid.fleet.registration import NOT_TAKEN, Registration, pass_to_core
+from kvbraid.fleet.registration import NOT_TAKEN, PodRegistration, pass_to_core
 from kvbraid.fleet.request import Request
 from kvbraid.fleet.weights import TIER_WEIGHTS, check_weights
 from kvbraid.ids import GroupId, PodId, PodState, Tier
@@ -125,7 +125,7 @@ class FleetIndex:
             msg = f"pod {pod!r}: dp_size = {dp_size}; a pod has at least one rank"
             raise InvalidValueError(msg)
         known = topology or Topology(groups=())
-        registration = Registration(model, dp_size, known, engine, dict(loras or {}))
+        registration = PodRegistration(model, dp_size, known, engine, dict(loras or {}))
         pass_to_core(registration, partial(self._core.register, pod))
         self._ranks[pod] = dp_size
 

@@ -16,7 +16,7 @@ NOT_TAKEN: Final = (TypeError, AttributeError, OverflowError, UnicodeError)
 """The errors that the conversion of a value raises if no field can have that value."""
 
 
-class Registration(NamedTuple):
+class PodRegistration(NamedTuple):
     """A pod as it is passed to the core."""
 
     model: str
@@ -33,10 +33,10 @@ def check_registration(model: str, topology: Topology | None, engine: EngineProf
         InvalidValueError: No engine can have the topology.
     """
     known = topology or Topology(groups=())
-    pass_to_core(Registration(model, 1, known, engine, {}), FleetCore.check)
+    pass_to_core(PodRegistration(model, 1, known, engine, {}), FleetCore.check)
 
 
-def pass_to_core(registration: Registration, take: Callable[[Registration], object]) -> None:
+def pass_to_core(registration: PodRegistration, take: Callable[[PodRegistration], object]) -> None:
     """Pass a registration on; a value that the core cannot read is refused by its name."""
     try:
         take(registration)

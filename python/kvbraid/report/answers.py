@@ -16,7 +16,7 @@ from kvbraid.ids import PodState
 from kvbraid.report.events import group_name
 from kvbraid.report.tables import Column, Listing, print_lines, print_listing
 from kvbraid.service.answers import (
-    Cell,
+    Coverage,
     ExplainAnswer,
     ExplainGroup,
     ExplainRow,
@@ -34,10 +34,10 @@ _STATE_STYLE: Final[Mapping[PodState, str]] = {
     PodState.STALE: "red",
 }
 _ENDS: Final = ">"
-_CELLS: Final[Mapping[Cell, tuple[str, str]]] = {
-    Cell.HELD: ("█", "green"),
-    Cell.PARTLY: ("▒", "yellow"),
-    Cell.MISSING: ("·", "dim"),
+_CELLS: Final[Mapping[Coverage, tuple[str, str]]] = {
+    Coverage.HELD: ("█", "green"),
+    Coverage.PARTLY: ("▒", "yellow"),
+    Coverage.MISSING: ("·", "dim"),
 }
 _LABEL_COLUMNS: Final = 30  # At least; a longer label moves the strips of its pod.
 _MIN_CELLS: Final = 10

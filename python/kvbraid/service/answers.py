@@ -22,7 +22,7 @@ class ScoreAnswer(msgspec.Struct, frozen=True):
     pods: list[PodScore]
 
 
-class Cell(Enum):
+class Coverage(Enum):
     """How much of the blocks that a cell overlaps is held."""
 
     HELD = "held"
@@ -33,7 +33,7 @@ class Cell(Enum):
 class Strip(NamedTuple):
     """One group: its cells, and those that end at a boundary which it accepts; None: every one."""
 
-    cells: list[Cell]
+    cells: list[Coverage]
     accepted: set[int] | None
 
 
@@ -70,10 +70,12 @@ class ExplainGroup(msgspec.Struct, frozen=True):
             return Strip(cells, None)
         return Strip(cells, {(end - 1) // unit for end in self.accepted if end > 0})
 
-    def _cell(self, first_token: int, end_token: int) -> Cell:
+    def _cell(self, first_token: int, end_token: int) -> Coverage:
         blocks = slice(first_token // self.block_size, -(-end_token // self.block_size))
         held = self.held[blocks]
-        return Cell.MISSING if not any(held) else Cell.HELD if all(held) else Cell.PARTLY
+        return (
+            Coverage.MISSING if not any(held) else Coverage.HELD if all(held) else Coverage.PARTLY
+        )
 
 
 class ExplainRow(msgspec.Struct, frozen=True):
@@ -89,7 +91,7 @@ class ExplainRow(msgspec.Struct, frozen=True):
     groups: list[ExplainGroup]
 
     def strips(self, num_tokens: int, *, most_cells: int) -> Strips:
-        """Return at most so many cells for each group: of the smallest block, or of several."""
+        """Return at most `most_cells` cells per group, of the smallest block or of several."""
         block = min((group.block_size for group in self.groups), default=1)
         unit = block * max(1, -(-num_tokens // (block * most_cells)))
         strips = [group.strip(num_tokens, unit) for group in self.groups]

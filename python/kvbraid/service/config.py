@@ -68,7 +68,7 @@ class ServerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     log_format: Format = "text"
 
 
-class IndexOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class IndexTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How blocks are placed and scored, and how much memory the index may use."""
 
     keys: Literal["auto", "join"] = "auto"
@@ -120,7 +120,7 @@ class FleetFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     server: ServerOptions = ServerOptions()
     limits: Limits = Limits()
-    index: IndexOptions = IndexOptions()
+    index: IndexTable = IndexTable()
     pods: list[PodEntry] = []
 
 
@@ -144,7 +144,7 @@ class FleetConfig:
 
     server: ServerOptions = field(default_factory=ServerOptions)
     limits: Limits = field(default_factory=Limits)
-    index: IndexOptions = field(default_factory=IndexOptions)
+    index: IndexTable = field(default_factory=IndexTable)
     pods: Mapping[PodId, PodConfig] = field(default_factory=dict)
 
 

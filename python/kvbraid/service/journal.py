@@ -1,6 +1,7 @@
 """What happens to pods, one log line each: states, connections, losses, refusals, registrations.
 
-The law: nobody can fill the log. Of one kind of line about one rank a few are written per period;
+Invariant: nobody can fill the log. Of one kind of line about one rank a few are written
+per period;
 the others are counted, and the count is written when the period is over. The lines go through
 `logging` as every other line of the package does. The clock is passed in.
 """

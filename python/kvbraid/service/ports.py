@@ -14,14 +14,14 @@ from kvbraid.service.config import PodConfig
 from kvbraid.spec import Topology
 
 
-class Scores(Protocol):
+class ScoredRequest(Protocol):
     """One scored request."""
 
     def to_json(self) -> bytes:
         """Return the body of a /v1/score answer."""
 
 
-class Explanation(Protocol):
+class ExplainedRequest(Protocol):
     """One explained request."""
 
     @property
@@ -50,10 +50,10 @@ class Index(Protocol):
     def remove(self, pod: PodId) -> None:
         """Forget a pod, all ranks."""
 
-    def score(self, request: Request) -> Scores:
+    def score(self, request: Request) -> ScoredRequest:
         """Say how much each pod could reuse."""
 
-    def try_score(self, request: Request) -> Scores | None:
+    def try_score(self, request: Request) -> ScoredRequest | None:
         """As `score`, but None if another thread has the index."""
 
     def routed(
@@ -61,7 +61,7 @@ class Index(Protocol):
     ) -> None:
         """Note that a request was sent to a rank, and that these tokens came back."""
 
-    def explain(self, request: Request) -> Explanation:
+    def explain(self, request: Request) -> ExplainedRequest:
         """Give the reasons of each pod's answer."""
 
     def pods(self) -> Sequence[object]:

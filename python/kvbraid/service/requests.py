@@ -95,7 +95,7 @@ _ROUTED: Final = msgspec.json.Decoder(RoutedBody)
 
 
 def parse_json(body: bytes, *, max_tokens: int) -> Request:
-    """Read a request of JSON, a `ScoreBody`, that has at most so many tokens.
+    """Read a `ScoreBody` in JSON that has at most `max_tokens` tokens.
 
     Raises:
         RefusalError: `malformed_body` or `too_many_tokens`.

@@ -10,7 +10,7 @@ from kvbraid.ids import GroupId, PodId, PodState
 from kvbraid.report.answers import show_explanation, show_pods, show_scores
 from kvbraid.report.events import event_lines
 from kvbraid.service.answers import (
-    Cell,
+    Coverage,
     ExplainAnswer,
     ExplainGroup,
     ExplainRow,
@@ -175,7 +175,7 @@ def test_an_explanation_carries_the_cells_that_any_screen_draws() -> None:
     strips = row.strips(64, most_cells=2)
     assert strips == (
         32,
-        [([Cell.HELD, Cell.HELD], {0, 1}), ([Cell.PARTLY, Cell.MISSING], None)],
+        [([Coverage.HELD, Coverage.HELD], {0, 1}), ([Coverage.PARTLY, Coverage.MISSING], None)],
         0,
         0,
     )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvbraid.ids import PodId, PodState
-from kvbraid.service.feeds.rank_feed import Applied, Sink
+from kvbraid.service.feeds.rank_feed import Sink, SinkOutcome
 from kvbraid.service.journal import Journal, Rank
 
 _EXPLAINED: Final = "counted in GET /v1/pods, explained in docs/events.md"
@@ -19,7 +19,7 @@ class JournalledSink:
 
     def apply_many(
         self, pod: PodId, payloads: Sequence[bytes], *, dp_rank: int = 0, budget_s: float
-    ) -> Sequence[Applied]:
+    ) -> Sequence[SinkOutcome]:
         """Also note events that were refused."""
         applied = self._sink.apply_many(pod, payloads, dp_rank=dp_rank, budget_s=budget_s)
         refused = sum([row.refused for row in applied])

@@ -36,7 +36,7 @@ _HEARTBEAT_TIMEOUT_MS: Final = 8_000
 _STABLE_S: Final = 5.0  # A connection that lasted this long ends the back-off.
 _MAX_TOPIC_BYTES: Final = 4_096  # Room for any pod id and model name.
 _MOST_FRAMES: Final = 64  # Beyond three of one message: these are read at once,
-_SKIPPED: Final = 4_096  # and so many in each later turn.
+_SKIPPED: Final = 4_096  # and these in each later turn.
 _EVENTS: Final = int(
     zmq.EVENT_CONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -282,7 +282,7 @@ class Link(ABC):
             self._hand_over(feed, seq, frame)
 
     def _skip_rest(self, most: int) -> None:
-        """Go on to where the next message begins, by at most so many frames in this turn."""
+        """Go on to where the next message begins, by at most `most` frames in this turn."""
         assert self._socket is not None
         for _ in range(most):
             frame = self._socket.recv(_NOBLOCK, False)

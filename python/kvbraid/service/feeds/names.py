@@ -1,7 +1,7 @@
 """Host names to addresses, away from every thread that carries messages.
 
 ZeroMQ would look names up in its only I/O thread, where a slow name delays every connection. So
-ZeroMQ gets only addresses. The law: `look_up` never waits. Each name is looked up on a thread of
+ZeroMQ gets only addresses. Invariant: `look_up` never waits. Each name is looked up on a thread of
 its own, at most once at a time: there are never more such threads than names.
 """
 

@@ -2,7 +2,7 @@
 
 It opens no socket: links and replays bring numbers and payloads, and the sink takes the batches.
 Outputs wait in a list, and one turn carries out a slice of them, so a feed with much to do does
-not delay others. The law: an output is carried out only after all earlier ones. A failure here
+not delay others. Invariant: an output is carried out only after all earlier ones. A failure here
 affects only this feed, which says so and starts again from 0. All methods except `status` belong
 to the subscriber's thread.
 """
@@ -52,7 +52,7 @@ class _Run(NamedTuple):
     payloads: list[bytes]
 
 
-class Applied(Protocol):
+class SinkOutcome(Protocol):
     """What a sink says about one applied batch."""
 
     @property
@@ -69,7 +69,7 @@ class Sink(Protocol):
 
     def apply_many(
         self, pod: PodId, payloads: Sequence[bytes], *, dp_rank: int = 0, budget_s: float
-    ) -> Sequence[Applied]:
+    ) -> Sequence[SinkOutcome]:
         """Apply published batches in order: at least one, and no further one once time is up.
 
         Returns one row per applied batch. Bad bytes are counted in it, not raised.

@@ -57,7 +57,7 @@ class LatencyHistogram:
         return HistogramMetricFamily(name, text, buckets=buckets, sum_value=sum_s)
 
 
-class Requests:
+class RequestCounts:
     """Counts of answered requests by route and status; counted on the event loop's thread only."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Metrics(Collector):
     def __init__(self, service: Service, connection_limits: ConnectionLimits) -> None:
         self._connection_limits = connection_limits
         self.score_latency = LatencyHistogram()
-        self.requests = Requests()
+        self.requests = RequestCounts()
         self._service = service
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
