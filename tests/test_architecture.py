@@ -57,6 +57,7 @@ Module = tuple[str, ...]
 CORE: Final = ROOT / "crates" / "core" / "src"
 USE_DECLARATION: Final = re.compile(r"^(?:pub(?:\([^)]*\))? )?use ([^;]+);", re.MULTILINE)
 INNERMOST_BRACES: Final = re.compile(r"([\w:]*::)\{([^{}]*)\}")
+LISTED_MODULE: Final = re.compile(r"^//! - `(\w+)`: ", re.MULTILINE)
 CIRCLES_LEFT: Final = ((("wire", "rest"), ("wire", "event")),)
 """A module of the core and one that it takes names from although that one takes names from it."""
 
@@ -188,12 +189,32 @@ def uses_of_siblings(module: Module, text: str, modules: Collection[Module]) -> 
             yield found
 
 
-def circles_of_the_core() -> Iterator[str]:
+def modules_of_the_core() -> dict[Module, str]:
     texts = {
         path.relative_to(CORE).with_suffix("").parts: path.read_text()
         for path in sources(".rs", under="crates/core/src/")
     }
-    texts = {tuple(p for p in parts if p != "mod"): text for parts, text in texts.items()}
+    return {tuple(p for p in parts if p != "mod"): text for parts, text in texts.items()}
+
+
+def imports_against_the_reading_order() -> Iterator[str]:
+    """A folder of `fleet` lists its modules, and each takes names only from those below it."""
+    texts = modules_of_the_core()
+    maps = {module: LISTED_MODULE.findall(text) for module, text in texts.items()}
+    for folder, listed in maps.items():
+        inside = {m[: len(folder) + 1] for m in texts if m[: len(folder)] == folder != m}
+        place = {(*folder, name): number for number, name in enumerate(listed)}
+        if (listed or folder[:1] == ("fleet",)) and inside != place.keys():
+            yield f"{'::'.join(folder)}: list each module once in the order of reading: {inside}"
+        for module, text in texts.items():
+            own = module[: len(folder) + 1]
+            for used in uses_of_siblings(module, text, texts) if own in place else ():
+                if place[own] > place.get(used[: len(folder) + 1], place[own]):
+                    yield f"{'::'.join(module)} takes from {'::'.join(used)}, which stands above"
+
+
+def circles_of_the_core() -> Iterator[str]:
+    texts = modules_of_the_core()
     uses = {module: set(uses_of_siblings(module, text, texts)) for module, text in texts.items()}
     for module, used in CIRCLES_LEFT:
         uses[module].remove(used)
@@ -240,6 +261,7 @@ def ambiguous_directions() -> Iterator[str]:
         modules_without_docstring,
         stray_native_imports,
         native_names_without_differential_test,
+        imports_against_the_reading_order,
         circles_of_the_core,
         machine_paths,
         download_addresses,

@@ -146,7 +146,7 @@ def test_the_worked_examples_are_what_the_rule_says(row: list[str]) -> None:
 
 def test_the_standings_of_a_hash_function_are_listed() -> None:
     (table,) = tables("placing-blocks.md", "Whether the hash function is known")
-    text = (CORE / "fleet" / "engine_chain.rs").read_text()
+    text = (CORE / "fleet/pod/engine_chain.rs").read_text()
     assert firsts(table) == re.findall(r'Self::\w+ => "(\w+)"', text)
 
 
@@ -168,11 +168,16 @@ def test_the_knobs_are_the_options_of_the_index_with_their_defaults() -> None:
 def test_every_constant_of_forgetting_is_the_codes() -> None:
     page = (DOCS / "placing-blocks.md").read_text()
     constants = {
-        "fleet/slots.rs": ("NAMES_KEPT",),
+        "fleet/presence/slots.rs": ("NAMES_KEPT",),
         "fleet/limbo/forget.rs": ("ALLOWANCE",),
-        "fleet/engine_chain.rs": ("MISSES",),
-        "fleet/limits.rs": ("HASHES_A_CHECK", "BATCHES_A_CHECK", "PORTION", "BYTES_PER_NAME"),
-        "fleet/oldest.rs": ("SAMPLED",),
+        "fleet/pod/engine_chain.rs": ("MISSES",),
+        "fleet/index/limits.rs": (
+            "HASHES_A_CHECK",
+            "BATCHES_A_CHECK",
+            "PORTION",
+            "BYTES_PER_NAME",
+        ),
+        "fleet/rank/oldest.rs": ("SAMPLED",),
     }
     for path, names in constants.items():
         for name in names:

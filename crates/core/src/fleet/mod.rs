@@ -1,10 +1,21 @@
 //! What every pod of a fleet holds, from the engines' own events, and what a request can reuse.
 //!
 //! [`Index`] owns everything; it takes bytes and tokens in and gives numbers out. Nothing here does
-//! I/O or reads a clock. A batch goes through `apply`, `naming` (places of hashes, with `limbo` for
-//! what is undecided), then `slots`, `nodes` and `planes` (copies, boundaries, bits). A request goes
-//! through `search` (with `walk` for its keys and nodes), then `rows` (the rule, `bounds` and scores).
-//! Imports between the files go one way: data first, then what works on it, then [`Index`].
+//! I/O or reads a clock. These are the rooms in reading order; each imports only rooms below it:
+//!
+//! - `index`: pods come and go, feeds report, limits are kept.
+//! - `query`: from a request to the rows of an answer; begin at `rows`.
+//! - `model`: the pods of one model, which `ingest` writes and `query` reads.
+//! - `ingest`: from a decoded batch to the places and copies of its hashes; begin at `apply`.
+//! - `rank`: one data-parallel rank, its copies, and what it loses.
+//! - `pod`: what is known of one engine: its groups, its dialect, its hash function.
+//! - `silent`: groups without events, inferred from what others store.
+//! - `limbo`: hashes whose place is undecided, and where they may stand.
+//! - `presence`: who holds what, as slots, bits and boundaries.
+//! - `keys`: what the keys of requests and stores are made from.
+//! - `effort`: counted work.
+//! - `tier`: where a copy is kept.
+//! - `state`: how completely the history of a rank is known.
 //!
 //! ```
 //! use kvbraid_core::fleet::{Index, Options, PodSpec, Prompt, Request, Strategy, TierSet};
@@ -34,82 +45,32 @@
 //! # Ok::<(), kvbraid_core::Error>(())
 //! ```
 
-mod adapters;
-mod ahead;
-mod answer;
-mod apply;
-mod bounds;
-mod by_column;
-mod canonical_blocks;
-mod catalog;
-mod components;
-mod copies;
 mod effort;
-mod engine_chain;
-mod expected;
-mod explain;
-mod feed;
-mod idle;
 mod index;
-mod infer;
-mod info;
-mod intake;
-mod json;
+mod ingest;
+mod keys;
 mod limbo;
-mod limits;
-mod loads;
-mod loss;
 mod model;
-mod moved;
-mod namespace;
-mod naming;
-mod nodes;
-mod oldest;
-mod page;
-mod planes;
 mod pod;
-mod pool;
-mod probe;
-mod prompt;
-mod publisher;
+mod presence;
+mod query;
 mod rank;
-mod reach;
-mod reasons;
-mod registration;
-mod request;
-mod routed;
-mod rows;
-mod search;
-mod sharing;
-mod shown;
 mod silent;
-mod sizes;
-mod slots;
-mod sparse_naming;
 mod state;
-mod store_marks;
-mod texts;
 mod tier;
-mod tier_score;
-mod undecided;
-mod units;
-mod unknown;
-mod view;
-mod walk;
-mod words;
 
-pub use answer::{Answer, Bounds, Exactness, Limiting, Row};
-pub use catalog::PodConfig;
-pub use explain::{Explained, GroupStrip, Strip};
+pub use index::explain::{Explained, GroupStrip, Strip};
+pub use index::info::{GroupInfo, RankInfo};
 pub use index::{Index, Options};
-pub use info::{GroupInfo, RankInfo};
-pub use intake::{Applied, Intake, SLICE};
-pub use page::GroupOfModel;
+pub use ingest::intake::{Applied, Intake, SLICE};
+pub use keys::prompt::Prompt;
+pub use pod::catalog::PodConfig;
+pub use pod::page::GroupOfModel;
+pub use pod::publisher::{Hidden, Publisher};
 pub use pod::{Member, PodSpec};
-pub use prompt::Prompt;
-pub use publisher::{Hidden, Publisher};
-pub use rank::Placed;
-pub use request::{Request, Strategy};
+pub use query::answer::{Answer, Bounds, Exactness, Limiting, Row};
+pub use query::request::{Request, Strategy};
+pub use rank::counts::Placed;
 pub use silent::SilentPools;
 pub use state::State;
 pub use tier::{Tier, TierSet};

@@ -6,17 +6,17 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::apply::Slice;
-use super::intake::Intake;
-use super::nodes::{NodeId, Nodes};
-use super::planes::{Column, PlaneKey, Planes};
-use super::pod::Member;
-use super::rank::{Rank, Shared};
-use super::slots::Whereabouts;
-use super::texts::Marks;
-use super::units::Units;
-use super::view::{SilentViews, View};
 use crate::divisors::gcd;
+use crate::fleet::ingest::apply::Slice;
+use crate::fleet::ingest::intake::Intake;
+use crate::fleet::keys::texts::Marks;
+use crate::fleet::keys::units::Units;
+use crate::fleet::pod::Member;
+use crate::fleet::pod::view::{SilentViews, View};
+use crate::fleet::presence::nodes::{NodeId, Nodes};
+use crate::fleet::presence::planes::{Column, PlaneKey, Planes};
+use crate::fleet::presence::slots::Whereabouts;
+use crate::fleet::rank::{Rank, Shared};
 use crate::secret::Secret;
 
 /// Ranks with the same view in the same word of the planes: one evaluation answers for all of them.

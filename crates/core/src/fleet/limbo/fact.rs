@@ -1,7 +1,8 @@
 //! The vocabulary of facts: positions, salts, and the hashes and classes that facts are about.
 
-use crate::fleet::nodes::{Place, SaltId};
-use crate::fleet::slots::EntryId;
+use crate::fleet::keys::texts::SaltId;
+use crate::fleet::presence::nodes::Place;
+use crate::fleet::presence::slots::EntryId;
 use crate::prefix::Step;
 
 /// Index of a floating trie.

@@ -10,7 +10,7 @@ use super::Limbo;
 use super::fact::{At, ClassId, Fact, Frame, SpanId, TrieId};
 use super::records::{Entry, SaltClass, Trie};
 use super::span::Span;
-use crate::fleet::slots::{EntryId, SlotId, Slots, Whereabouts};
+use crate::fleet::presence::slots::{EntryId, SlotId, Slots, Whereabouts};
 
 /// A rank may keep this many entries, spans, tries and classes without a sweep: about a megabyte.
 const ALLOWANCE: usize = 8192;

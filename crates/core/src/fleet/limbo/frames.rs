@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use super::fact::{At, ClassId, Fact, Frame, SpanId, TrieId};
 use super::records::{OfFrame, Trie};
 use super::{Limbo, World};
-use crate::fleet::slots::EntryId;
+use crate::fleet::presence::slots::EntryId;
 use crate::prefix::{PrefixKey, Step};
 
 impl Limbo {

@@ -30,6 +30,22 @@
 //!
 //! New knowledge is a [`Fact`], and `solve` draws its consequences until no new fact follows. A
 //! hash that has both an absolute position and a salt leaves for a node. Nothing here ever guesses.
+//!
+//! In reading order:
+//! - `solve`: facts are settled, and hashes leave;
+//! - `spans`: sparse stores are added and found again;
+//! - `order`: one span is narrowed;
+//! - `taken`: boundaries where another hash stands;
+//! - `reach`: where undecided hashes may stand along a request;
+//! - `possible`: the answer to that;
+//! - `tails`: what an engine's retention shows;
+//! - `forget`: hashes that no longer matter leave;
+//! - `span`: one sparse store;
+//! - `frames`: what positions are measured from;
+//! - `salts`: hashes that share a salt;
+//! - `records`: what is kept for a hash, a trie and a class;
+//! - `slab`: items with indices that stay;
+//! - `fact`: the words of facts.
 
 mod fact;
 mod forget;
@@ -50,10 +66,10 @@ use std::collections::{BTreeSet, VecDeque};
 
 use hashbrown::HashMap;
 
-use super::effort::Effort;
-use super::nodes::{Nodes, Place};
-use super::planes::Planes;
-use super::slots::{EngineKey, EntryId, SlotId, Slots, Whereabouts};
+use crate::fleet::effort::Effort;
+use crate::fleet::presence::nodes::{Nodes, Place};
+use crate::fleet::presence::planes::Planes;
+use crate::fleet::presence::slots::{EngineKey, EntryId, SlotId, Slots, Whereabouts};
 use crate::prefix::{Field, PrefixKey};
 use fact::{SpanId, TrieId};
 use records::{Entry, SaltClass, Trie};

@@ -10,7 +10,7 @@ use super::fact::SpanId;
 use super::span::Span;
 use super::taken::Standing;
 use super::{Limbo, World};
-use crate::fleet::slots::SlotId;
+use crate::fleet::presence::slots::SlotId;
 use crate::prefix::{Field, Step};
 
 /// Another span that lists the same hash, in the same frame.

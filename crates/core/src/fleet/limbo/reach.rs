@@ -19,8 +19,8 @@ use super::span::Span;
 use super::{Limbo, World};
 use crate::divisors::gcd;
 use crate::fleet::effort::Effort;
-use crate::fleet::nodes::SaltId;
-use crate::fleet::slots::{EntryId, SlotId, Whereabouts};
+use crate::fleet::keys::texts::SaltId;
+use crate::fleet::presence::slots::{EntryId, SlotId, Whereabouts};
 use crate::prefix::{PrefixKey, Step};
 
 /// The number of entries that can be passed over at the cost of one look.

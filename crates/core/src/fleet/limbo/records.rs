@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 
 use super::fact::{At, ClassId, SpanId, TrieId};
 use super::slab::{Linked, Links};
-use crate::fleet::nodes::SaltId;
-use crate::fleet::slots::{EntryId, SlotId};
+use crate::fleet::keys::texts::SaltId;
+use crate::fleet::presence::slots::{EntryId, SlotId};
 
 /// Marks the rings of records that are found through the same place: the members or the spans of
 /// one trie, the hashes at one prefix, or the spans with one start.

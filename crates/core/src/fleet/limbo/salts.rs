@@ -5,8 +5,8 @@ use std::cell::Cell;
 use super::fact::ClassId;
 use super::records::{OfClass, SaltClass};
 use super::{Limbo, World};
-use crate::fleet::nodes::SaltId;
-use crate::fleet::slots::EntryId;
+use crate::fleet::keys::texts::SaltId;
+use crate::fleet::presence::slots::EntryId;
 
 impl Limbo {
     /// Makes a new class.

@@ -7,8 +7,8 @@
 
 use super::fact::{At, Fact, Frame, Means};
 use super::{Limbo, World};
-use crate::fleet::nodes::Place;
-use crate::fleet::slots::EntryId;
+use crate::fleet::presence::nodes::Place;
+use crate::fleet::presence::slots::EntryId;
 use crate::prefix::Step;
 
 impl Limbo {

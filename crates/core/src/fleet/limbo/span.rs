@@ -12,8 +12,8 @@
 use super::fact::{At, ClassId, Frame, Salt, SpanId};
 use super::records::OfFrame;
 use super::slab::{Linked, Links};
-use crate::fleet::nodes::Place;
-use crate::fleet::slots::{EntryId, SlotId};
+use crate::fleet::presence::nodes::Place;
+use crate::fleet::presence::slots::{EntryId, SlotId};
 use crate::prefix::{Field, Step};
 
 /// The shape of the tails that an engine keeps of a window group.

@@ -4,8 +4,8 @@ use super::fact::{At, ClassId, Fact, Frame, Salt, SpanId, TrieId};
 use super::records::OfFrame;
 use super::span::{Listed, Span, SparseStore};
 use super::{Limbo, World};
-use crate::fleet::nodes::Place;
-use crate::fleet::slots::{EntryId, SlotId, Whereabouts};
+use crate::fleet::presence::nodes::Place;
+use crate::fleet::presence::slots::{EntryId, SlotId, Whereabouts};
 use crate::prefix::PrefixKey;
 
 impl Limbo {

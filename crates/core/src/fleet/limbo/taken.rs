@@ -7,8 +7,9 @@ use super::fact::{ClassId, Frame};
 use super::records::Entry;
 use super::span::Span;
 use super::{Limbo, World};
-use crate::fleet::nodes::{Place, SaltId};
-use crate::fleet::slots::{SlotId, Whereabouts};
+use crate::fleet::keys::texts::SaltId;
+use crate::fleet::presence::nodes::Place;
+use crate::fleet::presence::slots::{SlotId, Whereabouts};
 use crate::prefix::Step;
 
 /// The salt class whose hashes are asked for at a boundary.

@@ -13,6 +13,13 @@
 //!
 //! What such a group probably holds (`marks`) is a guess for the expected value. It is counted in a
 //! second channel in the same way.
+//!
+//! In reading order:
+//! - `engine`: what one request leaves in a pod, by the engine's rules;
+//! - `routed`: the requests that a gateway reported;
+//! - `marks`: where windows or states likely are;
+//! - `recent`: pages in the order of their last use;
+//! - `pages`: the tree of full-attention pages.
 
 mod engine;
 mod marks;
@@ -23,9 +30,9 @@ mod routed;
 use hashbrown::HashSet;
 use smallvec::SmallVec;
 
-use super::effort::Effort;
-use super::slots::EngineKey;
 use crate::divisors::lcm;
+use crate::fleet::effort::Effort;
+use crate::fleet::presence::slots::EngineKey;
 use crate::prefix::PrefixKey;
 use crate::spec::{GroupSpec, SpecKind, Topology};
 use marks::{Inserted, Marks};

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use hashbrown::HashMap;
 
-use crate::fleet::slots::EngineKey;
+use crate::fleet::presence::slots::EngineKey;
 use crate::prefix::PrefixKey;
 
 /// Index of a page.

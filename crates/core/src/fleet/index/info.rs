@@ -1,0 +1,113 @@
+//! What is known of every rank, for people to read.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use super::Index;
+use crate::fleet::rank::Rank;
+use crate::fleet::rank::counts::Placed;
+use crate::fleet::state::State;
+
+/// What is known of one rank, for people to read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RankInfo {
+    /// The name of the pod.
+    pub pod: String,
+    /// The number of the rank within its pod.
+    pub dp_rank: u32,
+    /// The model that the pod serves.
+    pub model: String,
+    /// How completely the rank's history is known.
+    pub state: State,
+    /// The reason, if the state is not exact.
+    pub reason: String,
+    /// How many batches were applied.
+    pub messages: u64,
+    /// The groups as they are known now.
+    pub groups: Vec<GroupInfo>,
+    /// How many hashes were placed, by the means that placed them.
+    pub placed: Placed,
+    /// The number of listings that wait for a place.
+    pub unplaced: u64,
+    /// The refusals and notes, by reason.
+    pub refused: BTreeMap<String, u64>,
+    /// How much the engine's hash function is trusted.
+    pub hash_function: &'static str,
+    /// The number of hashes that have a name here.
+    pub blocks: usize,
+}
+
+/// One group as it is known now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupInfo {
+    /// The group's index on the wire; `None` for events without an index.
+    pub group: Option<u16>,
+    /// Kind, window, block size and so on.
+    pub spec: crate::spec::GroupSpec,
+}
+
+impl Index {
+    /// What is known of every rank.
+    #[must_use]
+    pub fn pods(&self) -> Vec<RankInfo> {
+        self.pods_after(None, usize::MAX)
+    }
+
+    /// What is known of this many ranks after `last`, in the order of pods and ranks. Each rank
+    /// costs a look at its undecided hashes.
+    #[must_use]
+    pub fn pods_after(&self, last: Option<(&str, u32)>, most: usize) -> Vec<RankInfo> {
+        let first = last.map_or(Bound::Unbounded, |(name, _)| Bound::Included(name));
+        let pods = self.pods.range::<str, _>((first, Bound::Unbounded));
+        let is_after = move |name: &str, rank: u32| last.is_none_or(|last| (name, rank) > last);
+        let ranks = pods.flat_map(|(name, pod)| {
+            let model = self.models.get(&pod.spec.model);
+            let columns = pod.columns.iter();
+            let columns = columns.filter(move |&(&rank, _)| is_after(name, rank));
+            columns.filter_map(move |(_, &column)| {
+                Some(info(name, &pod.spec.model, model?.ranks[column].as_ref()?))
+            })
+        });
+        ranks.take(most).collect()
+    }
+
+    /// The models that some pod serves.
+    #[must_use]
+    pub fn models(&self) -> Vec<String> {
+        self.models.keys().cloned().collect()
+    }
+}
+
+fn info(pod: &str, model: &str, rank: &Rank) -> RankInfo {
+    let groups = rank.catalog.view().map_or_else(Vec::new, |view| {
+        let pairs = view.groups.iter().zip(view.topology.groups);
+        pairs
+            .map(|(&group, spec)| GroupInfo {
+                group: Rank::group_name(group),
+                spec,
+            })
+            .collect()
+    });
+    let mut refused: BTreeMap<String, u64> = rank
+        .refused
+        .iter()
+        .map(|(&reason, &count)| (reason.to_owned(), count))
+        .collect();
+    for (reason, count) in &rank.refused_outside {
+        *refused.entry(reason.clone()).or_insert(0) += count;
+    }
+    RankInfo {
+        pod: pod.to_owned(),
+        dp_rank: rank.dp_rank,
+        model: model.to_owned(),
+        state: rank.state(),
+        reason: rank.reason(),
+        messages: rank.messages,
+        groups,
+        placed: rank.placed,
+        unplaced: rank.limbo.unplaced(&rank.slots),
+        refused,
+        hash_function: rank.chain.standing().name(),
+        blocks: rank.slots.len(),
+    }
+}

@@ -1,0 +1,224 @@
+//! The index itself, and how it answers a request.
+//!
+//! In reading order:
+//! - `feed`: what feeds report: payloads, losses, restarts;
+//! - `routed`: what a gateway reports that it sent to a pod;
+//! - `registration`: pods come and go;
+//! - `info`: what is known of each rank, for people;
+//! - `explain`: why an answer is what it is;
+//! - `limits`: how much memory is held, and what is forgotten above that;
+//! - `idle`: spare capacity of tables is given back.
+
+pub(in crate::fleet) mod explain;
+pub(in crate::fleet) mod feed;
+pub(in crate::fleet) mod idle;
+pub(in crate::fleet) mod info;
+pub(in crate::fleet) mod limits;
+pub(in crate::fleet) mod registration;
+pub(in crate::fleet) mod routed;
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::fleet::ingest::intake::Intake;
+use crate::fleet::model::Model;
+use crate::fleet::pod::{Member, Pod};
+use crate::fleet::query::answer::{Answer, Row};
+use crate::fleet::query::request::{CanonicalBlocks, Request, ResolvedRequest, Strategy};
+use crate::fleet::query::search::Search;
+use crate::fleet::tier::{Tier, TierSet};
+use crate::rule;
+use crate::secret::Secret;
+
+/// How an index works; the options stay the same for its whole life.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Options {
+    /// Whether the engines' hash functions may be used. With `false`, hashes are placed by tokens
+    /// and joins only.
+    pub use_hash_functions: bool,
+    /// Whether presence is a count of copies. `false` is a shortcut for comparison.
+    pub counts_copies: bool,
+    /// Whether all groups are evaluated. `false` (full attention only) is a shortcut for
+    /// comparison.
+    pub all_groups: bool,
+    /// Above this many bytes, the pod that holds the most forgets; 0 means no limit.
+    pub memory_limit_bytes: usize,
+    /// Above this many bytes, what is undecided of a rank is forgotten.
+    pub limbo_limit_bytes: usize,
+    /// The weight of a token on each tier, in the order of `Tier::ALL`.
+    pub weights: [f64; 3],
+    /// Tokens per block of the `weighted_blocks` strategy.
+    pub canonical_block_size: NonZeroU32,
+    /// The largest number of ranks of all pods. Registering more is refused, and so are further
+    /// ranks that payloads name.
+    pub max_ranks: usize,
+    /// The secret that keys and tables are made with: random bytes that no outsider knows.
+    pub secret: Secret,
+}
+
+impl Options {
+    /// The default options, with a secret.
+    #[must_use]
+    pub const fn new(secret: Secret) -> Self {
+        Self {
+            use_hash_functions: true,
+            counts_copies: true,
+            all_groups: true,
+            memory_limit_bytes: 0,
+            limbo_limit_bytes: 64 << 20,
+            weights: [1.0, 0.8, 0.5],
+            canonical_block_size: const { NonZeroU32::new(16).unwrap() },
+            max_ranks: 65_536,
+            secret,
+        }
+    }
+
+    /// The bytes that the undecided hashes of one rank may take: at most half of all.
+    pub(in crate::fleet) fn limbo_limit(&self) -> usize {
+        match self.memory_limit_bytes {
+            0 => self.limbo_limit_bytes,
+            all => self.limbo_limit_bytes.min(all / 2),
+        }
+    }
+}
+
+/// The index of a fleet.
+#[derive(Debug)]
+pub struct Index {
+    pub(in crate::fleet) options: Options,
+    pub(in crate::fleet) models: BTreeMap<String, Model>,
+    pub(in crate::fleet) pods: BTreeMap<String, Pod>,
+    /// The arenas and buffers that are kept between two batches; a batch that is being applied has
+    /// them.
+    pub(in crate::fleet) intake: Option<Intake>,
+    pub(in crate::fleet) scratch: rule::Scratch,
+    /// The work taken in since memory was last compared with its limits.
+    pub(in crate::fleet) unchecked: usize,
+}
+
+impl Index {
+    /// An empty index.
+    #[must_use]
+    pub fn new(options: Options) -> Self {
+        Self {
+            options,
+            models: BTreeMap::new(),
+            pods: BTreeMap::new(),
+            intake: None,
+            scratch: rule::Scratch::default(),
+            unchecked: 0,
+        }
+    }
+
+    /// Bounds and a score for every rank of the model.
+    ///
+    /// # Errors
+    /// `Unknown` for a model that is not registered, and for a pod that is not. For such a pod, the
+    /// weighted strategy answers with a row without a score instead.
+    pub fn score(&mut self, request: &Request<'_>) -> Result<Answer> {
+        let roster = self.roster(request)?;
+        let resolved = self.resolve(request, &roster);
+        let model = self
+            .models
+            .get_mut(request.model)
+            .ok_or_else(|| unknown_model(request))?;
+        let mut search = Search::new(model, &resolved);
+        let mut rows = search.rows(&mut self.scratch);
+        let effort = search.effort.spent();
+        for (at, member) in roster
+            .iter()
+            .enumerate()
+            .filter(|(_, m)| m.column.is_none())
+        {
+            debug_assert!(at <= rows.len(), "no row for a member before {member:?}");
+            rows.insert(
+                at,
+                Row::of_stranger(request.prompt.last_token(), resolved.tiers),
+            );
+        }
+        Ok(Answer {
+            roster,
+            rows,
+            effort,
+        })
+    }
+
+    /// Fills in what a request leaves open.
+    pub(in crate::fleet) fn resolve<'p>(
+        &self,
+        request: &Request<'p>,
+        roster: &[Member],
+    ) -> ResolvedRequest<'p> {
+        let (tiers, counted) = if request.tiers.is_empty() {
+            (TierSet::GPU, Tier::ALL.into_iter().collect())
+        } else {
+            (request.tiers, request.tiers)
+        };
+        let canonical = CanonicalBlocks {
+            block_size: self.options.canonical_block_size.get(),
+            tiers: counted,
+        };
+        ResolvedRequest {
+            prompt: request.prompt,
+            columns: roster.iter().filter_map(|member| member.column).collect(),
+            tiers,
+            canonical_blocks: (request.strategy == Strategy::WeightedBlocks).then_some(canonical),
+            only_full: !self.options.all_groups,
+            touch: self.options.memory_limit_bytes > 0,
+            weights: std::array::from_fn(|tier| {
+                request.weights[tier].unwrap_or(self.options.weights[tier])
+            }),
+        }
+    }
+
+    /// The requested ranks. The list of all ranks is made once per model. Only the weighted
+    /// strategy has an answer for pods that do not serve the model.
+    pub(in crate::fleet) fn roster(&mut self, request: &Request<'_>) -> Result<Arc<[Member]>> {
+        let Some(model) = self.models.get_mut(request.model) else {
+            return Err(unknown_model(request));
+        };
+        if let Some(names) = request.pods {
+            let mut members = Vec::with_capacity(names.len());
+            for name in names {
+                let pod = self.pods.get(name);
+                match (
+                    pod.filter(|p| p.spec.model == request.model),
+                    request.strategy,
+                ) {
+                    (Some(pod), _) => members.extend(pod.members()),
+                    (None, Strategy::WeightedBlocks) => members.push(Member {
+                        pod: name.as_str().into(),
+                        dp_rank: 0,
+                        column: None,
+                    }),
+                    (None, Strategy::Exact) => {
+                        let text = format!("pod {name:?} does not serve model {:?}", request.model);
+                        return Err(Error::Unknown(text));
+                    }
+                }
+            }
+            return Ok(members.into());
+        }
+        let pods = self.pods.values().filter(|p| p.spec.model == request.model);
+        let roster = model
+            .roster
+            .get_or_insert_with(|| pods.flat_map(Pod::members).collect());
+        Ok(Arc::clone(roster))
+    }
+
+    /// Panics unless every structure agrees with every other.
+    pub fn check_integrity(&self) {
+        for model in self.models.values() {
+            model.check_integrity();
+        }
+    }
+}
+
+pub(in crate::fleet) fn unknown_model(request: &Request<'_>) -> Error {
+    Error::Unknown(format!(
+        "no pod serves model {:?}; register one first",
+        request.model
+    ))
+}

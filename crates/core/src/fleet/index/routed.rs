@@ -1,0 +1,121 @@
+//! What a gateway says it sent to a pod, and what came back.
+
+use super::Index;
+use super::registration::unknown_pod;
+use crate::error::{Error, Result};
+use crate::fleet::effort::Effort;
+use crate::fleet::ingest::namespace;
+use crate::fleet::keys::prompt::{MediaMark, Prompt};
+use crate::fleet::query::request::Request;
+use crate::fleet::query::walk::{Ladder, LadderStep};
+use crate::fleet::rank::{Rank, Shared};
+use crate::fleet::silent::MOST_PAGES;
+use crate::prefix::{PrefixKey, plus};
+
+impl Index {
+    /// Notes that a rank was sent a request, and produced these tokens. Only pods with groups that no
+    /// event tells of use it, for the expected value: what their engine keeps follows from what it
+    /// was asked. Their stores then leave no marks, so a pod needs either all of its requests or none.
+    ///
+    /// # Errors
+    /// `Unknown` for a pod or rank that is not registered, and for a pod of another model.
+    pub fn routed(
+        &mut self,
+        name: &str,
+        dp_rank: u32,
+        request: &Request<'_>,
+        produced: &[u32],
+    ) -> Result<()> {
+        while !self.begin_routed(name, dp_rank, request.model, usize::MAX)? {}
+        self.note_routed(name, dp_rank, request, produced)?;
+        while !self.end_routed(name, dp_rank, usize::MAX)? {}
+        Ok(())
+    }
+
+    /// Prepares `note_routed`: does at most so much of what is to be done before, in pages. Returns
+    /// whether all is done. Until a request is noted and `end_routed` returns true, only questions may
+    /// be asked.
+    ///
+    /// # Errors
+    /// The same as for `routed`.
+    pub fn begin_routed(
+        &mut self,
+        name: &str,
+        dp_rank: u32,
+        model: &str,
+        most: usize,
+    ) -> Result<bool> {
+        let pod = self.pods.get(name).ok_or_else(|| unknown_pod(name))?;
+        if pod.spec.model != model {
+            let text = format!("pod {name:?} does not serve model {model:?}");
+            return Err(Error::Unknown(text));
+        }
+        let (model, column) = self.locate(name, dp_rank)?;
+        let begin = |rank: &mut Rank, shared: &mut Shared<'_>| rank.begin_route(most, shared);
+        Ok(model.with_rank(column, begin).unwrap_or(true))
+    }
+
+    /// Completes `note_routed`: shows what has changed of at most so many pages. Returns whether
+    /// all is shown.
+    ///
+    /// # Errors
+    /// `Unknown` for a pod or rank that is not registered.
+    pub fn end_routed(&mut self, name: &str, dp_rank: u32, most: usize) -> Result<bool> {
+        let (model, column) = self.locate(name, dp_rank)?;
+        let show = |rank: &mut Rank, shared: &mut Shared<'_>| rank.show_some(most, shared) < most;
+        Ok(model.with_rank(column, show).unwrap_or(true))
+    }
+
+    /// The part of `routed` that is done at once, for a request of the pod's model.
+    ///
+    /// # Errors
+    /// `Unknown` for a pod or rank that is not registered.
+    pub fn note_routed(
+        &mut self,
+        name: &str,
+        dp_rank: u32,
+        request: &Request<'_>,
+        produced: &[u32],
+    ) -> Result<()> {
+        let (model, column) = self.locate(name, dp_rank)?;
+        let rank = model.ranks[column].as_ref();
+        let Some((silent, rank)) = rank.and_then(|rank| Some((rank.silent.as_ref()?, rank))) else {
+            return Ok(());
+        };
+        let step = LadderStep {
+            unit: silent.page_size(),
+            lookahead: rank.catalog.lookahead(),
+            page: 0,
+        };
+        let has_lora = request.prompt.lora.is_some_and(|name| !name.is_empty());
+        let view = rank.catalog.view().filter(|_| !has_lora);
+        let space_page = view.map_or(0, |view| view.space_page);
+        let mut tokens = [request.prompt.tokens, produced].concat();
+        if request.prompt.media.is_empty() {
+            // One page more than is followed shows that there are more.
+            tokens.truncate((MOST_PAGES + 1) * step.unit as usize + step.lookahead as usize);
+        }
+        let prompt = Prompt {
+            tokens: &tokens,
+            ..request.prompt
+        };
+        let media = MediaMark::of(&model.marks, &prompt);
+        let ladder = Ladder::new(&model.marks, &prompt, &media, step, &Effort::default());
+        let salt = match space_page {
+            0 => Some(model.marks.salt(prompt.salt)),
+            _ if step.lookahead > 0 => None,
+            page => namespace::of_request(&model.marks, &request.prompt, page as usize),
+        };
+        let Some(salt) = salt.map(|salt| model.nodes.term(salt)) else {
+            return Ok(());
+        };
+        let prefixes = ladder.prefixes().iter().enumerate();
+        let keys =
+            prefixes.map_while(|(i, prefix)| Some(plus(plus(*prefix, ladder.ahead(i)?), salt)));
+        let keys: Vec<PrefixKey> = keys.collect();
+        let length = |tokens: &[u32]| u32::try_from(tokens.len()).unwrap_or(u32::MAX / 4);
+        let lengths = (length(request.prompt.tokens), length(produced));
+        model.with_rank(column, |rank, _| rank.route(keys, lengths));
+        Ok(())
+    }
+}

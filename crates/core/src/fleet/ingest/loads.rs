@@ -1,0 +1,52 @@
+//! What stores show of the loads of adapters, and what the newest load holds.
+
+use std::ops::Range;
+
+use super::apply::Slice;
+use super::naming::lora;
+use crate::fleet::pod::adapters::Load;
+use crate::fleet::presence::slots::Whereabouts;
+use crate::fleet::rank::Rank;
+use crate::fleet::tier::TierSet;
+use crate::prefix::PrefixKey;
+use crate::wire::{Medium, Stored};
+
+impl Slice<'_> {
+    /// Notes what a dense store under an adapter shows of its loads. On other tiers than the GPU,
+    /// what earlier loads left may be stored too.
+    pub(in crate::fleet) fn note_load(&mut self, stored: &Stored, named: Range<usize>) {
+        let publisher = self.rank.catalog.config.publisher;
+        let name = lora(self.batch, stored);
+        if !publisher.hashes_loads() || !matches!(stored.medium, Medium::Gpu) || name.is_none() {
+            return;
+        }
+        let seed = self.marks.lora_seed(name);
+        let slots = &self.progress.slots[named];
+        for (i, &slot) in slots.iter().enumerate() {
+            let Whereabouts::Placed(node) = self.rank.slots.whereabouts(slot) else {
+                continue;
+            };
+            let (key, hash) = (self.shared.nodes.key(node), self.rank.slots.key(slot));
+            let is_root = i == 0 && stored.parent.is_none();
+            if is_root && self.rank.adapters.note_root(seed, key, hash) {
+                self.rank.refuse("adapter_loaded_again", 1);
+            }
+            self.rank.adapters.note(seed, key, hash);
+        }
+    }
+}
+
+impl Rank {
+    /// Whether the newest load of an adapter certainly holds a boundary on one of these tiers.
+    #[must_use]
+    pub(in crate::fleet) fn holds_of(&self, load: &Load, key: PrefixKey, tiers: TierSet) -> bool {
+        let slot = load.hash_at(key).and_then(|hash| self.slots.find(hash));
+        slot.is_some_and(|slot| {
+            let mut channels = self.slots.held_channels(slot);
+            channels.any(|channel| {
+                let key = self.slots.channels.get(channel).key;
+                !key.doubted && tiers.contains(key.tier)
+            })
+        })
+    }
+}

@@ -1,0 +1,15 @@
+//! Who holds what: slots (the hashes of one rank), planes (a bit for each rank) and nodes (boundaries).
+//!
+//! - `shown`: which bits the hashes of one rank set;
+//! - `slots`: a hash, its place and its copies;
+//! - `sharing`: bits that several hashes of a rank set;
+//! - `planes`: a bit for each node and rank, by group and tier;
+//! - `nodes`: one boundary of one prefix, shared by all pods;
+//! - `moved`: where the end of a table moved.
+
+pub(in crate::fleet) mod moved;
+pub(in crate::fleet) mod nodes;
+pub(in crate::fleet) mod planes;
+pub(in crate::fleet) mod sharing;
+pub(in crate::fleet) mod shown;
+pub(in crate::fleet) mod slots;

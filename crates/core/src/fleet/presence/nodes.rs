@@ -1,0 +1,331 @@
+//! The boundaries that some rank holds or names: one node per (prefix, salt), shared by all pods.
+//!
+//! A node exists as long as a slot of some pod points to it. The nodes of one store are made in
+//! order, so the next boundary of a prefix is usually the next node, and look-ups try that one
+//! first.
+
+use super::moved::{Moved, idle_in_table};
+use crate::fleet::keys::texts::SaltId;
+use crate::key_table::KeyTable;
+use crate::prefix::{PrefixKey, minus, plus};
+use crate::secret::{Mixer, Secret};
+
+/// Index of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::fleet) struct NodeId(pub u32);
+
+/// A place says where a hash stands: at which boundary of which prefix, and in whose cache. Two
+/// hashes of different engines with the same place stand for the same cached tokens.
+///
+/// With hash lookahead, the identity of a block also covers tokens after its boundary: see `ahead`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::fleet) struct Place {
+    /// The number of tokens before the boundary.
+    pub boundary: u32,
+    /// The key of those tokens. LoRA and media are mixed in; the salt is separate.
+    pub prefix: PrefixKey,
+    /// What the lookahead tokens add to the identity; 0 without a lookahead.
+    pub ahead: u64,
+    /// The number of the salt of the cache.
+    pub salt: SaltId,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Meta {
+    boundary: u32,
+    refs: u32,
+    matched_at: u32,
+}
+
+/// All nodes of one model.
+#[derive(Debug)]
+pub(in crate::fleet) struct Nodes {
+    salts: Mixer,
+    keys: Vec<PrefixKey>,
+    meta: Vec<Meta>,
+    /// The lookahead part of the identity, for the few nodes that have one.
+    ahead: hashbrown::HashMap<u32, u64>,
+    /// The salts of the nodes that have one.
+    salted: hashbrown::HashMap<u32, SaltId>,
+    by_key: KeyTable,
+    free: Vec<u32>,
+    /// The nodes that are still counted for slots that are gone, once for each such slot.
+    let_go: Vec<NodeId>,
+}
+
+impl Nodes {
+    /// A table without nodes.
+    #[must_use]
+    pub(in crate::fleet) fn new(secret: &Secret) -> Self {
+        Self {
+            salts: secret.mixer("salts"),
+            keys: Vec::new(),
+            meta: Vec::new(),
+            ahead: hashbrown::HashMap::new(),
+            salted: hashbrown::HashMap::new(),
+            by_key: KeyTable::new(secret.spread()),
+            free: Vec::new(),
+            let_go: Vec::new(),
+        }
+    }
+
+    /// The number that a salt adds to a prefix key.
+    #[must_use]
+    pub(in crate::fleet) fn term(&self, salt: SaltId) -> PrefixKey {
+        match salt {
+            SaltId::NONE => 0,
+            SaltId(number) => self.salts.mix(number),
+        }
+    }
+
+    /// The key under which the node of a place is found.
+    #[must_use]
+    pub(in crate::fleet) fn key_of(&self, place: Place) -> PrefixKey {
+        plus(plus(place.prefix, place.ahead), self.term(place.salt))
+    }
+
+    /// The node with this key. The node after `hint` is tried first.
+    #[must_use]
+    pub(in crate::fleet) fn find(&self, key: PrefixKey, hint: Option<NodeId>) -> Option<NodeId> {
+        if let Some(NodeId(previous)) = hint
+            && self.keys.get(previous as usize + 1) == Some(&key)
+        {
+            return Some(NodeId(previous + 1));
+        }
+        let has = |id: u32| self.keys[id as usize] == key;
+        self.by_key.find(key, has).map(NodeId)
+    }
+
+    /// The node of a place, made if there is none. The caller must then `acquire` it.
+    pub(in crate::fleet) fn find_or_create(
+        &mut self,
+        place: Place,
+        hint: Option<NodeId>,
+    ) -> NodeId {
+        let key = self.key_of(place);
+        if let Some(node) = self.find(key, hint) {
+            return node;
+        }
+        let meta = Meta {
+            boundary: place.boundary,
+            refs: 0,
+            matched_at: 0,
+        };
+        let id = if let Some(id) = self.free.pop() {
+            self.keys[id as usize] = key;
+            self.meta[id as usize] = meta;
+            id
+        } else {
+            self.keys.push(key);
+            self.meta.push(meta);
+            u32::try_from(self.keys.len() - 1).expect("fewer than 2^32 boundaries")
+        };
+        if place.ahead != 0 {
+            self.ahead.insert(id, place.ahead);
+        }
+        if place.salt != SaltId::NONE {
+            self.salted.insert(id, place.salt);
+        }
+        self.by_key.insert(key, id);
+        NodeId(id)
+    }
+
+    /// The key of a node.
+    #[must_use]
+    pub(in crate::fleet) fn key(&self, node: NodeId) -> PrefixKey {
+        self.keys[node.0 as usize]
+    }
+
+    /// The place of a node.
+    #[must_use]
+    pub(in crate::fleet) fn place(&self, node: NodeId) -> Place {
+        let meta = self.meta[node.0 as usize];
+        let ahead = if self.ahead.is_empty() {
+            0
+        } else {
+            self.ahead.get(&node.0).copied().unwrap_or(0)
+        };
+        let salt = if self.salted.is_empty() {
+            SaltId::NONE
+        } else {
+            self.salted.get(&node.0).copied().unwrap_or(SaltId::NONE)
+        };
+        let prefix = minus(minus(self.keys[node.0 as usize], self.term(salt)), ahead);
+        Place {
+            boundary: meta.boundary,
+            prefix,
+            ahead,
+            salt,
+        }
+    }
+
+    /// Whether the node stands at this place.
+    #[must_use]
+    pub(in crate::fleet) fn is_at(&self, node: NodeId, place: Place) -> bool {
+        self.keys[node.0 as usize] == self.key_of(place)
+    }
+
+    /// Counts one more slot that points to the node.
+    pub(in crate::fleet) fn acquire(&mut self, node: NodeId) {
+        self.meta[node.0 as usize].refs += 1;
+    }
+
+    /// Counts one slot fewer that points to the node. If no slot is left the node is forgotten; its
+    /// presence bits must be clear by then.
+    pub(in crate::fleet) fn release(&mut self, node: NodeId) {
+        let id = node.0;
+        let meta = &mut self.meta[id as usize];
+        meta.refs -= 1;
+        if meta.refs > 0 {
+            return;
+        }
+        let key = self.keys[id as usize];
+        self.by_key.remove(key, id);
+        if !self.ahead.is_empty() {
+            self.ahead.remove(&id);
+        }
+        if !self.salted.is_empty() {
+            self.salted.remove(&id);
+        }
+        // No prefix has this key, so a look-up with a hint never finds the free node.
+        self.keys[id as usize] = u64::MAX;
+        self.free.push(id);
+    }
+
+    /// Notes that the slots which pointed to these nodes are gone. `release_some` releases the
+    /// nodes later.
+    pub(in crate::fleet) fn let_go(&mut self, nodes: Vec<NodeId>) {
+        if self.let_go.is_empty() {
+            self.let_go = nodes;
+        } else {
+            self.let_go.extend(nodes);
+        }
+    }
+
+    /// Releases at most `most` of the nodes that were let go. Returns how many; 0 means that none
+    /// is left.
+    pub(in crate::fleet) fn release_some(&mut self, most: usize) -> usize {
+        let rest = self.let_go.len().saturating_sub(most);
+        let some = self.let_go.split_off(rest);
+        for &node in &some {
+            self.release(node);
+        }
+        if rest == 0 {
+            self.let_go = Vec::new();
+        }
+        some.len()
+    }
+
+    /// The nodes that are still counted for slots that are gone, once for each such slot.
+    pub(in crate::fleet) fn waiting(&self) -> &[NodeId] {
+        &self.let_go
+    }
+
+    /// Notes that a request matched the node at this tick.
+    pub(in crate::fleet) fn touch(&mut self, node: NodeId, tick: u32) {
+        self.meta[node.0 as usize].matched_at = tick;
+    }
+
+    /// The tick at which a request last matched the node; 0 means never.
+    #[must_use]
+    pub(in crate::fleet) fn matched_at(&self, node: NodeId) -> u32 {
+        self.meta[node.0 as usize].matched_at
+    }
+
+    /// How many slots point to the node.
+    #[must_use]
+    pub(in crate::fleet) fn refs(&self, node: NodeId) -> u32 {
+        self.meta[node.0 as usize].refs
+    }
+
+    /// The number of nodes in use.
+    #[must_use]
+    pub(in crate::fleet) fn len(&self) -> usize {
+        self.keys.len() - self.free.len()
+    }
+
+    /// The bytes of spare capacity in the tables.
+    #[must_use]
+    pub(in crate::fleet) fn idle_bytes(&self) -> usize {
+        let each = size_of::<PrefixKey>() + size_of::<Meta>();
+        (self.keys.capacity() - self.len()) * each
+            + self.free.capacity() * 4
+            + idle_in_table(self.by_key.bytes(), self.by_key.len(), KeyTable::ENTRY)
+            + idle_in_table(self.ahead.allocation_size(), self.ahead.len(), 16)
+            + idle_in_table(self.salted.allocation_size(), self.salted.len(), 16)
+    }
+
+    /// Moves at most this many nodes from the end to free places, and gives back the spare
+    /// capacity.
+    pub(in crate::fleet) fn give_back(&mut self, most: usize) -> Moved {
+        let end = self.len().max(self.keys.len().saturating_sub(most));
+        let end = u32::try_from(end).expect("fewer than 2^32 boundaries");
+        self.free.retain(|&id| id < end);
+        let to = (end..).take(self.keys.len() - end as usize);
+        let to = to.map(|id| self.move_to_free(id)).collect();
+        self.keys.truncate(end as usize);
+        self.keys.shrink_to_fit();
+        self.meta.truncate(end as usize);
+        self.meta.shrink_to_fit();
+        self.free.shrink_to_fit();
+        if self.free.is_empty() {
+            self.by_key.give_back();
+            self.ahead.shrink_to_fit();
+            self.salted.shrink_to_fit();
+        }
+        Moved { end, to }
+    }
+
+    fn move_to_free(&mut self, from: u32) -> Option<u32> {
+        let meta = self.meta[from as usize];
+        if meta.refs == 0 {
+            return None;
+        }
+        let to = self.free.pop()?;
+        let key = self.keys[from as usize];
+        (self.keys[to as usize], self.meta[to as usize]) = (key, meta);
+        self.by_key.remove(key, from);
+        self.by_key.insert(key, to);
+        if let Some(ahead) = self.ahead.remove(&from) {
+            self.ahead.insert(to, ahead);
+        }
+        if let Some(salt) = self.salted.remove(&from) {
+            self.salted.insert(to, salt);
+        }
+        Some(to)
+    }
+
+    /// The bytes held, by capacity.
+    #[must_use]
+    pub(in crate::fleet) fn bytes(&self) -> usize {
+        self.keys.capacity() * size_of::<PrefixKey>()
+            + self.meta.capacity() * size_of::<Meta>()
+            + (self.free.capacity() + self.let_go.capacity()) * 4
+            + self.by_key.bytes()
+            + self.ahead.allocation_size()
+            + self.salted.allocation_size()
+    }
+
+    /// Panics unless every node in use is found by its key and no free node is.
+    pub(in crate::fleet) fn check_integrity(&self) {
+        assert_eq!(
+            self.by_key.len(),
+            self.len(),
+            "nodes by key against live nodes"
+        );
+        for &id in &self.free {
+            assert_eq!(
+                self.keys[id as usize],
+                u64::MAX,
+                "free node {id} still has a key"
+            );
+        }
+        for id in self.by_key.ids() {
+            assert!(
+                self.meta[id as usize].refs > 0,
+                "node {id} is live without a slot"
+            );
+            assert_eq!(self.find(self.keys[id as usize], None), Some(NodeId(id)));
+        }
+    }
+}

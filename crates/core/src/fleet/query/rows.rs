@@ -1,0 +1,307 @@
+//! The rows of an answer. The rule is evaluated once per class of ranks and set of tiers, for 64
+//! ranks at a time; then each rank gets its bounds and its score.
+
+use std::sync::Arc;
+
+use super::answer::{Bounds, Exactness, Limiting, Row};
+use super::by_column::{Likely, RowsByColumn};
+use super::canonical_blocks;
+use super::expected::Shown;
+use super::search::{Reading, Search};
+use super::tier_score;
+use super::words::{Seen, Sight, Words};
+use crate::fleet::model::Class;
+use crate::fleet::rank::Rank;
+use crate::fleet::state::State;
+use crate::fleet::tier::TierSet;
+use crate::rule::{self, HOLDERS, Unknown};
+
+impl Search<'_, '_> {
+    /// Answers for every requested column, in that order.
+    pub(in crate::fleet) fn rows(&mut self, scratch: &mut rule::Scratch) -> Vec<Row> {
+        // Both calls can place hashes, which makes nodes, so they come before any node is looked
+        // up.
+        self.probe();
+        self.find_possible();
+        let tier_sets = self.tier_sets();
+        let columns = &self.request.columns;
+        let mut rows: Vec<Row> = columns
+            .iter()
+            .map(|&column| self.empty_row(column, &tier_sets))
+            .collect();
+        let mut likely = vec![Likely::default(); rows.len()];
+        let asked = Arc::clone(&self.asked);
+        for class in self.model.classes().iter() {
+            let mask = class.mask & asked.masks[usize::from(class.word)];
+            if mask == 0 {
+                continue;
+            }
+            let class = Class {
+                mask,
+                ..restrict(class.clone(), self.request.only_full)
+            };
+            let mut rows = RowsByColumn {
+                rows: &mut rows,
+                likely: &mut likely,
+                positions: &asked.positions,
+                tier_sets: &tier_sets,
+            };
+            self.answer_class(&class, scratch, &mut rows);
+        }
+        for (position, &column) in columns.iter().enumerate() {
+            let first = asked.positions[column];
+            if first != position {
+                rows[position] = rows[first].clone();
+            }
+        }
+        rows
+    }
+
+    /// The sets of tiers to answer for: the requested set, GPU alone, and GPU with each further
+    /// tier added in turn that holds anything.
+    fn tier_sets(&self) -> Vec<TierSet> {
+        let present: TierSet = self.model.planes.keys().map(|key| key.tier).collect();
+        let mut sets = vec![self.request.tiers];
+        for set in TierSet::cumulative(present) {
+            if !sets.contains(&set) {
+                sets.push(set);
+            }
+        }
+        sets
+    }
+
+    /// The row of a rank without any known group: it holds nothing, unless its history is
+    /// incomplete.
+    fn empty_row(&self, column: usize, tier_sets: &[TierSet]) -> Row {
+        let state = self.model.ranks[column]
+            .as_ref()
+            .map_or(State::Stale, Rank::state);
+        let upper = if state == State::Exact {
+            0
+        } else {
+            self.last_token()
+        };
+        let bounds = Bounds { lower: 0, upper };
+        let mut row = Row {
+            state,
+            bounds,
+            is_counted: false,
+            expected: 0,
+            exactness: Exactness::Unknown,
+            present: 0,
+            tiers: tier_sets.iter().map(|&set| (set, bounds)).collect(),
+            limiting: None,
+            score: 0.0,
+        };
+        row.set_score(self.request.canonical_blocks.is_none().then_some(0.0));
+        row
+    }
+
+    fn answer_class(
+        &mut self,
+        class: &Class,
+        scratch: &mut rule::Scratch,
+        rows: &mut RowsByColumn<'_>,
+    ) {
+        let ladder = self.climb(class);
+        let reading = Reading { class, ladder };
+        for (index, &set) in rows.tier_sets.iter().enumerate() {
+            let words = self.words(reading, set, false);
+            let lower = self.fill_bounds(reading, index, &words, scratch, rows);
+            if index == 0 {
+                self.fill_limits(reading, &words, &lower, scratch, rows);
+                self.keep_sight(reading, words, &lower, scratch);
+            }
+        }
+        self.widen(class, scratch, rows);
+        self.fill_scores(reading, scratch, rows);
+    }
+
+    /// Widens the bounds of a class by those with hits inside blocks, where it is not known whether
+    /// the engine has these.
+    fn widen(&mut self, class: &Class, scratch: &mut rule::Scratch, rows: &mut RowsByColumn<'_>) {
+        let Some(class) = class.inside() else {
+            return;
+        };
+        let ladder = self.climb(&class);
+        let reading = Reading {
+            class: &class,
+            ladder,
+        };
+        for (index, &set) in rows.tier_sets.iter().enumerate() {
+            let told = self.read(reading, set, scratch);
+            for column in class.columns() {
+                let of_column = (told[column % 64], None);
+                let other = self.bounds(reading, column, set, of_column, scratch);
+                let row = rows.row(column);
+                let bounds = &mut row.tiers[index].1;
+                bounds.lower = bounds.lower.min(other.lower);
+                bounds.upper = bounds.upper.max(other.upper);
+                if index == 0 {
+                    row.bounds = *bounds;
+                }
+            }
+        }
+    }
+
+    /// Fills in the bounds for one set of tiers. Returns the lengths that the rule gives for what
+    /// is certain.
+    fn fill_bounds(
+        &self,
+        reading: Reading<'_>,
+        index: usize,
+        words: &Words,
+        scratch: &mut rule::Scratch,
+        rows: &mut RowsByColumn<'_>,
+    ) -> [u32; HOLDERS] {
+        let Reading { class, ladder } = reading;
+        let query = self.query(class.mask, Unknown::Strict);
+        let lower = words.with_held(self.unit(ladder), |held| {
+            rule::resume(&class.view.topology, held, query, scratch)
+        });
+        let set = rows.tier_sets[index];
+        let silent = class.silent();
+        let certain = silent.as_ref().map(|(class, _)| {
+            let reading = Reading { class, ladder };
+            (reading, self.read(reading, set, scratch))
+        });
+        for column in class.columns() {
+            let bit = column % 64;
+            let certain = certain.map(|(reading, lengths)| (reading, lengths[bit]));
+            let bounds = self.bounds(reading, column, set, (lower[bit], certain), scratch);
+            let row = rows.row(column);
+            row.tiers[index] = (set, bounds);
+            if index == 0 {
+                row.bounds = bounds;
+                row.is_counted = self.is_counted(column, set);
+            }
+        }
+        // Blocks are counted without what is likely on further tiers.
+        if index == 0 || self.request.canonical_blocks.is_none() {
+            let shown = Shown {
+                index,
+                told: &lower,
+                likely: silent.as_ref().map(|(_, class)| Reading { class, ladder }),
+            };
+            self.fill_expected(reading, &shown, scratch, rows);
+        }
+        lower
+    }
+
+    /// The lengths that the rule gives for what the ranks of a class hold on a set of tiers.
+    pub(in crate::fleet) fn read(
+        &self,
+        reading: Reading<'_>,
+        set: TierSet,
+        scratch: &mut rule::Scratch,
+    ) -> [u32; HOLDERS] {
+        let query = self.query(reading.class.mask, Unknown::Strict);
+        let words = self.words(reading, set, false);
+        words.with_held(self.unit(reading.ladder), |held| {
+            rule::resume(&reading.class.view.topology, held, query, scratch)
+        })
+    }
+
+    /// Fills in what is present on the requested tiers, and which group ends the prefix.
+    fn fill_limits(
+        &self,
+        reading: Reading<'_>,
+        words: &Words,
+        lower: &[u32; HOLDERS],
+        scratch: &mut rule::Scratch,
+        rows: &mut RowsByColumn<'_>,
+    ) {
+        let Class { view, mask, .. } = reading.class;
+        let query = self.query(*mask, Unknown::Strict);
+        let (present, limits) = words.with_held(self.unit(reading.ladder), |held| {
+            (
+                rule::present(&view.topology, held, query, scratch),
+                rule::limiting(&view.topology, held, query, lower, scratch),
+            )
+        });
+        for column in reading.class.columns() {
+            let row = rows.row(column);
+            row.present = present[column % 64];
+            let limit = limits[column % 64];
+            row.limiting = limit.map(|limit| Limiting {
+                group: Rank::group_name(view.groups[limit.group]),
+                boundary: limit.boundary,
+            });
+        }
+    }
+
+    /// Fills in the scores of the requested strategy.
+    fn fill_scores(
+        &self,
+        reading: Reading<'_>,
+        scratch: &mut rule::Scratch,
+        rows: &mut RowsByColumn<'_>,
+    ) {
+        let by_blocks = self
+            .request
+            .canonical_blocks
+            .map(|blocks| canonical_blocks::scores(self, reading, blocks, scratch));
+        for column in reading.class.columns() {
+            let score = match &by_blocks {
+                None => {
+                    let likely = *rows.likely(column);
+                    Some(tier_score::score(self, reading, column % 64, likely))
+                }
+                Some(scores) => scores.map(|scores| scores[column % 64]),
+            };
+            rows.row(column).set_score(score);
+        }
+    }
+
+    /// Keeps the words that the answer was read from, if it will be explained.
+    fn keep_sight(
+        &mut self,
+        reading: Reading<'_>,
+        words: Words,
+        told: &[u32; HOLDERS],
+        scratch: &mut rule::Scratch,
+    ) {
+        let Some(mut sights) = self.sights.take() else {
+            return;
+        };
+        let unit = self.unit(reading.ladder);
+        let sight = Arc::new(Sight {
+            view: reading.class.view.clone(),
+            unit,
+            words,
+        });
+        for (column, bit) in reading.class.columns().map(|column| (column, column % 64)) {
+            let seen = Seen {
+                sight: Arc::clone(&sight),
+                bit: u32::try_from(bit).unwrap_or(0),
+                reason: self.reason_of_bound(reading, column, told[bit], scratch),
+            };
+            sights.insert(column, seen);
+        }
+        self.sights = Some(sights);
+    }
+}
+
+/// Removes all groups except those of full attention, if `only_full`.
+fn restrict(class: Class, only_full: bool) -> Class {
+    if !only_full {
+        return class;
+    }
+    let mut view = class.view;
+    let keep: Vec<bool> = view
+        .topology
+        .groups
+        .iter()
+        .map(|g| g.kind.is_full())
+        .collect();
+    let mut kept = keep.iter();
+    view.topology
+        .groups
+        .retain(|_| *kept.next().unwrap_or(&false));
+    let mut kept = keep.iter();
+    view.groups.retain(|_| *kept.next().unwrap_or(&false));
+    view.lower_is_zero |= view.groups.is_empty();
+    view.silent = None;
+    view.inside = None;
+    Class { view, ..class }
+}

@@ -1,0 +1,263 @@
+//! A request on its way through the index: its keys, the nodes at those keys, and the words that
+//! say what the classes of ranks hold there.
+//!
+//! The index's own keys are computed once, at every unit, and nodes are looked up once for each
+//! unit. `rows` then reads the answer for each rank from the words.
+
+use std::sync::Arc;
+
+use hashbrown::{HashMap, HashSet};
+
+use super::request::ResolvedRequest;
+use super::walk::{Ladder, LadderStep};
+use super::words::{Seen, Words};
+use crate::fleet::effort::Effort;
+use crate::fleet::ingest::namespace;
+use crate::fleet::keys::prompt::MediaMark;
+use crate::fleet::keys::texts::SaltId;
+use crate::fleet::limbo::Possible;
+use crate::fleet::model::{Class, Model};
+use crate::fleet::presence::planes::PlaneKey;
+use crate::fleet::tier::{Tier, TierSet};
+use crate::rule::{Query, Unknown};
+
+/// A class of ranks, and the ladder along which its words are read.
+#[derive(Clone, Copy)]
+pub(in crate::fleet) struct Reading<'c> {
+    /// The ranks, and the view that the rule is evaluated with for them.
+    pub(in crate::fleet) class: &'c Class,
+    /// The index of the ladder in the search.
+    pub(in crate::fleet) ladder: usize,
+}
+
+/// One request while it is being answered.
+pub(in crate::fleet) struct Search<'a, 'p> {
+    /// The model.
+    pub(in crate::fleet) model: &'a mut Model,
+    /// The request.
+    pub(in crate::fleet) request: &'a ResolvedRequest<'p>,
+    /// The requested columns.
+    pub(in crate::fleet) asked: Arc<AskedColumns>,
+    /// The request's media.
+    media: Vec<MediaMark>,
+    /// The ladders made so far, one for each unit and lookahead.
+    pub(in crate::fleet) ladders: Vec<Ladder>,
+    /// The request's salt.
+    pub(in crate::fleet) salt: SaltId,
+    /// The ranks whose undecided hashes were all compared with the request's own engine chain.
+    pub(in crate::fleet) probed: HashSet<usize>,
+    /// For the other ranks: where their undecided hashes may stand.
+    pub(in crate::fleet) possible: HashMap<usize, Possible>,
+    /// The work that was done for this answer, except for the rule.
+    pub(in crate::fleet) effort: Effort,
+    /// For each column, what it holds. Kept if the answer will be explained.
+    pub(in crate::fleet) sights: Option<HashMap<usize, Seen>>,
+}
+
+impl<'a, 'p> Search<'a, 'p> {
+    /// Prepares an answer. Nothing is looked up yet.
+    pub(in crate::fleet) fn new(model: &'a mut Model, request: &'a ResolvedRequest<'p>) -> Self {
+        let salt = model.marks.salt(request.prompt.salt);
+        let media = MediaMark::of(&model.marks, &request.prompt);
+        let asked = Arc::new(AskedColumns::new(&request.columns, model.ranks.len()));
+        Self {
+            model,
+            request,
+            asked,
+            media,
+            ladders: Vec::new(),
+            salt,
+            probed: HashSet::new(),
+            possible: HashMap::new(),
+            effort: Effort::default(),
+            sights: None,
+        }
+    }
+
+    /// Keeps the words that the answer is read from.
+    pub(in crate::fleet) fn keeping_sights(self) -> Self {
+        Self {
+            sights: Some(HashMap::new()),
+            ..self
+        }
+    }
+
+    /// The ladder for one unit and lookahead, made at most once per request.
+    pub(in crate::fleet) fn ladder(&mut self, step: LadderStep) -> usize {
+        if let Some(at) = self.ladders.iter().position(|l| l.step() == step) {
+            return at;
+        }
+        self.ladders.push(Ladder::new(
+            &self.model.marks,
+            &self.request.prompt,
+            &self.media,
+            step,
+            &self.effort,
+        ));
+        self.ladders.len() - 1
+    }
+
+    /// The ladder of a class, with its nodes looked up.
+    pub(in crate::fleet) fn climb(&mut self, class: &Class) -> usize {
+        let at = self.ladder(LadderStep {
+            unit: class.unit(),
+            lookahead: class.view.topology.hash_lookahead,
+            page: self.page(class),
+        });
+        let salt = self.salt_on(at);
+        let ladder = &mut self.ladders[at];
+        if let (false, Some(salt)) = (ladder.is_looked_up(), salt) {
+            ladder.look_up(salt, &self.model.nodes);
+            if self.request.touch {
+                self.model.tick += 1;
+                for node in ladder.nodes.iter().flatten() {
+                    self.model.nodes.touch(*node, self.model.tick);
+                }
+            }
+        }
+        at
+    }
+
+    /// Tokens per page of a class whose chains stand under salts made of their first hashes; else 0.
+    /// Those of adapters never do.
+    pub(in crate::fleet) fn page(&self, class: &Class) -> u32 {
+        let has_lora = self
+            .request
+            .prompt
+            .lora
+            .is_some_and(|name| !name.is_empty());
+        if has_lora { 0 } else { class.view.space_page }
+    }
+
+    /// The salt that a ladder's nodes are looked up with; `None` if the request's is not known.
+    pub(in crate::fleet) fn salt_on(&self, ladder: usize) -> Option<SaltId> {
+        match self.ladders[ladder].step() {
+            LadderStep { page: 0, .. } => Some(self.salt),
+            LadderStep { lookahead: 1.., .. } => None,
+            LadderStep { page, .. } => {
+                namespace::of_request(&self.model.marks, &self.request.prompt, page as usize)
+            }
+        }
+    }
+
+    /// The bits of a class along the request, with or without the copies in doubt.
+    pub(in crate::fleet) fn words(
+        &self,
+        reading: Reading<'_>,
+        tiers: TierSet,
+        doubted: bool,
+    ) -> Words {
+        let mut words = Words::default();
+        let view = &reading.class.view;
+        for &group in &view.groups {
+            let gather = |partial| self.gather(reading, group, partial, tiers, doubted);
+            words.whole.push(gather(false));
+            if view.topology.partial_hits {
+                words.partial.push(gather(true));
+            }
+        }
+        words
+    }
+
+    fn gather(
+        &self,
+        reading: Reading<'_>,
+        group: u16,
+        partial: bool,
+        tiers: TierSet,
+        doubted: bool,
+    ) -> Vec<u64> {
+        let nodes = &self.ladders[reading.ladder].nodes;
+        let mut out = vec![0; nodes.len()];
+        for tier in tiers.iter() {
+            for doubted in [false, true].into_iter().take(1 + usize::from(doubted)) {
+                let key = PlaneKey {
+                    group,
+                    partial,
+                    tier,
+                    doubted,
+                    word: reading.class.word,
+                };
+                if let Some(plane) = self.model.planes.find(key) {
+                    self.model.planes.gather(plane, nodes, &mut out);
+                }
+            }
+        }
+        out
+    }
+
+    /// Whether one rank of the class holds the block of a group that ends at step `i` of the ladder:
+    /// on one tier, and certainly or in doubt.
+    #[must_use]
+    pub(in crate::fleet) fn holds(
+        &self,
+        reading: Reading<'_>,
+        bit: usize,
+        i: usize,
+        (group, tier, doubted): (u16, Tier, bool),
+    ) -> bool {
+        let Some(&Some(node)) = self.ladders[reading.ladder].nodes.get(i) else {
+            return false;
+        };
+        [false, true].into_iter().any(|partial| {
+            let key = PlaneKey {
+                group,
+                partial,
+                tier,
+                doubted,
+                word: reading.class.word,
+            };
+            let plane = self.model.planes.find(key);
+            plane.is_some_and(|p| self.model.planes.word(p, node) & (1 << bit) != 0)
+        })
+    }
+
+    /// Tokens per step of a ladder.
+    #[must_use]
+    pub(in crate::fleet) fn unit(&self, ladder: usize) -> u32 {
+        self.ladders[ladder].step().unit
+    }
+
+    /// The most tokens that any engine can reuse.
+    pub(in crate::fleet) fn last_token(&self) -> u32 {
+        self.request.prompt.last_token()
+    }
+
+    /// The request in the form that the rule takes, for some ranks of a class.
+    pub(in crate::fleet) fn query(&self, mask: u64, unknown: Unknown) -> Query {
+        let num_tokens = u32::try_from(self.request.prompt.tokens.len()).unwrap_or(u32::MAX);
+        Query {
+            num_tokens,
+            mask,
+            unknown,
+        }
+    }
+}
+
+/// Which columns are requested, by word, and where each of them first appears in the answer.
+pub(in crate::fleet) struct AskedColumns {
+    /// For each word of the planes, the bits of the requested columns.
+    pub(in crate::fleet) masks: Vec<u64>,
+    /// For each column, the first row of the answer that belongs to it.
+    pub(in crate::fleet) positions: Vec<usize>,
+}
+
+impl AskedColumns {
+    fn new(columns: &[usize], num_columns: usize) -> Self {
+        let mut asked = Self {
+            masks: vec![0; num_columns.div_ceil(64)],
+            positions: vec![0; num_columns],
+        };
+        for (position, &column) in columns.iter().enumerate().rev() {
+            asked.masks[column / 64] |= 1 << (column % 64);
+            asked.positions[column] = position;
+        }
+        asked
+    }
+
+    /// Whether a column is requested.
+    #[must_use]
+    pub(in crate::fleet) fn has(&self, column: usize) -> bool {
+        self.masks[column / 64] & (1 << (column % 64)) != 0
+    }
+}

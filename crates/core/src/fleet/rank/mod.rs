@@ -1,0 +1,441 @@
+//! One data-parallel rank of one pod: its table of hashes, its groups, its state, its counters.
+//!
+//! In reading order:
+//! - `copies`: copies are added and removed, and their bits follow;
+//! - `loss`: what a rank loses at once;
+//! - `oldest`: which blocks are forgotten first;
+//! - `unidentified`: blocks under names that no request has;
+//! - `pool`: what is known of the content of the engine's pool;
+//! - `unknown`: how many unknown blocks that pool may hold;
+//! - `undecided`: what batches may spend on undecided hashes;
+//! - `counts`: what is counted for people to read.
+
+pub(in crate::fleet) mod copies;
+pub(in crate::fleet) mod counts;
+pub(in crate::fleet) mod loss;
+pub(in crate::fleet) mod oldest;
+pub(in crate::fleet) mod pool;
+pub(in crate::fleet) mod undecided;
+pub(in crate::fleet) mod unidentified;
+pub(in crate::fleet) mod unknown;
+
+use std::collections::BTreeMap;
+
+use smallvec::SmallVec;
+
+use crate::fleet::effort::{Effort, MOST_EFFORT_KEPT};
+use crate::fleet::keys::prompt::Prompt;
+use crate::fleet::limbo::{Limbo, Means, World};
+use crate::fleet::pod::adapters::Adapters;
+use crate::fleet::pod::catalog::{Catalog, Contradiction, UNGROUPED};
+use crate::fleet::pod::engine_chain::EngineChain;
+use crate::fleet::presence::nodes::Nodes;
+use crate::fleet::presence::planes::{Column, PlaneKey, Planes};
+use crate::fleet::presence::slots::{Channel, ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
+use crate::fleet::silent::Silent;
+use crate::fleet::state::State;
+use crate::fleet::tier::{Tier, TierSet};
+use crate::secret::Secret;
+use crate::wire::Untold;
+use counts::Placed;
+use pool::Pool;
+use unidentified::Unnamed;
+
+/// Why a rank is not exact while one of its batches is being applied.
+const MIDWAY: &str = "a long batch is being taken in";
+
+/// One data-parallel rank of one pod, and everything known about it.
+#[derive(Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent facts, each asked for by its name"
+)]
+pub(in crate::fleet) struct Rank {
+    /// The rank's number.
+    #[expect(
+        clippy::struct_field_names,
+        reason = "the name that it has on the wire"
+    )]
+    pub dp_rank: u32,
+    /// The rank's word and bit in the planes.
+    pub column: Column,
+    /// The hashes that the rank has named, and its copies.
+    pub slots: Slots,
+    /// The hashes whose place is not known yet.
+    pub limbo: Limbo,
+    /// The slots of undecided hashes that were forgotten. They stand nowhere, and are removed in
+    /// portions.
+    pub doomed: Vec<SlotId>,
+    /// The effort that batches may still spend on limbo, beyond the work that their own size
+    /// bounds.
+    pub effort: Effort,
+    /// The bytes that limbo may take.
+    pub limbo_limit: usize,
+    /// The rank's groups, configured or learned.
+    pub catalog: Catalog,
+    /// What is inferred of groups that no event tells of; most ranks have none.
+    pub silent: Option<Box<Silent>>,
+    /// The hash function of the rank's engine, as far as it is known.
+    pub chain: EngineChain,
+    /// The paths of LoRA adapters, by name. A path is part of the engine's hash.
+    pub loras: BTreeMap<String, String>,
+    /// The adapters of which a second load has shown.
+    pub adapters: Adapters,
+    /// The feeds that have sent payloads of this rank. What is true of these feeds is true of the
+    /// rank.
+    pub feeds: SmallVec<[u32; 1]>,
+    /// The feeds whose history is part of what is known here: those that have published since they
+    /// last began anew.
+    pub told_by: SmallVec<[u32; 1]>,
+    /// The state that the feeds report.
+    pub feed_state: State,
+    /// The reason for that state, in words.
+    pub feed_reason: String,
+    /// The first contradiction with the configuration since the last restart.
+    pub contradicted: Option<&'static str>,
+    /// What the rank's state says about events that were refused since the last clear: their copies
+    /// may be there, or may be gone.
+    pub missed: Option<&'static str>,
+    /// Whether one of them may have told that copies are gone.
+    pub missed_removal: bool,
+    /// The tiers of which something was lost, or forgotten to free memory: no copy there can be
+    /// excluded. A clear makes the GPU tier, and no other, completely known again.
+    pub forgot: TierSet,
+    /// What may be held on the GPU of which nothing is known.
+    pub pool: Pool,
+    /// Whether presence is a count. Otherwise it is a flag, a shortcut that `replay --model set`
+    /// shows.
+    pub counts_copies: bool,
+    /// Whether some store carried multimodal keys or embeddings. If so, the tokens of a sparse
+    /// store do not determine its prefix, because the wire has no keys of blocks that are not
+    /// listed.
+    pub saw_media: bool,
+    /// What the rank holds under names that no request has.
+    pub unnamed: Unnamed,
+    /// Whether a root store's hash was what the `dynamo` format makes of its tokens.
+    pub is_format_confirmed: bool,
+    /// Whether some copies have been in doubt since a clear.
+    pub has_doubts: bool,
+    /// Whether a batch is only partly applied. The engine may never have held exactly what is shown
+    /// now.
+    pub is_midway: bool,
+    /// How many published batches were applied.
+    pub messages: u64,
+    /// How many hashes each means has placed.
+    pub placed: Placed,
+    /// The refusals and notes, by reason.
+    pub refused: BTreeMap<&'static str, u64>,
+    /// The refusals that the feed counted, under the feed's own names.
+    pub refused_outside: BTreeMap<String, u64>,
+}
+
+/// The shared part of the model, lent to a rank for one operation.
+pub(in crate::fleet) struct Shared<'a> {
+    /// The boundaries of the model.
+    pub nodes: &'a mut Nodes,
+    /// The presence bits of the model.
+    pub planes: &'a mut Planes,
+}
+
+impl Rank {
+    /// A rank about which nothing is known yet. Its history is complete until the feed says
+    /// otherwise.
+    #[must_use]
+    pub(in crate::fleet) fn new(
+        dp_rank: u32,
+        column: Column,
+        catalog: Catalog,
+        chain: EngineChain,
+        counts_copies: bool,
+        secret: &Secret,
+    ) -> Self {
+        Self {
+            dp_rank,
+            column,
+            slots: Slots::new(secret.spread()),
+            limbo: Limbo::new(secret.field()),
+            doomed: Vec::new(),
+            effort: Effort::of(MOST_EFFORT_KEPT),
+            limbo_limit: usize::MAX,
+            silent: catalog.silent().map(Box::new),
+            catalog,
+            chain,
+            loras: BTreeMap::new(),
+            adapters: Adapters::default(),
+            feeds: SmallVec::new(),
+            told_by: SmallVec::new(),
+            feed_state: State::Exact,
+            feed_reason: String::new(),
+            contradicted: None,
+            missed: None,
+            missed_removal: false,
+            forgot: TierSet::default(),
+            pool: Pool::default(),
+            counts_copies,
+            saw_media: false,
+            unnamed: Unnamed::default(),
+            is_format_confirmed: false,
+            has_doubts: false,
+            is_midway: false,
+            messages: 0,
+            placed: Placed::default(),
+            refused: BTreeMap::new(),
+            refused_outside: BTreeMap::new(),
+        }
+    }
+
+    /// The state that users see. A contradiction or a refused event degrades an exact rank, and a
+    /// rank with half a batch applied counts as rebuilding. A rank with lost history is exact again
+    /// once nothing unknown is left.
+    #[must_use]
+    pub(in crate::fleet) fn state(&self) -> State {
+        let feed_state = if self.knows_pool() {
+            State::Exact
+        } else {
+            self.feed_state
+        };
+        match feed_state {
+            State::Exact if self.contradiction().is_some() || self.missed.is_some() => {
+                State::Degraded
+            }
+            State::Exact if self.is_midway => State::Rebuilding,
+            known @ (State::Exact | State::Rebuilding | State::Degraded | State::Stale) => known,
+        }
+    }
+
+    /// Why the state is not exact, in words; empty if it is exact.
+    #[must_use]
+    pub(in crate::fleet) fn reason(&self) -> String {
+        let feed = Some(self.feed_reason.as_str())
+            .filter(|reason| !reason.is_empty() && !self.knows_pool());
+        let midway = self.is_midway.then_some(MIDWAY);
+        let own = self.contradiction().into_iter().chain(self.missed);
+        let reasons = feed.into_iter().chain(own).chain(midway);
+        reasons.collect::<Vec<_>>().join("; ")
+    }
+
+    /// Why the rank's answers are bounds: the reason for its state, or else what is not known of its
+    /// groups. Empty where the reason is in what a request asks for.
+    pub(in crate::fleet) fn reason_of_bound(&self) -> String {
+        let reason = self.reason();
+        if reason.is_empty() {
+            return self.catalog.reason_of_bound().to_owned();
+        }
+        reason
+    }
+
+    /// Whether what the rank is known to hold is certainly there, and everything that its engine
+    /// asks for is known. During a replay, or without a connection, removals may be missing. A
+    /// history with a hole may have hidden a whole group, unless the groups are configured. A
+    /// contradiction of the configuration or of a place means that the rule is applied to the wrong
+    /// facts. And in the middle of a batch, some of what is shown may still be removed, as it may
+    /// have been by an event that was refused.
+    #[must_use]
+    pub(in crate::fleet) fn can_promise(&self) -> bool {
+        self.contradiction().is_none()
+            && !self.missed_removal
+            && !self.is_midway
+            && match self.feed_state {
+                State::Exact => true,
+                State::Degraded => self.catalog.is_configured(),
+                State::Rebuilding | State::Stale => false,
+            }
+    }
+
+    /// Whether the rank may hold anything of a prompt on these tiers, whatever its events have told.
+    #[must_use]
+    pub(in crate::fleet) fn may_hold_anything_of(
+        &self,
+        prompt: &Prompt<'_>,
+        tiers: TierSet,
+    ) -> bool {
+        self.contradiction().is_some()
+            || self.is_midway
+            || !self.is_bounded_on(tiers)
+            || self.unnamed.may_be_of(prompt)
+    }
+
+    /// Takes note of a refused event: until the next clear, copies may be gone, or may be there,
+    /// of which nothing is known.
+    pub(in crate::fleet) fn miss(&mut self, untold: Untold) {
+        self.missed.get_or_insert("an event was refused");
+        self.missed_removal |= untold != Untold::Stored;
+        if untold != Untold::Removed {
+            self.forgot = Tier::ALL.into_iter().collect();
+            self.know_nothing_else();
+        }
+    }
+
+    /// Forgets the refused events, because everything that they may have been about is over.
+    pub(in crate::fleet) fn forget_missed(&mut self) {
+        self.missed = None;
+        self.missed_removal = false;
+    }
+
+    /// Counts a refusal.
+    pub(in crate::fleet) fn refuse(&mut self, reason: &'static str, count: u64) {
+        if count > 0 {
+            *self.refused.entry(reason).or_insert(0) += count;
+        }
+    }
+
+    /// What contradicts the configuration or a place, if anything does.
+    fn contradiction(&self) -> Option<&'static str> {
+        let of_sizes = self.catalog.sizes.are_contradicted();
+        self.contradicted
+            .or_else(|| of_sizes.then_some(Contradiction::BlockSize.reason()))
+    }
+
+    /// Counts a contradiction, which degrades the rank.
+    pub(in crate::fleet) fn contradict(&mut self, reason: &'static str) {
+        self.refuse(reason, 1);
+        self.contradicted.get_or_insert(reason);
+    }
+
+    /// Lends limbo everything that it needs.
+    pub(in crate::fleet) fn world<'a>(
+        slots: &'a mut Slots,
+        shared: &'a mut Shared<'_>,
+        bit: u64,
+        means: Means,
+        effort: &'a Effort,
+    ) -> World<'a> {
+        World {
+            nodes: shared.nodes,
+            planes: shared.planes,
+            slots,
+            bit,
+            means,
+            effort,
+        }
+    }
+
+    /// Draws the consequences of what events told limbo.
+    pub(in crate::fleet) fn solve(&mut self, shared: &mut Shared<'_>) {
+        let bit = self.column.bit;
+        let Self {
+            slots,
+            limbo,
+            effort,
+            ..
+        } = self;
+        limbo.solve(&mut Self::world(slots, shared, bit, Means::Join, effort));
+        self.settle_accounts();
+    }
+
+    /// Draws the consequences of what a request told limbo, within what the request may spend.
+    pub(in crate::fleet) fn solve_for_query(&mut self, shared: &mut Shared<'_>, effort: &Effort) {
+        let bit = self.column.bit;
+        let mut world = Self::world(&mut self.slots, shared, bit, Means::Query, effort);
+        self.limbo.solve(&mut world);
+        self.settle_accounts();
+    }
+
+    /// Moves the counters of limbo and of shared boundaries into the rank's counters.
+    pub(in crate::fleet) fn settle_accounts(&mut self) {
+        self.placed.join += std::mem::take(&mut self.limbo.placed_by_join);
+        self.placed.query += std::mem::take(&mut self.limbo.placed_by_query);
+        if std::mem::take(&mut self.limbo.contradictions) > 0 {
+            self.contradict("contradicts_earlier_place");
+        }
+        let [two_hashes, stored_twice] = self.slots.sharing.take_found();
+        self.refuse("two_hashes_at_one_boundary", two_hashes);
+        self.refuse("stored_twice", stored_twice);
+    }
+
+    /// The channel for the copies of a store, made if it is new. `None` if the rank already has as
+    /// many channels as it may have; these copies then count as neither present nor absent.
+    pub(in crate::fleet) fn channel_of_store(
+        &mut self,
+        key: ChannelKey,
+        planes: &mut Planes,
+    ) -> Option<ChannelId> {
+        if self.slots.channels.is_full() && self.slots.channels.find(key).is_none() {
+            self.refuse("too_many_channels", 1);
+            self.forgot.insert(key.tier);
+            self.leave_uncounted(key.tier);
+            return None;
+        }
+        Some(self.channel(key, planes))
+    }
+
+    /// The channel of a key, made if it is new.
+    pub(in crate::fleet) fn channel(&mut self, key: ChannelKey, planes: &mut Planes) -> ChannelId {
+        if let Some(channel) = self.slots.channels.find(key) {
+            return channel;
+        }
+        let plane = planes.find_or_create(PlaneKey {
+            group: key.group,
+            partial: key.partial,
+            tier: key.tier,
+            doubted: key.doubted,
+            word: self.column.word,
+        });
+        self.slots.channels.add(Channel { key, plane })
+    }
+
+    /// Forgets where a hash without copies stands, if it stands anywhere.
+    pub(in crate::fleet) fn forget_name(&mut self, slot: SlotId, shared: &mut Shared<'_>) {
+        if let Whereabouts::Placed(node) = self.slots.whereabouts(slot) {
+            shared.nodes.release(node);
+            self.slots.forget(slot);
+        }
+    }
+
+    /// Forgets slots that stand nowhere, and names without a copy beyond the allowance: at most
+    /// this many in all. Returns how many; fewer mean that none is left.
+    pub(in crate::fleet) fn trim(&mut self, shared: &mut Shared<'_>, most: usize) -> usize {
+        let doomed = self.forget_doomed(most, shared);
+        for forgotten in doomed..most {
+            let Some(slot) = self.slots.next_to_forget() else {
+                self.limbo.sweep_if_grown(&mut self.slots);
+                return forgotten;
+            };
+            self.forget_name(slot, shared);
+        }
+        most
+    }
+
+    /// The index of a group on the wire.
+    #[must_use]
+    pub(in crate::fleet) fn group_name(group: u16) -> Option<u16> {
+        (group != UNGROUPED).then_some(group)
+    }
+
+    /// Bytes held, by capacity and estimate.
+    #[must_use]
+    pub(in crate::fleet) fn bytes(&self) -> usize {
+        let doomed = self.doomed.capacity() * size_of::<SlotId>();
+        let silent = self.silent.as_ref().map_or(0, |silent| silent.bytes());
+        size_of::<Self>()
+            + self.slots.bytes()
+            + self.limbo.bytes()
+            + self.adapters.bytes()
+            + doomed
+            + silent
+    }
+
+    /// Panics unless slots, bits, nodes and limbo agree.
+    pub(in crate::fleet) fn check_integrity(&self, nodes: &Nodes, planes: &Planes) {
+        self.slots.check_integrity();
+        self.limbo.check_integrity(&self.slots);
+        self.check_silent();
+        for slot in self.slots.iter() {
+            let Whereabouts::Placed(node) = self.slots.whereabouts(slot) else {
+                continue;
+            };
+            assert!(
+                nodes.refs(node) > 0,
+                "slot {slot:?} points to a node that is gone"
+            );
+            for channel in self.slots.held_channels(slot) {
+                let plane = self.slots.channels.get(channel).plane;
+                let shown = planes.word(plane, node) & self.column.bit != 0;
+                assert!(
+                    shown,
+                    "slot {slot:?} channel {channel:?} is held but not shown"
+                );
+            }
+        }
+    }
+}
