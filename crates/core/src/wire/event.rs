@@ -2,16 +2,16 @@
 //!
 //! A refused event leaves nothing in the arenas. Lists whose bytes equal those of the previous store
 //! are not decoded again, because groups of one model often repeat the same span. The same applies to
-//! the rest of an event (`rest`).
+//! the fields after an event's own (`trailing_fields`).
 
 use crate::spec::SpecKind;
 use crate::wire::cursor::{Cursor, Head, Read};
-use crate::wire::fields::{Field, Fields, Tag};
-use crate::wire::rest::{Rest, Turn};
+use crate::wire::draft::Draft;
+use crate::wire::fields::{Field, Tag};
 use crate::wire::tokens::TokenArena;
+use crate::wire::trailing_fields::{FieldCursor, TrailingFields};
 use crate::wire::{
-    Batch, Component, Event, Limits, Medium, RefusalReason, Removed, Span, Stored, Untold, keys,
-    values,
+    Batch, Component, Event, Limits, Medium, RefusalReason, Span, Stored, Untold, keys, values,
 };
 
 /// Reads the events of one batch from `cursor` into the arenas of the batch.
@@ -26,26 +26,9 @@ pub(super) struct EventReader<'a, 'p> {
     tag: Option<Tag>,
     previous: Option<Draft<'p>>,
     /// Which fields of its own the event at hand has had, and where the cursor was after them.
-    turn: Option<(Turn, usize)>,
-    /// The rests of the last store and the last remove.
-    rests: [Option<Rest<'p>>; 2],
-}
-
-/// A store while its fields arrive, in any order. A remove has some of its fields.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Draft<'p> {
-    pub(super) seen: Fields,
-    pub(super) stored: Stored,
-    pub(super) hashes: &'p [u8],
-    /// Empty for pairs, which imply lookaheads besides the tokens.
-    pub(super) tokens: &'p [u8],
-    /// Decoded last: it takes the number of hashes and the LoRA name. Empty when null.
-    extra_keys: &'p [u8],
-    /// Decoded last: it takes the number of hashes. Empty when null.
-    lookahead: &'p [u8],
-    /// Decoded last: it takes the number of hashes. Empty when null.
-    mm_keys: &'p [u8],
-    has_unknown_kind: bool,
+    own_end: Option<(FieldCursor, usize)>,
+    /// The trailing fields of the last store and of the last remove.
+    trailing: [Option<TrailingFields<'p>>; 2],
 }
 
 impl<'a, 'p> EventReader<'a, 'p> {
@@ -63,8 +46,8 @@ impl<'a, 'p> EventReader<'a, 'p> {
             draft: Draft::default(),
             tag: None,
             previous: None,
-            turn: None,
-            rests: [None; 2],
+            own_end: None,
+            trailing: [None; 2],
         }
     }
 
@@ -77,7 +60,7 @@ impl<'a, 'p> EventReader<'a, 'p> {
         match self.event() {
             Ok(event) => {
                 self.batch.events.push(event);
-                self.keep_rest();
+                self.keep_trailing_fields();
             }
             Err(reason) => {
                 self.cursor = start;
@@ -106,7 +89,7 @@ impl<'a, 'p> EventReader<'a, 'p> {
     fn event(&mut self) -> Read<Event> {
         self.draft = Draft::default();
         self.tag = None;
-        self.turn = None;
+        self.own_end = None;
         let tag = match self.cursor.head()? {
             Head::Array(len) => self.positional_fields(len)?,
             Head::Map(len) => self.tag_and_named_fields(len)?,
@@ -123,7 +106,7 @@ impl<'a, 'p> EventReader<'a, 'p> {
         }
         match tag {
             Tag::Stored => self.finish().map(Event::Stored),
-            Tag::Removed => Ok(Event::Removed(removed(&self.draft.stored))),
+            Tag::Removed => Ok(Event::Removed(self.draft.removed())),
             Tag::Cleared => Ok(Event::Cleared),
         }
     }
@@ -145,7 +128,7 @@ impl<'a, 'p> EventReader<'a, 'p> {
                 }
                 [] => self.cursor.skip()?,
             }
-            if self.take_rest(tag, left) {
+            if self.take_trailing_fields(tag, left) {
                 break;
             }
         }
@@ -175,39 +158,39 @@ impl<'a, 'p> EventReader<'a, 'p> {
                 Some(field) => self.field(tag, field)?,
                 None => self.cursor.skip()?,
             }
-            if self.take_rest(tag, left) {
+            if self.take_trailing_fields(tag, left) {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Called right after the event's own fields: steps over its rest if that equals the last one's.
-    /// Later the rest of this event is kept.
-    fn take_rest(&mut self, tag: Tag, left: u32) -> bool {
-        if self.turn.is_some() || !self.draft.seen.has(tag.own().1) {
+    /// Called right after the event's own fields: steps over its trailing fields if these equal the
+    /// last ones. Otherwise those of this event are kept later.
+    fn take_trailing_fields(&mut self, tag: Tag, left: u32) -> bool {
+        if self.own_end.is_some() || !self.draft.seen.has(tag.own().1) {
             return false;
         }
-        let turn = Turn {
+        let at = FieldCursor {
             tag,
             seen: self.draft.seen,
             left,
         };
-        if let Some(rest) = &self.rests[usize::from(tag == Tag::Removed)]
-            && let Some(bytes) = rest.expected(turn)
+        if let Some(last) = &self.trailing[usize::from(tag == Tag::Removed)]
+            && let Some(bytes) = last.expected(at)
             && self.cursor.take_same(bytes)
         {
-            self.draft = rest.complete(&self.draft);
+            self.draft = last.complete(&self.draft);
             return true;
         }
-        self.turn = Some((turn, self.cursor.at()));
+        self.own_end = Some((at, self.cursor.at()));
         false
     }
 
-    fn keep_rest(&mut self) {
-        if let Some((turn, start)) = self.turn {
-            let rest = Rest::of(turn, self.cursor.since(start), self.draft);
-            self.rests[usize::from(turn.tag == Tag::Removed)] = rest;
+    fn keep_trailing_fields(&mut self) {
+        if let Some((at, start)) = self.own_end {
+            let fields = TrailingFields::of(at, self.cursor.since(start), self.draft);
+            self.trailing[usize::from(at.tag == Tag::Removed)] = fields;
         }
     }
 
@@ -416,16 +399,5 @@ impl<'a, 'p> EventReader<'a, 'p> {
         }
         let of = (blocks, self.draft.stored.block_size);
         keys::lookahead_of_pairs(self.batch, self.seconds, of)
-    }
-}
-
-fn removed(stored: &Stored) -> Removed {
-    Removed {
-        hashes: stored.hashes,
-        medium: stored.medium,
-        group: stored.group,
-        component: stored.component,
-        remote: stored.remote,
-        owner: stored.owner,
     }
 }

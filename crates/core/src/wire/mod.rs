@@ -7,16 +7,30 @@
 //!
 //! A batch is an array `[ts, events, dp_rank?]`; an event is an array (tag first) or a map (tag
 //! under `type`), and one batch may contain both. `fields` is the table of both spellings.
+//!
+//! In reading order:
+//! - `event`: one event, from bytes to a draft and into the batch;
+//! - `keys`: lists of hashes, tokens and extra keys;
+//! - `values`: single values with a meaning of their own;
+//! - `trailing_fields`: fields that repeat the previous event's;
+//! - `draft`: an event while its fields are read;
+//! - `fields`: the table of fields, by position and by name;
+//! - `cursor`: the MessagePack reader;
+//! - `batch`: what a decoded payload is;
+//! - `tokens`: token ids in an arena;
+//! - `component`: the parts of SGLang's blocks;
+//! - `refusal`: why something was refused.
 
 mod batch;
 mod component;
 mod cursor;
+mod draft;
 mod event;
 mod fields;
 mod keys;
 mod refusal;
-mod rest;
 mod tokens;
+mod trailing_fields;
 mod values;
 
 pub use batch::{Batch, Event, ExtraKey, Medium, Removed, Span, Stored, Untold};
