@@ -6,8 +6,8 @@ use crate::error::{Error, Result};
 use crate::fleet::effort::Effort;
 use crate::fleet::ingest::namespace;
 use crate::fleet::keys::prompt::{MediaMark, Prompt};
+use crate::fleet::query::prompt_keys::{KeyStep, PromptKeys};
 use crate::fleet::query::request::Request;
-use crate::fleet::query::walk::{Ladder, LadderStep};
 use crate::fleet::rank::{Rank, Shared};
 use crate::fleet::silent::MOST_PAGES;
 use crate::prefix::{PrefixKey, plus};
@@ -82,7 +82,7 @@ impl Index {
         let Some((silent, rank)) = rank.and_then(|rank| Some((rank.silent.as_ref()?, rank))) else {
             return Ok(());
         };
-        let step = LadderStep {
+        let step = KeyStep {
             unit: silent.page_size(),
             lookahead: rank.catalog.lookahead(),
             page: 0,
@@ -100,7 +100,7 @@ impl Index {
             ..request.prompt
         };
         let media = MediaMark::of(&model.marks, &prompt);
-        let ladder = Ladder::new(&model.marks, &prompt, &media, step, &Effort::default());
+        let keys = PromptKeys::new(&model.marks, &prompt, &media, step, &Effort::default());
         let salt = match space_page {
             0 => Some(model.marks.salt(prompt.salt)),
             _ if step.lookahead > 0 => None,
@@ -109,9 +109,9 @@ impl Index {
         let Some(salt) = salt.map(|salt| model.nodes.term(salt)) else {
             return Ok(());
         };
-        let prefixes = ladder.prefixes().iter().enumerate();
+        let prefixes = keys.prefixes().iter().enumerate();
         let keys =
-            prefixes.map_while(|(i, prefix)| Some(plus(plus(*prefix, ladder.ahead(i)?), salt)));
+            prefixes.map_while(|(i, prefix)| Some(plus(plus(*prefix, keys.ahead(i)?), salt)));
         let keys: Vec<PrefixKey> = keys.collect();
         let length = |tokens: &[u32]| u32::try_from(tokens.len()).unwrap_or(u32::MAX / 4);
         let lengths = (length(request.prompt.tokens), length(produced));

@@ -78,7 +78,7 @@ use span::Span;
 
 pub(super) use fact::{At, Fact, Frame, Means, Salt};
 pub(super) use possible::Possible;
-pub(super) use reach::{Looks, Walk};
+pub(super) use reach::{Looks, PromptPositions};
 pub(super) use span::{SparseStore, Tails};
 
 /// Everything of one rank that is undecided.

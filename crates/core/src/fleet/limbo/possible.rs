@@ -20,7 +20,7 @@ pub(crate) struct CopyKind {
     pub tier: Tier,
 }
 
-/// Boundaries where copies of one kind may stand, counted in units of the walk from 1 on.
+/// Boundaries where copies of one kind may stand, counted in units of the positions, from 1 on.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
     anywhere: bool,
@@ -62,14 +62,14 @@ impl Places {
 #[derive(Debug, Default)]
 pub(crate) struct Possible {
     places: HashMap<CopyKind, Places>,
-    /// Tokens per unit of the walk.
+    /// Tokens from one position to the next.
     pub unit: u32,
     /// Whether nothing can be excluded, because there was more to look at than one answer may.
     pub everything: bool,
 }
 
 impl Possible {
-    /// An empty set for a walk with this unit.
+    /// An empty set for positions with this unit.
     #[must_use]
     pub(super) fn along(unit: u32) -> Self {
         Self {

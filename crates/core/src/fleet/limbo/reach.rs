@@ -29,7 +29,7 @@ const ENTRIES_PER_UNIT: usize = 8;
 const LOOKS_PER_KEY: usize = 4;
 
 /// The boundaries of one request, as limbo compares its positions with them.
-pub(crate) struct Walk<'a> {
+pub(crate) struct PromptPositions<'a> {
     /// Tokens between the keys.
     pub unit: u32,
     /// Key of the empty prefix.
@@ -42,7 +42,7 @@ pub(crate) struct Walk<'a> {
     pub salt: SaltId,
 }
 
-impl Walk<'_> {
+impl PromptPositions<'_> {
     fn key_at(&self, tokens: u32) -> Option<PrefixKey> {
         if tokens == 0 {
             return Some(self.seed);
@@ -108,20 +108,20 @@ impl Limbo {
     /// Finds where the hashes may stand along a request, and narrows spans on the way.
     pub(crate) fn possible(
         &mut self,
-        walk: &Walk<'_>,
+        positions: &PromptPositions<'_>,
         world: &mut World<'_>,
         looks: &Looks,
     ) -> Possible {
-        self.narrow_along(walk, world, &looks.narrowing);
+        self.narrow_along(positions, world, &looks.narrowing);
         let Some(effort) = &looks.finding else {
             return Possible::default();
         };
         let mut reach = Reach {
             limbo: self,
-            walk,
+            positions,
             world,
             effort,
-            found: Possible::along(walk.unit),
+            found: Possible::along(positions.unit),
         };
         reach.look_anywhere();
         reach.look_along();
@@ -133,14 +133,19 @@ impl Limbo {
     /// Rechecks the spans that start on the request until nothing narrows any further, because
     /// boundaries may have been taken since the spans were last looked at. If there are too many
     /// such spans for one answer, they stay as wide as they are.
-    fn narrow_along(&mut self, walk: &Walk<'_>, world: &mut World<'_>, effort: &Effort) {
+    fn narrow_along(
+        &mut self,
+        positions: &PromptPositions<'_>,
+        world: &mut World<'_>,
+        effort: &Effort,
+    ) {
         let mut spans: Vec<SpanId> = Vec::new();
-        for (_, head) in self.starts_along(walk, effort) {
+        for (_, head) in self.starts_along(positions, effort) {
             for id in self.spans_beside(head) {
                 if !effort.spend(self.cost_of_narrowing(id)) {
                     return;
                 }
-                if walk.reaches(self.spans[id.0].end(self.field, 0)) {
+                if positions.reaches(self.spans[id.0].end(self.field, 0)) {
                     spans.push(id);
                 }
             }
@@ -161,13 +166,21 @@ impl Limbo {
     }
 
     /// For each start that the request reaches, one of the spans that begin there.
-    fn starts_along(&self, walk: &Walk<'_>, effort: &Effort) -> Vec<(usize, SpanId)> {
-        walk.meets(&self.by_start, effort, |id| self.spans[id.0].start.step)
+    fn starts_along(
+        &self,
+        positions: &PromptPositions<'_>,
+        effort: &Effort,
+    ) -> Vec<(usize, SpanId)> {
+        positions.meets(&self.by_start, effort, |id| self.spans[id.0].start.step)
     }
 
     /// For each position that the request reaches, one of the hashes that stand there.
-    fn hashes_along(&self, walk: &Walk<'_>, effort: &Effort) -> Vec<(usize, EntryId)> {
-        walk.meets(&self.by_prefix, effort, |id| {
+    fn hashes_along(
+        &self,
+        positions: &PromptPositions<'_>,
+        effort: &Effort,
+    ) -> Vec<(usize, EntryId)> {
+        positions.meets(&self.by_prefix, effort, |id| {
             self.entries[id.0].at.map_or(Step::NONE, |at| at.step)
         })
     }
@@ -180,13 +193,13 @@ impl Limbo {
 /// One search through the limbo of one rank along one request.
 struct Reach<'a, 'w> {
     limbo: &'a Limbo,
-    walk: &'a Walk<'a>,
+    positions: &'a PromptPositions<'a>,
     world: &'a World<'w>,
     effort: &'a Effort,
     found: Possible,
 }
 
-/// Blocks of a span that starts at `start`; each `period`th ends at a boundary of the walk.
+/// Blocks of a span that starts at `start`; each `period`th ends at one of the positions.
 struct Blocks {
     start: Step,
     period: u32,
@@ -219,7 +232,7 @@ impl Reach<'_, '_> {
         for (_, entry) in self.limbo.entries.iter() {
             if entry.at.is_none()
                 && entry.spans.is_empty()
-                && self.limbo.admits(entry.class, self.walk.salt)
+                && self.limbo.admits(entry.class, self.positions.salt)
             {
                 for kind in self.kinds(entry.slot) {
                     self.found.insert_anywhere(kind);
@@ -231,18 +244,18 @@ impl Reach<'_, '_> {
     /// Looks at the hashes and spans whose own absolute position is on the request.
     fn look_along(&mut self) {
         let limbo = self.limbo;
-        for (at, head) in limbo.hashes_along(self.walk, self.effort) {
+        for (at, head) in limbo.hashes_along(self.positions, self.effort) {
             for id in limbo.hashes_beside(head) {
                 if !self.effort.spend(1) {
                     return;
                 }
                 let entry = &limbo.entries[id.0];
-                if limbo.admits(entry.class, self.walk.salt) {
+                if limbo.admits(entry.class, self.positions.salt) {
                     self.show(entry.slot, at);
                 }
             }
         }
-        for (_, head) in limbo.starts_along(self.walk, self.effort) {
+        for (_, head) in limbo.starts_along(self.positions, self.effort) {
             for span in limbo.spans_beside(head) {
                 self.look_in_span(span, limbo.spans[span.0].start.step);
                 if self.effort.is_exhausted() {
@@ -259,8 +272,8 @@ impl Reach<'_, '_> {
         if limbo.by_first_token.is_empty() {
             return;
         }
-        for base in self.walk.steps().skip(1) {
-            let Some(token) = self.walk.tokens.get(base.tokens as usize) else {
+        for base in self.positions.steps().skip(1) {
+            let Some(token) = self.positions.tokens.get(base.tokens as usize) else {
                 return;
             };
             for trie in limbo.tries_from(*token) {
@@ -282,7 +295,7 @@ impl Reach<'_, '_> {
             let entry = &limbo.entries[member.0];
             if let Some(at) = entry.at.map(|at| limbo.resolve(at))
                 && let Some(at) = self.boundary(base, at.step)
-                && limbo.admits(entry.class, self.walk.salt)
+                && limbo.admits(entry.class, self.positions.salt)
             {
                 self.show(entry.slot, at);
             }
@@ -293,7 +306,7 @@ impl Reach<'_, '_> {
             }
             let start = limbo.resolve(limbo.spans[span.0].start).step;
             let start = limbo.field.then(base, start);
-            if self.walk.reaches(start) {
+            if self.positions.reaches(start) {
                 self.look_in_span(span, start);
             }
         }
@@ -306,7 +319,9 @@ impl Reach<'_, '_> {
     fn look_in_span(&mut self, id: SpanId, start: Step) {
         let limbo = self.limbo;
         let span = &limbo.spans[id.0];
-        if !limbo.admits(span.class, self.walk.salt) || !self.effort.spend(1 + span.listed.len()) {
+        if !limbo.admits(span.class, self.positions.salt)
+            || !self.effort.spend(1 + span.listed.len())
+        {
             return;
         }
         let (period, reached) = self.reach_of(span, start);
@@ -339,16 +354,16 @@ impl Reach<'_, '_> {
         let (from, last) = (*blocks.range.start(), *blocks.range.end());
         let beside = self.limbo.standing_beside(span);
         let places = self.found.places(kind);
-        // Blocks that end between two boundaries of the walk are skipped.
+        // Blocks that end between two positions are skipped.
         let first = (from + 1).next_multiple_of(blocks.period) - 1;
         for block in (first..=last).step_by(blocks.period as usize) {
             if !self.effort.spend(1) {
                 return;
             }
             let tokens = blocks.start.tokens + span.end_from_start(block).tokens;
-            let boundary = (tokens / self.walk.unit) as usize;
+            let boundary = (tokens / self.positions.unit) as usize;
             // If the request reaches a block, the prefix there is the request's own.
-            let local = self.walk.keys[boundary - 1];
+            let local = self.positions.keys[boundary - 1];
             let at = Step { tokens, local };
             let is_taken =
                 beside.is_some_and(|beside| self.limbo.is_taken(beside, slot, at, self.world));
@@ -358,11 +373,11 @@ impl Reach<'_, '_> {
         }
     }
 
-    /// How many blocks of a span lie between two boundaries of the walk, and how many of its first
+    /// How many blocks of a span lie between two positions, and how many of its first
     /// blocks the request reaches. If the request reaches one block, it also reaches all blocks
     /// before it.
     fn reach_of(&self, span: &Span, start: Step) -> (u32, u32) {
-        let period = self.walk.unit / gcd(self.walk.unit, span.end_from_start(0).tokens);
+        let period = self.positions.unit / gcd(self.positions.unit, span.end_from_start(0).tokens);
         let ends = |nth: u32| {
             let end = span.end_from_start(nth * period - 1);
             self.boundary(start, end).is_some()
@@ -385,12 +400,12 @@ impl Reach<'_, '_> {
         let tokens = base.tokens.checked_add(step.tokens)?;
         // A position after the end of the request, or between its boundaries, is refused before any
         // key is computed.
-        let key = self.walk.key_at(tokens)?;
+        let key = self.positions.key_at(tokens)?;
         if !self.effort.spend(LOOKS_PER_KEY) {
             return None;
         }
         (self.limbo.field.then(base, step).local == key)
-            .then_some((tokens / self.walk.unit) as usize)
+            .then_some((tokens / self.positions.unit) as usize)
     }
 
     /// Notes that copies of a hash may stand at a boundary, given in units; nothing stands at 0.

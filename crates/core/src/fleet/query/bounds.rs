@@ -99,8 +99,8 @@ impl Search<'_, '_> {
     /// Whether the request's cache is known by its first hash, and that hash is not: it cannot be
     /// computed, or the engine has not shown yet that it computes hashes so.
     pub(in crate::fleet) fn is_cache_unknown(&self, reading: Reading<'_>, rank: &Rank) -> bool {
-        let ladder = &self.ladders[reading.ladder];
-        ladder.step().page > 0 && !(rank.is_format_confirmed && ladder.is_looked_up())
+        let keys = &self.prompt_keys[reading.keys];
+        keys.step().page > 0 && !(rank.is_format_confirmed && keys.is_looked_up())
     }
 
     /// The key of the empty prefix for the request's adapter.
@@ -133,7 +133,7 @@ impl Search<'_, '_> {
                 sharing.is_ambiguous(key) || load.is_some_and(|load| !rank.holds_of(load, key, set))
             })
         };
-        let nodes = &self.ladders[reading.ladder].nodes;
+        let nodes = &self.prompt_keys[reading.keys].nodes;
         let Some(first) = nodes.iter().position(is_ambiguous) else {
             return lower;
         };
@@ -144,7 +144,7 @@ impl Search<'_, '_> {
         let bit = column % 64;
         let query = self.query(1 << bit, Unknown::Strict);
         let topology = &reading.class.view.topology;
-        let answers = words.with_held(self.unit(reading.ladder), |held| {
+        let answers = words.with_held(self.unit(reading.keys), |held| {
             rule::resume(topology, held, query, scratch)
         });
         answers[bit].min(lower)
@@ -152,7 +152,7 @@ impl Search<'_, '_> {
 
     /// The looks at blocks that counting takes for one rank.
     fn looks(&self, reading: Reading<'_>) -> usize {
-        let length = self.ladders[reading.ladder].prefixes().len();
+        let length = self.prompt_keys[reading.keys].prefixes().len();
         length * reading.class.view.topology.groups.len()
     }
 
@@ -168,17 +168,17 @@ impl Search<'_, '_> {
     ) -> u32 {
         let bit = column % 64;
         let mut words = self.words(reading, set, true);
-        let length = self.ladders[reading.ladder].prefixes().len();
+        let length = self.prompt_keys[reading.keys].prefixes().len();
         for list in words.whole.iter_mut().chain(&mut words.partial) {
             list.resize(length, 0);
         }
         if let Some(possible) = self.possible.get(&column) {
-            let unit = self.unit(reading.ladder);
+            let unit = self.unit(reading.keys);
             show(possible, &reading.class.view, set, bit, unit, &mut words);
         }
         let query = self.query(1 << bit, Unknown::Lax);
         let topology = &reading.class.view.topology;
-        words.with_held(self.unit(reading.ladder), |held| {
+        words.with_held(self.unit(reading.keys), |held| {
             if hidden > 0 {
                 self.effort.note(self.looks(reading) as u64);
                 rule::resume_lacking(topology, held, query, hidden, scratch)
@@ -191,7 +191,7 @@ impl Search<'_, '_> {
 
 /// Marks the undecided copies of one rank as present wherever they may stand.
 fn show(possible: &Possible, view: &View, set: TierSet, bit: usize, unit: u32, words: &mut Words) {
-    // The walk that found these copies may have a finer unit than the words of the rule.
+    // The positions of these copies may have a finer unit than the words of the rule.
     let per_word = (unit / possible.unit.max(1)) as usize;
     for (kind, places) in possible.iter().filter(|(kind, _)| set.contains(kind.tier)) {
         let lists = if kind.partial {

@@ -281,7 +281,7 @@ pub(in crate::fleet) fn scores(
     let all = search.request.weights;
     tiers.sort_by(|a, b| all[*b as usize].total_cmp(&all[*a as usize]));
     let grid = Grid {
-        unit: search.unit(reading.ladder) as usize,
+        unit: search.unit(reading.keys) as usize,
         block: canonical.block_size as usize,
         num_tokens: search.request.prompt.tokens.len(),
     };

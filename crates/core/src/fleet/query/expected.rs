@@ -63,7 +63,7 @@ impl Search<'_, '_> {
         if has_doubts {
             let words = self.words(reading, set, true);
             let query = self.query(1 << (column % 64), Unknown::Strict);
-            let answers = words.with_held(self.unit(reading.ladder), |held| {
+            let answers = words.with_held(self.unit(reading.keys), |held| {
                 rule::resume(&reading.class.view.topology, held, query, scratch)
             });
             answers[column % 64]

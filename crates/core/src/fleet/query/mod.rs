@@ -13,7 +13,7 @@
 //! - `json`: the body of an answer;
 //! - `answer`: what a caller gets;
 //! - `words`: what the ranks of one class hold along a request;
-//! - `walk`: the keys and nodes of a request along one unit of tokens.
+//! - `prompt_keys`: the keys and nodes of a request along one unit of tokens.
 
 pub(in crate::fleet) mod answer;
 pub(in crate::fleet) mod bounds;
@@ -22,10 +22,10 @@ pub(in crate::fleet) mod canonical_blocks;
 pub(in crate::fleet) mod expected;
 pub(in crate::fleet) mod json;
 pub(in crate::fleet) mod probe;
+pub(in crate::fleet) mod prompt_keys;
 pub(in crate::fleet) mod reasons;
 pub(in crate::fleet) mod request;
 pub(in crate::fleet) mod rows;
 pub(in crate::fleet) mod search;
 pub(in crate::fleet) mod tier_score;
-pub(in crate::fleet) mod walk;
 pub(in crate::fleet) mod words;

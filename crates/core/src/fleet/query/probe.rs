@@ -4,8 +4,8 @@
 
 use hashbrown::HashMap;
 
+use super::prompt_keys::KeyStep;
 use super::search::Search;
-use super::walk::LadderStep;
 use crate::divisors::gcd;
 use crate::fleet::effort::Effort;
 use crate::fleet::ingest::naming::Naming;
@@ -36,7 +36,7 @@ const LONG_LOOKAHEAD: u32 = 16;
 struct Undecided {
     column: usize,
     /// The boundaries where the hashes may stand.
-    step: LadderStep,
+    step: KeyStep,
     /// Whether the places of the hashes make a difference to the answer.
     is_wanted: bool,
 }
@@ -73,7 +73,7 @@ impl Search<'_, '_> {
         let (hash, unit) = rank.chain.usable(configured)?;
         (unit > 0 && lookahead <= unit.max(LONG_LOOKAHEAD)).then_some(Function {
             hash,
-            step: LadderStep {
+            step: KeyStep {
                 unit,
                 lookahead,
                 page: 0,
@@ -88,7 +88,7 @@ impl Search<'_, '_> {
         };
         let by_key: HashMap<EngineKey, usize> =
             keys.iter().enumerate().map(|(i, &key)| (key, i)).collect();
-        let at = self.ladder(function.step);
+        let at = self.keys(function.step);
         for &column in columns {
             if !self.probed.insert(column) {
                 continue;
@@ -106,16 +106,16 @@ impl Search<'_, '_> {
                 continue;
             }
             let salt = self.salt;
-            let ladder = &self.ladders[at];
+            let keys = &self.prompt_keys[at];
             let effort = Effort::of(CONSEQUENCES);
             self.model.with_rank(column, |rank, shared| {
                 for (key, i) in matches {
-                    let tokens = u32::try_from(i + 1).unwrap_or(u32::MAX) * ladder.step().unit;
+                    let tokens = u32::try_from(i + 1).unwrap_or(u32::MAX) * keys.step().unit;
                     let step = Step {
                         tokens,
-                        local: ladder.prefixes()[i],
+                        local: keys.prefixes()[i],
                     };
-                    let ahead = ladder.ahead(i).unwrap_or(0);
+                    let ahead = keys.ahead(i).unwrap_or(0);
                     Naming::place(rank, key, step, salt, ahead);
                 }
                 rank.solve_for_query(shared, &effort);
@@ -136,8 +136,8 @@ impl Search<'_, '_> {
             is_wanted,
         } in undecided
         {
-            let at = self.ladder(step);
-            let num_boundaries = self.ladders[at].prefixes().len() as u64;
+            let at = self.keys(step);
+            let num_boundaries = self.prompt_keys[at].prefixes().len() as u64;
             let looks = Looks {
                 narrowing: Effort::of(2 * share),
                 finding: is_wanted.then(|| Effort::of(share + LOOKS_PER_BOUNDARY * num_boundaries)),
@@ -170,7 +170,7 @@ impl Search<'_, '_> {
                 let lookahead = class.view.topology.hash_lookahead;
                 found.push(Undecided {
                     column,
-                    step: LadderStep {
+                    step: KeyStep {
                         unit,
                         lookahead,
                         page: self.page(class),
@@ -185,7 +185,7 @@ impl Search<'_, '_> {
     fn possible(&mut self, column: usize, at: usize, looks: &Looks) -> Possible {
         // Where the salt is not known, neither is anything else.
         let salt = self.salt_on(at).unwrap_or(self.salt);
-        let walk = self.ladders[at].walk(&self.request.prompt, salt);
+        let positions = self.prompt_keys[at].positions(&self.request.prompt, salt);
         let Some(rank) = self.model.ranks[column].as_mut() else {
             return Possible::default();
         };
@@ -197,7 +197,7 @@ impl Search<'_, '_> {
         let Rank { slots, limbo, .. } = rank;
         let effort = Effort::of(CONSEQUENCES);
         let mut world = Rank::world(slots, &mut shared, bit, Means::Join, &effort);
-        let found = limbo.possible(&walk, &mut world, looks);
+        let found = limbo.possible(&positions, &mut world, looks);
         if found.everything {
             rank.refuse("answer_cut_short", 1);
         }
@@ -214,7 +214,7 @@ impl Search<'_, '_> {
 struct Function {
     hash: HashFunction,
     /// Tokens per hash of the chain, and how many tokens after them each hash covers.
-    step: LadderStep,
+    step: KeyStep,
     /// The path of the request's LoRA adapter, which is part of the engine's hash.
     path: Option<String>,
 }

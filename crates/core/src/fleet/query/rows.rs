@@ -103,8 +103,8 @@ impl Search<'_, '_> {
         scratch: &mut rule::Scratch,
         rows: &mut RowsByColumn<'_>,
     ) {
-        let ladder = self.climb(class);
-        let reading = Reading { class, ladder };
+        let keys = self.keys_for(class);
+        let reading = Reading { class, keys };
         for (index, &set) in rows.tier_sets.iter().enumerate() {
             let words = self.words(reading, set, false);
             let lower = self.fill_bounds(reading, index, &words, scratch, rows);
@@ -123,10 +123,10 @@ impl Search<'_, '_> {
         let Some(class) = class.inside() else {
             return;
         };
-        let ladder = self.climb(&class);
+        let keys = self.keys_for(&class);
         let reading = Reading {
             class: &class,
-            ladder,
+            keys,
         };
         for (index, &set) in rows.tier_sets.iter().enumerate() {
             let told = self.read(reading, set, scratch);
@@ -154,15 +154,15 @@ impl Search<'_, '_> {
         scratch: &mut rule::Scratch,
         rows: &mut RowsByColumn<'_>,
     ) -> [u32; HOLDERS] {
-        let Reading { class, ladder } = reading;
+        let Reading { class, keys } = reading;
         let query = self.query(class.mask, Unknown::Strict);
-        let lower = words.with_held(self.unit(ladder), |held| {
+        let lower = words.with_held(self.unit(keys), |held| {
             rule::resume(&class.view.topology, held, query, scratch)
         });
         let set = rows.tier_sets[index];
         let silent = class.silent();
         let certain = silent.as_ref().map(|(class, _)| {
-            let reading = Reading { class, ladder };
+            let reading = Reading { class, keys };
             (reading, self.read(reading, set, scratch))
         });
         for column in class.columns() {
@@ -181,7 +181,7 @@ impl Search<'_, '_> {
             let shown = Shown {
                 index,
                 told: &lower,
-                likely: silent.as_ref().map(|(_, class)| Reading { class, ladder }),
+                likely: silent.as_ref().map(|(_, class)| Reading { class, keys }),
             };
             self.fill_expected(reading, &shown, scratch, rows);
         }
@@ -197,7 +197,7 @@ impl Search<'_, '_> {
     ) -> [u32; HOLDERS] {
         let query = self.query(reading.class.mask, Unknown::Strict);
         let words = self.words(reading, set, false);
-        words.with_held(self.unit(reading.ladder), |held| {
+        words.with_held(self.unit(reading.keys), |held| {
             rule::resume(&reading.class.view.topology, held, query, scratch)
         })
     }
@@ -213,7 +213,7 @@ impl Search<'_, '_> {
     ) {
         let Class { view, mask, .. } = reading.class;
         let query = self.query(*mask, Unknown::Strict);
-        let (present, limits) = words.with_held(self.unit(reading.ladder), |held| {
+        let (present, limits) = words.with_held(self.unit(reading.keys), |held| {
             (
                 rule::present(&view.topology, held, query, scratch),
                 rule::limiting(&view.topology, held, query, lower, scratch),
@@ -264,7 +264,7 @@ impl Search<'_, '_> {
         let Some(mut sights) = self.sights.take() else {
             return;
         };
-        let unit = self.unit(reading.ladder);
+        let unit = self.unit(reading.keys);
         let sight = Arc::new(Sight {
             view: reading.class.view.clone(),
             unit,

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
+use super::prompt_keys::{KeyStep, PromptKeys};
 use super::request::ResolvedRequest;
-use super::walk::{Ladder, LadderStep};
 use super::words::{Seen, Words};
 use crate::fleet::effort::Effort;
 use crate::fleet::ingest::namespace;
@@ -21,13 +21,13 @@ use crate::fleet::presence::planes::PlaneKey;
 use crate::fleet::tier::{Tier, TierSet};
 use crate::rule::{Query, Unknown};
 
-/// A class of ranks, and the ladder along which its words are read.
+/// A class of ranks, and the keys along which its words are read.
 #[derive(Clone, Copy)]
 pub(in crate::fleet) struct Reading<'c> {
     /// The ranks, and the view that the rule is evaluated with for them.
     pub(in crate::fleet) class: &'c Class,
-    /// The index of the ladder in the search.
-    pub(in crate::fleet) ladder: usize,
+    /// The index of the keys in the search.
+    pub(in crate::fleet) keys: usize,
 }
 
 /// One request while it is being answered.
@@ -40,8 +40,8 @@ pub(in crate::fleet) struct Search<'a, 'p> {
     pub(in crate::fleet) asked: Arc<AskedColumns>,
     /// The request's media.
     media: Vec<MediaMark>,
-    /// The ladders made so far, one for each unit and lookahead.
-    pub(in crate::fleet) ladders: Vec<Ladder>,
+    /// The keys made so far, one for each unit and lookahead.
+    pub(in crate::fleet) prompt_keys: Vec<PromptKeys>,
     /// The request's salt.
     pub(in crate::fleet) salt: SaltId,
     /// The ranks whose undecided hashes were all compared with the request's own engine chain.
@@ -65,7 +65,7 @@ impl<'a, 'p> Search<'a, 'p> {
             request,
             asked,
             media,
-            ladders: Vec::new(),
+            prompt_keys: Vec::new(),
             salt,
             probed: HashSet::new(),
             possible: HashMap::new(),
@@ -82,35 +82,35 @@ impl<'a, 'p> Search<'a, 'p> {
         }
     }
 
-    /// The ladder for one unit and lookahead, made at most once per request.
-    pub(in crate::fleet) fn ladder(&mut self, step: LadderStep) -> usize {
-        if let Some(at) = self.ladders.iter().position(|l| l.step() == step) {
+    /// The keys for one unit and lookahead, made at most once per request.
+    pub(in crate::fleet) fn keys(&mut self, step: KeyStep) -> usize {
+        if let Some(at) = self.prompt_keys.iter().position(|keys| keys.step() == step) {
             return at;
         }
-        self.ladders.push(Ladder::new(
+        self.prompt_keys.push(PromptKeys::new(
             &self.model.marks,
             &self.request.prompt,
             &self.media,
             step,
             &self.effort,
         ));
-        self.ladders.len() - 1
+        self.prompt_keys.len() - 1
     }
 
-    /// The ladder of a class, with its nodes looked up.
-    pub(in crate::fleet) fn climb(&mut self, class: &Class) -> usize {
-        let at = self.ladder(LadderStep {
+    /// The keys of a class, with its nodes looked up.
+    pub(in crate::fleet) fn keys_for(&mut self, class: &Class) -> usize {
+        let at = self.keys(KeyStep {
             unit: class.unit(),
             lookahead: class.view.topology.hash_lookahead,
             page: self.page(class),
         });
         let salt = self.salt_on(at);
-        let ladder = &mut self.ladders[at];
-        if let (false, Some(salt)) = (ladder.is_looked_up(), salt) {
-            ladder.look_up(salt, &self.model.nodes);
+        let keys = &mut self.prompt_keys[at];
+        if let (false, Some(salt)) = (keys.is_looked_up(), salt) {
+            keys.look_up(salt, &self.model.nodes);
             if self.request.touch {
                 self.model.tick += 1;
-                for node in ladder.nodes.iter().flatten() {
+                for node in keys.nodes.iter().flatten() {
                     self.model.nodes.touch(*node, self.model.tick);
                 }
             }
@@ -129,12 +129,12 @@ impl<'a, 'p> Search<'a, 'p> {
         if has_lora { 0 } else { class.view.space_page }
     }
 
-    /// The salt that a ladder's nodes are looked up with; `None` if the request's is not known.
-    pub(in crate::fleet) fn salt_on(&self, ladder: usize) -> Option<SaltId> {
-        match self.ladders[ladder].step() {
-            LadderStep { page: 0, .. } => Some(self.salt),
-            LadderStep { lookahead: 1.., .. } => None,
-            LadderStep { page, .. } => {
+    /// The salt that the nodes of keys are looked up with; `None` if the request's is not known.
+    pub(in crate::fleet) fn salt_on(&self, keys: usize) -> Option<SaltId> {
+        match self.prompt_keys[keys].step() {
+            KeyStep { page: 0, .. } => Some(self.salt),
+            KeyStep { lookahead: 1.., .. } => None,
+            KeyStep { page, .. } => {
                 namespace::of_request(&self.model.marks, &self.request.prompt, page as usize)
             }
         }
@@ -167,7 +167,7 @@ impl<'a, 'p> Search<'a, 'p> {
         tiers: TierSet,
         doubted: bool,
     ) -> Vec<u64> {
-        let nodes = &self.ladders[reading.ladder].nodes;
+        let nodes = &self.prompt_keys[reading.keys].nodes;
         let mut out = vec![0; nodes.len()];
         for tier in tiers.iter() {
             for doubted in [false, true].into_iter().take(1 + usize::from(doubted)) {
@@ -186,7 +186,7 @@ impl<'a, 'p> Search<'a, 'p> {
         out
     }
 
-    /// Whether one rank of the class holds the block of a group that ends at step `i` of the ladder:
+    /// Whether one rank of the class holds the block of a group that ends at boundary `i` of the keys:
     /// on one tier, and certainly or in doubt.
     #[must_use]
     pub(in crate::fleet) fn holds(
@@ -196,7 +196,7 @@ impl<'a, 'p> Search<'a, 'p> {
         i: usize,
         (group, tier, doubted): (u16, Tier, bool),
     ) -> bool {
-        let Some(&Some(node)) = self.ladders[reading.ladder].nodes.get(i) else {
+        let Some(&Some(node)) = self.prompt_keys[reading.keys].nodes.get(i) else {
             return false;
         };
         [false, true].into_iter().any(|partial| {
@@ -212,10 +212,10 @@ impl<'a, 'p> Search<'a, 'p> {
         })
     }
 
-    /// Tokens per step of a ladder.
+    /// Tokens from one key to the next.
     #[must_use]
-    pub(in crate::fleet) fn unit(&self, ladder: usize) -> u32 {
-        self.ladders[ladder].step().unit
+    pub(in crate::fleet) fn unit(&self, keys: usize) -> u32 {
+        self.prompt_keys[keys].step().unit
     }
 
     /// The most tokens that any engine can reuse.

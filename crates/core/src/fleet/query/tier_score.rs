@@ -23,7 +23,7 @@ pub(in crate::fleet) fn score(
     if likely.on_gpu == reusable {
         return f64::from(reusable) * weights[0];
     }
-    let unit = search.unit(reading.ladder);
+    let unit = search.unit(reading.keys);
     let boundary = reusable + topology.replay_tokens;
     let mut worth = vec![weights[0]; (boundary / unit) as usize];
     let mut nearest = vec![Tier::Gpu; worth.len()];
@@ -61,7 +61,7 @@ pub(in crate::fleet) fn score(
     }
 }
 
-/// The nearest tier with a copy that ends at one of these steps of the ladder. A copy in doubt is asked only where there is no other.
+/// The nearest tier with a copy that ends at one of these boundaries of the keys. A copy in doubt is asked only where there is no other.
 fn tier_of(
     search: &Search<'_, '_>,
     reading: Reading<'_>,

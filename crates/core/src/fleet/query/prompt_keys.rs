@@ -5,13 +5,13 @@ use crate::fleet::keys::ahead::Lookahead;
 use crate::fleet::keys::prompt::{MediaMark, Prompt};
 use crate::fleet::keys::texts::Marks;
 use crate::fleet::keys::texts::SaltId;
-use crate::fleet::limbo::Walk;
+use crate::fleet::limbo::PromptPositions;
 use crate::fleet::presence::nodes::{NodeId, Nodes};
 use crate::prefix::{PrefixKey, Unit, plus};
 
-/// The boundaries of a ladder, and how many tokens after each of them a hash covers.
+/// The boundaries of a list of keys, and how many tokens after each of them a hash covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::fleet) struct LadderStep {
+pub(in crate::fleet) struct KeyStep {
     /// Tokens from one boundary to the next.
     pub(in crate::fleet) unit: u32,
     /// Tokens after a boundary that the engine's hash of it also covers.
@@ -20,11 +20,11 @@ pub(in crate::fleet) struct LadderStep {
     pub(in crate::fleet) page: u32,
 }
 
-/// The boundaries of a request at multiples of one unit. Each rung has the index's own key of the
+/// The boundaries of a request at multiples of one unit. Each has the index's own key of the
 /// prefix there, and the node that is found under this key.
 #[derive(Debug)]
-pub(in crate::fleet) struct Ladder {
-    step: LadderStep,
+pub(in crate::fleet) struct PromptKeys {
+    step: KeyStep,
     seed: PrefixKey,
     prefixes: Vec<PrefixKey>,
     /// The lookahead part at each boundary; not used without a lookahead.
@@ -34,17 +34,17 @@ pub(in crate::fleet) struct Ladder {
     is_looked_up: bool,
 }
 
-impl Ladder {
+impl PromptKeys {
     /// The keys of a prompt with these media, at every `unit` tokens.
     #[must_use]
     pub(in crate::fleet) fn new(
         marks: &Marks,
         prompt: &Prompt<'_>,
         media: &[MediaMark],
-        step: LadderStep,
+        step: KeyStep,
         effort: &Effort,
     ) -> Self {
-        let mut ladder = Self {
+        let mut keys = Self {
             step,
             seed: marks.lora_seed(prompt.lora),
             prefixes: Vec::new(),
@@ -55,9 +55,9 @@ impl Ladder {
         // No step longer than the request is prepared. An absurd block size, whether an event or an
         // operator gave it, then costs no more than the request's length.
         if step.unit as usize <= prompt.tokens.len() {
-            ladder.fill(marks, prompt, media, effort);
+            keys.fill(marks, prompt, media, effort);
         }
-        ladder
+        keys
     }
 
     fn fill(&mut self, marks: &Marks, prompt: &Prompt<'_>, media: &[MediaMark], effort: &Effort) {
@@ -83,7 +83,7 @@ impl Ladder {
 
     /// The unit and the lookahead.
     #[must_use]
-    pub(in crate::fleet) fn step(&self) -> LadderStep {
+    pub(in crate::fleet) fn step(&self) -> KeyStep {
         self.step
     }
 
@@ -95,9 +95,13 @@ impl Ladder {
 
     /// The request in the form that limbo takes.
     #[must_use]
-    pub(in crate::fleet) fn walk<'a>(&'a self, prompt: &Prompt<'a>, salt: SaltId) -> Walk<'a> {
+    pub(in crate::fleet) fn positions<'a>(
+        &'a self,
+        prompt: &Prompt<'a>,
+        salt: SaltId,
+    ) -> PromptPositions<'a> {
         let (unit, seed, keys) = (self.step.unit, self.seed, &self.prefixes);
-        Walk {
+        PromptPositions {
             unit,
             seed,
             keys,
