@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::fleet::query::answer::Answer;
 use crate::fleet::query::request::{Request, Strategy};
 use crate::fleet::query::search::Search;
-use crate::fleet::query::words::{Seen, Sight};
+use crate::fleet::query::words::{ClassPresence, Seen};
 use crate::fleet::rank::Rank;
 use crate::rule::{self, Query, Unknown};
 use crate::spec::GroupSpec;
@@ -69,7 +69,7 @@ impl Explained {
         let drafts = self.drafts.iter();
         drafts
             .map(|draft| match &draft.seen {
-                Some(seen) => (seen.sight).strip(seen.bit, self.num_tokens, &mut scratch),
+                Some(seen) => (seen.class).strip(seen.bit, self.num_tokens, &mut scratch),
                 None => Vec::new(),
             })
             .collect()
@@ -95,13 +95,13 @@ impl Index {
             .models
             .get_mut(request.model)
             .ok_or_else(|| unknown_model(request))?;
-        let mut search = Search::new(model, &resolved).keeping_sights();
+        let mut search = Search::new(model, &resolved).keeping_presence();
         let rows = search.rows(&mut self.scratch);
-        let sights = search.sights.take().unwrap_or_default();
+        let all_seen = search.seen.take().unwrap_or_default();
         let effort = search.effort.spent();
         let draft = |&column: &usize| {
             let rank = model.ranks[column].as_ref();
-            let seen = sights.get(&column).cloned();
+            let seen = all_seen.get(&column).cloned();
             let own = rank.map_or_else(String::new, Rank::reason_of_bound);
             Draft {
                 reason: match &seen {
@@ -128,7 +128,7 @@ impl Index {
 impl Explained {
     fn check_size(&self) -> Result<()> {
         let seen = self.drafts.iter().filter_map(|draft| draft.seen.as_ref());
-        let groups = seen.flat_map(|seen| &seen.sight.view.topology.groups);
+        let groups = seen.flat_map(|seen| &seen.class.view.topology.groups);
         let blocks: u64 = groups
             .map(|group| u64::from(self.num_tokens / group.block_size))
             .sum();
@@ -143,7 +143,7 @@ impl Explained {
     }
 }
 
-impl Sight {
+impl ClassPresence {
     fn strip(&self, bit: u32, num_tokens: u32, scratch: &mut rule::Scratch) -> Strip {
         let query = Query {
             num_tokens,

@@ -1,7 +1,7 @@
 //! The bounds of one rank, from what is certainly held, what is in doubt, and what may be held.
 
 use super::answer::Bounds;
-use super::search::{Reading, Search};
+use super::search::{ClassQuery, Search};
 use super::words::Words;
 use crate::fleet::keys::prompt::Prompt;
 use crate::fleet::limbo::Possible;
@@ -23,10 +23,10 @@ impl Search<'_, '_> {
     /// that was read.
     pub(in crate::fleet) fn bounds(
         &self,
-        reading: Reading<'_>,
+        class_query: ClassQuery<'_>,
         column: usize,
         set: TierSet,
-        (told, certain): (u32, Option<(Reading<'_>, u32)>),
+        (told, certain): (u32, Option<(ClassQuery<'_>, u32)>),
         scratch: &mut rule::Scratch,
     ) -> Bounds {
         let Some(rank) = &self.model.ranks[column] else {
@@ -34,7 +34,7 @@ impl Search<'_, '_> {
         };
         let can_promise =
             self.can_promise(rank) && (certain.is_none() || rank.can_promise_silent());
-        let (closely, certain) = certain.unwrap_or((reading, told));
+        let (closely, certain) = certain.unwrap_or((class_query, told));
         let certain = if closely.class.view.lower_is_zero || !can_promise {
             0
         } else {
@@ -43,12 +43,12 @@ impl Search<'_, '_> {
         let may_stand = self.possible.get(&column);
         let hidden = rank.hidden_on_gpu();
         let everything = rank.may_hold_anything_of(&self.request.prompt, set)
-            || self.is_cache_unknown(reading, rank)
-            || reading.class.view.upper_is_everything
+            || self.is_cache_unknown(class_query, rank)
+            || class_query.class.view.upper_is_everything
             || may_stand.is_some_and(|possible| possible.everything)
-            || (hidden > 0 && self.looks(reading) > LOOKS / self.request.columns.len().max(1));
+            || (hidden > 0 && self.looks(class_query) > LOOKS / self.request.columns.len().max(1));
         if everything {
-            let topology = &reading.class.view.topology;
+            let topology = &class_query.class.view.topology;
             let step = rule::alignment(topology);
             let whole = self.last_token() / step * step;
             let upper = whole.saturating_sub(topology.replay_tokens).max(certain);
@@ -59,13 +59,13 @@ impl Search<'_, '_> {
         }
         let has_doubt = rank.slots.channels.has_doubts();
         let is_undecided = may_stand.is_some_and(|possible| !possible.is_empty());
-        if !reading.class.view.has_unknown && !has_doubt && !is_undecided && hidden == 0 {
+        if !class_query.class.view.has_unknown && !has_doubt && !is_undecided && hidden == 0 {
             return Bounds {
                 lower: certain,
                 upper: told,
             };
         }
-        let upper = self.upper(reading, column, set, hidden, scratch);
+        let upper = self.upper(class_query, column, set, hidden, scratch);
         Bounds {
             lower: certain,
             upper: upper.max(certain),
@@ -98,8 +98,12 @@ impl Search<'_, '_> {
 
     /// Whether the request's cache is known by its first hash, and that hash is not: it cannot be
     /// computed, or the engine has not shown yet that it computes hashes so.
-    pub(in crate::fleet) fn is_cache_unknown(&self, reading: Reading<'_>, rank: &Rank) -> bool {
-        let keys = &self.prompt_keys[reading.keys];
+    pub(in crate::fleet) fn is_cache_unknown(
+        &self,
+        class_query: ClassQuery<'_>,
+        rank: &Rank,
+    ) -> bool {
+        let keys = &self.prompt_keys[class_query.keys];
         keys.step().page > 0 && !(rank.is_format_confirmed && keys.is_looked_up())
     }
 
@@ -113,7 +117,7 @@ impl Search<'_, '_> {
     /// whose copy the request would find there, so what comes after cannot be known either.
     pub(in crate::fleet) fn unambiguous(
         &self,
-        reading: Reading<'_>,
+        class_query: ClassQuery<'_>,
         column: usize,
         set: TierSet,
         lower: u32,
@@ -133,54 +137,61 @@ impl Search<'_, '_> {
                 sharing.is_ambiguous(key) || load.is_some_and(|load| !rank.holds_of(load, key, set))
             })
         };
-        let nodes = &self.prompt_keys[reading.keys].nodes;
+        let nodes = &self.prompt_keys[class_query.keys].nodes;
         let Some(first) = nodes.iter().position(is_ambiguous) else {
             return lower;
         };
-        let mut words = self.words(reading, set, false);
+        let mut words = self.words(class_query, set, false);
         for list in words.whole.iter_mut().chain(&mut words.partial) {
             list.truncate(first);
         }
         let bit = column % 64;
         let query = self.query(1 << bit, Unknown::Strict);
-        let topology = &reading.class.view.topology;
-        let answers = words.with_held(self.unit(reading.keys), |held| {
+        let topology = &class_query.class.view.topology;
+        let answers = words.with_held(self.unit(class_query.keys), |held| {
             rule::resume(topology, held, query, scratch)
         });
         answers[bit].min(lower)
     }
 
     /// The looks at blocks that counting takes for one rank.
-    fn looks(&self, reading: Reading<'_>) -> usize {
-        let length = self.prompt_keys[reading.keys].prefixes().len();
-        length * reading.class.view.topology.groups.len()
+    fn looks(&self, class_query: ClassQuery<'_>) -> usize {
+        let length = self.prompt_keys[class_query.keys].prefixes().len();
+        length * class_query.class.view.topology.groups.len()
     }
 
     /// The largest boundary that cannot be excluded for one rank, whose GPU may also hold so many
     /// blocks of which nothing is known.
     fn upper(
         &self,
-        reading: Reading<'_>,
+        class_query: ClassQuery<'_>,
         column: usize,
         set: TierSet,
         hidden: u64,
         scratch: &mut rule::Scratch,
     ) -> u32 {
         let bit = column % 64;
-        let mut words = self.words(reading, set, true);
-        let length = self.prompt_keys[reading.keys].prefixes().len();
+        let mut words = self.words(class_query, set, true);
+        let length = self.prompt_keys[class_query.keys].prefixes().len();
         for list in words.whole.iter_mut().chain(&mut words.partial) {
             list.resize(length, 0);
         }
         if let Some(possible) = self.possible.get(&column) {
-            let unit = self.unit(reading.keys);
-            show(possible, &reading.class.view, set, bit, unit, &mut words);
+            let unit = self.unit(class_query.keys);
+            show(
+                possible,
+                &class_query.class.view,
+                set,
+                bit,
+                unit,
+                &mut words,
+            );
         }
         let query = self.query(1 << bit, Unknown::Lax);
-        let topology = &reading.class.view.topology;
-        words.with_held(self.unit(reading.keys), |held| {
+        let topology = &class_query.class.view.topology;
+        words.with_held(self.unit(class_query.keys), |held| {
             if hidden > 0 {
-                self.effort.note(self.looks(reading) as u64);
+                self.effort.note(self.looks(class_query) as u64);
                 rule::resume_lacking(topology, held, query, hidden, scratch)
             } else {
                 rule::resume(topology, held, query, scratch)[bit]

@@ -12,7 +12,7 @@
 //! score, and its row says that it is unknown.
 
 use super::request::CanonicalBlocks;
-use super::search::{Reading, Search};
+use super::search::{ClassQuery, Search};
 use crate::fleet::pod::catalog::UNGROUPED;
 use crate::fleet::pod::view::View;
 use crate::fleet::tier::{Tier, TierSet};
@@ -117,12 +117,12 @@ struct Coverage {
 impl Coverage {
     fn of(
         search: &Search<'_, '_>,
-        reading: Reading<'_>,
+        class_query: ClassQuery<'_>,
         roles: &Roles,
         grid: Grid,
         tiers: &[Tier],
     ) -> Self {
-        let groups = &reading.class.view.topology.groups;
+        let groups = &class_query.class.view.topology.groups;
         let every: Vec<usize> = (0..groups.len())
             .filter(|&i| groups[i].prefix_cacheable)
             .collect();
@@ -135,7 +135,7 @@ impl Coverage {
         let mut window_units = vec![grid.no_units(); roles.windows.len()];
         let mut worth = Vec::with_capacity(tiers.len());
         for &tier in tiers {
-            let words = search.words(reading, TierSet::from_iter([tier]), false);
+            let words = search.words(class_query, TierSet::from_iter([tier]), false);
             for &group in counted {
                 grid.spread(
                     words.of(group).0,
@@ -267,11 +267,11 @@ fn unit_group(kind: SpecKind, window: Option<u32>) -> GroupSpec {
 /// The scores of the ranks of a class, by bit; `None` if their groups do not tell how to score.
 pub(in crate::fleet) fn scores(
     search: &Search<'_, '_>,
-    reading: Reading<'_>,
+    class_query: ClassQuery<'_>,
     canonical: CanonicalBlocks,
     scratch: &mut rule::Scratch,
 ) -> Option<[f64; HOLDERS]> {
-    let roles = Roles::of(&reading.class.view, canonical.block_size)?;
+    let roles = Roles::of(&class_query.class.view, canonical.block_size)?;
     let present: TierSet = search.model.planes.keys().map(|key| key.tier).collect();
     let mut tiers: Vec<Tier> = canonical
         .tiers
@@ -281,15 +281,15 @@ pub(in crate::fleet) fn scores(
     let all = search.request.weights;
     tiers.sort_by(|a, b| all[*b as usize].total_cmp(&all[*a as usize]));
     let grid = Grid {
-        unit: search.unit(reading.keys) as usize,
+        unit: search.unit(class_query.keys) as usize,
         block: canonical.block_size as usize,
         num_tokens: search.request.prompt.tokens.len(),
     };
     if tiers.is_empty() {
         return Some([0.0; HOLDERS]);
     }
-    let coverage = Coverage::of(search, reading, &roles, grid, &tiers);
-    let hits = coverage.hits(&roles, grid, reading.class.mask, scratch);
+    let coverage = Coverage::of(search, class_query, &roles, grid, &tiers);
+    let hits = coverage.hits(&roles, grid, class_query.class.mask, scratch);
     let weights: Vec<f64> = tiers.iter().map(|tier| all[*tier as usize]).collect();
     Some(coverage.value(&hits, &weights))
 }

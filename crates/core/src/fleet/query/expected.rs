@@ -3,7 +3,7 @@
 //! A guess, never a promise: what the events have shown is taken to stand, whatever might have ended it.
 
 use super::by_column::RowsByColumn;
-use super::search::{Reading, Search};
+use super::search::{ClassQuery, Search};
 use crate::fleet::tier::TierSet;
 use crate::rule::{self, HOLDERS, Unknown};
 
@@ -14,28 +14,28 @@ pub(in crate::fleet) struct Shown<'a> {
     /// The lengths that the rule gives for what was told.
     pub told: &'a [u32; HOLDERS],
     /// How to read what is likely of groups that no event tells of, if there are any.
-    pub likely: Option<Reading<'a>>,
+    pub likely: Option<ClassQuery<'a>>,
 }
 
 impl Search<'_, '_> {
     /// Fills in what is likely for one set of tiers, after the bounds were filled in.
     pub(in crate::fleet) fn fill_expected(
         &self,
-        reading: Reading<'_>,
+        class_query: ClassQuery<'_>,
         shown: &Shown<'_>,
         scratch: &mut rule::Scratch,
         rows: &mut RowsByColumn<'_>,
     ) {
         let set = rows.tier_sets[shown.index];
-        let likely = (shown.likely).map(|reading| self.read(reading, set, scratch));
-        for column in reading.class.columns() {
+        let likely = (shown.likely).map(|class_query| self.read(class_query, set, scratch));
+        for column in class_query.class.columns() {
             let bit = column % 64;
             let (_, bounds) = rows.row(column).tiers[shown.index];
             let tokens = match &likely {
                 _ if bounds.lower == bounds.upper => bounds.lower,
                 Some(likely) => likely[bit].clamp(bounds.lower, bounds.upper),
                 None => self
-                    .expected(reading, (column, set), shown.told[bit], scratch)
+                    .expected(class_query, (column, set), shown.told[bit], scratch)
                     .clamp(bounds.lower, bounds.upper),
             };
             rows.likely(column).add(set, tokens);
@@ -53,7 +53,7 @@ impl Search<'_, '_> {
     /// that an engine may have kept through a clear, and it usually has.
     pub(in crate::fleet) fn expected(
         &self,
-        reading: Reading<'_>,
+        class_query: ClassQuery<'_>,
         (column, set): (usize, TierSet),
         shown: u32,
         scratch: &mut rule::Scratch,
@@ -61,10 +61,10 @@ impl Search<'_, '_> {
         let rank = self.model.ranks[column].as_ref();
         let has_doubts = rank.is_some_and(|rank| rank.slots.channels.has_doubts());
         if has_doubts {
-            let words = self.words(reading, set, true);
+            let words = self.words(class_query, set, true);
             let query = self.query(1 << (column % 64), Unknown::Strict);
-            let answers = words.with_held(self.unit(reading.keys), |held| {
-                rule::resume(&reading.class.view.topology, held, query, scratch)
+            let answers = words.with_held(self.unit(class_query.keys), |held| {
+                rule::resume(&class_query.class.view.topology, held, query, scratch)
             });
             answers[column % 64]
         } else {

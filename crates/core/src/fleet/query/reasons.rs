@@ -2,7 +2,7 @@
 //!
 //! Each text names the remedy, if there is one. Texts are looked for only when an answer is explained.
 
-use super::search::{Reading, Search};
+use super::search::{ClassQuery, Search};
 use crate::fleet::keys::prompt::Prompt;
 use crate::fleet::rank::Rank;
 use crate::rule;
@@ -33,7 +33,7 @@ impl Search<'_, '_> {
     /// it was told to hold. Empty where only hashes without a place can be the reason.
     pub(in crate::fleet) fn reason_of_bound(
         &self,
-        reading: Reading<'_>,
+        class_query: ClassQuery<'_>,
         column: usize,
         told: u32,
         scratch: &mut rule::Scratch,
@@ -45,13 +45,13 @@ impl Search<'_, '_> {
         if let Some(text) = reason_of_names(rank, &self.request.prompt) {
             return text;
         }
-        if self.is_cache_unknown(reading, rank) {
+        if self.is_cache_unknown(class_query, rank) {
             return NO_FIRST_HASH;
         }
         if rank.forgot.overlaps(set) {
             return FORGOTTEN;
         }
-        if self.unambiguous(reading, column, set, told, scratch) < told {
+        if self.unambiguous(class_query, column, set, told, scratch) < told {
             let is_loaded_again = rank.adapters.load(self.seed()).is_some();
             return if is_loaded_again {
                 LOADED_AGAIN
@@ -59,7 +59,7 @@ impl Search<'_, '_> {
                 TWO_HASHES
             };
         }
-        if self.expected(reading, (column, set), told, scratch) > told {
+        if self.expected(class_query, (column, set), told, scratch) > told {
             return IN_DOUBT;
         }
         ""

@@ -7,9 +7,9 @@ use super::answer::{Bounds, Exactness, Limiting, Row};
 use super::by_column::{Likely, RowsByColumn};
 use super::canonical_blocks;
 use super::expected::Shown;
-use super::search::{Reading, Search};
+use super::search::{ClassQuery, Search};
 use super::tier_score;
-use super::words::{Seen, Sight, Words};
+use super::words::{ClassPresence, Seen, Words};
 use crate::fleet::model::Class;
 use crate::fleet::rank::Rank;
 use crate::fleet::state::State;
@@ -104,17 +104,17 @@ impl Search<'_, '_> {
         rows: &mut RowsByColumn<'_>,
     ) {
         let keys = self.keys_for(class);
-        let reading = Reading { class, keys };
+        let class_query = ClassQuery { class, keys };
         for (index, &set) in rows.tier_sets.iter().enumerate() {
-            let words = self.words(reading, set, false);
-            let lower = self.fill_bounds(reading, index, &words, scratch, rows);
+            let words = self.words(class_query, set, false);
+            let lower = self.fill_bounds(class_query, index, &words, scratch, rows);
             if index == 0 {
-                self.fill_limits(reading, &words, &lower, scratch, rows);
-                self.keep_sight(reading, words, &lower, scratch);
+                self.fill_limits(class_query, &words, &lower, scratch, rows);
+                self.keep_presence(class_query, words, &lower, scratch);
             }
         }
         self.widen(class, scratch, rows);
-        self.fill_scores(reading, scratch, rows);
+        self.fill_scores(class_query, scratch, rows);
     }
 
     /// Widens the bounds of a class by those with hits inside blocks, where it is not known whether
@@ -124,15 +124,15 @@ impl Search<'_, '_> {
             return;
         };
         let keys = self.keys_for(&class);
-        let reading = Reading {
+        let class_query = ClassQuery {
             class: &class,
             keys,
         };
         for (index, &set) in rows.tier_sets.iter().enumerate() {
-            let told = self.read(reading, set, scratch);
+            let told = self.read(class_query, set, scratch);
             for column in class.columns() {
                 let of_column = (told[column % 64], None);
-                let other = self.bounds(reading, column, set, of_column, scratch);
+                let other = self.bounds(class_query, column, set, of_column, scratch);
                 let row = rows.row(column);
                 let bounds = &mut row.tiers[index].1;
                 bounds.lower = bounds.lower.min(other.lower);
@@ -148,13 +148,13 @@ impl Search<'_, '_> {
     /// is certain.
     fn fill_bounds(
         &self,
-        reading: Reading<'_>,
+        class_query: ClassQuery<'_>,
         index: usize,
         words: &Words,
         scratch: &mut rule::Scratch,
         rows: &mut RowsByColumn<'_>,
     ) -> [u32; HOLDERS] {
-        let Reading { class, keys } = reading;
+        let ClassQuery { class, keys } = class_query;
         let query = self.query(class.mask, Unknown::Strict);
         let lower = words.with_held(self.unit(keys), |held| {
             rule::resume(&class.view.topology, held, query, scratch)
@@ -162,13 +162,13 @@ impl Search<'_, '_> {
         let set = rows.tier_sets[index];
         let silent = class.silent();
         let certain = silent.as_ref().map(|(class, _)| {
-            let reading = Reading { class, keys };
-            (reading, self.read(reading, set, scratch))
+            let class_query = ClassQuery { class, keys };
+            (class_query, self.read(class_query, set, scratch))
         });
         for column in class.columns() {
             let bit = column % 64;
-            let certain = certain.map(|(reading, lengths)| (reading, lengths[bit]));
-            let bounds = self.bounds(reading, column, set, (lower[bit], certain), scratch);
+            let certain = certain.map(|(class_query, lengths)| (class_query, lengths[bit]));
+            let bounds = self.bounds(class_query, column, set, (lower[bit], certain), scratch);
             let row = rows.row(column);
             row.tiers[index] = (set, bounds);
             if index == 0 {
@@ -181,9 +181,9 @@ impl Search<'_, '_> {
             let shown = Shown {
                 index,
                 told: &lower,
-                likely: silent.as_ref().map(|(_, class)| Reading { class, keys }),
+                likely: silent.as_ref().map(|(_, class)| ClassQuery { class, keys }),
             };
-            self.fill_expected(reading, &shown, scratch, rows);
+            self.fill_expected(class_query, &shown, scratch, rows);
         }
         lower
     }
@@ -191,35 +191,35 @@ impl Search<'_, '_> {
     /// The lengths that the rule gives for what the ranks of a class hold on a set of tiers.
     pub(in crate::fleet) fn read(
         &self,
-        reading: Reading<'_>,
+        class_query: ClassQuery<'_>,
         set: TierSet,
         scratch: &mut rule::Scratch,
     ) -> [u32; HOLDERS] {
-        let query = self.query(reading.class.mask, Unknown::Strict);
-        let words = self.words(reading, set, false);
-        words.with_held(self.unit(reading.keys), |held| {
-            rule::resume(&reading.class.view.topology, held, query, scratch)
+        let query = self.query(class_query.class.mask, Unknown::Strict);
+        let words = self.words(class_query, set, false);
+        words.with_held(self.unit(class_query.keys), |held| {
+            rule::resume(&class_query.class.view.topology, held, query, scratch)
         })
     }
 
     /// Fills in what is present on the requested tiers, and which group ends the prefix.
     fn fill_limits(
         &self,
-        reading: Reading<'_>,
+        class_query: ClassQuery<'_>,
         words: &Words,
         lower: &[u32; HOLDERS],
         scratch: &mut rule::Scratch,
         rows: &mut RowsByColumn<'_>,
     ) {
-        let Class { view, mask, .. } = reading.class;
+        let Class { view, mask, .. } = class_query.class;
         let query = self.query(*mask, Unknown::Strict);
-        let (present, limits) = words.with_held(self.unit(reading.keys), |held| {
+        let (present, limits) = words.with_held(self.unit(class_query.keys), |held| {
             (
                 rule::present(&view.topology, held, query, scratch),
                 rule::limiting(&view.topology, held, query, lower, scratch),
             )
         });
-        for column in reading.class.columns() {
+        for column in class_query.class.columns() {
             let row = rows.row(column);
             row.present = present[column % 64];
             let limit = limits[column % 64];
@@ -233,19 +233,19 @@ impl Search<'_, '_> {
     /// Fills in the scores of the requested strategy.
     fn fill_scores(
         &self,
-        reading: Reading<'_>,
+        class_query: ClassQuery<'_>,
         scratch: &mut rule::Scratch,
         rows: &mut RowsByColumn<'_>,
     ) {
         let by_blocks = self
             .request
             .canonical_blocks
-            .map(|blocks| canonical_blocks::scores(self, reading, blocks, scratch));
-        for column in reading.class.columns() {
+            .map(|blocks| canonical_blocks::scores(self, class_query, blocks, scratch));
+        for column in class_query.class.columns() {
             let score = match &by_blocks {
                 None => {
                     let likely = *rows.likely(column);
-                    Some(tier_score::score(self, reading, column % 64, likely))
+                    Some(tier_score::score(self, class_query, column % 64, likely))
                 }
                 Some(scores) => scores.map(|scores| scores[column % 64]),
             };
@@ -254,31 +254,35 @@ impl Search<'_, '_> {
     }
 
     /// Keeps the words that the answer was read from, if it will be explained.
-    fn keep_sight(
+    fn keep_presence(
         &mut self,
-        reading: Reading<'_>,
+        class_query: ClassQuery<'_>,
         words: Words,
         told: &[u32; HOLDERS],
         scratch: &mut rule::Scratch,
     ) {
-        let Some(mut sights) = self.sights.take() else {
+        let Some(mut all_seen) = self.seen.take() else {
             return;
         };
-        let unit = self.unit(reading.keys);
-        let sight = Arc::new(Sight {
-            view: reading.class.view.clone(),
+        let unit = self.unit(class_query.keys);
+        let class = Arc::new(ClassPresence {
+            view: class_query.class.view.clone(),
             unit,
             words,
         });
-        for (column, bit) in reading.class.columns().map(|column| (column, column % 64)) {
+        for (column, bit) in class_query
+            .class
+            .columns()
+            .map(|column| (column, column % 64))
+        {
             let seen = Seen {
-                sight: Arc::clone(&sight),
+                class: Arc::clone(&class),
                 bit: u32::try_from(bit).unwrap_or(0),
-                reason: self.reason_of_bound(reading, column, told[bit], scratch),
+                reason: self.reason_of_bound(class_query, column, told[bit], scratch),
             };
-            sights.insert(column, seen);
+            all_seen.insert(column, seen);
         }
-        self.sights = Some(sights);
+        self.seen = Some(all_seen);
     }
 }
 

@@ -23,7 +23,7 @@ use crate::rule::{Query, Unknown};
 
 /// A class of ranks, and the keys along which its words are read.
 #[derive(Clone, Copy)]
-pub(in crate::fleet) struct Reading<'c> {
+pub(in crate::fleet) struct ClassQuery<'c> {
     /// The ranks, and the view that the rule is evaluated with for them.
     pub(in crate::fleet) class: &'c Class,
     /// The index of the keys in the search.
@@ -51,7 +51,7 @@ pub(in crate::fleet) struct Search<'a, 'p> {
     /// The work that was done for this answer, except for the rule.
     pub(in crate::fleet) effort: Effort,
     /// For each column, what it holds. Kept if the answer will be explained.
-    pub(in crate::fleet) sights: Option<HashMap<usize, Seen>>,
+    pub(in crate::fleet) seen: Option<HashMap<usize, Seen>>,
 }
 
 impl<'a, 'p> Search<'a, 'p> {
@@ -70,14 +70,14 @@ impl<'a, 'p> Search<'a, 'p> {
             probed: HashSet::new(),
             possible: HashMap::new(),
             effort: Effort::default(),
-            sights: None,
+            seen: None,
         }
     }
 
     /// Keeps the words that the answer is read from.
-    pub(in crate::fleet) fn keeping_sights(self) -> Self {
+    pub(in crate::fleet) fn keeping_presence(self) -> Self {
         Self {
-            sights: Some(HashMap::new()),
+            seen: Some(HashMap::new()),
             ..self
         }
     }
@@ -143,14 +143,14 @@ impl<'a, 'p> Search<'a, 'p> {
     /// The bits of a class along the request, with or without the copies in doubt.
     pub(in crate::fleet) fn words(
         &self,
-        reading: Reading<'_>,
+        class_query: ClassQuery<'_>,
         tiers: TierSet,
         doubted: bool,
     ) -> Words {
         let mut words = Words::default();
-        let view = &reading.class.view;
+        let view = &class_query.class.view;
         for &group in &view.groups {
-            let gather = |partial| self.gather(reading, group, partial, tiers, doubted);
+            let gather = |partial| self.gather(class_query, group, partial, tiers, doubted);
             words.whole.push(gather(false));
             if view.topology.partial_hits {
                 words.partial.push(gather(true));
@@ -161,13 +161,13 @@ impl<'a, 'p> Search<'a, 'p> {
 
     fn gather(
         &self,
-        reading: Reading<'_>,
+        class_query: ClassQuery<'_>,
         group: u16,
         partial: bool,
         tiers: TierSet,
         doubted: bool,
     ) -> Vec<u64> {
-        let nodes = &self.prompt_keys[reading.keys].nodes;
+        let nodes = &self.prompt_keys[class_query.keys].nodes;
         let mut out = vec![0; nodes.len()];
         for tier in tiers.iter() {
             for doubted in [false, true].into_iter().take(1 + usize::from(doubted)) {
@@ -176,7 +176,7 @@ impl<'a, 'p> Search<'a, 'p> {
                     partial,
                     tier,
                     doubted,
-                    word: reading.class.word,
+                    word: class_query.class.word,
                 };
                 if let Some(plane) = self.model.planes.find(key) {
                     self.model.planes.gather(plane, nodes, &mut out);
@@ -191,12 +191,12 @@ impl<'a, 'p> Search<'a, 'p> {
     #[must_use]
     pub(in crate::fleet) fn holds(
         &self,
-        reading: Reading<'_>,
+        class_query: ClassQuery<'_>,
         bit: usize,
         i: usize,
         (group, tier, doubted): (u16, Tier, bool),
     ) -> bool {
-        let Some(&Some(node)) = self.prompt_keys[reading.keys].nodes.get(i) else {
+        let Some(&Some(node)) = self.prompt_keys[class_query.keys].nodes.get(i) else {
             return false;
         };
         [false, true].into_iter().any(|partial| {
@@ -205,7 +205,7 @@ impl<'a, 'p> Search<'a, 'p> {
                 partial,
                 tier,
                 doubted,
-                word: reading.class.word,
+                word: class_query.class.word,
             };
             let plane = self.model.planes.find(key);
             plane.is_some_and(|p| self.model.planes.word(p, node) & (1 << bit) != 0)

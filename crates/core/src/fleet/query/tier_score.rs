@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::by_column::Likely;
-use super::search::{Reading, Search};
+use super::search::{ClassQuery, Search};
 use crate::fleet::tier::Tier;
 use crate::rule::{self, needed};
 use crate::spec::SpecKind;
@@ -13,17 +13,17 @@ use crate::spec::SpecKind;
 /// nearer one. A token without a known copy counts as one on the furthest tier.
 pub(in crate::fleet) fn score(
     search: &Search<'_, '_>,
-    reading: Reading<'_>,
+    class_query: ClassQuery<'_>,
     bit: usize,
     likely: Likely,
 ) -> f64 {
     let weights = search.request.weights;
-    let topology = &reading.class.view.topology;
+    let topology = &class_query.class.view.topology;
     let reusable = likely.tokens;
     if likely.on_gpu == reusable {
         return f64::from(reusable) * weights[0];
     }
-    let unit = search.unit(reading.keys);
+    let unit = search.unit(class_query.keys);
     let boundary = reusable + topology.replay_tokens;
     let mut worth = vec![weights[0]; (boundary / unit) as usize];
     let mut nearest = vec![Tier::Gpu; worth.len()];
@@ -44,7 +44,7 @@ pub(in crate::fleet) fn score(
             } else {
                 end
             };
-            let tier = tier_of(search, reading, bit, index, first - 1..last);
+            let tier = tier_of(search, class_query, bit, index, first - 1..last);
             for i in from..end.min(nearest.len()) {
                 nearest[i] = nearest[i].max(tier);
             }
@@ -64,14 +64,14 @@ pub(in crate::fleet) fn score(
 /// The nearest tier with a copy that ends at one of these boundaries of the keys. A copy in doubt is asked only where there is no other.
 fn tier_of(
     search: &Search<'_, '_>,
-    reading: Reading<'_>,
+    class_query: ClassQuery<'_>,
     bit: usize,
     group: usize,
     steps: Range<usize>,
 ) -> Tier {
-    let group = reading.class.view.groups[group];
+    let group = class_query.class.view.groups[group];
     let nearest = |doubted| {
-        let holds = |tier, i| search.holds(reading, bit, i, (group, tier, doubted));
+        let holds = |tier, i| search.holds(class_query, bit, i, (group, tier, doubted));
         let is_there = |tier: &Tier| steps.clone().any(|i| holds(*tier, i));
         Tier::ALL.into_iter().find(is_there)
     };

@@ -44,7 +44,7 @@ impl Words {
 #[derive(Debug, Clone)]
 pub(in crate::fleet) struct Seen {
     /// What its class holds.
-    pub(in crate::fleet) sight: Arc<Sight>,
+    pub(in crate::fleet) class: Arc<ClassPresence>,
     /// The rank's bit there.
     pub(in crate::fleet) bit: u32,
     /// Why the answer is a bound, if it is, as far as the request is the reason.
@@ -53,7 +53,7 @@ pub(in crate::fleet) struct Seen {
 
 /// What the ranks of one class hold along a request.
 #[derive(Debug)]
-pub(in crate::fleet) struct Sight {
+pub(in crate::fleet) struct ClassPresence {
     /// The view that the rule is evaluated with.
     pub(in crate::fleet) view: View,
     /// The number of tokens from one word to the next.
