@@ -10,7 +10,7 @@ use std::ops::Range;
 use crate::fleet::keys::texts::Marks;
 use crate::fleet::keys::texts::SaltId;
 use crate::fleet::keys::units::Units;
-use crate::fleet::limbo::{At, Fact, Frame, Salt};
+use crate::fleet::limbo::{Fact, Frame, Position, Salt};
 use crate::fleet::pod::engine_chain::{HashBlock, RootStore, Shown};
 use crate::fleet::presence::nodes::{NodeId, Place};
 use crate::fleet::presence::slots::{EngineKey, SlotId, Whereabouts};
@@ -47,7 +47,7 @@ pub(in crate::fleet) struct Naming<'a, 'b> {
 #[derive(Debug, Clone, Copy)]
 pub(in crate::fleet) struct Anchor {
     /// The position of the first token.
-    pub(in crate::fleet) at: At,
+    pub(in crate::fleet) at: Position,
     /// The salt of the chain.
     pub(in crate::fleet) salt: Salt,
 }
@@ -132,7 +132,7 @@ impl Naming<'_, '_> {
                 Some(_) | None => Salt::Of(self.rank.limbo.new_class(None)),
             };
             return Anchor {
-                at: At {
+                at: Position {
                     frame: Frame::Absolute,
                     step,
                 },
@@ -143,7 +143,7 @@ impl Naming<'_, '_> {
         let has_spaces = self.rank.catalog.config.hidden.dynamo_format;
         if let (Salt::Of(class), Some(salt), false) = (anchor.salt, stored.salt, has_spaces) {
             let salt = self.marks.salt(Some(self.batch.text(salt)));
-            self.rank.limbo.tell(Fact::HasSalt(class, salt));
+            self.rank.limbo.add_fact(Fact::HasSalt(class, salt));
         }
         anchor
     }
@@ -159,7 +159,7 @@ impl Naming<'_, '_> {
                 local: place.prefix,
             };
             return Anchor {
-                at: At {
+                at: Position {
                     frame: Frame::Absolute,
                     step,
                 },
@@ -221,7 +221,7 @@ impl Naming<'_, '_> {
                     self.name_placed(hash, place, &mut chain.hint)
                 }
                 (frame @ (Frame::Absolute | Frame::Trie(_)), salt) => {
-                    self.name_floating(hash, At { frame, step }, salt, ahead)
+                    self.name_floating(hash, Position { frame, step }, salt, ahead)
                 }
             });
         }
@@ -293,26 +293,28 @@ impl Naming<'_, '_> {
                     tokens: place.boundary,
                     local: place.prefix,
                 };
-                let at = At {
+                let at = Position {
                     frame: Frame::Absolute,
                     step,
                 };
                 let class = self.rank.limbo.class_of(entry);
-                self.rank.limbo.tell(Fact::HasSalt(class, place.salt));
-                self.rank.limbo.tell(Fact::Stands(entry, at, place.ahead));
+                self.rank.limbo.add_fact(Fact::HasSalt(class, place.salt));
+                self.rank
+                    .limbo
+                    .add_fact(Fact::Stands(entry, at, place.ahead));
             }
         }
         slot
     }
 
-    fn name_floating(&mut self, hash: EngineKey, at: At, salt: Salt, ahead: u64) -> SlotId {
+    fn name_floating(&mut self, hash: EngineKey, at: Position, salt: Salt, ahead: u64) -> SlotId {
         let limbo = &mut self.rank.limbo;
         if let Some(slot) = self.rank.slots.find(hash)
             && let Whereabouts::Placed(node) = self.rank.slots.whereabouts(slot)
         {
             let place = self.shared.nodes.place(node);
             if let Salt::Of(class) = salt {
-                limbo.tell(Fact::HasSalt(class, place.salt));
+                limbo.add_fact(Fact::HasSalt(class, place.salt));
             }
             let is_elsewhere = at.frame == Frame::Absolute
                 && at.step
@@ -328,17 +330,17 @@ impl Naming<'_, '_> {
         }
         let entry = limbo.entry(hash, Some(salt), &mut self.rank.slots);
         let own = limbo.class_of(entry);
-        limbo.tell(match salt {
+        limbo.add_fact(match salt {
             Salt::Of(class) => Fact::SameSalt(own, class),
             Salt::Known(label) => Fact::HasSalt(own, label),
         });
-        limbo.tell(Fact::Stands(entry, at, ahead));
+        limbo.add_fact(Fact::Stands(entry, at, ahead));
         limbo.slot_of(entry)
     }
 
     /// Notes the first token of a store right below a hash without a place, so requests can find
     /// it.
-    pub(in crate::fleet) fn index_first_token(&mut self, stored: &Stored, at: At) {
+    pub(in crate::fleet) fn index_first_token(&mut self, stored: &Stored, at: Position) {
         let Frame::Trie(trie) = at.frame else { return };
         if at.step == Step::NONE
             && let Some(&token) = self.batch.tokens_of(stored.tokens).first()
@@ -406,10 +408,10 @@ impl Naming<'_, '_> {
         };
         if let Whereabouts::Limbo(entry) = rank.slots.whereabouts(slot) {
             let class = rank.limbo.class_of(entry);
-            rank.limbo.tell(Fact::HasSalt(class, salt));
-            rank.limbo.tell(Fact::Stands(
+            rank.limbo.add_fact(Fact::HasSalt(class, salt));
+            rank.limbo.add_fact(Fact::Stands(
                 entry,
-                At {
+                Position {
                     frame: Frame::Absolute,
                     step: at,
                 },

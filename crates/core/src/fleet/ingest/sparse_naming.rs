@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::naming::{Anchor, Naming};
-use crate::fleet::limbo::{Means, SparseStore};
+use crate::fleet::limbo::{PlacedBy, SparseStore};
 use crate::fleet::pod::engine_chain::Shown;
 use crate::fleet::presence::slots::{SlotId, Whereabouts};
 use crate::fleet::rank::Rank;
@@ -126,7 +126,7 @@ impl Naming<'_, '_> {
             effort,
             ..
         } = &mut *self.rank;
-        let mut world = Rank::world(slots, self.shared, bit, Means::Join, effort);
-        limbo.add_span(store, &mut world);
+        let mut context = Rank::limbo_context(slots, self.shared, bit, PlacedBy::Join, effort);
+        limbo.add_span(store, &mut context);
     }
 }

@@ -28,14 +28,14 @@ pub(crate) enum Frame {
 
 /// A position: a number of tokens from the origin of a frame, and the key of those tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct At {
+pub(crate) struct Position {
     /// The frame that the position is measured from.
     pub frame: Frame,
     /// The tokens between the frame's origin and this position, as a step.
     pub step: Step,
 }
 
-impl At {
+impl Position {
     /// The position of a node.
     pub(crate) fn of(place: Place) -> Self {
         let step = Step {
@@ -62,16 +62,16 @@ pub(crate) enum Salt {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Fact {
     /// The hash stands at this position. The last field is its lookahead part.
-    Stands(EntryId, At, u64),
+    Stands(EntryId, Position, u64),
     /// The two classes share one salt, so they become one class.
     SameSalt(ClassId, ClassId),
     /// The class has this salt.
     HasSalt(ClassId, SaltId),
 }
 
-/// The means by which a hash got its place, counted for the statistics.
+/// How a hash got its place, counted for the statistics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Means {
+pub(crate) enum PlacedBy {
     /// The hash joined another hash whose place the events told.
     Join,
     /// The hash chain of a request, computed as the engine would, contained the hash.

@@ -7,7 +7,7 @@
 //! to look at, and the memory is returned.
 
 use super::Limbo;
-use super::fact::{At, ClassId, Fact, Frame, SpanId, TrieId};
+use super::fact::{ClassId, Fact, Frame, Position, SpanId, TrieId};
 use super::records::{Entry, SaltClass, Trie};
 use super::span::Span;
 use crate::fleet::presence::slots::{EntryId, SlotId, Slots, Whereabouts};
@@ -97,7 +97,7 @@ impl Limbo {
         };
         let held = self.entries.iter().filter(|(_, e)| slots.is_held(e.slot));
         let mut found: Vec<EntryId> = held.map(|(id, _)| EntryId(id)).collect();
-        let root_of = |at: At| match self.resolve(at).frame {
+        let root_of = |at: Position| match self.resolve(at).frame {
             Frame::Trie(trie) => Some(self.tries[trie.0 as usize].root),
             Frame::Absolute => None,
         };
@@ -309,7 +309,7 @@ impl Limbo {
 
 impl Renumbered {
     /// The same position, measured in the frames that stay.
-    fn at(&self, old: &Limbo, at: At) -> At {
+    fn at(&self, old: &Limbo, at: Position) -> Position {
         let at = old.resolve(at);
         let frame = match at.frame {
             Frame::Absolute => Frame::Absolute,
@@ -318,6 +318,6 @@ impl Renumbered {
                 Frame::Trie(moved.expect("what is live keeps what it hangs below"))
             }
         };
-        At { frame, ..at }
+        Position { frame, ..at }
     }
 }

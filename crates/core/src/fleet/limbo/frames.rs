@@ -11,16 +11,16 @@ use std::cell::Cell;
 
 use smallvec::SmallVec;
 
-use super::fact::{At, ClassId, Fact, Frame, SpanId, TrieId};
+use super::fact::{ClassId, Fact, Frame, Position, SpanId, TrieId};
 use super::records::{OfFrame, Trie};
-use super::{Limbo, World};
+use super::{Limbo, LimboContext};
 use crate::fleet::presence::slots::EntryId;
 use crate::prefix::{PrefixKey, Step};
 
 impl Limbo {
     /// Where the tokens after a hash start, as far as known: at the hash's own position, or at the
     /// origin of the trie that floats below the hash. The trie is made if there is none.
-    pub(in crate::fleet) fn anchor(&mut self, entry: EntryId) -> (At, ClassId) {
+    pub(in crate::fleet) fn anchor(&mut self, entry: EntryId) -> (Position, ClassId) {
         let class = self.class_of(entry);
         if let Some(at) = self.entries[entry.0].at {
             return (self.resolve(at), class);
@@ -30,7 +30,7 @@ impl Limbo {
             None => self.new_trie(entry),
         };
         (
-            At {
+            Position {
                 frame: Frame::Trie(trie),
                 step: Step::NONE,
             },
@@ -54,7 +54,7 @@ impl Limbo {
     }
 
     /// The same position, measured from the absolute start or from a trie that still floats.
-    pub(super) fn resolve(&self, at: At) -> At {
+    pub(super) fn resolve(&self, at: Position) -> Position {
         match at.frame {
             Frame::Absolute => at,
             Frame::Trie(trie) => {
@@ -64,18 +64,18 @@ impl Limbo {
     }
 
     /// The position that lies one step after another position.
-    pub(super) fn further(&self, at: At, step: Step) -> At {
-        At {
+    pub(super) fn further(&self, at: Position, step: Step) -> Position {
+        Position {
             frame: at.frame,
             step: self.field.then(at.step, step),
         }
     }
 
     /// The position of a trie's origin, if the trie is attached anywhere.
-    fn origin(&self, mut trie: TrieId) -> Option<At> {
+    fn origin(&self, mut trie: TrieId) -> Option<Position> {
         let hangs = |trie: TrieId| self.tries[trie.0 as usize].hangs.get();
         let mut path: SmallVec<[TrieId; 8]> = SmallVec::new();
-        while let Some(At {
+        while let Some(Position {
             frame: Frame::Trie(outer),
             ..
         }) = hangs(trie)
@@ -94,7 +94,7 @@ impl Limbo {
     }
 
     /// Gives a hash its position. The position must be resolved.
-    pub(super) fn enter_frame(&mut self, id: EntryId, at: At) {
+    pub(super) fn enter_frame(&mut self, id: EntryId, at: Position) {
         self.entries[id.0].at = Some(at);
         match at.frame {
             Frame::Trie(trie) => {
@@ -146,20 +146,20 @@ impl Limbo {
     }
 
     /// The hash that a trie floats below got a position, and with it everything in the trie.
-    pub(super) fn hang(&mut self, id: TrieId, at: At, world: &World<'_>) {
+    pub(super) fn hang(&mut self, id: TrieId, at: Position, context: &LimboContext<'_>) {
         self.unindex(id);
         let trie = &mut self.tries[id.0 as usize];
         trie.hangs.set(Some(at));
         self.entries[trie.root.0].trie = None;
         match at.frame {
-            Frame::Trie(outer) => self.merge_tries(id, outer, world),
-            Frame::Absolute => self.land(id, world),
+            Frame::Trie(outer) => self.merge_tries(id, outer, context),
+            Frame::Absolute => self.land(id, context),
         }
     }
 
     /// One trie was attached to a position in another: spans of one may now narrow hashes of the
     /// other.
-    fn merge_tries(&mut self, inner: TrieId, outer: TrieId, world: &World<'_>) {
+    fn merge_tries(&mut self, inner: TrieId, outer: TrieId, context: &LimboContext<'_>) {
         let weight = |id: TrieId| self.tries[id.0 as usize].weight;
         let sum = weight(inner) + weight(outer);
         let small = if weight(inner) <= weight(outer) {
@@ -171,7 +171,7 @@ impl Limbo {
         // suffices to visit the smaller set.
         let members: Vec<EntryId> = self.members(small).collect();
         let spans: Vec<SpanId> = self.spans_in(small).collect();
-        world.effort.note((members.len() + spans.len()) as u64);
+        context.effort.note((members.len() + spans.len()) as u64);
         for id in members {
             self.mark_spans_of(id);
         }
@@ -190,10 +190,10 @@ impl Limbo {
 
     /// A trie was attached to the absolute start. Each member's position is told as a new fact, so
     /// its consequences are drawn.
-    fn land(&mut self, id: TrieId, world: &World<'_>) {
+    fn land(&mut self, id: TrieId, context: &LimboContext<'_>) {
         let members: Vec<EntryId> = self.members(id).collect();
         let spans: Vec<SpanId> = self.spans_in(id).collect();
-        world.effort.note((members.len() + spans.len()) as u64);
+        context.effort.note((members.len() + spans.len()) as u64);
         let trie = &mut self.tries[id.0 as usize];
         (trie.members, trie.spans) = (None, None);
         for member in members {

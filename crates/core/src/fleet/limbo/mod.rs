@@ -76,7 +76,7 @@ use records::{Entry, SaltClass, Trie};
 use slab::Slab;
 use span::Span;
 
-pub(super) use fact::{At, Fact, Frame, Means, Salt};
+pub(super) use fact::{Fact, Frame, PlacedBy, Position, Salt};
 pub(super) use possible::Possible;
 pub(super) use reach::{Looks, PromptPositions};
 pub(super) use span::{SparseStore, Tails};
@@ -116,7 +116,7 @@ pub(super) struct Limbo {
 
 /// What limbo reads and changes outside itself: the model's boundaries and bits, and the rank's
 /// slots. They are lent for one operation.
-pub(super) struct World<'a> {
+pub(super) struct LimboContext<'a> {
     /// The model's nodes.
     pub nodes: &'a mut Nodes,
     /// The model's presence bits.
@@ -125,14 +125,14 @@ pub(super) struct World<'a> {
     pub slots: &'a mut Slots,
     /// The rank's bit in its planes.
     pub bit: u64,
-    /// The means that is credited with what is placed during this operation.
-    pub means: Means,
+    /// What is credited with the places found during this operation.
+    pub placed_by: PlacedBy,
     /// The effort that may still be spent on narrowing spans. Narrowing is optional; all other work
     /// is not.
     pub effort: &'a Effort,
 }
 
-impl World<'_> {
+impl LimboContext<'_> {
     /// Points a slot, which was in limbo or is new, to its node, and shows its copies there.
     pub(super) fn settle(&mut self, slot: SlotId, place: Place) {
         let node = self.nodes.find_or_create(place, None);
@@ -254,7 +254,7 @@ impl Limbo {
     }
 
     /// Adds a fact. `solve` draws its consequences later.
-    pub(super) fn tell(&mut self, fact: Fact) {
+    pub(super) fn add_fact(&mut self, fact: Fact) {
         self.facts.push(fact);
     }
 }

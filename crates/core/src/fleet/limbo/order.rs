@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::fact::SpanId;
 use super::span::Span;
 use super::taken::Standing;
-use super::{Limbo, World};
+use super::{Limbo, LimboContext};
 use crate::fleet::presence::slots::SlotId;
 use crate::prefix::{Field, Step};
 
@@ -91,14 +91,14 @@ impl Rival<'_> {
 impl Limbo {
     /// Narrows every listed hash by the order of the list. The caller has taken the span out of
     /// limbo. Returns false if no block is left for some hash.
-    pub(super) fn order(&self, id: SpanId, span: &mut Span, world: &World<'_>) -> bool {
+    pub(super) fn order(&self, id: SpanId, span: &mut Span, context: &LimboContext<'_>) -> bool {
         let beside = self.standing_beside(span);
         let mut next = 0;
         for i in 0..span.listed.len() {
             let low = span.listed[i].low.max(next);
             span.listed[i].low = low;
             if !span.listed[i].fixed {
-                span.listed[i].low = self.lowest(id, beside, span, i, world);
+                span.listed[i].low = self.lowest(id, beside, span, i, context);
             }
             next = span.listed[i].low + 1;
         }
@@ -109,7 +109,7 @@ impl Limbo {
             };
             span.listed[i].high = span.listed[i].high.min(last);
             if !span.listed[i].fixed {
-                span.listed[i].high = self.highest(id, beside, span, i, world);
+                span.listed[i].high = self.highest(id, beside, span, i, context);
             }
             if span.listed[i].high < span.listed[i].low {
                 return false;
@@ -127,11 +127,11 @@ impl Limbo {
         beside: Option<Standing>,
         span: &Span,
         i: usize,
-        world: &World<'_>,
+        context: &LimboContext<'_>,
     ) -> u32 {
-        let rivals = self.rivals(id, span, i, world);
+        let rivals = self.rivals(id, span, i, context);
         let listed = &span.listed[i];
-        let is_taken = |block| self.is_end_taken(beside, span, listed.slot, block, world);
+        let is_taken = |block| self.is_end_taken(beside, span, listed.slot, block, context);
         let mut low = listed.low;
         while low <= listed.high {
             let up = rivals.iter().map(|rival| rival.up(self.field, span, low));
@@ -139,7 +139,7 @@ impl Limbo {
                 Some(up) if up > low => up,
                 Some(_) | None => low + u32::from(is_taken(low)),
             };
-            if next == low || !world.effort.spend(1) {
+            if next == low || !context.effort.spend(1) {
                 break;
             }
             low = next;
@@ -155,11 +155,11 @@ impl Limbo {
         beside: Option<Standing>,
         span: &Span,
         i: usize,
-        world: &World<'_>,
+        context: &LimboContext<'_>,
     ) -> u32 {
-        let rivals = self.rivals(id, span, i, world);
+        let rivals = self.rivals(id, span, i, context);
         let listed = &span.listed[i];
-        let is_taken = |block| self.is_end_taken(beside, span, listed.slot, block, world);
+        let is_taken = |block| self.is_end_taken(beside, span, listed.slot, block, context);
         let mut high = listed.high;
         while high > listed.low {
             let down = rivals
@@ -169,7 +169,7 @@ impl Limbo {
                 Some(down) if down < high => down.max(listed.low),
                 Some(_) | None => high - u32::from(is_taken(high)),
             };
-            if next == high || !world.effort.spend(1) {
+            if next == high || !context.effort.spend(1) {
                 break;
             }
             high = next;
@@ -183,10 +183,10 @@ impl Limbo {
         span: &Span,
         slot: SlotId,
         block: u32,
-        world: &World<'_>,
+        context: &LimboContext<'_>,
     ) -> bool {
         let end = span.end(self.field, block);
-        beside.is_some_and(|beside| self.is_taken(beside, slot, end, world))
+        beside.is_some_and(|beside| self.is_taken(beside, slot, end, context))
     }
 
     fn rivals(
@@ -194,7 +194,7 @@ impl Limbo {
         id: SpanId,
         span: &Span,
         i: usize,
-        world: &World<'_>,
+        context: &LimboContext<'_>,
     ) -> SmallVec<[Rival<'_>; 2]> {
         let Some(entry) = span.listed[i].entry else {
             return SmallVec::new();
@@ -202,7 +202,7 @@ impl Limbo {
         let others = self.entries[entry.0].spans.iter();
         others
             .filter(|(other, _)| *other != id)
-            .take_while(|_| world.effort.spend(1))
+            .take_while(|_| context.effort.spend(1))
             .filter_map(|&(other, at)| {
                 let other = &self.spans[other.0];
                 let (listed, start) = (&other.listed[at as usize], self.resolve(other.start));

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use super::fact::{ClassId, SpanId, TrieId};
 use super::possible::{CopyKind, Possible};
 use super::span::Span;
-use super::{Limbo, World};
+use super::{Limbo, LimboContext};
 use crate::divisors::gcd;
 use crate::fleet::effort::Effort;
 use crate::fleet::keys::texts::SaltId;
@@ -109,17 +109,17 @@ impl Limbo {
     pub(crate) fn possible(
         &mut self,
         positions: &PromptPositions<'_>,
-        world: &mut World<'_>,
+        context: &mut LimboContext<'_>,
         looks: &Looks,
     ) -> Possible {
-        self.narrow_along(positions, world, &looks.narrowing);
+        self.narrow_along(positions, context, &looks.narrowing);
         let Some(effort) = &looks.finding else {
             return Possible::default();
         };
         let mut reach = Reach {
             limbo: self,
             positions,
-            world,
+            context,
             effort,
             found: Possible::along(positions.unit),
         };
@@ -136,7 +136,7 @@ impl Limbo {
     fn narrow_along(
         &mut self,
         positions: &PromptPositions<'_>,
-        world: &mut World<'_>,
+        context: &mut LimboContext<'_>,
         effort: &Effort,
     ) {
         let mut spans: Vec<SpanId> = Vec::new();
@@ -153,7 +153,7 @@ impl Limbo {
         for id in spans {
             self.mark(id);
         }
-        self.solve(world);
+        self.solve(context);
     }
 
     /// An estimate of the looks that one recheck of a span takes: for the first and the last block
@@ -194,7 +194,7 @@ impl Limbo {
 struct Reach<'a, 'w> {
     limbo: &'a Limbo,
     positions: &'a PromptPositions<'a>,
-    world: &'a World<'w>,
+    context: &'a LimboContext<'w>,
     effort: &'a Effort,
     found: Possible,
 }
@@ -330,7 +330,7 @@ impl Reach<'_, '_> {
         }
         let mut seen = Seen::new();
         for (slot, low, high) in span.open() {
-            let ahead = match self.world.slots.whereabouts(slot) {
+            let ahead = match self.context.slots.whereabouts(slot) {
                 Whereabouts::Limbo(entry) => limbo.entries[entry.0].ahead,
                 Whereabouts::Placed(_) => 0,
             };
@@ -366,7 +366,7 @@ impl Reach<'_, '_> {
             let local = self.positions.keys[boundary - 1];
             let at = Step { tokens, local };
             let is_taken =
-                beside.is_some_and(|beside| self.limbo.is_taken(beside, slot, at, self.world));
+                beside.is_some_and(|beside| self.limbo.is_taken(beside, slot, at, self.context));
             if !is_taken {
                 places.insert(boundary);
             }
@@ -419,7 +419,7 @@ impl Reach<'_, '_> {
 
     /// The kinds of a hash's copies, each once.
     fn kinds(&self, slot: SlotId) -> SmallVec<[CopyKind; 2]> {
-        let slots = &self.world.slots;
+        let slots = &self.context.slots;
         let mut kinds: SmallVec<[CopyKind; 2]> = SmallVec::new();
         for channel in slots.held_channels(slot) {
             let key = slots.channels.get(channel).key;

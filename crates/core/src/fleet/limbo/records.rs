@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use smallvec::SmallVec;
 
-use super::fact::{At, ClassId, SpanId, TrieId};
+use super::fact::{ClassId, Position, SpanId, TrieId};
 use super::slab::{Linked, Links};
 use crate::fleet::keys::texts::SaltId;
 use crate::fleet::presence::slots::{EntryId, SlotId};
@@ -19,7 +19,7 @@ pub(super) struct OfFrame;
 pub(super) struct Entry {
     pub(super) slot: SlotId,
     pub(super) class: ClassId,
-    pub(super) at: Option<At>,
+    pub(super) at: Option<Position>,
     pub(super) ahead: u64,
     /// The spans that list the hash, each with the hash's number in that span.
     pub(super) spans: SmallVec<[(SpanId, u32); 1]>,
@@ -63,7 +63,7 @@ pub(super) struct Trie {
     /// The hash that it floats below.
     pub root: EntryId,
     /// The position of its origin, once known. A look-up shortens the path that it followed.
-    pub hangs: Cell<Option<At>>,
+    pub hangs: Cell<Option<Position>>,
     /// One of the hashes that have a position in it, whose ring has the others.
     pub members: Option<EntryId>,
     /// One of the spans that start in it, whose ring has the others.

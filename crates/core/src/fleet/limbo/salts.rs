@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use super::fact::ClassId;
 use super::records::{OfClass, SaltClass};
-use super::{Limbo, World};
+use super::{Limbo, LimboContext};
 use crate::fleet::keys::texts::SaltId;
 use crate::fleet::presence::slots::EntryId;
 
@@ -66,7 +66,7 @@ impl Limbo {
     }
 
     /// Makes two classes one.
-    pub(super) fn unite(&mut self, a: ClassId, b: ClassId, world: &mut World<'_>) {
+    pub(super) fn unite(&mut self, a: ClassId, b: ClassId, context: &mut LimboContext<'_>) {
         let (a, b) = (self.root(a), self.root(b));
         if a == b {
             return;
@@ -95,11 +95,16 @@ impl Limbo {
         kept.label = salt;
         let (a, b) = (kept.members.map(|e| e.0), members.map(|e| e.0));
         kept.members = self.entries.join::<OfClass>(a, b).map(EntryId);
-        self.leave_where_decided(&newly_known, world);
+        self.leave_where_decided(&newly_known, context);
     }
 
     /// Notes the salt of a class.
-    pub(super) fn has_salt(&mut self, class: ClassId, salt: SaltId, world: &mut World<'_>) {
+    pub(super) fn has_salt(
+        &mut self,
+        class: ClassId,
+        salt: SaltId,
+        context: &mut LimboContext<'_>,
+    ) {
         let root = self.root(class);
         if let Some(old) = self.classes[root.0 as usize].label {
             self.contradictions += u64::from(old != salt);
@@ -107,13 +112,13 @@ impl Limbo {
         }
         self.classes[root.0 as usize].label = Some(salt);
         let members = self.of_class(root);
-        self.leave_where_decided(&members, world);
+        self.leave_where_decided(&members, context);
     }
 
-    fn leave_where_decided(&mut self, entries: &[EntryId], world: &mut World<'_>) {
-        world.effort.note(entries.len() as u64);
+    fn leave_where_decided(&mut self, entries: &[EntryId], context: &mut LimboContext<'_>) {
+        context.effort.note(entries.len() as u64);
         for &entry in entries {
-            self.leave_if_decided(entry, world);
+            self.leave_if_decided(entry, context);
         }
     }
 }

@@ -5,32 +5,32 @@
 //! looked at once for all changes together. Work on facts is paid for by the event or request that
 //! told them; work on spans is optional and has to be paid from the effort.
 
-use super::fact::{At, Fact, Frame, Means};
-use super::{Limbo, World};
+use super::fact::{Fact, Frame, PlacedBy, Position};
+use super::{Limbo, LimboContext};
 use crate::fleet::presence::nodes::Place;
 use crate::fleet::presence::slots::EntryId;
 use crate::prefix::Step;
 
 impl Limbo {
     /// Draws every consequence of the facts told so far, as far as the effort allows.
-    pub(in crate::fleet) fn solve(&mut self, world: &mut World<'_>) {
+    pub(in crate::fleet) fn solve(&mut self, context: &mut LimboContext<'_>) {
         loop {
             while let Some(fact) = self.facts.pop() {
-                world.effort.note(1);
+                context.effort.note(1);
                 match fact {
-                    Fact::Stands(entry, at, ahead) => self.stands(entry, at, ahead, world),
-                    Fact::SameSalt(a, b) => self.unite(a, b, world),
-                    Fact::HasSalt(class, salt) => self.has_salt(class, salt, world),
+                    Fact::Stands(entry, at, ahead) => self.stands(entry, at, ahead, context),
+                    Fact::SameSalt(a, b) => self.unite(a, b, context),
+                    Fact::HasSalt(class, salt) => self.has_salt(class, salt, context),
                 }
             }
             let Some(span) = self.dirty.pop_front() else {
                 return;
             };
-            self.narrow(span, world);
+            self.narrow(span, context);
         }
     }
 
-    fn stands(&mut self, id: EntryId, at: At, ahead: u64, world: &mut World<'_>) {
+    fn stands(&mut self, id: EntryId, at: Position, ahead: u64, context: &mut LimboContext<'_>) {
         let at = self.resolve(at);
         // If the hash has left limbo since the fact was told, its node is what counts.
         let Some(entry) = self.entries.get_mut(id.0) else {
@@ -52,12 +52,12 @@ impl Limbo {
         self.enter_frame(id, at);
         self.mark_spans_of(id);
         if let Some(trie) = trie {
-            self.hang(trie, at, world);
+            self.hang(trie, at, context);
         }
-        self.leave_if_decided(id, world);
+        self.leave_if_decided(id, context);
     }
 
-    fn stands_again(&mut self, old: At, at: At) {
+    fn stands_again(&mut self, old: Position, at: Position) {
         let old = self.resolve(old);
         if old.frame == at.frame {
             self.contradictions += u64::from(old.step != at.step);
@@ -68,7 +68,7 @@ impl Limbo {
 
     /// One hash stands at two positions: the trie of one position is attached in the frame of the
     /// other.
-    fn align(&mut self, a: At, b: At) {
+    fn align(&mut self, a: Position, b: Position) {
         let (inner, trie, outer) = match (a.frame, b.frame) {
             (Frame::Trie(trie), Frame::Absolute) => (a, trie, b),
             (Frame::Trie(trie), Frame::Trie(_)) if a.step.tokens <= b.step.tokens => (a, trie, b),
@@ -84,7 +84,7 @@ impl Limbo {
             local: self.field.undo(inner.step, outer.step.local),
         };
         let root = self.tries[trie.0 as usize].root;
-        let at = At {
+        let at = Position {
             frame: outer.frame,
             step,
         };
@@ -92,15 +92,15 @@ impl Limbo {
     }
 
     /// A placed hash stands at `inner` in a floating trie, so the trie's own place follows.
-    pub(in crate::fleet) fn pin_trie(&mut self, inner: At, place: Place) {
+    pub(in crate::fleet) fn pin_trie(&mut self, inner: Position, place: Place) {
         let inner = self.resolve(inner);
         if inner.frame != Frame::Absolute {
-            self.align(inner, At::of(place));
+            self.align(inner, Position::of(place));
         }
     }
 
     /// Moves a hash from limbo to its node once its absolute position and its salt are known.
-    pub(super) fn leave_if_decided(&mut self, id: EntryId, world: &mut World<'_>) {
+    pub(super) fn leave_if_decided(&mut self, id: EntryId, context: &mut LimboContext<'_>) {
         let Some(entry) = self.entries.get(id.0) else {
             return;
         };
@@ -117,14 +117,14 @@ impl Limbo {
             salt,
         };
         let (slot, mentions) = (entry.slot, u64::from(entry.mentions));
-        match world.means {
-            Means::Join => self.placed_by_join += mentions,
-            Means::Query => self.placed_by_query += mentions,
+        match context.placed_by {
+            PlacedBy::Join => self.placed_by_join += mentions,
+            PlacedBy::Query => self.placed_by_query += mentions,
         }
         self.leave_frame(id);
         self.leave_class(id);
         self.leave_spans(id, place);
         self.entries.remove(id.0);
-        world.settle(slot, place);
+        context.settle(slot, place);
     }
 }

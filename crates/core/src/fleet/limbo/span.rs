@@ -9,7 +9,7 @@
 //! A span refers to the entries of its undecided hashes, and each entry refers back; `order`
 //! narrows.
 
-use super::fact::{At, ClassId, Frame, Salt, SpanId};
+use super::fact::{ClassId, Frame, Position, Salt, SpanId};
 use super::records::OfFrame;
 use super::slab::{Linked, Links};
 use crate::fleet::presence::nodes::Place;
@@ -28,7 +28,7 @@ pub(crate) struct Tails {
 /// A sparse store as the wire told it.
 pub(crate) struct SparseStore<'a> {
     /// The position where its tokens start.
-    pub start: At,
+    pub start: Position,
     /// The salt of its chain.
     pub salt: Salt,
     /// For each block, the step from `start` to the block's end.
@@ -71,7 +71,7 @@ impl Listed {
 #[derive(Debug)]
 pub(super) struct Span {
     /// The position where its tokens start.
-    pub start: At,
+    pub start: Position,
     /// The salt class of its chain.
     pub class: ClassId,
     /// For each block, the step from the start to the end of the block.
@@ -99,7 +99,7 @@ impl Linked<OfFrame> for Span {
 
 impl Span {
     /// The same span with new numbers for its start and class. Nothing else about it changed.
-    pub(super) fn moved(self, start: At, class: ClassId) -> Self {
+    pub(super) fn moved(self, start: Position, class: ClassId) -> Self {
         Self {
             start,
             class,
@@ -133,7 +133,7 @@ impl Span {
 impl Default for Span {
     fn default() -> Self {
         Self {
-            start: At {
+            start: Position {
                 frame: Frame::Absolute,
                 step: Step::NONE,
             },

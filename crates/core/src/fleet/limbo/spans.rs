@@ -1,38 +1,38 @@
 //! Adding sparse stores, finding them again, and telling what narrowing one says about its hashes.
 
-use super::fact::{At, ClassId, Fact, Frame, Salt, SpanId, TrieId};
+use super::fact::{ClassId, Fact, Frame, Position, Salt, SpanId, TrieId};
 use super::records::OfFrame;
 use super::span::{Listed, Span, SparseStore};
-use super::{Limbo, World};
+use super::{Limbo, LimboContext};
 use crate::fleet::presence::nodes::Place;
 use crate::fleet::presence::slots::{EntryId, SlotId, Whereabouts};
 use crate::prefix::PrefixKey;
 
 impl Limbo {
     /// Adds a sparse store of which at least one hash is undecided.
-    pub(crate) fn add_span(&mut self, store: SparseStore<'_>, world: &mut World<'_>) {
+    pub(crate) fn add_span(&mut self, store: SparseStore<'_>, context: &mut LimboContext<'_>) {
         let class = match store.salt {
             Salt::Of(class) => self.root(class),
             Salt::Known(salt) => self.new_class(Some(salt)),
         };
         for &(slot, ahead) in store.listed {
-            match world.slots.whereabouts(slot) {
+            match context.slots.whereabouts(slot) {
                 Whereabouts::Limbo(entry) => {
                     let entry = &mut self.entries[entry.0];
                     entry.ahead = ahead;
                     self.facts.push(Fact::SameSalt(class, entry.class));
                 }
                 Whereabouts::Placed(node) => {
-                    let salt = world.nodes.place(node).salt;
+                    let salt = context.nodes.place(node).salt;
                     self.facts.push(Fact::HasSalt(class, salt));
                 }
             }
         }
-        if self.is_told(&store, world) {
+        if self.is_told(&store, context) {
             return;
         }
         let id = SpanId(self.spans.insert(Span::default()));
-        let span = self.span_of(id, class, store, world);
+        let span = self.span_of(id, class, store, context);
         self.span_bytes += span.list_bytes();
         self.spans[id.0] = span;
         self.enter_span(id);
@@ -44,14 +44,14 @@ impl Limbo {
         id: SpanId,
         class: ClassId,
         store: SparseStore<'_>,
-        world: &World<'_>,
+        context: &LimboContext<'_>,
     ) -> Span {
         let num_blocks = u32::try_from(store.ends.len()).unwrap_or(u32::MAX);
         let num_listed = u32::try_from(store.listed.len()).unwrap_or(u32::MAX);
         let listed = (0u32..).zip(store.listed).map(|(i, &(slot, ahead))| {
-            let (entry, elsewhere) = match world.slots.whereabouts(slot) {
+            let (entry, elsewhere) = match context.slots.whereabouts(slot) {
                 Whereabouts::Limbo(entry) => (Some(entry), None),
-                Whereabouts::Placed(node) => (None, Some(world.nodes.place(node))),
+                Whereabouts::Placed(node) => (None, Some(context.nodes.place(node))),
             };
             Listed {
                 slot,
@@ -83,8 +83,8 @@ impl Limbo {
     }
 
     /// Whether a known span says exactly what a store says, because engines repeat themselves.
-    fn is_told(&self, store: &SparseStore<'_>, world: &World<'_>) -> bool {
-        let whereabouts = |&(slot, _): &(SlotId, u64)| world.slots.whereabouts(slot);
+    fn is_told(&self, store: &SparseStore<'_>, context: &LimboContext<'_>) -> bool {
+        let whereabouts = |&(slot, _): &(SlotId, u64)| context.slots.whereabouts(slot);
         let first = store
             .listed
             .iter()
@@ -97,7 +97,7 @@ impl Limbo {
         let mut spans = self.entries[first.0].spans.iter();
         spans
             .by_ref()
-            .take_while(|_| world.effort.spend(1))
+            .take_while(|_| context.effort.spend(1))
             .map(|&(id, _)| &self.spans[id.0])
             .any(|span| {
                 span.listed.len() == store.listed.len()
@@ -107,7 +107,7 @@ impl Limbo {
                         match whereabouts(listed) {
                             Whereabouts::Limbo(entry) => known.entry == Some(entry),
                             Whereabouts::Placed(node) => {
-                                known.elsewhere == Some(world.nodes.place(node))
+                                known.elsewhere == Some(context.nodes.place(node))
                             }
                         }
                     })
@@ -206,22 +206,22 @@ impl Limbo {
 
     /// Narrows where the hashes of a span may stand, and tells the facts that follow. If the effort
     /// is used up, the span stays as wide as it is, which is always correct.
-    pub(super) fn narrow(&mut self, id: SpanId, world: &mut World<'_>) {
+    pub(super) fn narrow(&mut self, id: SpanId, context: &mut LimboContext<'_>) {
         let Some(span) = self.spans.get_mut(id.0) else {
             return;
         };
         span.is_dirty = false;
         let cost = 1 + 2 * span.listed.len();
         if std::mem::take(&mut span.is_new) {
-            world.effort.note(cost as u64);
-        } else if !world.effort.spend(cost) {
+            context.effort.note(cost as u64);
+        } else if !context.effort.spend(cost) {
             return;
         }
         let mut span = std::mem::take(span);
         span.start = self.resolve(span.start);
         let before: Vec<(u32, u32)> = span.listed.iter().map(|l| (l.low, l.high)).collect();
         let is_consistent = self.fix_known(&mut span)
-            && self.order(id, &mut span, world)
+            && self.order(id, &mut span, context)
             && span.keep_whole_windows();
         if is_consistent {
             self.tell_fixed(&mut span);
@@ -287,7 +287,7 @@ impl Limbo {
                 continue;
             }
             let at = match (listed.elsewhere, listed.entry) {
-                (Some(place), _) => Some(At::of(place)),
+                (Some(place), _) => Some(Position::of(place)),
                 (None, Some(entry)) => self.entries[entry.0].at.map(|at| self.resolve(at)),
                 (None, None) => None,
             };

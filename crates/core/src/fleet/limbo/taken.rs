@@ -6,7 +6,7 @@
 use super::fact::{ClassId, Frame};
 use super::records::Entry;
 use super::span::Span;
-use super::{Limbo, World};
+use super::{Limbo, LimboContext};
 use crate::fleet::keys::texts::SaltId;
 use crate::fleet::presence::nodes::Place;
 use crate::fleet::presence::slots::{SlotId, Whereabouts};
@@ -38,19 +38,20 @@ impl Limbo {
         beside: Standing,
         slot: SlotId,
         at: Step,
-        world: &World<'_>,
+        context: &LimboContext<'_>,
     ) -> bool {
         let is_other = |entry: &Entry| entry.slot != slot && self.root(entry.class) == beside.class;
         let mut there = self.at_prefix(at.local);
         if there
             .by_ref()
-            .take_while(|_| world.effort.spend(1))
+            .take_while(|_| context.effort.spend(1))
             .any(|entry| is_other(&self.entries[entry.0]))
         {
             return true;
         }
         // An undecided hash is at no node, so whatever is held at the node is another hash.
-        let (Some(salt), Whereabouts::Limbo(entry)) = (beside.salt, world.slots.whereabouts(slot))
+        let (Some(salt), Whereabouts::Limbo(entry)) =
+            (beside.salt, context.slots.whereabouts(slot))
         else {
             return false;
         };
@@ -61,10 +62,10 @@ impl Limbo {
             ahead,
             salt,
         };
-        let node = world.nodes.find(world.nodes.key_of(place), None);
+        let node = context.nodes.find(context.nodes.key_of(place), None);
         node.is_some_and(|node| {
-            let mut planes = world.slots.channels.planes().iter();
-            planes.any(|&plane| world.planes.word(plane, node) & world.bit != 0)
+            let mut planes = context.slots.channels.planes().iter();
+            planes.any(|&plane| context.planes.word(plane, node) & context.bit != 0)
         })
     }
 }

@@ -10,7 +10,7 @@ use crate::divisors::gcd;
 use crate::fleet::effort::Effort;
 use crate::fleet::ingest::naming::Naming;
 use crate::fleet::keys::prompt::Prompt;
-use crate::fleet::limbo::{Looks, Means, Possible};
+use crate::fleet::limbo::{Looks, PlacedBy, Possible};
 use crate::fleet::pod::engine_chain::HashFunction;
 use crate::fleet::presence::slots::EngineKey;
 use crate::fleet::rank::{Rank, Shared};
@@ -196,8 +196,8 @@ impl Search<'_, '_> {
         let bit = rank.column.bit;
         let Rank { slots, limbo, .. } = rank;
         let effort = Effort::of(CONSEQUENCES);
-        let mut world = Rank::world(slots, &mut shared, bit, Means::Join, &effort);
-        let found = limbo.possible(&positions, &mut world, looks);
+        let mut context = Rank::limbo_context(slots, &mut shared, bit, PlacedBy::Join, &effort);
+        let found = limbo.possible(&positions, &mut context, looks);
         if found.everything {
             rank.refuse("answer_cut_short", 1);
         }

@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 
 use crate::fleet::effort::{Effort, MOST_EFFORT_KEPT};
 use crate::fleet::keys::prompt::Prompt;
-use crate::fleet::limbo::{Limbo, Means, World};
+use crate::fleet::limbo::{Limbo, LimboContext, PlacedBy};
 use crate::fleet::pod::adapters::Adapters;
 use crate::fleet::pod::catalog::{Catalog, Contradiction, UNGROUPED};
 use crate::fleet::pod::engine_chain::EngineChain;
@@ -293,19 +293,19 @@ impl Rank {
     }
 
     /// Lends limbo everything that it needs.
-    pub(in crate::fleet) fn world<'a>(
+    pub(in crate::fleet) fn limbo_context<'a>(
         slots: &'a mut Slots,
         shared: &'a mut Shared<'_>,
         bit: u64,
-        means: Means,
+        placed_by: PlacedBy,
         effort: &'a Effort,
-    ) -> World<'a> {
-        World {
+    ) -> LimboContext<'a> {
+        LimboContext {
             nodes: shared.nodes,
             planes: shared.planes,
             slots,
             bit,
-            means,
+            placed_by,
             effort,
         }
     }
@@ -319,15 +319,22 @@ impl Rank {
             effort,
             ..
         } = self;
-        limbo.solve(&mut Self::world(slots, shared, bit, Means::Join, effort));
+        limbo.solve(&mut Self::limbo_context(
+            slots,
+            shared,
+            bit,
+            PlacedBy::Join,
+            effort,
+        ));
         self.settle_accounts();
     }
 
     /// Draws the consequences of what a request told limbo, within what the request may spend.
     pub(in crate::fleet) fn solve_for_query(&mut self, shared: &mut Shared<'_>, effort: &Effort) {
         let bit = self.column.bit;
-        let mut world = Self::world(&mut self.slots, shared, bit, Means::Query, effort);
-        self.limbo.solve(&mut world);
+        let mut context =
+            Self::limbo_context(&mut self.slots, shared, bit, PlacedBy::Query, effort);
+        self.limbo.solve(&mut context);
         self.settle_accounts();
     }
 
