@@ -123,9 +123,9 @@ impl Model {
     }
 
     /// Whether what is known of a rank includes what a feed published.
-    pub(super) fn is_told_by(&self, index: usize, feed: u32) -> bool {
+    pub(super) fn has_history_of(&self, index: usize, feed: u32) -> bool {
         let rank = self.ranks[index].as_ref();
-        rank.is_some_and(|rank| rank.told_by.contains(&feed))
+        rank.is_some_and(|rank| rank.feeds_with_history.contains(&feed))
     }
 
     /// Applies a slice of a batch of one rank. Returns true if the whole batch is applied.

@@ -66,7 +66,7 @@ impl Index {
         intake.progress.left = work.max(1);
         // The usual case: the feed is known to write to this rank, so the rank is looked up once.
         if let Ok((model, column)) = self.locate(name, row)
-            && model.is_told_by(column, dp_rank)
+            && model.has_history_of(column, dp_rank)
         {
             return Ok(model.advance(column, intake));
         }
@@ -103,10 +103,10 @@ impl Index {
     fn note_writer(&mut self, name: &str, row: u32, feed: u32) -> Result<()> {
         let (model, column) = self.locate(name, row)?;
         if let Some(rank) = &mut model.ranks[column]
-            && !rank.told_by.contains(&feed)
+            && !rank.feeds_with_history.contains(&feed)
         {
-            rank.told_by.push(feed);
-            if rank.told_by.len() > 1 {
+            rank.feeds_with_history.push(feed);
+            if rank.feeds_with_history.len() > 1 {
                 rank.contradict("rank_of_two_feeds");
             }
             if !rank.feeds.contains(&feed) {
@@ -174,8 +174,8 @@ impl Index {
             let chain = chain.clone();
             let (model, column) = self.locate(name, row)?;
             model.with_rank(column, |rank, shared| {
-                rank.told_by.retain(|feed| *feed != dp_rank);
-                if rank.told_by.is_empty() {
+                rank.feeds_with_history.retain(|feed| *feed != dp_rank);
+                if rank.feeds_with_history.is_empty() {
                     rank.restart(shared, chain);
                 } else {
                     rank.lose(shared);
@@ -196,7 +196,7 @@ impl Index {
         for row in self.rows_of(name, dp_rank) {
             let (model, column) = self.locate(name, row)?;
             let is_done = model.with_rank(column, |rank, shared| {
-                let is_shared = rank.told_by.iter().any(|feed| *feed != dp_rank);
+                let is_shared = rank.feeds_with_history.iter().any(|feed| *feed != dp_rank);
                 rank.is_midway = !is_shared && !rank.clear_some(most, shared);
                 !rank.is_midway
             });

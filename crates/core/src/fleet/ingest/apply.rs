@@ -210,7 +210,7 @@ impl<'a> Slice<'a> {
             },
             lookahead: self.batch.lookahead_span(stored, 0).len,
         };
-        self.rank.unnamed.media |= stored.has_mm_keys;
+        self.rank.unidentified.media |= stored.has_mm_keys;
         let group = self.rank.catalog.resolve(stored.group);
         let showed_components = self.rank.catalog.shows_components;
         if self.rank.catalog.note_components(stored) {

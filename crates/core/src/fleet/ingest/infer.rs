@@ -275,7 +275,7 @@ impl Rank {
 
     fn withdraw(&mut self, slot: SlotId, channel: ChannelId, planes: &mut Planes) {
         if self.slots.drop_copies(slot, channel) {
-            self.hide(slot, self.slots.channels.get(channel).plane, planes);
+            self.clear_presence(slot, self.slots.channels.get(channel).plane, planes);
             self.retire_if_bare(slot);
         }
     }

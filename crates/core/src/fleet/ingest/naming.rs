@@ -108,7 +108,7 @@ impl Naming<'_, '_> {
             return self.marks.lora_seed(lora(self.batch, stored));
         };
         self.rank.refuse("lora_without_name", 1);
-        self.rank.unnamed.adapters = true;
+        self.rank.unidentified.adapters = true;
         self.marks.lora_seed(Some(&id.to_string()))
     }
 

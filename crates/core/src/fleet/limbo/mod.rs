@@ -139,7 +139,7 @@ impl LimboContext<'_> {
         self.nodes.acquire(node);
         self.slots.set_whereabouts(slot, Whereabouts::Placed(node));
         let key = self.nodes.key(node);
-        self.slots.show_all(slot, key, self.planes, self.bit);
+        self.slots.set_presence_of(slot, key, self.planes, self.bit);
         if !self.slots.is_held(slot) {
             self.slots.retire(slot);
         }

@@ -67,7 +67,7 @@ impl Catalog {
             None => self.learned_view()?,
         };
         view.topology.hash_lookahead = self.lookahead();
-        view.lower_is_zero |= self.misleads();
+        view.lower_is_zero |= self.counts_unreliable_copies();
         if self.config.hidden.dynamo_format {
             view.space_page = view.topology.groups.first().map_or(0, |g| g.block_size);
         }
@@ -127,7 +127,7 @@ impl Catalog {
     }
 
     /// Whether copies are counted that a request need not find.
-    fn misleads(&self) -> bool {
+    fn counts_unreliable_copies(&self) -> bool {
         let hidden = self.config.hidden;
         self.config.full_reports || (hidden.extra_keys && !hidden.dynamo_format)
     }
@@ -145,7 +145,7 @@ impl Catalog {
         Some(View {
             topology,
             groups,
-            lower_is_zero: self.misleads(),
+            lower_is_zero: self.counts_unreliable_copies(),
             ..told.clone()
         })
     }
@@ -184,7 +184,7 @@ impl Catalog {
         let is_learned = !self.is_configured();
         let doubts = [
             (self.config.full_reports, REPORTS),
-            (self.misleads(), EXTRA_KEYS),
+            (self.counts_unreliable_copies(), EXTRA_KEYS),
             (is_learned && self.awaits_groups(), AWAITED),
             (is_learned && self.learned.contains(&None), GAP),
             (is_learned && self.has_ungrouped_doubt(), UNGROUPED_EVENTS),

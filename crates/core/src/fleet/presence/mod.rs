@@ -1,6 +1,6 @@
 //! Who holds what: slots (the hashes of one rank), planes (a bit for each rank) and nodes (boundaries).
 //!
-//! - `shown`: which bits the hashes of one rank set;
+//! - `presence_bits`: which bits the hashes of one rank set;
 //! - `slots`: a hash, its place and its copies;
 //! - `sharing`: bits that several hashes of a rank set;
 //! - `planes`: a bit for each node and rank, by group and tier;
@@ -10,6 +10,6 @@
 pub(in crate::fleet) mod moved;
 pub(in crate::fleet) mod nodes;
 pub(in crate::fleet) mod planes;
+pub(in crate::fleet) mod presence_bits;
 pub(in crate::fleet) mod sharing;
-pub(in crate::fleet) mod shown;
 pub(in crate::fleet) mod slots;

@@ -13,8 +13,8 @@ const EXTRA_KEY: &str = "the request has an extra_key, which the pod's events do
                          event_format = \"dynamo\" here and in the engine";
 const TWO_MARKS: &str = "the pod's requests have an extra_key, and of an adapter it is not known how \
                          both enter a hash; leave one of them out";
-const UNNAMED: &str = "events name adapters by a number alone, or media without their place, so it \
-                       is not known what the pod holds of this request";
+const UNIDENTIFIED: &str = "events name adapters by a number alone, or media without their place, so \
+                            it is not known what the pod holds of this request";
 const NO_FIRST_HASH: &str = "the prompt begins with media, or no store without an extra_key has shown \
                              yet that event_format = \"dynamo\" is right";
 const FORGOTTEN: &str = "something that the pod holds was forgotten; its `refused` says why: raise \
@@ -75,7 +75,7 @@ fn reason_of_names(rank: &Rank, prompt: &Prompt<'_>) -> Option<&'static str> {
         (hidden.adapter_reloads && has_lora, RELOADS),
         (has_keys && !hidden.dynamo_format, EXTRA_KEY),
         (has_keys && has_lora, TWO_MARKS),
-        (rank.unnamed.may_be_of(prompt), UNNAMED),
+        (rank.unidentified.may_be_of(prompt), UNIDENTIFIED),
     ];
     let reason = reasons.into_iter().find(|(is_so, _)| *is_so);
     reason.map(|(_, text)| text)

@@ -59,7 +59,7 @@ impl Rank {
             return false;
         }
         let bit = self.column.bit;
-        if self.slots.show(slot, channel, shared.planes, bit)
+        if self.slots.set_presence(slot, channel, shared.planes, bit)
             && let Whereabouts::Placed(node) = self.slots.whereabouts(slot)
             && !self.slots.channels.get(channel).key.doubted
         {
@@ -92,13 +92,19 @@ impl Rank {
         if let Some(twin) = self.slots.channels.find(in_doubt(key))
             && self.slots.drop_copies(slot, twin)
         {
-            self.hide(slot, self.slots.channels.get(twin).plane, planes);
+            self.clear_presence(slot, self.slots.channels.get(twin).plane, planes);
         }
     }
 
     /// Clears the slot's bit in a plane in which the slot no longer has a copy.
-    pub(in crate::fleet) fn hide(&mut self, slot: SlotId, plane: PlaneId, planes: &mut Planes) {
-        self.slots.hide(slot, plane, planes, self.column.bit);
+    pub(in crate::fleet) fn clear_presence(
+        &mut self,
+        slot: SlotId,
+        plane: PlaneId,
+        planes: &mut Planes,
+    ) {
+        self.slots
+            .clear_presence(slot, plane, planes, self.column.bit);
     }
 
     /// Removes a copy. Returns false if there was none.
@@ -132,7 +138,7 @@ impl Rank {
             self.doubt(slot, channel, planes);
             self.take_doubt(slot, key, planes);
         } else if self.slots.remove_copy(slot, channel) == Some(true) {
-            self.hide(slot, plane, planes);
+            self.clear_presence(slot, plane, planes);
             self.retire_if_bare(slot);
         }
     }
@@ -170,7 +176,7 @@ impl Rank {
         let copies = self.slots.copies(slot, channel);
         self.add_doubts(slot, key, copies, planes);
         self.slots.drop_copies(slot, channel);
-        self.hide(slot, plane, planes);
+        self.clear_presence(slot, plane, planes);
     }
 
     /// Counts copies in doubt. A removal does not say whether the block was whole, so if both kinds
@@ -199,7 +205,7 @@ impl Rank {
     ) {
         let twin = self.channel(in_doubt(key), planes);
         if self.slots.add_doubts(slot, twin, copies) {
-            (self.slots).show(slot, twin, planes, self.column.bit);
+            (self.slots).set_presence(slot, twin, planes, self.column.bit);
         }
     }
 
@@ -219,7 +225,7 @@ impl Rank {
             let taken = self.slots.remove_copy(slot, twin);
             was_doubted |= taken.is_some();
             if taken == Some(true) {
-                self.hide(slot, self.slots.channels.get(twin).plane, planes);
+                self.clear_presence(slot, self.slots.channels.get(twin).plane, planes);
             }
         }
         if was_doubted {
@@ -288,7 +294,7 @@ impl Rank {
             return;
         }
         self.slots.drop_copies(slot, from);
-        self.hide(slot, self.slots.channels.get(from).plane, shared.planes);
+        self.clear_presence(slot, self.slots.channels.get(from).plane, shared.planes);
         for _ in 0..copies {
             self.count_copy(slot, to, shared);
         }

@@ -6,7 +6,7 @@
 use hashbrown::HashSet;
 use smallvec::SmallVec;
 
-use super::unidentified::Unnamed;
+use super::unidentified::Unidentified;
 use super::{Rank, Shared};
 use crate::fleet::pod::adapters::Adapters;
 use crate::fleet::pod::engine_chain::EngineChain;
@@ -105,7 +105,7 @@ impl Rank {
         self.contradicted = None;
         self.catalog.sizes = Sizes::default();
         self.saw_media = false;
-        self.unnamed = Unnamed::default();
+        self.unidentified = Unidentified::default();
         self.is_format_confirmed = false;
     }
 
@@ -150,7 +150,7 @@ impl Rank {
             let Channel { key, plane } = self.slots.channels.get(channel);
             if drops(key) {
                 self.slots.drop_copies(slot, channel);
-                self.hide(slot, plane, shared.planes);
+                self.clear_presence(slot, plane, shared.planes);
             }
         }
     }

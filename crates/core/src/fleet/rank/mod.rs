@@ -39,7 +39,7 @@ use crate::secret::Secret;
 use crate::wire::Untold;
 use counts::Placed;
 use pool::Pool;
-use unidentified::Unnamed;
+use unidentified::Unidentified;
 
 /// Why a rank is not exact while one of its batches is being applied.
 const MIDWAY: &str = "a long batch is being taken in";
@@ -86,7 +86,7 @@ pub(in crate::fleet) struct Rank {
     pub feeds: SmallVec<[u32; 1]>,
     /// The feeds whose history is part of what is known here: those that have published since they
     /// last began anew.
-    pub told_by: SmallVec<[u32; 1]>,
+    pub feeds_with_history: SmallVec<[u32; 1]>,
     /// The state that the feeds report.
     pub feed_state: State,
     /// The reason for that state, in words.
@@ -111,7 +111,7 @@ pub(in crate::fleet) struct Rank {
     /// listed.
     pub saw_media: bool,
     /// What the rank holds under names that no request has.
-    pub unnamed: Unnamed,
+    pub unidentified: Unidentified,
     /// Whether a root store's hash was what the `dynamo` format makes of its tokens.
     pub is_format_confirmed: bool,
     /// Whether some copies have been in doubt since a clear.
@@ -163,7 +163,7 @@ impl Rank {
             loras: BTreeMap::new(),
             adapters: Adapters::default(),
             feeds: SmallVec::new(),
-            told_by: SmallVec::new(),
+            feeds_with_history: SmallVec::new(),
             feed_state: State::Exact,
             feed_reason: String::new(),
             contradicted: None,
@@ -173,7 +173,7 @@ impl Rank {
             pool: Pool::default(),
             counts_copies,
             saw_media: false,
-            unnamed: Unnamed::default(),
+            unidentified: Unidentified::default(),
             is_format_confirmed: false,
             has_doubts: false,
             is_midway: false,
@@ -252,7 +252,7 @@ impl Rank {
         self.contradiction().is_some()
             || self.is_midway
             || !self.is_bounded_on(tiers)
-            || self.unnamed.may_be_of(prompt)
+            || self.unidentified.may_be_of(prompt)
     }
 
     /// Takes note of a refused event: until the next clear, copies may be gone, or may be there,

@@ -1,4 +1,5 @@
-//! Groups that no event tells of: what their stores of full attention tell of them all the same.
+//! Groups without events. SGLang publishes full attention only; this module infers what its windows
+//! and states hold.
 //!
 //! SGLang keeps windows and states in the tree of its full-attention pages and publishes these alone.
 //! What such a group certainly holds is counted like any copy, in a channel of its own group number, so

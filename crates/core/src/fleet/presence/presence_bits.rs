@@ -16,7 +16,7 @@ use crate::prefix::PrefixKey;
 impl Slots {
     /// Sets the bit for a channel's first copy of a hash. Returns true if another hash sets the bit
     /// too.
-    pub(in crate::fleet) fn show(
+    pub(in crate::fleet) fn set_presence(
         &mut self,
         slot: SlotId,
         channel: ChannelId,
@@ -40,7 +40,7 @@ impl Slots {
     }
 
     /// Sets the bits of a hash that has just been placed; `key` is the key of its boundary.
-    pub(in crate::fleet) fn show_all(
+    pub(in crate::fleet) fn set_presence_of(
         &mut self,
         slot: SlotId,
         key: PrefixKey,
@@ -69,7 +69,7 @@ impl Slots {
 
     /// Clears the bit of a plane in which the hash no longer has a copy, unless another hash sets
     /// it too.
-    pub(in crate::fleet) fn hide(
+    pub(in crate::fleet) fn clear_presence(
         &mut self,
         slot: SlotId,
         plane: PlaneId,
@@ -110,6 +110,6 @@ impl Slots {
             }
         }
         shown.retain(|_, hashes| *hashes > 1);
-        assert_eq!(shown, self.sharing.bits, "bits that several hashes show");
+        assert_eq!(shown, self.sharing.bits, "bits that several hashes set");
     }
 }
