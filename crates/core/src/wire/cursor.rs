@@ -1,6 +1,6 @@
 //! A position in MessagePack bytes: heads, typed values, and skipping.
 //!
-//! Law: a length above fifteen is believed only if that many bytes are left, so no reader reserves
+//! Invariant: a length above fifteen is believed only if that many bytes are left, so no reader reserves
 //! more than the input could fill. Skipping keeps a count instead of a stack: nesting costs nothing
 //! and has no limit. Everything returns the reason of refusal. If the bytes end too early, a reader
 //! may name another reason than `MalformedBatch`: the caller's skip of the whole value decides.

@@ -1,6 +1,6 @@
 //! KV events: from MessagePack bytes, in every form that engines publish, to flat arenas.
 //!
-//! Law: a payload is decoded or refused, event by event. One bad event never costs the rest of its
+//! Invariant: a payload is decoded or refused, event by event. One bad event never costs the rest of its
 //! batch; every refusal has a reason with a stable name. The decoder never panics, never recurses,
 //! and holds at most `MAX_ARENA_BYTES_PER_BYTE` bytes of arenas per byte of the largest payload it
 //! has seen. It never interprets: the index decides what a hash, a parent or a span of tokens means.

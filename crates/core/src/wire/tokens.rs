@@ -1,6 +1,6 @@
 //! The arena of token ids: 32 bits for each, and beside them what the wide ones have more.
 //!
-//! Law: the wide ones are in the order of their places, so those of a span are a piece of the list.
+//! Invariant: the wide ones are in the order of their places, so those of a span are a piece of the list.
 
 use super::Span;
 use crate::wide::{WideToken, halves};

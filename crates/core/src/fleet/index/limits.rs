@@ -1,6 +1,6 @@
 //! How much memory an index may hold, and what it forgets above its limits.
 //!
-//! Law: above `memory_limit_bytes` the pod that holds the most forgets first. A pod below its share
+//! Invariant: above `memory_limit_bytes` the pod that holds the most forgets first. A pod below its share
 //! of the limit therefore forgets nothing, whatever other pods do. Memory in use is brought under
 //! four fifths of the limit, and spare capacity of tables under the last fifth. This happens in
 //! portions of a few milliseconds, and other users of the index get a turn between two portions.

@@ -1,6 +1,6 @@
 //! The components of SGLang's blocks as groups of the index.
 //!
-//! Law: the copies of a component are counted in the first group of its kind. The windows and states
+//! Invariant: the copies of a component are counted in the first group of its kind. The windows and states
 //! of a pod without such a group are counted in groups of their own, which no view has. Nothing is
 //! promised or excluded by windows and states: no released engine publishes them, and whether one that
 //! does leaves anything out is not known. What they are counted for is that they never pass for full

@@ -1,7 +1,7 @@
 //! A batch on its way into the index. It is decoded before the index is locked, then applied slice
 //! by slice, so other users of the index get a turn in between.
 //!
-//! Law: between two slices everything is settled, and the rank of the batch promises nothing. Half
+//! Invariant: between two slices everything is settled, and the rank of the batch promises nothing. Half
 //! a batch is a state that its engine may never have been in, so the rank's answers are bounds
 //! until the last slice. Every other rank answers as usual. Only questions may be asked in between:
 //! a caller that wants to change the index waits until the batch is applied, because slots that the

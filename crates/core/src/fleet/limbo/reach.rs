@@ -1,6 +1,6 @@
 //! Where undecided hashes may stand along one request. Upper bounds are made from this.
 //!
-//! Law: a hash that this search does not find cannot be on the request, or the answer says that
+//! Invariant: a hash that this search does not find cannot be on the request, or the answer says that
 //! everything may be. An answer looks at its own boundaries and at a fixed number of further
 //! things, because engines decide how much is undecided, and another party sends the request.
 //!

@@ -1,6 +1,6 @@
 //! The second strategy, `weighted_blocks`: the score that existing gateways expect.
 //!
-//! Law: it is the resume rule over *canonical* blocks, whose size may differ from every engine's. A
+//! Invariant: it is the resume rule over *canonical* blocks, whose size may differ from every engine's. A
 //! canonical block counts for a group when held blocks of that group cover all of its tokens. The
 //! main groups count as one full group, and a block in any of them suffices. A window group needs
 //! the canonical blocks that its window touches. Groups of any other kind restrict nothing. The

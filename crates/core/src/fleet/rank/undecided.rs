@@ -1,6 +1,6 @@
 //! What batches may spend on the undecided hashes of one rank, in work and in memory.
 //!
-//! Law: whatever a batch says, its effort is bounded by its own size and by what quiet batches
+//! Invariant: whatever a batch says, its effort is bounded by its own size and by what quiet batches
 //! before it left, and limbo is above its limit by at most one batch. Beyond either bound,
 //! everything undecided is forgotten. This makes the rank's answers bounds, and a reason is
 //! counted. It happens between batches, when no batch uses slots.

@@ -5,7 +5,7 @@
 //! What such a group certainly holds is counted like any copy, in a channel of its own group number, so
 //! the rule, the clears and the limits treat it like any other. A pod without such groups has none of this.
 //!
-//! Law: what is inferred as certain is there, as long as the events say everything. The state at the end
+//! Invariant: what is inferred as certain is there, as long as the events say everything. The state at the end
 //! of a leaf goes only with the leaf itself, and that is told of: so the last page of a store has its
 //! state until a page is stored after it. The window or state of an inner page can go in silence, but only
 //! if its pool runs short. If it never does, every end of a store has its window or state until the page
