@@ -80,18 +80,18 @@ impl Step {
 
 /// The base of the keys, with its inverse. Everything that composes steps has a copy.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Field {
+pub struct KeyField {
     base: u64,
     inverse: u64,
 }
 
-impl std::fmt::Debug for Field {
+impl std::fmt::Debug for KeyField {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Field").finish_non_exhaustive()
+        f.debug_struct("KeyField").finish_non_exhaustive()
     }
 }
 
-impl Field {
+impl KeyField {
     /// The keys over a base: any number, but only those from 2 to P - 2 differ.
     #[must_use]
     pub const fn new(base: u64) -> Self {
@@ -199,7 +199,7 @@ pub struct Unit {
     /// Tokens per unit.
     pub tokens: u32,
     /// The field of the steps.
-    pub field: Field,
+    pub field: KeyField,
     powers: Vec<u64>,
     whole: u64,
 }
@@ -207,7 +207,7 @@ pub struct Unit {
 impl Unit {
     /// Prepares steps of `tokens` tokens (at least 1).
     #[must_use]
-    pub fn new(field: Field, tokens: u32) -> Self {
+    pub fn new(field: KeyField, tokens: u32) -> Self {
         let mut powers: Vec<u64> = Vec::with_capacity(tokens as usize);
         let mut power = 1;
         for _ in 0..tokens {
@@ -268,7 +268,7 @@ pub const fn minus(a: u64, b: u64) -> u64 {
 mod tests {
     use super::*;
 
-    const FIELD: Field = Field::new(0x1E37_79B9_7F4A_7C13);
+    const FIELD: KeyField = KeyField::new(0x1E37_79B9_7F4A_7C13);
 
     #[test]
     fn a_prefix_has_one_key_however_it_is_cut() {
@@ -324,7 +324,7 @@ mod tests {
     #[test]
     fn every_base_is_one_that_separates() {
         for base in [0, 1, 2, P - 3, P - 2, P - 1, P, u64::MAX] {
-            let field = Field::new(base);
+            let field = KeyField::new(base);
             assert!((2..P - 1).contains(&field.base), "{base}");
             assert_eq!(mul(field.base, field.inverse), 1);
         }

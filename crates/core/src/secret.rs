@@ -6,7 +6,7 @@
 
 use sha2::{Digest as _, Sha256};
 
-use crate::prefix::{Field, mul, plus, scatter};
+use crate::prefix::{KeyField, mul, plus, scatter};
 
 /// 32 random bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,8 +35,8 @@ impl Secret {
 
     /// The base of the prefix keys.
     #[must_use]
-    pub fn field(&self) -> Field {
-        Field::new(low(self.number("base of prefixes")))
+    pub fn field(&self) -> KeyField {
+        KeyField::new(low(self.number("base of prefixes")))
     }
 
     /// How a table spreads its keys.

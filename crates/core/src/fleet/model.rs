@@ -13,10 +13,11 @@ use crate::fleet::keys::texts::Marks;
 use crate::fleet::keys::units::Units;
 use crate::fleet::pod::Member;
 use crate::fleet::pod::view::{SilentViews, View};
+use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::nodes::{NodeId, Nodes};
 use crate::fleet::presence::planes::{Column, PlaneKey, Planes};
 use crate::fleet::presence::slots::Whereabouts;
-use crate::fleet::rank::{Rank, Shared};
+use crate::fleet::rank::Rank;
 use crate::secret::Secret;
 
 /// Ranks with the same view in the same word of the planes: one evaluation answers for all of them.
@@ -136,7 +137,7 @@ impl Model {
         let (batch, progress) = intake.parts();
         let mut slice = Slice {
             rank,
-            shared: Shared {
+            shared: SharedPresence {
                 nodes: &mut self.nodes,
                 planes: &mut self.planes,
             },
@@ -157,10 +158,10 @@ impl Model {
     pub(super) fn with_rank<T>(
         &mut self,
         index: usize,
-        operation: impl FnOnce(&mut Rank, &mut Shared<'_>) -> T,
+        operation: impl FnOnce(&mut Rank, &mut SharedPresence<'_>) -> T,
     ) -> Option<T> {
         let rank = self.ranks[index].as_mut()?;
-        let mut shared = Shared {
+        let mut shared = SharedPresence {
             nodes: &mut self.nodes,
             planes: &mut self.planes,
         };

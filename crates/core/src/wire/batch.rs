@@ -341,12 +341,12 @@ impl Batch {
         self.dp_rank = None;
         self.events.clear();
         self.refused.clear();
-        self.truncate(Marks::default());
+        self.truncate(ArenaLengths::default());
     }
 
     /// How full each arena is.
-    pub(super) fn marks(&self) -> Marks {
-        Marks {
+    pub(super) fn marks(&self) -> ArenaLengths {
+        ArenaLengths {
             hashes: self.hashes.len(),
             tokens: self.tokens.marks(),
             texts: self.texts.len(),
@@ -358,7 +358,7 @@ impl Batch {
     }
 
     /// Takes back what a refused event has put into the arenas.
-    pub(super) fn truncate(&mut self, marks: Marks) {
+    pub(super) fn truncate(&mut self, marks: ArenaLengths) {
         self.hashes.truncate(marks.hashes);
         self.tokens.truncate(marks.tokens);
         self.texts.truncate(marks.texts);
@@ -383,7 +383,7 @@ impl Batch {
 
 /// Lengths of the arenas of a batch.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Marks {
+pub(super) struct ArenaLengths {
     hashes: usize,
     tokens: (usize, usize),
     texts: usize,

@@ -7,7 +7,7 @@
 use crate::spec::SpecKind;
 use crate::wire::cursor::{Cursor, Head, Read};
 use crate::wire::draft::Draft;
-use crate::wire::fields::{Field, Tag};
+use crate::wire::fields::{EventTag, Field};
 use crate::wire::tokens::TokenArena;
 use crate::wire::trailing_fields::{FieldCursor, TrailingFields};
 use crate::wire::{
@@ -23,7 +23,7 @@ pub(super) struct EventReader<'a, 'p> {
     seconds: &'a mut TokenArena,
     draft: Draft<'p>,
     /// What the event at hand is, once that was read.
-    tag: Option<Tag>,
+    tag: Option<EventTag>,
     previous: Option<Draft<'p>>,
     /// Which fields of its own the event at hand has had, and where the cursor was after them.
     own_end: Option<(FieldCursor, usize)>,
@@ -80,8 +80,8 @@ impl<'a, 'p> EventReader<'a, 'p> {
     /// What the event at hand tells, as far as its tag was read.
     fn untold(&self) -> Untold {
         match self.tag {
-            Some(Tag::Stored) => Untold::Stored,
-            Some(Tag::Removed | Tag::Cleared) => Untold::Removed,
+            Some(EventTag::Stored) => Untold::Stored,
+            Some(EventTag::Removed | EventTag::Cleared) => Untold::Removed,
             None => Untold::Anything,
         }
     }
@@ -105,18 +105,18 @@ impl<'a, 'p> EventReader<'a, 'p> {
             return Err(RefusalReason::MalformedEvent);
         }
         match tag {
-            Tag::Stored => self.finish().map(Event::Stored),
-            Tag::Removed => Ok(Event::Removed(self.draft.removed())),
-            Tag::Cleared => Ok(Event::Cleared),
+            EventTag::Stored => self.finish().map(Event::Stored),
+            EventTag::Removed => Ok(Event::Removed(self.draft.removed())),
+            EventTag::Cleared => Ok(Event::Cleared),
         }
     }
 
     /// Reads an array of `len` elements: the tag, then fields by position.
-    fn positional_fields(&mut self, len: u32) -> Read<Tag> {
+    fn positional_fields(&mut self, len: u32) -> Read<EventTag> {
         if len == 0 {
             return Err(RefusalReason::MalformedEvent);
         }
-        let tag = Tag::named(self.cursor.str_bytes()?).ok_or(RefusalReason::UnknownEvent)?;
+        let tag = EventTag::named(self.cursor.str_bytes()?).ok_or(RefusalReason::UnknownEvent)?;
         self.tag = Some(tag);
         let mut positions = tag.positions();
         for left in (0..len - 1).rev() {
@@ -135,23 +135,23 @@ impl<'a, 'p> EventReader<'a, 'p> {
         Ok(tag)
     }
 
-    fn tag_and_named_fields(&mut self, len: u32) -> Read<Tag> {
+    fn tag_and_named_fields(&mut self, len: u32) -> Read<EventTag> {
         if len > 0
-            && let Some(tag) = Tag::take_first(&mut self.cursor)
+            && let Some(tag) = EventTag::take_first(&mut self.cursor)
         {
             self.tag = Some(tag);
             self.draft.seen.insert(Field::Type);
             self.named_fields(tag, len - 1)?;
             return Ok(tag);
         }
-        let tag = Tag::find(self.cursor, len)?;
+        let tag = EventTag::find(self.cursor, len)?;
         self.tag = Some(tag);
         self.named_fields(tag, len)?;
         Ok(tag)
     }
 
     /// Reads a map of `len` entries: fields by name, in any order.
-    fn named_fields(&mut self, tag: Tag, len: u32) -> Read<()> {
+    fn named_fields(&mut self, tag: EventTag, len: u32) -> Read<()> {
         let mut next = 0;
         for left in (0..len).rev() {
             match tag.take_key(&mut self.cursor, &mut next)? {
@@ -167,7 +167,7 @@ impl<'a, 'p> EventReader<'a, 'p> {
 
     /// Called right after the event's own fields: steps over its trailing fields if these equal the
     /// last ones. Otherwise those of this event are kept later.
-    fn take_trailing_fields(&mut self, tag: Tag, left: u32) -> bool {
+    fn take_trailing_fields(&mut self, tag: EventTag, left: u32) -> bool {
         if self.own_end.is_some() || !self.draft.seen.has(tag.own().1) {
             return false;
         }
@@ -176,7 +176,7 @@ impl<'a, 'p> EventReader<'a, 'p> {
             seen: self.draft.seen,
             left,
         };
-        if let Some(last) = &self.trailing[usize::from(tag == Tag::Removed)]
+        if let Some(last) = &self.trailing[usize::from(tag == EventTag::Removed)]
             && let Some(bytes) = last.expected(at)
             && self.cursor.take_same(bytes)
         {
@@ -190,12 +190,12 @@ impl<'a, 'p> EventReader<'a, 'p> {
     fn keep_trailing_fields(&mut self) {
         if let Some((at, start)) = self.own_end {
             let fields = TrailingFields::of(at, self.cursor.since(start), self.draft);
-            self.trailing[usize::from(at.tag == Tag::Removed)] = fields;
+            self.trailing[usize::from(at.tag == EventTag::Removed)] = fields;
         }
     }
 
     /// Reads the value of one field into the draft.
-    fn field(&mut self, tag: Tag, field: Field) -> Read<()> {
+    fn field(&mut self, tag: EventTag, field: Field) -> Read<()> {
         if !self.draft.seen.insert(field) {
             return Err(RefusalReason::MalformedEvent);
         }
@@ -304,7 +304,7 @@ impl<'a, 'p> EventReader<'a, 'p> {
             && name(self.cursor).is_some_and(|name| Component::from_bytes(name).is_some())
     }
 
-    fn lora_name_or_metadata(&mut self, tag: Tag) -> Read<()> {
+    fn lora_name_or_metadata(&mut self, tag: EventTag) -> Read<()> {
         let mut ahead = self.cursor;
         if let Head::Map(len) = ahead.head()? {
             self.cursor = ahead;

@@ -5,13 +5,13 @@ use crate::wire::cursor::{Cursor, Read};
 
 /// The events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tag {
+pub(super) enum EventTag {
     Stored,
     Removed,
     Cleared,
 }
 
-impl Tag {
+impl EventTag {
     pub(super) fn named(name: &[u8]) -> Option<Self> {
         match name {
             b"BlockStored" => Some(Self::Stored),

@@ -6,7 +6,7 @@
 //! none has.) Only short bytes are compared, so no event costs much more than its bytes.
 
 use crate::wire::draft::Draft;
-use crate::wire::fields::{Fields, Tag};
+use crate::wire::fields::{EventTag, Fields};
 
 /// Longer bytes are read every time: a prefill of 512 blocks has less.
 const MOST_BYTES: usize = 1024;
@@ -14,7 +14,7 @@ const MOST_BYTES: usize = 1024;
 /// Where in an event its own fields end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FieldCursor {
-    pub(super) tag: Tag,
+    pub(super) tag: EventTag,
     /// Fields before it.
     pub(super) seen: Fields,
     /// Fields after it.

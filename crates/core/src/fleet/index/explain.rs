@@ -1,6 +1,6 @@
 //! Why an answer is what it is: what each group holds along the request, and what it accepts.
 //!
-//! The facts from the index are noted while the answer is made: a [`Draft`] per rank, with the
+//! The facts from the index are noted while the answer is made: a [`Undrawn`] per rank, with the
 //! words that the answer was read from. The strips are drawn from them afterwards, without the
 //! index. However long the request, an explanation therefore holds the index no longer than a score
 //! does.
@@ -9,8 +9,8 @@ use super::{Index, unknown_model};
 use crate::error::{Error, Result};
 use crate::fleet::query::answer::Answer;
 use crate::fleet::query::request::{Request, Strategy};
-use crate::fleet::query::search::Search;
-use crate::fleet::query::words::{ClassPresence, Seen};
+use crate::fleet::query::search::RequestSearch;
+use crate::fleet::query::words::{ClassPresence, RankPresence};
 use crate::fleet::rank::Rank;
 use crate::rule::{self, Query, Unknown};
 use crate::spec::GroupSpec;
@@ -33,11 +33,11 @@ pub type Strip = Vec<GroupStrip>;
 
 /// One rank of an explanation that is not drawn yet.
 #[derive(Debug, Clone, Default)]
-pub(in crate::fleet) struct Draft {
+pub(in crate::fleet) struct Undrawn {
     /// Why the answer is a bound, if it is.
     pub(in crate::fleet) reason: String,
     /// What the rank holds; `None` for a rank without any known group.
-    pub(in crate::fleet) seen: Option<Seen>,
+    pub(in crate::fleet) seen: Option<RankPresence>,
 }
 
 /// The largest number of blocks that one explanation shows, over all groups of all ranks. It bounds
@@ -51,7 +51,7 @@ pub struct Explained {
     pub answer: Answer,
     pub(in crate::fleet) num_tokens: u32,
     /// The drafts, in the order of the answer's rows.
-    pub(in crate::fleet) drafts: Vec<Draft>,
+    pub(in crate::fleet) drafts: Vec<Undrawn>,
 }
 
 impl Explained {
@@ -95,7 +95,7 @@ impl Index {
             .models
             .get_mut(request.model)
             .ok_or_else(|| unknown_model(request))?;
-        let mut search = Search::new(model, &resolved).keeping_presence();
+        let mut search = RequestSearch::new(model, &resolved).keeping_presence();
         let rows = search.rows(&mut self.scratch);
         let all_seen = search.seen.take().unwrap_or_default();
         let effort = search.effort.spent();
@@ -103,7 +103,7 @@ impl Index {
             let rank = model.ranks[column].as_ref();
             let seen = all_seen.get(&column).cloned();
             let own = rank.map_or_else(String::new, Rank::reason_of_bound);
-            Draft {
+            Undrawn {
                 reason: match &seen {
                     Some(seen) if own.is_empty() => seen.reason.to_owned(),
                     Some(_) | None => own,

@@ -8,7 +8,8 @@
 use super::Index;
 use crate::fleet::ingest::intake::Intake;
 use crate::fleet::model::Model;
-use crate::fleet::rank::{Rank, Shared};
+use crate::fleet::presence::SharedPresence;
+use crate::fleet::rank::Rank;
 
 /// The number of ranks that the payloads of one pod may name beyond those registered. With this
 /// limit, an engine that invents ranks leaves room for the ranks of other pods.
@@ -148,7 +149,8 @@ impl Model {
     /// Forgets a portion of the slots that stand nowhere. Returns false if none is left.
     fn forget_doomed(&mut self) -> bool {
         let columns = 0..self.ranks.len();
-        let forget = |rank: &mut Rank, shared: &mut Shared<'_>| rank.forget_doomed(PORTION, shared);
+        let forget =
+            |rank: &mut Rank, shared: &mut SharedPresence<'_>| rank.forget_doomed(PORTION, shared);
         columns.into_iter().any(|column| {
             let forgotten = self.with_rank(column, forget);
             forgotten.is_some_and(|slots| slots > 0)

@@ -27,7 +27,7 @@ use crate::fleet::model::Model;
 use crate::fleet::pod::{Member, Pod};
 use crate::fleet::query::answer::{Answer, Row};
 use crate::fleet::query::request::{CanonicalBlocks, Request, ResolvedRequest, Strategy};
-use crate::fleet::query::search::Search;
+use crate::fleet::query::search::RequestSearch;
 use crate::fleet::tier::{Tier, TierSet};
 use crate::rule;
 use crate::secret::Secret;
@@ -124,7 +124,7 @@ impl Index {
             .models
             .get_mut(request.model)
             .ok_or_else(|| unknown_model(request))?;
-        let mut search = Search::new(model, &resolved);
+        let mut search = RequestSearch::new(model, &resolved);
         let mut rows = search.rows(&mut self.scratch);
         let effort = search.effort.spent();
         for (at, member) in roster

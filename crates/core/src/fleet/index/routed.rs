@@ -6,9 +6,10 @@ use crate::error::{Error, Result};
 use crate::fleet::effort::Effort;
 use crate::fleet::ingest::namespace;
 use crate::fleet::keys::prompt::{MediaMark, Prompt};
+use crate::fleet::presence::SharedPresence;
 use crate::fleet::query::prompt_keys::{KeyStep, PromptKeys};
 use crate::fleet::query::request::Request;
-use crate::fleet::rank::{Rank, Shared};
+use crate::fleet::rank::Rank;
 use crate::fleet::silent::MOST_PAGES;
 use crate::prefix::{PrefixKey, plus};
 
@@ -51,7 +52,8 @@ impl Index {
             return Err(Error::Unknown(text));
         }
         let (model, column) = self.locate(name, dp_rank)?;
-        let begin = |rank: &mut Rank, shared: &mut Shared<'_>| rank.begin_route(most, shared);
+        let begin =
+            |rank: &mut Rank, shared: &mut SharedPresence<'_>| rank.begin_route(most, shared);
         Ok(model.with_rank(column, begin).unwrap_or(true))
     }
 
@@ -62,7 +64,8 @@ impl Index {
     /// `Unknown` for a pod or rank that is not registered.
     pub fn end_routed(&mut self, name: &str, dp_rank: u32, most: usize) -> Result<bool> {
         let (model, column) = self.locate(name, dp_rank)?;
-        let show = |rank: &mut Rank, shared: &mut Shared<'_>| rank.show_some(most, shared) < most;
+        let show =
+            |rank: &mut Rank, shared: &mut SharedPresence<'_>| rank.show_some(most, shared) < most;
         Ok(model.with_rank(column, show).unwrap_or(true))
     }
 

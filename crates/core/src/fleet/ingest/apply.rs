@@ -7,14 +7,15 @@
 
 use std::ops::Range;
 
-use super::intake::{Phase, Progress, TOKENS_PER_HASH, Target};
-use super::naming::{Chain, Naming, is_dense};
+use super::intake::{BatchProgress, Phase, TOKENS_PER_HASH, Target};
+use super::naming::{NamedChain, Naming, is_dense};
 use super::sparse_naming::is_one;
 use crate::fleet::keys::texts::Marks;
 use crate::fleet::keys::units::Units;
 use crate::fleet::pod::catalog::{Contradiction, GroupNews};
+use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::slots::{ChannelId, ChannelKey, SlotId, Whereabouts};
-use crate::fleet::rank::{Rank, Shared};
+use crate::fleet::rank::Rank;
 use crate::fleet::tier::Tier;
 use crate::wire::{Batch, Component, Event, Medium, RefusalReason, Removed, Span, Stored};
 
@@ -23,7 +24,7 @@ pub(in crate::fleet) struct Slice<'a> {
     /// The rank that the batch belongs to.
     pub rank: &'a mut Rank,
     /// The boundaries and bits of the model.
-    pub shared: Shared<'a>,
+    pub shared: SharedPresence<'a>,
     /// The numbers that texts and lookahead tokens add to keys.
     pub marks: &'a Marks,
     /// Prepared steps by block size.
@@ -31,7 +32,7 @@ pub(in crate::fleet) struct Slice<'a> {
     /// The batch that is being applied.
     pub batch: &'a Batch,
     /// How far the batch has been applied.
-    pub progress: &'a mut Progress,
+    pub progress: &'a mut BatchProgress,
     /// Whether the slice has changed what is known of the groups.
     pub learned: bool,
 }
@@ -176,7 +177,7 @@ impl<'a> Slice<'a> {
     }
 
     /// Learns from a store, and begins to name it, unless it has nothing to name.
-    fn begin_store(&mut self, stored: &Stored) -> Option<Chain> {
+    fn begin_store(&mut self, stored: &Stored) -> Option<NamedChain> {
         self.rank.earn(stored.hashes.len, stored.tokens.len);
         self.learned |= self.learn(stored);
         if !is_dense(stored) {

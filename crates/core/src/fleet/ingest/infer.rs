@@ -4,10 +4,11 @@ use smallvec::SmallVec;
 
 use super::apply::Slice;
 use super::intake::Target;
+use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::nodes::Nodes;
 use crate::fleet::presence::planes::Planes;
 use crate::fleet::presence::slots::{ChannelId, ChannelKey, EngineKey, SlotId, Whereabouts};
-use crate::fleet::rank::{Rank, Shared};
+use crate::fleet::rank::Rank;
 use crate::fleet::silent::{AllChanges, CERTAIN, LIKELY, SilentGroup, SilentGroups};
 use crate::fleet::tier::Tier;
 use crate::prefix::PrefixKey;
@@ -178,7 +179,11 @@ impl Slice<'_> {
 impl Rank {
     /// Does at most so much of what is to be done before a request is noted: notes the keys of pages,
     /// lets the request before leave its marks, and shows them. Returns whether all is done.
-    pub(in crate::fleet) fn begin_route(&mut self, most: usize, shared: &mut Shared<'_>) -> bool {
+    pub(in crate::fleet) fn begin_route(
+        &mut self,
+        most: usize,
+        shared: &mut SharedPresence<'_>,
+    ) -> bool {
         let is_told = self.is_on_gpu_alone();
         let Some(silent) = self.silent.as_mut().filter(|_| is_told) else {
             return true;
@@ -205,7 +210,11 @@ impl Rank {
     }
 
     /// Shows at most so many changes of each group that a request has left. Returns how many.
-    pub(in crate::fleet) fn show_some(&mut self, most: usize, shared: &mut Shared<'_>) -> usize {
+    pub(in crate::fleet) fn show_some(
+        &mut self,
+        most: usize,
+        shared: &mut SharedPresence<'_>,
+    ) -> usize {
         let Some(silent) = &mut self.silent else {
             return 0;
         };
@@ -236,7 +245,7 @@ impl Rank {
         &mut self,
         parent: Option<EngineKey>,
         hashes: &[EngineKey],
-        shared: &mut Shared<'_>,
+        shared: &mut SharedPresence<'_>,
     ) -> usize {
         let Some(silent) = &mut self.silent else {
             return 0;
@@ -253,7 +262,7 @@ impl Rank {
     }
 
     /// Shows what has changed of each group's probable copies.
-    fn show_changes(&mut self, changes: AllChanges, shared: &mut Shared<'_>) {
+    fn show_changes(&mut self, changes: AllChanges, shared: &mut SharedPresence<'_>) {
         let groups = self.silent.as_ref().map(|silent| silent.groups.clone());
         for (group, changes) in groups.into_iter().flatten().zip(changes) {
             let channel = self.inferred_channel(LIKELY, group, Tier::Gpu, shared.planes);
@@ -267,7 +276,7 @@ impl Rank {
         }
     }
 
-    fn infer_copy(&mut self, slot: SlotId, channel: ChannelId, shared: &mut Shared<'_>) {
+    fn infer_copy(&mut self, slot: SlotId, channel: ChannelId, shared: &mut SharedPresence<'_>) {
         if !self.slots.holds(slot, channel) {
             self.add_copy(slot, channel, shared);
         }

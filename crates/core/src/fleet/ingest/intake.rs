@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use super::naming::Chain;
+use super::naming::NamedChain;
 use crate::fleet::presence::slots::{ChannelId, ChannelKey, SlotId};
 use crate::prefix::PrefixKey;
 use crate::wire::{Batch, Decoder, Limits};
@@ -39,14 +39,14 @@ pub struct Applied {
 #[derive(Debug)]
 pub struct Intake {
     decoder: Decoder,
-    pub(in crate::fleet) progress: Progress,
+    pub(in crate::fleet) progress: BatchProgress,
 }
 
 impl Default for Intake {
     fn default() -> Self {
         Self {
             decoder: Decoder::new(Limits::default()),
-            progress: Progress::default(),
+            progress: BatchProgress::default(),
         }
     }
 }
@@ -77,7 +77,7 @@ impl Intake {
     }
 
     /// The batch that was read, and how far it is applied.
-    pub(in crate::fleet) fn parts(&mut self) -> (&Batch, &mut Progress) {
+    pub(in crate::fleet) fn parts(&mut self) -> (&Batch, &mut BatchProgress) {
         (self.decoder.batch(), &mut self.progress)
     }
 }
@@ -114,7 +114,7 @@ pub(in crate::fleet) enum Target {
 
 /// How far a batch is applied.
 #[derive(Debug, Default)]
-pub(in crate::fleet) struct Progress {
+pub(in crate::fleet) struct BatchProgress {
     /// The next thing to do.
     pub phase: Phase,
     /// The effect so far.
@@ -126,7 +126,7 @@ pub(in crate::fleet) struct Progress {
     /// How many of the current event's hashes are done.
     pub hashes: usize,
     /// The dense store that is being named.
-    pub chain: Option<Chain>,
+    pub chain: Option<NamedChain>,
     /// The slots of the dense stores of the piece, in order.
     pub slots: Vec<SlotId>,
     /// The keys of the blocks that are being named.
@@ -149,7 +149,7 @@ pub(in crate::fleet) struct Progress {
     pub left: usize,
 }
 
-impl Progress {
+impl BatchProgress {
     fn rewind(&mut self) {
         self.phase = Phase::Begin;
         self.applied = Applied::default();

@@ -11,10 +11,11 @@ use crate::fleet::keys::texts::Marks;
 use crate::fleet::keys::texts::SaltId;
 use crate::fleet::keys::units::Units;
 use crate::fleet::limbo::{Fact, Frame, Position, Salt};
-use crate::fleet::pod::engine_chain::{HashBlock, RootStore, Shown};
+use crate::fleet::pod::engine_chain::{HashBlock, RootHashes, RootStore};
+use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::nodes::{NodeId, Place};
 use crate::fleet::presence::slots::{EngineKey, SlotId, Whereabouts};
-use crate::fleet::rank::{Rank, Shared};
+use crate::fleet::rank::Rank;
 use crate::prefix::{PrefixKey, Step, plus};
 use crate::wire::{Batch, ExtraKey, Span, Stored};
 
@@ -32,7 +33,7 @@ pub(in crate::fleet) struct Naming<'a, 'b> {
     /// The rank that the store belongs to.
     pub rank: &'a mut Rank,
     /// The model's boundaries and bits.
-    pub shared: &'a mut Shared<'b>,
+    pub shared: &'a mut SharedPresence<'b>,
     /// The numbers that texts and lookahead tokens add to keys.
     pub marks: &'a Marks,
     /// Prepared steps by block size.
@@ -45,7 +46,7 @@ pub(in crate::fleet) struct Naming<'a, 'b> {
 
 /// Where the tokens of a store start, and the salt of the cache that they are in.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::fleet) struct Anchor {
+pub(in crate::fleet) struct StoreStart {
     /// The position of the first token.
     pub(in crate::fleet) at: Position,
     /// The salt of the chain.
@@ -54,16 +55,16 @@ pub(in crate::fleet) struct Anchor {
 
 /// A dense store while it is named.
 #[derive(Debug)]
-pub(in crate::fleet) struct Chain {
+pub(in crate::fleet) struct NamedChain {
     /// Where the next block starts.
-    anchor: Anchor,
+    anchor: StoreStart,
     /// How many of its blocks are named.
     done: usize,
     /// The node of the last named block.
     hint: Option<NodeId>,
 }
 
-impl Chain {
+impl NamedChain {
     /// How many blocks are named.
     #[must_use]
     pub(in crate::fleet) fn done(&self) -> usize {
@@ -117,7 +118,7 @@ impl Naming<'_, '_> {
         &mut self,
         stored: &Stored,
         first_block_is_listed: bool,
-    ) -> Anchor {
+    ) -> StoreStart {
         let Some(parent) = stored.parent else {
             let step = Step {
                 tokens: 0,
@@ -131,7 +132,7 @@ impl Naming<'_, '_> {
                 }
                 Some(_) | None => Salt::Of(self.rank.limbo.new_class(None)),
             };
-            return Anchor {
+            return StoreStart {
                 at: Position {
                     frame: Frame::Absolute,
                     step,
@@ -149,7 +150,7 @@ impl Naming<'_, '_> {
     }
 
     /// The position where the tokens after a hash start.
-    fn below(&mut self, parent: EngineKey) -> Anchor {
+    fn below(&mut self, parent: EngineKey) -> StoreStart {
         if let Some(slot) = self.rank.slots.find_parent(parent)
             && let Whereabouts::Placed(node) = self.rank.slots.whereabouts(slot)
         {
@@ -158,7 +159,7 @@ impl Naming<'_, '_> {
                 tokens: place.boundary,
                 local: place.prefix,
             };
-            return Anchor {
+            return StoreStart {
                 at: Position {
                     frame: Frame::Absolute,
                     step,
@@ -168,22 +169,22 @@ impl Naming<'_, '_> {
         }
         let entry = self.rank.limbo.entry(parent, None, &mut self.rank.slots);
         let (at, class) = self.rank.limbo.anchor(entry);
-        Anchor {
+        StoreStart {
             at,
             salt: Salt::Of(class),
         }
     }
 
     /// Begins to name a dense store; [`Self::extend`] then names its blocks.
-    pub(in crate::fleet) fn begin(&mut self, stored: &Stored) -> Chain {
+    pub(in crate::fleet) fn begin(&mut self, stored: &Stored) -> NamedChain {
         let anchor = self.anchor(stored, true);
         if stored.parent.is_none() {
             let first = &self.batch.tokens_of(stored.tokens)[..stored.block_size as usize];
             let hash = self.batch.hashes_of(stored.hashes)[0];
-            self.check_chain(stored, first, Shown::AtTheEnd(hash));
+            self.check_chain(stored, first, RootHashes::AtTheEnd(hash));
         }
         self.index_first_token(stored, anchor.at);
-        Chain {
+        NamedChain {
             anchor,
             done: 0,
             hint: None,
@@ -194,11 +195,11 @@ impl Naming<'_, '_> {
     pub(in crate::fleet) fn extend(
         &mut self,
         stored: &Stored,
-        chain: &mut Chain,
+        chain: &mut NamedChain,
         count: usize,
         out: &mut Vec<SlotId>,
     ) {
-        let Anchor { at, salt } = chain.anchor;
+        let StoreStart { at, salt } = chain.anchor;
         let (mut step, block_size) = (at.step, stored.block_size);
         let (first, end) = (chain.done, chain.done + count);
         let hashes = &self.batch.hashes_of(stored.hashes)[first..end];
@@ -258,7 +259,7 @@ impl Naming<'_, '_> {
 
     /// Updates where a chain stands: solving may have moved the trie that it floats in, and the
     /// chain's last hash tells where it is now.
-    fn follow(&mut self, chain: &mut Chain, hashes: &[EngineKey]) {
+    fn follow(&mut self, chain: &mut NamedChain, hashes: &[EngineKey]) {
         let is_fixed = matches!(
             (chain.anchor.at.frame, chain.anchor.salt),
             (Frame::Absolute, Salt::Known(_))
@@ -354,7 +355,7 @@ impl Naming<'_, '_> {
         &mut self,
         stored: &Stored,
         tokens: &[u32],
-        shown: Shown<'_>,
+        shown: RootHashes<'_>,
     ) {
         let keys = self.batch.extra_keys_of(stored, 0);
         let is_text = |key: &ExtraKey| matches!(key, ExtraKey::Text(_));

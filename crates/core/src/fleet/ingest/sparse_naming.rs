@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
-use super::naming::{Anchor, Naming};
+use super::naming::{Naming, StoreStart};
 use crate::fleet::limbo::{PlacedBy, SparseStore};
-use crate::fleet::pod::engine_chain::Shown;
+use crate::fleet::pod::engine_chain::RootHashes;
 use crate::fleet::presence::slots::{SlotId, Whereabouts};
 use crate::fleet::rank::Rank;
 use crate::prefix::{Step, plus};
@@ -53,7 +53,7 @@ impl Naming<'_, '_> {
             && !self.has_media(stored);
         if tells_blocks && stored.parent.is_none() && self.rank.chain.is_sought(self.hash_block()) {
             let tokens = self.batch.tokens_of(stored.tokens);
-            self.check_chain(stored, tokens, Shown::Somewhere(hashes));
+            self.check_chain(stored, tokens, RootHashes::Somewhere(hashes));
         }
         let anchor = tells_blocks.then(|| self.anchor(stored, false));
         let salt = anchor.as_ref().map(|a| a.salt);
@@ -87,7 +87,7 @@ impl Naming<'_, '_> {
         has_media || lacks_offset
     }
 
-    fn add_span(&mut self, stored: &Stored, anchor: Anchor, slots: &[SlotId]) {
+    fn add_span(&mut self, stored: &Stored, anchor: StoreStart, slots: &[SlotId]) {
         self.index_first_token(stored, anchor.at);
         let tokens = self.batch.tokens_of(stored.tokens);
         let blocks = 0..tokens.len() / stored.block_size as usize;

@@ -4,7 +4,7 @@
 //! find two texts with the same number. Texts therefore take no memory, however many of them are
 //! sent.
 
-use crate::prefix::{Field, PrefixKey, Step, mul};
+use crate::prefix::{KeyField, PrefixKey, Step, mul};
 use crate::secret::{Mixer, Secret, TextHash};
 use crate::wide::WideToken;
 
@@ -12,7 +12,7 @@ use crate::wide::WideToken;
 /// possible to choose two sums that are equal.
 #[derive(Debug, Clone)]
 pub(in crate::fleet) struct Marks {
-    field: Field,
+    field: KeyField,
     texts: TextHash,
     ahead: Mixer,
     /// What the upper half of a wide token is multiplied by.
@@ -57,7 +57,7 @@ impl Marks {
 
     /// The field in which prefix keys are computed.
     #[must_use]
-    pub(in crate::fleet) fn field(&self) -> Field {
+    pub(in crate::fleet) fn field(&self) -> KeyField {
         self.field
     }
 

@@ -6,7 +6,7 @@
 
 use hashbrown::HashMap;
 
-use crate::prefix::{Field, Unit};
+use crate::prefix::{KeyField, Unit};
 
 /// The number of tokens of all prepared blocks together: a megabyte.
 const MOST_TOKENS: usize = 1 << 17;
@@ -14,7 +14,7 @@ const MOST_TOKENS: usize = 1 << 17;
 /// Prepared steps by block size.
 #[derive(Debug)]
 pub(in crate::fleet) struct Units {
-    field: Field,
+    field: KeyField,
     by_size: HashMap<u32, Unit>,
     num_tokens: usize,
 }
@@ -22,7 +22,7 @@ pub(in crate::fleet) struct Units {
 impl Units {
     /// No step is prepared yet.
     #[must_use]
-    pub(in crate::fleet) fn new(field: Field) -> Self {
+    pub(in crate::fleet) fn new(field: KeyField) -> Self {
         Self {
             field,
             by_size: HashMap::new(),
@@ -67,11 +67,11 @@ impl Units {
 #[cfg(test)]
 mod tests {
     use super::Units;
-    use crate::prefix::Field;
+    use crate::prefix::KeyField;
 
     #[test]
     fn what_is_kept_is_bounded_however_many_sizes_there_are() {
-        let mut units = Units::new(Field::new(5));
+        let mut units = Units::new(KeyField::new(5));
         let mut most = 0;
         for tokens in (1..3000).chain([1 << 17, 1 << 18, 1]) {
             assert_eq!(units.with(tokens, |unit| unit.tokens), tokens);

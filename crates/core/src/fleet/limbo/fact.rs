@@ -2,7 +2,7 @@
 
 use crate::fleet::keys::texts::SaltId;
 use crate::fleet::presence::nodes::Place;
-use crate::fleet::presence::slots::EntryId;
+use crate::fleet::presence::slots::LimboId;
 use crate::prefix::Step;
 
 /// Index of a floating trie.
@@ -62,7 +62,7 @@ pub(crate) enum Salt {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Fact {
     /// The hash stands at this position. The last field is its lookahead part.
-    Stands(EntryId, Position, u64),
+    Stands(LimboId, Position, u64),
     /// The two classes share one salt, so they become one class.
     SameSalt(ClassId, ClassId),
     /// The class has this salt.

@@ -8,9 +8,9 @@
 
 use super::Limbo;
 use super::fact::{ClassId, Fact, Frame, Position, SpanId, TrieId};
-use super::records::{Entry, SaltClass, Trie};
-use super::span::Span;
-use crate::fleet::presence::slots::{EntryId, SlotId, Slots, Whereabouts};
+use super::records::{LimboEntry, SaltClass, Trie};
+use super::span::SparseSpan;
+use crate::fleet::presence::slots::{LimboId, SlotId, Slots, Whereabouts};
 
 /// A rank may keep this many entries, spans, tries and classes without a sweep: about a megabyte.
 const ALLOWANCE: usize = 8192;
@@ -25,7 +25,7 @@ struct Live {
 
 /// The new numbers of the records that stay.
 struct Renumbered {
-    entries: Vec<Option<EntryId>>,
+    entries: Vec<Option<LimboId>>,
     tries: Vec<Option<TrieId>>,
     classes: Vec<Option<ClassId>>,
 }
@@ -96,7 +96,7 @@ impl Limbo {
             spans: vec![false; self.spans.end()],
         };
         let held = self.entries.iter().filter(|(_, e)| slots.is_held(e.slot));
-        let mut found: Vec<EntryId> = held.map(|(id, _)| EntryId(id)).collect();
+        let mut found: Vec<LimboId> = held.map(|(id, _)| LimboId(id)).collect();
         let root_of = |at: Position| match self.resolve(at).frame {
             Frame::Trie(trie) => Some(self.tries[trie.0 as usize].root),
             Frame::Absolute => None,
@@ -151,10 +151,10 @@ impl Limbo {
                 continue;
             }
             let class = self.keep_class(old, new, entry.class);
-            let moved = EntryId(self.entries.insert(Entry {
+            let moved = LimboId(self.entries.insert(LimboEntry {
                 ahead: entry.ahead,
                 mentions: entry.mentions,
-                ..Entry::new(entry.slot, class)
+                ..LimboEntry::new(entry.slot, class)
             }));
             new.entries[id as usize] = Some(moved);
             slots.set_whereabouts(entry.slot, Whereabouts::Limbo(moved));
@@ -182,7 +182,7 @@ impl Limbo {
         }
     }
 
-    fn keep_span(&mut self, old: &Self, new: &mut Renumbered, span: Span) {
+    fn keep_span(&mut self, old: &Self, new: &mut Renumbered, span: SparseSpan) {
         let (start, class) = (
             new.at(old, span.start),
             self.keep_class(old, new, span.class),
@@ -261,12 +261,12 @@ impl Limbo {
         for (id, entry) in self.entries.iter() {
             assert_eq!(
                 slots.whereabouts(entry.slot),
-                Whereabouts::Limbo(EntryId(id)),
+                Whereabouts::Limbo(LimboId(id)),
                 "entry {id} and its slot disagree"
             );
             if let Some(trie) = entry.trie {
                 let trie = &self.tries[trie.0 as usize];
-                assert_eq!(trie.root, EntryId(id), "trie below entry {id}");
+                assert_eq!(trie.root, LimboId(id), "trie below entry {id}");
                 assert!(
                     entry.at.is_none() && trie.hangs.get().is_none(),
                     "entry {id} has a position and a floating trie"
@@ -276,7 +276,7 @@ impl Limbo {
                 let listed = &self.spans[span.0].listed[i as usize];
                 assert_eq!(
                     (listed.entry, listed.named_at as usize, listed.slot),
-                    (Some(EntryId(id)), at, entry.slot),
+                    (Some(LimboId(id)), at, entry.slot),
                     "entry {id} and span {span:?} disagree"
                 );
             }

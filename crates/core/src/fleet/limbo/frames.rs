@@ -14,13 +14,13 @@ use smallvec::SmallVec;
 use super::fact::{ClassId, Fact, Frame, Position, SpanId, TrieId};
 use super::records::{OfFrame, Trie};
 use super::{Limbo, LimboContext};
-use crate::fleet::presence::slots::EntryId;
+use crate::fleet::presence::slots::LimboId;
 use crate::prefix::{PrefixKey, Step};
 
 impl Limbo {
     /// Where the tokens after a hash start, as far as known: at the hash's own position, or at the
     /// origin of the trie that floats below the hash. The trie is made if there is none.
-    pub(in crate::fleet) fn anchor(&mut self, entry: EntryId) -> (Position, ClassId) {
+    pub(in crate::fleet) fn anchor(&mut self, entry: LimboId) -> (Position, ClassId) {
         let class = self.class_of(entry);
         if let Some(at) = self.entries[entry.0].at {
             return (self.resolve(at), class);
@@ -39,7 +39,7 @@ impl Limbo {
     }
 
     /// Makes a trie that floats below a hash.
-    pub(super) fn new_trie(&mut self, root: EntryId) -> TrieId {
+    pub(super) fn new_trie(&mut self, root: LimboId) -> TrieId {
         let id = TrieId(u32::try_from(self.tries.len()).expect("fewer than 2^32 tries"));
         self.tries.push(Trie {
             root,
@@ -94,29 +94,29 @@ impl Limbo {
     }
 
     /// Gives a hash its position. The position must be resolved.
-    pub(super) fn enter_frame(&mut self, id: EntryId, at: Position) {
+    pub(super) fn enter_frame(&mut self, id: LimboId, at: Position) {
         self.entries[id.0].at = Some(at);
         match at.frame {
             Frame::Trie(trie) => {
                 let trie = &mut self.tries[trie.0 as usize];
                 trie.weight += 1;
                 let head = trie.members.map(|e| e.0);
-                trie.members = Some(EntryId(self.entries.enter::<OfFrame>(head, id.0)));
+                trie.members = Some(LimboId(self.entries.enter::<OfFrame>(head, id.0)));
             }
             Frame::Absolute => {
                 let head = self.by_prefix.get(&at.step.local).map(|e| e.0);
-                let head = EntryId(self.entries.enter::<OfFrame>(head, id.0));
+                let head = LimboId(self.entries.enter::<OfFrame>(head, id.0));
                 self.by_prefix.insert(at.step.local, head);
             }
         }
     }
 
     /// Takes a hash out of the ring of the hashes at its position.
-    pub(super) fn leave_frame(&mut self, id: EntryId) {
+    pub(super) fn leave_frame(&mut self, id: LimboId) {
         let Some(at) = self.entries[id.0].at.map(|at| self.resolve(at)) else {
             return;
         };
-        let rest = self.entries.leave::<OfFrame>(id.0).map(EntryId);
+        let rest = self.entries.leave::<OfFrame>(id.0).map(LimboId);
         match (at.frame, rest) {
             (Frame::Trie(trie), rest) => self.tries[trie.0 as usize].members = rest,
             (Frame::Absolute, Some(rest)) => {
@@ -129,20 +129,20 @@ impl Limbo {
     }
 
     /// The undecided hashes whose absolute position has this key.
-    pub(super) fn at_prefix(&self, key: PrefixKey) -> impl Iterator<Item = EntryId> + '_ {
+    pub(super) fn at_prefix(&self, key: PrefixKey) -> impl Iterator<Item = LimboId> + '_ {
         let head = self.by_prefix.get(&key).map(|e| e.0);
-        self.entries.ring::<OfFrame>(head).map(EntryId)
+        self.entries.ring::<OfFrame>(head).map(LimboId)
     }
 
     /// The undecided hashes at the same position as this one, which is included.
-    pub(super) fn hashes_beside(&self, id: EntryId) -> impl Iterator<Item = EntryId> + '_ {
-        self.entries.ring::<OfFrame>(Some(id.0)).map(EntryId)
+    pub(super) fn hashes_beside(&self, id: LimboId) -> impl Iterator<Item = LimboId> + '_ {
+        self.entries.ring::<OfFrame>(Some(id.0)).map(LimboId)
     }
 
     /// The hashes that have a position in a floating trie.
-    pub(super) fn members(&self, trie: TrieId) -> impl Iterator<Item = EntryId> + '_ {
+    pub(super) fn members(&self, trie: TrieId) -> impl Iterator<Item = LimboId> + '_ {
         let head = self.tries[trie.0 as usize].members.map(|e| e.0);
-        self.entries.ring::<OfFrame>(head).map(EntryId)
+        self.entries.ring::<OfFrame>(head).map(LimboId)
     }
 
     /// The hash that a trie floats below got a position, and with it everything in the trie.
@@ -169,7 +169,7 @@ impl Limbo {
         };
         // A span and a hash that now share a frame can be matched starting from either one, so it
         // suffices to visit the smaller set.
-        let members: Vec<EntryId> = self.members(small).collect();
+        let members: Vec<LimboId> = self.members(small).collect();
         let spans: Vec<SpanId> = self.spans_in(small).collect();
         context.effort.note((members.len() + spans.len()) as u64);
         for id in members {
@@ -183,7 +183,7 @@ impl Limbo {
         let into = &mut self.tries[outer.0 as usize];
         into.weight = sum;
         let (a, b) = (into.members.map(|e| e.0), members.map(|e| e.0));
-        into.members = self.entries.join::<OfFrame>(a, b).map(EntryId);
+        into.members = self.entries.join::<OfFrame>(a, b).map(LimboId);
         let (a, b) = (into.spans.map(|s| s.0), spans.map(|s| s.0));
         into.spans = self.spans.join::<OfFrame>(a, b).map(SpanId);
     }
@@ -191,7 +191,7 @@ impl Limbo {
     /// A trie was attached to the absolute start. Each member's position is told as a new fact, so
     /// its consequences are drawn.
     fn land(&mut self, id: TrieId, context: &LimboContext<'_>) {
-        let members: Vec<EntryId> = self.members(id).collect();
+        let members: Vec<LimboId> = self.members(id).collect();
         let spans: Vec<SpanId> = self.spans_in(id).collect();
         context.effort.note((members.len() + spans.len()) as u64);
         let trie = &mut self.tries[id.0 as usize];

@@ -69,12 +69,12 @@ use hashbrown::HashMap;
 use crate::fleet::effort::Effort;
 use crate::fleet::presence::nodes::{Nodes, Place};
 use crate::fleet::presence::planes::Planes;
-use crate::fleet::presence::slots::{EngineKey, EntryId, SlotId, Slots, Whereabouts};
-use crate::prefix::{Field, PrefixKey};
+use crate::fleet::presence::slots::{EngineKey, LimboId, SlotId, Slots, Whereabouts};
+use crate::prefix::{KeyField, PrefixKey};
 use fact::{SpanId, TrieId};
-use records::{Entry, SaltClass, Trie};
+use records::{LimboEntry, SaltClass, Trie};
 use slab::Slab;
-use span::Span;
+use span::SparseSpan;
 
 pub(super) use fact::{Fact, Frame, PlacedBy, Position, Salt};
 pub(super) use possible::Possible;
@@ -84,9 +84,9 @@ pub(super) use span::{SparseStore, Tails};
 /// Everything of one rank that is undecided.
 #[derive(Debug)]
 pub(super) struct Limbo {
-    field: Field,
-    entries: Slab<Entry>,
-    spans: Slab<Span>,
+    field: KeyField,
+    entries: Slab<LimboEntry>,
+    spans: Slab<SparseSpan>,
     /// The tries and the classes. Those that became part of others are kept until the next sweep.
     tries: Vec<Trie>,
     classes: Vec<SaltClass>,
@@ -98,7 +98,7 @@ pub(super) struct Limbo {
     by_start: HashMap<PrefixKey, SpanId>,
     /// For each prefix key, one hash without a known salt whose absolute position has that key; its
     /// ring has the others.
-    by_prefix: HashMap<PrefixKey, EntryId>,
+    by_prefix: HashMap<PrefixKey, LimboId>,
     facts: Vec<Fact>,
     /// The spans that changed since they were last looked at.
     dirty: VecDeque<SpanId>,
@@ -149,7 +149,7 @@ impl LimboContext<'_> {
 impl Limbo {
     /// A limbo without any undecided hash.
     #[must_use]
-    pub(super) fn new(field: Field) -> Self {
+    pub(super) fn new(field: KeyField) -> Self {
         Self {
             field,
             entries: Slab::default(),
@@ -182,7 +182,7 @@ impl Limbo {
     }
 
     /// Notes that an undecided hash has a new slot.
-    pub(super) fn move_slot(&mut self, entry: EntryId, slot: SlotId) {
+    pub(super) fn move_slot(&mut self, entry: LimboId, slot: SlotId) {
         self.entries[entry.0].slot = slot;
     }
 
@@ -200,7 +200,7 @@ impl Limbo {
         key: EngineKey,
         salt: Option<Salt>,
         slots: &mut Slots,
-    ) -> EntryId {
+    ) -> LimboId {
         if let Some(slot) = slots.find(key) {
             match slots.whereabouts(slot) {
                 Whereabouts::Limbo(entry) => return entry,
@@ -216,13 +216,13 @@ impl Limbo {
         key: EngineKey,
         salt: Option<Salt>,
         slots: &mut Slots,
-    ) -> EntryId {
+    ) -> LimboId {
         let class = match salt {
             Some(Salt::Of(class)) => self.root(class),
             Some(Salt::Known(label)) => self.new_class(Some(label)),
             None => self.new_class(None),
         };
-        let entry = EntryId(self.entries.insert(Entry::new(SlotId(0), class)));
+        let entry = LimboId(self.entries.insert(LimboEntry::new(SlotId(0), class)));
         let slot = slots.insert(key, Whereabouts::Limbo(entry));
         self.entries[entry.0].slot = slot;
         self.enter_class(entry);
@@ -230,7 +230,7 @@ impl Limbo {
     }
 
     /// Counts one more listing of an undecided hash.
-    pub(super) fn mention(&mut self, entry: EntryId) {
+    pub(super) fn mention(&mut self, entry: LimboId) {
         self.entries[entry.0].mentions += 1;
     }
 
@@ -243,7 +243,7 @@ impl Limbo {
 
     /// The slot of an undecided hash.
     #[must_use]
-    pub(super) fn slot_of(&self, entry: EntryId) -> SlotId {
+    pub(super) fn slot_of(&self, entry: LimboId) -> SlotId {
         self.entries[entry.0].slot
     }
 

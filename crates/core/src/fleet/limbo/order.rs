@@ -7,15 +7,15 @@
 use smallvec::SmallVec;
 
 use super::fact::SpanId;
-use super::span::Span;
-use super::taken::Standing;
+use super::span::SparseSpan;
+use super::taken::AskedSalt;
 use super::{Limbo, LimboContext};
 use crate::fleet::presence::slots::SlotId;
-use crate::prefix::{Field, Step};
+use crate::prefix::{KeyField, Step};
 
 /// Another span that lists the same hash, in the same frame.
 struct Rival<'a> {
-    span: &'a Span,
+    span: &'a SparseSpan,
     /// Where the other span starts.
     start: Step,
     /// The first and the last boundary that it leaves to the hash, in tokens from the origin of the
@@ -24,9 +24,9 @@ struct Rival<'a> {
     last: u32,
 }
 
-impl Span {
+impl SparseSpan {
     /// The block that ends at this position, if the span starts at `start`.
-    pub(super) fn block_at(&self, field: Field, start: Step, end: Step) -> Option<u32> {
+    pub(super) fn block_at(&self, field: KeyField, start: Step, end: Step) -> Option<u32> {
         let block = self.block_of(end.tokens.checked_sub(start.tokens)?)?;
         (field.then(start, self.ends[block as usize]) == end).then_some(block)
     }
@@ -53,7 +53,7 @@ impl Span {
 
 impl Rival<'_> {
     /// The first block, at or after `block`, that a quick check does not exclude.
-    fn up(&self, field: Field, span: &Span, block: u32) -> u32 {
+    fn up(&self, field: KeyField, span: &SparseSpan, block: u32) -> u32 {
         let tokens = span.tokens_at(block);
         if tokens < self.first {
             return span.first_block_from(self.first);
@@ -65,7 +65,7 @@ impl Rival<'_> {
     }
 
     /// The last block, at or before `block`, that a quick check does not exclude.
-    fn down(&self, field: Field, span: &Span, block: u32) -> u32 {
+    fn down(&self, field: KeyField, span: &SparseSpan, block: u32) -> u32 {
         let tokens = span.tokens_at(block);
         if tokens > self.last {
             return span.first_block_from(self.last + 1).saturating_sub(1);
@@ -77,7 +77,7 @@ impl Rival<'_> {
     }
 
     /// Whether one of the rival's blocks ends where this block of `span` ends.
-    fn has_end_of(&self, field: Field, span: &Span, block: u32) -> bool {
+    fn has_end_of(&self, field: KeyField, span: &SparseSpan, block: u32) -> bool {
         let end = span.ends[block as usize];
         if self.start == span.start.step {
             let same = self.span.block_of(end.tokens);
@@ -91,7 +91,12 @@ impl Rival<'_> {
 impl Limbo {
     /// Narrows every listed hash by the order of the list. The caller has taken the span out of
     /// limbo. Returns false if no block is left for some hash.
-    pub(super) fn order(&self, id: SpanId, span: &mut Span, context: &LimboContext<'_>) -> bool {
+    pub(super) fn order(
+        &self,
+        id: SpanId,
+        span: &mut SparseSpan,
+        context: &LimboContext<'_>,
+    ) -> bool {
         let beside = self.standing_beside(span);
         let mut next = 0;
         for i in 0..span.listed.len() {
@@ -124,8 +129,8 @@ impl Limbo {
     fn lowest(
         &self,
         id: SpanId,
-        beside: Option<Standing>,
-        span: &Span,
+        beside: Option<AskedSalt>,
+        span: &SparseSpan,
         i: usize,
         context: &LimboContext<'_>,
     ) -> u32 {
@@ -152,8 +157,8 @@ impl Limbo {
     fn highest(
         &self,
         id: SpanId,
-        beside: Option<Standing>,
-        span: &Span,
+        beside: Option<AskedSalt>,
+        span: &SparseSpan,
         i: usize,
         context: &LimboContext<'_>,
     ) -> u32 {
@@ -179,8 +184,8 @@ impl Limbo {
 
     fn is_end_taken(
         &self,
-        beside: Option<Standing>,
-        span: &Span,
+        beside: Option<AskedSalt>,
+        span: &SparseSpan,
         slot: SlotId,
         block: u32,
         context: &LimboContext<'_>,
@@ -192,7 +197,7 @@ impl Limbo {
     fn rivals(
         &self,
         id: SpanId,
-        span: &Span,
+        span: &SparseSpan,
         i: usize,
         context: &LimboContext<'_>,
     ) -> SmallVec<[Rival<'_>; 2]> {

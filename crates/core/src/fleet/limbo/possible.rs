@@ -22,13 +22,13 @@ pub(crate) struct CopyKind {
 
 /// Boundaries where copies of one kind may stand, counted in units of the positions, from 1 on.
 #[derive(Debug, Default)]
-pub(crate) struct Places {
+pub(crate) struct PossibleBoundaries {
     anywhere: bool,
     /// Bit `i % 64` of word `i / 64`: boundary `i + 1`.
     bits: Vec<u64>,
 }
 
-impl Places {
+impl PossibleBoundaries {
     /// Adds boundary `at`, counted in units from 1 on.
     pub(super) fn insert(&mut self, at: usize) {
         let (word, bit) = ((at - 1) / 64, (at - 1) % 64);
@@ -61,7 +61,7 @@ impl Places {
 /// Boundaries of a request where undecided hashes of one rank may stand.
 #[derive(Debug, Default)]
 pub(crate) struct Possible {
-    places: HashMap<CopyKind, Places>,
+    places: HashMap<CopyKind, PossibleBoundaries>,
     /// Tokens from one position to the next.
     pub unit: u32,
     /// Whether nothing can be excluded, because there was more to look at than one answer may.
@@ -81,16 +81,16 @@ impl Possible {
     /// Whether no undecided hash may stand at any boundary.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
-        !self.everything && self.places.values().all(Places::is_empty)
+        !self.everything && self.places.values().all(PossibleBoundaries::is_empty)
     }
 
     /// Each kind of copy, with the boundaries where copies of that kind may stand.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (CopyKind, &Places)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (CopyKind, &PossibleBoundaries)> {
         self.places.iter().map(|(&kind, places)| (kind, places))
     }
 
     /// The boundaries where copies of this kind may stand.
-    pub(super) fn places(&mut self, kind: CopyKind) -> &mut Places {
+    pub(super) fn places(&mut self, kind: CopyKind) -> &mut PossibleBoundaries {
         self.places.entry(kind).or_default()
     }
 

@@ -15,12 +15,12 @@ use smallvec::SmallVec;
 
 use super::fact::{ClassId, SpanId, TrieId};
 use super::possible::{CopyKind, Possible};
-use super::span::Span;
+use super::span::SparseSpan;
 use super::{Limbo, LimboContext};
 use crate::divisors::gcd;
 use crate::fleet::effort::Effort;
 use crate::fleet::keys::texts::SaltId;
-use crate::fleet::presence::slots::{EntryId, SlotId, Whereabouts};
+use crate::fleet::presence::slots::{LimboId, SlotId, Whereabouts};
 use crate::prefix::{PrefixKey, Step};
 
 /// The number of entries that can be passed over at the cost of one look.
@@ -116,7 +116,7 @@ impl Limbo {
         let Some(effort) = &looks.finding else {
             return Possible::default();
         };
-        let mut reach = Reach {
+        let mut reach = ReachSearch {
             limbo: self,
             positions,
             context,
@@ -179,7 +179,7 @@ impl Limbo {
         &self,
         positions: &PromptPositions<'_>,
         effort: &Effort,
-    ) -> Vec<(usize, EntryId)> {
+    ) -> Vec<(usize, LimboId)> {
         positions.meets(&self.by_prefix, effort, |id| {
             self.entries[id.0].at.map_or(Step::NONE, |at| at.step)
         })
@@ -191,7 +191,7 @@ impl Limbo {
 }
 
 /// One search through the limbo of one rank along one request.
-struct Reach<'a, 'w> {
+struct ReachSearch<'a, 'w> {
     limbo: &'a Limbo,
     positions: &'a PromptPositions<'a>,
     context: &'a LimboContext<'w>,
@@ -207,11 +207,11 @@ struct Blocks {
 }
 
 /// For each kind of copy and lookahead part, the first block that was not looked at yet.
-type Seen = SmallVec<[((CopyKind, u64), u32); 2]>;
+type SeenBlocks = SmallVec<[((CopyKind, u64), u32); 2]>;
 
 /// The block from which `range` still has to be looked at; the whole range counts as seen
 /// afterwards. Within one span, the first blocks of successive ranges only grow.
-fn next_unseen(seen: &mut Seen, like: (CopyKind, u64), range: &RangeInclusive<u32>) -> u32 {
+fn next_unseen(seen: &mut SeenBlocks, like: (CopyKind, u64), range: &RangeInclusive<u32>) -> u32 {
     let (low, next) = (*range.start(), *range.end() + 1);
     if let Some((_, unseen)) = seen.iter_mut().find(|(other, _)| *other == like) {
         let from = low.max(*unseen);
@@ -222,7 +222,7 @@ fn next_unseen(seen: &mut Seen, like: (CopyKind, u64), range: &RangeInclusive<u3
     low
 }
 
-impl Reach<'_, '_> {
+impl ReachSearch<'_, '_> {
     /// Looks at the hashes about which nothing is known: they may stand at any boundary.
     fn look_anywhere(&mut self) {
         let num_entries = self.limbo.entries.len();
@@ -328,7 +328,7 @@ impl Reach<'_, '_> {
         if reached == 0 {
             return;
         }
-        let mut seen = Seen::new();
+        let mut seen = SeenBlocks::new();
         for (slot, low, high) in span.open() {
             let ahead = match self.context.slots.whereabouts(slot) {
                 Whereabouts::Limbo(entry) => limbo.entries[entry.0].ahead,
@@ -350,7 +350,7 @@ impl Reach<'_, '_> {
     }
 
     /// Looks at these blocks of a span for one hash, and notes where copies of one kind may stand.
-    fn look_at(&mut self, span: &Span, slot: SlotId, kind: CopyKind, blocks: &Blocks) {
+    fn look_at(&mut self, span: &SparseSpan, slot: SlotId, kind: CopyKind, blocks: &Blocks) {
         let (from, last) = (*blocks.range.start(), *blocks.range.end());
         let beside = self.limbo.standing_beside(span);
         let places = self.found.places(kind);
@@ -376,7 +376,7 @@ impl Reach<'_, '_> {
     /// How many blocks of a span lie between two positions, and how many of its first
     /// blocks the request reaches. If the request reaches one block, it also reaches all blocks
     /// before it.
-    fn reach_of(&self, span: &Span, start: Step) -> (u32, u32) {
+    fn reach_of(&self, span: &SparseSpan, start: Step) -> (u32, u32) {
         let period = self.positions.unit / gcd(self.positions.unit, span.end_from_start(0).tokens);
         let ends = |nth: u32| {
             let end = span.end_from_start(nth * period - 1);

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::fact::{ClassId, Position, SpanId, TrieId};
 use super::slab::{Linked, Links};
 use crate::fleet::keys::texts::SaltId;
-use crate::fleet::presence::slots::{EntryId, SlotId};
+use crate::fleet::presence::slots::{LimboId, SlotId};
 
 /// Marks the rings of records that are found through the same place: the members or the spans of
 /// one trie, the hashes at one prefix, or the spans with one start.
@@ -16,7 +16,7 @@ pub(super) struct OfFrame;
 
 /// An undecided hash.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct LimboEntry {
     pub(super) slot: SlotId,
     pub(super) class: ClassId,
     pub(super) at: Option<Position>,
@@ -31,7 +31,7 @@ pub(super) struct Entry {
     pub(super) in_frame: Links,
 }
 
-impl Entry {
+impl LimboEntry {
     /// A hash about which only its class is known.
     pub(super) fn new(slot: SlotId, class: ClassId) -> Self {
         Self {
@@ -48,7 +48,7 @@ impl Entry {
     }
 }
 
-impl Linked<OfFrame> for Entry {
+impl Linked<OfFrame> for LimboEntry {
     fn links(&self) -> Links {
         self.in_frame
     }
@@ -61,11 +61,11 @@ impl Linked<OfFrame> for Entry {
 #[derive(Debug)]
 pub(super) struct Trie {
     /// The hash that it floats below.
-    pub root: EntryId,
+    pub root: LimboId,
     /// The position of its origin, once known. A look-up shortens the path that it followed.
     pub hangs: Cell<Option<Position>>,
     /// One of the hashes that have a position in it, whose ring has the others.
-    pub members: Option<EntryId>,
+    pub members: Option<LimboId>,
     /// One of the spans that start in it, whose ring has the others.
     pub spans: Option<SpanId>,
     /// How many members and spans have come into it.
@@ -85,13 +85,13 @@ pub(super) struct SaltClass {
     /// The salt, once some block showed it.
     pub label: Option<SaltId>,
     /// One of its hashes, whose ring has the others.
-    pub members: Option<EntryId>,
+    pub members: Option<LimboId>,
 }
 
 /// Marks the rings of hashes of one class.
 pub(super) struct OfClass;
 
-impl Linked<OfClass> for Entry {
+impl Linked<OfClass> for LimboEntry {
     fn links(&self) -> Links {
         self.in_class
     }

@@ -6,7 +6,7 @@ use super::fact::ClassId;
 use super::records::{OfClass, SaltClass};
 use super::{Limbo, LimboContext};
 use crate::fleet::keys::texts::SaltId;
-use crate::fleet::presence::slots::EntryId;
+use crate::fleet::presence::slots::LimboId;
 
 impl Limbo {
     /// Makes a new class.
@@ -41,28 +41,28 @@ impl Limbo {
 
     /// The salt class of a hash.
     #[must_use]
-    pub(in crate::fleet) fn class_of(&self, entry: EntryId) -> ClassId {
+    pub(in crate::fleet) fn class_of(&self, entry: LimboId) -> ClassId {
         self.root(self.entries[entry.0].class)
     }
 
     /// Adds a hash to the ring of its class.
-    pub(super) fn enter_class(&mut self, id: EntryId) {
+    pub(super) fn enter_class(&mut self, id: LimboId) {
         let class = self.class_of(id).0 as usize;
         let head = self.classes[class].members.map(|e| e.0);
-        let head = EntryId(self.entries.enter::<OfClass>(head, id.0));
+        let head = LimboId(self.entries.enter::<OfClass>(head, id.0));
         self.classes[class].members = Some(head);
     }
 
     /// Takes a hash out of the ring of its class.
-    pub(super) fn leave_class(&mut self, id: EntryId) {
+    pub(super) fn leave_class(&mut self, id: LimboId) {
         let class = self.class_of(id).0 as usize;
-        self.classes[class].members = self.entries.leave::<OfClass>(id.0).map(EntryId);
+        self.classes[class].members = self.entries.leave::<OfClass>(id.0).map(LimboId);
     }
 
     /// The hashes of a class.
-    pub(super) fn of_class(&self, class: ClassId) -> Vec<EntryId> {
+    pub(super) fn of_class(&self, class: ClassId) -> Vec<LimboId> {
         let head = self.classes[class.0 as usize].members.map(|e| e.0);
-        self.entries.ring::<OfClass>(head).map(EntryId).collect()
+        self.entries.ring::<OfClass>(head).map(LimboId).collect()
     }
 
     /// Makes two classes one.
@@ -94,7 +94,7 @@ impl Limbo {
         kept.weight = weights;
         kept.label = salt;
         let (a, b) = (kept.members.map(|e| e.0), members.map(|e| e.0));
-        kept.members = self.entries.join::<OfClass>(a, b).map(EntryId);
+        kept.members = self.entries.join::<OfClass>(a, b).map(LimboId);
         self.leave_where_decided(&newly_known, context);
     }
 
@@ -115,7 +115,7 @@ impl Limbo {
         self.leave_where_decided(&members, context);
     }
 
-    fn leave_where_decided(&mut self, entries: &[EntryId], context: &mut LimboContext<'_>) {
+    fn leave_where_decided(&mut self, entries: &[LimboId], context: &mut LimboContext<'_>) {
         context.effort.note(entries.len() as u64);
         for &entry in entries {
             self.leave_if_decided(entry, context);

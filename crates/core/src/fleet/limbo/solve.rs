@@ -8,7 +8,7 @@
 use super::fact::{Fact, Frame, PlacedBy, Position};
 use super::{Limbo, LimboContext};
 use crate::fleet::presence::nodes::Place;
-use crate::fleet::presence::slots::EntryId;
+use crate::fleet::presence::slots::LimboId;
 use crate::prefix::Step;
 
 impl Limbo {
@@ -30,7 +30,7 @@ impl Limbo {
         }
     }
 
-    fn stands(&mut self, id: EntryId, at: Position, ahead: u64, context: &mut LimboContext<'_>) {
+    fn stands(&mut self, id: LimboId, at: Position, ahead: u64, context: &mut LimboContext<'_>) {
         let at = self.resolve(at);
         // If the hash has left limbo since the fact was told, its node is what counts.
         let Some(entry) = self.entries.get_mut(id.0) else {
@@ -100,7 +100,7 @@ impl Limbo {
     }
 
     /// Moves a hash from limbo to its node once its absolute position and its salt are known.
-    pub(super) fn leave_if_decided(&mut self, id: EntryId, context: &mut LimboContext<'_>) {
+    pub(super) fn leave_if_decided(&mut self, id: LimboId, context: &mut LimboContext<'_>) {
         let Some(entry) = self.entries.get(id.0) else {
             return;
         };

@@ -13,8 +13,8 @@ use super::fact::{ClassId, Frame, Position, Salt, SpanId};
 use super::records::OfFrame;
 use super::slab::{Linked, Links};
 use crate::fleet::presence::nodes::Place;
-use crate::fleet::presence::slots::{EntryId, SlotId};
-use crate::prefix::{Field, Step};
+use crate::fleet::presence::slots::{LimboId, SlotId};
+use crate::prefix::{KeyField, Step};
 
 /// The shape of the tails that an engine keeps of a window group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub(super) struct Listed {
     /// The slot of the hash.
     pub slot: SlotId,
     /// The entry of the hash, while the hash is undecided.
-    pub entry: Option<EntryId>,
+    pub entry: Option<LimboId>,
     /// The index of this span among the spans of the entry.
     pub named_at: u32,
     /// What the lookahead tokens add to the identity of the hash.
@@ -69,7 +69,7 @@ impl Listed {
 
 /// An undecided sparse store.
 #[derive(Debug)]
-pub(super) struct Span {
+pub(super) struct SparseSpan {
     /// The position where its tokens start.
     pub start: Position,
     /// The salt class of its chain.
@@ -88,7 +88,7 @@ pub(super) struct Span {
     pub is_new: bool,
 }
 
-impl Linked<OfFrame> for Span {
+impl Linked<OfFrame> for SparseSpan {
     fn links(&self) -> Links {
         self.in_frame
     }
@@ -97,7 +97,7 @@ impl Linked<OfFrame> for Span {
     }
 }
 
-impl Span {
+impl SparseSpan {
     /// The same span with new numbers for its start and class. Nothing else about it changed.
     pub(super) fn moved(self, start: Position, class: ClassId) -> Self {
         Self {
@@ -109,7 +109,7 @@ impl Span {
     }
 
     /// Where a block ends, measured from the origin of the span's frame.
-    pub(super) fn end(&self, field: Field, block: u32) -> Step {
+    pub(super) fn end(&self, field: KeyField, block: u32) -> Step {
         field.then(self.start.step, self.ends[block as usize])
     }
 
@@ -130,7 +130,7 @@ impl Span {
     }
 }
 
-impl Default for Span {
+impl Default for SparseSpan {
     fn default() -> Self {
         Self {
             start: Position {

@@ -2,10 +2,10 @@
 
 use super::fact::{ClassId, Fact, Frame, Position, Salt, SpanId, TrieId};
 use super::records::OfFrame;
-use super::span::{Listed, Span, SparseStore};
+use super::span::{Listed, SparseSpan, SparseStore};
 use super::{Limbo, LimboContext};
 use crate::fleet::presence::nodes::Place;
-use crate::fleet::presence::slots::{EntryId, SlotId, Whereabouts};
+use crate::fleet::presence::slots::{LimboId, SlotId, Whereabouts};
 use crate::prefix::PrefixKey;
 
 impl Limbo {
@@ -31,7 +31,7 @@ impl Limbo {
         if self.is_told(&store, context) {
             return;
         }
-        let id = SpanId(self.spans.insert(Span::default()));
+        let id = SpanId(self.spans.insert(SparseSpan::default()));
         let span = self.span_of(id, class, store, context);
         self.span_bytes += span.list_bytes();
         self.spans[id.0] = span;
@@ -45,7 +45,7 @@ impl Limbo {
         class: ClassId,
         store: SparseStore<'_>,
         context: &LimboContext<'_>,
-    ) -> Span {
+    ) -> SparseSpan {
         let num_blocks = u32::try_from(store.ends.len()).unwrap_or(u32::MAX);
         let num_listed = u32::try_from(store.listed.len()).unwrap_or(u32::MAX);
         let listed = (0u32..).zip(store.listed).map(|(i, &(slot, ahead))| {
@@ -64,19 +64,19 @@ impl Limbo {
                 elsewhere,
             }
         });
-        Span {
+        SparseSpan {
             start: store.start,
             class,
             listed: listed.collect(),
             ends: store.ends.into_boxed_slice(),
             tails: store.tails,
             is_new: true,
-            ..Span::default()
+            ..SparseSpan::default()
         }
     }
 
     /// Notes in an entry that a span lists it as number `i`. Returns the index of the note.
-    pub(super) fn name_span(&mut self, entry: EntryId, id: SpanId, i: u32) -> u32 {
+    pub(super) fn name_span(&mut self, entry: LimboId, id: SpanId, i: u32) -> u32 {
         let spans = &mut self.entries[entry.0].spans;
         spans.push((id, i));
         u32::try_from(spans.len() - 1).unwrap_or(u32::MAX)
@@ -174,7 +174,7 @@ impl Limbo {
     }
 
     /// Marks the spans that list a hash that something changed for.
-    pub(super) fn mark_spans_of(&mut self, id: EntryId) {
+    pub(super) fn mark_spans_of(&mut self, id: LimboId) {
         for at in 0..self.entries[id.0].spans.len() {
             self.mark(self.entries[id.0].spans[at].0);
         }
@@ -193,7 +193,7 @@ impl Limbo {
     }
 
     /// Tells the spans that list a hash that the hash now stands at a node.
-    pub(super) fn leave_spans(&mut self, id: EntryId, place: Place) {
+    pub(super) fn leave_spans(&mut self, id: LimboId, place: Place) {
         for (span_id, i) in std::mem::take(&mut self.entries[id.0].spans) {
             let span = &mut self.spans[span_id.0];
             let listed = &mut span.listed[i as usize];
@@ -248,7 +248,7 @@ impl Limbo {
     }
 
     /// Whether the range of a hash in one span excludes something that another span leaves to it.
-    fn is_news(&self, span: &Span, listed: &Listed, other: SpanId, i: u32) -> bool {
+    fn is_news(&self, span: &SparseSpan, listed: &Listed, other: SpanId, i: u32) -> bool {
         let other = &self.spans[other.0];
         let theirs = &other.listed[i as usize];
         let start = self.resolve(other.start);
@@ -260,8 +260,8 @@ impl Limbo {
     }
 
     /// Tells the position of every hash that has only one possible block left.
-    fn tell_fixed(&mut self, span: &mut Span) {
-        let Span {
+    fn tell_fixed(&mut self, span: &mut SparseSpan) {
+        let SparseSpan {
             start,
             ends,
             listed,
@@ -280,7 +280,7 @@ impl Limbo {
 
     /// Fixes the hashes whose place is known from elsewhere. Returns false if such a place lies
     /// outside the span.
-    fn fix_known(&self, span: &mut Span) -> bool {
+    fn fix_known(&self, span: &mut SparseSpan) -> bool {
         for i in 0..span.listed.len() {
             let listed = &span.listed[i];
             if listed.fixed {

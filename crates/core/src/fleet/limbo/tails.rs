@@ -19,7 +19,7 @@
 use std::ops::Range;
 
 use super::fact::Frame;
-use super::span::{Span, Tails};
+use super::span::{SparseSpan, Tails};
 
 impl Tails {
     /// The blocks that are kept whenever `block` is kept; empty if no tail contains it.
@@ -33,7 +33,7 @@ impl Tails {
     }
 }
 
-impl Span {
+impl SparseSpan {
     /// Narrows the span by the engine's retention. Returns false if what is listed is no union of
     /// tails.
     pub(super) fn keep_whole_windows(&mut self) -> bool {

@@ -4,8 +4,8 @@
 //! taken.
 
 use super::fact::{ClassId, Frame};
-use super::records::Entry;
-use super::span::Span;
+use super::records::LimboEntry;
+use super::span::SparseSpan;
 use super::{Limbo, LimboContext};
 use crate::fleet::keys::texts::SaltId;
 use crate::fleet::presence::nodes::Place;
@@ -14,7 +14,7 @@ use crate::prefix::Step;
 
 /// The salt class whose hashes are asked for at a boundary.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Standing {
+pub(super) struct AskedSalt {
     class: ClassId,
     /// The salt, if known: only then can nodes be looked up.
     salt: Option<SaltId>,
@@ -23,24 +23,25 @@ pub(super) struct Standing {
 impl Limbo {
     /// What is needed to ask for boundaries that are taken beside a span's hashes. `None` if none
     /// can be: the span floats, or no hash of its salt is known to stand anywhere.
-    pub(super) fn standing_beside(&self, span: &Span) -> Option<Standing> {
+    pub(super) fn standing_beside(&self, span: &SparseSpan) -> Option<AskedSalt> {
         if span.start.frame != Frame::Absolute {
             return None;
         }
         let class = self.root(span.class);
         let salt = self.label(class);
-        (salt.is_some() || !self.by_prefix.is_empty()).then_some(Standing { class, salt })
+        (salt.is_some() || !self.by_prefix.is_empty()).then_some(AskedSalt { class, salt })
     }
 
     /// Whether another hash than this one stands at a boundary.
     pub(super) fn is_taken(
         &self,
-        beside: Standing,
+        beside: AskedSalt,
         slot: SlotId,
         at: Step,
         context: &LimboContext<'_>,
     ) -> bool {
-        let is_other = |entry: &Entry| entry.slot != slot && self.root(entry.class) == beside.class;
+        let is_other =
+            |entry: &LimboEntry| entry.slot != slot && self.root(entry.class) == beside.class;
         let mut there = self.at_prefix(at.local);
         if there
             .by_ref()

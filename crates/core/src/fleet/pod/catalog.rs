@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 
 use super::page::{GroupOfModel, groups_of_page};
 use super::publisher::{Hidden, Publisher};
-use super::reach::Reach;
+use super::reach::LongestPrompt;
 use super::sizes::{SizeNews, Sizes};
 use crate::divisors::{gcd, lcm};
 use crate::error::{Error, Result};
@@ -100,7 +100,7 @@ impl Contradiction {
 
 /// What is known of one group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::fleet) struct Known {
+pub(in crate::fleet) struct LearnedGroup {
     /// The group's kind, if a store has told it.
     pub(in crate::fleet) kind: Option<SpecKind>,
     /// The group's window in tokens, if a store has told it.
@@ -128,13 +128,13 @@ pub(in crate::fleet) struct Catalog {
     /// The groups that the operator's model and the first store's page size make up.
     completed: Option<Topology>,
     /// What was learned of each group, by group index.
-    pub(in crate::fleet) learned: Vec<Option<Known>>,
+    pub(in crate::fleet) learned: Vec<Option<LearnedGroup>>,
     /// The group of events without an index.
-    pub(in crate::fleet) ungrouped: Option<Known>,
+    pub(in crate::fleet) ungrouped: Option<LearnedGroup>,
     /// What stores have shown of the configured block sizes.
     pub(in crate::fleet) sizes: Sizes,
     /// How long a prompt the stores have told of.
-    pub(in crate::fleet) reach: Reach,
+    pub(in crate::fleet) reach: LongestPrompt,
     /// Tokens after a block that its hash also covers; 0 until an event or the operator says so.
     lookahead: u32,
     /// Whether a store has named a component.
@@ -185,7 +185,7 @@ impl Catalog {
             learned: Vec::new(),
             ungrouped: None,
             sizes: Sizes::default(),
-            reach: Reach::default(),
+            reach: LongestPrompt::default(),
             lookahead,
             shows_components: false,
         })
@@ -225,10 +225,10 @@ impl Catalog {
         }
     }
 
-    fn known(&self, group: u16) -> Option<Known> {
+    fn known(&self, group: u16) -> Option<LearnedGroup> {
         if let Some(groups) = self.configured_groups() {
             let g = groups.get(usize::from(group))?;
-            return Some(Known {
+            return Some(LearnedGroup {
                 kind: Some(g.kind),
                 window: g.window,
                 block_size: g.block_size,
@@ -302,7 +302,7 @@ impl Catalog {
         let Some(known) = known else {
             self.set_learned(
                 group,
-                Known {
+                LearnedGroup {
                     kind: news.kind,
                     window: news.window,
                     block_size: news.block_size,
@@ -323,7 +323,7 @@ impl Catalog {
         Ok(true)
     }
 
-    fn set_learned(&mut self, group: u16, known: Known) {
+    fn set_learned(&mut self, group: u16, known: LearnedGroup) {
         if group == UNGROUPED {
             self.ungrouped = Some(known);
             return;
@@ -387,13 +387,13 @@ impl Catalog {
     }
 
     /// The learned groups that prefixes are looked up in.
-    fn reused(&self) -> impl Iterator<Item = &Known> + Clone {
+    fn reused(&self) -> impl Iterator<Item = &LearnedGroup> + Clone {
         let all = self.learned.iter().flatten().chain(&self.ungrouped);
         all.filter(|known| !known.kind.is_some_and(SpecKind::is_never_reused))
     }
 
     /// A learned group in the form that the rule takes.
-    pub(in crate::fleet) fn learned_group(&self, known: Known) -> GroupSpec {
+    pub(in crate::fleet) fn learned_group(&self, known: LearnedGroup) -> GroupSpec {
         let kind = known.kind.unwrap_or(SpecKind::Unknown);
         let unsent = self.config.unsent.iter().find(|(of, _)| *of == kind);
         let unsent = unsent.map(|(_, tokens)| *tokens);
@@ -417,10 +417,10 @@ impl Catalog {
 }
 
 fn merge(
-    known: Known,
+    known: LearnedGroup,
     news: GroupNews,
     configured: bool,
-) -> std::result::Result<Known, Contradiction> {
+) -> std::result::Result<LearnedGroup, Contradiction> {
     let kind = match (known.kind, news.kind) {
         (Some(a), Some(b)) if a != b && b != SpecKind::Unknown && a != SpecKind::Unknown => {
             return Err(Contradiction::Kind);
@@ -436,7 +436,7 @@ fn merge(
     if configured && news.block_size > known.block_size {
         return Err(Contradiction::BlockSize);
     }
-    Ok(Known {
+    Ok(LearnedGroup {
         kind,
         window,
         block_size: known.block_size.max(news.block_size),

@@ -13,7 +13,7 @@ use crate::hash::{ChainSpec, Digest, ExtraKeys, HashAlgo, none_hash};
 
 /// One hash function: algorithm and seed hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::fleet) struct HashFunction {
+pub(in crate::fleet) struct EngineHash {
     /// The algorithm.
     pub algo: HashAlgo,
     /// The digest that stands for the parent of a first block.
@@ -60,7 +60,7 @@ pub(in crate::fleet) enum HashBlock {
 
 /// The hashes of a root store.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::fleet) enum Shown<'a> {
+pub(in crate::fleet) enum RootHashes<'a> {
     /// One hash, at the end of the tokens.
     AtTheEnd(u64),
     /// Hashes at the ends of some blocks. The salt may be hidden because the first block is not
@@ -79,12 +79,12 @@ pub(in crate::fleet) struct RootStore<'a> {
     /// The salt.
     pub salt: Option<&'a str>,
     /// The hashes that the store lists along the tokens.
-    pub shown: Shown<'a>,
+    pub shown: RootHashes<'a>,
 }
 
 /// What a root store says about a function.
 enum Finding {
-    Agrees(HashFunction, u32),
+    Agrees(EngineHash, u32),
     Disagrees,
     Nothing,
 }
@@ -92,7 +92,7 @@ enum Finding {
 /// The hash function of one engine, as far as it is known.
 #[derive(Debug, Clone)]
 pub(in crate::fleet) struct EngineChain {
-    candidates: Vec<HashFunction>,
+    candidates: Vec<EngineHash>,
     standing: Standing,
     misses: u32,
     /// The hash block with which a store agreed.
@@ -117,7 +117,7 @@ impl EngineChain {
         Self::of(Vec::new(), Standing::Unknown)
     }
 
-    fn of(candidates: Vec<HashFunction>, standing: Standing) -> Self {
+    fn of(candidates: Vec<EngineHash>, standing: Standing) -> Self {
         Self {
             candidates,
             standing,
@@ -131,8 +131,7 @@ impl EngineChain {
     /// the fixed seed string; the other kinds draw theirs at random).
     #[must_use]
     pub(in crate::fleet) fn new(algo: Option<HashAlgo>, seed: Option<&str>) -> Self {
-        let function =
-            |algo| none_hash(algo, seed).map(|none_hash| HashFunction { algo, none_hash });
+        let function = |algo| none_hash(algo, seed).map(|none_hash| EngineHash { algo, none_hash });
         if let Some(function) = algo.and_then(function)
             && seed.is_some()
         {
@@ -142,7 +141,7 @@ impl EngineChain {
             Some(algo) => vec![algo],
             None => vec![HashAlgo::Sha256, HashAlgo::Sha256Cbor],
         };
-        let candidates: Vec<HashFunction> = algos.into_iter().filter_map(function).collect();
+        let candidates: Vec<EngineHash> = algos.into_iter().filter_map(function).collect();
         let standing = if candidates.is_empty() {
             Standing::Unknown
         } else {
@@ -159,7 +158,7 @@ impl EngineChain {
 
     /// The function and its hash block, once both may be used.
     #[must_use]
-    pub(in crate::fleet) fn usable(&self, configured: Option<u32>) -> Option<(HashFunction, u32)> {
+    pub(in crate::fleet) fn usable(&self, configured: Option<u32>) -> Option<(EngineHash, u32)> {
         match self.standing {
             Standing::Configured | Standing::Confirmed => {
                 Some((*self.candidates.first()?, configured.or(self.unit)?))
@@ -187,14 +186,14 @@ impl EngineChain {
         }
         let finding = match (root.unit, self.unit) {
             (HashBlock::Is(unit), _) | (HashBlock::Divides(_), Some(unit)) => {
-                let is_free = matches!(root.shown, Shown::AtTheEnd(_));
+                let is_free = matches!(root.shown, RootHashes::AtTheEnd(_));
                 self.compare(root, unit, is_free)
             }
             (HashBlock::Divides(all), None) => self.find_unit(root, all),
         };
         match (finding, self.standing) {
             (Finding::Nothing, _) => {}
-            (Finding::Disagrees, _) if matches!(root.shown, Shown::Somewhere(_)) => {}
+            (Finding::Disagrees, _) if matches!(root.shown, RootHashes::Somewhere(_)) => {}
             (Finding::Agrees(function, unit), _) => {
                 self.candidates = vec![function];
                 self.unit = Some(unit);
@@ -250,7 +249,7 @@ impl EngineChain {
     }
 }
 
-fn agrees(function: HashFunction, root: &RootStore<'_>, unit: u32) -> bool {
+fn agrees(function: EngineHash, root: &RootStore<'_>, unit: u32) -> bool {
     let extra = ExtraKeys {
         lora: root.lora,
         cache_salt: root.salt,
@@ -262,8 +261,8 @@ fn agrees(function: HashFunction, root: &RootStore<'_>, unit: u32) -> bool {
     let mut keys = Vec::new();
     crate::hash::chain_keys(&spec, root.tokens, &mut keys);
     match root.shown {
-        Shown::AtTheEnd(key) => keys.last() == Some(&key),
-        Shown::Somewhere(listed) => {
+        RootHashes::AtTheEnd(key) => keys.last() == Some(&key),
+        RootHashes::Somewhere(listed) => {
             let listed: HashSet<u64> = listed.iter().copied().collect();
             keys.iter().any(|key| listed.contains(key))
         }
@@ -288,7 +287,7 @@ mod tests {
         keys
     }
 
-    fn root<'a>(tokens: &'a [u32], unit: HashBlock, shown: Shown<'a>) -> RootStore<'a> {
+    fn root<'a>(tokens: &'a [u32], unit: HashBlock, shown: RootHashes<'a>) -> RootStore<'a> {
         RootStore {
             tokens,
             unit,
@@ -305,7 +304,7 @@ mod tests {
             let last = *keys(&tokens, unit).last().expect("a key");
             let mut chain = configured();
             assert!(chain.usable(None).is_none(), "before any store");
-            let shown = Shown::AtTheEnd(last);
+            let shown = RootHashes::AtTheEnd(last);
             assert!(chain.check(&root(&tokens, HashBlock::Divides(1056), shown)));
             assert_eq!(chain.usable(None).map(|(_, unit)| unit), Some(unit));
         }
@@ -317,9 +316,9 @@ mod tests {
         let (right, wrong) = (keys(&tokens, 32), [1, 2, 3]);
         let unit = HashBlock::Divides(64);
         let mut chain = configured();
-        assert!(chain.check(&root(&tokens, unit, Shown::Somewhere(&wrong))));
+        assert!(chain.check(&root(&tokens, unit, RootHashes::Somewhere(&wrong))));
         assert_eq!(chain.standing(), Standing::Configured);
-        assert!(chain.check(&root(&tokens, unit, Shown::Somewhere(&right[4..6]))));
+        assert!(chain.check(&root(&tokens, unit, RootHashes::Somewhere(&right[4..6]))));
         assert_eq!(chain.standing(), Standing::Confirmed);
     }
 
@@ -330,7 +329,7 @@ mod tests {
         let mut spent = Vec::new();
         for _ in 0..1000 {
             let before = chain.effort;
-            let shown = Shown::Somewhere(&[1]);
+            let shown = RootHashes::Somewhere(&[1]);
             assert!(chain.check(&root(&tokens, HashBlock::Divides(64), shown)));
             spent.push(before - chain.effort);
         }
@@ -343,7 +342,11 @@ mod tests {
     fn a_block_too_large_to_try_all_its_divisors_refutes_nothing() {
         let tokens: Vec<u32> = (0..1 << 16).collect();
         let mut chain = configured();
-        let store = root(&tokens, HashBlock::Divides(1 << 16), Shown::AtTheEnd(1));
+        let store = root(
+            &tokens,
+            HashBlock::Divides(1 << 16),
+            RootHashes::AtTheEnd(1),
+        );
         for _ in 0..20 {
             assert!(chain.check(&store));
         }

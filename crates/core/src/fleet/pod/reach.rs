@@ -12,14 +12,14 @@ const MOST_RATIO: u32 = 4;
 
 /// What the lengths of stores have shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(in crate::fleet) struct Reach {
+pub(in crate::fleet) struct LongestPrompt {
     /// The smallest block size that a store of two blocks or more had; 0 before the first one.
     smallest: u32,
     /// The most tokens of a prompt, as far as stores have told.
     longest: u32,
 }
 
-impl Reach {
+impl LongestPrompt {
     /// Notes a store of so many tokens that begins after `before` others, in blocks of `block_size`.
     /// Returns whether it is the first to show that every group has told of itself.
     pub(in crate::fleet) fn note(&mut self, before: u32, tokens: u32, block_size: u32) -> bool {

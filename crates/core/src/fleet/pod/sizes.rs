@@ -11,7 +11,7 @@ use crate::spec::Topology;
 
 /// What the stores of a group have shown of its configured size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Shown {
+enum SizesSeen {
     /// No more than parts of blocks.
     #[default]
     Nothing,
@@ -24,7 +24,7 @@ enum Shown {
 /// What stores have shown of the configured sizes, by group.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(in crate::fleet) struct Sizes {
-    groups: Vec<Shown>,
+    groups: Vec<SizesSeen>,
     /// By group, the greatest common divisor of the sizes of its parts of blocks; 0 without any.
     parts: Vec<u32>,
 }
@@ -53,8 +53,8 @@ impl Sizes {
         let tells_of_parts = size < own && self.note_part(group, size);
         let is_part = tokens / 2 < size && size.is_multiple_of(topology.hash_block_size);
         let contradicts = match (size == own, is_part) {
-            (true, _) => self.show(group, Shown::Own),
-            (false, false) => self.show(group, Shown::Smaller),
+            (true, _) => self.show(group, SizesSeen::Own),
+            (false, false) => self.show(group, SizesSeen::Smaller),
             (false, true) => false,
         };
         SizeNews {
@@ -82,22 +82,22 @@ impl Sizes {
         )
     }
 
-    fn show(&mut self, group: u16, shown: Shown) -> bool {
+    fn show(&mut self, group: u16, shown: SizesSeen) -> bool {
         let index = usize::from(group);
         if self.groups.len() <= index {
-            self.groups.resize(index + 1, Shown::Nothing);
+            self.groups.resize(index + 1, SizesSeen::Nothing);
         }
         let known = &mut self.groups[index];
-        let is_news = *known == Shown::Nothing || shown == Shown::Own;
+        let is_news = *known == SizesSeen::Nothing || shown == SizesSeen::Own;
         if is_news {
             *known = shown;
         }
-        is_news && shown == Shown::Smaller
+        is_news && shown == SizesSeen::Smaller
     }
 
     /// Whether stores contradict the configured size of a group, as far as they have come.
     #[must_use]
     pub(in crate::fleet) fn are_contradicted(&self) -> bool {
-        self.groups.contains(&Shown::Smaller)
+        self.groups.contains(&SizesSeen::Smaller)
     }
 }

@@ -1,6 +1,6 @@
 //! What the rule is evaluated with for one pod: its groups as configured, or as learned so far.
 
-use super::catalog::{Catalog, Known, UNGROUPED};
+use super::catalog::{Catalog, LearnedGroup, UNGROUPED};
 use crate::divisors::{gcd, lcm};
 use crate::fleet::silent::{CERTAIN, LIKELY, Silent};
 use crate::spec::{EngineDialect, GroupSpec, SpecKind, Topology};
@@ -207,7 +207,7 @@ impl Catalog {
     /// Whether events lack an index, and nothing says which group they are of.
     fn has_ungrouped_doubt(&self) -> bool {
         let is_alone = self.learned.is_empty();
-        let is_told = |known: Known| known.kind.is_some_and(|k| k != SpecKind::Unknown);
+        let is_told = |known: LearnedGroup| known.kind.is_some_and(|k| k != SpecKind::Unknown);
         (self.ungrouped).is_some_and(|known| !is_alone || !is_told(known))
     }
 
@@ -236,7 +236,7 @@ impl Catalog {
             let kind = known.kind.filter(|k| *k != SpecKind::Unknown);
             upper_is_everything =
                 (kind.is_none() && !self.config.publisher.tells_only_full()) || !groups.is_empty();
-            let assumed = Known {
+            let assumed = LearnedGroup {
                 kind: kind.or(Some(SpecKind::FullAttention)),
                 ..known
             };
@@ -246,7 +246,8 @@ impl Catalog {
         if groups.is_empty() {
             return None;
         }
-        let is_undeclared = matches!(self.learned.first(), Some(Some(Known { kind: None, .. })));
+        let first = self.learned.first().copied().flatten();
+        let is_undeclared = first.is_some_and(|group| group.kind.is_none());
         let template = self.config.topology.as_ref();
         let mut topology = bare_topology(groups);
         topology.hash_block_size = self.grain().max(1);
@@ -274,7 +275,7 @@ impl Catalog {
     }
 }
 
-impl Known {
+impl LearnedGroup {
     /// Whether this is the group of a model of this kind and window. An engine may keep the blocks
     /// of a window for ever, as full attention that still has the window.
     fn is_of(&self, (kind, window): (SpecKind, Option<u32>)) -> bool {

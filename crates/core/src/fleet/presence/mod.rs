@@ -13,3 +13,14 @@ pub(in crate::fleet) mod planes;
 pub(in crate::fleet) mod presence_bits;
 pub(in crate::fleet) mod sharing;
 pub(in crate::fleet) mod slots;
+
+use nodes::Nodes;
+use planes::Planes;
+
+/// The shared part of the model, lent to a rank for one operation.
+pub(in crate::fleet) struct SharedPresence<'a> {
+    /// The boundaries of the model.
+    pub nodes: &'a mut Nodes,
+    /// The presence bits of the model.
+    pub planes: &'a mut Planes,
+}

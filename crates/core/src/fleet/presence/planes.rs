@@ -46,7 +46,7 @@ pub(in crate::fleet) struct PlaneId(u32);
 
 /// Some words of a plane, at least one of which is not zero.
 #[derive(Debug)]
-struct Page {
+struct PlanePage {
     words: [u64; PAGE],
     /// How many words are not zero.
     used: u16,
@@ -55,7 +55,7 @@ struct Page {
     paid: u16,
 }
 
-impl Page {
+impl PlanePage {
     const EMPTY: Self = Self {
         words: [0; PAGE],
         used: 0,
@@ -104,13 +104,13 @@ impl Page {
 #[derive(Debug)]
 struct Plane {
     word: u16,
-    pages: Vec<Option<Box<Page>>>,
+    pages: Vec<Option<Box<PlanePage>>>,
 }
 
 /// The spare pages, and how many pages are charged to each rank.
 #[derive(Debug, Default)]
 struct Ledger {
-    spare: Vec<Box<Page>>,
+    spare: Vec<Box<PlanePage>>,
     num_pages: usize,
     /// The number of pages that are charged to each column.
     paid_by: Vec<u32>,
@@ -126,18 +126,18 @@ impl Ledger {
     }
 
     /// A page for a word of which these bits are about to be set.
-    fn page(&mut self, word: u16, bits: u64) -> Box<Page> {
+    fn page(&mut self, word: u16, bits: u64) -> Box<PlanePage> {
         let bit = bits & bits.wrapping_neg();
         self.num_pages += 1;
         *self.pays(word, bit) += 1;
-        let mut page = (self.spare.pop()).unwrap_or_else(|| Box::new(Page::EMPTY));
+        let mut page = (self.spare.pop()).unwrap_or_else(|| Box::new(PlanePage::EMPTY));
         page.payer = bit;
         page
     }
 
     /// Handles a page of which bits were cleared: it may become spare, or be charged to another
     /// rank.
-    fn settle(&mut self, word: u16, slot: &mut Option<Box<Page>>) {
+    fn settle(&mut self, word: u16, slot: &mut Option<Box<PlanePage>>) {
         let Some(page) = slot.as_mut().filter(|page| page.paid == 0) else {
             return;
         };
@@ -284,16 +284,16 @@ impl Planes {
         let tables: usize = self
             .all
             .iter()
-            .map(|plane| plane.pages.capacity() * size_of::<Option<Box<Page>>>())
+            .map(|plane| plane.pages.capacity() * size_of::<Option<Box<PlanePage>>>())
             .sum();
-        tables + (self.ledger.num_pages + self.ledger.spare.len()) * size_of::<Page>()
+        tables + (self.ledger.num_pages + self.ledger.spare.len()) * size_of::<PlanePage>()
     }
 
     /// The bytes of the pages that are charged to a column.
     #[must_use]
     pub(in crate::fleet) fn paid_by(&self, column: usize) -> usize {
         let pages = self.ledger.paid_by.get(column).copied().unwrap_or(0);
-        pages as usize * size_of::<Page>()
+        pages as usize * size_of::<PlanePage>()
     }
 
     /// Every set bit as (plane, node, word), for integrity checks.

@@ -41,7 +41,7 @@ pub(in crate::fleet) struct SlotId(pub u32);
 
 /// Index of a limbo entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(in crate::fleet) struct EntryId(pub u32);
+pub(in crate::fleet) struct LimboId(pub u32);
 
 /// Where a hash stands: at a node or, while it is undecided, in limbo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub(in crate::fleet) enum Whereabouts {
     /// The hash stands at this node.
     Placed(NodeId),
     /// The place is not known yet; this is the hash's entry in limbo.
-    Limbo(EntryId),
+    Limbo(LimboId),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -378,6 +378,6 @@ fn decode(place: u32) -> Whereabouts {
     if place & LIMBO == 0 {
         Whereabouts::Placed(NodeId(place))
     } else {
-        Whereabouts::Limbo(EntryId(place & !LIMBO))
+        Whereabouts::Limbo(LimboId(place & !LIMBO))
     }
 }

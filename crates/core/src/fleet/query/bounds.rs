@@ -1,7 +1,7 @@
 //! The bounds of one rank, from what is certainly held, what is in doubt, and what may be held.
 
 use super::answer::Bounds;
-use super::search::{ClassQuery, Search};
+use super::search::{ClassQuery, RequestSearch};
 use super::words::Words;
 use crate::fleet::keys::prompt::Prompt;
 use crate::fleet::limbo::Possible;
@@ -17,7 +17,7 @@ use crate::rule::{self, Unknown};
 /// that are asked about: some 60 ms of work.
 const LOOKS: usize = 1 << 23;
 
-impl Search<'_, '_> {
+impl RequestSearch<'_, '_> {
     /// The bounds of one rank, given the length that the rule gives for what it was told to hold. If
     /// its events leave groups out, `certain` is the length for what is certain of these too, and how
     /// that was read.

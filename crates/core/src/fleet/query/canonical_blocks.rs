@@ -12,7 +12,7 @@
 //! score, and its row says that it is unknown.
 
 use super::request::CanonicalBlocks;
-use super::search::{ClassQuery, Search};
+use super::search::{ClassQuery, RequestSearch};
 use crate::fleet::pod::catalog::UNGROUPED;
 use crate::fleet::pod::view::View;
 use crate::fleet::tier::{Tier, TierSet};
@@ -116,7 +116,7 @@ struct Coverage {
 
 impl Coverage {
     fn of(
-        search: &Search<'_, '_>,
+        search: &RequestSearch<'_, '_>,
         class_query: ClassQuery<'_>,
         roles: &Roles,
         grid: Grid,
@@ -266,7 +266,7 @@ fn unit_group(kind: SpecKind, window: Option<u32>) -> GroupSpec {
 
 /// The scores of the ranks of a class, by bit; `None` if their groups do not tell how to score.
 pub(in crate::fleet) fn scores(
-    search: &Search<'_, '_>,
+    search: &RequestSearch<'_, '_>,
     class_query: ClassQuery<'_>,
     canonical: CanonicalBlocks,
     scratch: &mut rule::Scratch,

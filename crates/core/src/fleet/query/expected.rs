@@ -3,12 +3,12 @@
 //! A guess, never a promise: what the events have shown is taken to stand, whatever might have ended it.
 
 use super::by_column::RowsByColumn;
-use super::search::{ClassQuery, Search};
+use super::search::{ClassQuery, RequestSearch};
 use crate::fleet::tier::TierSet;
 use crate::rule::{self, HOLDERS, Unknown};
 
 /// What events have shown of the ranks of a class on one set of tiers.
-pub(in crate::fleet) struct Shown<'a> {
+pub(in crate::fleet) struct ToldLengths<'a> {
     /// The index of the set of tiers.
     pub index: usize,
     /// The lengths that the rule gives for what was told.
@@ -17,12 +17,12 @@ pub(in crate::fleet) struct Shown<'a> {
     pub likely: Option<ClassQuery<'a>>,
 }
 
-impl Search<'_, '_> {
+impl RequestSearch<'_, '_> {
     /// Fills in what is likely for one set of tiers, after the bounds were filled in.
     pub(in crate::fleet) fn fill_expected(
         &self,
         class_query: ClassQuery<'_>,
-        shown: &Shown<'_>,
+        shown: &ToldLengths<'_>,
         scratch: &mut rule::Scratch,
         rows: &mut RowsByColumn<'_>,
     ) {

@@ -5,15 +5,16 @@
 use hashbrown::HashMap;
 
 use super::prompt_keys::KeyStep;
-use super::search::Search;
+use super::search::RequestSearch;
 use crate::divisors::gcd;
 use crate::fleet::effort::Effort;
 use crate::fleet::ingest::naming::Naming;
 use crate::fleet::keys::prompt::Prompt;
 use crate::fleet::limbo::{Looks, PlacedBy, Possible};
-use crate::fleet::pod::engine_chain::HashFunction;
+use crate::fleet::pod::engine_chain::EngineHash;
+use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::slots::EngineKey;
-use crate::fleet::rank::{Rank, Shared};
+use crate::fleet::rank::Rank;
 use crate::fleet::tier::TierSet;
 use crate::hash::{ChainSpec, ExtraKeys, chain_keys};
 use crate::prefix::Step;
@@ -41,7 +42,7 @@ struct Undecided {
     is_wanted: bool,
 }
 
-impl Search<'_, '_> {
+impl RequestSearch<'_, '_> {
     /// The third means: compares undecided hashes with the request's own engine chains.
     pub(in crate::fleet) fn probe(&mut self) {
         let mut wanted: Vec<(Function, Vec<usize>)> = Vec::new();
@@ -189,7 +190,7 @@ impl Search<'_, '_> {
         let Some(rank) = self.model.ranks[column].as_mut() else {
             return Possible::default();
         };
-        let mut shared = Shared {
+        let mut shared = SharedPresence {
             nodes: &mut self.model.nodes,
             planes: &mut self.model.planes,
         };
@@ -212,7 +213,7 @@ impl Search<'_, '_> {
 /// An engine's hash function, applied to one request.
 #[derive(Debug, Clone, PartialEq)]
 struct Function {
-    hash: HashFunction,
+    hash: EngineHash,
     /// Tokens per hash of the chain, and how many tokens after them each hash covers.
     step: KeyStep,
     /// The path of the request's LoRA adapter, which is part of the engine's hash.

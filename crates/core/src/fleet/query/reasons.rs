@@ -2,7 +2,7 @@
 //!
 //! Each text names the remedy, if there is one. Texts are looked for only when an answer is explained.
 
-use super::search::{ClassQuery, Search};
+use super::search::{ClassQuery, RequestSearch};
 use crate::fleet::keys::prompt::Prompt;
 use crate::fleet::rank::Rank;
 use crate::rule;
@@ -28,7 +28,7 @@ const TWO_HASHES: &str = "a boundary of this request is held for two keys that e
 const IN_DOUBT: &str = "copies outside the GPU are in doubt since a clear or a restart, until an \
                         event mentions them; tiers = [\"gpu\"] leaves them out";
 
-impl Search<'_, '_> {
+impl RequestSearch<'_, '_> {
     /// Why one rank's answer to this request is a bound, given the length that the rule gives for what
     /// it was told to hold. Empty where only hashes without a place can be the reason.
     pub(in crate::fleet) fn reason_of_bound(

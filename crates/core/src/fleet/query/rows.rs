@@ -6,17 +6,17 @@ use std::sync::Arc;
 use super::answer::{Bounds, Exactness, Limiting, Row};
 use super::by_column::{Likely, RowsByColumn};
 use super::canonical_blocks;
-use super::expected::Shown;
-use super::search::{ClassQuery, Search};
+use super::expected::ToldLengths;
+use super::search::{ClassQuery, RequestSearch};
 use super::tier_score;
-use super::words::{ClassPresence, Seen, Words};
+use super::words::{ClassPresence, RankPresence, Words};
 use crate::fleet::model::Class;
 use crate::fleet::rank::Rank;
 use crate::fleet::state::State;
 use crate::fleet::tier::TierSet;
 use crate::rule::{self, HOLDERS, Unknown};
 
-impl Search<'_, '_> {
+impl RequestSearch<'_, '_> {
     /// Answers for every requested column, in that order.
     pub(in crate::fleet) fn rows(&mut self, scratch: &mut rule::Scratch) -> Vec<Row> {
         // Both calls can place hashes, which makes nodes, so they come before any node is looked
@@ -178,7 +178,7 @@ impl Search<'_, '_> {
         }
         // Blocks are counted without what is likely on further tiers.
         if index == 0 || self.request.canonical_blocks.is_none() {
-            let shown = Shown {
+            let shown = ToldLengths {
                 index,
                 told: &lower,
                 likely: silent.as_ref().map(|(_, class)| ClassQuery { class, keys }),
@@ -275,7 +275,7 @@ impl Search<'_, '_> {
             .columns()
             .map(|column| (column, column % 64))
         {
-            let seen = Seen {
+            let seen = RankPresence {
                 class: Arc::clone(&class),
                 bit: u32::try_from(bit).unwrap_or(0),
                 reason: self.reason_of_bound(class_query, column, told[bit], scratch),

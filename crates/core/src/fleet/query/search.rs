@@ -10,7 +10,7 @@ use hashbrown::{HashMap, HashSet};
 
 use super::prompt_keys::{KeyStep, PromptKeys};
 use super::request::ResolvedRequest;
-use super::words::{Seen, Words};
+use super::words::{RankPresence, Words};
 use crate::fleet::effort::Effort;
 use crate::fleet::ingest::namespace;
 use crate::fleet::keys::prompt::MediaMark;
@@ -31,7 +31,7 @@ pub(in crate::fleet) struct ClassQuery<'c> {
 }
 
 /// One request while it is being answered.
-pub(in crate::fleet) struct Search<'a, 'p> {
+pub(in crate::fleet) struct RequestSearch<'a, 'p> {
     /// The model.
     pub(in crate::fleet) model: &'a mut Model,
     /// The request.
@@ -51,10 +51,10 @@ pub(in crate::fleet) struct Search<'a, 'p> {
     /// The work that was done for this answer, except for the rule.
     pub(in crate::fleet) effort: Effort,
     /// For each column, what it holds. Kept if the answer will be explained.
-    pub(in crate::fleet) seen: Option<HashMap<usize, Seen>>,
+    pub(in crate::fleet) seen: Option<HashMap<usize, RankPresence>>,
 }
 
-impl<'a, 'p> Search<'a, 'p> {
+impl<'a, 'p> RequestSearch<'a, 'p> {
     /// Prepares an answer. Nothing is looked up yet.
     pub(in crate::fleet) fn new(model: &'a mut Model, request: &'a ResolvedRequest<'p>) -> Self {
         let salt = model.marks.salt(request.prompt.salt);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::by_column::Likely;
-use super::search::{ClassQuery, Search};
+use super::search::{ClassQuery, RequestSearch};
 use crate::fleet::tier::Tier;
 use crate::rule::{self, needed};
 use crate::spec::SpecKind;
@@ -12,7 +12,7 @@ use crate::spec::SpecKind;
 /// the weight of the nearest tier such that all groups that need the token hold it on that tier or a
 /// nearer one. A token without a known copy counts as one on the furthest tier.
 pub(in crate::fleet) fn score(
-    search: &Search<'_, '_>,
+    search: &RequestSearch<'_, '_>,
     class_query: ClassQuery<'_>,
     bit: usize,
     likely: Likely,
@@ -63,7 +63,7 @@ pub(in crate::fleet) fn score(
 
 /// The nearest tier with a copy that ends at one of these boundaries of the keys. A copy in doubt is asked only where there is no other.
 fn tier_of(
-    search: &Search<'_, '_>,
+    search: &RequestSearch<'_, '_>,
     class_query: ClassQuery<'_>,
     bit: usize,
     group: usize,

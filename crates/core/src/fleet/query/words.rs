@@ -42,7 +42,7 @@ impl Words {
 
 /// What one rank holds along a request.
 #[derive(Debug, Clone)]
-pub(in crate::fleet) struct Seen {
+pub(in crate::fleet) struct RankPresence {
     /// What its class holds.
     pub(in crate::fleet) class: Arc<ClassPresence>,
     /// The rank's bit there.

@@ -4,7 +4,8 @@
 
 use std::ops::Range;
 
-use super::{Rank, Shared};
+use super::Rank;
+use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::planes::{PlaneId, Planes};
 use crate::fleet::presence::sharing::Sign;
 use crate::fleet::presence::slots::{Channel, ChannelId, ChannelKey, SlotId, Whereabouts};
@@ -32,7 +33,7 @@ impl Rank {
         &mut self,
         slot: SlotId,
         channel: ChannelId,
-        shared: &mut Shared<'_>,
+        shared: &mut SharedPresence<'_>,
     ) {
         if self.slots.holds(slot, channel) && !self.counts(channel) {
             return;
@@ -53,7 +54,12 @@ impl Rank {
 
     /// Counts a copy and sets its presence bit; what is in doubt stays in doubt. Returns true if it
     /// is the channel's first copy.
-    fn count_copy(&mut self, slot: SlotId, channel: ChannelId, shared: &mut Shared<'_>) -> bool {
+    fn count_copy(
+        &mut self,
+        slot: SlotId,
+        channel: ChannelId,
+        shared: &mut SharedPresence<'_>,
+    ) -> bool {
         if !self.slots.add_copy(slot, channel) {
             self.note_second_copy(slot, channel, shared);
             return false;
@@ -74,7 +80,7 @@ impl Rank {
 
     /// Notes that a hash was stored once more, if that shows that the pod has extra keys: whose copy
     /// is whose is not told, so nothing is certain from there on.
-    fn note_second_copy(&mut self, slot: SlotId, channel: ChannelId, shared: &Shared<'_>) {
+    fn note_second_copy(&mut self, slot: SlotId, channel: ChannelId, shared: &SharedPresence<'_>) {
         let tier = self.slots.channels.get(channel).key.tier;
         let config = &self.catalog.config;
         if config.publisher.stores_once(tier) && !config.hidden.extra_keys {
@@ -249,7 +255,7 @@ impl Rank {
         &mut self,
         groups: &[u16],
         part: Range<usize>,
-        shared: &mut Shared<'_>,
+        shared: &mut SharedPresence<'_>,
     ) -> usize {
         let whole: Vec<(ChannelId, ChannelKey)> = self
             .slots
@@ -287,7 +293,7 @@ impl Rank {
         slot: SlotId,
         from: ChannelId,
         to: ChannelId,
-        shared: &mut Shared<'_>,
+        shared: &mut SharedPresence<'_>,
     ) {
         let copies = self.slots.copies(slot, from);
         if copies == 0 {

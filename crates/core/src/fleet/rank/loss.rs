@@ -6,11 +6,12 @@
 use hashbrown::HashSet;
 use smallvec::SmallVec;
 
+use super::Rank;
 use super::unidentified::Unidentified;
-use super::{Rank, Shared};
 use crate::fleet::pod::adapters::Adapters;
 use crate::fleet::pod::engine_chain::EngineChain;
 use crate::fleet::pod::sizes::Sizes;
+use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::planes::PlaneId;
 use crate::fleet::presence::slots::{Channel, ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
 use crate::fleet::tier::Tier;
@@ -21,7 +22,7 @@ const BITS_PER_PAGE: usize = 4;
 impl Rank {
     /// Handles a clear: the engine dropped what it keeps on the GPU, and on other tiers if its
     /// clears empty these; copies elsewhere are in doubt from now on.
-    pub(in crate::fleet) fn clear(&mut self, shared: &mut Shared<'_>) {
+    pub(in crate::fleet) fn clear(&mut self, shared: &mut SharedPresence<'_>) {
         let stirred = self.slots.take_stirred();
         self.effort.note(stirred.len() as u64);
         match stirred.len() {
@@ -52,7 +53,11 @@ impl Rank {
     /// Does the part of a clear that looks at this many slots. Returns true if the clear is
     /// complete. If all copies are on tiers that it empties, the clear is done at once, which is
     /// quick.
-    pub(in crate::fleet) fn clear_some(&mut self, most: usize, shared: &mut Shared<'_>) -> bool {
+    pub(in crate::fleet) fn clear_some(
+        &mut self,
+        most: usize,
+        shared: &mut SharedPresence<'_>,
+    ) -> bool {
         let is_cleared = |(_, channel): (ChannelId, Channel)| self.is_cleared(channel.key.tier);
         if self.slots.num_stirred() <= most || self.slots.channels.iter().all(is_cleared) {
             self.clear(shared);
@@ -67,14 +72,14 @@ impl Rank {
     }
 
     /// The number of pages in which the rank may have presence bits.
-    fn pages(&self, shared: &Shared<'_>) -> usize {
+    fn pages(&self, shared: &SharedPresence<'_>) -> usize {
         let planes = self.slots.channels.planes().iter();
         planes.map(|&plane| shared.planes.num_pages(plane)).sum()
     }
 
     /// Clears many slots. If a slot has copies on emptied tiers only, its bits are not looked at one
     /// by one; they are cleared for each plane as a whole.
-    fn clear_slots(&mut self, slots: Vec<SlotId>, shared: &mut Shared<'_>) {
+    fn clear_slots(&mut self, slots: Vec<SlotId>, shared: &mut SharedPresence<'_>) {
         let is_cleared = |(_, channel): &(ChannelId, Channel)| self.is_cleared(channel.key.tier);
         let emptied = self.slots.channels.iter().filter(is_cleared);
         let mask = Slots::mask_of(emptied.clone().map(|(id, _)| id));
@@ -93,7 +98,11 @@ impl Rank {
     }
 
     /// Handles a restart of the engine: hashes may mean other prefixes now.
-    pub(in crate::fleet) fn restart(&mut self, shared: &mut Shared<'_>, chain: EngineChain) {
+    pub(in crate::fleet) fn restart(
+        &mut self,
+        shared: &mut SharedPresence<'_>,
+        chain: EngineChain,
+    ) {
         self.clear(shared);
         if self.slots.holds_nothing() {
             self.forget_everything(shared);
@@ -109,7 +118,7 @@ impl Rank {
         self.is_format_confirmed = false;
     }
 
-    fn forget_what_is_not_held(&mut self, shared: &mut Shared<'_>) {
+    fn forget_what_is_not_held(&mut self, shared: &mut SharedPresence<'_>) {
         let slots: Vec<SlotId> = self
             .slots
             .iter()
@@ -121,7 +130,7 @@ impl Rank {
         self.limbo.sweep(&mut self.slots);
     }
 
-    fn clear_slot(&mut self, slot: SlotId, shared: &mut Shared<'_>) {
+    fn clear_slot(&mut self, slot: SlotId, shared: &mut SharedPresence<'_>) {
         let held: SmallVec<[ChannelId; 8]> = self.slots.held_channels(slot).collect();
         for channel in held {
             let key = self.slots.channels.get(channel).key;
@@ -143,7 +152,7 @@ impl Rank {
         &mut self,
         slot: SlotId,
         drops: impl Fn(ChannelKey) -> bool,
-        shared: &mut Shared<'_>,
+        shared: &mut SharedPresence<'_>,
     ) {
         let held: SmallVec<[ChannelId; 8]> = self.slots.held_channels(slot).collect();
         for channel in held {
@@ -156,7 +165,7 @@ impl Rank {
     }
 
     /// Drops everything that is held on any tier, because it is no longer known to be there.
-    pub(in crate::fleet) fn lose(&mut self, shared: &mut Shared<'_>) {
+    pub(in crate::fleet) fn lose(&mut self, shared: &mut SharedPresence<'_>) {
         self.show_nothing(shared);
         self.slots.drop_all();
         self.slots.sharing.forget();
@@ -166,14 +175,14 @@ impl Rank {
         self.know_nothing_else();
     }
 
-    fn show_nothing(&self, shared: &mut Shared<'_>) {
+    fn show_nothing(&self, shared: &mut SharedPresence<'_>) {
         for &plane in self.slots.channels.planes() {
             shared.planes.clear_all(plane, self.column.bit);
         }
     }
 
     /// Forgets every name, and with it every copy. The nodes are released later, in portions.
-    pub(in crate::fleet) fn forget_everything(&mut self, shared: &mut Shared<'_>) {
+    pub(in crate::fleet) fn forget_everything(&mut self, shared: &mut SharedPresence<'_>) {
         self.show_nothing(shared);
         drop(self.limbo.take_all());
         self.forget_silent();
@@ -183,7 +192,7 @@ impl Rank {
     }
 
     /// Forgets everything, whatever state an interrupted change has left the rank in.
-    pub(in crate::fleet) fn discard(&mut self, shared: &mut Shared<'_>) {
+    pub(in crate::fleet) fn discard(&mut self, shared: &mut SharedPresence<'_>) {
         self.forget_everything(shared);
         self.slots.sharing.forget();
         self.forgot = Tier::ALL.into_iter().collect();
@@ -216,7 +225,11 @@ impl Rank {
     }
 
     /// Forgets a placed hash with all its copies. Returns true if it had any.
-    pub(in crate::fleet) fn evict(&mut self, slot: SlotId, shared: &mut Shared<'_>) -> bool {
+    pub(in crate::fleet) fn evict(
+        &mut self,
+        slot: SlotId,
+        shared: &mut SharedPresence<'_>,
+    ) -> bool {
         debug_assert!(matches!(
             self.slots.whereabouts(slot),
             Whereabouts::Placed(_)
@@ -230,7 +243,7 @@ impl Rank {
     }
 
     /// Forgets everything, to free memory.
-    pub(in crate::fleet) fn evict_everything(&mut self, shared: &mut Shared<'_>) {
+    pub(in crate::fleet) fn evict_everything(&mut self, shared: &mut SharedPresence<'_>) {
         for (_, channel) in self.slots.channels.iter() {
             self.forgot.insert(channel.key.tier);
         }
@@ -256,7 +269,7 @@ impl Rank {
     pub(in crate::fleet) fn forget_doomed(
         &mut self,
         most: usize,
-        shared: &mut Shared<'_>,
+        shared: &mut SharedPresence<'_>,
     ) -> usize {
         let rest = self.doomed.len().saturating_sub(most);
         let some = self.doomed.split_off(rest);

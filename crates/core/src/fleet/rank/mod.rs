@@ -29,6 +29,7 @@ use crate::fleet::limbo::{Limbo, LimboContext, PlacedBy};
 use crate::fleet::pod::adapters::Adapters;
 use crate::fleet::pod::catalog::{Catalog, Contradiction, UNGROUPED};
 use crate::fleet::pod::engine_chain::EngineChain;
+use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::nodes::Nodes;
 use crate::fleet::presence::planes::{Column, PlaneKey, Planes};
 use crate::fleet::presence::slots::{Channel, ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
@@ -38,7 +39,7 @@ use crate::fleet::tier::{Tier, TierSet};
 use crate::secret::Secret;
 use crate::wire::Untold;
 use counts::Placed;
-use pool::Pool;
+use pool::PoolKnowledge;
 use unidentified::Unidentified;
 
 /// Why a rank is not exact while one of its batches is being applied.
@@ -102,7 +103,7 @@ pub(in crate::fleet) struct Rank {
     /// excluded. A clear makes the GPU tier, and no other, completely known again.
     pub forgot: TierSet,
     /// What may be held on the GPU of which nothing is known.
-    pub pool: Pool,
+    pub pool: PoolKnowledge,
     /// Whether presence is a count. Otherwise it is a flag, a shortcut that `replay --model set`
     /// shows.
     pub counts_copies: bool,
@@ -127,14 +128,6 @@ pub(in crate::fleet) struct Rank {
     pub refused: BTreeMap<&'static str, u64>,
     /// The refusals that the feed counted, under the feed's own names.
     pub refused_outside: BTreeMap<String, u64>,
-}
-
-/// The shared part of the model, lent to a rank for one operation.
-pub(in crate::fleet) struct Shared<'a> {
-    /// The boundaries of the model.
-    pub nodes: &'a mut Nodes,
-    /// The presence bits of the model.
-    pub planes: &'a mut Planes,
 }
 
 impl Rank {
@@ -170,7 +163,7 @@ impl Rank {
             missed: None,
             missed_removal: false,
             forgot: TierSet::default(),
-            pool: Pool::default(),
+            pool: PoolKnowledge::default(),
             counts_copies,
             saw_media: false,
             unidentified: Unidentified::default(),
@@ -295,7 +288,7 @@ impl Rank {
     /// Lends limbo everything that it needs.
     pub(in crate::fleet) fn limbo_context<'a>(
         slots: &'a mut Slots,
-        shared: &'a mut Shared<'_>,
+        shared: &'a mut SharedPresence<'_>,
         bit: u64,
         placed_by: PlacedBy,
         effort: &'a Effort,
@@ -311,7 +304,7 @@ impl Rank {
     }
 
     /// Draws the consequences of what events told limbo.
-    pub(in crate::fleet) fn solve(&mut self, shared: &mut Shared<'_>) {
+    pub(in crate::fleet) fn solve(&mut self, shared: &mut SharedPresence<'_>) {
         let bit = self.column.bit;
         let Self {
             slots,
@@ -330,7 +323,11 @@ impl Rank {
     }
 
     /// Draws the consequences of what a request told limbo, within what the request may spend.
-    pub(in crate::fleet) fn solve_for_query(&mut self, shared: &mut Shared<'_>, effort: &Effort) {
+    pub(in crate::fleet) fn solve_for_query(
+        &mut self,
+        shared: &mut SharedPresence<'_>,
+        effort: &Effort,
+    ) {
         let bit = self.column.bit;
         let mut context =
             Self::limbo_context(&mut self.slots, shared, bit, PlacedBy::Query, effort);
@@ -382,7 +379,7 @@ impl Rank {
     }
 
     /// Forgets where a hash without copies stands, if it stands anywhere.
-    pub(in crate::fleet) fn forget_name(&mut self, slot: SlotId, shared: &mut Shared<'_>) {
+    pub(in crate::fleet) fn forget_name(&mut self, slot: SlotId, shared: &mut SharedPresence<'_>) {
         if let Whereabouts::Placed(node) = self.slots.whereabouts(slot) {
             shared.nodes.release(node);
             self.slots.forget(slot);
@@ -391,7 +388,7 @@ impl Rank {
 
     /// Forgets slots that stand nowhere, and names without a copy beyond the allowance: at most
     /// this many in all. Returns how many; fewer mean that none is left.
-    pub(in crate::fleet) fn trim(&mut self, shared: &mut Shared<'_>, most: usize) -> usize {
+    pub(in crate::fleet) fn trim(&mut self, shared: &mut SharedPresence<'_>, most: usize) -> usize {
         let doomed = self.forget_doomed(most, shared);
         for forgotten in doomed..most {
             let Some(slot) = self.slots.next_to_forget() else {

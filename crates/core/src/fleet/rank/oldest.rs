@@ -5,7 +5,8 @@
 //! matched. A hand that goes round the table then forgets every block that is at least as old, so a
 //! portion costs the same however much the rank holds.
 
-use super::{Rank, Shared};
+use super::Rank;
+use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::nodes::Nodes;
 
 /// The number of slots that the sample looks at.
@@ -18,7 +19,7 @@ const LOOKS: usize = 64;
 impl Rank {
     /// Forgets at most this many names: first those without a copy, then the least recently
     /// matched.
-    pub(in crate::fleet) fn forget_oldest(&mut self, most: usize, shared: &mut Shared<'_>) {
+    pub(in crate::fleet) fn forget_oldest(&mut self, most: usize, shared: &mut SharedPresence<'_>) {
         let left = most - self.forget_retired(most, shared);
         let last = self.matched_last(shared.nodes);
         if self.evict_round(left, last, shared) == 0 && left == most {
@@ -30,7 +31,7 @@ impl Rank {
 
     /// Continues round the table, and forgets names that were not matched after `last`. Returns how
     /// many.
-    fn evict_round(&mut self, most: usize, last: u32, shared: &mut Shared<'_>) -> usize {
+    fn evict_round(&mut self, most: usize, last: u32, shared: &mut SharedPresence<'_>) -> usize {
         let (mut looks, mut names, mut blocks) = (LOOKS * most, 0, 0);
         while names < most
             && let Some((slot, node)) = self.slots.next_placed(&mut looks)
@@ -44,7 +45,7 @@ impl Rank {
         names
     }
 
-    fn forget_retired(&mut self, most: usize, shared: &mut Shared<'_>) -> usize {
+    fn forget_retired(&mut self, most: usize, shared: &mut SharedPresence<'_>) -> usize {
         for forgotten in 0..most {
             let Some(slot) = self.slots.next_retired() else {
                 return forgotten;

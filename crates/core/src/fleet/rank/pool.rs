@@ -2,7 +2,7 @@
 
 /// What is known of the content of one rank's pool.
 #[derive(Debug, Clone, Copy, Default)]
-pub(in crate::fleet) struct Pool {
+pub(in crate::fleet) struct PoolKnowledge {
     /// The most entries that may be held and are not counted.
     pub(in crate::fleet) unknown: u64,
     /// Whether history was lost since the feed last knew all of it, or the last clear.

@@ -6,7 +6,7 @@
 //! never grows by itself, and each removal of an entry that was not known to be there takes one
 //! away. A rank that has lost its history therefore comes to know its pool again.
 //!
-//! Invariant: `Pool::unknown` is never smaller than the number of entries on the GPU that are held and not
+//! Invariant: `PoolKnowledge::unknown` is never smaller than the number of entries on the GPU that are held and not
 //! counted, whatever engines say, as long as the rule is in use (`Rank::unknown_on_gpu`).
 
 use super::Rank;

@@ -1,7 +1,7 @@
 //! What one request leaves of a group's windows or states, by the rules of the engine (SGLang 0.5.23).
 
 use super::Changes;
-use super::marks::{Marks, Need};
+use super::marks::{BoundaryNeed, LikelyMarks};
 use super::pages::{PageId, Pages};
 use super::routed::{MOST_PAGES, Route};
 
@@ -13,7 +13,7 @@ const PRODUCED_GRID: u32 = 256;
 const FREED_EVERY: u32 = 128;
 
 /// The part of a request's own window entries that is in use, in tokens.
-struct Span {
+struct WindowUse {
     /// What comes before is not the request's to free: it was found, or is inserted.
     protected: u32,
     /// What comes before is freed.
@@ -22,7 +22,7 @@ struct Span {
     used: usize,
 }
 
-impl Marks {
+impl LikelyMarks {
     /// A request is looked up and gets its memory: what it finds is used, and what is oldest may go.
     pub(super) fn admit(
         &mut self,
@@ -33,13 +33,13 @@ impl Marks {
     ) {
         let found = path.get(..hit).unwrap_or(path);
         match self.need {
-            Need::State { .. } => {
+            BoundaryNeed::State { .. } => {
                 let last = found.last().filter(|page| self.live.contains(**page));
                 if let Some(&page) = last {
                     self.live.touch(page);
                 }
             }
-            Need::Window { .. } => {
+            BoundaryNeed::Window { .. } => {
                 self.ends.extend(path.last());
                 self.use_window(found, 0);
                 let computed = prompt.saturating_sub(self.tokens(hit));
@@ -51,8 +51,8 @@ impl Marks {
     /// How many pages of a request have to be there before it has left everything that it leaves.
     pub(super) fn needs(&self, route: &Route) -> usize {
         let end = match self.need {
-            Need::State { .. } => self.states_of(route).last().copied().unwrap_or(0),
-            Need::Window { .. } => (route.prompt + route.produced).saturating_sub(1),
+            BoundaryNeed::State { .. } => self.states_of(route).last().copied().unwrap_or(0),
+            BoundaryNeed::Window { .. } => (route.prompt + route.produced).saturating_sub(1),
         };
         (end / self.page_size) as usize
     }
@@ -66,7 +66,7 @@ impl Marks {
         changes: &mut Changes,
     ) {
         match self.need {
-            Need::State { .. } => {
+            BoundaryNeed::State { .. } => {
                 for end in self.states_of(route) {
                     self.free_slots(pages, changes);
                     let page = (end / self.page_size).checked_sub(1);
@@ -75,13 +75,13 @@ impl Marks {
                     }
                 }
             }
-            Need::Window { .. } => self.leave_windows(pages, path, route, changes),
+            BoundaryNeed::Window { .. } => self.leave_windows(pages, path, route, changes),
         }
     }
 
     /// The lengths at which a request keeps a state, in order.
     fn states_of(&self, route: &Route) -> Vec<u32> {
-        let Need::State { grid } = self.need else {
+        let BoundaryNeed::State { grid } = self.need else {
             return Vec::new();
         };
         let end = (route.prompt + route.produced).saturating_sub(1);
@@ -132,7 +132,7 @@ impl Marks {
         changes: &mut Changes,
     ) {
         let page = self.page_size;
-        let mut span = Span {
+        let mut span = WindowUse {
             protected: route.hit,
             freed: route.hit,
             used: 0,
@@ -170,7 +170,7 @@ impl Marks {
     }
 
     /// Frees what a request of this length no longer needs, if it is at least so many tokens.
-    fn slide(&self, span: &mut Span, length: u32, least: u32) {
+    fn slide(&self, span: &mut WindowUse, length: u32, least: u32) {
         let position = length.saturating_sub(1);
         if position >= self.window + span.freed + least {
             let kept = self
@@ -187,7 +187,7 @@ impl Marks {
         &mut self,
         pages: &Pages,
         path: &[PageId],
-        (span, end): (&mut Span, u32),
+        (span, end): (&mut WindowUse, u32),
         changes: &mut Changes,
     ) {
         let at = |tokens: u32| ((tokens / self.page_size) as usize).min(path.len());

@@ -8,13 +8,13 @@
 use hashbrown::HashSet;
 
 use super::pages::{PageId, Pages};
-use super::recent::Recent;
+use super::recent::RecentPages;
 use super::{Changes, SilentGroup, SilentPools};
 use crate::fleet::effort::Effort;
 
 /// What a boundary needs of a silent group.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Need {
+pub(super) enum BoundaryNeed {
     /// A state, which stands on a grid of this many pages, if it stands on any.
     State { grid: Option<u32> },
     /// This many pages of window, of which an engine keeps some more.
@@ -23,11 +23,11 @@ pub(super) enum Need {
 
 /// The pages at which one group probably has a window's entries or a state.
 #[derive(Debug)]
-pub(super) struct Marks {
-    pub(super) need: Need,
+pub(super) struct LikelyMarks {
+    pub(super) need: BoundaryNeed,
     /// How many pages, or states, there is room for.
     capacity: Option<usize>,
-    pub(super) live: Recent,
+    pub(super) live: RecentPages,
     /// The tokens of windows, or the states, that there is room for in all.
     pub(super) room: Option<u32>,
     /// The tokens before a boundary that a window needs; 0 for states.
@@ -55,7 +55,7 @@ pub(super) struct Inserted<'a> {
     pub(super) work: &'a Effort,
 }
 
-impl Marks {
+impl LikelyMarks {
     /// No marks, for one group. `grid` is in tokens.
     pub(super) fn new(
         group: SilentGroup,
@@ -72,20 +72,20 @@ impl Marks {
                 let spare = if grid.is_some() { 3 } else { 1 };
                 let room = room.map(|slots| slots.saturating_sub(spare));
                 let grid = grid.map(|grid| (grid / page_size).max(1));
-                (Need::State { grid }, room)
+                (BoundaryNeed::State { grid }, room)
             }
             Some(needed) => {
                 // With pages of one token, the page before the window is freed one token later.
                 let kept = needed + u32::from(page_size == 1);
                 let reserve = 2 * needed * page_size;
                 let room = room.map(|tokens| tokens.saturating_sub(reserve) / page_size);
-                (Need::Window { needed, kept }, room)
+                (BoundaryNeed::Window { needed, kept }, room)
             }
         };
         Self {
             need,
             capacity: capacity.map(|room| room as usize),
-            live: Recent::default(),
+            live: RecentPages::default(),
             room,
             window: group.window_tokens,
             chunk: pools.chunked_prefill.unwrap_or(u32::MAX),
@@ -104,8 +104,8 @@ impl Marks {
         if let Some(&last) = store.new.last() {
             let length = store.new.len();
             match self.need {
-                Need::State { .. } => self.touch(pages, last, changes),
-                Need::Window { kept, .. } => {
+                BoundaryNeed::State { .. } => self.touch(pages, last, changes),
+                BoundaryNeed::Window { kept, .. } => {
                     let length = length.min(kept as usize);
                     store.work.note(length as u64);
                     self.end_at(pages, last, length, changes);
@@ -123,7 +123,7 @@ impl Marks {
 
     /// Forgets everything.
     pub(super) fn clear(&mut self) {
-        self.live = Recent::default();
+        self.live = RecentPages::default();
         self.ends = HashSet::new();
     }
 
@@ -146,8 +146,8 @@ impl Marks {
     fn fork_at(&mut self, pages: &Pages, (page, work): (PageId, &Effort), changes: &mut Changes) {
         let depth = pages.depth(page);
         match self.need {
-            Need::State { grid: None } => {}
-            Need::State { grid: Some(grid) } => {
+            BoundaryNeed::State { grid: None } => {}
+            BoundaryNeed::State { grid: Some(grid) } => {
                 let beyond = (depth % grid) as usize;
                 if depth < grid || !work.spend(1 + beyond) {
                     return;
@@ -157,7 +157,7 @@ impl Marks {
                     self.touch(pages, page, changes);
                 }
             }
-            Need::Window { kept, .. } => {
+            BoundaryNeed::Window { kept, .. } => {
                 let length = kept.min(depth) as usize;
                 if work.spend(length) {
                     self.end_at(pages, page, length, changes);
@@ -181,8 +181,8 @@ impl Marks {
             return;
         };
         let first = match self.need {
-            Need::State { .. } => hit,
-            Need::Window { kept, .. } => hit.saturating_sub(kept),
+            BoundaryNeed::State { .. } => hit,
+            BoundaryNeed::Window { kept, .. } => hit.saturating_sub(kept),
         };
         let computed_from = u64::from(hit) * size + u64::from(chunk);
         let ends = (computed_from..end).step_by(chunk as usize);
@@ -213,8 +213,8 @@ impl Marks {
         let mut done = 0;
         for end in ends {
             let start = match self.need {
-                Need::State { .. } => end - 1,
-                Need::Window { kept, .. } => end.saturating_sub(kept as usize),
+                BoundaryNeed::State { .. } => end - 1,
+                BoundaryNeed::Window { kept, .. } => end.saturating_sub(kept as usize),
             };
             for &page in path.get(start.max(done)..end).unwrap_or_default() {
                 if self.may_stand_at(pages.depth(page)) {
@@ -228,8 +228,8 @@ impl Marks {
     /// Whether the group can keep something at a page of this depth: states may stand on a grid alone.
     fn may_stand_at(&self, depth: u32) -> bool {
         match self.need {
-            Need::State { grid: Some(grid) } => depth.is_multiple_of(grid),
-            Need::State { grid: None } | Need::Window { .. } => true,
+            BoundaryNeed::State { grid: Some(grid) } => depth.is_multiple_of(grid),
+            BoundaryNeed::State { grid: None } | BoundaryNeed::Window { .. } => true,
         }
     }
 
@@ -252,8 +252,8 @@ impl Marks {
             }
             run += 1;
             match self.need {
-                Need::Window { needed, .. } if run < needed => {}
-                Need::State { .. } | Need::Window { .. } => return Some(end),
+                BoundaryNeed::Window { needed, .. } if run < needed => {}
+                BoundaryNeed::State { .. } | BoundaryNeed::Window { .. } => return Some(end),
             }
         }
         // Everything from the start on is there.

@@ -36,7 +36,7 @@ use crate::fleet::effort::Effort;
 use crate::fleet::presence::slots::EngineKey;
 use crate::prefix::PrefixKey;
 use crate::spec::{GroupSpec, SpecKind, Topology};
-use marks::{Inserted, Marks};
+use marks::{Inserted, LikelyMarks};
 use pages::{PageId, Pages};
 pub(super) use routed::MOST_PAGES;
 use routed::Routes;
@@ -96,7 +96,7 @@ pub(super) struct Silent {
     page_size: u32,
     pages: Pages,
     /// What each group probably holds, in the order of the groups.
-    marks: SmallVec<[Marks; 2]>,
+    marks: SmallVec<[LikelyMarks; 2]>,
     /// The requests that a gateway sent here, if it says so.
     routes: Routes,
     /// What they have changed of each group's probable copies and no copy shows yet.
@@ -140,7 +140,7 @@ impl Silent {
         let marks = groups.iter();
         Some(Self {
             marks: marks
-                .map(|group| Marks::new(*group, pools, page_size, grid))
+                .map(|group| LikelyMarks::new(*group, pools, page_size, grid))
                 .collect(),
             unshown: SmallVec::from_elem(Changes::new(), groups.len()),
             groups,
@@ -251,7 +251,7 @@ impl Silent {
 
     /// The bytes held, by capacity and estimate.
     pub(super) fn bytes(&self) -> usize {
-        let marks: usize = self.marks.iter().map(Marks::bytes).sum();
+        let marks: usize = self.marks.iter().map(LikelyMarks::bytes).sum();
         let unshown: usize = self.unshown.iter().map(Vec::capacity).sum();
         let unshown = unshown * size_of::<(EngineKey, bool)>();
         size_of::<Self>() + self.pages.bytes() + self.routes.bytes() + unshown + marks

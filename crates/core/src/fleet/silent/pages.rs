@@ -12,7 +12,7 @@ use crate::prefix::PrefixKey;
 pub(super) struct PageId(pub(super) u32);
 
 #[derive(Debug, Clone, Copy)]
-struct Page {
+struct PageNode {
     hash: EngineKey,
     parent: Option<PageId>,
     /// How many pages there are from the start of the prompt to its end.
@@ -27,7 +27,7 @@ struct Page {
 #[derive(Debug, Default)]
 pub(super) struct Pages {
     by_hash: HashMap<EngineKey, PageId>,
-    table: Vec<Page>,
+    table: Vec<PageNode>,
     free: Vec<PageId>,
     /// The pages by the keys of their ends, once they are asked for.
     by_key: Option<HashMap<PrefixKey, PageId>>,
@@ -68,7 +68,7 @@ impl Pages {
             return page;
         }
         let depth = 1 + parent.map_or(0, |parent| self.depth(parent));
-        let page = Page {
+        let page = PageNode {
             hash,
             parent,
             depth,
@@ -96,7 +96,7 @@ impl Pages {
         self.get_mut(page).is_held = false;
         let mut last = Some(page);
         while let Some(page) = last
-            && let Page {
+            && let PageNode {
                 hash,
                 parent,
                 num_children: 0,
@@ -183,11 +183,11 @@ impl Pages {
         page.is_some_and(|page| self.is_held(*page))
     }
 
-    fn get(&self, page: PageId) -> &Page {
+    fn get(&self, page: PageId) -> &PageNode {
         &self.table[page.0 as usize]
     }
 
-    fn get_mut(&mut self, page: PageId) -> &mut Page {
+    fn get_mut(&mut self, page: PageId) -> &mut PageNode {
         &mut self.table[page.0 as usize]
     }
 
@@ -196,7 +196,7 @@ impl Pages {
         let by_key = self.by_key.as_ref();
         self.by_hash.allocation_size()
             + by_key.map_or(0, HashMap::allocation_size)
-            + self.table.capacity() * size_of::<Page>()
+            + self.table.capacity() * size_of::<PageNode>()
             + self.free.capacity() * size_of::<PageId>()
     }
 

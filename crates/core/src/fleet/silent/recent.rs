@@ -20,7 +20,7 @@ struct Link {
 /// Pages, linked in the order in which they were last used: a use costs the same whatever their
 /// number.
 #[derive(Debug)]
-pub(super) struct Recent {
+pub(super) struct RecentPages {
     /// By the number of the page.
     links: Vec<Link>,
     oldest: u32,
@@ -28,7 +28,7 @@ pub(super) struct Recent {
     len: usize,
 }
 
-impl Default for Recent {
+impl Default for RecentPages {
     fn default() -> Self {
         Self {
             links: Vec::new(),
@@ -39,7 +39,7 @@ impl Default for Recent {
     }
 }
 
-impl Recent {
+impl RecentPages {
     /// Makes a page the most recent one. Returns true if it is new.
     pub(super) fn touch(&mut self, page: PageId) -> bool {
         if self.newest == page.0 {

@@ -1,6 +1,6 @@
 //! Slots that belong to no hash are moved to the end of the table, and the end is cut off.
 
-use super::{Counts, EntryId, LIMBO, NOWHERE, Slot, SlotId, Slots, Whereabouts, decode};
+use super::{Counts, LIMBO, LimboId, NOWHERE, Slot, SlotId, Slots, Whereabouts, decode};
 use crate::fleet::presence::moved::{Moved, idle_in_table};
 use crate::key_table::KeyTable;
 
@@ -17,7 +17,7 @@ impl Slots {
 
     /// Moves at most this many slots from the end to free places, and gives back the spare
     /// capacity. Calls `moved_entry` with each undecided hash that has a new slot.
-    pub(crate) fn give_back(&mut self, most: usize, mut moved_entry: impl FnMut(EntryId, SlotId)) {
+    pub(crate) fn give_back(&mut self, most: usize, mut moved_entry: impl FnMut(LimboId, SlotId)) {
         let end = self.len().max(self.table.len().saturating_sub(most));
         let end = u32::try_from(end).expect("fewer than 2^32 hashes");
         self.free.retain(|&id| id < end);
@@ -46,7 +46,7 @@ impl Slots {
     fn move_to_free(
         &mut self,
         from: u32,
-        moved_entry: &mut impl FnMut(EntryId, SlotId),
+        moved_entry: &mut impl FnMut(LimboId, SlotId),
         stirred: &mut Vec<u32>,
     ) -> Option<u32> {
         let slot = self.table[from as usize];
