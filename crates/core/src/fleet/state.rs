@@ -4,10 +4,11 @@ use crate::names::named;
 
 /// How completely the history of a rank is known. In every state except `Exact`, an answer is a
 /// bound.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     /// The history is complete since sequence number 0, a clear or a restart.
+    #[default]
     Exact,
     /// A replay is under way.
     Rebuilding,

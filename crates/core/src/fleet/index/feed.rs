@@ -90,7 +90,7 @@ impl Index {
             if named >= NAMED_BY_PAYLOADS || self.num_ranks() >= self.options.max_ranks {
                 let (model, column) = self.locate(name, feed)?;
                 if let Some(rank) = &mut model.ranks[column] {
-                    rank.refuse("too_many_ranks", 1);
+                    rank.counts.refuse("too_many_ranks", 1);
                 }
                 return Ok(false);
             }
@@ -152,7 +152,7 @@ impl Index {
         let worst = feeds
             .filter_map(|feed| pod.feeds.get(feed))
             .max_by_key(|(state, _)| state.severity());
-        (rank.feed_state, rank.feed_reason) =
+        (rank.state.feed_state, rank.state.feed_reason) =
             worst.cloned().unwrap_or((State::Exact, String::new()));
         rank.note_feed_state();
     }
@@ -197,8 +197,8 @@ impl Index {
             let (model, column) = self.locate(name, row)?;
             let is_done = model.with_rank(column, |rank, shared| {
                 let is_shared = rank.feeds_with_history.iter().any(|feed| *feed != dp_rank);
-                rank.is_midway = !is_shared && !rank.clear_some(most, shared);
-                !rank.is_midway
+                rank.state.is_midway = !is_shared && !rank.clear_some(most, shared);
+                !rank.state.is_midway
             });
             if is_done == Some(false) {
                 return Ok(false);
@@ -264,7 +264,11 @@ impl Index {
     pub fn note_refused(&mut self, name: &str, dp_rank: u32, reason: &str) -> Result<()> {
         let (model, column) = self.locate(name, dp_rank)?;
         if let Some(rank) = &mut model.ranks[column] {
-            *rank.refused_outside.entry(reason.to_owned()).or_insert(0) += 1;
+            *rank
+                .counts
+                .refused_outside
+                .entry(reason.to_owned())
+                .or_insert(0) += 1;
         }
         Ok(())
     }

@@ -89,11 +89,12 @@ fn info(pod: &str, model: &str, rank: &Rank) -> RankInfo {
             .collect()
     });
     let mut refused: BTreeMap<String, u64> = rank
+        .counts
         .refused
         .iter()
         .map(|(&reason, &count)| (reason.to_owned(), count))
         .collect();
-    for (reason, count) in &rank.refused_outside {
+    for (reason, count) in &rank.counts.refused_outside {
         *refused.entry(reason.clone()).or_insert(0) += count;
     }
     RankInfo {
@@ -102,9 +103,9 @@ fn info(pod: &str, model: &str, rank: &Rank) -> RankInfo {
         model: model.to_owned(),
         state: rank.state(),
         reason: rank.reason(),
-        messages: rank.messages,
+        messages: rank.counts.messages,
         groups,
-        placed: rank.placed,
+        placed: rank.counts.placed,
         unplaced: rank.limbo.unplaced(&rank.slots),
         refused,
         hash_function: rank.chain.standing().name(),

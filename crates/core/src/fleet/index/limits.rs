@@ -213,7 +213,8 @@ impl Model {
 
     fn forget_undecided(&mut self, column: usize) {
         self.with_rank(column, |rank, _| {
-            rank.refuse("forgotten_undecided", u64::from(!rank.limbo.is_empty()));
+            rank.counts
+                .refuse("forgotten_undecided", u64::from(!rank.limbo.is_empty()));
             rank.evict_limbo();
         });
     }

@@ -54,12 +54,12 @@ impl<'a> Slice<'a> {
                 break;
             }
         }
-        self.rank.is_midway = self.progress.phase != Phase::Done;
-        !self.rank.is_midway
+        self.rank.state.is_midway = self.progress.phase != Phase::Done;
+        !self.rank.state.is_midway
     }
 
     fn begin(&mut self) {
-        self.rank.messages += 1;
+        self.rank.counts.messages += 1;
         self.rank.forget_doomed(usize::MAX, &mut self.shared);
         self.rank.begin_batch();
         for refusal in &self.batch.refused {
@@ -69,7 +69,7 @@ impl<'a> Slice<'a> {
                 // The rank's answers depend on what it holds in that group, and that is not known.
                 self.rank.contradict(reason.name());
             } else {
-                self.rank.refuse(reason.name(), 1);
+                self.rank.counts.refuse(reason.name(), 1);
             }
         }
         self.next_piece();
@@ -224,7 +224,9 @@ impl<'a> Slice<'a> {
         let sizes = self.rank.catalog.note_size(news);
         self.learned |= sizes.tells_of_parts;
         if sizes.contradicts {
-            self.rank.refuse(Contradiction::BlockSize.reason(), 1);
+            self.rank
+                .counts
+                .refuse(Contradiction::BlockSize.reason(), 1);
         }
         let before = self.rank.catalog.block_size(group);
         match self.rank.catalog.learn(news) {
@@ -350,6 +352,7 @@ impl<'a> Slice<'a> {
         }
         let is_too_long = from == 0 && !stored.tokens.is_empty();
         self.rank
+            .counts
             .refuse("long_sparse_store", u64::from(is_too_long));
         let count = self.progress.take(blocks - from, 0);
         self.naming().sparse(stored, from..from + count, slots);
@@ -366,8 +369,8 @@ impl<'a> Slice<'a> {
         };
         for &slot in slots {
             match self.rank.slots.whereabouts(slot) {
-                Whereabouts::Placed(_) if by_tokens => self.rank.placed.tokens += 1,
-                Whereabouts::Placed(_) => self.rank.placed.join += 1,
+                Whereabouts::Placed(_) if by_tokens => self.rank.counts.placed.tokens += 1,
+                Whereabouts::Placed(_) => self.rank.counts.placed.join += 1,
                 Whereabouts::Limbo(entry) => self.rank.limbo.mention(entry),
             }
             if stored.components.is_none() {
@@ -400,7 +403,7 @@ impl<'a> Slice<'a> {
             }
         }
         let unknown = count as u64 - found;
-        self.rank.refuse("removed_unknown", unknown);
+        self.rank.counts.refuse("removed_unknown", unknown);
         self.rank.remove_unknown(key.group, key.tier, unknown);
         self.progress.applied.removed += found;
         self.progress.hashes += count;
@@ -423,7 +426,7 @@ impl<'a> Slice<'a> {
             Medium::Cpu => Tier::Cpu,
             Medium::Storage => Tier::Storage,
             Medium::Other(_) => {
-                self.rank.refuse("unknown_medium", 1);
+                self.rank.counts.refuse("unknown_medium", 1);
                 Tier::Storage
             }
         };

@@ -205,7 +205,8 @@ impl Rank {
         let is_told = self.is_on_gpu_alone();
         if let Some(silent) = self.silent.as_mut().filter(|_| is_told) {
             let is_cut_short = silent.route(keys, prompt, produced);
-            self.refuse("long_silent_walk", u64::from(is_cut_short));
+            self.counts
+                .refuse("long_silent_walk", u64::from(is_cut_short));
         }
     }
 
@@ -257,7 +258,8 @@ impl Rank {
         }
         self.show_changes(changes, shared);
         self.effort.note(work);
-        self.refuse("long_silent_walk", u64::from(is_cut_short));
+        self.counts
+            .refuse("long_silent_walk", u64::from(is_cut_short));
         usize::try_from(work).unwrap_or(usize::MAX)
     }
 
@@ -317,7 +319,7 @@ impl Rank {
     /// after a leaf, and how an engine with further tiers moves windows and states between them is not
     /// known.
     pub(in crate::fleet) fn can_promise_silent(&self) -> bool {
-        self.missed.is_none() && self.is_on_gpu_alone()
+        self.state.missed.is_none() && self.is_on_gpu_alone()
     }
 
     fn is_on_gpu_alone(&self) -> bool {

@@ -29,7 +29,7 @@ impl Slice<'_> {
             let (key, hash) = (self.shared.nodes.key(node), self.rank.slots.key(slot));
             let is_root = i == 0 && stored.parent.is_none();
             if is_root && self.rank.adapters.note_root(seed, key, hash) {
-                self.rank.refuse("adapter_loaded_again", 1);
+                self.rank.counts.refuse("adapter_loaded_again", 1);
             }
             self.rank.adapters.note(seed, key, hash);
         }

@@ -108,7 +108,7 @@ impl Naming<'_, '_> {
         let Some(id) = nameless_lora(self.batch, stored) else {
             return self.marks.lora_seed(lora(self.batch, stored));
         };
-        self.rank.refuse("lora_without_name", 1);
+        self.rank.counts.refuse("lora_without_name", 1);
         self.rank.unidentified.adapters = true;
         self.marks.lora_seed(Some(&id.to_string()))
     }

@@ -200,7 +200,7 @@ impl RequestSearch<'_, '_> {
         let mut context = Rank::limbo_context(slots, &mut shared, bit, PlacedBy::Join, &effort);
         let found = limbo.possible(&positions, &mut context, looks);
         if found.everything {
-            rank.refuse("answer_cut_short", 1);
+            rank.counts.refuse("answer_cut_short", 1);
         }
         rank.settle_accounts();
         let looked = looks.finding.as_ref().map_or(0, Effort::spent);

@@ -48,7 +48,7 @@ impl RequestSearch<'_, '_> {
         if self.is_cache_unknown(class_query, rank) {
             return NO_FIRST_HASH;
         }
-        if rank.forgot.overlaps(set) {
+        if rank.state.forgot.overlaps(set) {
             return FORGOTTEN;
         }
         if self.unambiguous(class_query, column, set, told, scratch) < told {

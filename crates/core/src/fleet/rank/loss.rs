@@ -38,11 +38,11 @@ impl Rank {
         self.forget_silent();
         for tier in Tier::ALL {
             if self.is_cleared(tier) {
-                self.forgot.remove(tier);
+                self.state.forgot.remove(tier);
             }
         }
         self.know_pool_is_empty();
-        self.forget_missed();
+        self.state.forget_missed();
     }
 
     /// Whether a clear empties a tier.
@@ -111,7 +111,7 @@ impl Rank {
         }
         self.chain = chain;
         self.adapters = Adapters::default();
-        self.contradicted = None;
+        self.state.contradicted = None;
         self.catalog.sizes = Sizes::default();
         self.saw_media = false;
         self.unidentified = Unidentified::default();
@@ -137,7 +137,7 @@ impl Rank {
             if key.doubted || self.is_cleared(key.tier) {
                 continue;
             }
-            self.has_doubts = true;
+            self.state.has_doubts = true;
             let copies = self.slots.copies(slot, channel);
             self.add_doubts(slot, key, copies, shared.planes);
         }
@@ -170,8 +170,8 @@ impl Rank {
         self.slots.drop_all();
         self.slots.sharing.forget();
         self.forget_silent();
-        self.forgot = Tier::ALL.into_iter().collect();
-        self.forget_missed();
+        self.state.forgot = Tier::ALL.into_iter().collect();
+        self.state.forget_missed();
         self.know_nothing_else();
     }
 
@@ -188,24 +188,25 @@ impl Rank {
         self.forget_silent();
         self.doomed = Vec::new();
         shared.nodes.let_go(self.slots.take_all());
-        self.has_doubts = false;
+        self.state.has_doubts = false;
     }
 
     /// Forgets everything, whatever state an interrupted change has left the rank in.
     pub(in crate::fleet) fn discard(&mut self, shared: &mut SharedPresence<'_>) {
         self.forget_everything(shared);
         self.slots.sharing.forget();
-        self.forgot = Tier::ALL.into_iter().collect();
+        self.state.forgot = Tier::ALL.into_iter().collect();
         self.know_nothing_else();
-        self.is_midway = false;
-        self.refuse("internal_error", 1);
+        self.state.is_midway = false;
+        self.counts.refuse("internal_error", 1);
     }
 
     /// Remembers the tiers that have a copy here: what they hold is no longer completely known.
     fn forget_copies(&mut self, slot: SlotId) {
         self.forget_of_pool(self.slots.copies_on_gpu(slot));
         for channel in self.slots.held_channels(slot) {
-            self.forgot
+            self.state
+                .forgot
                 .insert(self.slots.channels.get(channel).key.tier);
         }
     }
@@ -245,9 +246,10 @@ impl Rank {
     /// Forgets everything, to free memory.
     pub(in crate::fleet) fn evict_everything(&mut self, shared: &mut SharedPresence<'_>) {
         for (_, channel) in self.slots.channels.iter() {
-            self.forgot.insert(channel.key.tier);
+            self.state.forgot.insert(channel.key.tier);
         }
-        self.refuse("forgotten_for_memory", self.slots.len() as u64);
+        self.counts
+            .refuse("forgotten_for_memory", self.slots.len() as u64);
         self.forget_of_pool(self.slots.num_on_gpu());
         self.forget_everything(shared);
     }

@@ -1,6 +1,7 @@
 //! One data-parallel rank of one pod: its table of hashes, its groups, its state, its counters.
 //!
 //! In reading order:
+//! - `rank_state`: how far what is known can be relied on;
 //! - `copies`: copies are added and removed, and their bits follow;
 //! - `loss`: what a rank loses at once;
 //! - `oldest`: which blocks are forgotten first;
@@ -15,6 +16,7 @@ pub(in crate::fleet) mod counts;
 pub(in crate::fleet) mod loss;
 pub(in crate::fleet) mod oldest;
 pub(in crate::fleet) mod pool;
+pub(in crate::fleet) mod rank_state;
 pub(in crate::fleet) mod undecided;
 pub(in crate::fleet) mod unidentified;
 pub(in crate::fleet) mod unknown;
@@ -27,7 +29,7 @@ use crate::fleet::effort::{Effort, MOST_EFFORT_KEPT};
 use crate::fleet::keys::prompt::Prompt;
 use crate::fleet::limbo::{Limbo, LimboContext, PlacedBy};
 use crate::fleet::pod::adapters::Adapters;
-use crate::fleet::pod::catalog::{Catalog, Contradiction, UNGROUPED};
+use crate::fleet::pod::catalog::{Catalog, UNGROUPED};
 use crate::fleet::pod::engine_chain::EngineChain;
 use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::nodes::Nodes;
@@ -35,22 +37,16 @@ use crate::fleet::presence::planes::{Column, PlaneKey, Planes};
 use crate::fleet::presence::slots::{Channel, ChannelId, ChannelKey, SlotId, Slots, Whereabouts};
 use crate::fleet::silent::Silent;
 use crate::fleet::state::State;
-use crate::fleet::tier::{Tier, TierSet};
+use crate::fleet::tier::TierSet;
 use crate::secret::Secret;
 use crate::wire::Untold;
-use counts::Placed;
+use counts::RankCounts;
 use pool::PoolKnowledge;
+use rank_state::RankState;
 use unidentified::Unidentified;
-
-/// Why a rank is not exact while one of its batches is being applied.
-const MIDWAY: &str = "a long batch is being taken in";
 
 /// One data-parallel rank of one pod, and everything known about it.
 #[derive(Debug)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "independent facts, each asked for by its name"
-)]
 pub(in crate::fleet) struct Rank {
     /// The rank's number.
     #[expect(
@@ -88,20 +84,8 @@ pub(in crate::fleet) struct Rank {
     /// The feeds whose history is part of what is known here: those that have published since they
     /// last began anew.
     pub feeds_with_history: SmallVec<[u32; 1]>,
-    /// The state that the feeds report.
-    pub feed_state: State,
-    /// The reason for that state, in words.
-    pub feed_reason: String,
-    /// The first contradiction with the configuration since the last restart.
-    pub contradicted: Option<&'static str>,
-    /// What the rank's state says about events that were refused since the last clear: their copies
-    /// may be there, or may be gone.
-    pub missed: Option<&'static str>,
-    /// Whether one of them may have told that copies are gone.
-    pub missed_removal: bool,
-    /// The tiers of which something was lost, or forgotten to free memory: no copy there can be
-    /// excluded. A clear makes the GPU tier, and no other, completely known again.
-    pub forgot: TierSet,
+    /// How far what is known can be relied on.
+    pub state: RankState,
     /// What may be held on the GPU of which nothing is known.
     pub pool: PoolKnowledge,
     /// Whether presence is a count. Otherwise it is a flag, a shortcut that `replay --model set`
@@ -115,19 +99,8 @@ pub(in crate::fleet) struct Rank {
     pub unidentified: Unidentified,
     /// Whether a root store's hash was what the `dynamo` format makes of its tokens.
     pub is_format_confirmed: bool,
-    /// Whether some copies have been in doubt since a clear.
-    pub has_doubts: bool,
-    /// Whether a batch is only partly applied. The engine may never have held exactly what is shown
-    /// now.
-    pub is_midway: bool,
-    /// How many published batches were applied.
-    pub messages: u64,
-    /// How many hashes each means has placed.
-    pub placed: Placed,
-    /// The refusals and notes, by reason.
-    pub refused: BTreeMap<&'static str, u64>,
-    /// The refusals that the feed counted, under the feed's own names.
-    pub refused_outside: BTreeMap<String, u64>,
+    /// What is counted for people to read.
+    pub counts: RankCounts,
 }
 
 impl Rank {
@@ -157,54 +130,26 @@ impl Rank {
             adapters: Adapters::default(),
             feeds: SmallVec::new(),
             feeds_with_history: SmallVec::new(),
-            feed_state: State::Exact,
-            feed_reason: String::new(),
-            contradicted: None,
-            missed: None,
-            missed_removal: false,
-            forgot: TierSet::default(),
+            state: RankState::default(),
             pool: PoolKnowledge::default(),
             counts_copies,
             saw_media: false,
             unidentified: Unidentified::default(),
             is_format_confirmed: false,
-            has_doubts: false,
-            is_midway: false,
-            messages: 0,
-            placed: Placed::default(),
-            refused: BTreeMap::new(),
-            refused_outside: BTreeMap::new(),
+            counts: RankCounts::default(),
         }
     }
 
-    /// The state that users see. A contradiction or a refused event degrades an exact rank, and a
-    /// rank with half a batch applied counts as rebuilding. A rank with lost history is exact again
-    /// once nothing unknown is left.
+    /// The state that users see.
     #[must_use]
     pub(in crate::fleet) fn state(&self) -> State {
-        let feed_state = if self.knows_pool() {
-            State::Exact
-        } else {
-            self.feed_state
-        };
-        match feed_state {
-            State::Exact if self.contradiction().is_some() || self.missed.is_some() => {
-                State::Degraded
-            }
-            State::Exact if self.is_midway => State::Rebuilding,
-            known @ (State::Exact | State::Rebuilding | State::Degraded | State::Stale) => known,
-        }
+        self.state.state(&self.catalog, self.knows_pool())
     }
 
     /// Why the state is not exact, in words; empty if it is exact.
     #[must_use]
     pub(in crate::fleet) fn reason(&self) -> String {
-        let feed = Some(self.feed_reason.as_str())
-            .filter(|reason| !reason.is_empty() && !self.knows_pool());
-        let midway = self.is_midway.then_some(MIDWAY);
-        let own = self.contradiction().into_iter().chain(self.missed);
-        let reasons = feed.into_iter().chain(own).chain(midway);
-        reasons.collect::<Vec<_>>().join("; ")
+        self.state.reason(&self.catalog, self.knows_pool())
     }
 
     /// Why the rank's answers are bounds: the reason for its state, or else what is not known of its
@@ -217,22 +162,10 @@ impl Rank {
         reason
     }
 
-    /// Whether what the rank is known to hold is certainly there, and everything that its engine
-    /// asks for is known. During a replay, or without a connection, removals may be missing. A
-    /// history with a hole may have hidden a whole group, unless the groups are configured. A
-    /// contradiction of the configuration or of a place means that the rule is applied to the wrong
-    /// facts. And in the middle of a batch, some of what is shown may still be removed, as it may
-    /// have been by an event that was refused.
+    /// Whether what the rank is known to hold is certainly there (`RankState::can_promise`).
     #[must_use]
     pub(in crate::fleet) fn can_promise(&self) -> bool {
-        self.contradiction().is_none()
-            && !self.missed_removal
-            && !self.is_midway
-            && match self.feed_state {
-                State::Exact => true,
-                State::Degraded => self.catalog.is_configured(),
-                State::Rebuilding | State::Stale => false,
-            }
+        self.state.can_promise(&self.catalog)
     }
 
     /// Whether the rank may hold anything of a prompt on these tiers, whatever its events have told.
@@ -242,8 +175,8 @@ impl Rank {
         prompt: &Prompt<'_>,
         tiers: TierSet,
     ) -> bool {
-        self.contradiction().is_some()
-            || self.is_midway
+        self.state.contradiction(&self.catalog).is_some()
+            || self.state.is_midway
             || !self.is_bounded_on(tiers)
             || self.unidentified.may_be_of(prompt)
     }
@@ -251,38 +184,16 @@ impl Rank {
     /// Takes note of a refused event: until the next clear, copies may be gone, or may be there,
     /// of which nothing is known.
     pub(in crate::fleet) fn miss(&mut self, untold: Untold) {
-        self.missed.get_or_insert("an event was refused");
-        self.missed_removal |= untold != Untold::Stored;
+        self.state.miss(untold);
         if untold != Untold::Removed {
-            self.forgot = Tier::ALL.into_iter().collect();
             self.know_nothing_else();
         }
     }
 
-    /// Forgets the refused events, because everything that they may have been about is over.
-    pub(in crate::fleet) fn forget_missed(&mut self) {
-        self.missed = None;
-        self.missed_removal = false;
-    }
-
-    /// Counts a refusal.
-    pub(in crate::fleet) fn refuse(&mut self, reason: &'static str, count: u64) {
-        if count > 0 {
-            *self.refused.entry(reason).or_insert(0) += count;
-        }
-    }
-
-    /// What contradicts the configuration or a place, if anything does.
-    fn contradiction(&self) -> Option<&'static str> {
-        let of_sizes = self.catalog.sizes.are_contradicted();
-        self.contradicted
-            .or_else(|| of_sizes.then_some(Contradiction::BlockSize.reason()))
-    }
-
     /// Counts a contradiction, which degrades the rank.
     pub(in crate::fleet) fn contradict(&mut self, reason: &'static str) {
-        self.refuse(reason, 1);
-        self.contradicted.get_or_insert(reason);
+        self.counts.refuse(reason, 1);
+        self.state.contradicted.get_or_insert(reason);
     }
 
     /// Lends limbo everything that it needs.
@@ -337,14 +248,14 @@ impl Rank {
 
     /// Moves the counters of limbo and of shared boundaries into the rank's counters.
     pub(in crate::fleet) fn settle_accounts(&mut self) {
-        self.placed.join += std::mem::take(&mut self.limbo.placed_by_join);
-        self.placed.query += std::mem::take(&mut self.limbo.placed_by_query);
+        self.counts.placed.join += std::mem::take(&mut self.limbo.placed_by_join);
+        self.counts.placed.query += std::mem::take(&mut self.limbo.placed_by_query);
         if std::mem::take(&mut self.limbo.contradictions) > 0 {
             self.contradict("contradicts_earlier_place");
         }
         let [two_hashes, stored_twice] = self.slots.sharing.take_found();
-        self.refuse("two_hashes_at_one_boundary", two_hashes);
-        self.refuse("stored_twice", stored_twice);
+        self.counts.refuse("two_hashes_at_one_boundary", two_hashes);
+        self.counts.refuse("stored_twice", stored_twice);
     }
 
     /// The channel for the copies of a store, made if it is new. `None` if the rank already has as
@@ -355,8 +266,8 @@ impl Rank {
         planes: &mut Planes,
     ) -> Option<ChannelId> {
         if self.slots.channels.is_full() && self.slots.channels.find(key).is_none() {
-            self.refuse("too_many_channels", 1);
-            self.forgot.insert(key.tier);
+            self.counts.refuse("too_many_channels", 1);
+            self.state.forgot.insert(key.tier);
             self.leave_uncounted(key.tier);
             return None;
         }

@@ -41,7 +41,7 @@ impl Rank {
                 names += 1;
             }
         }
-        self.refuse("forgotten_for_memory", blocks);
+        self.counts.refuse("forgotten_for_memory", blocks);
         names
     }
 

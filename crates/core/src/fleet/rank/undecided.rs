@@ -32,7 +32,7 @@ impl Rank {
     pub(in crate::fleet) fn end_batch(&mut self) -> u64 {
         if self.effort.is_exhausted() {
             self.evict_limbo();
-            self.refuse("too_much_undecided", 1);
+            self.counts.refuse("too_much_undecided", 1);
         }
         self.bound_limbo();
         self.effort.spent()
@@ -48,7 +48,7 @@ impl Rank {
         self.limbo.sweep_if_half_goes(&mut self.slots);
         if self.limbo.bytes() > self.limbo_limit / 2 {
             self.evict_limbo();
-            self.refuse("forgotten_undecided", 1);
+            self.counts.refuse("forgotten_undecided", 1);
         }
     }
 }

@@ -42,31 +42,32 @@ impl Rank {
             && !topology.partial_hits
             && !self.slots.channels.has_interior_on_gpu()
             && !self.pool.is_uncounted;
-        let is_told = self.catalog.is_configured() && !self.missed_removal;
+        let is_told = self.catalog.is_configured() && !self.state.missed_removal;
         self.pool_size()?;
         (has_one_each && is_told).then_some(self.pool.unknown)
     }
 
     /// The same, where it makes a difference: 0 if the history of the GPU is complete.
     pub(in crate::fleet) fn hidden_on_gpu(&self) -> u64 {
-        let is_incomplete = self.forgot.contains(Tier::Gpu) || self.feed_state == State::Degraded;
+        let is_incomplete =
+            self.state.forgot.contains(Tier::Gpu) || self.state.feed_state == State::Degraded;
         let hidden = is_incomplete.then(|| self.unknown_on_gpu());
         hidden.flatten().unwrap_or(0)
     }
 
     /// Whether lost history no longer matters, because nothing unknown is left on the GPU.
     pub(in crate::fleet) fn knows_pool(&self) -> bool {
-        self.feed_state == State::Degraded && self.unknown_on_gpu() == Some(0)
+        self.state.feed_state == State::Degraded && self.unknown_on_gpu() == Some(0)
     }
 
     /// Whether what is held on these tiers is bounded by what is known, although history is lost.
     pub(in crate::fleet) fn is_bounded_on(&self, tiers: TierSet) -> bool {
         let is_counted = self.unknown_on_gpu().is_some();
-        let mut lost = self.forgot;
+        let mut lost = self.state.forgot;
         if is_counted {
             lost.remove(Tier::Gpu);
         }
-        let is_known = match self.feed_state {
+        let is_known = match self.state.feed_state {
             State::Exact => true,
             State::Degraded => is_counted && tiers == TierSet::GPU,
             State::Rebuilding | State::Stale => false,
@@ -83,7 +84,7 @@ impl Rank {
     /// The feed has said how completely it knows the history. If some is lost and it has not told of
     /// a loss, anything may be missing since it was complete.
     pub(in crate::fleet) fn note_feed_state(&mut self) {
-        match self.feed_state {
+        match self.state.feed_state {
             State::Exact => self.pool.is_lost = false,
             State::Degraded if !self.pool.is_lost => self.know_nothing_else(),
             State::Degraded | State::Rebuilding | State::Stale => {}
