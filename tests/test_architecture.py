@@ -59,6 +59,9 @@ USE_DECLARATION: Final = re.compile(r"^(?:pub(?:\([^)]*\))? )?use ([^;]+);", re.
 INNERMOST_BRACES: Final = re.compile(r"([\w:]*::)\{([^{}]*)\}")
 LISTED_MODULE: Final = re.compile(r"^//! - `(\w+)`: ", re.MULTILINE)
 
+LAYERS_OF_THE_CORE: Final = (("cache", "adaptive"),)
+"""From the bottom up: a module of the core takes no name from a later one of its row."""
+
 # Put together from parts, so that this file does not contain what it looks for.
 MACHINE_PATH: Final = re.compile(
     "/(?:" + "|".join(("tmp/bash_jobs", "work", "farm", "root")) + ")/"
@@ -211,9 +214,28 @@ def imports_against_the_reading_order() -> Iterator[str]:
                     yield f"{'::'.join(module)} takes from {'::'.join(used)}, which stands above"
 
 
-def circles_of_the_core() -> Iterator[str]:
+def uses_in_the_core() -> dict[Module, set[Module]]:
     texts = modules_of_the_core()
-    uses = {module: set(uses_of_siblings(module, text, texts)) for module, text in texts.items()}
+    return {module: set(uses_of_siblings(module, text, texts)) for module, text in texts.items()}
+
+
+def climbs_in_the_core() -> Iterator[str]:
+    for row in LAYERS_OF_THE_CORE:
+        floors = {tuple(name.split("::")): floor for floor, name in enumerate(row)}
+        for module, used in uses_in_the_core().items():
+            here = floor_of(module, floors)
+            climbs = [other for other in used if here < floor_of(other, floors) < len(floors)]
+            yield from (f"{module} takes names from {other}, above it" for other in climbs)
+
+
+def floor_of(module: Module, floors: dict[Module, int]) -> int:
+    """Modules without a floor may take names from all, and are out of everyone's way."""
+    found = (floors.get(module[:n]) for n in range(len(module), 0, -1))
+    return next((floor for floor in found if floor is not None), len(floors))
+
+
+def circles_of_the_core() -> Iterator[str]:
+    uses = uses_in_the_core()
     try:
         TopologicalSorter(uses).prepare()
     except CycleError as error:
@@ -259,6 +281,7 @@ def ambiguous_directions() -> Iterator[str]:
         native_names_without_differential_test,
         imports_against_the_reading_order,
         circles_of_the_core,
+        climbs_in_the_core,
         machine_paths,
         download_addresses,
         ambiguous_directions,
@@ -283,5 +306,11 @@ def test_a_rule_of_this_file_sees_a_violation(tmp_path: Path) -> None:
         ("a", "b"), "use super::c::{D, e::{F, G}};\nuse std::fs;", {("a", "c")}
     )
     assert list(used) == [("a", "c")] * 3
+    floors = {("a",): 0, ("a", "c"): 1}
+    assert [floor_of(module, floors) for module in (("a", "b"), ("a", "c", "d"), ("e",))] == [
+        0,
+        1,
+        2,
+    ]
     assert MACHINE_PATH.search("see /" + "work/notes")
     assert DOWNLOAD_ADDRESS.search("https" + "://host/a-1.0.whl")

@@ -28,15 +28,15 @@ LITTLE: Final = (
 )
 HINTS: Final = "tests/unit/cache/test_hints.py"
 
-ADAPTION: Final = "crates/core/src/cache/adapt/mod.rs"
+ADAPTATION: Final = "crates/core/src/adaptive/choice.rs"
 ALLOCATE: Final = "crates/core/src/cache/allocate.rs"
-EVIDENCE: Final = "crates/core/src/cache/adapt/evidence.rs"
+EVIDENCE: Final = "crates/core/src/adaptive/evidence.rs"
 EVICT: Final = "crates/core/src/cache/retention/checkpoints/evict.rs"
 RETURNS: Final = "crates/core/src/cache/retention/checkpoints/hints.rs"
 OVERLAPS: Final = "crates/core/src/cache/retention/overlaps.rs"
-SAMPLE: Final = "crates/core/src/cache/adapt/sample.rs"
-SHADOW: Final = "crates/core/src/cache/adapt/shadow.rs"
-TAPE: Final = "crates/core/src/cache/adapt/tape.rs"
+SAMPLE: Final = "crates/core/src/adaptive/sample.rs"
+SIMULATED: Final = "crates/core/src/adaptive/simulated_cache.rs"
+SCHEDULE: Final = "crates/core/src/adaptive/replay_schedule.rs"
 
 OF_RETENTION: Final = (
     Mutant(
@@ -44,9 +44,9 @@ OF_RETENTION: Final = (
         "leaning: a life that shadows of a large pool play is paid for as if one shadow played it",
         (
             Edit(
-                TAPE,
-                "one_in * pace.num_shadows * life.hashes.len()",
-                "one_in * life.hashes.len()",
+                SCHEDULE,
+                "ratio * pace.num_caches * request.hashes.len()",
+                "ratio * request.hashes.len()",
             ),
         ),
         (LARGE,),
@@ -54,19 +54,19 @@ OF_RETENTION: Final = (
     Mutant(
         "beginning-counts",
         "leaning: what shadows save at the beginning of a later stretch counts",
-        (Edit(TAPE, "counts = self.is_first || !is_beginning;", "counts = true;"),),
+        (Edit(SCHEDULE, "counts = self.is_first || !is_beginning;", "counts = true;"),),
         (LARGE,),
     ),
     Mutant(
         "first-waits",
         "leaning: the beginning of the first stretch does not count",
-        (Edit(TAPE, "counts = self.is_first || !is_beginning;", "counts = !is_beginning;"),),
+        (Edit(SCHEDULE, "counts = self.is_first || !is_beginning;", "counts = !is_beginning;"),),
         (LARGE, FAMILIES),
     ),
     Mutant(
         "stretch-without-end",
         "leaning: a stretch that is long enough goes on being recorded",
-        (Edit(TAPE, "self.is_recording = self.num_recorded < FILLS * pace.fill;", ""),),
+        (Edit(SCHEDULE, "self.is_recording = self.num_recorded < FILLS * pace.fill;", ""),),
         (LARGE,),
     ),
     Mutant(
@@ -96,8 +96,8 @@ OF_RETENTION: Final = (
         "leaning: a lean is entered that the very last requests speak against",
         (
             Edit(
-                ADAPTION,
-                "better.filter(|&best| self.just_now.lead(best, self.lean) >= 0.0)",
+                ADAPTATION,
+                "better.filter(|&best| self.short_term.lead(best, self.policy) >= 0.0)",
                 "better",
             ),
         ),
@@ -108,9 +108,9 @@ OF_RETENTION: Final = (
         "leaning: values are not given up because of the very last requests",
         (
             Edit(
-                ADAPTION,
-                "self.just_now.better(self.lean).filter(|_| is_bet)",
-                "self.just_now.better(self.lean).filter(|_| is_bet && self.num_requests == 0)",
+                ADAPTATION,
+                "self.short_term.better(self.policy).filter(|_| is_bet)",
+                "self.short_term.better(self.policy).filter(|_| is_bet && self.num_requests == 0)",
             ),
         ),
         (TURNS,),
@@ -120,9 +120,9 @@ OF_RETENTION: Final = (
         "leaning: the very last requests alone end any lean, not only values",
         (
             Edit(
-                ADAPTION,
-                "self.just_now.better(self.lean).filter(|_| is_bet)",
-                "self.just_now.better(self.lean).filter(|_| is_bet || self.since > 0)",
+                ADAPTATION,
+                "self.short_term.better(self.policy).filter(|_| is_bet)",
+                "self.short_term.better(self.policy).filter(|_| is_bet || self.since > 0)",
             ),
         ),
         (TURNS,),
@@ -130,7 +130,7 @@ OF_RETENTION: Final = (
     Mutant(
         "deaf-shadows",
         "leaning: shadows do not hear the hints that the cache hears",
-        (Edit(SHADOW, "            hint: life.hint,\n", ""),),
+        (Edit(SIMULATED, "            hint: recorded.hint,\n", ""),),
         (LEANS, TURNS),
     ),
     Mutant(

@@ -6,7 +6,8 @@
 //!
 //! Read [`spec`] first (groups of layers, and what their blocks are), then [`rule`] (up to which
 //! token a request can resume). The other modules apply the rule: [`fleet`] to what many engines
-//! published, [`cache`] to the blocks of one engine, and [`recovery`] to the tables of requests whose
+//! published, [`cache`] to the blocks of one engine (in [`adaptive`], one that chooses its eviction
+//! policy while it runs), and [`recovery`] to the tables of requests whose
 //! loads failed. [`hash`] and [`wire`] implement how
 //! engines name blocks and publish events about them:
 //!
@@ -26,6 +27,7 @@
 //! assert_eq!(batch.hashes_of(removed.hashes), [1, 2]);
 //! ```
 
+pub mod adaptive;
 pub mod blocks;
 pub mod cache;
 mod divisors;

@@ -3,10 +3,11 @@
 
 use std::slice::from_ref;
 
+use kvbraid_core::adaptive::AdaptiveCache;
 use kvbraid_core::blocks::{BlockId, NULL_BLOCK};
 use kvbraid_core::cache::{
-    ByValue, Cache, CacheConfig, GroupOptions, HashFunction, Lean, Need, NewRequest, PrefillCost,
-    Retention,
+    ByValue, CacheConfig, EvictionPolicy, GroupOptions, HashFunction, Need, NewRequest,
+    PrefillCost, Retention,
 };
 use kvbraid_core::error::Error;
 use kvbraid_core::hash::{Digest, HashAlgo, none_hash};
@@ -109,30 +110,30 @@ fn kinds() -> impl Strategy<Value = Vec<GroupSpec>> {
 }
 
 fn retention() -> impl Strategy<Value = Retention> {
-    let lean = prop_oneof![
+    let policy = prop_oneof![
         Just(None),
-        Just(Some(Lean::Value)),
-        Just(Some(Lean::Dense)),
-        Just(Some(Lean::Interval)),
+        Just(Some(EvictionPolicy::Value)),
+        Just(Some(EvictionPolicy::Dense)),
+        Just(Some(EvictionPolicy::Interval)),
     ];
-    let by_value = |(interval, lean)| {
+    let by_value = |(interval, policy)| {
         Retention::ByValue(ByValue {
             interval,
             cost: PrefillCost {
                 per_token: 1.0,
                 per_pair: 0.01,
             },
-            lean,
+            policy,
         })
     };
     prop_oneof![
         Just(Retention::Dense),
         Just(Retention::Interval(0)),
-        (prop_oneof![Just(0u32), Just(16)], lean).prop_map(by_value),
+        (prop_oneof![Just(0u32), Just(16)], policy).prop_map(by_value),
     ]
 }
 
-fn begin(cache: &mut Cache, id: u64, len: u32) -> bool {
+fn begin(cache: &mut AdaptiveCache, id: u64, len: u32) -> bool {
     let hit = cache.find(id).expect("known").num_tokens;
     assert!(hit < len);
     assert_eq!(
@@ -175,7 +176,7 @@ proptest! {
         num_blocks in 8..60u32,
         ops in proptest::collection::vec(op(), 1..40),
     ) {
-        let mut cache = Cache::new(config(groups, num_blocks, retention), &SECRET).expect("a valid config");
+        let mut cache = AdaptiveCache::new(config(groups, num_blocks, retention), &SECRET).expect("a valid config");
         let mut running: Vec<(u64, u32)> = Vec::new();
         for op in ops {
             cache.start_step();
@@ -232,8 +233,8 @@ fn single_blocks_are_taken_held_and_found() {
         group(SpecKind::FullAttention, 4),
         group(SpecKind::SlidingWindow, 4),
     ];
-    let mut cache =
-        Cache::new(config(groups, 6, Retention::Interval(8)), &SECRET).expect("a valid config");
+    let mut cache = AdaptiveCache::new(config(groups, 6, Retention::Interval(8)), &SECRET)
+        .expect("a valid config");
     let digests = [1u8, 2].map(|byte| Digest::from_bytes(&[byte; 32]).expect("32 bytes"));
     assert!(
         cache.take_blocks(6).is_err(),
@@ -280,7 +281,7 @@ fn single_blocks_are_taken_held_and_found() {
 fn a_step_takes_the_blocks_that_it_needs_and_tells_the_states_that_it_kept() {
     let groups = vec![group(SpecKind::FullAttention, 4), group(SpecKind::Mamba, 4)];
     let mut cache =
-        Cache::new(config(groups, 20, Retention::Dense), &SECRET).expect("a valid config");
+        AdaptiveCache::new(config(groups, 20, Retention::Dense), &SECRET).expect("a valid config");
     let id = cache.add(prompt(1, 9)).expect("a prompt");
     let need = Need {
         request: id,
@@ -314,7 +315,7 @@ fn a_step_takes_the_blocks_that_it_needs_and_tells_the_states_that_it_kept() {
 fn a_request_that_is_given_twice_is_refused_before_anything_changes() {
     let groups = vec![group(SpecKind::FullAttention, 4)];
     let mut cache =
-        Cache::new(config(groups, 20, Retention::Dense), &SECRET).expect("a valid config");
+        AdaptiveCache::new(config(groups, 20, Retention::Dense), &SECRET).expect("a valid config");
     let first = cache.add(prompt(1, 9)).expect("a prompt");
     assert!(begin(&mut cache, first, 9));
     let id = cache.add(prompt(1, 9)).expect("a prompt");
@@ -362,7 +363,7 @@ fn a_refusal_says_what_it_is_about() {
         group(SpecKind::SlidingWindow, 4),
     ];
     let mut cache =
-        Cache::new(config(groups, 20, Retention::Dense), &SECRET).expect("a valid config");
+        AdaptiveCache::new(config(groups, 20, Retention::Dense), &SECRET).expect("a valid config");
     let first = cache.add(prompt(1, 9)).expect("a prompt");
     assert!(begin(&mut cache, first, 9));
     let id = cache.add(prompt(1, 12)).expect("a prompt");

@@ -11,8 +11,9 @@ use answers::{
 };
 use arguments::{LabelsArg, NeedArg, RangeArg, RecoveryArg, RequestArg, RequestsArg};
 use config::ConfigArg;
+use kvbraid_core::adaptive::AdaptiveCache;
 use kvbraid_core::blocks::{BlockId, Extra};
-use kvbraid_core::cache::{Cache, Hint, Match, Need, NewRequest};
+use kvbraid_core::cache::{Hint, Match, Need, NewRequest};
 use kvbraid_core::hash::Digest;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -37,14 +38,14 @@ fn digests(hashes: Option<Vec<PyBackedBytes>>) -> PyResult<Option<Vec<Digest>>> 
 /// The cache of one engine. It is locked, so any thread may call.
 #[pyclass(frozen)]
 struct CacheCore {
-    cache: Mutex<Cache>,
+    cache: Mutex<AdaptiveCache>,
 }
 
 #[pymethods]
 impl CacheCore {
     #[new]
     fn new(config: ConfigArg) -> PyResult<Self> {
-        let cache = Cache::new(config.decode()?, &secret::draw()).map_err(to_python)?;
+        let cache = AdaptiveCache::new(config.decode()?, &secret::draw()).map_err(to_python)?;
         let cache = Mutex::new(cache);
         Ok(Self { cache })
     }
@@ -397,7 +398,7 @@ impl CacheCore {
     }
 
     fn leaning(&self) -> Option<LeaningTuple> {
-        self.cache.lock().leaning().map(answers::leaning)
+        self.cache.lock().policy_choice().map(answers::leaning)
     }
 
     fn num_free_blocks(&self) -> usize {

@@ -71,7 +71,7 @@ impl PrefillCost {
 
 /// What is evicted first under retention by value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lean {
+pub enum EvictionPolicy {
     /// What no checkpoint needs, then the checkpoint that is worth least.
     Value,
     /// What was used least recently, whether a checkpoint needs it or not.
@@ -80,7 +80,7 @@ pub enum Lean {
     Interval,
 }
 
-impl Lean {
+impl EvictionPolicy {
     /// The name of each.
     const NAMES: [(Self, &'static str); 3] = [
         (Self::Value, "value"),
@@ -88,13 +88,13 @@ impl Lean {
         (Self::Interval, "interval"),
     ];
 
-    /// The lean of a name.
+    /// The policy of a name.
     ///
     /// # Errors
     /// `InvalidValue` for any other name.
     pub fn named(name: &str) -> Result<Self> {
         let found = Self::NAMES.iter().find(|(_, known)| *known == name);
-        found.map(|(lean, _)| *lean).ok_or_else(|| {
+        found.map(|(policy, _)| *policy).ok_or_else(|| {
             Error::InvalidValue(format!("lean {name}; it is value, dense or interval"))
         })
     }
@@ -114,8 +114,8 @@ pub struct ByValue {
     pub interval: u32,
     /// The compute that a reused token saves.
     pub cost: PrefillCost,
-    /// What goes first; `None` lets the traffic decide.
-    pub lean: Option<Lean>,
+    /// What goes first; `None` lets the traffic decide, in a cache that adapts.
+    pub policy: Option<EvictionPolicy>,
 }
 
 /// Which window blocks and states stay findable, and which blocks are evicted first.

@@ -2,7 +2,6 @@
 //! cache.
 
 use super::Cache;
-use super::adapt::Leaning;
 use super::retention::{Checkpoint, Checkpoints};
 use super::step::{BlockInfo, Cursor};
 use crate::blocks::{BlockId, NULL_BLOCK};
@@ -77,20 +76,11 @@ impl Cache {
         checkpoints.flat_map(|all| all.queued(&self.core.pool))
     }
 
-    /// Where retention by value leans, and why; `None` if that is fixed.
-    #[must_use]
-    pub fn leaning(&self) -> Option<Leaning> {
-        Some(self.adaption.as_ref()?.leaning())
-    }
-
     /// The bytes held by blocks, hashes and checkpoints, by capacity. This visits the checkpoints.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         let checkpoints = self.core.checkpoints.as_ref();
-        let adaption = self.adaption.as_ref();
-        self.core.pool.bytes()
-            + checkpoints.map_or(0, Checkpoints::bytes)
-            + adaption.map_or(0, |adaption| adaption.bytes())
+        self.core.pool.bytes() + checkpoints.map_or(0, Checkpoints::bytes)
     }
 
     /// Checks everything. `outside` are the references that the caller holds.
@@ -102,9 +92,6 @@ impl Cache {
         pool.check_integrity();
         if let Some(checkpoints) = &self.core.checkpoints {
             checkpoints.check_integrity(pool);
-        }
-        if let Some(adaption) = &self.adaption {
-            adaption.check_integrity();
         }
         let mut refs = vec![0; pool.num_blocks()];
         let tables = self.requests.values().flat_map(|r| r.tables());

@@ -5,7 +5,7 @@
 //! takes them. Read `step` first: it has the inputs and outputs of a step. A request then passes
 //! through these files: `request` hashes its tokens, `find` looks the hashes up and asks the rule
 //! for a boundary, `plan` counts the blocks that a step needs, `allocate` and `state` take them,
-//! `commit` makes computed blocks findable, and `free` and `endings` give blocks back. `steps` knows
+//! `commit` makes computed blocks findable, and `free` and `leave` give blocks back. `steps` knows
 //! what is not written before the step at hand has run. `group` has the
 //! differences between the kinds of groups, and `retention` decides what is worth keeping. After a
 //! load has failed, `own_tables` says who holds what and how far that goes, `assess` what that means
@@ -74,20 +74,19 @@
 //! # Ok::<(), kvbraid_core::Error>(())
 //! ```
 
-mod adapt;
 mod allocate;
 mod assess;
 mod commit;
 mod config;
 mod core;
 mod decode;
-mod endings;
 mod find;
 mod free;
 mod group;
 mod held;
 mod hint;
 mod inspect;
+mod leave;
 mod lengths;
 mod own_tables;
 mod plan;
@@ -108,19 +107,21 @@ mod zeroing;
 
 use hashbrown::HashMap;
 
-pub use config::{ByValue, CacheConfig, GroupOptions, HashFunction, Lean, PrefillCost, Retention};
+pub use config::{
+    ByValue, CacheConfig, EvictionPolicy, GroupOptions, HashFunction, PrefillCost, Retention,
+};
 pub use hint::Hint;
+pub use leave::FinishedRequest;
 pub use own_tables::{OwnLimit, Place, Places};
 pub use recover::{Boundary, Recovery};
 pub use retention::Checkpoint;
+pub(crate) use retention::Checkpoints;
 pub use statistics::{Starts, Statistics};
 pub use step::{
     Allocation, BlockCopy, BlockInfo, Cursor, KeptState, Match, Need, NewRequest, NoFit, Progress,
     Work,
 };
 
-use self::adapt::Adaption;
-pub use self::adapt::{Leaning, Saved};
 use self::core::Core;
 use self::request::Request;
 use crate::blocks::BlockId;
@@ -134,8 +135,6 @@ pub struct Cache {
     core: Core,
     requests: HashMap<u64, Box<Request>>,
     next_id: u64,
-    /// What decides where retention by value leans, unless that is fixed.
-    adaption: Option<Box<Adaption>>,
 }
 
 impl Cache {
@@ -146,7 +145,6 @@ impl Cache {
     pub fn new(config: CacheConfig, secret: &Secret) -> Result<Self> {
         config.validate()?;
         Ok(Self {
-            adaption: Adaption::new(&config, secret).map(Box::new),
             core: Core::new(config, secret),
             requests: HashMap::new(),
             next_id: 0,
@@ -332,6 +330,19 @@ impl Cache {
         self.request(id)?;
         let checkpoints = self.core.checkpoints.as_ref();
         Ok(checkpoints.map_or_else(Vec::new, |checkpoints| checkpoints.stops(id).collect()))
+    }
+
+    /// The checkpoints, under retention by value.
+    pub(crate) fn retention(&self) -> Option<&Checkpoints> {
+        self.core.checkpoints.as_ref()
+    }
+
+    /// Does from now on what another cache does, with this interval between regular checkpoints;
+    /// see [`Checkpoints::imitate`].
+    pub(crate) fn imitate(&mut self, other: &Checkpoints, interval: u32) {
+        if let Some(checkpoints) = &mut self.core.checkpoints {
+            checkpoints.imitate(other, interval);
+        }
     }
 
     /// Takes the counts since the last call.

@@ -7,9 +7,9 @@ use std::slice::from_ref;
 
 use crate::choices::Choices;
 
+use kvbraid_core::adaptive::AdaptiveCache;
 use kvbraid_core::cache::{
-    ByValue, Cache, CacheConfig, GroupOptions, HashFunction, Need, NewRequest, PrefillCost,
-    Retention,
+    ByValue, CacheConfig, GroupOptions, HashFunction, Need, NewRequest, PrefillCost, Retention,
 };
 use kvbraid_core::hash::{HashAlgo, none_hash};
 use kvbraid_core::secret::Secret;
@@ -43,7 +43,7 @@ fn below(choices: &mut impl Choices, end: usize) -> u32 {
 
 /// A cache, and requests of callers.
 pub(crate) struct Life {
-    cache: Cache,
+    cache: AdaptiveCache,
     requests: Vec<u64>,
     num_groups: u32,
     free: usize,
@@ -53,7 +53,7 @@ impl Life {
     pub(crate) fn new(choices: &mut impl Choices) -> Self {
         let num_groups = 1 + below(choices, 3);
         let groups = (0..num_groups).map(|_| group(choices)).collect();
-        let cache = Cache::new(config(groups, choices), &Secret::new([7; 32])).unwrap();
+        let cache = AdaptiveCache::new(config(groups, choices), &Secret::new([7; 32])).unwrap();
         let free = cache.num_free_blocks();
         Self {
             cache,
@@ -161,7 +161,7 @@ fn config(groups: Vec<GroupSpec>, choices: &mut impl Choices) -> CacheConfig {
             per_token: 1.0,
             per_pair: 0.0,
         },
-        lean: None,
+        policy: None,
     };
     CacheConfig {
         options: vec![GroupOptions::default(); groups.len()],

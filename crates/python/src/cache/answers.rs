@@ -1,9 +1,9 @@
 //! What the cache answers, as tuples and flat buffers.
 
+use kvbraid_core::adaptive::PolicyChoice;
 use kvbraid_core::blocks::{Author, BlockId};
 use kvbraid_core::cache::{
-    Allocation, BlockCopy, BlockInfo, Checkpoint, KeptState, Leaning, NoFit, Starts, Statistics,
-    Work,
+    Allocation, BlockCopy, BlockInfo, Checkpoint, KeptState, NoFit, Starts, Statistics, Work,
 };
 use kvbraid_core::hash::Digest;
 use pyo3::prelude::*;
@@ -93,20 +93,20 @@ pub(super) fn work(work: Work) -> WorkTuple {
     )
 }
 
-/// The index of the lean in the list of names, intervals and shares; the number of requests that
+/// The index of the policy in the list of names, intervals and shares; the number of requests that
 /// have ended, how many had at the last change, and the number of changes.
 pub(super) type LeaningTuple = (usize, Vec<(&'static str, u32, f64)>, u64, u64, u64);
 
-pub(super) fn leaning(leaning: Leaning) -> LeaningTuple {
-    let saved = leaning.saved.into_iter();
+pub(super) fn leaning(choice: PolicyChoice) -> LeaningTuple {
+    let saved = choice.saved.into_iter();
     (
-        leaning.lean,
+        choice.policy,
         saved
-            .map(|each| (each.lean.name(), each.interval, each.share))
+            .map(|each| (each.policy.name(), each.interval, each.share))
             .collect(),
-        leaning.num_requests,
-        leaning.since,
-        leaning.num_changes,
+        choice.num_requests,
+        choice.since,
+        choice.num_changes,
     )
 }
 

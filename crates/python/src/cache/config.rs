@@ -1,7 +1,7 @@
 //! The configuration of a cache, read from `kvbraid.cache.CacheConfig` by attribute name.
 
 use kvbraid_core::cache::{
-    ByValue, CacheConfig, GroupOptions, HashFunction, Lean, PrefillCost, Retention,
+    ByValue, CacheConfig, EvictionPolicy, GroupOptions, HashFunction, PrefillCost, Retention,
 };
 use kvbraid_core::hash::none_hash;
 use kvbraid_core::spec::EngineDialect;
@@ -69,7 +69,7 @@ impl<'py> FromPyObject<'_, 'py> for RetentionArg {
             per_pair,
         } = cost.extract()?;
         Ok(Self(Retention::ByValue(ByValue {
-            lean: lean(object.getattr(intern!(py, "lean"))?.extract()?)?,
+            policy: policy(object.getattr(intern!(py, "lean"))?.extract()?)?,
             interval: object.getattr(intern!(py, "interval"))?.extract()?,
             cost: PrefillCost {
                 per_token,
@@ -80,12 +80,12 @@ impl<'py> FromPyObject<'_, 'py> for RetentionArg {
 }
 
 /// A member of `kvbraid.cache.Lean`, or `None`.
-fn lean(given: Option<EnumArg>) -> PyResult<Option<Lean>> {
+fn policy(given: Option<EnumArg>) -> PyResult<Option<EvictionPolicy>> {
     let Some(given) = given else {
         return Ok(None);
     };
-    let lean = Lean::named(given.name()).map_err(to_python)?;
-    Ok(Some(lean))
+    let policy = EvictionPolicy::named(given.name()).map_err(to_python)?;
+    Ok(Some(policy))
 }
 
 impl GroupOptionsArg {

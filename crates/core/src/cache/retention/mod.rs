@@ -13,6 +13,6 @@ mod retain;
 
 pub(super) use boundaries::Boundaries;
 pub use checkpoints::Checkpoint;
-pub(super) use checkpoints::Checkpoints;
+pub(crate) use checkpoints::Checkpoints;
 pub(super) use keep::Keep;
 use overlaps::Overlaps;

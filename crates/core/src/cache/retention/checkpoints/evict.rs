@@ -7,25 +7,25 @@ use smallvec::SmallVec;
 use super::value::Priority;
 use super::{Checkpoints, NO_NODE, NodeId};
 use crate::blocks::{BlockId, Pool, count};
-use crate::cache::config::Lean;
+use crate::cache::config::EvictionPolicy;
 
-/// The most checkpoints that are valued again at once when the lean changes.
+/// The most checkpoints that are valued again at once when the policy changes.
 const MOST_WEIGHED: NodeId = 2_048;
 
 impl Checkpoints {
     /// Does from now on what another cache does, with this interval between regular checkpoints.
     /// The likelihoods that another cache has learned which always did so are taken over.
-    pub(in crate::cache) fn lean_as(&mut self, other: &Self, interval: u32) {
-        let lean = other.lean;
-        self.policy.interval = interval;
+    pub(in crate::cache) fn imitate(&mut self, other: &Self, interval: u32) {
+        let policy = other.policy;
+        self.by_value.interval = interval;
         self.likelihood = other.likelihood.clone();
-        if std::mem::replace(&mut self.lean, lean) != lean {
+        if std::mem::replace(&mut self.policy, policy) != policy {
             self.first_stale = 0;
             self.weigh_stale();
         }
     }
 
-    /// Values checkpoints again that have the values of another lean. No call looks at many.
+    /// Values checkpoints again that have the values of another policy. No call looks at many.
     pub(super) fn weigh_stale(&mut self) {
         let all = count(self.nodes.len());
         let end = all.min(self.first_stale.saturating_add(MOST_WEIGHED));
@@ -45,7 +45,7 @@ impl Checkpoints {
     /// Whether the first checkpoint, if there is one, goes before the pool's next victim.
     fn goes_first(&self, pool: &Pool) -> bool {
         let is_older = |(key, _): &(Priority, NodeId)| pool.victim_waits_since_after(key.used_at);
-        let by_use = self.lean == Lean::Dense;
+        let by_use = self.policy == EvictionPolicy::Dense;
         !pool.has_victim() || (by_use && self.queue.first().is_some_and(is_older))
     }
 

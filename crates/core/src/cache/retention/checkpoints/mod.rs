@@ -22,7 +22,7 @@ use std::collections::BTreeSet;
 use super::Overlaps;
 use super::boundaries::Boundaries;
 use crate::blocks::{BlockId, EntryId, Pool};
-use crate::cache::config::{ByValue, CacheConfig, Lean, Retention};
+use crate::cache::config::{ByValue, CacheConfig, EvictionPolicy, Retention};
 use crate::cache::group::{Group, Kind};
 use crate::cache::hint::Hint;
 use crate::cache::request::{Ending, Request};
@@ -103,11 +103,11 @@ struct Anchor {
 }
 
 #[derive(Debug, Clone)]
-pub(in crate::cache) struct Checkpoints {
-    policy: ByValue,
+pub(crate) struct Checkpoints {
+    by_value: ByValue,
     /// What is evicted first, for now.
-    lean: Lean,
-    /// Nodes from this one on may still have the values of the lean before.
+    policy: EvictionPolicy,
+    /// Nodes from this one on may still have the values of the policy before.
     first_stale: NodeId,
     /// The groups that are cached.
     groups: Vec<Group>,
@@ -183,7 +183,7 @@ impl Checkpoints {
         groups: &[Group],
         boundaries: Boundaries,
     ) -> Option<Self> {
-        let Retention::ByValue(policy) = config.retention else {
+        let Retention::ByValue(by_value) = config.retention else {
             return None;
         };
         let groups: Vec<Group> = groups.iter().filter(|g| g.cacheable).copied().collect();
@@ -193,8 +193,8 @@ impl Checkpoints {
             group.kind == Kind::Full && !group.eagle && ends_there
         });
         Some(Self {
-            policy,
-            lean: policy.lean.unwrap_or(Lean::Dense),
+            by_value,
+            policy: by_value.policy.unwrap_or(EvictionPolicy::Dense),
             first_stale: NO_NODE,
             needs_no_tail,
             overlaps: (!needs_no_tail).then(|| Overlaps::new(config.num_blocks as usize)),
@@ -227,7 +227,7 @@ impl Checkpoints {
 
     /// The number of tokens between regular checkpoints; 0 if there are none.
     pub(in crate::cache) fn interval(&self) -> u32 {
-        self.policy.interval
+        self.by_value.interval
     }
 
     /// Notes that a request resumes after `tokens` tokens. This boundary becomes a checkpoint if it
@@ -270,7 +270,7 @@ impl Checkpoints {
 
     /// Whether most of what requests reused was at checkpoints, so keeping these alone would have
     /// saved most of it.
-    pub(in crate::cache) fn are_enough(&self) -> bool {
+    pub(crate) fn most_reuse_was_at_checkpoints(&self) -> bool {
         self.reused.at_checkpoints > self.reused.elsewhere
     }
 

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::value::{Past, Priority, Weight};
 use super::{Anchor, Checkpoints, NO_NODE, Node, NodeId, Origin, ROOT};
 use crate::blocks::{BlockId, Entries, EntryId, NULL_BLOCK, Pool, count};
-use crate::cache::config::Lean;
+use crate::cache::config::EvictionPolicy;
 use crate::cache::group::{Group, Kind};
 use crate::cache::request::Request;
 
@@ -330,9 +330,9 @@ impl Checkpoints {
     pub(super) fn weigh(&mut self, id: NodeId) {
         let node = &self.nodes[id as usize];
         let key = self.weight(id).map(|weight| Priority {
-            value: match self.lean {
-                Lean::Value => node.used_level + weight.worth(&self.policy.cost),
-                Lean::Dense | Lean::Interval => 0.0,
+            value: match self.policy {
+                EvictionPolicy::Value => node.used_level + weight.worth(&self.by_value.cost),
+                EvictionPolicy::Dense | EvictionPolicy::Interval => 0.0,
             },
             used_at: node.used_at,
         });

@@ -1,4 +1,4 @@
-//! Which requests the shadows play: a fixed share of all families of prefixes.
+//! Which requests the simulated caches replay: a fixed share of all families of prefixes.
 //!
 //! ```text
 //! every request    | system prompt |                       shared by too many: no family
@@ -6,14 +6,14 @@
 //! another family   | system prompt | other question | ...
 //! ```
 //! A family has the same block after the blocks that a large part of the traffic shares. All its
-//! requests are played or none, so a shadow with an n-th of the blocks sees an n-th of the traffic as
-//! the cache sees all of it.
+//! requests are replayed or none, so a simulated cache with an n-th of the blocks sees an n-th of the
+//! traffic as the cache sees all of it.
 
 use hashbrown::HashMap;
 
 use crate::hash::Digest;
 
-/// A block that more than one request in so many has is no family's.
+/// A block that more than 1/16 of all requests contain is too common to identify a prompt family.
 const COMMON: u32 = 16;
 
 /// Counts are halved when this many requests were counted.
@@ -21,7 +21,7 @@ const HALVED_AT: u32 = 1_024;
 
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
-    /// One family in so many is played.
+    /// One family in this many is replayed.
     one_in: u32,
     num_requests: u32,
     /// How many requests have a block, for blocks after common ones.
@@ -37,7 +37,7 @@ impl Sample {
         }
     }
 
-    /// Whether a request with these blocks is played.
+    /// Whether a request with these blocks is replayed.
     pub(super) fn takes<'a>(&mut self, hashes: impl Iterator<Item = &'a Digest>) -> bool {
         if self.one_in == 1 {
             return true;

@@ -4,27 +4,75 @@ use smallvec::SmallVec;
 
 use super::Cache;
 use super::core::Core;
+use super::hint::Hint;
 use super::request::Request;
 use crate::blocks::{Author, BlockId};
 use crate::error::{Error, Result};
+use crate::hash::Digest;
+
+/// A request that the cache has forgotten, for those who learn from it.
+#[derive(Debug)]
+pub struct FinishedRequest(Box<Request>);
+
+impl FinishedRequest {
+    pub(crate) fn has_computed(&self) -> bool {
+        self.0.num_computed_tokens > 0
+    }
+
+    /// The tokens that were computed.
+    pub(crate) fn num_tokens(&self) -> u32 {
+        self.0.num_known_computed()
+    }
+
+    pub(crate) fn num_prompt_tokens(&self) -> u32 {
+        self.0.num_prompt_tokens
+    }
+
+    pub(crate) fn num_hashes(&self) -> usize {
+        self.0.hashes.len()
+    }
+
+    /// Of its hashes, the last one of each of the first `most` runs of `every`.
+    pub(crate) fn hashes_every(
+        &self,
+        every: u32,
+        most: u32,
+    ) -> impl ExactSizeIterator<Item = &Digest> {
+        self.0.hashes_every(every, most)
+    }
+
+    pub(crate) fn hint(&self) -> Hint {
+        self.0.hint
+    }
+
+    /// Where the steps ended that computed the prompt.
+    pub(crate) fn step_ends(&self) -> &[u32] {
+        &self.0.step_ends
+    }
+}
 
 impl Cache {
-    /// Gives all blocks of requests back, tails first, and forgets the requests. What they were to
+    /// Gives all blocks of requests back, tails first, and forgets the requests, which it returns. What they were to
     /// write in a step that the device was not given is forgotten, and with `step_failed` also what
     /// it was given.
     ///
     /// # Errors
     /// `UnknownRequest`, `GivenTwice`; `InvalidValue` if another request has adopted what they were
     /// to write. Then nothing has changed.
-    pub fn release(&mut self, ids: &[u64], step_failed: bool) -> Result<()> {
+    pub fn release(
+        &mut self,
+        ids: &[u64],
+        step_failed: bool,
+    ) -> Result<SmallVec<[FinishedRequest; 4]>> {
         self.leave_step(ids, step_failed)?;
+        let mut finished = SmallVec::with_capacity(ids.len());
         for id in ids {
             if let Some(mut request) = self.requests.remove(id) {
                 self.core.give_back(&mut request);
-                self.has_ended(&request);
+                finished.push(self.finish(request));
             }
         }
-        Ok(())
+        Ok(finished)
     }
 
     /// Gives all blocks of requests back, as `release` does. The requests stay known, with nothing
@@ -52,29 +100,22 @@ impl Cache {
     ///
     /// # Errors
     /// The same as for `release`.
-    pub fn pop_blocks(&mut self, id: u64) -> Result<Vec<BlockId>> {
+    pub fn pop_blocks(&mut self, id: u64) -> Result<(Vec<BlockId>, FinishedRequest)> {
         self.leave_step(&[id], false)?;
         let mut request = self.requests.remove(&id).ok_or(Error::UnknownRequest(id))?;
         self.core.note_end(&request);
         self.core.forget_kept_states(id);
         let blocks: Vec<BlockId> = request.clear_tables().into_iter().flatten().collect();
         self.core.held.add(blocks.iter().copied());
-        self.has_ended(&request);
-        Ok(blocks)
+        Ok((blocks, self.finish(request)))
     }
 
-    /// Learns from a request that has ended: how likely others go on from its end, and where
-    /// retention by value leans.
-    fn has_ended(&mut self, request: &Request) {
-        let Some(checkpoints) = &mut self.core.checkpoints else {
-            return;
-        };
-        checkpoints.note_left(request);
-        if let Some(adaption) = &mut self.adaption
-            && let Some((other, interval)) = adaption.note_end(request, checkpoints.are_enough())
-        {
-            checkpoints.lean_as(other, interval);
+    /// Learns from a request that has ended how likely others go on from its end.
+    fn finish(&mut self, request: Box<Request>) -> FinishedRequest {
+        if let Some(checkpoints) = &mut self.core.checkpoints {
+            checkpoints.note_left(&request);
         }
+        FinishedRequest(request)
     }
 
     fn leave_step(&mut self, ids: &[u64], step_failed: bool) -> Result<()> {

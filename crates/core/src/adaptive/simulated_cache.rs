@@ -1,40 +1,41 @@
-//! A miniature of the cache that leans one way all the time: what would this have saved?
+//! A miniature of the cache whose policy never changes: what would this have saved?
 //!
-//! A shadow is a cache like the real one, without tokens and events. It plays whole lives of
+//! A simulated cache is a cache like the real one, without tokens and events. It replays whole
 //! requests, one after the other, from the hashes alone. Its blocks may be larger than the real
-//! ones: a shadow of few large blocks costs less and forgets alike.
+//! ones: few large blocks cost less and are forgotten alike.
 
-use super::life::Life;
-use super::tape::Pace;
+use super::recorded_request::RecordedRequest;
+use super::replay_schedule::Pace;
 use crate::blocks::count;
-use crate::cache::config::{ByValue, CacheConfig, GroupOptions, Lean, Retention};
-use crate::cache::retention::Checkpoints;
-use crate::cache::{Cache, Match, Need, NewRequest};
+use crate::cache::{
+    ByValue, Cache, CacheConfig, Checkpoints, EvictionPolicy, GroupOptions, Match, Need,
+    NewRequest, Retention,
+};
 use crate::secret::Secret;
 use crate::spec::{SpecKind, Topology};
 
-/// How much smaller a shadow is than its cache.
+/// How much smaller a simulated cache is than the real one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Scale {
-    /// Real blocks in a row that are one block of the shadow.
+    /// Real blocks in a row that are one block of the simulated cache.
     pub blocks: u32,
-    /// One prefix in so many is played.
+    /// One prefix in this many is replayed.
     pub sample: u32,
 }
 
-/// The most blocks of a shadow, unless the sample is the smallest that there is.
+/// The most blocks of a simulated cache, unless the sample is the smallest that there is.
 const MOST_BLOCKS: u32 = 8_192;
 
-/// At least one prefix in so many is played: a large pool must not learn only from a few of the
+/// At least one prefix in this many is replayed: a large pool must not learn only from a few of the
 /// requests that it took to fill it.
 const SMALLEST_SAMPLE: u32 = 8;
 
-/// The most tokens of a shadow's smallest block, unless the real one is larger.
+/// The most tokens of a simulated cache's smallest block, unless the real one is larger.
 const MOST_TOKENS: u32 = 128;
 
 impl Scale {
-    /// A small cache is played as it is. A larger one has shadows of larger blocks, and if these are
-    /// still too many, of fewer prefixes.
+    /// A small cache is simulated as it is. A larger one is simulated with larger blocks, and if these
+    /// are still too many, with fewer prefixes.
     pub(super) fn of(config: &CacheConfig) -> Self {
         let cached = config.topology.groups.iter().filter(|g| g.prefix_cacheable);
         let smallest = cached.map(|group| group.block_size).min().unwrap_or(1);
@@ -57,8 +58,8 @@ impl Scale {
         config.num_blocks / self.blocks / self.sample
     }
 
-    /// How fast shadows of this scale play; `None` if the cache is so small that they keep up.
-    pub(super) fn pace(self, config: &CacheConfig, num_shadows: usize) -> Option<Pace> {
+    /// How fast caches of this scale replay; `None` if the cache is so small that they keep up.
+    pub(super) fn pace(self, config: &CacheConfig, num_caches: usize) -> Option<Pace> {
         if config.num_blocks <= MOST_BLOCKS {
             return None;
         }
@@ -71,23 +72,27 @@ impl Scale {
         let fill = self.num_blocks(config) / blocks.max(1) * num_hashes;
         Some(Pace {
             fill: fill as usize,
-            num_shadows,
+            num_caches,
         })
     }
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Shadow {
-    pub lean: Lean,
+pub(super) struct SimulatedCache {
+    pub policy: EvictionPolicy,
     pub interval: u32,
     cache: Cache,
+    /// The number of tokens of a hash.
+    unit: u32,
+    /// Where states are kept, if there are any.
+    state_unit: Option<u32>,
 }
 
-impl Shadow {
+impl SimulatedCache {
     /// `None` if no such cache can be.
     pub(super) fn new(
         config: &CacheConfig,
-        policy: ByValue,
+        by_value: ByValue,
         scale: Scale,
         secret: &Secret,
     ) -> Option<Self> {
@@ -98,9 +103,17 @@ impl Shadow {
         topology.alignment *= scale.blocks;
         topology.hash_block_size *= scale.blocks;
         topology.partial_hits = false;
-        let lean = policy.lean?;
+        let has_states = topology
+            .groups
+            .iter()
+            .any(|group| group.kind == SpecKind::Mamba);
+        let (unit, state_unit) = (
+            topology.hash_block_size,
+            has_states.then_some(topology.alignment),
+        );
+        let policy = by_value.policy?;
         let alignment = config.topology.alignment;
-        let interval = policy.interval.next_multiple_of(topology.alignment);
+        let interval = by_value.interval.next_multiple_of(topology.alignment);
         let ring = |options: &GroupOptions| GroupOptions {
             is_ring: options.is_ring,
             ..GroupOptions::default()
@@ -110,7 +123,10 @@ impl Shadow {
             num_blocks: scale.num_blocks(config) + 1,
             caching: true,
             events: false,
-            retention: Retention::ByValue(ByValue { interval, ..policy }),
+            retention: Retention::ByValue(ByValue {
+                interval,
+                ..by_value
+            }),
             max_model_len: u32::MAX,
             max_in_flight_tokens: None,
             watermark_blocks: 0,
@@ -122,28 +138,31 @@ impl Shadow {
         };
         let cache = Cache::new(config, secret).ok()?;
         Some(Self {
-            lean,
-            interval: policy.interval.next_multiple_of(alignment),
+            policy,
+            interval: by_value.interval.next_multiple_of(alignment),
             cache,
+            unit,
+            state_unit,
         })
     }
 
-    /// Plays the life of a request, and returns the tokens that it reused.
-    pub(super) fn play(&mut self, life: &Life) -> u32 {
-        let (prompt, output) = life.hashes.split_at(life.num_prompt_hashes(self.unit()));
+    /// Replays a request, and returns the tokens that it reused.
+    pub(super) fn replay(&mut self, recorded: &RecordedRequest) -> u32 {
+        let num_prompt_hashes = recorded.num_prompt_hashes(self.unit);
+        let (prompt, output) = recorded.hashes.split_at(num_prompt_hashes);
         let new = NewRequest {
-            tokens: vec![0; life.num_prompt_tokens as usize],
-            num_prompt_tokens: life.num_prompt_tokens,
+            tokens: vec![0; recorded.num_prompt_tokens as usize],
+            num_prompt_tokens: recorded.num_prompt_tokens,
             hashes: Some(prompt.to_vec()),
-            hint: life.hint,
+            hint: recorded.hint,
             ..NewRequest::default()
         };
         let Ok(id) = self.cache.add(new) else {
             return 0;
         };
         let found = self.cache.find(id).unwrap_or_default();
-        let is_whole = self.compute(id, life, found);
-        let num_left = (life.num_tokens - life.num_prompt_tokens) as usize;
+        let is_whole = self.compute(id, recorded, found);
+        let num_left = (recorded.num_tokens - recorded.num_prompt_tokens) as usize;
         if is_whole && num_left > 0 {
             let more = self
                 .cache
@@ -161,9 +180,7 @@ impl Shadow {
     }
 
     /// Computes a prompt. Returns false if the cache has no room for it.
-    fn compute(&mut self, id: u64, life: &Life, found: Match) -> bool {
-        let kinds = self.cache.core.groups.iter().map(|group| group.spec.kind);
-        let has_states = kinds.into_iter().any(|kind| kind == SpecKind::Mamba);
+    fn compute(&mut self, id: u64, recorded: &RecordedRequest, found: Match) -> bool {
         let mut need = Need {
             request: id,
             num_hit_tokens: found.num_tokens,
@@ -171,7 +188,7 @@ impl Shadow {
             ..Need::default()
         };
         let mut done = found.num_tokens;
-        for end in life.stops(found, has_states.then_some(self.alignment())) {
+        for end in recorded.stops(found, self.state_unit) {
             need.num_new_tokens = end - done;
             if !self.step(need) {
                 return false;
@@ -192,17 +209,8 @@ impl Shadow {
         done.is_ok_and(|done| done.num_fit == 1)
     }
 
-    /// The number of tokens of a hash.
-    fn unit(&self) -> u32 {
-        self.cache.core.config.topology.hash_block_size
-    }
-
-    fn alignment(&self) -> u32 {
-        self.cache.core.config.topology.alignment
-    }
-
     pub(super) fn checkpoints(&self) -> Option<&Checkpoints> {
-        self.cache.core.checkpoints.as_ref()
+        self.cache.retention()
     }
 
     pub(super) fn bytes(&self) -> usize {

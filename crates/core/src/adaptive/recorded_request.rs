@@ -1,12 +1,11 @@
-//! What a shadow needs to know of a request that has ended.
+//! What a simulated cache needs to know of a request that has finished.
 
 use smallvec::SmallVec;
 
-use crate::cache::request::Request;
-use crate::cache::{Hint, Match};
+use crate::cache::{FinishedRequest, Hint, Match};
 use crate::hash::Digest;
 
-/// The blocks of a shadow by which requests are hashed.
+/// The blocks of a simulated cache by which requests are hashed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unit {
     pub tokens: u32,
@@ -16,14 +15,17 @@ pub(super) struct Unit {
 
 impl Unit {
     /// The hashes of what a request has computed.
-    pub(super) fn hashes(self, request: &Request) -> impl ExactSizeIterator<Item = &Digest> {
-        request.hashes_every(self.num_hashes, request.num_known_computed() / self.tokens)
+    pub(super) fn hashes(
+        self,
+        request: &FinishedRequest,
+    ) -> impl ExactSizeIterator<Item = &Digest> {
+        request.hashes_every(self.num_hashes, request.num_tokens() / self.tokens)
     }
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Life {
-    /// The hashes of the blocks of a shadow.
+pub(super) struct RecordedRequest {
+    /// The hashes of the blocks of a simulated cache.
     pub hashes: Vec<Digest>,
     pub num_prompt_tokens: u32,
     /// The tokens that were computed.
@@ -34,19 +36,19 @@ pub(super) struct Life {
     step_ends: SmallVec<[u32; 4]>,
 }
 
-impl Life {
-    pub(super) fn of(request: &Request, unit: Unit) -> Self {
-        let num_tokens = request.num_known_computed();
+impl RecordedRequest {
+    pub(super) fn of(request: &FinishedRequest, unit: Unit) -> Self {
+        let num_tokens = request.num_tokens();
         Self {
             hashes: unit.hashes(request).copied().collect(),
-            num_prompt_tokens: request.num_prompt_tokens.min(num_tokens),
+            num_prompt_tokens: request.num_prompt_tokens().min(num_tokens),
             num_tokens,
-            hint: request.hint,
-            step_ends: request.step_ends.clone(),
+            hint: request.hint(),
+            step_ends: SmallVec::from_slice(request.step_ends()),
         }
     }
 
-    /// A life of so many hashes, for tests.
+    /// A request of so many hashes, for tests.
     #[cfg(test)]
     pub(super) fn of_length(num_tokens: u32, num_hashes: usize) -> Self {
         Self {
@@ -63,8 +65,9 @@ impl Life {
         ((self.num_prompt_tokens / unit) as usize).min(self.hashes.len())
     }
 
-    /// Where the steps end that compute the prompt after a hit, in order. `unit` is where states are kept, if there are any:
-    /// then steps end at a junction and where the same prompt would resume, as a cache plans them.
+    /// Where the steps end that compute the prompt after a hit, in order. `unit` is where states are
+    /// kept, if there are any: then steps end at a junction and where the same prompt would resume, as
+    /// a cache plans them.
     pub(super) fn stops(&self, found: Match, unit: Option<u32>) -> SmallVec<[u32; 8]> {
         let mut stops: SmallVec<[u32; 8]> = self.step_ends.iter().copied().collect();
         stops.push(self.num_prompt_tokens);
