@@ -62,17 +62,17 @@ COUNTED: Final = "tests/unit/scheduler/test_recovered_tokens.py"
 LOADS: Final = "tests/unit/scheduler/test_loads.py"
 
 
-ALLOCATE: Final = "crates/core/src/cache/allocate.rs"
+ALLOCATE: Final = "crates/core/src/cache/step/allocate.rs"
 BOUNDARIES: Final = "crates/core/src/cache/retention/boundaries.rs"
-CACHE_PLAN: Final = "crates/core/src/cache/plan.rs"
-COMMIT: Final = "crates/core/src/cache/commit.rs"
+CACHE_PLAN: Final = "crates/core/src/cache/step/plan.rs"
+COMMIT: Final = "crates/core/src/cache/step/commit.rs"
 EVENTS: Final = "crates/core/src/blocks/events.rs"
-FIND: Final = "crates/core/src/cache/find.rs"
-FREE: Final = "crates/core/src/cache/free.rs"
+FIND: Final = "crates/core/src/cache/step/find.rs"
+FREE: Final = "crates/core/src/cache/step/free.rs"
 GROUP: Final = "crates/core/src/cache/group.rs"
 HASH_INDEX: Final = "crates/core/src/blocks/hash_index.rs"
 POOL: Final = "crates/core/src/blocks/pool.rs"
-STATE: Final = "crates/core/src/cache/state.rs"
+STATE: Final = "crates/core/src/cache/step/state.rs"
 DIALECT: Final = "crates/core/src/rule/dialect.rs"
 NEEDS: Final = "crates/core/src/rule/needs.rs"
 PLAN: Final = "crates/core/src/rule/plan.rs"
@@ -532,7 +532,7 @@ OF_RECOVERY: Final = (
         "recovery: copies of the same tokens that others have registered are taken for its own",
         (
             Edit(
-                "crates/core/src/cache/assess.rs",
+                "crates/core/src/cache/going_back/assess.rs",
                 "self.pool.author(block) == author || gap.has_read(position, block)",
                 "self.pool.author(block) == author || !gap.positions.is_empty()",
             ),

@@ -3,15 +3,15 @@
 
 use hashbrown::{HashMap, HashSet};
 
+use super::by_hand::held::HeldBlocks;
 use super::config::CacheConfig;
-use super::find::Finder;
 use super::group::Group;
-use super::held::HeldBlocks;
 use super::request::{HashBlocks, Request, SharedTail, Table};
 use super::retention::{Boundaries, Checkpoints};
 use super::statistics::Statistics;
-use super::step::{BlockCopy, KeptState};
-use super::steps::Steps;
+use super::step::find::Finder;
+use super::step::io::{BlockCopy, KeptState};
+use super::step::registered::Steps;
 use crate::blocks::{BlockId, EventLog, NULL_BLOCK, Pool};
 use crate::error::{Error, Result};
 use crate::hash::Digest;

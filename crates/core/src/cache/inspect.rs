@@ -3,7 +3,7 @@
 
 use super::Cache;
 use super::retention::{Checkpoint, Checkpoints};
-use super::step::{BlockInfo, Cursor};
+use super::step::io::{BlockInfo, Cursor};
 use crate::blocks::{BlockId, NULL_BLOCK};
 use crate::error::Result;
 use crate::hash::Digest;

@@ -2,15 +2,17 @@
 //!
 //! [`Cache`] owns the requests. What they share is in `core`, and the blocks are in
 //! [`crate::blocks`]. Nothing here does I/O or reads a clock. Events are recorded until the caller
-//! takes them. Read `step` first: it has the inputs and outputs of a step. A request then passes
-//! through these files: `request` hashes its tokens, `find` looks the hashes up and asks the rule
-//! for a boundary, `plan` counts the blocks that a step needs, `allocate` and `state` take them,
-//! `commit` makes computed blocks findable, and `free` and `leave` give blocks back. `steps` knows
-//! what is not written before the step at hand has run. `group` has the
-//! differences between the kinds of groups, and `retention` decides what is worth keeping. After a
-//! load has failed, `own_tables` says who holds what and how far that goes, `assess` what that means
-//! for all requests together, `rewind` goes back, and `recover` does all that a recovery needs in one
-//! step.
+//! takes them.
+//!
+//! - `config` says how a cache is set up, and `group` what distinguishes the kinds of groups.
+//! - `request` is one request: its tokens, hashes and tables. `hint` is what a caller says of its end.
+//! - `core` is what all requests share.
+//! - `retention` decides what is worth keeping.
+//! - `step` serves requests; begin with its inputs and outputs.
+//! - `by_hand` is for callers who treat single blocks.
+//! - `leave` is for requests that give all their blocks back.
+//! - `going_back` is for requests that go back, and for failed loads.
+//! - `statistics` and `inspect` show what the cache did and what it has.
 //!
 //! ```
 //! use kvbraid_core::cache::{Cache, CacheConfig, GroupOptions, HashFunction, Need, NewRequest, Retention};
@@ -74,50 +76,32 @@
 //! # Ok::<(), kvbraid_core::Error>(())
 //! ```
 
-mod allocate;
-mod assess;
-mod commit;
+mod by_hand;
 mod config;
 mod core;
-mod decode;
-mod find;
-mod free;
+mod going_back;
 mod group;
-mod held;
 mod hint;
 mod inspect;
 mod leave;
-mod lengths;
-mod own_tables;
-mod plan;
-mod recover;
 mod request;
 mod retention;
-mod rewind;
-mod saved_state;
-mod shared_prefix;
-mod single_blocks;
-mod state;
 mod statistics;
 mod step;
-mod steps;
-mod take_back;
-mod work;
-mod zeroing;
 
 use hashbrown::HashMap;
 
 pub use config::{
     ByValue, CacheConfig, EvictionPolicy, GroupOptions, HashFunction, PrefillCost, Retention,
 };
+pub use going_back::own_tables::{OwnLimit, Place, Places};
+pub use going_back::recover::{Boundary, Recovery};
 pub use hint::Hint;
 pub use leave::FinishedRequest;
-pub use own_tables::{OwnLimit, Place, Places};
-pub use recover::{Boundary, Recovery};
 pub use retention::Checkpoint;
 pub(crate) use retention::Checkpoints;
 pub use statistics::{Starts, Statistics};
-pub use step::{
+pub use step::io::{
     Allocation, BlockCopy, BlockInfo, Cursor, KeptState, Match, Need, NewRequest, NoFit, Progress,
     Work,
 };

@@ -1,7 +1,7 @@
 //! What an engine publishes about its cache: counts since they were last taken.
 
 use super::request::{Life, Request};
-use super::step::Need;
+use super::step::io::Need;
 
 /// Requests that began to run, and how many tokens they reused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! The common prefix of running requests: attention over it can be computed once for all of them.
 
-use super::Cache;
 use crate::blocks::{BlockId, NULL_BLOCK, count};
+use crate::cache::Cache;
 use crate::error::Result;
 
 impl Cache {

@@ -6,27 +6,27 @@
 //! plan therefore knows the version of the index that it was made from, and looks its hit up again
 //! if copies were added or removed since.
 
-use super::core::Core;
-use super::group::{Group, Kind};
-use super::request::{Request, Table};
+use super::io::{Lengths, Need, NoFit};
 use super::state::{self, StateStep};
-use super::step::{Lengths, Need, NoFit};
 use crate::blocks::{BlockId, NULL_BLOCK, count, signed};
+use crate::cache::core::Core;
+use crate::cache::group::{Group, Kind};
+use crate::cache::request::{Request, Table};
 use crate::error::{Error, Result};
 
 /// Whether a request fits, or why not.
-pub(super) type Fit = std::result::Result<(), NoFit>;
+pub(in crate::cache) type Fit = std::result::Result<(), NoFit>;
 
 /// The blocks of a hit: those of group `g` are `blocks[ends[g - 1]..ends[g]]`. Both lists are empty
 /// without a hit.
 #[derive(Debug, Default)]
-pub(super) struct Hits {
+pub(in crate::cache) struct Hits {
     blocks: Vec<BlockId>,
     ends: Vec<usize>,
 }
 
 impl Hits {
-    pub(super) fn of(&self, group: usize) -> &[BlockId] {
+    pub(in crate::cache) fn of(&self, group: usize) -> &[BlockId] {
         let start = group
             .checked_sub(1)
             .and_then(|before| self.ends.get(before));
@@ -34,14 +34,14 @@ impl Hits {
         &self.blocks[start.copied().unwrap_or(0)..end]
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::cache) fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
 }
 
 /// One request's part in a call of `allocate`.
 #[derive(Debug)]
-pub(super) struct Plan<'a> {
+pub(in crate::cache) struct Plan<'a> {
     pub need: &'a Need,
     pub lengths: Lengths,
     pub hits: Hits,
@@ -61,7 +61,11 @@ fn loaded_until(need: &Need, lengths: &Lengths) -> Option<u32> {
 impl Core {
     /// Plans one request's step. Refuses a step that no state of the pool could serve, and a hit
     /// that is not held now.
-    pub(super) fn check<'a>(&mut self, request: &Request, need: &'a Need) -> Result<Plan<'a>> {
+    pub(in crate::cache) fn check<'a>(
+        &mut self,
+        request: &Request,
+        need: &'a Need,
+    ) -> Result<Plan<'a>> {
         if need.num_new_tokens == 0 && need.num_hit_tokens == 0 && need.num_external_tokens == 0 {
             return Err(Error::InvalidValue(format!(
                 "request {}: 0 new tokens and nothing to adopt; ask for at least one token",
@@ -122,7 +126,7 @@ impl Core {
 
     /// Looks up a plan's hit again if copies were added or removed since. Returns false if the hit
     /// is gone.
-    pub(super) fn renew(&mut self, request: &Request, plan: &mut Plan<'_>) -> bool {
+    pub(in crate::cache) fn renew(&mut self, request: &Request, plan: &mut Plan<'_>) -> bool {
         let version = self.pool.index.version();
         if plan.need.num_hit_tokens == 0 || plan.version == version {
             return true;
@@ -137,7 +141,7 @@ impl Core {
 
     /// Looks up the blocks of a hit. If the tokens from there to `until` are loaded, blocks that no
     /// later token reads may be missing, for example the state that the load continues from.
-    pub(super) fn find_hit(
+    pub(in crate::cache) fn find_hit(
         &mut self,
         request: &Request,
         tokens: u32,
@@ -173,7 +177,7 @@ impl Core {
 
     /// The number of blocks that a request would take out of the free queue; negative if it would
     /// have some to spare, and more than there are if it has to wait for the next step.
-    pub(super) fn blocks_needed(
+    pub(in crate::cache) fn blocks_needed(
         &mut self,
         request: &Request,
         need: &Need,
@@ -192,7 +196,12 @@ impl Core {
     /// ```text
     /// free blocks    |-- reserved --|-- watermark --|------ needed ------|-- left --|
     /// ```
-    pub(super) fn fit(&mut self, request: &mut Request, plan: &Plan<'_>, reserved: usize) -> Fit {
+    pub(in crate::cache) fn fit(
+        &mut self,
+        request: &mut Request,
+        plan: &Plan<'_>,
+        reserved: usize,
+    ) -> Fit {
         let Plan { need, lengths, .. } = plan;
         if self.is_hit_unwritten(plan) {
             return Err(NoFit::Unwritten);
@@ -380,7 +389,7 @@ impl Core {
     }
 
     /// The number of blocks that would leave the free queue if they were touched.
-    pub(super) fn num_evictable(&self, blocks: &[BlockId]) -> usize {
+    pub(in crate::cache) fn num_evictable(&self, blocks: &[BlockId]) -> usize {
         let is_free = |block: &&BlockId| **block != NULL_BLOCK && self.pool.refs(**block) == 0;
         blocks.iter().filter(is_free).count()
     }

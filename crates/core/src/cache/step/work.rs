@@ -12,9 +12,9 @@
 
 use hashbrown::HashMap;
 
-use super::Cache;
-use super::step::{KeptState, Work};
+use super::io::{KeptState, Work};
 use crate::blocks::BlockId;
+use crate::cache::Cache;
 use crate::error::Result;
 
 impl Cache {
@@ -103,7 +103,7 @@ impl Cache {
 
     /// The references that copies hold: copies that were decided on, and copies taken in this step
     /// whose ends the caller does not free.
-    pub(super) fn held_by_copies(&self) -> impl Iterator<Item = BlockId> {
+    pub(in crate::cache) fn held_by_copies(&self) -> impl Iterator<Item = BlockId> {
         let pending = self.core.copies.iter().flatten();
         let ends = pending.flat_map(|copy| copy.ends());
         ends.chain(self.core.being_copied.iter().copied())

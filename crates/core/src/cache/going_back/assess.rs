@@ -1,10 +1,10 @@
 //! The tables of a live cache, as an assessment of failed loads reads them. Nothing is copied.
 
-use super::Cache;
-use super::core::Core;
-use super::group::{Group, Kind};
-use super::request::Request;
 use crate::blocks::{Author, BlockId, Key};
+use crate::cache::Cache;
+use crate::cache::core::Core;
+use crate::cache::group::{Group, Kind};
+use crate::cache::request::Request;
 use crate::error::Result;
 use crate::recovery::{Assessment, Clue, Doubt, Gap, OwnTables, Run, Tables, assess};
 use crate::spec::Topology;

@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-use super::Cache;
-use super::retention::Keep;
-use super::step::Need;
 use crate::blocks::{Author, BlockId, Key, NULL_BLOCK};
+use crate::cache::Cache;
+use crate::cache::retention::Keep;
+use crate::cache::step::io::Need;
 use crate::error::{Error, Result};
 use crate::hash::Digest;
 
@@ -71,7 +71,7 @@ impl Cache {
         Ok(())
     }
 
-    pub(super) fn check_blocks(&self, blocks: &[BlockId]) -> Result<()> {
+    pub(in crate::cache) fn check_blocks(&self, blocks: &[BlockId]) -> Result<()> {
         let num_blocks = self.core.pool.num_blocks();
         match blocks.iter().find(|block| block.index() >= num_blocks) {
             Some(&block) => Err(Error::UnknownBlock { block, num_blocks }),

@@ -3,11 +3,11 @@
 //! Most of these steps change no table: no block begins, is filled, or leaves a window. A request
 //! knows up to how many computed tokens this holds.
 
-use super::Cache;
-use super::core::Core;
+use super::io::{Allocation, Need};
 use super::plan::Fit;
-use super::request::Request;
-use super::step::{Allocation, Need};
+use crate::cache::Cache;
+use crate::cache::core::Core;
+use crate::cache::request::Request;
 use crate::error::{Error, Result};
 
 impl Cache {

@@ -6,11 +6,11 @@
 
 use smallvec::SmallVec;
 
-use super::Cache;
-use super::core::Core;
-use super::group::{Group, Kind};
-use super::request::{Request, Table};
 use crate::blocks::{BlockId, BlockSet, Key, NULL_BLOCK, count};
+use crate::cache::Cache;
+use crate::cache::core::Core;
+use crate::cache::group::{Group, Kind};
+use crate::cache::request::{Request, Table};
 use crate::error::Result;
 use crate::recovery::{OwnTable, OwnTables, ResumePoint, Search, State};
 
@@ -132,7 +132,11 @@ impl Places {
 }
 
 impl Core {
-    pub(super) fn own_tables<'a>(&self, request: &'a Request, limit: Option<u32>) -> OwnTables<'a> {
+    pub(in crate::cache) fn own_tables<'a>(
+        &self,
+        request: &'a Request,
+        limit: Option<u32>,
+    ) -> OwnTables<'a> {
         let groups = self.groups.iter().zip(request.tables());
         let own = |(group, table): (&Group, &'a Table)| {
             let is_whole = group.kind == Kind::Full && !self.config.hits_may_lack_blocks();

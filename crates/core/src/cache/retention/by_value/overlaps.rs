@@ -45,7 +45,7 @@ const IS_END: Fingerprint = 1;
 
 /// The lengths at which requests are expected to branch off.
 #[derive(Debug, Clone)]
-pub(in crate::cache) struct Overlaps {
+pub(super) struct Overlaps {
     seen: Vec<Fingerprint>,
     /// The recent prompts, the oldest first, and their tokens.
     recent: VecDeque<Recent>,

@@ -21,12 +21,12 @@ use std::ops::Range;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::Cache;
-use super::core::Core;
-use super::group::{Group, Kind};
-use super::request::{Request, Table};
-use super::zeroing::{Unwritten, first_written};
 use crate::blocks::{BlockId, BlockSet, NULL_BLOCK};
+use crate::cache::Cache;
+use crate::cache::core::Core;
+use crate::cache::group::{Group, Kind};
+use crate::cache::request::{Request, Table};
+use crate::cache::step::zeroing::{Unwritten, first_written};
 use crate::error::{Error, Result};
 
 /// A number of leading tokens of a request.

@@ -17,7 +17,7 @@ use crate::cache::request::Ending;
 
 /// Why a checkpoint was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::cache) enum Origin {
+pub(super) enum Origin {
     /// A prompt or a request ended.
     End,
     /// Requests branched off.

@@ -3,10 +3,10 @@
 //! Whatever the numbers are, a step is refused here or has lengths that the pool and the tables can
 //! follow. Nothing changes.
 
-use super::core::Core;
-use super::request::Request;
-use super::step::{Lengths, Need};
+use super::io::{Lengths, Need};
 use crate::blocks::count;
+use crate::cache::core::Core;
+use crate::cache::request::Request;
 use crate::error::{Error, Result};
 
 /// The most tokens beyond its own that a request may ask blocks for. Engines ask for a few drafts, and
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 const MOST_TOKENS_AHEAD: u32 = 1 << 16;
 
 impl Core {
-    pub(super) fn lengths(&self, request: &Request, need: &Need) -> Result<Lengths> {
+    pub(in crate::cache) fn lengths(&self, request: &Request, need: &Need) -> Result<Lengths> {
         self.check_length(request.id, request.num_tokens())?;
         let tracked = request.num_computed_tokens;
         let computed = need.num_computed_tokens.unwrap_or(tracked);

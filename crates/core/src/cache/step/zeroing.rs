@@ -4,16 +4,16 @@
 //! the step would race with that, so the blocks that it fills are left out. If the load fails, the
 //! blocks that it left unwritten are listed after all, before they are computed.
 
-use super::Cache;
-use super::core::Core;
-use super::group::{Group, Kind};
-use super::request::Request;
-use super::step::Need;
+use super::io::Need;
 use crate::blocks::{BlockId, NULL_BLOCK};
+use crate::cache::Cache;
+use crate::cache::core::Core;
+use crate::cache::group::{Group, Kind};
+use crate::cache::request::Request;
 use crate::error::{Error, Result};
 
 /// A group's index and its blocks that are left unwritten.
-pub(super) type Unwritten = (usize, Vec<BlockId>);
+pub(in crate::cache) type Unwritten = (usize, Vec<BlockId>);
 
 impl Cache {
     /// Lists a request's blocks from `start_token` on for zeroing, in the groups that need it. A
@@ -33,14 +33,14 @@ impl Cache {
 }
 
 impl Core {
-    pub(super) fn note_zeroing(&mut self, group: &Group, blocks: &[BlockId]) {
+    pub(in crate::cache) fn note_zeroing(&mut self, group: &Group, blocks: &[BlockId]) {
         if group.needs_zeroing {
             self.to_zero[usize::from(group.index)].extend_from_slice(blocks);
         }
     }
 
     /// Refuses groups that do not exist.
-    pub(super) fn check_loading(&self, need: &Need) -> Result<()> {
+    pub(in crate::cache) fn check_loading(&self, need: &Need) -> Result<()> {
         let num_groups = self.groups.len();
         let mut groups = need.loading_groups.iter();
         match groups.find(|&&group| usize::from(group) >= num_groups) {
@@ -52,7 +52,7 @@ impl Core {
         }
     }
 
-    pub(super) fn list_for_zeroing(&mut self, unwritten: Vec<Unwritten>) {
+    pub(in crate::cache) fn list_for_zeroing(&mut self, unwritten: Vec<Unwritten>) {
         for (group, blocks) in unwritten {
             self.to_zero[group].extend(blocks);
         }
@@ -60,7 +60,7 @@ impl Core {
 
     /// A request's blocks from `start_token` on, of the groups that need zeroing. `is_used` says of a
     /// block at a position of a group whether others hold or find it.
-    pub(super) fn all_unwritten(
+    pub(in crate::cache) fn all_unwritten(
         &self,
         request: &Request,
         start_token: u32,
@@ -92,7 +92,7 @@ impl Core {
 
 /// The position of the first block that a request writes if it computes its tokens from this one
 /// on. A ring is written whole, and blocks for an encoder's tokens never.
-pub(super) fn first_written(group: &Group, start_token: u32) -> usize {
+pub(in crate::cache) fn first_written(group: &Group, start_token: u32) -> usize {
     match group.kind {
         Kind::Cross | Kind::Nothing => usize::MAX,
         Kind::Ring => 0,

@@ -4,7 +4,8 @@ use std::ops::RangeInclusive;
 
 use smallvec::SmallVec;
 
-use super::checkpoints::{Checkpoints, Origin};
+use super::overlaps::Overlaps;
+use super::{Checkpoints, Origin};
 use crate::blocks::Pool;
 use crate::cache::request::Request;
 
@@ -105,7 +106,7 @@ impl Checkpoints {
             };
             (boundary / unit * unit, origin)
         });
-        let overlaps = self.overlaps.as_ref().map(super::Overlaps::expected);
+        let overlaps = self.overlaps.as_ref().map(Overlaps::expected);
         let overlaps = self.resumed_at(overlaps.unwrap_or_default());
         let all = multiples.map(|end| (end, Origin::Interval)).chain(others);
         let all = all.chain(overlaps.map(|end| (end, Origin::Overlap)));

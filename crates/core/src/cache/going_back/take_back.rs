@@ -1,10 +1,10 @@
 //! Tokens that are taken back: computed ones after drafts were rejected, or known ones.
 
-use super::Cache;
-use super::core::Core;
-use super::group::Kind;
-use super::request::Request;
 use super::rewind::gone;
+use crate::cache::Cache;
+use crate::cache::core::Core;
+use crate::cache::group::Kind;
+use crate::cache::request::Request;
 use crate::error::{Error, Result};
 
 impl Cache {
@@ -59,7 +59,7 @@ impl Core {
 
     /// Whether a request can go on from an earlier boundary: every group still holds what is read
     /// there. `is_state_kept` says it of a group of states that keeps so many speculative ones.
-    pub(super) fn check_way_back(
+    pub(in crate::cache) fn check_way_back(
         &self,
         request: &Request,
         num_tokens: u32,

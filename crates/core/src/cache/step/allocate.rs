@@ -4,18 +4,18 @@
 //! Every group's part of a hit gets its references before any group allocates, so no group evicts
 //! what another group is about to reuse.
 
-use super::core::Core;
-use super::group::{Group, Kind};
+use super::io::{Allocation, Lengths, Need, NoFit};
 use super::plan::{Fit, Plan};
-use super::request::{Request, SharedTail, Table};
 use super::state::{self, StateStep};
-use super::step::{Allocation, Lengths, Need, NoFit};
 use crate::blocks::{BlockId, NULL_BLOCK, count};
+use crate::cache::core::Core;
+use crate::cache::group::{Group, Kind};
+use crate::cache::request::{Request, SharedTail, Table};
 
 impl Core {
     /// Serves a request as planned, unless it does not fit. Appends to `done`, group by group, the
     /// new blocks and their number.
-    pub(super) fn allocate(
+    pub(in crate::cache) fn allocate(
         &mut self,
         request: &mut Request,
         mut plan: Plan<'_>,

@@ -1,15 +1,15 @@
 //! The blocks that a request gives back. While it runs, these are the blocks that it no longer
 //! reads (tokens before its window, earlier chunks, older states); when it ends, all its blocks.
 
-use super::core::Core;
-use super::group::Kind;
-use super::request::Request;
 use super::state;
 use crate::blocks::{BlockId, NULL_BLOCK, Pool, count, signed};
+use crate::cache::core::Core;
+use crate::cache::group::Kind;
+use crate::cache::request::Request;
 
 impl Core {
     /// Gives back the blocks that no token computed after `processed` tokens reads.
-    pub(super) fn free_skipped(&mut self, request: &mut Request, processed: u32) {
+    pub(in crate::cache) fn free_skipped(&mut self, request: &mut Request, processed: u32) {
         for (group, table) in self.groups.iter().zip(request.tables_mut()) {
             if let Kind::State { .. } = group.kind {
                 state::free_skipped(&mut self.pool, group, table, processed);
@@ -35,7 +35,7 @@ impl Core {
     }
 
     /// How many blocks `free_skipped` would add to the free queue.
-    pub(super) fn count_skipped(&self, request: &Request, processed: u32) -> i64 {
+    pub(in crate::cache) fn count_skipped(&self, request: &Request, processed: u32) -> i64 {
         let groups = self.groups.iter().zip(request.tables());
         let freed = groups.map(|(group, table)| {
             let skipped = group.skipped(processed) / group.block;
@@ -59,7 +59,7 @@ impl Core {
 
     /// Notes that a request is about to give its blocks back, so its last boundary becomes a
     /// checkpoint.
-    pub(super) fn note_end(&mut self, request: &Request) {
+    pub(in crate::cache) fn note_end(&mut self, request: &Request) {
         if let Some(checkpoints) = &mut self.checkpoints {
             checkpoints.note_end(&mut self.pool, request);
         }
@@ -67,7 +67,7 @@ impl Core {
 
     /// Gives all blocks of a request back, tails first. Blocks that lead to no checkpoint have no
     /// value: they are evicted before blocks that some boundary can still be resumed with.
-    pub(super) fn give_back(&mut self, request: &mut Request) {
+    pub(in crate::cache) fn give_back(&mut self, request: &mut Request) {
         self.forget_kept_states(request.id);
         self.note_end(request);
         let mut tables = request.clear_tables();

@@ -1,7 +1,7 @@
 //! The inputs and outputs of a step. They are plain values without any logic.
 
-use super::hint::Hint;
 use crate::blocks::{Author, BlockId, Extra};
+use crate::cache::hint::Hint;
 use crate::hash::Digest;
 
 /// A new request, as it is added.
@@ -120,7 +120,7 @@ pub struct BlockCopy {
 }
 
 impl BlockCopy {
-    pub(super) fn ends(self) -> [BlockId; 2] {
+    pub(in crate::cache) fn ends(self) -> [BlockId; 2] {
         [self.source, self.destination]
     }
 }
@@ -190,7 +190,7 @@ pub struct BlockInfo {
 /// |-- computed, or hit -->|-- loaded -------->|-- this step --->|-- drafts ---->|
 /// ```
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Lengths {
+pub(in crate::cache) struct Lengths {
     /// The tokens computed here before, or reused now.
     pub local: u32,
     /// `local` and the tokens that were computed elsewhere.

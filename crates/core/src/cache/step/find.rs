@@ -5,16 +5,16 @@ use std::ops::RangeInclusive;
 
 use smallvec::SmallVec;
 
-use super::group::{Group, Kind};
-use super::request::Request;
-use super::step::Match;
+use super::io::Match;
 use crate::blocks::{BlockId, EntryId, NULL_BLOCK, Pool};
+use crate::cache::group::{Group, Kind};
+use crate::cache::request::Request;
 use crate::rule::{self, Held, Query, Unknown, first_read, needed};
 use crate::spec::{EngineDialect, GroupSpec, Topology};
 
 /// The request and the pool for one look-up.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Lookup<'a> {
+pub(in crate::cache) struct Lookup<'a> {
     request: &'a Request,
     pool: &'a Pool,
     /// Tokens per hash.
@@ -24,7 +24,7 @@ pub(super) struct Lookup<'a> {
 /// How far the engine's search last read a group, for dialects in which this decides which blocks
 /// are taken.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct LastLook {
+pub(in crate::cache) struct LastLook {
     /// The candidate length of that look, in tokens.
     reads_to: u32,
     /// Whether the look dropped a unit for a draft head.
@@ -55,7 +55,7 @@ impl Lookup<'_> {
 
 /// Looks requests up, and keeps the buffers for that.
 #[derive(Debug, Clone)]
-pub(super) struct Finder {
+pub(in crate::cache) struct Finder {
     topology: Topology,
     /// The groups that an engine looks up first: the first full group, or else the first group,
     /// with its equals.
@@ -93,7 +93,7 @@ fn query(request: &Request) -> Query {
 }
 
 impl Finder {
-    pub(super) fn new(topology: &Topology, groups: &[Group]) -> Self {
+    pub(in crate::cache) fn new(topology: &Topology, groups: &[Group]) -> Self {
         let mut topology = topology.clone();
         let replay_tokens = std::mem::take(&mut topology.replay_tokens);
         for (spec, group) in topology.groups.iter_mut().zip(groups) {
@@ -141,7 +141,12 @@ impl Finder {
     }
 
     /// Finds what a request can reuse. Only buffers are changed.
-    pub(super) fn find(&mut self, request: &Request, groups: &[Group], pool: &Pool) -> Match {
+    pub(in crate::cache) fn find(
+        &mut self,
+        request: &Request,
+        groups: &[Group],
+        pool: &Pool,
+    ) -> Match {
         if !groups.iter().any(|group| group.cacheable) {
             return Match::default();
         }
@@ -175,7 +180,7 @@ impl Finder {
     }
 
     /// For each group, the engine's last look; empty if no engine's search is followed.
-    pub(super) fn looks(
+    pub(in crate::cache) fn looks(
         &mut self,
         request: &Request,
         groups: &[Group],
@@ -190,7 +195,7 @@ impl Finder {
     }
 
     /// The look-up of a request's hashes in the pool.
-    pub(super) fn lookup<'a>(&self, request: &'a Request, pool: &'a Pool) -> Lookup<'a> {
+    pub(in crate::cache) fn lookup<'a>(&self, request: &'a Request, pool: &'a Pool) -> Lookup<'a> {
         Lookup {
             request,
             pool,
@@ -273,7 +278,7 @@ impl Finder {
     /// The blocks that a group gives a request that resumes at `tokens`, from position 0 on. The
     /// null block stands where the group needs none. `Err` has the position of a needed block that
     /// is not held.
-    pub(super) fn blocks(
+    pub(in crate::cache) fn blocks(
         &self,
         lookup: Lookup<'_>,
         group: &Group,

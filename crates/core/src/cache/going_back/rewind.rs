@@ -16,11 +16,11 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::Cache;
-use super::core::Core;
-use super::group::Group;
-use super::request::{Request, Table};
 use crate::blocks::{BlockId, NULL_BLOCK, count};
+use crate::cache::Cache;
+use crate::cache::core::Core;
+use crate::cache::group::Group;
+use crate::cache::request::{Request, Table};
 use crate::error::Result;
 use crate::rule::first_read;
 
@@ -43,7 +43,7 @@ impl Cache {
 
 impl Core {
     /// Whether a request can be rewound. No state is kept for it.
-    pub(super) fn check_rewind(&self, request: &Request, num_tokens: u32) -> Result<()> {
+    pub(in crate::cache) fn check_rewind(&self, request: &Request, num_tokens: u32) -> Result<()> {
         self.check_way_back(request, num_tokens, "rewind", |_| false)
     }
 
@@ -69,7 +69,7 @@ impl Core {
 
     /// Whether a rewind forgets the block at a position: it has a hash of later tokens, and nobody
     /// else refers to it.
-    pub(super) fn forgets(
+    pub(in crate::cache) fn forgets(
         &self,
         group: &Group,
         position: usize,
@@ -83,7 +83,7 @@ impl Core {
     }
 
     /// These positions without those that a rewind left registered, as runs of consecutive ones.
-    pub(super) fn unregistered_runs(
+    pub(in crate::cache) fn unregistered_runs(
         &self,
         request: &Request,
         group: &Group,
@@ -123,7 +123,7 @@ impl Core {
 
     /// The number of tokens that blocks of a request were registered for, except what it has
     /// forgotten since.
-    pub(super) fn num_findable_tokens(&self, request: &Request) -> u32 {
+    pub(in crate::cache) fn num_findable_tokens(&self, request: &Request) -> u32 {
         let groups = self.groups.iter().zip(request.tables());
         let findable = groups.map(|(group, table)| {
             let cached = table.num_cached.unwrap_or(0);
@@ -138,7 +138,7 @@ impl Core {
 
 /// The first block given back of those that a token at the boundary reads, or that are written
 /// again.
-pub(super) fn gone(group: &Group, table: &Table, num_tokens: u32) -> Option<usize> {
+pub(in crate::cache) fn gone(group: &Group, table: &Table, num_tokens: u32) -> Option<usize> {
     let first = first_read(&group.spec, num_tokens).min(num_tokens) / group.block;
     let kept = table.blocks.iter().enumerate().skip(first as usize);
     kept.filter(|(_, block)| **block == NULL_BLOCK)

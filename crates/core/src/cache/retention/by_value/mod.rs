@@ -10,26 +10,35 @@
 //! is empty, the checkpoint of the least value is let go: a checkpoint with descendants loses only
 //! its tail, and a leaf also loses the full blocks that lead only to it. Whole sessions are
 //! therefore evicted one at a time, rather than a piece of each.
+//!
+//! - `tree` says where a prefix stands, and adds, splits and removes nodes.
+//! - `retain` notes that requests start, continue and end, and which boundaries become checkpoints.
+//! - `value` says what a checkpoint is worth, and learns how likely each kind is resumed.
+//! - `hints` calibrates what callers say of ends.
+//! - `overlaps` learns at which lengths requests branch off.
+//! - `evict` lets checkpoints go, and imitates other caches.
+//! - `integrity` says what is true between any two calls.
 
 mod evict;
 mod hints;
 mod integrity;
+mod overlaps;
+mod retain;
 mod tree;
 mod value;
 
 use std::collections::BTreeSet;
 
-use super::Overlaps;
-use super::boundaries::Boundaries;
 use crate::blocks::{BlockId, EntryId, Pool};
 use crate::cache::config::{ByValue, CacheConfig, EvictionPolicy, Retention};
 use crate::cache::group::{Group, Kind};
 use crate::cache::hint::Hint;
 use crate::cache::request::{Ending, Request};
+use crate::cache::retention::Boundaries;
 use crate::hash::Digest;
 use hints::Returns;
-pub(in crate::cache) use value::Origin;
-use value::{GUESSES, Likelihood, Past, Priority};
+use overlaps::Overlaps;
+use value::{GUESSES, Likelihood, Origin, Past, Priority};
 
 type NodeId = u32;
 
@@ -133,7 +142,7 @@ pub(crate) struct Checkpoints {
     /// The tokens reused by requests that resumed at a checkpoint, and by others.
     reused: Reused,
     /// Where requests branch off; `None` if every boundary can be resumed at anyway.
-    pub(super) overlaps: Option<Overlaps>,
+    overlaps: Option<Overlaps>,
     /// The highest value that was let go.
     level: f64,
     /// A count of all uses.
@@ -311,7 +320,7 @@ impl Checkpoints {
 
     /// Makes a boundary a checkpoint, or renews it. `None` if the blocks that it needs are not all
     /// held.
-    pub(in crate::cache) fn keep(
+    fn keep(
         &mut self,
         pool: &mut Pool,
         request: &Request,

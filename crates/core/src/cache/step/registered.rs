@@ -10,15 +10,15 @@
 //! step, so what was registered for it would never be written. It is forgotten again. So is what a
 //! step that failed was to write.
 
-use super::request::Request;
 use crate::blocks::BlockId;
+use crate::cache::request::Request;
 
 /// A block, and the request that registered it in this step.
 type Registered = (u64, BlockId);
 
 /// The step at hand. A cache without steps, and one that follows vLLM, notes nothing.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Steps {
+pub(in crate::cache) struct Steps {
     have_begun: bool,
     registered: Vec<Registered>,
     /// The number of those, from the first, that the device was given.
@@ -28,52 +28,52 @@ pub(super) struct Steps {
 }
 
 impl Steps {
-    pub(super) fn new(num_blocks: u32) -> Self {
+    pub(in crate::cache) fn new(num_blocks: u32) -> Self {
         Self {
             most: 4 * num_blocks as usize,
             ..Self::default()
         }
     }
 
-    pub(super) fn have_begun(&self) -> bool {
+    pub(in crate::cache) fn have_begun(&self) -> bool {
         self.have_begun
     }
 
-    pub(super) fn begin(&mut self) {
+    pub(in crate::cache) fn begin(&mut self) {
         self.have_begun = true;
         self.clear();
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(in crate::cache) fn clear(&mut self) {
         self.registered.clear();
         self.num_given = 0;
     }
 
-    pub(super) fn give(&mut self) {
+    pub(in crate::cache) fn give(&mut self) {
         if self.registered.len() > self.most {
             self.clear(); // The engine has stopped to begin its steps.
         }
         self.num_given = self.registered.len();
     }
 
-    pub(super) fn note(&mut self, request: &Request, block: BlockId) {
+    pub(in crate::cache) fn note(&mut self, request: &Request, block: BlockId) {
         if self.have_begun {
             self.registered.push((request.id, block));
         }
     }
 
     /// How many blocks were noted. `settle` takes back what was noted after that.
-    pub(super) fn num_noted(&self) -> usize {
+    pub(in crate::cache) fn num_noted(&self) -> usize {
         self.registered.len()
     }
 
     /// Notes that only so many blocks are still to be written: the others hold what they should.
-    pub(super) fn settle(&mut self, num_noted: usize) {
+    pub(in crate::cache) fn settle(&mut self, num_noted: usize) {
         self.registered.truncate(num_noted);
     }
 
     /// What is not written if the requests leave the step, or if the step has failed.
-    pub(super) fn unwritten(
+    pub(in crate::cache) fn unwritten(
         &self,
         ids: &[u64],
         step_failed: bool,

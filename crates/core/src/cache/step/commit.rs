@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::core::Core;
-use super::group::{Group, Kind};
-use super::request::{Request, SavedState, SharedTail, StateTail, Table};
-use super::retention::Keep;
 use crate::blocks::{BlockId, Entries, Key, ListedBlock, NULL_BLOCK, StoreEvent, count};
+use crate::cache::core::Core;
+use crate::cache::group::{Group, Kind};
+use crate::cache::request::{Request, SavedState, SharedTail, StateTail, Table};
+use crate::cache::retention::Keep;
 
 /// What the groups of one commit share.
 struct Commit {
@@ -24,7 +24,12 @@ struct Commit {
 impl Core {
     /// Registers the whole blocks of the first `num_tokens` tokens, group by group. `start` is where
     /// the step begins that computes the last of them, if it is the step at hand.
-    pub(super) fn commit(&mut self, request: &mut Request, num_tokens: u32, start: Option<u32>) {
+    pub(in crate::cache) fn commit(
+        &mut self,
+        request: &mut Request,
+        num_tokens: u32,
+        start: Option<u32>,
+    ) {
         let mut commit = Commit {
             boundaries: self.boundaries.expected(request),
             entries: Entries::default(),
@@ -257,7 +262,7 @@ impl Core {
     }
 
     /// Makes a block findable at a boundary inside it, or again at its end.
-    pub(super) fn register_inside(
+    pub(in crate::cache) fn register_inside(
         &mut self,
         request: &Request,
         group: &Group,

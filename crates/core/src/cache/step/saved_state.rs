@@ -7,17 +7,17 @@
 //! The saved state need not be the one at the end of its position. It is the state at the last
 //! boundary worth resuming at, wherever in the step that boundary is.
 
-use super::config::Retention;
-use super::core::Core;
-use super::group::{Group, Kind};
-use super::request::{Request, SavedState, Table};
-use super::step::Lengths;
+use super::io::Lengths;
 use crate::blocks::NULL_BLOCK;
+use crate::cache::config::Retention;
+use crate::cache::core::Core;
+use crate::cache::group::{Group, Kind};
+use crate::cache::request::{Request, SavedState, Table};
 
 impl Core {
     /// What a step of these lengths saves for a group, if the backend can save states. If only
     /// prompt ends are kept, only the step that ends the prompt saves a state.
-    pub(super) fn saved_by(
+    pub(in crate::cache) fn saved_by(
         &self,
         request: &Request,
         group: &Group,
@@ -59,7 +59,7 @@ impl Core {
     }
 
     /// Remembers what the current step saves.
-    pub(super) fn note_saved(&self, request: &mut Request, lengths: &Lengths) {
+    pub(in crate::cache) fn note_saved(&self, request: &mut Request, lengths: &Lengths) {
         for (index, group) in self.groups.iter().enumerate() {
             let table = &request.tables()[index];
             let saved = self.saved_by(request, group, table, lengths);

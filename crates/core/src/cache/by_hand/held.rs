@@ -7,19 +7,19 @@
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 
-use super::Cache;
 use crate::blocks::{BlockId, NULL_BLOCK};
+use crate::cache::Cache;
 use crate::error::{Error, Result};
 
 /// The caller's references of each block.
 #[derive(Debug, Clone, Default)]
-pub(super) struct HeldBlocks {
+pub(in crate::cache) struct HeldBlocks {
     references: HashMap<BlockId, u32>,
 }
 
 impl HeldBlocks {
     /// Counts one more reference of each block, and returns their number. Null blocks have none.
-    pub(super) fn add(&mut self, blocks: impl IntoIterator<Item = BlockId>) -> u64 {
+    pub(in crate::cache) fn add(&mut self, blocks: impl IntoIterator<Item = BlockId>) -> u64 {
         let mut num_added = 0;
         for block in blocks.into_iter().filter(|&block| block != NULL_BLOCK) {
             *self.references.entry(block).or_insert(0) += 1;
@@ -29,7 +29,7 @@ impl HeldBlocks {
     }
 
     /// Counts one reference of each block less. Refuses all of them if one block has too few.
-    pub(super) fn remove(&mut self, blocks: &[BlockId]) -> Result<()> {
+    pub(in crate::cache) fn remove(&mut self, blocks: &[BlockId]) -> Result<()> {
         for (at, &block) in blocks.iter().enumerate() {
             if block != NULL_BLOCK && !self.remove_one(block) {
                 let times = blocks[..=at].iter().filter(|&&b| b == block).count();
@@ -57,12 +57,12 @@ impl HeldBlocks {
     }
 
     /// The number of the caller's references of a block.
-    pub(super) fn num_references(&self, block: BlockId) -> u32 {
+    pub(in crate::cache) fn num_references(&self, block: BlockId) -> u32 {
         self.references.get(&block).copied().unwrap_or(0)
     }
 
     /// Checks that the caller holds exactly these references.
-    pub(super) fn check_integrity(&self, outside: &[BlockId]) {
+    pub(in crate::cache) fn check_integrity(&self, outside: &[BlockId]) {
         let mut expected = Self::default();
         expected.add(outside.iter().copied());
         assert_eq!(self.references, expected.references, "held by the caller");
