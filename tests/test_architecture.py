@@ -65,6 +65,11 @@ LAYERS_OF_THE_CORE: Final = (
 )
 """From the bottom up: a module of the core takes no name from a later one of its row."""
 
+MOST_FILES_OF_A_TYPE: Final = 6
+"""The files in which the methods of one type of the core stand: more, and nobody finds one."""
+INHERENT_IMPL: Final = re.compile(r"^impl(?:<.*?>)? (\w+)(?:<.*>)? \{$", re.MULTILINE)
+SCATTERED_TYPES_LEFT: Final = {"fleet::Rank": 9, "fleet::Limbo": 9, "fleet::Index": 7}
+
 # Put together from parts, so that this file does not contain what it looks for.
 MACHINE_PATH: Final = re.compile(
     "/(?:" + "|".join(("tmp/bash_jobs", "work", "farm", "root")) + ")/"
@@ -237,6 +242,21 @@ def floor_of(module: Module, floors: dict[Module, int]) -> int:
     return next((floor for floor in found if floor is not None), len(floors))
 
 
+def scattered_types() -> Iterator[str]:
+    files: dict[str, set[str]] = {}
+    for path in sources(".rs", under="crates/core/src/"):
+        room = path.relative_to(CORE).with_suffix("").parts[0]
+        for name in INHERENT_IMPL.findall(path.read_text()):
+            files.setdefault(f"{room}::{name}", set()).add(name_of(path))
+    for name, found in files.items():
+        most = SCATTERED_TYPES_LEFT.get(name, MOST_FILES_OF_A_TYPE)
+        if len(found) > most:
+            yield f"{name}: methods in {len(found)} files, at most {most}; take a part out of it"
+    for name in SCATTERED_TYPES_LEFT:
+        if len(files.get(name, ())) <= MOST_FILES_OF_A_TYPE:
+            yield f"{name}: strike it off the list of those left"
+
+
 def circles_of_the_core() -> Iterator[str]:
     uses = uses_in_the_core()
     try:
@@ -285,6 +305,7 @@ def ambiguous_directions() -> Iterator[str]:
         imports_against_the_reading_order,
         circles_of_the_core,
         climbs_in_the_core,
+        scattered_types,
         machine_paths,
         download_addresses,
         ambiguous_directions,
@@ -315,5 +336,6 @@ def test_a_rule_of_this_file_sees_a_violation(tmp_path: Path) -> None:
         1,
         2,
     ]
+    assert INHERENT_IMPL.findall("impl<T: A> B<'_, T> {\nimpl C for D {\nimpl E {") == ["B", "E"]
     assert MACHINE_PATH.search("see /" + "work/notes")
     assert DOWNLOAD_ADDRESS.search("https" + "://host/a-1.0.whl")

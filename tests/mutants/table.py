@@ -201,7 +201,7 @@ OF_THE_STUDY: Final = (
         (
             Edit(
                 CACHE_PLAN,
-                "Kind::State { .. } => self.is_fresh(last),",
+                "Kind::State { .. } => core.is_fresh(last),",
                 "Kind::State { .. } => false,",
             ),
         ),
@@ -273,8 +273,8 @@ OURS: Final = (
         (
             Edit(
                 CACHE_PLAN,
-                "!local.is_multiple_of(group.block) && self.is_unwritten(last, local)",
-                "false && self.is_unwritten(last, local)",
+                "!local.is_multiple_of(group.block) && core.is_unwritten(last, local)",
+                "false && core.is_unwritten(last, local)",
             ),
         ),
         (UNWRITTEN, PARTIAL),
@@ -321,8 +321,8 @@ OURS: Final = (
         (
             Edit(
                 COMMIT,
-                "for index in 0..self.groups.len() {",
-                "for index in (0..self.groups.len()).rev() {",
+                "for index in 0..committer.core.groups.len() {",
+                "for index in (0..committer.core.groups.len()).rev() {",
             ),
         ),
         (CACHE, VLLM),
@@ -533,8 +533,8 @@ OF_RECOVERY: Final = (
         (
             Edit(
                 "crates/core/src/cache/going_back/assess.rs",
-                "self.pool.author(block) == author || gap.has_read(position, block)",
-                "self.pool.author(block) == author || !gap.positions.is_empty()",
+                "core.pool.author(block) == author || gap.has_read(position, block)",
+                "core.pool.author(block) == author || !gap.positions.is_empty()",
             ),
         ),
         (

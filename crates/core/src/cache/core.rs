@@ -12,6 +12,7 @@ use super::statistics::Statistics;
 use super::step::find::Finder;
 use super::step::io::{BlockCopy, KeptState};
 use super::step::registered::Steps;
+use super::step::zeroing::Zeroing;
 use crate::blocks::{BlockId, EventLog, NULL_BLOCK, Pool};
 use crate::error::{Error, Result};
 use crate::hash::Digest;
@@ -31,8 +32,7 @@ pub(super) struct Core {
     pub boundaries: Boundaries,
     /// The checkpoints, under retention by value.
     pub checkpoints: Option<Checkpoints>,
-    /// For each group, the blocks to be zeroed before they are used.
-    pub to_zero: Vec<Vec<BlockId>>,
+    pub zeroing: Zeroing,
     /// For each group, the copies to be made. Both ends of each copy are held.
     pub copies: Vec<Vec<BlockCopy>>,
     /// The ends of the copies that were taken in this step. They are held until the next step
@@ -62,7 +62,7 @@ impl Core {
             finder: Finder::new(&config.topology, &groups),
             checkpoints: Checkpoints::new(&config, &groups, boundaries),
             boundaries,
-            to_zero: vec![Vec::new(); groups.len()],
+            zeroing: Zeroing::new(groups.len()),
             copies: vec![Vec::new(); groups.len()],
             being_copied: Vec::new(),
             held: HeldBlocks::default(),
@@ -119,6 +119,12 @@ impl Core {
         block
     }
 
+    /// The number of blocks that would leave the free queue if they were touched.
+    pub(super) fn num_evictable(&self, blocks: &[BlockId]) -> usize {
+        let is_free = |block: &&BlockId| **block != NULL_BLOCK && self.pool.refs(**block) == 0;
+        blocks.iter().filter(is_free).count()
+    }
+
     /// Takes victims. The caller has checked that there are enough.
     pub(super) fn take(&mut self, count: usize, out: &mut Vec<BlockId>) {
         for _ in 0..count {
@@ -173,6 +179,13 @@ impl Core {
             let digest = *self.pool.index.digest(key.entry);
             self.fresh.insert((digest, key.group));
         }
+    }
+
+    /// Whether a copy of a block, made before this step runs, would lack some of the first `tokens`
+    /// tokens, which end inside the block.
+    pub(super) fn is_unwritten(&self, block: BlockId, tokens: u32) -> bool {
+        let written = self.being_written.get(&block);
+        written.is_some_and(|&written| written < tokens)
     }
 
     /// Whether a block is registered for a state that is written in this step.

@@ -160,7 +160,7 @@ impl Cache {
         let pool = &self.core.pool;
         let unwritten = self.core.steps.unwritten(ids, step_failed);
         let shared: Vec<BlockId> = unwritten
-            .filter(|&(id, block)| self.core.is_author(id, block) && pool.refs(block) > 1)
+            .filter(|&(id, block)| is_author(&self.core, id, block) && pool.refs(block) > 1)
             .map(|(_, block)| block)
             .collect();
         if shared.is_empty() {
@@ -182,7 +182,7 @@ impl Cache {
     fn drop_unwritten(&mut self, ids: &[u64], step_failed: bool) {
         let unwritten: Vec<_> = self.core.steps.unwritten(ids, step_failed).collect();
         for (id, block) in unwritten {
-            if self.core.is_author(id, block) {
+            if is_author(&self.core, id, block) {
                 self.core.forget(block);
                 self.core.statistics.num_dropped_blocks += 1;
             }
@@ -193,9 +193,7 @@ impl Cache {
     }
 }
 
-impl Core {
-    /// Whether a block is findable as this request has registered it.
-    fn is_author(&self, request: u64, block: BlockId) -> bool {
-        self.pool.key(block).is_some() && self.pool.author(block) == Author::of(request)
-    }
+/// Whether a block is findable as this request has registered it.
+fn is_author(core: &Core, request: u64, block: BlockId) -> bool {
+    core.pool.key(block).is_some() && core.pool.author(block) == Author::of(request)
 }

@@ -108,6 +108,9 @@ pub use step::io::{
 
 use self::core::Core;
 use self::request::Request;
+use self::step::allocate::Stepper;
+use self::step::commit::commit;
+use self::step::plan::{Fit, Hits, Plan};
 use crate::blocks::BlockId;
 use crate::error::{Error, Result};
 use crate::hash::Digest;
@@ -152,6 +155,22 @@ impl Cache {
             .get_mut(&id)
             .ok_or(Error::UnknownRequest(id))?;
         work(&mut self.core, request)
+    }
+
+    /// A request in a step; see [`Stepper`].
+    fn in_step(
+        &mut self,
+        id: u64,
+        done: &mut Allocation,
+        work: impl FnOnce(Stepper<'_>) -> Result<Fit>,
+    ) -> Result<Fit> {
+        self.with(id, |core, request| {
+            work(Stepper {
+                core,
+                request,
+                done,
+            })
+        })
     }
 
     /// Adds a request, which holds no block yet.
@@ -219,7 +238,7 @@ impl Cache {
     /// `UnknownRequest`; `NotHeld` for a hit that is gone.
     pub fn hit_blocks(&mut self, id: u64, num_tokens: u32) -> Result<Vec<Vec<BlockId>>> {
         self.with(id, |core, request| {
-            let hits = core.find_hit(request, num_tokens, None)?;
+            let hits = Hits::find(core, request, num_tokens, None)?;
             let groups = 0..core.groups.len();
             Ok(groups.map(|group| hits.of(group).to_vec()).collect())
         })
@@ -234,13 +253,47 @@ impl Cache {
         self.check_distinct(needs.iter().map(|need| need.request))?;
         let mut plans = Vec::with_capacity(needs.len());
         for need in needs {
-            plans.push(self.with(need.request, |core, request| core.check(request, need))?);
+            plans.push(self.with(need.request, |core, request| {
+                Plan::check(core, request, need)
+            })?);
         }
         let mut done = Allocation::default();
         for plan in plans {
-            let fit = self.with(plan.need.request, |core, request| {
-                Ok(core.allocate(request, plan, reserved_blocks, &mut done))
+            let fit = self.in_step(plan.need.request, &mut done, |mut stepper| {
+                Ok(stepper.allocate(plan, reserved_blocks))
             })?;
+            if let Err(reason) = fit {
+                done.reason = Some(reason);
+                break;
+            }
+            done.num_fit += 1;
+        }
+        Ok(done)
+    }
+
+    /// Does a decoding step: appends one token to each request and allocates for it, up to the first
+    /// that does not fit. That one and those after it are as they were.
+    ///
+    /// # Errors
+    /// The same as for `allocate`, and `InvalidValue` for a request with tokens that are not
+    /// computed; then nothing has changed.
+    pub fn decode(&mut self, ids: &[u64], tokens: &[u32]) -> Result<Allocation> {
+        if ids.len() != tokens.len() {
+            return Err(Error::InvalidValue(format!(
+                "{} requests and {} tokens; give one token for each",
+                ids.len(),
+                tokens.len()
+            )));
+        }
+        self.check_each(ids.iter().copied(), |request| {
+            request.check_decode()?;
+            let num_tokens = request.num_tokens() + 1;
+            self.core.check_length(request.id, num_tokens)
+        })?;
+        let mut done = Allocation::default();
+        done.counts.reserve(ids.len() * self.core.groups.len());
+        for (&id, &token) in ids.iter().zip(tokens) {
+            let fit = self.in_step(id, &mut done, |mut stepper| stepper.decode(token))?;
             if let Err(reason) = fit {
                 done.reason = Some(reason);
                 break;
@@ -258,7 +311,7 @@ impl Cache {
         self.with(id, |core, request| {
             request.check_commit(num_tokens)?;
             let noted = core.steps.num_noted();
-            core.commit(request, num_tokens, None);
+            commit(core, request, num_tokens, None);
             core.steps.settle(noted);
             Ok(())
         })

@@ -8,7 +8,6 @@ use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 
 use crate::blocks::{BlockId, NULL_BLOCK};
-use crate::cache::Cache;
 use crate::error::{Error, Result};
 
 /// The caller's references of each block.
@@ -61,18 +60,15 @@ impl HeldBlocks {
         self.references.get(&block).copied().unwrap_or(0)
     }
 
+    /// The number of blocks of which the caller holds a reference.
+    pub(super) fn num_blocks(&self) -> usize {
+        self.references.len()
+    }
+
     /// Checks that the caller holds exactly these references.
     pub(in crate::cache) fn check_integrity(&self, outside: &[BlockId]) {
         let mut expected = Self::default();
         expected.add(outside.iter().copied());
         assert_eq!(self.references, expected.references, "held by the caller");
-    }
-}
-
-impl Cache {
-    /// The number of blocks of which the caller holds a reference.
-    #[must_use]
-    pub fn num_held_blocks(&self) -> usize {
-        self.core.held.references.len()
     }
 }

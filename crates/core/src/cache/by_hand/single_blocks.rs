@@ -6,10 +6,12 @@
 
 use std::ops::Range;
 
+use super::shared_prefix::num_common_blocks;
 use crate::blocks::{Author, BlockId, Key, NULL_BLOCK};
 use crate::cache::Cache;
 use crate::cache::retention::Keep;
 use crate::cache::step::io::Need;
+use crate::cache::step::plan::Plan;
 use crate::error::{Error, Result};
 use crate::hash::Digest;
 
@@ -40,7 +42,8 @@ impl Cache {
     /// The same as for `allocate`; nothing changes.
     pub fn blocks_needed(&mut self, need: &Need, is_admission: bool) -> Result<i64> {
         self.with(need.request, |core, request| {
-            core.blocks_needed(request, need, is_admission)
+            let plan = Plan::new(core, request, need)?;
+            Ok(plan.blocks_needed(core, request, is_admission))
         })
     }
 
@@ -71,12 +74,29 @@ impl Cache {
         Ok(())
     }
 
+    /// The number of blocks of which the caller holds a reference.
+    #[must_use]
+    pub fn num_held_blocks(&self) -> usize {
+        self.core.held.num_blocks()
+    }
+
     pub(in crate::cache) fn check_blocks(&self, blocks: &[BlockId]) -> Result<()> {
         let num_blocks = self.core.pool.num_blocks();
         match blocks.iter().find(|block| block.index() >= num_blocks) {
             Some(&block) => Err(Error::UnknownBlock { block, num_blocks }),
             None => Ok(()),
         }
+    }
+
+    /// For each group, the number of leading blocks that all of these requests hold. The count ends
+    /// at a block that was given back, because that block is no longer read.
+    ///
+    /// # Errors
+    /// `UnknownRequest` or `GivenTwice`.
+    pub fn num_common_prefix_blocks(&self, ids: &[u64]) -> Result<Vec<u32>> {
+        self.check_distinct(ids.iter().copied())?;
+        let tables = ids.iter().filter_map(|&id| self.tables(id).ok());
+        Ok(num_common_blocks(tables).unwrap_or_else(|| vec![0; self.num_groups()]))
     }
 
     /// Drops the hashes of blocks, in this order. The blocks stay with their owners.

@@ -11,8 +11,7 @@ use crate::cache::Cache;
 use crate::cache::core::Core;
 use crate::cache::group::{Group, Kind};
 use crate::cache::request::{Request, Table};
-use crate::error::Result;
-use crate::recovery::{OwnTable, OwnTables, ResumePoint, Search, State};
+use crate::recovery::{OwnTable, OwnTables, State};
 
 /// One entry of a table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -46,18 +45,13 @@ pub struct OwnLimit {
     pub num_tokens: Option<u32>,
 }
 
-impl Cache {
-    /// Where each of these blocks stands in the tables of requests. The null block stands nowhere.
-    /// This reads all tables once.
-    ///
-    /// # Errors
-    /// `UnknownBlock`.
-    pub fn requests_of(&self, blocks: &[BlockId]) -> Result<Places> {
-        self.check_blocks(blocks)?;
-        let wanted = BlockSet::new(self.core.pool.num_blocks(), blocks);
+impl Places {
+    /// Where these blocks stand in the tables of a cache's requests.
+    pub(super) fn of(cache: &Cache, blocks: &[BlockId]) -> Self {
+        let wanted = BlockSet::new(cache.core.pool.num_blocks(), blocks);
         let ranks = wanted.ranks();
         let mut found: Vec<(u32, Place)> = Vec::new();
-        let mut requests: Vec<&Request> = self.requests.values().map(Box::as_ref).collect();
+        let mut requests: Vec<&Request> = cache.requests.values().map(Box::as_ref).collect();
         requests.sort_unstable_by_key(|request| request.id);
         for request in requests {
             for (group, table) in (0u32..).zip(request.tables()) {
@@ -73,35 +67,9 @@ impl Cache {
                 }));
             }
         }
-        Ok(Places::by_block(blocks, &found))
+        Self::by_block(blocks, &found)
     }
 
-    /// How far each of these requests can resume with the blocks of its own tables, if `bad` blocks
-    /// are left out. See [`Search::new`] for `drops_unit`; `max_refusals` is the number of refusals
-    /// that are told for each request.
-    ///
-    /// # Errors
-    /// `UnknownRequest`; `UnknownBlock`.
-    pub fn resume_points(
-        &self,
-        limits: &[OwnLimit],
-        bad: &[BlockId],
-        drops_unit: bool,
-        max_refusals: usize,
-    ) -> Result<Vec<ResumePoint>> {
-        self.check_blocks(bad)?;
-        let bad = BlockSet::new(self.core.pool.num_blocks(), bad);
-        let search = Search::new(&self.core.config.topology, bad, drops_unit, max_refusals);
-        let points = limits.iter().map(|limit| {
-            let request = self.request(limit.request)?;
-            let own = self.core.own_tables(request, limit.num_tokens);
-            Ok(search.resume_point(&own))
-        });
-        points.collect()
-    }
-}
-
-impl Places {
     /// Puts the places of each block together. They stay in the order in which they were found, and
     /// each comes with the number of its block among the blocks in ascending order.
     fn by_block(blocks: &[BlockId], found: &[(u32, Place)]) -> Self {
@@ -131,53 +99,51 @@ impl Places {
     }
 }
 
-impl Core {
-    pub(in crate::cache) fn own_tables<'a>(
-        &self,
-        request: &'a Request,
-        limit: Option<u32>,
-    ) -> OwnTables<'a> {
-        let groups = self.groups.iter().zip(request.tables());
-        let own = |(group, table): (&Group, &'a Table)| {
-            let is_whole = group.kind == Kind::Full && !self.config.hits_may_lack_blocks();
-            debug_assert!(!is_whole || !table.blocks.contains(&NULL_BLOCK));
-            OwnTable {
-                blocks: &table.blocks,
-                num_null: table.num_null(),
-                is_whole,
-                states: self.states(group, table, request.num_computed_tokens),
-            }
-        };
-        OwnTables {
-            groups: groups.map(own).collect(),
-            num_tokens: request.num_tokens(),
-            num_computed_tokens: request.num_computed_tokens.min(limit.unwrap_or(u32::MAX)),
+pub(super) fn own_tables<'a>(
+    core: &Core,
+    request: &'a Request,
+    limit: Option<u32>,
+) -> OwnTables<'a> {
+    let groups = core.groups.iter().zip(request.tables());
+    let own = |(group, table): (&Group, &'a Table)| {
+        let is_whole = group.kind == Kind::Full && !core.config.hits_may_lack_blocks();
+        debug_assert!(!is_whole || !table.blocks.contains(&NULL_BLOCK));
+        OwnTable {
+            blocks: &table.blocks,
+            num_null: table.num_null(),
+            is_whole,
+            states: states(core, group, table, request.num_computed_tokens),
         }
+    };
+    OwnTables {
+        groups: groups.map(own).collect(),
+        num_tokens: request.num_tokens(),
+        num_computed_tokens: request.num_computed_tokens.min(limit.unwrap_or(u32::MAX)),
     }
+}
 
-    /// The states that a table has. A registered one covers as many tokens as its hash. If it is not
-    /// registered, only the running state and the one before it are known: they are the states at
-    /// the ends of their blocks.
-    fn states(&self, group: &Group, table: &Table, computed: u32) -> SmallVec<[State; 2]> {
-        if !matches!(group.kind, Kind::State { .. }) {
-            return SmallVec::new();
-        }
-        let running = computed.div_ceil(group.block).checked_sub(1);
-        let state = |(position, &block): (u32, &BlockId)| {
-            let is_last = Some(position) == running || Some(position) == table.state.last;
-            let is_here = |key: Key| key.group == group.index;
-            let num_tokens = match self.pool.key(block) {
-                Some(key) if is_here(key) => self.pool.num_tokens(block),
-                _ if is_last => (position + 1) * group.block,
-                _ => return None,
-            };
-            Some(State {
-                num_tokens,
-                position,
-            })
-        };
-        let held = (0u32..).zip(&table.blocks).skip(table.num_null() as usize);
-        let held = held.filter(|(_, block)| **block != NULL_BLOCK);
-        held.filter_map(state).collect()
+/// The states that a table has. A registered one covers as many tokens as its hash. If it is not
+/// registered, only the running state and the one before it are known: they are the states at
+/// the ends of their blocks.
+fn states(core: &Core, group: &Group, table: &Table, computed: u32) -> SmallVec<[State; 2]> {
+    if !matches!(group.kind, Kind::State { .. }) {
+        return SmallVec::new();
     }
+    let running = computed.div_ceil(group.block).checked_sub(1);
+    let state = |(position, &block): (u32, &BlockId)| {
+        let is_last = Some(position) == running || Some(position) == table.state.last;
+        let is_here = |key: Key| key.group == group.index;
+        let num_tokens = match core.pool.key(block) {
+            Some(key) if is_here(key) => core.pool.num_tokens(block),
+            _ if is_last => (position + 1) * group.block,
+            _ => return None,
+        };
+        Some(State {
+            num_tokens,
+            position,
+        })
+    };
+    let held = (0u32..).zip(&table.blocks).skip(table.num_null() as usize);
+    let held = held.filter(|(_, block)| **block != NULL_BLOCK);
+    held.filter_map(state).collect()
 }

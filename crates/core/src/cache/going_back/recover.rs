@@ -26,7 +26,7 @@ use crate::cache::Cache;
 use crate::cache::core::Core;
 use crate::cache::group::{Group, Kind};
 use crate::cache::request::{Request, Table};
-use crate::cache::step::zeroing::{Unwritten, first_written};
+use crate::cache::step::zeroing::{Unwritten, all_unwritten, first_written};
 use crate::error::{Error, Result};
 
 /// A number of leading tokens of a request.
@@ -65,67 +65,58 @@ struct Outcome {
     rewound: HashMap<u64, u32>,
 }
 
-impl Cache {
-    /// Applies all parts of a recovery. The module's documentation has their order and their law.
-    ///
-    /// # Errors
-    /// `UnknownRequest`, `GivenTwice`, `UnknownBlock`; `NoWayBack` for a request that cannot go back
-    /// in place; `InvalidValue` for a value that a single call refuses, and for parts that contradict
-    /// each other. Then nothing has changed.
-    pub fn recover(&mut self, recovery: &Recovery) -> Result<()> {
-        let unwritten = self.check_recovery(recovery)?;
-        self.forget(&recovery.forget)?;
-        for at in &recovery.commit {
-            self.commit(at.request, at.num_tokens)?;
-        }
-        for at in &recovery.rewind {
-            self.rewind(at.request, at.num_tokens)?;
-        }
-        self.hold_blocks(&recovery.hold)?;
-        self.preempt(&recovery.preempt, false)?;
-        self.core.list_for_zeroing(unwritten);
-        self.core.statistics.num_recoveries += 1;
-        Ok(())
-    }
+/// Checks a recovery against a cache.
+pub(super) struct Recoverer<'a> {
+    pub cache: &'a Cache,
+    pub recovery: &'a Recovery,
+}
 
+impl Recoverer<'_> {
     /// Refuses what any part would refuse in its turn. Returns the blocks to zero.
-    fn check_recovery(&self, recovery: &Recovery) -> Result<Vec<Unwritten>> {
-        self.check_requests(recovery)?;
-        self.check_blocks(&recovery.forget)?;
-        self.check_blocks(&recovery.hold)?;
-        self.core.check_hold(&recovery.hold)?;
-        let outcome = self.outcome(recovery)?;
+    pub(super) fn check(&self) -> Result<Vec<Unwritten>> {
+        let Self { cache, recovery } = self;
+        let core = &cache.core;
+        self.check_requests()?;
+        cache.check_blocks(&recovery.forget)?;
+        cache.check_blocks(&recovery.hold)?;
+        self.check_hold()?;
+        let outcome = self.outcome()?;
         for at in &recovery.commit {
-            let request = self.request(at.request)?;
+            let request = cache.request(at.request)?;
             request.check_commit(at.num_tokens)?;
-            self.core.check_committed(request, *at, &outcome)?;
+            check_committed(core, request, *at, &outcome)?;
         }
         for at in &recovery.rewind {
-            let request = self.request(at.request)?;
-            self.core.check_rewind(request, at.num_tokens)?;
-            self.core.check_rewritten(request, *at, &outcome.held)?;
+            let request = cache.request(at.request)?;
+            core.check_rewind(request, at.num_tokens)?;
+            check_rewritten(core, request, *at, &outcome.held)?;
         }
         let mut unwritten = Vec::new();
         for at in &recovery.zero {
-            let request = self.request(at.request)?;
-            let is_used = |group: &Group, at: usize, block| {
-                outcome.is_used(&self.core, request, group, at, block)
-            };
-            unwritten.extend(self.core.all_unwritten(request, at.num_tokens, is_used)?);
+            let request = cache.request(at.request)?;
+            let is_used =
+                |group: &Group, at: usize, block| outcome.is_used(core, request, group, at, block);
+            unwritten.extend(all_unwritten(
+                &core.groups,
+                request,
+                at.num_tokens,
+                is_used,
+            )?);
         }
         Ok(unwritten)
     }
 
     /// Refuses unknown requests, and requests that are given twice or to parts that exclude each
     /// other.
-    fn check_requests(&self, recovery: &Recovery) -> Result<()> {
+    fn check_requests(&self) -> Result<()> {
+        let Self { cache, recovery } = self;
         let preempted: HashSet<u64> = recovery.preempt.iter().copied().collect();
-        self.check_distinct(recovery.preempt.iter().copied())?;
-        self.check_heirs(&recovery.preempt, false)?;
-        self.check_distinct(recovery.commit.iter().map(|at| at.request))?;
+        cache.check_distinct(recovery.preempt.iter().copied())?;
+        cache.check_heirs(&recovery.preempt, false)?;
+        cache.check_distinct(recovery.commit.iter().map(|at| at.request))?;
         for (part, what) in [(&recovery.rewind, "rewind"), (&recovery.zero, "zero")] {
             let ids = part.iter().map(|at| at.request);
-            self.check_distinct(ids.clone())?;
+            cache.check_distinct(ids.clone())?;
             if let Some(id) = ids.into_iter().find(|id| preempted.contains(id)) {
                 return Err(Error::InvalidValue(format!(
                     "request {id}: {what} and preempt in one recovery; a preempted request has no \
@@ -136,24 +127,25 @@ impl Cache {
         Ok(())
     }
 
-    fn outcome(&self, recovery: &Recovery) -> Result<Outcome> {
-        let pool = &self.core.pool;
+    fn outcome(&self) -> Result<Outcome> {
+        let Self { cache, recovery } = self;
+        let pool = &cache.core.pool;
         let set = |blocks: &[BlockId]| BlockSet::new(pool.num_blocks(), blocks);
         let mut committed = Vec::new();
         for at in &recovery.commit {
-            let request = self.request(at.request)?;
-            committed.extend(self.core.registrable(request, at.num_tokens));
+            let request = cache.request(at.request)?;
+            committed.extend(registrable(&cache.core, request, at.num_tokens));
         }
         let mut shared = Vec::new();
         for at in &recovery.zero {
-            let tables = self.request(at.request)?.tables().iter();
+            let tables = cache.request(at.request)?.tables().iter();
             let blocks = tables.flat_map(|table| table.blocks.iter().copied());
             shared.extend(blocks.filter(|&block| pool.refs(block) > 1));
         }
         let shared = set(&shared);
         let mut given_back = HashMap::new();
         for &id in &recovery.preempt {
-            for Table { blocks, .. } in self.request(id)?.tables() {
+            for Table { blocks, .. } in cache.request(id)?.tables() {
                 for at in shared.found_in(blocks) {
                     *given_back.entry(blocks[at]).or_insert(0) += 1;
                 }
@@ -168,14 +160,17 @@ impl Cache {
             rewound: rewinds.map(|at| (at.request, at.num_tokens)).collect(),
         })
     }
-}
 
-impl Core {
     /// Refuses to hold what nobody besides the caller refers to: its content is not of this load.
-    fn check_hold(&self, blocks: &[BlockId]) -> Result<()> {
+    fn check_hold(&self) -> Result<()> {
+        let core = &self.cache.core;
         let is_nobodys =
-            |block: &&BlockId| self.pool.refs(**block) <= self.held.num_references(**block);
-        let mut blocks = blocks.iter().filter(|block| **block != NULL_BLOCK);
+            |block: &&BlockId| core.pool.refs(**block) <= core.held.num_references(**block);
+        let mut blocks = self
+            .recovery
+            .hold
+            .iter()
+            .filter(|block| **block != NULL_BLOCK);
         match blocks.find(is_nobodys) {
             Some(block) => Err(Error::InvalidValue(format!(
                 "block {block} is to be held, but no request has it; hold a block before its request \
@@ -184,91 +179,91 @@ impl Core {
             None => Ok(()),
         }
     }
+}
 
-    /// The blocks that a commit may register.
-    fn registrable(&self, request: &Request, num_tokens: u32) -> impl Iterator<Item = BlockId> {
-        let groups = self.groups.iter().zip(request.tables());
-        groups
-            .filter(|(group, _)| group.cacheable)
-            .flat_map(move |(group, table)| {
-                let positions = self.registrable_positions(request, group, table, num_tokens);
-                let blocks = table.blocks.iter().take(positions.end as usize);
-                blocks.skip(positions.start as usize).copied()
-            })
-    }
+/// The blocks that a commit may register.
+fn registrable(core: &Core, request: &Request, num_tokens: u32) -> impl Iterator<Item = BlockId> {
+    let groups = core.groups.iter().zip(request.tables());
+    groups
+        .filter(|(group, _)| group.cacheable)
+        .flat_map(move |(group, table)| {
+            let positions = registrable_positions(core, request, group, table, num_tokens);
+            let blocks = table.blocks.iter().take(positions.end as usize);
+            blocks.skip(positions.start as usize).copied()
+        })
+}
 
-    /// From the first block that is not registered on. A commit registers the last state and a saved
-    /// one again, and the boundary inside a block where a resent prompt resumes.
-    fn registrable_positions(
-        &self,
-        request: &Request,
-        group: &Group,
-        table: &Table,
-        num_tokens: u32,
-    ) -> Range<u32> {
-        let (start, end) = (
-            table.num_cached.unwrap_or(0),
-            num_tokens.div_ceil(group.block),
-        );
-        match group.kind {
-            Kind::State { .. } => {
-                let saved = table.state.saved.map(|saved| saved.position);
-                let last = end.saturating_sub(1).min(saved.unwrap_or(end));
-                start.min(last)..end.max(saved.map_or(0, |position| position + 1))
-            }
-            Kind::Full if group.block != self.config.topology.hash_block_size => {
-                let tail = (request.num_prompt_tokens / group.block).saturating_sub(1);
-                start.min(tail)..end
-            }
-            Kind::Full
-            | Kind::Window { .. }
-            | Kind::Chunk { .. }
-            | Kind::Cross
-            | Kind::Ring
-            | Kind::Nothing => start..end,
+/// From the first block that is not registered on. A commit registers the last state and a saved
+/// one again, and the boundary inside a block where a resent prompt resumes.
+fn registrable_positions(
+    core: &Core,
+    request: &Request,
+    group: &Group,
+    table: &Table,
+    num_tokens: u32,
+) -> Range<u32> {
+    let (start, end) = (
+        table.num_cached.unwrap_or(0),
+        num_tokens.div_ceil(group.block),
+    );
+    match group.kind {
+        Kind::State { .. } => {
+            let saved = table.state.saved.map(|saved| saved.position);
+            let last = end.saturating_sub(1).min(saved.unwrap_or(end));
+            start.min(last)..end.max(saved.map_or(0, |position| position + 1))
         }
+        Kind::Full if group.block != core.config.topology.hash_block_size => {
+            let tail = (request.num_prompt_tokens / group.block).saturating_sub(1);
+            start.min(tail)..end
+        }
+        Kind::Full
+        | Kind::Window { .. }
+        | Kind::Chunk { .. }
+        | Kind::Cross
+        | Kind::Ring
+        | Kind::Nothing => start..end,
     }
+}
 
-    fn check_committed(&self, request: &Request, at: Boundary, outcome: &Outcome) -> Result<()> {
-        let Boundary {
-            request: id,
-            num_tokens,
-        } = at;
-        if let Some(&end) = outcome.rewound.get(&id)
-            && end < num_tokens
-        {
-            return Err(Error::InvalidValue(format!(
-                "request {id}: commit of {num_tokens} tokens, but it is rewound to {end}; commit at \
+fn check_committed(core: &Core, request: &Request, at: Boundary, outcome: &Outcome) -> Result<()> {
+    let Boundary {
+        request: id,
+        num_tokens,
+    } = at;
+    if let Some(&end) = outcome.rewound.get(&id)
+        && end < num_tokens
+    {
+        return Err(Error::InvalidValue(format!(
+            "request {id}: commit of {num_tokens} tokens, but it is rewound to {end}; commit at \
                  most that many"
+        )));
+    }
+    let mut blocks = registrable(core, request, num_tokens);
+    match blocks.find(|&block| outcome.forgotten.has(block)) {
+        Some(block) => Err(Error::InvalidValue(format!(
+            "request {id}: commit of {num_tokens} tokens would make block {block} findable, which \
+                 is forgotten; commit fewer tokens"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a rewind after which the request would write into a held block.
+fn check_rewritten(core: &Core, request: &Request, at: Boundary, held: &BlockSet) -> Result<()> {
+    for (group, table) in core.groups.iter().zip(request.tables()) {
+        let first = first_written(group, at.num_tokens).min(table.blocks.len());
+        if let Some(found) = held.found_in(&table.blocks[first..]).next() {
+            return Err(Error::InvalidValue(format!(
+                "request {}: rewind to {} tokens would write into block {} of group {}, which is \
+                     held; preempt the request",
+                at.request,
+                at.num_tokens,
+                table.blocks[first + found],
+                group.index
             )));
         }
-        let mut blocks = self.registrable(request, num_tokens);
-        match blocks.find(|&block| outcome.forgotten.has(block)) {
-            Some(block) => Err(Error::InvalidValue(format!(
-                "request {id}: commit of {num_tokens} tokens would make block {block} findable, which \
-                 is forgotten; commit fewer tokens"
-            ))),
-            None => Ok(()),
-        }
     }
-
-    /// Refuses a rewind after which the request would write into a held block.
-    fn check_rewritten(&self, request: &Request, at: Boundary, held: &BlockSet) -> Result<()> {
-        for (group, table) in self.groups.iter().zip(request.tables()) {
-            let first = first_written(group, at.num_tokens).min(table.blocks.len());
-            if let Some(found) = held.found_in(&table.blocks[first..]).next() {
-                return Err(Error::InvalidValue(format!(
-                    "request {}: rewind to {} tokens would write into block {} of group {}, which is \
-                     held; preempt the request",
-                    at.request,
-                    at.num_tokens,
-                    table.blocks[first + found],
-                    group.index
-                )));
-            }
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 impl Outcome {

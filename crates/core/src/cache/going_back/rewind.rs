@@ -12,34 +12,12 @@
 //! refers to it; and tokens before the end of a block that stays findable are not replaced, which
 //! `truncate` makes sure of.
 
-use std::ops::Range;
-
-use smallvec::SmallVec;
-
 use crate::blocks::{BlockId, NULL_BLOCK, count};
-use crate::cache::Cache;
 use crate::cache::core::Core;
 use crate::cache::group::Group;
 use crate::cache::request::{Request, Table};
 use crate::error::Result;
 use crate::rule::first_read;
-
-impl Cache {
-    /// Goes back to the first `num_tokens` tokens of a request, which are computed and good. The
-    /// request keeps its blocks, and forgets what it has registered for the tokens after that.
-    ///
-    /// # Errors
-    /// `UnknownRequest`; `InvalidValue` for more tokens than are computed; `NoWayBack` for a request
-    /// with states, or if a window or chunk has given back a block that is read or written again.
-    /// Then nothing has changed.
-    pub fn rewind(&mut self, id: u64, num_tokens: u32) -> Result<()> {
-        self.with(id, |core, request| {
-            core.check_rewind(request, num_tokens)?;
-            core.rewind(request, num_tokens);
-            Ok(())
-        })
-    }
-}
 
 impl Core {
     /// Whether a request can be rewound. No state is kept for it.
@@ -47,7 +25,7 @@ impl Core {
         self.check_way_back(request, num_tokens, "rewind", |_| false)
     }
 
-    fn rewind(&mut self, request: &mut Request, num_tokens: u32) {
+    pub(super) fn rewind(&mut self, request: &mut Request, num_tokens: u32) {
         for index in 0..self.groups.len() {
             let group = self.groups[index];
             let first = num_tokens / group.block;
@@ -80,45 +58,6 @@ impl Core {
             && position >= (num_tokens / group.block) as usize
             && self.pool.refs(block) == 1
             && self.pool.num_tokens(block) > num_tokens
-    }
-
-    /// These positions without those that a rewind left registered, as runs of consecutive ones.
-    pub(in crate::cache) fn unregistered_runs(
-        &self,
-        request: &Request,
-        group: &Group,
-        table: &Table,
-        positions: Range<u32>,
-    ) -> SmallVec<[Range<u32>; 1]> {
-        let mut runs: SmallVec<[Range<u32>; 1]> = SmallVec::new();
-        let mut start = positions.start;
-        for position in positions.start..positions.end.min(table.rewound) {
-            if self.is_registered_whole(request, group, table, position) {
-                runs.push(start..position);
-                start = position + 1;
-            }
-        }
-        runs.push(start..positions.end);
-        runs.retain(|run| run.start < run.end);
-        runs
-    }
-
-    fn is_registered_whole(
-        &self,
-        request: &Request,
-        group: &Group,
-        table: &Table,
-        position: u32,
-    ) -> bool {
-        let (block, end) = (
-            table.blocks[position as usize],
-            (position + 1) * group.block,
-        );
-        let hash = request.hash_at(end, self.config.topology.hash_block_size);
-        self.pool.num_tokens(block) == end
-            && self.pool.key(block).is_some_and(|key| {
-                key.group == group.index && Some(self.pool.index.digest(key.entry)) == hash
-            })
     }
 
     /// The number of tokens that blocks of a request were registered for, except what it has

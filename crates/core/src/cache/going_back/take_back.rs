@@ -1,51 +1,13 @@
 //! Tokens that are taken back: computed ones after drafts were rejected, or known ones.
 
 use super::rewind::gone;
-use crate::cache::Cache;
 use crate::cache::core::Core;
 use crate::cache::group::Kind;
 use crate::cache::request::Request;
 use crate::error::{Error, Result};
 
-impl Cache {
-    /// Sets how many tokens are computed, after drafts were rejected. The request keeps its blocks.
-    ///
-    /// # Errors
-    /// `UnknownRequest`; `InvalidValue` for more than were computed; `NoWayBack` if the request
-    /// cannot go on from there, because a window or chunk has given back a block that is read, or a
-    /// state has moved on by more than the drafts that it keeps.
-    pub fn roll_back(&mut self, id: u64, num_computed_tokens: u32) -> Result<()> {
-        self.with(id, |core, request| {
-            core.check_roll_back(request, num_computed_tokens)?;
-            request.roll_back(num_computed_tokens);
-            Ok(())
-        })
-    }
-
-    /// Forgets the tokens of a request from `num_tokens` on, and the hashes that cover them.
-    ///
-    /// # Errors
-    /// `UnknownRequest`; `InvalidValue` if the prompt or a findable block would be cut.
-    pub fn truncate(&mut self, id: u64, num_tokens: u32) -> Result<()> {
-        self.with(id, |core, request| {
-            let least = request
-                .num_prompt_tokens
-                .max(core.num_findable_tokens(request));
-            let most = request.num_tokens();
-            if !(least..=most).contains(&num_tokens) {
-                return Err(Error::InvalidValue(format!(
-                    "request {id}: truncate to {num_tokens} of {most} tokens; {least} are its \
-                     prompt or findable by others: preempt it to start over"
-                )));
-            }
-            request.truncate(num_tokens, core.hash_blocks());
-            Ok(())
-        })
-    }
-}
-
 impl Core {
-    fn check_roll_back(&self, request: &Request, num_tokens: u32) -> Result<()> {
+    pub(super) fn check_roll_back(&self, request: &Request, num_tokens: u32) -> Result<()> {
         let computed = request.num_computed_tokens;
         // vLLM's own scheduler answers for what it takes back.
         if num_tokens == computed || (num_tokens < computed && self.config.follows_vllm) {

@@ -182,21 +182,3 @@ pub struct BlockInfo {
     /// registered it.
     pub key: Option<(u16, Digest, u32, Author)>,
 }
-
-/// The lengths of one allocation, in tokens.
-///
-/// ```text
-/// 0                     local              total             main            slots
-/// |-- computed, or hit -->|-- loaded -------->|-- this step --->|-- drafts ---->|
-/// ```
-#[derive(Debug, Clone, Copy)]
-pub(in crate::cache) struct Lengths {
-    /// The tokens computed here before, or reused now.
-    pub local: u32,
-    /// `local` and the tokens that were computed elsewhere.
-    pub total: u32,
-    /// `total` and the tokens that this step computes.
-    pub main: u32,
-    /// All tokens that need slots.
-    pub slots: u32,
-}

@@ -14,14 +14,14 @@
 //! - `zeroing` lists the blocks that the device zeroes first.
 //! - `work` hands out the work of the device, and starts the next step.
 
-mod allocate;
-mod commit;
+pub(super) mod allocate;
+pub(super) mod commit;
 mod decode;
 pub(super) mod find;
 mod free;
 pub(super) mod io;
 mod lengths;
-mod plan;
+pub(super) mod plan;
 pub(super) mod registered;
 mod saved_state;
 mod state;

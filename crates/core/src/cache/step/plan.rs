@@ -6,12 +6,13 @@
 //! plan therefore knows the version of the index that it was made from, and looks its hit up again
 //! if copies were added or removed since.
 
-use super::io::{Lengths, Need, NoFit};
+use super::io::{Need, NoFit};
+use super::lengths::Lengths;
 use super::state::{self, StateStep};
 use crate::blocks::{BlockId, NULL_BLOCK, count, signed};
 use crate::cache::core::Core;
 use crate::cache::group::{Group, Kind};
-use crate::cache::request::{Request, Table};
+use crate::cache::request::{Request, SavedState, Table};
 use crate::error::{Error, Result};
 
 /// Whether a request fits, or why not.
@@ -26,6 +27,42 @@ pub(in crate::cache) struct Hits {
 }
 
 impl Hits {
+    /// Looks up the blocks of a hit. If the tokens from there to `until` are loaded, blocks that no
+    /// later token reads may be missing, for example the state that the load continues from.
+    pub(in crate::cache) fn find(
+        core: &mut Core,
+        request: &Request,
+        tokens: u32,
+        until: Option<u32>,
+    ) -> Result<Self> {
+        let mut hits = Self::default();
+        let looks = core.finder.looks(request, &core.groups, &core.pool);
+        let lookup = core.finder.lookup(request, &core.pool);
+        for group in &core.groups {
+            let look = looks.get(usize::from(group.index)).copied().flatten();
+            let found = core
+                .finder
+                .blocks(lookup, group, tokens, look, &mut hits.blocks);
+            let start = hits.ends.last().copied().unwrap_or(0);
+            let is_missing = |&position: &u32| hits.blocks[start + position as usize] == NULL_BLOCK;
+            let unread = until.map_or(0, |until| group.skipped(until) / group.block);
+            let end = count(hits.blocks.len() - start);
+            if let Err(first) = found
+                && !core.config.hits_may_lack_blocks()
+                && let Some(position) = (first.max(unread)..end).find(is_missing)
+            {
+                return Err(Error::NotHeld {
+                    request: request.id,
+                    group: group.index,
+                    position,
+                    num_tokens: tokens,
+                });
+            }
+            hits.ends.push(hits.blocks.len());
+        }
+        Ok(hits)
+    }
+
     pub(in crate::cache) fn of(&self, group: usize) -> &[BlockId] {
         let start = group
             .checked_sub(1)
@@ -43,7 +80,7 @@ impl Hits {
 #[derive(Debug)]
 pub(in crate::cache) struct Plan<'a> {
     pub need: &'a Need,
-    pub lengths: Lengths,
+    pub(super) lengths: Lengths,
     pub hits: Hits,
     /// The version of the index in which the hit was found.
     version: u64,
@@ -58,23 +95,23 @@ fn loaded_until(need: &Need, lengths: &Lengths) -> Option<u32> {
     (need.num_external_tokens > 0).then_some(lengths.total)
 }
 
-impl Core {
+impl<'a> Plan<'a> {
     /// Plans one request's step. Refuses a step that no state of the pool could serve, and a hit
     /// that is not held now.
-    pub(in crate::cache) fn check<'a>(
-        &mut self,
+    pub(in crate::cache) fn check(
+        core: &mut Core,
         request: &Request,
         need: &'a Need,
-    ) -> Result<Plan<'a>> {
+    ) -> Result<Self> {
         if need.num_new_tokens == 0 && need.num_hit_tokens == 0 && need.num_external_tokens == 0 {
             return Err(Error::InvalidValue(format!(
                 "request {}: 0 new tokens and nothing to adopt; ask for at least one token",
                 request.id
             )));
         }
-        let plan = self.plan(request, need)?;
-        self.check_drafts(request, &plan)?;
-        if !self.steps.have_begun() && !self.config.follows_vllm && self.is_hit_unwritten(&plan) {
+        let plan = Self::new(core, request, need)?;
+        plan.check_drafts(core, request)?;
+        if !core.steps.have_begun() && !core.config.follows_vllm && plan.is_hit_unwritten(core) {
             return Err(Error::InvalidValue(format!(
                 "request {}: its hit of {} tokens is a state, or ends inside a block, that the step \
                  at hand writes, and no step was ever begun; call start_step before each step, \
@@ -87,14 +124,14 @@ impl Core {
 
     /// Refuses drafts that could not be taken back, because a group of states has too few blocks for
     /// them. The first token of a step is no draft, even if it is not known yet.
-    fn check_drafts(&self, request: &Request, plan: &Plan<'_>) -> Result<()> {
-        if self.config.follows_vllm {
+    fn check_drafts(&self, core: &Core, request: &Request) -> Result<()> {
+        if core.config.follows_vllm {
             return Ok(()); // vLLM's own scheduler answers for what it takes back.
         }
-        let first = plan.lengths.total.saturating_add(1);
+        let first = self.lengths.total.saturating_add(1);
         let known = request.num_tokens();
-        let drafts = plan.lengths.main.saturating_sub(known.max(first));
-        for group in &self.groups {
+        let drafts = self.lengths.main.saturating_sub(known.max(first));
+        for group in &core.groups {
             if let Kind::State { speculative } = group.kind
                 && drafts > speculative
             {
@@ -102,92 +139,58 @@ impl Core {
                     "request {}: {drafts} of {} new tokens are drafts, because it has {known} tokens, \
                      but num_speculative_blocks of group {} is {speculative}; set it to the most \
                      drafts of a step, or compute fewer tokens",
-                    request.id, plan.need.num_new_tokens, group.index
+                    request.id, self.need.num_new_tokens, group.index
                 )));
             }
         }
         Ok(())
     }
 
-    fn plan<'a>(&mut self, request: &Request, need: &'a Need) -> Result<Plan<'a>> {
-        self.check_loading(need)?;
-        let lengths = self.lengths(request, need)?;
+    pub(in crate::cache) fn new(
+        core: &mut Core,
+        request: &Request,
+        need: &'a Need,
+    ) -> Result<Self> {
+        let lengths = Lengths::of(core, request, need)?;
         let hits = match need.num_hit_tokens {
             0 => Hits::default(),
-            tokens => self.find_hit(request, tokens, loaded_until(need, &lengths))?,
+            tokens => Hits::find(core, request, tokens, loaded_until(need, &lengths))?,
         };
-        Ok(Plan {
+        Ok(Self {
             need,
             lengths,
             hits,
-            version: self.pool.index.version(),
+            version: core.pool.index.version(),
         })
     }
 
-    /// Looks up a plan's hit again if copies were added or removed since. Returns false if the hit
+    /// Looks the hit up again if copies were added or removed since. Returns false if the hit
     /// is gone.
-    pub(in crate::cache) fn renew(&mut self, request: &Request, plan: &mut Plan<'_>) -> bool {
-        let version = self.pool.index.version();
-        if plan.need.num_hit_tokens == 0 || plan.version == version {
+    pub(super) fn renew(&mut self, core: &mut Core, request: &Request) -> bool {
+        let version = core.pool.index.version();
+        if self.need.num_hit_tokens == 0 || self.version == version {
             return true;
         }
-        let until = loaded_until(plan.need, &plan.lengths);
-        let found = self.find_hit(request, plan.need.num_hit_tokens, until);
+        let until = loaded_until(self.need, &self.lengths);
+        let found = Hits::find(core, request, self.need.num_hit_tokens, until);
         let is_held = found.is_ok();
-        plan.hits = found.unwrap_or_default();
-        plan.version = version;
+        self.hits = found.unwrap_or_default();
+        self.version = version;
         is_held
-    }
-
-    /// Looks up the blocks of a hit. If the tokens from there to `until` are loaded, blocks that no
-    /// later token reads may be missing, for example the state that the load continues from.
-    pub(in crate::cache) fn find_hit(
-        &mut self,
-        request: &Request,
-        tokens: u32,
-        until: Option<u32>,
-    ) -> Result<Hits> {
-        let mut hits = Hits::default();
-        let looks = self.finder.looks(request, &self.groups, &self.pool);
-        let lookup = self.finder.lookup(request, &self.pool);
-        for group in &self.groups {
-            let look = looks.get(usize::from(group.index)).copied().flatten();
-            let found = self
-                .finder
-                .blocks(lookup, group, tokens, look, &mut hits.blocks);
-            let start = hits.ends.last().copied().unwrap_or(0);
-            let is_missing = |&position: &u32| hits.blocks[start + position as usize] == NULL_BLOCK;
-            let unread = until.map_or(0, |until| group.skipped(until) / group.block);
-            let end = count(hits.blocks.len() - start);
-            if let Err(first) = found
-                && !self.config.hits_may_lack_blocks()
-                && let Some(position) = (first.max(unread)..end).find(is_missing)
-            {
-                return Err(Error::NotHeld {
-                    request: request.id,
-                    group: group.index,
-                    position,
-                    num_tokens: tokens,
-                });
-            }
-            hits.ends.push(hits.blocks.len());
-        }
-        Ok(hits)
     }
 
     /// The number of blocks that a request would take out of the free queue; negative if it would
     /// have some to spare, and more than there are if it has to wait for the next step.
     pub(in crate::cache) fn blocks_needed(
-        &mut self,
+        &self,
+        core: &Core,
         request: &Request,
-        need: &Need,
         is_admission: bool,
-    ) -> Result<i64> {
-        let plan = self.plan(request, need)?;
-        if self.is_hit_unwritten(&plan) {
-            return Ok(i64::from(self.config.num_blocks) + 1);
+    ) -> i64 {
+        if self.is_hit_unwritten(core) {
+            return i64::from(core.config.num_blocks) + 1;
         }
-        Ok(self.needed(request, &plan, &plan.lengths, is_admission))
+        self.needed(core, request, &self.lengths, is_admission)
     }
 
     /// Whether the step fits; if not, why. Frees the blocks that are no longer read, if the step fits
@@ -196,111 +199,90 @@ impl Core {
     /// ```text
     /// free blocks    |-- reserved --|-- watermark --|------ needed ------|-- left --|
     /// ```
-    pub(in crate::cache) fn fit(
-        &mut self,
-        request: &mut Request,
-        plan: &Plan<'_>,
-        reserved: usize,
-    ) -> Fit {
-        let Plan { need, lengths, .. } = plan;
-        if self.is_hit_unwritten(plan) {
+    pub(super) fn fit(&self, core: &mut Core, request: &mut Request, reserved: usize) -> Fit {
+        let Self { need, lengths, .. } = self;
+        if self.is_hit_unwritten(core) {
             return Err(NoFit::Unwritten);
         }
         let watermark = if need.is_waiting {
-            i64::from(self.config.watermark_blocks)
+            i64::from(core.config.watermark_blocks)
         } else {
             0
         };
         if need.full_sequence_must_fit {
-            let whole = self.whole_sequence(request, lengths);
-            let needed = self.needed(request, plan, &whole, true);
-            let free = signed(self.pool.num_free());
+            let whole = lengths.of_all(core, request);
+            let needed = self.needed(core, request, &whole, true);
+            let free = signed(core.pool.num_free());
             require(needed <= free, NoFit::FullSequence)?;
             require(needed + watermark <= free, NoFit::Watermark)?;
         }
-        let is_eager = self.config.follows_vllm;
+        let is_eager = core.config.follows_vllm;
         let processed = lengths.total.saturating_sub(need.num_in_flight_tokens);
         if is_eager {
-            self.free_skipped(request, processed);
+            core.free_skipped(request, processed);
         }
         let freed = if is_eager {
             0
         } else {
-            self.count_skipped(request, processed)
+            core.count_skipped(request, processed)
         };
-        let available = signed(self.pool.num_free()) + freed;
-        let needed = self.needed(request, plan, lengths, false);
-        let taken = needed + self.uncounted(request, plan);
+        let available = signed(core.pool.num_free()) + freed;
+        let needed = self.needed(core, request, lengths, false);
+        let taken = needed + self.uncounted(core, request);
         require(needed <= available, NoFit::Memory)?;
         require(needed + watermark <= available, NoFit::Watermark)?;
         let is_left = needed + watermark <= available - signed(reserved);
         require(is_left, NoFit::Reserved)?;
         require(taken <= available, NoFit::Memory)?;
         if !is_eager {
-            self.free_skipped(request, processed);
+            core.free_skipped(request, processed);
         }
         Ok(())
     }
 
-    /// Whether a plan's hit is a state, or ends inside a block, that this step still writes. The
+    /// Whether the hit is a state, or ends inside a block, that this step still writes. The
     /// request has to wait for the next step.
-    fn is_hit_unwritten(&self, plan: &Plan<'_>) -> bool {
-        let local = plan.lengths.local;
-        self.groups.iter().enumerate().any(|(index, group)| {
-            let Some(&last) = plan.hits.of(index).last() else {
+    fn is_hit_unwritten(&self, core: &Core) -> bool {
+        let local = self.lengths.local;
+        core.groups.iter().enumerate().any(|(index, group)| {
+            let Some(&last) = self.hits.of(index).last() else {
                 return false;
             };
             match group.kind {
-                Kind::State { .. } => self.is_fresh(last),
+                Kind::State { .. } => core.is_fresh(last),
                 Kind::Full | Kind::Window { .. } | Kind::Chunk { .. } => {
-                    !local.is_multiple_of(group.block) && self.is_unwritten(last, local)
+                    !local.is_multiple_of(group.block) && core.is_unwritten(last, local)
                 }
                 Kind::Cross | Kind::Ring | Kind::Nothing => false,
             }
         })
     }
 
-    /// The lengths of a step that would compute all tokens of a request.
-    fn whole_sequence(&self, request: &Request, lengths: &Lengths) -> Lengths {
-        let all = request.num_tokens().min(self.config.max_model_len);
-        Lengths {
-            main: all,
-            slots: all,
-            ..*lengths
-        }
-    }
-
     /// The number of blocks that the request takes out of the free queue; negative if it has some
     /// to spare.
-    fn needed(
-        &self,
-        request: &Request,
-        plan: &Plan<'_>,
-        lengths: &Lengths,
-        is_admission: bool,
-    ) -> i64 {
-        let groups = self.groups.iter().enumerate();
+    fn needed(&self, core: &Core, request: &Request, lengths: &Lengths, is_admission: bool) -> i64 {
+        let groups = core.groups.iter().enumerate();
         groups
             .map(|(index, group)| {
-                let (table, hits) = (&request.tables()[index], plan.hits.of(index));
+                let (table, hits) = (&request.tables()[index], self.hits.of(index));
                 match group.kind {
                     Kind::State { speculative } => {
-                        let step = self.state_step(request, group, speculative, lengths);
-                        state::needed(self, &step, table, hits)
+                        let step = state_step(core, request, group, speculative, lengths);
+                        state::needed(core, &step, table, hits)
                     }
                     Kind::Cross => {
                         let encoder = Lengths {
                             local: 0,
                             total: 0,
-                            main: plan.need.num_encoder_tokens,
-                            slots: plan.need.num_encoder_tokens,
+                            main: self.need.num_encoder_tokens,
+                            slots: self.need.num_encoder_tokens,
                         };
-                        self.needed_of(group, table, hits, &encoder, is_admission)
+                        needed_of(core, group, table, hits, &encoder, is_admission)
                     }
                     Kind::Ring => i64::from(table.blocks.is_empty()),
                     Kind::Nothing => 0,
                     Kind::Full | Kind::Window { .. } | Kind::Chunk { .. } => {
-                        self.needed_of(group, table, hits, lengths, is_admission)
+                        needed_of(core, group, table, hits, lengths, is_admission)
                     }
                 }
             })
@@ -308,21 +290,21 @@ impl Core {
     }
 
     /// The number of blocks that the request takes although `needed` does not count them.
-    fn uncounted(&self, request: &Request, plan: &Plan<'_>) -> i64 {
-        let lengths = &plan.lengths;
-        let begins_with_blocks = !plan.hits.is_empty() || plan.need.num_external_tokens > 0;
+    fn uncounted(&self, core: &Core, request: &Request) -> i64 {
+        let lengths = &self.lengths;
+        let begins_with_blocks = !self.hits.is_empty() || self.need.num_external_tokens > 0;
         let adopts = begins_with_blocks && !request.is_tracked();
-        let groups = self.groups.iter().zip(request.tables()).enumerate();
+        let groups = core.groups.iter().zip(request.tables()).enumerate();
         groups
             .map(|(index, (group, table))| match group.kind {
                 Kind::State { speculative } => {
-                    let step = self.state_step(request, group, speculative, lengths);
-                    let hits = plan.hits.of(index);
+                    let step = state_step(core, request, group, speculative, lengths);
+                    let hits = self.hits.of(index);
                     if adopts && lengths.total > lengths.local {
-                        state::uncounted(self, &step, table, hits)
+                        state::uncounted(core, &step, table, hits)
                     } else {
                         // Blocks to spare in one group are none for another.
-                        -state::needed(self, &step, table, hits).min(0)
+                        -state::needed(core, &step, table, hits).min(0)
                     }
                 }
                 Kind::Cross | Kind::Ring | Kind::Nothing => 0,
@@ -330,67 +312,54 @@ impl Core {
                 Kind::Full | Kind::Window { .. } | Kind::Chunk { .. } => {
                     let required = lengths.slots.div_ceil(group.block) as usize;
                     let taken = signed(required.saturating_sub(table.blocks.len()));
-                    taken - self.needed_of(group, table, &[], lengths, false)
+                    taken - needed_of(core, group, table, &[], lengths, false)
                 }
             })
             .sum()
     }
+}
 
-    fn state_step<'a>(
-        &self,
-        request: &Request,
-        group: &'a Group,
-        speculative: u32,
-        lengths: &'a Lengths,
-    ) -> StateStep<'a> {
-        let table = &request.tables()[usize::from(group.index)];
-        StateStep {
-            group,
-            speculative,
-            lengths,
-            saves: self.saved_by(request, group, table, lengths).is_some(),
-        }
+fn state_step<'a>(
+    core: &Core,
+    request: &Request,
+    group: &'a Group,
+    speculative: u32,
+    lengths: &'a Lengths,
+) -> StateStep<'a> {
+    let table = &request.tables()[usize::from(group.index)];
+    StateStep {
+        group,
+        speculative,
+        lengths,
+        saves: SavedState::of_step(core, request, group, table, lengths).is_some(),
     }
+}
 
-    /// The value of `needed` for a group that keeps all tokens or the last ones.
-    ///
-    /// ```text
-    /// position   0      1      2      3      4      5
-    ///            null   null   hit    hit    new    new     `skipped` is 2, `required` is 6
-    /// ```
-    fn needed_of(
-        &self,
-        group: &Group,
-        table: &Table,
-        hits: &[BlockId],
-        lengths: &Lengths,
-        is_admission: bool,
-    ) -> i64 {
-        let mut required = lengths.slots.div_ceil(group.block) as usize;
-        if is_admission && let Some(cap) = group.admission_cap {
-            required = required.min(cap as usize);
-        }
-        let length = table.blocks.len();
-        if table.num_cached.is_some() {
-            return signed(required.saturating_sub(length));
-        }
-        let skipped = (group.skipped(lengths.total) / group.block) as usize;
-        let new = required.saturating_sub(skipped.max(hits.len() + length));
-        let kept = &hits[skipped.saturating_sub(length).min(hits.len())..];
-        let has_shared_tail = !hits.is_empty() && !lengths.local.is_multiple_of(group.block);
-        signed(new + self.num_evictable(kept) + usize::from(has_shared_tail))
+/// The value of `needed` for a group that keeps all tokens or the last ones.
+///
+/// ```text
+/// position   0      1      2      3      4      5
+///            null   null   hit    hit    new    new     `skipped` is 2, `required` is 6
+/// ```
+fn needed_of(
+    core: &Core,
+    group: &Group,
+    table: &Table,
+    hits: &[BlockId],
+    lengths: &Lengths,
+    is_admission: bool,
+) -> i64 {
+    let mut required = lengths.slots.div_ceil(group.block) as usize;
+    if is_admission && let Some(cap) = group.admission_cap {
+        required = required.min(cap as usize);
     }
-
-    /// Whether a copy of a block, made before this step runs, would lack some of the first `tokens`
-    /// tokens, which end inside the block.
-    fn is_unwritten(&self, block: BlockId, tokens: u32) -> bool {
-        let written = self.being_written.get(&block);
-        written.is_some_and(|&written| written < tokens)
+    let length = table.blocks.len();
+    if table.num_cached.is_some() {
+        return signed(required.saturating_sub(length));
     }
-
-    /// The number of blocks that would leave the free queue if they were touched.
-    pub(in crate::cache) fn num_evictable(&self, blocks: &[BlockId]) -> usize {
-        let is_free = |block: &&BlockId| **block != NULL_BLOCK && self.pool.refs(**block) == 0;
-        blocks.iter().filter(is_free).count()
-    }
+    let skipped = (group.skipped(lengths.total) / group.block) as usize;
+    let new = required.saturating_sub(skipped.max(hits.len() + length));
+    let kept = &hits[skipped.saturating_sub(length).min(hits.len())..];
+    let has_shared_tail = !hits.is_empty() && !lengths.local.is_multiple_of(group.block);
+    signed(new + core.num_evictable(kept) + usize::from(has_shared_tail))
 }

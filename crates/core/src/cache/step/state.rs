@@ -7,7 +7,7 @@
 //! A table is indexed by position, but most positions are null: however far a step goes, it adds
 //! one block for its running state, and it uses the blocks of rejected drafts again.
 
-use super::io::Lengths;
+use super::lengths::Lengths;
 use crate::blocks::{BlockId, NULL_BLOCK, Pool, count, signed};
 use crate::cache::core::Core;
 use crate::cache::group::Group;

@@ -13,8 +13,10 @@
 use hashbrown::HashMap;
 
 use super::io::{KeptState, Work};
+use super::zeroing::all_unwritten;
 use crate::blocks::BlockId;
 use crate::cache::Cache;
+use crate::cache::group::Group;
 use crate::error::Result;
 
 impl Cache {
@@ -45,9 +47,26 @@ impl Cache {
         }
         Work {
             copies,
-            blocks_to_zero: core.to_zero.iter_mut().flat_map(std::mem::take).collect(),
+            blocks_to_zero: core.zeroing.take(),
             kept_states: std::mem::take(&mut core.kept_states),
         }
+    }
+
+    /// Lists a request's blocks from `start_token` on for zeroing, in the groups that need it. A
+    /// ring is listed whole, and blocks for an encoder's tokens never, because no load fills them.
+    ///
+    /// # Errors
+    /// `UnknownRequest`; `InvalidValue` if `start_token` is inside a block, or if others hold or
+    /// find a block. Then nothing has changed.
+    pub fn record_blocks_for_zeroing(&mut self, id: u64, start_token: u32) -> Result<()> {
+        self.with(id, |core, request| {
+            let pool = &core.pool;
+            let has_others =
+                |_: &Group, _: usize, block| pool.refs(block) > 1 || pool.key(block).is_some();
+            let unwritten = all_unwritten(&core.groups, request, start_token, has_others)?;
+            core.zeroing.list(unwritten);
+            Ok(())
+        })
     }
 
     /// Takes, for each group, the state at the last boundary of a request's prompt, if that lies

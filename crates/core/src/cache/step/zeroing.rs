@@ -4,10 +4,7 @@
 //! the step would race with that, so the blocks that it fills are left out. If the load fails, the
 //! blocks that it left unwritten are listed after all, before they are computed.
 
-use super::io::Need;
 use crate::blocks::{BlockId, NULL_BLOCK};
-use crate::cache::Cache;
-use crate::cache::core::Core;
 use crate::cache::group::{Group, Kind};
 use crate::cache::request::Request;
 use crate::error::{Error, Result};
@@ -15,79 +12,66 @@ use crate::error::{Error, Result};
 /// A group's index and its blocks that are left unwritten.
 pub(in crate::cache) type Unwritten = (usize, Vec<BlockId>);
 
-impl Cache {
-    /// Lists a request's blocks from `start_token` on for zeroing, in the groups that need it. A
-    /// ring is listed whole, and blocks for an encoder's tokens never, because no load fills them.
-    ///
-    /// # Errors
-    /// `UnknownRequest`; `InvalidValue` if `start_token` is inside a block, or if others hold or
-    /// find a block. Then nothing has changed.
-    pub fn record_blocks_for_zeroing(&mut self, id: u64, start_token: u32) -> Result<()> {
-        self.with(id, |core, request| {
-            let has_others = |_: &Group, _: usize, block| core.has_others(block);
-            let unwritten = core.all_unwritten(request, start_token, has_others)?;
-            core.list_for_zeroing(unwritten);
-            Ok(())
-        })
+/// For each group, the blocks to be zeroed before they are used.
+#[derive(Debug, Clone)]
+pub(in crate::cache) struct Zeroing(Vec<Vec<BlockId>>);
+
+impl Zeroing {
+    pub(in crate::cache) fn new(num_groups: usize) -> Self {
+        Self(vec![Vec::new(); num_groups])
+    }
+
+    /// Lists new blocks, if their group needs it.
+    pub(super) fn note(&mut self, group: &Group, blocks: &[BlockId]) {
+        if group.needs_zeroing {
+            self.note_anyway(group, blocks);
+        }
+    }
+
+    pub(super) fn note_anyway(&mut self, group: &Group, blocks: &[BlockId]) {
+        self.0[usize::from(group.index)].extend_from_slice(blocks);
+    }
+
+    /// Lists blocks that a failed load has left unwritten.
+    pub(in crate::cache) fn list(&mut self, unwritten: Vec<Unwritten>) {
+        for (group, blocks) in unwritten {
+            self.0[group].extend(blocks);
+        }
+    }
+
+    /// Takes the blocks, group by group.
+    pub(super) fn take(&mut self) -> Vec<BlockId> {
+        self.0.iter_mut().flat_map(std::mem::take).collect()
     }
 }
 
-impl Core {
-    pub(in crate::cache) fn note_zeroing(&mut self, group: &Group, blocks: &[BlockId]) {
-        if group.needs_zeroing {
-            self.to_zero[usize::from(group.index)].extend_from_slice(blocks);
-        }
-    }
-
-    /// Refuses groups that do not exist.
-    pub(in crate::cache) fn check_loading(&self, need: &Need) -> Result<()> {
-        let num_groups = self.groups.len();
-        let mut groups = need.loading_groups.iter();
-        match groups.find(|&&group| usize::from(group) >= num_groups) {
-            Some(group) => Err(Error::InvalidValue(format!(
-                "request {}: loading_groups names group {group}; the cache has {num_groups}",
-                need.request
-            ))),
-            None => Ok(()),
-        }
-    }
-
-    pub(in crate::cache) fn list_for_zeroing(&mut self, unwritten: Vec<Unwritten>) {
-        for (group, blocks) in unwritten {
-            self.to_zero[group].extend(blocks);
-        }
-    }
-
-    /// A request's blocks from `start_token` on, of the groups that need zeroing. `is_used` says of a
-    /// block at a position of a group whether others hold or find it.
-    pub(in crate::cache) fn all_unwritten(
-        &self,
-        request: &Request,
-        start_token: u32,
-        is_used: impl Fn(&Group, usize, BlockId) -> bool,
-    ) -> Result<Vec<Unwritten>> {
-        let groups = self.groups.iter().filter(|group| group.needs_zeroing);
-        let unwritten = groups.map(|group| {
-            let blocks = unwritten(request, group, start_token)?;
-            match blocks.iter().find(|&&(at, block)| is_used(group, at, block)) {
-                Some((_, block)) => Err(Error::InvalidValue(format!(
-                    "request {}: zeroing from token {start_token} would wipe block {block} of group \
+/// A request's blocks from `start_token` on, of the groups that need zeroing. `is_used` says of a
+/// block at a position of a group whether others hold or find it.
+pub(in crate::cache) fn all_unwritten(
+    groups: &[Group],
+    request: &Request,
+    start_token: u32,
+    is_used: impl Fn(&Group, usize, BlockId) -> bool,
+) -> Result<Vec<Unwritten>> {
+    let groups = groups.iter().filter(|group| group.needs_zeroing);
+    let unwritten = groups.map(|group| {
+        let blocks = unwritten(request, group, start_token)?;
+        match blocks
+            .iter()
+            .find(|&&(at, block)| is_used(group, at, block))
+        {
+            Some((_, block)) => Err(Error::InvalidValue(format!(
+                "request {}: zeroing from token {start_token} would wipe block {block} of group \
                      {}, which others hold or find; forget it, and take a fresh one",
-                    request.id, group.index
-                ))),
-                None => Ok((
-                    usize::from(group.index),
-                    blocks.into_iter().map(|(_, block)| block).collect(),
-                )),
-            }
-        });
-        unwritten.collect()
-    }
-
-    /// Whether anybody but the block's one owner holds or finds it.
-    fn has_others(&self, block: BlockId) -> bool {
-        self.pool.refs(block) > 1 || self.pool.key(block).is_some()
-    }
+                request.id, group.index
+            ))),
+            None => Ok((
+                usize::from(group.index),
+                blocks.into_iter().map(|(_, block)| block).collect(),
+            )),
+        }
+    });
+    unwritten.collect()
 }
 
 /// The position of the first block that a request writes if it computes its tokens from this one
