@@ -171,7 +171,7 @@ OF_RETENTION: Final = (
     Mutant(
         "shortest-end-first",
         "hints: of the ends that a request has, the shortest comes back, not the longest",
-        (Edit(RETURNS, "started(prefixes.rev())", "started(prefixes)"),),
+        (Edit(RETURNS, "note_start(prefixes.rev())", "note_start(prefixes)"),),
         (f"{HINTS}::test_who_goes_on_from_several_ends_goes_on_from_the_longest",),
     ),
     Mutant(

@@ -233,9 +233,9 @@ impl CacheCore {
         max_refusals: usize,
         former: BlocksArg,
     ) -> PyResult<AssessmentTuple<'py>> {
-        let doubt = recovery::doubt(failures, busy, max_refusals, former);
+        let input = recovery::input(failures, busy, max_refusals, former);
         let runs = recovery::runs(runs);
-        py.detach(|| self.cache.lock().assess(&runs, &doubt))
+        py.detach(|| self.cache.lock().assess(&runs, &input))
             .map_err(to_python)
             .and_then(|found| recovery::assessment(py, found))
     }

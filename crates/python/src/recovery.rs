@@ -3,8 +3,8 @@
 
 use kvbraid_core::blocks::BlockId;
 use kvbraid_core::recovery::{
-    self, Assessment, Doubt, FailedPlace, Failures, GivenBack, IgnoredCounts, Refusal, Run,
-    RunTables, Snapshot, State, Verdict, Waits, Why,
+    self, Assessment, AssessmentInput, FailedPlace, Failures, GivenBack, IgnoredCounts, Refusal,
+    Run, RunTables, Snapshot, State, Verdict, Waits, Why,
 };
 use kvbraid_core::spec::EngineDialect;
 use pyo3::exceptions::PyOverflowError;
@@ -203,13 +203,13 @@ impl FailuresArg {
 }
 
 /// What is asked besides the runs.
-pub(crate) fn doubt(
+pub(crate) fn input(
     failures: FailuresArg,
     busy: BlocksArg,
     max_refusals: usize,
     former: BlocksArg,
-) -> Doubt {
-    Doubt {
+) -> AssessmentInput {
+    AssessmentInput {
         former: former.blocks(),
         failures: failures.decode(),
         busy: busy.blocks(),
@@ -380,11 +380,11 @@ fn assess_snapshot(
             .map(|(request, tables)| (request, tables.decode()))
             .collect(),
     };
-    let (runs, doubt) = (
+    let (runs, input) = (
         self::runs(runs),
-        doubt(failures, busy, max_refusals, former),
+        input(failures, busy, max_refusals, former),
     );
-    py.detach(|| recovery::assess(&snapshot, &runs, &doubt))
+    py.detach(|| recovery::assess(&snapshot, &runs, &input))
         .map_err(to_python)
         .and_then(|found| assessment(py, found))
 }

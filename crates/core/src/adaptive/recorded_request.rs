@@ -48,7 +48,7 @@ impl RecordedRequest {
         }
     }
 
-    /// A request of so many hashes, for tests.
+    /// A request with this many hashes, for tests.
     #[cfg(test)]
     pub(super) fn of_length(num_tokens: u32, num_hashes: usize) -> Self {
         Self {

@@ -58,6 +58,17 @@ impl Scale {
         config.num_blocks / self.blocks / self.sample
     }
 
+    fn of_topology(self, real: &Topology) -> Topology {
+        let mut topology = real.clone();
+        for group in &mut topology.groups {
+            group.block_size *= self.blocks;
+        }
+        topology.alignment *= self.blocks;
+        topology.hash_block_size *= self.blocks;
+        topology.partial_hits = false;
+        topology
+    }
+
     /// How fast caches of this scale replay; `None` if the cache is so small that they keep up.
     pub(super) fn pace(self, config: &CacheConfig, num_caches: usize) -> Option<Pace> {
         if config.num_blocks <= MOST_BLOCKS {
@@ -96,21 +107,11 @@ impl SimulatedCache {
         scale: Scale,
         secret: &Secret,
     ) -> Option<Self> {
-        let mut topology = config.topology.clone();
-        for group in &mut topology.groups {
-            group.block_size *= scale.blocks;
-        }
-        topology.alignment *= scale.blocks;
-        topology.hash_block_size *= scale.blocks;
-        topology.partial_hits = false;
-        let has_states = topology
-            .groups
-            .iter()
-            .any(|group| group.kind == SpecKind::Mamba);
-        let (unit, state_unit) = (
-            topology.hash_block_size,
-            has_states.then_some(topology.alignment),
-        );
+        let topology = scale.of_topology(&config.topology);
+        let mut groups = topology.groups.iter();
+        let has_states = groups.any(|group| group.kind == SpecKind::Mamba);
+        let state_unit = has_states.then_some(topology.alignment);
+        let unit = topology.hash_block_size;
         let policy = by_value.policy?;
         let alignment = config.topology.alignment;
         let interval = by_value.interval.next_multiple_of(topology.alignment);

@@ -113,7 +113,7 @@ impl Cache {
     /// Learns from a request that has ended how likely others go on from its end.
     fn finish(&mut self, request: Box<Request>) -> FinishedRequest {
         if let Some(checkpoints) = &mut self.core.checkpoints {
-            checkpoints.note_left(&request);
+            checkpoints.learn_from_finished(&request);
         }
         FinishedRequest(request)
     }

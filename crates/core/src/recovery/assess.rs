@@ -13,8 +13,8 @@
 use super::find::find;
 use super::former::WithFormer;
 use super::held::hold;
-use super::owners::{Court, Verdict};
-use super::reported::{IgnoredCounts, Judge};
+use super::owners::{Verdict, VerdictSearch};
+use super::reported::{IgnoredCounts, ReportFilter};
 use super::run::{Failures, Run, Tables};
 use super::taint::Taint;
 use crate::blocks::{BlockId, BlockSet};
@@ -34,9 +34,9 @@ pub struct Assessment {
     pub ignored: IgnoredCounts,
 }
 
-/// What is asked besides the runs.
+/// What an assessment needs besides the runs.
 #[derive(Debug, Clone, Default)]
-pub struct Doubt {
+pub struct AssessmentInput {
     /// What failed.
     pub failures: Failures,
     /// Blocks that a transfer may still write.
@@ -54,32 +54,32 @@ pub struct Doubt {
 /// # Errors
 /// `UnknownRequest` for a run that goes on without tables; `GivenTwice` for a request with two runs
 /// that go on; `InvalidValue` or `UnknownBlock` for tables that cannot be.
-pub fn assess(tables: &impl Tables, runs: &[Run], doubt: &Doubt) -> Result<Assessment> {
-    let tables = &WithFormer::new(tables, &doubt.former);
+pub fn assess(tables: &impl Tables, runs: &[Run], input: &AssessmentInput) -> Result<Assessment> {
+    let tables = &WithFormer::new(tables, &input.former);
     let num_blocks = tables.num_blocks();
     let all = hold(tables, runs)?;
     let mut taint = Taint::new(num_blocks, all.len());
     let mut ignored = IgnoredCounts::default();
-    let mut judge = Judge::new(tables, &all, &mut taint, &mut ignored);
-    judge.fail_places(&doubt.failures);
-    let reported = judge.blocks(&doubt.failures);
+    let mut filter = ReportFilter::new(tables, &all, &mut taint, &mut ignored);
+    filter.fail_places(&input.failures);
+    let reported = filter.blocks(&input.failures);
     let mut wanted = taint.blocks.clone();
     reported.want(&mut wanted);
     let mut hits = find(tables, &all, &wanted);
-    Judge::new(tables, &all, &mut taint, &mut ignored).fail_blocks(reported, &hits);
+    ReportFilter::new(tables, &all, &mut taint, &mut ignored).fail_blocks(reported, &hits);
     taint.spread(tables, &all, &mut hits, &wanted);
-    let busy = BlockSet::new(num_blocks, &doubt.busy);
-    let court = Court {
+    let busy = BlockSet::new(num_blocks, &input.busy);
+    let search = VerdictSearch {
         topology: tables.topology(),
         all: &all,
         taint: &taint,
         hits: &hits,
         is_any_busy: !busy.is_empty(),
         busy: &busy,
-        max_refusals: doubt.max_refusals,
+        max_refusals: input.max_refusals,
     };
     Ok(Assessment {
-        verdicts: court.verdicts(),
+        verdicts: search.verdicts(),
         told: taint.told(&all),
         tainted: taint.blocks.iter().collect(),
         ignored,

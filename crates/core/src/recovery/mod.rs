@@ -20,7 +20,7 @@ mod run;
 mod snapshot;
 mod taint;
 
-pub use assess::{Assessment, Doubt, assess};
+pub use assess::{Assessment, AssessmentInput, assess};
 pub use owners::{Verdict, Waits};
 pub use reported::{Ignored, IgnoredCounts};
 pub use resume_point::{OwnTable, OwnTables, Refusal, ResumePoint, Search, State, Why};

@@ -85,7 +85,7 @@ struct Prefix {
 }
 
 /// A search for verdicts, run by run.
-pub(super) struct Court<'a, 'b> {
+pub(super) struct VerdictSearch<'a, 'b> {
     pub topology: &'a Topology,
     pub all: &'a [Held<'b>],
     pub taint: &'a Taint,
@@ -96,7 +96,7 @@ pub(super) struct Court<'a, 'b> {
     pub max_refusals: usize,
 }
 
-impl Court<'_, '_> {
+impl VerdictSearch<'_, '_> {
     pub(super) fn verdicts(&self) -> Vec<Verdict> {
         let affected = self.affected();
         let mut owners = Owners::new(&self.taint.blocks, &self.hits.entries, &affected);

@@ -50,15 +50,15 @@ struct Pairs {
     is_loaded: Vec<bool>,
 }
 
-/// What a report is held against.
-pub(super) struct Judge<'a, 'b, T> {
+/// Says which parts of a report count.
+pub(super) struct ReportFilter<'a, 'b, T> {
     tables: &'a T,
     all: &'a [Held<'b>],
     taint: &'a mut Taint,
     ignored: &'a mut IgnoredCounts,
 }
 
-impl<'a, 'b, T: Tables> Judge<'a, 'b, T> {
+impl<'a, 'b, T: Tables> ReportFilter<'a, 'b, T> {
     pub(super) fn new(
         tables: &'a T,
         all: &'a [Held<'b>],

@@ -67,13 +67,13 @@ fn run(request: u64, hit: u32, loaded: u32, computed: u32) -> Run {
     }
 }
 
-fn failed(blocks: &[u32]) -> Doubt {
-    Doubt {
+fn failed(blocks: &[u32]) -> AssessmentInput {
+    AssessmentInput {
         failures: Failures {
             blocks: ids(blocks),
             ..Failures::default()
         },
-        ..Doubt::default()
+        ..AssessmentInput::default()
     }
 }
 
@@ -162,11 +162,11 @@ fn a_run_with_a_state_or_a_hole_gives_its_blocks_back() {
 fn nobody_waits_for_a_block_that_its_owner_may_not_write_yet() {
     let tables = snapshot(&[FULL], &[&[&[7, 8, 9, 20]], &[&[7, 8, 9, 30]]]);
     let runs = [run(0, 0, 12, 16), run(1, 12, 0, 16)];
-    let doubt = Doubt {
+    let input = AssessmentInput {
         busy: ids(&[9]),
         ..failed(&[8])
     };
-    for verdict in assess(&tables, &runs, &doubt).unwrap().verdicts {
+    for verdict in assess(&tables, &runs, &input).unwrap().verdicts {
         assert!(!verdict.in_place);
         assert_eq!((verdict.resume, verdict.busy), (4, ids(&[9])));
         assert!(verdict.owner_of.is_empty() && verdict.waits_for.is_empty());
@@ -176,7 +176,7 @@ fn nobody_waits_for_a_block_that_its_owner_may_not_write_yet() {
 #[test]
 fn what_was_read_and_given_back_is_tainted_with_what_was_computed_from_it() {
     let tables = snapshot(&[WINDOW], &[&[&[0, 0, 3, 4]]]);
-    let garbage = |block, failures: Doubt| {
+    let garbage = |block, failures: AssessmentInput| {
         let gone = GivenBack {
             group: 0,
             position: 1,
@@ -186,22 +186,22 @@ fn what_was_read_and_given_back_is_tainted_with_what_was_computed_from_it() {
             given_back: vec![gone],
             ..run(0, 0, 8, 16)
         };
-        let doubt = Doubt {
+        let input = AssessmentInput {
             former: ids(&[9]),
             ..failures
         };
-        assess(&tables, &[run], &doubt).unwrap().tainted
+        assess(&tables, &[run], &input).unwrap().tainted
     };
     assert_eq!(garbage(9, failed(&[9])), ids(&[3, 4, 9]));
     let former = count(tables.num_blocks);
     assert_eq!(garbage(former, failed(&[9])), ids(&[3, 4, former]));
     assert!(garbage(former, failed(&[8])).is_empty());
-    let exact = Doubt {
+    let exact = AssessmentInput {
         failures: Failures {
             contents: vec![(BlockId(9), 0)],
             ..Failures::default()
         },
-        ..Doubt::default()
+        ..AssessmentInput::default()
     };
     assert!(garbage(former, exact).is_empty());
 }

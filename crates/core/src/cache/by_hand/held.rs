@@ -28,7 +28,7 @@ impl HeldBlocks {
     }
 
     /// Counts one reference of each block less. Refuses all of them if one block has too few.
-    pub(in crate::cache) fn remove(&mut self, blocks: &[BlockId]) -> Result<()> {
+    pub(super) fn remove(&mut self, blocks: &[BlockId]) -> Result<()> {
         for (at, &block) in blocks.iter().enumerate() {
             if block != NULL_BLOCK && !self.remove_one(block) {
                 let times = blocks[..=at].iter().filter(|&&b| b == block).count();

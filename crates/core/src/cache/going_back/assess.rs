@@ -108,7 +108,7 @@ fn find_registered(
     }
 }
 
-/// The position of the block in which so many tokens end.
+/// The position of the block in which a prefix ends.
 fn position_of(num_tokens: u32, size: u32) -> u32 {
     num_tokens.div_ceil(size).max(1) - 1
 }

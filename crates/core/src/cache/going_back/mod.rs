@@ -17,7 +17,7 @@ use self::recover::{Recoverer, Recovery};
 use super::Cache;
 use crate::blocks::{BlockId, BlockSet};
 use crate::error::{Error, Result};
-use crate::recovery::{Assessment, Doubt, ResumePoint, Run, Search, assess};
+use crate::recovery::{Assessment, AssessmentInput, ResumePoint, Run, Search, assess};
 
 impl Cache {
     /// Where each of these blocks stands in the tables of requests. The null block stands nowhere.
@@ -108,8 +108,8 @@ impl Cache {
     ///
     /// # Errors
     /// `UnknownRequest` for a run that goes on; otherwise as [`assess`] says.
-    pub fn assess(&self, runs: &[Run], doubt: &Doubt) -> Result<Assessment> {
-        assess(self, runs, doubt)
+    pub fn assess(&self, runs: &[Run], input: &AssessmentInput) -> Result<Assessment> {
+        assess(self, runs, input)
     }
 
     /// Applies all parts of a recovery. The module `recover` has their order and their conditions.

@@ -11,11 +11,11 @@
 //! preempt  other requests give their blocks back
 //! zero     blocks that are left unwritten are listed for zeroing
 //! ```
-//! Each part has the law of its single call, judged by what the parts before it leave. Besides, no
-//! part may undo another: a commit makes no forgotten block findable and does not reach beyond a
-//! rewind of its request; a request does not go back to tokens that it would write into a held block;
-//! a block is held only if somebody besides the caller refers to it; no block is zeroed that a commit
-//! may make findable; and a preempted request is neither rewound nor zeroed.
+//! Each part has the conditions of its single call, judged by what the parts before it leave. Besides,
+//! no part may undo another: a commit makes no forgotten block findable and does not reach beyond a
+//! rewind of its request; a request does not go back to tokens that it would write into a held block; a
+//! block is held only if somebody besides the caller refers to it; no block is zeroed that a commit may
+//! make findable; and a preempted request is neither rewound nor zeroed.
 
 use std::ops::Range;
 

@@ -8,7 +8,7 @@
 //! events. A block with a hash of more tokens than the boundary loses its hashes now, with their
 //! events, if no one except this request refers to it. If someone else does, the hashes stay: the
 //! same tokens are computed into the block again, so it holds what its hashes say, before, meanwhile
-//! and after. The law has two conditions. A block that holds garbage is given to `forget`, whoever
+//! and after. The invariant has two conditions. A block that holds garbage is given to `forget`, whoever
 //! refers to it; and tokens before the end of a block that stays findable are not replaced, which
 //! `truncate` makes sure of.
 
@@ -21,7 +21,7 @@ use crate::rule::first_read;
 
 impl Core {
     /// Whether a request can be rewound. No state is kept for it.
-    pub(in crate::cache) fn check_rewind(&self, request: &Request, num_tokens: u32) -> Result<()> {
+    pub(super) fn check_rewind(&self, request: &Request, num_tokens: u32) -> Result<()> {
         self.check_way_back(request, num_tokens, "rewind", |_| false)
     }
 
@@ -47,7 +47,7 @@ impl Core {
 
     /// Whether a rewind forgets the block at a position: it has a hash of later tokens, and nobody
     /// else refers to it.
-    pub(in crate::cache) fn forgets(
+    pub(super) fn forgets(
         &self,
         group: &Group,
         position: usize,
@@ -62,7 +62,7 @@ impl Core {
 
     /// The number of tokens that blocks of a request were registered for, except what it has
     /// forgotten since.
-    pub(in crate::cache) fn num_findable_tokens(&self, request: &Request) -> u32 {
+    pub(super) fn num_findable_tokens(&self, request: &Request) -> u32 {
         let groups = self.groups.iter().zip(request.tables());
         let findable = groups.map(|(group, table)| {
             let cached = table.num_cached.unwrap_or(0);
@@ -77,7 +77,7 @@ impl Core {
 
 /// The first block given back of those that a token at the boundary reads, or that are written
 /// again.
-pub(in crate::cache) fn gone(group: &Group, table: &Table, num_tokens: u32) -> Option<usize> {
+pub(super) fn gone(group: &Group, table: &Table, num_tokens: u32) -> Option<usize> {
     let first = first_read(&group.spec, num_tokens).min(num_tokens) / group.block;
     let kept = table.blocks.iter().enumerate().skip(first as usize);
     kept.filter(|(_, block)| **block == NULL_BLOCK)

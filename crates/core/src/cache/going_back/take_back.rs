@@ -20,8 +20,8 @@ impl Core {
     }
 
     /// Whether a request can go on from an earlier boundary: every group still holds what is read
-    /// there. `is_state_kept` says it of a group of states that keeps so many speculative ones.
-    pub(in crate::cache) fn check_way_back(
+    /// there. `is_state_kept` says it of a group of states that keeps this many speculative ones.
+    pub(super) fn check_way_back(
         &self,
         request: &Request,
         num_tokens: u32,

@@ -161,23 +161,13 @@ impl Committer<'_> {
             core.steps.note(request, block);
             self.entries.note(end / hash_block, key.entry);
             if core.log.is_on() {
-                let start = end - group.block;
-                listed.push(ListedBlock {
-                    digest: *digest,
-                    start,
-                });
+                let (digest, start) = (*digest, end - group.block);
+                listed.push(ListedBlock { digest, start });
             }
         }
         if core.log.is_on() {
-            let (start, end) = (positions.start * group.block, positions.end * group.block);
-            core.log.stored(&StoreEvent {
-                source: request.source(),
-                group: group.index,
-                listed: &listed,
-                parent: request.hash_at(start, hash_block).copied(),
-                span: start..end,
-                block_size: group.block,
-            });
+            let span = positions.start * group.block..positions.end * group.block;
+            note_stored(core, request, group, &listed, span, group.block);
         }
     }
 
@@ -281,14 +271,15 @@ impl Committer<'_> {
             .register(block, key, tokens, request.author());
         self.core.steps.note(request, block);
         let start = tokens - hash_block;
-        self.core.log.stored(&StoreEvent {
-            source: request.source(),
-            group: group.index,
-            listed: &[ListedBlock { digest, start }],
-            parent: request.hash_at(start, hash_block).copied(),
-            span: start..tokens,
-            block_size: hash_block,
-        });
+        let listed = [ListedBlock { digest, start }];
+        note_stored(
+            self.core,
+            request,
+            group,
+            &listed,
+            start..tokens,
+            hash_block,
+        );
     }
 
     /// Makes a saved state findable, if a request is expected to resume there. Its block holds only
@@ -335,6 +326,26 @@ impl Committer<'_> {
             || tokens == request.junction
             || (tokens.is_multiple_of(group.block) && is_retained())
     }
+}
+
+/// Tells in an event of blocks of `block_size` tokens that became findable.
+fn note_stored(
+    core: &mut Core,
+    request: &Request,
+    group: &Group,
+    listed: &[ListedBlock],
+    span: Range<u32>,
+    block_size: u32,
+) {
+    let hash_block = core.config.topology.hash_block_size;
+    core.log.stored(&StoreEvent {
+        source: request.source(),
+        group: group.index,
+        listed,
+        parent: request.hash_at(span.start, hash_block).copied(),
+        span,
+        block_size,
+    });
 }
 
 /// These positions without those that a rewind left registered, as runs of consecutive ones.

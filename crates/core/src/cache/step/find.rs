@@ -14,7 +14,7 @@ use crate::spec::{EngineDialect, GroupSpec, Topology};
 
 /// The request and the pool for one look-up.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::cache) struct Lookup<'a> {
+pub(super) struct Lookup<'a> {
     request: &'a Request,
     pool: &'a Pool,
     /// Tokens per hash.
@@ -24,7 +24,7 @@ pub(in crate::cache) struct Lookup<'a> {
 /// How far the engine's search last read a group, for dialects in which this decides which blocks
 /// are taken.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::cache) struct LastLook {
+pub(super) struct LastLook {
     /// The candidate length of that look, in tokens.
     reads_to: u32,
     /// Whether the look dropped a unit for a draft head.
@@ -180,7 +180,7 @@ impl Finder {
     }
 
     /// For each group, the engine's last look; empty if no engine's search is followed.
-    pub(in crate::cache) fn looks(
+    pub(super) fn looks(
         &mut self,
         request: &Request,
         groups: &[Group],
@@ -195,7 +195,7 @@ impl Finder {
     }
 
     /// The look-up of a request's hashes in the pool.
-    pub(in crate::cache) fn lookup<'a>(&self, request: &'a Request, pool: &'a Pool) -> Lookup<'a> {
+    pub(super) fn lookup<'a>(&self, request: &'a Request, pool: &'a Pool) -> Lookup<'a> {
         Lookup {
             request,
             pool,
@@ -278,7 +278,7 @@ impl Finder {
     /// The blocks that a group gives a request that resumes at `tokens`, from position 0 on. The
     /// null block stands where the group needs none. `Err` has the position of a needed block that
     /// is not held.
-    pub(in crate::cache) fn blocks(
+    pub(super) fn blocks(
         &self,
         lookup: Lookup<'_>,
         group: &Group,

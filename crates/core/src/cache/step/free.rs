@@ -35,7 +35,7 @@ impl Core {
     }
 
     /// How many blocks `free_skipped` would add to the free queue.
-    pub(in crate::cache) fn count_skipped(&self, request: &Request, processed: u32) -> i64 {
+    pub(super) fn count_skipped(&self, request: &Request, processed: u32) -> i64 {
         let groups = self.groups.iter().zip(request.tables());
         let freed = groups.map(|(group, table)| {
             let skipped = group.skipped(processed) / group.block;

@@ -120,7 +120,7 @@ pub struct BlockCopy {
 }
 
 impl BlockCopy {
-    pub(in crate::cache) fn ends(self) -> [BlockId; 2] {
+    pub(super) fn ends(self) -> [BlockId; 2] {
         [self.source, self.destination]
     }
 }

@@ -71,7 +71,7 @@ impl Hits {
         &self.blocks[start.copied().unwrap_or(0)..end]
     }
 
-    pub(in crate::cache) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
 }

@@ -35,28 +35,28 @@ impl Steps {
         }
     }
 
-    pub(in crate::cache) fn have_begun(&self) -> bool {
+    pub(super) fn have_begun(&self) -> bool {
         self.have_begun
     }
 
-    pub(in crate::cache) fn begin(&mut self) {
+    pub(super) fn begin(&mut self) {
         self.have_begun = true;
         self.clear();
     }
 
-    pub(in crate::cache) fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.registered.clear();
         self.num_given = 0;
     }
 
-    pub(in crate::cache) fn give(&mut self) {
+    pub(super) fn give(&mut self) {
         if self.registered.len() > self.most {
             self.clear(); // The engine has stopped to begin its steps.
         }
         self.num_given = self.registered.len();
     }
 
-    pub(in crate::cache) fn note(&mut self, request: &Request, block: BlockId) {
+    pub(super) fn note(&mut self, request: &Request, block: BlockId) {
         if self.have_begun {
             self.registered.push((request.id, block));
         }
@@ -67,7 +67,7 @@ impl Steps {
         self.registered.len()
     }
 
-    /// Notes that only so many blocks are still to be written: the others hold what they should.
+    /// Notes that only this many blocks are still to be written: the others hold what they should.
     pub(in crate::cache) fn settle(&mut self, num_noted: usize) {
         self.registered.truncate(num_noted);
     }

@@ -14,7 +14,7 @@ use crate::cache::group::Group;
 use crate::cache::request::Table;
 
 /// One step of one request in a state group.
-pub(in crate::cache) struct StateStep<'a> {
+pub(super) struct StateStep<'a> {
     pub group: &'a Group,
     pub speculative: u32,
     pub lengths: &'a Lengths,
@@ -23,12 +23,7 @@ pub(in crate::cache) struct StateStep<'a> {
 }
 
 /// The number of blocks that a step takes out of the free queue, as the engine counts them.
-pub(in crate::cache) fn needed(
-    core: &Core,
-    step: &StateStep<'_>,
-    table: &Table,
-    hits: &[BlockId],
-) -> i64 {
+pub(super) fn needed(core: &Core, step: &StateStep<'_>, table: &Table, hits: &[BlockId]) -> i64 {
     let held = table.blocks.len() + hits.len();
     new_blocks(step, table, hits, held) + signed(core.num_evictable(hits))
 }
@@ -51,12 +46,7 @@ pub(in crate::cache) fn needed(
 /// state: 2. The step skips position 0 and takes the loaded state (position 1) and the running
 /// state (position 2): also 2, so 0 are uncounted. If a request holds the hit's state already,
 /// `needed` counts 1, and 1 is uncounted.
-pub(in crate::cache) fn uncounted(
-    core: &Core,
-    step: &StateStep<'_>,
-    table: &Table,
-    hits: &[BlockId],
-) -> i64 {
+pub(super) fn uncounted(core: &Core, step: &StateStep<'_>, table: &Table, hits: &[BlockId]) -> i64 {
     let skipped = (step.group.skipped(step.lengths.total) / step.group.block) as usize;
     let kept = &hits[skipped.min(hits.len())..];
     let held = held_before(step.group, table, hits, step.lengths);
@@ -106,7 +96,7 @@ fn held_before(group: &Group, table: &Table, hits: &[BlockId], lengths: &Lengths
 }
 
 /// Adds the running state of this step. Appends the new blocks to `out`, including null blocks.
-pub(in crate::cache) fn extend(
+pub(super) fn extend(
     core: &mut Core,
     step: &StateStep<'_>,
     request: u64,
@@ -183,18 +173,13 @@ fn preserve(core: &mut Core, group: &Group, source: BlockId, copy: BlockId) {
 }
 
 /// The position of the state that the step before last wrote, if it is no longer read.
-pub(in crate::cache) fn superseded(group: &Group, table: &Table, processed: u32) -> Option<u32> {
+pub(super) fn superseded(group: &Group, table: &Table, processed: u32) -> Option<u32> {
     let last = table.state.last?;
     (last + 1 < processed.div_ceil(group.block)).then_some(last)
 }
 
 /// Gives back the states that no token computed after `processed` tokens reads.
-pub(in crate::cache) fn free_skipped(
-    pool: &mut Pool,
-    group: &Group,
-    table: &mut Table,
-    processed: u32,
-) {
+pub(super) fn free_skipped(pool: &mut Pool, group: &Group, table: &mut Table, processed: u32) {
     let end = (group.skipped(processed) / group.block).min(count(table.blocks.len()));
     let start = table.state.retired;
     if start < end {

@@ -1,4 +1,4 @@
-//! What callers say of ends: whether a later request will go on from there, and what came of it.
+//! Caller hints (`will_return`), and how often they turned out right.
 //!
 //! ```text
 //! likelihood of an end = how often such ends were resumed * lift of what was said of it
@@ -16,7 +16,7 @@ use crate::cache::hint::{HINTS, Hint};
 use crate::cache::request::{Ending, Request};
 use crate::hash::Digest;
 
-/// The weight of an observation falls to 1/e while so many others are made. What callers know
+/// The weight of an observation falls to 1/e while this many others are made. What callers know
 /// changes less often than what requests do, and small differences between hints should be no noise.
 const MEMORY: f64 = 2048.0;
 
@@ -66,7 +66,7 @@ impl Returns {
     }
 
     /// Notes that a request has ended at a prefix.
-    fn left(&mut self, prefix: &Digest, ending: Ending, hint: Hint) {
+    fn note_end(&mut self, prefix: &Digest, ending: Ending, hint: Hint) {
         if !self.is_used() {
             if hint == Hint::Unknown {
                 return;
@@ -74,14 +74,14 @@ impl Returns {
             self.ends = vec![0; self.num_slots];
         }
         let kind = kind(ending, hint);
-        self.kinds[usize::from(kind)].see(MEMORY);
-        self.all[ending as usize].see(MEMORY);
+        self.kinds[usize::from(kind)].observe(MEMORY);
+        self.all[ending as usize].observe(MEMORY);
         let (slot, print) = self.place(prefix);
         self.ends[slot] = print | Fingerprint::from(kind);
     }
 
     /// Notes that a request starts that has these prefixes, the longest first.
-    fn started<'a>(&mut self, mut prefixes: impl Iterator<Item = &'a Digest>) {
+    fn note_start<'a>(&mut self, mut prefixes: impl Iterator<Item = &'a Digest>) {
         if !self.is_used() {
             return;
         }
@@ -91,8 +91,8 @@ impl Returns {
         });
         if let Some(slot) = end {
             let kind = (std::mem::take(&mut self.ends[slot]) & KIND) as usize;
-            self.kinds[kind].came();
-            self.all[kind % self.all.len()].came();
+            self.kinds[kind].hit();
+            self.all[kind % self.all.len()].hit();
         }
     }
 
@@ -128,15 +128,15 @@ impl Checkpoints {
     /// Notes that a request starts: if it goes on from an end, that end came back.
     pub(in crate::cache) fn note_return(&mut self, request: &Request) {
         let prefixes = self.boundaries.prefixes(request, request.num_prompt_tokens);
-        self.returns.started(prefixes.rev());
+        self.returns.note_start(prefixes.rev());
     }
 
     /// Notes that a request is done: somebody may go on from its end, with the likelihood that its
     /// hint tells.
-    pub(in crate::cache) fn note_left(&mut self, request: &Request) {
+    pub(in crate::cache) fn learn_from_finished(&mut self, request: &Request) {
         let end = self.boundaries.settled(request.num_known_computed());
         if let Some(prefix) = request.hash_at(end, self.boundaries.hash_block) {
-            self.returns.left(prefix, request.ending, request.hint);
+            self.returns.note_end(prefix, request.ending, request.hint);
         }
     }
 

@@ -264,7 +264,7 @@ impl Checkpoints {
         let goes_on = past == Past::Ended(node.ending) && node.has_ended;
         let is_first = !std::mem::replace(&mut node.was_resumed, true);
         if is_first && (goes_on || !matches!(past, Past::Ended(_))) {
-            self.likelihood.resumed(past);
+            self.likelihood.note_resumed(past);
         }
         node.num_resumed = node.num_resumed.saturating_add(1);
         if node.origin == Origin::Overlap && node.num_resumed == 1 {
@@ -299,7 +299,7 @@ impl Checkpoints {
             (node.ending, node.hint) = (request.ending, request.hint);
             node.has_ended = true;
             node.was_resumed = false;
-            self.likelihood.left(node.past());
+            self.likelihood.note_candidate(node.past());
             self.weigh(id);
         }
         // Of the same age, what a path continues from goes after the end of the path.
@@ -365,7 +365,7 @@ impl Checkpoints {
             overlaps.made();
         }
         if !node.children.is_empty() {
-            self.likelihood.left(node.past());
+            self.likelihood.note_candidate(node.past());
         }
         self.claim(pool, id);
         if !is_there {

@@ -20,7 +20,7 @@ use crate::hash::Digest;
 
 /// Prompts that are remembered. They are the traffic that the learned lengths stand for.
 const RECENT: usize = 256;
-/// A length is expected again if so many of the remembered prompts overlapped there.
+/// A length is expected again if this many of the remembered prompts overlapped there.
 const LEAST: u32 = 8;
 /// The most lengths that are expected.
 const MOST: usize = 4;
@@ -30,13 +30,13 @@ const MOST_BOUNDARIES: usize = 4096;
 const PER_BLOCK: usize = 4;
 /// Checkpoints that were made since the counts were last halved.
 const MADE: u32 = 256;
-/// So many of them have to be made before what they saved is judged.
+/// This many of them have to be made before what they saved is judged.
 const KNOWN: u32 = 16;
-/// Steps end where such checkpoints could be made if each saved at least one in so many tokens of an
+/// Steps end where such checkpoints could be made if each saved at least 1/24 of the tokens of an
 /// average prompt. The number was chosen by trial with `bench/retention`: extra steps in `short_long`
 /// save less, and those in `short_only`, `shift` and `turning` more.
 const WORTH_A_STEP: u64 = 24;
-/// While they are not worth a step, every so many requests try again.
+/// While they are not worth a step, one request in this many tries again.
 const TRIES: u64 = 64;
 
 /// A fingerprint of a prefix, and in its lowest bit whether a prompt ended there; 0 is none.
@@ -79,7 +79,7 @@ impl Overlaps {
         }
     }
 
-    /// Notes a prompt of so many tokens by the hashes at its boundaries, every `unit` tokens.
+    /// Notes a prompt of `num_tokens` tokens by the hashes at its boundaries, every `unit` tokens.
     pub(super) fn note<'a>(
         &mut self,
         num_tokens: u32,
@@ -178,7 +178,7 @@ impl Overlaps {
         }
     }
 
-    /// Notes that such a checkpoint was resumed for the first time, which saved so many tokens.
+    /// Notes that such a checkpoint was resumed for the first time, and how many tokens it saved.
     pub(super) fn resumed(&mut self, num_saved: u32) {
         self.num_saved += u64::from(num_saved);
     }

@@ -226,7 +226,7 @@ impl Checkpoints {
         node.was_resumed = false;
         node.is_shared |= node.children.len() > 1;
         if node.is_resumable && id != ROOT {
-            self.likelihood.left(node.past());
+            self.likelihood.note_candidate(node.past());
         }
         self.weigh(id);
     }

@@ -40,7 +40,7 @@ pub(super) struct Rate {
 /// enough that traffic soon decides, and large enough that a single request does not.
 const GUESS_WEIGHT: f64 = 8.0;
 
-/// The weight of an observation falls to 1/e while so many others are made. Without it a rate of
+/// The weight of an observation falls to 1/e while this many others are made. Without it a rate of
 /// what never happens would sink for ever, and of equal checkpoints the older would be worth more.
 const MEMORY: f64 = 256.0;
 
@@ -54,13 +54,13 @@ impl Rate {
     }
 
     /// Notes an observation, whose weight falls to 1/e while `memory` others are made.
-    pub(super) fn see(&mut self, memory: f64) {
+    pub(super) fn observe(&mut self, memory: f64) {
         let keeps = 1.0 - 1.0 / memory;
         self.seen = self.seen * keeps + 1.0;
         self.resumed *= keeps;
     }
 
-    pub(super) fn came(&mut self) {
+    pub(super) fn hit(&mut self) {
         self.resumed += 1.0;
     }
 
@@ -108,13 +108,13 @@ impl Likelihood {
 
     /// Notes that another resume may come: a request has ended at a checkpoint with this past, or
     /// has continued from it.
-    pub(super) fn left(&mut self, past: Past) {
-        self.rate(past).see(MEMORY);
+    pub(super) fn note_candidate(&mut self, past: Past) {
+        self.rate(past).observe(MEMORY);
     }
 
     /// Notes that the resume has come.
-    pub(super) fn resumed(&mut self, past: Past) {
-        self.rate(past).came();
+    pub(super) fn note_resumed(&mut self, past: Past) {
+        self.rate(past).hit();
     }
 
     fn rate(&mut self, past: Past) -> &mut Rate {
