@@ -80,6 +80,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     configs = cache_configs()
     model_of = CacheModel
+    hints: st.SearchStrategy[float | None] = HINTS
 
     @initialize(data=st.data())
     def start(self, data: st.DataObject) -> None:
@@ -129,7 +130,7 @@ class CacheMachine(RuleBasedStateMachine):
             tokens = before[:shared] + tokens[: data.draw(st.integers(1, 8))]
         tokens = tokens[:MOST_TOKENS]
         prompt = data.draw(st.sampled_from((None, None, len(tokens) // 2 or None)))
-        lora_id, hint = 7 if extra.lora else None, data.draw(HINTS)
+        lora_id, hint = 7 if extra.lora else None, data.draw(self.hints)
         handles = [
             side.add(
                 tokens, num_prompt_tokens=prompt, extra=extra, lora_id=lora_id, will_return=hint

@@ -4,28 +4,20 @@ from typing import Final
 
 from tests.mutants.mutant import Edit, Mutant
 
-LEANS: Final = (
-    "tests/differential/test_adapting.py::test_the_cache_leans_as_the_models_of_all_leans_say"
+CHOICE: Final = "tests/unit/cache/test_choice_of_lean.py"
+PACE: Final = f"{CHOICE}::test_shadows_of_a_large_pool_play_and_count_no_more_than_is_paid_for"
+FAMILIES: Final = f"{CHOICE}::test_families_are_told_apart_after_what_all_prompts_have_in_common"
+TURNED: Final = (
+    f"{CHOICE}::test_values_are_left_soon_after_the_traffic_turned_and_not_entered_again"
 )
-LARGE: Final = (
-    "tests/differential/test_adapting.py"
-    "::test_a_large_pool_leans_as_shadows_say_that_play_stretches_of_its_traffic"
-)
-FAMILIES: Final = (
-    "tests/differential/test_adapting.py::test_shadows_of_a_larger_pool_play_some_of_its_families"
-)
-TURNS: Final = (
-    "tests/differential/test_adapting.py"
-    "::test_a_small_pool_leans_as_its_shadows_say_when_its_traffic_turns"
-)
+ENGINES: Final = f"{CHOICE}::test_a_few_requests_do_not_end_what_the_engine_does"
+CHANCE: Final = f"{CHOICE}::test_leans_that_save_the_same_but_for_chance_are_not_left"
+HEARD: Final = f"{CHOICE}::test_shadows_hear_what_is_said_of_ends"
+LENGTHS: Final = "tests/unit/cache/test_learned_lengths.py"
 TRIED: Final = (
-    "tests/differential/test_overlaps.py"
-    "::test_lengths_that_are_not_worth_a_step_are_tried_again_as_the_model_says"
+    f"{LENGTHS}::test_lengths_that_are_not_worth_a_step_are_tried_again_by_one_request_in_64"
 )
-LITTLE: Final = (
-    "tests/differential/test_overlaps.py"
-    "::test_lengths_that_come_back_but_save_little_are_not_worth_a_step"
-)
+LITTLE: Final = f"{LENGTHS}::test_lengths_that_come_back_but_save_little_are_not_worth_a_step"
 HINTS: Final = "tests/unit/cache/test_hints.py"
 
 ADAPTATION: Final = "crates/core/src/adaptive/choice.rs"
@@ -49,25 +41,25 @@ OF_RETENTION: Final = (
                 "ratio * request.hashes.len()",
             ),
         ),
-        (LARGE,),
+        (PACE,),
     ),
     Mutant(
         "beginning-counts",
         "leaning: what shadows save at the beginning of a later stretch counts",
         (Edit(SCHEDULE, "counts = self.is_first || !is_beginning;", "counts = true;"),),
-        (LARGE,),
+        (PACE,),
     ),
     Mutant(
         "first-waits",
         "leaning: the beginning of the first stretch does not count",
         (Edit(SCHEDULE, "counts = self.is_first || !is_beginning;", "counts = !is_beginning;"),),
-        (LARGE, FAMILIES),
+        (PACE,),
     ),
     Mutant(
         "stretch-without-end",
         "leaning: a stretch that is long enough goes on being recorded",
         (Edit(SCHEDULE, "self.is_recording = self.num_recorded < FILLS * pace.fill;", ""),),
-        (LARGE,),
+        (PACE,),
     ),
     Mutant(
         "first-block-family",
@@ -79,7 +71,7 @@ OF_RETENTION: Final = (
         "all-remembered",
         "leaning: evidence is never forgotten",
         (Edit(EVIDENCE, "keeps: 1.0 - 1.0 / memory", "keeps: 1.0 + 0.0 / memory"),),
-        (TURNS,),
+        (TURNED,),
     ),
     Mutant(
         "chance-leads",
@@ -89,7 +81,7 @@ OF_RETENTION: Final = (
                 EVIDENCE, "chance.max(LEAST_LEAD * self.all)", "chance.min(LEAST_LEAD * self.all)"
             ),
         ),
-        (TURNS,),
+        (CHANCE,),
     ),
     Mutant(
         "no-veto",
@@ -101,7 +93,7 @@ OF_RETENTION: Final = (
                 "better",
             ),
         ),
-        (TURNS,),
+        (TURNED,),
     ),
     Mutant(
         "bet-goes-on",
@@ -113,7 +105,7 @@ OF_RETENTION: Final = (
                 "self.short_term.better(self.policy).filter(|_| is_bet && self.num_requests == 0)",
             ),
         ),
-        (TURNS,),
+        (TURNED,),
     ),
     Mutant(
         "any-bet",
@@ -125,13 +117,13 @@ OF_RETENTION: Final = (
                 "self.short_term.better(self.policy).filter(|_| is_bet || self.since > 0)",
             ),
         ),
-        (TURNS,),
+        (ENGINES,),
     ),
     Mutant(
         "deaf-shadows",
         "leaning: shadows do not hear the hints that the cache hears",
         (Edit(SIMULATED, "            hint: recorded.hint,\n", ""),),
-        (LEANS, TURNS),
+        (HEARD,),
     ),
     Mutant(
         "stale-values",
@@ -178,7 +170,7 @@ OF_RETENTION: Final = (
         "endings-alike",
         "hints: first turns and later ones are one kind of end",
         (Edit(RETURNS, "2 * hint as u8 + ending as u8", "2 * hint as u8 + (ending as u8 & 0)"),),
-        (LEANS,),
+        (f"{HINTS}::test_hints_of_first_turns_and_of_later_ones_are_calibrated_apart",),
     ),
     Mutant(
         "all-tried-again",

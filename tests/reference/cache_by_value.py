@@ -1,5 +1,9 @@
 """`CacheModel` under retention by value: which boundaries of a request become checkpoints, and
-how a pool works if checkpoints keep some of its blocks."""
+how a pool works if checkpoints keep some of its blocks.
+
+The model is told no hint and learns no length at which requests branch off: both are heuristics,
+which are tested by what comes of them. Whoever compares it plays lives without either.
+"""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -12,16 +16,14 @@ from tests.reference.cache_memory import Request
 from tests.reference.cache_model import CacheModel
 from tests.reference.cache_pool import OutOfBlocksError, Pool
 from tests.reference.cache_retention import reused_boundaries
-from tests.reference.checkpoint_model import Checkpoints, Geometry, Origin
-from tests.reference.hint_model import BEGUN, End, Returns, in_quarters
-from tests.reference.overlap_model import Overlaps
+from tests.reference.checkpoint_model import Checkpoints, Ending, Geometry, Origin
 
 
 @dataclass
 class Progress:
     """What will have ended with a request, and up to where it was looked for checkpoints."""
 
-    how: End = BEGUN
+    how: Ending = Ending.START
     num_checked: int = 0
 
 
@@ -102,9 +104,7 @@ class ByValueModel(CacheModel):
         }
         pool = KeepingPool(config.num_blocks, config.caching)
         geometry = Geometry(cached, self.hash_block, self.hit_alignment)
-        overlaps = Overlaps.of_pool(config.num_blocks)
-        returns = Returns.of_pool(config.num_blocks)
-        pool.checkpoints = Checkpoints(geometry, config.retention, pool, overlaps, returns)
+        pool.checkpoints = Checkpoints(geometry, config.retention, pool)
         self.memory.pool = pool
 
     @property
@@ -137,43 +137,14 @@ class ByValueModel(CacheModel):
         for at in [*reused, *[request.junction] * (request.junction > 0)]:
             origin = Origin.JUNCTION if at == request.junction else Origin.END
             yield at // self.hit_alignment * self.hit_alignment, origin
-        if not self.checkpoints.geometry.needs_no_tail:
-            yield from ((end, Origin.OVERLAP) for end in self._resumed_at(self.overlaps.expected))
-
-    @property
-    def overlaps(self) -> Overlaps:
-        return self.checkpoints.overlaps
-
-    def _resumed_at(self, lengths: Sequence[int]) -> list[int]:
-        """Where what is shared up to there can be resumed: a draft head drops one unit."""
-        return [length - self.hit_alignment * self.uses_eagle for length in lengths]
-
-    def stops(self, request: int) -> list[int]:
-        """Where the steps of a request should end."""
-        if self.checkpoints.geometry.needs_no_tail:
-            return []
-        return self._resumed_at(self.overlaps.stops(request))
 
     # ---- what happens --------------------------------------------------------------------
-
-    def _told(self, request: int, will_return: float | None) -> None:
-        self._progress(request).how = End(hint=in_quarters(will_return))
-
-    def _started(self, request: Request) -> None:
-        unit = self.hit_alignment
-        each = unit // self.hash_block
-        prompt = request.hashes[: request.num_prompt_tokens // unit * each]
-        prefixes = prompt[each - 1 :: each]
-        self.checkpoints.returns.started(prefixes)
-        usable = prefixes[: max(0, request.num_prompt_tokens - 1) // unit]
-        self.overlaps.note(request.num_prompt_tokens, usable, unit)
 
     def _resumed(self, request: Request, need: Need) -> None:
         progress = self._progress(need.request)
         if need.num_hit_tokens:
             at = need.num_hit_tokens + self.config.topology.replay_tokens
-            ending = self.checkpoints.resume(tuple(request.hashes), progress.how, at)
-            progress.how = progress.how._replace(ending=ending)
+            progress.how = self.checkpoints.resume(tuple(request.hashes), progress.how, at)
             progress.num_checked = at
 
     def commit(self, request: int, num_tokens: int, *, start: int | None = None) -> None:
@@ -198,30 +169,6 @@ class ByValueModel(CacheModel):
     def _end_of(self, request: int) -> int:
         known = self.memory.requests[request]
         return self._settled(min(known.num_computed_tokens, len(known.tokens)))
-
-    def _left(self, request: int, hashes: Sequence[bytes], end: int) -> None:
-        """A request is done: somebody may go on from its end."""
-        count = end // self.hash_block
-        if 0 < count <= len(hashes):
-            self.checkpoints.returns.left(hashes[count - 1], self._progress(request).how)
-
-    def release(self, requests: Sequence[int], *, step_failed: bool = False) -> None:
-        self._leave_step(requests, step_failed=step_failed)
-        for request in requests:
-            hashes, end = self.memory.requests[request].hashes, self._end_of(request)
-            super().release([request])
-            self._left(request, hashes, end)
-
-    def preempt(self, requests: Sequence[int], *, step_failed: bool = False) -> None:
-        """What was said of the end is not of this one."""
-        before = [self._progress(request).how for request in requests]
-        for request, how in zip(requests, before, strict=True):
-            self._progress(request).how = how._replace(hint=None)
-        try:
-            super().preempt(requests, step_failed=step_failed)
-        finally:
-            for request, how in zip(requests, before, strict=True):
-                self._progress(request).how = how
 
     def _ended(self, request: int) -> None:
         known, progress = self.memory.requests[request], self._progress(request)
@@ -253,11 +200,8 @@ class ByValueModel(CacheModel):
 
     def pop_blocks(self, request: int) -> list[int]:
         self._leave_step([request], step_failed=False)
-        hashes, end = self.memory.requests[request].hashes, self._end_of(request)
         self._ended(request)
-        blocks = super().pop_blocks(request)
-        self._left(request, hashes, end)
-        return blocks
+        return super().pop_blocks(request)
 
     def reset(self) -> bool:
         while not self.memory.pool.references and self.checkpoints.queue():

@@ -76,7 +76,7 @@ class FindableModel:
         block_hashes: Sequence[bytes] | None = None,
         will_return: float | None = None,
     ) -> int:
-        del session_id  # Only on the wire.
+        del session_id, will_return  # One is only on the wire, the other a hint.
         handle, self._next = self._next, self._next + 1
         self.memory.requests[handle] = Request(
             list(tokens),
@@ -87,11 +87,7 @@ class FindableModel:
             [Table() for _ in self.memory.groups],
             given_hashes=block_hashes is not None,
         )
-        self._told(handle, will_return)
         return handle
-
-    def _told(self, request: int, will_return: float | None) -> None:
-        """What is said of a request's end; only retention by value listens."""
 
     def extend(
         self, request: int, tokens: Sequence[int], *, block_hashes: Sequence[bytes] | None = None

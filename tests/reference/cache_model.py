@@ -257,10 +257,7 @@ class CacheModel(FindableModel):
     def _adopt(self, request: Request, starts: Sequence[Start], need: Need) -> None:
         """First every group pins its hit, then any takes blocks for external tokens."""
         is_running = any(table.committed is not None for table in request.tables)
-        if is_running:
-            return
-        self._started(request)
-        if not need.num_hit_tokens + need.num_external_tokens:
+        if is_running or not need.num_hit_tokens + need.num_external_tokens:
             return
         rows = list(zip(self.memory.groups, request.tables, starts, strict=True))
         for group, table, start in rows:
@@ -270,9 +267,6 @@ class CacheModel(FindableModel):
             for group, table, start in rows:
                 is_loading = group.index in need.loading_groups
                 group.adopt_external(self.memory.pool, table, start, is_loading=is_loading)
-
-    def _started(self, request: Request) -> None:
-        """A request begins to run. Only a retention by value needs to know."""
 
     def _resumed(self, request: Request, need: Need) -> None:
         """A request goes on after its hit. Only a retention by value needs to know."""

@@ -11,7 +11,6 @@ evicted; another path parts from the blocks that lead to it, or joins them again
 keeps its value, although the likelihoods, which all checkpoints share, may have changed.
 """
 
-import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -22,8 +21,6 @@ from kvbraid.spec import GroupSpec
 
 from tests.reference import resume
 from tests.reference.cache_pool import Pool
-from tests.reference.hint_model import GUESSES, End, Ending, Rate, Returns
-from tests.reference.overlap_model import Overlaps
 
 MOST_NEIGHBOURS = 64
 
@@ -37,7 +34,31 @@ class Origin(Enum):
     END = "a prompt or a request ended"
     JUNCTION = "requests branched off"
     INTERVAL = "a multiple of the interval"
-    OVERLAP = "a length at which many requests branched off"
+
+
+class Ending(Enum):
+    START = "a request that began something new"
+    TURN = "a request that went on where another had ended"
+
+
+GUESSES = {Ending.START: 1 / 4, Ending.TURN: 1 / 2}
+
+
+@dataclass
+class Rate:
+    """As often as lately, beginning with a guess that counts for eight."""
+
+    guess: float
+    seen: float = 0
+    resumed: float = 0
+
+    def see(self) -> None:
+        self.seen = self.seen * (1 - 1 / 256) + 1
+        self.resumed *= 1 - 1 / 256
+
+    @property
+    def value(self) -> float:
+        return (self.resumed + 8 * self.guess) / (self.seen + 8)
 
 
 @dataclass
@@ -60,7 +81,7 @@ class Likelihood:
         is_shared = point.is_led_on_by_several(num_ways)
         if num_ways or is_shared:
             return self.passed[point.origin, is_shared]
-        return self.ends[point.how.ending]
+        return self.ends[point.how]
 
 
 class Key(NamedTuple):
@@ -77,7 +98,7 @@ class Checkpoint:
     full: dict[Place, int]  # The blocks that lead to it from the very first token.
     tail: list[int]  # What else a resume needs.
     origin: Origin
-    how: End
+    how: Ending
     has_ended: bool = False
     was_resumed: bool = False
     num_resumed: int = 0
@@ -151,8 +172,6 @@ class Checkpoints:
     geometry: Geometry
     policy: ByValue
     pool: Pool
-    overlaps: Overlaps
-    returns: Returns
     points: list[Checkpoint] = field(default_factory=list)
     likelihood: Likelihood = field(default_factory=Likelihood)
     level: float = 0.0
@@ -161,8 +180,6 @@ class Checkpoints:
     interval: int = 0
     since: dict[int, int] = field(default_factory=dict)
     """For blocks in the pool's queue that a resume may need, the use that they came after."""
-    reused: list[int] = field(default_factory=lambda: [0, 0])
-    """The tokens reused by requests that resumed at a checkpoint, and by others."""
 
     def __post_init__(self) -> None:
         self.lean, self.interval = self.policy.lean or Lean.DENSE, self.policy.interval
@@ -265,8 +282,6 @@ class Checkpoints:
             parting = self.furthest(point.path, (one for one in self.points if one is not point))
             num_blocks += sum(self.geometry.tokens(place) > parting for place in point.full)
         rate = self.likelihood.of(point, num_ways).value
-        if not num_ways and not point.is_led_on_by_several(num_ways):
-            rate *= self.returns.lift(point.how)
         value = point.used_level + rate * lost / max(num_blocks, 1)
         point.key = Key(value if self.lean is Lean.VALUE else 0.0, point.used_at)
 
@@ -286,7 +301,7 @@ class Checkpoints:
     def is_kept(self, block: int) -> bool:
         return any(point.needs(block) for point in self.points)
 
-    def keep(self, path: Path, how: End, end: int, origin: Origin) -> Checkpoint | None:
+    def keep(self, path: Path, how: Ending, end: int, origin: Origin) -> Checkpoint | None:
         """Make a boundary a checkpoint, or use it once more; None if not all is held."""
         if not self.is_known(path, end):
             return None
@@ -301,8 +316,6 @@ class Checkpoints:
         if full is None or tail is None or not self.tells(path, known, {**full, **tail}):
             return None
         point = Checkpoint(path, end, full, [*tail.values()], origin, how)
-        if origin is Origin.OVERLAP:
-            self.overlaps.made()
         self.insert(point, known)
         return point
 
@@ -365,7 +378,7 @@ class Checkpoints:
         """Where no tail is needed, paths part at a checkpoint."""
         full = {p: b for p, b in later.full.items() if self.geometry.tokens(p) <= tokens}
         path = later.path[: tokens // self.unit]
-        point = Checkpoint(path, tokens, full, [], Origin.JUNCTION, End())
+        point = Checkpoint(path, tokens, full, [], Origin.JUNCTION, Ending.START)
         point.used_at, point.used_level = later.used_at, later.used_level
         self.points.append(point)
         self.weigh(later)
@@ -378,12 +391,9 @@ class Checkpoints:
         point.used_at, point.used_level = self.clock, self.level
         self.weigh(point)
 
-    def resume(self, path: Path, how: End, tokens: int) -> Ending:
+    def resume(self, path: Path, how: Ending, tokens: int) -> Ending:
         """A request goes on after `tokens`; returns the ending that it will have."""
-        num_points = len(self.points)
         point = self.keep(path, how, tokens, Origin.JUNCTION)
-        was_there = point is not None and len(self.points) == num_points
-        self.reused[not was_there] += tokens
         if point is None:
             return Ending.START
         num_ways = self.num_ways(point)
@@ -394,13 +404,10 @@ class Checkpoints:
             if num_ways or is_shared or point.has_ended:
                 self.likelihood.of(point, num_ways).resumed += 1
         point.num_resumed += 1
-        if point.origin is Origin.OVERLAP and point.num_resumed == 1:
-            others = (one.end for one in self.before(point) if one.origin is not Origin.OVERLAP)
-            self.overlaps.num_saved += point.end - max(others, default=0)
         self.weigh(point)
         return Ending.TURN if goes_on else Ending.START
 
-    def end(self, path: Path, how: End, tokens: int) -> None:
+    def end(self, path: Path, how: Ending, tokens: int) -> None:
         """A request gives its blocks back: the last checkpoint of its path, unless others led on
         from there, is where it ended."""
         if not tokens:
@@ -424,14 +431,6 @@ class Checkpoints:
             point.full |= moved
 
     # ---- what goes -----------------------------------------------------------------------
-
-    def lean_as(self, other: "Checkpoints") -> None:
-        """Do what another cache does, which has learned what comes of it."""
-        has_changed = self.lean is not other.lean
-        self.lean, self.likelihood = other.lean, copy.deepcopy(other.likelihood)
-        for point in self.points if has_changed else ():
-            if point.key is not None:
-                self.weigh(point)
 
     def is_due(self) -> bool:
         """Whether a checkpoint goes before the next victim that waits."""

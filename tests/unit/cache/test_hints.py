@@ -185,3 +185,26 @@ def test_hints_take_at_most_eight_bytes_a_block_and_nothing_before_the_first() -
             serve(cache, next(prompts), hint)
     without, with_hints = (cache.debug.memory_bytes() for cache in caches)
     assert 0 < with_hints - without <= 8 * 1_000
+
+
+def test_hints_of_first_turns_and_of_later_ones_are_calibrated_apart() -> None:
+    """What is said of a first turn is right, and of a second turn it is said at random."""
+    prompts, draw, cache = texts(10), random.Random(10), cache_of(4_000)
+    for number in range(300):
+        goes_on = number % 2 == 0
+        first = next(prompts)
+        serve(cache, first, hint=goes_on)
+        if goes_on:
+            second = first + next(prompts)
+            serve(cache, second, hint=draw.choice((True, False)))
+            if draw.random() < 0.5:
+                serve(cache, second + next(prompts))
+    yes, no = (likelihood(cache, prompts, hint) for hint in (True, False))
+    assert yes > 5 * no
+    later = []
+    for hint in (True, False):
+        first, second = next(prompts), next(prompts)
+        serve(cache, first, hint=True)
+        serve(cache, first + second, hint)
+        later.append(value(cache, first + second))
+    assert later[0] == pytest.approx(later[1], rel=0.5)

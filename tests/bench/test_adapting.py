@@ -19,8 +19,7 @@ from bench.retention.workloads import (
     hot_prefix,
     second_requests,
 )
-from tests.reference.tape_model import is_played
-from tests.unit.cache.caches import config, full, window
+from tests.unit.cache.caches import config, full, is_played, window
 
 HALF = Shape(length=0.5, count=0.5)
 
