@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def main() -> int:
     """Run the study that is asked for."""
-    from bench.studies import future, future_traces, hints, late, policies
+    from bench.studies import ablation, future, future_traces, hints, late, policies
 
     studies = {
         "policies": policies.run,
@@ -20,6 +20,7 @@ def main() -> int:
         "future": future.run,
         "future_traces": future_traces.run,
         "late": late.run,
+        "ablation": ablation.run,
     }
     parser = argparse.ArgumentParser(prog="bench/studies/run.py")
     parser.add_argument("--only", choices=studies, required=True)
