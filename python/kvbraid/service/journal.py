@@ -1,9 +1,8 @@
 """What happens to pods, one log line each: states, connections, losses, refusals, registrations.
 
-Invariant: nobody can fill the log. Of one kind of line about one rank a few are written
-per period;
-the others are counted, and the count is written when the period is over. The lines go through
-`logging` as every other line of the package does. The clock is passed in.
+Invariant: nobody can fill the log. Of one kind of line about one rank a few are written per
+period; the others are counted, and the count is written when the period is over. The lines go
+through `logging` as every other line of the package does. The clock is passed in.
 """
 
 import logging
