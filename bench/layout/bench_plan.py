@@ -7,7 +7,7 @@ shapes, which take about as long, stand beside it. There is no rival.
 import contextlib
 from collections.abc import Iterator
 
-from kvbraid.layout import plan_memory
+from kvbraid.layout import fingerprint, plan_memory
 
 from bench.harness.measure import Row, Sample, Side, Target, repeated_cpu_us
 from bench.layout.inputs import NUM_BLOCKS, SHAPES, Shape
@@ -21,7 +21,7 @@ def planned(shape: Shape) -> Side:
         groups, options = shape.groups(), shape.options()
 
         def plan() -> str:
-            return plan_memory(groups, num_blocks=NUM_BLOCKS, options=options).fingerprint
+            return fingerprint(plan_memory(groups, num_blocks=NUM_BLOCKS, options=options))
 
         sample = repeated_cpu_us(plan)
         yield lambda: sample() / 1_000

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from kvbraid.layout import plan_config
+from kvbraid.layout import plan_config, to_json
 from kvbraid.models import EngineOptions, read_config
 
 from tests.docs.layout_page import PAGE, draw, pictures
@@ -25,7 +25,7 @@ def test_the_pictures_are_what_the_commands_draw(tmp_path: Path) -> None:
 def test_the_json_shown_has_the_keys_of_a_plan() -> None:
     (shown,) = (json.loads(block.text) for block in blocks(PAGE) if block.language == "json")
     config = read_config(ROOT / "tests" / "fixtures" / "models" / "gpt-oss-20b.json")
-    found = plan_config(config, EngineOptions()).plan.to_json()
+    found = to_json(plan_config(config, EngineOptions()).plan)
     assert list(shown) == list(found)
     for name in ("buffers", "groups"):
         assert list(shown[name][0]) == list(found[name][0])

@@ -209,7 +209,7 @@ OF_THE_STUDY: Final = (
     ),
 )
 
-SLOTS: Final = "python/kvbraid/layout/slots.py"
+SLOTS: Final = "python/kvbraid/layout/planning/slots.py"
 VIEWS: Final = "python/kvbraid/layout/views.py"
 
 OURS: Final = (

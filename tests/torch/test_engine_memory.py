@@ -5,7 +5,7 @@ from typing import Final
 import pytest
 import torch
 from kvbraid.errors import LayoutError
-from kvbraid.layout import MemoryPlan
+from kvbraid.layout import MemoryPlan, from_engine
 from kvbraid.layout.connectors import LayerViews, Transfers, register
 from kvbraid.layout.descriptors import Descriptors, descriptors
 from kvbraid.layout.tensors import adopt
@@ -36,7 +36,7 @@ def explained(layout: str, groups: list[Group]) -> Coverage:
     """Colour an engine's memory through its views (states: through the plan's)."""
     engine = lay_out(layout, groups)
     views = tensors_of(engine)
-    plan = MemoryPlan.from_engine(engine.config, views)
+    plan = from_engine(engine.config, views)
     tensors = adopt(plan, views)
     theirs = {name: views[name] for name in plan.views if name in views}
     assert all(same(tensors.views[name], view) for name, view in theirs.items())
@@ -57,7 +57,7 @@ def test_references_name_every_byte_of_an_engines_tensors(layout: str, counts: C
 def test_connectors_get_an_engines_memory_as_they_get_ours(layout: str) -> None:
     engine = lay_out(layout, two_groups())
     views = tensors_of(engine)
-    plan = MemoryPlan.from_engine(engine.config, views)
+    plan = from_engine(engine.config, views)
     tensors = adopt(plan, views)
     taken: dict[str, torch.Tensor] = {}
     movers: list[Descriptors] = []
@@ -74,7 +74,7 @@ def test_a_reference_that_is_wrong_is_seen() -> None:
     """The colours themselves can fail: a chunk that is moved misses bytes and holds others."""
     engine = lay_out("BLHNC", two_groups())
     views = tensors_of(engine)
-    plan = MemoryPlan.from_engine(engine.config, views)
+    plan = from_engine(engine.config, views)
     tensors = adopt(plan, views)
     swapped = dict(zip(views, reversed(views.values()), strict=True))
     found = coverage(plan, tensors.memory, swapped)

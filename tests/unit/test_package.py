@@ -79,7 +79,8 @@ except ModuleNotFoundError:
 
 
 PLANNED = """
-from kvbraid.layout import Layout, LayoutGroup, LayoutLayer, MemoryPlan, geometry_of, plan_memory
+from kvbraid.layout import Layout, LayoutGroup, LayoutLayer, from_json, geometry_of, to_json
+from kvbraid.layout import plan_memory
 from kvbraid.models.pages import Page
 from kvbraid.models.shapes import Heads
 from kvbraid.spec import SpecKind
@@ -101,7 +102,7 @@ def blocked(*names: str) -> str:
 def test_a_plan_needs_no_native_core_no_numpy_and_no_torch() -> None:
     program = f"""{blocked("kvbraid._native", "numpy", "torch")}
 {PLANNED}
-assert MemoryPlan.from_json(plan.to_json()) == plan
+assert from_json(to_json(plan)) == plan
 import kvbraid.layout.connectors
 for module in ("descriptors", "tensors"):
     try:

@@ -18,7 +18,7 @@ from tests.vllm.engine_process import private_stdout
 
 def described(settings: dict[str, Any]) -> dict[str, Any]:
     """Start an engine, and describe the memory that it allocated."""
-    from kvbraid.layout import MemoryPlan
+    from kvbraid.layout import from_engine, to_json
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -48,11 +48,11 @@ def described(settings: dict[str, Any]) -> dict[str, Any]:
         )
     core = engine.llm_engine.engine_core.engine_core
     runner = core.model_executor.driver_worker.worker.model_runner
-    plan = MemoryPlan.from_engine(core.scheduler.kv_cache_config, views)
+    plan = from_engine(core.scheduler.kv_cache_config, views)
     missed, foreign = colours(plan, *as_bytes(views))
     answer = {
-        "plan": plan.to_json(),
-        "is_worker_plan": plan == MemoryPlan.from_engine(runner.kv_cache_config, views),
+        "plan": to_json(plan),
+        "is_worker_plan": plan == from_engine(runner.kv_cache_config, views),
         "missed": missed,
         "foreign": foreign,
         "memory_bytes": next(iter(views.values())).untyped_storage().nbytes(),

@@ -94,7 +94,7 @@ def plan(
 
     CONFIG is a Hugging Face config.json, its folder, or the name of a known model.
     """
-    from kvbraid.layout import Layout, Split, plan_config
+    from kvbraid.layout import Layout, Split, plan_config, to_json
     from kvbraid.models import EngineOptions, find_config
     from kvbraid.report.block_picture import write_picture
     from kvbraid.report.console import stdout
@@ -111,6 +111,6 @@ def plan(
     if svg is not None:
         write_picture(svg, planned.plan, plan_title(planned))
     if as_json:
-        click.echo(json.dumps(planned.plan.to_json()))
+        click.echo(json.dumps(to_json(planned.plan)))
     else:
         show_plan(stdout(), planned)

@@ -18,8 +18,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kvbraid.errors import LayoutError
-from kvbraid.layout.gate import Takes
 from kvbraid.layout.plan import Buffer, MemoryPlan, View
+from kvbraid.layout.planning.cross_layer import Takes
 from kvbraid.models.shapes import ELEMENT_BYTES
 
 if TYPE_CHECKING:

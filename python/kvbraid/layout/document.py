@@ -46,7 +46,7 @@ def to_json(plan: MemoryPlan) -> dict[str, Any]:
     return {
         "block_bytes": plan.block_bytes,
         "num_blocks": plan.num_blocks,
-        "fingerprint": plan.fingerprint,
+        "fingerprint": fingerprint(plan),
         "buffers": [_buffer(each) for each in plan.buffers],
         "groups": [_group(each) for each in plan.groups],
         "views": {name: _view(view) for name, view in plan.views.items()},

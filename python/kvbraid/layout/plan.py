@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from kvbraid.errors import InvalidValueError, UnknownError
 from kvbraid.layout.sizes import is_size
@@ -207,13 +207,6 @@ class MemoryPlan:
         """Bytes that one more block takes, in all buffers."""
         return sum(buffer.block_bytes for buffer in self.buffers)
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of what lies where in a block, whatever the number of blocks."""
-        from kvbraid.layout.document import fingerprint
-
-        return fingerprint(self)
-
     @property
     def size_bytes(self) -> int:
         """Bytes of the allocation that holds all buffers.
@@ -239,34 +232,6 @@ class MemoryPlan:
             msg = f"the plan has no view {name!r}; it has {known}, ..."
             raise UnknownError(msg)
         return self.views[name]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as one object, which `from_json` reads back."""
-        from kvbraid.layout.document import to_json
-
-        return to_json(self)
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> "MemoryPlan":
-        """Read a plan back.
-
-        Raises:
-            LayoutError: Not a plan, or one whose fingerprint is not that of its content.
-        """
-        from kvbraid.layout.document import from_json
-
-        return from_json(document)
-
-    @classmethod
-    def from_engine(cls, config: Any, views: Mapping[str, Any]) -> "MemoryPlan":  # noqa: ANN401
-        """Describe memory that vLLM 0.32 laid out: its `KVCacheConfig` and each layer's view.
-
-        Raises:
-            LayoutError: Whatever config, specs and views do not agree about.
-        """
-        from kvbraid.layout.engine_memory import from_engine
-
-        return from_engine(config, views)
 
 
 def merged(pieces: Iterable[Run]) -> tuple[Run, ...]:

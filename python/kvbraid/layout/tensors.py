@@ -82,7 +82,7 @@ def allocate(
 def adopt(plan: MemoryPlan, views: Mapping[str, torch.Tensor]) -> Tensors:
     """Return the tensors of memory that an engine allocated, from the views that it registers.
 
-    `plan` is `MemoryPlan.from_engine` of the same views, which checked that all are in one
+    `plan` is `kvbraid.layout.from_engine` of the same views, which checked that all are in one
     allocation.
 
     Raises:

@@ -15,9 +15,9 @@ from rich.console import Console, ConsoleOptions
 from rich.table import Table
 
 from kvbraid.errors import counted
-from kvbraid.layout import MemoryPlan, PlannedModel
+from kvbraid.layout import MemoryPlan, PlannedModel, fingerprint
 from kvbraid.layout.plan import PlannedGroup
-from kvbraid.layout.waste import (
+from kvbraid.layout.planning.waste import (
     SlotChoice,
     group_waste,
     longest_request,
@@ -62,7 +62,7 @@ def show_plan(console: Console, planned: PlannedModel) -> None:
     if len(choices) > 1:
         _lines(console, _chosen(planned))
         _table(console, _choice_table(choices, plan))
-    _lines(console, [*_about(planned), f"fingerprint {plan.fingerprint}"])
+    _lines(console, [*_about(planned), f"fingerprint {fingerprint(plan)}"])
 
 
 def _lines(console: Console, lines: Iterable[str], *, soft_wrap: bool = False) -> None:

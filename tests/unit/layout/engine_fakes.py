@@ -10,7 +10,7 @@ from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
-from kvbraid.layout import MemoryPlan
+from kvbraid.layout import MemoryPlan, from_engine
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -129,7 +129,7 @@ class Engine:
     views: dict[str, Array] = field(default_factory=dict)
 
     def plan(self) -> MemoryPlan:
-        return MemoryPlan.from_engine(self.config, self.views)
+        return from_engine(self.config, self.views)
 
 
 def group(spec: Spec, *names: str) -> Group:

@@ -17,14 +17,17 @@ from kvbraid.layout import (
     MemoryPlan,
     PlanOptions,
     UnknownPage,
+    from_engine,
     from_grouping,
+    from_json,
     geometry_of,
     plan_memory,
     probe_backend,
+    to_json,
 )
 from kvbraid.layout.connectors import by_layer, cross_layer_view
 from kvbraid.layout.descriptors import Descriptors
-from kvbraid.layout.waste import request_cost
+from kvbraid.layout.planning.waste import request_cost
 from kvbraid.models import CacheLayer, Grouping, form_groups
 from kvbraid.models.pages import Page
 from kvbraid.models.shapes import Heads, State, StateTensor
@@ -152,8 +155,8 @@ def test_a_kernel_block_is_refused_before_a_geometry_is_made_of_it() -> None:
 
 def test_one_tensor_of_all_layers_needs_no_order_of_names_in_a_document() -> None:
     planned = plan(*(layer(str(i)) for i in range(12)))
-    text = json.dumps(planned.to_json(), sort_keys=True)  # "10" comes before "2".
-    assert cross_layer_view(MemoryPlan.from_json(json.loads(text))) == cross_layer_view(planned)
+    text = json.dumps(to_json(planned), sort_keys=True)  # "10" comes before "2".
+    assert cross_layer_view(from_json(json.loads(text))) == cross_layer_view(planned)
 
 
 @pytest.mark.parametrize("number", [-1, 1.5, True])
@@ -217,7 +220,7 @@ def test_an_engine_has_blocks_besides_the_null_block(num_blocks: Any) -> None:  
 def test_the_config_of_another_version_of_the_engine_is_told_from_a_wrong_one() -> None:
     found = engine()
     with pytest.raises(InvalidValueError, match="a NoneType without num_blocks; from"):
-        MemoryPlan.from_engine(None, found.views)
+        from_engine(None, found.views)
     found.config.kv_cache_tensors[0] = SimpleNamespace(size=1, shared_by=["a"])  # type: ignore[call-overload]
     with pytest.raises(InvalidValueError, match=r"a tensor of the config is .* without layers"):
         found.plan()

@@ -17,8 +17,10 @@ from kvbraid.layout import (
     LayoutLayer,
     MemoryPlan,
     PlanOptions,
+    from_json,
     geometry_of,
     plan_memory,
+    to_json,
 )
 from kvbraid.layout.check import MAX_PIECES
 from kvbraid.models.pages import Page
@@ -96,7 +98,7 @@ def nodes(value: object) -> list[tuple[Any, Any]]:
 def read(document: Any) -> MemoryPlan | None:  # noqa: ANN401
     """Read a document, which may be refused with one line, in one way."""
     try:
-        return MemoryPlan.from_json(document)
+        return from_json(document)
     except LayoutError as error:
         message = str(error)
     assert len(message) < 1_200
@@ -130,7 +132,7 @@ def is_safe(plan: MemoryPlan) -> None:
 def test_a_changed_document_is_refused_or_says_what_the_plan_says(
     name: str, place: int, how: str, junk: object
 ) -> None:
-    document = deepcopy(PLANS[name].to_json())
+    document = deepcopy(to_json(PLANS[name]))
     everything = nodes(document)
     holder, key = everything[place % len(everything)]
     if how == "remove":
@@ -145,7 +147,7 @@ def test_a_changed_document_is_refused_or_says_what_the_plan_says(
         holder[key] = junk
     plan = read(document)
     if plan is not None:
-        assert json.dumps(plan.to_json()) == json.dumps(document)
+        assert json.dumps(to_json(plan)) == json.dumps(document)
         is_safe(plan)
 
 
@@ -194,7 +196,7 @@ def test_a_plan_with_a_right_fingerprint_is_still_checked_to_stay_in_its_memory(
 ) -> None:
     wrong = changed(PLANS[name], data)
     try:
-        document = wrong.to_json()
+        document = to_json(wrong)
     except (ValueError, IndexError, ZeroDivisionError, TypeError):
         return
     plan = read(document)
@@ -208,17 +210,17 @@ def test_what_is_no_document_is_refused() -> None:
 
 
 def test_a_document_of_too_many_pieces_is_refused_before_they_are_counted() -> None:
-    document = deepcopy(PLANS["heads first"].to_json())
+    document = deepcopy(to_json(PLANS["heads first"]))
     document["groups"][0]["references"][0]["chunks"][0][3] = 1 << 60
     with pytest.raises(LayoutError, match=f"expected at most {MAX_PIECES:,}"):
-        MemoryPlan.from_json(document)
+        from_json(document)
 
 
 def test_a_document_of_another_version_is_refused() -> None:
-    document = deepcopy(PLANS["packed"].to_json())
+    document = deepcopy(to_json(PLANS["packed"]))
     document["fingerprint"] = "0" * 32
     with pytest.raises(LayoutError, match="fingerprint differ"):
-        MemoryPlan.from_json(document)
+        from_json(document)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,7 @@ def test_a_document_of_another_version_is_refused() -> None:
 def test_what_no_fingerprint_covers_is_checked(
     place: tuple[Any, ...], value: object, fault: str
 ) -> None:
-    document = deepcopy(PLANS["heads first"].to_json())
+    document = deepcopy(to_json(PLANS["heads first"]))
     *path, last = place
     holder: Any = document
     for key in path:
@@ -244,10 +246,10 @@ def test_what_no_fingerprint_covers_is_checked(
     else:
         holder[last] = value
     with pytest.raises(LayoutError, match=re.escape(fault)):
-        MemoryPlan.from_json(document)
+        from_json(document)
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_is_read_back_from_text(name: str) -> None:
-    text = json.dumps(PLANS[name].to_json())
-    assert MemoryPlan.from_json(json.loads(text)) == PLANS[name]
+    text = json.dumps(to_json(PLANS[name]))
+    assert from_json(json.loads(text)) == PLANS[name]

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 from kvbraid.errors import LayoutError
 from kvbraid.layout import Geometry, Layout, LayoutGroup, LayoutLayer, geometry_of, plan_memory
-from kvbraid.layout.probe import (
+from kvbraid.layout.planning.probe import (
     FIRST_SENTINEL,
     Probe,
     geometry_from_layouts,

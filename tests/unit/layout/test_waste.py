@@ -5,8 +5,8 @@ from typing import Final
 
 import pytest
 from kvbraid.layout import LayoutGroup, MemoryPlan, PlanOptions, from_grouping, plan_memory
-from kvbraid.layout.layers import LayoutLayer, UnknownPage
-from kvbraid.layout.waste import (
+from kvbraid.layout.planning.layers import LayoutLayer, UnknownPage
+from kvbraid.layout.planning.waste import (
     GroupWaste,
     blocks_of_request,
     group_waste,

@@ -2,7 +2,16 @@
 
 from pathlib import Path
 
-from kvbraid.layout import Layout, MemoryPlan, PlanOptions, Split, from_grouping, plan_memory
+from kvbraid.layout import (
+    Layout,
+    MemoryPlan,
+    PlanOptions,
+    Split,
+    from_grouping,
+    from_json,
+    plan_memory,
+    to_json,
+)
 from kvbraid.models import EngineOptions, group_config, read_config
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
@@ -34,4 +43,4 @@ def test_gemma_2_keeps_a_block_of_either_group_in_one_range() -> None:
 
 def test_a_plan_is_read_back_from_its_json() -> None:
     plan = planned("gpt-oss-20b", EngineOptions(num_ranks=2), layout=Layout.HND)
-    assert MemoryPlan.from_json(plan.to_json()) == plan
+    assert from_json(to_json(plan)) == plan

@@ -14,9 +14,9 @@ from kvbraid.errors import KvbraidError
 from kvbraid.layout import (
     LayoutGroup,
     LayoutLayer,
-    MemoryPlan,
     PlannedModel,
     UnknownPage,
+    from_json,
     plan_config,
     plan_memory,
 )
@@ -115,7 +115,7 @@ def test_the_json_is_one_object_of_the_documented_shape() -> None:
 
 def test_the_json_is_the_plan_and_is_read_back() -> None:
     found = document("gpt-oss-20b", "--memory", "1GiB")
-    plan = MemoryPlan.from_json(found)
+    plan = from_json(found)
     assert plan.num_blocks == 2_730
     assert plan.views["1"].shape == (2, 2_730, 16, 8, 64)
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import log
 from typing import Final
 
-from kvbraid.layout.layers import LayoutGroup
 from kvbraid.layout.plan import MemoryPlan
+from kvbraid.layout.planning.layers import LayoutGroup
 from kvbraid.layout.sizes import check_size
 from kvbraid.models.pages import Page
 from kvbraid.spec import SpecKind

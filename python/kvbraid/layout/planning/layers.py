@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kvbraid.errors import InvalidValueError, LayoutError, shown
-from kvbraid.layout.geometry import Geometry, Layout, geometry_of
+from kvbraid.layout.planning.geometry import Geometry, Layout, geometry_of
 from kvbraid.layout.sizes import check_size
 from kvbraid.models.grouping import Grouping
 from kvbraid.models.pages import CacheLayer, Page

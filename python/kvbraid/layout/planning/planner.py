@@ -13,9 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvbraid.errors import InvalidValueError, LayoutError, shown
-from kvbraid.layout.buffers import Place, place_packed, place_slots
-from kvbraid.layout.gate import Takes, gate
-from kvbraid.layout.layers import LayoutGroup, LayoutLayer, Split
 from kvbraid.layout.plan import (
     MIN_BLOCKS,
     Buffer,
@@ -26,9 +23,12 @@ from kvbraid.layout.plan import (
     View,
     starts,
 )
+from kvbraid.layout.planning.buffers import Place, place_packed, place_slots
+from kvbraid.layout.planning.cross_layer import Takes, gate
+from kvbraid.layout.planning.layers import LayoutGroup, LayoutLayer, Split
+from kvbraid.layout.planning.slots import Order, in_buffers, key_of
+from kvbraid.layout.planning.views import kernel_blocks, views_of
 from kvbraid.layout.sizes import MAX_NUMBER, check_size, is_size
-from kvbraid.layout.slots import Order, in_buffers, key_of
-from kvbraid.layout.views import kernel_blocks, views_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from kvbraid.layout.layers import LayoutGroup, UnknownPage
+from kvbraid.layout.planning.layers import LayoutGroup, UnknownPage
 
 
 class Takes(Enum):

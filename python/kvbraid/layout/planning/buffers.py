@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from math import lcm, prod
 from typing import Final
 
-from kvbraid.layout.geometry import Geometry
-from kvbraid.layout.layers import LayoutLayer, Split
 from kvbraid.layout.plan import Buffer
-from kvbraid.layout.slots import Key, Member, Order, num_pieces
+from kvbraid.layout.planning.geometry import Geometry
+from kvbraid.layout.planning.layers import LayoutLayer, Split
+from kvbraid.layout.planning.slots import Key, Member, Order, num_pieces
 from kvbraid.models.shapes import ELEMENT_BYTES
 
 

@@ -17,18 +17,15 @@ from itertools import pairwise
 from typing import TypeVar
 
 from kvbraid.errors import LayoutError
-from kvbraid.layout.buffers import Place
-from kvbraid.layout.engine_layers import (
+from kvbraid.layout.engine.layers import (
     EngineLayer,
     check_config,
     is_block_outer,
     layout_of,
     read_layers,
 )
-from kvbraid.layout.engine_specs import group_kind
-from kvbraid.layout.engine_views import EngineView, Foreign, read_view
-from kvbraid.layout.geometry import Layout
-from kvbraid.layout.layers import LayoutLayer
+from kvbraid.layout.engine.specs import group_kind
+from kvbraid.layout.engine.views import EngineView, Foreign, read_view
 from kvbraid.layout.plan import (
     Buffer,
     Chunk,
@@ -38,8 +35,11 @@ from kvbraid.layout.plan import (
     Run,
     View,
 )
-from kvbraid.layout.slots import Order
-from kvbraid.layout.views import views_of
+from kvbraid.layout.planning.buffers import Place
+from kvbraid.layout.planning.geometry import Layout
+from kvbraid.layout.planning.layers import LayoutLayer
+from kvbraid.layout.planning.slots import Order
+from kvbraid.layout.planning.views import views_of
 from kvbraid.models.pages import Page
 from kvbraid.models.shapes import State
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvbraid.errors import LayoutError, shown
-from kvbraid.layout.engine_specs import EnginePage, layer_specs, read_page
-from kvbraid.layout.engine_views import EngineView, Foreign, require
-from kvbraid.layout.geometry import Layout
+from kvbraid.layout.engine.specs import EnginePage, layer_specs, read_page
+from kvbraid.layout.engine.views import EngineView, Foreign, require
 from kvbraid.layout.plan import MIN_BLOCKS
+from kvbraid.layout.planning.geometry import Layout
 from kvbraid.layout.sizes import is_size
 
 LAYOUTS: Final = (

@@ -17,7 +17,7 @@ from operator import index
 from typing import Any, Final, TypeAlias
 
 from kvbraid.errors import InvalidValueError, LayoutError, one_line
-from kvbraid.layout.geometry import Geometry, Layout, geometry_of
+from kvbraid.layout.planning.geometry import Geometry, Layout, geometry_of
 from kvbraid.models.shapes import Heads
 
 Backend: TypeAlias = Any

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvbraid.errors import InvalidValueError, LayoutError
-from kvbraid.layout.engine_views import Foreign, require
+from kvbraid.layout.engine.views import Foreign, require
 from kvbraid.models.shapes import ELEMENT_BYTES, StateTensor
 from kvbraid.spec import SpecKind
 

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 from kvbraid.errors import LayoutError
-from kvbraid.layout.buffers import Place
-from kvbraid.layout.geometry import Geometry
-from kvbraid.layout.layers import LayoutLayer, Split, UnknownPage
 from kvbraid.layout.plan import Chunk, View, num_rows
-from kvbraid.layout.slots import Order, num_pieces
+from kvbraid.layout.planning.buffers import Place
+from kvbraid.layout.planning.geometry import Geometry
+from kvbraid.layout.planning.layers import LayoutLayer, Split, UnknownPage
+from kvbraid.layout.planning.slots import Order, num_pieces
 from kvbraid.models.shapes import ELEMENT_BYTES
 
 

@@ -9,10 +9,10 @@ nothing is decided here. This module reads no file.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvbraid.layout.geometry import Layout
-from kvbraid.layout.layers import LayoutGroup, Split, from_grouping
 from kvbraid.layout.plan import MemoryPlan
-from kvbraid.layout.planner import PlanOptions, plan_memory
+from kvbraid.layout.planning.geometry import Layout
+from kvbraid.layout.planning.layers import LayoutGroup, Split, from_grouping
+from kvbraid.layout.planning.planner import PlanOptions, plan_memory
 from kvbraid.models import EngineOptions, GroupedModel, group_config
 
 

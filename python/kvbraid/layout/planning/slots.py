@@ -20,7 +20,7 @@ from enum import Enum
 from math import prod
 from typing import TypeAlias
 
-from kvbraid.layout.layers import LayoutLayer, Split, UnknownPage
+from kvbraid.layout.planning.layers import LayoutLayer, Split, UnknownPage
 
 
 class Order(Enum):
