@@ -7,13 +7,13 @@ from types import MappingProxyType
 from typing import Final
 
 from kvbraid.layout import (
+    ConnectorForm,
     Layout,
     LayoutGroup,
     LayoutLayer,
     MemoryPlan,
     PlanOptions,
     Split,
-    Takes,
     from_grouping,
     geometry_of,
     plan_memory,
@@ -42,7 +42,7 @@ class Model:
 
     def plan_per_layer(self) -> MemoryPlan:
         """Plan one buffer per slot, in the layout that vLLM 0.32 prefers if nobody says more."""
-        options = PlanOptions(takes=Takes.PER_LAYER)
+        options = PlanOptions(takes=ConnectorForm.PER_LAYER)
         return plan_memory(self._groups(Layout.LBNHC), num_blocks=NUM_BLOCKS, options=options)
 
     def _groups(self, layout: Layout) -> tuple[LayoutGroup, ...]:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pytest
 from kvbraid.layout import (
+    ConnectorForm,
     Geometry,
     Layout,
     LayoutGroup,
@@ -22,7 +23,6 @@ from kvbraid.layout import (
     MemoryPlan,
     PlanOptions,
     Split,
-    Takes,
     from_grouping,
     geometry_of,
     plan_memory,
@@ -275,7 +275,7 @@ def test_where_layers_come_first_every_slot_has_a_buffer_and_says_so(layout: Lay
 
 
 def test_without_a_connector_that_takes_blocks_every_slot_has_a_buffer() -> None:
-    options = PlanOptions(takes=Takes.PER_LAYER)
+    options = PlanOptions(takes=ConnectorForm.PER_LAYER)
     plan = plan_memory(model("gemma-3-27b")(), num_blocks=2, options=options)
     assert [buffer.block_bytes for buffer in plan.buffers] == [131_072] * 10
     assert sorted(group.num_runs for group in plan.groups) == [8, 8, 9, 9, 9, 9, 10]

@@ -10,6 +10,7 @@ from itertools import count
 
 from hypothesis import strategies as st
 from kvbraid.layout import (
+    ConnectorForm,
     Geometry,
     Layout,
     LayoutGroup,
@@ -17,7 +18,6 @@ from kvbraid.layout import (
     MemoryPlan,
     PlanOptions,
     Split,
-    Takes,
     UnknownPage,
     geometry_of,
     plan_memory,
@@ -256,7 +256,7 @@ def cases(draw: st.DrawFn) -> Case:
     names = [layer.name for group in groups for layer in group.layers if layer.state is None]
     has_alias = draw(st.booleans()) and bool(names)
     options = PlanOptions(
-        takes=draw(st.sampled_from((Takes.HYBRID,) * 6 + (*Takes, None))),
+        takes=draw(st.sampled_from((ConnectorForm.HYBRID,) * 6 + (*ConnectorForm, None))),
         split=split,
         packed=packed,
         alignment=draw(st.sampled_from((1, 1, 1, 1, 64, 100))),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from kvbraid.errors import LayoutError
 from kvbraid.layout import MemoryPlan, from_engine
-from kvbraid.layout.connectors import LayerViews, Transfers, register
+from kvbraid.layout.connectors import BlockDescriptors, LayerViews, register
 from kvbraid.layout.descriptors import Descriptors, descriptors
 from kvbraid.layout.tensors import adopt
 
@@ -62,7 +62,7 @@ def test_connectors_get_an_engines_memory_as_they_get_ours(layout: str) -> None:
     taken: dict[str, torch.Tensor] = {}
     movers: list[Descriptors] = []
     register(plan, tensors, LayerViews(taken.update))
-    register(plan, tensors, Transfers(movers.append))
+    register(plan, tensors, BlockDescriptors(movers.append))
     assert {name: view.data_ptr() for name, view in taken.items()} == {
         name: view.data_ptr() for name, view in views.items()
     }

@@ -13,7 +13,7 @@ from kvbraid.layout import (
     geometry_of,
     plan_memory,
 )
-from kvbraid.layout.connectors import OneTensor, Transfers, register
+from kvbraid.layout.connectors import BlockDescriptors, OneTensor, register
 from kvbraid.layout.descriptors import Descriptors, descriptors
 from kvbraid.layout.tensors import DTYPES, Tensors, allocate
 from kvbraid.models import EngineOptions, Grouping, group_config, read_config
@@ -186,7 +186,7 @@ def test_descriptors_of_a_pool_have_its_addresses() -> None:
     taken: list[Descriptors] = []
     plan = two_buffers()
     tensors = allocate(plan)
-    register(plan, tensors, Transfers(taken.append))
+    register(plan, tensors, BlockDescriptors(taken.append))
     rows = taken[0].chunks([[2]]).tolist()
     assert rows == [[tensors.bases[0] + 2_048, 1_024, 0], [tensors.bases[1] + 4_096, 2_048, 0]]
     assert rows == descriptors(plan, [[2]], bases=tensors.memory.data_ptr()).tolist()

@@ -28,7 +28,11 @@ from kvbraid.layout.plan import (
     Run,
     View,
 )
-from kvbraid.layout.planning.cross_layer import Gate, Takes, gate
+from kvbraid.layout.planning.cross_layer import (
+    ConnectorForm,
+    CrossLayerDecision,
+    decide_cross_layer,
+)
 from kvbraid.layout.planning.from_config import PlannedModel, plan_config
 from kvbraid.layout.planning.geometry import Geometry, Layout, geometry_of
 from kvbraid.layout.planning.layers import (
@@ -45,7 +49,8 @@ __all__ = [
     "NULL_BLOCK",
     "Buffer",
     "Chunk",
-    "Gate",
+    "ConnectorForm",
+    "CrossLayerDecision",
     "Geometry",
     "Layout",
     "LayoutGroup",
@@ -58,14 +63,13 @@ __all__ = [
     "Reference",
     "Run",
     "Split",
-    "Takes",
     "UnknownPage",
     "View",
+    "decide_cross_layer",
     "fingerprint",
     "from_engine",
     "from_grouping",
     "from_json",
-    "gate",
     "geometry_from_layouts",
     "geometry_of",
     "plan_config",

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kvbraid.errors import LayoutError
 from kvbraid.layout.plan import Buffer, MemoryPlan, View
-from kvbraid.layout.planning.cross_layer import Takes
+from kvbraid.layout.planning.cross_layer import ConnectorForm
 from kvbraid.models.shapes import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from kvbraid.layout.descriptors import Descriptors, How
 
 
-class Form(Enum):
+class PoolForm(Enum):
     """In what form a connector gets a pool."""
 
     REFERENCES = "buffers, and references per group"
@@ -38,7 +38,7 @@ class Form(Enum):
 class Registration:
     """The form in which a connector gets a pool, and why not a better one."""
 
-    form: Form
+    form: PoolForm
     why: str
 
 
@@ -96,7 +96,7 @@ class Connector(Protocol):
     """What moves blocks: it says what it takes, and gets a pool once."""
 
     @property
-    def takes(self) -> Takes:
+    def takes(self) -> ConnectorForm:
         """What it can take; `plan_memory` makes a plan for it with the same value."""
 
     def register(self, plan: MemoryPlan, tensors: Pool) -> None:
@@ -113,32 +113,36 @@ def register(plan: MemoryPlan, tensors: Pool, connector: Connector) -> Registrat
     return registration(plan, connector.takes)
 
 
-def registration(plan: MemoryPlan, takes: Takes) -> Registration:
+def registration(plan: MemoryPlan, takes: ConnectorForm) -> Registration:
     """Return the best form in which a connector can get this plan's pool."""
     return _FORMS[takes](plan)
 
 
 def _references(plan: MemoryPlan) -> Registration:
-    return Registration(form=Form.REFERENCES, why=plan.why)
+    return Registration(form=PoolForm.REFERENCES, why=plan.why)
 
 
 def _one_tensor(plan: MemoryPlan) -> Registration:
     reason = why_apart(plan)
     if reason is None:
-        return Registration(form=Form.ONE_TENSOR, why="one group, and its layers are one tensor")
+        return Registration(
+            form=PoolForm.ONE_TENSOR, why="one group, and its layers are one tensor"
+        )
     why = f"the connector takes whole blocks of one group, but {reason}; it gets a view per layer"
-    return Registration(form=Form.VIEWS, why=why)
+    return Registration(form=PoolForm.VIEWS, why=why)
 
 
 def _views(plan: MemoryPlan) -> Registration:
     del plan
-    return Registration(form=Form.VIEWS, why="the connector takes a view per layer, not blocks")
+    return Registration(
+        form=PoolForm.VIEWS, why="the connector takes a view per layer, not blocks"
+    )
 
 
-_FORMS: Final[Mapping[Takes, Callable[[MemoryPlan], Registration]]] = {
-    Takes.HYBRID: _references,
-    Takes.CROSS_LAYER: _one_tensor,
-    Takes.PER_LAYER: _views,
+_FORMS: Final[Mapping[ConnectorForm, Callable[[MemoryPlan], Registration]]] = {
+    ConnectorForm.HYBRID: _references,
+    ConnectorForm.CROSS_LAYER: _one_tensor,
+    ConnectorForm.PER_LAYER: _views,
 }
 
 
@@ -243,7 +247,7 @@ def _refuse_doubled(layers: Set[str]) -> None:
 class LayerViews:
     """Gives an engine's connector its dictionary of views, as vLLM's `register_kv_caches` does."""
 
-    takes: Final = Takes.PER_LAYER
+    takes: Final = ConnectorForm.PER_LAYER
 
     def __init__(self, register_kv_caches: Callable[[dict[str, Any]], object]) -> None:
         self._register = register_kv_caches
@@ -264,7 +268,7 @@ class OneTensor:
     connector gets a view per layer through `register_kv_caches`, if it has that.
     """
 
-    takes: Final = Takes.CROSS_LAYER
+    takes: Final = ConnectorForm.CROSS_LAYER
 
     def __init__(
         self,
@@ -281,7 +285,7 @@ class OneTensor:
             LayoutError: The plan has no such tensor, and the connector takes nothing else.
         """
         chosen = registration(plan, self.takes)
-        if chosen.form is Form.ONE_TENSOR:
+        if chosen.form is PoolForm.ONE_TENSOR:
             whole = cross_layer_view(plan)
             self._register(tensors.strided(whole.view), whole.axes)
         elif self._register_views is not None:
@@ -291,14 +295,14 @@ class OneTensor:
             raise LayoutError(msg)
 
 
-class Transfers:
+class BlockDescriptors:
     """Gives a transfer library the descriptors of all blocks, as arrays (needs numpy).
 
     `register_memory` gets them once: `regions` to register, `all_blocks` to prepare lists from,
     and `chunks` or `strided` for each transfer.
     """
 
-    takes: Final = Takes.HYBRID
+    takes: Final = ConnectorForm.HYBRID
 
     def __init__(
         self,

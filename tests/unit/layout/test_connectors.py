@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from kvbraid.errors import InvalidValueError, LayoutError
 from kvbraid.layout import (
+    ConnectorForm,
     Geometry,
     Layout,
     LayoutGroup,
@@ -15,19 +16,18 @@ from kvbraid.layout import (
     MemoryPlan,
     PlanOptions,
     Split,
-    Takes,
     View,
     geometry_of,
     plan_memory,
 )
 from kvbraid.layout.connectors import (
+    BlockDescriptors,
     BufferDimensions,
     Connector,
-    Form,
     LayerViews,
     OneTensor,
     Pool,
-    Transfers,
+    PoolForm,
     by_layer,
     cross_layer_view,
     register,
@@ -90,7 +90,7 @@ def group(*layers: LayoutLayer) -> LayoutGroup:
     return LayoutGroup(kind=layers[0].page.kind, block_size=16, layers=layers)
 
 
-def dense(layout: Layout = Layout.NHD, takes: Takes = Takes.HYBRID) -> MemoryPlan:
+def dense(layout: Layout = Layout.NHD, takes: ConnectorForm = ConnectorForm.HYBRID) -> MemoryPlan:
     layers = [attention(name, layout) for name in "abc"]
     return plan_memory([group(*layers)], num_blocks=3, options=PlanOptions(takes=takes))
 
@@ -105,22 +105,22 @@ def hybrid() -> MemoryPlan:
 def test_every_kind_of_connector_gets_the_best_that_the_plan_has() -> None:
     forms = {
         (takes, name): registration(plan, takes).form
-        for takes in Takes
+        for takes in ConnectorForm
         for name, plan in {"dense": dense(), "hybrid": hybrid()}.items()
     }
     assert forms == {
-        (Takes.HYBRID, "dense"): Form.REFERENCES,
-        (Takes.HYBRID, "hybrid"): Form.REFERENCES,
-        (Takes.CROSS_LAYER, "dense"): Form.ONE_TENSOR,
-        (Takes.CROSS_LAYER, "hybrid"): Form.VIEWS,
-        (Takes.PER_LAYER, "dense"): Form.VIEWS,
-        (Takes.PER_LAYER, "hybrid"): Form.VIEWS,
+        (ConnectorForm.HYBRID, "dense"): PoolForm.REFERENCES,
+        (ConnectorForm.HYBRID, "hybrid"): PoolForm.REFERENCES,
+        (ConnectorForm.CROSS_LAYER, "dense"): PoolForm.ONE_TENSOR,
+        (ConnectorForm.CROSS_LAYER, "hybrid"): PoolForm.VIEWS,
+        (ConnectorForm.PER_LAYER, "dense"): PoolForm.VIEWS,
+        (ConnectorForm.PER_LAYER, "hybrid"): PoolForm.VIEWS,
     }
 
 
 def test_references_of_a_plan_that_does_not_run_across_layers_say_why() -> None:
-    plan = dense(takes=Takes.PER_LAYER)
-    assert registration(plan, Takes.HYBRID).why == plan.why
+    plan = dense(takes=ConnectorForm.PER_LAYER)
+    assert registration(plan, ConnectorForm.HYBRID).why == plan.why
     assert "a view per layer" in plan.why
 
 
@@ -129,7 +129,7 @@ def test_a_connector_that_supports_nothing_hybrid_is_told_so() -> None:
     chosen = register(
         hybrid(), ArrayPool(hybrid()), OneTensor(lambda *each: taken.append(each), taken.append)
     )
-    assert chosen.form is Form.VIEWS
+    assert chosen.form is PoolForm.VIEWS
     assert "the plan has 2 groups, so nothing hybrid can be one tensor" in chosen.why
     assert [sorted(views) for views in taken] == [["a", "b", "d", "e", "z"]]
     with pytest.raises(
@@ -165,11 +165,11 @@ def test_two_layers_of_one_name_cannot_be_in_one_dictionary() -> None:
 def test_one_tensor_has_the_bytes_of_all_layers_in_the_order_of_its_axes(
     layout: Layout, axes: tuple[str, ...]
 ) -> None:
-    plan = dense(layout, Takes.CROSS_LAYER)
+    plan = dense(layout, ConnectorForm.CROSS_LAYER)
     pool = ArrayPool(plan)
     taken: list[Any] = []
     chosen = register(plan, pool, OneTensor(lambda tensor, names: taken.extend((tensor, names))))
-    assert chosen.form is Form.ONE_TENSOR
+    assert chosen.form is PoolForm.ONE_TENSOR
     tensor, names = taken
     assert names == axes
     assert tensor.flags.c_contiguous
@@ -222,7 +222,10 @@ def uneven() -> MemoryPlan:
     ("plan", "reason"),
     [
         (hybrid(), "the plan has 2 groups"),
-        (dense(takes=Takes.PER_LAYER), r"blocks do not run across layers \(the connector takes"),
+        (
+            dense(takes=ConnectorForm.PER_LAYER),
+            r"blocks do not run across layers \(the connector takes",
+        ),
         (
             plan_memory([group(LayoutLayer(name="d", page=STATES))], num_blocks=3),
             "its layers have several geometries",
@@ -245,18 +248,18 @@ def test_layers_that_are_no_one_tensor_say_why(plan: MemoryPlan, reason: str) ->
 def test_a_transfer_library_gets_the_descriptors_of_the_pool() -> None:
     taken: list[Descriptors] = []
     plan, pool = hybrid(), ArrayPool(hybrid())
-    chosen = register(plan, pool, Transfers(taken.append, device=1))
-    assert chosen.form is Form.REFERENCES
+    chosen = register(plan, pool, BlockDescriptors(taken.append, device=1))
+    assert chosen.form is PoolForm.REFERENCES
     expected = descriptors(plan, [[1], [2]], bases=pool.bases, device=1)
     assert np.array_equal(taken[0].chunks([[1], [2]]), expected)
     whole: list[Descriptors] = []
-    register(plan, pool, Transfers(whole.append, how="whole"))
+    register(plan, pool, BlockDescriptors(whole.append, how="whole"))
     assert len(whole[0].chunks([[1], [2]])) == 2
 
 
 def test_a_connector_of_ones_own_needs_two_names() -> None:
     class Recorder:
-        takes = Takes.HYBRID
+        takes = ConnectorForm.HYBRID
 
         def register(self, plan: MemoryPlan, tensors: Pool) -> None:
             self.rows = [plan.groups[0].references, tensors.bases]
@@ -264,7 +267,7 @@ def test_a_connector_of_ones_own_needs_two_names() -> None:
     recorder = Recorder()
     connector: Connector = recorder
     plan, pool = dense(), ArrayPool(dense())
-    assert register(plan, pool, connector).form is Form.REFERENCES
+    assert register(plan, pool, connector).form is PoolForm.REFERENCES
     assert recorder.rows == [plan.groups[0].references, pool.bases]
 
 

@@ -1,4 +1,4 @@
-"""Which layers share a buffer: the gate in all its branches, and the cases of hybrid models."""
+"""Which layers share a buffer: every branch of the decision, and the cases of hybrid models."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from kvbraid.errors import InvalidValueError, LayoutError
 from kvbraid.layout import (
+    ConnectorForm,
     Geometry,
     Layout,
     LayoutGroup,
@@ -14,11 +15,10 @@ from kvbraid.layout import (
     MemoryPlan,
     PlanOptions,
     Split,
-    Takes,
     UnknownPage,
+    decide_cross_layer,
     fingerprint,
     from_grouping,
-    gate,
     geometry_of,
     plan_memory,
 )
@@ -60,7 +60,9 @@ def group(*layers: LayoutLayer) -> LayoutGroup:
 
 
 def planned(
-    *groups: LayoutGroup, takes: Takes | None = Takes.HYBRID, split: Split | None = None
+    *groups: LayoutGroup,
+    takes: ConnectorForm | None = ConnectorForm.HYBRID,
+    split: Split | None = None,
 ) -> MemoryPlan:
     return plan_memory(groups, num_blocks=4, options=PlanOptions(takes=takes, split=split))
 
@@ -75,34 +77,34 @@ NO_ORDER = replace(layer("0"), geometry=replace(ODD, shape=(4, None, 16, 128)))
     ("takes", "groups", "answer", "why"),
     [
         (None, TWO_GROUPS, False, "no connector takes blocks"),
-        (Takes.HYBRID, (), False, "there are no groups"),
-        (Takes.HYBRID, TWO_GROUPS, True, "takes whole blocks of several groups"),
-        (Takes.HYBRID, WITH_STATES, True, "takes whole blocks of several groups"),
-        (Takes.HYBRID, UNKNOWN, False, "layer 1 keeps a RingSpec, which is not known"),
-        (Takes.CROSS_LAYER, TWO_GROUPS[:1], True, "takes whole blocks of one group"),
-        (Takes.CROSS_LAYER, TWO_GROUPS, False, "blocks of one group, and there are 2"),
-        (Takes.CROSS_LAYER, WITH_STATES[1:], False, "layer 1 keeps no keys and values"),
-        (Takes.CROSS_LAYER, UNKNOWN[1:], False, "layer 1 keeps no keys and values"),
-        (Takes.CROSS_LAYER, (group(NO_ORDER),), False, "has no order with layers"),
+        (ConnectorForm.HYBRID, (), False, "there are no groups"),
+        (ConnectorForm.HYBRID, TWO_GROUPS, True, "takes whole blocks of several groups"),
+        (ConnectorForm.HYBRID, WITH_STATES, True, "takes whole blocks of several groups"),
+        (ConnectorForm.HYBRID, UNKNOWN, False, "layer 1 keeps a RingSpec, which is not known"),
+        (ConnectorForm.CROSS_LAYER, TWO_GROUPS[:1], True, "takes whole blocks of one group"),
+        (ConnectorForm.CROSS_LAYER, TWO_GROUPS, False, "blocks of one group, and there are 2"),
+        (ConnectorForm.CROSS_LAYER, WITH_STATES[1:], False, "layer 1 keeps no keys and values"),
+        (ConnectorForm.CROSS_LAYER, UNKNOWN[1:], False, "layer 1 keeps no keys and values"),
+        (ConnectorForm.CROSS_LAYER, (group(NO_ORDER),), False, "has no order with layers"),
         (
-            Takes.CROSS_LAYER,
+            ConnectorForm.CROSS_LAYER,
             (group(replace(layer("0"), geometry=None, unprobed="NotImplementedError")),),
             False,
             "layer 0: NotImplementedError",
         ),
         (
-            Takes.CROSS_LAYER,
+            ConnectorForm.CROSS_LAYER,
             (group(layer("0"), layer("1", WIDE)),),
             False,
             "the layers have several geometries",
         ),
-        (Takes.PER_LAYER, TWO_GROUPS, False, "takes a view per layer"),
+        (ConnectorForm.PER_LAYER, TWO_GROUPS, False, "takes a view per layer"),
     ],
 )
 def test_the_gate_tells_whether_blocks_run_across_layers_and_why(
-    takes: Takes | None, groups: Sequence[LayoutGroup], answer: bool, why: str
+    takes: ConnectorForm | None, groups: Sequence[LayoutGroup], answer: bool, why: str
 ) -> None:
-    found = gate(takes, groups)
+    found = decide_cross_layer(takes, groups)
     assert found.is_cross_layer is answer
     assert why in found.why
     if groups:
@@ -254,7 +256,7 @@ def test_a_state_beside_interleaved_kernel_blocks_in_one_group_is_refused() -> N
 def test_a_model_of_one_group_keeps_the_layout_that_it_had(layout: Layout) -> None:
     """The older interface: one tensor in the backend's order with layers, blocks outermost."""
     layers = [layer(str(i), FULL, layout) for i in range(3)]
-    plan = planned(group(*layers), takes=Takes.CROSS_LAYER)
+    plan = planned(group(*layers), takes=ConnectorForm.CROSS_LAYER)
     hybrid = planned(group(*layers))
     assert plan.is_cross_layer
     assert plan.buffers == hybrid.buffers

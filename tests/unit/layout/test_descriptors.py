@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from kvbraid.errors import InvalidValueError, LayoutError
 from kvbraid.layout import (
+    ConnectorForm,
     Geometry,
     Layout,
     LayoutGroup,
     LayoutLayer,
     MemoryPlan,
     PlanOptions,
-    Takes,
     plan_memory,
 )
 from kvbraid.layout.descriptors import Descriptors, descriptors, progressions
@@ -166,7 +166,7 @@ def per_layer_plan() -> MemoryPlan:
     page = Page(kind=SpecKind.FULL_ATTENTION, block_size=16, shape=heads)
     layers = tuple(LayoutLayer(name=f"{i}", page=page, unprobed="asleep") for i in range(3))
     group = LayoutGroup(kind=SpecKind.FULL_ATTENTION, block_size=16, layers=layers)
-    return plan_memory([group], num_blocks=3, options=PlanOptions(takes=Takes.PER_LAYER))
+    return plan_memory([group], num_blocks=3, options=PlanOptions(takes=ConnectorForm.PER_LAYER))
 
 
 @pytest.mark.parametrize(

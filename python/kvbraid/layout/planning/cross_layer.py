@@ -17,7 +17,7 @@ from enum import Enum
 from kvbraid.layout.planning.layers import LayoutGroup, UnknownPage
 
 
-class Takes(Enum):
+class ConnectorForm(Enum):
     """What a connector can take."""
 
     HYBRID = "whole blocks of several groups"
@@ -26,7 +26,7 @@ class Takes(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
+class CrossLayerDecision:
     """Whether blocks run across layers, why, and what a user should know about it."""
 
     is_cross_layer: bool
@@ -34,17 +34,21 @@ class Gate:
     warnings: tuple[str, ...] = ()
 
 
-def gate(takes: Takes | None, groups: Sequence[LayoutGroup]) -> Gate:
+def decide_cross_layer(
+    takes: ConnectorForm | None, groups: Sequence[LayoutGroup]
+) -> CrossLayerDecision:
     """Decide whether blocks may run across layers; `takes` is None without a connector."""
     if takes is None or not groups:
         missing = "no connector takes blocks" if takes is None else "there are no groups"
-        return Gate(is_cross_layer=False, why=missing)
-    if takes is Takes.PER_LAYER:
-        return Gate(is_cross_layer=False, why="the connector takes a view per layer, not blocks")
-    return _hybrid(groups) if takes is Takes.HYBRID else _single(groups)
+        return CrossLayerDecision(is_cross_layer=False, why=missing)
+    if takes is ConnectorForm.PER_LAYER:
+        return CrossLayerDecision(
+            is_cross_layer=False, why="the connector takes a view per layer, not blocks"
+        )
+    return _hybrid(groups) if takes is ConnectorForm.HYBRID else _single(groups)
 
 
-def _hybrid(groups: Sequence[LayoutGroup]) -> Gate:
+def _hybrid(groups: Sequence[LayoutGroup]) -> CrossLayerDecision:
     for group in groups:
         for layer in group.layers:
             if isinstance(layer.page, UnknownPage):
@@ -53,24 +57,28 @@ def _hybrid(groups: Sequence[LayoutGroup]) -> Gate:
                     f"{why}: every slot has a buffer of its own, and a block is as many copies as "
                     "it has layers; describe the layer as attention or as a state"
                 )
-                return Gate(is_cross_layer=False, why=why, warnings=(warning,))
-    return Gate(is_cross_layer=True, why="the connector takes whole blocks of several groups")
+                return CrossLayerDecision(is_cross_layer=False, why=why, warnings=(warning,))
+    return CrossLayerDecision(
+        is_cross_layer=True, why="the connector takes whole blocks of several groups"
+    )
 
 
-def _single(groups: Sequence[LayoutGroup]) -> Gate:
+def _single(groups: Sequence[LayoutGroup]) -> CrossLayerDecision:
     """The older interface: one group of attention layers, all with one geometry."""
     if len(groups) > 1:
         why = f"the connector takes whole blocks of one group, and there are {len(groups)}"
-        return Gate(is_cross_layer=False, why=why)
+        return CrossLayerDecision(is_cross_layer=False, why=why)
     layers = groups[0].layers
     for layer in layers:
         if layer.heads is None:
             why = f"layer {layer.name} keeps no keys and values, and the connector takes no others"
-            return Gate(is_cross_layer=False, why=why)
+            return CrossLayerDecision(is_cross_layer=False, why=why)
         if layer.geometry is None or layer.geometry.with_layers is None:
             reason = layer.unprobed or "its backend has no order with layers"
-            return Gate(is_cross_layer=False, why=f"layer {layer.name}: {reason}")
+            return CrossLayerDecision(is_cross_layer=False, why=f"layer {layer.name}: {reason}")
     if len({(layer.geometry, layer.page.page_bytes) for layer in layers}) > 1:
         why = "the connector takes one tensor, and the layers have several geometries"
-        return Gate(is_cross_layer=False, why=why)
-    return Gate(is_cross_layer=True, why="the connector takes whole blocks of one group")
+        return CrossLayerDecision(is_cross_layer=False, why=why)
+    return CrossLayerDecision(
+        is_cross_layer=True, why="the connector takes whole blocks of one group"
+    )

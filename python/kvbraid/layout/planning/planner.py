@@ -1,6 +1,6 @@
 """From groups of layers to a plan: slots, buffers, places, views and references, in that order.
 
-    groups --gate--> one buffer per slot, or blocks across layers
+    groups --cross_layer--> one buffer per slot, or blocks across layers
            --slots--> which slots share a buffer --buffers--> where pages start --views--> plan
 
 Law: everything that cannot work is refused here, before memory is allocated, with the layer and
@@ -24,7 +24,7 @@ from kvbraid.layout.plan import (
     starts,
 )
 from kvbraid.layout.planning.buffers import Place, place_packed, place_slots
-from kvbraid.layout.planning.cross_layer import Takes, gate
+from kvbraid.layout.planning.cross_layer import ConnectorForm, decide_cross_layer
 from kvbraid.layout.planning.layers import LayoutGroup, LayoutLayer, Split
 from kvbraid.layout.planning.slots import Order, in_buffers, key_of
 from kvbraid.layout.planning.views import kernel_blocks, views_of
@@ -41,10 +41,10 @@ class PlanOptions:
     in every transfer. `aliases` maps layers without a cache to those whose cache they read.
 
     Raises:
-        InvalidValueError: An alignment below 1, or what is no `Takes` or `Split`.
+        InvalidValueError: An alignment below 1, or what is no `ConnectorForm` or `Split`.
     """
 
-    takes: Takes | None = Takes.HYBRID
+    takes: ConnectorForm | None = ConnectorForm.HYBRID
     split: Split | None = None
     packed: bool = False
     alignment: int = 1
@@ -53,7 +53,7 @@ class PlanOptions:
     def __post_init__(self) -> None:
         """Refuse what means nothing."""
         check_size("alignment", self.alignment)
-        for name, known in (("takes", Takes), ("split", Split)):
+        for name, known in (("takes", ConnectorForm), ("split", Split)):
             if not isinstance(value := getattr(self, name), known | None):
                 msg = f"{name} = {shown(value)}; expected a member of {known.__name__}, or None"
                 raise InvalidValueError(msg)
@@ -77,7 +77,7 @@ def plan_memory(
     """
     options = options or PlanOptions()
     _check(groups, options)
-    decision = gate(options.takes, groups)
+    decision = decide_cross_layer(options.takes, groups)
     buffers, places = _placed(groups, options, None if decision.is_cross_layer else decision.why)
     if decision.is_cross_layer and all(place.order is Order.ALONE for place in places):
         decision = replace(decision, is_cross_layer=False, why=buffers[0].why)
