@@ -12,29 +12,88 @@ different sizes can exchange blocks, and every sentence that is for people.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from kvbraid.errors import LayoutError
+import msgspec
+from msgspec import Meta
+from msgspec.structs import asdict
+
+from kvbraid.errors import LayoutError, shown
 from kvbraid.layout.check import check_integrity
 from kvbraid.layout.plan import Buffer, Chunk, MemoryPlan, PlannedGroup, Reference, View
-from kvbraid.layout.reading import (
-    Reader,
-    all_of,
-    fields,
-    flag,
-    layer_name,
-    mapping,
-    number,
-    one_of,
-    or_none,
-    row,
-    string,
-)
+from kvbraid.layout.sizes import MAX_NUMBER
 from kvbraid.models.shapes import ELEMENT_BYTES
+from kvbraid.reading import Fields, described
 from kvbraid.spec import SpecKind
 
 VERSION: Final = 1
 """Of the meaning of the bytes: part of every fingerprint."""
+
+_Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+_Size = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
+
+
+_Fields = TypeVar("_Fields", bound=Fields)
+
+
+class _ChunkFields(Fields, frozen=True, array_like=True):
+    name: str
+    offset: _Number
+    length: _Size
+    count: _Size
+    stride: _Number
+    heads_stride: _Number
+
+
+class _ViewFields(Fields, frozen=True):
+    buffer: _Number
+    shape: tuple[_Size | None, ...]
+    stride: tuple[_Number, ...]
+    offset: _Number
+    dtype: Literal[tuple(ELEMENT_BYTES)]  # type: ignore[valid-type]  # Known when it runs.
+    blocks: _Number
+    heads: _Number | None
+    tokens: _Number | None
+    kernel_blocks: _Size
+    rows_per_block: _Size
+
+
+class _BufferFields(Fields, frozen=True):
+    block_bytes: _Size
+    slots: _Size
+    why: str
+    axes: tuple[str, ...]
+    shape: tuple[_Size | None, ...]
+    start: _Number | None
+
+
+class _ReferenceFields(Fields, frozen=True):
+    buffer: _Number
+    block_stride: _Size
+    whole: bool
+    chunks: tuple[_ChunkFields, ...]
+
+
+class _GroupFields(Fields, frozen=True):
+    kind: SpecKind
+    block_size: _Size
+    layers: tuple[_Number | str, ...]
+    used_bytes: _Number
+    runs: tuple[tuple[_Number, ...], ...]
+    references: tuple[_ReferenceFields, ...]
+
+
+class _PlanFields(Fields, frozen=True):
+    block_bytes: _Size
+    num_blocks: _Size | None
+    fingerprint: str
+    buffers: tuple[_BufferFields, ...]
+    groups: tuple[_GroupFields, ...]
+    views: dict[str, _ViewFields]
+    aliases: dict[str, str]
+    cross_layer: bool
+    why: str
+    warnings: tuple[str, ...]
 
 
 def to_json(plan: MemoryPlan) -> dict[str, Any]:
@@ -63,16 +122,16 @@ def from_json(document: Mapping[str, Any]) -> MemoryPlan:
     Raises:
         LayoutError: Not a plan, or one that contradicts itself.
     """
-    found = fields(_PLAN)(document, "the plan")
+    found = _read(document)
     plan = MemoryPlan(
-        buffers=tuple(Buffer(**each) for each in found["buffers"]),
-        groups=tuple(_read_group(each) for each in found["groups"]),
-        views={name: View(**each) for name, each in found["views"].items()},
-        num_blocks=found["num_blocks"],
-        aliases=found["aliases"],
-        is_cross_layer=found["cross_layer"],
-        why=found["why"],
-        warnings=found["warnings"],
+        buffers=tuple(Buffer(**asdict(each)) for each in found.buffers),
+        groups=tuple(_read_group(each) for each in found.groups),
+        views={name: View(**asdict(each)) for name, each in found.views.items()},
+        num_blocks=found.num_blocks,
+        aliases=found.aliases,
+        is_cross_layer=found.cross_layer,
+        why=found.why,
+        warnings=found.warnings,
     )
     check_integrity(plan)
     again = to_json(plan)
@@ -155,19 +214,37 @@ def _group(group: PlannedGroup) -> dict[str, Any]:
     }
 
 
-def _read_group(found: Mapping[str, Any]) -> PlannedGroup:
+def _read(document: object) -> _PlanFields:
+    views = document.get("views") if isinstance(document, dict) else None
+    for name, view in views.items() if isinstance(views, dict) else ():
+        # Alone, as msgspec does not say which value of an object with any names is wrong.
+        _converted(view, _ViewFields, f"view {shown(name)}: ")
+    return _converted(document, _PlanFields)
+
+
+def _converted(document: object, kind: type[_Fields], place: str = "") -> _Fields:
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        said = described(error, kind, document, name="the whole", remedy="write it anew")
+    except UnicodeEncodeError as error:
+        said = f"{error}; write it anew"
+    raise LayoutError(f"not a memory plan: {place}{said}")
+
+
+def _read_group(found: _GroupFields) -> PlannedGroup:
     return PlannedGroup(
-        kind=SpecKind(found["kind"]),
-        block_size=found["block_size"],
-        layers=found["layers"],
+        kind=found.kind,
+        block_size=found.block_size,
+        layers=tuple(map(str, found.layers)),
         references=tuple(
             Reference(
-                buffer=each["buffer"],
-                block_stride=each["block_stride"],
-                chunks=tuple(Chunk(**chunk) for chunk in each["chunks"]),
-                is_whole=each["whole"],
+                buffer=each.buffer,
+                block_stride=each.block_stride,
+                chunks=tuple(Chunk(**asdict(chunk)) for chunk in each.chunks),
+                is_whole=each.whole,
             )
-            for each in found["references"]
+            for each in found.references
         ),
     )
 
@@ -177,69 +254,15 @@ def _reference(reference: Reference) -> dict[str, Any]:
         "buffer": reference.buffer,
         "block_stride": reference.block_stride,
         "whole": reference.is_whole,
-        "chunks": [[getattr(chunk, name) for name in _CHUNK] for chunk in reference.chunks],
+        "chunks": [
+            [getattr(chunk, name) for name in _ChunkFields.__struct_fields__]
+            for chunk in reference.chunks
+        ],
     }
 
 
 def _view(view: View) -> dict[str, Any]:
-    values = {name: getattr(view, name) for name in _VIEW}
+    values = {name: getattr(view, name) for name in _ViewFields.__struct_fields__}
     return {
         name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
     }
-
-
-_SIZES: Final = all_of(or_none(number(1)))
-_CHUNK: Final[Mapping[str, Reader]] = {
-    "name": string,
-    "offset": number(0),
-    "length": number(1),
-    "count": number(1),
-    "stride": number(0),
-    "heads_stride": number(0),
-}
-_VIEW: Final[Mapping[str, Reader]] = {
-    "buffer": number(0),
-    "shape": _SIZES,
-    "stride": all_of(number(0)),
-    "offset": number(0),
-    "dtype": one_of(ELEMENT_BYTES),
-    "blocks": number(0),
-    "heads": or_none(number(0)),
-    "tokens": or_none(number(0)),
-    "kernel_blocks": number(1),
-    "rows_per_block": number(1),
-}
-_BUFFER: Final[Mapping[str, Reader]] = {
-    "block_bytes": number(1),
-    "slots": number(1),
-    "why": string,
-    "axes": all_of(string),
-    "shape": _SIZES,
-    "start": or_none(number(0)),
-}
-_REFERENCE: Final[Mapping[str, Reader]] = {
-    "buffer": number(0),
-    "block_stride": number(1),
-    "whole": flag,
-    "chunks": all_of(row(_CHUNK)),
-}
-_GROUP: Final[Mapping[str, Reader]] = {
-    "kind": one_of([kind.value for kind in SpecKind]),
-    "block_size": number(1),
-    "layers": all_of(layer_name),
-    "used_bytes": number(0),
-    "runs": all_of(all_of(number(0))),
-    "references": all_of(fields(_REFERENCE)),
-}
-_PLAN: Final[Mapping[str, Reader]] = {
-    "block_bytes": number(1),
-    "num_blocks": or_none(number(1)),
-    "fingerprint": string,
-    "buffers": all_of(fields(_BUFFER)),
-    "groups": all_of(fields(_GROUP)),
-    "views": mapping(fields(_VIEW)),
-    "aliases": mapping(string),
-    "cross_layer": flag,
-    "why": string,
-    "warnings": all_of(string),
-}

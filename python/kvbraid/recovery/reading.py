@@ -4,14 +4,13 @@ The structs say what may stand where. A refusal names the place, the value there
 Hostile text can do no more than appear in it, shortened. Nothing here reads a file.
 """
 
-import difflib
-import re
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from kvbraid.errors import InvalidValueError, TooLargeError, one_line, shown
+from kvbraid.errors import InvalidValueError, TooLargeError, one_line
+from kvbraid.reading import Fields, described
 
 MAX_BYTES: Final = 256 << 20
 """The longest text that is read: many times what 256 requests of 32 k tokens in 6 groups take."""
@@ -21,10 +20,6 @@ Positive = Annotated[int, Meta(ge=1, lt=1 << 32)]
 Request = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Pair = tuple[Count, Count]
 """A group and a block; of a state, the tokens that it covers and its position."""
-
-
-class Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What all objects have in common: no field but their own."""
 
 
 class FindableFields(Fields, frozen=True, kw_only=True):
@@ -111,20 +106,6 @@ class StateFields(Fields, frozen=True, kw_only=True):
     policy: Literal["recompute", "retry", "fail"] = "recompute"
 
 
-_FIELDS: Final[dict[str, type[Fields]]] = {
-    "": StateFields,
-    "runs": RunFields,
-    "runs.findable": FindableFields,
-    "runs.given_back": GivenBackFields,
-    "failures": FailureFields,
-    "failures.places": PlacesFields,
-    "failures.causes": CauseFields,
-    "busy": BusyFields,
-}
-"""Which object stands where, for the names that it knows."""
-
-_UNKNOWN: Final = "Object contains unknown field `"
-_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 _DECODER: Final = msgspec.json.Decoder(StateFields)
 
 
@@ -139,41 +120,11 @@ def decode(data: bytes) -> StateFields:
         msg = f"a state of {len(data)} bytes; at most {MAX_BYTES} are read: leave runs out"
         raise TooLargeError(msg)
     try:
-        return _DECODER.decode(data)
-    except msgspec.ValidationError as error:
-        raise InvalidValueError(_described(str(error), data)) from None
+        try:
+            return _DECODER.decode(data)
+        except msgspec.ValidationError as error:
+            found, remedy = msgspec.json.decode(data), "docs/recovery.md has the schema"
+            said = described(error, StateFields, found, name="the state", remedy=remedy)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        msg = one_line(f"not JSON: {error}; give a file that a scheduler wrote")
-        raise InvalidValueError(msg) from None
-
-
-def _described(text: str, data: bytes) -> str:
-    problem, _, path = text.rpartition(" - at `$") if text.endswith("`") else (text, "", "")
-    if not problem or _STEP.sub("", path[:-1]):  # The name of a field ends like a path.
-        problem, path = text, ""
-    path = path.rstrip("`")
-    if problem.startswith(_UNKNOWN):
-        path += f".{problem.removeprefix(_UNKNOWN).removesuffix('`')}"
-        known = _FIELDS.get(_without_last(path), StateFields).__struct_fields__
-        near = difflib.get_close_matches(path.rpartition(".")[2][:64], known, n=1)
-        problem = f"no such field; {f'did you mean {near[0]}? ' if near else ''}known: "
-        problem += ", ".join(known)
-    else:
-        problem = f"{problem[:1].lower()}{problem[1:]}; docs/recovery.md has the schema"
-    return one_line(f"{path.lstrip('.') or 'the state'}{_value_at(path, data)}: {problem}")
-
-
-def _without_last(path: str) -> str:
-    steps = [match[1] for match in _STEP.finditer(path) if match[1]]
-    return ".".join(steps[:-1])
-
-
-def _value_at(path: str, data: bytes) -> str:
-    """The value at a path as it is shown; nothing if the path leads nowhere."""
-    try:
-        value = msgspec.json.decode(data)
-        for name, index in _STEP.findall(path):
-            value = value[name] if name else value[int(index)]
-    except (LookupError, RecursionError, TypeError, ValueError, msgspec.MsgspecError):
-        return ""
-    return f" = {shown(value)}"
+        said = one_line(f"not JSON: {error}; give a file that a scheduler wrote")
+    raise InvalidValueError(said)

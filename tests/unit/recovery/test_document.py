@@ -77,7 +77,7 @@ WRONG: dict[str, tuple[Json, str]] = {
         state(failures={"block": [1]}),
         r"failures.block = \[1\]: no such field; did you mean blocks\?",
     ),
-    "another version": (state(version=2), r"version = 2: invalid enum value 2; docs/recovery.md"),
+    "another version": (state(version=2), r"version = 2: expected one of 1; docs/recovery.md"),
     "missing field": (
         {name: value for name, value in state().items() if name != "num_blocks"},
         r"the state = .*: object missing required field `num_blocks`; docs/recovery.md",
@@ -104,7 +104,10 @@ WRONG: dict[str, tuple[Json, str]] = {
         state(failures={"causes": [{"tier": "disk", "key": "abc", "cause": "miss"}]}),
         r"failures.causes\[0\].key = 'abc': expected `str` matching regex",
     ),
-    "unknown policy": (state(policy="hope"), r"policy = 'hope': invalid enum value 'hope'"),
+    "unknown policy": (
+        state(policy="hope"),
+        r"policy = 'hope': expected one of fail, recompute, retry",
+    ),
     "a topology's field": (
         state(topology={"groups": [{**GROUPS[0], "windw": 4}]}),
         r"topology.groups\[0\].windw = 4: no such field; did you mean window\?",

@@ -1,0 +1,126 @@
+"""What is wrong with a document from outside, in one line: the place, the value, what is known.
+
+Structs say what may stand where. Hostile text can do no more than appear in a refusal, shortened.
+Nothing here reads a file.
+"""
+
+import difflib
+import re
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec import inspect
+
+from kvbraid.errors import one_line, shown
+
+_UNKNOWN: Final = "Object contains unknown field `"
+_AT: Final = " - at `$"
+_STEP: Final = re.compile(r"\.?([^.\[\]]+)|\[([^\]]*)\]")
+_LONGEST_KEY: Final = 64
+
+
+class Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An object with no field but its own."""
+
+
+class Fault(NamedTuple):
+    """What msgspec refuses, and where; `known` are the fields beside a `key` that is not known."""
+
+    path: str
+    problem: str
+    key: str | None = None
+    known: Sequence[str] = ()
+
+    def near(self) -> str:
+        """Return the known field that was likely meant, or nothing."""
+        key = self.key or ""
+        near = difflib.get_close_matches(key, self.known, n=1) if len(key) <= _LONGEST_KEY else []
+        return "".join(near)
+
+
+def fault_of(error: msgspec.ValidationError, root: type[msgspec.Struct]) -> Fault:
+    """Return what was found while a document was read into `root`."""
+    text = str(error)
+    problem, at, place = text.rpartition(_AT) if text.endswith("`") else ("", "", "")
+    problem, path = (problem, place[:-1].lstrip(".")) if at else (text, "")
+    if not text.startswith(_UNKNOWN):
+        return Fault(path, problem)
+    known = _fields_at(root, path)
+    if not known:  # The key itself ends like a place.
+        problem, path, known = text, "", _fields_at(root, "")
+    return Fault(path, problem, problem.removeprefix(_UNKNOWN).removesuffix("`"), known)
+
+
+def described(
+    error: msgspec.ValidationError,
+    root: type[msgspec.Struct],
+    document: object,
+    *,
+    name: str,
+    remedy: str,
+) -> str:
+    """Say which value is wrong, and what would be right; `name` is that of the whole document."""
+    fault = fault_of(error, root)
+    steps = [field or index for field, index in _STEP.findall(fault.path)]
+    choices = _choices_at(root, fault.path)
+    problem = f"expected one of {', '.join(choices)}" if choices else fault.problem
+    place, problem = fault.path, f"{problem[:1].lower()}{problem[1:]}; {remedy}"
+    if fault.key is not None:
+        steps.append(fault.key)
+        place = f"{place}.{fault.key}".lstrip(".")
+        meant = f"did you mean {fault.near()}? " if fault.near() else ""
+        problem = f"no such field; {meant}known: {', '.join(fault.known)}"
+    return one_line(f"{place or name}{_value_at(steps, document)}: {problem}")
+
+
+def _value_at(steps: Sequence[str], value: Any) -> str:  # noqa: ANN401 - a parsed document
+    """The value at a place as it is shown; nothing if the place does not say which one it is."""
+    if "..." in steps:
+        return ""
+    for step in steps:
+        value = value[int(step) if isinstance(value, list) else step]
+    return f" = {shown(value)}"
+
+
+def _fields_at(root: type[msgspec.Struct], path: str) -> list[str]:
+    """Names of the fields that the struct at a path such as `pods[0]` knows; none elsewhere."""
+    kinds = (each for each in _kinds_at(root, path) if isinstance(each, inspect.StructType))
+    return [known.encode_name for kind in kinds for known in kind.fields]
+
+
+def _choices_at(root: type[msgspec.Struct], path: str) -> list[str]:
+    """What may stand at a path where only some values may; nothing elsewhere."""
+    kinds = _kinds_at(root, path)
+    members = [
+        each.value for kind in kinds if isinstance(kind, inspect.EnumType) for each in kind.cls
+    ]
+    listed = [
+        each for kind in kinds if isinstance(kind, inspect.LiteralType) for each in kind.values
+    ]
+    return list(map(str, members + listed))
+
+
+def _kinds_at(root: type[msgspec.Struct], path: str) -> Sequence[inspect.Type]:
+    current: Sequence[inspect.Type] = [inspect.type_info(root)]
+    for step in _STEP.finditer(path):
+        current = [inner for kind in current for inner in _below(kind, step[1])]
+    return current
+
+
+def _below(kind: inspect.Type, name: str | None) -> Sequence[inspect.Type]:
+    """The types one step below: of the field with this name, or of an item without a name."""
+    if isinstance(kind, inspect.StructType):
+        inner = [known.type for known in kind.fields if known.encode_name == name]
+    elif isinstance(kind, _LISTS) and name is None:
+        inner = [kind.item_type]
+    else:
+        inner = []
+    return [one for each in inner for one in _members(each)]
+
+
+_LISTS: Final = (inspect.ListType, inspect.VarTupleType)
+
+
+def _members(kind: inspect.Type) -> Sequence[inspect.Type]:
+    return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
