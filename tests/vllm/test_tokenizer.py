@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from kvbraid.errors import InvalidValueError
-from kvbraid.sim.traces.tokenizer import load_tokenizer
+from kvbraid.tokenizer import load_tokenizer
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace

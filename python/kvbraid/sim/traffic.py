@@ -7,8 +7,8 @@ from kvbraid.errors import CaptureError, InvalidValueError, TraceError
 from kvbraid.sim.captures.read import Capture, Lookup, read_capture
 from kvbraid.sim.traces.prompts import Prompt, trace_of
 from kvbraid.sim.traces.read import read_trace
-from kvbraid.sim.traces.tokenizer import load_tokenizer
 from kvbraid.sim.traces.trace import Trace
+from kvbraid.tokenizer import load_tokenizer
 
 
 def read_traffic(path: Path, *, tokenizer: Path | None = None) -> Trace:

@@ -12,17 +12,15 @@ continues the conversation of that one.
 import json
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from kvbraid.errors import InvalidValueError, TraceError, shown
 from kvbraid.hashing import EngineHash, ExtraKeys, HashAlgo, Lora, block_keys
 from kvbraid.sim.traces.prefix_hashes import PART_TOKENS
 from kvbraid.sim.traces.trace import Trace, TraceRequest
-
-Encode: TypeAlias = Callable[[str], Sequence[int]]
-"""Turns a text into token ids."""
+from kvbraid.tokenizer import Encode
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _HASH: Final = EngineHash(algo=HashAlgo.XXHASH, seed="0", block_size=PART_TOKENS)

@@ -14,8 +14,8 @@ from typing import Any, Final, TypeAlias
 from kvbraid.errors import TraceError
 from kvbraid.extras import remedy
 from kvbraid.sim.traces import mooncake, prompts, sessions
-from kvbraid.sim.traces.prompts import Encode
 from kvbraid.sim.traces.trace import Trace
+from kvbraid.tokenizer import Encode
 
 _Reader: TypeAlias = Callable[[str, Iterable[bytes], str], Trace]
 

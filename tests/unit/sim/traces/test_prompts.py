@@ -15,8 +15,8 @@ from kvbraid.sim.one_by_one import OneByOne
 from kvbraid.sim.traces.models import simulated_model
 from kvbraid.sim.traces.read import read_trace
 from kvbraid.sim.traces.simulation import CHUNK_TOKENS, simulate
-from kvbraid.sim.traces.tokenizer import load_tokenizer
 from kvbraid.sim.traces.trace import Trace
+from kvbraid.tokenizer import load_tokenizer
 
 BLOCK = 16
 

@@ -4,11 +4,15 @@ The package is imported only if there is text to read. Special tokens are added 
 Nothing is downloaded.
 """
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from kvbraid.errors import InvalidValueError
 from kvbraid.extras import remedy
-from kvbraid.sim.traces.prompts import Encode
+
+Encode: TypeAlias = Callable[[str], Sequence[int]]
+"""Turns a text into token ids."""
 
 
 def load_tokenizer(path: Path) -> Encode:
