@@ -18,10 +18,9 @@ back.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvbraid._native import CacheCore
-from kvbraid.cache.counts import NOT_TAKEN, check_counts, check_each, check_requests
+from kvbraid.cache.counts import check_each, check_requests
 from kvbraid.ids import BlockId
-from kvbraid.kinds import check_fields, check_kind
+from kvbraid.kinds import check_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,39 +57,3 @@ class Recovery:
             part = getattr(self, name)
             check_requests(f"Recovery.{name}", part)
             check_each("num_tokens", part.values())
-
-
-class FailedLoads:
-    """A part of `CacheManager`."""
-
-    _core: CacheCore
-
-    def recover(self, recovery: Recovery) -> None:
-        """Do all parts of a recovery in one step, or none of them.
-
-        Raises:
-            UnknownError: A request is not known.
-            NotHeldError: A request cannot go back in place, as `tables.rewind` says: preempt it.
-            InvalidValueError: A single call would refuse a value, or the parts contradict each
-                other; the message names the request or the block, and the remedy.
-        """
-        check_kind("recovery", recovery, Recovery)
-        try:
-            self._core.recover(recovery)
-        except NOT_TAKEN:
-            # A set or a mapping has blocks to look through, but no order.
-            check_fields(recovery, dict.fromkeys(("forget", "hold", "preempt"), Sequence))
-            raise
-
-    def record_blocks_for_zeroing(self, request: int, start_token: int) -> None:
-        """List a request's blocks from a token on for zeroing, because a load left them unwritten.
-
-        Groups without `needs_zeroing` list nothing, and a ring is listed whole.
-
-        Raises:
-            UnknownError: The request is not known.
-            InvalidValueError: The token is inside a block, or somebody else holds a block or finds
-                it by a hash.
-        """
-        check_counts(start_token=start_token)
-        self._core.record_blocks_for_zeroing(request, start_token)

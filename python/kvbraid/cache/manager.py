@@ -19,10 +19,9 @@ from kvbraid.cache.config import CacheConfig
 from kvbraid.cache.counts import NOT_TAKEN, check_counts, check_needs, check_new
 from kvbraid.cache.debug import CacheDebug
 from kvbraid.cache.events import Events
-from kvbraid.cache.failed_loads import FailedLoads
+from kvbraid.cache.failed_loads import Recovery
 from kvbraid.cache.leaning import Leaning
 from kvbraid.cache.pool import BlockPool
-from kvbraid.cache.questions import Questions
 from kvbraid.cache.statistics import Statistics
 from kvbraid.cache.step import (
     NO_MATCH,
@@ -38,10 +37,10 @@ from kvbraid.cache.tables import RequestTables
 from kvbraid.errors import InvalidValueError, shown
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys, Tokens
 from kvbraid.ids import BlockId
-from kvbraid.kinds import check_kind
+from kvbraid.kinds import check_fields, check_kind
 
 
-class CacheManager(Questions, FailedLoads):
+class CacheManager:
     """The blocks and requests of one engine. docs/engine.md is the guide; a step in short:
 
         request = cache.add(prompt)             # A request arrives.
@@ -359,6 +358,38 @@ class CacheManager(Questions, FailedLoads):
         """
         return self._core.pop_blocks(request)
 
+    # After failed loads.
+
+    def recover(self, recovery: Recovery) -> None:
+        """Do all parts of a recovery in one step, or none of them.
+
+        Raises:
+            UnknownError: A request is not known.
+            NotHeldError: A request cannot go back in place, as `tables.rewind` says: preempt it.
+            InvalidValueError: A single call would refuse a value, or the parts contradict each
+                other; the message names the request or the block, and the remedy.
+        """
+        check_kind("recovery", recovery, Recovery)
+        try:
+            self._core.recover(recovery)
+        except NOT_TAKEN:
+            # A set or a mapping has blocks to look through, but no order.
+            check_fields(recovery, dict.fromkeys(("forget", "hold", "preempt"), Sequence))
+            raise
+
+    def record_blocks_for_zeroing(self, request: int, start_token: int) -> None:
+        """List a request's blocks from a token on for zeroing, because a load left them unwritten.
+
+        Groups without `needs_zeroing` list nothing, and a ring is listed whole.
+
+        Raises:
+            UnknownError: The request is not known.
+            InvalidValueError: The token is inside a block, or somebody else holds a block or finds
+                it by a hash.
+        """
+        check_counts(start_token=start_token)
+        self._core.record_blocks_for_zeroing(request, start_token)
+
     # At the end of a step.
 
     def take_events(self) -> Events:
@@ -377,6 +408,82 @@ class CacheManager(Questions, FailedLoads):
     def reset(self) -> bool:
         """Drop the hashes of all blocks unless a block is in use; return whether it was done."""
         return self._core.reset()
+
+    # Queries: these change nothing.
+
+    def hit_blocks(self, request: int, num_tokens: int) -> list[list[BlockId]]:
+        """Return the blocks of a hit, group by group: those that `allocate` would adopt.
+
+        Raises:
+            UnknownError: The request is not known.
+            NotHeldError: The hit is not held.
+        """
+        check_counts(num_tokens=num_tokens)
+        return self._core.hit_blocks(request, num_tokens)
+
+    def can_ever_fit(self, num_tokens: int) -> bool:
+        """Return whether a request with this many tokens fits into the empty pool.
+
+        What is reserved for it counts, which may be a little more than it takes in the end.
+        """
+        check_counts(num_tokens=num_tokens)
+        return self._core.blocks_for(num_tokens) < self.config.num_blocks
+
+    def blocks_needed(self, need: Need, *, is_admission: bool = False) -> int:
+        """Return how many free blocks `allocate` would take, those of the hit included.
+
+        The number is negative if the request has blocks to spare, and larger than the whole pool
+        if the request has to wait for the next step. Changes nothing.
+
+        Args:
+            need: What the request asks for; it may ask for nothing new.
+            is_admission: Count as if no group ever held more blocks than it reserves.
+
+        Raises:
+            UnknownError: The request is not known.
+            NotHeldError: The hit is not held.
+        """
+        try:
+            return self._core.blocks_needed(need, is_admission)
+        except NOT_TAKEN:
+            check_needs([need], self.num_groups)
+            raise
+
+    def blocks(self, request: int) -> list[list[BlockId]]:
+        """Return the block table of a request, group by group; 0 is the null block.
+
+        Raises:
+            UnknownError: The request is not known.
+        """
+        return self._core.blocks(request)
+
+    def num_tokens(self, request: int) -> int:
+        """Return how many tokens of a request are known: its prompt and its output so far.
+
+        Raises:
+            UnknownError: The request is not known.
+        """
+        return self._core.progress(request)[2]
+
+    def num_computed_tokens(self, request: int) -> int:
+        """Return how many tokens of a request are computed, or will be when the step has run.
+
+        Raises:
+            UnknownError: The request is not known.
+        """
+        return self._core.progress(request)[0]
+
+    def num_common_prefix_blocks(self, requests: Sequence[int]) -> list[int]:
+        """Return, per group, how many leading blocks all of these requests hold in common.
+
+        A block that one of them gave back (its window has passed, its state is skipped) ends the
+        prefix. Without requests every number is 0.
+
+        Raises:
+            UnknownError: A request is not known.
+            InvalidValueError: A request is given twice.
+        """
+        return self._core.num_common_prefix_blocks(requests)
 
     def _allocation(
         self, num_fit: int, blocks: bytes, counts: bytes, reason: str | None
