@@ -46,8 +46,8 @@ class Progress:
     """The steps of all requests of one engine."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._book = scheduler._book
-        options = self._book.options
+        self._table = scheduler.inspect()
+        options = self._table.options
         self._budget = options.max_step_tokens
         self._retries = options.retries if options.policy is Policy.RETRY else 0
         # A late report may come when the next load has begun, and means both.
@@ -70,7 +70,7 @@ class Progress:
         """Learn what a request needs: the steps of its prompt without any hit, one for each output
         after the first, the one in which an asynchronous load begins, and, with a state group, one
         that ends at a junction."""
-        steps, start, end = 1 + (self._book.rules.block_size > 0), 0, life.num_prompt_tokens
+        steps, start, end = 1 + (self._table.rules.block_size > 0), 0, life.num_prompt_tokens
         while start < end:
             wanted = Position(
                 start=start, num_prompt_tokens=end, num_tokens=end, budget=end - start
@@ -80,23 +80,23 @@ class Progress:
         self._efforts[request] = Efforts(steps + len(life.outputs) - 1)
 
     def _chunk(self, wanted: Position, room: int) -> int:
-        return self._book.rules.plan(replace(wanted, budget=min(wanted.budget, room)))
+        return self._table.rules.plan(replace(wanted, budget=min(wanted.budget, room)))
 
     def take(self, step: Step) -> None:
         """Count a step for each request for which others have left as much room as it can use."""
-        requests, room = self._book.requests, self._budget
+        requests, room = self._table.requests, self._budget
         for part in step.scheduled:
             if not self._is_cut(part, room):
                 self._count(part.request, part.run)
             room -= part.num_tokens
         for load in step.loads:
-            under_way = [each.request for each in self._book.ledgers.transfers.loads]
+            under_way = [each.request for each in self._table.ledgers.transfers.loads]
             self._efforts[load.request].early_loads += under_way.count(load.request) > 1
             if load.is_async:
                 self._count(load.request, requests[load.request].run)
 
     def _is_cut(self, part: Scheduled, room: int) -> bool:
-        request = self._book.requests[part.request]
+        request = self._table.requests[part.request]
         if room == self._budget or part.start >= request.num_tokens:
             return False
         wanted = Position(
@@ -118,19 +118,19 @@ class Progress:
 
     def before_reports(self) -> None:
         """Note the runs before reports are taken."""
-        owners, running = self._book.ledgers.owners, self._book.running
+        owners, running = self._table.ledgers.owners, self._table.running
         self._before = {n: (r.run, owners.is_waiting(n)) for n, r in running.items()}
         self._recovered.clear()
 
     def after_reports(self, told: Sequence[Load]) -> None:
         """Note what reports have taken back; these loads are said to have failed. A load is judged
         at once, or when its last rank has spoken."""
-        under_way = self._book.ledgers.transfers.loads
+        under_way = self._table.ledgers.transfers.loads
         failed = {load.request for load in [*told, *self._told] if load not in under_way}
         failed.update(load.request for load in told)
         self._told = [load for load in [*self._told, *told] if load in under_way]
         for number, (run, is_waiting) in self._before.items():
-            request = self._book.requests.get(number)
+            request = self._table.requests.get(number)
             if request is None or request.run == run:
                 continue
             own = self._at(number, run)

@@ -125,18 +125,18 @@ class Simulation:
 
     def _has_slot(self) -> bool:
         """Whether a request that arrives now starts in the next step."""
-        book = self.scheduler._book
-        return not book.waiting and len(book.running) < book.options.max_running
+        inside = self.scheduler.inspect()
+        return not inside.waiting and len(inside.running) < inside.options.max_running
 
     def _goes_on(self, load: Load) -> bool:
-        request = self.scheduler._book.running.get(load.request)
+        request = self.scheduler.inspect().running.get(load.request)
         return request is not None and request.load is load and request.num_loaded > 0
 
     def _is_as_it_was(self, load: Load) -> bool:
         """Whether a load's blocks still mean what they meant when it began: later they may mean
         what another request has, too."""
         ledgers = self.scheduler.ledgers
-        ledgers.catch_up(self.scheduler._book.running)
+        ledgers.catch_up(self.scheduler.inspect().running)
         before = ledgers.departed.meant().blocks
         return before.isdisjoint(target.block_id for target in load.targets)
 
@@ -213,9 +213,9 @@ class Simulation:
                 self.cache.reset()
 
     def _preempt(self, request: int) -> None:
-        book = self.scheduler._book
-        if request in book.running:
-            book.preempt(book.requests[request])
+        inside = self.scheduler.inspect()
+        if request in inside.running:
+            inside.preempt(inside.requests[request])
 
     def _finish_step(self) -> None:
         flight = self.engine.flights[0] if self.engine.flights else None

@@ -450,7 +450,7 @@ OF_RECOVERY: Final = (
             Edit(
                 RECOVERING,
                 "request.counts.recovered(what.resume, what.recompute)",
-                "request.counts.recovered(what.resume, what.recompute * len(book.groups))",
+                "request.counts.recovered(what.resume, what.recompute * len(table.groups))",
             ),
         ),
         (f"{COUNTED}::test_tokens_that_recovery_takes_back_count_once_for_all_groups",),

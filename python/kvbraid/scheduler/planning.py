@@ -12,7 +12,7 @@ from kvbraid.cache.chunk import Position
 from kvbraid.recovery.loading import can_end_before, useful_end
 from kvbraid.recovery.tiers import NO_TIERS, Offer, Query
 from kvbraid.recovery.transfers import Load
-from kvbraid.scheduler.book import Book, Request
+from kvbraid.scheduler.request_table import Request, RequestTable
 from kvbraid.scheduler.step import Finish, Output, Scheduled
 
 _NOTHING: Final = Offer(num_tokens=0, tier="none", is_async=False)
@@ -21,23 +21,23 @@ _NOTHING: Final = Offer(num_tokens=0, tier="none", is_async=False)
 class StepPlan:
     """A step as it fills."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
-        self._budget = book.options.max_step_tokens
+    def __init__(self, table: RequestTable) -> None:
+        self._table = table
+        self._budget = table.options.max_step_tokens
         self.scheduled: list[Scheduled] = []
         self.loads: list[Load] = []
 
     def fill(self) -> None:
         """Give requests their blocks and their tokens; refuse offers that no request can use."""
-        book, num_waiting = self._book, len(self._book.waiting)
-        for request in list(book.running.values()):
-            is_idle = request.is_loading or book.ledgers.owners.is_waiting(request.number)
-            if request.number in book.running and not is_idle:
+        table, num_waiting = self._table, len(self._table.waiting)
+        for request in list(table.running.values()):
+            is_idle = request.is_loading or table.ledgers.owners.is_waiting(request.number)
+            if request.number in table.running and not is_idle:
                 self._go_on(request)
-        if len(book.waiting) > num_waiting:
+        if len(table.waiting) > num_waiting:
             return
-        while book.waiting and self._budget and len(book.running) < book.options.max_running:
-            if not self._start(book.waiting[0]):
+        while table.waiting and self._budget and len(table.running) < table.options.max_running:
+            if not self._start(table.waiting[0]):
                 return
 
     def _go_on(self, request: Request) -> None:
@@ -50,19 +50,19 @@ class StepPlan:
             num_in_flight_tokens=request.num_in_flight,
             delay_commit=request.delays_commit,
         )
-        while not self._book.ledgers.allocate(need):
+        while not self._table.ledgers.allocate(need):
             victim = self._victim()
             if victim is None:
                 self._give_up(request)
                 return
-            self._book.preempt(victim)
+            self._table.preempt(victim)
             if victim is request:
                 return
         self._add(request, part)
 
     def _victim(self) -> Request | None:
         """The last one that could run has no victim, not even itself: it waits."""
-        running, waiters = self._book.running, self._book.ledgers.owners.waiters()
+        running, waiters = self._table.running, self._table.ledgers.owners.waiters()
         candidates = [request for request in running.values() if not request.is_loading]
         if waiters:
             return running[waiters[0]]
@@ -70,21 +70,21 @@ class StepPlan:
 
     def _give_up(self, request: Request) -> bool:
         """End a request if nothing will ever make room for it; return whether it ended."""
-        book = self._book
-        others = book.running.keys() - {request.number}
-        if others or book.steps or book.ledgers.transfers.loads or self.scheduled:
+        table = self._table
+        others = table.running.keys() - {request.number}
+        if others or table.steps or table.ledgers.transfers.loads or self.scheduled:
             return False
-        book.end(request, Output(request.number, finish=Finish.ERROR, error="out_of_blocks"))
+        table.end(request, Output(request.number, finish=Finish.ERROR, error="out_of_blocks"))
         return True
 
     def _next_part(self, request: Request, start: int) -> Scheduled | None:
         """Plan a request's tokens; None if there are none, or too few are left of the step."""
-        book, wanted = self._book, min(request.num_expected, request.num_to_compute) - start
+        table, wanted = self._table, min(request.num_expected, request.num_to_compute) - start
         if wanted <= 0 or not self._budget:
             return None
         drafts = 0
-        if wanted == 1 and request.number in book.running and start >= request.num_known:
-            drafts = min(book.options.num_lookahead_tokens, request.num_to_compute - start - 1)
+        if wanted == 1 and request.number in table.running and start >= request.num_known:
+            drafts = min(table.options.num_lookahead_tokens, request.num_to_compute - start - 1)
         position = Position(
             start=start,
             num_prompt_tokens=len(request.prompt),
@@ -92,25 +92,25 @@ class StepPlan:
             budget=min(self._budget, wanted + drafts),
             junction=request.junction,
         )
-        count = book.rules.plan(position)
+        count = table.rules.plan(position)
         samples = count >= wanted and request.num_expected < request.max_tokens
         drafts = max(0, count - wanted)
         part = Scheduled(request.number, request.run, start, count, drafts, samples)
         return part if count else None
 
     def _add(self, request: Request, part: Scheduled) -> None:
-        request.in_flight[self._book.num_steps] = part
+        request.in_flight[self._table.num_steps] = part
         request.num_computed = part.start + part.num_tokens
         self.scheduled.append(part)
         self._budget -= part.num_tokens
-        self._book.ledgers.follow(request.number, request)
+        self._table.ledgers.follow(request.number, request)
 
     def _start(self, request: Request) -> bool:
         """Give a request its first blocks; return whether the next one may start, too."""
-        book, number, unit = self._book, request.number, self._book.rules.alignment
-        if book.ledgers.departed.is_in_flight(number):
+        table, number, unit = self._table, request.number, self._table.rules.alignment
+        if table.ledgers.departed.is_in_flight(number):
             return False  # A step in flight, or a report on it, may still change what it knows.
-        match = book.cache.match(number)
+        match = table.cache.match(number)
         hit = match.num_tokens // unit * unit
         offer = self._ask(request, hit)
         if hit + offer.num_tokens <= match.num_tokens:
@@ -119,7 +119,7 @@ class StepPlan:
         part = None if offer.is_async else self._next_part(request, hit + offer.num_tokens)
         if part is None and not offer.is_async:
             return False
-        is_late = book.options.findable == "computed"
+        is_late = table.options.findable == "computed"
         need = Need(
             request=number,
             num_new_tokens=part.num_tokens if part else 0,
@@ -127,39 +127,39 @@ class StepPlan:
             junction=match.junction,
             num_external_tokens=offer.num_tokens,
             delay_commit=offer.is_async or (offer is not _NOTHING and is_late),
-            loading_groups=tuple(range(len(book.groups))) if offer.num_tokens else (),
-            is_waiting=bool(book.running),
+            loading_groups=tuple(range(len(table.groups))) if offer.num_tokens else (),
+            is_waiting=bool(table.running),
         )
-        if not book.ledgers.allocate(need):
+        if not table.ledgers.allocate(need):
             return self._give_up(request)
-        book.waiting.remove(request)
-        book.running[number] = request
+        table.waiting.remove(request)
+        table.running[number] = request
         request.begin(request.num_tokens, hit, offer.num_tokens)
         request.delays_commit = need.delay_commit
-        book.ledgers.note_hit(number, request)
+        table.ledgers.note_hit(number, request)
         if offer.num_tokens:
-            self.loads.append(book.ledgers.begin(number, request, offer))
+            self.loads.append(table.ledgers.begin(number, request, offer))
         if part is not None:
             self._add(request, part)
         return True
 
     def _ask(self, request: Request, hit: int) -> Offer:
         """Ask the tiers for what comes after the hit."""
-        book, ledgers = self._book, self._book.ledgers
-        may_ask = ledgers.retries.allows(request.number, book.num_steps)
-        if book.tiers is NO_TIERS or not may_ask:
+        table, ledgers = self._table, self._table.ledgers
+        may_ask = ledgers.retries.allows(request.number, table.num_steps)
+        if table.tiers is NO_TIERS or not may_ask:
             return _NOTHING
         tokens, refused = [*request.prompt, *request.outputs], ledgers.cooldowns.cooling
-        query = Query(request.number, tokens, request.extra, hit, refused(book.num_steps))
-        offer = book.tiers.lookup(query) or _NOTHING
-        end, count, unit = hit + offer.num_tokens, len(tokens), book.rules.alignment
+        query = Query(request.number, tokens, request.extra, hit, refused(table.num_steps))
+        offer = table.tiers.lookup(query) or _NOTHING
+        end, count, unit = hit + offer.num_tokens, len(tokens), table.rules.alignment
         last = count - (not offer.is_async)
-        is_before_last = offer.is_async and end == count - 1 and can_end_before(book.groups, end)
+        is_before_last = offer.is_async and end == count - 1 and can_end_before(table.groups, end)
         is_inside = end % unit and end < count and not is_before_last
         if end > last or is_inside or offer.tier in query.refused:
-            ledgers.refuse(offer, book.num_steps)
+            ledgers.refuse(offer, table.num_steps)
             return _NOTHING
         if end < count:
             return offer
-        end = useful_end(book.groups, count, unit, offer.state_ends)
+        end = useful_end(table.groups, count, unit, offer.state_ends)
         return offer._replace(num_tokens=end - hit) if end > hit else _NOTHING

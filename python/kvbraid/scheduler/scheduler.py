@@ -20,10 +20,10 @@ from kvbraid.recovery.document import State
 from kvbraid.recovery.ledgers import Ledgers
 from kvbraid.recovery.tiers import NO_TIERS, LoadTiers
 from kvbraid.recovery.transfers import LoadReport
-from kvbraid.scheduler.book import Book, Request
 from kvbraid.scheduler.options import SchedulerOptions
 from kvbraid.scheduler.planning import StepPlan
 from kvbraid.scheduler.recovery import take_reports
+from kvbraid.scheduler.request_table import Request, RequestTable
 from kvbraid.scheduler.step import Finish, Output, Scheduled, Step, StepResult
 
 
@@ -56,12 +56,12 @@ class Scheduler:
         self._publish: Final = publish
         self._is_pipelined: Final = options.max_steps_in_flight > 1
         self.ledgers: Final = Ledgers(cache, tiers, options, dump)
-        self._book: Final = Book(cache, options, tiers, self.ledgers)
+        self._table: Final = RequestTable(cache, options, tiers, self.ledgers)
 
     @property
     def num_requests(self) -> int:
         """Requests that have not ended."""
-        return len(self._book.requests)
+        return len(self._table.requests)
 
     def add(
         self,
@@ -96,8 +96,8 @@ class Scheduler:
             stop_tokens=stop_tokens,
             counts=PromptCounts(count),
         )
-        self._book.requests[number] = request
-        self._book.waiting.append(request)
+        self._table.requests[number] = request
+        self._table.waiting.append(request)
         return number
 
     def abort(self, request: int) -> Output:
@@ -106,11 +106,11 @@ class Scheduler:
         Raises:
             UnknownError: It has ended, or was never added.
         """
-        if request not in self._book.requests:
+        if request not in self._table.requests:
             raise UnknownError(f"request {request} has ended, or was never added")
-        self._book.end(self._book.requests[request], Output(request, finish=Finish.ABORTED))
+        self._table.end(self._table.requests[request], Output(request, finish=Finish.ABORTED))
         self._publish_events()
-        return self._book.outputs.pop()
+        return self._table.outputs.pop()
 
     def schedule(self) -> Step | None:
         """Return the next step; None if there is nothing to do before a load has ended.
@@ -118,23 +118,23 @@ class Scheduler:
         Raises:
             InvalidValueError: As many steps are in flight as may be.
         """
-        book, num_in_flight = self._book, len(self._book.steps)
-        if num_in_flight >= book.options.max_steps_in_flight:
+        table, num_in_flight = self._table, len(self._table.steps)
+        if num_in_flight >= table.options.max_steps_in_flight:
             msg = f"{num_in_flight} steps are in flight, as many as may be: update the oldest"
             raise InvalidValueError(msg)
         self._cache.start_step()
-        plan = StepPlan(book)
+        plan = StepPlan(table)
         plan.fill()
-        if not (plan.scheduled or plan.loads or book.outputs):
+        if not (plan.scheduled or plan.loads or table.outputs):
             return None
         step = Step(
-            number=book.num_steps,
+            number=table.num_steps,
             scheduled=tuple(plan.scheduled),
             loads=tuple(plan.loads),
             work=self.ledgers.take_work(caller_frees=self._is_pipelined),
         )
-        book.steps.append(step)
-        book.num_steps += 1
+        table.steps.append(step)
+        table.num_steps += 1
         return step
 
     def update(self, step: Step, result: StepResult) -> list[Output]:
@@ -144,20 +144,20 @@ class Scheduler:
             InvalidValueError: It is not the oldest, a request has no tokens or too many, or a rank
                 is silent about a synchronous load. Nothing has changed.
         """
-        book = self._book
-        if not book.steps or book.steps[0] is not step:
-            oldest = book.steps[0].number if book.steps else "none"
+        table = self._table
+        if not table.steps or table.steps[0] is not step:
+            oldest = table.steps[0].number if table.steps else "none"
             raise InvalidValueError(f"step {step.number} ends, but the oldest is {oldest}")
         self._check_tokens(step, result)
         synchronous = [load for load in step.loads if not load.is_async]
         self.ledgers.transfers.check(result.reports, synchronous)
-        book.steps.popleft()
-        take_reports(book, result.reports)
+        table.steps.popleft()
+        take_reports(table, result.reports)
         for part in step.scheduled:
-            request = book.requests.get(part.request)
+            request = table.requests.get(part.request)
             if request is not None and request.in_flight.pop(step.number, None) is not None:
                 self._process(request, part, result.tokens.get(part.request, ()))
-        self.ledgers.processed(step.number, book.running)
+        self.ledgers.processed(step.number, table.running)
         if self._is_pipelined:
             self._cache.pool.free([block for copy in step.work.copies for block in copy])
         return self._take_outputs()
@@ -169,12 +169,12 @@ class Scheduler:
             InvalidValueError: A rank or a load is not known; nothing has changed.
         """
         self.ledgers.transfers.check(reports)
-        take_reports(self._book, reports)
+        take_reports(self._table, reports)
         return self._take_outputs()
 
     def _check_tokens(self, step: Step, result: StepResult) -> None:
         for part in step.scheduled:
-            request = self._book.requests.get(part.request)
+            request = self._table.requests.get(part.request)
             count = len(result.tokens.get(part.request, ()))
             least, most = (1, 1 + part.num_drafts) if part.samples else (0, 0)
             counts = request is not None and step.number in request.in_flight
@@ -185,14 +185,14 @@ class Scheduler:
     def _process(self, request: Request, part: Scheduled, tokens: Sequence[int]) -> None:
         """Take over the tokens of a step; its request may have given its blocks back since."""
         number = request.number
-        if number in self._book.running:
+        if number in self._table.running:
             num_rejected = part.num_drafts + 1 - len(tokens)
             if part.samples and num_rejected:
                 request.num_computed -= num_rejected
                 self._cache.roll_back(number, request.num_computed)
             if request.delays_commit:  # All that the load brought is known to be good by now.
                 # Steps in flight move a state inside a block on.
-                unit = self._book.rules.alignment if request.in_flight else 1
+                unit = self._table.rules.alignment if request.in_flight else 1
                 end = min(request.num_processed, request.num_tokens) // unit * unit
                 self._cache.commit(number, end)
                 request.delays_commit = False
@@ -203,24 +203,28 @@ class Scheduler:
         if new:
             request.outputs += new
             self._cache.extend(number, new)
-            if number not in self._book.running:
+            if number not in self._table.running:
                 self.ledgers.departed.told(number, request.num_tokens)
         is_computed = bool(new) or request.num_processed >= len(request.prompt)
         is_long = is_computed and request.num_tokens >= request.max_tokens
         finish = Finish.STOP if stop else Finish.LENGTH if is_long else None
         if new or finish:
             output = Output(number, new, finish, prompt=request.counts.report())
-            self._book.end(request, output) if finish else self._book.outputs.append(output)
+            self._table.end(request, output) if finish else self._table.outputs.append(output)
 
     def _take_outputs(self) -> list[Output]:
         self._publish_events()
-        outputs, self._book.outputs = self._book.outputs, []
+        outputs, self._table.outputs = self._table.outputs, []
         return outputs
 
     def _publish_events(self) -> None:
         if events := self._cache.take_events():
             self._publish(events)
 
+    def inspect(self) -> RequestTable:
+        """Return the requests and the steps in flight as they are, for tests and for people."""
+        return self._table
+
     def check_integrity(self) -> None:
         """Panic unless the scheduler, its ledgers and the cache agree."""
-        self._book.check_integrity()
+        self._table.check_integrity()

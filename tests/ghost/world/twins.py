@@ -183,11 +183,11 @@ _Rule = Callable[[Image, Value], Value]
 
 _EXCEPTIONS: Final[dict[tuple[str, str], _Rule]] = {
     # What every state of a world has in common, or what is looked at apart.
-    ("Book", "cache"): Image.skip,
-    ("Book", "options"): Image.skip,
-    ("Book", "tiers"): Image.skip,
-    ("Book", "rules"): Image.skip,
-    ("Book", "groups"): Image.skip,
+    ("RequestTable", "cache"): Image.skip,
+    ("RequestTable", "options"): Image.skip,
+    ("RequestTable", "tiers"): Image.skip,
+    ("RequestTable", "rules"): Image.skip,
+    ("RequestTable", "groups"): Image.skip,
     ("Ledgers", "_cache"): Image.skip,
     ("Ledgers", "_tiers"): Image.skip,
     ("Ledgers", "_options"): Image.skip,
@@ -207,7 +207,7 @@ _EXCEPTIONS: Final[dict[tuple[str, str], _Rule]] = {
     # The parts of a step that still count are those that requests have in flight.
     ("Step", "scheduled"): Image.skip,
     # Numbers that go up all the time.
-    ("Book", "num_steps"): Image.skip,
+    ("RequestTable", "num_steps"): Image.skip,
     ("_Ended", "last_step"): Image.step_or_none,
     ("_Ended", "load"): Image.load_or_none,
     ("_Read", "load"): Image.load_or_none,

@@ -86,10 +86,10 @@ class World:
         )
 
     def key(self) -> bytes:
-        book = self.scheduler._book
-        book.ledgers.catch_up(book.running)
-        image = Image(book.num_steps)
-        parts: list[Any] = [image.of(book)]
+        inside = self.scheduler.inspect()
+        inside.ledgers.catch_up(inside.running)
+        image = Image(inside.num_steps)
+        parts: list[Any] = [image.of(inside)]
         for client in self.clients:
             if client.finish is None:
                 number = client.number
@@ -167,7 +167,7 @@ class World:
     def _means_another(self, fault: Fault) -> bool:
         """Whether a later load fills such a block of such a group: a report would mean that."""
         named = {(target.group, target.block_id) for target in fault.targets}
-        running = self.scheduler._book.running.values()
+        running = self.scheduler.inspect().running.values()
         loads = [request.load for request in running if request.load is not None]
         later = [load for load in loads if load.number > fault.load.number]
         return any((t.group, t.block_id) in named for load in later for t in load.targets)
@@ -177,7 +177,7 @@ class World:
             name, number = client.life, client.number
             if client.finish is None:
                 yield self._try(f"abort {name}", World.abort, number, is_calm=False)
-            if number in self.scheduler._book.running:
+            if number in self.scheduler.inspect().running:
                 yield self._try(f"preempt {name}", World.preempt, number, is_calm=False)
         if self.cache.debug.cached():
             yield self._try("evict", World.evict, is_calm=False)
@@ -381,12 +381,12 @@ class World:
     def _set_apart(self, number: int) -> None:
         """What runs that are over have computed from a fault is not known to have been: garbage
         that no run has in its table, or has registered, counts as another fault."""
-        book = self.scheduler._book
+        inside = self.scheduler.inspect()
         runs = self._runs()
         known = {int(gone.block_id) for run in runs for gone in run.given_back}
         known |= {b for run in runs for table in run.ended_tables or () for b in table}
         cached = self.cache.debug.cached()
-        for request in book.running:
+        for request in inside.running:
             for group, table in enumerate(self.cache.blocks(request)):
                 known.update(table)
                 for position, block in enumerate(table):
@@ -404,18 +404,18 @@ class World:
         return [block for block, info in infos if info.author == request]
 
     def _runs(self) -> list[Run]:
-        book = self.scheduler._book
-        book.ledgers.catch_up(book.running)
-        past = book.ledgers.departed.past()
-        here = [book.run_of(request) for request in book.running.values()]
+        inside = self.scheduler.inspect()
+        inside.ledgers.catch_up(inside.running)
+        past = inside.ledgers.departed.past()
+        here = [inside.run_of(request) for request in inside.running.values()]
         here = [run._replace(given_back=past.given_back.get(run.request, ())) for run in here]
         return here + past.ended
 
     def _targets_of_runs(self, load: Load) -> set[tuple[int, int, int]]:
         """What the runs of a load's request hold, or have read of it and given back."""
-        book = self.scheduler._book
+        inside = self.scheduler.inspect()
         runs = [run for run in self._runs() if run.request == load.request]
-        request = book.running.get(load.request)
+        request = inside.running.get(load.request)
         if request is not None and (request.load is None or request.load.number != load.number):
             runs = [run for run in runs if run.has_ended]
         own = {(g.group, g.position, int(g.block_id)) for run in runs for g in run.given_back}
@@ -434,8 +434,8 @@ class World:
 
     def preempt(self, number: int) -> None:
         self.num_troubles += 1
-        book = self.scheduler._book
-        book.preempt(book.requests[number])
+        inside = self.scheduler.inspect()
+        inside.preempt(inside.requests[number])
         self.cache.take_events()
 
     def evict(self) -> None:
@@ -451,7 +451,7 @@ class World:
 
     def _known(self) -> dict[int, int]:
         """By request, how many of its tokens were known when its run started."""
-        return {n: r.num_known for n, r in self.scheduler._book.running.items()}
+        return {n: r.num_known for n, r in self.scheduler.inspect().running.items()}
 
     def _take(
         self, outputs: Sequence[Output], known: dict[int, int], flight: Flight | None = None

@@ -104,7 +104,7 @@ class Engine:
         return self.note(self.scheduler.update(step, StepResult(tokens=tokens, reports=reports)))
 
     def num_tokens(self, request: int) -> int:
-        known = self.scheduler._book.requests.get(request)
+        known = self.scheduler.inspect().requests.get(request)
         return known.num_tokens if known else 0
 
     def report(self, reports: Sequence[LoadReport]) -> list[Output]:

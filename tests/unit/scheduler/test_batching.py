@@ -107,15 +107,15 @@ def test_the_one_that_started_last_gives_its_blocks_back_and_starts_first_again(
     first, second, third = (engine.add(range(n, n + 8), 9) for n in (0, 100, 200))
     engine.schedule()
     engine.update()
-    assert list(engine.scheduler._book.running) == [first, second, third]
+    assert list(engine.scheduler.inspect().running) == [first, second, third]
     engine.schedule()  # All of them need a third block.
     engine.update()
-    assert list(engine.scheduler._book.running) == [first, second]
+    assert list(engine.scheduler.inspect().running) == [first, second]
     while engine.num_tokens(first) < 15:
         engine.schedule()
         engine.update()
-    assert list(engine.scheduler._book.running) == [first]
-    assert [request.number for request in engine.scheduler._book.waiting] == [second, third]
+    assert list(engine.scheduler.inspect().running) == [first]
+    assert [request.number for request in engine.scheduler.inspect().waiting] == [second, third]
     engine.run()
     assert engine.tokens(second) == expected(list(range(8)), 9)
 

@@ -32,7 +32,7 @@ class Faulty:
         engine.tiers.answer = self.offer
 
     def offer(self, query: Query) -> Offer | None:
-        random, unit = self.random, self.engine.scheduler._book.rules.alignment
+        random, unit = self.random, self.engine.scheduler.inspect().rules.alignment
         is_async = random.random() < 0.5
         most = (len(query.tokens) - 1 - query.num_hit_tokens) // unit
         if most < 1 or random.random() < 0.3 or "host" in query.refused:

@@ -259,7 +259,7 @@ def test_what_failed_of_an_earlier_load_is_not_taken_for_a_part_of_the_next_one(
     engine.update([])
     failed = Failures(places={request: {0: [3]}}, requests=[request])
     engine.report([LoadReport(rank=0, ended=[0], failures=failed)])
-    engine.scheduler._book.preempt(engine.scheduler._book.requests[request])
+    engine.scheduler.inspect().preempt(engine.scheduler.inspect().requests[request])
     engine.schedule()
     engine.update([LoadReport(rank=1, ended=[0])])
     engine.report(engine.ended([1]))

@@ -58,7 +58,7 @@ def test_who_was_preempted_after_it_had_read_garbage_hands_nothing_out() -> None
     loads, reads = engine.add([*STEM, 77], 4), engine.add([*STEM, 88], 4)
     engine.schedule()
     engine.schedule()
-    engine.scheduler._book.preempt(engine.scheduler._book.requests[reads])
+    engine.scheduler.inspect().preempt(engine.scheduler.inspect().requests[reads])
     failures = Failures(places={loads: {0: [9]}})
     assert engine.update([LoadReport(rank=0, ended=[0], failures=failures)]) == []
     assert engine.update() == []
@@ -74,7 +74,7 @@ def test_if_the_owner_leaves_nobody_reads_what_it_has_not_written(how: str) -> N
     if how == "abort":
         engine.abort(owner)
     else:
-        engine.scheduler._book.preempt(engine.scheduler._book.requests[owner])
+        engine.scheduler.inspect().preempt(engine.scheduler.inspect().requests[owner])
         engine.check()
     assert not any(engine.cache.tables.requests_of(held).of(block) for block in held)
     engine.update()
@@ -96,9 +96,9 @@ def test_who_waits_gives_its_blocks_back_before_somebody_who_runs_does() -> None
     engine.schedule()
     failures = Failures(places={owner: {0: range(10)}})
     engine.update([LoadReport(rank=0, ended=[0], failures=failures)])
-    assert list(engine.scheduler._book.running) == [early, owner, waiter, late]
+    assert list(engine.scheduler.inspect().running) == [early, owner, waiter, late]
     engine.schedule()  # The first one needs a block more, and none is free.
-    assert list(engine.scheduler._book.running) == [early, owner, late]
+    assert list(engine.scheduler.inspect().running) == [early, owner, late]
     engine.update()
     engine.run()
     assert {outputs[-1].finish for outputs in engine.said.values()} == {Finish.LENGTH}

@@ -65,7 +65,7 @@ class Request(LiveRun):
         return max(len(self.prompt), self.max_tokens - 1)
 
 
-class Book:
+class RequestTable:
     """The requests of one scheduler. `running` are all who have blocks, in the order in which they
     started; `waiting` are all others, in the order in which they arrived."""
 
