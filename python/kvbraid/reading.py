@@ -17,7 +17,8 @@ from kvbraid.errors import one_line, shown
 _UNKNOWN: Final = "Object contains unknown field `"
 _AT: Final = " - at `$"
 _STEP: Final = re.compile(r"\.?([^.\[\]]+)|\[([^\]]*)\]")
-_LONGEST_KEY: Final = 64
+LONGEST_KEY: Final = 64
+"""A longer one is shown shortened, and resembles no field."""
 
 
 class Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,20 +36,22 @@ class Fault(NamedTuple):
     def near(self) -> str:
         """Return the known field that was likely meant, or nothing."""
         key = self.key or ""
-        near = difflib.get_close_matches(key, self.known, n=1) if len(key) <= _LONGEST_KEY else []
+        near = difflib.get_close_matches(key, self.known, n=1) if len(key) <= LONGEST_KEY else []
         return "".join(near)
 
 
-def fault_of(error: msgspec.ValidationError, root: type[msgspec.Struct]) -> Fault:
-    """Return what was found while a document was read into `root`."""
+def fault_of(
+    error: msgspec.ValidationError, root: type[msgspec.Struct], *, under: str = ""
+) -> Fault:
+    """Return what is wrong with a document, or with its part `under` a field, read into `root`."""
     text = str(error)
     problem, at, place = text.rpartition(_AT) if text.endswith("`") else ("", "", "")
-    problem, path = (problem, place[:-1].lstrip(".")) if at else (text, "")
+    problem, path = (problem, (under + place[:-1]).lstrip(".")) if at else (text, under)
     if not text.startswith(_UNKNOWN):
         return Fault(path, problem)
     known = _fields_at(root, path)
     if not known:  # The key itself ends like a place.
-        problem, path, known = text, "", _fields_at(root, "")
+        problem, path, known = text, under, _fields_at(root, under)
     return Fault(path, problem, problem.removeprefix(_UNKNOWN).removesuffix("`"), known)
 
 
