@@ -1,9 +1,7 @@
 //! What is known of every rank, for people to read.
 
 use std::collections::BTreeMap;
-use std::ops::Bound;
 
-use super::Index;
 use crate::fleet::rank::Rank;
 use crate::fleet::rank::counts::Placed;
 use crate::fleet::state::State;
@@ -46,39 +44,8 @@ pub struct GroupInfo {
     pub spec: crate::spec::GroupSpec,
 }
 
-impl Index {
-    /// What is known of every rank.
-    #[must_use]
-    pub fn pods(&self) -> Vec<RankInfo> {
-        self.pods_after(None, usize::MAX)
-    }
-
-    /// What is known of this many ranks after `last`, in the order of pods and ranks. Each rank
-    /// costs a look at its undecided hashes.
-    #[must_use]
-    pub fn pods_after(&self, last: Option<(&str, u32)>, most: usize) -> Vec<RankInfo> {
-        let first = last.map_or(Bound::Unbounded, |(name, _)| Bound::Included(name));
-        let pods = self.pods.range::<str, _>((first, Bound::Unbounded));
-        let is_after = move |name: &str, rank: u32| last.is_none_or(|last| (name, rank) > last);
-        let ranks = pods.flat_map(|(name, pod)| {
-            let model = self.models.get(&pod.spec.model);
-            let columns = pod.columns.iter();
-            let columns = columns.filter(move |&(&rank, _)| is_after(name, rank));
-            columns.filter_map(move |(_, &column)| {
-                Some(info(name, &pod.spec.model, model?.ranks[column].as_ref()?))
-            })
-        });
-        ranks.take(most).collect()
-    }
-
-    /// The models that some pod serves.
-    #[must_use]
-    pub fn models(&self) -> Vec<String> {
-        self.models.keys().cloned().collect()
-    }
-}
-
-fn info(pod: &str, model: &str, rank: &Rank) -> RankInfo {
+/// What is known of one rank.
+pub(super) fn info(pod: &str, model: &str, rank: &Rank) -> RankInfo {
     let groups = rank.catalog.view().map_or_else(Vec::new, |view| {
         let pairs = view.groups.iter().zip(view.topology.groups);
         pairs

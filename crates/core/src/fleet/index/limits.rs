@@ -9,7 +9,7 @@ use super::Index;
 use crate::fleet::ingest::intake::Intake;
 use crate::fleet::model::Model;
 use crate::fleet::presence::SharedPresence;
-use crate::fleet::rank::Rank;
+use crate::fleet::rank::{Rank, oldest};
 
 /// The number of ranks that the payloads of one pod may name beyond those registered. With this
 /// limit, an engine that invents ranks leaves room for the ranks of other pods.
@@ -204,7 +204,7 @@ impl Model {
         }
         self.with_rank(column, |rank, shared| {
             if placed >= channels {
-                rank.forget_oldest(PORTION, shared);
+                oldest::forget_oldest(rank, PORTION, shared);
             } else {
                 rank.evict_everything(shared);
             }

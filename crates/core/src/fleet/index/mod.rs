@@ -19,6 +19,7 @@ pub(in crate::fleet) mod routed;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -213,6 +214,40 @@ impl Index {
         for model in self.models.values() {
             model.check_integrity();
         }
+    }
+
+    /// What is known of every rank.
+    #[must_use]
+    pub fn pods(&self) -> Vec<info::RankInfo> {
+        self.pods_after(None, usize::MAX)
+    }
+
+    /// What is known of this many ranks after `last`, in the order of pods and ranks. Each rank
+    /// costs a look at its undecided hashes.
+    #[must_use]
+    pub fn pods_after(&self, last: Option<(&str, u32)>, most: usize) -> Vec<info::RankInfo> {
+        let first = last.map_or(Bound::Unbounded, |(name, _)| Bound::Included(name));
+        let pods = self.pods.range::<str, _>((first, Bound::Unbounded));
+        let is_after = move |name: &str, rank: u32| last.is_none_or(|last| (name, rank) > last);
+        let ranks = pods.flat_map(|(name, pod)| {
+            let model = self.models.get(&pod.spec.model);
+            let columns = pod.columns.iter();
+            let columns = columns.filter(move |&(&rank, _)| is_after(name, rank));
+            columns.filter_map(move |(_, &column)| {
+                Some(info::info(
+                    name,
+                    &pod.spec.model,
+                    model?.ranks[column].as_ref()?,
+                ))
+            })
+        });
+        ranks.take(most).collect()
+    }
+
+    /// The models that some pod serves.
+    #[must_use]
+    pub fn models(&self) -> Vec<String> {
+        self.models.keys().cloned().collect()
     }
 }
 

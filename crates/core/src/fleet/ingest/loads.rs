@@ -4,11 +4,7 @@ use std::ops::Range;
 
 use super::apply::Slice;
 use super::naming::lora;
-use crate::fleet::pod::adapters::Load;
 use crate::fleet::presence::slots::Whereabouts;
-use crate::fleet::rank::Rank;
-use crate::fleet::tier::TierSet;
-use crate::prefix::PrefixKey;
 use crate::wire::{Medium, Stored};
 
 impl Slice<'_> {
@@ -33,20 +29,5 @@ impl Slice<'_> {
             }
             self.rank.adapters.note(seed, key, hash);
         }
-    }
-}
-
-impl Rank {
-    /// Whether the newest load of an adapter certainly holds a boundary on one of these tiers.
-    #[must_use]
-    pub(in crate::fleet) fn holds_of(&self, load: &Load, key: PrefixKey, tiers: TierSet) -> bool {
-        let slot = load.hash_at(key).and_then(|hash| self.slots.find(hash));
-        slot.is_some_and(|slot| {
-            let mut channels = self.slots.held_channels(slot);
-            channels.any(|channel| {
-                let key = self.slots.channels.get(channel).key;
-                !key.doubted && tiers.contains(key.tier)
-            })
-        })
     }
 }

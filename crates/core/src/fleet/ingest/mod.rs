@@ -7,8 +7,8 @@
 //! - `intake`: how far a batch is applied;
 //! - `store_marks`: extra keys, wide tokens and lookahead of a store;
 //! - `sparse_naming`: the places of a sparse store;
-//! - `namespace`: the caches that SGLang's `dynamo` format keeps apart;
-//! - `naming`: the places that tokens and parents give.
+//! - `naming`: the places that tokens and parents give;
+//! - `namespace`: the caches that SGLang's `dynamo` format keeps apart.
 
 pub(in crate::fleet) mod apply;
 pub(in crate::fleet) mod components;

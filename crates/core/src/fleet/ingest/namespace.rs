@@ -8,7 +8,6 @@
 
 use sha2::{Digest as _, Sha256};
 
-use super::naming::lora;
 use crate::fleet::keys::prompt::Prompt;
 use crate::fleet::keys::texts::Marks;
 use crate::fleet::keys::texts::SaltId;
@@ -77,28 +76,26 @@ fn not_empty(text: Option<&str>) -> Option<&str> {
     text.filter(|text| !text.is_empty())
 }
 
-impl Rank {
-    /// The salt that the chain of a root store stands under, if the hash of its first block gives it.
-    pub(in crate::fleet) fn space_of(
-        &mut self,
-        marks: &Marks,
-        batch: &Batch,
-        stored: &Stored,
-    ) -> Option<SaltId> {
-        let is_apart = self.catalog.config.hidden.dynamo_format && lora(batch, stored).is_none();
-        let hash = *batch
-            .hashes_of(stored.hashes)
-            .first()
-            .filter(|_| is_apart)?;
-        let page = batch
-            .tokens_of(stored.tokens)
-            .get(..stored.block_size as usize);
-        if let (false, Some(page)) = (self.is_format_confirmed, page) {
-            let salt = stored.salt.map(|salt| batch.text(salt));
-            self.is_format_confirmed = first_hash(page, not_empty(salt), None) == hash;
-        }
-        Some(marks.space(hash))
+/// The salt that the chain of a root store without an adapter stands under, if the hash of its first block gives it.
+pub(in crate::fleet) fn space_of(
+    rank: &mut Rank,
+    marks: &Marks,
+    batch: &Batch,
+    stored: &Stored,
+) -> Option<SaltId> {
+    let is_apart = rank.catalog.config.hidden.dynamo_format;
+    let hash = *batch
+        .hashes_of(stored.hashes)
+        .first()
+        .filter(|_| is_apart)?;
+    let page = batch
+        .tokens_of(stored.tokens)
+        .get(..stored.block_size as usize);
+    if let (false, Some(page)) = (rank.is_format_confirmed, page) {
+        let salt = stored.salt.map(|salt| batch.text(salt));
+        rank.is_format_confirmed = first_hash(page, not_empty(salt), None) == hash;
     }
+    Some(marks.space(hash))
 }
 
 #[cfg(test)]

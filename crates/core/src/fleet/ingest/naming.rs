@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use super::namespace;
 use crate::fleet::keys::texts::Marks;
 use crate::fleet::keys::texts::SaltId;
 use crate::fleet::keys::units::Units;
@@ -125,7 +126,10 @@ impl Naming<'_, '_> {
                 local: self.root_seed(stored),
             };
             let text = self.root_salt(stored);
-            let salt = match self.rank.space_of(self.marks, self.batch, stored) {
+            let space = lora(self.batch, stored)
+                .is_none()
+                .then(|| namespace::space_of(self.rank, self.marks, self.batch, stored));
+            let salt = match space.flatten() {
                 Some(space) if first_block_is_listed => Salt::Known(space),
                 None if first_block_is_listed || text.is_some() => {
                     Salt::Known(self.marks.salt(text.as_deref()))

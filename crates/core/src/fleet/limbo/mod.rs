@@ -35,8 +35,8 @@
 //! - `solve`: facts are settled, and hashes leave;
 //! - `spans`: sparse stores are added and found again;
 //! - `order`: one span is narrowed;
-//! - `taken`: boundaries where another hash stands;
 //! - `reach`: where undecided hashes may stand along a request;
+//! - `taken`: boundaries where another hash stands;
 //! - `possible`: the answer to that;
 //! - `tails`: what an engine's retention shows;
 //! - `forget`: hashes that no longer matter leave;
@@ -78,7 +78,7 @@ use span::SparseSpan;
 
 pub(super) use fact::{Fact, Frame, PlacedBy, Position, Salt};
 pub(super) use possible::Possible;
-pub(super) use reach::{Looks, PromptPositions};
+pub(super) use reach::{Looks, PromptPositions, possible};
 pub(super) use span::{SparseStore, Tails};
 
 /// Everything of one rank that is undecided.

@@ -88,22 +88,24 @@ impl Rival<'_> {
     }
 }
 
-impl Limbo {
-    /// Narrows every listed hash by the order of the list. The caller has taken the span out of
-    /// limbo. Returns false if no block is left for some hash.
-    pub(super) fn order(
-        &self,
-        id: SpanId,
-        span: &mut SparseSpan,
-        context: &LimboContext<'_>,
-    ) -> bool {
-        let beside = self.standing_beside(span);
+/// One span while it is narrowed by the order of its hashes. The caller has taken it out of limbo.
+pub(super) struct SpanOrder<'a, 'c> {
+    pub(super) limbo: &'a Limbo,
+    pub(super) context: &'a LimboContext<'c>,
+    pub(super) id: SpanId,
+}
+
+impl SpanOrder<'_, '_> {
+    /// Narrows every listed hash by the order of the list. Returns false if no block is left for
+    /// some hash.
+    pub(super) fn narrow(&self, span: &mut SparseSpan) -> bool {
+        let beside = AskedSalt::beside(self.limbo, span);
         let mut next = 0;
         for i in 0..span.listed.len() {
             let low = span.listed[i].low.max(next);
             span.listed[i].low = low;
             if !span.listed[i].fixed {
-                span.listed[i].low = self.lowest(id, beside, span, i, context);
+                span.listed[i].low = self.lowest(beside, span, i);
             }
             next = span.listed[i].low + 1;
         }
@@ -114,7 +116,7 @@ impl Limbo {
             };
             span.listed[i].high = span.listed[i].high.min(last);
             if !span.listed[i].fixed {
-                span.listed[i].high = self.highest(id, beside, span, i, context);
+                span.listed[i].high = self.highest(beside, span, i);
             }
             if span.listed[i].high < span.listed[i].low {
                 return false;
@@ -126,25 +128,20 @@ impl Limbo {
 
     /// The first block whose end a listed hash may stand at; a number above its last block if there
     /// is none.
-    fn lowest(
-        &self,
-        id: SpanId,
-        beside: Option<AskedSalt>,
-        span: &SparseSpan,
-        i: usize,
-        context: &LimboContext<'_>,
-    ) -> u32 {
-        let rivals = self.rivals(id, span, i, context);
+    fn lowest(&self, beside: Option<AskedSalt>, span: &SparseSpan, i: usize) -> u32 {
+        let rivals = self.rivals(span, i);
         let listed = &span.listed[i];
-        let is_taken = |block| self.is_end_taken(beside, span, listed.slot, block, context);
+        let is_taken = |block| self.is_end_taken(beside, span, listed.slot, block);
         let mut low = listed.low;
         while low <= listed.high {
-            let up = rivals.iter().map(|rival| rival.up(self.field, span, low));
+            let up = rivals
+                .iter()
+                .map(|rival| rival.up(self.limbo.field, span, low));
             let next = match up.max() {
                 Some(up) if up > low => up,
                 Some(_) | None => low + u32::from(is_taken(low)),
             };
-            if next == low || !context.effort.spend(1) {
+            if next == low || !self.context.effort.spend(1) {
                 break;
             }
             low = next;
@@ -154,27 +151,20 @@ impl Limbo {
 
     /// The last block whose end a listed hash may stand at. The caller knows that the first one is
     /// possible.
-    fn highest(
-        &self,
-        id: SpanId,
-        beside: Option<AskedSalt>,
-        span: &SparseSpan,
-        i: usize,
-        context: &LimboContext<'_>,
-    ) -> u32 {
-        let rivals = self.rivals(id, span, i, context);
+    fn highest(&self, beside: Option<AskedSalt>, span: &SparseSpan, i: usize) -> u32 {
+        let rivals = self.rivals(span, i);
         let listed = &span.listed[i];
-        let is_taken = |block| self.is_end_taken(beside, span, listed.slot, block, context);
+        let is_taken = |block| self.is_end_taken(beside, span, listed.slot, block);
         let mut high = listed.high;
         while high > listed.low {
             let down = rivals
                 .iter()
-                .map(|rival| rival.down(self.field, span, high));
+                .map(|rival| rival.down(self.limbo.field, span, high));
             let next = match down.min() {
                 Some(down) if down < high => down.max(listed.low),
                 Some(_) | None => high - u32::from(is_taken(high)),
             };
-            if next == high || !context.effort.spend(1) {
+            if next == high || !self.context.effort.spend(1) {
                 break;
             }
             high = next;
@@ -188,29 +178,22 @@ impl Limbo {
         span: &SparseSpan,
         slot: SlotId,
         block: u32,
-        context: &LimboContext<'_>,
     ) -> bool {
-        let end = span.end(self.field, block);
-        beside.is_some_and(|beside| self.is_taken(beside, slot, end, context))
+        let end = span.end(self.limbo.field, block);
+        beside.is_some_and(|beside| beside.is_taken(self.limbo, slot, end, self.context))
     }
 
-    fn rivals(
-        &self,
-        id: SpanId,
-        span: &SparseSpan,
-        i: usize,
-        context: &LimboContext<'_>,
-    ) -> SmallVec<[Rival<'_>; 2]> {
+    fn rivals(&self, span: &SparseSpan, i: usize) -> SmallVec<[Rival<'_>; 2]> {
         let Some(entry) = span.listed[i].entry else {
             return SmallVec::new();
         };
-        let others = self.entries[entry.0].spans.iter();
+        let others = self.limbo.entries[entry.0].spans.iter();
         others
-            .filter(|(other, _)| *other != id)
-            .take_while(|_| context.effort.spend(1))
+            .filter(|(other, _)| *other != self.id)
+            .take_while(|_| self.context.effort.spend(1))
             .filter_map(|&(other, at)| {
-                let other = &self.spans[other.0];
-                let (listed, start) = (&other.listed[at as usize], self.resolve(other.start));
+                let other = &self.limbo.spans[other.0];
+                let (listed, start) = (&other.listed[at as usize], self.limbo.resolve(other.start));
                 let is_rival = !listed.fixed && start.frame == span.start.frame;
                 is_rival.then(|| Rival {
                     span: other,

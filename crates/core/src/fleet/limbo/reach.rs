@@ -16,6 +16,7 @@ use smallvec::SmallVec;
 use super::fact::{ClassId, SpanId, TrieId};
 use super::possible::{CopyKind, Possible};
 use super::span::SparseSpan;
+use super::taken::AskedSalt;
 use super::{Limbo, LimboContext};
 use crate::divisors::gcd;
 use crate::fleet::effort::Effort;
@@ -104,90 +105,88 @@ pub(crate) struct Looks {
     pub finding: Option<Effort>,
 }
 
-impl Limbo {
-    /// Finds where the hashes may stand along a request, and narrows spans on the way.
-    pub(crate) fn possible(
-        &mut self,
-        positions: &PromptPositions<'_>,
-        context: &mut LimboContext<'_>,
-        looks: &Looks,
-    ) -> Possible {
-        self.narrow_along(positions, context, &looks.narrowing);
-        let Some(effort) = &looks.finding else {
-            return Possible::default();
-        };
-        let mut reach = ReachSearch {
-            limbo: self,
-            positions,
-            context,
-            effort,
-            found: Possible::along(positions.unit),
-        };
-        reach.look_anywhere();
-        reach.look_along();
-        reach.look_below_tries();
-        reach.found.everything = effort.is_exhausted();
-        reach.found
-    }
+/// Finds where the hashes may stand along a request, and narrows spans on the way.
+pub(in crate::fleet) fn possible(
+    limbo: &mut Limbo,
+    positions: &PromptPositions<'_>,
+    context: &mut LimboContext<'_>,
+    looks: &Looks,
+) -> Possible {
+    narrow_along(limbo, positions, context, &looks.narrowing);
+    let Some(effort) = &looks.finding else {
+        return Possible::default();
+    };
+    let mut reach = ReachSearch {
+        limbo,
+        positions,
+        context,
+        effort,
+        found: Possible::along(positions.unit),
+    };
+    reach.look_anywhere();
+    reach.look_along();
+    reach.look_below_tries();
+    reach.found.everything = effort.is_exhausted();
+    reach.found
+}
 
-    /// Rechecks the spans that start on the request until nothing narrows any further, because
-    /// boundaries may have been taken since the spans were last looked at. If there are too many
-    /// such spans for one answer, they stay as wide as they are.
-    fn narrow_along(
-        &mut self,
-        positions: &PromptPositions<'_>,
-        context: &mut LimboContext<'_>,
-        effort: &Effort,
-    ) {
-        let mut spans: Vec<SpanId> = Vec::new();
-        for (_, head) in self.starts_along(positions, effort) {
-            for id in self.spans_beside(head) {
-                if !effort.spend(self.cost_of_narrowing(id)) {
-                    return;
-                }
-                if positions.reaches(self.spans[id.0].end(self.field, 0)) {
-                    spans.push(id);
-                }
+/// Rechecks the spans that start on the request until nothing narrows any further, because
+/// boundaries may have been taken since the spans were last looked at. If there are too many
+/// such spans for one answer, they stay as wide as they are.
+fn narrow_along(
+    limbo: &mut Limbo,
+    positions: &PromptPositions<'_>,
+    context: &mut LimboContext<'_>,
+    effort: &Effort,
+) {
+    let mut spans: Vec<SpanId> = Vec::new();
+    for (_, head) in starts_along(limbo, positions, effort) {
+        for id in limbo.spans_beside(head) {
+            if !effort.spend(cost_of_narrowing(limbo, id)) {
+                return;
+            }
+            if positions.reaches(limbo.spans[id.0].end(limbo.field, 0)) {
+                spans.push(id);
             }
         }
-        for id in spans {
-            self.mark(id);
-        }
-        self.solve(context);
     }
+    for id in spans {
+        limbo.mark(id);
+    }
+    limbo.solve(context);
+}
 
-    /// An estimate of the looks that one recheck of a span takes: for the first and the last block
-    /// of each of its hashes, it looks at every other span that lists the hash.
-    fn cost_of_narrowing(&self, id: SpanId) -> usize {
-        let listed = &self.spans[id.0].listed;
-        let entries = listed.iter().filter_map(|l| l.entry);
-        let of_hashes: usize = entries.map(|e| 2 * self.entries[e.0].spans.len()).sum();
-        listed.len() + of_hashes
-    }
+/// An estimate of the looks that one recheck of a span takes: for the first and the last block
+/// of each of its hashes, it looks at every other span that lists the hash.
+fn cost_of_narrowing(limbo: &Limbo, id: SpanId) -> usize {
+    let listed = &limbo.spans[id.0].listed;
+    let entries = listed.iter().filter_map(|l| l.entry);
+    let of_hashes: usize = entries.map(|e| 2 * limbo.entries[e.0].spans.len()).sum();
+    listed.len() + of_hashes
+}
 
-    /// For each start that the request reaches, one of the spans that begin there.
-    fn starts_along(
-        &self,
-        positions: &PromptPositions<'_>,
-        effort: &Effort,
-    ) -> Vec<(usize, SpanId)> {
-        positions.meets(&self.by_start, effort, |id| self.spans[id.0].start.step)
-    }
+/// For each start that the request reaches, one of the spans that begin there.
+fn starts_along(
+    limbo: &Limbo,
+    positions: &PromptPositions<'_>,
+    effort: &Effort,
+) -> Vec<(usize, SpanId)> {
+    positions.meets(&limbo.by_start, effort, |id| limbo.spans[id.0].start.step)
+}
 
-    /// For each position that the request reaches, one of the hashes that stand there.
-    fn hashes_along(
-        &self,
-        positions: &PromptPositions<'_>,
-        effort: &Effort,
-    ) -> Vec<(usize, LimboId)> {
-        positions.meets(&self.by_prefix, effort, |id| {
-            self.entries[id.0].at.map_or(Step::NONE, |at| at.step)
-        })
-    }
+/// For each position that the request reaches, one of the hashes that stand there.
+fn hashes_along(
+    limbo: &Limbo,
+    positions: &PromptPositions<'_>,
+    effort: &Effort,
+) -> Vec<(usize, LimboId)> {
+    positions.meets(&limbo.by_prefix, effort, |id| {
+        limbo.entries[id.0].at.map_or(Step::NONE, |at| at.step)
+    })
+}
 
-    fn admits(&self, class: ClassId, salt: SaltId) -> bool {
-        self.label(class).is_none_or(|label| label == salt)
-    }
+fn admits(limbo: &Limbo, class: ClassId, salt: SaltId) -> bool {
+    limbo.label(class).is_none_or(|label| label == salt)
 }
 
 /// One search through the limbo of one rank along one request.
@@ -232,7 +231,7 @@ impl ReachSearch<'_, '_> {
         for (_, entry) in self.limbo.entries.iter() {
             if entry.at.is_none()
                 && entry.spans.is_empty()
-                && self.limbo.admits(entry.class, self.positions.salt)
+                && admits(self.limbo, entry.class, self.positions.salt)
             {
                 for kind in self.kinds(entry.slot) {
                     self.found.insert_anywhere(kind);
@@ -244,18 +243,18 @@ impl ReachSearch<'_, '_> {
     /// Looks at the hashes and spans whose own absolute position is on the request.
     fn look_along(&mut self) {
         let limbo = self.limbo;
-        for (at, head) in limbo.hashes_along(self.positions, self.effort) {
+        for (at, head) in hashes_along(limbo, self.positions, self.effort) {
             for id in limbo.hashes_beside(head) {
                 if !self.effort.spend(1) {
                     return;
                 }
                 let entry = &limbo.entries[id.0];
-                if limbo.admits(entry.class, self.positions.salt) {
+                if admits(limbo, entry.class, self.positions.salt) {
                     self.show(entry.slot, at);
                 }
             }
         }
-        for (_, head) in limbo.starts_along(self.positions, self.effort) {
+        for (_, head) in starts_along(limbo, self.positions, self.effort) {
             for span in limbo.spans_beside(head) {
                 self.look_in_span(span, limbo.spans[span.0].start.step);
                 if self.effort.is_exhausted() {
@@ -295,7 +294,7 @@ impl ReachSearch<'_, '_> {
             let entry = &limbo.entries[member.0];
             if let Some(at) = entry.at.map(|at| limbo.resolve(at))
                 && let Some(at) = self.boundary(base, at.step)
-                && limbo.admits(entry.class, self.positions.salt)
+                && admits(limbo, entry.class, self.positions.salt)
             {
                 self.show(entry.slot, at);
             }
@@ -319,7 +318,7 @@ impl ReachSearch<'_, '_> {
     fn look_in_span(&mut self, id: SpanId, start: Step) {
         let limbo = self.limbo;
         let span = &limbo.spans[id.0];
-        if !limbo.admits(span.class, self.positions.salt)
+        if !admits(limbo, span.class, self.positions.salt)
             || !self.effort.spend(1 + span.listed.len())
         {
             return;
@@ -352,7 +351,7 @@ impl ReachSearch<'_, '_> {
     /// Looks at these blocks of a span for one hash, and notes where copies of one kind may stand.
     fn look_at(&mut self, span: &SparseSpan, slot: SlotId, kind: CopyKind, blocks: &Blocks) {
         let (from, last) = (*blocks.range.start(), *blocks.range.end());
-        let beside = self.limbo.standing_beside(span);
+        let beside = AskedSalt::beside(self.limbo, span);
         let places = self.found.places(kind);
         // Blocks that end between two positions are skipped.
         let first = (from + 1).next_multiple_of(blocks.period) - 1;
@@ -366,7 +365,7 @@ impl ReachSearch<'_, '_> {
             let local = self.positions.keys[boundary - 1];
             let at = Step { tokens, local };
             let is_taken =
-                beside.is_some_and(|beside| self.limbo.is_taken(beside, slot, at, self.context));
+                beside.is_some_and(|beside| beside.is_taken(self.limbo, slot, at, self.context));
             if !is_taken {
                 places.insert(boundary);
             }

@@ -1,6 +1,7 @@
 //! Adding sparse stores, finding them again, and telling what narrowing one says about its hashes.
 
 use super::fact::{ClassId, Fact, Frame, Position, Salt, SpanId, TrieId};
+use super::order::SpanOrder;
 use super::records::OfFrame;
 use super::span::{Listed, SparseSpan, SparseStore};
 use super::{Limbo, LimboContext};
@@ -204,6 +205,14 @@ impl Limbo {
         }
     }
 
+    fn order<'a, 'c>(&'a self, id: SpanId, context: &'a LimboContext<'c>) -> SpanOrder<'a, 'c> {
+        SpanOrder {
+            limbo: self,
+            context,
+            id,
+        }
+    }
+
     /// Narrows where the hashes of a span may stand, and tells the facts that follow. If the effort
     /// is used up, the span stays as wide as it is, which is always correct.
     pub(super) fn narrow(&mut self, id: SpanId, context: &mut LimboContext<'_>) {
@@ -221,7 +230,7 @@ impl Limbo {
         span.start = self.resolve(span.start);
         let before: Vec<(u32, u32)> = span.listed.iter().map(|l| (l.low, l.high)).collect();
         let is_consistent = self.fix_known(&mut span)
-            && self.order(id, &mut span, context)
+            && self.order(id, context).narrow(&mut span)
             && span.keep_whole_windows();
         if is_consistent {
             self.tell_fixed(&mut span);

@@ -20,43 +20,42 @@ pub(super) struct AskedSalt {
     salt: Option<SaltId>,
 }
 
-impl Limbo {
+impl AskedSalt {
     /// What is needed to ask for boundaries that are taken beside a span's hashes. `None` if none
     /// can be: the span floats, or no hash of its salt is known to stand anywhere.
-    pub(super) fn standing_beside(&self, span: &SparseSpan) -> Option<AskedSalt> {
+    pub(super) fn beside(limbo: &Limbo, span: &SparseSpan) -> Option<Self> {
         if span.start.frame != Frame::Absolute {
             return None;
         }
-        let class = self.root(span.class);
-        let salt = self.label(class);
-        (salt.is_some() || !self.by_prefix.is_empty()).then_some(AskedSalt { class, salt })
+        let class = limbo.root(span.class);
+        let salt = limbo.label(class);
+        (salt.is_some() || !limbo.by_prefix.is_empty()).then_some(Self { class, salt })
     }
 
     /// Whether another hash than this one stands at a boundary.
     pub(super) fn is_taken(
-        &self,
-        beside: AskedSalt,
+        self,
+        limbo: &Limbo,
         slot: SlotId,
         at: Step,
         context: &LimboContext<'_>,
     ) -> bool {
         let is_other =
-            |entry: &LimboEntry| entry.slot != slot && self.root(entry.class) == beside.class;
-        let mut there = self.at_prefix(at.local);
+            |entry: &LimboEntry| entry.slot != slot && limbo.root(entry.class) == self.class;
+        let mut there = limbo.at_prefix(at.local);
         if there
             .by_ref()
             .take_while(|_| context.effort.spend(1))
-            .any(|entry| is_other(&self.entries[entry.0]))
+            .any(|entry| is_other(&limbo.entries[entry.0]))
         {
             return true;
         }
         // An undecided hash is at no node, so whatever is held at the node is another hash.
-        let (Some(salt), Whereabouts::Limbo(entry)) =
-            (beside.salt, context.slots.whereabouts(slot))
+        let (Some(salt), Whereabouts::Limbo(entry)) = (self.salt, context.slots.whereabouts(slot))
         else {
             return false;
         };
-        let ahead = self.entries[entry.0].ahead;
+        let ahead = limbo.entries[entry.0].ahead;
         let place = Place {
             boundary: at.tokens,
             prefix: at.local,

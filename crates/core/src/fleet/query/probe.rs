@@ -10,7 +10,7 @@ use crate::divisors::gcd;
 use crate::fleet::effort::Effort;
 use crate::fleet::ingest::naming::Naming;
 use crate::fleet::keys::prompt::Prompt;
-use crate::fleet::limbo::{Looks, PlacedBy, Possible};
+use crate::fleet::limbo::{self, Looks, PlacedBy, Possible};
 use crate::fleet::pod::engine_chain::EngineHash;
 use crate::fleet::presence::SharedPresence;
 use crate::fleet::presence::slots::EngineKey;
@@ -198,7 +198,7 @@ impl RequestSearch<'_, '_> {
         let Rank { slots, limbo, .. } = rank;
         let effort = Effort::of(CONSEQUENCES);
         let mut context = Rank::limbo_context(slots, &mut shared, bit, PlacedBy::Join, &effort);
-        let found = limbo.possible(&positions, &mut context, looks);
+        let found = limbo::possible(limbo, &positions, &mut context, looks);
         if found.everything {
             rank.counts.refuse("answer_cut_short", 1);
         }

@@ -28,7 +28,7 @@ use smallvec::SmallVec;
 use crate::fleet::effort::{Effort, MOST_EFFORT_KEPT};
 use crate::fleet::keys::prompt::Prompt;
 use crate::fleet::limbo::{Limbo, LimboContext, PlacedBy};
-use crate::fleet::pod::adapters::Adapters;
+use crate::fleet::pod::adapters::{Adapters, Load};
 use crate::fleet::pod::catalog::{Catalog, UNGROUPED};
 use crate::fleet::pod::engine_chain::EngineChain;
 use crate::fleet::presence::SharedPresence;
@@ -38,6 +38,7 @@ use crate::fleet::presence::slots::{Channel, ChannelId, ChannelKey, SlotId, Slot
 use crate::fleet::silent::Silent;
 use crate::fleet::state::State;
 use crate::fleet::tier::TierSet;
+use crate::prefix::PrefixKey;
 use crate::secret::Secret;
 use crate::wire::Untold;
 use counts::RankCounts;
@@ -256,6 +257,19 @@ impl Rank {
         let [two_hashes, stored_twice] = self.slots.sharing.take_found();
         self.counts.refuse("two_hashes_at_one_boundary", two_hashes);
         self.counts.refuse("stored_twice", stored_twice);
+    }
+
+    /// Whether the newest load of an adapter certainly holds a boundary on one of these tiers.
+    #[must_use]
+    pub(in crate::fleet) fn holds_of(&self, load: &Load, key: PrefixKey, tiers: TierSet) -> bool {
+        let slot = load.hash_at(key).and_then(|hash| self.slots.find(hash));
+        slot.is_some_and(|slot| {
+            let mut channels = self.slots.held_channels(slot);
+            channels.any(|channel| {
+                let key = self.slots.channels.get(channel).key;
+                !key.doubted && tiers.contains(key.tier)
+            })
+        })
     }
 
     /// The channel for the copies of a store, made if it is new. `None` if the rank already has as
