@@ -64,7 +64,6 @@ LAYERS_OF_THE_CORE: Final = (
 MOST_FILES_OF_A_TYPE: Final = 6
 """The files in which the methods of one type of the core stand: more, and nobody finds one."""
 INHERENT_IMPL: Final = re.compile(r"^impl(?:<.*?>)? (\w+)(?:<.*>)? \{$", re.MULTILINE)
-SCATTERED_TYPES_LEFT: Final = {"fleet::Rank": 9, "fleet::Limbo": 9, "fleet::Index": 7}
 
 # Put together from parts, so that this file does not contain what it looks for.
 MACHINE_PATH: Final = re.compile(
@@ -260,12 +259,8 @@ def scattered_types() -> Iterator[str]:
         for name in INHERENT_IMPL.findall(path.read_text()):
             files.setdefault(f"{room}::{name}", set()).add(name_of(path))
     for name, found in files.items():
-        most = SCATTERED_TYPES_LEFT.get(name, MOST_FILES_OF_A_TYPE)
-        if len(found) > most:
-            yield f"{name}: methods in {len(found)} files, at most {most}; take a part out of it"
-    for name in SCATTERED_TYPES_LEFT:
-        if len(files.get(name, ())) <= MOST_FILES_OF_A_TYPE:
-            yield f"{name}: strike it off the list of those left"
+        if len(found) > MOST_FILES_OF_A_TYPE:
+            yield f"{name}: methods in {len(found)} files; take a part out of it"
 
 
 def circles_of_the_core() -> Iterator[str]:
