@@ -244,7 +244,7 @@ docs: .venv/built ## Write the generated parts of docs/
 
 # ---- numbers and the real engine -----------------------------------------------------------
 
-BENCH = $(if $(TRACES),KVBRAID_TRACES=$(abspath $(TRACES)) )$(PYTHON) bench/harness/run.py $(if $(ONLY),--only $(ONLY))
+BENCH = $(if $(TRACES),KVBRAID_TRACES=$(abspath $(TRACES)) )$(PYTHON) -m bench.harness.run $(if $(ONLY),--only $(ONLY))
 
 bench: ## Measure ours against the rivals; ONLY=fleet, cache or score_8k narrows it
 	@needed=$$($(BENCH) --environments) && $(MAKE) -s --no-print-directory $$(printf '%s/installed ' $$needed)

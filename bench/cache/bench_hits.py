@@ -8,9 +8,9 @@ turn on: tokens found, divided by the tokens that the session's previous turn le
 one at a time, each to its end.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, TypeAlias
 
 from bench.cache.ours import OursByValue
 from bench.cache.pair import rival
@@ -25,7 +25,7 @@ from bench.cache.side import (
     prefill,
     random_tokens,
 )
-from bench.harness.measure import Row, Sample, Side, Target
+from bench.harness.measure import Row, Slice, Target, counted
 
 NUM_SESSIONS = 12
 NUM_TURNS = 6
@@ -41,6 +41,20 @@ OURS: Retentions = (8_192,)
 
 RIVALS: Retentions = (None, 0)
 """Dense, and interval 0: only prompt ends and junctions, which is vLLM's default."""
+
+
+LEAST: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        "hit_rate_gemma3": 0.93,
+        "hit_rate_gptoss": 0.99,
+        "hit_rate_qwen3next": 0.99,
+        "hit_rate_gemma3_tight": 0.44,
+        "hit_rate_gptoss_tight": 0.61,
+        "hit_rate_qwen3next_tight": 0.62,
+    }
+)
+"""What ours must reach without the rival beside it. Both rates of gemma3 were higher once: 0.9975
+and 0.5568."""
 
 
 def ideal_blocks(groups: Groups, num_tokens: int) -> int:
@@ -88,30 +102,29 @@ def hit_rate(new: Factory, groups: Groups, share: float, retention: int | None) 
     return found / reusable
 
 
-def best(new: Factory, groups: Groups, share: float, retentions: Retentions) -> Side:
-    """The highest rate among several retentions."""
-
-    @contextlib.contextmanager
-    def side() -> Iterator[Sample]:
-        yield lambda: max(hit_rate(new, groups, share, kept) for kept in retentions)
-
-    return side
+def best(
+    new: Factory, groups: Groups, share: float, retentions: Retentions
+) -> Callable[[], float]:
+    """Return what finds the highest rate among several retentions."""
+    return lambda: max(hit_rate(new, groups, share, kept) for kept in retentions)
 
 
 def row(name: str, groups: Groups, share: float) -> Row:
-    """One model at one share of its ideal footprint."""
+    """One model at one share of its ideal footprint. Its slice is all that ours does."""
+    ours = best(OursByValue, groups, share, OURS)
     return Row(
         name=name,
         question=f"{share:g} x the ideal footprint, by value; the rival dense or interval 0",
         unit="hit tokens / reusable tokens",
-        ours=best(OursByValue, groups, share, OURS),
-        rival=best(rival, groups, share, RIVALS),
+        ours=counted(ours),
+        rival=counted(best(rival, groups, share, RIVALS)),
         target=Target(least=0.99) if share >= 1 else Target(ratio=1),
         samples=1,
+        slice=Slice(ours, Target(least=LEAST[name])),
         larger_is_better=True,
         beside={
-            "rival, dense": best(rival, groups, share, (None,)),
-            "rival, interval 0": best(rival, groups, share, (0,)),
+            "rival, dense": counted(best(rival, groups, share, (None,))),
+            "rival, interval 0": counted(best(rival, groups, share, (0,))),
         },
     )
 

@@ -10,7 +10,7 @@ import gc
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,13 +48,22 @@ class Target:
         return "stated" if self.ours is None else f"ours <= {self.ours:g}"
 
 
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of a row without a clock: small enough for `make test`, with a target of its own."""
+
+    figure: Callable[[], float]
+    target: Target
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One line of the result: a name, two sides, and the number of samples for each.
 
     `rival` may be a configuration of our own; `question` then says that the row compares ours with
     ours. `check` asserts, before anything is timed, that both sides do the same work. The figures
-    of `beside` are shown with the row and never compared. `lacks` says which input is not there
+    of `beside` are shown with the row and never compared. A row without a clock prints the same
+    figures in every run, and tests check its `slice`. `lacks` says which input is not there
     and how to get it: the row is then left out. Empty: nothing is lacking.
     """
 
@@ -69,6 +78,7 @@ class Row:
     check: Callable[[], None] | None = None
     beside: dict[str, Side] = field(default_factory=dict)
     lacks: str = ""
+    slice: Slice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +96,16 @@ class Figures:
     def spread(self) -> str:
         """The smallest and the largest sample, for people."""
         return f"{min(self.samples):.4g} .. {max(self.samples):.4g}"
+
+
+def counted(count: Callable[[], float]) -> Side:
+    """Return a side whose figure is counted, not timed."""
+
+    @contextlib.contextmanager
+    def side() -> Iterator[Sample]:
+        yield count
+
+    return side
 
 
 def take_samples(row: Row, sides: Iterable[str]) -> dict[str, Figures]:

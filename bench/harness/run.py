@@ -2,8 +2,10 @@
 
 `make bench` runs all of them. ONLY=fleet runs an area, ONLY=fleet_score one of its files, and
 ONLY=score_8k a row. An area runs in the environment of its rival if there is one, otherwise in
-this one. The lines, the machine and the commit are also written to `.bench/results.json`. A row
-that cannot be measured gives a line with nulls and exit status 1; a missed target is not an error.
+this one. The lines, the machine and the commit are also written to `.bench/results.json`, and to
+bench/RESULTS.md if both sides were measured and nothing in the environment makes rows smaller. A
+row that cannot be measured gives a line with nulls and exit status 1; a missed target is not an
+error.
 """
 
 import argparse
@@ -16,6 +18,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from bench.harness.results import write
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -108,7 +112,7 @@ def setting() -> dict[str, Any]:
 
 def main() -> int:
     """Measure the selected rows, or print the environments that they need."""
-    parser = argparse.ArgumentParser(prog="bench/harness/run.py")
+    parser = argparse.ArgumentParser(prog="python -m bench.harness.run")
     parser.add_argument("--only", help="an area (fleet), a file (fleet_score) or a row (score_8k)")
     parser.add_argument("--side", choices=("ours", "rival"), help="measure only this side")
     parser.add_argument(
@@ -128,13 +132,16 @@ def main() -> int:
 def report(only: str | None, side: str | None) -> int:
     """Measure the selected rows, print and store them; return the exit status."""
     results: list[dict[str, Any]] = []
-    written = {"setting": setting(), "rows": results}
+    measured: list[tuple[str, dict[str, Any]]] = []
+    taken = setting()
+    written = {"setting": taken, "rows": results}
     failed: list[str] = []
     for path, rows in selected(only):
         missing = dict.fromkeys(rows)
         for figures in measure(path, rows, side):
             del missing[figures["bench"]]
             results.append(figures)
+            measured.append((path.parent.name, figures))
             print(json.dumps(figures), flush=True)
         for row in missing:
             results.append(unmeasured(row))
@@ -143,6 +150,8 @@ def report(only: str | None, side: str | None) -> int:
     folder = ROOT / ".bench"
     folder.mkdir(exist_ok=True)
     (folder / "results.json").write_text(json.dumps(written, indent=1) + "\n")
+    if not side and not any(name.startswith("KVBRAID_BENCH_") for name in os.environ):
+        write(taken, measured)
     return 1 if failed else 0
 
 

@@ -9,9 +9,8 @@ that touch, those of adjacent blocks included, as if the destination had the sam
 the exact copies of either side and the whole blocks move.
 """
 
-import contextlib
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -20,7 +19,7 @@ from kvbraid.layout import NULL_BLOCK, Layout, MemoryPlan, Run
 from kvbraid.layout.plan import merged
 from kvbraid.models import EngineOptions
 
-from bench.harness.measure import Row, Sample, Side
+from bench.harness.measure import Row, Slice, Target, counted
 from bench.layout.inputs import NUM_BLOCKS, Model
 
 MODELS: Final[Mapping[str, Model]] = MappingProxyType(
@@ -37,6 +36,18 @@ MODELS: Final[Mapping[str, Model]] = MappingProxyType(
         "copies_gemma_2_2b": Model(config="gemma-2-2b"),
     }
 )
+
+MOST_COPIES: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "copies_gpt_oss_20b_tp1": 127,
+        "copies_gpt_oss_20b_tp2": 127,
+        "copies_gemma_3_27b": 448,
+        "copies_deepseek_v3": 64,
+        "copies_qwen3_next": 2_368,
+        "copies_gemma_2_2b": 127,
+    }
+)
+"""The targets: as many as there were when the layouts were made."""
 
 BLOCKS_PER_GROUP: Final = 64
 MIB: Final = 2**20
@@ -66,16 +77,6 @@ def copies(plan: MemoryPlan, *, whole: bool = False) -> list[Run]:
     return found
 
 
-def counted(count: Callable[[], float]) -> Side:
-    """Return a side whose figure is counted, not timed."""
-
-    @contextlib.contextmanager
-    def side() -> Iterator[Sample]:
-        yield count
-
-    return side
-
-
 def moved_mib(runs: Sequence[Run]) -> float:
     """How much these copies move."""
     return sum(length for _, length in runs) / MIB
@@ -90,14 +91,21 @@ def check(model: Model) -> None:
 
 
 def row(name: str, model: Model) -> Row:
-    """Return the row of one model."""
+    """Return the row of one model. Its slice is all of it."""
+
+    def num_copies() -> float:
+        return len(copies(model.plan()))
+
+    target = Target(ours=MOST_COPIES[name])
     return Row(
         name=name,
         question="copies of 64 random blocks of every group; the rival: ours, a buffer per slot",
         unit="copies",
-        ours=counted(lambda: len(copies(model.plan()))),
+        ours=counted(num_copies),
         rival=counted(lambda: len(copies(model.plan_per_layer()))),
+        target=target,
         samples=1,
+        slice=Slice(num_copies, target),
         check=partial(check, model),
         beside={
             "mib": counted(lambda: moved_mib(copies(model.plan()))),

@@ -16,12 +16,11 @@ The first 2 000 requests of each trace are played. `KVBRAID_BENCH_REQUESTS` give
 or `all`.
 """
 
-import contextlib
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import ceil
 from types import MappingProxyType
 from typing import Final
@@ -30,9 +29,9 @@ from kvbraid.cache import Dense
 from kvbraid.sim.traces.footprint import footprint
 from kvbraid.sim.traces.models import SimulatedModel
 from kvbraid.sim.traces.prefix_hashes import PrefixHashes
-from kvbraid.sim.traces.trace import Trace
+from kvbraid.sim.traces.trace import Trace, TraceRequest
 
-from bench.harness.measure import Row, Sample, Side
+from bench.harness.measure import Row, Side, Slice, Target, counted
 from bench.recovery.engine import Engine, Fault, Tally
 from bench.recovery.traces import lacks, model_of, trace_of
 
@@ -75,6 +74,44 @@ BESIDE: Final[Mapping[str, str]] = MappingProxyType(
 """The figures beside both sides, and their fields in a tally."""
 
 
+MOST_RECOMPUTED: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "full": 109_408,
+        "gptoss": 215_040,
+        "gemma3": 215_040,
+        "qwen3next": 195_840,
+        "llama4": 100_336,
+    }
+)
+"""What ours may compute of `conversations(30, 3)` if every load fails in one block, in tokens."""
+
+
+def conversations(num_conversations: int, num_turns: int) -> Trace:
+    """Conversations that take turns; each prompt has two blocks more than the one before."""
+
+    def requests() -> list[TraceRequest]:
+        return [
+            TraceRequest(
+                conversation=conversation,
+                num_tokens=(6 + 2 * turn) * 512 + 1,
+                ids=range(conversation * 100, conversation * 100 + 6 + 2 * turn),
+            )
+            for turn in range(num_turns)
+            for conversation in range(num_conversations)
+        ]
+
+    return Trace(
+        name="small", block_tokens=512, num_requests=num_conversations * num_turns, play=requests
+    )
+
+
+@cache
+def recomputed(model: str) -> float:
+    """Return what ours computes of the slice, which needs no trace."""
+    fault = one_block_of_each_job(random.Random(SEED))
+    return play(conversations(30, 3), model_of(model), fault).tally.ours
+
+
 def play(trace: Trace, model: SimulatedModel, fault: Fault) -> Engine:
     """Play a trace against a new engine; a prompt that the empty pool cannot hold is left out."""
     num_blocks = ceil(footprint(trace, model).num_blocks * POOL_SHARE) + 1  # And the null block.
@@ -95,14 +132,9 @@ def tally(trace: str, model: str, faults: str) -> Tally:
     return play(trace_of(trace, NUM_REQUESTS), model_of(model), fault).tally
 
 
-def counted(trace: str, model: str, faults: str, figure: str) -> Side:
-    """Return a side whose figure is counted, not timed."""
-
-    @contextlib.contextmanager
-    def side() -> Iterator[Sample]:
-        yield lambda: float(getattr(tally(trace, model, faults), figure))
-
-    return side
+def figure_of(trace: str, model: str, faults: str, figure: str) -> Side:
+    """Return the side of one figure of a run."""
+    return counted(lambda: float(getattr(tally(trace, model, faults), figure)))
 
 
 def row(name: str) -> Row:
@@ -112,7 +144,7 @@ def row(name: str) -> Row:
     if model != "full":
         del figures["truncate"]
     sides = {
-        prefix + shown: counted(trace, model, prefix, figure)
+        prefix + shown: figure_of(trace, model, prefix, figure)
         for prefix in FAULTS
         for shown, figure in figures.items()
     }
@@ -123,6 +155,7 @@ def row(name: str) -> Row:
         ours=sides.pop("ours"),
         rival=sides.pop("rival"),
         samples=1,
+        slice=Slice(lambda: recomputed(model), Target(ours=MOST_RECOMPUTED[model])),
         beside=sides,
         lacks=lacks(trace),
     )

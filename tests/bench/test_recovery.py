@@ -9,12 +9,18 @@ from hypothesis import strategies as st
 from kvbraid.cache import Dense
 from kvbraid.resume import resume
 from kvbraid.sim.traces.models import SimulatedModel
-from kvbraid.sim.traces.trace import Trace, TraceRequest
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from bench.harness.row import present
 from bench.recovery import traces
-from bench.recovery.bench_recomputed import FAULTS, ROWS, one_block_of_each_job, play, row
+from bench.recovery.bench_recomputed import (
+    FAULTS,
+    ROWS,
+    conversations,
+    one_block_of_each_job,
+    play,
+    row,
+)
 from bench.recovery.engine import Engine, Fault
 from bench.recovery.host import Host
 from bench.recovery.traces import MODELS, model_of
@@ -124,29 +130,10 @@ def test_a_load_that_does_not_fail_costs_nothing() -> None:
     assert (tally.num_loads, tally.num_failures, tally.ours, tally.zero) == (1, 0, 0, 0)
 
 
-def trace_of(num_conversations: int, num_turns: int) -> Trace:
-    """Conversations that take turns; each prompt has two blocks more than the one before."""
-
-    def requests() -> list[TraceRequest]:
-        return [
-            TraceRequest(
-                conversation=conversation,
-                num_tokens=(6 + 2 * turn) * 512 + 1,
-                ids=range(conversation * 100, conversation * 100 + 6 + 2 * turn),
-            )
-            for turn in range(num_turns)
-            for conversation in range(num_conversations)
-        ]
-
-    return Trace(
-        name="small", block_tokens=512, num_requests=num_conversations * num_turns, play=requests
-    )
-
-
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("faults", FAULTS)
 def test_a_play_repeats_itself_and_ours_is_never_dearer(model: str, faults: str) -> None:
-    trace = trace_of(num_conversations=30, num_turns=3)
+    trace = conversations(num_conversations=30, num_turns=3)
     runs = [play(trace, model_of(model), FAULTS[faults](random.Random(1))) for _ in range(2)]
     tally = runs[0].tally
     assert tally == runs[1].tally

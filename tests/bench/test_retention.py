@@ -8,7 +8,7 @@ from kvbraid.cache import Dense, Retention
 
 from bench.harness.measure import Figures
 from bench.harness.row import line
-from bench.retention.bench_cells import ROWS, rates, row
+from bench.retention.bench_cells import ROWS, Play, rates, row
 from bench.retention.play import MODELS, OURS, Engine, hit_rate
 from bench.retention.table import lines, summary
 from bench.retention.workloads import (
@@ -62,7 +62,7 @@ def test_each_cell_is_a_row_of_its_own() -> None:
 
 def test_a_row_says_how_far_ours_is_from_the_best_and_the_table_shows_it() -> None:
     played = asks(WORKLOADS["chat"], "a", 60, HALF)
-    cell = row("chat_gptoss_300", "?", ("gptoss", 300), lambda: played, 10, -1)
+    cell = row("chat_gptoss_300", "?", ("gptoss", 300), Play(lambda: played, 10, -1))
     with cell.ours() as lead:
         figures = {"ours": Figures((lead(),))}
     for policy, side in cell.beside.items():
