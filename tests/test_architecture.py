@@ -71,6 +71,9 @@ MACHINE_PATH: Final = re.compile(
 )
 AMBIGUOUS_DIRECTION: Final = re.compile(r"\bbe" + r"hind\b", re.IGNORECASE)
 """It means "before" to some readers and "after" to others: say which."""
+CLOCK: Final = re.compile(r"^(?:import|from) (?:time|timeit)\b", re.MULTILINE)
+WAITING_TESTS: Final = ("tests/service/", "tests/vllm/")
+"""These wait for other processes. All other tests run beside each other and assert no time."""
 DOWNLOAD_ADDRESS: Final = re.compile(r"https?://\S+\.(?:whl|crate|tar\.gz)\b")
 
 
@@ -292,6 +295,12 @@ def machine_paths() -> Iterator[str]:
     return lines_matching(MACHINE_PATH)
 
 
+def clocks_in_tests() -> Iterator[str]:
+    for path in sources(".py", under="tests/"):
+        if path.name.startswith("test_") and not name_of(path).startswith(WAITING_TESTS):
+            yield from (f"{name_of(path)}: {line}" for line in CLOCK.findall(path.read_text()))
+
+
 def download_addresses() -> Iterator[str]:
     return lines_matching(DOWNLOAD_ADDRESS)
 
@@ -313,6 +322,7 @@ def ambiguous_directions() -> Iterator[str]:
         climbs_in_the_core,
         scattered_types,
         machine_paths,
+        clocks_in_tests,
         download_addresses,
         ambiguous_directions,
     ],
@@ -349,5 +359,9 @@ def test_a_rule_of_this_file_sees_a_violation(tmp_path: Path) -> None:
         2,
     ]
     assert INHERENT_IMPL.findall("impl<T: A> B<'_, T> {\nimpl C for D {\nimpl E {") == ["B", "E"]
+    assert CLOCK.findall("import timeit\nfrom time import monotonic") == [
+        "import timeit",
+        "from time",
+    ]
     assert MACHINE_PATH.search("see /" + "work/notes")
     assert DOWNLOAD_ADDRESS.search("https" + "://host/a-1.0.whl")
