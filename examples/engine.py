@@ -5,7 +5,7 @@ position, so the same tokens come out.
 """
 
 from kvbraid.cache import CacheConfig, CacheManager
-from kvbraid.recovery.failures import Failures
+from kvbraid.loads import Failures
 from kvbraid.scheduler import LoadReport, Offer, Query, Scheduler, SchedulerOptions, StepResult
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 

@@ -14,8 +14,8 @@ from statistics import median, quantiles
 
 from kvbraid.cache import CacheConfig, CacheManager, Need
 from kvbraid.ids import BlockId
+from kvbraid.loads import Failures
 from kvbraid.recovery.decide import decide
-from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.plan import RecoveryPlan
 from kvbraid.recovery.run import Run
 from kvbraid.spec import GroupSpec, SpecKind, Topology

@@ -9,7 +9,7 @@ groups before it.
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from kvbraid.recovery.failures import Record
+from kvbraid.loads import Record
 from kvbraid.resume import needed_blocks
 from kvbraid.sim.traces.prefix_hashes import num_leading
 from kvbraid.spec import GroupSpec

@@ -11,7 +11,7 @@ from kvbraid.fleet.registration import PodRegistration
 from kvbraid.fleet.request import Request
 from kvbraid.hashing import EngineHash, ExtraKeys, Tokens
 from kvbraid.ids import BlockId
-from kvbraid.recovery.failures import Failures
+from kvbraid.loads import Failures
 from kvbraid.recovery.run import Run
 from kvbraid.recovery.snapshot import Snapshot
 from kvbraid.resume import HeldWords, Query

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from kvbraid.cache import CacheConfig, CacheManager, Need
 from kvbraid.errors import InvalidValueError, KvbraidError, UnknownError
 from kvbraid.ids import BlockId
+from kvbraid.loads import Failures, GroupBlock
 from kvbraid.recovery.assess import assess
 from kvbraid.recovery.assessment import Assessment, Ignored
-from kvbraid.recovery.failures import Failures, GroupBlock
 from kvbraid.recovery.loading import can_compute
 from kvbraid.recovery.run import GivenBack, Run
 from kvbraid.recovery.snapshot import Snapshot, snapshot_of

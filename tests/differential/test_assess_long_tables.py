@@ -10,8 +10,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvbraid.ids import BlockId
+from kvbraid.loads import Failures
 from kvbraid.recovery.assess import assess
-from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.run import Run
 from kvbraid.recovery.snapshot import RunTables, Snapshot
 from kvbraid.spec import GroupSpec, SpecKind, Topology

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from kvbraid.cli import cli
+from kvbraid.loads import Cause
 from kvbraid.recovery import reading
 from kvbraid.recovery.assessment import Ignored
-from kvbraid.recovery.failures import Cause
 from kvbraid.recovery.plan import Action
 from kvbraid.recovery.policy import Policy
 

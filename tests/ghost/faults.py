@@ -11,7 +11,7 @@ from enum import StrEnum
 from random import Random
 from typing import Final
 
-from kvbraid.recovery.failures import Cause, Failures, GroupBlock, Record
+from kvbraid.loads import Cause, Failures, GroupBlock, Record
 from kvbraid.scheduler import Load, Target
 
 from tests.ghost.configs import KINDS

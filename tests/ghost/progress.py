@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvbraid.cache.chunk import Position
-from kvbraid.recovery.failures import Failures
+from kvbraid.loads import Failures
 from kvbraid.recovery.ledgers import Applied
 from kvbraid.recovery.live import LiveRun
 from kvbraid.recovery.policy import Policy

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from kvbraid.recovery.failures import Record
+from kvbraid.loads import Record
 from kvbraid.recovery.loading import can_end_before, useful_end
 from kvbraid.scheduler import Offer, Query
 from kvbraid.spec import GroupSpec, SpecKind, Topology

@@ -416,7 +416,7 @@ OF_RECOVERY: Final = (
         "recovery: held blocks are freed when the first rank has reported the end of a load",
         (
             Edit(
-                "python/kvbraid/recovery/quarantine.py",
+                "python/kvbraid/loads/quarantine.py",
                 "        if known.pending:\n            return []\n",
                 "",
             ),

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from kvbraid.cache import CacheManager
 from kvbraid.ids import BlockId
+from kvbraid.loads import Failures
 from kvbraid.recovery.assessment import Assessment, Ignored, Verdict
-from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.run import GivenBack, Run
 from kvbraid.recovery.snapshot import HeldState, Place, RunTables, Snapshot
 from kvbraid.spec import GroupSpec, SpecKind

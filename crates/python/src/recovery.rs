@@ -156,7 +156,7 @@ pub(crate) fn runs(runs: Vec<RunArg>) -> Vec<Run> {
     runs.into_iter().map(RunArg::decode).collect()
 }
 
-/// `kvbraid.recovery.failures.Failures`.
+/// `kvbraid.loads.Failures`.
 #[derive(FromPyObject)]
 pub(crate) struct FailuresArg {
     places: Items<RequestNumber, Items<Number, Each<Number>>>,

@@ -20,8 +20,8 @@ from kvbraid.cache import CacheManager
 from kvbraid.cache.counts import check_counts
 from kvbraid.cache.tables import Refusal, Why
 from kvbraid.ids import BlockId
+from kvbraid.loads import Failures
 from kvbraid.recovery.assessment import Assessment, Ignored, Verdict
-from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.run import Run
 from kvbraid.recovery.snapshot import Snapshot
 

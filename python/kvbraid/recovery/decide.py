@@ -7,9 +7,9 @@ from typing import Final
 from kvbraid.cache import CacheManager
 from kvbraid.cache.failed_loads import Recovery
 from kvbraid.ids import BlockId
+from kvbraid.loads import Failures
 from kvbraid.recovery.assess import assess
 from kvbraid.recovery.assessment import Assessment, Verdict
-from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.plan import Action, RecoveryPlan, RequestPlan
 from kvbraid.recovery.policy import Policy
 from kvbraid.recovery.run import Run

@@ -19,9 +19,9 @@ from typing import Any, Final
 import msgspec
 
 from kvbraid.ids import BlockId
+from kvbraid.loads import Cause, Failures, GroupBlock, Record
 from kvbraid.recovery.checks import Checked, checked
 from kvbraid.recovery.decide import decide
-from kvbraid.recovery.failures import Cause, Failures, GroupBlock, Record
 from kvbraid.recovery.plan import RecoveryPlan
 from kvbraid.recovery.policy import Policy
 from kvbraid.recovery.reading import (

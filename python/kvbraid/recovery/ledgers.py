@@ -13,20 +13,18 @@ from typing import Final, NamedTuple
 from kvbraid.cache import CacheManager, Need, Work
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
+from kvbraid.loads import Failures, Load, LoadReport, Offer, Quarantine, Tiers
 from kvbraid.recovery.decide import decide
 from kvbraid.recovery.departed import Departed, Meant
 from kvbraid.recovery.document import State
-from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.live import LiveRun
 from kvbraid.recovery.loading import Tables, read_by_copies, targets_of
 from kvbraid.recovery.owners import Ownership
 from kvbraid.recovery.plan import Action, RecoveryPlan
 from kvbraid.recovery.policy import Cooldowns, Policy, RetryBudget
-from kvbraid.recovery.quarantine import Quarantine
 from kvbraid.recovery.run import GivenBack, Run
 from kvbraid.recovery.snapshot import snapshot_of
-from kvbraid.recovery.tiers import Offer, Tiers
-from kvbraid.recovery.transfers import Load, LoadReport, Transfers
+from kvbraid.recovery.transfers import Transfers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

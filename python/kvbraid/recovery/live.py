@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvbraid.ids import BlockId
+from kvbraid.loads import Load, Target
 from kvbraid.recovery.counts import PromptCounts
 from kvbraid.recovery.open_loads import BEGINNING, Moment
 from kvbraid.recovery.run import GivenBack, Run
-from kvbraid.recovery.transfers import Load, Target
 from kvbraid.spec import GroupSpec
 
 

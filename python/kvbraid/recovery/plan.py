@@ -9,8 +9,8 @@ from typing import NamedTuple
 from kvbraid.cache.failed_loads import Recovery
 from kvbraid.cache.tables import Refusal
 from kvbraid.ids import BlockId
+from kvbraid.loads import Record
 from kvbraid.recovery.assessment import Ignored
-from kvbraid.recovery.failures import Record
 
 
 class Action(StrEnum):

@@ -10,9 +10,9 @@ from typing import Any, Final
 from kvbraid.cache.tables import Refusal, Why
 from kvbraid.errors import printable
 from kvbraid.ids import BlockId
+from kvbraid.loads import Record
 from kvbraid.models.layers import runs
 from kvbraid.recovery.document import State
-from kvbraid.recovery.failures import Record
 from kvbraid.recovery.plan import Action, RecoveryPlan, RequestPlan
 
 _COLUMNS: Final = 80

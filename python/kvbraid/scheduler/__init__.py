@@ -4,8 +4,7 @@ Continuous batching, chunked prefill, preemption, asynchronous and synchronous l
 or two steps in flight, and recovery from loads that failed. It counts steps; it reads no clock.
 """
 
-from kvbraid.recovery.tiers import NO_TIERS, LoadTiers, Offer, Query
-from kvbraid.recovery.transfers import Load, LoadReport, Target
+from kvbraid.loads import NO_TIERS, Load, LoadReport, LoadTiers, Offer, Query, Target
 from kvbraid.scheduler.options import SchedulerOptions
 from kvbraid.scheduler.scheduler import Scheduler
 from kvbraid.scheduler.step import Finish, Output, Scheduled, Step, StepResult

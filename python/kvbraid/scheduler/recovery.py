@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from kvbraid.recovery.failures import Failures
+from kvbraid.loads import Failures, LoadReport
 from kvbraid.recovery.loading import Tables
 from kvbraid.recovery.plan import Action, RecoveryPlan
-from kvbraid.recovery.transfers import LoadReport
 from kvbraid.scheduler.request_table import Request, RequestTable
 from kvbraid.scheduler.step import Finish, Output
 

@@ -15,11 +15,10 @@ from typing import Final
 from kvbraid.cache import CacheManager, Events
 from kvbraid.errors import InvalidValueError, UnknownError
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
+from kvbraid.loads import NO_TIERS, LoadReport, LoadTiers
 from kvbraid.recovery.counts import PromptCounts
 from kvbraid.recovery.document import State
 from kvbraid.recovery.ledgers import Ledgers
-from kvbraid.recovery.tiers import NO_TIERS, LoadTiers
-from kvbraid.recovery.transfers import LoadReport
 from kvbraid.scheduler.options import SchedulerOptions
 from kvbraid.scheduler.planning import StepPlan
 from kvbraid.scheduler.recovery import take_reports

@@ -18,8 +18,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from kvbraid.cache import Work
+from kvbraid.loads import Load, LoadReport
 from kvbraid.recovery.counts import Counts
-from kvbraid.recovery.transfers import Load, LoadReport
 
 
 class Scheduled(NamedTuple):

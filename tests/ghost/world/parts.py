@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvbraid.recovery.failures import Failures, GroupBlock, Record
+from kvbraid.loads import Failures, GroupBlock, Record
 from kvbraid.scheduler import Finish, Load, Offer, Query, Step, Target
 
 

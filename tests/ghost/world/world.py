@@ -17,7 +17,7 @@ from typing import Any
 
 from kvbraid.cache import CacheManager
 from kvbraid.ids import BlockId
-from kvbraid.recovery.failures import Failures
+from kvbraid.loads import Failures
 from kvbraid.recovery.run import Run
 from kvbraid.scheduler import (
     Finish,

@@ -2,8 +2,8 @@
 
 from kvbraid.cache import CacheManager, Need
 from kvbraid.ids import BlockId
+from kvbraid.loads import Failures
 from kvbraid.recovery.assess import assess
-from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.run import GivenBack, Run
 from kvbraid.recovery.snapshot import snapshot_of
 

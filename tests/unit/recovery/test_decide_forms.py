@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
+from kvbraid.loads import Failures, GroupBlock
 from kvbraid.recovery.assessment import Ignored
 from kvbraid.recovery.decide import decide
 from kvbraid.recovery.document import State, read
-from kvbraid.recovery.failures import Failures, GroupBlock
 from kvbraid.recovery.plan import RecoveryPlan
 
 from tests.unit.recovery.states import (

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 from kvbraid.ids import BlockId
-from kvbraid.recovery.failures import Cause, Failures, GroupBlock, Record
+from kvbraid.loads import Cause, Failures, GroupBlock, Record
 
 NOTHING = Failures()
 DISK = Record("disk", b"\x01")

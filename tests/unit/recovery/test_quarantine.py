@@ -5,7 +5,7 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
-from kvbraid.recovery.quarantine import Quarantine
+from kvbraid.loads import Quarantine
 
 
 def blocks(*ids: int) -> list[BlockId]:

@@ -2,9 +2,9 @@
 
 import pytest
 from kvbraid.cache import CacheManager, Need
+from kvbraid.loads import Failures
 from kvbraid.recovery.decide import decide
 from kvbraid.recovery.document import State, read, write
-from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.owners import HandedOn, Ownership
 from kvbraid.recovery.plan import Action
 from kvbraid.recovery.run import Run

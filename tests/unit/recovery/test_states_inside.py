@@ -1,8 +1,8 @@
 """A state that a step kept inside a block is garbage with its step, though only a copy has it."""
 
 from kvbraid.cache import CacheConfig, CacheManager, Need
+from kvbraid.loads import Failures
 from kvbraid.recovery.assess import assess
-from kvbraid.recovery.failures import Failures
 from kvbraid.recovery.run import Run
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 

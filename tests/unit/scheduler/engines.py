@@ -7,7 +7,7 @@ from typing import Any
 
 from kvbraid.cache import CacheManager, Events
 from kvbraid.ids import BlockId
-from kvbraid.recovery.failures import Record
+from kvbraid.loads import Record
 from kvbraid.scheduler import (
     Load,
     LoadReport,

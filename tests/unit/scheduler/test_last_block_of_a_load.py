@@ -4,7 +4,7 @@ The token is computed all the same, so the request needs nothing that failed.
 """
 
 import pytest
-from kvbraid.recovery.failures import Failures, GroupBlock
+from kvbraid.loads import Failures, GroupBlock
 from kvbraid.recovery.policy import Policy
 from kvbraid.scheduler import Load, LoadReport, Offer, Query
 

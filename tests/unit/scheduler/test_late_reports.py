@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import pytest
-from kvbraid.recovery.failures import Failures, GroupBlock
+from kvbraid.loads import Failures, GroupBlock
 from kvbraid.scheduler import Finish, Load, LoadReport, Offer, Query, Target
 from kvbraid.spec import GroupSpec
 

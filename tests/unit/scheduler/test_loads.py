@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from kvbraid.errors import InvalidValueError
 from kvbraid.events.model import BlockRemoved, BlockStored
+from kvbraid.loads import Cause, Failures, Record
 from kvbraid.recovery.document import State
-from kvbraid.recovery.failures import Cause, Failures, Record
 from kvbraid.recovery.plan import Action
 from kvbraid.recovery.policy import Policy
 from kvbraid.scheduler import Finish, LoadReport, Offer, Query, Scheduler

@@ -1,6 +1,6 @@
 """Which tokens count, and which are findable, once loads have failed or brought everything."""
 
-from kvbraid.recovery.failures import Failures
+from kvbraid.loads import Failures
 from kvbraid.scheduler import LoadReport, Offer, Query
 
 from tests.unit.cache.caches import full

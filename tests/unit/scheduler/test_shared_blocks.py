@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from kvbraid.recovery.failures import Failures
+from kvbraid.loads import Failures
 from kvbraid.scheduler import Finish, LoadReport, Offer, Query
 
 from tests.unit.cache.caches import full

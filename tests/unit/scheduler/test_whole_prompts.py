@@ -1,7 +1,7 @@
 """A tier brings a whole prompt: all that is loaded is used, and at most one block is computed."""
 
 import pytest
-from kvbraid.recovery.failures import Failures
+from kvbraid.loads import Failures
 from kvbraid.scheduler import LoadReport, Offer, Query, Step
 from kvbraid.spec import GroupSpec
 

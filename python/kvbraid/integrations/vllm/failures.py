@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
 
-from kvbraid.recovery.failures import Cause, Failures, Record
+from kvbraid.loads import Cause, Failures, Record
 
 K = TypeVar("K")
 

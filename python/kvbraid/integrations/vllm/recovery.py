@@ -25,9 +25,9 @@ from kvbraid.integrations.vllm.recovery_options import recovery_options
 from kvbraid.integrations.vllm.reports import Reports
 from kvbraid.integrations.vllm.runs import Alive, Runs
 from kvbraid.integrations.vllm.tracked import TrackedCacheManager
+from kvbraid.loads import Failures, GroupBlock
 from kvbraid.recovery.counts import PromptCounts
 from kvbraid.recovery.decide import decide
-from kvbraid.recovery.failures import Failures, GroupBlock
 from kvbraid.recovery.loading import can_compute, useful_end
 from kvbraid.recovery.owners import HandedOn, Ownership
 from kvbraid.recovery.plan import Action, RecoveryPlan

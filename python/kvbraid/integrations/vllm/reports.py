@@ -13,8 +13,8 @@ from vllm.v1.outputs import KVConnectorOutput
 from kvbraid.ids import BlockId
 from kvbraid.integrations.vllm.failures import LoadFailures
 from kvbraid.integrations.vllm.runs import Alive, Runs
+from kvbraid.loads import Failures, GroupBlock
 from kvbraid.recovery.assessment import Ignored
-from kvbraid.recovery.failures import Failures, GroupBlock
 
 
 @dataclass(slots=True)
