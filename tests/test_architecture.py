@@ -42,7 +42,7 @@ NATIVE_WRAPPERS: Final = frozenset(
         "fleet/index.py",
         "fleet/registration.py",
         "hashing.py",
-        "recovery/assess.py",
+        "recovery/decision/assess.py",
         "resume.py",
         "service/requests.py",
     }

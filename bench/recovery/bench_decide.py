@@ -15,9 +15,7 @@ from statistics import median, quantiles
 from kvbraid.cache import CacheConfig, CacheManager, Need
 from kvbraid.ids import BlockId
 from kvbraid.loads import Failures
-from kvbraid.recovery.decide import decide
-from kvbraid.recovery.plan import RecoveryPlan
-from kvbraid.recovery.run import Run
+from kvbraid.recovery import RecoveryPlan, Run, decide
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from bench.harness.measure import Row, Sample, Side, Target

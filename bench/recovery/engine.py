@@ -18,9 +18,7 @@ from typing import Final, TypeAlias
 from kvbraid.cache import CacheConfig, CacheManager, Match, Need, Retention
 from kvbraid.cache.step import NO_MATCH
 from kvbraid.loads import Cause, Failures
-from kvbraid.recovery.decide import decide
-from kvbraid.recovery.plan import Action
-from kvbraid.recovery.run import Run
+from kvbraid.recovery import Action, Run, decide
 from kvbraid.resume import needed_blocks
 from kvbraid.sim.traces.models import SimulatedModel
 from kvbraid.spec import SpecKind

@@ -12,8 +12,7 @@ from kvbraid.fleet.request import Request
 from kvbraid.hashing import EngineHash, ExtraKeys, Tokens
 from kvbraid.ids import BlockId
 from kvbraid.loads import Failures
-from kvbraid.recovery.run import Run
-from kvbraid.recovery.snapshot import Snapshot
+from kvbraid.recovery import Run, Snapshot
 from kvbraid.resume import HeldWords, Query
 from kvbraid.spec import GroupSpec, Topology
 

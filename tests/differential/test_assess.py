@@ -20,11 +20,8 @@ from kvbraid.cache import CacheConfig, CacheManager, Need
 from kvbraid.errors import InvalidValueError, KvbraidError, UnknownError
 from kvbraid.ids import BlockId
 from kvbraid.loads import Failures, GroupBlock
-from kvbraid.recovery.assess import assess
-from kvbraid.recovery.assessment import Assessment, Ignored
-from kvbraid.recovery.loading import can_compute
-from kvbraid.recovery.run import GivenBack, Run
-from kvbraid.recovery.snapshot import Snapshot, snapshot_of
+from kvbraid.recovery import Assessment, GivenBack, Ignored, Run, Snapshot, assess, snapshot_of
+from kvbraid.recovery.ledger.loading import can_compute
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.reference import recovery_model, resume

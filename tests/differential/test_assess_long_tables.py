@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvbraid.ids import BlockId
 from kvbraid.loads import Failures
-from kvbraid.recovery.assess import assess
-from kvbraid.recovery.run import Run
-from kvbraid.recovery.snapshot import RunTables, Snapshot
+from kvbraid.recovery import Run, RunTables, Snapshot, assess
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 from tests.reference import recovery_model

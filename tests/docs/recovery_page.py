@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from kvbraid.recovery.document import read
+from kvbraid.recovery import read
 from kvbraid.report.recovery import recovery_json, recovery_text
 
 from tests.docs.markdown import ROOT, blocks

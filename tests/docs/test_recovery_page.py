@@ -8,10 +8,8 @@ import pytest
 from click.testing import CliRunner
 from kvbraid.cli import cli
 from kvbraid.loads import Cause
-from kvbraid.recovery import reading
-from kvbraid.recovery.assessment import Ignored
-from kvbraid.recovery.plan import Action
-from kvbraid.recovery.policy import Policy
+from kvbraid.recovery import Action, Ignored, Policy
+from kvbraid.recovery.document import reading
 
 from tests.docs.markdown import blocks
 from tests.docs.recovery_page import PAGE, rendered

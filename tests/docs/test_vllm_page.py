@@ -71,7 +71,7 @@ def refusals(path: Path) -> Iterator[str]:
                     )
 
 
-CODE: Final = [text for path in sorted(INTEGRATION.glob("*.py")) for text in refusals(path)]
+CODE: Final = [text for path in sorted(INTEGRATION.rglob("*.py")) for text in refusals(path)]
 (TABLE,) = tables("vllm.md", "What is refused")
 
 

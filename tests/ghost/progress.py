@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 
 from kvbraid.cache.chunk import Position
 from kvbraid.loads import Failures
-from kvbraid.recovery.ledgers import Applied
-from kvbraid.recovery.live import LiveRun
-from kvbraid.recovery.policy import Policy
-from kvbraid.recovery.run import Run
+from kvbraid.recovery import Policy, Run
+from kvbraid.recovery.ledger.ledgers import Applied
+from kvbraid.recovery.ledger.live import LiveRun
 from kvbraid.scheduler import Load, Scheduled, Step
 from kvbraid.scheduler.scheduler import Scheduler
 

@@ -5,7 +5,7 @@ from random import Random
 from typing import Final
 
 from kvbraid.cache import CacheConfig
-from kvbraid.recovery.policy import Policy
+from kvbraid.recovery import Policy
 from kvbraid.scheduler import SchedulerOptions
 from kvbraid.spec import SpecKind, Topology
 

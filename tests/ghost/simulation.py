@@ -9,7 +9,7 @@ from random import Random
 from typing import Final
 
 from kvbraid.cache import CacheManager
-from kvbraid.recovery.policy import Policy
+from kvbraid.recovery import Policy
 from kvbraid.scheduler import Finish, Load, Output
 from kvbraid.scheduler.scheduler import Scheduler
 

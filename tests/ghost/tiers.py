@@ -11,7 +11,7 @@ from random import Random
 from typing import Final
 
 from kvbraid.loads import Record
-from kvbraid.recovery.loading import can_end_before, useful_end
+from kvbraid.recovery.ledger.loading import can_end_before, useful_end
 from kvbraid.scheduler import Offer, Query
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 

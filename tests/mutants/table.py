@@ -401,7 +401,7 @@ OF_RECOVERY: Final = (
         "recovery: if the owner of a shared block is aborted, nobody inherits the block",
         (
             Edit(
-                "python/kvbraid/recovery/owners.py",
+                "python/kvbraid/recovery/ledger/owners.py",
                 "if entry is not None and entry.waiters:",
                 "if entry is not None and entry.waiters and request < 0:",
             ),
@@ -432,7 +432,7 @@ OF_RECOVERY: Final = (
         "recovery: whoever waits for a block of others goes on when its first token is computed",
         (
             Edit(
-                "python/kvbraid/recovery/owners.py",
+                "python/kvbraid/recovery/ledger/owners.py",
                 "if entry.is_decided and entry.whole_at <= num_tokens:",
                 "if entry.is_decided and num_tokens:",
             ),
@@ -472,7 +472,7 @@ OF_RECOVERY: Final = (
         "recovery: an announced store of tainted blocks is not retracted",
         (
             Edit(
-                "python/kvbraid/recovery/ledgers.py",
+                "python/kvbraid/recovery/ledger/ledgers.py",
                 "self._tiers.forget_blocks(sorted(before.union(plan.tainted)))",
                 "self._tiers.forget_blocks(())",
             ),
@@ -484,7 +484,7 @@ OF_RECOVERY: Final = (
         "recovery: what a run has read is forgotten once its block is handed out again",
         (
             Edit(
-                "python/kvbraid/recovery/departed.py",
+                "python/kvbraid/recovery/ledger/departed.py",
                 "if content >= 0 or self._is_meant(each):",
                 "if content >= 0:",
             ),
@@ -496,7 +496,7 @@ OF_RECOVERY: Final = (
         "recovery: what a block holds now is taken for what it held before it changed hands",
         (
             Edit(
-                "python/kvbraid/recovery/contents.py",
+                "python/kvbraid/recovery/ledger/contents.py",
                 "at = bisect_right(times, since)",
                 "at = bisect_right(times, since) + len(times)",
             ),
@@ -508,7 +508,7 @@ OF_RECOVERY: Final = (
         "recovery: a run is forgotten with its last step although a report on its load may come",
         (
             Edit(
-                "python/kvbraid/recovery/departed.py",
+                "python/kvbraid/recovery/ledger/departed.py",
                 "e for e in self._ended if e.last_step is not None or self.loads.concern(e.since)",
                 "e for e in self._ended if e.last_step is not None",
             ),
@@ -548,7 +548,7 @@ OF_RECOVERY: Final = (
         "recovery: a run has not read the block that its own is a copy of",
         (
             Edit(
-                "python/kvbraid/recovery/loading.py",
+                "python/kvbraid/recovery/ledger/loading.py",
                 "for request, group, position in places.of(destination):",
                 "for request, group, position in places.of(source):",
             ),
@@ -563,7 +563,7 @@ OF_RECOVERY: Final = (
         "recovery: what failed of a load is taken for a part of the request's next load",
         (
             Edit(
-                "python/kvbraid/recovery/transfers.py",
+                "python/kvbraid/recovery/ledger/transfers.py",
                 "if not transfer.is_judged and self._latest",
                 "if transfer.is_judged and self._latest",
             ),

@@ -12,9 +12,17 @@ from dataclasses import dataclass, field, replace
 from kvbraid.cache import CacheManager
 from kvbraid.ids import BlockId
 from kvbraid.loads import Failures
-from kvbraid.recovery.assessment import Assessment, Ignored, Verdict
-from kvbraid.recovery.run import GivenBack, Run
-from kvbraid.recovery.snapshot import HeldState, Place, RunTables, Snapshot
+from kvbraid.recovery import (
+    Assessment,
+    GivenBack,
+    HeldState,
+    Ignored,
+    Place,
+    Run,
+    RunTables,
+    Snapshot,
+    Verdict,
+)
 from kvbraid.spec import GroupSpec, SpecKind
 
 from tests.reference import own_tables

@@ -8,8 +8,8 @@ import pytest
 from tests.vllm.drop_in_pair import tokens
 
 if True:  # Only after `drop_in_pair` has imported vLLM with its warnings off.
-    from kvbraid.integrations.vllm import requests
-    from kvbraid.integrations.vllm.requests import HINT, Requests
+    from kvbraid.integrations.vllm.cache import requests
+    from kvbraid.integrations.vllm.cache.requests import HINT, Requests
     from vllm import PoolingParams, SamplingParams
     from vllm.v1.request import Request
 

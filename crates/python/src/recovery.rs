@@ -98,7 +98,7 @@ impl FromPyObject<'_, '_> for Unread {
     }
 }
 
-/// `kvbraid.recovery.run.Run`, by position, because hundreds are read at once: the request; the
+/// `kvbraid.recovery.Run`, by position, because hundreds are read at once: the request; the
 /// tokens, those of the prompt, the known, local, loaded, processed and computed ones; whether it
 /// delays its commit; what it has given back; and the tables of an ended run.
 #[derive(FromPyObject)]
@@ -217,7 +217,7 @@ pub(crate) fn input(
     }
 }
 
-/// `kvbraid.recovery.snapshot.RunTables`.
+/// `kvbraid.recovery.RunTables`.
 #[derive(FromPyObject)]
 struct TablesArg {
     blocks: Vec<Each<Number>>,
@@ -251,7 +251,7 @@ impl TablesArg {
     }
 }
 
-/// `kvbraid.recovery.snapshot.Snapshot`.
+/// `kvbraid.recovery.Snapshot`.
 #[derive(FromPyObject)]
 struct SnapshotArg {
     topology: TopologyArg,

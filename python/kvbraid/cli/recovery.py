@@ -22,8 +22,8 @@ def recover(path: Path, *, as_json: bool) -> None:
 
     It also says why no request resumes later than that.
     """
-    from kvbraid.recovery.document import read
-    from kvbraid.recovery.reading import MAX_BYTES
+    from kvbraid.recovery import read
+    from kvbraid.recovery.document.reading import MAX_BYTES
     from kvbraid.report.recovery import recovery_json, recovery_text
     from kvbraid.state_files import read_state_file
 

@@ -51,8 +51,8 @@ class Offer(NamedTuple):
 
     The last token of a request is always computed, over what was loaded. A load of all tokens may
     lack what it reads: the oldest block of its window, or the state before it. Then less is
-    loaded, as `kvbraid.recovery.loading.useful_end` says. A tier that may lack what is read from
-    there offers less than all.
+    loaded (`useful_end` of `kvbraid.recovery.ledger.loading`). A tier that may lack what is
+    read from there offers less than all.
 
     Attributes:
         num_tokens: Tokens after the hit. They end at a boundary of all groups or, if the load is

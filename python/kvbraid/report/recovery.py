@@ -12,8 +12,7 @@ from kvbraid.errors import printable
 from kvbraid.ids import BlockId
 from kvbraid.loads import Record
 from kvbraid.models.layers import runs
-from kvbraid.recovery.document import State
-from kvbraid.recovery.plan import Action, RecoveryPlan, RequestPlan
+from kvbraid.recovery import Action, RecoveryPlan, RequestPlan, State
 
 _COLUMNS: Final = 80
 _MOST_NUMBERS: Final = 400

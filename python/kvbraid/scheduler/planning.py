@@ -10,7 +10,7 @@ from typing import Final
 from kvbraid.cache import Need
 from kvbraid.cache.chunk import Position
 from kvbraid.loads import NO_TIERS, Load, Offer, Query
-from kvbraid.recovery.loading import can_end_before, useful_end
+from kvbraid.recovery.ledger.loading import can_end_before, useful_end
 from kvbraid.scheduler.request_table import Request, RequestTable
 from kvbraid.scheduler.step import Finish, Output, Scheduled
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kvbraid.loads import Failures, LoadReport
-from kvbraid.recovery.loading import Tables
-from kvbraid.recovery.plan import Action, RecoveryPlan
+from kvbraid.recovery import Action, RecoveryPlan
+from kvbraid.recovery.ledger.loading import Tables
 from kvbraid.scheduler.request_table import Request, RequestTable
 from kvbraid.scheduler.step import Finish, Output
 

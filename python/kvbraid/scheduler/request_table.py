@@ -14,10 +14,10 @@ from kvbraid.cache import CacheManager
 from kvbraid.cache.chunk import rules_of
 from kvbraid.hashing import ExtraKeys
 from kvbraid.loads import LoadTiers
-from kvbraid.recovery.ledgers import Ledgers
-from kvbraid.recovery.live import LiveRun
-from kvbraid.recovery.loading import Tables
-from kvbraid.recovery.run import Run
+from kvbraid.recovery import Run
+from kvbraid.recovery.ledger.ledgers import Ledgers
+from kvbraid.recovery.ledger.live import LiveRun
+from kvbraid.recovery.ledger.loading import Tables
 from kvbraid.scheduler.options import SchedulerOptions
 from kvbraid.scheduler.step import Output, Scheduled, Step
 

@@ -16,13 +16,13 @@ from kvbraid.cache import CacheManager, Events
 from kvbraid.errors import InvalidValueError, UnknownError
 from kvbraid.hashing import NO_EXTRA_KEYS, ExtraKeys
 from kvbraid.loads import NO_TIERS, LoadReport, LoadTiers
-from kvbraid.recovery.counts import PromptCounts
-from kvbraid.recovery.document import State
-from kvbraid.recovery.ledgers import Ledgers
+from kvbraid.recovery import State
+from kvbraid.recovery.ledger.counts import PromptCounts
+from kvbraid.recovery.ledger.ledgers import Ledgers
+from kvbraid.scheduler.request_table import Request, RequestTable
 from kvbraid.scheduler.options import SchedulerOptions
 from kvbraid.scheduler.planning import StepPlan
 from kvbraid.scheduler.recovery import take_reports
-from kvbraid.scheduler.request_table import Request, RequestTable
 from kvbraid.scheduler.step import Finish, Output, Scheduled, Step, StepResult
 
 

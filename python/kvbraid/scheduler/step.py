@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from kvbraid.cache import Work
 from kvbraid.loads import Load, LoadReport
-from kvbraid.recovery.counts import Counts
+from kvbraid.recovery.ledger.counts import Counts
 
 
 class Scheduled(NamedTuple):

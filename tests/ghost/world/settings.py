@@ -13,7 +13,7 @@ from itertools import combinations_with_replacement, product
 from typing import Final, Literal
 
 from kvbraid.cache import CacheConfig, CacheManager, GroupOptions
-from kvbraid.recovery.policy import Policy
+from kvbraid.recovery import Policy
 from kvbraid.scheduler import Scheduler, SchedulerOptions, Step, StepResult
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 

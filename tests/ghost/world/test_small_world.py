@@ -10,8 +10,8 @@ from kvbraid.cache import CacheManager
 from kvbraid.cache.failed_loads import Recovery
 from kvbraid.ids import BlockId
 from kvbraid.loads import Quarantine
-from kvbraid.recovery.ledgers import Ledgers
-from kvbraid.recovery.owners import HandedOn, Ownership
+from kvbraid.recovery.ledger.ledgers import Ledgers
+from kvbraid.recovery.ledger.owners import HandedOn, Ownership
 
 from tests.ghost.world.run import told
 from tests.ghost.world.search import Search

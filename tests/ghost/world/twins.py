@@ -15,7 +15,7 @@ from enum import Enum
 from types import FunctionType, NoneType
 from typing import Any, Final, TypeAlias
 
-from kvbraid.recovery.contents import Content, block_of
+from kvbraid.recovery.ledger.contents import Content, block_of
 from kvbraid.scheduler import Load
 
 Value: TypeAlias = Any

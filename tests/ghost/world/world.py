@@ -18,7 +18,7 @@ from typing import Any
 from kvbraid.cache import CacheManager
 from kvbraid.ids import BlockId
 from kvbraid.loads import Failures
-from kvbraid.recovery.run import Run
+from kvbraid.recovery import Run
 from kvbraid.scheduler import (
     Finish,
     Load,

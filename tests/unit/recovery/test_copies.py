@@ -3,9 +3,7 @@
 from kvbraid.cache import CacheManager, Need
 from kvbraid.ids import BlockId
 from kvbraid.loads import Failures
-from kvbraid.recovery.assess import assess
-from kvbraid.recovery.run import GivenBack, Run
-from kvbraid.recovery.snapshot import snapshot_of
+from kvbraid.recovery import GivenBack, Run, assess, snapshot_of
 
 from tests.unit.cache.caches import config, window
 

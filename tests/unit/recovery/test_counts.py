@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from kvbraid.errors import InvalidValueError
-from kvbraid.recovery.counts import Counts, PromptCounts
+from kvbraid.recovery.ledger.counts import Counts, PromptCounts
 
 
 def test_a_hit_and_a_load_are_counted_apart() -> None:

@@ -11,10 +11,7 @@ from hypothesis import given
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
 from kvbraid.loads import Failures, GroupBlock
-from kvbraid.recovery.assessment import Ignored
-from kvbraid.recovery.decide import decide
-from kvbraid.recovery.document import State, read
-from kvbraid.recovery.plan import RecoveryPlan
+from kvbraid.recovery import Ignored, RecoveryPlan, State, decide, read
 
 from tests.unit.recovery.states import (
     GROUPS,

@@ -5,12 +5,11 @@ from kvbraid.cache import CacheConfig, CacheManager, Need
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
 from kvbraid.loads import NO_TIERS
-from kvbraid.recovery.contents import Content, Contents, block_of
-from kvbraid.recovery.departed import Departed
-from kvbraid.recovery.ledgers import Ledgers, RecoveryOptions
-from kvbraid.recovery.open_loads import Moment, OpenLoads
-from kvbraid.recovery.plan import RecoveryPlan
-from kvbraid.recovery.run import GivenBack, Run
+from kvbraid.recovery import GivenBack, RecoveryPlan, Run
+from kvbraid.recovery.ledger.contents import Content, Contents, block_of
+from kvbraid.recovery.ledger.departed import Departed
+from kvbraid.recovery.ledger.ledgers import Ledgers, RecoveryOptions
+from kvbraid.recovery.ledger.open_loads import Moment, OpenLoads
 
 from tests.unit.recovery.test_states_inside import TOPOLOGY as STATES_INSIDE
 

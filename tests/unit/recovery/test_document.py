@@ -8,10 +8,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 from kvbraid.errors import InvalidValueError, KvbraidError, TooLargeError
-from kvbraid.recovery import checks, reading
-from kvbraid.recovery.assessment import Ignored
-from kvbraid.recovery.document import read, write
-from kvbraid.recovery.plan import RecoveryPlan
+from kvbraid.recovery import Ignored, RecoveryPlan, read, write
+from kvbraid.recovery.document import checks, reading
 
 from tests.unit.recovery.states import GROUPS, NUM_BLOCKS, Json, as_bytes, run, state, states
 

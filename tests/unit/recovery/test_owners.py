@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvbraid.cache.tables import Place, Places
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
-from kvbraid.recovery.owners import HandedOn, Ownership
-from kvbraid.recovery.plan import Action, RecoveryPlan, RequestPlan
+from kvbraid.recovery import Action, RecoveryPlan, RequestPlan
+from kvbraid.recovery.ledger.owners import HandedOn, Ownership
 
 BLOCK_SIZES = (4, 8)
 REQUESTS = range(5)

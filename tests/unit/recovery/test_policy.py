@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 from kvbraid.errors import InvalidValueError
-from kvbraid.recovery.policy import Cooldowns, RetryBudget
+from kvbraid.recovery.decision.policy import Cooldowns, RetryBudget
 
 
 def test_a_request_asks_again_as_often_as_its_budget_says() -> None:

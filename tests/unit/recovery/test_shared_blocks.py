@@ -3,12 +3,8 @@
 import pytest
 from kvbraid.cache import CacheManager, Need
 from kvbraid.loads import Failures
-from kvbraid.recovery.decide import decide
-from kvbraid.recovery.document import State, read, write
-from kvbraid.recovery.owners import HandedOn, Ownership
-from kvbraid.recovery.plan import Action
-from kvbraid.recovery.run import Run
-from kvbraid.recovery.snapshot import snapshot_of
+from kvbraid.recovery import Action, Run, State, decide, read, snapshot_of, write
+from kvbraid.recovery.ledger.owners import HandedOn, Ownership
 
 from tests.unit.cache.caches import config, full
 

@@ -2,8 +2,7 @@
 
 from kvbraid.cache import CacheConfig, CacheManager, Need
 from kvbraid.loads import Failures
-from kvbraid.recovery.assess import assess
-from kvbraid.recovery.run import Run
+from kvbraid.recovery import Run, assess
 from kvbraid.spec import GroupSpec, SpecKind, Topology
 
 TOPOLOGY = Topology(

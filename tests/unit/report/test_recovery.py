@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from kvbraid.cli import cli
-from kvbraid.recovery.document import read
+from kvbraid.recovery import read
 from kvbraid.report.recovery import recovery_json, recovery_text
 
 from tests.unit.recovery.states import GROUPS, SHARED, Json, as_bytes, run, state, states

@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 from kvbraid.loads import Cause, Failures, GroupBlock, Record
-from kvbraid.recovery.policy import Policy
+from kvbraid.recovery import Policy
 from kvbraid.scheduler import Load, LoadReport, Offer, Query
 from kvbraid.spec import GroupSpec
 

@@ -5,7 +5,7 @@ The token is computed all the same, so the request needs nothing that failed.
 
 import pytest
 from kvbraid.loads import Failures, GroupBlock
-from kvbraid.recovery.policy import Policy
+from kvbraid.recovery import Policy
 from kvbraid.scheduler import Load, LoadReport, Offer, Query
 
 from tests.unit.cache.caches import full, window

@@ -6,9 +6,7 @@ import pytest
 from kvbraid.errors import InvalidValueError
 from kvbraid.events.model import BlockRemoved, BlockStored
 from kvbraid.loads import Cause, Failures, Record
-from kvbraid.recovery.document import State
-from kvbraid.recovery.plan import Action
-from kvbraid.recovery.policy import Policy
+from kvbraid.recovery import Action, Policy, State
 from kvbraid.scheduler import Finish, LoadReport, Offer, Query, Scheduler
 
 from tests.unit.cache.caches import full, mamba, window

@@ -1,13 +1,18 @@
-"""vLLM on our cache: two classes for `--scheduler-cls`, one for each of its schedulers."""
+"""vLLM on our cache: two classes for `--scheduler-cls`, one for each of its schedulers.
+
+In reading order: `version` refuses other releases; `cache` is our cache in the place of vLLM's
+manager; `recovery` is what becomes of requests whose loads fail; `options` is what operators ask
+for, `leans` what they are told; `schedulers` is what an engine starts.
+"""
 
 # ruff: noqa: E402 - the version is checked before anything of vLLM's inner parts is imported.
 from kvbraid.integrations.vllm.version import check_version
 
 check_version()
 
-from kvbraid.integrations.vllm.convert import EngineSettings, cache_config
-from kvbraid.integrations.vllm.failures import LoadFailures
-from kvbraid.integrations.vllm.manager import KvbraidCacheManager
+from kvbraid.integrations.vllm.cache.convert import EngineSettings, cache_config
+from kvbraid.integrations.vllm.cache.manager import KvbraidCacheManager
+from kvbraid.integrations.vllm.recovery.failures import LoadFailures
 from kvbraid.integrations.vllm.schedulers import KvbraidAsyncScheduler, KvbraidScheduler
 
 __all__ = [

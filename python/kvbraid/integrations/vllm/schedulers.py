@@ -25,11 +25,11 @@ from vllm.v1.metrics.stats import SchedulerStats
 from kvbraid import __version__
 from kvbraid.cache import ByValue, CacheConfig
 from kvbraid.errors import UnsupportedError
+from kvbraid.integrations.vllm.cache.manager import KvbraidCacheManager
 from kvbraid.integrations.vllm.leans import LeanReport
-from kvbraid.integrations.vllm.manager import KvbraidCacheManager
 from kvbraid.integrations.vllm.options import retention_of
-from kvbraid.integrations.vllm.rescheduling import RecoveringScheduler
-from kvbraid.integrations.vllm.tracked import TrackedCacheManager
+from kvbraid.integrations.vllm.recovery.rescheduling import RecoveringScheduler
+from kvbraid.integrations.vllm.recovery.tracked import TrackedCacheManager
 from kvbraid.spec import GroupSpec
 
 logger = init_logger("vllm.kvbraid.start")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvbraid.cache import BlockInfo
 from kvbraid.ids import BlockId
-from kvbraid.integrations.vllm.blocks import NULL_BLOCK_ID, Block
+from kvbraid.integrations.vllm.cache.blocks import NULL_BLOCK_ID, Block
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId
 
 if TYPE_CHECKING:

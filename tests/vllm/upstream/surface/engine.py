@@ -7,10 +7,10 @@ from typing import Any
 
 from kvbraid.cache import CacheManager, Dense, Interval
 from kvbraid.integrations.vllm import KvbraidCacheManager
-from kvbraid.integrations.vllm.coordinator import Coordinator
-from kvbraid.integrations.vllm.requests import Requests
-from kvbraid.integrations.vllm.tracked import TrackedCacheManager
-from kvbraid.integrations.vllm.work import StepWork
+from kvbraid.integrations.vllm.cache.coordinator import Coordinator
+from kvbraid.integrations.vllm.cache.requests import Requests
+from kvbraid.integrations.vllm.cache.work import StepWork
+from kvbraid.integrations.vllm.recovery.tracked import TrackedCacheManager
 from vllm.distributed.kv_events import BlockStored, KVCacheEvent
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.kv_cache_interface import (

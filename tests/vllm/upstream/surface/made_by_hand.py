@@ -7,7 +7,7 @@ belongs to that pool from then on.
 from typing import Final
 
 from kvbraid.ids import BlockId
-from kvbraid.integrations.vllm.blocks import NULL_BLOCK_ID
+from kvbraid.integrations.vllm.cache.blocks import NULL_BLOCK_ID
 
 from .blocks import PoolBlock
 from .hash_map import HashMap

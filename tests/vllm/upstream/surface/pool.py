@@ -11,9 +11,9 @@ from typing import Final
 
 from kvbraid.cache import CacheConfig, CacheManager
 from kvbraid.ids import BlockId
-from kvbraid.integrations.vllm import events
-from kvbraid.integrations.vllm.blocks import Block
-from kvbraid.integrations.vllm.blocks import BlockPool as EnginePool
+from kvbraid.integrations.vllm.cache import events
+from kvbraid.integrations.vllm.cache.blocks import Block
+from kvbraid.integrations.vllm.cache.blocks import BlockPool as EnginePool
 from kvbraid.spec import EngineDialect, GroupSpec, SpecKind, Topology
 from vllm.distributed.kv_events import MEDIUM_GPU, KVCacheEvent
 from vllm.v1.core.kv_cache_utils import (

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import overload
 
 from kvbraid.cache import CacheManager, Cursor
-from kvbraid.integrations.vllm.coordinator import GroupView
-from kvbraid.integrations.vllm.requests import Requests
+from kvbraid.integrations.vllm.cache.coordinator import GroupView
+from kvbraid.integrations.vllm.cache.requests import Requests
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId
 
 from .blocks import PoolBlock

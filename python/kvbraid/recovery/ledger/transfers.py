@@ -12,7 +12,7 @@ from typing import Final
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
 from kvbraid.loads import Failures, GroupBlock, Load, LoadReport, Offer, Target
-from kvbraid.recovery.departed import Meant
+from kvbraid.recovery.ledger.departed import Meant
 
 _NO_MORE: Final = Meant()
 

@@ -16,7 +16,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from kvbraid.integrations.vllm.recovery import RecoveryFromFailedLoads
+from kvbraid.integrations.vllm.recovery.recovery import RecoveryFromFailedLoads
 
 
 class RecoveringScheduler(Scheduler):  # type: ignore[misc] # Untyped without vLLM.

@@ -11,7 +11,7 @@ from typing import Final
 
 from kvbraid.errors import InvalidValueError, TooLargeError, shown
 from kvbraid.ids import BlockId
-from kvbraid.recovery.reading import RunFields, StateFields
+from kvbraid.recovery.document.reading import RunFields, StateFields
 from kvbraid.resume import hash_block_size
 from kvbraid.spec import SpecKind, Topology
 from kvbraid.spec_mapping import topology_from_mapping

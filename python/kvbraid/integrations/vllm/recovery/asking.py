@@ -7,8 +7,9 @@ that cannot go on from all that a load can bring. Time comes in as milliseconds.
 from collections.abc import Callable
 from typing import Any, Final
 
-from kvbraid.integrations.vllm.recovery_options import RecoveryOptions
-from kvbraid.recovery.policy import Cooldowns, Policy, RetryBudget
+from kvbraid.integrations.vllm.recovery.options import RecoveryOptions
+from kvbraid.recovery import Policy
+from kvbraid.recovery.decision.policy import Cooldowns, RetryBudget
 
 _FAILURES_IN_A_ROW: Final = 3
 

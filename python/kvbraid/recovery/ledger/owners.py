@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, Protocol
 from kvbraid.cache.tables import Places
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
-from kvbraid.recovery.plan import Action, RecoveryPlan, RequestPlan
+from kvbraid.recovery.decision.plan import Action, RecoveryPlan, RequestPlan
 
 
 class Tables(Protocol):

@@ -12,8 +12,7 @@ from typing import Any
 
 import prometheus_client
 
-from kvbraid.recovery.assessment import Ignored
-from kvbraid.recovery.plan import Action, RecoveryPlan
+from kvbraid.recovery import Action, Ignored, RecoveryPlan
 
 
 @dataclass(slots=True)

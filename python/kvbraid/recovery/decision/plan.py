@@ -10,7 +10,7 @@ from kvbraid.cache.failed_loads import Recovery
 from kvbraid.cache.tables import Refusal
 from kvbraid.ids import BlockId
 from kvbraid.loads import Record
-from kvbraid.recovery.assessment import Ignored
+from kvbraid.recovery.decision.assessment import Ignored
 
 
 class Action(StrEnum):

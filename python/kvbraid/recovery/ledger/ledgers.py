@@ -14,17 +14,17 @@ from kvbraid.cache import CacheManager, Need, Work
 from kvbraid.errors import InvalidValueError
 from kvbraid.ids import BlockId
 from kvbraid.loads import Failures, Load, LoadReport, Offer, Quarantine, Tiers
-from kvbraid.recovery.decide import decide
-from kvbraid.recovery.departed import Departed, Meant
-from kvbraid.recovery.document import State
-from kvbraid.recovery.live import LiveRun
-from kvbraid.recovery.loading import Tables, read_by_copies, targets_of
-from kvbraid.recovery.owners import Ownership
-from kvbraid.recovery.plan import Action, RecoveryPlan
-from kvbraid.recovery.policy import Cooldowns, Policy, RetryBudget
-from kvbraid.recovery.run import GivenBack, Run
-from kvbraid.recovery.snapshot import snapshot_of
-from kvbraid.recovery.transfers import Transfers
+from kvbraid.recovery.decision.decide import decide
+from kvbraid.recovery.decision.plan import Action, RecoveryPlan
+from kvbraid.recovery.decision.policy import Cooldowns, Policy, RetryBudget
+from kvbraid.recovery.decision.run import GivenBack, Run
+from kvbraid.recovery.decision.snapshot import snapshot_of
+from kvbraid.recovery.document.document import State
+from kvbraid.recovery.ledger.departed import Departed, Meant
+from kvbraid.recovery.ledger.live import LiveRun
+from kvbraid.recovery.ledger.loading import Tables, read_by_copies, targets_of
+from kvbraid.recovery.ledger.owners import Ownership
+from kvbraid.recovery.ledger.transfers import Transfers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kvbraid.ids import BlockId
-from kvbraid.recovery.contents import Content, Contents, History, block_of
-from kvbraid.recovery.open_loads import Moment, OpenLoads
-from kvbraid.recovery.plan import RecoveryPlan
-from kvbraid.recovery.run import GivenBack, Run
+from kvbraid.recovery.decision.plan import RecoveryPlan
+from kvbraid.recovery.decision.run import GivenBack, Run
+from kvbraid.recovery.ledger.contents import Content, Contents, History, block_of
+from kvbraid.recovery.ledger.open_loads import Moment, OpenLoads
 
 _NOTHING: Final = Content(0)
 _NOBODY: Final[Mapping[tuple[int, int], int]] = {}
@@ -58,7 +58,7 @@ class Past(NamedTuple):
     """What the past adds to a decision.
 
     Attributes:
-        former: As in `kvbraid.recovery.assess.assess`.
+        former: As in `kvbraid.recovery.assess`.
         ended: The runs that have ended.
         given_back: By request, what its run that goes on has given back.
     """

@@ -20,11 +20,13 @@ import msgspec
 
 from kvbraid.ids import BlockId
 from kvbraid.loads import Cause, Failures, GroupBlock, Record
-from kvbraid.recovery.checks import Checked, checked
-from kvbraid.recovery.decide import decide
-from kvbraid.recovery.plan import RecoveryPlan
-from kvbraid.recovery.policy import Policy
-from kvbraid.recovery.reading import (
+from kvbraid.recovery.decision.decide import decide
+from kvbraid.recovery.decision.plan import RecoveryPlan
+from kvbraid.recovery.decision.policy import Policy
+from kvbraid.recovery.decision.run import GivenBack, Run
+from kvbraid.recovery.decision.snapshot import HeldState, Place, RunTables, Snapshot
+from kvbraid.recovery.document.checks import Checked, checked
+from kvbraid.recovery.document.reading import (
     BusyFields,
     CauseFields,
     FailureFields,
@@ -35,8 +37,6 @@ from kvbraid.recovery.reading import (
     StateFields,
     decode,
 )
-from kvbraid.recovery.run import GivenBack, Run
-from kvbraid.recovery.snapshot import HeldState, Place, RunTables, Snapshot
 from kvbraid.spec import Topology
 
 _NUMBERS: Final = [name for name in Run._fields if name.startswith("num_")]
@@ -54,7 +54,7 @@ class State:
         busy: Blocks that a transfer may still write.
         policy: The policy at that time.
         pools: The pool of each group; empty if all share one.
-        former: As in `kvbraid.recovery.assess.assess`; only if all groups share a pool.
+        former: As in `kvbraid.recovery.assess`; only if all groups share a pool.
     """
 
     snapshot: Snapshot

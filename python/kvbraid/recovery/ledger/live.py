@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from kvbraid.ids import BlockId
 from kvbraid.loads import Load, Target
-from kvbraid.recovery.counts import PromptCounts
-from kvbraid.recovery.open_loads import BEGINNING, Moment
-from kvbraid.recovery.run import GivenBack, Run
+from kvbraid.recovery.decision.run import GivenBack, Run
+from kvbraid.recovery.ledger.counts import PromptCounts
+from kvbraid.recovery.ledger.open_loads import BEGINNING, Moment
 from kvbraid.spec import GroupSpec
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from vllm.v1.outputs import KVConnectorOutput
 
 from kvbraid.ids import BlockId
-from kvbraid.integrations.vllm.failures import LoadFailures
-from kvbraid.integrations.vllm.runs import Alive, Runs
+from kvbraid.integrations.vllm.recovery.failures import LoadFailures
+from kvbraid.integrations.vllm.recovery.runs import Alive, Runs
 from kvbraid.loads import Failures, GroupBlock
-from kvbraid.recovery.assessment import Ignored
+from kvbraid.recovery import Ignored
 
 
 @dataclass(slots=True)

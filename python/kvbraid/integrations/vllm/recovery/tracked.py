@@ -7,8 +7,8 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.request import Request
 
 from kvbraid.ids import BlockId
-from kvbraid.integrations.vllm.manager import KvbraidCacheManager
-from kvbraid.integrations.vllm.runs import Alive, Runs
+from kvbraid.integrations.vllm.cache.manager import KvbraidCacheManager
+from kvbraid.integrations.vllm.recovery.runs import Alive, Runs
 
 
 class TrackedCacheManager(KvbraidCacheManager):

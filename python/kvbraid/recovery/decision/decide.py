@@ -8,12 +8,12 @@ from kvbraid.cache import CacheManager
 from kvbraid.cache.failed_loads import Recovery
 from kvbraid.ids import BlockId
 from kvbraid.loads import Failures
-from kvbraid.recovery.assess import assess
-from kvbraid.recovery.assessment import Assessment, Verdict
-from kvbraid.recovery.plan import Action, RecoveryPlan, RequestPlan
-from kvbraid.recovery.policy import Policy
-from kvbraid.recovery.run import Run
-from kvbraid.recovery.snapshot import Snapshot
+from kvbraid.recovery.decision.assess import assess
+from kvbraid.recovery.decision.assessment import Assessment, Verdict
+from kvbraid.recovery.decision.plan import Action, RecoveryPlan, RequestPlan
+from kvbraid.recovery.decision.policy import Policy
+from kvbraid.recovery.decision.run import Run
+from kvbraid.recovery.decision.snapshot import Snapshot
 
 # Python 3.11 takes long to find a member of an enumeration, and hundreds of requests ask for one.
 _REWIND: Final = Action.REWIND

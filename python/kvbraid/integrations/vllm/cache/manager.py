@@ -26,13 +26,13 @@ from vllm.v1.request import Request, RequestStatus
 from kvbraid.cache import ByValue, CacheManager, Need
 from kvbraid.errors import UnsupportedError
 from kvbraid.ids import BlockId
-from kvbraid.integrations.vllm import events
-from kvbraid.integrations.vllm.blocks import Block, BlockPool, Blocks
-from kvbraid.integrations.vllm.convert import EngineSettings, cache_config
-from kvbraid.integrations.vllm.coordinator import Coordinator
-from kvbraid.integrations.vllm.requests import Requests
-from kvbraid.integrations.vllm.sinks import reset_beside, sink_blocks
-from kvbraid.integrations.vllm.work import StepWork
+from kvbraid.integrations.vllm.cache import events
+from kvbraid.integrations.vllm.cache.blocks import Block, BlockPool, Blocks
+from kvbraid.integrations.vllm.cache.convert import EngineSettings, cache_config
+from kvbraid.integrations.vllm.cache.coordinator import Coordinator
+from kvbraid.integrations.vllm.cache.requests import Requests
+from kvbraid.integrations.vllm.cache.sinks import reset_beside, sink_blocks
+from kvbraid.integrations.vllm.cache.work import StepWork
 
 _WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from kvbraid.cache import CacheManager, Work
 from kvbraid.ids import BlockId
-from kvbraid.integrations.vllm.requests import Requests
+from kvbraid.integrations.vllm.cache.requests import Requests
 
 T = TypeVar("T")
 

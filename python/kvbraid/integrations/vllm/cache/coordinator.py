@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
 
 from kvbraid.cache import CacheManager, Need
-from kvbraid.integrations.vllm.blocks import Block, BlockPool
-from kvbraid.integrations.vllm.requests import Requests
+from kvbraid.integrations.vllm.cache.blocks import Block, BlockPool
+from kvbraid.integrations.vllm.cache.requests import Requests
 
 
 class GroupView:

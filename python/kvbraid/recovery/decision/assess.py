@@ -21,9 +21,9 @@ from kvbraid.cache.counts import check_counts
 from kvbraid.cache.tables import Refusal, Why
 from kvbraid.ids import BlockId
 from kvbraid.loads import Failures
-from kvbraid.recovery.assessment import Assessment, Ignored, Verdict
-from kvbraid.recovery.run import Run
-from kvbraid.recovery.snapshot import Snapshot
+from kvbraid.recovery.decision.assessment import Assessment, Ignored, Verdict
+from kvbraid.recovery.decision.run import Run
+from kvbraid.recovery.decision.snapshot import Snapshot
 
 # The fields of a verdict in their order. What it waits for is an index.
 _VerdictTuple: TypeAlias = tuple[

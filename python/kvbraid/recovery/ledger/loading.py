@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from kvbraid.cache.tables import RequestTables
 from kvbraid.ids import BlockId
 from kvbraid.loads import Target
-from kvbraid.recovery.run import GivenBack
+from kvbraid.recovery.decision.run import GivenBack
 from kvbraid.resume import first_read
 from kvbraid.spec import GroupSpec, SpecKind
 

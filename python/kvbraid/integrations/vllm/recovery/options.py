@@ -9,7 +9,7 @@ import msgspec
 from vllm.config import KVTransferConfig
 
 from kvbraid.errors import InvalidValueError
-from kvbraid.recovery.policy import Policy
+from kvbraid.recovery import Policy
 
 KEY: Final = "kvbraid_recovery"
 

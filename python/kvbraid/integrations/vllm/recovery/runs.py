@@ -13,11 +13,10 @@ from vllm.v1.request import Request
 
 from kvbraid.cache import CacheManager
 from kvbraid.ids import BlockId
-from kvbraid.recovery.departed import Departed, Past
-from kvbraid.recovery.loading import read_by_copies, targets_of
-from kvbraid.recovery.open_loads import BEGINNING, Moment
-from kvbraid.recovery.plan import RecoveryPlan
-from kvbraid.recovery.run import GivenBack, Run
+from kvbraid.recovery import GivenBack, RecoveryPlan, Run
+from kvbraid.recovery.ledger.departed import Departed, Past
+from kvbraid.recovery.ledger.loading import read_by_copies, targets_of
+from kvbraid.recovery.ledger.open_loads import BEGINNING, Moment
 from kvbraid.spec import GroupSpec, SpecKind
 
 _PASSING: Final = frozenset(

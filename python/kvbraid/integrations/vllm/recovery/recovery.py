@@ -19,20 +19,17 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from kvbraid.ids import BlockId
-from kvbraid.integrations.vllm.asking import Asking
-from kvbraid.integrations.vllm.recovery_counts import RecoveryCounts
-from kvbraid.integrations.vllm.recovery_options import recovery_options
-from kvbraid.integrations.vllm.reports import Reports
-from kvbraid.integrations.vllm.runs import Alive, Runs
-from kvbraid.integrations.vllm.tracked import TrackedCacheManager
+from kvbraid.integrations.vllm.recovery.asking import Asking
+from kvbraid.integrations.vllm.recovery.counts import RecoveryCounts
+from kvbraid.integrations.vllm.recovery.options import recovery_options
+from kvbraid.integrations.vllm.recovery.reports import Reports
+from kvbraid.integrations.vllm.recovery.runs import Alive, Runs
+from kvbraid.integrations.vllm.recovery.tracked import TrackedCacheManager
 from kvbraid.loads import Failures, GroupBlock
-from kvbraid.recovery.counts import PromptCounts
-from kvbraid.recovery.decide import decide
-from kvbraid.recovery.loading import can_compute, useful_end
-from kvbraid.recovery.owners import HandedOn, Ownership
-from kvbraid.recovery.plan import Action, RecoveryPlan
-from kvbraid.recovery.policy import Policy
-from kvbraid.recovery.run import GivenBack
+from kvbraid.recovery import Action, GivenBack, Policy, RecoveryPlan, decide
+from kvbraid.recovery.ledger.counts import PromptCounts
+from kvbraid.recovery.ledger.loading import can_compute, useful_end
+from kvbraid.recovery.ledger.owners import HandedOn, Ownership
 from kvbraid.spec import SpecKind
 
 logger = init_logger("vllm.kvbraid.recovery")

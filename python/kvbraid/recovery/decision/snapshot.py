@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from kvbraid.cache import BlockInfo, CacheManager
 from kvbraid.ids import BlockId
-from kvbraid.recovery.run import Run
+from kvbraid.recovery.decision.run import Run
 from kvbraid.spec import SpecKind, Topology
 
 

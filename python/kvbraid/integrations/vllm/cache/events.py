@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request
 
 from kvbraid.cache import Events
-from kvbraid.integrations.vllm.coordinator import GroupView
+from kvbraid.integrations.vllm.cache.coordinator import GroupView
 
 _DECODER: Final = msgspec.msgpack.Decoder(KVEventBatch)
 
